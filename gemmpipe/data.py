@@ -1,0 +1,189 @@
+"""The nouns: problems, candidates, builds, trials, and the device they belong to."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+Scalar = str | int | float | bool | None
+Knobs = Mapping[str, Scalar]
+
+
+class Status(StrEnum):
+    """How a trial ended; `time_us` is set exactly when something was timed."""
+
+    OK = "ok"
+    DROPPED = "dropped"  # outrun before the end: its times stand, it was not timed in full
+    UNFIT = "unfit"
+    COMPILE_ERROR = "compile_error"
+    LAUNCH_ERROR = "launch_error"
+    WRONG = "wrong"
+    TIMEOUT = "timeout"
+    DIED = "died"
+
+
+def digest(value: object) -> str:
+    """12 hex digits of the canonical JSON of `value` (sorted keys, no blanks)."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """One thing to tune: a family and the values of its key columns, in the family's order."""
+
+    family: str
+    key: tuple[tuple[str, Scalar], ...]
+    weight: float = 1.0
+    """How often the workload makes this call."""
+    layer: str = ""
+
+    def __getitem__(self, column: str) -> Scalar:
+        return dict(self.key)[column]
+
+    @property
+    def id(self) -> str:
+        """Readable and unique within a run: `a16w16 M=1 N=1280 K=8192 ...`."""
+        return f"{self.family} " + " ".join(f"{name}={value}" for name, value in self.key)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """One way to compute: a backend (`libtype`) and its normalised knobs."""
+
+    backend: str
+    items: tuple[tuple[str, Scalar], ...]
+
+    @classmethod
+    def of(cls, backend: str, knobs: Knobs) -> "Candidate":
+        """The candidate with these knobs, in canonical (sorted) order."""
+        return cls(backend=backend, items=tuple(sorted(knobs.items())))
+
+    @property
+    def knobs(self) -> dict[str, Scalar]:
+        """The knobs as a new dict."""
+        return dict(self.items)
+
+    @property
+    def id(self) -> str:
+        """12 hex digits of backend and knobs; the same on every machine and version."""
+        return digest([self.backend, dict(self.items)])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Build:
+    """One kernel to compile; serves every problem that needs the same types, constants and alignment.
+
+    `kernel` is `module:attribute` of the JIT function. `signature` maps each parameter to a Triton type
+    (`*fp8e4nv`, `fp32`, `i32`, `constexpr`), `constants` each constexpr to its value, `aligned` names the
+    parameters known to be divisible by 16, `options` are `num_warps`, `num_stages` and the vendor's.
+    """
+
+    kernel: str
+    source_hash: str
+    signature: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[str, Scalar], ...]
+    aligned: tuple[str, ...]
+    options: tuple[tuple[str, Scalar], ...]
+
+    @property
+    def id(self) -> str:
+        """12 hex digits of everything that decides the binary but the target and the compiler's version."""
+        return digest([self.kernel, self.source_hash, self.signature, self.constants, self.aligned, self.options])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuildFacts:
+    """What compiling a build gave; None where this compiler does not say."""
+
+    compile_s: float
+    shared_bytes: int | None
+    registers: int | None
+    spills: int | None
+    error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """A device, or an architecture to compile for; limits in bytes, per block where the hardware says so."""
+
+    kind: str
+    """`cuda`, `hip` or `cpu`."""
+    index: int
+    name: str
+    gfx: str
+    """`sm_90`, `gfx942`, `cpu_avx2` ..."""
+    cu_num: int
+    """Compute units, SMs or cores."""
+    shared_bytes: int
+    """The most shared memory (LDS) that one block may ask for."""
+    cache_bytes: int
+    """The last-level cache; operands rotate over several times this much."""
+    warp_size: int
+    uuid: str = ""
+
+    @property
+    def vendor(self) -> str:
+        """`nvidia`, `amd` or `cpu`."""
+        return {"cuda": "nvidia", "hip": "amd"}.get(self.kind, "cpu")
+
+    @property
+    def torch_name(self) -> str:
+        """What torch calls it: `cuda:0` (also on AMD) or `cpu`."""
+        return "cpu" if self.kind == "cpu" else f"cuda:{self.index}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """One attempt on one candidate of one problem at one stage.
+
+    `samples_us` are the raw times in the order taken; in the finals sample i of every candidate belongs to round i.
+    """
+
+    stage: str
+    problem: str
+    candidate: Candidate
+    status: Status
+    launches: int = 0
+    samples_us: tuple[float, ...] = ()
+    err_ratio: float | None = None
+    extra_weight_bytes: int = 0
+    error: str = ""
+
+    @property
+    def time_us(self) -> float | None:
+        """The median sample, or None where nothing was timed."""
+        return median(self.samples_us) if self.samples_us else None
+
+
+def median(values: Iterable[float]) -> float:
+    """The middle value, or the mean of the two middle ones."""
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bucket:
+    """A range of M for which a format stores one candidate of one (N, K).
+
+    `low` < M <= `high` (None: no limit); `must` are knob values a candidate needs to be stored there, and
+    `backends` the ones a format can express (empty: any).
+    """
+
+    format: str
+    name: str
+    low: int
+    high: int | None
+    must: tuple[tuple[str, Scalar], ...] = ()
+    backends: tuple[str, ...] = ()
+
+    def holds(self, m: int) -> bool:
+        """Whether this M belongs here."""
+        return m > self.low and (self.high is None or m <= self.high)
+
+    def admits(self, candidate: Candidate) -> bool:
+        """Whether the format can store this candidate here."""
+        knobs = candidate.knobs
+        return (not self.backends or candidate.backend in self.backends) and all(knobs.get(k) == v for k, v in self.must)

@@ -1,0 +1,37 @@
+"""Everything gemmpipe raises on purpose.
+
+GemmpipeError
+├── UserError          the user's mistake (exit code 2)
+└── EnvironmentProblem no device, disk full, read-only folder (exit code 3)
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class GemmpipeError(Exception):
+    """Base of all errors raised on purpose; the message is one line."""
+
+    exit_code = 1
+
+
+class UserError(GemmpipeError):
+    """The user's mistake: the message names where, what was expected and the nearest known name."""
+
+    exit_code = 2
+
+
+class EnvironmentProblem(GemmpipeError):
+    """The machine cannot do it: no device, no space left, no permission."""
+
+    exit_code = 3
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A clause that names the nearest known words, or lists them: "; did you mean 'x'?"."""
+    names = sorted(set(known))
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean '{close[0]}'?"
+    shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+    return f"; known: {shown}" if names else ""

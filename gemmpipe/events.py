@@ -1,0 +1,31 @@
+"""What happens during a run, told to whoever listens; only the command line prints."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    """Something that happened.
+
+    `kind` is one of `stage` (a stage began; `total` units of work ahead), `progress` (`done` of `total`),
+    `line` (a line for the user), `detail` (a line for `verbose=true`), `warning`.
+    """
+
+    kind: str
+    text: str = ""
+    done: int = 0
+    total: int = 0
+
+
+@dataclass
+class Events:
+    """A list of listeners; emitting to none is fine."""
+
+    listeners: list[Callable[[Event], None]] = field(default_factory=list)
+
+    def emit(self, kind: str, text: str = "", *, done: int = 0, total: int = 0) -> None:
+        """Tell every listener."""
+        event = Event(kind=kind, text=text, done=done, total=total)
+        for listener in self.listeners:
+            listener(event)

@@ -1,0 +1,191 @@
+"""What a kernel family declares, and what every implementation of a product promises."""
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gemmpipe.data import Build, Device, Knobs, Problem, Scalar
+from gemmpipe.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    import torch
+
+    from gemmpipe.space import Space
+
+Launch = Callable[[], "torch.Tensor"]
+"""Computes the product once and returns the output [M, N]; asynchronous on a GPU, safe to capture in a graph."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scaling:
+    """How one operand is scaled: `tensor` (one fp32), `row` (one a row of x or w), `block` (one a `block` tile)."""
+
+    granularity: str
+    block: tuple[int, int] = (0, 0)
+    """(rows, columns along K) of a tile; rows are M for x and N for w."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GemmSpec:
+    """out[M, N] = (x[M, K] * x_scale) @ (w[N, K] * w_scale)^T + bias[N]; backends decide by this alone.
+
+    dtypes are torch's names without `torch.` (`bfloat16`, `float8_e4m3fn`).
+    """
+
+    m: int
+    n: int
+    k: int
+    x_dtype: str
+    w_dtype: str
+    out_dtype: str
+    x_scale: Scaling | None = None
+    w_scale: Scaling | None = None
+    w_layout: str = "nk"
+    """`nk` (row-major [N, K]) or the name of a pre-shuffled layout."""
+    bias: bool = False
+    batch: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Weights:
+    """The weight side of a problem: `w` [N, K], `w_scale` as the spec says, `bias` [N] or None."""
+
+    w: "torch.Tensor"
+    w_scale: "torch.Tensor | None" = None
+    bias: "torch.Tensor | None" = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Inputs:
+    """The activation side: `x` [M, K] and `x_scale` row-major [M, ceil(K/128)], [M, 1], [1] or None.
+
+    `x_scale_t` holds the same block scales stored M-major (shape [M, ceil(K/128)], stride (1, M)). The quantiser
+    that makes the scales writes either layout at the same cost, so a candidate takes the one it wants.
+    """
+
+    x: "torch.Tensor"
+    x_scale: "torch.Tensor | None" = None
+    x_scale_t: "torch.Tensor | None" = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Prepared:
+    """What a candidate made of the weights, once; `extra_bytes` is the memory it costs beside them."""
+
+    weights: Weights
+    extra: object = None
+    extra_bytes: int = 0
+
+
+class Implementation(ABC):
+    """A provider of candidates for every product it can compute; stateless, picklable, cheap to construct."""
+
+    label: str
+    """The `libtype` of its candidates."""
+
+    def unavailable(self, device: Device) -> str | None:
+        """Why it cannot run on this machine, or None."""
+        return None
+
+    @abstractmethod
+    def points(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
+        """Every raw configuration, before normalising and fitting."""
+
+    def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
+        """The configuration that would really run: what is stored is what ran."""
+        return knobs
+
+    @abstractmethod
+    def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        """`rule: detail` of the first rule that the normalised knobs break, or None when they fit."""
+
+    def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
+        """What must be compiled before it can run."""
+        return ()
+
+    def kernel_name(self, knobs: Knobs) -> str:
+        """A name for reports and tables, with `@` and the kernel's hash where there is source."""
+        return self.label
+
+    def prepare(self, spec: GemmSpec, weights: Weights, knobs: Knobs) -> Prepared:
+        """Weight-side work, done once a weight and never timed."""
+        return Prepared(weights=weights)
+
+    @abstractmethod
+    def bind(
+        self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
+    ) -> Launch:
+        """A call without arguments that computes the product, into `out` [M, N] where it can choose."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelDefaults:
+    """The user's `kernel.*` words that fill key columns a source does not give; None is the family's own."""
+
+    dtype: str | None
+    out_dtype: str | None
+    bias: bool | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeyColumn:
+    """A key column: `kind` is `int`, `bool`, `dtype` or `str`; `default` fills a source without it (None: required)."""
+
+    name: str
+    kind: str
+    default: Scalar = None
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """A kernel family: how its problems are named, made, checked and computed."""
+
+    name: str
+    key_columns: tuple[KeyColumn, ...]
+    csv_name: str
+    """File name of its native tuned table."""
+    json_tag: str
+    """`A16W16`, `A8W8_BLOCKSCALE`: in Triton JSON file names."""
+    entry_point: str
+    """The run-time function, `gemm_a16w16`."""
+    key_defaults: Callable[[KernelDefaults, str], Mapping[str, Scalar]]
+    """(kernel words, gfx) -> values for key columns that a source leaves open. Raises UserError."""
+    spec: Callable[[Problem], GemmSpec]
+    """Raises UserError when the key's values contradict each other."""
+    make_weights: Callable[[GemmSpec, "torch.Generator"], Weights]
+    """Signed random weights on the generator's device."""
+    make_inputs: Callable[[GemmSpec, "torch.Generator"], Inputs]
+    reference: Callable[[GemmSpec, Inputs, Weights], "torch.Tensor"]
+    """The product in fp32 [M, N]; rows [0, x.shape[0]) of whatever inputs are given."""
+    tolerance: Callable[[GemmSpec], tuple[float, float]]
+    """(atol as a share of the row's RMS, rtol): justified in the family's own words."""
+    flops: Callable[[GemmSpec], float]
+    bytes_moved: Callable[[GemmSpec], float]
+    baseline: tuple[str, ...]
+    """Labels of the library paths; the fastest fit one is the baseline."""
+    implementations: tuple[Implementation, ...]
+    lm_head: bool = False
+    """Whether engines run a model's lm_head through this family (they leave it in 16 bits)."""
+
+
+def load_family(name: str) -> Family:
+    """The family `gemmpipe.kernels.<name>`, or of a module on the path when the name has a dot or is a user's.
+
+    Raises UserError when there is none.
+    """
+    from gemmpipe.paths import PACKAGE
+
+    shipped = sorted(p.parent.name for p in (PACKAGE / "kernels").glob("*/__init__.py"))
+    module = f"gemmpipe.kernels.{name}" if name in shipped else name
+    try:
+        family = importlib.import_module(module).FAMILY
+    except ModuleNotFoundError as error:
+        if error.name != module.split(".")[0] and error.name != module:
+            raise
+        raise UserError(f"kernel.family: no family '{name}'{nearest(name, shipped)}") from None
+    if not isinstance(family, Family):
+        raise UserError(f"kernel.family: {module}.FAMILY is {type(family).__name__}, expected a gemmpipe Family")
+    return family

@@ -1,0 +1,50 @@
+"""Where things lie: the shipped configuration, the shipped tables, the user's data folder, atomic writes."""
+
+import os
+import tempfile
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent
+CHECKOUT = PACKAGE.parent if (PACKAGE.parent / "pyproject.toml").is_file() else None
+
+
+def shipped(folder: str) -> Path:
+    """A shipped folder (`conf`, `pipelines`): the checkout's when run from one, else the copy in the wheel."""
+    return (CHECKOUT or PACKAGE) / folder
+
+
+def shipped_tables() -> Path:
+    """The folder of shipped tuned tables, the last layer of look-up."""
+    return CHECKOUT / "outputs" / "tuned" if CHECKOUT else PACKAGE / "tuned"
+
+
+def user_tables() -> Path:
+    """The user's data folder for tuned tables (XDG base directory specification)."""
+    base = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
+    return Path(base) / "gemmpipe" / "tuned"
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write `text` to `path` so that a reader sees the old or the new file, never half of one.
+
+    Raises OSError (disk full, read-only) with the old file untouched.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask()
+        os.chmod(name, mode)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

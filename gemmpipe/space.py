@@ -1,0 +1,86 @@
+"""A search space: axes of knob values, and entries that replace axes where they match."""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from gemmpipe.data import Scalar
+from gemmpipe.errors import UserError
+
+Facts = Mapping[str, Scalar]
+"""What an entry can ask about besides axes: `arch` (`sm_90`), `vendor`, `M`, `N`, `K`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """Axes at the top; each `when` entry replaces axes for the points that match it.
+
+    In an entry a scalar is a condition and a list is a replacement. Conditions compare a fact or an axis: equal,
+    a glob (`arch: "gfx*"`), or a bound (`M: "<=64"`). Later entries win over earlier ones. An axis named in
+    `pinned` (given on the command line) is never replaced.
+    """
+
+    axes: Mapping[str, tuple[Scalar, ...]]
+    when: tuple[Mapping[str, Scalar | tuple[Scalar, ...]], ...]
+    pinned: tuple[str, ...]
+
+    def points(self, facts: Facts) -> Iterator[dict[str, Scalar]]:
+        """Every point of the space for one problem on one device, each once, in the order of the axes."""
+        seen: set[tuple[Scalar, ...]] = set()
+        for axes in self._variants(facts):
+            names = tuple(axes)
+            for values in itertools.product(*axes.values()):
+                point = dict(zip(names, values, strict=True))
+                if not self._belongs(point, axes, facts):
+                    continue
+                mark = tuple(point[name] for name in self.axes)
+                if mark not in seen:
+                    seen.add(mark)
+                    yield point
+
+    def _variants(self, facts: Facts) -> Iterator[dict[str, tuple[Scalar, ...]]]:
+        """The axes once for every way in which entries that look at axes can match."""
+        asked = [name for name in self.axes if any(name in e and not _is_list(e[name]) for e in self.when)]
+        base = self._replaced(dict(self.axes), facts, {})
+        for values in itertools.product(*(base[name] for name in asked)):
+            fixed = dict(zip(asked, values, strict=True))
+            axes = self._replaced(dict(self.axes), facts, fixed)
+            yield {**axes, **{name: (value,) for name, value in fixed.items()}}
+
+    def _replaced(
+        self, axes: dict[str, tuple[Scalar, ...]], facts: Facts, fixed: Mapping[str, Scalar]
+    ) -> dict[str, tuple[Scalar, ...]]:
+        for entry in self.when:
+            conditions = {k: v for k, v in entry.items() if not _is_list(v)}
+            known = {**facts, **fixed}
+            if all(k in known and matches(known[k], v) for k, v in conditions.items()):
+                for name, values in entry.items():
+                    if isinstance(values, tuple) and name not in self.pinned:
+                        axes[name] = values
+        return axes
+
+    def _belongs(self, point: Mapping[str, Scalar], axes: Mapping[str, tuple[Scalar, ...]], facts: Facts) -> bool:
+        return all(value in axes[name] for name, value in point.items())
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, tuple)
+
+
+def matches(value: Scalar, condition: Scalar | tuple[Scalar, ...]) -> bool:
+    """Whether a fact meets a condition: equality, a glob for text, or a bound such as `<=64`.
+
+    Raises UserError for a bound that is no number.
+    """
+    if isinstance(condition, str) and condition[:1] in "<>" and condition:
+        sign = condition[:2] if condition[1:2] == "=" else condition[:1]
+        try:
+            bound = float(condition[len(sign) :])
+            number = float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            raise UserError(f"space.when: condition '{condition}' needs a number, as in '<=64'") from None
+        return {"<": number < bound, "<=": number <= bound, ">": number > bound, ">=": number >= bound}[sign]
+    if isinstance(condition, str) and isinstance(value, str):
+        return fnmatchcase(value, condition)
+    return value == condition

@@ -1,0 +1,70 @@
+"""The tables between stages: their columns, declared once."""
+
+PROBLEMS = ("problem", "weight", "layer")
+"""Plus the family's key columns."""
+
+SHORTLIST = ("problem", "candidate", "libtype", "config", "role", "status", "us", "reason")
+"""`role`: `baseline`, `incumbent` or empty; `us` the screening time or missing."""
+
+TRIALS = (
+    "problem",
+    "candidate",
+    "libtype",
+    "config",
+    "kernelName",
+    "stage",
+    "status",
+    "us",
+    "p20_us",
+    "p80_us",
+    "launches",
+    "samples_us",
+    "err_ratio",
+    "extra_weight_bytes",
+    "error",
+)
+"""Every candidate's last trial at its furthest stage; `samples_us` is a tuple, sample i belongs to round i in bench."""
+
+RESULT = (
+    "libtype",
+    "solidx",
+    "splitK",
+    "us",
+    "kernelName",
+    "err_ratio",
+    "tflops",
+    "bw",
+    "config",
+    "baseline_us",
+    "p20_us",
+    "p80_us",
+    "ratio_low",
+    "ratio_high",
+    "near_ties",
+    "policy",
+    "run_id",
+)
+"""The result columns of a native tuned table, after `gfx, cu_num` and the family's key."""
+
+SELECTIONS = (
+    "problem",
+    "format",
+    "bucket",
+    "bucket_low",
+    "bucket_high",
+    "gfx",
+    "cu_num",
+    *RESULT,
+    "candidate",
+    "baseline",
+    "ratio",
+    "incumbent_us",
+    "runner_up",
+    "runner_up_us",
+    "extra_weight_bytes",
+    "weight",
+    "layer",
+    "reason",
+)
+"""Plus the family's key columns. `format` and `bucket` are empty for a problem's own selection; for a bucket's,
+M is missing and `us` is the call-weighted sum over the bucket's Ms. `ratio` is selected over baseline, paired."""

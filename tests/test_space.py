@@ -1,0 +1,41 @@
+"""Spaces: products, conditions, replacements, pinned axes."""
+
+import pytest
+
+from gemmpipe.errors import UserError
+from gemmpipe.space import Space, matches
+
+
+def space(axes, when=(), pinned=()):
+    return Space(axes=axes, when=tuple(when), pinned=pinned)
+
+
+def test_points_are_the_product_of_the_axes():
+    assert len(list(space({"a": (1, 2), "b": (3, 4, 5)}).points({}))) == 6
+
+
+def test_a_fact_replaces_an_axis():
+    s = space({"a": (1, 2), "b": (3,)}, [{"M": "<=64", "b": (3, 4)}])
+    assert len(list(s.points({"M": 64}))) == 4
+    assert len(list(s.points({"M": 65}))) == 2
+
+
+def test_an_axis_value_replaces_another_axis_for_its_points_only():
+    s = space({"kind": ("plain", "pingpong"), "warps": (4, 8)}, [{"kind": "pingpong", "warps": (8,)}])
+    assert list(s.points({})) == [
+        {"kind": "plain", "warps": 4},
+        {"kind": "plain", "warps": 8},
+        {"kind": "pingpong", "warps": 8},
+    ]
+
+
+def test_a_pinned_axis_is_never_replaced():
+    s = space({"a": (7,)}, [{"arch": "gfx*", "a": (1, 2)}], pinned=("a",))
+    assert list(s.points({"arch": "gfx942"})) == [{"a": 7}]
+
+
+def test_globs_and_bounds():
+    assert matches("gfx942", "gfx*") and not matches("sm_90", "gfx*")
+    assert matches(65, ">64") and not matches(64, ">64")
+    with pytest.raises(UserError, match="needs a number"):
+        matches(3, "<=many")
