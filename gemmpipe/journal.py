@@ -1,0 +1,180 @@
+"""trials.jsonl: the append-only truth of a run; everything else is derived from it."""
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from gemmpipe.data import Candidate, Scalar, Status, Trial
+from gemmpipe.errors import EnvironmentProblem
+
+NAME = "trials.jsonl"
+_SYNC_EVERY_S = 1.0
+
+
+class Journal:
+    """The writer: one line a row, flushed a row, fsynced about once a second. Only the driver has one."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open `folder`/trials.jsonl for appending; a line cut off by a kill is ended so that it spoils no other.
+
+        Raises EnvironmentProblem when the folder cannot be written.
+        """
+        self.path = folder / NAME
+        self._known: set[str] = set()
+        self._synced = time.monotonic()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            torn = self.path.exists() and not _ends_whole(self.path)
+            self._file: IO[str] = self.path.open("a", encoding="utf-8")
+            if torn:
+                self._file.write("\n")
+        except OSError as error:
+            raise EnvironmentProblem(f"{self.path}: cannot write the journal: {error.strerror}") from None
+
+    def write(self, row: str, **values: object) -> None:
+        """Append one row of the kind `row`. Raises EnvironmentProblem when the disk is full."""
+        try:
+            self._file.write(json.dumps({"row": row, **values}, separators=(",", ":")) + "\n")
+            self._file.flush()
+            if time.monotonic() - self._synced > _SYNC_EVERY_S:
+                self.sync()
+        except OSError as error:
+            raise EnvironmentProblem(f"{self.path}: cannot write the journal: {error.strerror}; resume=last") from None
+
+    def launch(self, stage: str, problem: str, candidates: list[Candidate]) -> None:
+        """Before the first launch of these candidates in a worker."""
+        for candidate in candidates:
+            self._introduce(candidate)
+        self.write("launch", stage=stage, problem=problem, candidates=[c.id for c in candidates])
+
+    def trial(self, trial: Trial) -> None:
+        """After a candidate's attempt, however it ended."""
+        self._introduce(trial.candidate)
+        row: dict[str, object] = {
+            "stage": trial.stage,
+            "problem": trial.problem,
+            "candidate": trial.candidate.id,
+            "status": str(trial.status),
+            "launches": trial.launches,
+            "samples_us": [round(s, 3) for s in trial.samples_us],
+        }
+        if trial.err_ratio is not None:
+            row["err_ratio"] = trial.err_ratio
+        if trial.extra_weight_bytes:
+            row["extra_weight_bytes"] = trial.extra_weight_bytes
+        if trial.error:
+            row["error"] = trial.error
+        self.write("trial", **row)
+
+    def _introduce(self, candidate: Candidate) -> None:
+        if candidate.id not in self._known:
+            self._known.add(candidate.id)
+            self.write("candidate", id=candidate.id, backend=candidate.backend, knobs=candidate.knobs)
+
+    def sync(self) -> None:
+        """Put everything written so far on the disk."""
+        os.fsync(self._file.fileno())
+        self._synced = time.monotonic()
+
+    def close(self) -> None:
+        """Sync and close; closing twice is fine."""
+        if not self._file.closed:
+            self._file.flush()
+            self.sync()
+            self._file.close()
+
+
+def _ends_whole(path: Path) -> bool:
+    with path.open("rb") as stream:
+        if stream.seek(0, os.SEEK_END) == 0:
+            return True
+        stream.seek(-1, os.SEEK_END)
+        return stream.read(1) == b"\n"
+
+
+@dataclass(kw_only=True)
+class Record:
+    """A journal read back: the last trial of each (stage, problem, candidate, launches), and finished finals."""
+
+    sessions: list[Mapping[str, object]] = field(default_factory=list)
+    problems: list[Mapping[str, object]] = field(default_factory=list)
+    trials: dict[tuple[str, str, str, int], Trial] = field(default_factory=dict)
+    finished: set[tuple[str, str]] = field(default_factory=set)
+    """(stage, problem) whose `done` row stands."""
+    skipped: list[int] = field(default_factory=list)
+    """Numbers of lines that could not be read."""
+
+    def find(self, stage: str, problem: str, candidate: Candidate, launches: int) -> Trial | None:
+        """The finished trial of exactly this request, or the failure that ended this candidate's attempts."""
+        found = self.trials.get((stage, problem, candidate.id, launches))
+        return found or self.trials.get((stage, problem, candidate.id, 0))
+
+    def of(self, stage: str, problem: str) -> list[Trial]:
+        """All trials of one problem at one stage, in the order written."""
+        return [t for (s, p, _, _), t in self.trials.items() if s == stage and p == problem]
+
+
+def read(folder: Path) -> Record:
+    """Read `folder`/trials.jsonl; lines that are no JSON, or not ours, are skipped and counted."""
+    record = Record()
+    candidates: dict[str, Candidate] = {}
+    for number, row in _rows(folder / NAME, record.skipped):
+        try:
+            _take(row, record, candidates)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            record.skipped.append(number)
+    return record
+
+
+def _rows(path: Path, skipped: list[int]) -> Iterator[tuple[int, dict[str, object]]]:
+    if not path.exists():
+        return
+    with path.open("rb") as stream:
+        for number, line in enumerate(stream, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError:
+                skipped.append(number)
+                continue
+            if isinstance(row, dict):
+                yield number, row
+            else:
+                skipped.append(number)
+
+
+def _take(row: dict[str, object], record: Record, candidates: dict[str, Candidate]) -> None:
+    match row["row"]:
+        case "session":
+            record.sessions.append(row)
+        case "problem":
+            record.problems.append(row)
+        case "candidate":
+            knobs: Mapping[str, Scalar] = row["knobs"]  # type: ignore[assignment]
+            candidates[str(row["id"])] = Candidate.of(str(row["backend"]), knobs)
+        case "done":
+            record.finished.add((str(row["stage"]), str(row["problem"])))
+        case "trial":
+            trial = _trial(row, candidates[str(row["candidate"])])
+            record.trials[trial.stage, trial.problem, trial.candidate.id, trial.launches] = trial
+
+
+def _trial(row: dict[str, object], candidate: Candidate) -> Trial:
+    samples: list[float] = row["samples_us"]  # type: ignore[assignment]
+    err_ratio: float | None = row.get("err_ratio")  # type: ignore[assignment]
+    return Trial(
+        stage=str(row["stage"]),
+        problem=str(row["problem"]),
+        candidate=candidate,
+        status=Status(str(row["status"])),
+        launches=int(row["launches"]),  # type: ignore[call-overload]
+        samples_us=tuple(float(s) for s in samples),
+        err_ratio=err_ratio,
+        extra_weight_bytes=int(row.get("extra_weight_bytes", 0)),  # type: ignore[call-overload]
+        error=str(row.get("error", "")),
+    )

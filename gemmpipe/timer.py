@@ -1,0 +1,130 @@
+"""How launches are timed: one clock for GPUs, one for the CPU, the same questions to both."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+from gemmpipe.data import Device
+
+
+Call = Callable[[], object]
+Replay = Callable[[], float]
+"""Runs a fixed series of launches once and returns the microseconds of one launch."""
+
+_SLEEP_CYCLES_PER_LAUNCH = 60_000  # about 30 us at 1.98 GHz: longer than the host needs to queue a launch (17.6 us)
+_REPLAY_US = 200.0  # a replay shorter than this would measure the clock's own overhead (about 2 us)
+_MOST_LAUNCHES = 32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timer:
+    """How much timing a stage spends on a candidate; never more than `budget_ms`, but always three samples."""
+
+    warmup: int
+    iters: int
+    """Launches wanted in all."""
+    rounds: int
+    """The fewest interleaved rounds; each round gives one sample of every candidate."""
+    budget_ms: float
+
+    def rounds_for(self, time_us: float, launches: int) -> int:
+        """Rounds for a candidate of this time whose samples are `launches` launches each."""
+        wanted = max(self.rounds, -(-self.iters // launches))
+        affordable = int(self.budget_ms * 1000 / max(time_us * launches, 1e-3))
+        return max(3, min(wanted, affordable))
+
+
+class Clock(ABC):
+    """Times launches on one device."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait until the device has done everything asked so far; raises what a launch raised late."""
+
+    @abstractmethod
+    def sequence(self, launches: Sequence[Call]) -> list[float]:
+        """Launch each once, in order and back to back; microseconds of each."""
+
+    @abstractmethod
+    def replay(self, launches: Sequence[Call]) -> Replay:
+        """A replay of these launches; captured once on a GPU, so that the host's time does not count."""
+
+    def launches_per_sample(self, time_us: float, sets: int) -> int:
+        """How many launches one sample takes: long enough to time, and all operand sets so that the cache is cold."""
+        wanted = min(_MOST_LAUNCHES, max(sets, int(_REPLAY_US / max(time_us, 1.0)) + 1))
+        return -(-wanted // sets) * sets
+
+
+class CpuClock(Clock):
+    """perf_counter around each launch."""
+
+    def synchronize(self) -> None:
+        """Nothing runs behind our back on a CPU."""
+
+    def sequence(self, launches: Sequence[Call]) -> list[float]:
+        times = []
+        for launch in launches:
+            start = time.perf_counter_ns()
+            launch()
+            times.append((time.perf_counter_ns() - start) / 1e3)
+        return times
+
+    def replay(self, launches: Sequence[Call]) -> Replay:
+        def once() -> float:
+            start = time.perf_counter_ns()
+            for launch in launches:
+                launch()
+            return (time.perf_counter_ns() - start) / 1e3 / len(launches)
+
+        return once
+
+    def launches_per_sample(self, time_us: float, sets: int) -> int:
+        return 1 if time_us * sets > _REPLAY_US else super().launches_per_sample(time_us, sets)
+
+
+class GpuClock(Clock):
+    """Device events; a sleep in front lets the host run ahead, so that the device never waits inside a measurement."""
+
+    def __init__(self, device: Device) -> None:
+        import torch
+
+        self._torch = torch
+        self._device = torch.device(device.torch_name)
+
+    def synchronize(self) -> None:
+        self._torch.cuda.synchronize(self._device)
+
+    def sequence(self, launches: Sequence[Call]) -> list[float]:
+        event = self._torch.cuda.Event
+        pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in launches]
+        self._torch.cuda._sleep(_SLEEP_CYCLES_PER_LAUNCH * len(launches))
+        for (start, end), launch in zip(pairs, launches, strict=True):
+            start.record()
+            launch()
+            end.record()
+        self.synchronize()
+        return [start.elapsed_time(end) * 1e3 for start, end in pairs]
+
+    def replay(self, launches: Sequence[Call]) -> Replay:
+        torch = self._torch
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            for launch in launches:
+                launch()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+        def once() -> float:
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            return float(start.elapsed_time(end)) * 1e3 / len(launches)
+
+        return once
+
+
+def clock_for(device: Device) -> Clock:
+    """The clock of this device."""
+    return CpuClock() if device.kind == "cpu" else GpuClock(device)
