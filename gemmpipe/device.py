@@ -1,0 +1,185 @@
+"""The devices of this machine, the architectures to compile for, and the conditions that a device is in."""
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from gemmpipe.data import Device, Scalar
+from gemmpipe.errors import EnvironmentProblem, UserError, nearest
+
+KINDS = ("auto", "cuda", "hip", "cpu")
+_MIB = 2**20
+_ARCHES = {  # name, CUs or SMs, bytes of shared memory (LDS) a block may have, last-level cache, warp size
+    "sm_90": ("NVIDIA H200", 132, 232448, 60 * _MIB, 32),
+    "sm_100": ("NVIDIA B200", 148, 232448, 126 * _MIB, 32),
+    "gfx942": ("AMD Instinct MI300X", 304, 64 * 1024, 256 * _MIB, 64),
+    "gfx950": ("AMD Instinct MI355X", 256, 160 * 1024, 256 * _MIB, 64),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceChoice:
+    """Which devices the user wants: a kind, and the indices of GPUs (None: all of them)."""
+
+    kind: str
+    index: int | tuple[int, ...] | None
+
+    def find(self) -> tuple[Device, ...]:
+        """The devices meant; on the CPU exactly one.
+
+        Raises EnvironmentProblem when one that is asked for is absent, UserError for an unknown kind.
+        """
+        if self.kind not in KINDS:
+            raise UserError(f"device.kind: '{self.kind}' is none of {', '.join(KINDS)}{nearest(self.kind, KINDS)}")
+        gpu = gpu_kind()
+        if self.kind == "cpu" or (self.kind == "auto" and gpu is None):
+            return (cpu_device(),)
+        if gpu is None or (self.kind != "auto" and self.kind != gpu):
+            found = f"torch sees {gpu} devices only" if gpu else "torch sees no GPU"
+            raise EnvironmentProblem(f"device.kind={self.kind}: {found}; use device.kind=auto or cpu")
+        return tuple(gpu_device(index) for index in self._indices())
+
+    def _indices(self) -> tuple[int, ...]:
+        import torch
+
+        count = torch.cuda.device_count()
+        wanted = range(count) if self.index is None else (self.index,) if isinstance(self.index, int) else self.index
+        for index in wanted:
+            if not 0 <= index < count:
+                raise EnvironmentProblem(f"device.index={index}: this machine has GPUs 0 to {count - 1}")
+        return tuple(wanted)
+
+
+def gpu_kind() -> str | None:
+    """`cuda` or `hip`, whichever this torch can use here, else None."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    return "hip" if torch.version.hip else "cuda"
+
+
+def gpu_device(index: int) -> Device:
+    """GPU `index` of torch's numbering."""
+    import torch
+
+    props = torch.cuda.get_device_properties(index)
+    kind = "hip" if torch.version.hip else "cuda"
+    gfx = props.gcnArchName.split(":")[0] if kind == "hip" else f"sm_{props.major}{props.minor}"
+    known = _ARCHES.get(gfx)
+    # AMD's L2 is one of several in front of a shared last-level cache, which torch does not report.
+    cache = max(props.L2_cache_size, known[3] if known and kind == "hip" else 0)
+    shared = getattr(props, "shared_memory_per_block_optin", 0) or (known[2] if known else 64 * 1024)
+    return Device(
+        kind=kind,
+        index=index,
+        name=props.name,
+        gfx=gfx,
+        cu_num=props.multi_processor_count,
+        shared_bytes=max(shared, known[2]) if known and kind == "hip" else shared,
+        cache_bytes=cache,
+        warp_size=getattr(props, "warp_size", 64 if kind == "hip" else 32),
+        uuid=str(getattr(props, "uuid", "")),
+    )
+
+
+def arch_device(gfx: str) -> Device:
+    """A device to compile for without having it: `sm_90`, `sm_100`, `gfx942`, `gfx950`. Raises UserError."""
+    if gfx not in _ARCHES:
+        raise UserError(f"device: no facts about architecture '{gfx}'{nearest(gfx, _ARCHES)}")
+    name, units, shared, cache, warp = _ARCHES[gfx]
+    return Device(
+        kind="hip" if gfx.startswith("gfx") else "cuda",
+        index=0,
+        name=name,
+        gfx=gfx,
+        cu_num=units,
+        shared_bytes=shared,
+        cache_bytes=cache,
+        warp_size=warp,
+    )
+
+
+def cpu_device() -> Device:
+    """This machine's CPU, with the cores that this process may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Device(
+        kind="cpu",
+        index=0,
+        name=_cpu_name(),
+        gfx=f"cpu_{_cpu_capability()}",
+        cu_num=cores,
+        shared_bytes=0,
+        cache_bytes=_cpu_cache_bytes(Path("/sys/devices/system/cpu/cpu0/cache")),
+        warp_size=1,
+    )
+
+
+def _cpu_capability() -> str:
+    """`avx2`, `avx512`, `neon`, `sve256` ...: the instructions that torch's kernels use here."""
+    import torch
+
+    word = torch.backends.cpu.get_cpu_capability().lower().replace(" ", "_")
+    return "neon" if word == "default" and platform.machine() in ("aarch64", "arm64") else word
+
+
+def _cpu_name() -> str:
+    with suppress(OSError):
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        if found:
+            return found.group(1).strip()
+    return platform.processor() or platform.machine()
+
+
+def _cpu_cache_bytes(folder: Path) -> int:
+    """The largest cache listed in a /sys cache folder, else 32 MiB."""
+    units = {"K": 1024, "M": _MIB, "G": 1024 * _MIB}
+    sizes = [32 * _MIB]
+    with suppress(OSError, ValueError):
+        texts = [path.read_text().strip() for path in folder.glob("index*/size")]
+        sizes = [int(t[:-1]) * units[t[-1]] if t[-1] in units else int(t) for t in texts if t] or sizes
+    return max(sizes)
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides a measurement: gemmpipe, python, torch, triton, the vendor's runtime and driver."""
+    import torch
+
+    import gemmpipe
+
+    found = {"gemmpipe": gemmpipe.__version__, "python": platform.python_version(), "torch": torch.__version__}
+    for package in ("triton", "pytorch-triton-rocm"):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            found.setdefault("triton", importlib.metadata.version(package))
+    for name, version in (("cuda", torch.version.cuda), ("hip", torch.version.hip)):
+        if version:
+            found[name] = version
+    return found
+
+
+def conditions(device: Device) -> Mapping[str, Scalar]:
+    """Clocks (MHz), temperature (C), power (W) and processes other than this one on a GPU; None: not known."""
+    state: dict[str, Scalar] = dict.fromkeys(("sm_mhz", "memory_mhz", "temperature_c", "power_w", "other_processes"))
+    state["driver"] = None
+    if device.kind != "cuda" or importlib.util.find_spec("pynvml") is None:
+        return state
+    import pynvml
+
+    with suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        uuid = device.uuid if device.uuid.startswith("GPU-") else f"GPU-{device.uuid}"
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        state["driver"] = pynvml.nvmlSystemGetDriverVersion()
+        state["sm_mhz"] = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
+        state["memory_mhz"] = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM)
+        state["temperature_c"] = pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
+        state["power_w"] = pynvml.nvmlDeviceGetPowerUsage(handle) / 1000
+        running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        state["other_processes"] = sum(process.pid != os.getpid() for process in running)
+    return state
