@@ -1,0 +1,24 @@
+"""Providers of candidates: libraries, third parties, and a family's own kernels by their label."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gemmpipe.data import Device, Knobs
+from gemmpipe.family import Family, GemmSpec, Implementation
+
+if TYPE_CHECKING:
+    from gemmpipe.space import Space
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backend(Implementation):
+    """A library that computes products by their GemmSpec alone, whichever family they belong to."""
+
+    def implementations(self, family: Family) -> tuple[Implementation, ...]:
+        """What this backend offers for a family."""
+        return (self,)
+
+    def points(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
+        """Every way this library has; a library's ways do not come from the space of knobs."""
+        return ({},)

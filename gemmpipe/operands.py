@@ -1,0 +1,104 @@
+"""Random operands with the properties that matter: signed, with outliers, properly quantised, scales of many sizes."""
+
+import torch
+
+from gemmpipe.family import GemmSpec, Inputs, Scaling, Weights
+
+_OUTLIERS_PCT = 0.1
+_OUTLIER_FACTOR = 8.0
+_BINADES = 2  # scales differ by up to 2**-2 .. 2**2, so that a kernel which mixes scales up cannot pass
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The torch dtype of a name without `torch.`. Raises AttributeError for an unknown one."""
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
+def is_fp8(name: str) -> bool:
+    """Whether a dtype's name is one of the 8-bit floats."""
+    return name.startswith("float8")
+
+
+def make_weights(spec: GemmSpec, generator: torch.Generator) -> Weights:
+    """Random `w` [N, K] of about 1/sqrt(K) (so that outputs are about 1), its scales, and bias [N] in the out dtype."""
+    values = signed_normal(spec.n, spec.k, generator).mul_(spec.k**-0.5)
+    w, w_scale = _stored(values, spec.w_dtype, spec.w_scale, generator)
+    bias = None
+    if spec.bias:
+        bias = torch.randn(spec.n, generator=generator, device=generator.device).to(dtype_of(spec.out_dtype))
+    return Weights(w=w, w_scale=w_scale, bias=bias)
+
+
+def make_inputs(spec: GemmSpec, generator: torch.Generator) -> Inputs:
+    """Random `x` [M, K] of about 1 and its scales; block scales in both layouts."""
+    x, x_scale = _stored(signed_normal(spec.m, spec.k, generator), spec.x_dtype, spec.x_scale, generator)
+    if x_scale is None or spec.x_scale is None or spec.x_scale.granularity != "block":
+        return Inputs(x=x, x_scale=x_scale)
+    return Inputs(x=x, x_scale=x_scale, x_scale_t=x_scale.t().contiguous().t())
+
+
+def signed_normal(rows: int, columns: int, generator: torch.Generator) -> torch.Tensor:
+    """fp32 [rows, columns] of N(0, 1) on the generator's device, one element in a thousand 8 times as large."""
+    device = generator.device
+    values = torch.randn(rows, columns, generator=generator, device=device)
+    count = max(1, round(values.numel() * _OUTLIERS_PCT / 100))
+    places = torch.randint(values.numel(), (count,), generator=generator, device=device)
+    values.view(-1)[places] *= _OUTLIER_FACTOR
+    return values
+
+
+def _stored(
+    values: torch.Tensor, dtype_name: str, scaling: Scaling | None, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    dtype = dtype_of(dtype_name)
+    if scaling is None:
+        return values.to(dtype), None
+    tile = tile_of(scaling, values.shape[1])
+    if scaling.granularity == "tensor":
+        q, scale = quantise_blockwise(values, (values.shape[0], values.shape[1]), dtype)
+        return q, scale.reshape(1)
+    rows, columns = -(-values.shape[0] // tile[0]), -(-values.shape[1] // tile[1])
+    powers = torch.randint(-_BINADES, _BINADES + 1, (rows, columns), generator=generator, device=values.device)
+    spread(torch.exp2(powers.float()), tile, values)
+    return quantise_blockwise(values, tile, dtype)
+
+
+def tile_of(scaling: Scaling, columns: int) -> tuple[int, int]:
+    """(rows, columns) of the tile that one scale covers; a `row` scale covers one whole row."""
+    return scaling.block if scaling.granularity == "block" else (1, columns)
+
+
+def quantise_blockwise(
+    values: torch.Tensor, tile: tuple[int, int], dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise fp32 [R, C] to (`dtype` [R, C], fp32 scales [ceil(R/tile_r), ceil(C/tile_c)]); values = q * scale.
+
+    A scale is its tile's largest magnitude over the format's; an all-zero tile has scale 1.
+    """
+    top = torch.finfo(dtype).max if dtype.is_floating_point else torch.iinfo(dtype).max
+    amax = _tile_amax(values, tile)
+    scales = torch.where(amax > 0, amax / top, torch.ones_like(amax))
+    scaled = spread(scales.reciprocal(), tile, values.clone()).clamp_(-top, top)
+    return (scaled if dtype.is_floating_point else scaled.round_()).to(dtype), scales
+
+
+def _tile_amax(values: torch.Tensor, tile: tuple[int, int]) -> torch.Tensor:
+    rows, columns = values.shape
+    pad = (0, -columns % tile[1], 0, -rows % tile[0])
+    padded = torch.nn.functional.pad(values, pad) if any(pad) else values
+    return padded.view(padded.shape[0] // tile[0], tile[0], -1, tile[1]).abs().amax((1, 3))
+
+
+def spread(scales: torch.Tensor, tile: tuple[int, int], values: torch.Tensor) -> torch.Tensor:
+    """Multiply `values` [R, C] in place by the scale [ceil(R/tile_r), ceil(C/tile_c)] of each one's tile."""
+    rows, columns = values.shape
+    if tile[0] > 1:
+        scales = scales.repeat_interleave(tile[0], 0)[:rows]
+    whole = columns // tile[1]
+    body = values[:, : whole * tile[1]].unflatten(1, (whole, tile[1])) if whole else None
+    if body is not None:
+        body.mul_(scales[:, :whole, None])
+    if columns % tile[1]:
+        values[:, whole * tile[1] :].mul_(scales[:, whole:])
+    return values

@@ -1,0 +1,84 @@
+"""The product in fp32 that every candidate is checked against, and the measure of how far it is off."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from gemmpipe.family import GemmSpec, Inputs, Scaling, Weights
+from gemmpipe.operands import dtype_of, spread, tile_of
+
+_WORST = 8.0  # the most that a single element may be off, in tolerances: rounding errors have no longer tails
+
+
+def product(spec: GemmSpec, inputs: Inputs, weights: Weights) -> torch.Tensor:
+    """(x * x_scale) @ (w * w_scale)^T + bias in fp32 [M, N], without TF32; M is that of the inputs given."""
+    x = dequantise(inputs.x, inputs.x_scale, spec.x_scale, torch.float32)
+    w = dequantise(weights.w, weights.w_scale, spec.w_scale, torch.float32)
+    with _exact_fp32(x.device.type):
+        out = x @ w.t()
+    return out if weights.bias is None else out.add_(weights.bias.float())
+
+
+def dequantise(
+    values: torch.Tensor, scale: torch.Tensor | None, scaling: Scaling | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """`values` [R, K] times their scales as a new tensor of `dtype`; the scales are applied in fp32."""
+    if scale is None or scaling is None:
+        return values.to(dtype)
+    full = values.to(torch.float32)
+    if full is values:
+        full = values.clone()
+    if scaling.granularity == "tensor":
+        return full.mul_(scale).to(dtype)
+    tile = tile_of(scaling, values.shape[1])
+    return spread(scale.reshape(-(-values.shape[0] // tile[0]), -1), tile, full).to(dtype)
+
+
+def tolerance(spec: GemmSpec) -> tuple[float, float]:
+    """(atol as a share of the row's RMS, rtol) for a right implementation of this product.
+
+    rtol: one unit of the output format (rounding gives half), where libraries add split-K parts in that format too.
+    atol: fp32 accumulation in any order errs by about sqrt(K) * 2**-24 of the RMS; for scaled operands a
+    dequantised bf16 copy is legitimate, whose roundings (2**-9 each, both sides) give 1.6e-3 of the RMS on average
+    and 5.5 times that at the worst of 3e7 elements, and so is a tensor core that keeps 14 bits of an fp8 sum.
+    """
+    unit = float(torch.finfo(dtype_of(spec.out_dtype)).eps)
+    accumulation = 8 * spec.k**0.5 * 2.0**-24
+    scaled = spec.x_scale is not None or spec.w_scale is not None
+    return (max(unit, 1e-2) if scaled else unit + accumulation), max(unit, 1e-5)
+
+
+def error_ratio(out: torch.Tensor, ref: torch.Tensor, atol_share: float, rtol: float) -> float:
+    """The share of elements [M, N] outside atol_share * RMS(row of ref) + rtol * |ref|.
+
+    1.0 whatever the share when an element of `out` is not finite, when any element is outside 8 times that, or when
+    any row as a whole (2-norm) is: so one wrong row, swapped columns or an untouched output cannot pass.
+    """
+    allowed_rms = ref.square().mean(1, keepdim=True).sqrt()
+    allowed = ref.abs().mul_(rtol).add_(allowed_rms * atol_share)
+    error = (out.float() - ref).abs_()
+    if not bool(torch.isfinite(error).all()):
+        return 1.0
+    if bool((error > allowed * _WORST).any()):
+        return 1.0
+    row_error = error.square().mean(1).sqrt()
+    if bool((row_error > allowed_rms[:, 0] * (atol_share + rtol)).any()):
+        return 1.0
+    return float((error > allowed).float().mean())
+
+
+@contextmanager
+def _exact_fp32(device_type: str) -> Iterator[None]:
+    """fp32 products as fp32 on a GPU, whatever the process set."""
+    if device_type == "cpu":
+        yield
+        return
+    matmul = torch.backends.cuda.matmul
+    name, exact = ("fp32_precision", "ieee") if hasattr(matmul, "fp32_precision") else ("allow_tf32", False)
+    before = getattr(matmul, name)
+    setattr(matmul, name, exact)
+    try:
+        yield
+    finally:
+        setattr(matmul, name, before)

@@ -1,0 +1,37 @@
+"""out[M, N] = (x[M, K] * x_scale) @ (w[N, K] * w_scale)^T for fp8 operands with a scale for every block along K.
+
+x and w are e4m3fn (e4m3fnuz on gfx942), row-major with K innermost. x_scale is fp32 [M, ceil(K/128)], one for 128
+elements of a row; w_scale is fp32 [ceil(N/128), ceil(K/128)], one for a 128 x 128 tile. Accumulation is fp32, out is
+bf16, fp16 or fp32; N and K may be ragged. Read on in _kernel.py (device functions), _triton.py (launch and builds),
+_fits.py (what fits where), _problem.py (keys and operands).
+"""
+
+from gemmpipe.cost import bytes_moved, flops
+from gemmpipe.family import Family, KeyColumn
+from gemmpipe.kernels.a8w8_blockscale import _problem
+from gemmpipe.operands import make_inputs, make_weights
+from gemmpipe.reference import product, tolerance
+
+FAMILY = Family(
+    name="a8w8_blockscale",
+    key_columns=(
+        KeyColumn(name="M", kind="int"),
+        KeyColumn(name="N", kind="int"),
+        KeyColumn(name="K", kind="int"),
+        KeyColumn(name="dtype", kind="dtype", default="float8_e4m3fn", aliases=("q_dtype_w",)),
+        KeyColumn(name="outdtype", kind="dtype", default="bfloat16"),
+    ),
+    csv_name="a8w8_blockscale_tuned_gemm.csv",
+    json_tag="A8W8_BLOCKSCALE",
+    entry_point="gemm_a8w8_blockscale",
+    key_defaults=_problem.key_defaults,
+    spec=_problem.spec,
+    make_weights=make_weights,
+    make_inputs=make_inputs,
+    reference=product,
+    tolerance=tolerance,
+    flops=flops,
+    bytes_moved=bytes_moved,
+    baseline=("scaled_mm", "torch"),
+    implementations=(),
+)
