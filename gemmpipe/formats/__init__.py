@@ -1,0 +1,48 @@
+"""What a format is: a kind of artifact that engines load."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gemmpipe.data import Bucket, Device, Scalar
+from gemmpipe.events import Events
+from gemmpipe.family import Family
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """Where artifacts go and what is said about them."""
+
+    folder: Path
+    device: Device
+    run_id: str
+    provenance: Mapping[str, Scalar | Mapping[str, Scalar]]
+    """Versions, clocks and recipe of the run: goes to the sidecar."""
+    events: Events
+    """Hears what was not stored, and why."""
+
+
+class Format(ABC):
+    """A writer of artifacts; it decides nothing about candidates."""
+
+    def buckets(self, family: Family, ms: Sequence[int]) -> tuple[Bucket, ...]:
+        """The ranges of M for which it stores one candidate a (N, K), those without any of `ms` left out."""
+        return ()
+
+    def table(self, family: Family, folder: Path) -> Path | None:
+        """The native table that it keeps in this folder of artifacts, if it does."""
+        return None
+
+    @abstractmethod
+    def write(self, family: Family, selections: "pd.DataFrame", target: Target) -> list[Path]:
+        """Store the selections (columns `table.SELECTIONS` and the family's key) beside what is there already.
+
+        Rows with an empty `format` are the problems' own, the others those of this format's buckets. Returns the
+        files written. Raises UserError for a file that someone broke by hand, which is left as it is, and
+        EnvironmentProblem where it cannot write.
+        """

@@ -1,0 +1,69 @@
+"""Problems listed in the configuration itself."""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from gemmpipe.data import Problem
+from gemmpipe.errors import UserError, nearest
+from gemmpipe.family import Family, KernelDefaults
+from gemmpipe.problem import make_problem, parse_weight, unite
+from gemmpipe.sources import Source
+
+
+@dataclass(frozen=True, kw_only=True)
+class List(Source):
+    """Problems as `[M, N, K]` or as `{M: [1, 64], N: 1280, K: 8192}`, each item with its own Ms.
+
+    A mapping may name any key column, `weight` and `layer`; a list there stands for each of its values.
+    """
+
+    items: Sequence[Sequence[object] | Mapping[str, object]]
+
+    def problems(self, family: Family, defaults: KernelDefaults, gfx: str) -> list[Problem]:
+        """Each problem once, weights summed. Raises UserError: which item, which column, what was expected."""
+        if not isinstance(self.items, Sequence) or isinstance(self.items, str):
+            raise UserError(f"shapes.items: {self.items!r}, expected a list such as [[1, 1280, 8192]]")
+        if not self.items:
+            raise UserError("shapes.items: empty, expected a list such as [[1, 1280, 8192]]")
+        found: list[Problem] = []
+        for place, item in enumerate(self.items):
+            where = f"shapes.items[{place}]"
+            for values in _expanded(item, family, where):
+                found.append(_problem(values, family, defaults, gfx, where))
+        return unite(found)
+
+
+def _problem(values: dict[str, object], family: Family, defaults: KernelDefaults, gfx: str, where: str) -> Problem:
+    weight, layer = values.pop("weight", 1.0), values.pop("layer", "")
+    try:
+        number = parse_weight(weight)
+    except UserError as error:
+        raise UserError(f"{where}: weight: {error}") from None
+    return make_problem(family, values, defaults, gfx, where, weight=number, layer=str(layer))
+
+
+def _expanded(item: object, family: Family, where: str) -> Iterator[dict[str, object]]:
+    sizes = [c.name for c in family.key_columns if c.kind == "int" and c.default is None]
+    if isinstance(item, Mapping):
+        named = {_column(name, family, where): value for name, value in item.items()}
+        several = [[(name, each) for each in _values(value)] for name, value in named.items()]
+        yield from (dict(pairs) for pairs in itertools.product(*several))
+    elif isinstance(item, Sequence) and not isinstance(item, str) and len(item) == len(sizes):
+        yield dict(zip(sizes, item, strict=True))
+    else:
+        raise UserError(f"{where}: {item!r}, expected [{', '.join(sizes)}] or a mapping with these keys")
+
+
+def _values(value: object) -> Sequence[object]:
+    return value if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
+
+
+def _column(name: object, family: Family, where: str) -> str:
+    for column in family.key_columns:
+        if name == column.name or name in column.aliases:
+            return column.name
+    if name in ("weight", "layer"):
+        return str(name)
+    known = [c.name for c in family.key_columns] + ["weight", "layer"]
+    raise UserError(f"{where}: no key column '{name}' in {family.name}{nearest(str(name), known)}")

@@ -1,0 +1,96 @@
+"""Problems from CSV tables, untuned and tuned ones, ours and aiter's."""
+
+import csv
+import glob
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from gemmpipe.data import Problem
+from gemmpipe.errors import UserError, nearest
+from gemmpipe.family import Family, KernelDefaults
+from gemmpipe.problem import column_places, make_problem, parse_weight, unite
+from gemmpipe.sources import Source
+
+_WEIGHTS = ("weight", "count")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Csv(Source):
+    """Tables with a column for each part of the key; others are ignored, but for weight, count, layer and family.
+
+    `path` is a file, a glob, or a list of these. Rows that name another family are left out.
+    """
+
+    path: str | Sequence[str]
+
+    def problems(self, family: Family, defaults: KernelDefaults, gfx: str) -> list[Problem]:
+        """Each problem once, weights summed. Raises UserError: `file:row`, column, what was expected."""
+        found: list[Problem] = []
+        files = self.files()
+        for path in files:
+            found += _read(path, family, defaults, gfx)
+        if not found:
+            raise UserError(f"shapes.path: no problem of {family.name} in {', '.join(map(str, files))}")
+        return unite(found)
+
+    def files(self) -> list[Path]:
+        """The files that `path` names, globs expanded in sorted order. Raises UserError where there is none."""
+        words = [self.path] if isinstance(self.path, str) else list(self.path or ())
+        if not words or not all(isinstance(word, str) and word for word in words):
+            raise UserError(f"shapes.path: {self.path!r}, expected a CSV file, a list of files or a glob")
+        found: list[Path] = []
+        for word in words:
+            path = Path(word).expanduser()
+            # A file whose own name has brackets is no pattern.
+            matches = [path] if path.exists() else [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
+            if not matches:
+                raise UserError(f"shapes.path: no file '{word}'{_neighbours(path)}")
+            for match in matches:
+                if match.is_dir():
+                    raise UserError(f"shapes.path: '{match}' is a folder, expected a CSV file (or '{match}/*.csv')")
+            found += [match for match in matches if match not in found]
+        return found
+
+
+def _neighbours(path: Path) -> str:
+    try:
+        return nearest(path.name, (p.name for p in path.parent.iterdir() if p.suffix == path.suffix))
+    except OSError:
+        return f"; no folder '{path.parent}'"
+
+
+def _read(path: Path, family: Family, defaults: KernelDefaults, gfx: str) -> list[Problem]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            return list(_problems(stream, path, family, defaults, gfx))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path}: not a CSV file in UTF-8: {error}") from None
+
+
+def _problems(stream: TextIO, path: Path, family: Family, defaults: KernelDefaults, gfx: str) -> Iterator[Problem]:
+    reader = csv.reader(stream)
+    header = [name.strip() for name in next(reader, [])]
+    places = column_places(header, family, f"{path}:1")
+    extra = {name.lower(): place for place, name in reversed(list(enumerate(header)))}
+    weight_at = next((extra[name] for name in _WEIGHTS if name in extra), None)
+    for cells in reader:
+        if not any(cell.strip() for cell in cells):
+            continue
+        where = f"{path}:{reader.line_num}"
+        if len(cells) > len(header):
+            raise UserError(f"{where}: {len(cells)} cells, expected {len(header)} as in the header")
+        row = [cell.strip() for cell in cells] + [""] * (len(header) - len(cells))
+        if "family" in extra and row[extra["family"]] not in ("", family.name):
+            continue
+        weight = row[weight_at] if weight_at is not None else ""
+        try:
+            number = parse_weight(weight) if weight else 1.0
+        except UserError as error:
+            raise UserError(f"{where}: column {header[weight_at or 0]}: {error}") from None
+        layer = row[extra["layer"]] if "layer" in extra else ""
+        values = {name: row[place] for name, place in places.items()}
+        yield make_problem(family, values, defaults, gfx, where, weight=number, layer=layer)

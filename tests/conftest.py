@@ -1,0 +1,99 @@
+"""Small families for the tests of everything that decides by GemmSpec and key columns alone."""
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+
+from gemmpipe.data import Device, Problem, Scalar
+from gemmpipe.family import Family, GemmSpec, Inputs, KernelDefaults, KeyColumn, Scaling, Weights
+
+KEY = tuple(KeyColumn(name=name, kind="int") for name in ("M", "N", "K"))
+BF16_KEY = (
+    *KEY,
+    KeyColumn(name="bias", kind="bool"),
+    KeyColumn(name="dtype", kind="dtype"),
+    KeyColumn(name="outdtype", kind="dtype", aliases=("out_dtype",)),
+    KeyColumn(name="scaleAB", kind="bool", default=False),
+    KeyColumn(name="bpreshuffle", kind="bool", default=False),
+)
+
+
+def _sixteen_spec(problem: Problem) -> GemmSpec:
+    m, n, k = (int(str(problem[name])) for name in ("M", "N", "K"))
+    dtype, out = str(problem["dtype"]), str(problem["outdtype"])
+    return GemmSpec(m=m, n=n, k=k, x_dtype=dtype, w_dtype=dtype, out_dtype=out, bias=bool(problem["bias"]))
+
+
+def _block_spec(problem: Problem) -> GemmSpec:
+    m, n, k = (int(str(problem[name])) for name in ("M", "N", "K"))
+    fp8 = "float8_e4m3fn"
+    x_scale, w_scale = Scaling(granularity="block", block=(1, 128)), Scaling(granularity="block", block=(128, 128))
+    return GemmSpec(m=m, n=n, k=k, x_dtype=fp8, w_dtype=fp8, out_dtype="bfloat16", x_scale=x_scale, w_scale=w_scale)
+
+
+def _sixteen_defaults(words: KernelDefaults, gfx: str) -> Mapping[str, Scalar]:
+    dtype = words.dtype or "bfloat16"
+    return {"dtype": dtype, "outdtype": words.out_dtype or dtype, "bias": bool(words.bias)}
+
+
+def _weights(spec: GemmSpec, generator: torch.Generator) -> Weights:
+    return Weights(w=torch.randn(spec.n, spec.k, generator=generator))
+
+
+def _inputs(spec: GemmSpec, generator: torch.Generator) -> Inputs:
+    return Inputs(x=torch.randn(spec.m, spec.k, generator=generator))
+
+
+def _family(name: str, block: bool) -> Family:
+    return Family(
+        name=name,
+        key_columns=KEY if block else BF16_KEY,
+        csv_name=f"{name}_tuned_gemm.csv",
+        json_tag=name.upper(),
+        entry_point=f"gemm_{name}",
+        key_defaults=(lambda words, gfx: {}) if block else _sixteen_defaults,
+        spec=_block_spec if block else _sixteen_spec,
+        make_weights=_weights,
+        make_inputs=_inputs,
+        reference=lambda spec, inputs, weights: inputs.x @ weights.w.T,
+        tolerance=lambda spec: (0.01, 0.01),
+        flops=lambda spec: 2.0 * spec.m * spec.n * spec.k,
+        bytes_moved=lambda spec: float(spec.m * spec.k + spec.n * spec.k + spec.m * spec.n),
+        baseline=("torch",),
+        implementations=(),
+        lm_head=not block,
+    )
+
+
+@pytest.fixture(scope="session")
+def sixteen() -> Family:
+    """A 16-bit family with aiter's bf16 key, which engines run lm_head through."""
+    return _family("small16", block=False)
+
+
+@pytest.fixture(scope="session")
+def blockscale() -> Family:
+    """An fp8 family with 1x128 and 128x128 scales, keyed by M, N, K."""
+    return _family("smallblock", block=True)
+
+
+@pytest.fixture(scope="session")
+def no_words() -> KernelDefaults:
+    """No `kernel.*` word given."""
+    return KernelDefaults(dtype=None, out_dtype=None, bias=None)
+
+
+@pytest.fixture(scope="session")
+def h200() -> Device:
+    """The H200, as its driver describes it."""
+    return Device(
+        kind="cuda",
+        index=0,
+        name="NVIDIA H200",
+        gfx="sm_90",
+        cu_num=132,
+        shared_bytes=232448,
+        cache_bytes=62914560,
+        warp_size=32,
+    )

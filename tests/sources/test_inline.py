@@ -1,0 +1,42 @@
+"""Lists of problems in the configuration."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from gemmpipe.errors import UserError
+from gemmpipe.family import Family, KernelDefaults
+from gemmpipe.sources.inline import List
+
+
+def _keys(items: Sequence[object], family: Family, words: KernelDefaults) -> list[tuple[object, ...]]:
+    made = List(items=items).problems(family, words, "sm_90")  # type: ignore[arg-type]
+    return [(p["M"], p["N"], p["K"], p.weight) for p in made]
+
+
+def test_both_spellings_each_with_its_own_ms(blockscale: Family, no_words: KernelDefaults) -> None:
+    items = [[1, 16, 32], {"M": [1, 64], "N": 16, "K": 32, "weight": 4}, {"M": 8, "N": 48, "K": 64}]
+    assert _keys(items, blockscale, no_words) == [(1, 16, 32, 5.0), (64, 16, 32, 4.0), (8, 48, 64, 1.0)]
+
+
+def test_any_key_column_and_its_aliases(sixteen: Family, no_words: KernelDefaults) -> None:
+    item = {"M": 1, "N": 16, "K": 32, "bias": True, "out_dtype": "fp32", "layer": "head"}
+    (problem,) = List(items=[item]).problems(sixteen, no_words, "sm_90")
+    assert (problem["bias"], problem["outdtype"], problem.layer) == (True, "float32", "head")
+
+
+@pytest.mark.parametrize(
+    ("items", "line"),
+    [
+        ([], "shapes.items: empty"),
+        ("1,2,3", "shapes.items: '1,2,3', expected a list"),
+        ([[1, 2]], r"shapes.items\[0\]: \[1, 2\], expected \[M, N, K\]"),
+        ([[1, 2, 3], [1, -2, 3]], r"shapes.items\[1\]: column N: -2, expected a whole number"),
+        ([{"M": 1, "N": 2, "k": 3}], r"no key column 'k'"),
+        ([{"M": 1, "N": 2, "K": 3, "wieght": 1}], "did you mean 'weight'"),
+        ([{"M": 1, "N": 2, "K": 3, "weight": 0}], "weight: 0, expected a number above 0"),
+    ],
+)
+def test_wrong_items(items: object, line: str, blockscale: Family, no_words: KernelDefaults) -> None:
+    with pytest.raises(UserError, match=line):
+        List(items=items).problems(blockscale, no_words, "sm_90")  # type: ignore[arg-type]

@@ -1,0 +1,202 @@
+"""Products of a model, against the shapes that engines run."""
+
+import csv
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from gemmpipe.errors import UserError
+from gemmpipe.family import Family, KernelDefaults
+from gemmpipe.sources.architectures import linears
+from gemmpipe.sources.model import Model
+
+DATA = Path(__file__).parents[3] / "shared" / "data" / "model_configs"
+
+
+def _config(architecture: str, hidden: int, width: int, layers: int, heads: int, kv: int, vocab: int, **more: object):  # type: ignore[no-untyped-def]
+    return {
+        "architectures": [f"{architecture}ForCausalLM"],
+        "hidden_size": hidden,
+        "intermediate_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        "vocab_size": vocab,
+        **more,
+    }
+
+
+LLAMA_8B = _config("Llama", 4096, 14336, 32, 32, 8, 128256)
+LLAMA_70B = _config("Llama", 8192, 28672, 80, 64, 8, 128256)
+LLAMA_405B = _config("Llama", 16384, 53248, 126, 128, 8, 128256)
+QWEN_8B = _config("Qwen3", 4096, 12288, 36, 32, 8, 151936, head_dim=128)
+QWEN_32B = _config("Qwen3", 5120, 25600, 64, 64, 8, 151936, head_dim=128)
+
+
+@pytest.mark.parametrize(
+    ("config", "tp", "qkv", "o", "gate_up", "down", "head"),
+    [
+        (LLAMA_8B, 1, (6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096)),
+        (LLAMA_70B, 8, (1280, 8192), (8192, 1024), (7168, 8192), (8192, 3584), (16032, 8192)),
+        (LLAMA_405B, 8, (2304, 16384), (16384, 2048), (13312, 16384), (16384, 6656), (16032, 16384)),
+        (QWEN_8B, 1, (6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288), (151936, 4096)),
+        (QWEN_32B, 1, (10240, 5120), (5120, 8192), (51200, 5120), (5120, 25600), (151936, 5120)),
+    ],
+)
+def test_dense_decoders(
+    config: Mapping[str, object],
+    tp: int,
+    qkv: object,
+    o: object,
+    gate_up: object,
+    down: object,
+    head: object,
+    blockscale: Family,
+    sixteen: Family,
+    no_words: KernelDefaults,
+) -> None:
+    source = Model(path=None, config=config, tp=tp, nsets=[1, 64])
+    expected = {"qkv_proj": qkv, "o_proj": o, "gate_up_proj": gate_up, "down_proj": down}
+    made = source.problems(blockscale, no_words, "sm_90")
+    assert {p.layer: (p["N"], p["K"]) for p in made} == expected
+    assert {p["M"] for p in made} == {1, 64} and len(made) == 8
+    assert {p.weight for p in made} == {float(str(config["num_hidden_layers"]))}
+    made = source.problems(sixteen, no_words, "sm_90")
+    assert {p.layer: (p["N"], p["K"]) for p in made} == {**expected, "lm_head": head}
+
+
+def _shapes(config: Mapping[str, object], tp: int) -> dict[str, tuple[int, int]]:
+    return {x.layer: (x.n, x.k) for x in linears(config, tp, "here", sixteen_bit=True)}
+
+
+def test_kv_heads_are_repeated_over_more_devices() -> None:
+    config = _config("Qwen3", 2048, 6144, 48, 32, 4, 151936, head_dim=128)
+    assert _shapes(config, 8)["qkv_proj"] == (768, 2048)
+    with pytest.raises(UserError, match="num_key_value_heads 10 does not divide by tp 8"):
+        _shapes(_config("Phi3", 5120, 17920, 40, 40, 10, 100352), 8)
+    with pytest.raises(UserError, match="tp 16 is no multiple of num_key_value_heads 10"):
+        _shapes(_config("Phi3", 5120, 17920, 40, 160, 10, 100352), 16)
+
+
+def test_lm_head_is_padded_to_64() -> None:
+    assert _shapes(_config("Llama", 64, 128, 1, 8, 8, 1000), 8)["lm_head"] == (128, 64)
+    with pytest.raises(UserError, match=r"vocab_size, padded to 64, 1024 does not divide by tp 3"):
+        _shapes(_config("Llama", 96, 192, 1, 3, 3, 1000), 3)
+
+
+def test_nested_text_config() -> None:
+    outer = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": LLAMA_8B}
+    assert _shapes(outer, 1)["qkv_proj"] == (6144, 4096)
+
+
+def test_latent_attention_and_experts() -> None:
+    config = _config("DeepseekV3", 7168, 18432, 61, 128, 128, 129280) | {
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 2048,
+        "first_k_dense_replace": 3,
+    }
+    shapes = _shapes(config, 8)
+    assert shapes["fused_qkv_a_proj"] == (2112, 7168) and shapes["q_b_proj"] == (3072, 1536)
+    assert shapes["kv_b_proj"] == (4096, 512) and shapes["o_proj"] == (7168, 2048)
+    assert shapes["mlp.gate_up_proj"] == (4608, 7168) and shapes["shared_experts.down_proj"] == (7168, 256)
+    assert shapes["router(gate)"] == (256, 7168) and shapes["lm_head"] == (16160, 7168)
+
+
+def test_experts_are_another_familys_and_routers_16_bit(
+    blockscale: Family, sixteen: Family, no_words: KernelDefaults
+) -> None:
+    config = _config(
+        "Qwen3Moe", 2048, 6144, 48, 32, 4, 151936, head_dim=128, num_experts=128, moe_intermediate_size=768
+    )
+    source = Model(path=None, config=config, tp=1, nsets=[1])
+    assert {p.layer for p in source.problems(blockscale, no_words, "sm_90")} == {"qkv_proj", "o_proj"}
+    assert {p.layer for p in source.problems(sixteen, no_words, "sm_90")} == {
+        "qkv_proj",
+        "o_proj",
+        "router(gate)",
+        "lm_head",
+    }
+    with pytest.raises(UserError, match="experts.w13.*N of a part 96 with tp 8: engines need a multiple of 128"):
+        Model(path=None, config=config, tp=8, nsets=[1]).problems(blockscale, no_words, "sm_90")
+
+
+def test_biases_belong_to_the_key(sixteen: Family, no_words: KernelDefaults) -> None:
+    source = Model(path=None, config=_config("Qwen2", 1024, 2048, 2, 8, 8, 1000), tp=1, nsets=[1])
+    biased = {p.layer for p in source.problems(sixteen, no_words, "sm_90") if p["bias"]}
+    assert biased == {"qkv_proj"}
+    words = KernelDefaults(dtype=None, out_dtype=None, bias=False)
+    assert not any(p["bias"] for p in source.problems(sixteen, words, "sm_90"))
+
+
+@pytest.mark.parametrize(
+    ("change", "tp", "line"),
+    [
+        ({"num_attention_heads": None}, 1, "config.json: no field 'num_attention_heads', which LlamaForCausalLM needs"),
+        ({"num_attention_heads": 0}, 1, "config.json: num_attention_heads: 0, expected a whole number from 1"),
+        ({"num_attention_heads": 33}, 1, "hidden_size 4096 does not divide by num_attention_heads 33"),
+        ({"num_hidden_layers": "32"}, 1, "num_hidden_layers: '32', expected a whole number"),
+        ({}, 5, "num_attention_heads 32 does not divide by tp 5"),
+        ({}, 0, "shapes.tp: 0, expected a whole number"),
+        ({"intermediate_size": 14337}, 2, "intermediate_size 14337 does not divide by tp 2"),
+        ({"architectures": ["LlamaForCausalLN"]}, 1, "no rule for architecture.*did you mean 'LlamaForCausalLM'"),
+        ({"architectures": ["MambaForCausalLM"]}, 1, "no rule for architecture 'MambaForCausalLM'"),
+        ({"architectures": None}, 1, "no field 'architectures'"),
+        ({"kv_lora_rank": 512}, 1, "LlamaForCausalLM with experts or latent attention: no rule"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    change: Mapping[str, object], tp: int, line: str, tmp_path: Path, sixteen: Family, no_words: KernelDefaults
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA_8B, **change}))
+    with pytest.raises(UserError, match=line) as caught:
+        Model(path=str(tmp_path), config=None, tp=tp, nsets=[1]).problems(sixteen, no_words, "sm_90")
+    assert "\n" not in str(caught.value)
+
+
+def test_block_scales_must_fall_on_the_cut(blockscale: Family, no_words: KernelDefaults) -> None:
+    config = _config("Llama", 4096, 4096 + 512, 2, 32, 8, 128256)
+    with pytest.raises(UserError, match="gate_up_proj: N of a part 576 with tp 8: engines need a multiple of 128"):
+        Model(path=None, config=config, tp=8, nsets=[1]).problems(blockscale, no_words, "sm_90")
+    assert Model(path=None, config=config, tp=1, nsets=[1]).problems(blockscale, no_words, "sm_90")
+
+
+@pytest.mark.parametrize("nsets", [[], [0], ["64"], [True], [1.5]])
+def test_wrong_nsets(nsets: list[object], sixteen: Family, no_words: KernelDefaults) -> None:
+    with pytest.raises(UserError, match="shapes.nsets"):
+        Model(path=None, config=LLAMA_8B, tp=1, nsets=nsets).problems(sixteen, no_words, "sm_90")  # type: ignore[arg-type]
+
+
+def test_where_the_config_comes_from(tmp_path: Path, sixteen: Family, no_words: KernelDefaults) -> None:
+    for path, config, line in (
+        (None, None, "are both empty"),
+        ("x", LLAMA_8B, "are both given"),
+        (str(tmp_path), None, "no file '.*config.json'"),
+    ):
+        with pytest.raises(UserError, match=line):
+            Model(path=path, config=config, tp=1, nsets=[1]).problems(sixteen, no_words, "sm_90")
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="collected model configurations not here")
+def test_against_the_collected_shapes() -> None:
+    with (DATA / "expected_gemms.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    expected: dict[tuple[str, int], dict[str, tuple[int, int, int]]] = {}
+    for row in rows:
+        shapes = expected.setdefault((row["model"], int(row["tp"])), {})
+        shapes[row["role"]] = (int(row["N"]), int(row["K"]), int(row["layers"]))
+    for (model, tp), shapes in expected.items():
+        config = json.loads((DATA / f"{model}.json").read_text())
+        if (model, tp) == ("Phi-4", 8):  # listed there, yet its 10 KV heads make engines refuse it
+            with pytest.raises(UserError, match="num_key_value_heads 10"):
+                linears(config, tp, model, sixteen_bit=True)
+            continue
+        found = {x.layer: (x.n, x.k, x.calls) for x in linears(config, tp, model, sixteen_bit=True)}
+        assert found == shapes, (model, tp)

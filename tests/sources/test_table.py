@@ -1,0 +1,99 @@
+"""Problems from CSV tables as they are really out there."""
+
+from pathlib import Path
+
+import pytest
+
+from gemmpipe.errors import UserError
+from gemmpipe.family import Family, KernelDefaults
+from gemmpipe.sources.table import Csv
+
+DATA = Path(__file__).parents[3] / "shared" / "data" / "aiter"
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return tmp_path / "shapes.csv"
+
+
+def _sizes(path: object, family: Family, words: KernelDefaults) -> list[tuple[object, ...]]:
+    made = Csv(path=path).problems(family, words, "sm_90")  # type: ignore[arg-type]
+    return [(p["M"], p["N"], p["K"], p.weight) for p in made]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "M,N,K\n1,16,32\n2,16,32\n",
+        "m, n, k\n1, 16, 32\n\n2, 16, 32\n",
+        "\ufeffM,N,K\r\n1,16,32\r\n2,16,32\r\n",
+        "gfx,cu_num,M,N,K,libtype,us\ngfx950,256,1,16,32,ck,4.5\ngfx942,304,2,16,32,ck,5\n",
+    ],
+)
+def test_headers_blanks_and_line_ends(text: str, table: Path, blockscale: Family, no_words: KernelDefaults) -> None:
+    table.write_text(text, encoding="utf-8")
+    assert _sizes(str(table), blockscale, no_words) == [(1, 16, 32, 1.0), (2, 16, 32, 1.0)]
+
+
+def test_weights_layers_and_other_families(table: Path, blockscale: Family, no_words: KernelDefaults) -> None:
+    table.write_text("family,M,N,K,count,layer\nsmallblock,1,16,32,5,o\nother,9,9,9,1,x\n,1,16,32,,p\n")
+    (problem,) = Csv(path=str(table)).problems(blockscale, no_words, "sm_90")
+    assert (problem.weight, problem.layer) == (6.0, "o+p")
+
+
+def test_bf16_columns(table: Path, sixteen: Family, no_words: KernelDefaults) -> None:
+    table.write_text("M,N,K,bias,dtype,outdtype,scaleAB\n1,16,32,TRUE,torch.float16,torch.float32,FALSE\n")
+    (problem,) = Csv(path=str(table)).problems(sixteen, no_words, "sm_90")
+    assert tuple(value for _, value in problem.key) == (1, 16, 32, True, "float16", "float32", False, False)
+
+
+def test_a_list_and_a_glob(tmp_path: Path, blockscale: Family, no_words: KernelDefaults) -> None:
+    (tmp_path / "a.csv").write_text("M,N,K\n1,16,32\n")
+    (tmp_path / "b.csv").write_text("M,N,K\n2,16,32\n")
+    both = [(1, 16, 32, 1.0), (2, 16, 32, 1.0)]
+    assert _sizes(f"{tmp_path}/*.csv", blockscale, no_words) == both
+    assert _sizes([f"{tmp_path}/a.csv", f"{tmp_path}/*.csv"], blockscale, no_words) == both
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("M,N\n1,2\n", r"shapes.csv:1: no column 'K', expected the key of smallblock \(M, N, K\), found M, N"),
+        ("", "shapes.csv:1: no column 'M'.*found an empty file"),
+        ("M,N,K\n1,2,3\n1,x,3\n", "shapes.csv:3: column N: 'x', expected a whole number"),
+        ("M,N,K\n-1,2,3\n", "shapes.csv:2: column M: '-1', expected a whole number"),
+        ("M,N,K\n1,2\n", "shapes.csv:2: column K: no value"),
+        ("M,N,K\n1,2,3,4\n", "shapes.csv:2: 4 cells, expected 3"),
+        ("M,N,K,count\n1,2,3,0\n", "shapes.csv:2: column count: '0', expected a number above 0"),
+        ("M,N,K\n", "no problem of smallblock in"),
+    ],
+)
+def test_wrong_tables(text: str, line: str, table: Path, blockscale: Family, no_words: KernelDefaults) -> None:
+    table.write_text(text)
+    with pytest.raises(UserError, match=line) as caught:
+        Csv(path=str(table)).problems(blockscale, no_words, "sm_90")
+    assert "\n" not in str(caught.value)
+
+
+def test_no_such_file(table: Path, blockscale: Family, no_words: KernelDefaults) -> None:
+    table.write_text("M,N,K\n")
+    with pytest.raises(UserError, match="no file '.*shape.csv'; did you mean 'shapes.csv'"):
+        Csv(path=str(table.with_name("shape.csv"))).problems(blockscale, no_words, "sm_90")
+    with pytest.raises(UserError, match="is a folder"):
+        Csv(path=str(table.parent)).problems(blockscale, no_words, "sm_90")
+    with pytest.raises(UserError, match="expected a CSV file, a list of files or a glob"):
+        Csv(path=()).problems(blockscale, no_words, "sm_90")
+
+
+def test_not_text(table: Path, blockscale: Family, no_words: KernelDefaults) -> None:
+    table.write_bytes(b"M,N,K\n\xff\xfe,1,2\n")
+    with pytest.raises(UserError, match="not a CSV file in UTF-8"):
+        Csv(path=str(table)).problems(blockscale, no_words, "sm_90")
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="collected data of aiter not here")
+def test_aiters_own_tables(sixteen: Family, blockscale: Family, no_words: KernelDefaults) -> None:
+    for path in sorted(DATA.glob("a*gemm*.csv")):
+        assert _sizes(str(path), blockscale, no_words)
+    for path in sorted(DATA.glob("bf16*.csv")):
+        assert _sizes(str(path), sixteen, no_words)

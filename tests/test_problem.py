@@ -1,0 +1,92 @@
+"""Problems from text: dtypes, bools and sizes as people write them, and one line for what is none."""
+
+import math
+
+import pytest
+
+from gemmpipe.errors import UserError
+from gemmpipe.family import Family, KernelDefaults
+from gemmpipe.problem import column_places, make_problem, parse_bool, parse_dtype, parse_int, parse_weight, unite
+
+
+@pytest.mark.parametrize(
+    ("word", "gfx", "name"),
+    [
+        ("torch.bfloat16", "sm_90", "bfloat16"),
+        (" bf16 ", "sm_90", "bfloat16"),
+        ("half", "sm_90", "float16"),
+        ("FP16", "sm_90", "float16"),
+        ("fp8", "sm_90", "float8_e4m3fn"),
+        ("fp8", "gfx942", "float8_e4m3fnuz"),
+        ("fp8", "gfx950", "float8_e4m3fn"),
+        ("torch.float8_e4m3fnuz", "sm_90", "float8_e4m3fnuz"),
+        ("i8", "sm_90", "int8"),
+        ("fp4", "gfx950", "float4_e2m1fn_x2"),
+    ],
+)
+def test_dtype_names(word: str, gfx: str, name: str) -> None:
+    assert parse_dtype(word, gfx) == name
+
+
+def test_wrong_dtype_names_the_nearest() -> None:
+    with pytest.raises(UserError, match="did you mean 'bfloat16'"):
+        parse_dtype("bflot16", "sm_90")
+
+
+@pytest.mark.parametrize("value", ["", "x", "-1", "0", "1.5", "1_0", "٣", "1e3", True, 2.5, math.inf, 2**31, "9" * 30])
+def test_what_is_no_size(value: object) -> None:
+    with pytest.raises(UserError, match="expected a whole number"):
+        parse_int(value)
+
+
+@pytest.mark.parametrize("value", ["16", " 16 ", 16, 16.0, "16.0"])
+def test_sizes(value: object) -> None:
+    assert parse_int(value) == 16
+
+
+def test_bools_and_weights() -> None:
+    assert [parse_bool(v) for v in ("TRUE", "False", 1, "0", True)] == [True, False, True, False, True]
+    assert parse_weight("2.5") == 2.5
+    for bad in ("nan", "-1", "inf", "x", True):
+        with pytest.raises(UserError):
+            parse_weight(bad)
+    with pytest.raises(UserError, match="expected True or False"):
+        parse_bool("maybe")
+
+
+def test_open_columns_come_from_the_kernels_words(sixteen: Family) -> None:
+    words = KernelDefaults(dtype="fp16", out_dtype=None, bias=True)
+    problem = make_problem(sixteen, {"M": 1, "N": "16", "K": 32.0, "bias": math.nan}, words, "sm_90", "x.csv:2")
+    assert dict(problem.key) == {
+        "M": 1,
+        "N": 16,
+        "K": 32,
+        "bias": True,
+        "dtype": "float16",
+        "outdtype": "float16",
+        "scaleAB": False,
+        "bpreshuffle": False,
+    }
+
+
+def test_errors_name_place_and_column(sixteen: Family, no_words: KernelDefaults) -> None:
+    with pytest.raises(UserError, match=r"^x.csv:7: column N: 'many', expected a whole number from 1 to \d+$"):
+        make_problem(sixteen, {"M": 1, "N": "many", "K": 3}, no_words, "sm_90", "x.csv:7")
+    with pytest.raises(UserError, match=r"^x.csv:7: column K: no value, expected a whole number from 1$"):
+        make_problem(sixteen, {"M": 1, "N": 2}, no_words, "sm_90", "x.csv:7")
+
+
+def test_unite_sums_weights_and_joins_layers(blockscale: Family, no_words: KernelDefaults) -> None:
+    made = [
+        make_problem(blockscale, {"M": m, "N": 2, "K": 3}, no_words, "sm_90", "x", weight, layer)
+        for m, weight, layer in ((1, 32.0, "o"), (2, 1.0, ""), (1, 4.0, "q"), (1, 1.0, "o"))
+    ]
+    assert [(p["M"], p.weight, p.layer) for p in unite(made)] == [(1, 37.0, "o+q"), (2, 1.0, "")]
+
+
+def test_columns_are_found_by_name_alias_and_lower_case(sixteen: Family) -> None:
+    assert column_places(["k", "n", "m", "out_dtype"], sixteen, "x:1") == {"M": 2, "N": 1, "K": 0, "outdtype": 3}
+    with pytest.raises(UserError, match="x:1: no column 'K'.*found M, N"):
+        column_places(["M", "N"], sixteen, "x:1")
+    with pytest.raises(UserError, match="'M' is there 2 times"):
+        column_places(["M", "N", "K", "M"], sixteen, "x:1")
