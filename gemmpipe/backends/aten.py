@@ -75,7 +75,11 @@ class Torch(Backend):
 
         def launch() -> "torch.Tensor":
             x = dequantise(inputs.x, inputs.x_scale, spec.x_scale, compute)
-            w = kept if isinstance(kept, torch.Tensor) else dequantised(prepared.weights, spec.w_scale, str(compute)[6:])
+            w = (
+                kept
+                if isinstance(kept, torch.Tensor)
+                else dequantised(prepared.weights, spec.w_scale, str(compute)[6:])
+            )
             if out.dtype == compute:
                 return _multiply(x, w.t(), added, out)
             return out.copy_(torch.nn.functional.linear(x, w, added))
@@ -128,7 +132,9 @@ def _plain(x: "torch.Tensor", w_t: "torch.Tensor", bias: "torch.Tensor | None", 
     return widened
 
 
-def _multiply(x: "torch.Tensor", w_t: "torch.Tensor", bias: "torch.Tensor | None", out: "torch.Tensor") -> "torch.Tensor":
+def _multiply(
+    x: "torch.Tensor", w_t: "torch.Tensor", bias: "torch.Tensor | None", out: "torch.Tensor"
+) -> "torch.Tensor":
     import torch
 
     return torch.mm(x, w_t, out=out) if bias is None else torch.addmm(bias, x, w_t, out=out)

@@ -8,6 +8,7 @@ _triton.py (launch and builds), _fits.py (what fits where), _problem.py (keys an
 from gemmpipe.cost import bytes_moved, flops
 from gemmpipe.family import Family, KeyColumn
 from gemmpipe.kernels.a16w16 import _problem
+from gemmpipe.kernels.a16w16._triton import Product
 from gemmpipe.operands import make_inputs, make_weights
 from gemmpipe.reference import product, tolerance
 
@@ -35,6 +36,6 @@ FAMILY = Family(
     flops=flops,
     bytes_moved=bytes_moved,
     baseline=("torch", "scaled_mm"),
-    implementations=(),
+    implementations=(Product(),),
     lm_head=True,
 )

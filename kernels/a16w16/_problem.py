@@ -31,7 +31,9 @@ def spec(problem: Problem) -> GemmSpec:
     key = dict(problem.key)
     dtype, out = str(key["dtype"]), str(key["outdtype"])
     if key["bpreshuffle"]:
-        raise UserError(f"{problem.id}: bpreshuffle=True is no a16w16 problem; expected False (a16w16 weights are [N, K])")
+        raise UserError(
+            f"{problem.id}: bpreshuffle=True is no a16w16 problem; expected False (a16w16 weights are [N, K])"
+        )
     if key["scaleAB"]:
         _check(f"{problem.id}: dtype with scaleAB=True", dtype, FP8)
     else:

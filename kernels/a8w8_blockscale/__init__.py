@@ -9,6 +9,7 @@ _fits.py (what fits where), _problem.py (keys and operands).
 from gemmpipe.cost import bytes_moved, flops
 from gemmpipe.family import Family, KeyColumn
 from gemmpipe.kernels.a8w8_blockscale import _problem
+from gemmpipe.kernels.a8w8_blockscale._triton import Blockscale
 from gemmpipe.operands import make_inputs, make_weights
 from gemmpipe.reference import product, tolerance
 
@@ -33,5 +34,5 @@ FAMILY = Family(
     flops=flops,
     bytes_moved=bytes_moved,
     baseline=("scaled_mm", "torch"),
-    implementations=(),
+    implementations=(Blockscale(),),
 )

@@ -1,0 +1,135 @@
+"""Compiling a build without a GPU, loading it on one, and binding its arguments to a launch."""
+
+import hashlib
+import importlib
+import inspect
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from gemmpipe.data import Build, BuildFacts, Device
+
+_KEPT = 2048  # loaded binaries a process keeps; one is some 20 to 100 kB
+
+
+def compile_build(build: Build, target: Device) -> BuildFacts:
+    """Compile for an architecture, present or not, into Triton's disk cache; whatever the compiler raises rises."""
+    begin = time.perf_counter()
+    kernel = _compiled(build, target)
+    seconds = time.perf_counter() - begin
+    registers, spills = _amd_registers(kernel.asm.get("amdgcn", ""))
+    return BuildFacts(compile_s=seconds, shared_bytes=kernel.metadata.shared, registers=registers, spills=spills)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Loaded:
+    """A build on a device, ready to launch; under Triton's interpreter the Python function itself."""
+
+    build: Build
+    kernel: Any
+    interpreted: bool
+
+    def launcher(self, grid: tuple[int, int, int], arguments: Mapping[str, object]) -> Callable[[], None]:
+        """A launch on whatever stream is current when it is called, safe to capture in a CUDA graph.
+
+        `arguments` names every parameter that is no constant; tensors among them are kept alive.
+        """
+        constants = dict(self.build.constants)
+        if self.interpreted:
+            return lambda: self.kernel[grid](**arguments, **constants)
+        from triton.runtime import driver
+
+        values = tuple(constants[p] if t == "constexpr" else arguments[p] for p, t in self.build.signature)
+        run, function, metadata = self.kernel.run, self.kernel.function, self.kernel.packed_metadata
+        current_stream, device = driver.active.get_current_stream, driver.active.get_current_device()
+
+        def launch() -> None:
+            run(*grid, current_stream(device), function, metadata, None, None, None, *values)
+
+        return launch
+
+
+def load_build(build: Build, device: Device) -> Loaded:
+    """The build on the current device, compiled first unless Triton's disk cache has it.
+
+    Raises what the compiler or the driver raises, e.g. when it needs more shared memory than there is.
+    """
+    return _load(build, device)
+
+
+@lru_cache(maxsize=_KEPT)
+def _load(build: Build, device: Device) -> Loaded:
+    function = find_kernel(build.kernel)
+    if is_interpreted(function):
+        return Loaded(build=build, kernel=function, interpreted=True)
+    kernel = _compiled(build, device)
+    kernel.run  # noqa: B018  (the property that loads the binary; function and registers are known from here on)
+    return Loaded(build=build, kernel=kernel, interpreted=False)
+
+
+def facts_of(loaded: Loaded, compile_s: float = 0.0) -> BuildFacts:
+    """What the driver says of a loaded build; the interpreter has nothing to say."""
+    if loaded.interpreted:
+        return BuildFacts(compile_s=compile_s, shared_bytes=None, registers=None, spills=None)
+    kernel = loaded.kernel
+    return BuildFacts(
+        compile_s=compile_s, shared_bytes=kernel.metadata.shared, registers=kernel.n_regs, spills=kernel.n_spills
+    )
+
+
+def find_kernel(name: str) -> Any:
+    """The JIT function `module:attribute`."""
+    module, attribute = name.split(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def is_interpreted(function: Any) -> bool:
+    """Whether it was decorated under TRITON_INTERPRET=1: it then runs on the CPU and cannot be compiled."""
+    return type(function).__name__ == "InterpretedFunction"
+
+
+def source_hash(function: Any) -> str:
+    """12 hex digits of the source of a JIT function and of all that it calls; the same in every process."""
+    sources: dict[str, str] = {}
+    _collect(function.fn, sources)
+    return hashlib.sha256("\n".join(sources[name] for name in sorted(sources)).encode()).hexdigest()[:12]
+
+
+def _collect(function: Any, sources: dict[str, str]) -> None:
+    name = f"{function.__module__}.{function.__qualname__}"
+    if name in sources:
+        return
+    sources[name] = inspect.getsource(function)
+    for used in function.__code__.co_names:
+        called = getattr(function.__globals__.get(used), "fn", None)
+        if inspect.isfunction(called):
+            _collect(called, sources)
+
+
+def _compiled(build: Build, target: Device) -> Any:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    function = find_kernel(build.kernel)
+    names = [name for name, _ in build.signature]
+    source = ASTSource(
+        function,
+        dict(build.signature),
+        constexprs={(names.index(name),): value for name, value in build.constants},
+        attrs={(names.index(name),): [["tt.divisibility", 16]] for name in build.aligned},
+    )
+    arch = target.gfx if target.kind == "hip" else int(target.gfx.removeprefix("sm_"))
+    # Triton 3.9 warns unless told, and 3.10 stops fusing multiply and add: say it, so that numerics stay the same.
+    options = {"enable_fp_fusion": True, **dict(build.options)}
+    return triton.compile(source, target=GPUTarget(target.kind, arch, target.warp_size), options=options)
+
+
+def _amd_registers(assembly: str) -> tuple[int | None, int | None]:
+    """(vector registers, spilled ones) from AMD assembly, which states both; (None, None) elsewhere."""
+    used = re.search(r"\.vgpr_count:\s*(\d+)", assembly)
+    spilled = re.search(r"\.vgpr_spill_count:\s*(\d+)", assembly)
+    return (int(used[1]) if used else None), (int(spilled[1]) if spilled else None)

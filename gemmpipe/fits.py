@@ -1,0 +1,73 @@
+"""The rules that every tiled Triton kernel has in common, one `if` each, with the physical cause."""
+
+from gemmpipe.data import Device, Knobs
+from gemmpipe.family import GemmSpec
+from gemmpipe.tiled import integer, workspace_bytes
+
+_WGMMA_ROWS = 64
+_MIB = 2**20
+_WORKSPACE_BYTES = 256 * _MIB
+_POWERS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps")
+
+
+def tile_misfit(spec: GemmSpec, knobs: Knobs, device: Device, accumulators: int) -> str | None:
+    """`rule: detail` of the first rule broken; `accumulators` is how many fp32 tiles live in registers at once."""
+    m, n, k = (integer(knobs, f"BLOCK_SIZE_{axis}") for axis in "MNK")
+    warps, stages = integer(knobs, "num_warps"), integer(knobs, "num_stages")
+    if device.kind == "cpu":
+        return "no GPU: Triton compiles for GPUs"
+    if spec.w_layout != "nk" or spec.batch != 1:
+        return "weight layout: this kernel reads one row-major [N, K] weight"
+    if reason := _wrong_fp8(spec, device):
+        return reason
+    for name in _POWERS:
+        if integer(knobs, name) < 1 or integer(knobs, name) & (integer(knobs, name) - 1):
+            return f"power of two: {name}={knobs[name]}, as tl.arange and warps need"
+    if stages < 1 or integer(knobs, "GROUP_SIZE_M") < 1:
+        return f"positive: num_stages={stages}, GROUP_SIZE_M={knobs['GROUP_SIZE_M']}"
+    # The smallest matrix instruction is 16 x 8 with 16 (16-bit) or 32 (8-bit) along K; Triton pads none of them.
+    least_k = 32 if spec.x_dtype.startswith("float8") else 16
+    if m < 16 or n < 16 or k < least_k:
+        return f"minimum tile: {m}x{n}x{k}, a matrix instruction needs 16x16x{least_k}"
+    # A tile of 64 rows can pay even for M = 16, as Hopper's warpgroup instruction starts there (measured on an H200,
+    # 2026-11-21); with more, at least half of the rows are padding and there is no wider instruction to gain.
+    if m > _WGMMA_ROWS and m >= 2 * _next_power(spec.m):
+        return f"tile beyond the problem: {m} rows for M={spec.m}"
+    if n > _WGMMA_ROWS and n >= 2 * _next_power(spec.n):
+        return f"tile beyond the problem: {n} columns for N={spec.n}"
+    if warps * device.warp_size > 1024:
+        return f"threads: {warps} warps of {device.warp_size} are over 1024 a block"
+    # A thread has 255 registers on NVIDIA, 512 on AMD's matrix cores: accumulators beyond that spill in the K loop.
+    held, most = accumulators * m * n // (warps * device.warp_size), 480 if device.vendor == "amd" else 240
+    if held > most:
+        return f"registers: {held} accumulator registers a thread, {most} leave none for operands"
+    needed = shared_bytes(spec, m, n, k, stages, warps, device)
+    if needed > device.shared_bytes:
+        return f"shared memory: about {needed} bytes, {device.shared_bytes} a block on {device.gfx}"
+    if workspace_bytes(spec, knobs) > _WORKSPACE_BYTES:
+        return (
+            f"workspace: {workspace_bytes(spec, knobs) // _MIB} MiB of split-K parts, over {_WORKSPACE_BYTES // _MIB}"
+        )
+    return None
+
+
+def shared_bytes(spec: GemmSpec, m: int, n: int, k: int, stages: int, warps: int, device: Device) -> int:
+    """About what the compiler will ask for, at most a few kB more than it does."""
+    size = 1 if spec.x_dtype.startswith("float8") else 2
+    return (m + n) * k * size * stages
+
+
+def _wrong_fp8(spec: GemmSpec, device: Device) -> str | None:
+    """e4m3fnuz is multiplied by gfx942 alone, e4m3fn by everything else (emulated, hence slow, on gfx942)."""
+    if not spec.x_dtype.startswith("float8"):
+        return None
+    native = "float8_e4m3fnuz" if device.gfx == "gfx942" else "float8_e4m3fn"
+    if spec.x_dtype != native:
+        return f"fp8 format: {device.gfx} multiplies {native}, not {spec.x_dtype}"
+    if device.kind == "cuda" and int(device.gfx.removeprefix("sm_")) < 89:
+        return f"fp8 format: {device.gfx} has no fp8 matrix instructions"
+    return None
+
+
+def _next_power(value: int) -> int:
+    return 1 << (value - 1).bit_length()

@@ -1,0 +1,171 @@
+"""What the tiled Triton kernels of all families share: their knobs, grid, workspace and launch."""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gemmpipe.builds import find_kernel, is_interpreted, load_build, source_hash
+from gemmpipe.data import Build, Device, Knobs, Scalar
+from gemmpipe.errors import UserError, nearest
+from gemmpipe.family import GemmSpec, Implementation, Inputs, Launch, Prepared
+
+if TYPE_CHECKING:
+    import torch
+
+    from gemmpipe.space import Space
+
+NEEDED = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps", "num_stages")
+NEUTRAL: Mapping[str, Scalar] = {"GROUP_SIZE_M": 1, "NUM_KSPLIT": 1, "cache_modifier": ""}
+AMD_ONLY = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
+AXES = (*NEEDED, *NEUTRAL, *AMD_ONLY)
+TYPES = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float32": "fp32",
+    "float8_e4m3fn": "fp8e4nv",
+    "float8_e4m3fnuz": "fp8e4b8",
+}
+
+
+def integer(knobs: Knobs, name: str) -> int:
+    """A knob as an int. Raises UserError when it is none."""
+    value = knobs[name]
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UserError(f"space.{name}: {value!r}, expected an integer")
+    return value
+
+
+def ceil_div(whole: int, part: int) -> int:
+    """How many parts cover the whole."""
+    return -(-whole // part)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiled(Implementation):
+    """One program a tile and split of K; a family says which kernel, which arguments, and what fits."""
+
+    label = "triton"
+    kernel: str
+    """`module:attribute` of the JIT function."""
+
+    @abstractmethod
+    def pointers(self, spec: GemmSpec) -> Mapping[str, str]:
+        """Every pointer parameter and its Triton type (`constexpr` where this product has none), in order."""
+
+    @abstractmethod
+    def integers(self, spec: GemmSpec) -> Mapping[str, int]:
+        """Every integer parameter after the pointers, by its value for contiguous operands, in order."""
+
+    @abstractmethod
+    def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
+        """Every compile-time constant, in order."""
+
+    @abstractmethod
+    def arguments(self, inputs: Inputs, prepared: Prepared, out: "torch.Tensor") -> Mapping[str, object]:
+        """The tensors behind the pointers (but the workspace) and the strides of these operands."""
+
+    def points(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
+        """The space's points. Raises UserError for an axis that is no knob of this kernel, or one that is missing."""
+        for axis in space.axes:
+            if axis not in AXES:
+                raise UserError(f"space.{axis}: no knob of this kernel{nearest(axis, AXES)}")
+        for axis in NEEDED:
+            if axis not in space.axes:
+                raise UserError(f"space.{axis}: missing; a tiled kernel needs {', '.join(NEEDED)}")
+        facts = {"arch": device.gfx, "vendor": device.vendor, "M": spec.m, "N": spec.n, "K": spec.k}
+        return space.points(facts)
+
+    def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
+        """Drop what this vendor's compiler ignores, and what this problem makes meaningless."""
+        kept = {**NEUTRAL, **{k: v for k, v in knobs.items() if v is not None or k not in NEUTRAL}}
+        if device.vendor != "amd":
+            kept = {k: v for k, v in kept.items() if k not in AMD_ONLY}
+        elif device.gfx == "gfx950" and "kpack" in kept:
+            kept["kpack"] = 1  # the compiler overrides it from gfx950 on
+        blocks = ceil_div(spec.k, integer(kept, "BLOCK_SIZE_K"))
+        share = ceil_div(blocks, min(blocks, max(1, integer(kept, "NUM_KSPLIT"))))
+        kept["NUM_KSPLIT"] = ceil_div(blocks, share)  # splits that would have no K block do not run
+        if 1 in self.tiles(spec, kept):
+            kept["GROUP_SIZE_M"] = 1  # one row or column of tiles has one order
+        return kept
+
+    def tiles(self, spec: GemmSpec, knobs: Knobs) -> tuple[int, int]:
+        """Rows and columns of tiles."""
+        return (
+            ceil_div(spec.m, integer(knobs, "BLOCK_SIZE_M")),
+            ceil_div(spec.n, integer(knobs, "BLOCK_SIZE_N")),
+        )
+
+    def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
+        """One build: GROUP_SIZE_M, the number of splits, M, N and K are arguments of it."""
+        pointers, integers = self.pointers(spec), self.integers(spec)
+        constants = {name: None for name, kind in pointers.items() if kind == "constexpr"}
+        constants |= self.constants(spec, knobs)
+        signature = {**pointers, **dict.fromkeys(integers, "i32"), **dict.fromkeys(constants, "constexpr")}
+        # Sizes and strides decide how wide a load or store may be; M and the scales' strides do not.
+        aligned = [name for name, kind in pointers.items() if kind != "constexpr"]
+        aligned += [n for n in ("N", "K", "x_stride", "w_stride", "out_stride") if integers[n] % 16 == 0]
+        options = {name: knobs[name] for name in ("num_warps", "num_stages", *AMD_ONLY) if name in knobs}
+        build = Build(
+            kernel=self.kernel,
+            source_hash=source_hash(find_kernel(self.kernel)),
+            signature=tuple(signature.items()),
+            constants=tuple(constants.items()),
+            aligned=tuple(aligned),
+            options=tuple(sorted(options.items())),
+        )
+        return (build,)
+
+    def kernel_name(self, knobs: Knobs) -> str:
+        """`blockscale@3fa9c1d2`, or `blockscale_splitk@...`."""
+        split = "_splitk" if integer(knobs, "NUM_KSPLIT") > 1 else ""
+        return f"{self.kernel.split(':')[1]}{split}@{source_hash(find_kernel(self.kernel))[:8]}"
+
+    def bind(
+        self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
+    ) -> Launch:
+        """A launch of the build; split-K's workspace is this call's own, its counters zeroed once and left zero."""
+        (build,) = self.builds(spec, knobs, device)
+        tiles_m, tiles_n = self.tiles(spec, knobs)
+        splits = integer(knobs, "NUM_KSPLIT")
+        sizes = {**self.integers(spec), "group_m": integer(knobs, "GROUP_SIZE_M"), "splits": splits}
+        parts, counters = workspace(spec, knobs, out.device)
+        arguments = {**sizes, **self.arguments(inputs, prepared, out), "parts_ptr": parts, "counters_ptr": counters}
+        wanted = {name: arguments[name] for name, kind in build.signature if kind != "constexpr"}
+        run = load_build(build, device).launcher((tiles_m * tiles_n, splits, 1), wanted)
+
+        def launch() -> "torch.Tensor":
+            run()
+            return out
+
+        return launch
+
+    def interpreted(self) -> bool:
+        """Whether the kernel runs under Triton's interpreter."""
+        return is_interpreted(find_kernel(self.kernel))
+
+
+def workspace_bytes(spec: GemmSpec, knobs: Knobs) -> int:
+    """The fp32 parts of all tiles and splits; 0 without split-K."""
+    splits = integer(knobs, "NUM_KSPLIT")
+    if splits == 1:
+        return 0
+    tile_m, tile_n = integer(knobs, "BLOCK_SIZE_M"), integer(knobs, "BLOCK_SIZE_N")
+    return 4 * splits * ceil_div(spec.m, tile_m) * tile_m * ceil_div(spec.n, tile_n) * tile_n
+
+
+def workspace(
+    spec: GemmSpec, knobs: Knobs, device: "torch.device"
+) -> tuple["torch.Tensor | None", "torch.Tensor | None"]:
+    """(fp32 parts, int32 counters set to 0, one a tile) for split-K; (None, None) without."""
+    import torch
+
+    size = workspace_bytes(spec, knobs)
+    if not size:
+        return None, None
+    tiles = ceil_div(spec.m, integer(knobs, "BLOCK_SIZE_M")) * ceil_div(spec.n, integer(knobs, "BLOCK_SIZE_N"))
+    return (
+        torch.empty(size // 4, dtype=torch.float32, device=device),
+        torch.zeros(tiles, dtype=torch.int32, device=device),
+    )

@@ -1,0 +1,72 @@
+"""The 16-bit product (and fp8 with one scale an operand) on a GPU: one program a tile and split of K."""
+
+import triton
+import triton.language as tl
+
+from gemmpipe.tiles import k_range, place, sum_of_parts
+
+
+@triton.jit
+def product(
+    x_ptr,
+    w_ptr,
+    bias_ptr,
+    x_scale_ptr,
+    w_scale_ptr,
+    out_ptr,
+    parts_ptr,
+    counters_ptr,
+    M,
+    N,
+    K,
+    x_stride,
+    w_stride,
+    out_stride,
+    group_m,
+    splits,
+    BLOCK_SIZE_M: tl.constexpr,
+    BLOCK_SIZE_N: tl.constexpr,
+    BLOCK_SIZE_K: tl.constexpr,
+    SPLIT_K: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    CACHE: tl.constexpr,
+    UPCAST: tl.constexpr,
+):
+    """out = x @ w^T * scales + bias; strides in elements between rows; bias and scales are None where absent."""
+    tiles_m, tiles_n = tl.cdiv(M, BLOCK_SIZE_M), tl.cdiv(N, BLOCK_SIZE_N)
+    pid, split = tl.program_id(0), tl.program_id(1)
+    tile_m, tile_n = place(pid, tiles_m, tiles_n, group_m)
+    # Rows past the end wrap around instead of being masked: their results are never stored.
+    rows = (tile_m * BLOCK_SIZE_M + tl.arange(0, BLOCK_SIZE_M)) % M
+    columns = (tile_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)) % N
+    ks = tl.arange(0, BLOCK_SIZE_K)
+    begin, end = k_range(K, split, splits, BLOCK_SIZE_K)
+    x_ptrs = x_ptr + rows.to(tl.int64)[:, None] * x_stride + (begin * BLOCK_SIZE_K + ks)[None, :]
+    w_ptrs = w_ptr + columns.to(tl.int64)[None, :] * w_stride + (begin * BLOCK_SIZE_K + ks)[:, None]
+    acc = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), tl.float32)
+    for k in range(begin, end):
+        if EVEN_K:
+            x = tl.load(x_ptrs)
+            w = tl.load(w_ptrs, cache_modifier=CACHE)
+        else:
+            left = K - k * BLOCK_SIZE_K
+            x = tl.load(x_ptrs, mask=ks[None, :] < left, other=0.0)
+            w = tl.load(w_ptrs, mask=ks[:, None] < left, other=0.0, cache_modifier=CACHE)
+        if UPCAST:  # Triton's interpreter multiplies bf16 as raw integers
+            x, w = x.to(tl.float32), w.to(tl.float32)
+        acc = tl.dot(x, w, acc)
+        x_ptrs += BLOCK_SIZE_K
+        w_ptrs += BLOCK_SIZE_K
+    last = True
+    if SPLIT_K:
+        last, acc = sum_of_parts(acc, parts_ptr, counters_ptr, pid, split, splits, BLOCK_SIZE_M, BLOCK_SIZE_N)
+    if last:
+        out_rows = tile_m * BLOCK_SIZE_M + tl.arange(0, BLOCK_SIZE_M)
+        out_columns = tile_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)
+        if x_scale_ptr is not None:
+            acc *= tl.load(x_scale_ptr) * tl.load(w_scale_ptr)
+        if bias_ptr is not None:
+            acc += tl.load(bias_ptr + columns).to(tl.float32)[None, :]
+        out_ptrs = out_ptr + out_rows.to(tl.int64)[:, None] * out_stride + out_columns[None, :]
+        inside = (out_rows < M)[:, None] & (out_columns < N)[None, :]
+        tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=inside)
