@@ -1,0 +1,10 @@
+"""The command line: the only place that prints."""
+
+
+def entry() -> None:
+    """Run the command line and exit with its code."""
+    import sys
+
+    from gemmpipe.cli.main import main
+
+    sys.exit(main(sys.argv[1:]))

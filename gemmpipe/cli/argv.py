@@ -1,0 +1,124 @@
+"""The words of a command line, sorted: flags, the pipeline or recipe, and the overrides."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gemmpipe.errors import UserError, nearest
+
+_ALONE = {
+    "-h": "--help",
+    "-r": "--run",
+    "-m": "--multirun",
+    "-sc": "--shell-completion",
+    "": "--hydra-help",
+    "-V": "--version",
+    " ": "--resolve",
+}
+_VALUED = {"-c": "--cfg", "-p": "--package", "-cd": "--config-dir", "-i": "--info"}
+_CHOICES = {
+    "--cfg": ("job", "hydra", "all"),
+    "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
+}
+_REFUSED = {
+    "-cp": "--config-path",
+    "-cn": "--config-name",
+    "": "--experimental-rerun",
+}
+_INSTEAD = {
+    "--config-path": "--config-dir DIR adds a folder of your own options",
+    "--config-name": "the pipeline is the first word: gemmpipe quick ...",
+    "--experimental-rerun": "resume=DIR goes on with a run",
+}
+_MODES = ("--run", "--multirun", "--cfg", "--info", "--shell-completion", "--hydra-help")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandLine:
+    """A command line, sorted; `flags` holds Hydra's own flags in their long form, with their values."""
+
+    flags: tuple[tuple[str, str | None], ...]
+    first: str | None
+    """The pipeline's name or the recipe's path."""
+    words: tuple[str, ...]
+    """The overrides, in order."""
+
+    def has(self, flag: str) -> bool:
+        """Whether the flag was given."""
+        return any(name == flag for name, _ in self.flags)
+
+    def value(self, flag: str) -> str | None:
+        """The flag's value, the last one given."""
+        return next((value for name, value in reversed(self.flags) if name == flag), None)
+
+    @property
+    def config_dir(self) -> Path | None:
+        """The user's folder of options. Raises UserError when there is none."""
+        text = self.value("--config-dir")
+        if text is None:
+            return None
+        folder = Path(text).expanduser().resolve()
+        if not folder.is_dir():
+            raise UserError(f"--config-dir {text}: no such folder")
+        return folder
+
+    @property
+    def argv(self) -> list[str]:
+        """The flags as words again; `=` binds a value, since argparse would take an override for one."""
+        return [name if value is None else f"{name}={value}" for name, value in self.flags]
+
+
+def is_recipe(word: str) -> bool:
+    """Whether a word without a key names a recipe: a YAML file, or any path."""
+    if word.endswith((".yaml", ".yml")):
+        return "=" not in word or Path(word).expanduser().is_file()
+    return "=" not in word and "/" in word
+
+
+def sort_words(argv: Sequence[str]) -> CommandLine:
+    """Sort the words of a command line. Raises UserError for an unknown flag or a second first word."""
+    flags: list[tuple[str, str | None]] = []
+    first: str | None = None
+    words: list[str] = []
+    rest = list(argv)
+    while rest:
+        word = rest.pop(0)
+        if word.startswith("-"):
+            flags.append(_flag(word, rest))
+        elif is_recipe(word) or ("=" not in word and not word.startswith("~")):
+            if first is not None:
+                raise UserError(f"{word}: the pipeline is '{first}' already; expected key=value")
+            if words:
+                raise UserError(f"{word}: a pipeline or a recipe comes before the first key=value; expected key=value")
+            first = word
+        else:
+            words.append(word)
+    line = CommandLine(flags=tuple(flags), first=first, words=tuple(words))
+    modes = [mode for mode in _MODES if line.has(mode)]
+    if len(modes) > 1:
+        raise UserError(f"{modes[1]}: cannot be combined with {modes[0]}")
+    return line
+
+
+def _flag(word: str, rest: list[str]) -> tuple[str, str | None]:
+    """The long name and the value of a flag, taking its value from `rest` where it has one."""
+    short, bound, value = word.partition("=")
+    if short.strip() in {"-", "--", ""}:
+        raise UserError(f"{word}: expected a pipeline, a recipe, a flag or key=value")
+    name = (_ALONE | _VALUED | _REFUSED).get(short, short)
+    if name in _INSTEAD:
+        raise UserError(f"{short}: not available; {_INSTEAD[name]}")
+    if name in _ALONE.values() and not bound:
+        return name, None
+    if name not in _VALUED.values():
+        raise UserError(f"{word}: no such flag{nearest(short, [*_ALONE.values(), *_VALUED.values()])}")
+    if not bound:
+        if name == "--info" and (not rest or rest[0] not in _CHOICES[name]):
+            return name, "all"
+        if not rest:
+            raise UserError(f"{short}: expected a value after it")
+        value = rest.pop(0)
+    choices = _CHOICES.get(name)
+    if choices and value not in choices:
+        raise UserError(f"{short} {value}: expected one of {', '.join(choices)}{nearest(value, choices)}")
+    return name, value

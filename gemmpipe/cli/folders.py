@@ -1,0 +1,79 @@
+"""Where options and pipelines are found: the shipped folders, then the user's `--config-dir`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from gemmpipe.errors import UserError
+from gemmpipe.paths import shipped
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folders:
+    """The names a command line can use: options by group, and pipelines."""
+
+    config_dir: Path | None
+
+    @property
+    def options(self) -> dict[str, list[str]]:
+        """The options of each group, those that only others build on left out."""
+        found: dict[str, set[str]] = {}
+        for folder in self._roots("conf"):
+            for path in folder.glob("[a-z]*/[!_.]*.yaml"):
+                if path.parent.name not in {"hydra", "pipelines"}:
+                    found.setdefault(path.parent.name, set()).add(path.stem)
+        return {group: sorted(names) for group, names in sorted(found.items())}
+
+    @property
+    def pipelines(self) -> dict[str, Path]:
+        """The pipelines by name."""
+        return {path.stem: path for folder in self._roots("pipelines") for path in sorted(folder.glob("[!_.]*.yaml"))}
+
+    def _roots(self, folder: str) -> tuple[Path, ...]:
+        return (shipped(folder),) if self.config_dir is None else (shipped(folder), self.config_dir)
+
+    def check(self) -> None:
+        """Refuse a user's file with a shipped name: Hydra would read the shipped one and say nothing."""
+        if self.config_dir is None:
+            return
+        for path in sorted([*self.config_dir.glob("*.yaml"), *self.config_dir.glob("*/*.yaml")]):
+            name = path.relative_to(self.config_dir)
+            twin = shipped("conf") / name if len(name.parts) > 1 else shipped("pipelines") / name
+            if twin.is_file() and twin.resolve() != path.resolve():
+                kind = (
+                    f"an option '{name.parts[0]}={path.stem}'" if len(name.parts) > 1 else f"a pipeline '{path.stem}'"
+                )
+                raise UserError(f"{path}: gemmpipe ships {kind}, which would be read instead; expected another name")
+
+    def named_code(self) -> frozenset[str]:
+        """Classes and families that the user's own files name: these may be imported although they are not ours."""
+        if self.config_dir is None:
+            return frozenset()
+        files = [*self.config_dir.glob("*.yaml"), *self.config_dir.glob("*/*.yaml")]
+        return frozenset(name for path in files for name in _names(_tree(path), path.parent.name == "kernel"))
+
+
+def _tree(path: Path) -> object:
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return None  # a file that is not chosen may be anything; one that is chosen gets Hydra's error
+
+
+def _names(node: object, kernel: bool) -> list[str]:
+    """The `_target_`s in a tree, and the family of an option of `kernel`."""
+    if isinstance(node, list):
+        return [name for item in node for name in _names(item, kernel=False)]
+    if not isinstance(node, Mapping):
+        return []
+    own = [node.get("_target_"), node.get("family") if kernel else None]
+    return [name for name in own if isinstance(name, str)] + [n for v in node.values() for n in _names(v, kernel=False)]
+
+
+def title(path: Path) -> str:
+    """What a YAML file says it is: its first comment line."""
+    with path.open(encoding="utf-8") as stream:
+        first = stream.readline().strip()
+    return first.lstrip("# ") if first.startswith("#") else ""

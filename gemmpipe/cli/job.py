@@ -1,0 +1,64 @@
+"""One run: the composed configuration built, carried out, and its end turned into an exit code."""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gemmpipe.cli.progress import Terminal
+from gemmpipe.cli.reports import INTERRUPTED, report, report_bug
+from gemmpipe.cli.request import Request
+from gemmpipe.errors import EnvironmentProblem, GemmpipeError
+from gemmpipe.events import Events
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+def run_job(cfg: "DictConfig", request: Request) -> int:
+    """Carry out one run and return its exit code. Raises KeyboardInterrupt when the user stopped it."""
+    from hydra.core.hydra_config import HydraConfig
+
+    run_dir = Path(HydraConfig.get().runtime.output_dir)
+    try:
+        code = _carry_out(cfg, request, run_dir, tuple(HydraConfig.get().overrides.task))
+    except GemmpipeError as error:
+        _forget_empty(run_dir)
+        return report(error)
+    except OSError as error:
+        return report(EnvironmentProblem(f"{error.filename or run_dir}: {error.strerror or error}"), error)
+    except Exception as error:  # noqa: BLE001 (a bug in one run of a sweep must not end the others)
+        return report_bug(error)
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt  # a sweep would start its next run otherwise
+    return code
+
+
+def _carry_out(cfg: "DictConfig", request: Request, run_dir: Path, overrides: tuple[str, ...]) -> int:
+    from gemmpipe.config import Origin, build
+
+    config_dir = request.folders.config_dir
+    origin = Origin(
+        pipeline=request.pipeline,
+        run_dir=run_dir,
+        overrides=overrides,
+        python_path=(str(config_dir),) if config_dir else (),
+        allowed=request.folders.named_code(),
+    )
+    sys.path[:0] = [folder for folder in origin.python_path if folder not in sys.path]
+    with Terminal(verbose=cfg.verbose is True) as terminal:
+        events = Events(listeners=[terminal])
+        if list(cfg.chain) == ["doctor"]:
+            from gemmpipe.doctor import examine
+
+            return examine(cfg, origin, events)
+        plan = build(cfg, origin)
+        from gemmpipe.runner import run
+
+        return run(plan, events)
+
+
+def _forget_empty(run_dir: Path) -> None:
+    """Remove the folder of a run that never began, so that `last` and the eye find real ones only."""
+    if run_dir.is_dir() and [path.name for path in run_dir.iterdir()] == [".hydra"]:
+        shutil.rmtree(run_dir, ignore_errors=True)

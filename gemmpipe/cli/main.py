@@ -1,0 +1,119 @@
+"""From the words of a command line to an exit code."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from gemmpipe import __version__
+from gemmpipe.cli import completion
+from gemmpipe.cli.argv import CommandLine, sort_words
+from gemmpipe.cli.folders import Folders
+from gemmpipe.cli.reports import INTERRUPTED, report, report_bug
+from gemmpipe.cli.usage import usage
+from gemmpipe.errors import GemmpipeError
+from gemmpipe.paths import shipped
+
+if TYPE_CHECKING:
+    from hydra.core.config_search_path import ConfigSearchPath
+    from omegaconf import DictConfig
+
+    from gemmpipe.cli.request import Request
+
+
+def main(argv: Sequence[str]) -> int:
+    """Do what the words say and return the exit code: 0, 1, 2, 3 or 130."""
+    try:
+        return _dispatch(argv)
+    except GemmpipeError as error:
+        return report(error)
+    except KeyboardInterrupt:
+        print("gemmpipe: interrupted; 'gemmpipe resume=last' goes on", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader is gone: nothing left to say
+        return 0
+    except Exception as error:  # noqa: BLE001 (the last line of defence)
+        return report_bug(error)
+
+
+def _dispatch(argv: Sequence[str]) -> int:
+    line = sort_words(argv)
+    if not argv or line.has("--help"):
+        print(usage(Folders(config_dir=line.config_dir)))
+        return 0
+    if line.has("--version"):
+        print(f"gemmpipe {__version__}")
+        return 0
+    if line.has("--shell-completion"):
+        return _complete(line)
+    from gemmpipe.cli.request import understand
+
+    request = understand(line)
+    return _run_hydra(line, request)
+
+
+def _complete(line: CommandLine) -> int:
+    typed, current = completion.typed_line(os.environ)
+    if not completion.is_query(line):
+        _hydra(["--shell-completion", *line.words], _no_job)
+        return 0
+    folders = Folders(config_dir=typed.config_dir)
+    for name in completion.first_words(typed, current, folders):
+        print(name)
+    completion.show_hydra(typed, current)
+    pipeline = typed.first if typed.first in folders.pipelines else "tune"
+    where = [f"--config-dir={folders.config_dir}"] if folders.config_dir else []
+    _hydra(["--shell-completion", f"--config-name={pipeline}", *where, *line.words], _no_job)
+    return 0
+
+
+def _no_job(cfg: "DictConfig") -> None:
+    """Completion runs nothing."""
+
+
+def _run_hydra(line: CommandLine, request: "Request") -> int:
+    """Let Hydra compose and run; every run's exit code is kept, the worst is returned."""
+    from gemmpipe.cli.job import run_job
+    from gemmpipe.cli.mistakes import MISTAKES, explain
+
+    flags = [flag for flag in line.argv if not flag.startswith(("--config-dir", "--multirun"))]
+    if request.multirun:
+        flags.append("--multirun")
+    if request.folders.config_dir:
+        flags.append(f"--config-dir={request.folders.config_dir}")
+    codes: list[int] = []
+
+    def job(cfg: "DictConfig") -> None:
+        codes.append(run_job(cfg, request))
+
+    try:
+        _hydra([*flags, f"--config-name={request.pipeline}", *request.overrides], job)
+    except MISTAKES as error:
+        raise explain(error, request.folders.options, request.overrides, request.recipe) from error
+    return max(codes, default=0)
+
+
+def _hydra(argv: Sequence[str], job: "Callable[[DictConfig], None]") -> None:
+    """Run Hydra's main on these words; it raises what goes wrong instead of printing it."""
+    import hydra
+    from hydra.core.plugins import Plugins
+    from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+    class Pipelines(SearchPathPlugin):
+        """Adds the folder of the pipelines beside the one of the options."""
+
+        def manipulate_search_path(self, search_path: "ConfigSearchPath") -> None:
+            search_path.append("gemmpipe", f"file://{shipped('pipelines')}")
+
+    Plugins.instance().register(Pipelines)
+    words, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv = [words[0], *argv]
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        hydra.main(config_path=str(shipped("conf")), config_name="tune", version_base="1.3")(job)()
+    finally:
+        sys.argv = words
+        os.environ.pop("HYDRA_FULL_ERROR")
+        if full_error is not None:
+            os.environ["HYDRA_FULL_ERROR"] = full_error

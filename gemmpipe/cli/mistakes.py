@@ -1,0 +1,73 @@
+"""What Hydra says about a mistake, in one line: what, where, what was expected, the nearest known name."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+import yaml
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf.errors import OmegaConfBaseException
+
+from gemmpipe.cli.reports import one_line
+from gemmpipe.errors import UserError, nearest
+
+MISTAKES = (HydraException, OmegaConfBaseException, RecursionError, yaml.YAMLError, ValueError)
+"""What composing a configuration raises when the words or the YAML files are wrong."""
+
+
+def explain(error: BaseException, options: Mapping[str, Sequence[str]], words: Sequence[str], recipe: str) -> UserError:
+    """The mistake as a UserError; `options` are the names in each group, `recipe` the file that the words are from."""
+    index = re.match(r"invalid literal for int\(\) with base 10: '(.*)'", str(error))
+    if index:  # a name where a list has numbers; Hydra does not say which override it was
+        key = next((word.split("=")[0] for word in words if f".{index[1]}" in word.split("=")[0]), "")
+        said = f"{key}: no such key; '{index[1]}' stands where a list has only places 0, 1, ..."
+    else:
+        said = _said(error, options)
+    return UserError(f"{recipe}: {said}" if recipe else said)
+
+
+def _said(error: BaseException, options: Mapping[str, Sequence[str]]) -> str:
+    if isinstance(error, MissingConfigException):
+        return _missing_option(error, options)
+    if isinstance(error, RecursionError):
+        return "the defaults lists of the configuration files include each other without end"
+    if isinstance(error, OverrideParseException):
+        return f"{error.override}: cannot be read as key=value"
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+        mark = error.problem_mark
+        return one_line(f"{mark.name}: line {mark.line + 1}: {error.problem}")
+    cause = error if isinstance(error, OmegaConfBaseException) else error.__cause__
+    if isinstance(cause, OmegaConfBaseException) and cause.full_key:
+        return _wrong_key(cause, options)
+    return _rest(error)
+
+
+def _missing_option(error: MissingConfigException, options: Mapping[str, Sequence[str]]) -> str:
+    group, _, name = (error.missing_cfg_file or "").rpartition("/")
+    if group not in options:
+        return one_line(str(error).split("\n")[0])
+    named = re.match(r"In '([^']+)'", str(error))
+    where = f"{named[1]}.yaml: " if named and named[1] != "_base" else ""
+    return f"{where}{group}: no option '{name}'{nearest(name, options[group])}"
+
+
+def _wrong_key(cause: OmegaConfBaseException, options: Mapping[str, Sequence[str]]) -> str:
+    parent = cause.parent_node
+    key = str(cause.full_key)
+    if "not in struct" not in str(cause) or parent is None:
+        return one_line(f"{key}: {str(cause).splitlines()[0]}")
+    try:
+        known = [str(name) for name in parent]
+    except TypeError:
+        return f"{key}: no such key; its parent is a single value"
+    last = key.rsplit(".", 1)[-1]
+    place = key.rsplit(".", 1)[0] if "." in key else ""
+    if place in options and last in options[place]:
+        return f"{key}: '{last}' is not chosen; {place}=[{','.join([*known, last])}] adds it"
+    return f"{key}: no such key{nearest(last, known if place else [*known, *options])}"
+
+
+def _rest(error: BaseException) -> str:
+    """What is left: Hydra's first line, which names the override, and its suggestion if there is one."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    kept = [line for line in lines if not line.startswith(("To append", "Set the environment"))]
+    return one_line(" ".join(kept[:2])) or type(error).__name__

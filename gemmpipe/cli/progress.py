@@ -1,0 +1,78 @@
+"""What the user sees of a run: a bar with the time left, lines, warnings."""
+
+import sys
+import time
+from types import TracebackType
+from typing import Never, Self
+
+from tqdm import tqdm
+
+from gemmpipe.events import Event
+
+_HEARTBEAT_S = 10.0
+
+
+class Terminal:
+    """A listener that prints: lines to stdout, bar, heartbeat and warnings to stderr."""
+
+    def __init__(self, *, verbose: bool) -> None:
+        self._verbose = verbose
+        self._interactive = sys.stderr.isatty()
+        self._bar: tqdm[Never] | None = None
+        self._stage = ""
+        self._began = self._spoke = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def __call__(self, event: Event) -> None:
+        """Show one event."""
+        if event.kind == "stage":
+            self._begin(event)
+        elif event.kind == "progress":
+            self._advance(event)
+        elif event.kind == "warning":
+            self._print(f"warning: {event.text}", error=True)
+        elif event.kind == "line" or self._verbose:
+            self._print(event.text)
+
+    def _begin(self, event: Event) -> None:
+        self._close()
+        self._stage = event.text
+        self._began = self._spoke = time.monotonic()
+        if self._interactive and event.total:
+            self._bar = tqdm(total=event.total, desc=event.text, leave=False, dynamic_ncols=True, file=sys.stderr)
+
+    def _advance(self, event: Event) -> None:
+        if self._bar is not None:
+            self._bar.total = event.total or self._bar.total
+            if event.text:
+                self._bar.set_postfix_str(event.text, refresh=False)
+            self._bar.update(event.done - self._bar.n)
+        elif not self._interactive and time.monotonic() - self._spoke >= _HEARTBEAT_S:
+            self._spoke = time.monotonic()
+            print(self._heartbeat(event), file=sys.stderr, flush=True)
+
+    def _heartbeat(self, event: Event) -> str:
+        """`screen 120/400, 35 s, about 80 s left`."""
+        spent_s = time.monotonic() - self._began
+        left = f", about {spent_s * (event.total - event.done) / event.done:.0f} s left" if event.done else ""
+        note = f", {event.text}" if event.text else ""
+        return f"{self._stage} {event.done}/{event.total}, {spent_s:.0f} s{left}{note}"
+
+    def _print(self, text: str, *, error: bool = False) -> None:
+        stream = sys.stderr if error else sys.stdout
+        if self._bar is None:
+            print(text, file=stream, flush=True)
+        else:
+            tqdm.write(text, file=stream)
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None

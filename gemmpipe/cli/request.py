@@ -1,0 +1,80 @@
+"""What a command line asks for, once recipes and earlier runs are read: one pipeline and its overrides."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gemmpipe.cli.argv import CommandLine, is_recipe
+from gemmpipe.cli.earlier import EarlierRun, find
+from gemmpipe.cli.folders import Folders
+from gemmpipe.cli.words import key_of, quote, readable
+from gemmpipe.errors import UserError, nearest
+from gemmpipe.recipe import read_recipe
+
+_DEFAULT = "tune"
+_EARLIER = ("resume", "reuse")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """One pipeline, its overrides in Hydra's grammar, and where they come from."""
+
+    pipeline: str
+    overrides: tuple[str, ...]
+    multirun: bool
+    folders: Folders
+    recipe: str
+    """The recipe's path, or nothing."""
+
+
+def understand(line: CommandLine) -> Request:
+    """Read what the words refer to. Raises UserError for a pipeline, recipe or run that is not there."""
+    folders = Folders(config_dir=line.config_dir)
+    groups = frozenset(folders.options)
+    pipeline, words, multirun = line.first, line.words, line.has("--multirun")
+    recipe = None
+    if line.first is not None and is_recipe(line.first):
+        recipe = read_recipe(Path(line.first).expanduser(), groups)
+        pipeline, words = recipe.pipeline, _later_wins((*recipe.overrides, *line.words))
+        multirun = multirun or recipe.multirun
+    run, words = _with_earlier(words, pipeline)
+    if run is not None:
+        if multirun and any(word.startswith("resume=") for word in words):
+            raise UserError("resume: goes on with one run; leave -m out")
+        pipeline = pipeline or run.pipeline
+        folders = folders if folders.config_dir else Folders(config_dir=run.config_dir)
+    pipeline = pipeline or _DEFAULT
+    folders.check()
+    if pipeline not in folders.pipelines:
+        raise UserError(f"{pipeline}: no such pipeline{nearest(pipeline, folders.pipelines)}")
+    return Request(
+        pipeline=pipeline,
+        overrides=readable(_later_wins(words), multirun=multirun),
+        multirun=multirun,
+        folders=folders,
+        recipe=str(recipe.path) if recipe else "",
+    )
+
+
+def _with_earlier(words: Sequence[str], pipeline: str | None) -> tuple[EarlierRun | None, tuple[str, ...]]:
+    """The words with those of the run that `resume=` or `reuse=` names in front, so that later words win."""
+    asked = [(key_of(word), word.split("=", 1)[1]) for word in words if "=" in word and key_of(word) in _EARLIER]
+    asked = [(key, value.strip("\"'")) for key, value in asked if value not in {"", "null"}]
+    if not asked:
+        return None, tuple(words)
+    if len(asked) > 1:
+        raise UserError("resume and reuse: expected one of them")
+    key, value = asked[0]
+    run = find(key, value, pipeline)
+    rest = [word for word in words if key_of(word) != key]
+    place = [f"{key}={quote(str(run.folder))}"]
+    if key == "resume":
+        place += [f"hydra.run.dir={quote(str(run.folder))}", "hydra.output_subdir=null"]
+    kept = [word for word in run.overrides if key_of(word) not in _EARLIER]
+    return run, (*kept, *rest, *place)
+
+
+def _later_wins(words: Sequence[str]) -> tuple[str, ...]:
+    """Of several overrides of one key the last one."""
+    last = {key_of(word): index for index, word in enumerate(words)}
+    return tuple(word for index, word in enumerate(words) if last[key_of(word)] == index)

@@ -1,0 +1,221 @@
+"""From a composed configuration to objects: the only place that instantiates, and it checks every key and type."""
+
+import functools
+import importlib
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from gemmpipe.errors import UserError, nearest
+from gemmpipe.space import Space
+from gemmpipe.typed import Make, convert, fill
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from gemmpipe.family import Family, Implementation
+    from gemmpipe.runner import Plan
+
+VERSION = 1
+_FACTS = ("arch", "vendor", "M", "N", "K")
+_ROOT: Mapping[str, Any] = {
+    "chain": tuple[str, ...],
+    "output": Path,
+    "profile": Path | None,
+    "batch": int,
+    "retune": bool,
+    "verbose": bool,
+    "resume": Path | None,
+    "reuse": Path | None,
+    "table": Path | None,
+    "inputs": tuple[Path, ...],
+}
+_NODES = ("version", "kernel", "shapes", "space", "format", "backend", "search", "device", "executor", "stages")
+
+
+@runtime_checkable
+class _Provider(Protocol):
+    """What a `backend` option constructs: a library, or a family's own kernels of one label."""
+
+    def implementations(self, family: "Family") -> "tuple[Implementation, ...]": ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """What a run knows beside its configuration."""
+
+    pipeline: str
+    run_dir: Path
+    overrides: tuple[str, ...]
+    """As typed, one `key=value` each; axes of the space named here are pinned."""
+    python_path: tuple[str, ...]
+    """The user's folders of Python, for this process and its workers."""
+    allowed: frozenset[str]
+    """Classes and families outside gemmpipe that the user's own files name."""
+
+
+def build(cfg: "DictConfig", origin: Origin) -> "Plan":
+    """Everything a run needs. Raises UserError naming the full key, what was given and what was expected."""
+    from gemmpipe.runner import Plan
+
+    tree = _plain(cfg)
+    _known_keys(tree, (*_NODES, *_ROOT), "")
+    if type(tree["version"]) is not int or tree["version"] != VERSION:
+        raise UserError(f"version: {tree['version']!r} given, expected {VERSION}")
+    make = functools.partial(_make, allowed=origin.allowed)
+    root = {key: convert(tree[key], hint, key, make) for key, hint in _ROOT.items()}
+    if root["batch"] < 1:
+        raise UserError(f"batch: {root['batch']} given, expected at least 1")
+    stages = _stages(tree["stages"], make)
+    for word in root["chain"]:
+        if word not in stages:
+            raise UserError(f"chain: no stage '{word}'{nearest(word, stages)}")
+    return Plan(
+        version=VERSION,
+        **_kernel(tree["kernel"], origin.allowed, make),
+        **_choices(tree, make),
+        space=_space(tree["space"], origin.overrides),
+        stages=stages,
+        **root,
+        pipeline=origin.pipeline,
+        run_dir=origin.run_dir,
+        overrides=origin.overrides,
+        config=tree,
+        python_path=origin.python_path,
+        allow_targets=tuple(sorted(origin.allowed)),
+    )
+
+
+def _plain(cfg: "DictConfig") -> dict[str, Any]:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        return typing.cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))
+    except OmegaConfBaseException as error:
+        raise UserError(f"{error.full_key}: {str(error).splitlines()[0]}") from None
+
+
+def _known_keys(node: object, known: Sequence[str], where: str) -> None:
+    """Refuse unknown and missing keys."""
+    if not isinstance(node, Mapping):
+        raise UserError(f"{where}: {node!r} given, expected keys {', '.join(known)}")
+    prefix = f"{where}." if where else ""
+    for key in node:
+        if key not in known:
+            raise UserError(f"{prefix}{key}: no such key{nearest(str(key), known)}")
+    for key in known:
+        if key not in node:
+            raise UserError(f"{prefix}{key}: missing")
+
+
+def _kernel(node: object, allowed: frozenset[str], make: Make) -> dict[str, Any]:
+    from gemmpipe.family import KernelDefaults, load_family
+    from gemmpipe.paths import PACKAGE
+
+    _known_keys(node, ("family", "dtype", "out_dtype", "bias"), "kernel")
+    values = dict(typing.cast(Mapping[str, Any], node))
+    name = convert(values.pop("family"), str, "kernel.family", make)
+    shipped = [path.parent.name for path in (PACKAGE / "kernels").glob("*/__init__.py")]
+    if name not in shipped and name not in allowed:
+        # An override or a recipe may choose a family but not make us import any module that happens to be there.
+        raise UserError(f"kernel.family: no family '{name}'{nearest(str(name), shipped)}")
+    return {"family": load_family(str(name)), "defaults": fill(KernelDefaults, values, "kernel", make)}
+
+
+def _choices(tree: Mapping[str, Any], make: Make) -> dict[str, Any]:
+    from gemmpipe.device import DeviceChoice
+    from gemmpipe.executors import Executor
+    from gemmpipe.formats import Format
+    from gemmpipe.search import Search
+    from gemmpipe.sources import Source
+
+    return {
+        "source": convert(tree["shapes"], Source, "shapes", make),
+        "formats": convert(tree["format"] or {}, Mapping[str, Format], "format", make),
+        "backends": convert(tree["backend"] or {}, Mapping[str, _Provider], "backend", make),
+        "search": convert(tree["search"], Search, "search", make),
+        "devices": convert(tree["device"], DeviceChoice, "device", make),
+        "executor": convert(tree["executor"], Executor, "executor", make),
+    }
+
+
+def _stages(node: object, make: Make) -> dict[str, Any]:
+    from gemmpipe.stages import Stage
+
+    stages = typing.cast(dict[str, Any], convert(node, Mapping[str, Stage], "stages", make))
+    for key, stage in stages.items():
+        kind = type(stage).__name__
+        if kind.lower() != key.replace("_", "").lower():
+            raise UserError(f"stages.{key}: a {kind} stage given, expected one named {key.capitalize()}")
+    return stages
+
+
+def _space(node: object, overrides: Sequence[str]) -> Space:
+    """The search space; an axis named by an override `space.X=` is pinned."""
+    if not isinstance(node, Mapping):
+        raise UserError(f"space: {node!r} given, expected axes with lists of values")
+    if "when" not in node:
+        raise UserError("space.when: missing; expected a list of entries, [] for none")
+    axes = {str(name): _axis(f"space.{name}", values) for name, values in node.items() if name != "when"}
+    when = node["when"]
+    if not isinstance(when, list):
+        raise UserError(f"space.when: {when!r} given, expected a list of entries")
+    entries = tuple(_entry(f"space.when[{index}]", entry, axes) for index, entry in enumerate(when))
+    keys = [word.split("=", 1)[0].lstrip("+~").split(".") for word in overrides]
+    pinned = tuple(key[1] for key in keys if len(key) > 1 and key[0] == "space" and key[1] in axes)
+    return Space(axes=axes, when=entries, pinned=pinned)
+
+
+def _axis(where: str, values: object) -> tuple[Any, ...]:
+    listed = tuple(values) if isinstance(values, list) else (values,)
+    if not listed:
+        raise UserError(f"{where}: [] given, expected at least one value")
+    for value in listed:
+        if isinstance(value, Mapping | list):
+            raise UserError(f"{where}: {value!r} given, expected a number, a text, true, false or null")
+    return listed
+
+
+def _entry(where: str, entry: object, axes: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry of `when`: conditions on facts and axes, and lists that replace axes."""
+    if not isinstance(entry, Mapping):
+        raise UserError(f"{where}: {entry!r} given, expected conditions and axes")
+    for key, value in entry.items():
+        known = axes if isinstance(value, list) else (*axes, *_FACTS)
+        if key not in known:
+            what = "axis" if isinstance(value, list) else "axis or fact"
+            raise UserError(f"{where}.{key}: no such {what}{nearest(str(key), [str(name) for name in known])}")
+        if isinstance(value, Mapping):
+            raise UserError(f"{where}.{key}: {value!r} given, expected a condition or a list")
+    return {str(k): _axis(f"{where}.{k}", v) if isinstance(v, list) else v for k, v in entry.items()}
+
+
+def _make(node: Mapping[str, Any], expected: type, where: str, *, allowed: frozenset[str]) -> object:
+    """The object that a node with `_target_` describes."""
+    values = dict(node)
+    target = values.pop("_target_")
+    if not isinstance(target, str) or "." not in target:
+        raise UserError(f"{where}._target_: {target!r} given, expected a class such as gemmpipe.search.halving.Halving")
+    if not target.startswith("gemmpipe.") and target not in allowed:
+        raise UserError(f"{where}._target_: {target}: a class outside gemmpipe must be named in a file of --config-dir")
+    cls = _locate(target, where)
+    if not isinstance(cls, type) or not issubclass(cls, expected):
+        raise UserError(f"{where}._target_: {target} is no {expected.__name__}")
+    return fill(cls, values, where, functools.partial(_make, allowed=allowed))
+
+
+def _locate(target: str, where: str) -> object:
+    module, _, name = target.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module == error.name or module.startswith(f"{error.name}.")):
+            raise UserError(f"{where}: {target} needs the package '{error.name}', which is not installed") from None
+        raise UserError(
+            f"{where}._target_: no module '{module}' (Python files beside --config-dir's are found)"
+        ) from None
+    except AttributeError:
+        raise UserError(f"{where}._target_: {module} has no '{name}'") from None
