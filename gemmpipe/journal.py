@@ -25,6 +25,8 @@ class Journal:
         """
         self.path = folder / NAME
         self._known: set[str] = set()
+        self.kernel_names: dict[str, str] = {}
+        """By candidate id; goes into the row that introduces a candidate."""
         self._synced = time.monotonic()
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -73,7 +75,8 @@ class Journal:
     def _introduce(self, candidate: Candidate) -> None:
         if candidate.id not in self._known:
             self._known.add(candidate.id)
-            self.write("candidate", id=candidate.id, backend=candidate.backend, knobs=candidate.knobs)
+            name = self.kernel_names.get(candidate.id, candidate.backend)
+            self.write("candidate", id=candidate.id, backend=candidate.backend, knobs=candidate.knobs, kernel=name)
 
     def sync(self) -> None:
         """Put everything written so far on the disk."""
@@ -105,6 +108,8 @@ class Record:
     trials: dict[tuple[str, str, str, int], Trial] = field(default_factory=dict)
     finished: set[tuple[str, str]] = field(default_factory=set)
     """(stage, problem) whose `done` row stands."""
+    kernel_names: dict[str, str] = field(default_factory=dict)
+    """By candidate id."""
     skipped: list[int] = field(default_factory=list)
     """Numbers of lines that could not be read."""
 
@@ -157,6 +162,7 @@ def _take(row: dict[str, object], record: Record, candidates: dict[str, Candidat
         case "candidate":
             knobs: Mapping[str, Scalar] = row["knobs"]  # type: ignore[assignment]
             candidates[str(row["id"])] = Candidate.of(str(row["backend"]), knobs)
+            record.kernel_names[str(row["id"])] = str(row.get("kernel", row["backend"]))
         case "done":
             record.finished.add((str(row["stage"]), str(row["problem"])))
         case "trial":

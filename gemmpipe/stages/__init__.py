@@ -1,16 +1,20 @@
 """What a stage is: a step from tables to tables, with what all steps of a run share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from gemmpipe.data import Device, Scalar
+from gemmpipe.data import Candidate, Device, Scalar
 from gemmpipe.events import Events
-from gemmpipe.family import Family, KernelDefaults
+from gemmpipe.executors import Pool
+from gemmpipe.family import Family, Implementation, KernelDefaults
 from gemmpipe.formats import Format
+from gemmpipe.journal import Journal, Record
+from gemmpipe.search import Search
 from gemmpipe.sources import Source
+from gemmpipe.space import Space
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,6 +37,34 @@ class Context:
     run_id: str
     provenance: Mapping[str, Scalar | Mapping[str, Scalar]]
     """Versions, clocks and recipe: goes beside every artifact."""
+    space: Space
+    search: Search
+    implementations: tuple[Implementation, ...]
+    incumbents: Mapping[str, tuple[Candidate, ...]]
+    """By problem id: what the output table holds already."""
+    policy: str
+    """How times are taken, for the tables."""
+    journal: Journal
+    record: Record
+    """What an earlier session of this run has written."""
+    running: Pool | None
+    """The workers; None where no stage of the chain needs a device."""
+    check: Callable[[], None]
+    """Raises Interrupted when the user asked to stop."""
+    account: dict[str, float] = field(default_factory=dict)
+    """Seconds that stages report for the manifest."""
+    unsolved: list[str] = field(default_factory=list)
+    """Problems without a valid candidate."""
+    gated: list[str] = field(default_factory=list)
+    """Faster candidates that cost more weight memory than the user offered."""
+    files: list[Path] = field(default_factory=list)
+    """Artifacts written."""
+
+    @property
+    def pool(self) -> Pool:
+        """The workers, for stages that use a device."""
+        assert self.running is not None, "a stage without uses_device asked for the pool"
+        return self.running
 
 
 class Stage(ABC):
@@ -40,6 +72,7 @@ class Stage(ABC):
 
     needs: ClassVar[tuple[str, ...]]
     gives: ClassVar[tuple[str, ...]]
+    uses_device: ClassVar[bool] = False
 
     @abstractmethod
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":

@@ -1,0 +1,102 @@
+"""Executors: where jobs and builds run, and what the driver hears of them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from gemmpipe.backends import Backend
+from gemmpipe.data import Build, BuildFacts, Device, Trial
+from gemmpipe.events import Events
+from gemmpipe.jobs import Job
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """A build is compiled, or failed to (`facts.error`)."""
+
+    build: Build
+    facts: BuildFacts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """A job is done: every one of its candidates has its trial here or in an earlier message."""
+
+    job: Job
+    trials: tuple[Trial, ...]
+    complete: bool = True
+
+
+@dataclass(kw_only=True)
+class Usage:
+    """Where one resource's time went, seconds by purpose; what is missing to `wall_s` was idle."""
+
+    name: str
+    wall_s: float = 0.0
+    busy_s: dict[str, float] = field(default_factory=dict)
+
+    def add(self, spent_s: dict[str, float]) -> None:
+        """Account seconds."""
+        for purpose, seconds in spent_s.items():
+            self.busy_s[purpose] = self.busy_s.get(purpose, 0.0) + seconds
+
+    @property
+    def idle_s(self) -> float:
+        """The rest of the wall time."""
+        return max(0.0, self.wall_s - sum(self.busy_s.values()))
+
+
+class Pool(ABC):
+    """Workers on devices and a compile pool; a running executor."""
+
+    devices: tuple[Device, ...]
+
+    @abstractmethod
+    def submit(self, job: Job, worker: int) -> None:
+        """Queue a job on a worker."""
+
+    @abstractmethod
+    def backlog(self, worker: int) -> int:
+        """Jobs given to a worker and not finished."""
+
+    @abstractmethod
+    def forget_queued(self, worker: int) -> None:
+        """Drop the jobs that a worker has not begun."""
+
+    @abstractmethod
+    def compile(self, build: Build) -> None:
+        """Queue a build."""
+
+    @abstractmethod
+    def poll(self, timeout_s: float) -> Sequence[Built | Finished]:
+        """What happened since the last call; waits for something, at most so long."""
+
+    @abstractmethod
+    def usage(self) -> list[Usage]:
+        """Where the time of every worker and of the compile slots went."""
+
+    @abstractmethod
+    def close(self, *, kill: bool = False) -> None:
+        """Stop everything; `kill` does not wait for the job in hand."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(kill=kind is not None)
+
+
+class Executor(ABC):
+    """A way to run jobs, as the configuration names it."""
+
+    @abstractmethod
+    def start(
+        self,
+        devices: tuple[Device, ...],
+        family: str,
+        backends: tuple[Backend, ...],
+        python_path: tuple[str, ...],
+        events: Events,
+    ) -> Pool:
+        """Take the devices and be ready for jobs."""

@@ -1,0 +1,107 @@
+"""All devices of this machine: one killable worker process each, a lock a device, a shared compile pool."""
+
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from gemmpipe.backends import Backend
+from gemmpipe.data import Build, Device
+from gemmpipe.events import Events
+from gemmpipe.executors import Built, Executor, Finished, Pool, Usage
+from gemmpipe.executors.compiling import Compilers
+from gemmpipe.executors.desk import Desk
+from gemmpipe.jobs import Job
+from gemmpipe.worker import Post
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Local(Executor):
+    """Runs on this machine's devices."""
+
+    workers: int | None
+    """At most so many devices; None: all."""
+    compile_workers: int | None
+    """Compile processes; None: the cores left beside the workers."""
+    timeout_s: float
+    """One candidate's launch may take so long."""
+    compile_timeout_s: float
+    memory_pct: float
+    """A worker that holds more of the machine's memory is stopped."""
+
+    def start(
+        self,
+        devices: tuple[Device, ...],
+        family: str,
+        backends: tuple[Backend, ...],
+        python_path: tuple[str, ...],
+        events: Events,
+    ) -> "LocalPool":
+        devices = devices[: self.workers] if self.workers else devices
+        posts = [Post(device=d, family=family, backends=backends, python_path=python_path) for d in devices]
+        return LocalPool(self, posts, events)
+
+
+class LocalPool(Pool):
+    """Desks (a worker and its queue) and compilers."""
+
+    def __init__(self, executor: Local, posts: Sequence[Post], events: Events) -> None:
+        self.devices = tuple(post.device for post in posts)
+        self._locks = [_lock(device, events) for device in self.devices]
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        slots = executor.compile_workers or max(1, cores - len(posts))
+        self._compilers = Compilers(self.devices[0], slots, executor.compile_timeout_s, posts[0].python_path)
+        memory = executor.memory_pct / 100 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        self._desks = [Desk(post, executor.timeout_s, int(memory), events) for post in posts]
+
+    def submit(self, job: Job, worker: int) -> None:
+        self._desks[worker].submit(job)
+
+    def backlog(self, worker: int) -> int:
+        return self._desks[worker].backlog
+
+    def forget_queued(self, worker: int) -> None:
+        self._desks[worker].forget_queued()
+
+    def compile(self, build: Build) -> None:
+        self._compilers.submit(build)
+
+    def poll(self, timeout_s: float) -> Sequence[Built | Finished]:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            messages: list[Built | Finished] = [*self._compilers.done()]
+            for desk in self._desks:
+                messages += desk.messages()
+            left = deadline - time.monotonic()
+            if messages or left <= 0:
+                return messages
+            ears = [ear for desk in self._desks for ear in desk.ears()]
+            # Deadlines and memory are looked at twice a second, also when nobody speaks.
+            wait([self._compilers.bell, *ears], timeout=min(left, 0.5))
+
+    def usage(self) -> list[Usage]:
+        return [self._compilers.usage(), *(desk.usage() for desk in self._desks)]
+
+    def close(self, *, kill: bool = False) -> None:
+        for desk in self._desks:
+            desk.close(kill=kill)
+        self._compilers.close(kill=kill)
+        for lock in self._locks:
+            lock.release()
+
+
+def _lock(device: Device, events: Events) -> FileLock:
+    """The device is ours alone: a second timed process on it would spoil both runs."""
+    name = device.uuid or device.torch_name.replace(":", "-")
+    lock = FileLock(Path(tempfile.gettempdir()) / f"gemmpipe-{name}.lock", mode=0o666)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        events.emit("line", f"waiting for {device.name}: another gemmpipe run is timing on it")
+        lock.acquire()
+    return lock

@@ -1,0 +1,52 @@
+"""Ctrl-C once: stop after the work in hand; twice: stop at once."""
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from gemmpipe.errors import GemmpipeError
+from gemmpipe.events import Events
+
+
+class Interrupted(GemmpipeError):
+    """The user asked to stop; everything finished is written."""
+
+    exit_code = 130
+
+
+class Stop:
+    """Whether the user asked to stop."""
+
+    def __init__(self, events: Events) -> None:
+        self._events = events
+        self.asked = False
+
+    def check(self) -> None:
+        """Raises Interrupted when asked to stop."""
+        if self.asked:
+            raise Interrupted("interrupted")
+
+    def ask(self, signum: int, frame: FrameType | None) -> None:
+        """Signal handler: remember the first time, raise KeyboardInterrupt the second."""
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        self._events.emit("warning", "stopping after the work in hand; once more to stop at once")
+
+
+@contextmanager
+def listening(events: Events) -> Iterator[Stop]:
+    """Handle SIGINT and SIGTERM within the block; outside the main thread there is nothing to handle."""
+    stop = Stop(events)
+    before = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        try:
+            before[number] = signal.signal(number, stop.ask)
+        except ValueError:
+            break
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,154 @@
+"""What a worker is asked to do; the only place where a candidate's failure is caught and becomes a status."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, MutableSequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+from gemmpipe.data import Candidate, Problem, Status, Trial
+from gemmpipe.family import Launch
+from gemmpipe.timer import Clock
+from gemmpipe.workbench import Setup, Workbench
+
+T = TypeVar("T")
+
+LONG_US = 20_000.0  # a first launch this long is its own sample: what it had to load is small beside it
+
+
+class Poisoned(Exception):
+    """The device's context is lost: this process must end; the trials of the job so far stand."""
+
+    def __init__(self, trials: list[Trial]) -> None:
+        super().__init__("the device context is lost")
+        self.trials = trials
+
+
+class Flight:
+    """Which candidate is in the air, in memory that outlives the worker: [position in the job or -1, since when]."""
+
+    def __init__(self, cells: MutableSequence[float]) -> None:
+        self._cells = cells
+
+    def begin(self, position: int) -> None:
+        """Candidate `position` of the job is about to run (-1: none in particular)."""
+        self._cells[1] = time.monotonic()
+        self._cells[0] = position
+
+    @property
+    def position(self) -> int:
+        """The candidate in the air, or -1."""
+        return int(self._cells[0])
+
+    @property
+    def since(self) -> float:
+        """When it began, on the monotonic clock."""
+        return self._cells[1]
+
+
+@dataclass
+class Tools:
+    """What a job works with in its worker."""
+
+    bench: Workbench
+    clock: Clock
+    flight: Flight
+    spent_s: dict[str, float] = field(default_factory=dict)
+    """Seconds by what they went into: operands, first_launch, screening, checks, finals."""
+
+    @contextmanager
+    def spending(self, on: str) -> Iterator[None]:
+        """Account the time of a block."""
+        start = time.monotonic()
+        try:
+            yield
+        finally:
+            self.spent_s[on] = self.spent_s.get(on, 0.0) + time.monotonic() - start
+
+    def alive(self) -> bool:
+        """Whether the device still answers after an error."""
+        try:
+            self.clock.synchronize()
+        except RuntimeError:
+            return False
+        return True
+
+
+class Job(ABC):
+    """Work on some candidates of one problem."""
+
+    stage: str
+    problem: Problem
+
+    @property
+    @abstractmethod
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Who takes part, in the order of `Flight.position`."""
+
+    @abstractmethod
+    def without(self, done: Collection[Candidate]) -> "Job":
+        """The same work for the others."""
+
+    @abstractmethod
+    def run(self, tools: Tools) -> list[Trial]:
+        """Do it. Raises Poisoned when the device is lost, with the trials so far."""
+
+    def failed(self, candidate: Candidate, status: Status, error: str) -> Trial:
+        """The trial of a candidate that ended its worker."""
+        return Trial(stage=self.stage, problem=self.problem.id, candidate=candidate, status=status, error=error)
+
+    def attempt(self, tools: Tools, trials: list[Trial], position: int, work: Callable[[Candidate], T]) -> T | None:
+        """What `work` returns, or None when the candidate failed: then its trial is in `trials`."""
+        tools.flight.begin(position)
+        candidate = self.candidates[position]
+        try:
+            return work(candidate)
+        except Exception as error:  # noqa: BLE001 - whatever a kernel or library raises is the candidate's failure
+            trials.append(self.failed(candidate, Status.LAUNCH_ERROR, _one_line(error)))
+            if isinstance(error, RuntimeError) and not tools.alive():
+                raise Poisoned(trials) from None
+            return None
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:300]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeJob(Job):
+    """One launch of one candidate alone: did it end the worker, or was it another's fault?"""
+
+    stage: str
+    problem: Problem
+    candidate: Candidate
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        return (self.candidate,)
+
+    def without(self, done: Collection[Candidate]) -> "ProbeJob":
+        return self
+
+    def run(self, tools: Tools) -> list[Trial]:
+        trials: list[Trial] = []
+        setup = tools.bench.set_up(self.problem)
+        self.attempt(tools, trials, 0, partial(launch_once, tools, setup, 0))
+        return trials
+
+
+def launch_once(tools: Tools, setup: Setup, index: int, candidate: Candidate) -> tuple[Launch, float]:
+    """Bind, launch and wait; the launch and the microseconds the host saw."""
+    launch = setup.bind(candidate, index)
+    start = time.perf_counter_ns()
+    launch()
+    tools.clock.synchronize()
+    count(tools, setup, candidate, 1)
+    return launch, (time.perf_counter_ns() - start) / 1e3
+
+
+def count(tools: Tools, setup: Setup, candidate: Candidate, launches: int) -> None:
+    key = (setup.problem.id, candidate.id)
+    tools.bench.launched[key] = tools.bench.launched.get(key, 0) + launches

@@ -1,0 +1,159 @@
+"""The finals of one problem."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from gemmpipe.data import Candidate, Problem, Status, Trial, median
+from gemmpipe.jobs import LONG_US, Job, Tools, count
+from gemmpipe.timer import Replay, Timer
+from gemmpipe.workbench import Setup
+
+if TYPE_CHECKING:
+    import torch
+
+_OUTRUN = ((1, 1.5), (3, 1.15), (7, 1.05))  # (rounds, ratio to the fastest): slower than this is not timed further
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalsJob(Job):
+    """Check every finalist against the reference, then time them in interleaved rounds.
+
+    `library` are the candidates among which the baseline is found: the fastest of them is timed to the end, as are
+    those in `kept` (the incumbent).
+    """
+
+    stage: str
+    problem: Problem
+    finalists: tuple[Candidate, ...]
+    library: frozenset[str]
+    kept: frozenset[str]
+    timer: Timer
+    err_ratio: float
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        return self.finalists
+
+    def without(self, done: Collection[Candidate]) -> "FinalsJob":
+        return replace(self, finalists=tuple(c for c in self.finalists if c not in done))
+
+    def run(self, tools: Tools) -> list[Trial]:
+        trials: list[Trial] = []
+        with tools.spending("operands"):
+            tools.flight.begin(-1)
+            setup = tools.bench.set_up(self.problem)
+            setup.reference()
+            for index in range(setup.sets):
+                setup.inputs(index), setup.weights(index), setup.out(index)
+            tools.clock.synchronize()
+        with tools.spending("checks"):
+            runners = self._check(tools, setup, trials)
+        with tools.spending("finals"):
+            self._race(tools, setup, runners)
+        return trials + [self._trial(runner, runners) for runner in runners]
+
+    def _check(self, tools: Tools, setup: Setup, trials: list[Trial]) -> "list[_Runner]":
+        runners: list[_Runner] = []
+        for position in range(len(self.finalists)):
+            runner = self.attempt(tools, trials, position, partial(self._runner, tools, setup, position))
+            if runner is not None and runner.err_ratio < self.err_ratio:
+                runners.append(runner)
+            elif runner is not None:
+                trials.append(self._wrong(runner))
+        tools.flight.begin(-1)
+        return runners
+
+    def _runner(self, tools: Tools, setup: Setup, position: int, candidate: Candidate) -> "_Runner":
+        """Check the candidate and capture a replay of it. Its failure is caught by the caller."""
+        launch = setup.bind(candidate, 0)
+        outputs: list[torch.Tensor] = []
+        setup.poison()
+        [time_us] = tools.clock.sequence([lambda: outputs.append(launch())])
+        error = setup.error_ratio(outputs.pop())
+        if error >= self.err_ratio:
+            return _Runner(candidate=candidate, position=position, err_ratio=error)
+        if time_us < LONG_US:  # the first launch loads things; a long one does not care
+            [time_us] = tools.clock.sequence([launch])
+        per_sample = tools.clock.launches_per_sample(time_us, setup.sets)
+        bound = [launch] + [setup.bind(candidate, i) for i in range(1, min(per_sample, setup.sets))]
+        replay = tools.clock.replay([bound[i % len(bound)] for i in range(per_sample)])
+        if time_us < LONG_US:
+            for _ in range(min(3, -(-self.timer.warmup // per_sample))):
+                replay()
+        return _Runner(
+            candidate=candidate,
+            position=position,
+            err_ratio=error,
+            replay=replay,
+            rounds=self.timer.rounds_for(time_us, per_sample),
+            per_sample=per_sample,
+            extra_bytes=setup.prepared(candidate, 0).extra_bytes,
+            samples=[time_us] if time_us >= LONG_US else [],
+        )
+
+    def _race(self, tools: Tools, setup: Setup, runners: "list[_Runner]") -> None:
+        """Rounds in which everyone still in the race runs once, in an order turned by one each round."""
+        racing = list(runners)
+        for turn in range(max((r.rounds for r in runners), default=0)):
+            shift = turn % max(1, len(racing))
+            for runner in racing[shift:] + racing[:shift]:
+                # Long launches are in the air by name, so that a hang is not blamed on the round.
+                tools.flight.begin(runner.position)
+                if len(runner.samples) <= turn:
+                    runner.samples.append(runner.replay())
+            tools.flight.begin(-1)
+            racing = [r for r in self._still_racing(racing) if r.rounds > turn + 1]
+        for runner in runners:
+            count(tools, setup, runner.candidate, len(runner.samples) * runner.per_sample)
+
+    def _still_racing(self, racing: "list[_Runner]") -> "list[_Runner]":
+        times = {r.candidate.id: median(r.samples) for r in racing}
+        best = min(times.values(), default=0.0)
+        rounds = max((len(r.samples) for r in racing), default=0)
+        limit = min((ratio for after, ratio in _OUTRUN if rounds >= after), default=float("inf"))
+        libraries = [t for name, t in times.items() if name in self.library]
+        baseline = min(libraries, default=0.0)
+        stay = []
+        for runner in racing:
+            time_us = times[runner.candidate.id]
+            is_baseline = runner.candidate.id in self.library and time_us == baseline
+            if time_us <= limit * best or is_baseline or runner.candidate.id in self.kept:
+                stay.append(runner)
+            else:
+                runner.outrun = True
+        return stay
+
+    def _wrong(self, runner: "_Runner") -> Trial:
+        text = f"error ratio {runner.err_ratio:.4f}, must be below {self.err_ratio:g}"
+        return replace(self.failed(runner.candidate, Status.WRONG, text), err_ratio=runner.err_ratio)
+
+    def _trial(self, runner: "_Runner", runners: "list[_Runner]") -> Trial:
+        return Trial(
+            stage=self.stage,
+            problem=self.problem.id,
+            candidate=runner.candidate,
+            status=Status.DROPPED if runner.outrun else Status.OK,
+            launches=len(runner.samples) * runner.per_sample,
+            samples_us=tuple(runner.samples),
+            err_ratio=runner.err_ratio,
+            extra_weight_bytes=runner.extra_bytes,
+        )
+
+
+def _no_replay() -> float:
+    raise AssertionError("a wrong candidate is never replayed")
+
+
+@dataclass
+class _Runner:
+    candidate: Candidate
+    position: int
+    err_ratio: float
+    replay: Replay = _no_replay
+    rounds: int = 0
+    per_sample: int = 1
+    extra_bytes: int = 0
+    samples: list[float] = field(default_factory=list)
+    outrun: bool = False

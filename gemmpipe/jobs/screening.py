@@ -1,0 +1,102 @@
+"""Few launches of many candidates."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from functools import partial
+
+from gemmpipe.data import Candidate, Problem, Status, Trial
+from gemmpipe.family import Launch
+from gemmpipe.jobs import LONG_US, Job, Tools, count, launch_once
+from gemmpipe.search import Request
+from gemmpipe.timer import Timer
+from gemmpipe.workbench import Setup
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScreenJob(Job):
+    """Few launches of many candidates, interleaved. Nothing is checked: bench does that to those who stay."""
+
+    stage: str
+    problem: Problem
+    requests: tuple[Request, ...]
+    timer: Timer
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        return tuple(r.candidate for r in self.requests)
+
+    def without(self, done: Collection[Candidate]) -> "ScreenJob":
+        return replace(self, requests=tuple(r for r in self.requests if r.candidate not in done))
+
+    def run(self, tools: Tools) -> list[Trial]:
+        trials: list[Trial] = []
+        with tools.spending("operands"):
+            tools.flight.begin(-1)
+            setup = tools.bench.set_up(self.problem)
+            for index in range(min(setup.sets, len(self.requests) + max(r.launches for r in self.requests))):
+                setup.inputs(index), setup.weights(index), setup.out(index)
+            tools.clock.synchronize()
+        with tools.spending("first_launch"):
+            ready = self._first_launches(tools, setup, trials)
+        with tools.spending("screening"):
+            tools.flight.begin(-1)
+            trials += self._time(tools, setup, ready)
+        return trials
+
+    def _first_launches(self, tools: Tools, setup: Setup, trials: list[Trial]) -> "list[_Ready]":
+        attempts = (
+            self.attempt(tools, trials, position, partial(self._first_launch, tools, setup, position))
+            for position in range(len(self.requests))
+        )
+        return [ready for ready in attempts if ready is not None]
+
+    def _first_launch(self, tools: Tools, setup: Setup, position: int, candidate: Candidate) -> "_Ready":
+        request = self.requests[position]
+        launch, first_us = launch_once(tools, setup, position, candidate)
+        bound = [setup.bind(candidate, position + i) for i in range(1, min(request.launches, setup.sets))]
+        extra = setup.prepared(candidate, position % setup.sets).extra_bytes
+        return _Ready(request=request, launches=[launch, *bound], first_us=first_us, extra_bytes=extra)
+
+    def _time(self, tools: Tools, setup: Setup, ready: "list[_Ready]") -> list[Trial]:
+        samples: dict[int, list[float]] = {i: [] for i in range(len(ready))}
+        order: list[tuple[int, Launch]] = []
+        for turn in range(max((r.request.launches for r in ready), default=0)):
+            for i, item in enumerate(ready):
+                if item.first_us > LONG_US and tools.bench.device.kind == "cpu":
+                    samples[i] = [item.first_us]
+                elif turn < item.request.launches:
+                    order.append((i, item.launches[turn % len(item.launches)]))
+        self._warm_up(tools, setup, ready)
+        for (i, _), time_us in zip(order, tools.clock.sequence([launch for _, launch in order]), strict=True):
+            samples[i].append(time_us)
+        for i, item in enumerate(ready):
+            count(tools, setup, item.request.candidate, len(samples[i]))
+        return [self._trial(item, samples[i]) for i, item in enumerate(ready)]
+
+    def _warm_up(self, tools: Tools, setup: Setup, ready: "list[_Ready]") -> None:
+        """Launches that do not count, for those whose request is more than a glance."""
+        for item in ready:
+            had = tools.bench.launched.get((setup.problem.id, item.request.candidate.id), 0)
+            if item.request.launches >= self.timer.iters and item.first_us <= LONG_US:
+                for turn in range(max(0, self.timer.warmup - had)):
+                    item.launches[turn % len(item.launches)]()
+                    count(tools, setup, item.request.candidate, 1)
+
+    def _trial(self, item: "_Ready", samples: list[float]) -> Trial:
+        return Trial(
+            stage=self.stage,
+            problem=self.problem.id,
+            candidate=item.request.candidate,
+            status=Status.OK,
+            launches=item.request.launches,
+            samples_us=tuple(samples),
+            extra_weight_bytes=item.extra_bytes,
+        )
+
+
+@dataclass
+class _Ready:
+    request: Request
+    launches: list[Launch]
+    first_us: float
+    extra_bytes: int

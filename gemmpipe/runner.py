@@ -1,0 +1,239 @@
+"""Runs a plan: checks the chain, sends problems through it in batches, and leaves a manifest."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gemmpipe import journal as journals
+from gemmpipe import manifest, report
+from gemmpipe.backends import Backend
+from gemmpipe.data import Device, Problem
+from gemmpipe.device import DeviceChoice
+from gemmpipe.errors import EnvironmentProblem, UserError
+from gemmpipe.events import Events
+from gemmpipe.executors import Executor, Pool
+from gemmpipe.family import Family, KernelDefaults
+from gemmpipe.formats import Format
+from gemmpipe.interrupt import Interrupted, listening
+from gemmpipe.journal import Journal, Record
+from gemmpipe.search import Search
+from gemmpipe.sources import Source
+from gemmpipe.space import Space
+from gemmpipe.stages import Context, Stage
+from gemmpipe.stages.incumbents import incumbents_of
+from gemmpipe.stages.rows import problem_frame, problems_of, record_frames
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything a run needs, built from the configuration and checked."""
+
+    version: int
+    pipeline: str
+    run_dir: Path
+    family: Family
+    defaults: KernelDefaults
+    source: Source
+    space: Space
+    formats: Mapping[str, Format]
+    backends: Mapping[str, Backend]
+    search: Search
+    devices: DeviceChoice
+    executor: Executor
+    stages: Mapping[str, Stage]
+    chain: tuple[str, ...]
+    output: str
+    profile: str | None
+    batch: int
+    retune: bool
+    verbose: bool
+    resume: str | None
+    reuse: str | None
+    table: str | None
+    inputs: tuple[str, ...]
+    overrides: tuple[str, ...]
+    config: Mapping[str, object]
+    """The composed configuration as plain values, for the manifest."""
+    python_path: tuple[str, ...]
+    allow_targets: tuple[str, ...]
+
+
+def run(plan: Plan, events: Events) -> int:
+    """Carry out a plan. Returns the exit code: 0 done, 1 a problem has no valid candidate, 130 interrupted.
+
+    Raises UserError for a chain that cannot work and EnvironmentProblem where the machine gives out.
+    """
+    started = time.monotonic()
+    record = journals.read(Path(plan.reuse)) if plan.reuse else journals.read(plan.run_dir)
+    check_chain(plan, record)
+    devices = _devices(plan, record)
+    output = Path(plan.output)
+    output_writable(output)
+    journal = Journal(plan.run_dir)
+    with ExitStack() as stack:
+        stack.callback(journal.close)
+        stop = stack.enter_context(listening(events))
+        journal.write("session", **manifest.session(plan, devices[0]))
+        if record.trials and not plan.reuse:
+            events.emit("line", f"resuming: {len(record.trials):,} finished trials stand in {journal.path}")
+        context = _context(plan, devices, journal, record, events, stop.check)
+        tables = record_frames(plan.family, record) if plan.reuse else {}
+        pool: Pool | None = None
+        code = 0
+        try:
+            tables = _before_devices(plan, tables, context)
+            if any(plan.stages[word].uses_device for word in plan.chain) and len(tables["problems"]):
+                pool = plan.executor.start(
+                    devices, plan.family.name, tuple(plan.backends.values()), plan.python_path, events
+                )
+                stack.push(pool.__exit__)
+                context = replace(context, running=pool)
+            tables = _in_batches(plan, tables, context)
+            code = 1 if context.unsolved else 0
+        except Interrupted:
+            _drain(pool, journal)
+            code = Interrupted.exit_code
+        manifest.write_tables(plan, tables)
+        manifest.write(plan, context, pool, time.monotonic() - started, code)
+        report.tell(plan, tables, context, pool, time.monotonic() - started, code)
+    return code
+
+
+def check_chain(plan: Plan, record: Record) -> None:
+    """Every stage's needs are given by an earlier one, or by the run that is reused. Raises UserError."""
+    have: set[str] = {"problems", "trials"} if plan.reuse else set()
+    if plan.reuse and not record.problems:
+        raise UserError(f"reuse: {plan.reuse}: no journal with problems there; expected the folder of an earlier run")
+    for word in plan.chain:
+        missing = set(plan.stages[word].needs) - have
+        if missing:
+            raise UserError(f"chain: stage '{word}' needs {', '.join(sorted(missing))}, which no earlier stage gives")
+        have |= set(plan.stages[word].gives)
+
+
+def output_writable(output: Path) -> None:
+    """Find out before hours of tuning, not after. Raises EnvironmentProblem."""
+    probe = output / ".gemmpipe-probe"
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise EnvironmentProblem(f"output: cannot write to {output}: {error.strerror}") from None
+
+
+def _devices(plan: Plan, record: Record) -> tuple[Device, ...]:
+    """The devices to run on; an old run is decided again for the device that it ran on."""
+    needed = any(plan.stages[word].uses_device for word in plan.chain)
+    if not needed and record.sessions:
+        return (manifest.device_of(record.sessions[-1]),)
+    return plan.devices.find()
+
+
+def _context(
+    plan: Plan, devices: tuple[Device, ...], journal: Journal, record: Record, events: Events, check: Callable[[], None]
+) -> Context:
+    implementations = tuple(i for b in plan.backends.values() for i in b.implementations(plan.family))
+    return Context(
+        family=plan.family,
+        defaults=plan.defaults,
+        source=plan.source,
+        formats=tuple(plan.formats.items()),
+        output=Path(plan.output),
+        device=devices[0],
+        retune=plan.retune,
+        events=events,
+        run_id=plan.run_dir.name,
+        provenance=manifest.provenance(plan, devices[0]),
+        space=plan.space,
+        search=plan.search,
+        implementations=implementations,
+        incumbents=incumbents_of(plan.family, devices[0], Path(plan.output), plan.formats),
+        policy="host interleaved" if devices[0].kind == "cpu" else "graph cold interleaved",
+        journal=journal,
+        record=record,
+        running=None,
+        check=check,
+    )
+
+
+def _before_devices(plan: Plan, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
+    """The stages before the first that uses a device, over all problems at once."""
+    for word in plan.chain[: _first_batched(plan)]:
+        context.check()
+        tables = {**tables, **_run_stage(plan, word, tables, context)}
+        if "problems" in plan.stages[word].gives:
+            for problem in problems_of(plan.family, tables["problems"]):
+                key = dict(problem.key)
+                context.journal.write("problem", id=problem.id, key=key, weight=problem.weight, layer=problem.layer)
+    return tables
+
+
+def _first_batched(plan: Plan) -> int:
+    places = [i for i, word in enumerate(plan.chain) if plan.stages[word].uses_device]
+    return places[0] if places else len(plan.chain)
+
+
+def _run_stage(plan: Plan, word: str, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
+    start = time.monotonic()
+    result = plan.stages[word].run(tables, context)
+    context.account[f"{word}_s"] = context.account.get(f"{word}_s", 0.0) + time.monotonic() - start
+    return result
+
+
+def _in_batches(plan: Plan, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
+    """The rest of the chain, batch by batch: a killed run leaves finished rows, and memory stays bounded."""
+    import pandas as pd
+
+    words = plan.chain[_first_batched(plan) :]
+    if not words or not len(tables["problems"]):
+        return tables
+    problems = problems_of(plan.family, tables["problems"])
+    total: dict[str, pd.DataFrame] = {}
+    for batch in batches(problems, plan.batch):
+        part = {"problems": problem_frame(plan.family, batch)}
+        for word in words:
+            context.check()
+            if word == "merge":  # formats see everything selected so far
+                part["selections"] = pd.concat(
+                    [f for f in (total.get("selections"), part["selections"]) if f is not None], ignore_index=True
+                )
+            part = {**part, **_run_stage(plan, word, part, context)}
+        for name, frame in part.items():
+            known = None if name == "selections" and "merge" in words else total.get(name)
+            total[name] = frame if known is None else pd.concat([known, frame], ignore_index=True)
+    return {**tables, **total}
+
+
+def batches(problems: list[Problem], size: int) -> Iterator[list[Problem]]:
+    """Batches of about `size` problems; those that differ in M alone stay together, since buckets span them."""
+    groups: dict[object, list[Problem]] = {}
+    for problem in problems:
+        groups.setdefault(tuple(item for item in problem.key if item[0] != "M"), []).append(problem)
+    batch: list[Problem] = []
+    for group in groups.values():
+        if batch and len(batch) + len(group) > size:
+            yield batch
+            batch = []
+        batch += group
+    if batch:
+        yield batch
+
+
+def _drain(pool: Pool | None, journal: Journal) -> None:
+    """Write what workers finish of the work in hand; what is queued stays for a resume."""
+    if pool is None:
+        return
+    deadline = time.monotonic() + 10
+    for worker in range(len(pool.devices)):
+        pool.forget_queued(worker)
+    while any(pool.backlog(w) for w in range(len(pool.devices))) and time.monotonic() < deadline:
+        for message in pool.poll(0.5):
+            for trial in getattr(message, "trials", ()):
+                journal.trial(trial)

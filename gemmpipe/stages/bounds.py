@@ -1,0 +1,51 @@
+"""A product never gets faster by more rows: what a candidate took at a smaller M bounds what it takes here."""
+
+from collections.abc import Collection
+
+from gemmpipe.data import Candidate, Problem, Scalar, Status, Trial
+
+_LONG_US = 5_000.0
+_DROP_RATIO = 1.5
+
+
+class Bounds:
+    """Drops slow candidates of long problems without running them at all."""
+
+    def __init__(self, library: Collection[str]) -> None:
+        self._library = library
+        self._known: dict[tuple[tuple[tuple[str, Scalar], ...], Candidate], list[tuple[int, float]]] = {}
+
+    def learn(self, problem: Problem, trial: Trial) -> None:
+        """A time measured at this problem's M."""
+        if trial.time_us is not None:
+            self._known.setdefault((_siblings(problem), trial.candidate), []).append((_rows(problem), trial.time_us))
+
+    def bound_us(self, problem: Problem, candidate: Candidate) -> float:
+        """The longest time at an M no larger; 0 where none is known."""
+        known = self._known.get((_siblings(problem), candidate), ())
+        return max((t for m, t in known if m <= _rows(problem)), default=0.0)
+
+    def is_long(self, problem: Problem, candidate: Candidate) -> bool:
+        """Whether one launch is so long that asking first whether it can win pays."""
+        return self.bound_us(problem, candidate) > _LONG_US
+
+    def hopeless(self, problem: Problem, candidate: Candidate, best_us: float, spare: bool) -> Trial | None:
+        """A `dropped` trial when the bound is beyond what is already reached; `spare` forbids it."""
+        bound = self.bound_us(problem, candidate)
+        if spare or bound <= _LONG_US or bound <= _DROP_RATIO * best_us:
+            return None
+        why = f"not run: took {bound:.0f} us with fewer rows, {best_us:.0f} us is reached here"
+        return Trial(stage="screen", problem=problem.id, candidate=candidate, status=Status.DROPPED, error=why)
+
+    def spared(self, problem: Problem, candidates: Collection[Candidate]) -> Candidate | None:
+        """The library candidate with the least bound: the baseline is measured, however slow."""
+        library = [c for c in candidates if c.backend in self._library]
+        return min(library, key=lambda c: (self.bound_us(problem, c), c.id), default=None)
+
+
+def _siblings(problem: Problem) -> tuple[tuple[str, Scalar], ...]:
+    return tuple(item for item in problem.key if item[0] != "M")
+
+
+def _rows(problem: Problem) -> int:
+    return int(problem["M"] or 0)

@@ -1,0 +1,93 @@
+"""Which finalist of a problem is chosen, and against what it is judged."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gemmpipe.data import Candidate, median
+from gemmpipe.stages.paired import PairedRatio, paired_ratio
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finalist:
+    """A candidate that passed the check, with one sample a round."""
+
+    candidate: Candidate
+    samples_us: tuple[float, ...]
+    extra_weight_bytes: int
+    err_ratio: float
+    kernel_name: str
+
+    @property
+    def time_us(self) -> float:
+        """The median sample."""
+        return median(self.samples_us)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """The user's words on choosing."""
+
+    prefer: Mapping[str, float]
+    min_improvement_pct: float
+    tie_pct: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The chosen finalist and those it is compared with."""
+
+    chosen: Finalist
+    baseline: Finalist | None
+    incumbent: Finalist | None
+    runner_up: Finalist | None
+    ratio: PairedRatio | None
+    """Chosen over baseline."""
+    near_ties: int
+    reason: str
+
+
+def choose(
+    finalists: Sequence[Finalist], libraries: Sequence[str], incumbents: Sequence[Candidate], rules: Rules
+) -> Choice:
+    """Choose among finalists (at least one).
+
+    The fastest, unless a preferred library is within its ratio, or the incumbent is not beaten by
+    `min_improvement_pct` with an interval that excludes 1. Equal medians are told apart by the candidate's id.
+    """
+    ranked = sorted(finalists, key=lambda f: (f.time_us, f.candidate.id))
+    fastest = ranked[0]
+    chosen, reason = _preferred(ranked, rules)
+    incumbent = next((f for f in ranked if f.candidate in incumbents), None)
+    if incumbent is not None and incumbent is not chosen and not _improves(chosen, incumbent, rules):
+        chosen, reason = incumbent, "the incumbent is not beaten by enough"
+    baseline = next((f for f in ranked if f.candidate.backend in libraries), None)
+    return Choice(
+        chosen=chosen,
+        baseline=baseline,
+        incumbent=incumbent,
+        runner_up=next((f for f in ranked if f is not chosen), None),
+        ratio=paired_ratio(chosen.samples_us, baseline.samples_us) if baseline else None,
+        near_ties=sum(_ties(f, fastest, rules) for f in ranked if f is not fastest),
+        reason=reason,
+    )
+
+
+def _preferred(ranked: Sequence[Finalist], rules: Rules) -> tuple[Finalist, str]:
+    fastest = ranked[0]
+    for finalist in ranked[1:]:
+        limit = rules.prefer.get(finalist.candidate.backend)
+        if limit is None or fastest.candidate.backend in rules.prefer:
+            continue
+        if paired_ratio(fastest.samples_us, finalist.samples_us).median >= limit:
+            return finalist, f"{finalist.candidate.backend} is preferred within {limit:g}"
+    return fastest, ""
+
+
+def _improves(new: Finalist, old: Finalist, rules: Rules) -> bool:
+    ratio = paired_ratio(new.samples_us, old.samples_us)
+    return ratio.median <= 1 - rules.min_improvement_pct / 100 and ratio.high < 1
+
+
+def _ties(finalist: Finalist, fastest: Finalist, rules: Rules) -> bool:
+    ratio = paired_ratio(finalist.samples_us, fastest.samples_us)
+    return ratio.undecided and ratio.median <= 1 + rules.tie_pct / 100

@@ -1,0 +1,88 @@
+"""Every candidate of a problem, what it must have compiled, and what was left out for which reason."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from gemmpipe.data import Build, Candidate, Device, Problem, Status, Trial
+from gemmpipe.family import Family, GemmSpec, Implementation
+from gemmpipe.space import Space
+
+
+@dataclass(kw_only=True)
+class SpaceReport:
+    """How many points the spaces held, and what took how many away."""
+
+    points: int = 0
+    normalised: int = 0
+    rules: Counter[str] = field(default_factory=Counter)
+
+    def lines(self) -> list[str]:
+        """The count before and after each rule."""
+        left = self.points
+        lines = [f"space: {left:,} points over all problems"]
+        if self.normalised != left:
+            lines.append(f"  {left:,} -> {self.normalised:,}  the same once normalised")
+            left = self.normalised
+        for rule, count in self.rules.most_common():
+            lines.append(f"  {left:,} -> {left - count:,}  {rule}")
+            left -= count
+        return lines
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """The candidates of one problem that fit, with their builds, and a trial for each that does not."""
+
+    problem: Problem
+    spec: GemmSpec
+    candidates: tuple[Candidate, ...]
+    builds: dict[str, tuple[Build, ...]]
+    """By candidate id."""
+    unfit: tuple[Trial, ...]
+    kernel_names: dict[str, str]
+    """By candidate id."""
+
+
+def list_candidates(
+    problem: Problem,
+    family: Family,
+    implementations: Sequence[Implementation],
+    device: Device,
+    space: Space,
+    incumbents: Iterable[Candidate],
+    report: SpaceReport,
+) -> Listing:
+    """All candidates of a problem: the space's, the libraries' and the incumbents, each once and normalised."""
+    spec = family.spec(problem)
+    fit: dict[Candidate, Implementation] = {}
+    unfit: list[Trial] = []
+    seen: set[Candidate] = set()
+    for implementation in implementations:
+        known = [c.knobs for c in incumbents if c.backend == implementation.label]
+        missing = implementation.unavailable(device)
+        for point in (*implementation.points(spec, device, space), *known):
+            report.points += 1
+            candidate = Candidate.of(implementation.label, implementation.normalise(spec, point, device))
+            if candidate in seen:
+                continue
+            seen.add(candidate)
+            reason = missing or implementation.misfit(spec, candidate.knobs, device)
+            if reason is None:
+                fit[candidate] = implementation
+            else:
+                report.rules[f"{implementation.label}: {reason.split(':')[0]}"] += 1
+                unfit.append(_unfit(problem, candidate, reason))
+    report.normalised += len(seen)
+    return Listing(
+        problem=problem,
+        spec=spec,
+        candidates=tuple(fit),
+        builds={c.id: i.builds(spec, c.knobs, device) for c, i in fit.items()},
+        unfit=tuple(unfit),
+        kernel_names={c.id: i.kernel_name(c.knobs) for c, i in fit.items()},
+    )
+
+
+def _unfit(problem: Problem, candidate: Candidate, reason: str) -> Trial:
+    return Trial(stage="screen", problem=problem.id, candidate=candidate, status=Status.UNFIT, error=reason)

@@ -1,0 +1,106 @@
+"""Trials and candidates as table rows, and back."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from gemmpipe import table
+from gemmpipe.data import Candidate, Problem, Trial
+from gemmpipe.errors import UserError
+from gemmpipe.family import Family
+from gemmpipe.journal import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+
+def problem_frame(family: Family, problems: Iterable[Problem]) -> pd.DataFrame:
+    """The problems table."""
+    keys = [c.name for c in family.key_columns]
+    rows = [{"problem": p.id, **dict(p.key), "weight": p.weight, "layer": p.layer} for p in problems]
+    return pd.DataFrame(rows, columns=["problem", *keys, "weight", "layer"])
+
+
+def problems_of(family: Family, frame: pd.DataFrame) -> list[Problem]:
+    """The problems of a problems table."""
+    rows: list[Mapping[Hashable, object]] = frame.to_dict("records")  # type: ignore[assignment]
+    return [
+        Problem(
+            family=family.name,
+            key=tuple((c.name, _plain(row[c.name])) for c in family.key_columns),  # type: ignore[misc]
+            weight=float(row["weight"]),  # type: ignore[arg-type]
+            layer=str(row["layer"]),
+        )
+        for row in rows
+    ]
+
+
+def _plain(value: object) -> object:
+    """A numpy scalar as Python's own, so that ids and JSON stay the same."""
+    return value.item() if hasattr(value, "item") else value
+
+
+def config_text(candidate: Candidate) -> str:
+    """The `config` cell: the knobs as canonical JSON."""
+    return json.dumps(candidate.knobs, sort_keys=True, separators=(",", ":"))
+
+
+def trial_frame(trials: Sequence[Trial], kernel_names: Mapping[str, str]) -> pd.DataFrame:
+    """The trials table; `kernel_names` by candidate id."""
+    rows = []
+    for trial in trials:
+        samples = sorted(trial.samples_us)
+        rows.append(
+            {
+                "problem": trial.problem,
+                "candidate": trial.candidate.id,
+                "libtype": trial.candidate.backend,
+                "config": config_text(trial.candidate),
+                "kernelName": kernel_names.get(trial.candidate.id, trial.candidate.backend),
+                "stage": trial.stage,
+                "status": str(trial.status),
+                "us": trial.time_us,
+                "p20_us": quantile(samples, 0.2),
+                "p80_us": quantile(samples, 0.8),
+                "launches": trial.launches,
+                "samples_us": trial.samples_us,
+                "err_ratio": trial.err_ratio,
+                "extra_weight_bytes": trial.extra_weight_bytes,
+                "error": trial.error,
+            }
+        )
+    return pd.DataFrame(rows, columns=list(table.TRIALS))
+
+
+def quantile(ordered: Sequence[float], share: float) -> float | None:
+    """The value below which `share` of the sorted values lie (nearest rank); None of nothing."""
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
+
+
+def candidate_of(libtype: str, config: str) -> Candidate:
+    """The candidate that a row's `libtype` and `config` cells describe. Raises ValueError when they do not."""
+    knobs = json.loads(config)
+    if not isinstance(knobs, dict):
+        raise ValueError(f"config is {type(knobs).__name__}, expected a JSON object")
+    return Candidate.of(libtype, knobs)
+
+
+def record_frames(family: Family, record: Record) -> dict[str, pd.DataFrame]:
+    """The problems and trials tables of an earlier run, from its journal; problems that it finished last win."""
+    problems = {
+        str(row["id"]): Problem(
+            family=family.name,
+            key=tuple(row["key"].items()),  # type: ignore[attr-defined]
+            weight=float(row["weight"]),  # type: ignore[arg-type]
+            layer=str(row["layer"]),
+        )
+        for row in record.problems
+        if str(row["id"]).split(" ")[0] == family.name
+    }
+    if record.problems and not problems:
+        other = str(record.problems[0]["id"]).split(" ")[0]
+        raise UserError(f"reuse: that run tuned kernel={other}, this one is kernel={family.name}")
+    trials = [t for t in record.trials.values() if t.stage == "bench"]
+    return {"problems": problem_frame(family, problems.values()), "trials": trial_frame(trials, record.kernel_names)}

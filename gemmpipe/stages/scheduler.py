@@ -1,0 +1,151 @@
+"""Screen's scheduler: builds, then what is ready, then the devices; problems interleaved so that none waits."""
+
+import time
+from collections.abc import Iterable, Sequence
+
+from gemmpipe.data import Build, Candidate, Trial
+from gemmpipe.executors import Built, Finished, Pool
+from gemmpipe.jobs.screening import ScreenJob
+from gemmpipe.journal import Journal
+from gemmpipe.search import Request
+from gemmpipe.stages.bounds import Bounds
+from gemmpipe.stages.course import Course
+from gemmpipe.timer import Timer
+
+_BATCH = 64  # requests a job: long enough to hide the exchange with the worker, short enough to lose little
+_AHEAD = 2  # jobs a worker has in hand and next, so that it never waits for the driver
+
+
+class Scheduler:
+    """Runs courses to their end on a pool."""
+
+    def __init__(self, courses: Sequence[Course], pool: Pool, journal: Journal, timer: Timer, bounds: Bounds) -> None:
+        self._courses = courses
+        self._by_problem = {c.problem.id: c for c in courses}
+        self._pool = pool
+        self._journal = journal
+        self._timer = timer
+        self._bounds = bounds
+        self._built: dict[str, str] = {}
+        self._builds: dict[str, Build] = {}
+        self.idle = IdleTime()
+        self.trials = 0
+
+    def start_builds(self, builds: Iterable[Build]) -> None:
+        """Queue every build that the courses can need, the most wanted first."""
+        counts: dict[str, int] = {}
+        for build in builds:
+            self._builds[build.id] = build
+            counts[build.id] = counts.get(build.id, 0) + 1
+        for build_id in sorted(counts, key=lambda b: -counts[b]):
+            self._pool.compile(self._builds[build_id])
+
+    def step(self, timeout_s: float) -> bool:
+        """Hand out what is ready, hear what is new; False when every course is over."""
+        for course in self._courses:
+            self._note(course, course.pump(self._built))
+        self._dispatch()
+        if all(c.over for c in self._courses):
+            return False
+        idle = [w for w in range(len(self._pool.devices)) if self._pool.backlog(w) == 0]
+        start = time.monotonic()
+        messages = self._pool.poll(timeout_s)
+        if self._built and idle:
+            pending = len(self._built) < len(self._builds)
+            ready = any(c.ready for c in self._courses)
+            self.idle.add(time.monotonic() - start, pending=pending, ready=ready)
+        for message in messages:
+            if isinstance(message, Built):
+                self._take_build(message)
+            else:
+                self._take_trials(message)
+        return True
+
+    def _take_build(self, message: Built) -> None:
+        facts = message.facts
+        self._built[message.build.id] = facts.error
+        self._journal.write(
+            "build",
+            id=message.build.id,
+            compile_s=round(facts.compile_s, 3),
+            shared_bytes=facts.shared_bytes,
+            registers=facts.registers,
+            spills=facts.spills,
+            error=facts.error,
+        )
+        for course in self._courses:
+            self._note(course, course.built(message.build.id, facts.error))
+
+    def _take_trials(self, message: Finished) -> None:
+        course = self._by_problem[message.job.problem.id]
+        trials = list(message.trials)
+        if message.complete:
+            told = {t.candidate for t in trials}
+            trials += course.unanswered([c for c in message.job.candidates if c not in told])
+        self._note(course, course.tell(trials))
+
+    def _note(self, course: Course, trials: Iterable[Trial]) -> None:
+        for trial in trials:
+            self.trials += 1
+            self._bounds.learn(course.problem, trial)
+            self._journal.trial(trial)
+
+    def _dispatch(self) -> None:
+        for worker in range(len(self._pool.devices)):
+            mine = [c for c in self._courses if c.worker == worker and c.ready]
+            while mine and self._pool.backlog(worker) < _AHEAD:
+                # While builds arrive, the fullest; afterwards in order, so that small M comes before large.
+                waiting = len(self._built) < len(self._builds)
+                course = max(mine, key=lambda c: len(c.ready)) if waiting else mine[0]
+                if not self._hand_out(course, worker) or not course.ready:
+                    mine.remove(course)
+
+    def _hand_out(self, course: Course, worker: int) -> bool:
+        """Submit a job of the course's ready requests; False when they must wait for a first result."""
+        requests = self._next_requests(course)
+        if not requests:
+            return False
+        self._journal.launch("screen", course.problem.id, [r.candidate for r in requests])
+        job = ScreenJob(stage="screen", problem=course.problem, requests=tuple(requests), timer=self._timer)
+        self._pool.submit(job, worker)
+        return True
+
+    def _next_requests(self, course: Course) -> list[Request]:
+        """A batch of short ones; a long one goes alone, the most promising first, and only while it can win."""
+        short = [r for r in course.ready if not self._bounds.is_long(course.problem, r.candidate)]
+        if short:
+            chosen = short[:_BATCH]
+            for request in chosen:
+                course.ready.remove(request)
+            return chosen
+        best_us = course.best_us()
+        if best_us is None and course.open > len(course.ready):
+            return []
+        return self._next_long(course, best_us)
+
+    def _next_long(self, course: Course, best_us: float | None) -> list[Request]:
+        problem = course.problem
+        ranked = sorted(course.ready, key=lambda r: (self._bounds.bound_us(problem, r.candidate), r.candidate.id))
+        spared: Candidate | None = self._bounds.spared(problem, course.listing.candidates)
+        for request in ranked:
+            course.ready.remove(request)
+            dropped = best_us is not None and self._bounds.hopeless(
+                problem, request.candidate, best_us, spare=request.candidate == spared
+            )
+            if not dropped:
+                return [request]
+            self._note(course, course.tell([dropped]))
+        return []
+
+
+class IdleTime:
+    """How long devices had nothing to do after the first build, and whether something could have been done."""
+
+    def __init__(self) -> None:
+        self.compiling_s = 0.0
+        self.ready_s = 0.0
+
+    def add(self, seconds: float, *, pending: bool, ready: bool) -> None:
+        """Account a wait with at least one device idle."""
+        self.compiling_s += seconds if pending else 0.0
+        self.ready_s += seconds if ready else 0.0

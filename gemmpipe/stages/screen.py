@@ -1,0 +1,153 @@
+"""The screen stage: lists candidates, compiles, races them with few launches and keeps the best for bench."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from gemmpipe.data import Bucket, Candidate, Problem, Trial
+from gemmpipe.stages import Context, Stage
+from gemmpipe.stages.bounds import Bounds
+from gemmpipe.stages.course import Course
+from gemmpipe.stages.listing import Listing, SpaceReport, list_candidates
+from gemmpipe.stages.rows import config_text, problems_of, trial_frame
+from gemmpipe.stages.scheduler import Scheduler
+from gemmpipe.stages.shortlist import Keep, bucket_shortlists, shortlist
+from gemmpipe.timer import Timer
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_WAIT_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Screen(Stage):
+    """Races candidates; keeps the fastest `keep`, the best of each backend, incumbents and each bucket's leaders."""
+
+    keep: int
+    bucket_keep: int
+    timer: Timer
+
+    needs: ClassVar[tuple[str, ...]] = ("problems",)
+    gives: ClassVar[tuple[str, ...]] = ("shortlist", "trials")
+    uses_device: ClassVar[bool] = True
+
+    def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
+        """Shortlist and trials of the problems."""
+        courses = self._courses(problems_of(context.family, tables["problems"]), context)
+        bounds = Bounds(context.family.baseline)
+        scheduler = Scheduler(courses, context.pool, context.journal, self.timer, bounds)
+        scheduler.start_builds(b for c in courses for builds in c.listing.builds.values() for b in builds)
+        context.events.emit("stage", "screen", total=len(courses))
+        while scheduler.step(_WAIT_S):
+            context.check()
+            context.events.emit("progress", f"{scheduler.trials} trials", done=sum(c.over for c in courses))
+        context.events.emit("progress", done=len(courses))
+        context.account["gpu_idle_while_compiling_s"] = scheduler.idle.compiling_s
+        context.account["gpu_idle_while_ready_s"] = scheduler.idle.ready_s
+        return self._tables(courses, context)
+
+    def _courses(self, problems: list[Problem], context: Context) -> list[Course]:
+        report = SpaceReport()
+        courses = []
+        for problem in sorted(problems, key=_siblings_by_rows):
+            listing = list_candidates(
+                problem,
+                context.family,
+                context.implementations,
+                context.device,
+                context.space,
+                context.incumbents.get(problem.id, ()),
+                report,
+            )
+            hunt = context.search.start(listing.candidates, self.timer.iters, self.keep)
+            context.journal.kernel_names.update(listing.kernel_names)
+            courses.append(Course(listing, hunt, context.record))
+        for line in report.lines():
+            context.events.emit("line", line)
+        assign_workers(courses, len(context.pool.devices))
+        return courses
+
+    def _tables(self, courses: list[Course], context: Context) -> "dict[str, pd.DataFrame]":
+        import pandas as pd
+
+        from gemmpipe import table
+
+        kept = self._kept(courses, context)
+        rows = []
+        for course in courses:
+            for candidate in kept[course.problem.id]:
+                trial = course.results[candidate]
+                rows.append(_shortlist_row(course, candidate, trial, context))
+        trials = [t for c in courses for t in (*c.listing.unfit, *c.results.values())]
+        names = {k: v for c in courses for k, v in c.listing.kernel_names.items()}
+        counts = Counter(str(t.status) for t in trials)
+        summary = ", ".join(f"{n:,} {status}" for status, n in counts.most_common())
+        context.events.emit("line", f"screen: {len(courses)} problems, {summary}; {len(rows):,} go on to bench")
+        return {
+            "shortlist": pd.DataFrame(rows, columns=list(table.SHORTLIST)),
+            "trials": trial_frame(trials, names),
+        }
+
+    def _kept(self, courses: list[Course], context: Context) -> dict[str, list[Candidate]]:
+        keep = Keep(fastest=self.keep, per_bucket=self.bucket_keep)
+        kept = {
+            c.problem.id: dict.fromkeys(shortlist(c.results, keep, context.incumbents.get(c.problem.id, ())))
+            for c in courses
+        }
+        groups: dict[object, list[Course]] = {}
+        for course in courses:
+            groups.setdefault(_siblings_by_rows(course.problem)[0], []).append(course)
+        for group in groups.values():
+            problems = [c.problem for c in group]
+            results = {c.problem.id: c.results for c in group}
+            leaders = bucket_shortlists(problems, results, all_buckets(problems, context), self.bucket_keep)
+            for problem_id, candidates in leaders.items():
+                kept[problem_id].update(dict.fromkeys(candidates))
+        return {problem_id: list(candidates) for problem_id, candidates in kept.items()}
+
+
+def all_buckets(problems: list[Problem], context: Context) -> list[Bucket]:
+    """Every bucket that the chosen formats ask for, for problems that differ in M alone."""
+    ms = sorted(int(p["M"] or 0) for p in problems)
+    return [b for _, f in context.formats for b in f.buckets(context.family, ms)]
+
+
+def _siblings_by_rows(problem: Problem) -> tuple[str, int]:
+    return str([item for item in problem.key if item[0] != "M"]), int(problem["M"] or 0)
+
+
+def assign_workers(courses: list[Course], workers: int) -> None:
+    """Spread problems over devices by expected cost, siblings together since they share weights."""
+    groups: dict[str, list[Course]] = {}
+    for course in courses:
+        groups.setdefault(_siblings_by_rows(course.problem)[0] if workers == 1 else course.problem.id, []).append(
+            course
+        )
+    load = [0.0] * workers
+    for group in sorted(groups.values(), key=lambda g: -sum(_cost(c.listing) for c in g)):
+        worker = load.index(min(load))
+        load[worker] += sum(_cost(c.listing) for c in group)
+        for course in group:
+            course.worker = worker
+
+
+def _cost(listing: Listing) -> float:
+    """Relative time to tune a problem: each candidate costs a first launch and its work."""
+    spec = listing.spec
+    return len(listing.candidates) * (1.0 + spec.m * spec.n * spec.k * spec.batch / 1e10)
+
+
+def _shortlist_row(course: Course, candidate: Candidate, trial: Trial, context: Context) -> dict[str, object]:
+    incumbent = candidate in context.incumbents.get(course.problem.id, ())
+    library = candidate.backend in context.family.baseline
+    return {
+        "problem": course.problem.id,
+        "candidate": candidate.id,
+        "libtype": candidate.backend,
+        "config": config_text(candidate),
+        "role": "incumbent" if incumbent else "library" if library else "",
+        "status": str(trial.status),
+        "us": trial.time_us,
+        "reason": trial.error,
+    }

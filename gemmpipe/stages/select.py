@@ -1,0 +1,212 @@
+"""The select stage: from the finals' trials to one candidate a problem and one a bucket."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from gemmpipe import table
+from gemmpipe.data import Bucket, Candidate, Problem, Status
+from gemmpipe.family import GemmSpec
+from gemmpipe.stages import Context, Stage
+from gemmpipe.stages.choice import Choice, Finalist, Rules, choose
+from gemmpipe.stages.rows import candidate_of, config_text, problems_of, quantile
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_RACED = {str(Status.OK), str(Status.DROPPED)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Select(Stage):
+    """Chooses; needs no device, so an old run can be decided again under other rules."""
+
+    prefer: Mapping[str, float]
+    min_improvement_pct: float
+    max_extra_weight_pct: float
+    tie_pct: float
+
+    needs: ClassVar[tuple[str, ...]] = ("problems", "trials")
+    gives: ClassVar[tuple[str, ...]] = ("selections",)
+
+    def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
+        """Selections of problems and of the buckets that the formats ask for."""
+        import pandas as pd
+
+        problems = problems_of(context.family, tables["problems"])
+        finalists = self._finalists(tables["trials"])
+        rows = []
+        for problem in problems:
+            row = self._problem_row(problem, finalists.get(problem.id, []), context)
+            if row is not None:
+                rows.append(row)
+        for group in _siblings(problems):
+            rows += self._bucket_rows(group, finalists, context)
+        keys = [c.name for c in context.family.key_columns]
+        frame = pd.DataFrame(rows, columns=[*table.SELECTIONS, *keys])
+        solved = int((frame["format"] == "").sum())
+        above = int((frame.loc[frame["format"] == "", "ratio"] > 1).sum())
+        context.events.emit(
+            "line", f"select: {solved} of {len(problems)} problems solved, {above} above the baseline's time"
+        )
+        return {"selections": frame}
+
+    def _finalists(self, trials: "pd.DataFrame") -> dict[str, list[Finalist]]:
+        raced = trials[(trials["stage"] == "bench") & trials["status"].isin(_RACED) & trials["us"].notna()]
+        found: dict[str, list[Finalist]] = {}
+        columns = ["problem", "libtype", "config", "samples_us", "extra_weight_bytes", "err_ratio", "kernelName"]
+        for problem, libtype, config, samples, extra, err, name in raced[columns].itertuples(index=False):
+            finalist = Finalist(
+                candidate=candidate_of(libtype, config),
+                samples_us=tuple(samples),
+                extra_weight_bytes=int(extra),
+                err_ratio=float(err),
+                kernel_name=name,
+            )
+            found.setdefault(problem, []).append(finalist)
+        return found
+
+    def _problem_row(self, problem: Problem, all_: list[Finalist], context: Context) -> dict[str, object] | None:
+        spec = context.family.spec(problem)
+        finalists = [f for f in all_ if self._affordable(f, spec)]
+        if not finalists:
+            context.unsolved.append(problem.id)
+            context.events.emit("warning", f"no valid candidate for {problem.id}")
+            return None
+        rules = Rules(prefer=self.prefer, min_improvement_pct=self.min_improvement_pct, tie_pct=self.tie_pct)
+        incumbents = context.incumbents.get(problem.id, ())
+        choice = choose(finalists, context.family.baseline, incumbents, rules)
+        self._tell_unaffordable(problem, spec, all_, choice, context)
+        return {**_base_row(problem, spec, choice.chosen, context), **_comparison(choice)}
+
+    def _affordable(self, finalist: Finalist, spec: GemmSpec) -> bool:
+        return finalist.extra_weight_bytes * 100 <= self.max_extra_weight_pct * weight_bytes(spec)
+
+    def _tell_unaffordable(
+        self, problem: Problem, spec: GemmSpec, finalists: list[Finalist], choice: Choice, context: Context
+    ) -> None:
+        """Name the faster one that costs memory the user did not offer."""
+        best = min(finalists, key=lambda f: (f.time_us, f.candidate.id))
+        if not self._affordable(best, spec):
+            percent = 100 * best.extra_weight_bytes / weight_bytes(spec)
+            context.gated.append(
+                f"{problem.id}: {best.candidate.backend} {config_text(best.candidate)} would take {best.time_us:.1f} us"
+                f" instead of {choice.chosen.time_us:.1f} for {percent:.0f} % more weight memory"
+            )
+
+    def _bucket_rows(
+        self, group: list[Problem], finalists: Mapping[str, list[Finalist]], context: Context
+    ) -> list[dict[str, object]]:
+        ms = sorted(int(p["M"] or 0) for p in group)
+        rows = []
+        for name, form in context.formats:
+            for bucket in form.buckets(context.family, ms):
+                inside = [p for p in group if bucket.holds(int(p["M"] or 0))]
+                row = self._bucket_row(name, bucket, inside, finalists, context) if inside else None
+                if row is not None:
+                    rows.append(row)
+        return rows
+
+    def _bucket_row(
+        self,
+        name: str,
+        bucket: Bucket,
+        inside: list[Problem],
+        finalists: Mapping[str, list[Finalist]],
+        context: Context,
+    ) -> dict[str, object] | None:
+        """The candidate with the least call-weighted time over the bucket's Ms, among those valid at each."""
+        by_problem = [
+            {
+                f.candidate: f
+                for f in finalists.get(p.id, ())
+                if bucket.admits(f.candidate) and self._affordable(f, context.family.spec(p))
+            }
+            for p in inside
+        ]
+        common: set[Candidate] = set.intersection(*(set(found) for found in by_problem))
+        if not common:
+            context.events.emit("detail", f"{name} {bucket.name}: no candidate is valid at every M of {inside[0].id}")
+            return None
+        sums = {
+            c: sum(p.weight * found[c].time_us for p, found in zip(inside, by_problem, strict=True)) for c in common
+        }
+        best = min(common, key=lambda c: (sums[c], c.id))
+        row = _base_row(inside[0], context.family.spec(inside[0]), by_problem[0][best], context)
+        return row | {
+            "format": name,
+            "bucket": bucket.name,
+            "bucket_low": bucket.low,
+            "bucket_high": bucket.high,
+            "M": None,
+            "us": sums[best],
+            "err_ratio": max(found[best].err_ratio for found in by_problem),
+            "tflops": None,
+            "bw": None,
+            "weight": sum(p.weight for p in inside),
+        }
+
+
+def weight_bytes(spec: GemmSpec) -> float:
+    """The bytes of the stored weight, scales not counted."""
+    import torch
+
+    return spec.batch * spec.n * spec.k * float(getattr(torch, spec.w_dtype).itemsize)
+
+
+def _siblings(problems: Iterable[Problem]) -> list[list[Problem]]:
+    """Problems that differ in M alone, M ascending."""
+    groups: dict[object, list[Problem]] = {}
+    for problem in problems:
+        groups.setdefault(tuple(item for item in problem.key if item[0] != "M"), []).append(problem)
+    return [sorted(group, key=lambda p: int(p["M"] or 0)) for group in groups.values()]
+
+
+def _base_row(problem: Problem, spec: GemmSpec, finalist: Finalist, context: Context) -> dict[str, object]:
+    ordered = sorted(finalist.samples_us)
+    time_us = finalist.time_us
+    return {
+        **dict(problem.key),
+        "problem": problem.id,
+        "format": "",
+        "bucket": "",
+        "gfx": context.device.gfx,
+        "cu_num": context.device.cu_num,
+        "libtype": finalist.candidate.backend,
+        "solidx": 0,
+        "splitK": finalist.candidate.knobs.get("NUM_KSPLIT", 1),
+        "us": round(time_us, 4),
+        "kernelName": finalist.kernel_name,
+        "err_ratio": round(finalist.err_ratio, 4),
+        "tflops": round(context.family.flops(spec) / time_us / 1e6, 2),
+        "bw": round(context.family.bytes_moved(spec) / time_us / 1e3, 2),
+        "config": config_text(finalist.candidate),
+        "p20_us": _rounded(quantile(ordered, 0.2)),
+        "p80_us": _rounded(quantile(ordered, 0.8)),
+        "policy": context.policy,
+        "run_id": context.run_id,
+        "candidate": finalist.candidate.id,
+        "extra_weight_bytes": finalist.extra_weight_bytes,
+        "weight": problem.weight,
+        "layer": problem.layer,
+    }
+
+
+def _comparison(choice: Choice) -> dict[str, object]:
+    baseline, ratio = choice.baseline, choice.ratio
+    return {
+        "baseline": baseline.kernel_name if baseline else None,
+        "baseline_us": _rounded(baseline.time_us) if baseline else None,
+        "ratio": _rounded(ratio.median) if ratio else None,
+        "ratio_low": _rounded(ratio.low) if ratio else None,
+        "ratio_high": _rounded(ratio.high) if ratio else None,
+        "near_ties": choice.near_ties,
+        "incumbent_us": _rounded(choice.incumbent.time_us) if choice.incumbent else None,
+        "runner_up": choice.runner_up.kernel_name if choice.runner_up else None,
+        "runner_up_us": _rounded(choice.runner_up.time_us) if choice.runner_up else None,
+        "reason": choice.reason,
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

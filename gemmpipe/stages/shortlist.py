@@ -1,0 +1,61 @@
+"""Who goes on to the finals of a problem."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from gemmpipe.data import Bucket, Candidate, Problem, Trial
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keep:
+    """How many go on."""
+
+    fastest: int
+    """The fastest of a problem, whatever they are."""
+    per_bucket: int
+    """The fastest over all Ms of a bucket, among those its format can store."""
+
+
+def shortlist(results: Mapping[Candidate, Trial], keep: Keep, incumbents: Collection[Candidate]) -> list[Candidate]:
+    """The fastest, the best of each backend (with and without extra weight memory), and the incumbents.
+
+    Those that were looked at longest come first: a glance is not compared with a long look.
+    """
+    timed = [t for t in results.values() if t.time_us is not None]
+    ranked = [t.candidate for t in sorted(timed, key=_rank)]
+    chosen = dict.fromkeys(ranked[: keep.fastest])
+    best: dict[tuple[str, bool], Candidate] = {}
+    for trial in sorted(timed, key=_rank):
+        best.setdefault((trial.candidate.backend, trial.extra_weight_bytes > 0), trial.candidate)
+    chosen.update(dict.fromkeys(best.values()))
+    chosen.update(dict.fromkeys(c for c in incumbents if c in results))
+    return list(chosen)
+
+
+def _rank(trial: Trial) -> tuple[int, float, str]:
+    return -trial.launches, trial.time_us or 0.0, trial.candidate.id
+
+
+def bucket_shortlists(
+    problems: Sequence[Problem],
+    results: Mapping[str, Mapping[Candidate, Trial]],
+    buckets: Sequence[Bucket],
+    per_bucket: int,
+) -> dict[str, list[Candidate]]:
+    """For each problem, the candidates that lead a bucket it belongs to; `problems` differ in M alone.
+
+    A bucket's leaders have the least call-weighted sum of screening times among those timed at every M.
+    """
+    chosen: dict[str, list[Candidate]] = {p.id: [] for p in problems}
+    for bucket in buckets:
+        inside = [p for p in problems if bucket.holds(int(p["M"] or 0))]
+        if not inside:
+            continue
+        common = set.intersection(*({c for c, t in results[p.id].items() if t.time_us is not None} for p in inside))
+        sums = {
+            c: sum(p.weight * (results[p.id][c].time_us or 0.0) for p in inside) for c in common if bucket.admits(c)
+        }
+        leaders = sorted(sums, key=lambda c: (sums[c], c.id))[:per_bucket]
+        for problem in inside:
+            chosen[problem.id] += leaders
+    return chosen

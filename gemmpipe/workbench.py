@@ -1,0 +1,185 @@
+"""What a worker has on its bench: the operands of its problems, made once and kept while memory lasts."""
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+from gemmpipe.data import Candidate, Device, Problem, digest
+from gemmpipe.family import (
+    Family,
+    GemmSpec,
+    Implementation,
+    Inputs,
+    Launch,
+    Prepared,
+    Weights,
+)
+from gemmpipe.reference import error_ratio
+
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T")
+
+_ROTATE = 3  # operand sets together exceed the last-level cache this many times, so every launch finds it cold
+_MOST_SETS = {"cpu": 4}  # a CPU spends seconds on making a set
+_MOST_SETS_GPU = 32
+
+
+class OperandCache:
+    """Values by key, each with its size; the least recently used go when the budget is spent."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        self._budget = budget_bytes
+        self._entries: OrderedDict[tuple[object, ...], tuple[object, int]] = OrderedDict()
+        self._held = 0
+
+    def get(self, key: tuple[object, ...], make: Callable[[], T]) -> T:
+        """The value under `key`, made when it is not there."""
+        if key in self._entries:
+            self._entries.move_to_end(key)
+            return self._entries[key][0]  # type: ignore[return-value]
+        value = make()
+        size = _tensor_bytes(value)
+        self._entries[key] = (value, size)
+        self._held += size
+        while self._held > self._budget and len(self._entries) > 1:
+            _, (_, freed) = self._entries.popitem(last=False)
+            self._held -= freed
+        return value
+
+
+def _tensor_bytes(value: object) -> int:
+    """The bytes of all tensors that a value holds."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        # A view's own size would overlook what it keeps alive.
+        return value.untyped_storage().nbytes() if value.layout is torch.strided else value.numel() * 4
+    if isinstance(value, Prepared):
+        return value.extra_bytes
+    if isinstance(value, Weights | Inputs):
+        return sum(_tensor_bytes(v) for v in vars(value).values() if v is not None)
+    return 0
+
+
+class Workbench:
+    """Everything a worker needs to run candidates of one family on one device."""
+
+    def __init__(self, family: Family, implementations: Mapping[str, Implementation], device: Device) -> None:
+        import torch
+
+        self.family = family
+        self.device = device
+        self._implementations = implementations
+        self._torch = torch
+        self._cache = OperandCache(_budget(device))
+        self.launched: dict[tuple[str, str], int] = {}
+        """Launches so far of (problem, candidate)."""
+
+    def set_up(self, problem: Problem) -> "Setup":
+        """The problem, ready to bind candidates to."""
+        return Setup(self, problem, self.family.spec(problem))
+
+    def implementation(self, candidate: Candidate) -> Implementation:
+        """Who computes this candidate."""
+        return self._implementations[candidate.backend]
+
+    def generator(self, *seed: object) -> "torch.Generator":
+        """A generator on the device, seeded by the words given: the same operands on every run and resume."""
+        generator = self._torch.Generator(device=self.device.torch_name)
+        generator.manual_seed(int(digest([str(word) for word in seed]), 16))
+        return generator
+
+    def cached(self, key: tuple[object, ...], make: Callable[[], T]) -> T:
+        """A value kept while memory lasts."""
+        return self._cache.get(key, make)
+
+
+class Setup:
+    """One problem on the bench: operand sets, reference, and launches of candidates."""
+
+    def __init__(self, bench: Workbench, problem: Problem, spec: GemmSpec) -> None:
+        self._bench = bench
+        self.problem = problem
+        self.spec = spec
+        once = max(1.0, bench.family.bytes_moved(spec))
+        most = _MOST_SETS.get(bench.device.kind, _MOST_SETS_GPU)
+        fewest = 1 if bench.device.kind == "cpu" else 2
+        self.sets = max(fewest, min(most, math.ceil(_ROTATE * bench.device.cache_bytes / once)))
+
+    def weights(self, index: int) -> Weights:
+        """The weights of set `index`; problems that differ in M alone share them."""
+        key = self._weight_key(index)
+        family = self._bench.family
+        return self._bench.cached(key, lambda: family.make_weights(self.spec, self._bench.generator(*key)))
+
+    def _weight_key(self, index: int) -> tuple[object, ...]:
+        s = self.spec
+        return ("weights", s.n, s.k, s.w_dtype, s.w_scale, s.w_layout, s.bias, s.batch, s.x_dtype, s.out_dtype, index)
+
+    def inputs(self, index: int) -> Inputs:
+        """The activations of set `index`."""
+        key = ("inputs", self.problem.id, index)
+        family = self._bench.family
+        return self._bench.cached(key, lambda: family.make_inputs(self.spec, self._bench.generator(*key)))
+
+    def out(self, index: int) -> "torch.Tensor":
+        """The output of set `index`, [M, N]; filled with NaN when made."""
+        import torch
+
+        shape = (self.spec.m, self.spec.n) if self.spec.batch == 1 else (self.spec.batch, self.spec.m, self.spec.n)
+        dtype = getattr(torch, self.spec.out_dtype)
+        name = self._bench.device.torch_name
+        return self._bench.cached(
+            ("out", self.problem.id, index), lambda: torch.full(shape, float("nan"), dtype=dtype, device=name)
+        )
+
+    def prepared(self, candidate: Candidate, index: int) -> Prepared:
+        """The weights as this candidate wants them."""
+        implementation = self._bench.implementation(candidate)
+        weights = self.weights(index)
+        key = ("prepared", candidate.backend, candidate.items, *self._weight_key(index))
+        return self._bench.cached(key, lambda: implementation.prepare(self.spec, weights, candidate.knobs))
+
+    def bind(self, candidate: Candidate, index: int) -> Launch:
+        """A launch of the candidate on set `index`."""
+        index %= self.sets
+        return self._bench.implementation(candidate).bind(
+            self.spec,
+            candidate.knobs,
+            self._bench.device,
+            self.inputs(index),
+            self.prepared(candidate, index),
+            self.out(index),
+        )
+
+    def reference(self) -> "torch.Tensor":
+        """The product of set 0 in fp32."""
+        family = self._bench.family
+        return self._bench.cached(
+            ("reference", self.problem.id),
+            lambda: family.reference(self.spec, self.inputs(0), self.weights(0)),
+        )
+
+    def poison(self) -> None:
+        """Fill the output of set 0 with NaN, so that what a candidate leaves untouched is seen."""
+        self.out(0).fill_(float("nan"))
+
+    def error_ratio(self, output: "torch.Tensor") -> float:
+        """The share of wrong elements of set 0's product; 1.0 is as wrong as can be."""
+        atol_share, rtol = self._bench.family.tolerance(self.spec)
+        return error_ratio(output, self.reference(), atol_share, rtol)
+
+
+def _budget(device: Device) -> int:
+    """Bytes of operands to keep: half of what is free."""
+    import torch
+
+    if device.kind == "cpu":
+        import os
+
+        return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 3)
+    free, _ = torch.cuda.mem_get_info(device.index)
+    return int(free // 2)

@@ -1,0 +1,87 @@
+"""One killable process a device: takes jobs, gives back trials, and dies when a candidate kills it."""
+
+import gc
+import signal
+import sys
+import time
+from collections.abc import MutableSequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+import torch
+
+from gemmpipe.backends import Backend
+from gemmpipe.data import Device, Trial
+from gemmpipe.family import load_family
+from gemmpipe.jobs import Flight, Job, Poisoned, Tools
+from gemmpipe.timer import clock_for
+from gemmpipe.workbench import Workbench
+
+
+@dataclass(frozen=True, kw_only=True)
+class Post:
+    """What a worker is set up with: where it works, on which family, with which backends."""
+
+    device: Device
+    family: str
+    backends: tuple[Backend, ...]
+    python_path: tuple[str, ...]
+    """Folders for `sys.path`: where the user's own families and backends lie."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What became of a job: its trials, the seconds by purpose, and why the worker gave up, if it did."""
+
+    trials: list[Trial]
+    spent_s: dict[str, float]
+    lost: str = ""
+
+
+def ready_tools(post: Post, cells: MutableSequence[float]) -> Tools:
+    """Tools on this process's device."""
+    sys.path[:0] = [p for p in post.python_path if p not in sys.path]
+    if post.device.kind != "cpu":
+        torch.cuda.set_device(post.device.index)
+    family = load_family(post.family)
+    implementations = {i.label: i for backend in post.backends for i in backend.implementations(family)}
+    bench = Workbench(family, implementations, post.device)
+    return Tools(bench=bench, clock=clock_for(post.device), flight=Flight(cells))
+
+
+def main(post: Post, pipe: Connection, cells: MutableSequence[float]) -> None:
+    """Serve jobs until told None, or until the device is lost."""
+    start = time.monotonic()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the driver decides what it means
+    tools = ready_tools(post, cells)
+    # Collections would fall into measurements; what must go is freed by reference counts.
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    pipe.send(Answer(trials=[], spent_s={"start": time.monotonic() - start}))
+    while (job := _next(pipe)) is not None:
+        tools.spent_s.clear()
+        answer = _serve(job, tools)
+        pipe.send(answer)
+        if answer.lost:
+            break
+        gc.collect(0)
+
+
+def _next(pipe: Connection) -> Job | None:
+    try:
+        job: Job | None = pipe.recv()
+    except EOFError:  # the driver is gone, and with it whoever could use the result
+        return None
+    return job
+
+
+def _serve(job: Job, tools: Tools) -> Answer:
+    try:
+        return Answer(trials=job.run(tools), spent_s=dict(tools.spent_s))
+    except Poisoned as poisoned:
+        return Answer(trials=poisoned.trials, spent_s=dict(tools.spent_s), lost=str(poisoned))
+    except torch.OutOfMemoryError as error:
+        return Answer(trials=[], spent_s=dict(tools.spent_s), lost=f"out of memory: {error}"[:300])
+    except RuntimeError as error:  # an asynchronous fault that surfaced between candidates
+        return Answer(trials=[], spent_s=dict(tools.spent_s), lost=f"{type(error).__name__}: {error}"[:300])
