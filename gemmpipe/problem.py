@@ -143,7 +143,7 @@ def make_problem(
     for column in family.key_columns:
         value = values.get(column.name)
         if missing(value):
-            fallback = family.key_defaults(defaults, gfx) if fallback is None else fallback
+            fallback = _fallback(family, values, defaults, gfx) if fallback is None else fallback
             value = fallback.get(column.name, column.default)
         if missing(value) and column.kind != "str":
             raise UserError(f"{where}: column {column.name}: no value, expected {_expected(column)}")
@@ -157,6 +157,34 @@ def make_problem(
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     return problem
+
+
+def _fallback(family: Family, values: Mapping[str, object], defaults: KernelDefaults, gfx: str) -> Mapping[str, Scalar]:
+    """Values for open columns; a row's own dtype decides the others as `kernel.dtype` would."""
+    words = plain_words(defaults, gfx)
+    own = values.get("dtype")
+    if not missing(own):
+        try:
+            return family.key_defaults(replace(words, dtype=parse_dtype(own, gfx)), gfx)
+        except UserError:
+            pass  # a dtype that the family does not have: its spec says so, with the row
+    return family.key_defaults(words, gfx)
+
+
+def plain_words(defaults: KernelDefaults, gfx: str) -> KernelDefaults:
+    """The kernel's words with torch's dtype names. Raises UserError naming the word."""
+    return replace(
+        defaults,
+        dtype=_word("dtype", defaults.dtype, gfx),
+        out_dtype=_word("out_dtype", defaults.out_dtype, gfx),
+    )
+
+
+def _word(name: str, value: str | None, gfx: str) -> str | None:
+    try:
+        return None if value is None else parse_dtype(value, gfx)
+    except UserError as error:
+        raise UserError(f"kernel.{name}: {error}") from None
 
 
 def _expected(column: KeyColumn) -> str:

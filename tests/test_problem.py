@@ -86,7 +86,7 @@ def test_unite_sums_weights_and_joins_layers(blockscale: Family, no_words: Kerne
 
 def test_columns_are_found_by_name_alias_and_lower_case(sixteen: Family) -> None:
     assert column_places(["k", "n", "m", "out_dtype"], sixteen, "x:1") == {"M": 2, "N": 1, "K": 0, "outdtype": 3}
-    with pytest.raises(UserError, match="x:1: no column 'K'.*found M, N"):
+    with pytest.raises(UserError, match=r"x:1: no column 'K'.*found M, N"):
         column_places(["M", "N"], sixteen, "x:1")
     with pytest.raises(UserError, match="'M' is there 2 times"):
         column_places(["M", "N", "K", "M"], sixteen, "x:1")

@@ -189,9 +189,23 @@ def _latent(shape: Shape) -> Iterator[Linear]:
 
 
 _EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts")
-_DENSE = (
-    "Llama Mistral Qwen2 Qwen3 Phi3 Gemma Gemma2 Gemma3 Granite Olmo2 SmolLM3 InternLM3 SeedOss Glm4 Ministral"
-).split()
+_DENSE = [
+    "Llama",
+    "Mistral",
+    "Qwen2",
+    "Qwen3",
+    "Phi3",
+    "Gemma",
+    "Gemma2",
+    "Gemma3",
+    "Granite",
+    "Olmo2",
+    "SmolLM3",
+    "InternLM3",
+    "SeedOss",
+    "Glm4",
+    "Ministral",
+]
 _SPARSE = ("Mixtral", "Qwen3Moe", "GptOss", "Glm4Moe")
 _LATENT = ("DeepseekV2", "DeepseekV3", "KimiK2")
 
@@ -209,13 +223,7 @@ def linears(config: Config, tp: int, where: str, *, sixteen_bit: bool) -> list[L
 
     Raises UserError: which field, and why it cannot be.
     """
-    named = config.get("architectures")
-    names = [named] if isinstance(named, str) else named
-    if not isinstance(names, list | tuple) or not names or not isinstance(names[0], str):
-        raise UserError(f"{where}: no field 'architectures', expected [LlamaForCausalLM] or the like")
-    architecture = names[0]
-    if architecture not in RULES:
-        raise UserError(f"{where}: no rule for architecture '{architecture}'{nearest(architecture, RULES)}")
+    architecture = _architecture(config, where)
     nested = config.get("text_config")
     fields = nested if isinstance(nested, Mapping) else config
     shape = Shape(config=fields, tp=tp, where=where, architecture=architecture)
@@ -223,3 +231,21 @@ def linears(config: Config, tp: int, where: str, *, sixteen_bit: bool) -> list[L
         raise UserError(f"{where}: {architecture} with experts or latent attention: no rule for it")
     found = [linear for linear in RULES[architecture](shape) if sixteen_bit or not linear.sixteen_bit]
     return [*found, lm_head(shape)] if sixteen_bit else found
+
+
+def _architecture(config: Config, where: str) -> str:
+    """The name of the rule: `architectures`, else by `model_type`; a bare list of sizes is a Llama."""
+    named = config.get("architectures")
+    names = [named] if isinstance(named, str) else named
+    if isinstance(names, list | tuple) and names and isinstance(names[0], str):
+        word = names[0]
+    elif config.get("model_type") is not None:
+        kind = f"{config['model_type']}ForCausalLM".replace("_", "").lower()
+        word = next((name for name in RULES if name.lower() == kind), str(config["model_type"]))
+    elif named is None:
+        return "LlamaForCausalLM"
+    else:
+        raise UserError(f"{where}: architectures: {named!r}, expected [LlamaForCausalLM] or the like")
+    if word not in RULES:
+        raise UserError(f"{where}: no rule for architecture '{word}'{nearest(word, RULES)}")
+    return word

@@ -1,12 +1,10 @@
 """Problems from CSV tables, untuned and tuned ones, ours and aiter's."""
 
-import csv
-import glob
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
+from gemmpipe.csvfile import read_cells
 from gemmpipe.data import Problem
 from gemmpipe.errors import UserError, nearest
 from gemmpipe.family import Family, KernelDefaults
@@ -44,7 +42,7 @@ class Csv(Source):
         for word in words:
             path = Path(word).expanduser()
             # A file whose own name has brackets is no pattern.
-            matches = [path] if path.exists() else [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
+            matches = [path] if path.exists() else sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
             if not matches:
                 raise UserError(f"shapes.path: no file '{word}'{_neighbours(path)}")
             for match in matches:
@@ -61,29 +59,17 @@ def _neighbours(path: Path) -> str:
         return f"; no folder '{path.parent}'"
 
 
-def _read(path: Path, family: Family, defaults: KernelDefaults, gfx: str) -> list[Problem]:
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as stream:
-            return list(_problems(stream, path, family, defaults, gfx))
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path}: not a CSV file in UTF-8: {error}") from None
-
-
-def _problems(stream: TextIO, path: Path, family: Family, defaults: KernelDefaults, gfx: str) -> Iterator[Problem]:
-    reader = csv.reader(stream)
-    header = [name.strip() for name in next(reader, [])]
+def _read(path: Path, family: Family, defaults: KernelDefaults, gfx: str) -> Iterator[Problem]:
+    lines = read_cells(path)
+    _, header = next(lines, (1, []))
     places = column_places(header, family, f"{path}:1")
     extra = {name.lower(): place for place, name in reversed(list(enumerate(header)))}
     weight_at = next((extra[name] for name in _WEIGHTS if name in extra), None)
-    for cells in reader:
-        if not any(cell.strip() for cell in cells):
-            continue
-        where = f"{path}:{reader.line_num}"
+    for line, cells in lines:
+        where = f"{path}:{line}"
         if len(cells) > len(header):
             raise UserError(f"{where}: {len(cells)} cells, expected {len(header)} as in the header")
-        row = [cell.strip() for cell in cells] + [""] * (len(header) - len(cells))
+        row = cells + [""] * (len(header) - len(cells))
         if "family" in extra and row[extra["family"]] not in ("", family.name):
             continue
         weight = row[weight_at] if weight_at is not None else ""

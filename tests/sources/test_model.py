@@ -61,7 +61,8 @@ def test_dense_decoders(
     expected = {"qkv_proj": qkv, "o_proj": o, "gate_up_proj": gate_up, "down_proj": down}
     made = source.problems(blockscale, no_words, "sm_90")
     assert {p.layer: (p["N"], p["K"]) for p in made} == expected
-    assert {p["M"] for p in made} == {1, 64} and len(made) == 8
+    assert {p["M"] for p in made} == {1, 64}
+    assert len(made) == 8
     assert {p.weight for p in made} == {float(str(config["num_hidden_layers"]))}
     made = source.problems(sixteen, no_words, "sm_90")
     assert {p.layer: (p["N"], p["K"]) for p in made} == {**expected, "lm_head": head}
@@ -91,6 +92,12 @@ def test_nested_text_config() -> None:
     assert _shapes(outer, 1)["qkv_proj"] == (6144, 4096)
 
 
+def test_without_architectures_the_model_type_tells() -> None:
+    sizes = {name: value for name, value in LLAMA_8B.items() if name != "architectures"}
+    assert _shapes(sizes, 1) == _shapes(LLAMA_8B, 1)
+    assert _shapes({**sizes, "model_type": "qwen3"}, 1) == _shapes(LLAMA_8B, 1)
+
+
 def test_latent_attention_and_experts() -> None:
     config = _config("DeepseekV3", 7168, 18432, 61, 128, 128, 129280) | {
         "q_lora_rank": 1536,
@@ -104,10 +111,14 @@ def test_latent_attention_and_experts() -> None:
         "first_k_dense_replace": 3,
     }
     shapes = _shapes(config, 8)
-    assert shapes["fused_qkv_a_proj"] == (2112, 7168) and shapes["q_b_proj"] == (3072, 1536)
-    assert shapes["kv_b_proj"] == (4096, 512) and shapes["o_proj"] == (7168, 2048)
-    assert shapes["mlp.gate_up_proj"] == (4608, 7168) and shapes["shared_experts.down_proj"] == (7168, 256)
-    assert shapes["router(gate)"] == (256, 7168) and shapes["lm_head"] == (16160, 7168)
+    assert shapes["fused_qkv_a_proj"] == (2112, 7168)
+    assert shapes["q_b_proj"] == (3072, 1536)
+    assert shapes["kv_b_proj"] == (4096, 512)
+    assert shapes["o_proj"] == (7168, 2048)
+    assert shapes["mlp.gate_up_proj"] == (4608, 7168)
+    assert shapes["shared_experts.down_proj"] == (7168, 256)
+    assert shapes["router(gate)"] == (256, 7168)
+    assert shapes["lm_head"] == (16160, 7168)
 
 
 def test_experts_are_another_familys_and_routers_16_bit(
@@ -124,7 +135,7 @@ def test_experts_are_another_familys_and_routers_16_bit(
         "router(gate)",
         "lm_head",
     }
-    with pytest.raises(UserError, match="experts.w13.*N of a part 96 with tp 8: engines need a multiple of 128"):
+    with pytest.raises(UserError, match=r"experts.w13.*N of a part 96 with tp 8: engines need a multiple of 128"):
         Model(path=None, config=config, tp=8, nsets=[1]).problems(blockscale, no_words, "sm_90")
 
 
@@ -148,7 +159,8 @@ def test_biases_belong_to_the_key(sixteen: Family, no_words: KernelDefaults) -> 
         ({"intermediate_size": 14337}, 2, "intermediate_size 14337 does not divide by tp 2"),
         ({"architectures": ["LlamaForCausalLN"]}, 1, "no rule for architecture.*did you mean 'LlamaForCausalLM'"),
         ({"architectures": ["MambaForCausalLM"]}, 1, "no rule for architecture 'MambaForCausalLM'"),
-        ({"architectures": None}, 1, "no field 'architectures'"),
+        ({"architectures": []}, 1, r"architectures: \[\], expected \[LlamaForCausalLM\]"),
+        ({"architectures": None, "model_type": "mamba"}, 1, "no rule for architecture 'mamba'"),
         ({"kv_lora_rank": 512}, 1, "LlamaForCausalLM with experts or latent attention: no rule"),
     ],
 )
@@ -170,7 +182,7 @@ def test_block_scales_must_fall_on_the_cut(blockscale: Family, no_words: KernelD
 
 @pytest.mark.parametrize("nsets", [[], [0], ["64"], [True], [1.5]])
 def test_wrong_nsets(nsets: list[object], sixteen: Family, no_words: KernelDefaults) -> None:
-    with pytest.raises(UserError, match="shapes.nsets"):
+    with pytest.raises(UserError, match=r"shapes.nsets"):
         Model(path=None, config=LLAMA_8B, tp=1, nsets=nsets).problems(sixteen, no_words, "sm_90")  # type: ignore[arg-type]
 
 

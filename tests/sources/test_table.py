@@ -65,6 +65,8 @@ def test_a_list_and_a_glob(tmp_path: Path, blockscale: Family, no_words: KernelD
         ("M,N,K\n1,2\n", "shapes.csv:2: column K: no value"),
         ("M,N,K\n1,2,3,4\n", "shapes.csv:2: 4 cells, expected 3"),
         ("M,N,K,count\n1,2,3,0\n", "shapes.csv:2: column count: '0', expected a number above 0"),
+        ('M,N,K\n1,2,"3\n4,5,6\n', "shapes.csv:2: .*unexpected end of data"),
+        ('M,N,K\n1,2,"3\n4,5,6"\n', "shapes.csv:2: a quote that is not closed in its line"),
         ("M,N,K\n", "no problem of smallblock in"),
     ],
 )
@@ -77,7 +79,7 @@ def test_wrong_tables(text: str, line: str, table: Path, blockscale: Family, no_
 
 def test_no_such_file(table: Path, blockscale: Family, no_words: KernelDefaults) -> None:
     table.write_text("M,N,K\n")
-    with pytest.raises(UserError, match="no file '.*shape.csv'; did you mean 'shapes.csv'"):
+    with pytest.raises(UserError, match=r"no file '.*shape.csv'; did you mean 'shapes.csv'"):
         Csv(path=str(table.with_name("shape.csv"))).problems(blockscale, no_words, "sm_90")
     with pytest.raises(UserError, match="is a folder"):
         Csv(path=str(table.parent)).problems(blockscale, no_words, "sm_90")
@@ -87,7 +89,7 @@ def test_no_such_file(table: Path, blockscale: Family, no_words: KernelDefaults)
 
 def test_not_text(table: Path, blockscale: Family, no_words: KernelDefaults) -> None:
     table.write_bytes(b"M,N,K\n\xff\xfe,1,2\n")
-    with pytest.raises(UserError, match="not a CSV file in UTF-8"):
+    with pytest.raises(UserError, match=r"shapes.csv:1: not text in UTF-8"):
         Csv(path=str(table)).problems(blockscale, no_words, "sm_90")
 
 

@@ -1,0 +1,57 @@
+"""Files that several runs write: one writer at a time, whole or not at all, with provenance in a sidecar."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from gemmpipe.errors import EnvironmentProblem, UserError
+from gemmpipe.jsonfile import read_object
+from gemmpipe.paths import write_atomic
+
+LOCK_TIMEOUT_S = 120
+SIDECAR_BYTES = 50_000_000
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of `path` (a hidden file beside it) against other processes.
+
+    Raises EnvironmentProblem when another one keeps it too long, and for whatever the disk refuses meanwhile.
+    """
+    from filelock import FileLock, Timeout  # not at the top: the run time reads tables and never locks
+
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_name(f".{path.name}.lock"), timeout=LOCK_TIMEOUT_S):
+            yield
+    except Timeout:
+        raise EnvironmentProblem(f"{path}: another process has written it for over {LOCK_TIMEOUT_S} s") from None
+    except OSError as error:
+        raise EnvironmentProblem(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def sidecar(path: Path) -> Path:
+    """Where the provenance of an artifact stands."""
+    return path.with_name(f"{path.name}.meta.json")
+
+
+def record_run(path: Path, run_id: str, provenance: Mapping[str, object], used: Iterable[str] | None) -> None:
+    """Add a run to the sidecar file `path`; of the older runs those in `used` stay (None: all).
+
+    A sidecar that cannot be read is set aside as `.broken`: it must not stop an artifact from being written.
+    """
+    runs: dict[str, object] = {}
+    if path.exists():
+        try:
+            old = read_object(path, limit=SIDECAR_BYTES).get("runs")
+            runs = dict(old) if isinstance(old, dict) else {}
+        except UserError:
+            path.replace(path.with_name(f"{path.name}.broken"))
+    if used is not None:
+        kept = set(used)
+        runs = {name: facts for name, facts in runs.items() if name in kept}
+    runs[run_id] = dict(provenance)
+    text = json.dumps({"runs": runs}, indent=2, sort_keys=True, default=str) + "\n"
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        write_atomic(path, text)

@@ -1,0 +1,228 @@
+"""The tuned table on disk: read with every header that is out there, merged, written back whole."""
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gemmpipe.artifact import locked, record_run, sidecar
+from gemmpipe.csvfile import read_cells
+from gemmpipe.data import Scalar
+from gemmpipe.errors import UserError
+from gemmpipe.family import Family, KernelDefaults
+from gemmpipe.merging import Conflict, Row, key_of, merge
+from gemmpipe.paths import write_atomic
+from gemmpipe.problem import column_places, parse_int, parse_key
+from gemmpipe.table import RESULT
+
+_ALIASES = {"kernelid": "solidx", "errratio": "err_ratio", "arch": "gfx"}
+_FLOATS = ("us", "err_ratio", "tflops", "bw", "baseline_us", "p20_us", "p80_us", "ratio_low", "ratio_high")
+_INTS = ("solidx", "splitK")
+_GFX_OF_UNITS = {304: "gfx942", 80: "gfx942", 256: "gfx950", 132: "sm_90"}
+_UNITS_OF_GFX = {"gfx950": 256, "sm_90": 132}
+_MEND = "mend or delete the row; the file was left as it is"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A tuned table: rows that can win, rows that cannot (with the reason), and the names of foreign columns."""
+
+    rows: list[Row]
+    refused: list[tuple[Row, str]]
+    extra: tuple[str, ...]
+
+
+def read(path: Path, family: Family) -> list[Row]:
+    """The rows that can win, typed: the family's key, `gfx`, `cu_num`, `table.RESULT` and unknown columns as text.
+
+    Raises UserError: `file:row`, column, what was expected, what to do.
+    """
+    return load(path, family).rows
+
+
+def load(path: Path, family: Family) -> Table:
+    """The whole table, with what cannot win kept apart. Raises UserError as `read` does."""
+    lines = read_cells(path)
+    _, header = next(lines, (1, []))
+    if not header:
+        raise UserError(f"{path}:1: no header, expected the columns of a tuned table of {family.name}")
+    columns = _columns(header, family, f"{path}:1")
+    extra = tuple(
+        name for name, column in zip(header, columns, strict=True) if name == column and _foreign(name, family)
+    )
+    parsers = [_Cell(column, family) for column in columns]
+    rows: list[Row] = []
+    refused: list[tuple[Row, str]] = []
+    fill: dict[str, Mapping[str, Scalar]] = {}
+    for line, cells in lines:
+        where = f"{path}:{line}"
+        if len(cells) != len(header):
+            raise UserError(f"{where}: {len(cells)} cells, expected {len(header)} as in the header; {_MEND}")
+        row: Row = {}
+        for parser, cell in zip(parsers, cells, strict=True):
+            row[parser.column] = parser(cell, where)
+        _complete(row, family, fill, where)
+        us = row.get("us")
+        if isinstance(us, float) and us > 0:
+            rows.append(row)
+        else:
+            refused.append((row, f"{where}: us is {us}, no time that was measured"))
+    return Table(rows=rows, refused=refused, extra=extra)
+
+
+def _foreign(name: str, family: Family) -> bool:
+    return name not in ("gfx", "cu_num", *RESULT) and all(name != column.name for column in family.key_columns)
+
+
+def _columns(header: Sequence[str], family: Family, where: str) -> list[str]:
+    """What each column of the header is called here. Raises UserError for one that is there twice or is missing."""
+    of_key = {place: name for name, place in column_places(header, family, where).items()}
+    known = {name.lower(): name for name in ("gfx", "cu_num", *RESULT)}
+    found = [
+        of_key.get(place) or known.get(_ALIASES.get(name.lower(), name.lower()), name)
+        for place, name in enumerate(header)
+    ]
+    twice = next((name for place, name in enumerate(found) if name in found[:place]), None)
+    if twice is not None:
+        raise UserError(f"{where}: column '{twice}' is there twice, expected once")
+    if "us" not in found:
+        raise UserError(f"{where}: no column 'us', expected a tuned table of {family.name}")
+    return found
+
+
+class _Cell:
+    """Parses the cells of one column, each distinct text once."""
+
+    def __init__(self, column: str, family: Family) -> None:
+        self.column = column
+        self._parse = _parser(column, family)
+        self._known: dict[str, Scalar] = {}
+
+    def __call__(self, cell: str, where: str) -> Scalar:
+        if cell in self._known:
+            return self._known[cell]
+        try:
+            value = self._parse(cell) if cell else None
+        except UserError as error:
+            raise UserError(f"{where}: column {self.column}: {error}; {_MEND}") from None
+        self._known[cell] = value
+        return value
+
+
+def _parser(column: str, family: Family) -> Callable[[str], Scalar]:
+    for key in family.key_columns:
+        if key.name == column:
+            # A table says its dtypes in full; should it say `fp8`, the row's gfx would be needed to know which.
+            return lambda text: parse_key(key, text, "")
+    if column == "cu_num":
+        return parse_int
+    if column in _FLOATS:
+        return _float
+    if column in _INTS:
+        return _int
+    return _config if column == "config" else str
+
+
+def _float(text: str) -> float:
+    try:
+        # aiter writes the errors of fused MoE as "0.3%".
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise UserError(f"{text!r}, expected a number")
+    return value
+
+
+def _int(text: str) -> int:
+    try:
+        return int(text.removesuffix(".0"))
+    except ValueError:
+        raise UserError(f"{text!r}, expected a whole number") from None
+
+
+def _config(text: str) -> str:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict) or any(isinstance(knob, dict | list) for knob in value.values()):
+        raise UserError(f"{text[:60]!r}, expected the knobs as a JSON object")
+    return text
+
+
+def _complete(row: Row, family: Family, fill: dict[str, Mapping[str, Scalar]], where: str) -> None:
+    """Infer gfx and cu_num, fill the key columns that older tables lack (`fill`: known so far, by gfx)."""
+    gfx, units = row.get("gfx"), row.get("cu_num")
+    if gfx is None:
+        gfx = row["gfx"] = _GFX_OF_UNITS.get(units) if isinstance(units, int) else None
+    if gfx is None:
+        raise UserError(f"{where}: no gfx, and cu_num {units} does not tell; add a column gfx such as gfx942 or sm_90")
+    if units is None:
+        units = row["cu_num"] = _UNITS_OF_GFX.get(str(gfx))
+    if units is None:
+        raise UserError(f"{where}: no cu_num, and gfx {gfx} does not tell; add a column cu_num such as 304 or 132")
+    for column in family.key_columns:
+        if row.get(column.name) is not None:
+            continue
+        if str(gfx) not in fill:
+            fill[str(gfx)] = family.key_defaults(KernelDefaults(dtype=None, out_dtype=None, bias=None), str(gfx))
+        value = fill[str(gfx)].get(column.name, column.default)
+        if value is None and column.kind != "str":
+            raise UserError(f"{where}: column {column.name}: no value; {_MEND}")
+        row[column.name] = parse_key(column, "" if value is None else value, str(gfx))
+
+
+def render(rows: Sequence[Row], family: Family, extra: Sequence[str]) -> str:
+    """The CSV text of a native table: dtypes as `torch.bfloat16`, bools True and False, nothing for None."""
+    dtypes = {column.name for column in family.key_columns if column.kind == "dtype"}
+    columns = ["gfx", "cu_num", *(column.name for column in family.key_columns), *RESULT]
+    columns += [name for name in extra if name not in columns]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(columns)
+    for row in rows:
+        writer.writerow(
+            [f"torch.{row[name]}" if name in dtypes else _text(row.get(name)) for name in columns],
+        )
+    return out.getvalue()
+
+
+def _text(value: Scalar) -> str | int | float | bool:
+    return "" if value is None or (isinstance(value, float) and math.isnan(value)) else value
+
+
+def update(
+    path: Path,
+    family: Family,
+    new: Sequence[Row],
+    *,
+    sort: bool,
+    min_improvement_pct: float,
+    run_id: str,
+    provenance: Mapping[str, object],
+) -> list[Conflict]:
+    """Merge rows into a table under its lock, with the run's provenance in the sidecar; returns what clashed.
+
+    Raises UserError for a table that someone broke, EnvironmentProblem where it cannot be written: the old file
+    stands in either case.
+    """
+    with locked(path):
+        old = load(path, family) if path.exists() else Table(rows=[], refused=[], extra=())
+        rows, conflicts = merge(old.rows, new, family, min_improvement_pct=min_improvement_pct)
+        timed = {key_of(row, family) for row in rows}
+        rows += [row for row, _ in old.refused if key_of(row, family) not in timed]
+        if sort:
+            rows.sort(key=lambda row: _order(row, family))
+        used = {str(row.get("run_id")) for row in rows}
+        record_run(sidecar(path), run_id, provenance, used)
+        write_atomic(path, render(rows, family, old.extra))
+    return conflicts
+
+
+def _order(row: Row, family: Family) -> tuple[object, ...]:
+    sizes = tuple(row.get(name, 0) for name in ("cu_num", "N", "M", "K"))
+    return (*sizes, str(key_of(row, family)))

@@ -1,0 +1,55 @@
+"""Which row stays: every rule of the merge, one row each."""
+
+import re
+
+import pytest
+
+from gemmpipe.family import Family
+from gemmpipe.merging import Row, merge
+
+
+def _row(**values: object) -> Row:
+    row: Row = {"gfx": "sm_90", "cu_num": 132, "M": 1, "N": 2, "K": 3, "libtype": "triton", "us": 10.0, "policy": "p"}
+    return {**row, "config": '{"a":1}', **values}  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kept", "reason"),
+    [
+        ({}, {"libtype": "torch", "us": 9.0}, "new", "10 us before, 9 us now"),
+        ({}, {"libtype": "torch", "us": 10.0}, "old", "10 us before, 10 us now"),
+        ({}, {"libtype": "torch", "us": 9.95}, "old", "1 % asked for"),
+        ({"us": 0.0}, {"libtype": "torch"}, "new", "the old row has no time"),
+        ({}, {"libtype": "torch", "us": None}, "old", "the new row has no time"),
+        ({"policy": ""}, {"libtype": "torch", "us": 11.0}, "new", "different policies.*cannot be compared"),
+        ({}, {"libtype": "torch", "us": 9.0, "policy": "p shared_gpu"}, "old", "the new one was timed on a shared GPU"),
+        ({"policy": "p shared_gpu"}, {"libtype": "torch", "us": 11.0}, "new", "the old one was timed on a shared GPU"),
+        ({}, {"libtype": "torch", "us": 11.0, "incumbent_us": 12.0}, "new", "raced against the old choice at 12.0 us"),
+    ],
+)
+def test_rules(old: dict[str, object], new: dict[str, object], kept: str, reason: str, blockscale: Family) -> None:
+    before, after = _row(**old), _row(**new)
+    rows, (conflict,) = merge([before], [after], blockscale, min_improvement_pct=1.0)
+    assert rows == [after if kept == "new" else before]
+    assert conflict.kept == kept
+    assert str(conflict).startswith(f"sm_90 132 1 2 3: kept the {kept} row: ")
+    assert re.search(reason, str(conflict))
+
+
+def test_the_same_choice_timed_again_is_no_conflict(blockscale: Family) -> None:
+    rows, conflicts = merge([_row(note="x")], [_row(us=11.0)], blockscale, min_improvement_pct=1.0)
+    assert (rows, conflicts) == ([_row(us=11.0, note="x")], [])
+
+
+def test_order_and_nothing_lost(blockscale: Family) -> None:
+    old = [_row(M=m) for m in (3, 1, 2)]
+    rows, conflicts = merge(old, [_row(M=9), _row(M=1, us=5.0)], blockscale, min_improvement_pct=1.0)
+    assert [row["M"] for row in rows] == [3, 1, 2, 9]
+    assert conflicts == []
+    assert rows[1]["us"] == 5.0
+
+
+def test_twins_in_one_table_keep_the_faster(blockscale: Family) -> None:
+    rows, (conflict,) = merge([_row(us=9.0), _row(us=8.0, libtype="torch")], [], blockscale, min_improvement_pct=0.0)
+    assert rows == [_row(us=8.0, libtype="torch")]
+    assert conflict.kept == "new"
