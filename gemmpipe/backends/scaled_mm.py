@@ -1,0 +1,118 @@
+"""`scaled_mm`: torch's scaled matrix product (cuBLASLt, hipBLASLt) of fp8 operands as they are stored."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gemmpipe.backends import Backend
+from gemmpipe.backends.aten import unsupported
+from gemmpipe.data import Device, Knobs
+from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared, Weights
+
+if TYPE_CHECKING:
+    import torch
+
+    from gemmpipe.space import Space
+
+# torch.nn.functional.ScalingType, whose numbers the operator takes
+_TENSOR, _ROW, _BLOCK_1X128, _BLOCK_128X128 = 0, 1, 4, 5
+_PAD = 4  # cuBLASLt reads the 128x128 scales in fours along K
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaledMm(Backend):
+    """Candidates by one knob, `use_fast_accum`: whether sums stay in the tensor core's 14 bits all along K."""
+
+    label = "scaled_mm"
+
+    def unavailable(self, device: Device) -> str | None:
+        """It needs a GPU, and a torch with the operator that is told the scales' layout (2.10 on)."""
+        import torch
+
+        if device.kind == "cpu":
+            return "no GPU: on a CPU the operator is a slow fallback"
+        return None if hasattr(torch, "_scaled_mm_v2") else f"torch {torch.__version__} has no _scaled_mm_v2"
+
+    def points(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
+        """Both ways to accumulate."""
+        return ({"use_fast_accum": False}, {"use_fast_accum": True})
+
+    def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
+        """Block scales are applied every 128 elements anyway, and only NVIDIA has the switch."""
+        fast = knobs["use_fast_accum"] and device.kind == "cuda" and _recipes(spec) != (_BLOCK_1X128, _BLOCK_128X128)
+        return {"use_fast_accum": bool(fast)}
+
+    def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        """One `if` a rule; the alignments are the operator's own checks."""
+        if device.kind == "cpu":
+            return "no GPU: on a CPU the operator is a slow fallback"
+        if problem := unsupported(spec):
+            return problem
+        recipes = _recipes(spec)
+        if recipes is None:
+            return "scales: none of tensor x tensor, row x row, 1x128 x 128x128"
+        if not spec.x_dtype.startswith("float8") or not spec.w_dtype.startswith("float8"):
+            return f"fp8 only: the operands are {spec.x_dtype} and {spec.w_dtype}"
+        if spec.x_dtype != ("float8_e4m3fnuz" if device.gfx == "gfx942" else "float8_e4m3fn"):
+            return f"fp8 format: {device.gfx} does not multiply {spec.x_dtype}"
+        if spec.n % 16 or spec.k % 16:
+            return f"alignment: N={spec.n} and K={spec.k} must be multiples of 16"
+        if recipes == (_BLOCK_1X128, _BLOCK_128X128) and device.gfx != "sm_90":
+            return f"block scales: cuBLASLt has them on sm_90 alone, not on {device.gfx}"
+        if recipes == (_BLOCK_1X128, _BLOCK_128X128) and spec.m % 4:
+            return f"alignment: M={spec.m} must be a multiple of 4 with block scales"
+        if spec.bias and (spec.out_dtype == "float32" or recipes[0] == _BLOCK_1X128):
+            return f"bias: none with {spec.out_dtype} output or block scales"
+        return None
+
+    def prepare(self, spec: GemmSpec, weights: Weights, knobs: Knobs) -> Prepared:
+        """The weight scales in the operator's layout.
+
+        Block scales become [L4, ceil(N/128)] with stride (1, L4), L4 = ceil(K/128) rounded up to 4: transposed, that
+        is a row-major [ceil(N/128), L4], which other kernels read as well. It replaces the stored scales: no extra.
+        """
+        import torch
+
+        if weights.w_scale is None or _recipes(spec) != (_BLOCK_1X128, _BLOCK_128X128):
+            return Prepared(weights=weights, extra=None if weights.w_scale is None else weights.w_scale)
+        padded = torch.nn.functional.pad(weights.w_scale, (0, -weights.w_scale.shape[1] % _PAD)).contiguous()
+        return Prepared(weights=weights, extra=padded.t())
+
+    def bind(
+        self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
+    ) -> Launch:
+        """A call of the operator that writes `out`."""
+        import torch
+
+        recipes, w_scale = _recipes(spec), prepared.extra
+        if recipes is None or inputs.x_scale is None or not isinstance(w_scale, torch.Tensor):
+            raise ValueError("scaled_mm needs the scales of both operands")
+        x_scale = inputs.x_scale
+        if recipes[0] == _BLOCK_1X128:
+            x_scale = x_scale.t().contiguous().t() if inputs.x_scale_t is None else inputs.x_scale_t
+        elif recipes[0] == _ROW:
+            x_scale, w_scale = x_scale.reshape(-1, 1), w_scale.reshape(1, -1)
+        w_t, bias = prepared.weights.w.t(), prepared.weights.bias
+        if bias is not None:
+            bias = bias.to(out.dtype)
+        fast = bool(knobs["use_fast_accum"])
+        operator = torch.ops.aten._scaled_mm_v2.out
+        x_recipe, w_recipe = [recipes[0]], [recipes[1]]
+
+        def launch() -> "torch.Tensor":
+            operator(
+                inputs.x, w_t, [x_scale], x_recipe, [], [w_scale], w_recipe, [], bias, out.dtype, [], fast, out=out
+            )
+            return out
+
+        return launch
+
+
+def _recipes(spec: GemmSpec) -> tuple[int, int] | None:
+    """How both operands are scaled, in the operator's numbers, or None where it has no such product."""
+    if spec.x_scale is None or spec.w_scale is None:
+        return None
+    kinds = (spec.x_scale.granularity, spec.w_scale.granularity)
+    if kinds == ("block", "block") and (spec.x_scale.block, spec.w_scale.block) == ((1, 128), (128, 128)):
+        return _BLOCK_1X128, _BLOCK_128X128
+    return {("tensor", "tensor"): (_TENSOR, _TENSOR), ("row", "row"): (_ROW, _ROW)}.get(kinds)
