@@ -70,7 +70,14 @@ def _csv(frame: "pd.DataFrame") -> str:
     return text
 
 
-def write(plan: "Plan", context: "Context", pool: Pool | None, wall_s: float, code: int) -> None:
+def write(
+    plan: "Plan",
+    tables: "Mapping[str, pd.DataFrame]",
+    context: "Context",
+    pool: Pool | None,
+    wall_s: float,
+    code: int,
+) -> None:
     """manifest.json: configuration, versions, where the time went per resource, artifacts, exit code."""
     usage = pool.usage() if pool is not None else []
     content = {
@@ -92,6 +99,6 @@ def write(plan: "Plan", context: "Context", pool: Pool | None, wall_s: float, co
             for u in usage
         ],
         "unsolved": context.unsolved,
-        "files": [str(f) for f in context.files],
+        "files": tables["artifacts"]["file"].tolist() if "artifacts" in tables else [],
     }
     write_atomic(plan.run_dir / "manifest.json", json.dumps(content, indent=2, default=str) + "\n")

@@ -1,11 +1,12 @@
 """What the user reads at the end of a run."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gemmpipe.executors import Pool, Usage
 from gemmpipe.interrupt import Interrupted
-from gemmpipe.stages.incumbents import native_table
+from gemmpipe.stages.incumbents import native_tables
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,25 +21,26 @@ def tell(
     plan: "Plan", tables: "Mapping[str, pd.DataFrame]", context: "Context", pool: Pool | None, wall_s: float, code: int
 ) -> None:
     """The choices, the time and where it went, the files, and what to type next."""
-    say = lambda text: context.events.emit("line", text)  # noqa: E731
+
+    def say(text: str) -> None:
+        context.events.emit("line", text)
+
     if "selections" in tables:
         for line in selection_lines(tables["selections"], plan.family.key_columns):
             say(line)
     for line in context.gated[:5]:
-        context.events.emit("line", f"  gated: {line}; stages.select.max_extra_weight_pct= allows it")
+        say(f"  gated: {line}; stages.select.max_extra_weight_pct= allows it")
     if len(context.gated) > 5:
         say(f"  gated: and {len(context.gated) - 5} more like these")
     say(f"total {wall_s:.1f} s" + "".join(f", {k[:-2]} {v:.1f}" for k, v in context.account.items() if "idle" not in k))
     for usage in pool.usage() if pool is not None else []:
         say(f"  {usage_line(usage)}")
-    for path in context.files:
-        say(f"wrote {path}")
     say(f"run   {plan.run_dir}")
     if code == Interrupted.exit_code:
         say(f"to go on: gemmpipe resume={plan.run_dir}")
-    elif "merge" in plan.chain and context.files:
-        table = native_table(plan.family, context.output, plan.formats).resolve()
-        say(f"export GEMMPIPE_CONFIG_{plan.family.name.upper()}={table}")
+    elif "artifacts" in tables:
+        for path in native_tables(plan.family, context.output, plan.formats.values()):
+            say(f"export GEMMPIPE_CONFIG_{plan.family.name.upper()}={path.resolve()}")
 
 
 def usage_line(usage: Usage) -> str:
@@ -51,31 +53,35 @@ def selection_lines(selections: "pd.DataFrame", key_columns: "Sequence[object]")
     """An aligned table: problem, chosen candidate, time, TFLOP/s, GB/s, ratio to the baseline."""
     own = selections[selections["format"] == ""]
     rows = [("M", "N", "K", "chosen", "us", "TFLOP/s", "GB/s", "baseline", "ratio")]
-    for row in own.head(_MOST_ROWS).to_dict("records"):
-        ratio = row["ratio"]
+    for found in own.head(_MOST_ROWS).to_dict("records"):
+        ratio = found["ratio"]
         rows.append(
             (
-                str(row["M"]),
-                str(row["N"]),
-                str(row["K"]),
-                f"{row['libtype']} {_short(str(row['config']))}",
-                f"{row['us']:.2f}",
-                f"{row['tflops']:.1f}",
-                f"{row['bw']:.0f}",
-                str(row["baseline"] or "-"),
+                str(found["M"]),
+                str(found["N"]),
+                str(found["K"]),
+                f"{found['libtype']} {_short(str(found['config']))}",
+                f"{found['us']:.2f}",
+                f"{found['tflops']:.1f}",
+                f"{found['bw']:.0f}",
+                str(found["baseline"] or "-"),
                 f"{ratio:.3f}" if ratio == ratio and ratio is not None else "-",
             )
         )
     if len(rows) == 1:
         return []
     widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
-    lines = [
-        "  ".join(c.ljust(w) if i in (3, 7) else c.rjust(w) for i, (c, w) in enumerate(zip(r, widths, strict=True)))
-        for r in rows
-    ]
+    lines = []
+    for row in rows:
+        cells = [_cell(text, widths[i], left=i in (3, 7)) for i, text in enumerate(row)]
+        lines.append("  ".join(cells))
     if len(own) > _MOST_ROWS:
         lines.append(f"... and {len(own) - _MOST_ROWS} more in selections.csv")
     return lines
+
+
+def _cell(text: str, width: int, *, left: bool) -> str:
+    return text.ljust(width) if left else text.rjust(width)
 
 
 _BRIEF = {
@@ -91,8 +97,6 @@ _BRIEF = {
 
 def _short(config: str) -> str:
     """Knobs in a few letters: `64x128x128 g1 k/4 w4 s3`; a library's knobs as they are."""
-    import json
-
     knobs = json.loads(config)
     if not set(_BRIEF) <= set(knobs):
         return " ".join(str(v) for v in knobs.values())

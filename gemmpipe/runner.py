@@ -100,7 +100,7 @@ def run(plan: Plan, events: Events) -> int:
             _drain(pool, journal)
             code = Interrupted.exit_code
         manifest.write_tables(plan, tables)
-        manifest.write(plan, context, pool, time.monotonic() - started, code)
+        manifest.write(plan, tables, context, pool, time.monotonic() - started, code)
         report.tell(plan, tables, context, pool, time.monotonic() - started, code)
     return code
 
@@ -154,7 +154,7 @@ def _context(
         space=plan.space,
         search=plan.search,
         implementations=implementations,
-        incumbents=incumbents_of(plan.family, devices[0], Path(plan.output), plan.formats),
+        incumbents=incumbents_of(plan.family, devices[0], Path(plan.output), plan.formats.values()),
         policy="host interleaved" if devices[0].kind == "cpu" else "graph cold interleaved",
         journal=journal,
         record=record,

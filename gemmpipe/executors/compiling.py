@@ -94,7 +94,8 @@ class Compilers:
     def close(self, *, kill: bool) -> None:
         """Stop the processes."""
         if self._pool is not None:
-            self._pool.stop() if kill or self.pending else self._pool.close()
+            end = self._pool.stop if kill or self.pending else self._pool.close
+            end()  # type: ignore[no-untyped-call]
             self._pool.join()
 
 

@@ -1,5 +1,6 @@
 """One worker and its queue: who is blamed when it dies, and what is done again."""
 
+import contextlib
 import multiprocessing
 import time
 from collections import deque
@@ -128,10 +129,9 @@ class Desk:
         if self._in_hand is None and self._queue and self._pipe is not None and self._ready:
             self._in_hand = self._queue.popleft()
             self._flight.begin(-1)
-            try:
+            # Should it have died since we last looked, the next look finds out and its successor gets the job.
+            with contextlib.suppress(OSError):
                 self._pipe.send(self._in_hand)
-            except OSError:
-                pass  # it died since we last looked; the next look finds out and gives the job to its successor
 
     def _speaks(self) -> bool:
         return self._pipe is not None and self._pipe.poll()

@@ -150,5 +150,6 @@ def launch_once(tools: Tools, setup: Setup, index: int, candidate: Candidate) ->
 
 
 def count(tools: Tools, setup: Setup, candidate: Candidate, launches: int) -> None:
+    """Remember that a candidate had so many more launches on its problem in this worker."""
     key = (setup.problem.id, candidate.id)
     tools.bench.launched[key] = tools.bench.launched.get(key, 0) + launches

@@ -109,20 +109,19 @@ class FinalsJob(Job):
             count(tools, setup, runner.candidate, len(runner.samples) * runner.per_sample)
 
     def _still_racing(self, racing: "list[_Runner]") -> "list[_Runner]":
+        """Outrun is who has a rival that needs no more weight memory and is faster by the limit of this round."""
         times = {r.candidate.id: median(r.samples) for r in racing}
-        best = min(times.values(), default=0.0)
         rounds = max((len(r.samples) for r in racing), default=0)
         limit = min((ratio for after, ratio in _OUTRUN if rounds >= after), default=float("inf"))
-        libraries = [t for name, t in times.items() if name in self.library]
-        baseline = min(libraries, default=0.0)
+        library = [r for r in racing if r.candidate.id in self.library]
+        baseline = min(library, key=lambda r: (r.extra_bytes, times[r.candidate.id]), default=None)
         stay = []
         for runner in racing:
-            time_us = times[runner.candidate.id]
-            is_baseline = runner.candidate.id in self.library and time_us == baseline
-            if time_us <= limit * best or is_baseline or runner.candidate.id in self.kept:
+            rival_us = min(times[r.candidate.id] for r in racing if r.extra_bytes <= runner.extra_bytes)
+            runner.outrun = times[runner.candidate.id] > limit * rival_us
+            if not runner.outrun or runner is baseline or runner.candidate.id in self.kept:
+                runner.outrun = False
                 stay.append(runner)
-            else:
-                runner.outrun = True
         return stay
 
     def _wrong(self, runner: "_Runner") -> Trial:

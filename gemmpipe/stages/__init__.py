@@ -57,8 +57,6 @@ class Context:
     """Problems without a valid candidate."""
     gated: list[str] = field(default_factory=list)
     """Faster candidates that cost more weight memory than the user offered."""
-    files: list[Path] = field(default_factory=list)
-    """Artifacts written."""
 
     @property
     def pool(self) -> Pool:

@@ -1,6 +1,6 @@
 """A product never gets faster by more rows: what a candidate took at a smaller M bounds what it takes here."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from gemmpipe.data import Candidate, Problem, Scalar, Status, Trial
 
@@ -14,11 +14,14 @@ class Bounds:
     def __init__(self, library: Collection[str]) -> None:
         self._library = library
         self._known: dict[tuple[tuple[tuple[str, Scalar], ...], Candidate], list[tuple[int, float]]] = {}
+        self._extra: dict[tuple[tuple[tuple[str, Scalar], ...], Candidate], int] = {}
 
     def learn(self, problem: Problem, trial: Trial) -> None:
-        """A time measured at this problem's M."""
+        """A time measured at this problem's M, and the weight memory it took."""
         if trial.time_us is not None:
-            self._known.setdefault((_siblings(problem), trial.candidate), []).append((_rows(problem), trial.time_us))
+            key = (_siblings(problem), trial.candidate)
+            self._known.setdefault(key, []).append((_rows(problem), trial.time_us))
+            self._extra[key] = trial.extra_weight_bytes
 
     def bound_us(self, problem: Problem, candidate: Candidate) -> float:
         """The longest time at an M no larger; 0 where none is known."""
@@ -29,12 +32,14 @@ class Bounds:
         """Whether one launch is so long that asking first whether it can win pays."""
         return self.bound_us(problem, candidate) > _LONG_US
 
-    def hopeless(self, problem: Problem, candidate: Candidate, best_us: float, spare: bool) -> Trial | None:
-        """A `dropped` trial when the bound is beyond what is already reached; `spare` forbids it."""
+    def hopeless(self, problem: Problem, candidate: Candidate, results: Iterable[Trial]) -> Trial | None:
+        """A `dropped` trial when the bound is beyond what is reached here with no more weight memory."""
         bound = self.bound_us(problem, candidate)
-        if spare or bound <= _LONG_US or bound <= _DROP_RATIO * best_us:
+        extra = self._extra.get((_siblings(problem), candidate), 0)
+        rivals = [t.time_us for t in results if t.time_us is not None and t.extra_weight_bytes <= extra]
+        if not rivals or bound <= max(_LONG_US, _DROP_RATIO * min(rivals)):
             return None
-        why = f"not run: took {bound:.0f} us with fewer rows, {best_us:.0f} us is reached here"
+        why = f"not run: took {bound:.0f} us with fewer rows, {min(rivals):.0f} us is reached here"
         return Trial(stage="screen", problem=problem.id, candidate=candidate, status=Status.DROPPED, error=why)
 
     def spared(self, problem: Problem, candidates: Collection[Candidate]) -> Candidate | None:

@@ -111,7 +111,3 @@ class Course:
     def open(self) -> int:
         """Requests not answered yet."""
         return len(self._open)
-
-    def best_us(self) -> float | None:
-        """The fastest time so far."""
-        return min((t.time_us for t in self.results.values() if t.time_us is not None), default=None)

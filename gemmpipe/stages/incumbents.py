@@ -1,6 +1,6 @@
 """What the output table already holds for this device, as candidates to race against."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from gemmpipe import store
@@ -10,21 +10,19 @@ from gemmpipe.formats import Format
 from gemmpipe.stages.rows import candidate_of
 
 
-def native_table(family: Family, output: Path, formats: Mapping[str, Format]) -> Path:
-    """Where the native table of this run lies, written by the format `csv` or not."""
-    named = getattr(formats.get("csv"), "file", None)
-    return output / (named or family.csv_name)
+def native_tables(family: Family, output: Path, formats: Iterable[Format]) -> list[Path]:
+    """The native tables of this output folder, written already or not."""
+    return [path for each in formats if (path := each.table(family, output)) is not None]
 
 
 def incumbents_of(
-    family: Family, device: Device, output: Path, formats: Mapping[str, Format]
+    family: Family, device: Device, output: Path, formats: Iterable[Format]
 ) -> dict[str, tuple[Candidate, ...]]:
     """By problem id; rows without knobs (another tool's) give none. Raises UserError for a broken table."""
-    path = native_table(family, output, formats)
-    if not path.is_file():
-        return {}
+    tables = [path for path in native_tables(family, output, formats) if path.is_file()]
+    rows = [row for path in tables for row in store.read(path, family)]
     found: dict[str, tuple[Candidate, ...]] = {}
-    for row in store.read(path, family):
+    for row in rows:
         if (row["gfx"], row["cu_num"]) != (device.gfx, device.cu_num) or not row.get("config"):
             continue
         key = tuple((c.name, row[c.name]) for c in family.key_columns)

@@ -118,21 +118,18 @@ class Scheduler:
             for request in chosen:
                 course.ready.remove(request)
             return chosen
-        best_us = course.best_us()
-        if best_us is None and course.open > len(course.ready):
-            return []
-        return self._next_long(course, best_us)
+        if not course.results and course.open > len(course.ready):
+            return []  # the first result is on its way, and may settle the rest
+        return self._next_long(course)
 
-    def _next_long(self, course: Course, best_us: float | None) -> list[Request]:
+    def _next_long(self, course: Course) -> list[Request]:
         problem = course.problem
         ranked = sorted(course.ready, key=lambda r: (self._bounds.bound_us(problem, r.candidate), r.candidate.id))
         spared: Candidate | None = self._bounds.spared(problem, course.listing.candidates)
         for request in ranked:
             course.ready.remove(request)
-            dropped = best_us is not None and self._bounds.hopeless(
-                problem, request.candidate, best_us, spare=request.candidate == spared
-            )
-            if not dropped:
+            dropped = self._bounds.hopeless(problem, request.candidate, course.results.values())
+            if dropped is None or request.candidate == spared:
                 return [request]
             self._note(course, course.tell([dropped]))
         return []

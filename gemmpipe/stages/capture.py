@@ -1,0 +1,46 @@
+"""The first stage: from a source to the problems that are still to be tuned."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from gemmpipe import store
+from gemmpipe.merging import PROVISIONAL, Key
+from gemmpipe.stages import Context, Stage
+from gemmpipe.stages.rows import problem_frame
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capture(Stage):
+    """Asks the source for problems and leaves out those that the tables in the output folder hold for this device."""
+
+    needs: ClassVar[tuple[str, ...]] = ()
+    gives: ClassVar[tuple[str, ...]] = ("problems",)
+
+    def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
+        """The problems table. Raises UserError for a source or an output table that cannot be read."""
+        found = context.source.problems(context.family, context.defaults, context.device.gfx)
+        known = tuned(context)
+        place = (context.device.gfx, context.device.cu_num)
+        fresh = found if context.retune else [p for p in found if (*place, *(v for _, v in p.key)) not in known]
+        products = len({tuple(item for item in problem.key if item[0] != "M") for problem in found})
+        dropped = len(found) - len(fresh)
+        context.events.emit(
+            "line",
+            f"capture: {len(found)} problems of {products} products"
+            + (f", {dropped} tuned already (retune=true tunes them again)" if dropped else ""),
+        )
+        return {"problems": problem_frame(context.family, fresh)}
+
+
+def tuned(context: Context) -> set[Key]:
+    """The keys that the output's native tables hold; rows that only fill a gap do not count."""
+    keys: set[Key] = set()
+    for _, each in context.formats:
+        path = each.table(context.family, context.output)
+        if path is not None and path.exists():
+            rows = store.read(path, context.family)
+            keys |= {store.key_of(row, context.family) for row in rows if PROVISIONAL not in str(row.get("policy"))}
+    return keys
