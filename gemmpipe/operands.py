@@ -96,7 +96,7 @@ def spread(scales: torch.Tensor, tile: tuple[int, int], values: torch.Tensor) ->
     if tile[0] > 1:
         scales = scales.repeat_interleave(tile[0], 0)[:rows]
     whole = columns // tile[1]
-    body = values[:, : whole * tile[1]].unflatten(1, (whole, tile[1])) if whole else None
+    body = values[:, : whole * tile[1]].view(rows, whole, tile[1]) if whole else None
     if body is not None:
         body.mul_(scales[:, :whole, None])
     if columns % tile[1]:

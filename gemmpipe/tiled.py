@@ -9,6 +9,7 @@ from gemmpipe.builds import find_kernel, is_interpreted, load_build, source_hash
 from gemmpipe.data import Build, Device, Knobs, Scalar
 from gemmpipe.errors import UserError, nearest
 from gemmpipe.family import GemmSpec, Implementation, Inputs, Launch, Prepared
+from gemmpipe.workspace import WORKSPACES
 
 if TYPE_CHECKING:
     import torch
@@ -125,12 +126,14 @@ class Tiled(Implementation):
     def bind(
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
     ) -> Launch:
-        """A launch of the build; split-K's workspace is this call's own, its counters zeroed once and left zero."""
+        """A launch of the build; split-K's workspace is the current stream's."""
         (build,) = self.builds(spec, knobs, device)
         tiles_m, tiles_n = self.tiles(spec, knobs)
         splits = integer(knobs, "NUM_KSPLIT")
         sizes = {**self.integers(spec), "group_m": integer(knobs, "GROUP_SIZE_M"), "splits": splits}
-        parts, counters = workspace(spec, knobs, out.device)
+        parts, counters = None, None
+        if splits > 1:
+            parts, counters = WORKSPACES.take(workspace_bytes(spec, knobs) // 4, tiles_m * tiles_n, out.device)
         arguments = {**sizes, **self.arguments(inputs, prepared, out), "parts_ptr": parts, "counters_ptr": counters}
         wanted = {name: arguments[name] for name, kind in build.signature if kind != "constexpr"}
         run = load_build(build, device).launcher((tiles_m * tiles_n, splits, 1), wanted)
@@ -153,19 +156,3 @@ def workspace_bytes(spec: GemmSpec, knobs: Knobs) -> int:
         return 0
     tile_m, tile_n = integer(knobs, "BLOCK_SIZE_M"), integer(knobs, "BLOCK_SIZE_N")
     return 4 * splits * ceil_div(spec.m, tile_m) * tile_m * ceil_div(spec.n, tile_n) * tile_n
-
-
-def workspace(
-    spec: GemmSpec, knobs: Knobs, device: "torch.device"
-) -> tuple["torch.Tensor | None", "torch.Tensor | None"]:
-    """(fp32 parts, int32 counters set to 0, one a tile) for split-K; (None, None) without."""
-    import torch
-
-    size = workspace_bytes(spec, knobs)
-    if not size:
-        return None, None
-    tiles = ceil_div(spec.m, integer(knobs, "BLOCK_SIZE_M")) * ceil_div(spec.n, integer(knobs, "BLOCK_SIZE_N"))
-    return (
-        torch.empty(size // 4, dtype=torch.float32, device=device),
-        torch.zeros(tiles, dtype=torch.int32, device=device),
-    )

@@ -30,7 +30,7 @@ class OneDnn(Backend):
 
         if device.kind != "cpu":
             return "no CPU run: oneDNN is used on CPUs only"
-        return None if torch.backends.mkldnn.is_available() else "this torch is built without oneDNN"
+        return None if torch._C._has_mkldnn else "this torch is built without oneDNN"
 
     def points(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
         """A packed weight of each type."""
