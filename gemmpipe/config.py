@@ -22,15 +22,15 @@ VERSION = 1
 _FACTS = ("arch", "vendor", "M", "N", "K")
 _ROOT: Mapping[str, Any] = {
     "chain": tuple[str, ...],
-    "output": Path,
-    "profile": Path | None,
+    "output": str,
+    "profile": str | None,
     "batch": int,
     "retune": bool,
     "verbose": bool,
-    "resume": Path | None,
-    "reuse": Path | None,
-    "table": Path | None,
-    "inputs": tuple[Path, ...],
+    "resume": str | None,
+    "reuse": str | None,
+    "table": str | None,
+    "inputs": tuple[str, ...],
 }
 _NODES = ("version", "kernel", "shapes", "space", "format", "backend", "search", "device", "executor", "stages")
 
@@ -60,7 +60,7 @@ def build(cfg: "DictConfig", origin: Origin) -> "Plan":
     """Everything a run needs. Raises UserError naming the full key, what was given and what was expected."""
     from gemmpipe.runner import Plan
 
-    tree = _plain(cfg)
+    tree = {"format": {}, "backend": {}, **_plain(cfg)}  # an empty list of options leaves no node behind
     _known_keys(tree, (*_NODES, *_ROOT), "")
     if type(tree["version"]) is not int or tree["version"] != VERSION:
         raise UserError(f"version: {tree['version']!r} given, expected {VERSION}")
@@ -134,8 +134,8 @@ def _choices(tree: Mapping[str, Any], make: Make) -> dict[str, Any]:
 
     return {
         "source": convert(tree["shapes"], Source, "shapes", make),
-        "formats": convert(tree["format"] or {}, Mapping[str, Format], "format", make),
-        "backends": convert(tree["backend"] or {}, Mapping[str, _Provider], "backend", make),
+        "formats": convert(tree["format"], Mapping[str, Format], "format", make),
+        "backends": convert(tree["backend"], Mapping[str, _Provider], "backend", make),
         "search": convert(tree["search"], Search, "search", make),
         "devices": convert(tree["device"], DeviceChoice, "device", make),
         "executor": convert(tree["executor"], Executor, "executor", make),
@@ -164,7 +164,12 @@ def _space(node: object, overrides: Sequence[str]) -> Space:
     if not isinstance(when, list):
         raise UserError(f"space.when: {when!r} given, expected a list of entries")
     entries = tuple(_entry(f"space.when[{index}]", entry, axes) for index, entry in enumerate(when))
-    keys = [word.split("=", 1)[0].lstrip("+~").split(".") for word in overrides]
+    keys = [word.split("=", 1)[0].lstrip("~").split(".") for word in overrides]
+    for key in keys:
+        if key[0].lstrip("+") == "space" and key[0] != "space" and len(key) > 1:
+            raise UserError(
+                f"{'.'.join(key).lstrip('+')}: the space has no such axis{nearest(key[1], [name for name in axes if name != key[1]])}"
+            )
     pinned = tuple(key[1] for key in keys if len(key) > 1 and key[0] == "space" and key[1] in axes)
     return Space(axes=axes, when=entries, pinned=pinned)
 

@@ -119,7 +119,7 @@ def _value(path: Path, key: str, value: object) -> str:
     if isinstance(value, str):
         if "${" in value:
             raise UserError(f"{path}: {key}: '{value}': interpolations are not allowed in a recipe")
-        return quote(value)
+        return quote(str(Path(value).expanduser()) if value.startswith("~/") else value)
     if isinstance(value, list):
         return f"[{','.join(_value(path, key, item) for item in value)}]"
     if isinstance(value, Mapping):

@@ -68,9 +68,9 @@ def describe(hint: Any) -> str:
     if origin in (Union, types.UnionType):
         return " or ".join(describe(arg) for arg in args)
     if origin is tuple and Ellipsis not in args:
-        return "a list of " + ", ".join(describe(arg) for arg in args)
+        return f"[{', '.join(describe(arg) for arg in args)}]"
     if origin in (tuple, list, Sequence):
-        return f"a list, each {describe(args[0])}"
+        return f"[{describe(args[0])}, ...]"
     if origin in (Mapping, dict):
         return f"keys, each with {describe(args[1])}"
     return getattr(hint, "__name__", "a value")
@@ -173,7 +173,8 @@ def _remedy(value: object, hint: Any) -> str:
     """How to give a number where text is wanted, and the nearest word where one of several is."""
     if typing.get_origin(hint) is Literal and isinstance(value, str):
         return nearest(value, [arg for arg in typing.get_args(hint) if isinstance(arg, str)])
-    wants_text = hint is str or str in typing.get_args(hint)
+    union = typing.get_origin(hint) in (Union, types.UnionType)
+    wants_text = hint is str or (union and str in typing.get_args(hint))
     if wants_text and isinstance(value, int | float) and not isinstance(value, bool):
         return f"; in quotes: '\"{value}\"'"
     return ""

@@ -18,10 +18,12 @@ if TYPE_CHECKING:
 def run_job(cfg: "DictConfig", request: Request) -> int:
     """Carry out one run and return its exit code. Raises KeyboardInterrupt when the user stopped it."""
     from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
 
     run_dir = Path(HydraConfig.get().runtime.output_dir)
+    typed = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
     try:
-        code = _carry_out(cfg, request, run_dir, tuple(HydraConfig.get().overrides.task))
+        code = _carry_out(cfg, request, run_dir, tuple(str(word) for word in typed))
     except GemmpipeError as error:
         _forget_empty(run_dir)
         return report(error)
@@ -48,11 +50,11 @@ def _carry_out(cfg: "DictConfig", request: Request, run_dir: Path, overrides: tu
     sys.path[:0] = [folder for folder in origin.python_path if folder not in sys.path]
     with Terminal(verbose=cfg.verbose is True) as terminal:
         events = Events(listeners=[terminal])
-        if list(cfg.chain) == ["doctor"]:
+        plan = build(cfg, origin)
+        if request.pipeline == "doctor":
             from gemmpipe.doctor import examine
 
-            return examine(cfg, origin, events)
-        plan = build(cfg, origin)
+            return examine(plan, events)
         from gemmpipe.runner import run
 
         return run(plan, events)

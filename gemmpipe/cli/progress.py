@@ -20,6 +20,7 @@ class Terminal:
         self._interactive = sys.stderr.isatty()
         self._bar: tqdm[Never] | None = None
         self._stage = ""
+        self._total = 0
         self._began = self._spoke = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -43,14 +44,17 @@ class Terminal:
 
     def _begin(self, event: Event) -> None:
         self._close()
-        self._stage = event.text
+        self._stage, self._total = event.text, event.total
         self._began = self._spoke = time.monotonic()
-        if self._interactive and event.total:
-            self._bar = tqdm(total=event.total, desc=event.text, leave=False, dynamic_ncols=True, file=sys.stderr)
+        if self._interactive:
+            self._bar = tqdm(
+                total=event.total or None, desc=event.text, leave=False, dynamic_ncols=True, file=sys.stderr
+            )
 
     def _advance(self, event: Event) -> None:
+        self._total = event.total or self._total
         if self._bar is not None:
-            self._bar.total = event.total or self._bar.total
+            self._bar.total = self._total or None
             if event.text:
                 self._bar.set_postfix_str(event.text, refresh=False)
             self._bar.update(event.done - self._bar.n)
@@ -59,11 +63,13 @@ class Terminal:
             print(self._heartbeat(event), file=sys.stderr, flush=True)
 
     def _heartbeat(self, event: Event) -> str:
-        """`screen 120/400, 35 s, about 80 s left`."""
+        """`screen 120/400, 35 s, about 80 s left`; without what is not known."""
         spent_s = time.monotonic() - self._began
-        left = f", about {spent_s * (event.total - event.done) / event.done:.0f} s left" if event.done else ""
+        of_all = f"/{self._total}" if self._total else ""
+        left_s = spent_s * (self._total - event.done) / event.done if event.done else 0.0
+        left = f", about {left_s:.0f} s left" if left_s > 0 else ""
         note = f", {event.text}" if event.text else ""
-        return f"{self._stage} {event.done}/{event.total}, {spent_s:.0f} s{left}{note}"
+        return f"{self._stage} {event.done}{of_all}, {spent_s:.0f} s{left}{note}"
 
     def _print(self, text: str, *, error: bool = False) -> None:
         stream = sys.stderr if error else sys.stdout

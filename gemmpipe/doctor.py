@@ -1,0 +1,106 @@
+"""What this machine offers: devices, backends and why one is unavailable, versions, where tables are read from."""
+
+import importlib.metadata
+import os
+import platform
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gemmpipe.data import Device
+from gemmpipe.errors import EnvironmentProblem, GemmpipeError
+from gemmpipe.events import Events
+from gemmpipe.family import Family
+from gemmpipe.paths import shipped_tables, user_tables
+
+if TYPE_CHECKING:
+    from gemmpipe.runner import Plan
+
+_PACKAGES = ("torch", "triton", "hydra-core", "omegaconf", "pandas", "nvidia-ml-py")
+
+
+def examine(plan: "Plan", events: Events) -> int:
+    """Say what is there, line by line. Returns the exit code: 3 where there is no device to run on."""
+    for line in _version_lines():
+        events.emit("line", line)
+    try:
+        devices = plan.devices.find()
+    except (ImportError, OSError) as error:
+        raise EnvironmentProblem(f"torch cannot be imported: {error}") from None
+    events.emit("line", "devices")
+    for device in devices:
+        events.emit("line", f"  {_device_line(device)}")
+    if all(device.kind == "cpu" for device in devices):
+        events.emit("line", f"  no GPU: {_why_no_gpu()}")
+    for line in (*_backend_lines(plan, devices[0]), *_table_lines(plan.family)):
+        events.emit("line", line)
+    return 0
+
+
+def _version_lines() -> Iterator[str]:
+    yield "versions"
+    yield f"  gemmpipe {_version('gemmpipe')}, python {platform.python_version()}, {platform.platform(terse=True)}"
+    yield "  " + ", ".join(f"{package} {_version(package)}" for package in _PACKAGES)
+
+
+def _version(package: str) -> str:
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(package)
+    return "not installed"
+
+
+def _device_line(device: Device) -> str:
+    units = {"cuda": "SMs", "hip": "CUs"}.get(device.kind, "cores")
+    shared = f", {device.shared_bytes // 1024} KiB shared memory a block" if device.shared_bytes else ""
+    return (
+        f"{device.torch_name}: {device.name}, {device.gfx}, {device.cu_num} {units}, "
+        f"{device.cache_bytes / 2**20:.0f} MiB last-level cache{shared}"
+    )
+
+
+def _why_no_gpu() -> str:
+    import torch
+
+    runtime = torch.version.cuda or torch.version.hip
+    if runtime is None:
+        return f"torch {torch.__version__} is built for the CPU alone"
+    return f"torch {torch.__version__} is built for one, but its driver shows none"
+
+
+def _backend_lines(plan: "Plan", device: Device) -> Iterator[str]:
+    yield f"backends for {plan.family.name} on {device.gfx}"
+    for name, backend in plan.backends.items():
+        found = backend.implementations(plan.family)
+        if not found:
+            yield f"  {name:<12} nothing: the family has no implementation of this kind"
+        for implementation in found:
+            reason = implementation.unavailable(device)
+            yield f"  {name:<12} {'available' if reason is None else f'unavailable: {reason}'}"
+
+
+def _table_lines(family: Family) -> Iterator[str]:
+    yield f"tuned tables of {family.name}, in the order of look-up"
+    variable = f"GEMMPIPE_CONFIG_{family.name.upper()}"
+    named = os.environ.get(variable, "")
+    yield f"  {variable}{'' if named else ' is not set'}"
+    yield from (f"    {line}" for line in _contents((Path(part) for part in named.split(":") if part), family))
+    yield from (f"  {line}" for line in _contents([user_tables() / family.csv_name], family))
+    shipped = sorted(shipped_tables().glob(f"*{family.csv_name}")) or [shipped_tables() / family.csv_name]
+    yield from (f"  {line}" for line in _contents(shipped, family))
+
+
+def _contents(paths: Iterable[Path], family: Family) -> Iterator[str]:
+    from gemmpipe import store
+
+    for path in paths:
+        if not path.is_file():
+            yield f"{path}: not there"
+            continue
+        try:
+            rows = store.read(path, family)
+        except (GemmpipeError, OSError) as error:
+            yield f"{path}: cannot be used: {error}"
+            continue
+        devices = sorted({str(row.get("gfx")) for row in rows})
+        yield f"{path}: {len(rows)} rows{', ' + ' '.join(devices) if devices else ''}"
