@@ -20,7 +20,7 @@ from gemmpipe.table import RESULT
 
 _ALIASES = {"kernelid": "solidx", "errratio": "err_ratio", "arch": "gfx"}
 _FLOATS = ("us", "err_ratio", "tflops", "bw", "baseline_us", "p20_us", "p80_us", "ratio_low", "ratio_high")
-_INTS = ("solidx", "splitK")
+_INTS = ("solidx", "splitK", "near_ties")
 _GFX_OF_UNITS = {304: "gfx942", 80: "gfx942", 256: "gfx950", 132: "sm_90"}
 _UNITS_OF_GFX = {"gfx950": 256, "sm_90": 132}
 _MEND = "mend or delete the row; the file was left as it is"

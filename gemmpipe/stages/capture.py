@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe import store
-from gemmpipe.merging import PROVISIONAL, Key
+from gemmpipe.merging import PROVISIONAL, Key, key_of
 from gemmpipe.stages import Context, Stage
+from gemmpipe.stages.incumbents import native_tables
 from gemmpipe.stages.rows import problem_frame
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class Capture(Stage):
         dropped = len(found) - len(fresh)
         context.events.emit(
             "line",
-            f"capture: {len(found)} problems of {products} products"
+            f"capture: {len(found)} problems of {products} product{'s' * (products != 1)}"
             + (f", {dropped} tuned already (retune=true tunes them again)" if dropped else ""),
         )
         return {"problems": problem_frame(context.family, fresh)}
@@ -38,9 +39,8 @@ class Capture(Stage):
 def tuned(context: Context) -> set[Key]:
     """The keys that the output's native tables hold; rows that only fill a gap do not count."""
     keys: set[Key] = set()
-    for _, each in context.formats:
-        path = each.table(context.family, context.output)
-        if path is not None and path.exists():
+    for path in native_tables(context.family, context.output, (each for _, each in context.formats)):
+        if path.is_file():
             rows = store.read(path, context.family)
-            keys |= {store.key_of(row, context.family) for row in rows if PROVISIONAL not in str(row.get("policy"))}
+            keys |= {key_of(row, context.family) for row in rows if PROVISIONAL not in str(row.get("policy"))}
     return keys

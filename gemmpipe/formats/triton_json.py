@@ -1,0 +1,121 @@
+"""Triton JSON: one file for each (N, K) and a default one, a configuration for each bucket of M."""
+
+import glob
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gemmpipe.artifact import locked, record_run, sidecar
+from gemmpipe.data import Bucket, Scalar
+from gemmpipe.errors import GemmpipeError, UserError, nearest
+from gemmpipe.family import Family
+from gemmpipe.formats import Format, Target
+from gemmpipe.formats.buckets import Buckets, merge_into, read_buckets
+from gemmpipe.formats.chosen import Choice, Shape, by_shape, choices
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Limit = int | None | Mapping[str, Scalar]
+"""The highest M of a bucket (None: no limit), or a mapping of `high` and knob values that it asks for."""
+
+_BOUNDS = (1, 4, 8, *(2**power for power in range(4, 14)))
+
+PRESETS: Mapping[str, Mapping[str, Limit]] = {
+    "aiter": {"small_M": 256, "medium_M": 2048, "large_M": None},
+    "m_leq": {**{f"M_LEQ_{bound}": bound for bound in _BOUNDS}, "any": None},
+    "atomic": {
+        "small": 31,
+        "medium_M32": {"high": 32, "BLOCK_SIZE_M": 32},
+        "medium_M64": {"high": 64, "BLOCK_SIZE_M": 64},
+        "medium_M128": {"high": 128, "BLOCK_SIZE_M": 128},
+        "large": 256,
+        "xlarge": None,
+    },
+}
+"""Buckets that existing loaders look for."""
+
+
+class TritonJson(Format):
+    """Stores the Triton candidate of each bucket in `{device_name}-GEMM-{TAG}-N={N}-K={K}.json`.
+
+    `device_name` defaults to the architecture. `buckets` is a preset's name or its own mapping, lowest first, of a
+    name to the highest M, or to `{high: 32, BLOCK_SIZE_M: 32}` where only such a candidate may be stored.
+    """
+
+    name = "triton_json"
+
+    def __init__(self, *, device_name: str | None, buckets: str | Mapping[str, Limit]) -> None:
+        self.device_name = device_name
+        if device_name is not None and not re.fullmatch(r"[^/\\\0\s][^/\\\0]*", device_name):
+            raise UserError(f"format.triton_json.device_name: '{device_name}', expected a name such as gfx942 or R9700")
+        self.ranges = _ranges(buckets)
+
+    def buckets(self, family: Family, ms: Sequence[int]) -> tuple[Bucket, ...]:
+        """The buckets that hold any of these Ms."""
+        return tuple(bucket for bucket in self.ranges if any(bucket.holds(m) for m in ms))
+
+    def write(self, family: Family, selections: "pd.DataFrame", target: Target) -> list[Path]:
+        """A file a product and the default one; buckets that were not tuned this time stay as they are."""
+        found = by_shape(choices(family, selections, self.name, target.device.gfx), target.events)
+        if not found:
+            return []
+        stem = f"{self.device_name or target.device.gfx}-GEMM-{family.json_tag}"
+        order = {bucket.name: float(bucket.low) for bucket in self.ranges}
+        default = target.folder / f"{stem}.json"
+        with locked(default):
+            files = {target.folder / f"{stem}{_suffix(shape)}.json": chosen for shape, chosen in found.items()}
+            old = {path: read_buckets(path) if path.exists() else {} for path in (*files, default)}
+            record_run(sidecar(default), target.run_id, target.provenance, used=None)
+            for path, chosen in files.items():
+                merge_into(path, _bodies(chosen), old[path], order)
+            merge_into(default, _commonest(target.folder, stem), old[default], order)
+        return [*files, default]
+
+
+def _ranges(buckets: str | Mapping[str, Limit]) -> tuple[Bucket, ...]:
+    where = "format.triton_json.buckets"
+    if isinstance(buckets, str):
+        if buckets not in PRESETS:
+            raise UserError(f"{where}: '{buckets}', expected a preset or a mapping{nearest(buckets, PRESETS)}")
+        buckets = PRESETS[buckets]
+    if not buckets:
+        raise UserError(f"{where}: empty, expected {{name: highest M, ..., last: null}}")
+    found: list[Bucket] = []
+    low: int | None = 0
+    for name, limit in buckets.items():
+        knobs = dict(limit) if isinstance(limit, Mapping) else {"high": limit}
+        high = knobs.pop("high", None)
+        if low is None or (high is not None and (isinstance(high, bool) or not isinstance(high, int) or high <= low)):
+            raise UserError(
+                f"{where}.{name}: {high}, expected a whole number above the one before, null only at the end"
+            )
+        must = tuple(knobs.items())
+        found.append(Bucket(format=TritonJson.name, name=name, low=low, high=high, must=must, backends=("triton",)))
+        low = high
+    return tuple(found)
+
+
+def _suffix(shape: Shape) -> str:
+    return "".join(f"-{name}={value}" for name, value in shape)
+
+
+def _bodies(chosen: Mapping[str, Choice]) -> Buckets:
+    for bucket, choice in chosen.items():
+        if choice.libtype != "triton":
+            raise GemmpipeError(f"triton_json: {bucket}: a candidate of {choice.libtype}, expected one of triton")
+    return {bucket: choice.knobs for bucket, choice in chosen.items()}
+
+
+def _commonest(folder: Path, stem: str) -> Buckets:
+    """The knobs that win a bucket most often over all products of this folder; a tie goes to the first file."""
+    shape_file = re.compile(re.escape(stem) + r"(-B=\d+)?-N=\d+-K=\d+\.json")
+    votes: dict[str, Counter[str]] = {}
+    for path in sorted(folder.glob(f"{glob.escape(stem)}-*.json")):
+        if shape_file.fullmatch(path.name):
+            for bucket, knobs in read_buckets(path).items():
+                votes.setdefault(bucket, Counter())[json.dumps(knobs)] += 1
+    return {bucket: json.loads(counter.most_common(1)[0][0]) for bucket, counter in votes.items()}

@@ -1,0 +1,287 @@
+"""Triton JSON and the engines' JSON: names, bodies, what stays, what is refused."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gemmpipe.data import Candidate, Device, Scalar
+from gemmpipe.errors import UserError
+from gemmpipe.events import Event, Events
+from gemmpipe.family import Family
+from gemmpipe.formats import Target
+from gemmpipe.formats.buckets import read_buckets, render_buckets
+from gemmpipe.formats.engine_json import EngineJson
+from gemmpipe.formats.sglang import Sglang
+from gemmpipe.formats.triton_json import TritonJson
+from gemmpipe.formats.vllm import Vllm
+from gemmpipe.table import SELECTIONS
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+Selected = tuple[str, int, int, int, Mapping[str, object]]
+KNOBS: dict[str, Scalar] = {
+    "BLOCK_SIZE_M": 16,
+    "BLOCK_SIZE_N": 64,
+    "BLOCK_SIZE_K": 128,
+    "GROUP_SIZE_M": 1,
+    "NUM_KSPLIT": 1,
+    "cache_modifier": "",
+    "num_warps": 4,
+    "num_stages": 3,
+}
+
+
+@pytest.fixture
+def heard() -> list[Event]:
+    return []
+
+
+@pytest.fixture
+def target(tmp_path: Path, h200: Device, heard: list[Event]) -> Target:
+    events = Events(listeners=[heard.append])
+    return Target(folder=tmp_path, device=h200, run_id="r1", provenance={"torch": "2.13"}, events=events)
+
+
+def _chosen(form: str, *rows: Selected) -> pd.DataFrame:
+    """(bucket, bucket_low, N, K, changed knobs or columns) of each selection."""
+    found = []
+    for bucket, low, n, k, change in rows:
+        knobs = KNOBS | {name: value for name, value in change.items() if name.isupper() or name.startswith("num_")}
+        columns = {name: value for name, value in change.items() if name in (*SELECTIONS, "bias", "dtype", "outdtype")}
+        row = {"format": form, "bucket": bucket, "bucket_low": low, "M": None, "N": n, "K": k, "libtype": "triton"}
+        found.append({"gfx": "sm_90", "cu_num": 132, "weight": 1.0, "config": json.dumps(knobs), **row, **columns})
+    own = {"format": "", "bucket": "", "M": 1, "N": 2, "K": 3, "libtype": "torch", "config": "{}"}
+    return pd.DataFrame([own, *found])
+
+
+def test_presets_and_own_buckets(blockscale: Family) -> None:
+    def ranges(buckets: object) -> list[tuple[str, int, int | None]]:
+        form = TritonJson(device_name=None, buckets=buckets)  # type: ignore[arg-type]
+        return [(b.name, b.low, b.high) for b in form.buckets(blockscale, range(1, 20_000))]
+
+    assert ranges("aiter") == [("small_M", 0, 256), ("medium_M", 256, 2048), ("large_M", 2048, None)]
+    assert ranges("m_leq")[:3] == [("M_LEQ_1", 0, 1), ("M_LEQ_4", 1, 4), ("M_LEQ_8", 4, 8)]
+    assert ranges("m_leq")[-2:] == [("M_LEQ_8192", 4096, 8192), ("any", 8192, None)]
+    assert [name for name, _, _ in ranges("atomic")] == [
+        "small",
+        "medium_M32",
+        "medium_M64",
+        "medium_M128",
+        "large",
+        "xlarge",
+    ]
+    assert ranges({"small": 64, "rest": None}) == [("small", 0, 64), ("rest", 64, None)]
+    atomic = TritonJson(device_name=None, buckets="atomic")
+    (bucket,) = atomic.buckets(blockscale, [64])
+    assert (bucket.name, bucket.must) == ("medium_M64", (("BLOCK_SIZE_M", 64),))
+
+
+@pytest.mark.parametrize(
+    ("buckets", "line"),
+    [
+        ("aitre", "did you mean 'aiter'"),
+        ({}, "empty, expected"),
+        ({"a": 64, "b": 64}, "buckets.b: 64, expected a whole number above"),
+        ({"a": None, "b": 64}, "null only at the end"),
+        ({"a": "x"}, "buckets.a: x, expected"),
+    ],
+)
+def test_wrong_buckets(buckets: object, line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        TritonJson(device_name=None, buckets=buckets)  # type: ignore[arg-type]
+
+
+def test_triton_json_and_its_default_file(target: Target, blockscale: Family) -> None:
+    form = TritonJson(device_name="R9700", buckets="aiter")
+    rows: tuple[Selected, ...] = (
+        ("small_M", 0, 1280, 8192, {}),
+        ("large_M", 2048, 1280, 8192, {"BLOCK_SIZE_M": 128}),
+        ("small_M", 0, 7168, 8192, {"num_warps": 8}),
+        ("small_M", 0, 8192, 1024, {"num_warps": 8}),
+    )
+    paths = form.write(blockscale, _chosen("triton_json", *rows), target)
+    assert [path.name for path in paths] == [
+        "R9700-GEMM-SMALLBLOCK-N=1280-K=8192.json",
+        "R9700-GEMM-SMALLBLOCK-N=7168-K=8192.json",
+        "R9700-GEMM-SMALLBLOCK-N=8192-K=1024.json",
+        "R9700-GEMM-SMALLBLOCK.json",
+    ]
+    assert json.loads(paths[0].read_text()) == {"small_M": KNOBS, "large_M": KNOBS | {"BLOCK_SIZE_M": 128}}
+    default = json.loads(paths[-1].read_text())
+    assert default == {"small_M": KNOBS | {"num_warps": 8}, "large_M": KNOBS | {"BLOCK_SIZE_M": 128}}
+    form.write(blockscale, _chosen("triton_json", ("medium_M", 256, 1280, 8192, {"num_stages": 4})), target)
+    merged = json.loads(paths[0].read_text())
+    assert list(merged) == ["small_M", "medium_M", "large_M"]
+    assert merged["small_M"] == KNOBS
+
+
+def test_the_architecture_names_the_file(target: Target, blockscale: Family) -> None:
+    form = TritonJson(device_name=None, buckets="aiter")
+    path, _ = form.write(blockscale, _chosen("triton_json", ("small_M", 0, 16, 32, {})), target)
+    assert path.name == "sm_90-GEMM-SMALLBLOCK-N=16-K=32.json"
+    with pytest.raises(UserError, match=r"device_name: '../x'"):
+        TritonJson(device_name="../x", buckets="aiter")
+
+
+def test_one_file_for_several_dtypes_holds_the_busiest(target: Target, sixteen: Family, heard: list[Event]) -> None:
+    form = TritonJson(device_name=None, buckets="aiter")
+    plain = {"dtype": "bfloat16", "outdtype": "bfloat16", "bias": False}
+    rows: tuple[Selected, ...] = (
+        ("small_M", 0, 16, 32, {**plain, "weight": 2.0}),
+        ("small_M", 0, 16, 32, {**plain, "bias": True, "weight": 5.0, "num_warps": 8}),
+    )
+    path, _ = form.write(sixteen, _chosen("triton_json", *rows), target)
+    assert json.loads(path.read_text())["small_M"]["num_warps"] == 8
+    assert [(e.kind, e.text[:26]) for e in heard] == [("warning", "N=16,K=32: one file for se")]
+
+
+def test_a_file_broken_by_hand_stays(target: Target, blockscale: Family) -> None:
+    form = TritonJson(device_name=None, buckets="aiter")
+    path = target.folder / "sm_90-GEMM-SMALLBLOCK-N=16-K=32.json"
+    path.write_text('{"small_M": {"BLOCK_SIZE_M": 16,}}')
+    with pytest.raises(UserError, match=r"K=32.json:1:\d+: no JSON"):
+        form.write(blockscale, _chosen("triton_json", ("small_M", 0, 16, 32, {})), target)
+    assert path.read_text() == '{"small_M": {"BLOCK_SIZE_M": 16,}}'
+    path.write_text('{"small_M": 3}')
+    with pytest.raises(UserError, match="'small_M': expected an object of knobs"):
+        form.write(blockscale, _chosen("triton_json", ("small_M", 0, 16, 32, {})), target)
+
+
+@pytest.mark.parametrize(("form", "blank"), [(Vllm(device_name=None), ""), (Sglang(device_name=None), " ")])
+def test_engine_files(form: EngineJson, blank: str, target: Target, blockscale: Family) -> None:
+    rows: tuple[Selected, ...] = (("64", 63, 1280, 8192, {}), ("1", 0, 1280, 8192, {"num_stages": 5}))
+    (path,) = form.write(blockscale, _chosen(form.name, *rows), target)
+    assert path.parent == target.folder / form.name
+    assert path.name == f"N=1280,K=8192,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,{blank}128].json"
+    body = {
+        "BLOCK_SIZE_M": 16,
+        "BLOCK_SIZE_N": 64,
+        "BLOCK_SIZE_K": 128,
+        "GROUP_SIZE_M": 1,
+        "num_warps": 4,
+        "num_stages": 3,
+    }
+    assert path.read_text() == json.dumps({"1": body | {"num_stages": 5}, "64": body}, indent=4) + "\n"
+    assert [p.name for p in path.parent.glob("N=*")] == [path.name]
+    assert json.loads((path.parent / f"{form.name}.meta.json").read_text())["runs"]["r1"] == {"torch": "2.13"}
+    form.write(blockscale, _chosen(form.name, ("8", 7, 1280, 8192, {"num_warps": 8})), target)
+    assert list(form.read(path)) == ["1", "8", "64"]
+
+
+def test_buckets_of_an_engine(blockscale: Family, sixteen: Family) -> None:
+    found = Vllm(device_name=None).buckets(blockscale, [64, 1])
+    assert [(b.name, b.low, b.high) for b in found] == [("1", 0, 1), ("64", 63, 64)]
+    assert found[0].admits(Candidate.of("triton", KNOBS))
+    assert not found[0].admits(Candidate.of("triton", KNOBS | {"NUM_KSPLIT": 4}))
+    assert not found[0].admits(Candidate.of("torch", {}))
+    assert Vllm(device_name=None).buckets(sixteen, [1]) == ()
+
+
+def test_amds_knobs_and_device_name(target: Target, blockscale: Family) -> None:
+    form = Vllm(device_name="AMD Instinct MI300X")
+    frame = _chosen("vllm", ("1", 0, 16, 128, {}))
+    amd = {"kpack": 2, "matrix_instr_nonkdim": 16, "waves_per_eu": 0}
+    frame["config"] = json.dumps(KNOBS | amd)
+    (path,) = form.write(blockscale, frame, target)
+    assert "device_name=AMD_Instinct_MI300X," in path.name
+    assert form.read(path)["1"].items() >= amd.items()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"NUM_KSPLIT": 4}, "the engine's kernel has no NUM_KSPLIT=4"),
+        ({"BLOCK_SIZE_K": 256}, "BLOCK_SIZE_K 256 spans more than a group of 128"),
+        ({"KERNEL_TYPE": "gluon"}, "has no KERNEL_TYPE=gluon"),
+        ({"libtype": "torch"}, "has no a candidate of torch"),
+    ],
+)
+def test_candidates_of_another_form_are_not_stored(
+    change: dict[str, object], reason: str, target: Target, blockscale: Family, heard: list[Event]
+) -> None:
+    assert Vllm(device_name=None).write(blockscale, _chosen("vllm", ("1", 0, 16, 128, change)), target) == []
+    (event,) = heard
+    assert (event.kind, reason in event.text) == ("warning", True)
+
+
+@pytest.mark.parametrize(
+    ("body", "line"),
+    [
+        ({"_meta": KNOBS}, "'_meta': expected an M"),
+        ({"1": {**KNOBS}}, "vllm passes every knob on and has no 'NUM_KSPLIT'"),
+        ({"1": {"BLOCK_SIZE_M": 16}}, "no BLOCK_SIZE_N, which the kernel needs"),
+    ],
+)
+def test_the_reader_refuses_what_fails_at_load(body: dict[str, object], line: str, tmp_path: Path) -> None:
+    path = tmp_path / "N=1,K=1,device_name=x,dtype=fp8_w8a8,block_shape=[128,128].json"
+    path.write_text(json.dumps(body))
+    with pytest.raises(UserError, match=line):
+        Vllm(device_name=None).read(path)
+
+
+_VALUE = (
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.floats(allow_nan=False, allow_infinity=False)
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.dictionaries(
+        st.text(max_size=8), st.dictionaries(st.text(max_size=8), _VALUE, min_size=1, max_size=4), max_size=5
+    )
+)
+def test_what_is_written_is_read(
+    tmp_path_factory: pytest.TempPathFactory, buckets: dict[str, dict[str, str | int | float | bool | None]]
+) -> None:
+    path = tmp_path_factory.mktemp("buckets") / "x.json"
+    path.write_text(render_buckets(buckets), encoding="utf-8")
+    assert read_buckets(path) == buckets
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.dictionaries(
+        st.integers(1, 8192),
+        st.fixed_dictionaries(
+            {name: st.integers(1, 128) for name in KNOBS if name not in ("NUM_KSPLIT", "cache_modifier")}
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_engine_files_hold_what_was_selected(
+    tmp_path_factory: pytest.TempPathFactory, h200: Device, blockscale: Family, found: dict[int, dict[str, int]]
+) -> None:
+    folder = tmp_path_factory.mktemp("engine")
+    target = Target(folder=folder, device=h200, run_id="r", provenance={}, events=Events())
+    good = {m: knobs | {"BLOCK_SIZE_K": 64} for m, knobs in found.items()}
+    frame = _chosen("sglang", *((str(m), m - 1, 16, 128, dict(knobs)) for m, knobs in good.items()))
+    form = Sglang(device_name=None)
+    (path,) = form.write(blockscale, frame, target)
+    assert form.read(path) == {str(m): knobs for m, knobs in good.items()}
+
+
+@pytest.mark.skipif(not (DATA / "vllm").exists(), reason="collected files of the engines not here")
+def test_the_engines_own_files(tmp_path: Path) -> None:
+    for path in (DATA / "vllm").glob("N=*"):
+        name = path.name
+        if "N=7168,K=128," in name and "MI300X" in name:
+            with pytest.raises(UserError, match="BLOCK_SIZE_K 256 spans more than a group of 128"):
+                Vllm(device_name=None).read(path)
+        else:
+            assert Vllm(device_name=None).read(path)
+    for path in (DATA / "sglang").glob("N=*block_shape*"):
+        copy = shutil.copy(path, tmp_path / path.name)
+        assert Sglang(device_name=None).read(Path(copy))
+
+
+@pytest.mark.skipif(not (DATA / "aiter").exists(), reason="collected data of aiter not here")
+def test_aiters_own_files() -> None:
+    for path in (DATA / "aiter").glob("gfx*-GEMM-*.json"):
+        found = read_buckets(path)
+        assert json.loads(render_buckets(found)) == found

@@ -1,0 +1,100 @@
+"""The native table, from selections to the file and back."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from gemmpipe import store
+from gemmpipe.data import Device
+from gemmpipe.events import Event, Events
+from gemmpipe.family import Family
+from gemmpipe.formats import Target
+from gemmpipe.formats.native import Csv
+from gemmpipe.table import SELECTIONS
+
+KEY = ["M", "N", "K", "bias", "dtype", "outdtype", "scaleAB", "bpreshuffle"]
+
+
+def _selections(*rows: Mapping[str, object]) -> pd.DataFrame:
+    base = {
+        "format": "",
+        "bucket": "",
+        "gfx": "sm_90",
+        "cu_num": 132,
+        "libtype": "triton",
+        "solidx": 0,
+        "splitK": 1,
+        "us": 4.5,
+        "config": '{"BLOCK_SIZE_M":16}',
+        "near_ties": 2,
+        "policy": "p",
+        "run_id": "r1",
+        "N": 16,
+        "K": 32,
+        "bias": False,
+        "dtype": "bfloat16",
+        "outdtype": "float32",
+        "scaleAB": False,
+        "bpreshuffle": False,
+    }
+    return pd.DataFrame([{**base, **row} for row in rows], columns=[*SELECTIONS, *KEY])
+
+
+@pytest.fixture
+def heard() -> list[Event]:
+    return []
+
+
+@pytest.fixture
+def target(tmp_path: Path, h200: Device, heard: list[Event]) -> Target:
+    events = Events(listeners=[heard.append])
+    return Target(folder=tmp_path, device=h200, run_id="r1", provenance={"torch": "2.13"}, events=events)
+
+
+def test_written_as_aiter_writes_and_read_back(target: Target, sixteen: Family) -> None:
+    bucket = {"format": "triton_json", "bucket": "small_M", "M": None}
+    frame = _selections({"M": 1}, bucket, {"M": 64, "us": 5.0, "bias": True})
+    (path,) = Csv(file=None, sort=False).write(sixteen, frame, target)
+    assert path == target.folder / "small16_tuned_gemm.csv"
+    header, first, second = path.read_text().splitlines()
+    assert header.startswith(
+        "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName"
+    )
+    assert first.startswith("sm_90,132,1,16,32,False,torch.bfloat16,torch.float32,False,False,triton,0,1,4.5,")
+    assert second.startswith("sm_90,132,64,16,32,True,")
+    rows = store.read(path, sixteen)
+    assert [(row["M"], row["us"], row["near_ties"], row["baseline_us"]) for row in rows] == [
+        (1, 4.5, 2, None),
+        (64, 5.0, 2, None),
+    ]
+
+
+def test_a_kept_old_row_is_told(target: Target, sixteen: Family, heard: list[Event]) -> None:
+    table = Csv(file="dsv3_gemm.csv", sort=True)
+    table.write(sixteen, _selections({"M": 2}, {"M": 1}), target)
+    slower = _selections({"M": 1, "us": 6.0, "libtype": "torch", "config": "{}"})
+    (path,) = table.write(sixteen, slower, target)
+    assert [(row["M"], row["libtype"]) for row in store.read(path, sixteen)] == [(1, "triton"), (2, "triton")]
+    assert [(e.kind, e.text.split(": ", 1)[1]) for e in heard] == [
+        (
+            "line",
+            "sm_90 132 1 16 32 False bfloat16 float32 False False: kept the old row: 4.5 us before, 6 us now, "
+            "0 % asked for",
+        )
+    ]
+
+
+def test_a_winner_over_the_incumbent_replaces_it(target: Target, sixteen: Family, heard: list[Event]) -> None:
+    table = Csv(file=None, sort=False)
+    table.write(sixteen, _selections({"M": 1}), target)
+    raced = _selections({"M": 1, "us": 6.0, "libtype": "torch", "config": "{}", "incumbent_us": 6.5})
+    (path,) = table.write(sixteen, raced, target)
+    assert [row["libtype"] for row in store.read(path, sixteen)] == ["torch"]
+    assert [e.kind for e in heard] == ["detail"]
+
+
+def test_nothing_selected_writes_nothing(target: Target, sixteen: Family) -> None:
+    assert Csv(file=None, sort=False).write(sixteen, _selections(), target) == []
+    assert list(target.folder.iterdir()) == []

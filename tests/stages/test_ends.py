@@ -1,0 +1,109 @@
+"""The two ends of the chain: capture leaves out what is tuned, merge feeds every format."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from gemmpipe.data import Device
+from gemmpipe.errors import UserError
+from gemmpipe.events import Event, Events
+from gemmpipe.family import Family, KernelDefaults
+from gemmpipe.formats.native import Csv
+from gemmpipe.formats.triton_json import TritonJson
+from gemmpipe.journal import Journal, Record
+from gemmpipe.search.exhaustive import Exhaustive
+from gemmpipe.sources.inline import List
+from gemmpipe.space import Space
+from gemmpipe.stages import Context
+from gemmpipe.stages.capture import Capture
+from gemmpipe.stages.merge import Merge
+from gemmpipe.table import SELECTIONS
+
+
+@pytest.fixture
+def heard() -> list[Event]:
+    return []
+
+
+@pytest.fixture
+def context(tmp_path: Path, blockscale: Family, no_words: KernelDefaults, h200: Device, heard: list[Event]) -> Context:
+    return Context(
+        family=blockscale,
+        defaults=no_words,
+        source=List(items=[{"M": [1, 64], "N": 16, "K": 128, "weight": 3}]),
+        formats=(
+            ("csv", Csv(file=None, sort=False)),
+            ("triton_json", TritonJson(device_name=None, buckets="aiter")),
+        ),
+        output=tmp_path / "tuned",
+        device=h200,
+        retune=False,
+        events=Events(listeners=[heard.append]),
+        run_id="r1",
+        provenance={},
+        space=Space(axes={}, when=(), pinned=()),
+        search=Exhaustive(),
+        implementations=(),
+        incumbents={},
+        policy="p",
+        journal=Journal(tmp_path / "run"),
+        record=Record(),
+        running=None,
+        check=lambda: None,
+    )
+
+
+def _selections(*rows: Mapping[str, object]) -> pd.DataFrame:
+    base = {
+        "format": "",
+        "bucket": "",
+        "gfx": "sm_90",
+        "cu_num": 132,
+        "libtype": "triton",
+        "us": 4.5,
+        "N": 16,
+        "K": 128,
+    }
+    base |= {"config": '{"BLOCK_SIZE_M":16}', "policy": "p", "weight": 3.0}
+    return pd.DataFrame([{**base, **row} for row in rows], columns=[*SELECTIONS, "M", "N", "K"])
+
+
+def test_what_merge_stored_capture_leaves_out(context: Context, heard: list[Event]) -> None:
+    problems = Capture().run({}, context)["problems"]
+    assert problems[["M", "N", "K", "weight"]].to_numpy().tolist() == [[1, 16, 128, 3], [64, 16, 128, 3]]
+    bucket = {"format": "triton_json", "bucket": "small_M", "bucket_low": 0, "M": None}
+    artifacts = Merge().run({"selections": _selections({"M": 1}, bucket)}, context)["artifacts"]
+    assert [Path(path).name for path in artifacts["file"]] == [
+        "smallblock_tuned_gemm.csv",
+        "sm_90-GEMM-SMALLBLOCK-N=16-K=128.json",
+        "sm_90-GEMM-SMALLBLOCK.json",
+    ]
+    assert all(Path(path).is_file() for path in artifacts["file"])
+    assert Capture().run({}, context)["problems"]["M"].tolist() == [64]
+    assert Capture().run({}, replace(context, retune=True))["problems"]["M"].tolist() == [1, 64]
+    assert [event.text for event in heard if event.text.startswith("capture")] == [
+        "capture: 2 problems of 1 product",
+        "capture: 2 problems of 1 product, 1 tuned already (retune=true tunes them again)",
+        "capture: 2 problems of 1 product",
+    ]
+
+
+def test_rows_of_other_devices_and_gap_fillers_do_not_count(context: Context) -> None:
+    rows = ({"M": 1, "gfx": "gfx942", "cu_num": 304}, {"M": 64, "policy": "p shared_gpu"})
+    Merge().run({"selections": _selections(*rows)}, context)
+    assert Capture().run({}, context)["problems"]["M"].tolist() == [1, 64]
+
+
+def test_a_table_broken_by_hand_is_told_before_anything_is_timed(context: Context) -> None:
+    context.output.mkdir()
+    (context.output / "smallblock_tuned_gemm.csv").write_text("gfx,cu_num,M,N,K,us\nsm_90,132,1,x,3,4\n")
+    with pytest.raises(UserError, match=r"smallblock_tuned_gemm.csv:2: column N: 'x'"):
+        Capture().run({}, context)
+
+
+def test_nothing_selected_writes_nothing(context: Context) -> None:
+    assert Merge().run({"selections": _selections()}, context)["artifacts"].empty
+    assert not context.output.exists()
