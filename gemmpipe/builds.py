@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from gemmpipe.data import Build, BuildFacts, Device
@@ -91,6 +91,7 @@ def is_interpreted(function: Any) -> bool:
     return type(function).__name__ == "InterpretedFunction"
 
 
+@cache
 def source_hash(function: Any) -> str:
     """12 hex digits of the source of a JIT function and of all that it calls; the same in every process."""
     sources: dict[str, str] = {}
