@@ -1,6 +1,7 @@
 """The tuned table on disk: read with every header that is out there, merged, written back whole."""
 
 import csv
+import difflib
 import io
 import json
 import math
@@ -11,7 +12,7 @@ from pathlib import Path
 from gemmpipe.artifact import locked, record_run, sidecar
 from gemmpipe.csvfile import read_cells
 from gemmpipe.data import Scalar
-from gemmpipe.errors import UserError
+from gemmpipe.errors import UserError, nearest
 from gemmpipe.family import Family, KernelDefaults
 from gemmpipe.merging import Conflict, Row, key_of, merge
 from gemmpipe.paths import write_atomic
@@ -88,6 +89,10 @@ def _columns(header: Sequence[str], family: Family, where: str) -> list[str]:
     twice = next((name for place, name in enumerate(found) if name in found[:place]), None)
     if twice is not None:
         raise UserError(f"{where}: column '{twice}' is there twice, expected once")
+    for name in found:
+        lost = [column for column in known.values() if column not in found]
+        if name not in (*of_key.values(), *known.values()) and difflib.get_close_matches(name, lost, n=1, cutoff=0.75):
+            raise UserError(f"{where}: no column '{name}'{nearest(name, lost)}")  # else a whole column would be lost
     if "us" not in found:
         raise UserError(f"{where}: no column 'us', expected a tuned table of {family.name}")
     return found

@@ -177,6 +177,47 @@ def test_what_is_written_is_read(
     assert store.read(path, sixteen) == full
 
 
+_CELLS = {"solidx": 0, "splitK": 1, "us": 4.5, "kernelName": "k@3fa9", "config": '{"a":1,"b":""}', "run_id": "r1"}
+_SOUND = [
+    _row(M=m, bias=True, dtype="bfloat16", outdtype="float16", scaleAB=False, bpreshuffle=False, **_CELLS)
+    for m in (1, 64, 4096)
+]
+
+
+def _every_row(path: Path, family: Family) -> list[Row]:
+    table = store.load(path, family)
+    return [*table.rows, *(row for row, _ in table.refused)]
+
+
+@settings(max_examples=400, deadline=None)
+@given(place=st.floats(0, 1, exclude_max=True), byte=st.sampled_from(b' ,"\n\r0159xT{}:.-_\x00\xff'))
+def test_a_changed_byte_is_refused_or_changes_one_cell(
+    tmp_path_factory: pytest.TempPathFactory, sixteen: Family, place: float, byte: int
+) -> None:
+    path = tmp_path_factory.mktemp("store") / "t.csv"
+    raw = bytearray(store.render(_SOUND, sixteen, ()).encode())
+    start = raw.index(b"\n") + 1
+    raw[start + int(place * (len(raw) - 1 - start))] = byte
+    path.write_bytes(bytes(raw))
+    try:
+        found = _every_row(path, sixteen)
+    except UserError as error:
+        assert "\n" not in str(error)  # noqa: PT017
+        return
+    before = [row for row in _SOUND if row not in found]
+    after = [row for row in found if row not in _SOUND]
+    assert len(before) == len(after) <= 1
+    for old, new in zip(before, after, strict=True):
+        assert sum(old[name] != new[name] for name in old) == 1
+
+
+def test_a_misspelt_column_is_asked_about(tmp_path: Path, blockscale: Family) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(HEADER.replace("libtype", "libtyp"))
+    with pytest.raises(UserError, match=r"t.csv:1: no column 'libtyp'; did you mean 'libtype'"):
+        store.read(path, blockscale)
+
+
 @pytest.mark.skipif(not DATA.exists(), reason="collected data of aiter not here")
 def test_aiters_own_tables(sixteen: Family, blockscale: Family) -> None:
     for path in DATA.glob("a8w8*_tuned_gemm*.csv"):
