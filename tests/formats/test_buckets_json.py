@@ -266,6 +266,32 @@ def test_engine_files_hold_what_was_selected(
     assert form.read(path) == {str(m): knobs for m, knobs in good.items()}
 
 
+@settings(max_examples=300, deadline=None)
+@given(place=st.floats(0, 1, exclude_max=True), byte=st.sampled_from(b' ,":{}[]\n0159xT.-_\\\xff'))
+def test_a_changed_byte_is_refused_or_changes_one_value(
+    tmp_path_factory: pytest.TempPathFactory, place: float, byte: int
+) -> None:
+    form = Vllm(device_name=None)
+    body = {knob: KNOBS[knob] for knob in form.accepted if knob in KNOBS}
+    sound = {"1": body, "64": body | {"num_stages": 5}}
+    raw = bytearray(render_buckets(sound).encode())
+    raw[int(place * len(raw))] = byte
+    path = tmp_path_factory.mktemp("engine") / "N=16,K=128,device_name=x,dtype=fp8_w8a8,block_shape=[128,128].json"
+    path.write_bytes(bytes(raw))
+    try:
+        found = form.read(path)
+    except UserError:
+        return
+    assert len(found) == 2
+    changed = [
+        (m, knob)
+        for m, other in zip(sound, found, strict=True)
+        for knob in body
+        if sound[m][knob] != found[other].get(knob)
+    ]
+    assert len(changed) + (list(found) != list(sound)) <= 1
+
+
 @pytest.mark.skipif(not (DATA / "vllm").exists(), reason="collected files of the engines not here")
 def test_the_engines_own_files(tmp_path: Path) -> None:
     for path in (DATA / "vllm").glob("N=*"):
