@@ -1,0 +1,47 @@
+"""Runs kernels under Triton's interpreter: cases as JSON on stdin, one result a line on stdout.
+
+A program of its own, because TRITON_INTERPRET acts when a kernel is decorated.
+"""
+
+import json
+import os
+import sys
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+
+from gemmpipe.device import arch_device
+from gemmpipe.family import GemmSpec, KernelDefaults, load_family
+from gemmpipe.problem import make_problem
+from gemmpipe.reference import error_ratio
+
+
+def run(case: dict) -> dict:
+    family = load_family(case["family"])
+    device = arch_device(case.get("gfx", "sm_90"))
+    words = KernelDefaults(dtype=case.get("dtype"), out_dtype=case.get("out"), bias=case.get("bias"))
+    problem = make_problem(family, dict(zip("MNK", case["mnk"], strict=True)), words, device.gfx, "case")
+    spec: GemmSpec = family.spec(problem)
+    generator = torch.Generator().manual_seed(7)
+    weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
+    (kernel,) = family.implementations
+    sizes = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "NUM_KSPLIT")
+    knobs = dict(zip(sizes, case["knobs"], strict=True)) | {"GROUP_SIZE_M": 3, "num_warps": 4, "num_stages": 2}
+    knobs = kernel.normalise(spec, knobs, device)
+    out = torch.full((spec.m, spec.n), float("nan"), dtype=getattr(torch, spec.out_dtype))
+    launch = kernel.bind(spec, knobs, device, inputs, kernel.prepare(spec, weights, knobs), out)
+    reference = family.reference(spec, inputs, weights)
+    first = launch().clone()
+    out.fill_(float("nan"))
+    again = launch()
+    return {
+        "misfit": kernel.misfit(spec, knobs, device),
+        "splits": knobs["NUM_KSPLIT"],
+        "error": error_ratio(first, reference, *family.tolerance(spec)),
+        "same": torch.equal(first, again),
+    }
+
+
+for case in json.load(sys.stdin):
+    print(json.dumps(run(case)), flush=True)

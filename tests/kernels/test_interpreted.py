@@ -1,0 +1,41 @@
+"""Triton kernels against the reference, under Triton's interpreter."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+A16W16 = [
+    {"mnk": [32, 64, 128], "knobs": [16, 32, 64, 1]},
+    {"mnk": [33, 80, 333], "knobs": [16, 32, 64, 4], "bias": True, "out": "float32"},
+    {"mnk": [33, 80, 272], "knobs": [32, 32, 64, 2], "dtype": "float16", "bias": True},
+    {"mnk": [1, 80, 320], "knobs": [16, 32, 64, 8], "dtype": "float16", "out": "bfloat16"},
+    {"mnk": [16, 80, 320], "knobs": [16, 32, 64, 2], "dtype": "float8_e4m3fn", "bias": True},
+    {"mnk": [16, 48, 320], "knobs": [16, 16, 64, 2], "dtype": "float8_e4m3fnuz", "gfx": "gfx942", "out": "float16"},
+]
+BLOCKSCALE = [
+    {"mnk": [32, 128, 256], "knobs": [16, 64, 128, 1]},
+    {"mnk": [33, 160, 400], "knobs": [16, 64, 128, 3]},
+    {"mnk": [5, 300, 333], "knobs": [16, 256, 32, 4], "out": "float32"},
+    {"mnk": [1, 144, 512], "knobs": [16, 32, 64, 8], "out": "float16"},
+    {"mnk": [16, 128, 256], "knobs": [16, 128, 128, 2], "gfx": "gfx942"},
+]
+
+
+@pytest.mark.parametrize(("family", "cases"), [("a16w16", A16W16), ("a8w8_blockscale", BLOCKSCALE)])
+def test_matches_the_reference_on_odd_and_even_sizes(family: str, cases: list[dict]) -> None:
+    script = Path(__file__).with_name("_interpret.py")
+    given = json.dumps([{"family": family, **case} for case in cases])
+    done = subprocess.run([sys.executable, str(script)], input=given, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(results) == len(cases)
+    for case, result in zip(cases, results, strict=True):
+        assert result["misfit"] is None, case
+        assert result["error"] == 0, case
+        assert result["same"], f"two runs differ: {case}"
+        assert (result["splits"] > 1) == (case["knobs"][3] > 1), case

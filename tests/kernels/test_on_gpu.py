@@ -1,0 +1,133 @@
+"""The kernels and the library paths on a GPU at real sizes."""
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+
+from gemmpipe.backends.aten import Torch
+from gemmpipe.backends.scaled_mm import ScaledMm
+from gemmpipe.builds import facts_of, load_build
+from gemmpipe.data import Device, Scalar
+from gemmpipe.device import DeviceChoice
+from gemmpipe.family import Family, GemmSpec, Implementation, Inputs, KernelDefaults, Weights, load_family
+from gemmpipe.problem import make_problem
+from gemmpipe.reference import error_ratio
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+Words = Mapping[str, object]
+
+
+@pytest.fixture(scope="module")
+def device() -> Device:
+    return DeviceChoice(kind="auto", index=0).find()[0]
+
+
+def made(
+    name: str, device: Device, mnk: tuple[int, int, int], words: Words
+) -> tuple[Family, GemmSpec, Weights, Inputs]:
+    family = load_family(name)
+    defaults = KernelDefaults(**{"dtype": None, "out_dtype": None, "bias": None, **words})  # type: ignore[arg-type]
+    spec = family.spec(make_problem(family, dict(zip("MNK", mnk, strict=True)), defaults, device.gfx, "test"))
+    generator = torch.Generator(device=device.torch_name).manual_seed(11)
+    return family, spec, family.make_weights(spec, generator), family.make_inputs(spec, generator)
+
+
+def check(
+    implementation: Implementation,
+    knobs: Mapping[str, Scalar],
+    device: Device,
+    case: tuple[Family, GemmSpec, Weights, Inputs],
+) -> None:
+    """Right eagerly and in a replayed CUDA graph, twice the same bits."""
+    family, spec, weights, inputs = case
+    knobs = implementation.normalise(spec, knobs, device)
+    assert implementation.misfit(spec, knobs, device) is None
+    out = torch.full((spec.m, spec.n), float("nan"), dtype=getattr(torch, spec.out_dtype), device=device.torch_name)
+    launch = implementation.bind(spec, knobs, device, inputs, implementation.prepare(spec, weights, knobs), out)
+    reference, tolerance = family.reference(spec, inputs, weights), family.tolerance(spec)
+    first = launch().clone()
+    assert error_ratio(first, reference, *tolerance) < 0.01
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        captured = launch()
+    captured.fill_(float("nan"))
+    for _ in range(3):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(captured, first)
+
+
+def knobs_of(m: int, n: int, k: int, splits: int, warps: int, stages: int) -> dict[str, Scalar]:
+    return {
+        "BLOCK_SIZE_M": m,
+        "BLOCK_SIZE_N": n,
+        "BLOCK_SIZE_K": k,
+        "GROUP_SIZE_M": 8,
+        "NUM_KSPLIT": splits,
+        "num_warps": warps,
+        "num_stages": stages,
+        "cache_modifier": ".cg" if splits > 1 else "",
+    }
+
+
+@pytest.mark.parametrize("knobs", [(16, 64, 128, 8, 4, 2), (64, 128, 128, 1, 4, 2), (16, 256, 64, 4, 8, 2)])
+@pytest.mark.parametrize("mnk", [(1, 1280, 8192), (64, 7168, 8192), (77, 1300, 1000)])
+@pytest.mark.parametrize("out", ["bfloat16", "float32"])
+def test_blockscale(device: Device, mnk: tuple[int, int, int], knobs: tuple[int, ...], out: str) -> None:
+    case = made("a8w8_blockscale", device, mnk, {"out_dtype": out})
+    check(case[0].implementations[0], knobs_of(*knobs), device, case)
+
+
+@pytest.mark.parametrize("knobs", [(16, 64, 64, 8, 4, 2), (64, 128, 32, 1, 4, 3), (64, 64, 64, 3, 8, 2)])
+@pytest.mark.parametrize("mnk", [(1, 1280, 8192), (64, 7168, 8192), (77, 1300, 1000)])
+@pytest.mark.parametrize(
+    "words", [{}, {"dtype": "float16", "bias": True}, {"out_dtype": "float32", "bias": True}, {"fp8": 1}]
+)
+def test_a16w16(device: Device, mnk: tuple[int, int, int], knobs: tuple[int, ...], words: dict[str, object]) -> None:
+    if "fp8" in words:
+        words = {"dtype": "float8_e4m3fnuz" if device.gfx == "gfx942" else "float8_e4m3fn", "bias": True}
+    case = made("a16w16", device, mnk, words)
+    check(case[0].implementations[0], knobs_of(*knobs), device, case)
+
+
+def test_split_k_survives_many_launches(device: Device) -> None:
+    """A counter that is not reset, or a part read too early, shows up within some of a thousand launches."""
+    case = family, spec, weights, inputs = made("a8w8_blockscale", device, (16, 8192, 3584), {})
+    kernel = case[0].implementations[0]
+    knobs = kernel.normalise(spec, knobs_of(16, 64, 128, 7, 4, 3), device)
+    out = torch.empty(spec.m, spec.n, dtype=torch.bfloat16, device=device.torch_name)
+    launch = kernel.bind(spec, knobs, device, inputs, kernel.prepare(spec, weights, knobs), out)
+    first = launch().clone()
+    assert error_ratio(first, family.reference(spec, inputs, weights), *family.tolerance(spec)) < 0.01
+    for _ in range(1000):
+        out.fill_(float("nan"))
+        assert torch.equal(launch(), first)
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(64, 1280, 8192), (256, 2304, 2304), (4096, 1024, 3200)])
+def test_scaled_mm_with_block_scales(device: Device, m: int, n: int, k: int) -> None:
+    if device.gfx != "sm_90":
+        pytest.skip("cuBLASLt has block scales on sm_90 alone")
+    check(ScaledMm(), {"use_fast_accum": False}, device, made("a8w8_blockscale", device, (m, n, k), {}))
+
+
+@pytest.mark.parametrize("method", ["bfloat16_copy", "bfloat16_convert"])
+def test_torch_dequantises(device: Device, method: str) -> None:
+    check(Torch(), {"method": method}, device, made("a8w8_blockscale", device, (64, 1280, 8192), {}))
+
+
+@pytest.mark.parametrize("words", [{}, {"bias": True}, {"out_dtype": "float32"}])
+def test_torch_mm(device: Device, words: dict[str, object]) -> None:
+    check(Torch(), {"method": "mm"}, device, made("a16w16", device, (64, 1280, 8192), words))
+
+
+def test_facts_of_a_loaded_build(device: Device) -> None:
+    family, spec, _, _ = made("a16w16", device, (64, 1280, 8192), {})
+    kernel = family.implementations[0]
+    (build,) = kernel.builds(spec, kernel.normalise(spec, knobs_of(64, 64, 64, 1, 4, 3), device), device)
+    facts = facts_of(load_build(build, device))
+    assert facts.registers
+    assert facts.shared_bytes
+    assert facts.spills == 0

@@ -1,0 +1,171 @@
+"""The Triton implementations of both families: knobs, rules, builds, offline compilation."""
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gemmpipe.builds import compile_build, find_kernel, source_hash
+from gemmpipe.data import Candidate
+from gemmpipe.device import arch_device, cpu_device
+from gemmpipe.errors import UserError
+from gemmpipe.family import Family, GemmSpec, KernelDefaults, load_family
+from gemmpipe.problem import make_problem
+from gemmpipe.space import Space
+from gemmpipe.tiled import Tiled
+
+ARCHES = ("sm_90", "sm_100", "gfx942", "gfx950")
+KNOBS = {
+    "BLOCK_SIZE_M": 64,
+    "BLOCK_SIZE_N": 64,
+    "BLOCK_SIZE_K": 64,
+    "GROUP_SIZE_M": 8,
+    "NUM_KSPLIT": 1,
+    "num_warps": 4,
+    "num_stages": 3,
+    "waves_per_eu": 2,
+    "matrix_instr_nonkdim": 16,
+    "kpack": 2,
+    "cache_modifier": "",
+}
+
+
+def spec_of(family: Family, gfx: str, m: int, n: int, k: int, **words: object) -> GemmSpec:
+    defaults = KernelDefaults(**{"dtype": None, "out_dtype": None, "bias": None, **words})  # type: ignore[arg-type]
+    return family.spec(make_problem(family, {"M": m, "N": n, "K": k}, defaults, gfx, "test"))
+
+
+def kernel_of(family: Family) -> Tiled:
+    (kernel,) = family.implementations
+    assert isinstance(kernel, Tiled)
+    return kernel
+
+
+def shipped_space(name: str) -> Space:
+    axes = yaml.safe_load((Path(__file__).parents[2] / "conf" / "space" / f"{name}.yaml").read_text())
+    entries = axes.pop("when", [])
+    listed = [{k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()} for entry in entries]
+    return Space(axes={k: tuple(v) for k, v in axes.items()}, when=tuple(listed), pinned=())
+
+
+@pytest.mark.parametrize(("gfx", "count"), [("sm_90", 1944), ("gfx942", 5832)])
+def test_aiters_space_has_its_count(gfx: str, count: int) -> None:
+    family, device = load_family("a8w8_blockscale"), arch_device(gfx)
+    kernel, spec = kernel_of(family), spec_of(family, gfx, 2048, 4096, 1024)
+    points = list(kernel.points(spec, device, shipped_space("a8w8_blockscale_aiter")))
+    assert len(points) == 5832
+    assert len({Candidate.of("triton", kernel.normalise(spec, point, device)) for point in points}) == count
+
+
+@pytest.mark.parametrize(("m", "least"), [(1, 800), (64, 800), (256, 400)])
+def test_default_space_is_as_large_as_the_measured_one(m: int, least: int) -> None:
+    family, device = load_family("a8w8_blockscale"), arch_device("sm_90")
+    spec = spec_of(family, "sm_90", m, 1280, 8192)
+    assert len(list(kernel_of(family).points(spec, device, shipped_space("a8w8_blockscale")))) >= least
+
+
+def test_one_build_serves_every_m_group_and_number_of_splits() -> None:
+    family, device = load_family("a8w8_blockscale"), arch_device("sm_90")
+    kernel, builds = kernel_of(family), set()
+    for m, n, k, group, splits in ((1, 1280, 8192, 1, 2), (77, 8192, 3584, 8, 4), (16, 7168, 1024, 16, 8)):
+        spec = spec_of(family, "sm_90", m, n, k)
+        knobs = kernel.normalise(spec, {**KNOBS, "GROUP_SIZE_M": group, "NUM_KSPLIT": splits}, device)
+        builds.update(build.id for build in kernel.builds(spec, knobs, device))
+    assert len(builds) == 1
+
+
+def test_normalises_to_what_runs() -> None:
+    family = load_family("a16w16")
+    kernel, spec = kernel_of(family), spec_of(family, "sm_90", 64, 1280, 640)
+    nvidia = kernel.normalise(spec, {**KNOBS, "NUM_KSPLIT": 8}, arch_device("sm_90"))
+    assert "kpack" not in nvidia
+    assert nvidia["GROUP_SIZE_M"] == 1
+    assert nvidia["NUM_KSPLIT"] == 5  # 10 blocks of K in shares of 2
+    assert kernel.normalise(spec, {**KNOBS, "NUM_KSPLIT": 99}, arch_device("sm_90"))["NUM_KSPLIT"] == 10
+    assert kernel.normalise(spec, KNOBS, arch_device("gfx942"))["kpack"] == 2
+    assert kernel.normalise(spec, KNOBS, arch_device("gfx950"))["kpack"] == 1
+    assert kernel.normalise(spec, nvidia, arch_device("sm_90")) == nvidia
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "rule"),
+    [
+        ("a8w8_blockscale", {"BLOCK_SIZE_K": 256}, "scale group"),
+        ("a8w8_blockscale", {"BLOCK_SIZE_K": 16}, "minimum tile"),
+        ("a8w8_blockscale", {"BLOCK_SIZE_N": 256, "num_warps": 2}, "registers"),
+        ("a8w8_blockscale", {"BLOCK_SIZE_M": 128}, "tile beyond the problem"),
+        ("a16w16", {"BLOCK_SIZE_N": 256, "BLOCK_SIZE_K": 128}, "shared memory"),
+        ("a16w16", {"BLOCK_SIZE_N": 48}, "power of two"),
+        ("a16w16", {"num_stages": 0}, "positive"),
+        ("a16w16", {"num_warps": 64}, "threads"),
+    ],
+)
+def test_misfits_name_their_rule(family: str, changes: dict[str, int], rule: str) -> None:
+    found = load_family(family)
+    kernel, device = kernel_of(found), arch_device("sm_90")
+    spec = spec_of(found, "sm_90", 16, 1280, 8192)
+    assert kernel.misfit(spec, kernel.normalise(spec, KNOBS, device), device) is None
+    reason = kernel.misfit(spec, kernel.normalise(spec, {**KNOBS, **changes}, device), device)
+    assert reason is not None
+    assert reason.split(":")[0] == rule
+
+
+def test_is_unfit_on_a_cpu_and_for_the_other_fp8() -> None:
+    family = load_family("a8w8_blockscale")
+    kernel, spec = kernel_of(family), spec_of(family, "sm_90", 16, 1280, 8192)
+    assert str(kernel.misfit(spec, KNOBS, cpu_device())).startswith("no GPU")
+    assert str(kernel.misfit(spec, KNOBS, arch_device("gfx942"))).startswith("fp8 format")
+
+
+def test_an_unknown_axis_is_the_users_mistake() -> None:
+    family, device = load_family("a16w16"), arch_device("sm_90")
+    axes = {name: (value,) for name, value in KNOBS.items()}
+    spec = spec_of(family, "sm_90", 16, 1280, 8192)
+    with pytest.raises(UserError, match=r"space.BLOCKSIZE_M: .*did you mean 'BLOCK_SIZE_M'"):
+        kernel_of(family).points(spec, device, Space(axes={**axes, "BLOCKSIZE_M": (1,)}, when=(), pinned=()))
+    del axes["num_warps"]
+    with pytest.raises(UserError, match=r"space\.num_warps: missing"):
+        kernel_of(family).points(spec, device, Space(axes=axes, when=(), pinned=()))
+
+
+def test_contradicting_keys_are_refused() -> None:
+    family = load_family("a16w16")
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    sizes = {"M": 1, "N": 16, "K": 16}
+    with pytest.raises(UserError, match="bpreshuffle"):
+        family.spec(make_problem(family, {**sizes, "bpreshuffle": True}, defaults, "sm_90", "test"))
+    with pytest.raises(UserError, match="scaleAB=True"):
+        family.spec(make_problem(family, {**sizes, "scaleAB": True}, defaults, "sm_90", "test"))
+    with pytest.raises(UserError, match=r"kernel.dtype: 'bflot16'.*did you mean 'bfloat16'"):
+        family.key_defaults(replace(defaults, dtype="bflot16"), "sm_90")
+
+
+def test_builds_and_implementations_travel_between_processes() -> None:
+    family, device = load_family("a16w16"), arch_device("sm_90")
+    kernel, spec = kernel_of(family), spec_of(family, "sm_90", 16, 1280, 8192)
+    (build,) = kernel.builds(spec, kernel.normalise(spec, KNOBS, device), device)
+    assert pickle.loads(pickle.dumps(build)) == build
+    assert pickle.loads(pickle.dumps(kernel)) == kernel
+    assert build.source_hash == source_hash(find_kernel(build.kernel))
+
+
+@pytest.mark.parametrize("gfx", ARCHES)
+@pytest.mark.parametrize("name", ["a16w16", "a8w8_blockscale"])
+def test_compiles_without_a_gpu_within_the_estimate(name: str, gfx: str) -> None:
+    from gemmpipe.fits import shared_bytes
+
+    family, device = load_family(name), arch_device(gfx)
+    kernel, spec = kernel_of(family), spec_of(family, gfx, 64, 1280, 8200, bias=True if name == "a16w16" else None)
+    for m, n, k, splits, stages in ((16, 32, 128, 4, 3), (64, 64, 64, 1, 2), (16, 256, 32, 1, 1)):
+        sizes = {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": k}
+        knobs = {**KNOBS, **sizes, "NUM_KSPLIT": splits, "num_stages": stages, "cache_modifier": ".cg"}
+        knobs = dict(kernel.normalise(spec, knobs, device))
+        assert kernel.misfit(spec, knobs, device) is None
+        (build,) = kernel.builds(spec, knobs, device)
+        facts = compile_build(build, device)
+        assert facts.shared_bytes is not None
+        assert facts.shared_bytes <= shared_bytes(spec, m, n, k, stages, device)
+        if gfx.startswith("gfx"):
+            assert facts.spills == 0

@@ -1,0 +1,51 @@
+"""Finding devices, and architectures to compile for."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from gemmpipe.device import DeviceChoice, _cpu_cache_bytes, arch_device, conditions, cpu_device, versions
+from gemmpipe.errors import EnvironmentProblem, UserError
+
+
+def test_cpu_is_one_device() -> None:
+    (device,) = DeviceChoice(kind="cpu", index=None).find()
+    assert device.gfx.startswith("cpu_")
+    assert device.cu_num >= 1
+    assert device.torch_name == "cpu"
+    assert device.cache_bytes >= 2**18
+    assert device == cpu_device()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
+def test_an_absent_gpu_is_the_environments_problem() -> None:
+    assert DeviceChoice(kind="auto", index=None).find()[0].kind == "cpu"
+    with pytest.raises(EnvironmentProblem, match=r"device\.kind=cuda: torch sees no GPU"):
+        DeviceChoice(kind="cuda", index=None).find()
+
+
+def test_unknown_words_are_the_users_mistake() -> None:
+    with pytest.raises(UserError, match=r"did you mean 'cuda'"):
+        DeviceChoice(kind="cudda", index=None).find()
+    with pytest.raises(UserError, match=r"did you mean 'gfx942'"):
+        arch_device("gfx941")
+
+
+def test_architectures_know_their_limits() -> None:
+    assert (arch_device("sm_90").shared_bytes, arch_device("sm_90").cu_num) == (232448, 132)
+    assert (arch_device("gfx942").vendor, arch_device("gfx942").warp_size) == ("amd", 64)
+    assert arch_device("gfx950").shared_bytes == 160 * 1024
+
+
+def test_cache_size_is_read_or_guessed(tmp_path: Path) -> None:
+    assert _cpu_cache_bytes(tmp_path) == 32 * 2**20
+    for level, size in ((1, "48K"), (3, "36608K")):
+        (tmp_path / f"index{level}").mkdir()
+        (tmp_path / f"index{level}" / "size").write_text(f"{size}\n")
+    assert _cpu_cache_bytes(tmp_path) == 36608 * 1024
+
+
+def test_versions_and_conditions() -> None:
+    assert {"gemmpipe", "python", "torch"} <= versions().keys()
+    assert set(conditions(cpu_device()).values()) == {None}
