@@ -1,12 +1,16 @@
-"""Small families for the tests of everything that decides by GemmSpec and key columns alone."""
+"""What several tests need: a command line in a folder of its own, small families, a device."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import pytest
 import torch
 
+from gemmpipe.cli.main import main
 from gemmpipe.data import Device, Problem, Scalar
+from gemmpipe.events import Events
 from gemmpipe.family import Family, GemmSpec, Inputs, KernelDefaults, KeyColumn, Scaling, Weights
+from gemmpipe.runner import Plan
 
 KEY = tuple(KeyColumn(name=name, kind="int") for name in ("M", "N", "K"))
 BF16_KEY = (
@@ -97,3 +101,73 @@ def h200() -> Device:
         cache_bytes=62914560,
         warp_size=32,
     )
+
+
+@pytest.fixture(scope="session")
+def sixteen() -> Family:
+    """A 16-bit family with aiter's bf16 key, which engines run lm_head through."""
+    return _family("small16", block=False)
+
+
+@pytest.fixture(scope="session")
+def blockscale() -> Family:
+    """An fp8 family with 1x128 and 128x128 scales, keyed by M, N, K."""
+    return _family("smallblock", block=True)
+
+
+@pytest.fixture(scope="session")
+def no_words() -> KernelDefaults:
+    """No `kernel.*` word given."""
+    return KernelDefaults(dtype=None, out_dtype=None, bias=None)
+
+
+@pytest.fixture(scope="session")
+def h200() -> Device:
+    """The H200, as its driver describes it."""
+    return Device(
+        kind="cuda",
+        index=0,
+        name="NVIDIA H200",
+        gfx="sm_90",
+        cu_num=132,
+        shared_bytes=232448,
+        cache_bytes=62914560,
+        warp_size=32,
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory of the test, empty."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def plans(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
+    """The plans that reach the runner, which carries none of them out."""
+    found: list[Plan] = []
+
+    def run(plan: Plan, events: Events) -> int:
+        found.append(plan)
+        return 0
+
+    monkeypatch.setattr("gemmpipe.runner.run", run)
+    return found
+
+
+@pytest.fixture
+def refusal(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Type words that are a mistake; returns the one line on stderr, without `gemmpipe: `."""
+
+    def typed(*words: str) -> str:
+        capsys.readouterr()
+        assert main(words) == 2
+        out, error = capsys.readouterr()
+        assert out == ""
+        assert error.startswith("gemmpipe: ")
+        assert error.count("\n") == 1
+        assert "internal error" not in error
+        return error.removeprefix("gemmpipe: ").rstrip("\n")
+
+    return typed
