@@ -103,39 +103,6 @@ def h200() -> Device:
     )
 
 
-@pytest.fixture(scope="session")
-def sixteen() -> Family:
-    """A 16-bit family with aiter's bf16 key, which engines run lm_head through."""
-    return _family("small16", block=False)
-
-
-@pytest.fixture(scope="session")
-def blockscale() -> Family:
-    """An fp8 family with 1x128 and 128x128 scales, keyed by M, N, K."""
-    return _family("smallblock", block=True)
-
-
-@pytest.fixture(scope="session")
-def no_words() -> KernelDefaults:
-    """No `kernel.*` word given."""
-    return KernelDefaults(dtype=None, out_dtype=None, bias=None)
-
-
-@pytest.fixture(scope="session")
-def h200() -> Device:
-    """The H200, as its driver describes it."""
-    return Device(
-        kind="cuda",
-        index=0,
-        name="NVIDIA H200",
-        gfx="sm_90",
-        cu_num=132,
-        shared_bytes=232448,
-        cache_bytes=62914560,
-        warp_size=32,
-    )
-
-
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current directory of the test, empty."""
