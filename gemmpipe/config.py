@@ -108,7 +108,8 @@ def _known_keys(node: object, known: Sequence[str], where: str) -> None:
             raise UserError(f"{prefix}{key}: no such key{nearest(str(key), known)}")
     for key in known:
         if key not in node:
-            raise UserError(f"{prefix}{key}: missing")
+            hint = "; a kernel option begins with 'defaults: [/space@_global_.space: NAME]'" if key == "space" else ""
+            raise UserError(f"{prefix}{key}: missing{hint}")
 
 
 def _kernel(node: object, allowed: frozenset[str], make: Make) -> dict[str, Any]:
@@ -164,14 +165,18 @@ def _space(node: object, overrides: Sequence[str]) -> Space:
     if not isinstance(when, list):
         raise UserError(f"space.when: {when!r} given, expected a list of entries")
     entries = tuple(_entry(f"space.when[{index}]", entry, axes) for index, entry in enumerate(when))
-    keys = [word.split("=", 1)[0].lstrip("~").split(".") for word in overrides]
-    for key in keys:
-        if key[0].lstrip("+") == "space" and key[0] != "space" and len(key) > 1:
-            raise UserError(
-                f"{'.'.join(key).lstrip('+')}: the space has no such axis{nearest(key[1], [name for name in axes if name != key[1]])}"
-            )
-    pinned = tuple(key[1] for key in keys if len(key) > 1 and key[0] == "space" and key[1] in axes)
-    return Space(axes=axes, when=entries, pinned=pinned)
+    return Space(axes=axes, when=entries, pinned=_pinned(axes, overrides))
+
+
+def _pinned(axes: Mapping[str, object], overrides: Sequence[str]) -> tuple[str, ...]:
+    """The axes that overrides name. Raises UserError for `+space.X`, which would add one."""
+    keys = [word.split("=", 1)[0].split(".") for word in overrides]
+    named = [(key[0], key[1]) for key in keys if len(key) > 1 and key[0].lstrip("+~") == "space"]
+    for sign, axis in named:
+        if sign.startswith("+"):
+            others = [name for name in axes if name != axis]
+            raise UserError(f"space.{axis}: the space has no such axis{nearest(axis, others)}")
+    return tuple(axis for _, axis in named if axis in axes)
 
 
 def _axis(where: str, values: object) -> tuple[Any, ...]:

@@ -43,7 +43,7 @@ def convert(value: object, hint: Any, where: str, make: Make) -> Any:
 def fill(cls: type, values: Mapping[str, Any], where: str, make: Make) -> Any:
     """Construct `cls` from exactly its fields. Raises UserError for unknown, missing or mistyped ones."""
     fields = dict(inspect.signature(cls).parameters)
-    hints = typing.get_type_hints(cls if is_dataclass(cls) else cls.__init__)
+    hints = typing.get_type_hints(cls if is_dataclass(cls) else vars(cls).get("__init__", cls))
     for key in values:
         if key not in fields:
             known = nearest(str(key), fields) or f"; {cls.__name__} has no settings"

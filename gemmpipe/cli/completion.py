@@ -7,6 +7,8 @@ from gemmpipe.cli.argv import CommandLine, sort_words
 from gemmpipe.cli.folders import Folders
 from gemmpipe.errors import GemmpipeError
 
+SCRIPTS = {(f"{verb}={shell}",) for verb in ("install", "uninstall") for shell in ("bash", "zsh", "fish")}
+"""The words after `-sc` that print a shell's script."""
 _LINE = "COMP_LINE"
 
 

@@ -21,9 +21,10 @@ def run_job(cfg: "DictConfig", request: Request) -> int:
     from omegaconf import OmegaConf
 
     run_dir = Path(HydraConfig.get().runtime.output_dir)
-    typed = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+    typed = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)  # unresolved, as it was typed
+    overrides = tuple(str(word) for word in typed) if isinstance(typed, list) else ()
     try:
-        code = _carry_out(cfg, request, run_dir, tuple(str(word) for word in typed))
+        code = _carry_out(cfg, request, run_dir, overrides)
     except GemmpipeError as error:
         _forget_empty(run_dir)
         return report(error)

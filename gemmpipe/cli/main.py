@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gemmpipe import __version__
@@ -11,11 +11,9 @@ from gemmpipe.cli.argv import CommandLine, sort_words
 from gemmpipe.cli.folders import Folders
 from gemmpipe.cli.reports import INTERRUPTED, report, report_bug
 from gemmpipe.cli.usage import usage
-from gemmpipe.errors import GemmpipeError
-from gemmpipe.paths import shipped
+from gemmpipe.errors import EnvironmentProblem, GemmpipeError, UserError
 
 if TYPE_CHECKING:
-    from hydra.core.config_search_path import ConfigSearchPath
     from omegaconf import DictConfig
 
     from gemmpipe.cli.request import Request
@@ -33,6 +31,8 @@ def main(argv: Sequence[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader is gone: nothing left to say
         return 0
+    except OSError as error:
+        return report(EnvironmentProblem(f"{error.filename or 'a file'}: {error.strerror or error}"), error)
     except Exception as error:  # noqa: BLE001 (the last line of defence)
         return report_bug(error)
 
@@ -50,13 +50,17 @@ def _dispatch(argv: Sequence[str]) -> int:
     from gemmpipe.cli.request import understand
 
     request = understand(line)
-    return _run_hydra(line, request)
+    return _compose(line, request)
 
 
 def _complete(line: CommandLine) -> int:
+    from gemmpipe.cli.composing import run_hydra
+
     typed, current = completion.typed_line(os.environ)
     if not completion.is_query(line):
-        _hydra(["--shell-completion", *line.words], _no_job)
+        if line.words not in completion.SCRIPTS:
+            raise UserError("-sc: expected install=bash, zsh or fish, or uninstall=")
+        run_hydra(["--shell-completion", *line.words], _no_job)
         return 0
     folders = Folders(config_dir=typed.config_dir)
     for name in completion.first_words(typed, current, folders):
@@ -64,7 +68,7 @@ def _complete(line: CommandLine) -> int:
     completion.show_hydra(typed, current)
     pipeline = typed.first if typed.first in folders.pipelines else "tune"
     where = [f"--config-dir={folders.config_dir}"] if folders.config_dir else []
-    _hydra(["--shell-completion", f"--config-name={pipeline}", *where, *line.words], _no_job)
+    run_hydra(["--shell-completion", f"--config-name={pipeline}", *where, *line.words], _no_job)
     return 0
 
 
@@ -72,8 +76,9 @@ def _no_job(cfg: "DictConfig") -> None:
     """Completion runs nothing."""
 
 
-def _run_hydra(line: CommandLine, request: "Request") -> int:
+def _compose(line: CommandLine, request: "Request") -> int:
     """Let Hydra compose and run; every run's exit code is kept, the worst is returned."""
+    from gemmpipe.cli.composing import run_hydra
     from gemmpipe.cli.job import run_job
     from gemmpipe.cli.mistakes import MISTAKES, explain
 
@@ -88,32 +93,7 @@ def _run_hydra(line: CommandLine, request: "Request") -> int:
         codes.append(run_job(cfg, request))
 
     try:
-        _hydra([*flags, f"--config-name={request.pipeline}", *request.overrides], job)
+        run_hydra([*flags, f"--config-name={request.pipeline}", *request.overrides], job)
     except MISTAKES as error:
         raise explain(error, request.folders.options, request.overrides, request.recipe) from error
     return max(codes, default=0)
-
-
-def _hydra(argv: Sequence[str], job: "Callable[[DictConfig], None]") -> None:
-    """Run Hydra's main on these words; it raises what goes wrong instead of printing it."""
-    import hydra
-    from hydra.core.plugins import Plugins
-    from hydra.plugins.search_path_plugin import SearchPathPlugin
-
-    class Pipelines(SearchPathPlugin):
-        """Adds the folder of the pipelines beside the one of the options."""
-
-        def manipulate_search_path(self, search_path: "ConfigSearchPath") -> None:
-            search_path.append("gemmpipe", f"file://{shipped('pipelines')}")
-
-    Plugins.instance().register(Pipelines)
-    words, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
-    sys.argv = [words[0], *argv]
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    try:
-        hydra.main(config_path=str(shipped("conf")), config_name="tune", version_base="1.3")(job)()
-    finally:
-        sys.argv = words
-        os.environ.pop("HYDRA_FULL_ERROR")
-        if full_error is not None:
-            os.environ["HYDRA_FULL_ERROR"] = full_error

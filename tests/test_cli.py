@@ -1,0 +1,284 @@
+"""The command line: what each way of typing reaches, and what each mistake says."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gemmpipe import __version__
+from gemmpipe.cli.argv import sort_words
+from gemmpipe.cli.main import main
+from gemmpipe.cli.words import quote, readable
+from gemmpipe.errors import EnvironmentProblem, UserError
+from gemmpipe.events import Events
+from gemmpipe.runner import Plan
+
+Refusal = Callable[..., str]
+
+
+def test_defaults_reach_the_runner(plans: list[Plan], folder: Path) -> None:
+    assert main(["shapes=llama70b"]) == 0
+    (plan,) = plans
+    assert plan.pipeline == "tune"
+    assert plan.chain == ("capture", "screen", "bench", "select", "merge")
+    assert plan.family.name == "a8w8_blockscale"
+    assert plan.overrides == ("shapes=llama70b",)
+    assert plan.run_dir.parent == folder / "outputs" / "runs" / "tune"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["quick", "kernel=a16w16", "shapes.tp=2"],
+        ["quick", "kernel=a16w16", "--run", "shapes.tp=2"],
+        ["--config-dir", ".", "quick", "kernel=a16w16", "shapes.tp=2"],
+        ["quick", "kernel=a16w16", "--config-dir=.", "shapes.tp=2"],
+        ["quick", "kernel=a16w16", "-cd", ".", "shapes.tp=8", "shapes.tp=2"],
+    ],
+)
+def test_words_and_flags_in_any_order(plans: list[Plan], words: list[str]) -> None:
+    assert main(words) == 0
+    (plan,) = plans
+    assert plan.pipeline == "quick"
+    assert plan.family.name == "a16w16"
+    assert plan.source.tp == 2  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-m", "kernel=a16w16,a8w8_blockscale", "shapes=llama8b,qwen8b"],
+        ["kernel=a16w16,a8w8_blockscale", "-m", "shapes=llama8b,qwen8b"],
+    ],
+)
+def test_sweep_runs_every_combination_in_folders_of_their_own(plans: list[Plan], words: list[str]) -> None:
+    assert main(words) == 0
+    assert [plan.run_dir.name for plan in plans] == [
+        "0_a16w16_llama8b",
+        "1_a16w16_qwen8b",
+        "2_a8w8_blockscale_llama8b",
+        "3_a8w8_blockscale_qwen8b",
+    ]
+
+
+def test_space_axes_on_the_command_line_are_pinned(plans: list[Plan]) -> None:
+    assert main(["space.num_stages=[3,4]", "space.num_warps=8"]) == 0
+    assert plans[0].space.axes["num_stages"] == (3, 4)
+    assert plans[0].space.axes["num_warps"] == (8,)
+    assert set(plans[0].space.pinned) == {"num_stages", "num_warps"}
+
+
+def test_runs_in_one_second_have_folders_of_their_own(plans: list[Plan]) -> None:
+    assert main([]) == main(["verbose=true"]) == main(["verbose=true"]) == 0
+    assert len({plan.run_dir for plan in plans}) == len(plans) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["kernl=x"], "kernl: no such key; did you mean 'kernel'?"),
+        (["kernel=a16w1"], "kernel: no option 'a16w1'; did you mean 'a16w16'?"),
+        (["backend=[trito]"], "backend: no option 'trito'; did you mean 'triton'?"),
+        (["shapes=lama70b"], "shapes: no option 'lama70b'; did you mean 'llama70b'?"),
+        (["stages.screen.kep=3"], "stages.screen.kep: no such key; did you mean 'keep'?"),
+        (["stages={screen:{kep:3}}"], "stages.screen.kep: no such key; did you mean 'keep'?"),
+        (["stages.screen.keep=abc"], "stages.screen.keep: 'abc' given, expected a whole number"),
+        (["space.num_stage=[3]"], "space.num_stage: no such key; did you mean 'num_stages'?"),
+        (["+space.num_stage=[3]"], "space.num_stage: the space has no such axis; did you mean 'num_stages'?"),
+        (["chain=[screen,benc]"], "chain: no stage 'benc'; did you mean 'bench'?"),
+        (["format.vllm.device_name=x"], "format.vllm: 'vllm' is not chosen; format=[csv,triton_json,vllm] adds it"),
+        (["timer=quick"], "timer=quick: chosen for one stage each, as in timer@stages.bench.timer=quick"),
+        (["timer@stages.bench.timer=quik"], "timer: no option 'quik'; did you mean 'quick'?"),
+        (["stage@stages.screen=bench"], "stages.screen: a Bench stage given, expected one named Screen"),
+        (["kernel=a16w16,a8w8_blockscale"], "kernel=a16w16,a8w8_blockscale: several values need -m"),
+        (["shapes.nsets.foo=3"], "shapes.nsets.foo: no such key"),
+        (["shapes.nsets=[1,x]"], "shapes.nsets: [1, x] given, expected [a whole number, ...]"),
+        (["tun"], "tun: no such pipeline; did you mean 'tune'?"),
+        (["tune", "quick"], "quick: the pipeline is 'tune' already"),
+        (["kernel=a16w16", "tune"], "tune: a pipeline or a recipe comes before the first key=value"),
+        (["--cfg", "jb"], "--cfg jb: expected one of job, hydra, all; did you mean 'job'?"),
+        (["--multi"], "--multi: no such flag; did you mean '--multirun'?"),
+        (["--config-name", "x"], "--config-name: not available"),
+        (["--config-dir", "nowhere"], "--config-dir nowhere: no such folder"),
+        (["--config-dir"], "--config-dir: expected a value"),
+        (["--cfg", "job", "-m"], "--cfg: cannot be combined with --multirun"),
+        (["kernel=a16w16", "-sc"], "-sc: expected install=bash"),
+        (["gone.yaml"], "gone.yaml: cannot be read"),
+        (["resume=last"], "resume=last: no run with a journal under outputs/runs"),
+        (["reuse=nowhere"], "reuse=nowhere: no such folder"),
+        (["output=${nope}"], "output: Interpolation key 'nope' not found"),
+        (["search._target_=os.system"], "search._target_: os.system: a class outside gemmpipe"),
+        (["search._target_=gemmpipe.paths.write_atomic"], "search._target_: gemmpipe.paths.write_atomic is no Search"),
+        (["kernel.family=this"], "kernel.family: no family 'this'"),
+        (["version=2"], "version: 2 given, expected 1"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_mistake_is_one_line(refusal: Refusal, plans: list[Plan], words: list[str], said: str) -> None:
+    assert refusal(*words).startswith(said)
+    assert plans == []
+    assert not list(Path("outputs").glob("runs/*/*"))
+
+
+def test_quoting_survives_every_character() -> None:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    for text in ['a"b', "a'b", "a\\", 'a\\"', "a b, c", "${x}", "N=1,K=2[128, 128].json", "~x", "(", "{", ""]:
+        parsed = OverridesParser.create().parse_override(f"k={quote(text)}")
+        assert str(parsed.value().text if hasattr(parsed.value(), "text") else parsed.value()) == text
+
+
+@pytest.mark.parametrize("name", ["N=1,K=2[128, 128].json", "a(b).csv", "a b.csv", "a,b.csv", "a~b.csv"])
+def test_awkward_paths_arrive_whole(plans: list[Plan], folder: Path, name: str) -> None:
+    assert main(["shapes=csv", f"shapes.path={folder / name}"]) == 0
+    assert plans[0].source.path == str(folder / name)  # type: ignore[attr-defined]
+
+
+def test_home_is_expanded() -> None:
+    home = str(Path.home())
+    assert readable(["output=~/x"], multirun=False) == (f"output={home}/x",)
+    assert readable(["shapes.path=[~/a.csv,~/b.csv]"], multirun=False) == (f"shapes.path=[{home}/a.csv,{home}/b.csv]",)
+
+
+def test_info_does_not_swallow_an_override() -> None:
+    line = sort_words(["--info", "kernel=a16w16"])
+    assert line.argv == ["--info=all"]
+    assert line.words == ("kernel=a16w16",)
+
+
+def _journal(run_dir: Path) -> None:
+    (run_dir / "trials.jsonl").write_text("")
+
+
+def test_resume_goes_on_in_the_same_folder_with_the_same_words(plans: list[Plan]) -> None:
+    assert main(["quick", "kernel=a16w16", "shapes.tp=2", "output=/x(y)"]) == 0
+    _journal(plans[0].run_dir)
+    before = sorted(path.name for path in (plans[0].run_dir / ".hydra").iterdir())
+    assert main(["resume=last", "batch=7"]) == 0
+    first, second = plans
+    assert second.run_dir == first.run_dir
+    assert (second.pipeline, second.family.name, second.batch, second.output) == ("quick", "a16w16", 7, "/x(y)")
+    assert second.source == first.source
+    assert sorted(path.name for path in (first.run_dir / ".hydra").iterdir()) == before
+
+
+def test_last_is_the_newest_run_with_a_journal(plans: list[Plan], refusal: Refusal) -> None:
+    assert main(["kernel=a16w16"]) == main(["quick"]) == main(["kernel=a8w8_blockscale"]) == 0
+    for plan in plans[:2]:
+        _journal(plan.run_dir)
+    os.utime(plans[0].run_dir / "trials.jsonl", ns=(0, 0))
+    assert main(["resume=last"]) == main(["tune", "resume=last"]) == 0
+    assert [plan.run_dir for plan in plans[3:]] == [plans[1].run_dir, plans[0].run_dir]
+    assert refusal("tune", f"resume={plans[1].run_dir}").endswith("not 'tune'; leave the word out")
+    assert refusal("-m", "resume=last") == "resume: goes on with one run; leave -m out"
+    assert "no trials.jsonl there" in refusal(f"resume={plans[2].run_dir}")
+
+
+def test_reuse_decides_again_in_a_new_folder(plans: list[Plan]) -> None:
+    assert main(["kernel=a16w16", "shapes=qwen8b"]) == 0
+    _journal(plans[0].run_dir)
+    assert main([f"reuse={plans[0].run_dir}", "chain=[select,merge]"]) == 0
+    assert plans[1].family.name == "a16w16"
+    assert plans[1].source == plans[0].source
+    assert plans[1].chain == ("select", "merge")
+    assert plans[1].reuse == str(plans[0].run_dir)
+    assert plans[1].run_dir != plans[0].run_dir
+
+
+def test_a_run_of_a_sweep_can_be_resumed(plans: list[Plan], refusal: Refusal) -> None:
+    assert main(["-m", "kernel=a16w16,a8w8_blockscale"]) == 0
+    _journal(plans[0].run_dir)
+    assert main(["resume=last"]) == 0
+    assert plans[2].family.name == "a16w16"
+    assert plans[2].run_dir == plans[0].run_dir
+    assert "the folder of a sweep" in refusal(f"resume={plans[0].run_dir.parent}")
+
+
+@pytest.mark.parametrize(
+    ("failure", "code"),
+    [(UserError("no"), 2), (EnvironmentProblem("full"), 3), (OSError(28, "No space left"), 3), (ValueError("bug"), 3)],
+)
+def test_exit_codes_of_failures(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failure: Exception, code: int
+) -> None:
+    def run(plan: Plan, events: Events) -> int:
+        raise failure
+
+    monkeypatch.setattr("gemmpipe.runner.run", run)
+    assert main(["kernel=a16w16"]) == code
+    assert capsys.readouterr().err.count("\n") == 1
+    monkeypatch.setenv("GEMMPIPE_DEBUG", "1")
+    assert main(["kernel=a16w16"]) == code
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_the_worst_code_of_a_sweep_is_returned_and_an_interrupt_ends_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes = [1, 0, 130, 0]
+    monkeypatch.setattr("gemmpipe.runner.run", lambda plan, events: codes.pop(0))
+    assert main(["-m", "kernel=a16w16,a8w8_blockscale"]) == 1
+    assert main(["-m", "kernel=a16w16,a8w8_blockscale"]) == 130
+    assert codes == [0]
+
+
+def test_users_folder_brings_options_pipelines_and_python(plans: list[Plan], folder: Path, refusal: Refusal) -> None:
+    own = folder / "own"
+    (own / "search").mkdir(parents=True)
+    (own / "space").mkdir()
+    (own / "mysearch.py").write_text(
+        "from gemmpipe.search.exhaustive import Exhaustive\nclass Mine(Exhaustive):\n    __slots__ = ()\n"
+    )
+    (own / "search" / "mine.yaml").write_text("_target_: mysearch.Mine\n")
+    (own / "nightly.yaml").write_text("defaults:\n  - tune\n  - override search: mine\n  - _self_\n\nbatch: 3\n")
+    assert main(["nightly", "--config-dir", str(own)]) == 0
+    assert type(plans[0].search).__name__ == "Mine"
+    assert plans[0].batch == 3
+    assert plans[0].python_path == (str(own),)
+    (own / "search" / "mine.yaml").write_text("_target_: mysearch.Mine\nextra: 1\n")
+    assert refusal("--config-dir", str(own), "search=mine").startswith("search.extra: no such key")
+    (own / "nightly.yaml").write_text("defaults:\n  - tune\n  - _self_\nbach: 3\n")
+    assert refusal("nightly", "--config-dir", str(own)) == "bach: no such key; did you mean 'batch'?"
+    (own / "nightly.yaml").write_text("defaults:\n  - tune\n  - override search: min\n")
+    assert "search: no option 'min'; did you mean 'mine'?" in refusal("nightly", "--config-dir", str(own))
+    (own / "nightly.yaml").write_text("batch: [\n")
+    assert "nightly.yaml: line 2" in refusal("nightly", "--config-dir", str(own))
+    (own / "nightly.yaml").unlink()
+    (own / "space" / "a16w16.yaml").write_text("when: []\n")
+    assert "gemmpipe ships an option 'space=a16w16'" in refusal("--config-dir", str(own))
+
+
+def test_help_version_and_completion(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main([]) == main(["--help"]) == 0
+    assert "exhaustive" in capsys.readouterr().out
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"gemmpipe {__version__}\n"
+    assert main(["-sc", "install=bash"]) == 0
+    assert "hydra_bash_completion" in capsys.readouterr().out
+    for line, expected in {
+        "gemmpipe qu": "quick",
+        "gemmpipe quick kernel=a16": "kernel=a16w16",
+        "gemmpipe quick stages.scr": "stages.screen.",
+        "gemmpipe --config-dir . -m shapes=llama7": "shapes=llama70b",
+    }.items():
+        monkeypatch.setenv("COMP_LINE", line)
+        assert main(["-sc", "query=bash"]) == 0
+        assert expected in capsys.readouterr().out.split()
+
+
+def test_showing_the_configuration_is_quick_and_loads_nothing_heavy(folder: Path) -> None:
+    code = (
+        "import json, sys\nfrom gemmpipe.cli.main import main\ncode = main(['--cfg', 'job'])\n"
+        "heavy = [m for m in ('torch', 'triton', 'pandas', 'numpy') if m in sys.modules]\n"
+        "print(json.dumps([code, heavy]), file=sys.stderr)"
+    )
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert time.monotonic() - started < 3  # 0.35 s on two idle cores; a busy machine is slower
+    assert json.loads(done.stderr) == [0, []]
+    assert "family: a8w8_blockscale" in done.stdout
