@@ -20,11 +20,8 @@ def tile_misfit(spec: GemmSpec, knobs: Knobs, device: Device, accumulators: int)
         return "weight layout: this kernel reads one row-major [N, K] weight"
     if reason := _wrong_fp8(spec, device):
         return reason
-    for name in _POWERS:
-        if integer(knobs, name) < 1 or integer(knobs, name) & (integer(knobs, name) - 1):
-            return f"power of two: {name}={knobs[name]}, as tl.arange and warps need"
-    if stages < 1 or integer(knobs, "GROUP_SIZE_M") < 1:
-        return f"positive: num_stages={stages}, GROUP_SIZE_M={knobs['GROUP_SIZE_M']}"
+    if reason := _no_size(knobs):
+        return reason
     # The smallest matrix instruction is 16 x 8 with 16 (16-bit) or 32 (8-bit) along K; Triton pads none of them.
     least_k = 32 if spec.x_dtype.startswith("float8") else 16
     if m < 16 or n < 16 or k < least_k:
@@ -62,6 +59,17 @@ def shared_bytes(spec: GemmSpec, m: int, n: int, k: int, stages: int, device: De
     if device.vendor == "amd":  # one stage is in registers
         return max(max(stages - 1, 1) * stage + scales, m * n * (4 if spec.out_dtype == "float32" else 2))
     return max(stages * (stage + scales), 4 * m * n)  # the ring, then the fp32 tile on its way to the output
+
+
+def _no_size(knobs: Knobs) -> str | None:
+    """Tile sides and warps are powers of two, the rest at least 1."""
+    for name in _POWERS:
+        if integer(knobs, name) < 1 or integer(knobs, name) & (integer(knobs, name) - 1):
+            return f"power of two: {name}={knobs[name]}, as tl.arange and warps need"
+    for name in ("num_stages", "GROUP_SIZE_M", "NUM_KSPLIT"):
+        if integer(knobs, name) < 1:
+            return f"positive: {name}={knobs[name]}"
+    return None
 
 
 def _wrong_fp8(spec: GemmSpec, device: Device) -> str | None:

@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from gemmpipe.builds import find_kernel, is_interpreted, load_build, source_hash
@@ -35,6 +36,12 @@ def integer(knobs: Knobs, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise UserError(f"space.{name}: {value!r}, expected an integer")
     return value
+
+
+@lru_cache(maxsize=64)
+def hash_of(kernel: str) -> str:
+    """The source hash of `module:attribute`, read once a process: every candidate of every problem asks for it."""
+    return source_hash(find_kernel(kernel))
 
 
 def ceil_div(whole: int, part: int) -> int:
@@ -74,7 +81,7 @@ class Tiled(Implementation):
         for axis in NEEDED:
             if axis not in space.axes:
                 raise UserError(f"space.{axis}: missing; a tiled kernel needs {', '.join(NEEDED)}")
-        facts = {"arch": device.gfx, "vendor": device.vendor, "M": spec.m, "N": spec.n, "K": spec.k}
+        facts: dict[str, Scalar] = {"arch": device.gfx, "vendor": device.vendor, "M": spec.m, "N": spec.n, "K": spec.k}
         return space.points(facts)
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
@@ -101,7 +108,7 @@ class Tiled(Implementation):
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
         """One build: GROUP_SIZE_M, the number of splits, M, N and K are arguments of it."""
         pointers, integers = self.pointers(spec), self.integers(spec)
-        constants = {name: None for name, kind in pointers.items() if kind == "constexpr"}
+        constants: dict[str, Scalar] = {name: None for name, kind in pointers.items() if kind == "constexpr"}
         constants |= self.constants(spec, knobs)
         signature = {**pointers, **dict.fromkeys(integers, "i32"), **dict.fromkeys(constants, "constexpr")}
         # Sizes and strides decide how wide a load or store may be; M and the scales' strides do not.
@@ -110,7 +117,7 @@ class Tiled(Implementation):
         options = {name: knobs[name] for name in ("num_warps", "num_stages", *AMD_ONLY) if name in knobs}
         build = Build(
             kernel=self.kernel,
-            source_hash=source_hash(find_kernel(self.kernel)),
+            source_hash=hash_of(self.kernel),
             signature=tuple(signature.items()),
             constants=tuple(constants.items()),
             aligned=tuple(aligned),
@@ -121,7 +128,7 @@ class Tiled(Implementation):
     def kernel_name(self, knobs: Knobs) -> str:
         """`blockscale@3fa9c1d2`, or `blockscale_splitk@...`."""
         split = "_splitk" if integer(knobs, "NUM_KSPLIT") > 1 else ""
-        return f"{self.kernel.split(':')[1]}{split}@{source_hash(find_kernel(self.kernel))[:8]}"
+        return f"{self.kernel.split(':')[1]}{split}@{hash_of(self.kernel)[:8]}"
 
     def bind(
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"

@@ -5,9 +5,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy
 import pytest
+import triton
 
-pytest.importorskip("triton")
+# Triton 3.6's interpreter loops over one-element arrays, which numpy 2.4 no longer turns into integers.
+pytestmark = pytest.mark.skipif(
+    triton.__version__.startswith("3.6") and int(numpy.__version__.split(".")[1]) >= 4,
+    reason="triton 3.6 interprets with numpy before 2.4 only",
+)
 
 A16W16 = [
     {"mnk": [32, 64, 128], "knobs": [16, 32, 64, 1]},
