@@ -11,7 +11,8 @@ Call = Callable[[], object]
 Replay = Callable[[], float]
 """Runs a fixed series of launches once and returns the microseconds of one launch."""
 
-_SLEEP_CYCLES_PER_LAUNCH = 60_000  # about 30 us at 1.98 GHz: longer than the host needs to queue a launch (17.6 us)
+_CYCLES_PER_US = 2000  # of the device's clock (1980 MHz at most on an H200)
+_HOST_US = 30.0  # what the host needs to queue a launch and two events, until it is measured
 _REPLAY_US = 200.0  # a replay shorter than this would measure the clock's own overhead (about 2 us)
 _MOST_LAUNCHES = 32
 
@@ -90,6 +91,7 @@ class GpuClock(Clock):
 
         self._torch = torch
         self._device = torch.device(device.torch_name)
+        self._host_us = _HOST_US
         self._side = torch.cuda.Stream(self._device)
 
     def synchronize(self) -> None:
@@ -98,11 +100,14 @@ class GpuClock(Clock):
     def sequence(self, launches: Sequence[Call]) -> list[float]:
         event = self._torch.cuda.Event
         pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in launches]
-        self._torch.cuda._sleep(_SLEEP_CYCLES_PER_LAUNCH * len(launches))
+        self._torch.cuda._sleep(int(_CYCLES_PER_US * 1.5 * self._host_us * len(launches)))
+        begun = time.perf_counter_ns()
         for (start, end), launch in zip(pairs, launches, strict=True):
             start.record()
             launch()
             end.record()
+        if len(launches) >= 8:
+            self._host_us = (self._host_us + (time.perf_counter_ns() - begun) / 1e3 / len(launches)) / 2
         self.synchronize()
         return [start.elapsed_time(end) * 1e3 for start, end in pairs]
 

@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import MutableSequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
 import torch
@@ -35,6 +35,8 @@ class Answer:
 
     trials: list[Trial]
     spent_s: dict[str, float]
+    waited: tuple[float, float] = (0.0, 0.0)
+    """From when to when the worker had nothing to do before this job, on the monotonic clock."""
     lost: str = ""
 
 
@@ -58,14 +60,18 @@ def main(post: Post, pipe: Connection, cells: MutableSequence[float]) -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
-    pipe.send(Answer(trials=[], spent_s={"start": time.monotonic() - start}))
+    ended = time.monotonic()
+    pipe.send(Answer(trials=[], spent_s={"start": ended - start}))
     while (job := _next(pipe)) is not None:
+        begun = time.monotonic()
         tools.spent_s.clear()
-        answer = _serve(job, tools)
+        answer = replace(_serve(job, tools), waited=(ended, begun))
+        gc.collect(0)
+        ended = time.monotonic()
+        answer.spent_s["between"] = ended - begun - sum(answer.spent_s.values())
         pipe.send(answer)
         if answer.lost:
             break
-        gc.collect(0)
 
 
 def _next(pipe: Connection) -> Job | None:

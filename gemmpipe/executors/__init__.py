@@ -35,11 +35,17 @@ class Usage:
     name: str
     wall_s: float = 0.0
     busy_s: dict[str, float] = field(default_factory=dict)
+    idle: list[tuple[float, float]] = field(default_factory=list)
+    """When it waited for work, on the monotonic clock."""
 
     def add(self, spent_s: dict[str, float]) -> None:
         """Account seconds."""
         for purpose, seconds in spent_s.items():
             self.busy_s[purpose] = self.busy_s.get(purpose, 0.0) + seconds
+
+    def idle_within(self, start: float, end: float) -> float:
+        """Seconds idle between two moments."""
+        return sum(max(0.0, min(end, b) - max(start, a)) for a, b in self.idle)
 
     @property
     def idle_s(self) -> float:
@@ -51,6 +57,8 @@ class Pool(ABC):
     """Workers on devices and a compile pool; a running executor."""
 
     devices: tuple[Device, ...]
+    builds_done: list[float]
+    """When each build was finished, on the monotonic clock."""
 
     @abstractmethod
     def submit(self, job: Job, worker: int) -> None:

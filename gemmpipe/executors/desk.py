@@ -17,6 +17,7 @@ from gemmpipe.executors import Finished, Usage
 from gemmpipe.jobs import Flight, Job, ProbeJob
 from gemmpipe.worker import Answer, Post
 
+_AHEAD = 2
 _BETWEEN = 10.0  # operands and references of a problem may take so many times a candidate's deadline
 _LOSSES = 3  # so many workers that die before they are ready: the environment is at fault
 
@@ -39,7 +40,8 @@ class Desk:
         self._cells = self._context.RawArray("d", [-1.0, time.monotonic()])
         self._flight = Flight(self._cells)
         self._queue: deque[Job] = deque()
-        self._in_hand: Job | None = None
+        self._sent: deque[Job] = deque()
+        """What the worker has: the job it works on, and the next one so that it need not wait for us."""
         self._suspects: set[tuple[str, str]] = set()
         self._losses: dict[str, int] = {}
         self._process: BaseProcess | None = None
@@ -64,7 +66,7 @@ class Desk:
     @property
     def backlog(self) -> int:
         """Jobs not finished."""
-        return len(self._queue) + (self._in_hand is not None)
+        return len(self._queue) + len(self._sent)
 
     def ears(self) -> Iterable[Connection | int]:
         """What to wait on: the worker's voice and its end."""
@@ -75,13 +77,10 @@ class Desk:
     def messages(self) -> list[Finished]:
         """Take what the worker said; notice its death, its lateness and its appetite."""
         messages: list[Finished] = []
-        while self._pipe is not None and self._speaks():
-            try:
-                answer: Answer = self._pipe.recv()
-            except (EOFError, OSError):
-                messages += self._lost(Status.DIED, self._cause_of_death())
-                break
+        answer = self._answer()
+        while answer is not None:
             messages += self._heard(answer)
+            answer = self._answer()
         messages += self._watch()
         while self._queue and not self._queue[0].candidates:
             messages.append(Finished(job=self._queue.popleft(), trials=()))
@@ -97,7 +96,7 @@ class Desk:
         """End the worker."""
         if self._process is None or self._pipe is None:
             return
-        if not kill and self._in_hand is None:
+        if not kill and not self._sent:
             try:
                 self._pipe.send(None)
             except OSError:
@@ -126,25 +125,31 @@ class Desk:
         self._process = self._pipe = None
 
     def _feed(self) -> None:
-        if self._in_hand is None and self._queue and self._pipe is not None and self._ready:
-            self._in_hand = self._queue.popleft()
-            self._flight.begin(-1)
+        while self._queue and self._pipe is not None and self._ready and len(self._sent) < _AHEAD:
+            if not self._sent:
+                self._flight.begin(-1)
+            job = self._queue.popleft()
+            self._sent.append(job)
             # Should it have died since we last looked, the next look finds out and its successor gets the job.
             with contextlib.suppress(OSError):
-                self._pipe.send(self._in_hand)
+                self._pipe.send(job)
 
-    def _speaks(self) -> bool:
-        return self._pipe is not None and self._pipe.poll()
+    def _answer(self) -> Answer | None:
+        """What the worker said next, if anything; a broken pipe says nothing."""
+        try:
+            return self._pipe.recv() if self._pipe is not None and self._pipe.poll() else None
+        except (EOFError, OSError):
+            return None
 
     def _heard(self, answer: Answer) -> list[Finished]:
         self._usage.add(answer.spent_s)
+        self._usage.idle.append(answer.waited)
         if not self._ready:
             self._ready = True
             return []
         if answer.lost:
             return self._lost(Status.DIED, answer.lost, answer.trials)
-        job, self._in_hand = self._in_hand, None
-        assert job is not None
+        job = self._sent.popleft()
         if isinstance(job, ProbeJob):
             # A probe that lived clears the suspect; one that failed in its own process has its trial.
             for trial in answer.trials:
@@ -157,11 +162,11 @@ class Desk:
     def _watch(self) -> list[Finished]:
         if self._process is None:
             return []
-        if not self._process.is_alive() and not self._speaks():
+        if not self._process.is_alive():
             return self._lost(Status.DIED, self._cause_of_death())
         waited = time.monotonic() - self._flight.since
         limit = self._timeout_s if self._flight.position >= 0 else self._timeout_s * _BETWEEN
-        if (self._in_hand is not None or not self._ready) and waited > limit:
+        if (self._sent or not self._ready) and waited > limit:
             return self._lost(Status.TIMEOUT, f"no result after executor.timeout_s={self._timeout_s:g}")
         if _resident_bytes(self._process.pid) > self._memory_bytes:
             return self._lost(Status.DIED, "out of host memory: stopped by executor.memory_pct")
@@ -175,12 +180,29 @@ class Desk:
 
     def _lost(self, status: Status, why: str, trials: Iterable[Trial] = ()) -> list[Finished]:
         """The worker is gone: replace it, and decide about the job in hand."""
+        before = self._last_words()
         blamed = self._flight.position
         self._stop()
-        job, self._in_hand = self._in_hand, None
+        job = self._sent.popleft() if self._sent else None
+        self._queue.extendleft(reversed(self._sent))
+        self._sent.clear()
         self._restart(why)
         if job is None:
-            return []
+            return before
+        return before + self._after_loss(job, blamed, status, why, trials)
+
+    def _last_words(self) -> list[Finished]:
+        """Answers of jobs that it finished before it went."""
+        if self._process is not None and self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        messages: list[Finished] = []
+        while (answer := self._answer()) is not None:
+            if not answer.lost and self._ready:
+                messages += self._heard(answer)
+        return messages
+
+    def _after_loss(self, job: Job, blamed: int, status: Status, why: str, trials: Iterable[Trial]) -> list[Finished]:
         done = {t.candidate for t in trials}
         for candidate in done if isinstance(job, ProbeJob) else ():
             self._exclude(job, candidate)

@@ -52,6 +52,7 @@ class LocalPool(Pool):
 
     def __init__(self, executor: Local, posts: Sequence[Post], events: Events) -> None:
         self.devices = tuple(post.device for post in posts)
+        self.builds_done: list[float] = []
         self._locks = [_lock(device, events) for device in self.devices]
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         slots = executor.compile_workers or max(1, cores - len(posts))
@@ -75,6 +76,7 @@ class LocalPool(Pool):
         deadline = time.monotonic() + timeout_s
         while True:
             messages: list[Built | Finished] = [*self._compilers.done()]
+            self.builds_done += [time.monotonic()] * len(messages)
             for desk in self._desks:
                 messages += desk.messages()
             left = deadline - time.monotonic()

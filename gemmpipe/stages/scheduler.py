@@ -1,6 +1,5 @@
 """Screen's scheduler: builds, then what is ready, then the devices; problems interleaved so that none waits."""
 
-import time
 from collections.abc import Iterable, Sequence
 
 from gemmpipe.data import Build, Candidate, Trial
@@ -13,7 +12,7 @@ from gemmpipe.stages.course import Course
 from gemmpipe.timer import Timer
 
 _BATCH = 64  # requests a job: long enough to hide the exchange with the worker, short enough to lose little
-_AHEAD = 2  # jobs a worker has in hand and next, so that it never waits for the driver
+_AHEAD = 3  # jobs a worker has in hand and next, so that it never waits for the driver
 
 
 class Scheduler:
@@ -28,7 +27,6 @@ class Scheduler:
         self._bounds = bounds
         self._built: dict[str, str] = {}
         self._builds: dict[str, Build] = {}
-        self.idle = IdleTime()
         self.trials = 0
 
     def start_builds(self, builds: Iterable[Build]) -> None:
@@ -47,14 +45,7 @@ class Scheduler:
         self._dispatch()
         if all(c.over for c in self._courses):
             return False
-        idle = [w for w in range(len(self._pool.devices)) if self._pool.backlog(w) == 0]
-        start = time.monotonic()
-        messages = self._pool.poll(timeout_s)
-        if self._built and idle:
-            pending = len(self._built) < len(self._builds)
-            ready = any(c.ready for c in self._courses)
-            self.idle.add(time.monotonic() - start, pending=pending, ready=ready)
-        for message in messages:
+        for message in self._pool.poll(timeout_s):
             if isinstance(message, Built):
                 self._take_build(message)
             else:
@@ -133,16 +124,3 @@ class Scheduler:
                 return [request]
             self._note(course, course.tell([dropped]))
         return []
-
-
-class IdleTime:
-    """How long devices had nothing to do after the first build, and whether something could have been done."""
-
-    def __init__(self) -> None:
-        self.compiling_s = 0.0
-        self.ready_s = 0.0
-
-    def add(self, seconds: float, *, pending: bool, ready: bool) -> None:
-        """Account a wait with at least one device idle."""
-        self.compiling_s += seconds if pending else 0.0
-        self.ready_s += seconds if ready else 0.0

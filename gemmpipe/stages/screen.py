@@ -43,8 +43,7 @@ class Screen(Stage):
             context.check()
             context.events.emit("progress", f"{scheduler.trials} trials", done=sum(c.over for c in courses))
         context.events.emit("progress", done=len(courses))
-        context.account["gpu_idle_while_compiling_s"] = scheduler.idle.compiling_s
-        context.account["gpu_idle_while_ready_s"] = scheduler.idle.ready_s
+        _account_idle(context)
         return self._tables(courses, context)
 
     def _courses(self, problems: list[Problem], context: Context) -> list[Course]:
@@ -105,6 +104,15 @@ class Screen(Stage):
             for problem_id, candidates in leaders.items():
                 kept[problem_id].update(dict.fromkeys(candidates))
         return {problem_id: list(candidates) for problem_id, candidates in kept.items()}
+
+
+def _account_idle(context: Context) -> None:
+    """How long devices waited while a build was pending: from the first build that was done to the last."""
+    done = context.pool.builds_done
+    if done:
+        devices = context.pool.usage()[1:]
+        idle_s = sum(u.idle_within(done[0], done[-1]) for u in devices) / len(devices)
+        context.account["idle_while_builds_pending_s"] = idle_s
 
 
 def all_buckets(problems: list[Problem], context: Context) -> list[Bucket]:

@@ -43,7 +43,7 @@ class Select(Stage):
         for group in _siblings(problems):
             rows += self._bucket_rows(group, finalists, context)
         keys = [c.name for c in context.family.key_columns]
-        frame = pd.DataFrame(rows, columns=[*table.SELECTIONS, *keys])
+        frame = pd.DataFrame(rows, columns=[*table.SELECTIONS, *keys]).astype({"M": "Int64"})
         solved = int((frame["format"] == "").sum())
         above = int((frame.loc[frame["format"] == "", "ratio"] > 1).sum())
         context.events.emit(
