@@ -63,7 +63,7 @@ def _wrong_key(cause: OmegaConfBaseException, options: Mapping[str, Sequence[str
     place = key.rsplit(".", 1)[0] if "." in key else ""
     if place in options and last in options[place]:
         return f"{key}: '{last}' is not chosen; {place}=[{','.join([*known, last])}] adds it"
-    return f"{key}: no such key{nearest(last, known if place else [*known, *options])}"
+    return f"{key}: no such key{nearest(last, known)}"
 
 
 def _rest(error: BaseException) -> str:

@@ -4,10 +4,10 @@ from gemmpipe.cli.folders import Folders, title
 
 _HEAD = """gemmpipe: from a model and a kernel to tuned artifacts that inference engines load
 
-  gemmpipe kernel=a8w8_blockscale shapes=llama70b      the default pipeline, tune
+  gemmpipe kernel=KERNEL shapes=SHAPES ...             the default pipeline, tune
   gemmpipe PIPELINE key=value ...                      another pipeline
   gemmpipe path/to/recipe.yaml key=value ...           a command line written down
-  gemmpipe -m kernel=a16w16,a8w8_blockscale ...        a sweep, one run each
+  gemmpipe -m kernel=ONE,ANOTHER ...                   a sweep, one run each
   gemmpipe resume=last                                 go on after a kill
 """
 _FLAGS = """flags
