@@ -1,0 +1,92 @@
+"""Time the choices of two tuned tables against each other: python tests/benchmarks/paired.py FAMILY A.csv B.csv
+
+Every (gfx, cu_num, key) that both hold: both choices interleaved over 30 rounds of graph replays on cold operands,
+the ratio A / B paired by round. Prints the share of problems within 1 % and 3 %, and writes OUT.csv when given.
+"""
+
+import argparse
+import csv
+from pathlib import Path
+
+from gemmpipe import store
+from gemmpipe.backends.aten import Torch
+from gemmpipe.backends.own import Own
+from gemmpipe.backends.scaled_mm import ScaledMm
+from gemmpipe.data import Candidate, Device, Problem
+from gemmpipe.device import DeviceChoice
+from gemmpipe.family import Family, load_family
+from gemmpipe.merging import key_of
+from gemmpipe.stages.paired import paired_ratio
+from gemmpipe.stages.rows import candidate_of
+from gemmpipe.timer import Clock, clock_for
+from gemmpipe.workbench import Workbench
+
+
+def chosen(path: Path, family: Family) -> dict[tuple[object, ...], Candidate]:
+    """The choice of every row, by its whole key."""
+    rows = store.read(path, family)
+    return {key_of(row, family): candidate_of(str(row["libtype"]), str(row["config"])) for row in rows}
+
+
+def race(bench: Workbench, clock: Clock, problem: Problem, pair: list[Candidate], rounds: int) -> list[list[float]]:
+    """Samples of each candidate, one a round."""
+    setup = bench.set_up(problem)
+    replays = []
+    for candidate in pair:
+        launch = setup.bind(candidate, 0)
+        launch()
+        [time_us] = clock.sequence([launch])
+        count = clock.launches_per_sample(time_us, setup.sets)
+        replays.append(clock.replay([setup.bind(candidate, i) for i in range(count)]))
+        replays[-1]()
+    samples: list[list[float]] = [[] for _ in pair]
+    for turn in range(rounds):
+        for i in range(len(pair)) if turn % 2 else reversed(range(len(pair))):
+            samples[i].append(replays[i]())
+    return samples
+
+
+def workbench(family: Family, device: Device) -> Workbench:
+    """A bench in this process, with every backend that needs no extra."""
+    backends = (Own(label="triton"), Torch(), ScaledMm())
+    return Workbench(family, {i.label: i for b in backends for i in b.implementations(family)}, device)
+
+
+def main() -> None:
+    """Race all common problems."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("family")
+    parser.add_argument("a", type=Path)
+    parser.add_argument("b", type=Path)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--out", type=Path)
+    words = parser.parse_args()
+    family = load_family(words.family)
+    device = DeviceChoice(kind="auto", index=None).find()[0]
+    bench, clock = workbench(family, device), clock_for(device)
+    a, b = chosen(words.a, family), chosen(words.b, family)
+    rows = []
+    for key in a:
+        if key not in b or key[:2] != (device.gfx, device.cu_num):
+            continue
+        names = [c.name for c in family.key_columns]
+        problem = Problem(family=family.name, key=tuple(zip(names, key[2:], strict=True)))  # type: ignore[arg-type]
+        same = a[key] == b[key]
+        ratio = 1.0
+        if not same:
+            first, second = race(bench, clock, problem, [a[key], b[key]], words.rounds)
+            ratio = paired_ratio(first, second).median
+        rows.append({**dict(problem.key), "same": same, "ratio": round(ratio, 4)})
+    ratios = sorted(row["ratio"] for row in rows)
+    within = [sum(r <= limit for r in ratios) / len(ratios) for limit in (1.01, 1.03)]
+    print(f"{len(ratios)} problems, {sum(r['same'] for r in rows)} with the same choice; A / B: "
+          f"<= 1.01 on {within[0]:.1%}, <= 1.03 on {within[1]:.1%}, worst {ratios[-5:]}")  # fmt: skip
+    if words.out:
+        with words.out.open("w", newline="") as stream:
+            writer = csv.DictWriter(stream, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()
