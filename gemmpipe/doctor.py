@@ -3,6 +3,7 @@
 import importlib.metadata
 import os
 import platform
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING
 from gemmpipe.data import Device
 from gemmpipe.errors import EnvironmentProblem, GemmpipeError
 from gemmpipe.events import Events
-from gemmpipe.family import Family
+from gemmpipe.family import Family, GemmSpec, Implementation
 from gemmpipe.paths import shipped_tables, user_tables
+from gemmpipe.space import Space
 
 if TYPE_CHECKING:
     from gemmpipe.runner import Plan
@@ -69,14 +71,28 @@ def _why_no_gpu() -> str:
 
 
 def _backend_lines(plan: "Plan", device: Device) -> Iterator[str]:
+    """A line a backend; where it is there, whether anything of it fits the first problem of the shapes."""
     yield f"backends for {plan.family.name} on {device.gfx}"
+    problems = plan.source.problems(plan.family, plan.defaults, device.gfx)
+    spec = plan.family.spec(problems[0])
     for name, backend in plan.backends.items():
         found = backend.implementations(plan.family)
         if not found:
             yield f"  {name:<12} nothing: the family has no implementation of this kind"
         for implementation in found:
-            reason = implementation.unavailable(device)
+            reason = implementation.unavailable(device) or _nothing_fits(implementation, spec, device, plan.space)
             yield f"  {name:<12} {'available' if reason is None else f'unavailable: {reason}'}"
+
+
+def _nothing_fits(implementation: Implementation, spec: GemmSpec, device: Device, space: Space) -> str | None:
+    """The most frequent reason when not one configuration fits, else None."""
+    reasons: Counter[str] = Counter()
+    for raw in implementation.points(spec, device, space):
+        reason = implementation.misfit(spec, implementation.normalise(spec, raw, device), device)
+        if reason is None:
+            return None
+        reasons[reason] += 1
+    return reasons.most_common(1)[0][0] if reasons else "it offers no configuration"
 
 
 def _table_lines(family: Family) -> Iterator[str]:

@@ -13,6 +13,7 @@ import pytest
 from gemmpipe import __version__
 from gemmpipe.cli.argv import sort_words
 from gemmpipe.cli.main import main
+from gemmpipe.cli.progress import Terminal
 from gemmpipe.cli.words import quote, readable
 from gemmpipe.errors import EnvironmentProblem, UserError
 from gemmpipe.events import Events
@@ -152,7 +153,7 @@ def test_info_does_not_swallow_an_override() -> None:
 
 
 def _journal(run_dir: Path) -> None:
-    (run_dir / "trials.jsonl").write_text("")
+    (run_dir / "trials.jsonl").write_text('{"row":"session"}\n{"row":"problem"}\n')
 
 
 def test_resume_goes_on_in_the_same_folder_with_the_same_words(plans: list[Plan]) -> None:
@@ -171,11 +172,13 @@ def test_last_is_the_newest_run_with_a_journal(plans: list[Plan], refusal: Refus
     assert main(["kernel=a16w16"]) == main(["quick"]) == main(["kernel=a8w8_blockscale"]) == 0
     for plan in plans[:2]:
         _journal(plan.run_dir)
+    (plans[2].run_dir / "trials.jsonl").write_text('{"row":"session"}\n')  # ended before it found a problem
     os.utime(plans[0].run_dir / "trials.jsonl", ns=(0, 0))
     assert main(["resume=last"]) == main(["tune", "resume=last"]) == 0
     assert [plan.run_dir for plan in plans[3:]] == [plans[1].run_dir, plans[0].run_dir]
     assert refusal("tune", f"resume={plans[1].run_dir}").endswith("not 'tune'; leave the word out")
     assert refusal("-m", "resume=last") == "resume: goes on with one run; leave -m out"
+    (plans[2].run_dir / "trials.jsonl").unlink()
     assert "no trials.jsonl there" in refusal(f"resume={plans[2].run_dir}")
 
 
@@ -282,3 +285,25 @@ def test_showing_the_configuration_is_quick_and_loads_nothing_heavy(folder: Path
     assert time.monotonic() - started < 3  # 0.35 s on two idle cores; a busy machine is slower
     assert json.loads(done.stderr) == [0, []]
     assert "family: a8w8_blockscale" in done.stdout
+
+
+def test_a_heartbeat_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("gemmpipe.cli.progress.time.monotonic", lambda: now[0])
+    with Terminal(verbose=False) as terminal:
+        events = Events(listeners=[terminal])
+        events.emit("stage", "screen", total=400)
+        for now[0], done in ((4.0, 40), (11.0, 110), (12.0, 120), (22.0, 220)):
+            events.emit("progress", done=done)
+        events.emit("detail", "unseen")
+        events.emit("warning", "hot")
+        events.emit("line", "seen")
+    out, error = capsys.readouterr()
+    assert out == "seen\n"
+    assert error.splitlines() == [
+        "screen 110/400, 11 s, about 29 s left",
+        "screen 220/400, 22 s, about 18 s left",
+        "warning: hot",
+    ]

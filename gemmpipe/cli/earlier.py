@@ -39,13 +39,20 @@ def find(key: str, value: str, pipeline: str | None) -> EarlierRun:
 
 
 def _last(key: str, pipeline: str | None) -> Path:
-    """The folder with the newest journal, of this pipeline if one is named."""
+    """The folder with the newest journal, of this pipeline if one is named; a run that found no problem is none."""
     name = pipeline or "*"
-    journals = [*RUNS.glob(f"{name}/*/{_JOURNAL}"), *RUNS.glob(f"{name}/*/*/{_JOURNAL}")]
+    found = [*RUNS.glob(f"{name}/*/{_JOURNAL}"), *RUNS.glob(f"{name}/*/*/{_JOURNAL}")]
+    journals = [journal for journal in found if _began(journal)]
     if not journals:
         where = RUNS / pipeline if pipeline else RUNS
         raise UserError(f"{key}=last: no run with a journal under {where}; expected {key}=DIR")
     return max(journals, key=lambda journal: journal.stat().st_mtime_ns).parent
+
+
+def _began(journal: Path) -> bool:
+    """Whether anything follows the first row, which every run writes."""
+    with journal.open("rb") as stream:
+        return bool(stream.readline()) and bool(stream.readline())
 
 
 def _read(folder: Path, where: str) -> EarlierRun:

@@ -1,0 +1,29 @@
+"""The doctor works without a GPU and says why things are missing."""
+
+from pathlib import Path
+
+import pytest
+
+from gemmpipe.cli.main import main
+
+
+def test_on_a_cpu(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(folder / "data"))
+    monkeypatch.setenv("GEMMPIPE_CONFIG_A16W16", f"{folder / 'gone.csv'}:{folder / 'broken.csv'}")
+    (folder / "broken.csv").write_text("what,ever\n1,2\n")
+    assert main(["doctor", "kernel=a16w16", "device=cpu"]) == 0
+    out, error = capsys.readouterr()
+    assert error == ""
+    for said in (
+        "python 3.",
+        "torch 2.",
+        "cpu:",
+        "cores",
+        "triton       unavailable: no GPU",
+        "torch        available",
+    ):
+        assert said in out
+    assert "gone.csv: not there" in out
+    assert "broken.csv: cannot be used" in out
+    assert str(folder / "data" / "gemmpipe" / "tuned" / "bf16_tuned_gemm.csv") in out
+    assert [path.name for path in folder.iterdir()] == ["broken.csv"]
