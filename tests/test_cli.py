@@ -146,6 +146,12 @@ def test_home_is_expanded() -> None:
     assert readable(["shapes.path=[~/a.csv,~/b.csv]"], multirun=False) == (f"shapes.path=[{home}/a.csv,{home}/b.csv]",)
 
 
+def test_any_backend_can_be_preferred(plans: list[Plan]) -> None:
+    assert main(["stages.select.prefer.mine=0.98", "stages.select.prefer.torch=0.9"]) == 0
+    prefer = plans[0].stages["select"].prefer  # type: ignore[attr-defined]
+    assert prefer == {"cublaslt": 0.995, "hipblaslt": 0.995, "torch": 0.9, "mine": 0.98}
+
+
 def test_info_does_not_swallow_an_override() -> None:
     line = sort_words(["--info", "kernel=a16w16"])
     assert line.argv == ["--info=all"]

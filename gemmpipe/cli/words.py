@@ -12,6 +12,8 @@ from gemmpipe.errors import UserError
 
 _PARTS = re.compile(r"(?P<key>[+~]{0,2}[^=\s]+)=(?P<value>.*)", re.DOTALL)
 _HOME = re.compile(r"(^|[\[,]\s*)~(?=/)")
+_OPEN = "stages.select.prefer."
+"""A mapping whose keys are the user's: any backend may be preferred, so that a new key is no mistake there."""
 _PATH_KEYS = ("path", "file", "output", "profile", "table", "reuse", "resume", "inputs")
 
 
@@ -39,6 +41,8 @@ def _readable(word: str, multirun: bool) -> str:
             raise UserError(f"{word}: expected key=value")
         return word
     key, value = parts["key"], parts["value"]
+    if key.startswith(_OPEN):
+        key = f"++{key}"
     if key.lstrip("+~").split("/")[0].split("@")[0] in {"timer", "stage"} and "@" not in key:
         place = "stages.bench.timer" if key == "timer" else "stages.bench"
         raise UserError(f"{word}: chosen for one stage each, as in {key}@{place}={value}")
