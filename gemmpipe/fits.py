@@ -2,28 +2,46 @@
 
 from gemmpipe.data import Device, Knobs
 from gemmpipe.family import GemmSpec
-from gemmpipe.tiled import integer, workspace_bytes
+from gemmpipe.tiled import SWAP, integer, workspace_bytes
 
 _WGMMA_ROWS = 64
 _MIB = 2**20
 _WORKSPACE_BYTES = 256 * _MIB
+_GRID = 65535
 _POWERS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps")
 
 
-def tile_misfit(spec: GemmSpec, knobs: Knobs, device: Device, accumulators: int) -> str | None:
-    """`rule: detail` of the first rule broken; `accumulators` is how many fp32 tiles live in registers at once."""
+def tile_misfit(
+    spec: GemmSpec,
+    knobs: Knobs,
+    device: Device,
+    accumulators: int,
+    *,
+    layout: str = "nk",
+    batched: bool = False,
+    parts: bool = True,
+) -> str | None:
+    """`rule: detail` of the first rule broken.
+
+    `accumulators` is how many fp32 tiles live in registers at once; `layout` the weight's that the kernel reads;
+    `batched` whether it computes several products; `parts` whether its splits of K meet in a workspace.
+    """
     m, n, k = (integer(knobs, f"BLOCK_SIZE_{axis}") for axis in "MNK")
     warps, stages = integer(knobs, "num_warps"), integer(knobs, "num_stages")
     if device.kind == "cpu":
         return "no GPU: Triton compiles for GPUs"
-    if spec.w_layout != "nk" or spec.batch != 1:
-        return "weight layout: this kernel reads one row-major [N, K] weight"
+    if spec.w_layout != layout:
+        return f"weight layout: this kernel reads '{layout}', not '{spec.w_layout}'"
+    if spec.batch != 1 and not batched:
+        return "batch: this kernel computes one product"
+    if spec.batch > _GRID:
+        return f"grid: {spec.batch} products, at most {_GRID} programs in its third dimension"
     if reason := _wrong_fp8(spec, device):
         return reason
     if reason := _no_size(knobs):
         return reason
     # The smallest matrix instruction is 16 x 8 with 16 (16-bit) or 32 (8-bit) along K; Triton pads none of them.
-    least_k = 32 if spec.x_dtype.startswith("float8") else 16
+    least_k = 16 if element_bytes(spec.x_dtype) == 2 else 32
     if m < 16 or n < 16 or k < least_k:
         return f"minimum tile: {m}x{n}x{k}, a matrix instruction needs 16x16x{least_k}"
     # A tile of 64 rows can pay even for M = 16, as Hopper's warpgroup instruction starts there (measured on an H200,
@@ -34,6 +52,9 @@ def tile_misfit(spec: GemmSpec, knobs: Knobs, device: Device, accumulators: int)
         return f"tile beyond the problem: {n} columns for N={spec.n}"
     if min(m, n) < int(knobs.get("matrix_instr_nonkdim") or 0):
         return f"matrix instruction: {knobs['matrix_instr_nonkdim']} wide, the tile {m}x{n}"
+    # Swapped operands gain nothing but the 64-row instruction of Hopper and later, for few rows.
+    if knobs.get(SWAP) and (device.vendor != "nvidia" or n < _WGMMA_ROWS or m > _WGMMA_ROWS):
+        return f"swapped operands: a {m}x{n} tile on {device.gfx} has no wider side to offer"
     if warps * device.warp_size > 1024:
         return f"threads: {warps} warps of {device.warp_size} are over 1024 a block"
     # A thread has 255 registers on NVIDIA, 512 on AMD's matrix cores: accumulators beyond that spill in the K loop.
@@ -43,7 +64,7 @@ def tile_misfit(spec: GemmSpec, knobs: Knobs, device: Device, accumulators: int)
     needed = shared_bytes(spec, m, n, k, stages, device)
     if needed > device.shared_bytes:
         return f"shared memory: about {needed} bytes, {device.shared_bytes} a block on {device.gfx}"
-    if workspace_bytes(spec, knobs) > _WORKSPACE_BYTES:
+    if parts and workspace_bytes(spec, knobs) > _WORKSPACE_BYTES:
         return (
             f"workspace: {workspace_bytes(spec, knobs) // _MIB} MiB of split-K parts, over {_WORKSPACE_BYTES // _MIB}"
         )
@@ -52,13 +73,18 @@ def tile_misfit(spec: GemmSpec, knobs: Knobs, device: Device, accumulators: int)
 
 def shared_bytes(spec: GemmSpec, m: int, n: int, k: int, stages: int, device: Device) -> int:
     """At most a few kB more than the compiler will ask for (held against 500 builds of triton 3.6 and 3.9)."""
-    stage = (m + n) * k * (1 if spec.x_dtype.startswith("float8") else 2)
+    stage = (m + n) * k * element_bytes(spec.x_dtype)
     scales = 4 * (m + n)
     if device.gfx == "gfx950":  # copies go straight to LDS, where every row is padded by a sixteenth
         return (stages * stage * 17 // 16 if stages > 1 else stage) + scales
     if device.vendor == "amd":  # one stage is in registers
         return max(max(stages - 1, 1) * stage + scales, m * n * (4 if spec.out_dtype == "float32" else 2))
     return max(stages * (stage + scales), 4 * m * n)  # the ring, then the fp32 tile on its way to the output
+
+
+def element_bytes(dtype: str) -> int:
+    """1 for 8-bit operands, 2 for 16-bit ones."""
+    return 1 if dtype.startswith("float8") or dtype == "int8" else 2
 
 
 def _no_size(knobs: Knobs) -> str | None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 NEEDED = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps", "num_stages")
 NEUTRAL: Mapping[str, Scalar] = {"GROUP_SIZE_M": 1, "NUM_KSPLIT": 1, "cache_modifier": ""}
 AMD_ONLY = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
+SWAP = "SWAP_AB"
 AXES = (*NEEDED, *NEUTRAL, *AMD_ONLY)
 TYPES = {
     "bfloat16": "bf16",
@@ -27,6 +28,7 @@ TYPES = {
     "float32": "fp32",
     "float8_e4m3fn": "fp8e4nv",
     "float8_e4m3fnuz": "fp8e4b8",
+    "int8": "i8",
 }
 
 
@@ -56,6 +58,8 @@ class Tiled(Implementation):
     label = "triton"
     kernel: str
     """`module:attribute` of the JIT function."""
+    swaps: bool = False
+    """Whether the kernel has the knob SWAP_AB: weights on the wide side of the matrix instruction."""
 
     @abstractmethod
     def pointers(self, spec: GemmSpec) -> Mapping[str, str]:
@@ -75,14 +79,15 @@ class Tiled(Implementation):
 
     def points(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
         """The space's points. Raises UserError for an axis that is no knob of this kernel, or one that is missing."""
+        axes = (*AXES, SWAP) if self.swaps else AXES
         for axis in space.axes:
-            if axis not in AXES:
-                raise UserError(f"space.{axis}: no knob of this kernel{nearest(axis, AXES)}")
+            if axis not in axes:
+                raise UserError(f"space.{axis}: no knob of this kernel{nearest(axis, axes)}")
         for axis in NEEDED:
             if axis not in space.axes:
                 raise UserError(f"space.{axis}: missing; a tiled kernel needs {', '.join(NEEDED)}")
         facts: dict[str, Scalar] = {"arch": device.gfx, "vendor": device.vendor, "M": spec.m, "N": spec.n, "K": spec.k}
-        return space.points(facts)
+        return space.points({**facts, "B": spec.batch})
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
         """Drop what this vendor's compiler ignores, and what this problem makes meaningless."""
@@ -91,6 +96,8 @@ class Tiled(Implementation):
             kept = {k: v for k, v in kept.items() if k not in AMD_ONLY}
         elif device.gfx == "gfx950" and "kpack" in kept:
             kept["kpack"] = 1  # the compiler overrides it from gfx950 on
+        if not kept.get(SWAP):
+            kept.pop(SWAP, None)  # not swapped is the plain kernel, under the name that it has without the knob
         blocks = ceil_div(spec.k, integer(kept, "BLOCK_SIZE_K"))
         share = ceil_div(blocks, min(blocks, max(1, integer(kept, "NUM_KSPLIT"))))
         kept["NUM_KSPLIT"] = ceil_div(blocks, share)  # splits that would have no K block do not run
@@ -139,11 +146,12 @@ class Tiled(Implementation):
         splits = integer(knobs, "NUM_KSPLIT")
         sizes = {**self.integers(spec), "group_m": integer(knobs, "GROUP_SIZE_M"), "splits": splits}
         parts, counters = None, None
-        if splits > 1:
-            parts, counters = WORKSPACES.take(workspace_bytes(spec, knobs) // 4, tiles_m * tiles_n, out.device)
+        if self.workspace_bytes(spec, knobs):
+            held, tiles = self.workspace_bytes(spec, knobs) // 4, spec.batch * tiles_m * tiles_n
+            parts, counters = WORKSPACES.take(held, tiles, out.device)
         arguments = {**sizes, **self.arguments(inputs, prepared, out), "parts_ptr": parts, "counters_ptr": counters}
         wanted = {name: arguments[name] for name, kind in build.signature if kind != "constexpr"}
-        run = load_build(build, device).launcher((tiles_m * tiles_n, splits, 1), wanted)
+        run = load_build(build, device).launcher((tiles_m * tiles_n, splits, spec.batch), wanted)
 
         def launch() -> "torch.Tensor":
             run()
@@ -151,15 +159,19 @@ class Tiled(Implementation):
 
         return launch
 
+    def workspace_bytes(self, spec: GemmSpec, knobs: Knobs) -> int:
+        """What split-K's parts take; 0 for a kernel that adds them up without."""
+        return workspace_bytes(spec, knobs)
+
     def interpreted(self) -> bool:
         """Whether the kernel runs under Triton's interpreter."""
         return is_interpreted(find_kernel(self.kernel))
 
 
 def workspace_bytes(spec: GemmSpec, knobs: Knobs) -> int:
-    """The fp32 parts of all tiles and splits; 0 without split-K."""
+    """The fp32 parts of all tiles, splits and products; 0 without split-K."""
     splits = integer(knobs, "NUM_KSPLIT")
     if splits == 1:
         return 0
     tile_m, tile_n = integer(knobs, "BLOCK_SIZE_M"), integer(knobs, "BLOCK_SIZE_N")
-    return 4 * splits * ceil_div(spec.m, tile_m) * tile_m * ceil_div(spec.n, tile_n) * tile_n
+    return 4 * spec.batch * splits * ceil_div(spec.m, tile_m) * tile_m * ceil_div(spec.n, tile_n) * tile_n

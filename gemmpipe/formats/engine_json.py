@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 NEEDED = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps")
 """Arguments without a default in the engines' kernel or launch."""
 AMD = ("matrix_instr_nonkdim", "kpack", "waves_per_eu")
-_INERT: Mapping[str, tuple[Scalar, ...]] = {"NUM_KSPLIT": (1,), "cache_modifier": ("", None)}
+_INERT: Mapping[str, tuple[Scalar, ...]] = {"NUM_KSPLIT": (1,), "cache_modifier": ("", None), "SWAP_AB": (None, False)}
 """Knobs that the engines' kernel does not have, with the values that mean the same as not having them."""
 
 

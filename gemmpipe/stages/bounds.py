@@ -14,6 +14,7 @@ class Bounds:
     def __init__(self, library: Collection[str]) -> None:
         self._library = library
         self._known: dict[tuple[tuple[tuple[str, Scalar], ...], Candidate], list[tuple[int, float]]] = {}
+        self._long: set[tuple[tuple[str, Scalar], ...]] = set()
         self._extra: dict[tuple[tuple[tuple[str, Scalar], ...], Candidate], int] = {}
 
     def learn(self, problem: Problem, trial: Trial) -> None:
@@ -22,6 +23,8 @@ class Bounds:
             key = (_siblings(problem), trial.candidate)
             self._known.setdefault(key, []).append((_rows(problem), trial.time_us))
             self._extra[key] = trial.extra_weight_bytes
+            if trial.time_us > _LONG_US:
+                self._long.add(key[0])
 
     def bound_us(self, problem: Problem, candidate: Candidate) -> float:
         """The longest time at an M no larger; 0 where none is known."""
@@ -30,7 +33,8 @@ class Bounds:
 
     def is_long(self, problem: Problem, candidate: Candidate) -> bool:
         """Whether one launch is so long that asking first whether it can win pays."""
-        return self.bound_us(problem, candidate) > _LONG_US
+        # The scheduler asks for everything that is ready; most products have no long candidate at all.
+        return bool(self._long) and _siblings(problem) in self._long and self.bound_us(problem, candidate) > _LONG_US
 
     def hopeless(self, problem: Problem, candidate: Candidate, results: Iterable[Trial]) -> Trial | None:
         """A `dropped` trial when the bound is beyond what is reached here with no more weight memory."""

@@ -33,6 +33,7 @@ def product(
     EVEN_K: tl.constexpr,
     CACHE: tl.constexpr,
     UPCAST: tl.constexpr,
+    SWAP_AB: tl.constexpr,
 ):
     """out = x @ w^T * scales + bias; strides in elements between rows; bias and scales are None where absent."""
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_SIZE_M), tl.cdiv(N, BLOCK_SIZE_N)
@@ -45,7 +46,11 @@ def product(
     begin, end = k_range(K, split, splits, BLOCK_SIZE_K)
     x_ptrs = x_ptr + rows.to(tl.int64)[:, None] * x_stride + (begin * BLOCK_SIZE_K + ks)[None, :]
     w_ptrs = w_ptr + columns.to(tl.int64)[None, :] * w_stride + (begin * BLOCK_SIZE_K + ks)[:, None]
-    acc = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), tl.float32)
+    # Swapped, the weight's columns take the wide side of the matrix instruction (64 on Hopper), few rows its narrow one.
+    if SWAP_AB:
+        acc = tl.zeros((BLOCK_SIZE_N, BLOCK_SIZE_M), tl.float32)
+    else:
+        acc = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), tl.float32)
     for k in range(begin, end):
         if EVEN_K:
             x = tl.load(x_ptrs)
@@ -56,12 +61,18 @@ def product(
             w = tl.load(w_ptrs, mask=ks[:, None] < left, other=0.0, cache_modifier=CACHE)
         if UPCAST:  # Triton's interpreter multiplies bf16 as raw integers
             x, w = x.to(tl.float32), w.to(tl.float32)
-        acc = tl.dot(x, w, acc)
+        if SWAP_AB:
+            acc = tl.dot(tl.trans(w), tl.trans(x), acc)
+        else:
+            acc = tl.dot(x, w, acc)
         x_ptrs += BLOCK_SIZE_K
         w_ptrs += BLOCK_SIZE_K
+    if SWAP_AB:
+        acc = tl.trans(acc)
     last = True
     if SPLIT_K:
-        last, acc = sum_of_parts(acc, parts_ptr, counters_ptr, pid, split, splits, BLOCK_SIZE_M, BLOCK_SIZE_N)
+        left = M - tile_m * BLOCK_SIZE_M
+        last, acc = sum_of_parts(acc, parts_ptr, counters_ptr, pid, split, splits, left, BLOCK_SIZE_M, BLOCK_SIZE_N)
     if last:
         out_rows = tile_m * BLOCK_SIZE_M + tl.arange(0, BLOCK_SIZE_M)
         out_columns = tile_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)

@@ -18,6 +18,7 @@ class Product(Tiled):
     """`triton`: one program a tile and split; bias and scales are left out of builds without them."""
 
     kernel: str = "gemmpipe.kernels.a16w16._kernel:product"
+    swaps: bool = True
 
     def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """See _fits."""
@@ -60,6 +61,7 @@ class Product(Tiled):
             "EVEN_K": spec.k % int(knobs["BLOCK_SIZE_K"] or 1) == 0,
             "CACHE": knobs["cache_modifier"],
             "UPCAST": spec.x_dtype == "bfloat16" and self.interpreted(),
+            "SWAP_AB": bool(knobs.get("SWAP_AB")),
         }
 
     def arguments(self, inputs: Inputs, prepared: Prepared, out: "torch.Tensor") -> Mapping[str, object]:

@@ -34,6 +34,7 @@ def blockscale(
     SPLIT_K: tl.constexpr,
     EVEN_K: tl.constexpr,
     CACHE: tl.constexpr,
+    SWAP_AB: tl.constexpr,
 ):
     """out = (x * x_scale) @ (w * w_scale)^T; strides in elements between rows, columns are contiguous."""
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_SIZE_M), tl.cdiv(N, BLOCK_SIZE_N)
@@ -52,7 +53,11 @@ def blockscale(
         w_scale_ptrs = w_scale_ptr + (tile_n * BLOCK_SIZE_N // SCALE_BLOCK) * w_scale_stride
     else:
         w_scale_ptrs = w_scale_ptr + (columns // SCALE_BLOCK) * w_scale_stride
-    acc = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), tl.float32)
+    # Swapped, the weight's columns take the wide side of the matrix instruction (64 on Hopper), few rows its narrow one.
+    if SWAP_AB:
+        acc = tl.zeros((BLOCK_SIZE_N, BLOCK_SIZE_M), tl.float32)
+    else:
+        acc = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), tl.float32)
     for k in range(begin, end):
         if EVEN_K:
             x = tl.load(x_ptrs)
@@ -64,15 +69,25 @@ def blockscale(
         block = k * BLOCK_SIZE_K // SCALE_BLOCK
         x_scale = tl.load(x_scale_ptrs + block)
         w_scale = tl.load(w_scale_ptrs + block)
-        if BLOCK_SIZE_N <= SCALE_BLOCK:
-            acc += tl.dot(x, w) * (x_scale * w_scale)[:, None]
+        if SWAP_AB:
+            product, across, along = tl.dot(tl.trans(w), tl.trans(x)), w_scale, x_scale
         else:
-            acc += tl.dot(x, w) * x_scale[:, None] * w_scale[None, :]
+            product, across, along = tl.dot(x, w), x_scale, w_scale
+        # `across` scales the product's rows and `along` its columns; the weight's may be one scalar for both.
+        if BLOCK_SIZE_N > SCALE_BLOCK:
+            acc += product * across[:, None] * along[None, :]
+        elif SWAP_AB:
+            acc += product * (along * across)[None, :]
+        else:
+            acc += product * (across * along)[:, None]
         x_ptrs += BLOCK_SIZE_K
         w_ptrs += BLOCK_SIZE_K
+    if SWAP_AB:
+        acc = tl.trans(acc)
     last = True
     if SPLIT_K:
-        last, acc = sum_of_parts(acc, parts_ptr, counters_ptr, pid, split, splits, BLOCK_SIZE_M, BLOCK_SIZE_N)
+        left = M - tile_m * BLOCK_SIZE_M
+        last, acc = sum_of_parts(acc, parts_ptr, counters_ptr, pid, split, splits, left, BLOCK_SIZE_M, BLOCK_SIZE_N)
     if last:
         out_rows = tile_m * BLOCK_SIZE_M + tl.arange(0, BLOCK_SIZE_M)
         out_columns = tile_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)

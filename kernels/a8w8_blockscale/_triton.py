@@ -20,6 +20,7 @@ class Blockscale(Tiled):
     """`triton`: row-major scales, one program a tile and split."""
 
     kernel: str = "gemmpipe.kernels.a8w8_blockscale._kernel:blockscale"
+    swaps: bool = True
 
     def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """See _fits."""
@@ -63,6 +64,7 @@ class Blockscale(Tiled):
             "SPLIT_K": knobs["NUM_KSPLIT"] != 1,
             "EVEN_K": spec.k % int(knobs["BLOCK_SIZE_K"] or 1) == 0,
             "CACHE": knobs["cache_modifier"],
+            "SWAP_AB": bool(knobs.get("SWAP_AB")),
         }
 
     def arguments(self, inputs: Inputs, prepared: Prepared, out: "torch.Tensor") -> Mapping[str, object]:

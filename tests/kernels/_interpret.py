@@ -28,6 +28,7 @@ def run(case: dict) -> dict:
     (kernel,) = family.implementations
     sizes = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "NUM_KSPLIT")
     knobs = dict(zip(sizes, case["knobs"], strict=True)) | {"GROUP_SIZE_M": 3, "num_warps": 4, "num_stages": 2}
+    knobs["SWAP_AB"] = case.get("swap", False)
     knobs = kernel.normalise(spec, knobs, device)
     out = torch.full((spec.m, spec.n), float("nan"), dtype=getattr(torch, spec.out_dtype))
     launch = kernel.bind(spec, knobs, device, inputs, kernel.prepare(spec, weights, knobs), out)

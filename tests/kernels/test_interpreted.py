@@ -22,6 +22,7 @@ A16W16 = [
     {"mnk": [1, 80, 320], "knobs": [16, 32, 64, 8], "dtype": "float16", "out": "bfloat16"},
     {"mnk": [16, 80, 320], "knobs": [16, 32, 64, 2], "dtype": "float8_e4m3fn", "bias": True},
     {"mnk": [16, 48, 320], "knobs": [16, 16, 64, 2], "dtype": "float8_e4m3fnuz", "gfx": "gfx942", "out": "float16"},
+    {"mnk": [5, 80, 320], "knobs": [16, 64, 64, 2], "swap": True, "bias": True},
 ]
 BLOCKSCALE = [
     {"mnk": [32, 128, 256], "knobs": [16, 64, 128, 1]},
@@ -29,6 +30,8 @@ BLOCKSCALE = [
     {"mnk": [5, 300, 333], "knobs": [16, 256, 32, 4], "out": "float32"},
     {"mnk": [1, 144, 512], "knobs": [16, 32, 64, 8], "out": "float16"},
     {"mnk": [16, 128, 256], "knobs": [16, 128, 128, 2], "gfx": "gfx942"},
+    {"mnk": [5, 144, 400], "knobs": [16, 64, 128, 4], "swap": True},
+    {"mnk": [33, 256, 256], "knobs": [16, 256, 64, 1], "swap": True},
 ]
 
 

@@ -92,6 +92,17 @@ def test_a16w16(device: Device, mnk: tuple[int, int, int], knobs: tuple[int, ...
     check(case[0].implementations[0], knobs_of(*knobs), device, case)
 
 
+@pytest.mark.parametrize("knobs", [(16, 64, 128, 8, 4, 4), (64, 128, 128, 1, 4, 3), (16, 256, 128, 4, 8, 2)])
+@pytest.mark.parametrize("mnk", [(1, 1280, 8192), (64, 7168, 8192), (77, 1300, 1000)])
+@pytest.mark.parametrize("name", ["a8w8_blockscale", "a16w16"])
+def test_swapped_operands(device: Device, name: str, mnk: tuple[int, int, int], knobs: tuple[int, ...]) -> None:
+    if device.vendor != "nvidia":
+        pytest.skip("swapping is for Hopper's 64-row instruction")
+    half = {"BLOCK_SIZE_K": 64} if name == "a16w16" else {}
+    case = made(name, device, mnk, {})
+    check(case[0].implementations[0], {**knobs_of(*knobs), **half, "SWAP_AB": True}, device, case)
+
+
 def test_split_k_survives_many_launches(device: Device) -> None:
     """A counter that is not reset, or a part read too early, shows up within some of a thousand launches."""
     case = family, spec, weights, inputs = made("a8w8_blockscale", device, (16, 8192, 3584), {})
