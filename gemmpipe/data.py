@@ -186,4 +186,5 @@ class Bucket:
     def admits(self, candidate: Candidate) -> bool:
         """Whether the format can store this candidate here."""
         knobs = candidate.knobs
-        return (not self.backends or candidate.backend in self.backends) and all(knobs.get(k) == v for k, v in self.must)
+        expressible = not self.backends or candidate.backend in self.backends
+        return expressible and all(knobs.get(name) == value for name, value in self.must)

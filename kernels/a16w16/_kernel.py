@@ -46,7 +46,7 @@ def product(
     begin, end = k_range(K, split, splits, BLOCK_SIZE_K)
     x_ptrs = x_ptr + rows.to(tl.int64)[:, None] * x_stride + (begin * BLOCK_SIZE_K + ks)[None, :]
     w_ptrs = w_ptr + columns.to(tl.int64)[None, :] * w_stride + (begin * BLOCK_SIZE_K + ks)[:, None]
-    # Swapped, the weight's columns take the wide side of the matrix instruction (64 on Hopper), few rows its narrow one.
+    # Swapped, the weight takes the wide side of the matrix instruction (64 on Hopper), few rows its narrow one.
     if SWAP_AB:
         acc = tl.zeros((BLOCK_SIZE_N, BLOCK_SIZE_M), tl.float32)
     else:

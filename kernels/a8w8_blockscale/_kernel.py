@@ -53,7 +53,7 @@ def blockscale(
         w_scale_ptrs = w_scale_ptr + (tile_n * BLOCK_SIZE_N // SCALE_BLOCK) * w_scale_stride
     else:
         w_scale_ptrs = w_scale_ptr + (columns // SCALE_BLOCK) * w_scale_stride
-    # Swapped, the weight's columns take the wide side of the matrix instruction (64 on Hopper), few rows its narrow one.
+    # Swapped, the weight takes the wide side of the matrix instruction (64 on Hopper), few rows its narrow one.
     if SWAP_AB:
         acc = tl.zeros((BLOCK_SIZE_N, BLOCK_SIZE_M), tl.float32)
     else:
