@@ -1,8 +1,11 @@
 """One killable process a device: takes jobs, gives back trials, and dies when a candidate kills it."""
 
 import gc
+import multiprocessing
+import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import MutableSequence
 from dataclasses import dataclass, replace
@@ -54,6 +57,7 @@ def ready_tools(post: Post, cells: MutableSequence[float]) -> Tools:
 def main(post: Post, pipe: Connection, cells: MutableSequence[float]) -> None:
     """Serve jobs until told None, or until the device is lost."""
     start = time.monotonic()
+    threading.Thread(target=_end_with_the_driver, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the driver decides what it means
     tools = ready_tools(post, cells)
     # Collections would fall into measurements; what must go is freed by reference counts.
@@ -74,6 +78,14 @@ def main(post: Post, pipe: Connection, cells: MutableSequence[float]) -> None:
             break
 
 
+def _end_with_the_driver() -> None:
+    """A worker that hangs in a kernel reads no pipe: it must not outlive a killed driver and keep its device."""
+    driver = multiprocessing.parent_process()
+    if driver is not None:
+        driver.join()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def _next(pipe: Connection) -> Job | None:
     try:
         job: Job | None = pipe.recv()
@@ -89,5 +101,5 @@ def _serve(job: Job, tools: Tools) -> Answer:
         return Answer(trials=poisoned.trials, spent_s=dict(tools.spent_s), lost=str(poisoned))
     except torch.OutOfMemoryError as error:
         return Answer(trials=[], spent_s=dict(tools.spent_s), lost=f"out of memory: {error}"[:300])
-    except RuntimeError as error:  # an asynchronous fault that surfaced between candidates
+    except Exception as error:  # noqa: BLE001 - a fault that surfaced after the first launch, whatever its type
         return Answer(trials=[], spent_s=dict(tools.spent_s), lost=f"{type(error).__name__}: {error}"[:300])

@@ -1,33 +1,32 @@
 """One worker and its queue: who is blamed when it dies, and what is done again."""
 
 import contextlib
-import multiprocessing
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
-from pathlib import Path
 
-from gemmpipe import worker
 from gemmpipe.data import Candidate, Status, Trial
 from gemmpipe.errors import EnvironmentProblem
 from gemmpipe.events import Events
 from gemmpipe.executors import Finished, Usage
-from gemmpipe.jobs import Flight, Job, ProbeJob
+from gemmpipe.executors.hand import Hand
+from gemmpipe.jobs import SETTING_UP, Job, ProbeJob
 from gemmpipe.worker import Answer, Post
 
 _AHEAD = 2
 _BETWEEN = 10.0  # operands and references of a problem may take so many times a candidate's deadline
-_LOSSES = 3  # so many workers that die before they are ready: the environment is at fault
+_LEAST_START_S = 60.0  # importing torch on a busy machine is slow, whatever a candidate's deadline is
+_LOSSES = 3  # so many in a row before anything is launched: the environment or the problem is at fault
 
 
 class Desk:
     """Keeps a worker busy and replaces it when it dies.
 
-    The candidate in the air is blamed and tried once more alone; if that ends a worker too it is quarantined: its
-    trial says `died` or `timeout` and it is not run again for this problem. A death with nobody in the air blames
-    no one: the job is done again, one candidate at a time.
+    The candidate in the air is blamed and tried once more alone. One that dies alone is quarantined: its trial says
+    `died` or `timeout` and it is not run again for this problem. One that lives alone goes on with the others; blamed
+    again, it does its whole job alone. A death with nobody in the air blames no one: the job is done again, then one
+    candidate at a time.
     """
 
     def __init__(self, post: Post, timeout_s: float, memory_bytes: int, events: Events) -> None:
@@ -35,22 +34,19 @@ class Desk:
         self._timeout_s = timeout_s
         self._memory_bytes = memory_bytes
         self._events = events
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["gemmpipe.worker"])
-        self._cells = self._context.RawArray("d", [-1.0, time.monotonic()])
-        self._flight = Flight(self._cells)
         self._queue: deque[Job] = deque()
         self._sent: deque[Job] = deque()
         """What the worker has: the job it works on, and the next one so that it need not wait for us."""
         self._suspects: set[tuple[str, str]] = set()
-        self._losses: dict[str, int] = {}
-        self._process: BaseProcess | None = None
-        self._pipe: Connection | None = None
+        self._broken: set[str] = set()
+        """Problems whose jobs ended a worker with several candidates running."""
+        self._setup_losses: dict[str, int] = {}
+        """By problem: losses in a row while it was set up."""
         self._ready = False
         self._stillborn = 0
         self._usage = Usage(name=post.device.torch_name)
         self._begun = time.monotonic()
-        self._start()
+        self._hand = Hand(post)
 
     # What the pool asks for
 
@@ -68,23 +64,20 @@ class Desk:
         """Jobs not finished."""
         return len(self._queue) + len(self._sent)
 
-    def ears(self) -> Iterable[Connection | int]:
+    def ears(self) -> Sequence[Connection | int]:
         """What to wait on: the worker's voice and its end."""
-        if self._pipe is not None and self._process is not None:
-            return [self._pipe, self._process.sentinel]
-        return []
+        return self._hand.ears()
 
     def messages(self) -> list[Finished]:
         """Take what the worker said; notice its death, its lateness and its appetite."""
         messages: list[Finished] = []
-        answer = self._answer()
-        while answer is not None:
+        while (answer := self._hand.answer()) is not None:
             messages += self._heard(answer)
-            answer = self._answer()
         messages += self._watch()
+        self._feed()
         while self._queue and not self._queue[0].candidates:
             messages.append(Finished(job=self._queue.popleft(), trials=()))
-        self._feed()
+            self._feed()
         return messages
 
     def usage(self) -> Usage:
@@ -94,148 +87,122 @@ class Desk:
 
     def close(self, *, kill: bool) -> None:
         """End the worker."""
-        if self._process is None or self._pipe is None:
-            return
         if not kill and not self._sent:
-            try:
-                self._pipe.send(None)
-            except OSError:
-                kill = True
-        self._process.join(timeout=0 if kill else 5)
-        self._stop()
+            with contextlib.suppress(OSError):
+                self._hand.send(None)
+                self._hand.stop(patience_s=5)
+        self._hand.stop()
 
     # The worker
 
-    def _start(self) -> None:
-        ours, theirs = self._context.Pipe()
-        self._ready = False
-        self._flight.begin(-1)
-        self._process = self._context.Process(target=worker.main, args=(self._post, theirs, self._cells), daemon=True)
-        self._process.start()
-        theirs.close()
-        self._pipe = ours
-
-    def _stop(self) -> None:
-        if self._process is not None:
-            if self._process.is_alive():
-                self._process.kill()
-            self._process.join()
-        if self._pipe is not None:
-            self._pipe.close()
-        self._process = self._pipe = None
-
     def _feed(self) -> None:
-        while self._queue and self._pipe is not None and self._ready and len(self._sent) < _AHEAD:
+        """Send what is next. Nothing follows a probe: what it finds decides what the next job is."""
+        while self._ready and len(self._sent) < _AHEAD and self._queue and self._queue[0].candidates:
+            if self._sent and isinstance(self._sent[-1], ProbeJob):
+                return
             if not self._sent:
-                self._flight.begin(-1)
+                self._hand.flight.begin(SETTING_UP)
             job = self._queue.popleft()
             self._sent.append(job)
             # Should it have died since we last looked, the next look finds out and its successor gets the job.
             with contextlib.suppress(OSError):
-                self._pipe.send(job)
-
-    def _answer(self) -> Answer | None:
-        """What the worker said next, if anything; a broken pipe says nothing."""
-        try:
-            return self._pipe.recv() if self._pipe is not None and self._pipe.poll() else None
-        except (EOFError, OSError):
-            return None
+                self._hand.send(job)
 
     def _heard(self, answer: Answer) -> list[Finished]:
-        self._usage.add(answer.spent_s)
-        self._usage.idle.append(answer.waited)
+        if answer.lost:
+            return self._lost(Status.DIED, answer.lost, answer)
+        self._account(answer)
         if not self._ready:
             self._ready = True
+            self._stillborn = 0
             return []
-        if answer.lost:
-            return self._lost(Status.DIED, answer.lost, answer.trials)
         job = self._sent.popleft()
-        if isinstance(job, ProbeJob):
-            # A probe that lived clears the suspect; one that failed in its own process has its trial.
-            for trial in answer.trials:
-                self._exclude(job, trial.candidate)
-            return [Finished(job=job, trials=tuple(answer.trials), complete=False)]
-        return [Finished(job=job, trials=tuple(answer.trials))]
+        self._setup_losses.pop(job.problem.id, None)
+        if not isinstance(job, ProbeJob):
+            return [Finished(job=job, trials=tuple(answer.trials))]
+        # A probe that lived clears the suspect; one that failed in its own process has its trial.
+        for trial in answer.trials:
+            self._exclude(job, trial.candidate)
+        return [Finished(job=job, trials=tuple(answer.trials), complete=False)]
+
+    def _account(self, answer: Answer) -> None:
+        self._usage.add(answer.spent_s)
+        self._usage.idle.append(answer.waited)
 
     # When it goes wrong
 
     def _watch(self) -> list[Finished]:
-        if self._process is None:
-            return []
-        if not self._process.is_alive():
-            return self._lost(Status.DIED, self._cause_of_death())
-        waited = time.monotonic() - self._flight.since
-        limit = self._timeout_s if self._flight.position >= 0 else self._timeout_s * _BETWEEN
-        if (self._sent or not self._ready) and waited > limit:
+        if not self._hand.alive:
+            return self._lost(Status.DIED, self._hand.cause_of_death())
+        waited = time.monotonic() - self._hand.flight.since
+        limit = self._timeout_s if self._hand.flight.position >= 0 else self._timeout_s * _BETWEEN
+        if not self._ready and waited > max(limit, _LEAST_START_S):
+            return self._lost(Status.TIMEOUT, f"the worker did not start within {max(limit, _LEAST_START_S):g} s")
+        if self._sent and waited > limit:
             return self._lost(Status.TIMEOUT, f"no result after executor.timeout_s={self._timeout_s:g}")
-        if _resident_bytes(self._process.pid) > self._memory_bytes:
+        if self._hand.resident_bytes() > self._memory_bytes:
             return self._lost(Status.DIED, "out of host memory: stopped by executor.memory_pct")
         return []
 
-    def _cause_of_death(self) -> str:
-        assert self._process is not None
-        self._process.join(timeout=5)
-        code = self._process.exitcode
-        return f"the worker died: {'signal ' + str(-code) if code is not None and code < 0 else f'exit code {code}'}"
-
-    def _lost(self, status: Status, why: str, trials: Iterable[Trial] = ()) -> list[Finished]:
+    def _lost(self, status: Status, why: str, answer: Answer | None = None) -> list[Finished]:
         """The worker is gone: replace it, and decide about the job in hand."""
-        before = self._last_words()
-        blamed = self._flight.position
-        self._stop()
+        self._hand.kill()
+        messages: list[Finished] = []
+        while (last := self._hand.answer()) is not None:  # its last words
+            if last.lost:
+                status, why, answer = Status.DIED, last.lost, last
+            else:
+                messages += self._heard(last)
+        blamed = self._hand.flight.position
         job = self._sent.popleft() if self._sent else None
         self._queue.extendleft(reversed(self._sent))
         self._sent.clear()
         self._restart(why)
-        if job is None:
-            return before
-        return before + self._after_loss(job, blamed, status, why, trials)
-
-    def _last_words(self) -> list[Finished]:
-        """Answers of jobs that it finished before it went."""
-        if self._process is not None and self._process.is_alive():
-            self._process.kill()
-            self._process.join()
-        messages: list[Finished] = []
-        while (answer := self._answer()) is not None:
-            if not answer.lost and self._ready:
-                messages += self._heard(answer)
-        return messages
-
-    def _after_loss(self, job: Job, blamed: int, status: Status, why: str, trials: Iterable[Trial]) -> list[Finished]:
-        done = {t.candidate for t in trials}
-        for candidate in done if isinstance(job, ProbeJob) else ():
-            self._exclude(job, candidate)
-        messages = [Finished(job=job, trials=tuple(trials), complete=False)] if done else []
-        rest = job.without(done)
-        left = rest.candidates
-        if 0 <= blamed < len(job.candidates) and job.candidates[blamed] in done:
-            if not isinstance(job, ProbeJob):
-                self._queue.appendleft(rest)
-            return messages
-        suspect = job.candidates[blamed] if 0 <= blamed < len(job.candidates) else None
-        if isinstance(job, ProbeJob):
-            return messages + self._quarantine(job, job.candidate, status, why)
-        if suspect is None and len(left) != 1:
-            return messages + self._again(rest, status, why)
-        return messages + self._suspect(rest, suspect or left[0], status, why)
+        if answer is not None:
+            self._account(answer)
+        trials = answer.trials if answer is not None else ()
+        return messages if job is None else messages + self._after_loss(job, blamed, status, why, trials)
 
     def _restart(self, why: str) -> None:
+        self._hand.stop()
         self._stillborn = 0 if self._ready else self._stillborn + 1
         if self._stillborn >= _LOSSES:
             raise EnvironmentProblem(f"{self._post.device.torch_name}: the worker cannot start: {why}")
-        self._start()
+        self._ready = False
+        self._hand.start()
+
+    def _after_loss(self, job: Job, blamed: int, status: Status, why: str, trials: Iterable[Trial]) -> list[Finished]:
+        done = {t.candidate for t in trials}
+        messages = [Finished(job=job, trials=tuple(trials), complete=False)] if done else []
+        suspect = job.candidates[blamed] if 0 <= blamed < len(job.candidates) else None
+        rest = job.without(done)
+        if isinstance(job, ProbeJob):
+            if done:
+                self._exclude(job, job.candidate)
+                return messages
+            return self._quarantine(job, job.candidate, status, why) if suspect else self._again(job, status, why)
+        if suspect in done:
+            self._queue.appendleft(rest)
+            return messages
+        if suspect is None and blamed == SETTING_UP:
+            return messages + self._again(rest, status, why)
+        if suspect is None and len(rest.candidates) != 1:
+            return messages + self._one_at_a_time(rest, status, why)
+        return messages + self._suspect(rest, suspect or rest.candidates[0], status, why)
 
     def _suspect(self, job: Job, candidate: Candidate, status: Status, why: str) -> list[Finished]:
-        """Try the blamed one alone, then the job again; a second loss under the same name convicts it."""
+        """Try the blamed one alone, then the job again; who lived alone and is blamed again does the job alone."""
         key = (job.problem.id, candidate.id)
-        if key in self._suspects:
+        known, others = key in self._suspects, set(job.candidates) - {candidate}
+        self._suspects.add(key)
+        if known and not others:
             self._queue.appendleft(job)
             return self._quarantine(job, candidate, status, why)
-        self._suspects.add(key)
         self._events.emit("detail", f"{why}; trying {candidate.backend} {candidate.id} alone")
-        self._queue.appendleft(job)
-        self._queue.appendleft(ProbeJob(stage=job.stage, problem=job.problem, candidate=candidate))
+        if known:
+            self._queue.extendleft([job.without({candidate}), job.without(others)])
+        else:
+            self._queue.extendleft([job, ProbeJob(stage=job.stage, problem=job.problem, candidate=candidate)])
         return []
 
     def _quarantine(self, job: Job, candidate: Candidate, status: Status, why: str) -> list[Finished]:
@@ -250,20 +217,25 @@ class Desk:
         )
 
     def _again(self, job: Job, status: Status, why: str) -> list[Finished]:
-        """Nobody was in the air: the whole job once more, then one candidate at a time."""
-        losses = self._losses[job.problem.id] = self._losses.get(job.problem.id, 0) + 1
+        """Lost before any candidate ran: once more, unless the problem itself cannot be set up."""
+        losses = self._setup_losses[job.problem.id] = self._setup_losses.get(job.problem.id, 0) + 1
+        if losses < _LOSSES:
+            self._queue.appendleft(job)
+            return []
+        self._events.emit("warning", f"{job.problem.id} cannot be set up: {why}")
+        trials = tuple(job.failed(c, status, f"the problem cannot be set up: {why}") for c in job.candidates)
+        probe = isinstance(job, ProbeJob)
+        for candidate in job.candidates if probe else ():
+            self._exclude(job, candidate)
+        return [Finished(job=job, trials=trials, complete=not probe)]
+
+    def _one_at_a_time(self, job: Job, status: Status, why: str) -> list[Finished]:
+        """Lost while several ran: the whole job once more, unless that takes a deadline; then each alone."""
         everyone = set(job.candidates)
-        jobs = [job] if losses == 1 else [job.without(everyone - {c}) for c in job.candidates]
+        again = status is Status.DIED and job.problem.id not in self._broken
+        self._broken.add(job.problem.id)
+        jobs = [job] if again else [job.without(everyone - {c}) for c in job.candidates]
         self._queue.extendleft(reversed(jobs))
-        if losses > 1:
+        if not again:
             self._events.emit("detail", f"{why} ({status}) with no candidate in the air; trying each alone")
         return []
-
-
-def _resident_bytes(pid: int | None) -> int:
-    """Memory that a process holds (Linux; 0 elsewhere)."""
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except (OSError, IndexError):
-        return 0
-    return pages * 4096

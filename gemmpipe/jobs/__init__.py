@@ -15,6 +15,11 @@ from gemmpipe.workbench import Setup, Workbench
 
 T = TypeVar("T")
 
+SETTING_UP = -1
+"""The position in flight while a job makes operands."""
+TOGETHER = -2
+"""The position in flight while several candidates run."""
+
 LONG_US = 20_000.0  # a first launch this long is its own sample: what it had to load is small beside it
 
 
@@ -27,19 +32,19 @@ class Poisoned(Exception):
 
 
 class Flight:
-    """Which candidate is in the air, in memory that outlives the worker: [position in the job or -1, since when]."""
+    """Which candidate is in the air, in memory that outlives the worker: [position in the job, since when]."""
 
     def __init__(self, cells: MutableSequence[float]) -> None:
         self._cells = cells
 
     def begin(self, position: int) -> None:
-        """Candidate `position` of the job is about to run (-1: none in particular)."""
+        """Candidate `position` of the job is about to run, or SETTING_UP or TOGETHER begins."""
         self._cells[1] = time.monotonic()
         self._cells[0] = position
 
     @property
     def position(self) -> int:
-        """The candidate in the air, or -1."""
+        """The candidate in the air, or SETTING_UP or TOGETHER."""
         return int(self._cells[0])
 
     @property
@@ -134,6 +139,7 @@ class ProbeJob(Job):
 
     def run(self, tools: Tools) -> list[Trial]:
         trials: list[Trial] = []
+        tools.flight.begin(SETTING_UP)
         setup = tools.bench.set_up(self.problem)
         self.attempt(tools, trials, 0, partial(launch_once, tools, setup, 0))
         return trials

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gemmpipe.data import Candidate, Problem, Status, Trial, median
-from gemmpipe.jobs import LONG_US, Job, Tools, count
+from gemmpipe.jobs import LONG_US, SETTING_UP, TOGETHER, Job, Tools, count
 from gemmpipe.timer import Replay, Timer
 from gemmpipe.workbench import Setup
 
@@ -42,7 +42,7 @@ class FinalsJob(Job):
     def run(self, tools: Tools) -> list[Trial]:
         trials: list[Trial] = []
         with tools.spending("operands"):
-            tools.flight.begin(-1)
+            tools.flight.begin(SETTING_UP)
             setup = tools.bench.set_up(self.problem)
             setup.reference()
             for index in range(setup.sets):
@@ -62,7 +62,7 @@ class FinalsJob(Job):
                 runners.append(runner)
             elif runner is not None:
                 trials.append(self._wrong(runner))
-        tools.flight.begin(-1)
+        tools.flight.begin(TOGETHER)
         return runners
 
     def _runner(self, tools: Tools, setup: Setup, position: int, candidate: Candidate) -> "_Runner":
@@ -103,7 +103,7 @@ class FinalsJob(Job):
                 tools.flight.begin(runner.position)
                 if len(runner.samples) <= turn:
                     runner.samples.append(runner.replay())
-            tools.flight.begin(-1)
+            tools.flight.begin(TOGETHER)
             racing = [r for r in self._still_racing(racing) if r.rounds > turn + 1]
         for runner in runners:
             count(tools, setup, runner.candidate, len(runner.samples) * runner.per_sample)

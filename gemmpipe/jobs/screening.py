@@ -6,7 +6,7 @@ from functools import partial
 
 from gemmpipe.data import Candidate, Problem, Status, Trial
 from gemmpipe.family import Launch
-from gemmpipe.jobs import LONG_US, Job, Tools, count, launch_once
+from gemmpipe.jobs import LONG_US, SETTING_UP, TOGETHER, Job, Tools, count, launch_once
 from gemmpipe.search import Request
 from gemmpipe.timer import Timer
 from gemmpipe.workbench import Setup
@@ -31,7 +31,7 @@ class ScreenJob(Job):
     def run(self, tools: Tools) -> list[Trial]:
         trials: list[Trial] = []
         with tools.spending("operands"):
-            tools.flight.begin(-1)
+            tools.flight.begin(SETTING_UP)
             setup = tools.bench.set_up(self.problem)
             for index in range(min(setup.sets, len(self.requests) + max(r.launches for r in self.requests))):
                 setup.inputs(index), setup.weights(index), setup.out(index)
@@ -39,7 +39,7 @@ class ScreenJob(Job):
         with tools.spending("first_launch"):
             ready = self._first_launches(tools, setup, trials)
         with tools.spending("screening"):
-            tools.flight.begin(-1)
+            tools.flight.begin(TOGETHER if len(self.requests) > 1 else 0)
             trials += self._time(tools, setup, ready)
         return trials
 

@@ -1,0 +1,85 @@
+"""The process that works at a desk: started, spoken to, listened to, and ended."""
+
+import multiprocessing
+import os
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from gemmpipe import worker
+from gemmpipe.errors import EnvironmentProblem
+from gemmpipe.jobs import SETTING_UP, Flight, Job
+from gemmpipe.worker import Answer, Post
+
+_END_S = 30.0  # a killed process is gone long before, unless it hangs in a driver
+
+
+class Hand:
+    """One worker process after another; `start` begins a new one when the last is stopped."""
+
+    def __init__(self, post: Post) -> None:
+        self._post = post
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["gemmpipe.worker"])
+        self._cells = self._context.RawArray("d", [SETTING_UP, time.monotonic()])
+        self.flight = Flight(self._cells)
+        """In memory that outlives every one of them."""
+        self.start()
+
+    def start(self) -> None:
+        """Begin a new process."""
+        self._pipe, theirs = self._context.Pipe()
+        self.flight.begin(SETTING_UP)
+        self._process = self._context.Process(target=worker.main, args=(self._post, theirs, self._cells), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def send(self, job: Job | None) -> None:
+        """Give it a job, or None to end it. Raises OSError when it is gone."""
+        self._pipe.send(job)
+
+    def answer(self) -> Answer | None:
+        """What it said next, if anything; a broken pipe says nothing."""
+        try:
+            return self._pipe.recv() if not self._pipe.closed and self._pipe.poll() else None
+        except (EOFError, OSError):
+            return None
+
+    def ears(self) -> Sequence[Connection | int]:
+        """What to wait on: its voice and its end."""
+        return () if self._pipe.closed else (self._pipe, self._process.sentinel)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._process.is_alive()
+
+    def cause_of_death(self) -> str:
+        """How it ended, in words."""
+        self._process.join(timeout=5)
+        code = self._process.exitcode
+        return f"the worker died: {'signal ' + str(-code) if code is not None and code < 0 else f'exit code {code}'}"
+
+    def resident_bytes(self) -> int:
+        """Memory that it holds (Linux; 0 elsewhere)."""
+        try:
+            pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
+        except (OSError, IndexError):
+            return 0
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def kill(self) -> None:
+        """End it at once; what it has said can still be heard. Raises EnvironmentProblem when it cannot be ended."""
+        if self._process.is_alive():
+            self._process.kill()
+        self._process.join(timeout=_END_S)
+        if self._process.is_alive():
+            raise EnvironmentProblem(f"{self._post.device.torch_name}: the worker cannot be killed: the driver hangs")
+
+    def stop(self, *, patience_s: float = 0.0) -> None:
+        """Wait so long for its end, then kill it; nothing is heard afterwards."""
+        if not self._pipe.closed:
+            self._process.join(timeout=patience_s)
+            self.kill()
+            self._pipe.close()

@@ -1,0 +1,157 @@
+"""A family whose candidates fail in every way that a kernel can: each on purpose, by its knob KIND."""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+
+from gemmpipe.cost import bytes_moved, flops
+from gemmpipe.data import Device, Knobs, Problem
+from gemmpipe.family import Family, GemmSpec, Implementation, Inputs, KeyColumn, Launch, Prepared
+from gemmpipe.operands import make_inputs, make_weights
+from gemmpipe.reference import product, tolerance
+from gemmpipe.space import Space
+
+
+def _spec(problem: Problem) -> GemmSpec:
+    m, n, k = (int(str(problem[name])) for name in ("M", "N", "K"))
+    return GemmSpec(m=m, n=n, k=k, x_dtype="float32", w_dtype="float32", out_dtype="float32")
+
+
+def _first_time(name: str) -> bool:
+    """Whether nobody asked before, in any process of this test."""
+    try:
+        Path(f"once-{name}").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _eat() -> None:
+    held = bytearray()
+    while True:
+        held += b"x" * 50_000_000
+        time.sleep(0.02)
+
+
+_LAUNCHES: dict[str, int] = {}
+
+
+def _nth(kind: str) -> int:
+    _LAUNCHES[kind] = _LAUNCHES.get(kind, 0) + 1
+    return _LAUNCHES[kind]
+
+
+def _once(kind: str, act: Callable[[], object]) -> Callable[[], None]:
+    def launch() -> None:
+        if _first_time(kind):
+            act()
+
+    return launch
+
+
+def _later(kind: str, act: Callable[[], object]) -> Callable[[], None]:
+    def launch() -> None:
+        if _nth(kind) > 1:
+            act()
+
+    return launch
+
+
+def _die(number: int) -> Callable[[], None]:
+    return lambda: os.kill(os.getpid(), number)
+
+
+def _raise(error: BaseException) -> Callable[[], None]:
+    def act() -> None:
+        raise error
+
+    return act
+
+
+ENDS: dict[str, Callable[[], object]] = {
+    "raise_launch": _raise(RuntimeError("this kernel\ncannot")),
+    "raise_odd": _raise(ValueError("not even a RuntimeError")),
+    "segfault": lambda: ctypes.string_at(0),
+    "kill": _die(signal.SIGKILL),
+    "hang": lambda: time.sleep(3600),
+    "exit": lambda: os._exit(3),
+    "sys_exit": lambda: sys.exit(3),
+    "eat": _eat,
+    "hang_once": _once("hang_once", lambda: time.sleep(3600)),
+    "die_once": _once("die_once", _die(signal.SIGKILL)),
+    "raise_later": _later("raise_later", _raise(RuntimeError("only later"))),
+    "odd_later": _later("odd_later", _raise(ValueError("only later"))),
+    "die_later": _later("die_later", _die(signal.SIGKILL)),
+    "hang_later": _later("hang_later", lambda: time.sleep(3600)),
+}
+"""What happens before the product is computed."""
+
+
+def _spoil_row(out: torch.Tensor) -> None:
+    out[-1] *= 1.5
+
+
+SPOILS: dict[str, Callable[[torch.Tensor], object]] = {
+    "spoil_nan": lambda out: out[0, :1].fill_(float("nan")),
+    "permute": lambda out: out.copy_(out.flip(1)),
+    "spoil_row": _spoil_row,
+    "wrong_at_8": lambda out: out.mul_(1.5) if len(out) == 8 else None,
+}
+"""What happens to it afterwards."""
+
+
+class Faulty(Implementation):
+    """`right` is right, every other KIND is not (`hang_once` and `die_once` are, but for their first launch)."""
+
+    label = "faulty"
+
+    def points(self, spec: GemmSpec, device: Device, space: Space) -> Iterable[Knobs]:
+        return space.points({"M": spec.m, "N": spec.n, "K": spec.k})
+
+    def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        return "kind: unfit by name" if knobs["KIND"] == "unfit" else None
+
+    def bind(
+        self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: torch.Tensor
+    ) -> Launch:
+        kind, pace_s = str(knobs["KIND"]), float(str(knobs["PACE_MS"])) / 1e3
+        if kind == "raise_bind":
+            raise RuntimeError("cannot be bound")
+        begin, spoil = ENDS.get(kind, lambda: None), SPOILS.get(kind, lambda out: None)
+        x, w_t = inputs.x, prepared.weights.w.t()
+
+        def launch() -> torch.Tensor:
+            begin()
+            if pace_s:
+                time.sleep(pace_s)
+            if kind != "untouched":
+                torch.mm(x, w_t, out=out)
+                spoil(out)
+            return out
+
+        return launch
+
+
+FAMILY = Family(
+    name="faulty",
+    key_columns=tuple(KeyColumn(name=name, kind="int") for name in ("M", "N", "K")),
+    csv_name="faulty_tuned_gemm.csv",
+    json_tag="FAULTY",
+    entry_point="gemm_faulty",
+    key_defaults=lambda words, gfx: {},
+    spec=_spec,
+    make_weights=make_weights,
+    make_inputs=make_inputs,
+    reference=product,
+    tolerance=tolerance,
+    flops=flops,
+    bytes_moved=bytes_moved,
+    baseline=("torch",),
+    implementations=(Faulty(),),
+)
