@@ -25,13 +25,16 @@ class Scaling:
     granularity: str
     block: tuple[int, int] = (0, 0)
     """(rows, columns along K) of a tile; rows are M for x and N for w."""
+    dtype: str = "float32"
+    """What a scale is stored as: fp32, or `float8_e8m0fnu` for powers of two."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GemmSpec:
     """out[M, N] = (x[M, K] * x_scale) @ (w[N, K] * w_scale)^T + bias[N]; backends decide by this alone.
 
-    dtypes are torch's names without `torch.` (`bfloat16`, `float8_e4m3fn`).
+    dtypes are torch's names without `torch.` (`bfloat16`, `float8_e4m3fn`). A `batch` above 1 means as many products,
+    each with its own operands: x, w, scales by row and out gain a leading dimension and are contiguous.
     """
 
     m: int
@@ -43,14 +46,17 @@ class GemmSpec:
     x_scale: Scaling | None = None
     w_scale: Scaling | None = None
     w_layout: str = "nk"
-    """`nk` (row-major [N, K]) or the name of a pre-shuffled layout."""
+    """`nk` (row-major [N, K]) or the name of a pre-shuffled layout (see layouts)."""
     bias: bool = False
     batch: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Weights:
-    """The weight side of a problem: `w` [N, K], `w_scale` as the spec says, `bias` [N] or None."""
+    """The weight side of a problem: `w` [N, K], `w_scale` as the spec says, `bias` [N] or None.
+
+    Scales: tensor [1], row [N, 1] ([B, 1, N] in a batch), block [ceil(N/rows), ceil(K/columns)].
+    """
 
     w: "torch.Tensor"
     w_scale: "torch.Tensor | None" = None
@@ -59,7 +65,7 @@ class Weights:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Inputs:
-    """The activation side: `x` [M, K] and `x_scale` row-major [M, ceil(K/128)], [M, 1], [1] or None.
+    """The activation side: `x` [M, K] and `x_scale` row-major [M, ceil(K/columns)], [M, 1], [1] or None.
 
     `x_scale_t` holds the same block scales stored M-major (shape [M, ceil(K/128)], stride (1, M)). The quantiser
     that makes the scales writes either layout at the same cost, so a candidate takes the one it wants.

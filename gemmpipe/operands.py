@@ -2,6 +2,7 @@
 
 import torch
 
+from gemmpipe import layouts
 from gemmpipe.family import GemmSpec, Inputs, Scaling, Weights
 
 _OUTLIERS_PCT = 0.1
@@ -21,9 +22,17 @@ def is_fp8(name: str) -> bool:
 
 
 def make_weights(spec: GemmSpec, generator: torch.Generator) -> Weights:
-    """Random `w` [N, K] of about 1/sqrt(K) (so that outputs are about 1), its scales, and bias [N] in the out dtype."""
-    values = signed_normal(spec.n, spec.k, generator).mul_(spec.k**-0.5)
+    """Random `w` [N, K] of about 1/sqrt(K) (so that outputs are about 1), its scales, and bias [N] in the out dtype.
+
+    `w` is in the spec's layout; in a batch it is [B, N, K], with scales by row as [B, 1, N].
+    """
+    values = signed_normal(spec.batch * spec.n, spec.k, generator).mul_(spec.k**-0.5)
     w, w_scale = _stored(values, spec.w_dtype, spec.w_scale, generator)
+    w = layouts.store(w, spec.w_layout)
+    if spec.batch > 1:
+        w = w.view(spec.batch, spec.n, -1)
+        if w_scale is not None and spec.w_scale is not None and spec.w_scale.granularity == "row":
+            w_scale = w_scale.view(spec.batch, 1, spec.n)
     bias = None
     if spec.bias:
         bias = torch.randn(spec.n, generator=generator, device=generator.device).to(dtype_of(spec.out_dtype))
@@ -31,8 +40,12 @@ def make_weights(spec: GemmSpec, generator: torch.Generator) -> Weights:
 
 
 def make_inputs(spec: GemmSpec, generator: torch.Generator) -> Inputs:
-    """Random `x` [M, K] of about 1 and its scales; block scales in both layouts."""
-    x, x_scale = _stored(signed_normal(spec.m, spec.k, generator), spec.x_dtype, spec.x_scale, generator)
+    """Random `x` [M, K] of about 1 and its scales, block scales in both layouts; in a batch [B, M, K] and [B, M, 1]."""
+    x, x_scale = _stored(signed_normal(spec.batch * spec.m, spec.k, generator), spec.x_dtype, spec.x_scale, generator)
+    if spec.batch > 1:
+        x = x.view(spec.batch, spec.m, -1)
+        if x_scale is not None and spec.x_scale is not None and spec.x_scale.granularity == "row":
+            x_scale = x_scale.view(spec.batch, spec.m, 1)
     if x_scale is None or spec.x_scale is None or spec.x_scale.granularity != "block":
         return Inputs(x=x, x_scale=x_scale)
     return Inputs(x=x, x_scale=x_scale, x_scale_t=x_scale.t().contiguous().t())

@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import torch
 
+from gemmpipe import layouts
 from gemmpipe.family import GemmSpec, Inputs, Scaling, Weights
 from gemmpipe.operands import dtype_of, spread, tile_of
 
@@ -12,18 +13,18 @@ _WORST = 8.0  # the most that a single element may be off, in tolerances: roundi
 
 
 def product(spec: GemmSpec, inputs: Inputs, weights: Weights) -> torch.Tensor:
-    """(x * x_scale) @ (w * w_scale)^T + bias in fp32 [M, N], without TF32; M is that of the inputs given."""
+    """(x * x_scale) @ (w * w_scale)^T + bias in fp32 [M, N] or [B, M, N], without TF32, for the M of these inputs."""
     x = dequantise(inputs.x, inputs.x_scale, spec.x_scale, torch.float32)
-    w = dequantise(weights.w, weights.w_scale, spec.w_scale, torch.float32)
+    w = dequantised(spec, weights, torch.float32)
     with _exact_fp32(x.device.type):
-        out = x @ w.t()
+        out = x @ w.mT
     return out if weights.bias is None else out.add_(weights.bias.float())
 
 
 def dequantise(
     values: torch.Tensor, scale: torch.Tensor | None, scaling: Scaling | None, dtype: torch.dtype
 ) -> torch.Tensor:
-    """`values` [R, K] times their scales as a new tensor of `dtype`; the scales are applied in fp32."""
+    """`values` [..., R, K] times their scales as a new tensor of `dtype`; the scales are applied in fp32."""
     if scale is None or scaling is None:
         return values.to(dtype)
     full = values.to(torch.float32)
@@ -31,8 +32,15 @@ def dequantise(
         full = values.clone()
     if scaling.granularity == "tensor":
         return full.mul_(scale).to(dtype)
-    tile = tile_of(scaling, values.shape[1])
-    return spread(scale.reshape(-(-values.shape[0] // tile[0]), -1), tile, full).to(dtype)
+    rows = full.view(-1, full.shape[-1])
+    tile = tile_of(scaling, rows.shape[1])
+    spread(scale.float().reshape(-(-rows.shape[0] // tile[0]), -1), tile, rows)
+    return full.to(dtype)
+
+
+def dequantised(spec: GemmSpec, weights: Weights, dtype: torch.dtype) -> torch.Tensor:
+    """The weight as a row-major [N, K] or [B, N, K] of `dtype`, times its scales."""
+    return dequantise(layouts.plain(weights.w, spec.w_layout), weights.w_scale, spec.w_scale, dtype)
 
 
 def tolerance(spec: GemmSpec) -> tuple[float, float]:
@@ -50,20 +58,20 @@ def tolerance(spec: GemmSpec) -> tuple[float, float]:
 
 
 def error_ratio(out: torch.Tensor, ref: torch.Tensor, atol_share: float, rtol: float) -> float:
-    """The share of elements [M, N] outside atol_share * RMS(row of ref) + rtol * |ref|.
+    """The share of elements [..., N] outside atol_share * RMS(row of ref) + rtol * |ref|.
 
     1.0 whatever the share when an element of `out` is not finite, when any element is outside 8 times that, or when
     any row as a whole (2-norm) is: so one wrong row, swapped columns or an untouched output cannot pass.
     """
-    allowed_rms = ref.square().mean(1, keepdim=True).sqrt()
+    allowed_rms = ref.square().mean(-1, keepdim=True).sqrt()
     allowed = ref.abs().mul_(rtol).add_(allowed_rms * atol_share)
     error = (out.float() - ref).abs_()
     if not bool(torch.isfinite(error).all()):
         return 1.0
     if bool((error > allowed * _WORST).any()):
         return 1.0
-    row_error = error.square().mean(1).sqrt()
-    if bool((row_error > allowed_rms[:, 0] * (atol_share + rtol)).any()):
+    row_error = error.square().mean(-1).sqrt()
+    if bool((row_error > allowed_rms[..., 0] * (atol_share + rtol)).any()):
         return 1.0
     return float((error > allowed).float().mean())
 

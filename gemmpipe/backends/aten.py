@@ -1,4 +1,4 @@
-"""`torch`: ATen's matrix product, on 16-bit operands as they are and on others through a dequantised weight."""
+"""`torch`: ATen's matrix products, on 16-bit and int8 operands as they are, on others through a dequantised weight."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from gemmpipe.backends import Backend
 from gemmpipe.data import Device, Knobs
 from gemmpipe.errors import nearest
-from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared, Scaling, Weights
+from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared, Weights
+from gemmpipe.layouts import PLAIN
 
 if TYPE_CHECKING:
     import torch
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 METHODS = {
     "mm": "the operands as they are stored",
+    "int_mm": "int8 operands as they are stored, multiplied in int32, then the scales",
     "bfloat16_copy": "a dequantised bf16 weight, kept",
     "bfloat16_convert": "the weight dequantised to bf16 in each call",
     "float32_copy": "an fp32 weight, kept",
@@ -38,8 +40,10 @@ class Torch(Backend):
         method = str(knobs["method"])
         if method not in METHODS:
             return f"method: no '{method}'{nearest(method, METHODS)}"
-        if problem := unsupported(spec):
-            return problem
+        if method == "int_mm":
+            return _int_misfit(spec, device)
+        if method == "mm" and spec.w_layout != PLAIN:
+            return f"weight layout: ATen reads row-major weights, not '{spec.w_layout}'"
         if method == "mm" and is_scaled(spec):
             return "scaled operands: ATen multiplies them only after dequantising"
         if method == "mm" and not _can_write(spec, device):
@@ -55,7 +59,10 @@ class Torch(Backend):
         """The dequantised copy where the method keeps one; all its bytes are beside the stored weight."""
         if not str(knobs["method"]).endswith("_copy"):
             return Prepared(weights=weights)
-        copy = dequantised(weights, spec.w_scale, str(knobs["method"]).split("_")[0])
+        from gemmpipe.operands import dtype_of
+        from gemmpipe.reference import dequantised
+
+        copy = dequantised(spec, weights, dtype_of(str(knobs["method"]).split("_")[0]))
         return Prepared(weights=weights, extra=copy, extra_bytes=copy.numel() * copy.element_size())
 
     def bind(
@@ -64,36 +71,28 @@ class Torch(Backend):
         """A call that multiplies into `out`, dequantising the activations each time as an engine would."""
         import torch
 
-        from gemmpipe.reference import dequantise
+        from gemmpipe.reference import dequantise, dequantised
 
         method, bias = str(knobs["method"]), prepared.weights.bias
         if method == "mm":
-            return _plain(inputs.x, prepared.weights.w.t(), bias, out)
+            return _plain(inputs.x, prepared.weights.w.mT, bias, out)
+        if method == "int_mm":
+            return _integers(inputs, prepared.weights, out)
         compute = getattr(torch, method.split("_")[0])
         kept = prepared.extra
         added = None if bias is None else bias.to(compute)
 
         def launch() -> "torch.Tensor":
             x = dequantise(inputs.x, inputs.x_scale, spec.x_scale, compute)
-            w = (
-                kept
-                if isinstance(kept, torch.Tensor)
-                else dequantised(prepared.weights, spec.w_scale, str(compute)[6:])
-            )
+            w = kept if isinstance(kept, torch.Tensor) else dequantised(spec, prepared.weights, compute)
             if out.dtype == compute:
-                return _multiply(x, w.t(), added, out)
-            return out.copy_(torch.nn.functional.linear(x, w, added))
+                return _multiply(x, w.mT, added, out)
+            if w.dim() == 2:
+                return out.copy_(torch.nn.functional.linear(x, w, added))
+            full = torch.bmm(x, w.mT)
+            return out.copy_(full if added is None else full.add_(added))
 
         return launch
-
-
-def dequantised(weights: Weights, scaling: Scaling | None, dtype: str) -> "torch.Tensor":
-    """The weight [N, K] times its scales in `dtype`."""
-    import torch
-
-    from gemmpipe.reference import dequantise
-
-    return dequantise(weights.w, weights.w_scale, scaling, getattr(torch, dtype))
 
 
 def is_scaled(spec: GemmSpec) -> bool:
@@ -102,13 +101,26 @@ def is_scaled(spec: GemmSpec) -> bool:
 
 
 def unsupported(spec: GemmSpec) -> str | None:
-    """Why no library path through row-major [N, K] weights computes this product, or None."""
-    if spec.w_layout != "nk":
+    """Why no library path through one row-major [N, K] weight computes this product, or None."""
+    if spec.w_layout != PLAIN:
         return f"weight layout: '{spec.w_layout}' is another kernel's"
     if spec.batch != 1:
         return "batch: one product at a time"
     if "float4" in spec.w_dtype or "float4" in spec.x_dtype:
         return f"packed operands: {spec.w_dtype} is not dequantised here"
+    return None
+
+
+def _int_misfit(spec: GemmSpec, device: Device) -> str | None:
+    """torch._int_mm's own checks, and that scales do not vary along K."""
+    if problem := unsupported(spec):
+        return problem
+    if spec.x_dtype != "int8" or spec.w_dtype != "int8":
+        return f"int8 only: the operands are {spec.x_dtype} and {spec.w_dtype}"
+    if any(scale is not None and scale.granularity == "block" for scale in (spec.x_scale, spec.w_scale)):
+        return "block scales: an int32 sum over all of K cannot take them"
+    if device.kind != "cpu" and (spec.m <= 16 or spec.n % 8 or spec.k % 8):
+        return f"alignment: M={spec.m} must be over 16, N={spec.n} and K={spec.k} multiples of 8"
     return None
 
 
@@ -126,10 +138,26 @@ def _plain(x: "torch.Tensor", w_t: "torch.Tensor", bias: "torch.Tensor | None", 
         return lambda: _multiply(x, w_t, bias, out)
 
     def widened() -> "torch.Tensor":
-        torch.mm(x, w_t, out_dtype=out.dtype, out=out)
+        (torch.mm if x.dim() == 2 else torch.bmm)(x, w_t, out_dtype=out.dtype, out=out)
         return out if bias is None else out.add_(bias)
 
     return widened
+
+
+def _integers(inputs: Inputs, weights: Weights, out: "torch.Tensor") -> Launch:
+    """int32 sums, then fp32 scales ([1], or [M, 1] and [N, 1]) and bias."""
+    import torch
+
+    x_scale, w_scale, bias = inputs.x_scale, weights.w_scale, weights.bias
+    if x_scale is None or w_scale is None:
+        raise ValueError("an int8 product needs the scales of both operands")
+    w_t, columns = weights.w.t(), w_scale.reshape(1, -1)
+
+    def launch() -> "torch.Tensor":
+        full = torch._int_mm(inputs.x, w_t).to(torch.float32).mul_(x_scale).mul_(columns)
+        return out.copy_(full if bias is None else full.add_(bias))
+
+    return launch
 
 
 def _multiply(
@@ -137,4 +165,7 @@ def _multiply(
 ) -> "torch.Tensor":
     import torch
 
+    if x.dim() > 2:
+        torch.bmm(x, w_t, out=out)
+        return out if bias is None else out.add_(bias)
     return torch.mm(x, w_t, out=out) if bias is None else torch.addmm(bias, x, w_t, out=out)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gemmpipe.backends import Backend
-from gemmpipe.backends.aten import dequantised, is_scaled, unsupported
+from gemmpipe.backends.aten import is_scaled, unsupported
 from gemmpipe.data import Device, Knobs
 from gemmpipe.errors import nearest
 from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared, Weights
@@ -60,8 +60,10 @@ class OneDnn(Backend):
         """The packed weight; of a bf16 weight the packed bf16 one is the same bytes and replaces it, all others add."""
         import torch
 
+        from gemmpipe.reference import dequantised
+
         dtype = str(knobs["method"]).removesuffix("_packed")
-        packed = torch.ops.mkldnn._reorder_linear_weight(dequantised(weights, spec.w_scale, dtype), spec.m)
+        packed = torch.ops.mkldnn._reorder_linear_weight(dequantised(spec, weights, getattr(torch, dtype)), spec.m)
         replaces = not is_scaled(spec) and spec.w_dtype == dtype
         return Prepared(
             weights=weights, extra=packed, extra_bytes=0 if replaces else packed.numel() * packed.element_size()

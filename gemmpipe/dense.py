@@ -1,0 +1,123 @@
+"""Launching the dense kernel: its parameters, in the order of its signature."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gemmpipe.data import Device, Knobs, Scalar
+from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared
+from gemmpipe.layouts import PLAIN
+from gemmpipe.tiled import TYPES, Tiled, integer
+
+if TYPE_CHECKING:
+    import torch
+
+_INT8_K = 2**31 // 2**14
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dense(Tiled):
+    """`triton`: one program a tile, split and product; bias and scales are left out of builds without them.
+
+    A family derives from it and says what fits.
+    """
+
+    kernel: str = "gemmpipe.dense_kernel:dense"
+    swaps: bool = True
+    atomic: bool = False
+    """Whether the splits of K are added to the output by atomics, in its own type and in any order."""
+
+    def pointers(self, spec: GemmSpec) -> Mapping[str, str]:
+        """Operands, bias, scales, output and workspace."""
+        scale = "*fp32" if spec.x_scale else "constexpr"
+        part = "constexpr" if self.atomic else None
+        return {
+            "x_ptr": f"*{TYPES[spec.x_dtype]}",
+            "w_ptr": f"*{TYPES[spec.w_dtype]}",
+            "bias_ptr": f"*{TYPES[spec.out_dtype]}" if spec.bias else "constexpr",
+            "x_scale_ptr": scale,
+            "w_scale_ptr": scale,
+            "out_ptr": f"*{TYPES[spec.out_dtype]}",
+            "parts_ptr": part or "*fp32",
+            "counters_ptr": part or "*i32",
+        }
+
+    def integers(self, spec: GemmSpec) -> Mapping[str, int]:
+        """Sizes and row strides of contiguous operands; the last two are knobs, set when bound."""
+        return {
+            "M": spec.m,
+            "N": spec.n,
+            "K": spec.k,
+            "x_stride": spec.k,
+            "w_stride": spec.k,
+            "out_stride": spec.n,
+            "group_m": 1,
+            "splits": 1,
+        }
+
+    def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
+        """Tile sizes, and which of the code's branches run."""
+        split = integer(knobs, "NUM_KSPLIT") > 1
+        return {
+            "BLOCK_SIZE_M": knobs["BLOCK_SIZE_M"],
+            "BLOCK_SIZE_N": knobs["BLOCK_SIZE_N"],
+            "BLOCK_SIZE_K": knobs["BLOCK_SIZE_K"],
+            "SPLIT_K": ("atomic" if self.atomic else "parts") if split else "none",
+            "ROW_SCALES": spec.x_scale is not None and spec.x_scale.granularity == "row",
+            "SHUFFLED": spec.w_layout != PLAIN,
+            "BATCHED": spec.batch > 1,
+            "EVEN_K": spec.k % integer(knobs, "BLOCK_SIZE_K") == 0,
+            "CACHE": knobs["cache_modifier"],
+            "UPCAST": spec.x_dtype == "bfloat16" and self.interpreted(),
+            "SWAP_AB": bool(knobs.get("SWAP_AB")),
+        }
+
+    def arguments(self, inputs: Inputs, prepared: Prepared, out: "torch.Tensor") -> Mapping[str, object]:
+        """The tensors, and the row strides that they really have."""
+        weights = prepared.weights
+        return {
+            "x_ptr": inputs.x,
+            "w_ptr": weights.w,
+            "bias_ptr": weights.bias,
+            "x_scale_ptr": inputs.x_scale,
+            "w_scale_ptr": weights.w_scale,
+            "out_ptr": out,
+            "x_stride": inputs.x.stride(-2),
+            "w_stride": weights.w.stride(-2),
+            "out_stride": out.stride(-2),
+        }
+
+    def workspace_bytes(self, spec: GemmSpec, knobs: Knobs) -> int:
+        """Atomics need none."""
+        return 0 if self.atomic else super().workspace_bytes(spec, knobs)
+
+    def kernel_name(self, knobs: Knobs) -> str:
+        """`dense@3fa9c1d2`, `dense_splitk@...` or `dense_atomic@...`."""
+        name = super().kernel_name(knobs)
+        return name.replace("_splitk@", "_atomic@") if self.atomic else name
+
+    def bind(
+        self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
+    ) -> Launch:
+        """A launch of the build; with atomics the output is zeroed first, as part of the launch."""
+        launch = super().bind(spec, knobs, device, inputs, prepared, out)
+        if not self.atomic or integer(knobs, "NUM_KSPLIT") == 1:
+            return launch
+
+        def zeroed() -> "torch.Tensor":
+            out.zero_()
+            return launch()
+
+        return zeroed
+
+
+def sum_misfit(spec: GemmSpec) -> str | None:
+    """Why the kernel's one sum along K does not give this product, or None."""
+    kinds = [scale.granularity if scale else None for scale in (spec.x_scale, spec.w_scale)]
+    if kinds[0] != kinds[1] or kinds[0] not in (None, "row", "tensor"):
+        return f"scales: one an operand, one a row of both, or none, not {kinds}"
+    if spec.x_dtype != spec.w_dtype:
+        return f"operands: both of one type, not {spec.x_dtype} and {spec.w_dtype}"
+    if spec.x_dtype == "int8" and spec.k > _INT8_K:
+        return f"int32 sum: K={spec.k} products of 2**14 can exceed 2**31 from {_INT8_K} on"
+    return None

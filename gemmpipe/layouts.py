@@ -1,0 +1,40 @@
+"""Pre-shuffled weight layouts: the same bytes in the order in which a matrix instruction wants them."""
+
+import torch
+
+PLAIN = "nk"
+TILES_16X16 = "n16k16"
+"""16 x 16 tiles of bytes: element (n, k) at (n // 16) * 16 * K + (k // 16) * 256 + (n % 16) * 16 + k % 16."""
+
+_SIDE = 16
+
+
+def store(w: torch.Tensor, layout: str) -> torch.Tensor:
+    """A row-major [N, K] of one-byte elements in a layout, its shape unchanged; N and K are multiples of 16.
+
+    TILES_16X16 is what aiter's `shuffle_weight(w, layout=(16, 16))` makes of 8-bit weights ([N/16, 16, K/32, 2, 16]
+    permuted to [N/16, K/32, 2, 16, 16]) and its Triton kernels view as (N/16, K*16). Raises ValueError.
+    """
+    if layout == PLAIN:
+        return w
+    _check(w, layout)
+    rows, columns = w.shape
+    tiles = w.view(rows // _SIDE, _SIDE, columns // _SIDE, _SIDE)
+    return tiles.transpose(1, 2).contiguous().view(rows, columns)
+
+
+def plain(w: torch.Tensor, layout: str) -> torch.Tensor:
+    """The row-major weight that `store` was given. Raises ValueError."""
+    if layout == PLAIN:
+        return w
+    _check(w, layout)
+    rows, columns = w.shape
+    tiles = w.view(rows // _SIDE, columns // _SIDE, _SIDE, _SIDE)
+    return tiles.transpose(1, 2).contiguous().view(rows, columns)
+
+
+def _check(w: torch.Tensor, layout: str) -> None:
+    if layout != TILES_16X16:
+        raise ValueError(f"weight layout '{layout}', expected {PLAIN} or {TILES_16X16}")
+    if w.element_size() != 1 or w.dim() != 2 or w.shape[0] % _SIDE or w.shape[1] % _SIDE:
+        raise ValueError(f"{layout}: {tuple(w.shape)} of {w.dtype}, expected [N, K] of bytes, both multiples of 16")

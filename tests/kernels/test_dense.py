@@ -1,0 +1,182 @@
+"""Families on the dense kernel: the interpreter against the reference, offline compilation, rules, the CPU's paths."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+import triton
+
+from gemmpipe.backends.aten import Torch
+from gemmpipe.backends.onednn import OneDnn
+from gemmpipe.backends.scaled_mm import ScaledMm
+from gemmpipe.builds import compile_build
+from gemmpipe.device import arch_device, cpu_device
+from gemmpipe.errors import UserError
+from gemmpipe.family import Family, GemmSpec, Inputs, KernelDefaults, Weights, load_family
+from gemmpipe.fits import shared_bytes
+from gemmpipe.problem import make_problem
+from gemmpipe.reference import error_ratio
+from gemmpipe.space import Space
+from gemmpipe.tiled import Tiled
+
+NO_SPACE = Space(axes={}, when=(), pinned=())
+ERR_RATIO = 0.05  # the shipped gate
+TENSOR = {"granularity": "tensor"}
+FNUZ = {"gfx": "gfx942", "dtype": "float8_e4m3fnuz"}
+CASES = {
+    "a8w8": [
+        {"mnk": [32, 64, 128], "knobs": [16, 32, 64, 1]},
+        {"mnk": [33, 80, 333], "knobs": [16, 32, 64, 4], "bias": True, "out": "float32"},
+        {"mnk": [5, 80, 320], "knobs": [16, 64, 64, 2], "swap": True, "out": "float16"},
+        {"mnk": [33, 80, 272], "knobs": [32, 32, 64, 2], "key": TENSOR, "bias": True},
+        {"mnk": [16, 48, 320], "knobs": [16, 16, 64, 2], **FNUZ},
+        {"mnk": [33, 80, 333], "knobs": [16, 32, 32, 3], "dtype": "int8", "bias": True},
+        {"mnk": [1, 48, 256], "knobs": [16, 16, 128, 1], "dtype": "int8", "key": TENSOR, "out": "float32"},
+    ],
+}
+KNOBS = {
+    "GROUP_SIZE_M": 8,
+    "num_warps": 4,
+    "waves_per_eu": 2,
+    "matrix_instr_nonkdim": 16,
+    "kpack": 2,
+    "cache_modifier": ".cg",
+}
+PRODUCTS = [
+    ("a8w8", {}, {}),
+    ("a8w8", TENSOR, {"bias": True}),
+    ("a8w8", {}, {"dtype": "int8", "bias": True, "out_dtype": "float32"}),
+    ("a8w8", TENSOR, {"dtype": "int8"}),
+]
+
+
+def spec_of(
+    name: str, sizes: tuple[int, int, int], key: dict[str, object], words: dict[str, object], gfx: str = "cpu_avx2"
+) -> tuple[Family, GemmSpec]:
+    family = load_family(name)
+    defaults = KernelDefaults(**{"dtype": None, "out_dtype": None, "bias": None, **words})  # type: ignore[arg-type]
+    values = {**dict(zip("MNK", sizes, strict=True)), **key}
+    return family, family.spec(make_problem(family, values, defaults, gfx, "test"))
+
+
+def operands(family: Family, spec: GemmSpec) -> tuple[Weights, Inputs, torch.Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
+    return weights, inputs, family.reference(spec, inputs, weights)
+
+
+def nan_output(spec: GemmSpec) -> torch.Tensor:
+    shape = (spec.m, spec.n) if spec.batch == 1 else (spec.batch, spec.m, spec.n)
+    return torch.full(shape, float("nan"), dtype=getattr(torch, spec.out_dtype))
+
+
+@pytest.mark.skipif(
+    triton.__version__.startswith("3.6") and int(numpy.__version__.split(".")[1]) >= 4,
+    reason="triton 3.6 interprets with numpy before 2.4 only",
+)
+@pytest.mark.parametrize("family", CASES)
+def test_matches_the_reference_on_odd_and_even_sizes(family: str) -> None:
+    given = json.dumps([{"family": family, **case} for case in CASES[family]])
+    script = Path(__file__).with_name("_interpret.py")
+    done = subprocess.run([sys.executable, str(script)], input=given, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    for case, result in zip(CASES[family], results, strict=True):
+        assert result["misfit"] is None, case
+        assert result["error"] == 0, case
+        assert result["same"], f"two runs differ: {case}"
+        assert (result["splits"] > 1) == (case["knobs"][3] > 1), case
+
+
+@pytest.mark.parametrize("gfx", ["sm_90", "sm_100", "gfx942", "gfx950"])
+@pytest.mark.parametrize(("name", "key", "words"), PRODUCTS[:1] + PRODUCTS[2:3])
+def test_compiles_without_a_gpu_within_the_estimate(
+    name: str, key: dict[str, object], words: dict[str, object], gfx: str
+) -> None:
+    (family, spec), device = spec_of(name, (64, 1280, 8200), key, words, gfx), arch_device(gfx)
+    (kernel,) = family.implementations
+    assert isinstance(kernel, Tiled)
+    points = ((16, 32, 128, 4, 3, False), (64, 64, 64, 1, 2, True), (16, 256, 32, 1, 1, False))
+    for m, n, k, splits, stages, swap in points:
+        sizes = {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": k, "NUM_KSPLIT": splits, "num_stages": stages}
+        swapped = {"SWAP_AB": swap and gfx.startswith("sm")}
+        knobs = dict(kernel.normalise(spec, {**KNOBS, **sizes, **swapped}, device))
+        assert kernel.misfit(spec, knobs, device) is None
+        facts = compile_build(kernel.builds(spec, knobs, device)[0], device)
+        assert facts.shared_bytes is not None
+        assert facts.shared_bytes <= shared_bytes(spec, m, n, k, stages, device)
+        assert not facts.spills
+
+
+@pytest.mark.parametrize(("name", "key", "words"), PRODUCTS)
+@pytest.mark.parametrize("backend", [Torch(), OneDnn()], ids=["torch", "onednn"])
+def test_every_fit_method_is_right_on_a_cpu(
+    backend: Torch | OneDnn, name: str, key: dict[str, object], words: dict[str, object]
+) -> None:
+    (family, spec), device = spec_of(name, (5, 144, 416), key, words), cpu_device()
+    weights, inputs, reference = operands(family, spec)
+    fit = [k for k in backend.points(spec, device, NO_SPACE) if backend.misfit(spec, k, device) is None]
+    assert fit or (isinstance(backend, OneDnn) and (spec.batch > 1 or spec.w_layout != "nk"))
+    for knobs in fit:
+        prepared = backend.prepare(spec, weights, knobs)
+        result = backend.bind(spec, knobs, device, inputs, prepared, nan_output(spec))()
+        assert error_ratio(result, reference, *family.tolerance(spec)) < 0.02, knobs
+    if isinstance(backend, Torch):
+        methods = {knobs["method"] for knobs in fit}
+        assert ("int_mm" in methods) == (spec.x_dtype == "int8" and spec.batch == 1 and spec.w_layout == "nk")
+
+
+@pytest.mark.parametrize(("name", "key", "words"), PRODUCTS)
+def test_a_wrong_product_is_caught(name: str, key: dict[str, object], words: dict[str, object]) -> None:
+    """Each mistake alone, in an otherwise right product, at the shipped gate."""
+    family, spec = spec_of(name, (64, 144, 416), key, words)
+    weights, inputs, reference = operands(family, spec)
+    right, tolerance = reference.to(getattr(torch, spec.out_dtype)), family.tolerance(spec)
+    assert error_ratio(right, reference, *tolerance) == 0
+    row = right.clone()
+    row.view(-1, spec.n)[37] = row.view(-1, spec.n)[36]
+    nan = right.clone()
+    nan.view(-1)[1234] = float("nan")
+    columns = torch.arange(spec.n)
+    columns[[3, 4]] = columns[[4, 3]]
+    wrong = [row, nan, right[..., columns], nan_output(spec), right * 1.05]
+    if inputs.x_scale is not None and inputs.x_scale.numel() > 1:
+        shifted = Inputs(x=inputs.x, x_scale=inputs.x_scale.roll(1, -2), x_scale_t=inputs.x_scale_t)
+        wrong.append(family.reference(spec, shifted, weights).to(right.dtype))
+    if weights.w_scale is not None and weights.w_scale.numel() > 1:
+        moved = Weights(w=weights.w, w_scale=weights.w_scale.roll(1, -1 if spec.batch > 1 else 0), bias=weights.bias)
+        wrong.append(family.reference(spec, inputs, moved).to(right.dtype))
+    if weights.bias is not None:
+        wrong.append(right - weights.bias)
+    for number, output in enumerate(wrong):
+        assert error_ratio(output, reference, *tolerance) >= ERR_RATIO, number
+
+
+def test_scaled_mm_takes_both_granularities_of_fp8_alone() -> None:
+    """Its CPU fallback computes the same, slowly: enough to check the arguments."""
+    device, knobs = arch_device("sm_90"), {"use_fast_accum": False}
+    family, spec = spec_of("a8w8", (16, 64, 128), TENSOR, {"bias": True})
+    weights, inputs, reference = operands(family, spec)
+    out = nan_output(spec)
+    ScaledMm().bind(spec, knobs, device, inputs, ScaledMm().prepare(spec, weights, knobs), out)()
+    assert error_ratio(out, reference, *family.tolerance(spec)) < 0.01
+    assert ScaledMm().misfit(spec_of("a8w8", (16, 64, 128), {}, {})[1], knobs, device) is None
+    integers = spec_of("a8w8", (16, 64, 128), {}, {"dtype": "int8"})[1]
+    assert str(ScaledMm().misfit(integers, knobs, device)).startswith("fp8 only")
+
+
+def test_a_key_that_contradicts_itself_is_the_users_mistake() -> None:
+    with pytest.raises(UserError, match=r"granularity: 'rwo', expected one of row, tensor; did you mean 'row'"):
+        spec_of("a8w8", (1, 16, 16), {"granularity": "rwo"}, {})
+    with pytest.raises(UserError, match="q_dtype_w: 'bfloat16'"):
+        spec_of("a8w8", (1, 16, 16), {"q_dtype_w": "bfloat16"}, {})
+
+
+def test_an_int32_sum_that_can_overflow_is_unfit() -> None:
+    family, spec = spec_of("a8w8", (64, 1280, 140_000), {}, {"dtype": "int8"}, "sm_90")
+    (kernel,) = family.implementations
+    assert str(kernel.misfit(spec, {}, arch_device("sm_90"))).startswith("int32 sum")
