@@ -1,0 +1,90 @@
+"""A chosen candidate as a function of tensors, bound anew in each call: what every candidate can do."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+
+import torch
+
+from gemmpipe.backends import Backend
+from gemmpipe.data import Device
+from gemmpipe.family import GemmSpec, Implementation, Prepared, Weights
+from gemmpipe.runtime.choosing import Chosen
+from gemmpipe.runtime.operands import Given, Optional, in_rows, inputs_of, weights_of
+from gemmpipe.runtime.outside import outside_pools
+from gemmpipe.runtime.prepared import FORMS
+
+Call = Callable[[torch.Tensor, torch.Tensor, Optional, Optional, Optional], torch.Tensor]
+"""(x, w, x_scale, w_scale, bias) -> out [..., N], for operands of one shape, type and device."""
+
+
+class NotInGraph(Exception):
+    """The candidate has work on the weight still to do, which must not become part of a graph."""
+
+
+def capturing(device: Device) -> bool:
+    """Whether the current stream records a graph."""
+    return device.kind != "cpu" and torch.cuda.is_current_stream_capturing()
+
+
+def on(device: Device) -> AbstractContextManager[object]:
+    """Makes the device current; a kernel is loaded and launched on the current one."""
+    return nullcontext() if device.kind == "cpu" else torch.cuda.device(device.index)
+
+
+def any_call(
+    chosen: Chosen, spec: GemmSpec, device: Device, out_dtype: torch.dtype, *, keep: bool = True, borrowed: bool = False
+) -> Call:
+    """A call of any candidate: operands made contiguous, the weight prepared on first sight and kept.
+
+    The call raises NotInGraph when that first sight is inside a graph capture. Without `keep` it prepares each time:
+    what it makes inside a graph then belongs to the graph. `borrowed`: see Dispatch.
+    """
+    implementation, knobs = chosen.implementation, chosen.candidate.knobs
+    library = isinstance(implementation, Backend)
+    shape = (spec.m, spec.n) if spec.batch == 1 else (spec.batch, spec.m, spec.n)
+    # Nothing to keep where preparing makes nothing; whether it does shows the first time.
+    plain = [type(implementation).prepare is Implementation.prepare]
+
+    def prepared_weights(weights: Weights) -> Prepared:
+        if plain[0]:
+            return Prepared(weights=weights)
+        if not keep:
+            return implementation.prepare(spec, weights, knobs)
+        prepared = kept_form(chosen, spec, weights, device, borrowed=borrowed)
+        plain[0] = prepared.extra is None
+        return prepared
+
+    def call(x: torch.Tensor, w: torch.Tensor, x_scale: Optional, w_scale: Optional, bias: Optional) -> torch.Tensor:
+        given = Given(x=x, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out_dtype=out_dtype)
+        out = torch.empty(shape, dtype=out_dtype, device=x.device)
+        with on(device):
+            prepared = prepared_weights(weights_of(given))
+            if not library:  # libraries take any strides; kernels read rows, and such a weight is copied in each call
+                prepared = replace(prepared, weights=in_rows(prepared.weights))
+            out = implementation.bind(spec, knobs, device, inputs_of(given, spec), prepared, out)()
+        return out.view(given.out_shape)
+
+    return call
+
+
+def kept_form(chosen: Chosen, spec: GemmSpec, weights: Weights, device: Device, *, borrowed: bool = False) -> Prepared:
+    """The candidate's form of the weights, kept from before or made and kept now. Raises NotInGraph.
+
+    `borrowed`: memory made here belongs to a compiled graph, so what is kept is made elsewhere.
+    """
+    entry = FORMS.find(chosen.candidate, weights)
+    if entry is not None:
+        return Prepared(weights=weights, extra=entry.extra)
+    if capturing(device):
+        raise NotInGraph
+    implementation, knobs = chosen.implementation, chosen.candidate.knobs
+    rows = weights if isinstance(implementation, Backend) else in_rows(weights)
+
+    def make() -> Prepared:
+        return implementation.prepare(spec, replace(rows, bias=None), knobs)
+
+    prepared = outside_pools(make, weights.w.device) if borrowed else make()
+    if prepared.extra is not None:
+        FORMS.keep(chosen.candidate, weights, prepared.extra)
+    return Prepared(weights=weights, extra=prepared.extra, extra_bytes=prepared.extra_bytes)

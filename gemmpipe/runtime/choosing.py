@@ -1,0 +1,129 @@
+"""From a row of a tuned table to a candidate that this installation can run, and the rules where no row helps."""
+
+import importlib
+import inspect
+import json
+import pkgutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import gemmpipe.backends
+from gemmpipe.backends import Backend
+from gemmpipe.data import Candidate, Device, Knobs, Scalar
+from gemmpipe.errors import UserError
+from gemmpipe.family import Family, GemmSpec, Implementation
+from gemmpipe.merging import Row
+from gemmpipe.space import Space
+from gemmpipe.tiled import AXES, Tiled
+
+SMALL_M = 16
+"""Up to this many rows a kernel made for few of them is asked first."""
+
+_NO_SPACE = Space(axes={}, when=(), pinned=())
+# What a library does where nothing was measured: no copy of the weight, which nobody agreed to pay for.
+_PLAIN: Mapping[str, tuple[Mapping[str, Scalar], ...]] = {
+    "torch": ({"method": "mm"}, {"method": "bfloat16_convert"}, {"method": "float32_convert"}),
+    "scaled_mm": ({"use_fast_accum": False},),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """A candidate that fits, with who computes it."""
+
+    implementation: Implementation
+    candidate: Candidate
+
+
+class Unusable(Exception):
+    """Why a stored candidate does not run here; the first word says what kind of reason it is."""
+
+
+@cache
+def library_backends() -> Mapping[str, Backend]:
+    """The libraries that gemmpipe.backends wraps, by label; those whose package is missing are left out."""
+    found: dict[str, Backend] = {}
+    for module in pkgutil.iter_modules(gemmpipe.backends.__path__, "gemmpipe.backends."):
+        try:
+            members = vars(importlib.import_module(module.name)).values()
+        except ImportError:
+            continue
+        for member in members:
+            if inspect.isclass(member) and issubclass(member, Backend) and not inspect.isabstract(member):
+                found[member.label] = member()
+    return found
+
+
+def implementation_of(family: Family, label: str) -> Implementation | None:
+    """Who computes candidates of this `libtype`: the family's own kernels first, then the libraries."""
+    own = next((found for found in family.implementations if found.label == label), None)
+    return own or library_backends().get(label)
+
+
+def usable(family: Family, row: Row, spec: GemmSpec, device: Device) -> Chosen:
+    """The row's candidate for this product. Raises Unusable."""
+    label = str(row.get("libtype") or "")
+    implementation = implementation_of(family, label)
+    if implementation is None:
+        raise Unusable(f"backend: no '{label}' in this installation")
+    if reason := implementation.unavailable(device):
+        raise Unusable(f"backend: {label}: {reason}")
+    stored = _stored_knobs(row, label)
+    try:
+        if unknown := _unknown(implementation, stored, spec, device):
+            raise Unusable(f"knobs: {label} has no {', '.join(unknown)}")
+        knobs = implementation.normalise(spec, stored, device)
+        name = implementation.kernel_name(knobs)
+        reason = implementation.misfit(spec, knobs, device)
+    except (UserError, KeyError, TypeError, ValueError) as error:
+        raise Unusable(f"knobs: {label}: {type(error).__name__} {error}") from None
+    _, _, hash_then = str(row.get("kernelName") or "").partition("@")
+    _, _, hash_now = name.partition("@")
+    if hash_then and hash_then != hash_now:
+        raise Unusable(f"kernel: its source is {hash_now or 'not known'} here, {hash_then} was tuned")
+    if reason:
+        raise Unusable(f"misfit: {reason}")
+    return Chosen(implementation=implementation, candidate=Candidate.of(label, knobs))
+
+
+def _stored_knobs(row: Row, label: str) -> Knobs:
+    text = row.get("config")
+    if isinstance(text, str) and text:
+        knobs = json.loads(text)
+        if isinstance(knobs, dict):
+            return knobs
+        raise Unusable(f"knobs: {text[:40]!r} is no JSON object")
+    if label in _PLAIN:  # other tools' tables name a library without saying how it is called
+        return _PLAIN[label][0]
+    raise Unusable(f"knobs: the row of {label} has no config")
+
+
+def _unknown(implementation: Implementation, knobs: Knobs, spec: GemmSpec, device: Device) -> list[str]:
+    """Knobs that the implementation would overlook: what runs would not be what was measured."""
+    if isinstance(implementation, Tiled):
+        return [name for name in knobs if name not in AXES]
+    if not isinstance(implementation, Backend):
+        return []
+    known = {name for point in implementation.points(spec, device, _NO_SPACE) for name in point}
+    return [name for name in knobs if name not in known]
+
+
+def fallbacks(family: Family, spec: GemmSpec, device: Device) -> Iterator[Chosen]:
+    """What the rules say where no row helps, best first.
+
+    A library for pre-shuffled weights, a skinny kernel for at most SMALL_M rows, then the family's library paths.
+    """
+    labels = list(family.baseline)
+    if spec.w_layout == "nk" and spec.m <= SMALL_M:
+        labels.insert(0, "skinny")
+    for label in dict.fromkeys((*labels, "torch")):
+        implementation = implementation_of(family, label)
+        if implementation is None or implementation.unavailable(device):
+            continue
+        points = _PLAIN.get(label) or tuple(implementation.points(spec, device, _NO_SPACE))
+        for point in points:
+            knobs = implementation.normalise(spec, point, device)
+            if implementation.misfit(spec, knobs, device) is None:
+                yield Chosen(implementation=implementation, candidate=Candidate.of(label, knobs))
+                break

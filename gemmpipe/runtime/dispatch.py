@@ -1,0 +1,224 @@
+"""From operands to a tuned call: found once a key under a lock, one dictionary look-up ever after."""
+
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from gemmpipe.data import Device, Problem, Scalar
+from gemmpipe.device import cpu_device, gpu_device
+from gemmpipe.errors import GemmpipeError
+from gemmpipe.family import Family, GemmSpec, load_family
+from gemmpipe.runtime.bound import tiled_call
+from gemmpipe.runtime.calls import Call, NotInGraph, any_call
+from gemmpipe.runtime.choosing import Chosen, Unusable, fallbacks, usable
+from gemmpipe.runtime.lookup import levels
+from gemmpipe.runtime.operands import Given, Optional, check, problem_of
+from gemmpipe.runtime.selection import LOG, Untuned
+from gemmpipe.runtime.tables import Tables, load_tables
+
+_MOST_CALLS = 16384  # bound calls kept a family: some 2 kB each; a workload of more shapes starts anew
+
+_DEVICES: dict[int, Device] = {}
+
+
+def device_of(index: int) -> Device:
+    """The device of torch's number, -1 for the CPU."""
+    if index not in _DEVICES:
+        _DEVICES[index] = cpu_device() if index < 0 else gpu_device(index)
+    return _DEVICES[index]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selected:
+    """One answer to a look-up: how it was found and what to run."""
+
+    step: str
+    """`exact`, `padded` or `fallback`."""
+    source: str
+    chosen: Chosen
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dispatch:
+    """Everything that calls of one family need. `borrowed` memory: a compiled graph's pool holds what a call makes."""
+
+    family: Family
+    borrowed: bool
+    calls: dict[tuple[object, ...], Call] = field(default_factory=dict)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    _tables: list[Tables] = field(default_factory=list)
+
+    def tables(self) -> Tables:
+        """The tuned tables, read when first asked for."""
+        with self.lock:
+            if not self._tables:
+                self._tables.append(load_tables(self.family))
+            return self._tables[0]
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        w: torch.Tensor,
+        x_scale: Optional,
+        w_scale: Optional,
+        bias: Optional,
+        out_dtype: torch.dtype,
+        flags: Mapping[str, Scalar],
+    ) -> torch.Tensor:
+        """The product. Raises UserError for operands that are no product of this family."""
+        # Everything that a bound call takes for granted; layouts and addresses it looks at itself.
+        key = (
+            x.shape,
+            w.shape,
+            x.dtype,
+            w.dtype,
+            out_dtype,
+            x.get_device(),
+            w.get_device(),
+            None if x_scale is None else (x_scale.shape, x_scale.dtype, x_scale.get_device()),
+            None if w_scale is None else (w_scale.shape, w_scale.dtype, w_scale.get_device()),
+            None if bias is None else (bias.shape, bias.dtype, bias.get_device()),
+        )
+        call = self.calls.get(key)
+        if call is None:
+            given = Given(x=x, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out_dtype=out_dtype)
+            return self._first(key, given, flags)
+        try:
+            return call(x, w, x_scale, w_scale, bias)
+        except NotInGraph:
+            given = Given(x=x, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out_dtype=out_dtype)
+            return self._in_graph(given, flags)
+
+    def _first(self, key: tuple[object, ...], given: Given, flags: Mapping[str, Scalar]) -> torch.Tensor:
+        """The first call of a key: check, look up, bind, run, and keep what ran."""
+        problem = problem_of(self.family, given, flags)
+        if given.x.device.type not in ("cpu", "cuda") or 0 in (problem["M"], problem["N"], problem["K"]):
+            return _degenerate(given)
+        spec = self.family.spec(problem)
+        check(self.family, given, spec)
+        device = device_of(given.x.get_device())
+        with self.lock:
+            call, out = self._run_best(problem, spec, device, given)
+            if call is not None:
+                if len(self.calls) >= _MOST_CALLS:
+                    self.calls.clear()
+                self.calls[key] = call
+        return out
+
+    def _run_best(
+        self, problem: Problem, spec: GemmSpec, device: Device, given: Given
+    ) -> tuple[Call | None, torch.Tensor]:
+        """(the first selected call that runs, or None where it must not be kept, its output)."""
+        failed: Exception | None = None
+        for selected in self.selections(problem, spec, device):
+            try:
+                call = self._bind(selected, spec, device, given)
+                if selected.step == "fallback":
+                    call = _counted(call, LOG.miss(self.family.name, problem.id))
+                out = call(given.x, given.w, given.x_scale, given.w_scale, given.bias)
+            except NotInGraph:
+                return None, self._in_graph(given, {name: problem[name] for name, _ in problem.key})
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # noqa: BLE001 - what a kernel or library raises must not end a forward pass
+                failed = error
+                LOG.warn(f"{self.family.name} {selected.source} {type(error).__name__}", _failure(selected, error))
+                continue
+            if selected.step == "padded":
+                LOG.pad(self.family.name)
+            LOG.step(f"{problem.id}: {selected.step}: {selected.source}: {_words(selected.chosen)}")
+            return call, out
+        if failed is not None:
+            raise failed
+        raise GemmpipeError(f"{self.family.entry_point}: nothing here computes {problem.id} on {device.gfx}")
+
+    def _bind(self, selected: Selected, spec: GemmSpec, device: Device, given: Given) -> Call:
+        bound = tiled_call(selected.chosen, spec, device, given, fresh_workspace=self.borrowed)
+        return bound or any_call(selected.chosen, spec, device, given.out_dtype, borrowed=self.borrowed)
+
+    def _in_graph(self, given: Given, flags: Mapping[str, Scalar]) -> torch.Tensor:
+        """The fallback, inside a graph whose weight was not prepared before: nothing that it makes is kept."""
+        problem = problem_of(self.family, given, flags)
+        spec, device = self.family.spec(problem), device_of(given.x.get_device())
+        LOG.warn(
+            f"graph {problem.id}",
+            f"{problem.id}: captured in a graph before its weight was prepared, so the fallback is captured; "
+            "call it once before, or gemmpipe.runtime.prepare(weight)",
+        )
+        chosen = next(fallbacks(self.family, spec, device))
+        call = any_call(chosen, spec, device, given.out_dtype, keep=False)
+        return call(given.x, given.w, given.x_scale, given.w_scale, given.bias)
+
+    def selections(self, problem: Problem, spec: GemmSpec, device: Device) -> Iterator[Selected]:
+        """What may answer, best first: the exact row, padded ones, then the rules."""
+        yield from self.tuned(problem, spec, device)
+        for chosen in fallbacks(self.family, spec, device):
+            yield Selected(step="fallback", source="rules", chosen=chosen)
+
+    def tuned(self, problem: Problem, spec: GemmSpec, device: Device) -> Iterator[Selected]:
+        """The rows that can run, in the order of `lookup.levels`; one that cannot costs a warning."""
+        tables = self.tables()
+        for m, step in levels(spec.m, spec.n).items():
+            values = [m if name == "M" else value for name, value in problem.key]
+            found = tables.find(device, values)
+            if found is None:
+                LOG.step(f"{problem.id}: {step} M={m}: no row")
+                continue
+            try:
+                chosen = usable(self.family, found.row, spec, device)
+            except Unusable as reason:
+                LOG.step(f"{problem.id}: {step} M={m}: {found.path}: skipped: {reason}")
+                # A row tuned for another M may well not fit this one.
+                if step == "exact" or not str(reason).startswith("misfit"):
+                    LOG.warn(
+                        f"{self.family.name} {found.path} {reason}",
+                        f"{found.path}: {problem.id}: the stored candidate is skipped here: {reason}",
+                    )
+                continue
+            yield Selected(step=step, source=f"M={m} of {found.path}", chosen=chosen)
+
+
+def _counted(call: Call, untuned: Untuned) -> Call:
+    def counted(x: torch.Tensor, w: torch.Tensor, x_scale: Optional, w_scale: Optional, bias: Optional) -> torch.Tensor:
+        untuned.calls += 1
+        return call(x, w, x_scale, w_scale, bias)
+
+    return counted
+
+
+def _degenerate(given: Given) -> torch.Tensor:
+    """The product without a row, a column or an inner element, or on a device without memory (meta)."""
+    out = torch.zeros(given.out_shape, dtype=given.out_dtype, device=given.x.device)
+    return out if given.bias is None else out.add_(given.bias)
+
+
+def _words(chosen: Chosen) -> str:
+    knobs = " ".join(f"{name}={value}" for name, value in chosen.candidate.items)
+    return f"{chosen.candidate.backend} {knobs}".strip()
+
+
+def _failure(selected: Selected, error: Exception) -> str:
+    text = str(error).strip().splitlines() or [type(error).__name__]
+    return f"{selected.source}: {_words(selected.chosen)} failed and is skipped: {type(error).__name__}: {text[0]}"
+
+
+_DISPATCHES: dict[tuple[str, bool], Dispatch] = {}
+_LOCK = threading.Lock()
+
+
+def dispatch_of(family: str, *, borrowed: bool = False) -> Dispatch:
+    """The process's dispatch of a family, made when first asked for."""
+    found = _DISPATCHES.get((family, borrowed))
+    if found is None:
+        with _LOCK:
+            made = Dispatch(family=load_family(family), borrowed=borrowed)
+            found = _DISPATCHES.setdefault((family, borrowed), made)
+    return found
+
+
+def reload() -> None:
+    """Read the tables again at the next call, and find every call anew: after tuning, or a changed environment."""
+    with _LOCK:
+        _DISPATCHES.clear()

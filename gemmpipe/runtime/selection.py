@@ -1,0 +1,82 @@
+"""What the run time says about its choices: each step once a key when asked, one line at exit always."""
+
+import atexit
+import logging
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+
+_LOG = logging.getLogger("gemmpipe.runtime")
+
+
+@dataclass(kw_only=True)
+class Untuned:
+    """A key that no row answered, and how often it was called."""
+
+    family: str
+    key: str
+    calls: int = 0
+
+
+@dataclass(kw_only=True)
+class SelectionLog:
+    """Warnings once each, steps when `GEMMPIPE_LOG_SELECTION` is set, untuned keys for the line at exit."""
+
+    untuned: dict[str, Untuned] = field(default_factory=dict)
+    padded: Counter[str] = field(default_factory=Counter)
+    _warned: set[str] = field(default_factory=set)
+    _said: set[str] = field(default_factory=set)
+    _waiting: bool = False
+
+    def step(self, text: str) -> None:
+        """One step of a look-up; shown only when asked for."""
+        if os.environ.get("GEMMPIPE_LOG_SELECTION", "") in ("", "0"):
+            return
+        if text in self._said:
+            return
+        self._said.add(text)
+        if not _LOG.hasHandlers():
+            _LOG.addHandler(logging.StreamHandler())
+        if not _LOG.isEnabledFor(logging.INFO):
+            _LOG.setLevel(logging.INFO)
+        _LOG.info("gemmpipe: %s", text)
+
+    def warn(self, subject: str, text: str) -> None:
+        """A warning, once a subject."""
+        if subject not in self._warned:
+            self._warned.add(subject)
+            _LOG.warning("gemmpipe: %s", text)
+
+    def miss(self, family: str, key: str) -> Untuned:
+        """Count a key that no row answered; its calls are counted by whoever makes them."""
+        self._report_at_exit()
+        return self.untuned.setdefault(key, Untuned(family=family, key=key))
+
+    def pad(self, family: str) -> None:
+        """Count a key that a padded row answered."""
+        self._report_at_exit()
+        self.padded[family] += 1
+
+    def summary(self) -> str:
+        """One line: untuned keys and their calls by family, the most called one; empty when all were tuned."""
+        keys = Counter(found.family for found in self.untuned.values())
+        parts = []
+        for family in sorted({*keys, *self.padded}):
+            mine = [found for found in self.untuned.values() if found.family == family]
+            words = f"{family}: {len(mine)} untuned ({sum(found.calls for found in mine)} calls"
+            if mine:
+                words += f", most: {max(mine, key=lambda found: found.calls).key.removeprefix(family).strip()}"
+            parts.append(f"{words}), {self.padded[family]} answered by a padded M")
+        return "; ".join(parts)
+
+    def _report_at_exit(self) -> None:
+        if not self._waiting:
+            self._waiting = True
+            atexit.register(self._report)
+
+    def _report(self) -> None:
+        if any(found.calls for found in self.untuned.values()):
+            _LOG.warning("gemmpipe: keys without a row of their own: %s", self.summary())
+
+
+LOG = SelectionLog()

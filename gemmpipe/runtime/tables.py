@@ -1,0 +1,104 @@
+"""The tuned tables that a process looks things up in: read once a family, merged in memory, never rewritten."""
+
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gemmpipe.data import Device, Scalar
+from gemmpipe.errors import UserError
+from gemmpipe.family import Family
+from gemmpipe.merging import Key, Row, key_of, merge
+from gemmpipe.paths import shipped_tables, user_tables
+from gemmpipe.store import read
+
+_LOG = logging.getLogger("gemmpipe.runtime")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A row and the file that it came from."""
+
+    row: Row
+    path: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tables:
+    """The rows of one family by key; a key's row comes from the first layer that has it."""
+
+    family: Family
+    rows: dict[Key, Found] = field(default_factory=dict)
+
+    def find(self, device: Device, key: Iterable[Scalar]) -> Found | None:
+        """The row for the family's key on this device."""
+        return self.rows.get((device.gfx, device.cu_num, *key))
+
+    def like(self, device: Device, wanted: dict[str, Scalar]) -> list[Row]:
+        """The rows on this device whose key has these values, whatever their other columns say."""
+        return [
+            found.row
+            for (gfx, units, *_), found in self.rows.items()
+            if (gfx, units) == (device.gfx, device.cu_num) and all(found.row[k] == v for k, v in wanted.items())
+        ]
+
+
+def variable(family: Family) -> str:
+    """The environment variable that names a family's tables."""
+    return f"GEMMPIPE_CONFIG_{family.name.upper()}"
+
+
+def layers(family: Family) -> list[list[Path]]:
+    """Files by layer: those of the environment variable, the user's folder, the shipped ones.
+
+    In a folder the family's default table comes first, then the per-model ones (`*_<csv_name>`) by name.
+    """
+    named = [Path(part).expanduser() for part in os.environ.get(variable(family), "").split(":") if part]
+    return [named, *(_beside(folder / family.csv_name) for folder in (user_tables(), shipped_tables()))]
+
+
+def _beside(default: Path) -> list[Path]:
+    models = sorted(default.parent.glob(f"*_{default.name}"))
+    return [path for path in (default, *models) if path.is_file() and "untuned" not in path.name]
+
+
+def load_tables(family: Family) -> Tables:
+    """Every layer's rows; within a layer the earlier file wins, and what clashes there is named once.
+
+    A file that cannot be read costs a warning, not the workload.
+    """
+    tables = Tables(family=family)
+    for files in layers(family):
+        fresh: dict[Key, Found] = {}
+        for path in files:
+            _add(fresh, path, family)
+        for key, found in fresh.items():
+            tables.rows.setdefault(key, found)
+    return tables
+
+
+def _add(layer: dict[Key, Found], path: Path, family: Family) -> None:
+    try:
+        rows = read(path, family)
+    except UserError as error:
+        _LOG.warning("gemmpipe: a tuned table is left out: %s", error)
+        return
+    before = [layer[key].row for key in dict.fromkeys(key_of(row, family) for row in rows) if key in layer]
+    _, conflicts = merge([*before, *rows], [], family, min_improvement_pct=0)
+    if conflicts:
+        others = sorted({str(layer[c.key].path) for c in conflicts if c.key in layer} - {str(path)}) or [str(path)]
+        _LOG.warning(
+            "gemmpipe: %d keys of %s are chosen differently in %s, which is asked first (%s)",
+            len({c.key for c in conflicts}),
+            path,
+            ", ".join(others),
+            _words(conflicts[0].key, family),
+        )
+    for row in rows:
+        layer.setdefault(key_of(row, family), Found(row=row, path=path))
+
+
+def _words(key: Sequence[Scalar], family: Family) -> str:
+    names = ("gfx", "cu_num", *(column.name for column in family.key_columns))
+    return " ".join(f"{name}={value}" for name, value in zip(names, key, strict=True))

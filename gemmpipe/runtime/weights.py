@@ -1,0 +1,64 @@
+"""Preparing weights ahead of their first call, and forgetting what was prepared."""
+
+from collections.abc import Iterator
+
+import torch
+
+from gemmpipe.data import Problem, Scalar
+from gemmpipe.errors import UserError
+from gemmpipe.family import Family, GemmSpec, Implementation, Weights, load_family
+from gemmpipe.paths import PACKAGE
+from gemmpipe.runtime.calls import kept_form, on
+from gemmpipe.runtime.choosing import Chosen, Unusable, usable
+from gemmpipe.runtime.dispatch import device_of, dispatch_of
+from gemmpipe.runtime.operands import name_of
+from gemmpipe.runtime.prepared import FORMS
+
+
+def prepare(weight: torch.Tensor, w_scale: torch.Tensor | None = None) -> int:
+    """Make and keep every form of a weight [N, K] that a tuned row of it wants; how many forms are kept for it.
+
+    Call it before a CUDA graph is captured, and after weights were reloaded in a way that torch does not count (see
+    `forget`). Forms are kept as long as the weight's memory.
+    """
+    weights = Weights(w=weight.detach(), w_scale=w_scale)
+    device = device_of(weight.get_device())
+    for family in _families():
+        for chosen, spec in _wanted(family, weights):
+            if type(chosen.implementation).prepare is not Implementation.prepare:
+                with torch.no_grad(), on(device):
+                    kept_form(chosen, spec, weights, device)
+    storage = weight.untyped_storage()
+    return sum(entry.storage() is storage for entry in list(FORMS.entries.values()))
+
+
+def forget(weight: torch.Tensor) -> int:
+    """Drop what was prepared of this weight; the next call makes it anew. Returns how many forms there were.
+
+    Needed after an in-place reload that torch does not count: through `.data`, into inference tensors, or by another
+    library. A CUDA graph captured before still reads the dropped form: capture it again.
+    """
+    return FORMS.forget(weight)
+
+
+def _families() -> Iterator[Family]:
+    for path in sorted((PACKAGE / "kernels").glob("*/__init__.py")):
+        yield load_family(path.parent.name)
+
+
+def _wanted(family: Family, weights: Weights) -> Iterator[tuple[Chosen, GemmSpec]]:
+    """Each candidate that a row of this weight's sizes, type and device names, once."""
+    device = device_of(weights.w.get_device())
+    names = {column.name for column in family.key_columns}
+    wanted: dict[str, Scalar] = {"N": weights.w.shape[-2], "K": weights.w.shape[-1], "dtype": name_of(weights.w.dtype)}
+    seen = set()
+    for row in dispatch_of(family.name).tables().like(device, {k: v for k, v in wanted.items() if k in names}):
+        problem = Problem(family=family.name, key=tuple((c.name, row[c.name]) for c in family.key_columns))
+        try:
+            spec = family.spec(problem)
+            chosen = usable(family, row, spec, device)
+        except (UserError, Unusable):
+            continue  # a call of this key will say why
+        if (spec.w_scale is None) == (weights.w_scale is None) and chosen.candidate not in seen:
+            seen.add(chosen.candidate)
+            yield chosen, spec
