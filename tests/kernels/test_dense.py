@@ -37,6 +37,18 @@ CASES = {
         {"mnk": [33, 80, 333], "knobs": [16, 32, 32, 3], "dtype": "int8", "bias": True},
         {"mnk": [1, 48, 256], "knobs": [16, 16, 128, 1], "dtype": "int8", "key": TENSOR, "out": "float32"},
     ],
+    "batched_bf16": [
+        {"mnk": [16, 32, 128], "knobs": [16, 32, 64, 1], "key": {"B": 3}},
+        {"mnk": [17, 48, 333], "knobs": [16, 32, 64, 3], "key": {"B": 2}, "dtype": "float16", "out": "float32"},
+        {"mnk": [5, 80, 160], "knobs": [16, 64, 64, 2], "key": {"B": 3}, "swap": True},
+        {"mnk": [5, 48, 160], "knobs": [16, 32, 64, 2], "key": {"B": 1}},
+    ],
+    "batched_a8w8": [
+        {"mnk": [16, 32, 128], "knobs": [16, 32, 64, 1], "key": {"B": 3}},
+        {"mnk": [17, 48, 333], "knobs": [16, 32, 64, 3], "key": {"B": 2}, "dtype": "int8", "out": "float32"},
+        {"mnk": [17, 48, 160], "knobs": [16, 32, 64, 2], "key": {"B": 3}, "out": "float16", **FNUZ},
+        {"mnk": [5, 48, 160], "knobs": [16, 32, 64, 2], "key": {"B": 1}},
+    ],
 }
 KNOBS = {
     "GROUP_SIZE_M": 8,
@@ -51,7 +63,13 @@ PRODUCTS = [
     ("a8w8", TENSOR, {"bias": True}),
     ("a8w8", {}, {"dtype": "int8", "bias": True, "out_dtype": "float32"}),
     ("a8w8", TENSOR, {"dtype": "int8"}),
+    ("batched_bf16", {"B": 3}, {}),
+    ("batched_bf16", {"B": 3}, {"dtype": "float16", "out_dtype": "float32"}),
+    ("batched_a8w8", {"B": 3}, {}),
+    ("batched_a8w8", {"B": 3}, {"dtype": "int8", "out_dtype": "float32"}),
+    ("batched_a8w8", {"B": 1}, {}),
 ]
+COMPILED = [PRODUCTS[i] for i in (0, 2, 4, 6)]
 
 
 def spec_of(
@@ -93,7 +111,7 @@ def test_matches_the_reference_on_odd_and_even_sizes(family: str) -> None:
 
 
 @pytest.mark.parametrize("gfx", ["sm_90", "sm_100", "gfx942", "gfx950"])
-@pytest.mark.parametrize(("name", "key", "words"), PRODUCTS[:1] + PRODUCTS[2:3])
+@pytest.mark.parametrize(("name", "key", "words"), COMPILED)
 def test_compiles_without_a_gpu_within_the_estimate(
     name: str, key: dict[str, object], words: dict[str, object], gfx: str
 ) -> None:
