@@ -21,18 +21,22 @@ class Stop:
     def __init__(self, events: Events) -> None:
         self._events = events
         self.asked = False
+        self._told = False
 
     def check(self) -> None:
         """Raises Interrupted when asked to stop."""
-        if self.asked:
-            raise Interrupted("interrupted")
+        if not self.asked:
+            return
+        if not self._told:  # not in the handler: it may have interrupted a print
+            self._told = True
+            self._events.emit("warning", "stopping after the work in hand; once more to stop at once")
+        raise Interrupted("interrupted")
 
     def ask(self, signum: int, frame: FrameType | None) -> None:
         """Signal handler: remember the first time, raise KeyboardInterrupt the second."""
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
-        self._events.emit("warning", "stopping after the work in hand; once more to stop at once")
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """trials.jsonl: the append-only truth of a run; everything else is derived from it."""
 
+import contextlib
+import fcntl
 import json
 import os
 import time
@@ -8,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from gemmpipe.data import Candidate, Scalar, Status, Trial
-from gemmpipe.errors import EnvironmentProblem
+from gemmpipe.data import Candidate, Device, Scalar, Status, Trial
+from gemmpipe.errors import EnvironmentProblem, UserError
 
 NAME = "trials.jsonl"
 _SYNC_EVERY_S = 1.0
@@ -21,7 +23,7 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         """Open `folder`/trials.jsonl for appending; a line cut off by a kill is ended so that it spoils no other.
 
-        Raises EnvironmentProblem when the folder cannot be written.
+        Raises EnvironmentProblem when the folder cannot be written, UserError when another run writes this journal.
         """
         self.path = folder / NAME
         self._known: set[str] = set()
@@ -30,10 +32,13 @@ class Journal:
         self._synced = time.monotonic()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            torn = self.path.exists() and not _ends_whole(self.path)
             self._file: IO[str] = self.path.open("a", encoding="utf-8")
-            if torn:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process, however that ends
+            if not _ends_whole(self.path):
                 self._file.write("\n")
+        except BlockingIOError:
+            self._file.close()
+            raise UserError(f"{self.path}: another gemmpipe is still at work on this run") from None
         except OSError as error:
             raise EnvironmentProblem(f"{self.path}: cannot write the journal: {error.strerror}") from None
 
@@ -84,11 +89,13 @@ class Journal:
         self._synced = time.monotonic()
 
     def close(self) -> None:
-        """Sync and close; closing twice is fine."""
+        """Sync and close; closing twice is fine. Rows that a full disk refused were told when they were written."""
         if not self._file.closed:
-            self._file.flush()
-            self.sync()
-            self._file.close()
+            with contextlib.suppress(OSError):
+                self._file.flush()
+                self.sync()
+            with contextlib.suppress(OSError):
+                self._file.close()
 
 
 def _ends_whole(path: Path) -> bool:
@@ -105,22 +112,35 @@ class Record:
 
     sessions: list[Mapping[str, object]] = field(default_factory=list)
     problems: list[Mapping[str, object]] = field(default_factory=list)
-    trials: dict[tuple[str, str, str, int], Trial] = field(default_factory=dict)
     finished: set[tuple[str, str]] = field(default_factory=set)
     """(stage, problem) whose `done` row stands."""
     kernel_names: dict[str, str] = field(default_factory=dict)
     """By candidate id."""
     skipped: list[int] = field(default_factory=list)
     """Numbers of lines that could not be read."""
+    _trials: dict[tuple[str, str], dict[tuple[str, int], Trial]] = field(default_factory=dict)
+    """By (stage, problem), then (candidate, launches), the last written last."""
+
+    def add(self, trial: Trial) -> None:
+        """Take a trial, written after all that are here."""
+        trials = self._trials.setdefault((trial.stage, trial.problem), {})
+        key = (trial.candidate.id, trial.launches)
+        trials.pop(key, None)
+        trials[key] = trial
 
     def find(self, stage: str, problem: str, candidate: Candidate, launches: int) -> Trial | None:
         """The finished trial of exactly this request, or the failure that ended this candidate's attempts."""
-        found = self.trials.get((stage, problem, candidate.id, launches))
-        return found or self.trials.get((stage, problem, candidate.id, 0))
+        trials = self._trials.get((stage, problem), {})
+        return trials.get((candidate.id, launches)) or trials.get((candidate.id, 0))
 
     def of(self, stage: str, problem: str) -> list[Trial]:
-        """All trials of one problem at one stage, in the order written."""
-        return [t for (s, p, _, _), t in self.trials.items() if s == stage and p == problem]
+        """The last trial of each candidate of one problem at one stage."""
+        return list({t.candidate: t for t in self._trials.get((stage, problem), {}).values()}.values())
+
+    @property
+    def count(self) -> int:
+        """How many trials there are."""
+        return sum(len(trials) for trials in self._trials.values())
 
 
 def read(folder: Path) -> Record:
@@ -156,8 +176,10 @@ def _rows(path: Path, skipped: list[int]) -> Iterator[tuple[int, dict[str, objec
 def _take(row: dict[str, object], record: Record, candidates: dict[str, Candidate]) -> None:
     match row["row"]:
         case "session":
+            Device(**row["device"])  # type: ignore[arg-type]
             record.sessions.append(row)
         case "problem":
+            str(row["id"]), row["key"].items(), float(row["weight"]), row["layer"]  # type: ignore[attr-defined, arg-type]
             record.problems.append(row)
         case "candidate":
             knobs: Mapping[str, Scalar] = row["knobs"]  # type: ignore[assignment]
@@ -166,8 +188,7 @@ def _take(row: dict[str, object], record: Record, candidates: dict[str, Candidat
         case "done":
             record.finished.add((str(row["stage"]), str(row["problem"])))
         case "trial":
-            trial = _trial(row, candidates[str(row["candidate"])])
-            record.trials[trial.stage, trial.problem, trial.candidate.id, trial.launches] = trial
+            record.add(_trial(row, candidates[str(row["candidate"])]))
 
 
 def _trial(row: dict[str, object], candidate: Candidate) -> Trial:

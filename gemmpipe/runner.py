@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gemmpipe import journal as journals
 from gemmpipe import manifest, report
 from gemmpipe.backends import Backend
-from gemmpipe.data import Device, Problem
+from gemmpipe.data import Device, Problem, Scalar
 from gemmpipe.device import DeviceChoice
 from gemmpipe.errors import EnvironmentProblem, UserError
 from gemmpipe.events import Events
@@ -70,18 +70,20 @@ def run(plan: Plan, events: Events) -> int:
     Raises UserError for a chain that cannot work and EnvironmentProblem where the machine gives out.
     """
     started = time.monotonic()
-    record = journals.read(Path(plan.reuse)) if plan.reuse else journals.read(plan.run_dir)
-    check_chain(plan, record)
-    devices = _devices(plan, record)
-    output = Path(plan.output)
-    output_writable(output)
+    reused = journals.read(Path(plan.reuse)) if plan.reuse else None
+    check_chain(plan, reused)
+    devices = _devices(plan, reused)
+    writable("output", Path(plan.output))
+    if plan.profile:
+        writable("profile", Path(plan.profile).parent)
     journal = Journal(plan.run_dir)
     with ExitStack() as stack:
         stack.callback(journal.close)
+        record = reused or journals.read(plan.run_dir)
         stop = stack.enter_context(listening(events))
         journal.write("session", **manifest.session(plan, devices[0]))
-        if record.trials and not plan.reuse:
-            events.emit("line", f"resuming: {len(record.trials):,} finished trials stand in {journal.path}")
+        if record.count and not plan.reuse:
+            events.emit("line", f"resuming: {record.count:,} finished trials stand in {journal.path}")
         context = _context(plan, devices, journal, record, events, stop.check)
         tables = record_frames(plan.family, record) if plan.reuse else {}
         pool: Pool | None = None
@@ -97,7 +99,7 @@ def run(plan: Plan, events: Events) -> int:
             tables = _in_batches(plan, tables, context)
             code = 1 if context.unsolved else 0
         except Interrupted:
-            _drain(pool, journal)
+            tables = _what_is_done(plan, tables, context)
             code = Interrupted.exit_code
         manifest.write_tables(plan, tables)
         manifest.write(plan, tables, context, pool, time.monotonic() - started, code)
@@ -105,10 +107,10 @@ def run(plan: Plan, events: Events) -> int:
     return code
 
 
-def check_chain(plan: Plan, record: Record) -> None:
+def check_chain(plan: Plan, reused: Record | None) -> None:
     """Every stage's needs are given by an earlier one, or by the run that is reused. Raises UserError."""
-    have: set[str] = {"problems", "trials"} if plan.reuse else set()
-    if plan.reuse and not record.problems:
+    have: set[str] = {"problems", "trials"} if reused else set()
+    if reused and not reused.problems:
         raise UserError(f"reuse: {plan.reuse}: no journal with problems there; expected the folder of an earlier run")
     for word in plan.chain:
         missing = set(plan.stages[word].needs) - have
@@ -117,22 +119,22 @@ def check_chain(plan: Plan, record: Record) -> None:
         have |= set(plan.stages[word].gives)
 
 
-def output_writable(output: Path) -> None:
-    """Find out before hours of tuning, not after. Raises EnvironmentProblem."""
-    probe = output / ".gemmpipe-probe"
+def writable(key: str, folder: Path) -> None:
+    """Find out before hours of tuning, not after. Raises EnvironmentProblem naming the key."""
+    probe = folder / ".gemmpipe-probe"
     try:
-        output.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise EnvironmentProblem(f"output: cannot write to {output}: {error.strerror}") from None
+        raise EnvironmentProblem(f"{key}: cannot write to {folder}: {error.strerror}") from None
 
 
-def _devices(plan: Plan, record: Record) -> tuple[Device, ...]:
+def _devices(plan: Plan, reused: Record | None) -> tuple[Device, ...]:
     """The devices to run on; an old run is decided again for the device that it ran on."""
     needed = any(plan.stages[word].uses_device for word in plan.chain)
-    if not needed and record.sessions:
-        return (manifest.device_of(record.sessions[-1]),)
+    if not needed and reused and reused.sessions:
+        return (manifest.device_of(reused.sessions[-1]),)
     return plan.devices.find()
 
 
@@ -208,14 +210,41 @@ def _in_batches(plan: Plan, tables: "dict[str, pd.DataFrame]", context: Context)
         for name, frame in part.items():
             known = None if name == "selections" and "merge" in words else total.get(name)
             total[name] = frame if known is None else pd.concat([known, frame], ignore_index=True)
+    if "artifacts" in total:  # each batch writes the same files anew
+        total["artifacts"] = total["artifacts"].drop_duplicates(ignore_index=True)
     return {**tables, **total}
+
+
+def _what_is_done(plan: Plan, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
+    """The rest of the chain for the problems whose finals are finished: who stops early keeps what was paid for."""
+    devices = [i for i, word in enumerate(plan.chain) if plan.stages[word].uses_device]
+    if plan.reuse or not devices or "problems" not in tables:
+        return tables
+    done = record_frames(plan.family, journals.read(plan.run_dir))
+    if not len(done["problems"]):
+        return tables
+    finished = set(done["problems"]["problem"])
+    missing = {_sibling_key(p) for p in problems_of(plan.family, tables["problems"]) if p.id not in finished}
+    for word in plan.chain[devices[-1] + 1 :]:
+        done = {**done, **_run_stage(plan, word, done, context)}
+        if "selections" in plan.stages[word].gives:
+            # A bucket spans all problems that differ in M alone: it waits until the last of them is finished.
+            chosen = done["selections"]
+            rows = zip(chosen["format"], problems_of(plan.family, chosen.assign(M=1)), strict=True)
+            done["selections"] = chosen[[form == "" or _sibling_key(p) not in missing for form, p in rows]]
+    return {**tables, **done, "problems": tables["problems"]}
+
+
+def _sibling_key(problem: Problem) -> tuple[tuple[str, Scalar], ...]:
+    """What problems share that differ in M alone."""
+    return tuple(item for item in problem.key if item[0] != "M")
 
 
 def batches(problems: list[Problem], size: int) -> Iterator[list[Problem]]:
     """Batches of about `size` problems; those that differ in M alone stay together, since buckets span them."""
     groups: dict[object, list[Problem]] = {}
     for problem in problems:
-        groups.setdefault(tuple(item for item in problem.key if item[0] != "M"), []).append(problem)
+        groups.setdefault(_sibling_key(problem), []).append(problem)
     batch: list[Problem] = []
     for group in groups.values():
         if batch and len(batch) + len(group) > size:
@@ -224,16 +253,3 @@ def batches(problems: list[Problem], size: int) -> Iterator[list[Problem]]:
         batch += group
     if batch:
         yield batch
-
-
-def _drain(pool: Pool | None, journal: Journal) -> None:
-    """Write what workers finish of the work in hand; what is queued stays for a resume."""
-    if pool is None:
-        return
-    deadline = time.monotonic() + 10
-    for worker in range(len(pool.devices)):
-        pool.forget_queued(worker)
-    while any(pool.backlog(w) for w in range(len(pool.devices))) and time.monotonic() < deadline:
-        for message in pool.poll(0.5):
-            for trial in getattr(message, "trials", ()):
-                journal.trial(trial)

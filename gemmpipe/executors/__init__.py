@@ -1,14 +1,19 @@
 """Executors: where jobs and builds run, and what the driver hears of them."""
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Self
 
 from gemmpipe.backends import Backend
 from gemmpipe.data import Build, BuildFacts, Device, Trial
 from gemmpipe.events import Events
+from gemmpipe.interrupt import Interrupted
 from gemmpipe.jobs import Job
+
+_DRAIN_S = 10.0  # who asked to stop does not wait longer for the work in hand
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +98,22 @@ class Pool(ABC):
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(kill=kind is not None)
+
+
+@contextmanager
+def finishing(pool: Pool, hear: Callable[[Built | Finished], object]) -> Iterator[None]:
+    """When the block is interrupted, hear what workers finish of the work in hand; what is queued is dropped."""
+    try:
+        yield
+    except Interrupted:
+        workers = range(len(pool.devices))
+        for worker in workers:
+            pool.forget_queued(worker)
+        deadline = time.monotonic() + _DRAIN_S
+        while any(pool.backlog(w) for w in workers) and time.monotonic() < deadline:
+            for message in pool.poll(0.5):
+                hear(message)
+        raise
 
 
 class Executor(ABC):

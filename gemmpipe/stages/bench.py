@@ -1,11 +1,12 @@
 """The bench stage (accurate-bench): checks the shortlist against the reference and times it in interleaved rounds."""
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from gemmpipe.data import Problem, Trial
-from gemmpipe.executors import Finished
+from gemmpipe.data import Candidate, Problem, Status, Trial
+from gemmpipe.executors import Built, Finished, finishing
 from gemmpipe.jobs.finals import FinalsJob
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.rows import candidate_of, problems_of, trial_frame
@@ -53,45 +54,29 @@ class Bench(Stage):
 
     def _finals(self, problems: list[Problem], shortlist: "pd.DataFrame", context: Context) -> list[Trial]:
         by_problem = dict(tuple(shortlist.groupby("problem", sort=False)))
-        jobs = [self._job(p, by_problem[p.id]) for p in problems if p.id in by_problem]
-        trials: list[Trial] = []
-        waiting: list[FinalsJob] = []
-        for job in jobs:
-            if ("bench", job.problem.id) in context.record.finished:
-                trials += context.record.of("bench", job.problem.id)
-            else:
-                waiting.append(job)
-        context.events.emit("stage", "bench", total=len(jobs))
-        done = len(jobs) - len(waiting)
-        left = len(waiting)
-        queue = iter(waiting)
-        while left:
-            self._hand_out(queue, context)
-            for message in context.pool.poll(_WAIT_S):
-                if isinstance(message, Finished):
-                    trials += message.trials
-                    left -= self._note(message, context)
-            context.check()
-            context.events.emit("progress", done=done + len(waiting) - left)
-        return trials
+        tally = _Tally(context)
+        jobs = [tally.begin(self._job(p, by_problem.get(p.id, shortlist[:0]))) for p in problems]
+        total = len(jobs)
+        context.events.emit("stage", "bench", total=total)
+        queue = iter([job for job in jobs if job is not None])
+        with finishing(context.pool, tally.hear):
+            while tally.open:
+                self._hand_out(queue, context)
+                for message in context.pool.poll(_WAIT_S):
+                    tally.hear(message)
+                context.check()
+                context.events.emit("progress", done=total - len(tally.open))
+        return tally.trials
 
-    def _hand_out(self, queue: "object", context: Context) -> None:
+    def _hand_out(self, queue: Iterator[FinalsJob], context: Context) -> None:
         """Give the next finals to whoever has room; all candidates of a problem are timed on one device."""
         for worker in range(len(context.pool.devices)):
             while context.pool.backlog(worker) < _AHEAD:
-                job = next(queue, None)  # type: ignore[call-overload]
+                job = next(queue, None)
                 if job is None:
                     return
                 context.journal.launch("bench", job.problem.id, list(job.candidates))
                 context.pool.submit(job, worker)
-
-    def _note(self, message: Finished, context: Context) -> bool:
-        """Write what came; whether the problem is done."""
-        for trial in message.trials:
-            context.journal.trial(trial)
-        if message.complete:
-            context.journal.write("done", stage="bench", problem=message.job.problem.id)
-        return message.complete
 
     def _job(self, problem: Problem, rows: "pd.DataFrame") -> FinalsJob:
         timed = rows[rows["us"].notna()]
@@ -112,3 +97,52 @@ class Bench(Stage):
             timer=self.timer,
             err_ratio=self.err_ratio,
         )
+
+
+class _Tally:
+    """What is finished and what is open; a problem is done when each of its finalists has a trial."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self.trials: list[Trial] = []
+        self.open: dict[str, set[Candidate]] = {}
+        """By problem id, the finalists without a trial."""
+
+    def begin(self, job: FinalsJob) -> FinalsJob | None:
+        """What is still to do of a job, or None.
+
+        A finalist that failed in an earlier session is not tried again. Those that were timed are timed again, unless
+        all were: their rounds belong together.
+        """
+        earlier = {t.candidate: t for t in self._context.record.of("bench", job.problem.id)}
+        if ("bench", job.problem.id) in self._context.record.finished:
+            self.trials += earlier.values()
+            return None
+        if any(c not in earlier for c in job.candidates):
+            earlier = {c: t for c, t in earlier.items() if t.time_us is None}
+        known = [c for c in job.candidates if c in earlier]
+        self.trials += [earlier[c] for c in known]
+        rest = job.without(known)
+        if not rest.candidates:
+            self._done(job.problem)
+            return None
+        self.open[job.problem.id] = set(rest.candidates)
+        return rest
+
+    def hear(self, message: Built | Finished) -> None:
+        """Write what is news of the finals."""
+        if isinstance(message, Built) or message.job.stage != "bench":
+            return
+        job, open_ = message.job, self.open.get(message.job.problem.id, set())
+        told = {t.candidate: t for t in message.trials if t.candidate in open_}
+        if message.complete:
+            told |= {c: job.failed(c, Status.DIED, "no result") for c in job.candidates if c in open_ - told.keys()}
+        for candidate, trial in told.items():
+            self._context.journal.trial(trial)
+            self.trials.append(trial)
+            open_.discard(candidate)
+        if not open_ and self.open.pop(job.problem.id, None) is not None:
+            self._done(job.problem)
+
+    def _done(self, problem: Problem) -> None:
+        self._context.journal.write("done", stage="bench", problem=problem.id)

@@ -88,7 +88,10 @@ def candidate_of(libtype: str, config: str) -> Candidate:
 
 
 def record_frames(family: Family, record: Record) -> dict[str, pd.DataFrame]:
-    """The problems and trials tables of an earlier run, from its journal; problems that it finished last win."""
+    """The problems whose finals an earlier run finished, and their trials, from its journal.
+
+    Raises UserError when the run tuned another family.
+    """
     problems = {
         str(row["id"]): Problem(
             family=family.name,
@@ -102,5 +105,6 @@ def record_frames(family: Family, record: Record) -> dict[str, pd.DataFrame]:
     if record.problems and not problems:
         other = str(record.problems[0]["id"]).split(" ")[0]
         raise UserError(f"reuse: that run tuned kernel={other}, this one is kernel={family.name}")
-    trials = [t for t in record.trials.values() if t.stage == "bench"]
-    return {"problems": problem_frame(family, problems.values()), "trials": trial_frame(trials, record.kernel_names)}
+    done = [p for name, p in problems.items() if ("bench", name) in record.finished]
+    trials = [t for p in done for t in record.of("bench", p.id)]
+    return {"problems": problem_frame(family, done), "trials": trial_frame(trials, record.kernel_names)}

@@ -46,11 +46,15 @@ class Scheduler:
         if all(c.over for c in self._courses):
             return False
         for message in self._pool.poll(timeout_s):
-            if isinstance(message, Built):
-                self._take_build(message)
-            else:
-                self._take_trials(message)
+            self.hear(message)
         return True
+
+    def hear(self, message: Built | Finished) -> None:
+        """Take one message of the pool."""
+        if isinstance(message, Built):
+            self._take_build(message)
+        elif message.job.problem.id in self._by_problem:
+            self._take_trials(message)
 
     def _take_build(self, message: Built) -> None:
         facts = message.facts

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.data import Bucket, Candidate, Problem, Trial
+from gemmpipe.executors import finishing
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.bounds import Bounds
 from gemmpipe.stages.course import Course
@@ -36,12 +37,16 @@ class Screen(Stage):
         """Shortlist and trials of the problems."""
         courses = self._courses(problems_of(context.family, tables["problems"]), context)
         bounds = Bounds(context.family.baseline)
+        for course in courses:
+            for trial in context.record.of("screen", course.problem.id):
+                bounds.learn(course.problem, trial)
         scheduler = Scheduler(courses, context.pool, context.journal, self.timer, bounds)
         scheduler.start_builds(b for c in courses for builds in c.listing.builds.values() for b in builds)
         context.events.emit("stage", "screen", total=len(courses))
-        while scheduler.step(_WAIT_S):
-            context.check()
-            context.events.emit("progress", f"{scheduler.trials} trials", done=sum(c.over for c in courses))
+        with finishing(context.pool, scheduler.hear):
+            while scheduler.step(_WAIT_S):
+                context.check()
+                context.events.emit("progress", f"{scheduler.trials} trials", done=sum(c.over for c in courses))
         context.events.emit("progress", done=len(courses))
         _account_idle(context)
         return self._tables(courses, context)
