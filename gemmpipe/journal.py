@@ -164,7 +164,7 @@ def _rows(path: Path, skipped: list[int]) -> Iterator[tuple[int, dict[str, objec
                 continue
             try:
                 row = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 skipped.append(number)
                 continue
             if isinstance(row, dict):

@@ -1,0 +1,196 @@
+"""The journal: what is written is read back, whatever a kill or a full disk does to the file."""
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from gemmpipe import journal
+from gemmpipe.data import Candidate, Device, Status, Trial
+from gemmpipe.errors import EnvironmentProblem, UserError
+from gemmpipe.journal import Journal, Record
+
+A, B = Candidate.of("triton", {"BLOCK_SIZE_M": 16}), Candidate.of("torch", {"method": "mm"})
+PROBLEM = "f M=1 N=2 K=3"
+
+
+def _trial(candidate: Candidate, *, stage: str = "screen", launches: int = 1, us: float = 5.0) -> Trial:
+    samples = (us, us + 1) if launches else ()
+    status = Status.OK if launches else Status.DIED
+    return Trial(
+        stage=stage, problem=PROBLEM, candidate=candidate, status=status, launches=launches, samples_us=samples
+    )
+
+
+def _write(folder: Path, device: Device) -> None:
+    written = Journal(folder)
+    written.kernel_names[A.id] = "kernel@12345678"
+    written.write("session", device=asdict(device))
+    written.write("problem", id=PROBLEM, key={"M": 1, "N": 2, "K": 3}, weight=2.0, layer="qkv")
+    written.launch("screen", PROBLEM, [A, B])
+    written.trial(_trial(A))
+    written.trial(_trial(B, launches=0))
+    written.trial(_trial(A, stage="bench", launches=16))
+    written.write("done", stage="bench", problem=PROBLEM)
+    written.close()
+    written.close()
+
+
+def _counts(record: Record) -> tuple[int, int, int, int]:
+    return len(record.sessions), len(record.problems), record.count, len(record.finished)
+
+
+def test_what_is_written_is_read_back(tmp_path: Path, h200: Device) -> None:
+    _write(tmp_path, h200)
+    record = journal.read(tmp_path)
+    assert _counts(record) == (1, 1, 3, 1)
+    assert record.skipped == []
+    assert record.find("screen", PROBLEM, A, 1) == _trial(A)
+    assert record.find("screen", PROBLEM, A, 4) is None
+    assert record.find("screen", PROBLEM, B, 4) == _trial(B, launches=0), "a failure answers every later request"
+    assert record.of("bench", PROBLEM) == [_trial(A, stage="bench", launches=16)]
+    assert record.of("bench", "another") == []
+    assert record.finished == {("bench", PROBLEM)}
+    assert record.kernel_names == {A.id: "kernel@12345678", B.id: "torch"}
+
+
+def test_all_of_a_trial_survives(tmp_path: Path) -> None:
+    trial = Trial(
+        stage="bench",
+        problem=PROBLEM,
+        candidate=A,
+        status=Status.WRONG,
+        err_ratio=0.25,
+        extra_weight_bytes=7,
+        error='line one\nand a quote " and \N{GREEK SMALL LETTER MU}',
+    )
+    with_file = Journal(tmp_path)
+    with_file.trial(trial)
+    with_file.close()
+    assert journal.read(tmp_path).of("bench", PROBLEM) == [trial]
+
+
+def test_the_last_trial_of_a_candidate_counts(tmp_path: Path) -> None:
+    """Two sessions may time one finalist with different numbers of launches: one trial stands, the later one."""
+    for launches, us in ((16, 5.0), (32, 6.0), (16, 7.0)):
+        session = Journal(tmp_path)
+        session.trial(_trial(A, stage="bench", launches=launches, us=us))
+        session.close()
+        (found,) = journal.read(tmp_path).of("bench", PROBLEM)
+        assert (found.launches, found.samples_us[0]) == (launches, us)
+
+
+def test_no_journal_is_an_empty_record(tmp_path: Path) -> None:
+    assert _counts(journal.read(tmp_path)) == (0, 0, 0, 0)
+
+
+def test_truncated_anywhere_it_loses_the_torn_row_at_most(tmp_path: Path, h200: Device) -> None:
+    _write(tmp_path, h200)
+    path = tmp_path / journal.NAME
+    whole = path.read_bytes()
+    lines = whole.splitlines(keepends=True)
+    for length in range(len(whole) + 1):
+        path.write_bytes(whole[:length])
+        entire = whole[:length].count(b"\n")
+        torn = length > sum(len(line) for line in lines[:entire])
+        record = journal.read(tmp_path)
+        # A line that lacks nothing but its line break is whole.
+        complete = entire + (torn and length == sum(len(line) for line in lines[: entire + 1]) - 1)
+        assert len(record.skipped) == (complete == entire and torn)
+        kinds = [json.loads(line)["row"] for line in lines[:complete]]
+        assert _counts(record) == tuple(kinds.count(kind) for kind in ("session", "problem", "trial", "done"))
+        if length % 7 == 0:
+            after = Journal(tmp_path)
+            after.trial(_trial(B, stage="bench", launches=16))
+            after.close()
+            appended = journal.read(tmp_path)
+            assert _trial(B, stage="bench", launches=16) in appended.of("bench", PROBLEM)
+            assert appended.count == record.count + 1
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x00\xff\xfe\x80\n",
+        b"{}\n",
+        b"[1, 2]\n",
+        b"null\n",
+        b'"row"\n',
+        b'{"row": "trial"}\n',
+        b'{"row": "trial", "stage": "screen", "problem": "p", "candidate": "unknown", "status": "ok"}\n',
+        b'{"row": "candidate", "id": "x", "backend": "b", "knobs": 3}\n',
+        b'{"row": "problem", "id": "p", "key": 1}\n',
+        b'{"row": "session", "device": {"kind": "cuda"}}\n',
+        b'{"row": ["trial"]}\n',
+        b"[" * 100_000 + b"\n",
+        b'{"row": ' + b"9" * 10_000 + b"}\n",
+    ],
+    ids=lambda line: line[:20].decode("latin-1").strip(),
+)
+def test_garbage_between_rows_is_skipped_and_counted(tmp_path: Path, h200: Device, garbage: bytes) -> None:
+    _write(tmp_path, h200)
+    path = tmp_path / journal.NAME
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(line + garbage for line in lines))
+    record = journal.read(tmp_path)
+    assert _counts(record) == (1, 1, 3, 1)
+    assert record.skipped in ([], [2 * i for i in range(1, len(lines) + 1)])
+
+
+def test_rows_of_a_later_version_are_passed_over(tmp_path: Path, h200: Device) -> None:
+    _write(tmp_path, h200)
+    after = Journal(tmp_path)
+    after.write("weather", sunny=True)
+    after.close()
+    assert _counts(journal.read(tmp_path)) == (1, 1, 3, 1)
+
+
+def test_two_processes_cannot_write_one_journal(tmp_path: Path) -> None:
+    held = Journal(tmp_path)
+    held.write("session")
+    code = f"from pathlib import Path; from gemmpipe.journal import Journal; Journal(Path({str(tmp_path)!r}))"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.stderr.splitlines()[-1].endswith("trials.jsonl: another gemmpipe is still at work on this run")
+    with pytest.raises(UserError, match="another gemmpipe"):
+        Journal(tmp_path)
+    held.close()
+    Journal(tmp_path).close()
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EnvironmentProblem, match="cannot write the journal"):
+        Journal(tmp_path / "file")
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from gemmpipe.errors import EnvironmentProblem
+from gemmpipe.journal import Journal
+import signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+written = Journal(Path(sys.argv[1]))
+try:
+    for number in range(100):
+        written.write("done", stage="bench", problem=str(number))
+        print(number, flush=True)
+except EnvironmentProblem as error:
+    print(error)
+written.close()
+"""
+
+
+def test_a_full_disk_is_told_and_no_row_that_was_accepted_is_lost(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert ended.returncode == 0, ended.stderr
+    *accepted, told = ended.stdout.splitlines()
+    assert told.endswith("cannot write the journal: File too large; resume=last")
+    record = journal.read(tmp_path)
+    assert {int(problem) for _, problem in record.finished} >= {int(number) for number in accepted}
