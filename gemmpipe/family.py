@@ -173,6 +173,8 @@ class Family:
     baseline: tuple[str, ...]
     """Labels of the library paths; the fastest fit one is the baseline."""
     implementations: tuple[Implementation, ...]
+    json_buckets: str = "aiter"
+    """The preset of M ranges in its Triton JSON files, unless the user names another."""
     lm_head: bool = False
     """Whether engines run a model's lm_head through this family (they leave it in 16 bits)."""
 

@@ -42,21 +42,25 @@ PRESETS: Mapping[str, Mapping[str, Limit]] = {
 class TritonJson(Format):
     """Stores the Triton candidate of each bucket in `{device_name}-GEMM-{TAG}-N={N}-K={K}.json`.
 
-    `device_name` defaults to the architecture. `buckets` is a preset's name or its own mapping, lowest first, of a
-    name to the highest M, or to `{high: 32, BLOCK_SIZE_M: 32}` where only such a candidate may be stored.
+    `device_name` defaults to the architecture. `buckets` is a preset's name (None: the family's) or a mapping, lowest
+    first, of a name to the highest M, or to `{high: 32, BLOCK_SIZE_M: 32}` where only such a candidate may be stored.
     """
 
     name = "triton_json"
 
-    def __init__(self, *, device_name: str | None, buckets: str | Mapping[str, Limit]) -> None:
+    def __init__(self, *, device_name: str | None, buckets: str | Mapping[str, Limit] | None) -> None:
         self.device_name = device_name
         if device_name is not None and not re.fullmatch(r"[^/\\\0\s][^/\\\0]*", device_name):
             raise UserError(f"format.triton_json.device_name: '{device_name}', expected a name such as gfx942 or R9700")
-        self.ranges = _ranges(buckets)
+        self._ranges = None if buckets is None else _ranges(buckets)
+
+    def ranges(self, family: Family) -> tuple[Bucket, ...]:
+        """The buckets of a family's files, lowest first."""
+        return _ranges(family.json_buckets) if self._ranges is None else self._ranges
 
     def buckets(self, family: Family, ms: Sequence[int]) -> tuple[Bucket, ...]:
         """The buckets that hold any of these Ms."""
-        return tuple(bucket for bucket in self.ranges if any(bucket.holds(m) for m in ms))
+        return tuple(bucket for bucket in self.ranges(family) if any(bucket.holds(m) for m in ms))
 
     def write(self, family: Family, selections: "pd.DataFrame", target: Target) -> list[Path]:
         """A file a product and the default one; buckets that were not tuned this time stay as they are."""
@@ -64,7 +68,7 @@ class TritonJson(Format):
         if not found:
             return []
         stem = f"{self.device_name or target.device.gfx}-GEMM-{family.json_tag}"
-        order = {bucket.name: float(bucket.low) for bucket in self.ranges}
+        order = {bucket.name: float(bucket.low) for bucket in self.ranges(family)}
         default = target.folder / f"{stem}.json"
         with locked(default):
             files = {target.folder / f"{stem}{_suffix(shape)}.json": chosen for shape, chosen in found.items()}
