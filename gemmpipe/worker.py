@@ -59,7 +59,11 @@ def main(post: Post, pipe: Connection, cells: MutableSequence[float]) -> None:
     start = time.monotonic()
     threading.Thread(target=_end_with_the_driver, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the driver decides what it means
-    tools = ready_tools(post, cells)
+    try:
+        tools = ready_tools(post, cells)
+    except Exception as error:  # noqa: BLE001 - told in one line by the driver instead of a traceback a start
+        pipe.send(Answer(trials=[], spent_s={}, lost=_text(error)))
+        return
     # Collections would fall into measurements; what must go is freed by reference counts.
     gc.collect()
     gc.freeze()
@@ -102,4 +106,8 @@ def _serve(job: Job, tools: Tools) -> Answer:
     except torch.OutOfMemoryError as error:
         return Answer(trials=[], spent_s=dict(tools.spent_s), lost=f"out of memory: {error}"[:300])
     except Exception as error:  # noqa: BLE001 - a fault that surfaced after the first launch, whatever its type
-        return Answer(trials=[], spent_s=dict(tools.spent_s), lost=f"{type(error).__name__}: {error}"[:300])
+        return Answer(trials=[], spent_s=dict(tools.spent_s), lost=_text(error))
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]

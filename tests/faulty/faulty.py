@@ -26,7 +26,7 @@ def _spec(problem: Problem) -> GemmSpec:
 def _first_time(name: str) -> bool:
     """Whether nobody asked before, in any process of this test."""
     try:
-        Path(f"once-{name}").touch(exist_ok=False)
+        Path(os.environ.get("FAULTY_ONCE", "."), f"once-{name}").touch(exist_ok=False)
     except FileExistsError:
         return False
     return True
@@ -63,6 +63,12 @@ def _later(kind: str, act: Callable[[], object]) -> Callable[[], None]:
     return launch
 
 
+def _die_then_raise() -> None:
+    if _first_time("die_then_raise"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise ValueError("once it died, now it raises")
+
+
 def _die(number: int) -> Callable[[], None]:
     return lambda: os.kill(os.getpid(), number)
 
@@ -85,6 +91,8 @@ ENDS: dict[str, Callable[[], object]] = {
     "eat": _eat,
     "hang_once": _once("hang_once", lambda: time.sleep(3600)),
     "die_once": _once("die_once", _die(signal.SIGKILL)),
+    "die_then_raise": _die_then_raise,
+    "slow": lambda: time.sleep(0.004),
     "raise_later": _later("raise_later", _raise(RuntimeError("only later"))),
     "odd_later": _later("odd_later", _raise(ValueError("only later"))),
     "die_later": _later("die_later", _die(signal.SIGKILL)),
@@ -107,7 +115,7 @@ SPOILS: dict[str, Callable[[torch.Tensor], object]] = {
 
 
 class Faulty(Implementation):
-    """`right` is right, every other KIND is not (`hang_once` and `die_once` are, but for their first launch)."""
+    """KINDs in ENDS and SPOILS are wrong in their way, all others right (`..._once` but for their first launch)."""
 
     label = "faulty"
 
@@ -138,6 +146,12 @@ class Faulty(Implementation):
         return launch
 
 
+def _make_inputs(spec: GemmSpec, generator: torch.Generator) -> Inputs:
+    if spec.m == 666:
+        raise ValueError("no operands of 666 rows")
+    return make_inputs(spec, generator)
+
+
 FAMILY = Family(
     name="faulty",
     key_columns=tuple(KeyColumn(name=name, kind="int") for name in ("M", "N", "K")),
@@ -147,7 +161,7 @@ FAMILY = Family(
     key_defaults=lambda words, gfx: {},
     spec=_spec,
     make_weights=make_weights,
-    make_inputs=make_inputs,
+    make_inputs=_make_inputs,
     reference=product,
     tolerance=tolerance,
     flops=flops,

@@ -1,0 +1,293 @@
+"""Who is blamed when a worker dies, with real workers that really die."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gemmpipe import device as devices
+from gemmpipe.backends.own import Own
+from gemmpipe.data import Candidate, Problem, Status, Trial
+from gemmpipe.errors import EnvironmentProblem
+from gemmpipe.events import Event, Events
+from gemmpipe.executors import Finished
+from gemmpipe.executors.desk import Desk
+from gemmpipe.jobs import Job
+from gemmpipe.jobs.finals import FinalsJob
+from gemmpipe.jobs.screening import ScreenJob
+from gemmpipe.search import Request
+from gemmpipe.timer import Timer
+from gemmpipe.worker import Post
+
+FAULTY = Path(__file__).parents[1] / "faulty"
+TIMER = Timer(warmup=0, iters=2, rounds=3, budget_ms=10)
+GB = 1 << 30
+
+
+def _candidate(kind: str) -> Candidate:
+    return Candidate.of("faulty", {"KIND": kind, "PACE_MS": 0})
+
+
+def _problem(m: int = 4, n: int = 16) -> Problem:
+    return Problem(family="faulty", key=(("M", m), ("N", n), ("K", 32)))
+
+
+def _screen(*kinds: str, m: int = 4, launches: int = 2) -> ScreenJob:
+    requests = tuple(Request(candidate=_candidate(kind), launches=launches) for kind in kinds)
+    return ScreenJob(stage="screen", problem=_problem(m), requests=requests, timer=TIMER)
+
+
+def _finals(*kinds: str) -> FinalsJob:
+    return FinalsJob(
+        stage="bench",
+        problem=_problem(),
+        finalists=tuple(_candidate(kind) for kind in kinds),
+        library=frozenset(),
+        kept=frozenset(),
+        timer=TIMER,
+        err_ratio=0.05,
+    )
+
+
+class Office:
+    """A desk with all that was heard from it."""
+
+    def __init__(self, timeout_s: float, memory_bytes: int) -> None:
+        self.said: list[Event] = []
+        cpu = devices.DeviceChoice(kind="cpu", index=None).find()[0]
+        post = Post(device=cpu, family="faulty", backends=(Own(label="faulty"),), python_path=(str(FAULTY),))
+        self.desk = Desk(post, timeout_s, memory_bytes, Events(listeners=[self.said.append]))
+        self.messages: list[Finished] = []
+
+    def work(self, *jobs: Job, limit_s: float = 60) -> dict[str, Status]:
+        """Do the jobs to their end; the status of each KIND (by M too where there are several)."""
+        for job in jobs:
+            self.desk.submit(job)
+        deadline = time.monotonic() + limit_s
+        while self.desk.backlog:
+            assert time.monotonic() < deadline, "the desk does not come to an end"
+            self.messages += self.desk.messages()
+            time.sleep(0.01)
+        self.messages += self.desk.messages()
+        return {str(t.candidate.knobs["KIND"]): t.status for t in self.trials}
+
+    @property
+    def trials(self) -> list[Trial]:
+        return [t for message in self.messages for t in message.trials]
+
+    @property
+    def complete(self) -> list[Job]:
+        return [message.job for message in self.messages if message.complete]
+
+    @property
+    def quarantined(self) -> int:
+        return sum(event.text.startswith("quarantined") for event in self.said)
+
+
+Open = Callable[..., Office]
+
+
+@pytest.fixture
+def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
+    """Opens offices; what their candidates remember lies in a folder of the test."""
+    monkeypatch.setenv("FAULTY_ONCE", str(tmp_path))
+    opened: list[Office] = []
+
+    def open_(timeout_s: float = 30, memory_bytes: int = 64 * GB) -> Office:
+        opened.append(Office(timeout_s, memory_bytes))
+        return opened[-1]
+
+    yield open_
+    for each in opened:
+        each.desk.close(kill=True)
+
+
+def _once_each(office: Office, jobs: int) -> None:
+    """Every candidate has one trial, every job one end."""
+    assert len({(t.problem, t.candidate) for t in office.trials}) == len(office.trials)
+    assert len(office.complete) == jobs
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        ("raise_bind", Status.LAUNCH_ERROR),
+        ("raise_launch", Status.LAUNCH_ERROR),
+        ("raise_odd", Status.LAUNCH_ERROR),
+        ("segfault", Status.DIED),
+        ("kill", Status.DIED),
+        ("exit", Status.DIED),
+        ("sys_exit", Status.DIED),
+        ("die_later", Status.DIED),
+        ("raise_later", Status.LAUNCH_ERROR),
+        ("odd_later", Status.LAUNCH_ERROR),
+    ],
+)
+def test_the_faulty_one_is_named_and_the_healthy_ones_are_timed(office: Open, kind: str, status: Status) -> None:
+    here = office()
+    assert here.work(_screen("right", kind, "other")) == {
+        "right": Status.OK,
+        kind: status,
+        "other": Status.OK,
+    }
+    _once_each(here, jobs=len(here.complete))
+    assert here.quarantined == (status is Status.DIED)
+
+
+@pytest.mark.parametrize("kind", ["hang", "hang_later"])
+def test_a_hang_is_a_timeout(office: Open, kind: str) -> None:
+    here = office(timeout_s=0.3)
+    found = here.work(_screen("right", kind, "other"))
+    assert found == {"right": Status.OK, kind: Status.TIMEOUT, "other": Status.OK}
+    (trial,) = [t for t in here.trials if t.status is Status.TIMEOUT]
+    assert trial.error == "no result after executor.timeout_s=0.3"
+
+
+@pytest.mark.parametrize("kind", ["hang_once", "die_once"])
+def test_bad_luck_is_no_fault(office: Open, kind: str) -> None:
+    here = office(timeout_s=1)
+    assert here.work(_screen(kind, "right")) == {kind: Status.OK, "right": Status.OK}
+    assert here.quarantined == 0
+    _once_each(here, jobs=1)
+
+
+def test_memory_is_watched(office: Open) -> None:
+    here = office(memory_bytes=GB)
+    assert here.work(_screen("right", "eat")) == {"right": Status.OK, "eat": Status.DIED}
+    assert [t.error for t in here.trials if t.status is Status.DIED] == [
+        "out of host memory: stopped by executor.memory_pct"
+    ]
+
+
+def test_blame_is_right_in_the_second_job(office: Open) -> None:
+    """The worker has two jobs: it dies in the second while the first one's answer may be unread."""
+    here = office()
+    here.work(_screen("right"))
+    for m in (8, 9, 10):
+        here.messages.clear()
+        for job in (_screen("right", "other"), _screen("right", "kill", m=m)):
+            here.desk.submit(job)
+        time.sleep(0.5)  # it is dead by now, and nobody listened
+        found = here.work()
+        assert found == {"right": Status.OK, "other": Status.OK, "kill": Status.DIED}
+        assert {t.problem for t in here.trials if t.status is Status.DIED} == {_problem(m).id}
+        assert len(here.trials) == 4
+        assert len(here.complete) == 2
+
+
+def test_many_faulty_ones_in_many_jobs(office: Open) -> None:
+    here = office()
+    kinds = ("kill", "right", "exit", "raise_bind", "segfault", "raise_later", "die_later")
+    here.work(*[_screen(*kinds, m=m) for m in (1, 2, 3)])
+    assert len(here.trials) == 3 * len(kinds)
+    assert {t.candidate.knobs["KIND"] for t in here.trials if t.status is Status.OK} == {"right"}
+    assert {t.candidate.knobs["KIND"] for t in here.trials if t.status is Status.LAUNCH_ERROR} == {
+        "raise_bind",
+        "raise_later",
+    }
+
+
+def test_jobs_without_candidates_end(office: Open) -> None:
+    here = office()
+    empty = _screen("right").without({_candidate("right")})
+    assert here.work(empty, _screen("right"), empty, _screen("right", m=8), empty) == {"right": Status.OK}
+    _once_each(here, jobs=5)
+    assert here.desk.usage().busy_s["start"] > 0
+
+
+def test_a_job_whose_candidates_all_die_ends(office: Open) -> None:
+    here = office()
+    assert here.work(_screen("kill", "exit"), _screen("right", m=8)) == {
+        "kill": Status.DIED,
+        "exit": Status.DIED,
+        "right": Status.OK,
+    }
+    _once_each(here, jobs=2)
+
+
+def test_a_candidate_out_for_one_job_is_out_for_the_problem(office: Open) -> None:
+    """What a probe finds holds for jobs that are queued, and none was sent behind the probe."""
+    here = office()
+    here.work(_screen("right", "kill"), _screen("kill", "other"), _screen("kill"))
+    _once_each(here, jobs=3)
+    assert here.quarantined == 1
+
+
+def test_what_a_probe_raises_is_told_once(office: Open) -> None:
+    here = office()
+    assert here.work(_screen("die_then_raise", "right")) == {
+        "die_then_raise": Status.LAUNCH_ERROR,
+        "right": Status.OK,
+    }
+    _once_each(here, jobs=1)
+
+
+def test_finals_go_on_without_the_faulty_ones(office: Open) -> None:
+    here = office()
+    found = here.work(_finals("right", "kill", "spoil_nan", "untouched", "permute", "spoil_row", "slow"))
+    assert found.pop("kill") is Status.DIED
+    assert found.pop("right") is Status.OK
+    assert found.pop("slow") is Status.DROPPED
+    assert set(found.values()) == {Status.WRONG}
+    _once_each(here, jobs=1)
+
+
+def test_a_problem_that_cannot_be_set_up_fails_its_candidates(office: Open) -> None:
+    here = office()
+    assert here.work(_screen("right", "other", m=666), _screen("right")) == {
+        "right": Status.OK,
+        "other": Status.DIED,
+    }
+    assert [t.error for t in here.trials if t.status is Status.DIED] == [
+        "the problem cannot be set up: ValueError: no operands of 666 rows"
+    ] * 2
+    assert here.quarantined == 0
+    _once_each(here, jobs=2)
+
+
+def test_a_worker_that_is_killed_from_outside_is_replaced(office: Open) -> None:
+    here = office()
+    here.work(_screen("right"))
+    here.desk._hand._process.kill()
+    begun = time.monotonic()
+    here.messages.clear()
+    assert here.work(_screen("right", m=8)) == {"right": Status.OK}
+    assert time.monotonic() - begun < 5
+
+
+def test_the_next_trial_runs_within_five_seconds_of_a_death(office: Open) -> None:
+    here = office()
+    here.work(_screen("right"))
+    begun = time.monotonic()
+    here.messages.clear()
+    here.work(_screen("segfault", "right", m=8))
+    # Death, the probe's death, and the others' trials.
+    assert time.monotonic() - begun < 10
+
+
+def test_a_worker_that_cannot_start_is_the_environments_fault(tmp_path: Path) -> None:
+    cpu = devices.DeviceChoice(kind="cpu", index=None).find()[0]
+    post = Post(device=cpu, family="no_such_family", backends=(), python_path=(str(tmp_path),))
+    desk = Desk(post, 30, 64 * GB, Events())
+    desk.submit(_screen("right"))
+
+    def wait() -> None:
+        for _ in range(600):
+            desk.messages()
+            time.sleep(0.05)
+
+    with pytest.raises(EnvironmentProblem, match=r"cpu: the worker cannot start: .*no family 'no_such_family'"):
+        wait()
+    desk.close(kill=True)
+
+
+def test_closing_twice_and_while_it_works(office: Open) -> None:
+    here = office()
+    here.work(_screen("right"))
+    here.desk.submit(_screen("hang"))
+    begun = time.monotonic()
+    here.desk.close(kill=False)
+    here.desk.close(kill=True)
+    assert time.monotonic() - begun < 4
+    assert list(here.desk.ears()) == []
