@@ -150,7 +150,10 @@ def _compiled(build: Build, target: Device) -> Any:
 
     function = find_kernel(build.kernel)
     names = [name for name, _ in build.signature]
-    source = ASTSource(
+    made = ASTSource
+    if function.is_gluon():
+        from triton.experimental.gluon._runtime import GluonASTSource as made
+    source = made(
         function,
         dict(build.signature),
         constexprs={(names.index(name),): value for name, value in build.constants},

@@ -21,7 +21,9 @@ NEEDED = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps", "num_stag
 NEUTRAL: Mapping[str, Scalar] = {"GROUP_SIZE_M": 1, "NUM_KSPLIT": 1, "cache_modifier": ""}
 AMD_ONLY = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
 SWAP = "SWAP_AB"
-AXES = (*NEEDED, *NEUTRAL, *AMD_ONLY)
+KIND = "kernel_type"
+"""Which kernel of a family an entry of the space is for; `plain` is the tiled one."""
+AXES = (*NEEDED, *NEUTRAL, *AMD_ONLY, KIND)
 TYPES = {
     "bfloat16": "bf16",
     "float16": "fp16",
@@ -49,6 +51,18 @@ def hash_of(kernel: str) -> str:
 def ceil_div(whole: int, part: int) -> int:
     """How many parts cover the whole."""
     return -(-whole // part)
+
+
+def facts_of(spec: GemmSpec, device: Device) -> dict[str, Scalar]:
+    """What entries of a space can ask about."""
+    return {
+        "arch": device.gfx,
+        "vendor": device.vendor,
+        "M": spec.m,
+        "N": spec.n,
+        "K": spec.k,
+        "B": spec.batch,
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +100,7 @@ class Tiled(Implementation):
         for axis in NEEDED:
             if axis not in space.axes:
                 raise UserError(f"space.{axis}: missing; a tiled kernel needs {', '.join(NEEDED)}")
-        facts: dict[str, Scalar] = {"arch": device.gfx, "vendor": device.vendor, "M": spec.m, "N": spec.n, "K": spec.k}
-        return space.points({**facts, "B": spec.batch})
+        return (p for p in space.points(facts_of(spec, device)) if p.get(KIND, "plain") == "plain")
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
         """Drop what this vendor's compiler ignores, and what this problem makes meaningless."""
@@ -96,6 +109,7 @@ class Tiled(Implementation):
             kept = {k: v for k, v in kept.items() if k not in AMD_ONLY}
         elif device.gfx == "gfx950" and "kpack" in kept:
             kept["kpack"] = 1  # the compiler overrides it from gfx950 on
+        kept.pop(KIND, None)
         if not kept.get(SWAP):
             kept.pop(SWAP, None)  # not swapped is the plain kernel, under the name that it has without the knob
         blocks = ceil_div(spec.k, integer(kept, "BLOCK_SIZE_K"))

@@ -103,6 +103,19 @@ def test_swapped_operands(device: Device, name: str, mnk: tuple[int, int, int], 
     check(case[0].implementations[0], {**knobs_of(*knobs), **half, "SWAP_AB": True}, device, case)
 
 
+@pytest.mark.parametrize(("m", "n", "stages"), [(128, 128, 5), (64, 128, 6), (64, 256, 4), (128, 64, 8), (64, 64, 4)])
+@pytest.mark.parametrize("mnk", [(128, 4608, 7168), (68, 1320, 1040), (4096, 7168, 8192), (192, 1280, 512)])
+def test_warp_specialised(device: Device, mnk: tuple[int, int, int], m: int, n: int, stages: int) -> None:
+    if device.gfx != "sm_90":
+        pytest.skip("Hopper's kernel")
+    family, spec, weights, inputs = made("a8w8_blockscale", device, mnk, {})
+    kernel = next(i for i in family.implementations if i.label == "gluon")
+    knobs = {**knobs_of(m, n, 128, 1, 4, stages), "kernel_type": "warp_specialised"}
+    if kernel.misfit(spec, kernel.normalise(spec, knobs, device), device):
+        pytest.skip("the tile does not fit this problem")
+    check(kernel, knobs, device, (family, spec, weights, inputs))
+
+
 def test_split_k_survives_many_launches(device: Device) -> None:
     """A counter that is not reset, or a part read too early, shows up within some of a thousand launches."""
     case = family, spec, weights, inputs = made("a8w8_blockscale", device, (16, 8192, 3584), {})

@@ -169,3 +169,18 @@ def test_compiles_without_a_gpu_within_the_estimate(name: str, gfx: str) -> None
         assert facts.shared_bytes <= shared_bytes(spec, m, n, k, stages, device)
         if gfx.startswith("gfx"):
             assert facts.spills == 0
+
+
+@pytest.mark.parametrize(("m", "n", "stages"), [(128, 128, 5), (64, 256, 4)])
+def test_the_warp_specialised_kernel_compiles_within_the_estimate(m: int, n: int, stages: int) -> None:
+    family, device = load_family("a8w8_blockscale"), arch_device("sm_90")
+    kernel = next(i for i in family.implementations if i.label == "gluon")
+    spec = spec_of(family, "sm_90", 256, 7168, 8192, bias=None)
+    sizes = {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": 128, "num_stages": stages}
+    knobs = kernel.normalise(spec, {**KNOBS, **sizes, "kernel_type": "warp_specialised"}, device)
+    assert kernel.misfit(spec, knobs, device) is None
+    (build,) = kernel.builds(spec, knobs, device)
+    facts = compile_build(build, device)
+    columns = n if m == 128 else n // 2
+    assert facts.shared_bytes is not None
+    assert facts.shared_bytes <= stages * ((m + n) * 128 + 4 * m) + 256 * columns + 1024
