@@ -62,6 +62,21 @@ CASES = {
         {"mnk": [17, 48, 320], "knobs": [16, 16, 64, 2], "out": "float32"},
         {"mnk": [17, 48, 320], "knobs": [16, 16, 64, 1]},  # the interpreter has no bf16 atomics
     ],
+    "a8w8_bpreshuffle": [
+        {"mnk": [32, 64, 128], "knobs": [16, 32, 64, 1]},
+        {"mnk": [33, 80, 352], "knobs": [16, 32, 64, 3], "bias": True, "out": "float32"},
+        {"mnk": [5, 80, 320], "knobs": [16, 64, 128, 2], "swap": True, "out": "float16"},
+        {"mnk": [33, 48, 160], "knobs": [32, 64, 32, 2], "dtype": "int8", "key": TENSOR},
+        {"mnk": [16, 48, 320], "knobs": [16, 16, 64, 2], **FNUZ},
+    ],
+    "a8w8_blockscale_bpreshuffle": [
+        {"mnk": [32, 128, 256], "knobs": [16, 64, 128, 1]},
+        {"mnk": [33, 160, 416], "knobs": [16, 64, 128, 3]},
+        {"mnk": [5, 304, 352], "knobs": [16, 256, 32, 4], "out": "float32"},
+        {"mnk": [5, 144, 384], "knobs": [16, 64, 128, 3], "swap": True},
+        {"mnk": [33, 320, 256], "knobs": [16, 256, 64, 1], "swap": True},
+        {"mnk": [16, 128, 256], "knobs": [16, 128, 128, 2], "gfx": "gfx942", "out": "float16"},
+    ],
 }
 KNOBS: dict[str, Scalar] = {
     "GROUP_SIZE_M": 8,
@@ -83,8 +98,11 @@ PRODUCTS = [
     ("batched_a8w8", {"B": 1}, {}),
     ("a16w16_atomic", {}, {}),
     ("a16w16_atomic", {}, {"dtype": "float16", "out_dtype": "float32"}),
+    ("a8w8_bpreshuffle", {}, {"bias": True}),
+    ("a8w8_bpreshuffle", TENSOR, {"dtype": "int8"}),
+    ("a8w8_blockscale_bpreshuffle", {}, {}),
 ]
-COMPILED = [PRODUCTS[i] for i in (0, 2, 4, 6, 9, 10)]
+COMPILED = [PRODUCTS[i] for i in (0, 2, 4, 6, 9, 10, 11, 13)]
 
 
 def spec_of(
@@ -134,8 +152,8 @@ def test_matches_the_reference_on_odd_and_even_sizes(family: str) -> None:
 def test_compiles_without_a_gpu_within_the_estimate(
     name: str, key: Mapping[str, object], words: Mapping[str, object], gfx: str
 ) -> None:
-    (family, spec), device = spec_of(name, (64, 1280, 8200), key, words, gfx), arch_device(gfx)
-    (kernel,) = family.implementations
+    (family, spec), device = spec_of(name, (64, 1280, 8224), key, words, gfx), arch_device(gfx)
+    kernel = family.implementations[0]
     assert isinstance(kernel, Tiled)
     points = ((16, 32, 128, 4, 3, False), (64, 64, 64, 1, 2, True), (16, 256, 32, 1, 1, False))
     for m, n, k, splits, stages, swap in points:
@@ -221,7 +239,7 @@ def test_a_key_that_contradicts_itself_is_the_users_mistake() -> None:
 
 def test_an_int32_sum_that_can_overflow_is_unfit() -> None:
     family, spec = spec_of("a8w8", (64, 1280, 140_000), {}, {"dtype": "int8"}, "sm_90")
-    (kernel,) = family.implementations
+    kernel = family.implementations[0]
     assert str(kernel.misfit(spec, {}, arch_device("sm_90"))).startswith("int32 sum")
 
 
@@ -233,7 +251,7 @@ def test_atomics_have_their_own_buckets_and_no_workspace() -> None:
     assert [b.must for b in form.buckets(family, [64])] == [(("BLOCK_SIZE_M", 64),)]
     assert [b.name for b in form.buckets(load_family("a8w8"), [512])] == ["medium_M"]
     _, spec = spec_of("a16w16_atomic", (64, 1280, 8192), {}, {}, "sm_90")
-    (kernel,) = family.implementations
+    kernel = family.implementations[0]
     assert isinstance(kernel, Tiled)
     sizes: dict[str, Scalar] = {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "num_stages": 2}
     knobs = kernel.normalise(spec, {**KNOBS, **sizes, "NUM_KSPLIT": 8}, arch_device("sm_90"))
