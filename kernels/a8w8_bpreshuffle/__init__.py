@@ -1,0 +1,42 @@
+"""out[M, N] = (x[M, K] * x_scale) @ (w[N, K] * w_scale)^T (+ bias[N]): a8w8 with a pre-shuffled weight.
+
+x is int8, e4m3fn or (gfx942) e4m3fnuz, row-major with K innermost; scales, sums, out and bias are as in a8w8. w is of
+x's type and in 16 x 16 tiles: element (n, k) lies at (n // 16) * 16 * K + (k // 16) * 256 + (n % 16) * 16 + k % 16.
+That is what aiter's shuffle_weight(w, layout=(16, 16)) makes (aiter/ops/shuffle.py: [N/16, 16, K/32, 2, 16] permuted
+to [N/16, K/32, 2, 16, 16]) and its kernels view as (N/16, K*16); N is a multiple of 16, K of 32. Read on in
+gemmpipe/layouts.py, gemmpipe/dense_kernel.py (device functions, shared) and gemmpipe/dense.py (launch and builds),
+_triton.py (what fits where), _problem.py (keys).
+"""
+
+from gemmpipe.cost import bytes_moved, flops
+from gemmpipe.family import Family, KeyColumn
+from gemmpipe.kernels.a8w8_bpreshuffle import _problem
+from gemmpipe.kernels.a8w8_bpreshuffle._triton import Product
+from gemmpipe.operands import make_inputs, make_weights
+from gemmpipe.reference import product, tolerance
+
+FAMILY = Family(
+    name="a8w8_bpreshuffle",
+    key_columns=(
+        KeyColumn(name="M", kind="int"),
+        KeyColumn(name="N", kind="int"),
+        KeyColumn(name="K", kind="int"),
+        KeyColumn(name="q_dtype_w", kind="dtype", aliases=("dtype",)),
+        KeyColumn(name="outdtype", kind="dtype", default="bfloat16"),
+        KeyColumn(name="granularity", kind="str", default="row"),
+        KeyColumn(name="bias", kind="bool", default=False),
+    ),
+    csv_name="a8w8_bpreshuffle_tuned_gemm.csv",
+    json_tag="A8W8_PRESHUFFLED",
+    entry_point="gemm_a8w8_bpreshuffle",
+    key_defaults=_problem.key_defaults,
+    spec=_problem.spec,
+    make_weights=make_weights,
+    make_inputs=make_inputs,
+    reference=product,
+    tolerance=tolerance,
+    flops=flops,
+    bytes_moved=bytes_moved,
+    baseline=("torch",),
+    implementations=(Product(),),
+)
