@@ -5,17 +5,17 @@ from collections.abc import Callable, Mapping
 import torch
 
 from gemmpipe.builds import Bound, load_build
-from gemmpipe.data import Device
+from gemmpipe.data import Device, Knobs
+from gemmpipe.dense import Dense
 from gemmpipe.family import GemmSpec, Inputs, Prepared, Weights
 from gemmpipe.runtime.calls import Call, any_call, on
 from gemmpipe.runtime.choosing import Chosen
-from gemmpipe.runtime.operands import Given, Optional, in_rows, inputs_of, weights_of
-from gemmpipe.tiled import Tiled, integer, workspace_bytes
+from gemmpipe.runtime.operands import ALIGNMENT, Given, Optional, inputs_of, kernel_inputs, kernel_weights, weights_of
+from gemmpipe.tiled import Tiled, integer
 from gemmpipe.workspace import WORKSPACES
 
 _ROLES = ("x", "w", "x_scale", "w_scale", "bias", "out")
 _WORKSPACE = ("parts_ptr", "counters_ptr")
-_ALIGNED = 15  # the kernel is compiled for addresses without these bits
 
 TakeWorkspace = Callable[[int, int, torch.device], tuple[torch.Tensor, torch.Tensor]]
 
@@ -28,12 +28,14 @@ def tiled_call(chosen: Chosen, spec: GemmSpec, device: Device, given: Given, *, 
     (`fresh_workspace`). Raises what the compiler or the driver raises.
     """
     implementation, knobs = chosen.implementation, chosen.candidate.knobs
-    if not isinstance(implementation, Tiled) or type(implementation).bind is not Tiled.bind:
+    if not isinstance(implementation, Tiled) or not _launches_alone(implementation, knobs):
         return None
     if given.bias is not None and given.bias.dtype != given.out_dtype:
         return None  # it is converted in each call
-    inputs, weights = inputs_of(given, spec), in_rows(weights_of(given))
-    out = torch.empty((spec.m, spec.n), dtype=given.out_dtype, device=given.x.device)
+    inputs = kernel_inputs(inputs_of(given, spec), m_major=False)
+    weights = kernel_weights(weights_of(given, spec))
+    shape = (spec.m, spec.n) if spec.batch == 1 else (spec.batch, spec.m, spec.n)
+    out = torch.empty(shape, dtype=given.out_dtype, device=given.x.device)
     arguments = implementation.arguments(inputs, Prepared(weights=weights), out)
     roles = _roles(arguments, inputs, weights, out)
     (build,) = implementation.builds(spec, knobs, device)
@@ -49,13 +51,21 @@ def tiled_call(chosen: Chosen, spec: GemmSpec, device: Device, given: Given, *, 
         loaded = load_build(build, device)
         if loaded.interpreted:
             return None
-        bound = loaded.bound((tiles_m * tiles_n, splits, 1), sizes)
+        bound = loaded.bound((tiles_m * tiles_n, splits, spec.batch), sizes)
     operands = tuple((bound.places[name], _ROLES.index(roles[name])) for name in pointers)
     general = any_call(chosen, spec, device, given.out_dtype)
-    if splits == 1:
+    held = implementation.workspace_bytes(spec, knobs)
+    if not held:
         return _call(bound, operands, given, general, device)
     take = _made if fresh_workspace else WORKSPACES.take
-    return _call(bound, operands, given, general, device, take, (workspace_bytes(spec, knobs) // 4, tiles_m * tiles_n))
+    return _call(bound, operands, given, general, device, take, (held // 4, spec.batch * tiles_m * tiles_n))
+
+
+def _launches_alone(implementation: Tiled, knobs: Knobs) -> bool:
+    """Whether a call of it is one launch: atomics need their output zeroed before."""
+    if isinstance(implementation, Dense):
+        return type(implementation).bind is Dense.bind and (not implementation.atomic or knobs["NUM_KSPLIT"] == 1)
+    return type(implementation).bind is Tiled.bind
 
 
 def _roles(arguments: Mapping[str, object], inputs: Inputs, weights: Weights, out: torch.Tensor) -> Mapping[str, str]:
@@ -97,9 +107,8 @@ def _call(
                 bits = 1
             bits |= address
             arguments[at] = address
-        if bits & _ALIGNED:
-            others_aligned = (None if t is None else _aligned(t) for t in (x_scale, w_scale, bias))
-            return general(_aligned(x), _aligned(w), *others_aligned)
+        if bits & ALIGNMENT:
+            return general(x, w, x_scale, w_scale, bias)
         if take is not None:
             parts, counters = take(*workspace, place)
             arguments[parts_at], arguments[counters_at] = parts.data_ptr(), counters.data_ptr()
@@ -111,13 +120,6 @@ def _call(
         return out
 
     return call
-
-
-def _aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself, or a copy where its rows or its address are not as kernels are compiled for."""
-    if tensor.is_contiguous() and not tensor.data_ptr() & _ALIGNED:
-        return tensor
-    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _made(parts: int, counters: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

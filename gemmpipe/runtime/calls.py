@@ -5,17 +5,22 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
+from torch.nn.functional import linear
 
 from gemmpipe.backends import Backend
-from gemmpipe.data import Device
+from gemmpipe.data import Candidate, Device
 from gemmpipe.family import GemmSpec, Implementation, Prepared, Weights
+from gemmpipe.layouts import PLAIN
 from gemmpipe.runtime.choosing import Chosen
-from gemmpipe.runtime.operands import Given, Optional, in_rows, inputs_of, weights_of
+from gemmpipe.runtime.operands import Given, Optional, inputs_of, kernel_inputs, kernel_weights, weights_of
 from gemmpipe.runtime.outside import outside_pools
 from gemmpipe.runtime.prepared import FORMS
+from gemmpipe.tiled import Tiled
 
 Call = Callable[[torch.Tensor, torch.Tensor, Optional, Optional, Optional], torch.Tensor]
 """(x, w, x_scale, w_scale, bias) -> out [..., N], for operands of one shape, type and device."""
+
+_MM = Candidate.of("torch", {"method": "mm"})
 
 
 class NotInGraph(Exception):
@@ -41,7 +46,7 @@ def any_call(
     what it makes inside a graph then belongs to the graph. `borrowed`: see Dispatch.
     """
     implementation, knobs = chosen.implementation, chosen.candidate.knobs
-    library = isinstance(implementation, Backend)
+    library, tiled = isinstance(implementation, Backend), isinstance(implementation, Tiled)
     shape = (spec.m, spec.n) if spec.batch == 1 else (spec.batch, spec.m, spec.n)
     # Nothing to keep where preparing makes nothing; whether it does shows the first time.
     plain = [type(implementation).prepare is Implementation.prepare]
@@ -59,11 +64,25 @@ def any_call(
         given = Given(x=x, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out_dtype=out_dtype)
         out = torch.empty(shape, dtype=out_dtype, device=x.device)
         with on(device):
-            prepared = prepared_weights(weights_of(given))
-            if not library:  # libraries take any strides; kernels read rows, and such a weight is copied in each call
-                prepared = replace(prepared, weights=in_rows(prepared.weights))
-            out = implementation.bind(spec, knobs, device, inputs_of(given, spec), prepared, out)()
+            inputs, prepared = inputs_of(given, spec), prepared_weights(weights_of(given, spec))
+            if not library:  # libraries take any strides; kernels read rows, and other operands are copied each time
+                inputs = kernel_inputs(inputs, m_major=not tiled)
+                prepared = replace(prepared, weights=kernel_weights(prepared.weights))
+            out = implementation.bind(spec, knobs, device, inputs, prepared, out)()
         return out.view(given.out_shape)
+
+    return call
+
+
+def linear_call(chosen: Chosen, spec: GemmSpec, given: Given) -> Call | None:
+    """torch's own linear layer where the candidate is nothing else, or None; it takes any strides."""
+    plain = spec.x_scale is None and spec.w_scale is None and spec.w_layout == PLAIN and spec.batch == 1
+    same = {given.x.dtype, given.w.dtype, given.out_dtype} | (set() if given.bias is None else {given.bias.dtype})
+    if chosen.candidate != _MM or not plain or given.w.dim() != 2 or len(same) > 1:
+        return None
+
+    def call(x: torch.Tensor, w: torch.Tensor, x_scale: Optional, w_scale: Optional, bias: Optional) -> torch.Tensor:
+        return linear(x, w, bias)
 
     return call
 
@@ -79,7 +98,7 @@ def kept_form(chosen: Chosen, spec: GemmSpec, weights: Weights, device: Device, 
     if capturing(device):
         raise NotInGraph
     implementation, knobs = chosen.implementation, chosen.candidate.knobs
-    rows = weights if isinstance(implementation, Backend) else in_rows(weights)
+    rows = weights if isinstance(implementation, Backend) else kernel_weights(weights)
 
     def make() -> Prepared:
         return implementation.prepare(spec, replace(rows, bias=None), knobs)

@@ -9,7 +9,7 @@ from gemmpipe.runtime.operands import Optional
 
 _SCHEMA = (
     "product(str family, Tensor x, Tensor w, Tensor? x_scale, Tensor? w_scale, Tensor? bias, "
-    "ScalarType out_dtype, bool preshuffled) -> Tensor"
+    "ScalarType out_dtype) -> Tensor"
 )
 
 
@@ -38,10 +38,9 @@ def _run(
     w_scale: Optional,
     bias: Optional,
     out_dtype: torch.dtype,
-    preshuffled: bool,
 ) -> torch.Tensor:
     dispatch = dispatch_of(family, borrowed=True)
-    return dispatch(x, w, x_scale, w_scale, bias, out_dtype, {"bpreshuffle": preshuffled})
+    return dispatch(x, w, x_scale, w_scale, bias, out_dtype)
 
 
 def _shape(
@@ -52,6 +51,5 @@ def _shape(
     w_scale: Optional,
     bias: Optional,
     out_dtype: torch.dtype,
-    preshuffled: bool,
 ) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], w.shape[-2]), dtype=out_dtype)

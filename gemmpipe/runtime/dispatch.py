@@ -1,17 +1,17 @@
 """From operands to a tuned call: found once a key under a lock, one dictionary look-up ever after."""
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 
-from gemmpipe.data import Device, Problem, Scalar
+from gemmpipe.data import Device, Problem
 from gemmpipe.device import cpu_device, gpu_device
 from gemmpipe.errors import GemmpipeError
 from gemmpipe.family import Family, GemmSpec, load_family
 from gemmpipe.runtime.bound import tiled_call
-from gemmpipe.runtime.calls import Call, NotInGraph, any_call
+from gemmpipe.runtime.calls import Call, NotInGraph, any_call, linear_call
 from gemmpipe.runtime.choosing import Chosen, Unusable, fallbacks, usable
 from gemmpipe.runtime.lookup import levels
 from gemmpipe.runtime.operands import Given, Optional, check, problem_of
@@ -65,7 +65,6 @@ class Dispatch:
         w_scale: Optional,
         bias: Optional,
         out_dtype: torch.dtype,
-        flags: Mapping[str, Scalar],
     ) -> torch.Tensor:
         """The product. Raises UserError for operands that are no product of this family."""
         # Everything that a bound call takes for granted; layouts and addresses it looks at itself.
@@ -84,16 +83,16 @@ class Dispatch:
         call = self.calls.get(key)
         if call is None:
             given = Given(x=x, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out_dtype=out_dtype)
-            return self._first(key, given, flags)
+            return self._first(key, given)
         try:
             return call(x, w, x_scale, w_scale, bias)
         except NotInGraph:
             given = Given(x=x, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out_dtype=out_dtype)
-            return self._in_graph(given, flags)
+            return self._in_graph(given)
 
-    def _first(self, key: tuple[object, ...], given: Given, flags: Mapping[str, Scalar]) -> torch.Tensor:
+    def _first(self, key: tuple[object, ...], given: Given) -> torch.Tensor:
         """The first call of a key: check, look up, bind, run, and keep what ran."""
-        problem = problem_of(self.family, given, flags)
+        problem = problem_of(self.family, given)
         if given.x.device.type not in ("cpu", "cuda") or 0 in (problem["M"], problem["N"], problem["K"]):
             return _degenerate(given)
         spec = self.family.spec(problem)
@@ -119,7 +118,7 @@ class Dispatch:
                     call = _counted(call, LOG.miss(self.family.name, problem.id))
                 out = call(given.x, given.w, given.x_scale, given.w_scale, given.bias)
             except NotInGraph:
-                return None, self._in_graph(given, {name: problem[name] for name, _ in problem.key})
+                return None, self._in_graph(given)
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:  # noqa: BLE001 - what a kernel or library raises must not end a forward pass
@@ -135,12 +134,13 @@ class Dispatch:
         raise GemmpipeError(f"{self.family.entry_point}: nothing here computes {problem.id} on {device.gfx}")
 
     def _bind(self, selected: Selected, spec: GemmSpec, device: Device, given: Given) -> Call:
-        bound = tiled_call(selected.chosen, spec, device, given, fresh_workspace=self.borrowed)
+        bound = linear_call(selected.chosen, spec, given)
+        bound = bound or tiled_call(selected.chosen, spec, device, given, fresh_workspace=self.borrowed)
         return bound or any_call(selected.chosen, spec, device, given.out_dtype, borrowed=self.borrowed)
 
-    def _in_graph(self, given: Given, flags: Mapping[str, Scalar]) -> torch.Tensor:
+    def _in_graph(self, given: Given) -> torch.Tensor:
         """The fallback, inside a graph whose weight was not prepared before: nothing that it makes is kept."""
-        problem = problem_of(self.family, given, flags)
+        problem = problem_of(self.family, given)
         spec, device = self.family.spec(problem), device_of(given.x.get_device())
         LOG.warn(
             f"graph {problem.id}",
@@ -204,21 +204,24 @@ def _failure(selected: Selected, error: Exception) -> str:
     return f"{selected.source}: {_words(selected.chosen)} failed and is skipped: {type(error).__name__}: {text[0]}"
 
 
-_DISPATCHES: dict[tuple[str, bool], Dispatch] = {}
+EAGER: dict[str, Dispatch] = {}
+"""The process's dispatches by family, for calls outside compiled graphs; read without a function call."""
+_BORROWED: dict[str, Dispatch] = {}
 _LOCK = threading.Lock()
 
 
 def dispatch_of(family: str, *, borrowed: bool = False) -> Dispatch:
     """The process's dispatch of a family, made when first asked for."""
-    found = _DISPATCHES.get((family, borrowed))
+    held = _BORROWED if borrowed else EAGER
+    found = held.get(family)
     if found is None:
         with _LOCK:
-            made = Dispatch(family=load_family(family), borrowed=borrowed)
-            found = _DISPATCHES.setdefault((family, borrowed), made)
+            found = held.setdefault(family, Dispatch(family=load_family(family), borrowed=borrowed))
     return found
 
 
 def reload() -> None:
     """Read the tables again at the next call, and find every call anew: after tuning, or a changed environment."""
     with _LOCK:
-        _DISPATCHES.clear()
+        EAGER.clear()
+        _BORROWED.clear()

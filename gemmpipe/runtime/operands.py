@@ -1,7 +1,6 @@
 """What an entry point was given: tensors of any rank, checked once a key against the product that they mean."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -11,6 +10,8 @@ from gemmpipe.family import Family, GemmSpec, Inputs, Scaling, Weights
 
 Optional = torch.Tensor | None
 
+ALIGNMENT = 15
+"""Address bits that are 0 in what kernels read."""
 _PACKED = 2  # elements in a byte of a type that ends in `_x2`
 
 
@@ -39,8 +40,8 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def problem_of(family: Family, given: Given, flags: Mapping[str, Scalar]) -> Problem:
-    """The family's key for these operands; `flags` holds the columns that the operands do not tell.
+def problem_of(family: Family, given: Given) -> Problem:
+    """The family's key for these operands; a column that they do not tell has its default.
 
     Raises UserError: operands whose ranks or inner sizes do not go together.
     """
@@ -58,8 +59,9 @@ def problem_of(family: Family, given: Given, flags: Mapping[str, Scalar]) -> Pro
         "bias": given.bias is not None,
         "dtype": dtype,
         "outdtype": name_of(given.out_dtype),
+        "q_dtype_w": dtype,
         "scaleAB": given.x_scale is not None,
-        **flags,
+        "granularity": "tensor" if given.w_scale is not None and given.w_scale.numel() == 1 else "row",
     }
     key = tuple((column.name, values.get(column.name, column.default)) for column in family.key_columns)
     return Problem(family=family.name, key=key)
@@ -85,44 +87,70 @@ def _check_scale(word: str, scale: Optional, scaling: Scaling | None, sizes: tup
         if scale is not None:
             raise UserError(f"{word}: given, expected none for these types")
         return
-    batch, rows, k = sizes
-    tile = scale_tile(scaling, rows, k)
-    expected = [1] if scaling.granularity == "tensor" else [batch * -(-rows // tile[0]), -(-k // tile[1])]
-    wanted = expected[0] * expected[-1] if len(expected) == 2 else 1
+    expected = _scale_shape(scaling, sizes)
+    wanted = torch.Size(expected).numel()
     if scale is None or name_of(scale.dtype) not in (scaling.dtype, "uint8") or scale.numel() != wanted:
         what = "none" if scale is None else f"{name_of(scale.dtype)} {list(scale.shape)}"
-        raise UserError(f"{word}: {what}, expected {scaling.dtype} {expected}")
+        raise UserError(f"{word}: {what}, expected {scaling.dtype} {list(expected)}")
 
 
-def scale_tile(scaling: Scaling, rows: int, k: int) -> tuple[int, int]:
-    """(rows, columns along K) that one scale covers."""
-    return {"tensor": (rows, k), "row": (1, k)}.get(scaling.granularity, scaling.block)
+def _scale_shape(scaling: Scaling, sizes: tuple[int, int, int]) -> tuple[int, ...]:
+    """The shape of the scales of one operand's (batch, rows, K)."""
+    batch, rows, k = sizes
+    if scaling.granularity == "tensor":
+        return (1,)
+    if scaling.granularity == "row":
+        return (rows, 1) if batch == 1 else (batch, rows, 1)
+    block = (-(-rows // scaling.block[0]), -(-k // scaling.block[1]))
+    return block if batch == 1 else (batch, *block)
 
 
 def inputs_of(given: Given, spec: GemmSpec) -> Inputs:
-    """The activation side as kernels take it: [M, K] and its scales, contiguous; M-major scales in both layouts."""
-    shape = (spec.m, -1) if spec.batch == 1 else (spec.batch, spec.m, -1)
-    x, scale = given.x.reshape(*shape).contiguous(), given.x_scale
-    if scale is None:
+    """The activation side as it was given, [M, K] with scales in the shape that the spec says."""
+    x = given.x.reshape(spec.m, -1) if spec.batch == 1 else given.x
+    if given.x_scale is None or spec.x_scale is None:
         return Inputs(x=x)
-    if spec.x_scale is None or spec.x_scale.granularity != "block" or spec.batch != 1:
-        return Inputs(x=x, x_scale=scale.contiguous())
-    flat = scale if scale.dim() == 2 else scale.reshape(spec.m, -1)
-    m_major = flat if spec.m > 1 and flat.t().is_contiguous() else None
-    return Inputs(x=x, x_scale=flat.contiguous(), x_scale_t=m_major)
+    scale = given.x_scale.reshape(_scale_shape(spec.x_scale, (spec.batch, spec.m, spec.k)))
+    m_major = spec.x_scale.granularity == "block" and spec.m > 1 and scale.mT.is_contiguous()
+    return Inputs(x=x, x_scale=scale, x_scale_t=scale if m_major else None)
 
 
-def weights_of(given: Given) -> Weights:
+def weights_of(given: Given, spec: GemmSpec) -> Weights:
     """The weight side as it was given, with a bias of the output's type."""
     w, scale, bias = given.w, given.w_scale, given.bias
+    if w.requires_grad:
+        w = w.detach()
+    if spec.batch == 1 and w.dim() == 3:
+        w = w[0]
+    if scale is not None and spec.w_scale is not None:
+        by_row = spec.batch > 1 and spec.w_scale.granularity == "row"
+        shape = (spec.batch, 1, spec.n) if by_row else _scale_shape(spec.w_scale, (spec.batch, spec.n, spec.k))
+        scale = scale.reshape(shape)
     if bias is not None and bias.dtype != given.out_dtype:
         bias = bias.to(given.out_dtype)
-    return Weights(w=w.detach() if w.requires_grad else w, w_scale=scale, bias=bias)
+    return Weights(w=w, w_scale=scale, bias=bias)
 
 
-def in_rows(weights: Weights) -> Weights:
-    """The weights with contiguous rows: themselves, or copies."""
-    if weights.w.is_contiguous() and (weights.w_scale is None or weights.w_scale.is_contiguous()):
-        return weights
-    scale = weights.w_scale
-    return replace(weights, w=weights.w.contiguous(), w_scale=None if scale is None else scale.contiguous())
+def kernel_inputs(inputs: Inputs, *, m_major: bool) -> Inputs:
+    """The inputs as kernels read them: contiguous rows at aligned addresses, and block scales M-major when asked."""
+    scale, other = inputs.x_scale, inputs.x_scale_t
+    if m_major and scale is not None and other is None:
+        other = scale.mT.contiguous().mT
+    return Inputs(x=aligned(inputs.x), x_scale=None if scale is None else aligned(scale), x_scale_t=other)
+
+
+def kernel_weights(weights: Weights) -> Weights:
+    """The weights as kernels read them; one that lies differently is copied."""
+    w, scale, bias = weights.w, weights.w_scale, weights.bias
+    return Weights(
+        w=aligned(w),
+        w_scale=None if scale is None else aligned(scale),
+        bias=None if bias is None else aligned(bias),
+    )
+
+
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself when contiguous at an address divisible by 16, for which kernels are compiled; or a copy."""
+    if tensor.is_contiguous() and not tensor.data_ptr() & ALIGNMENT:
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)

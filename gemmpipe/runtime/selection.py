@@ -69,6 +69,11 @@ class SelectionLog:
             parts.append(f"{words}), {self.padded[family]} answered by a padded M")
         return "; ".join(parts)
 
+    def clear(self) -> None:
+        """Forget what was said and counted."""
+        for held in (self.untuned, self.padded, self._warned, self._said):
+            held.clear()
+
     def _report_at_exit(self) -> None:
         if not self._waiting:
             self._waiting = True

@@ -1,0 +1,105 @@
+"""Tuned products in a PyTorch model as it is: its linear layers dispatched where a tuned entry exists."""
+
+import logging
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+
+import torch
+from torch import nn
+
+from gemmpipe.data import Problem, Scalar
+from gemmpipe.errors import UserError
+from gemmpipe.runtime.choosing import Unusable, usable
+from gemmpipe.runtime.dispatch import Dispatch, device_of, dispatch_of
+from gemmpipe.runtime.entry_points import gemm_a16w16
+from gemmpipe.runtime.operands import name_of
+
+FAMILY = "a16w16"
+"""The family of a linear layer's product."""
+_LOG = logging.getLogger("gemmpipe.runtime")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Patched:
+    """What `patch` did to a model; as a context manager it undoes that at the end."""
+
+    layers: dict[str, nn.Linear]
+    """The replaced layers by name."""
+    linear_layers: int
+    """How many linear layers the model has."""
+
+    @property
+    def replaced(self) -> int:
+        """How many layers were replaced."""
+        return len(self.layers)
+
+    def undo(self) -> None:
+        """Give every replaced layer its own forward back; a second time does nothing."""
+        for layer in self.layers.values():
+            if _is_patched(layer):
+                del layer.forward
+
+    def __str__(self) -> str:
+        return f"gemmpipe: {self.replaced} of {self.linear_layers} linear layers use tuned products"
+
+    def __enter__(self) -> "Patched":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.undo()
+
+
+def patch(model: nn.Module) -> Patched:
+    """Dispatch the products of a model's `nn.Linear` layers where its sizes, type and device have a tuned row.
+
+    A call whose M no row answers runs torch's own product, and so does one that records gradients: run the model
+    under `torch.no_grad()` or `torch.inference_mode()`. Layers with a forward of their own are left alone.
+    """
+    dispatch, known = dispatch_of(FAMILY), dict[tuple[object, ...], bool]()
+    layers: dict[str, nn.Linear] = {}
+    total = 0
+    for name, layer in model.named_modules():
+        if not isinstance(layer, nn.Linear):
+            continue
+        total += 1
+        if type(layer).forward is not nn.Linear.forward or "forward" in vars(layer):
+            continue
+        weight = layer.weight
+        if type(weight) is not nn.Parameter or weight.device.type not in ("cpu", "cuda"):
+            continue  # a subclass multiplies in its own way
+        key = (weight.shape, weight.dtype, weight.device, layer.bias is not None)
+        if key not in known:
+            known[key] = _has_row(dispatch, weight, layer.bias is not None)
+        if known[key]:
+            layer.forward = partial(_forward, layer)  # type: ignore[method-assign]
+            layers[name] = layer
+    patched = Patched(layers=layers, linear_layers=total)
+    _LOG.info("%s", patched)
+    return patched
+
+
+def _forward(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    return gemm_a16w16(x, layer.weight, layer.bias)
+
+
+def _is_patched(layer: nn.Linear) -> bool:
+    forward = vars(layer).get("forward")
+    return isinstance(forward, partial) and forward.func is _forward
+
+
+def _has_row(dispatch: Dispatch, weight: torch.Tensor, bias: bool) -> bool:
+    """Whether some M of this weight has a row whose candidate runs here."""
+    device, dtype = device_of(weight.get_device()), name_of(weight.dtype)
+    wanted: dict[str, Scalar] = {"N": weight.shape[0], "K": weight.shape[1], "bias": bias}
+    wanted |= {"dtype": dtype, "outdtype": dtype}
+    for row in dispatch.tables().like(device, wanted):
+        problem = Problem(family=FAMILY, key=tuple((c.name, row[c.name]) for c in dispatch.family.key_columns))
+        try:
+            usable(dispatch.family, row, dispatch.family.spec(problem), device)
+        except (UserError, Unusable):
+            continue
+        return True
+    return False

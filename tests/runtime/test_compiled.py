@@ -1,0 +1,59 @@
+"""Under torch.compile: one operator, no graph break, the same numbers."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from gemmpipe.runtime import gemm_a8w8_blockscale, gemm_a16w16
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_fullgraph(row, table, x, w, backend: str, dynamic: bool) -> None:
+    table(row(4, "onednn", {"method": "float32_packed"}))
+
+    def both(x: torch.Tensor) -> torch.Tensor:
+        return gemm_a16w16(x * 2, w).relu() + 1
+
+    compiled = torch.compile(both, fullgraph=True, backend=backend, dynamic=dynamic)
+    for rows in ((4,), (5,), (2, 3)):
+        with torch.no_grad():
+            assert torch.equal(compiled(x(*rows)), both(x(*rows)))
+    with torch.inference_mode():
+        assert torch.equal(compiled(x(4)), both(x(4)))
+
+
+def test_gradients_and_autocast_stay_in_the_graph(row, table, x, w) -> None:
+    table(row(4, "torch", {"method": "float32_copy"}))
+    weight = torch.nn.Parameter(w)
+    compiled = torch.compile(gemm_a16w16, fullgraph=True, backend="aot_eager")
+    compiled(x(4), weight).sum().backward()
+    assert weight.grad is not None
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert compiled(x(4).float(), w.float()).dtype == torch.bfloat16
+
+
+def test_the_operator_keeps_torchs_rules(x, w) -> None:
+    x8, w8 = x(4).to(torch.float8_e4m3fn), w.to(torch.float8_e4m3fn)
+    torch.compile(gemm_a8w8_blockscale, fullgraph=True, backend="eager")(x8, w8, torch.ones(4, 1), torch.ones(1, 1))
+    operands = ("a16w16", x(4), w, None, None, None, torch.bfloat16)
+    torch.library.opcheck(torch.ops.gemmpipe.product.default, operands)
+
+
+def test_in_a_process_that_never_called_it_before() -> None:
+    script = """
+import torch
+from gemmpipe.runtime import gemm_a16w16
+assert not hasattr(torch.ops.gemmpipe, "product")
+x, w = torch.ones(3, 32).bfloat16(), torch.ones(16, 32).bfloat16()
+print(torch.compile(gemm_a16w16, fullgraph=True, backend="eager")(x, w).sum().item())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == str(3 * 16 * 32.0), done.stderr

@@ -1,0 +1,229 @@
+"""Calls on the CPU: what answers, what is skipped, and every kind of operand."""
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch.nn.functional import linear
+
+from gemmpipe.errors import UserError
+from gemmpipe.runtime import gemm_a8w8_blockscale, gemm_a16w16, reload
+from gemmpipe.runtime.dispatch import dispatch_of
+from gemmpipe.runtime.selection import LOG
+
+MM, COPY, PACKED = {"method": "mm"}, {"method": "float32_copy"}, {"method": "float32_packed"}
+
+
+def close(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+    torch.testing.assert_close(out.float(), linear(x.float(), w.float(), bias), atol=0.02, rtol=0.02)
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    monkeypatch.setenv("GEMMPIPE_LOG_SELECTION", "1")
+    caplog.set_level("INFO", "gemmpipe.runtime")
+
+    def said() -> list[str]:
+        texts = [record.getMessage().partition("bpreshuffle=False: ")[2] for record in caplog.records]
+        caplog.clear()
+        return texts
+
+    return said
+
+
+def test_exact_then_padded_then_the_rules(row, table, x, w, steps) -> None:
+    path = table(row(4, "onednn", PACKED), row(16, "torch", COPY), row(512, "torch", COPY))
+    close(gemm_a16w16(x(4), w), x(4), w)
+    assert steps() == [f"exact: M=4 of {path}: onednn method=float32_packed"]
+    close(gemm_a16w16(x(5), w), x(5), w)
+    assert steps() == ["exact M=5: no row", f"padded: M=16 of {path}: torch method=float32_copy"]
+    close(gemm_a16w16(x(300), w), x(300), w)
+    assert steps()[2] == f"padded: M=512 of {path}: torch method=float32_copy"
+    close(gemm_a16w16(x(17), w), x(17), w)
+    assert steps() == ["exact M=17: no row", "padded M=32: no row", "fallback: rules: torch method=mm"]
+    close(gemm_a16w16(x(17), w), x(17), w)
+    close(gemm_a16w16(x(1, 17), w), x(1, 17), w)
+    assert steps() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"libtype": "cublaslt"}, "backend: no 'cublaslt' in this installation"),
+        ({"libtype": "scaled_mm", "config": '{"use_fast_accum": false}'}, "backend: scaled_mm: no GPU"),
+        ({"libtype": "triton", "config": '{"BLOCK_SIZE_M": 16}'}, "knobs: triton: KeyError"),
+        ({"libtype": "triton", "config": '{"BLOCK_SIZE_Q": 16}'}, "knobs: triton has no BLOCK_SIZE_Q"),
+        ({"config": '{"method": "magic"}'}, "misfit: method: no 'magic'"),
+        ({"config": '{"method": "mm", "fast": true}'}, "knobs: torch has no fast"),
+        ({"config": "{}"}, "knobs: torch: KeyError"),
+        ({"libtype": "ck", "config": None}, "backend: no 'ck'"),
+        ({"kernelName": "torch@0123abcd"}, "kernel: its source is not known here, 0123abcd was tuned"),
+    ],
+)
+def test_a_stored_candidate_that_does_not_run_here_costs_one_warning(
+    row, table, x, w, caplog, change: dict[str, str], reason: str
+) -> None:
+    table({**row(4, "torch", COPY), **change}, {**row(16, "torch", COPY), **change})
+    for rows in (4, 4, 16):
+        close(gemm_a16w16(x(rows), w), x(rows), w)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert reason in said
+    assert "\n" not in said
+
+
+def test_a_changed_kernel_is_not_run(row, table, x, w, caplog) -> None:
+    tiles = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 32, "num_warps": 4, "num_stages": 2}
+    table(row(4, "triton", tiles, kernelName="product@00000000"))
+    close(gemm_a16w16(x(4), w), x(4), w)
+    assert "00000000 was tuned" in caplog.text
+
+
+def test_a_candidate_that_fails_when_run_is_skipped(row, table, x, w, caplog, monkeypatch) -> None:
+    table(row(4, "onednn", PACKED), row(16, "torch", COPY))
+
+    def fail(*operands: object) -> None:
+        raise RuntimeError("no such instruction\nand more")
+
+    monkeypatch.setattr("gemmpipe.backends.onednn.OneDnn.prepare", fail)
+    close(gemm_a16w16(x(4), w), x(4), w)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.endswith("onednn method=float32_packed failed and is skipped: RuntimeError: no such instruction")
+    (call,) = dispatch_of("a16w16").calls.values()
+    close(call(x(4), w, None, None, None), x(4), w)
+
+
+def test_other_tools_rows_of_a_library_need_no_config(row, table, x, w, steps) -> None:
+    path = table(row(4, "torch", None))
+    close(gemm_a16w16(x(4), w), x(4), w)
+    assert steps() == [f"exact: M=4 of {path}: torch method=mm"]
+
+
+@pytest.mark.parametrize("knobs", [MM, COPY, PACKED])
+def test_operands_of_every_layout(row, table, x, w, knobs) -> None:
+    backend = "onednn" if knobs is PACKED else "torch"
+    table(*(row(m, backend, knobs, bias=bias) for m in (6, 16) for bias in (False, True)))
+    bias = torch.randn(64).bfloat16()
+    close(gemm_a16w16(x(2, 3), w), x(2, 3), w)
+    assert gemm_a16w16(x(2, 3), w).shape == (2, 3, 64)
+    assert gemm_a16w16(x(), w).shape == (64,)
+    close(gemm_a16w16(x(6), w, bias), x(6), w, bias.float())
+    strided = x(6, 2)[:, 1]
+    close(gemm_a16w16(strided, w), strided, w)
+    transposed = w.t().contiguous().t()
+    close(gemm_a16w16(x(6), transposed), x(6), w)
+    with torch.inference_mode():
+        close(gemm_a16w16(x(6), w.clone()), x(6), w)
+    for shape in ((0,), (2, 0), (0, 2)):
+        assert gemm_a16w16(x(*shape), w).shape == (*shape, 64)
+
+
+def test_no_inner_element_is_a_sum_of_nothing() -> None:
+    empty = torch.empty(2, 0, dtype=torch.bfloat16)
+    assert gemm_a16w16(empty, torch.empty(3, 0, dtype=torch.bfloat16)).eq(0).all()
+    assert gemm_a16w16(empty, torch.empty(3, 0, dtype=torch.bfloat16), torch.ones(3).bfloat16()).eq(1).all()
+    meta = torch.empty(2, 96, dtype=torch.bfloat16, device="meta")
+    assert gemm_a16w16(meta, torch.empty(3, 96, dtype=torch.bfloat16, device="meta")).shape == (2, 3)
+
+
+def test_another_output_type(row, table, x, w) -> None:
+    table(row(4, "torch", COPY, outdtype="float32"))
+    out = gemm_a16w16(x(4), w, out_dtype=torch.float32)
+    assert out.dtype == torch.float32
+    torch.testing.assert_close(out, linear(x(4).float(), w.float()), atol=1e-5, rtol=1e-5)
+
+
+def test_gradients_are_torchs_own(row, table, x, w) -> None:
+    table(row(4, "torch", COPY))
+    weight = torch.nn.Parameter(w)
+    gemm_a16w16(x(4), weight).sum().backward()
+    assert weight.grad is not None
+    with torch.no_grad():
+        assert not gemm_a16w16(x(4), weight).requires_grad
+
+
+def test_autocast_as_torchs_linear(row, table, x, w) -> None:
+    table(row(4, "torch", COPY))
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        out = gemm_a16w16(x(4).float(), w.float())
+    assert out.dtype == torch.bfloat16
+    close(out, x(4), w)
+    with torch.autocast("cpu", dtype=torch.float16):
+        assert gemm_a8w8_blockscale(*_scaled(4)).dtype == torch.bfloat16
+
+
+def _scaled(m: int) -> tuple[torch.Tensor, ...]:
+    x, w = torch.randn(m, 200).to(torch.float8_e4m3fn), torch.randn(144, 200).to(torch.float8_e4m3fn)
+    return x, w, torch.rand(m, 2) + 0.5, torch.rand(2, 2) + 0.5
+
+
+def test_scales_in_both_layouts() -> None:
+    x, w, x_scale, w_scale = _scaled(6)
+    full_x = x.float() * x_scale.repeat_interleave(128, 1)[:, :200]
+    full_w = w.float() * w_scale.repeat_interleave(128, 0)[:144].repeat_interleave(128, 1)[:, :200]
+    for scale in (x_scale, x_scale.t().contiguous().t()):
+        out = gemm_a8w8_blockscale(x, w, scale, w_scale)
+        torch.testing.assert_close(out.float(), full_x @ full_w.t(), atol=0.5, rtol=0.05)
+    shaped = gemm_a8w8_blockscale(x.view(2, 3, 200), w, x_scale.view(2, 3, 2), w_scale)
+    assert torch.equal(shaped.view(6, 144), gemm_a8w8_blockscale(x, w, x_scale, w_scale))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda x, w: gemm_a16w16(x.float(), w), "x is float32, expected bfloat16"),
+        (lambda x, w: gemm_a16w16(x, w[:, :5]), "x [4, 96] and w [64, 5], expected [..., K] and [N, K]"),
+        (lambda x, w: gemm_a16w16(x, w, torch.ones(3)), "bias [3], expected [64]"),
+        (lambda x, w: gemm_a16w16(x, w, x_scale=torch.ones(1)), "bfloat16"),
+        (
+            lambda x, w: gemm_a8w8_blockscale(*_scaled(4)[:2], torch.ones(4), torch.ones(2, 2)),
+            "expected float32 [4, 2]",
+        ),
+        (lambda x, w: gemm_a8w8_blockscale(*_scaled(4)[:3], torch.ones(2, 2).half()), "w_scale: float16 [2, 2]"),
+    ],
+)
+def test_operands_that_are_no_product(x, w, call, words: str) -> None:
+    with pytest.raises(UserError, match=r"^[^\n]+$") as error:
+        call(x(4), w)
+    assert words in str(error.value)
+
+
+def test_threads_share_what_one_of_them_found(row, table, x, w) -> None:
+    table(row(4, "onednn", PACKED))
+
+    def work(rows: int) -> None:
+        close(gemm_a16w16(x(rows), w), x(rows), w)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert len(list(pool.map(work, (1, 4, 5, 33) * 50))) == 200
+
+
+def test_untuned_keys_are_counted(row, table, x, w) -> None:
+    table(row(16, "torch", COPY))
+    for rows in (5, 17, 17, 18):
+        gemm_a16w16(x(rows), w)
+    assert "a16w16: 2 untuned (3 calls, most: M=17 N=64 K=96 " in LOG.summary()
+    assert LOG.summary().endswith("), 1 answered by a padded M")
+
+
+def test_and_summed_up_in_one_line_at_exit() -> None:
+    script = """
+import torch
+from gemmpipe.runtime import gemm_a16w16
+x, w = torch.ones(3, 32).bfloat16(), torch.ones(16, 32).bfloat16()
+gemm_a16w16(x, w), gemm_a16w16(x, w)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    (line,) = done.stderr.splitlines()
+    assert "a16w16: 1 untuned (2 calls, most: M=3 N=16 K=32" in line
+
+
+def test_tables_are_read_again_when_asked(row, table, x, w, steps) -> None:
+    table(row(4, "torch", COPY))
+    gemm_a16w16(x(4), w)
+    path = table(row(4, "torch", MM))
+    steps()
+    reload()
+    gemm_a16w16(x(4), w)
+    assert steps() == [f"exact: M=4 of {path}: torch method=mm"]

@@ -1,0 +1,33 @@
+"""What the run time loads, and that every family can be called."""
+
+import subprocess
+import sys
+
+import gemmpipe.runtime
+from gemmpipe.family import load_family
+from gemmpipe.paths import PACKAGE
+
+_HEAVY = ("pandas", "hydra", "omegaconf", "filelock", "tqdm", "pebble", "yaml", "pynvml")
+
+
+def test_torch_triton_and_the_standard_library_alone() -> None:
+    script = f"""
+import sys, torch
+before = set(sys.modules)
+import gemmpipe.runtime, gemmpipe
+assert not hasattr(torch.ops.gemmpipe, "product"), "registered at import"
+assert not torch.cuda.is_initialized()
+x = torch.ones(2, 32).bfloat16()
+gemmpipe.runtime.gemm_a16w16(x, x)
+gemmpipe.patch(torch.nn.Linear(2, 2))
+print(*(name for name in {_HEAVY} if name in sys.modules and name not in before))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_every_family_has_its_entry_point() -> None:
+    for path in (PACKAGE / "kernels").glob("*/__init__.py"):
+        name = load_family(path.parent.name).entry_point
+        assert name in gemmpipe.runtime.__all__, f"{path.parent.name}: no function {name} in runtime/entry_points.py"
+        assert callable(getattr(gemmpipe.runtime, name))

@@ -1,0 +1,102 @@
+"""A model whose linear layers are dispatched, and then are not."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import gemmpipe
+from gemmpipe.runtime.selection import LOG
+
+
+class Model(nn.Module):
+    """Two layers with rows, one without, and two that are no plain linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.again = nn.Linear(96, 64, bias=False), nn.Linear(96, 64, bias=True)
+        self.other = nn.Linear(64, 96)
+        self.own = _Doubled(96, 64, bias=False)
+        self.bfloat16()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.up(x) + self.again(x) + self.own(x)
+        return self.other(y)
+
+
+class _Doubled(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * 2
+
+
+@pytest.fixture
+def model(row, table) -> Model:
+    packed = {"method": "float32_packed"}
+    table(row(4, "onednn", packed), row(16, "onednn", packed, bias=True), row(9, "cublaslt", packed, N=96, K=64))
+    torch.manual_seed(1)
+    return Model()
+
+
+def test_replaces_counts_and_undoes(model: Model, x) -> None:
+    with torch.inference_mode():
+        before = model(x(2, 2))
+        with gemmpipe.patch(model) as patched:
+            assert patched.replaced == 2
+            assert str(patched) == "gemmpipe: 2 of 4 linear layers use tuned products"
+            assert set(patched.layers) == {"up", "again"}
+            assert gemmpipe.patch(model).replaced == 0
+            torch.testing.assert_close(model(x(2, 2)), before, atol=0.05, rtol=0.05)
+            assert LOG.padded["a16w16"] == 1
+            assert model(x(17)).shape == (17, 96)
+        assert all("forward" not in vars(layer) for layer in (model.up, model.again))
+        assert torch.equal(model(x(2, 2)), before)
+        patched.undo()
+
+
+def test_training_works_as_before(model: Model, x) -> None:
+    gemmpipe.patch(model)
+    model(x(4)).sum().backward()
+    assert model.up.weight.grad is not None
+
+
+def test_a_patched_model_compiles_copies_and_pickles(model: Model, x) -> None:
+    expected = model(x(4))
+    gemmpipe.patch(model)
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        twin.up.weight.zero_()
+        assert not torch.equal(twin(x(4)), expected), "the copy has its own weights"
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(x(4)), expected, atol=0.05, rtol=0.05)
+    assert "forward" in vars(pickle.loads(pickle.dumps(model.up)))
+
+
+def test_a_model_without_rows_is_left_alone(x) -> None:
+    assert gemmpipe.patch(nn.Linear(8, 8)).replaced == 0
+    with pytest.raises(AttributeError, match="no attribute 'patches'"):
+        gemmpipe.patches  # noqa: B018
+
+
+def test_a_hugging_face_model_from_a_config(row, table) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=96,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=128,
+    )
+    packed = {"method": "float32_packed"}
+    shapes = ((96, 96), (48, 96), (128, 96), (96, 128))
+    table(*(row(m, "onednn", packed, N=n, K=k) for n, k in shapes for m in (1, 8)))
+    model = transformers.LlamaForCausalLM(config).bfloat16().eval()
+    tokens = torch.arange(8)[None]
+    with torch.inference_mode():
+        before = model(tokens).logits
+        with gemmpipe.patch(model) as patched:
+            assert patched.replaced == 14
+            torch.testing.assert_close(model(tokens).logits, before, atol=0.05, rtol=0.05)
+        assert torch.equal(model(tokens).logits, before)

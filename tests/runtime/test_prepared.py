@@ -1,0 +1,104 @@
+"""Forms of weights: made once, true to the weight, gone with it, never made inside a graph."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch.nn.functional import linear
+
+from gemmpipe.runtime import forget, gemm_a16w16, prepare
+from gemmpipe.runtime.calls import capturing
+from gemmpipe.runtime.dispatch import dispatch_of
+from gemmpipe.runtime.prepared import FORMS
+
+PACKED, COPY, MM = {"method": "float32_packed"}, {"method": "float32_copy"}, {"method": "mm"}
+
+
+@pytest.fixture(autouse=True)
+def tuned(row, table) -> None:
+    table(row(1, "torch", COPY), row(4, "onednn", PACKED), row(8, "onednn", PACKED), row(16, "torch", MM))
+
+
+def agree(x: torch.Tensor, w: torch.Tensor) -> None:
+    torch.testing.assert_close(gemm_a16w16(x, w).float(), linear(x.float(), w.float()), atol=0.02, rtol=0.02)
+
+
+def test_made_once_and_released_with_the_weight(x, w) -> None:
+    w = w.clone()  # the fixture keeps its own
+    for rows in (4, 4, 8, 16):
+        agree(x(rows), w)
+        agree(x(rows), w.view(w.shape))  # the same memory by another name
+    (entry,) = FORMS.entries.values()
+    form = weakref.ref(entry.extra)
+    view = w[:32]
+    del entry, w
+    gc.collect()
+    assert form() is not None, "the view keeps the memory alive"
+    del view
+    gc.collect()
+    assert FORMS.entries == {}
+    assert form() is None
+
+
+def test_two_weights_of_one_shape_are_not_mixed_up(x, w) -> None:
+    other = -w
+    for weight in (w, other, w):
+        agree(x(4), weight)
+    square = torch.randn(96, 96).bfloat16()
+    both = square, square.t()
+    for weight in both:
+        gemm_a16w16(x(4), weight)
+    assert len(FORMS.entries) == 2
+
+
+def test_ahead_of_the_first_call(x, w) -> None:
+    assert prepare(w) == 2
+    forms = list(FORMS.entries.values())
+    agree(x(4), w)
+    agree(x(1), w)
+    assert list(FORMS.entries.values()) == forms
+    assert forget(w[3:5]) == 2
+    assert FORMS.entries == {}
+    assert prepare(w) == 2
+    assert prepare(torch.randn(7, 96).bfloat16()) == 0
+
+
+def test_a_reload_that_torch_counts_is_seen(x, w) -> None:
+    layer = torch.nn.Linear(96, 64, bias=False, dtype=torch.bfloat16)
+    with torch.no_grad():
+        agree(x(4), layer.weight)
+        layer.load_state_dict({"weight": w})
+        agree(x(4), layer.weight)
+        layer.weight.mul_(2)
+        agree(x(4), layer.weight)
+
+
+def test_a_reload_that_torch_does_not_count_needs_forget(x, w) -> None:
+    with torch.inference_mode():
+        weight = w.clone()
+        agree(x(4), weight)
+        weight.copy_(-w)
+        assert forget(weight) == 1
+        agree(x(4), weight)
+    layer = torch.nn.Linear(96, 64, bias=False, dtype=torch.bfloat16)
+    with torch.no_grad():
+        agree(x(4), layer.weight)
+        layer.weight.data.copy_(w)
+        assert forget(layer.weight) == 1
+        agree(x(4), layer.weight)
+
+
+def test_inside_a_capture_nothing_is_prepared(x, w, monkeypatch, caplog) -> None:
+    agree(x(4), -w)
+    held = dict(FORMS.entries)
+    monkeypatch.setattr("gemmpipe.runtime.calls.capturing", lambda device: True)
+    agree(x(4), w)  # its key is known, its weight is not
+    agree(x(8), w)
+    assert {**FORMS.entries} == held
+    assert [record.getMessage().count("captured in a graph before") for record in caplog.records] == [1, 1]
+    kept = len(dispatch_of("a16w16").calls)
+    monkeypatch.setattr("gemmpipe.runtime.calls.capturing", capturing)
+    agree(x(8), w)
+    assert len(FORMS.entries) == 1 + len(held)
+    assert len(dispatch_of("a16w16").calls) == kept + 1

@@ -1,0 +1,61 @@
+"""Which files are asked, in which order, and what is said about them."""
+
+from pathlib import Path
+
+import pytest
+
+from gemmpipe.device import cpu_device
+from gemmpipe.family import load_family
+from gemmpipe.runtime.tables import load_tables
+
+NAME = "bf16_tuned_gemm.csv"
+FAMILY = load_family("a16w16")
+MM, COPY = {"method": "mm"}, {"method": "float32_copy"}
+
+
+def _found(m: int) -> tuple[str, str] | None:
+    device = cpu_device()
+    found = load_tables(FAMILY).find(device, (m, 64, 96, False, "bfloat16", "bfloat16", False, False))
+    return None if found is None else (found.path.name, str(found.row["config"]))
+
+
+def test_each_layer_answers_for_what_those_before_it_leave_open(row, table, tmp_path, monkeypatch) -> None:
+    user, shipped = tmp_path / "data" / "gemmpipe" / "tuned", tmp_path / "shipped"
+    table(row(1, "torch", MM), path=tmp_path / "named.csv")
+    table(row(1, "torch", COPY), row(2, "torch", COPY), path=user / NAME)
+    table(row(3, "torch", COPY), path=user / f"dsv3_{NAME}")
+    table(row(3, "torch", MM), row(4, "torch", MM), path=shipped / NAME)
+    table(row(5, "torch", MM), path=shipped / "bf16_untuned_gemm.csv")
+    assert _found(1) == (NAME, '{"method": "float32_copy"}')
+    monkeypatch.setenv("GEMMPIPE_CONFIG_A16W16", str(tmp_path / "named.csv"))
+    assert _found(1) == ("named.csv", '{"method": "mm"}')
+    assert _found(2) == (NAME, '{"method": "float32_copy"}')
+    assert _found(3) == (f"dsv3_{NAME}", '{"method": "float32_copy"}')
+    assert _found(4) == (NAME, '{"method": "mm"}')
+    assert _found(5) is None
+
+
+def test_in_a_list_the_earlier_file_wins_and_what_clashes_is_named_once(
+    row, table, tmp_path: Path, monkeypatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = table(row(1, "torch", MM), row(2, "torch", MM), path=tmp_path / "first.csv")
+    second = table(row(1, "torch", COPY, us=0.1), row(2, "torch", MM), row(3, "torch", MM), path=tmp_path / "b.csv")
+    before = first.read_bytes(), second.read_bytes()
+    monkeypatch.setenv("GEMMPIPE_CONFIG_A16W16", f"{first}:{second}")
+    assert _found(1) == ("first.csv", '{"method": "mm"}')
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith(f"gemmpipe: 1 keys of {second} are chosen differently in {first}")
+    assert "M=1 N=64 K=96" in said
+    assert _found(3) == ("b.csv", '{"method": "mm"}')
+    assert (first.read_bytes(), second.read_bytes()) == before
+
+
+def test_a_table_that_cannot_be_read_costs_a_warning(row, table, tmp_path, monkeypatch, caplog) -> None:
+    good, broken = table(row(1, "torch", MM), path=tmp_path / "good.csv"), tmp_path / "broken.csv"
+    broken.write_text("gfx,cu_num,M,N\nx\n")
+    monkeypatch.setenv("GEMMPIPE_CONFIG_A16W16", f"{broken}:{tmp_path / 'absent.csv'}:{good}")
+    assert _found(1) == ("good.csv", '{"method": "mm"}')
+    assert [
+        str(tmp_path / name) in record.getMessage()
+        for name, record in zip(("broken.csv", "absent.csv"), caplog.records, strict=True)
+    ] == [True, True]
