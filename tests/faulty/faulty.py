@@ -18,6 +18,9 @@ from gemmpipe.reference import product, tolerance
 from gemmpipe.space import Space
 
 
+torch.set_num_threads(1)  # tests run beside each other: threads that wait for a core make launches look long
+
+
 def _spec(problem: Problem) -> GemmSpec:
     m, n, k = (int(str(problem[name])) for name in ("M", "N", "K"))
     return GemmSpec(m=m, n=n, k=k, x_dtype="float32", w_dtype="float32", out_dtype="float32")
