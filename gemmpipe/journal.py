@@ -67,7 +67,7 @@ class Journal:
             "candidate": trial.candidate.id,
             "status": str(trial.status),
             "launches": trial.launches,
-            "samples_us": [round(s, 3) for s in trial.samples_us],
+            "samples_us": list(trial.samples_us),
         }
         if trial.err_ratio is not None:
             row["err_ratio"] = trial.err_ratio

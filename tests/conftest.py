@@ -138,3 +138,22 @@ def refusal(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., s
         return error.removeprefix("gemmpipe: ").rstrip("\n")
 
     return typed
+
+
+FAULTY = Path(__file__).parent / "faulty"
+
+
+@pytest.fixture(scope="session")
+def faulty_words() -> tuple[str, ...]:
+    """Words that tune the family of tests/faulty on the CPU, in a hurry, two problems unless others are given."""
+    return (
+        f"--config-dir={FAULTY}",
+        "kernel=faulty",
+        "shapes=list",
+        "shapes.items=[{M: [8, 16], N: 32, K: 64}]",
+        "backend=[faulty,torch]",
+        "format=[csv]",
+        "device=cpu",
+        "timer@stages.bench.timer=quick",
+        "executor.timeout_s=1",
+    )

@@ -2,7 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, MutableSequence
+from collections.abc import Callable, Collection, Iterable, Iterator, MutableSequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -159,3 +159,8 @@ def count(tools: Tools, setup: Setup, candidate: Candidate, launches: int) -> No
     """Remember that a candidate had so many more launches on its problem in this worker."""
     key = (setup.problem.id, candidate.id)
     tools.bench.launched[key] = tools.bench.launched.get(key, 0) + launches
+
+
+def rounded(samples_us: Iterable[float]) -> tuple[float, ...]:
+    """Samples as the journal holds them, so that a run decided again from it decides the same."""
+    return tuple(round(s, 4) for s in samples_us)

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gemmpipe.data import Candidate, Problem, Status, Trial, median
-from gemmpipe.jobs import LONG_US, SETTING_UP, TOGETHER, Job, Tools, count
+from gemmpipe.jobs import LONG_US, SETTING_UP, TOGETHER, Job, Tools, count, rounded
 from gemmpipe.timer import Replay, Timer
 from gemmpipe.workbench import Setup
 
@@ -135,7 +135,7 @@ class FinalsJob(Job):
             candidate=runner.candidate,
             status=Status.DROPPED if runner.outrun else Status.OK,
             launches=len(runner.samples) * runner.per_sample,
-            samples_us=tuple(runner.samples),
+            samples_us=rounded(runner.samples),
             err_ratio=runner.err_ratio,
             extra_weight_bytes=runner.extra_bytes,
         )

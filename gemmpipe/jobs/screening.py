@@ -6,7 +6,7 @@ from functools import partial
 
 from gemmpipe.data import Candidate, Problem, Status, Trial
 from gemmpipe.family import Launch
-from gemmpipe.jobs import LONG_US, SETTING_UP, TOGETHER, Job, Tools, count, launch_once
+from gemmpipe.jobs import LONG_US, SETTING_UP, TOGETHER, Job, Tools, count, launch_once, rounded
 from gemmpipe.search import Request
 from gemmpipe.timer import Timer
 from gemmpipe.workbench import Setup
@@ -89,7 +89,7 @@ class ScreenJob(Job):
             candidate=item.request.candidate,
             status=Status.OK,
             launches=item.request.launches,
-            samples_us=tuple(samples),
+            samples_us=rounded(samples),
             extra_weight_bytes=item.extra_bytes,
         )
 

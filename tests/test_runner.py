@@ -1,0 +1,165 @@
+"""Whole runs through the command line, in this process: what they leave, what they say, how they end."""
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from gemmpipe import store
+from gemmpipe.cli.main import main
+from gemmpipe.data import Problem
+from gemmpipe.family import load_family
+from gemmpipe.runner import batches
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(folder: Path, capfd: pytest.CaptureFixture[str], faulty_words: tuple[str, ...]) -> Run:
+    """Types words after those of the faulty family; the exit code, stdout and stderr."""
+
+    def typed(*words: str, first: str = "") -> tuple[int, str, str]:
+        capfd.readouterr()
+        code = main([*([first] if first else []), *faulty_words, *words])
+        out, error = capfd.readouterr()
+        return code, out, error
+
+    return typed
+
+
+def _run_folder() -> Path:
+    return max(Path("outputs/runs").glob("*/*"), key=lambda path: path.stat().st_mtime_ns)
+
+
+def _table(path: str = "outputs/tuned/faulty_tuned_gemm.csv") -> list[dict[str, object]]:
+    return [dict(row) for row in store.read(Path(path), load_family("faulty"))]
+
+
+def test_a_run_from_end_to_end(run: Run) -> None:
+    code, out, error = run("profile=all.csv", "space.KIND=[right,unfit,untouched]")
+    assert code == 0
+    assert error == "", "no warning of any library reaches the user"
+    assert "capture: 2 problems of 1 product" in out
+    assert "select: 2 of 2 problems solved" in out
+    assert "export GEMMPIPE_CONFIG_FAULTY=" in out
+    folder = _run_folder()
+    for name in ("problems", "shortlist", "trials", "selections", "artifacts"):
+        assert len(pd.read_csv(folder / f"{name}.csv")), name
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["exit_code"] == 0
+    assert manifest["unsolved"] == []
+    assert [Path(path).name for path in manifest["files"]] == ["faulty_tuned_gemm.csv"]
+    assert {row["M"] for row in _table()} == {8, 16}
+    profile = pd.read_csv("all.csv")
+    assert not profile.duplicated(["M", "candidate"]).any()
+    status = profile["config"].str.extract(r'"KIND":"(\w+)"')[0].to_frame("kind").assign(status=profile["status"])
+    assert set(status[status["kind"] == "unfit"]["status"]) == {"unfit"}
+    assert set(status[status["kind"] == "untouched"]["status"]) == {"wrong"}
+    assert set(status[status["kind"] == "right"]["status"]) <= {"ok", "dropped"}
+    assert profile["us"].notna().equals(profile["status"].isin(["ok", "dropped"]))
+
+    code, out, error = run()
+    assert (code, error) == (0, "")
+    assert "capture: 2 problems of 1 product, 2 tuned already (retune=true tunes them again)" in out
+
+
+def test_batches_of_one_end_like_one_batch(run: Run) -> None:
+    shapes = "shapes.items=[{M: 8, N: 32, K: 64}, {M: 8, N: 48, K: 64}, {M: 8, N: 64, K: 64}]"
+    assert run(shapes, "batch=1", "space.PACE_MS=[0]")[0] == 0
+    folder = _run_folder()
+    assert len(pd.read_csv(folder / "problems.csv")) == 3
+    assert len(pd.read_csv(folder / "selections.csv")) == 3
+    assert len(pd.read_csv(folder / "artifacts.csv")) == 1
+    assert len(_table()) == 3
+
+
+def test_a_problem_without_a_valid_candidate_is_told_and_the_others_are_written(run: Run) -> None:
+    code, out, error = run("backend=[faulty]", "space.KIND=[wrong_at_8]")
+    assert code == 1
+    assert "select: 1 of 2 problems solved" in out
+    assert error == "warning: no valid candidate for faulty M=8 N=32 K=64\n"
+    assert [row["M"] for row in _table()] == [16]
+    assert json.loads((_run_folder() / "manifest.json").read_text())["unsolved"] == ["faulty M=8 N=32 K=64"]
+    # Decided again, it still has none.
+    assert run("reuse=last", "chain=[select,merge]")[0] == 1
+
+
+def test_nothing_fits(run: Run) -> None:
+    code, out, _ = run("backend=[faulty]", "space.KIND=[unfit]")
+    assert code == 1
+    assert "select: 0 of 2 problems solved" in out
+    assert not Path("outputs/tuned/faulty_tuned_gemm.csv").exists()
+
+
+def test_capture_alone_writes_the_problems(run: Run) -> None:
+    code, out, error = run(first="capture")
+    assert (code, error) == (0, "")
+    assert pd.read_csv(_run_folder() / "problems.csv")[["M", "N", "K"]].to_numpy().tolist() == [
+        [8, 32, 64],
+        [16, 32, 64],
+    ]
+    assert not list(Path("outputs/tuned").iterdir())
+    assert "cpu:" not in out, "no worker was started"
+
+
+def test_reuse_decides_again_under_other_rules(run: Run) -> None:
+    assert run("space.PACE_MS=[0]")[0] == 0
+    first = {row["M"]: row["libtype"] for row in _table()}
+    again = ("reuse=last", "chain=[select,merge]")
+    preferring = {
+        "torch": ["stages.select.prefer.torch=0.001"],
+        "faulty": ["+stages.select.prefer.faulty=0.001", "~stages.select.prefer.torch"],
+    }
+    for preferred, words in preferring.items():
+        code, _, error = run(*again, *words, f"output={preferred}")
+        assert (code, error) == (0, "")
+        assert {row["libtype"] for row in _table(f"{preferred}/faulty_tuned_gemm.csv")} == {preferred}
+    # The same rules decide the same.
+    assert run(*again, "output=same")[0] == 0
+    assert {row["M"]: row["libtype"] for row in _table("same/faulty_tuned_gemm.csv")} == first
+
+
+@pytest.mark.parametrize("key", ["output", "profile"])
+def test_what_cannot_be_written_is_told_before_any_tuning(run: Run, key: str) -> None:
+    Path("file").write_text("")
+    code, out, error = run(f"{key}=file/there/x")
+    assert code == 3
+    assert out == ""
+    assert error.startswith(f"gemmpipe: {key}: cannot write to file/there")
+    assert error.count("\n") == 1
+    assert not list(Path("outputs").glob("runs/*/*/trials.jsonl"))
+
+
+def test_a_chain_that_cannot_work(run: Run) -> None:
+    assert run("chain=[capture,bench]")[::2] == (
+        2,
+        "gemmpipe: chain: stage 'bench' needs shortlist, which no earlier stage gives\n",
+    )
+
+
+def test_a_finished_run_resumed_repeats_nothing_and_says_the_same(run: Run) -> None:
+    assert run("space.KIND=[right,kill,spoil_row]", "space.PACE_MS=[0]")[0] == 0
+    before = (_run_folder() / "trials.jsonl").read_text().splitlines()
+    selections = (_run_folder() / "selections.csv").read_text()
+    code, out, error = run("resume=last")
+    assert (code, error) == (0, "")
+    assert "resuming:" in out
+    after = (_run_folder() / "trials.jsonl").read_text().splitlines()
+    assert {json.loads(line)["row"] for line in after[len(before) :]} == {"session", "problem"}
+    chosen = ["M", "libtype", "config", "us"]
+    now = pd.read_csv(_run_folder() / "selections.csv")[chosen]
+    pd.testing.assert_frame_equal(now, pd.read_csv(io.StringIO(selections))[chosen])
+
+
+def test_siblings_stay_together_in_batches() -> None:
+    problems = [Problem(family="f", key=(("M", m), ("N", n), ("K", 1))) for m in (1, 2, 3) for n in (1, 2, 3, 4)]
+    for size in range(1, 14):
+        found = list(batches(problems, size))
+        assert sorted(p.id for batch in found for p in batch) == sorted(p.id for p in problems)
+        for batch in found:
+            assert len(batch) <= max(size, 3)
+            assert all(sum(p["N"] == n for p in batch) in (0, 3) for n in (1, 2, 3, 4))
+    assert list(batches([], 3)) == []
