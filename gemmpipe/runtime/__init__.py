@@ -1,7 +1,30 @@
 """What engines import: tuned products by name, weights prepared ahead, tables read again."""
 
 from gemmpipe.runtime.dispatch import reload
-from gemmpipe.runtime.entry_points import gemm_a8w8_blockscale, gemm_a16w16
+from gemmpipe.runtime.entry_points import (
+    batched_gemm_a8w8,
+    batched_gemm_bf16,
+    gemm_a4w4_blockscale,
+    gemm_a8w8,
+    gemm_a8w8_blockscale,
+    gemm_a8w8_blockscale_bpreshuffle,
+    gemm_a8w8_bpreshuffle,
+    gemm_a16w16,
+    gemm_a16w16_atomic,
+)
 from gemmpipe.runtime.weights import forget, prepare
 
-__all__ = ["forget", "gemm_a8w8_blockscale", "gemm_a16w16", "prepare", "reload"]
+__all__ = [
+    "batched_gemm_a8w8",
+    "batched_gemm_bf16",
+    "forget",
+    "gemm_a4w4_blockscale",
+    "gemm_a8w8",
+    "gemm_a8w8_blockscale",
+    "gemm_a8w8_blockscale_bpreshuffle",
+    "gemm_a8w8_bpreshuffle",
+    "gemm_a16w16",
+    "gemm_a16w16_atomic",
+    "prepare",
+    "reload",
+]

@@ -8,15 +8,16 @@ from gemmpipe.builds import Bound, load_build
 from gemmpipe.data import Device, Knobs
 from gemmpipe.dense import Dense
 from gemmpipe.family import GemmSpec, Inputs, Prepared, Weights
-from gemmpipe.runtime.calls import Call, any_call, on
+from gemmpipe.runtime.calls import Call, any_call, on, reads_m_major
 from gemmpipe.runtime.choosing import Chosen
 from gemmpipe.runtime.operands import ALIGNMENT, Given, Optional, inputs_of, kernel_inputs, kernel_weights, weights_of
 from gemmpipe.tiled import Tiled, integer
 from gemmpipe.workspace import WORKSPACES
 
-_ROLES = ("x", "w", "x_scale", "w_scale", "bias", "out")
+_X_SCALE = 2  # its place among x, w, x_scale, w_scale, bias, out
 _WORKSPACE = ("parts_ptr", "counters_ptr")
 
+Role = tuple[int, tuple[int, ...] | None]
 TakeWorkspace = Callable[[int, int, torch.device], tuple[torch.Tensor, torch.Tensor]]
 
 
@@ -32,14 +33,15 @@ def tiled_call(chosen: Chosen, spec: GemmSpec, device: Device, given: Given, *, 
         return None
     if given.bias is not None and given.bias.dtype != given.out_dtype:
         return None  # it is converted in each call
-    inputs = kernel_inputs(inputs_of(given, spec), m_major=False)
     weights = kernel_weights(weights_of(given, spec))
     shape = (spec.m, spec.n) if spec.batch == 1 else (spec.batch, spec.m, spec.n)
     out = torch.empty(shape, dtype=given.out_dtype, device=given.x.device)
-    arguments = implementation.arguments(inputs, Prepared(weights=weights), out)
-    roles = _roles(arguments, inputs, weights, out)
+    inputs, prepared = inputs_of(given, spec), Prepared(weights=weights)
+    inputs = kernel_inputs(inputs, m_major=reads_m_major(implementation, inputs, prepared, out))
+    arguments = implementation.arguments(inputs, prepared, out)
     (build,) = implementation.builds(spec, knobs, device)
     pointers = [name for name, kind in build.signature if kind.startswith("*") and name not in _WORKSPACE]
+    roles = _roles(arguments, inputs, weights, out)
     if any(name not in roles for name in pointers):
         return None  # an operand that the launch derives from what was given
     tiles_m, tiles_n = implementation.tiles(spec, knobs)
@@ -52,13 +54,10 @@ def tiled_call(chosen: Chosen, spec: GemmSpec, device: Device, given: Given, *, 
         if loaded.interpreted:
             return None
         bound = loaded.bound((tiles_m * tiles_n, splits, spec.batch), sizes)
-    operands = tuple((bound.places[name], _ROLES.index(roles[name])) for name in pointers)
-    general = any_call(chosen, spec, device, given.out_dtype)
-    held = implementation.workspace_bytes(spec, knobs)
-    if not held:
-        return _call(bound, operands, given, general, device)
-    take = _made if fresh_workspace else WORKSPACES.take
-    return _call(bound, operands, given, general, device, take, (held // 4, spec.batch * tiles_m * tiles_n))
+    operands = tuple((bound.places[name], *roles[name]) for name in pointers)
+    workspace = (implementation.workspace_bytes(spec, knobs) // 4, spec.batch * tiles_m * tiles_n)
+    take = None if not workspace[0] else _made if fresh_workspace else WORKSPACES.take
+    return _call(bound, operands, given, any_call(chosen, spec, device, given.out_dtype), device, take, workspace)
 
 
 def _launches_alone(implementation: Tiled, knobs: Knobs) -> bool:
@@ -68,27 +67,31 @@ def _launches_alone(implementation: Tiled, knobs: Knobs) -> bool:
     return type(implementation).bind is Tiled.bind
 
 
-def _roles(arguments: Mapping[str, object], inputs: Inputs, weights: Weights, out: torch.Tensor) -> Mapping[str, str]:
-    """Which operand each pointer parameter is, for those that are operands as they were given."""
-    tensors = (inputs.x, weights.w, inputs.x_scale, weights.w_scale, weights.bias, out)
-    return {
-        parameter: role
-        for parameter, value in arguments.items()
-        for role, tensor in zip(_ROLES, tensors, strict=True)
-        if value is not None and value is tensor
-    }
+def _roles(arguments: Mapping[str, object], inputs: Inputs, weights: Weights, out: torch.Tensor) -> dict[str, Role]:
+    """For each parameter that is an operand as it was given: its place in a call, its strides unless contiguous."""
+    rows = (inputs.x, weights.w, inputs.x_scale, weights.w_scale, weights.bias, out)
+    roles: dict[str, Role] = {}
+    for parameter, value in arguments.items():
+        if value is None:
+            continue
+        for place, tensor in enumerate(rows):
+            if value is tensor:
+                roles[parameter] = (place, None)
+        if inputs.x_scale_t is not None and value is inputs.x_scale_t:
+            roles[parameter] = (_X_SCALE, inputs.x_scale_t.stride())
+    return roles
 
 
 def _call(
     bound: Bound,
-    operands: tuple[tuple[int, int], ...],
+    operands: tuple[tuple[int, int, tuple[int, ...] | None], ...],
     given: Given,
     general: Call,
     device: Device,
-    take: TakeWorkspace | None = None,
-    workspace: tuple[int, int] = (0, 0),
+    take: TakeWorkspace | None,
+    workspace: tuple[int, int],
 ) -> Call:
-    """`operands` pairs a place in the kernel's arguments with one of _ROLES."""
+    """`operands`: a place in the kernel's arguments, one in a call, strides unless contiguous."""
     empty, values, launch = torch.empty, list(bound.values), bound.launch
     shape, dtype, place = given.out_shape, given.out_dtype, given.x.device
     parts_at, counters_at = (bound.places.get(name, 0) for name in _WORKSPACE)
@@ -100,11 +103,11 @@ def _call(
         tensors = (x, w, x_scale, w_scale, bias, out)
         arguments = values[:]
         bits = 0
-        for at, role in operands:
+        for at, role, strides in operands:
             tensor = tensors[role]
             address = tensor.data_ptr()  # type: ignore[union-attr]
-            if not tensor.is_contiguous():  # type: ignore[union-attr]
-                bits = 1
+            if not (tensor.is_contiguous() if strides is None else tensor.stride() == strides):  # type: ignore[union-attr]
+                return general(x, w, x_scale, w_scale, bias)
             bits |= address
             arguments[at] = address
         if bits & ALIGNMENT:

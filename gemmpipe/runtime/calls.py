@@ -9,7 +9,7 @@ from torch.nn.functional import linear
 
 from gemmpipe.backends import Backend
 from gemmpipe.data import Candidate, Device
-from gemmpipe.family import GemmSpec, Implementation, Prepared, Weights
+from gemmpipe.family import GemmSpec, Implementation, Inputs, Prepared, Weights
 from gemmpipe.layouts import PLAIN
 from gemmpipe.runtime.choosing import Chosen
 from gemmpipe.runtime.operands import Given, Optional, inputs_of, kernel_inputs, kernel_weights, weights_of
@@ -46,7 +46,8 @@ def any_call(
     what it makes inside a graph then belongs to the graph. `borrowed`: see Dispatch.
     """
     implementation, knobs = chosen.implementation, chosen.candidate.knobs
-    library, tiled = isinstance(implementation, Backend), isinstance(implementation, Tiled)
+    library = isinstance(implementation, Backend)
+    m_major: list[bool] = []
     shape = (spec.m, spec.n) if spec.batch == 1 else (spec.batch, spec.m, spec.n)
     # Nothing to keep where preparing makes nothing; whether it does shows the first time.
     plain = [type(implementation).prepare is Implementation.prepare]
@@ -66,12 +67,22 @@ def any_call(
         with on(device):
             inputs, prepared = inputs_of(given, spec), prepared_weights(weights_of(given, spec))
             if not library:  # libraries take any strides; kernels read rows, and other operands are copied each time
-                inputs = kernel_inputs(inputs, m_major=not tiled)
                 prepared = replace(prepared, weights=kernel_weights(prepared.weights))
+                if not m_major:
+                    m_major.append(reads_m_major(implementation, inputs, prepared, out))
+                inputs = kernel_inputs(inputs, m_major=m_major[0])
             out = implementation.bind(spec, knobs, device, inputs, prepared, out)()
         return out.view(given.out_shape)
 
     return call
+
+
+def reads_m_major(implementation: Implementation, inputs: Inputs, prepared: Prepared, out: torch.Tensor) -> bool:
+    """Whether a kernel reads block scales M-major: a tiled one shows it, any other is given both."""
+    both = kernel_inputs(inputs, m_major=inputs.x_scale is not None and out.dim() == 2)
+    if both.x_scale_t is None or not isinstance(implementation, Tiled):
+        return both.x_scale_t is not None
+    return any(value is both.x_scale_t for value in implementation.arguments(both, prepared, out).values())
 
 
 def linear_call(chosen: Chosen, spec: GemmSpec, given: Given) -> Call | None:

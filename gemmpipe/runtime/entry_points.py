@@ -1,4 +1,9 @@
-"""The functions that engines call: one a family, each a line on top of `product`."""
+"""The functions that engines call: one a family, each a line on top of `product`.
+
+x is [..., K] and w [N, K] unless said otherwise; the result is [..., N] in `out_dtype`, where None means x's type.
+Operands may lie in any strides; those that a kernel does not read as they are are copied. All raise UserError for
+operands that are no product of the family.
+"""
 
 import torch
 
@@ -13,13 +18,42 @@ def gemm_a16w16(
     x_scale: torch.Tensor | None = None,
     w_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """x [..., K] @ w [N, K]^T + bias [N] -> [..., N] in `out_dtype` (None: x's type; bf16 for fp8 operands).
-
-    bf16 or fp16 operands; or fp8 ones with fp32 scales of shape [1] each. Raises UserError for other operands.
-    """
+    """x @ w^T + bias [N] for bf16 or fp16 operands; or for fp8 ones with fp32 scales [1] each, by default to bf16."""
     if out_dtype is None and x_scale is not None:
         out_dtype = torch.bfloat16
     return product("a16w16", x, w, x_scale, w_scale, bias, out_dtype)
+
+
+def gemm_a16w16_atomic(x: torch.Tensor, w: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+    """x @ w^T for bf16 or fp16 operands, splits of K added by atomics: bits may differ from run to run."""
+    return product("a16w16_atomic", x, w, None, None, None, out_dtype)
+
+
+def gemm_a8w8(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
+    """(x * x_scale) @ (w * w_scale)^T + bias [N], int8 or fp8.
+
+    fp32 scales by row (x_scale of M elements, w_scale of N) or by tensor ([1] each).
+    """
+    return product("a8w8", x, w, x_scale, w_scale, bias, out_dtype)
+
+
+def gemm_a8w8_bpreshuffle(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
+    """As gemm_a8w8, with w in 16 x 16 tiles (aiter's `shuffle_weight`, gemmpipe.layouts)."""
+    return product("a8w8_bpreshuffle", x, w, x_scale, w_scale, bias, out_dtype)
 
 
 def gemm_a8w8_blockscale(
@@ -29,9 +63,55 @@ def gemm_a8w8_blockscale(
     w_scale: torch.Tensor,
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> torch.Tensor:
-    """(x [..., K] * x_scale) @ (w [N, K] * w_scale)^T -> [..., N] in `out_dtype`, fp8 operands.
+    """(x * x_scale) @ (w * w_scale)^T for fp8 operands.
 
-    x_scale is fp32 [..., ceil(K/128)], row-major or M-major; w_scale fp32 [ceil(N/128), ceil(K/128)]. Raises
-    UserError for other operands.
+    x_scale is fp32 [..., ceil(K/128)], row-major or M-major; w_scale fp32 [ceil(N/128), ceil(K/128)].
     """
     return product("a8w8_blockscale", x, w, x_scale, w_scale, None, out_dtype)
+
+
+def gemm_a8w8_blockscale_bpreshuffle(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
+    """As gemm_a8w8_blockscale, with w in 16 x 16 tiles; an M-major x_scale (stride (1, M)) is read as it lies."""
+    return product("a8w8_blockscale_bpreshuffle", x, w, x_scale, w_scale, None, out_dtype)
+
+
+def gemm_a4w4_blockscale(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
+    """(x * x_scale) @ (w * w_scale)^T for mxfp4 operands, two in a byte: x [..., K/2], w [N, K/2].
+
+    Scales are e8m0, x_scale [..., K/32] and w_scale [N, K/32]; uint8 tensors are taken as what they hold.
+    """
+    x, w = _viewed(x, torch.float4_e2m1fn_x2), _viewed(w, torch.float4_e2m1fn_x2)
+    x_scale, w_scale = _viewed(x_scale, torch.float8_e8m0fnu), _viewed(w_scale, torch.float8_e8m0fnu)
+    return product("a4w4_blockscale", x, w, x_scale, w_scale, None, out_dtype)
+
+
+def _viewed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor.view(dtype) if tensor.dtype == torch.uint8 else tensor
+
+
+def batched_gemm_bf16(x: torch.Tensor, w: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+    """x [B, M, K] @ w [B, N, K]^T -> [B, M, N] for bf16 or fp16 operands."""
+    return product("batched_bf16", x, w, None, None, None, out_dtype)
+
+
+def batched_gemm_a8w8(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: torch.Tensor,
+    w_scale: torch.Tensor,
+    out_dtype: torch.dtype = torch.bfloat16,
+) -> torch.Tensor:
+    """(x [B, M, K] * x_scale [B, M, 1]) @ (w [B, N, K] * w_scale [B, 1, N])^T -> [B, M, N], int8 or fp8."""
+    return product("batched_a8w8", x, w, x_scale, w_scale, None, out_dtype)

@@ -134,9 +134,11 @@ def weights_of(given: Given, spec: GemmSpec) -> Weights:
 def kernel_inputs(inputs: Inputs, *, m_major: bool) -> Inputs:
     """The inputs as kernels read them: contiguous rows at aligned addresses, and block scales M-major when asked."""
     scale, other = inputs.x_scale, inputs.x_scale_t
-    if m_major and scale is not None and other is None:
+    if m_major and scale is not None and other is None and scale.dim() == 2:
         other = scale.mT.contiguous().mT
-    return Inputs(x=aligned(inputs.x), x_scale=None if scale is None else aligned(scale), x_scale_t=other)
+    if scale is not None and not m_major:  # who reads the other layout does not read this one
+        scale = aligned(scale)
+    return Inputs(x=aligned(inputs.x), x_scale=scale, x_scale_t=other)
 
 
 def kernel_weights(weights: Weights) -> Weights:

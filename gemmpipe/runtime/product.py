@@ -3,6 +3,7 @@
 import torch
 from torch import is_autocast_enabled, is_grad_enabled
 from torch.compiler import is_compiling
+from torch.nn.functional import linear
 
 from gemmpipe.runtime.compiled import registered
 from gemmpipe.runtime.dispatch import EAGER, dispatch_of
@@ -28,7 +29,8 @@ def product(
     if out_dtype is None:
         out_dtype = x.dtype
     if is_grad_enabled() and x_scale is None and (x.requires_grad or w.requires_grad or _learns(bias)):
-        return torch.nn.functional.linear(x, w, bias).to(out_dtype)
+        full = linear(x, w, bias) if w.dim() == 2 else torch.matmul(x, w.mT)
+        return full.to(out_dtype)
     if is_compiling():
         registered()
         out: torch.Tensor = torch.ops.gemmpipe.product(family, x, w, x_scale, w_scale, bias, out_dtype)

@@ -66,7 +66,8 @@ class SelectionLog:
             words = f"{family}: {len(mine)} untuned ({sum(found.calls for found in mine)} calls"
             if mine:
                 words += f", most: {max(mine, key=lambda found: found.calls).key.removeprefix(family).strip()}"
-            parts.append(f"{words}), {self.padded[family]} answered by a padded M")
+            padded = f", {self.padded[family]} answered by a padded M" if self.padded[family] else ""
+            parts.append(f"{words}){padded}")
         return "; ".join(parts)
 
     def clear(self) -> None:

@@ -1,0 +1,160 @@
+"""Bound Triton calls on a GPU: right, in graphs, compiled, on any stream, and cheap on the host."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from gemmpipe.data import Scalar
+from gemmpipe.device import gpu_device
+from gemmpipe.family import Family, GemmSpec, Inputs, KernelDefaults, Weights, load_family
+from gemmpipe.problem import make_problem
+from gemmpipe.reference import error_ratio
+from gemmpipe.runtime import gemm_a8w8_blockscale, prepare, reload
+from gemmpipe.runtime.dispatch import dispatch_of
+from gemmpipe.runtime.prepared import FORMS
+from gemmpipe.store import render
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+N, K = 1280, 8192
+TILES = {
+    **{"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 1},
+    **{"num_warps": 4, "num_stages": 3, "cache_modifier": ""},
+}
+Case = tuple[Family, GemmSpec, Weights, Inputs]
+
+
+@pytest.fixture
+def tuned(tmp_path, monkeypatch) -> Callable[..., None]:
+    def write(libtype: str, knobs: dict[str, Scalar], *ms: int) -> None:
+        device, family = gpu_device(0), load_family("a8w8_blockscale")
+        fp8 = family.key_defaults(KernelDefaults(dtype=None, out_dtype=None, bias=None), device.gfx)["dtype"]
+        rows = [
+            {"gfx": device.gfx, "cu_num": device.cu_num, "M": m, "N": N, "K": K, "dtype": fp8, "outdtype": "bfloat16"}
+            | {"libtype": libtype, "config": json.dumps(knobs), "us": 1.0}
+            for m in ms
+        ]
+        path = tmp_path / "table.csv"
+        path.write_text(render(rows, family, ()))
+        monkeypatch.setenv("GEMMPIPE_CONFIG_A8W8_BLOCKSCALE", str(path))
+        reload()
+
+    return write
+
+
+def case(m: int, index: int = 0) -> Case:
+    family, device = load_family("a8w8_blockscale"), gpu_device(index)
+    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = family.spec(make_problem(family, {"M": m, "N": N, "K": K}, words, device.gfx, "case"))
+    generator = torch.Generator(device=device.torch_name).manual_seed(3)
+    return family, spec, family.make_weights(spec, generator), family.make_inputs(spec, generator)
+
+
+def call(made: Case) -> torch.Tensor:
+    _, _, weights, inputs = made
+    return gemm_a8w8_blockscale(inputs.x, weights.w, inputs.x_scale, weights.w_scale)
+
+
+def right(out: torch.Tensor, made: Case) -> None:
+    family, spec, weights, inputs = made
+    assert error_ratio(out, family.reference(spec, inputs, weights), *family.tolerance(spec)) < 0.01
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize("m", [1, 13, 16])
+def test_a_triton_row_is_bound_once_and_right(tuned, m: int, splits: int) -> None:
+    tuned("triton", {**TILES, "NUM_KSPLIT": splits}, 16)
+    made = case(m)
+    for _ in range(3):
+        right(call(made), made)
+    bound = list(dispatch_of("a8w8_blockscale").calls.values())
+    assert [found.__module__ for found in bound] == ["gemmpipe.runtime.bound"]
+    shifted = torch.empty(m * K + 3, dtype=made[3].x.dtype, device="cuda")[3:].view(m, K).copy_(made[3].x)
+    _, _, weights, inputs = made
+    right(gemm_a8w8_blockscale(shifted, weights.w, inputs.x_scale, weights.w_scale), made)
+    m_major = inputs.x_scale.t().contiguous().t()
+    right(gemm_a8w8_blockscale(inputs.x, weights.w, m_major, weights.w_scale), made)
+
+
+@pytest.mark.parametrize(
+    ("libtype", "knobs"),
+    [
+        ("triton", {**TILES, "NUM_KSPLIT": 1}),
+        ("triton", {**TILES, "NUM_KSPLIT": 4}),
+        ("scaled_mm", {"use_fast_accum": False}),
+        ("torch", {"method": "bfloat16_copy"}),
+    ],
+)
+def test_in_a_cuda_graph_and_in_a_compiled_one(tuned, libtype: str, knobs: dict[str, Scalar]) -> None:
+    if libtype == "scaled_mm" and torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("block scales are sm_90's there")
+    tuned(libtype, knobs, 16)
+    made = case(16)
+    expected = call(made).clone()
+    right(expected, made)
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        captured = call(made)
+    for _ in range(3):
+        captured.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(captured, expected)
+    _, _, weights, inputs = made
+    compiled = torch.compile(gemm_a8w8_blockscale, fullgraph=True, mode="reduce-overhead")
+    fresh = weights.w.clone()  # first seen while the compiled graph warms up
+    with torch.no_grad():
+        for _ in range(6):
+            torch.compiler.cudagraph_mark_step_begin()
+            assert torch.equal(compiled(inputs.x, fresh, inputs.x_scale, weights.w_scale), expected)
+    assert torch.equal(call(made), expected)
+
+
+def test_a_weight_first_seen_in_a_capture_is_not_prepared(tuned, caplog) -> None:
+    tuned("torch", {"method": "bfloat16_copy"}, 16)
+    made = case(16)
+    right(call(made), made)
+    held = len(FORMS.entries)
+    other = case(16)
+    other[2].w.copy_(made[2].w.flip(0).clone())
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        captured = call(other)
+    graph.replay()
+    torch.cuda.synchronize()
+    right(captured, other)
+    assert len(FORMS.entries) == held
+    assert "captured in a graph before its weight was prepared" in caplog.text
+    assert prepare(other[2].w, other[2].w_scale) == 1
+
+
+def test_on_another_stream_and_another_device(tuned) -> None:
+    tuned("triton", {**TILES, "NUM_KSPLIT": 4}, 16)
+    made = case(16)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        out = call(made)
+    stream.synchronize()
+    right(out, made)
+    if torch.cuda.device_count() > 1:
+        second = case(16, 1)
+        for _ in range(2):
+            right(call(second), second)
+            right(call(made), made)
+        assert torch.cuda.current_device() == 0
+
+
+def test_a_launch_that_cannot_be_is_skipped(tuned, caplog, monkeypatch) -> None:
+    tuned("triton", {**TILES, "NUM_KSPLIT": 1}, 16)
+
+    def fail(*operands: object) -> None:
+        raise RuntimeError("out of resource: shared memory")
+
+    monkeypatch.setattr("gemmpipe.runtime.bound.load_build", fail)
+    made = case(16)
+    right(call(made), made)
+    assert "failed and is skipped: RuntimeError: out of resource" in caplog.text
