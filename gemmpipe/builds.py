@@ -150,9 +150,11 @@ def _compiled(build: Build, target: Device) -> Any:
 
     function = find_kernel(build.kernel)
     names = [name for name, _ in build.signature]
-    made = ASTSource
+    made: Any = ASTSource
     if function.is_gluon():
-        from triton.experimental.gluon._runtime import GluonASTSource as made
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        made = GluonASTSource
     source = made(
         function,
         dict(build.signature),

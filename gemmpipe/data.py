@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 Scalar = str | int | float | bool | None
 Knobs = Mapping[str, Scalar]
@@ -48,7 +49,7 @@ class Problem:
         return f"{self.family} " + " ".join(f"{name}={value}" for name, value in self.key)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Candidate:
     """One way to compute: a backend (`libtype`) and its normalised knobs."""
 
@@ -65,13 +66,13 @@ class Candidate:
         """The knobs as a new dict."""
         return dict(self.items)
 
-    @property
+    @cached_property  # asked for at every step of a trial
     def id(self) -> str:
         """12 hex digits of backend and knobs; the same on every machine and version."""
         return digest([self.backend, dict(self.items)])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Build:
     """One kernel to compile; serves every problem that needs the same types, constants and alignment.
 
@@ -87,7 +88,7 @@ class Build:
     aligned: tuple[str, ...]
     options: tuple[tuple[str, Scalar], ...]
 
-    @property
+    @cached_property
     def id(self) -> str:
         """12 hex digits of everything that decides the binary but the target and the compiler's version."""
         return digest([self.kernel, self.source_hash, self.signature, self.constants, self.aligned, self.options])

@@ -98,8 +98,7 @@ _BRIEF = {
 def _short(config: str) -> str:
     """Knobs in a few letters: `64x128x128 g1 k/4 w4 s3`; a library's knobs as they are."""
     knobs = json.loads(config)
-    if not set(_BRIEF) <= set(knobs):
-        return " ".join(v if isinstance(v, str) else f"{k}={v}" for k, v in knobs.items())
-    text = "".join(f"{mark}{knobs[name]}" for name, mark in _BRIEF.items())
-    rest = [f"{k}={v}" for k, v in knobs.items() if k not in _BRIEF and v not in ("", None)]
-    return " ".join([text, *rest])
+    text = "".join(f"{mark}{knobs[name]}" for name, mark in _BRIEF.items() if name in knobs).strip()
+    rest = {k: v for k, v in knobs.items() if k not in _BRIEF and v not in ("", None)}
+    words = [v if isinstance(v, str) else f"{k}={v}" for k, v in rest.items()]
+    return " ".join(word for word in (text, *words) if word)

@@ -32,8 +32,6 @@ class Space:
             names = tuple(axes)
             for values in itertools.product(*axes.values()):
                 point = dict(zip(names, values, strict=True))
-                if not self._belongs(point, axes, facts):
-                    continue
                 mark = tuple(point[name] for name in self.axes)
                 if mark not in seen:
                     seen.add(mark)
@@ -46,7 +44,8 @@ class Space:
         for values in itertools.product(*(base[name] for name in asked)):
             fixed = dict(zip(asked, values, strict=True))
             axes = self._replaced(dict(self.axes), facts, fixed)
-            yield {**axes, **{name: (value,) for name, value in fixed.items()}}
+            if all(value in axes[name] for name, value in fixed.items()):
+                yield {**axes, **{name: (value,) for name, value in fixed.items()}}
 
     def _replaced(
         self, axes: dict[str, tuple[Scalar, ...]], facts: Facts, fixed: Mapping[str, Scalar]
@@ -59,9 +58,6 @@ class Space:
                     if isinstance(values, tuple) and name not in self.pinned:
                         axes[name] = values
         return axes
-
-    def _belongs(self, point: Mapping[str, Scalar], axes: Mapping[str, tuple[Scalar, ...]], facts: Facts) -> bool:
-        return all(value in axes[name] for name, value in point.items())
 
 
 def _is_list(value: object) -> bool:

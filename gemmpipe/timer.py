@@ -99,7 +99,7 @@ class GpuClock(Clock):
 
     def sequence(self, launches: Sequence[Call]) -> list[float]:
         event = self._torch.cuda.Event
-        pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in launches]
+        pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in launches]  # type: ignore[no-untyped-call]
         self._torch.cuda._sleep(int(_CYCLES_PER_US * 1.5 * self._host_us * len(launches)))
         begun = time.perf_counter_ns()
         for (start, end), launch in zip(pairs, launches, strict=True):

@@ -1,6 +1,6 @@
 """Screen's scheduler: builds, then what is ready, then the devices; problems interleaved so that none waits."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from gemmpipe.data import Build, Candidate, Trial
 from gemmpipe.executors import Built, Finished, Pool
@@ -18,9 +18,9 @@ _AHEAD = 3  # jobs a worker has in hand and next, so that it never waits for the
 class Scheduler:
     """Runs courses to their end on a pool."""
 
-    def __init__(self, courses: Sequence[Course], pool: Pool, journal: Journal, timer: Timer, bounds: Bounds) -> None:
-        self._courses = courses
-        self._by_problem = {c.problem.id: c for c in courses}
+    def __init__(self, pool: Pool, journal: Journal, timer: Timer, bounds: Bounds) -> None:
+        self._courses: list[Course] = []
+        self._by_problem: dict[str, Course] = {}
         self._pool = pool
         self._journal = journal
         self._timer = timer
@@ -29,14 +29,15 @@ class Scheduler:
         self._builds: dict[str, Build] = {}
         self.trials = 0
 
-    def start_builds(self, builds: Iterable[Build]) -> None:
-        """Queue every build that the courses can need, the most wanted first."""
-        counts: dict[str, int] = {}
-        for build in builds:
-            self._builds[build.id] = build
-            counts[build.id] = counts.get(build.id, 0) + 1
-        for build_id in sorted(counts, key=lambda b: -counts[b]):
-            self._pool.compile(self._builds[build_id])
+    def add(self, course: Course) -> None:
+        """Take in a course and queue its builds at once: they compile while the next one is listed."""
+        self._courses.append(course)
+        self._by_problem[course.problem.id] = course
+        for builds in course.listing.builds.values():
+            for build in builds:
+                if build.id not in self._builds:
+                    self._builds[build.id] = build
+                    self._pool.compile(build)
 
     def step(self, timeout_s: float) -> bool:
         """Hand out what is ready, hear what is new; False when every course is over."""

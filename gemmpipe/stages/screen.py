@@ -35,13 +35,12 @@ class Screen(Stage):
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """Shortlist and trials of the problems."""
-        courses = self._courses(problems_of(context.family, tables["problems"]), context)
         bounds = Bounds(context.family.baseline)
+        scheduler = Scheduler(context.pool, context.journal, self.timer, bounds)
+        courses = self._courses(problems_of(context.family, tables["problems"]), context, scheduler)
         for course in courses:
             for trial in context.record.of("screen", course.problem.id):
                 bounds.learn(course.problem, trial)
-        scheduler = Scheduler(courses, context.pool, context.journal, self.timer, bounds)
-        scheduler.start_builds(b for c in courses for builds in c.listing.builds.values() for b in builds)
         context.events.emit("stage", "screen", total=len(courses))
         with finishing(context.pool, scheduler.hear):
             while scheduler.step(_WAIT_S):
@@ -51,7 +50,7 @@ class Screen(Stage):
         _account_idle(context)
         return self._tables(courses, context)
 
-    def _courses(self, problems: list[Problem], context: Context) -> list[Course]:
+    def _courses(self, problems: list[Problem], context: Context, scheduler: Scheduler) -> list[Course]:
         report = SpaceReport()
         courses = []
         for problem in sorted(problems, key=_siblings_by_rows):
@@ -66,7 +65,9 @@ class Screen(Stage):
             )
             hunt = context.search.start(listing.candidates, self.timer.iters, self.keep)
             context.journal.kernel_names.update(listing.kernel_names)
-            courses.append(Course(listing, hunt, context.record))
+            course = Course(listing, hunt, context.record)
+            courses.append(course)
+            scheduler.add(course)
         for line in report.lines():
             context.events.emit("line", line)
         assign_workers(courses, len(context.pool.devices))

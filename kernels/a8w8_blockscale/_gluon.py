@@ -57,7 +57,7 @@ class WarpSpecialised(Implementation):
             return f"alignment: M={spec.m} N={spec.n} K={spec.k}, the copy engine needs multiples of 4, 8 and 16"
         if m not in (_GROUP_ROWS, 2 * _GROUP_ROWS) or integer(knobs, "BLOCK_SIZE_K") != _SCALE_BLOCK:
             return f"tile: {m} rows, BLOCK_SIZE_K={knobs['BLOCK_SIZE_K']}; two warpgroups share 64 or 128 rows"
-        if spec.m <= m // 2:
+        if m > _GROUP_ROWS and spec.m <= _GROUP_ROWS:
             return f"tile beyond the problem: {m} rows for M={spec.m}"
         # Sum and two temporaries: 3 x 64 registers a thread are left of 232 with 128 columns a warpgroup.
         if not 16 <= _columns(knobs) <= _SCALE_BLOCK or n & (n - 1):
