@@ -17,7 +17,8 @@ from gemmpipe.reference import error_ratio
 def test_its_function_computes_it(path: Path) -> None:
     family = load_family(path.parent.name)
     assert family.entry_point in gemmpipe.runtime.__all__, f"add {family.entry_point} to runtime/entry_points.py"
-    values = {"M": 32, "N": 128, "K": 256} | {"B": 2 for column in family.key_columns if column.name == "B"}
+    sizes = {"B": 2, "M": 32, "N": 128, "K": 256}
+    values = {column.name: sizes[column.name] for column in family.key_columns if column.name in sizes}
     words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
     try:
         problem = make_problem(family, values, words, "sm_90", "case")
