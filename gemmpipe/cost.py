@@ -10,15 +10,18 @@ def flops(spec: GemmSpec) -> float:
 
 def bytes_moved(spec: GemmSpec) -> float:
     """Every operand read once and the output written once, scales and bias included."""
-    from gemmpipe.operands import dtype_of
+    from gemmpipe.operands import bytes_of
 
-    def size(name: str) -> int:
-        return dtype_of(name).itemsize
-
-    x = spec.m * spec.k * size(spec.x_dtype) + 4 * _scales(spec.x_scale, spec.m, spec.k)
-    w = spec.n * spec.k * size(spec.w_dtype) + 4 * _scales(spec.w_scale, spec.n, spec.k)
-    out = (spec.m * spec.n + (spec.n if spec.bias else 0)) * size(spec.out_dtype)
+    x = bytes_of(spec.x_dtype, spec.m * spec.k) + _scale_bytes(spec.x_scale, spec.m, spec.k)
+    w = bytes_of(spec.w_dtype, spec.n * spec.k) + _scale_bytes(spec.w_scale, spec.n, spec.k)
+    out = bytes_of(spec.out_dtype, spec.m * spec.n + (spec.n if spec.bias else 0))
     return float(spec.batch * (x + w + out))
+
+
+def _scale_bytes(scaling: Scaling | None, rows: int, columns: int) -> int:
+    from gemmpipe.operands import bytes_of
+
+    return bytes_of(scaling.dtype, _scales(scaling, rows, columns)) if scaling else 0
 
 
 def _scales(scaling: Scaling | None, rows: int, columns: int) -> int:

@@ -5,6 +5,10 @@ import torch
 from gemmpipe import layouts
 from gemmpipe.family import GemmSpec, Inputs, Scaling, Weights
 
+_FP4 = "float4_e2m1fn_x2"
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""The magnitudes of a 4-bit float by its low three bits; the fourth is the sign."""
+
 _OUTLIERS_PCT = 0.1
 _OUTLIER_FACTOR = 8.0
 _BINADES = 2  # scales differ by up to 2**-2 .. 2**2, so that a kernel which mixes scales up cannot pass
@@ -19,6 +23,11 @@ def dtype_of(name: str) -> torch.dtype:
 def is_fp8(name: str) -> bool:
     """Whether a dtype's name is one of the 8-bit floats."""
     return name.startswith("float8")
+
+
+def bytes_of(name: str, elements: int) -> int:
+    """What so many elements of a dtype take; 4-bit ones are packed in twos."""
+    return elements * dtype_of(name).itemsize // (2 if name == _FP4 else 1)
 
 
 def make_weights(spec: GemmSpec, generator: torch.Generator) -> Weights:
@@ -74,6 +83,8 @@ def _stored(
     rows, columns = -(-values.shape[0] // tile[0]), -(-values.shape[1] // tile[1])
     powers = torch.randint(-_BINADES, _BINADES + 1, (rows, columns), generator=generator, device=values.device)
     spread(torch.exp2(powers.float()), tile, values)
+    if dtype_name == _FP4:
+        return quantise_mx(values, tile[1])
     return quantise_blockwise(values, tile, dtype)
 
 
@@ -94,6 +105,31 @@ def quantise_blockwise(
     scales = torch.where(amax > 0, amax / top, torch.ones_like(amax))
     scaled = spread(scales.reciprocal(), tile, values.clone()).clamp_(-top, top)
     return (scaled if dtype.is_floating_point else scaled.round_()).to(dtype), scales
+
+
+def quantise_mx(values: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise fp32 [R, C] to (float4_e2m1fn_x2 [R, C/2], float8_e8m0fnu scales [R, C/group]), as OCP's MX says.
+
+    A scale is the power of two that brings its group's largest magnitude to [4, 8); beyond 6 is cut off. C is a
+    multiple of `group`, which is even.
+    """
+    amax = _tile_amax(values, (1, group))
+    exponents = torch.where(amax > 0, amax.log2().floor() - 2, torch.zeros_like(amax)).clamp_(-127, 127)
+    scaled = spread(torch.exp2(-exponents), (1, group), values.clone())
+    steps = torch.tensor(E2M1, device=values.device)
+    codes = torch.bucketize(scaled.abs(), (steps[1:] + steps[:-1]) / 2).to(torch.uint8)
+    codes |= (scaled < 0).to(torch.uint8) << 3
+    packed = codes[:, 0::2] | codes[:, 1::2] << 4  # the even k in the low half
+    scales = (exponents + 127).to(torch.uint8).view(torch.float8_e8m0fnu)
+    return packed.view(torch.float4_e2m1fn_x2), scales
+
+
+def unpack_mx(values: torch.Tensor) -> torch.Tensor:
+    """float4_e2m1fn_x2 [..., C/2] as fp32 [..., C], without its scales."""
+    bits = values.view(torch.uint8)
+    codes = torch.stack((bits & 15, bits >> 4), -1).flatten(-2).int()
+    magnitudes = torch.tensor((*E2M1, *(-step for step in E2M1)), device=values.device)
+    return magnitudes[codes]
 
 
 def _tile_amax(values: torch.Tensor, tile: tuple[int, int]) -> torch.Tensor:

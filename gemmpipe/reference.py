@@ -7,7 +7,7 @@ import torch
 
 from gemmpipe import layouts
 from gemmpipe.family import GemmSpec, Inputs, Scaling, Weights
-from gemmpipe.operands import dtype_of, spread, tile_of
+from gemmpipe.operands import dtype_of, spread, tile_of, unpack_mx
 
 _WORST = 8.0  # the most that a single element may be off, in tolerances: rounding errors have no longer tails
 
@@ -24,10 +24,14 @@ def product(spec: GemmSpec, inputs: Inputs, weights: Weights) -> torch.Tensor:
 def dequantise(
     values: torch.Tensor, scale: torch.Tensor | None, scaling: Scaling | None, dtype: torch.dtype
 ) -> torch.Tensor:
-    """`values` [..., R, K] times their scales as a new tensor of `dtype`; the scales are applied in fp32."""
+    """`values` [..., R, K] times their scales as a new tensor of `dtype`; the scales are applied in fp32.
+
+    4-bit values come in twos: they are [..., R, K/2].
+    """
     if scale is None or scaling is None:
         return values.to(dtype)
-    full = values.to(torch.float32)
+    packed = values.dtype is getattr(torch, "float4_e2m1fn_x2", None)
+    full = unpack_mx(values) if packed else values.to(torch.float32)
     if full is values:
         full = values.clone()
     if scaling.granularity == "tensor":

@@ -106,8 +106,6 @@ def unsupported(spec: GemmSpec) -> str | None:
         return f"weight layout: '{spec.w_layout}' is another kernel's"
     if spec.batch != 1:
         return "batch: one product at a time"
-    if "float4" in spec.w_dtype or "float4" in spec.x_dtype:
-        return f"packed operands: {spec.w_dtype} is not dequantised here"
     return None
 
 

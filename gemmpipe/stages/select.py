@@ -149,9 +149,9 @@ class Select(Stage):
 
 def weight_bytes(spec: GemmSpec) -> float:
     """The bytes of the stored weight, scales not counted."""
-    import torch
+    from gemmpipe.operands import bytes_of
 
-    return spec.batch * spec.n * spec.k * float(getattr(torch, spec.w_dtype).itemsize)
+    return float(bytes_of(spec.w_dtype, spec.batch * spec.n * spec.k))
 
 
 def _siblings(problems: Iterable[Problem]) -> list[list[Problem]]:

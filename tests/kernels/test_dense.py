@@ -19,11 +19,12 @@ from gemmpipe.cli.main import main
 from gemmpipe.data import Scalar
 from gemmpipe.device import arch_device, cpu_device
 from gemmpipe.errors import UserError
-from gemmpipe.family import Family, GemmSpec, Inputs, KernelDefaults, Weights, load_family
+from gemmpipe.family import Family, GemmSpec, Inputs, KernelDefaults, Scaling, Weights, load_family
 from gemmpipe.fits import shared_bytes
 from gemmpipe.formats.triton_json import TritonJson
+from gemmpipe.operands import quantise_mx, unpack_mx
 from gemmpipe.problem import make_problem
-from gemmpipe.reference import error_ratio
+from gemmpipe.reference import dequantise, error_ratio
 from gemmpipe.runner import Plan
 from gemmpipe.space import Space
 from gemmpipe.tiled import Tiled
@@ -77,6 +78,11 @@ CASES = {
         {"mnk": [33, 320, 256], "knobs": [16, 256, 64, 1], "swap": True},
         {"mnk": [16, 128, 256], "knobs": [16, 128, 128, 2], "gfx": "gfx942", "out": "float16"},
     ],
+    "a4w4_blockscale": [
+        {"mnk": [32, 64, 256], "knobs": [16, 32, 128, 1]},
+        {"mnk": [33, 80, 352], "knobs": [16, 32, 64, 3], "out": "float32"},
+        {"mnk": [5, 48, 416], "knobs": [16, 32, 128, 4], "out": "float16", "gfx": "gfx950"},
+    ],
 }
 KNOBS: dict[str, Scalar] = {
     "GROUP_SIZE_M": 8,
@@ -101,8 +107,10 @@ PRODUCTS = [
     ("a8w8_bpreshuffle", {}, {"bias": True}),
     ("a8w8_bpreshuffle", TENSOR, {"dtype": "int8"}),
     ("a8w8_blockscale_bpreshuffle", {}, {}),
+    ("a4w4_blockscale", {}, {}),
+    ("a4w4_blockscale", {}, {"out_dtype": "float32"}),
 ]
-COMPILED = [PRODUCTS[i] for i in (0, 2, 4, 6, 9, 10, 11, 13)]
+COMPILED = [PRODUCTS[i] for i in (0, 2, 4, 6, 9, 10, 11, 13, 14)]
 
 
 def spec_of(
@@ -157,6 +165,8 @@ def test_compiles_without_a_gpu_within_the_estimate(
     assert isinstance(kernel, Tiled)
     points = ((16, 32, 128, 4, 3, False), (64, 64, 64, 1, 2, True), (16, 256, 32, 1, 1, False))
     for m, n, k, splits, stages, swap in points:
+        if "float4" in spec.w_dtype:
+            k = max(k, 64)  # the least that their matrix instruction takes
         sizes: dict[str, Scalar] = {
             "BLOCK_SIZE_M": m,
             "BLOCK_SIZE_N": n,
@@ -268,3 +278,26 @@ def test_aiters_options(plans: list[Plan]) -> None:
     assert {p["M"] for p in problems} == {16, 32, 64, 128, 256, 512, 2048, 4096}
     (kernel,) = plan.backends["triton"].implementations(plan.family)
     assert len(list(kernel.points(plan.family.spec(problems[0]), device, plan.space))) == 768
+
+
+def test_mx_values_are_packed_low_nibble_first_and_scaled_by_powers_of_two() -> None:
+    values = torch.zeros(1, 64)
+    values[0, :4] = torch.tensor([6.0, -1.0, 0.5, 3.0])
+    values[0, 32:34] = torch.tensor([48.0, -8.0])
+    packed, scales = quantise_mx(values, 32)
+    assert packed.view(torch.uint8)[0, :2].tolist() == [0x7 | 0xA << 4, 0x1 | 0x5 << 4]
+    assert scales.view(torch.uint8).tolist() == [[127, 130]]
+    assert scales.float().tolist() == [[1.0, 8.0]]
+    assert torch.equal(unpack_mx(packed)[0, 32:34], torch.tensor([6.0, -1.0]))
+    scaling = Scaling(granularity="block", block=(1, 32), dtype="float8_e8m0fnu")
+    assert torch.equal(dequantise(packed, scales, scaling, torch.float32), values)
+
+
+def test_a4w4s_key_and_option(plans: list[Plan]) -> None:
+    assert main(["kernel=a4w4_blockscale", "shapes=a4w4_aiter"]) == 0
+    (problem,) = plans[0].source.problems(plans[0].family, plans[0].defaults, "gfx950")
+    assert [problem[name] for name in ("M", "N", "K")] == [128, 1536, 7168]
+    with pytest.raises(UserError, match="K=100, expected a multiple of 32"):
+        spec_of("a4w4_blockscale", (1, 16, 100), {}, {})
+    spec = plans[0].family.spec(problem)
+    assert plans[0].family.bytes_moved(spec) == (128 + 1536) * 7168 * 17 / 32 + 2 * 128 * 1536
