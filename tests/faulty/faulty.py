@@ -36,9 +36,9 @@ def _first_time(name: str) -> bool:
 
 
 def _eat() -> None:
-    held = bytearray()
+    held = []
     while True:
-        held += b"x" * 50_000_000
+        held.append(b"x" * 50_000_000)
         time.sleep(0.02)
 
 
