@@ -17,7 +17,6 @@ from gemmpipe.operands import make_inputs, make_weights
 from gemmpipe.reference import product, tolerance
 from gemmpipe.space import Space
 
-
 torch.set_num_threads(1)  # tests run beside each other: threads that wait for a core make launches look long
 
 
@@ -39,7 +38,7 @@ def _eat() -> None:
     held = []
     while True:
         held.append(b"x" * 50_000_000)
-        time.sleep(0.02)
+        time.sleep(0.002)
 
 
 _LAUNCHES: dict[str, int] = {}

@@ -1,0 +1,117 @@
+"""Which finalist is chosen: by paired rounds, by the rules, the same every time."""
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gemmpipe.data import Candidate, median
+from gemmpipe.stages.choice import Choice, Finalist, Rules, choose
+from gemmpipe.stages.paired import paired_ratio
+
+TIMES = st.floats(0.5, 1e6, allow_nan=False)
+RULES = Rules(prefer={"torch": 0.995}, min_improvement_pct=1.0, tie_pct=0.5)
+
+
+def _finalist(backend: str, *samples_us: float, name: int = 0) -> Finalist:
+    candidate = Candidate.of(backend, {"n": name})
+    return Finalist(
+        candidate=candidate, samples_us=samples_us, extra_weight_bytes=0, err_ratio=0.0, kernel_name=backend
+    )
+
+
+@given(st.lists(st.tuples(TIMES, TIMES), min_size=1, max_size=60))
+def test_a_paired_ratio_is_ordered_and_inverts(pairs: list[tuple[float, float]]) -> None:
+    a, b = [x for x, _ in pairs], [y for _, y in pairs]
+    there, back = paired_ratio(a, b), paired_ratio(b, a)
+    assert there.low <= there.median <= there.high
+    ratios = sorted(x / y for x, y in pairs)
+    assert ratios[0] <= there.low
+    assert there.high <= ratios[-1]
+    assert math.isclose(there.low * back.high, 1)
+    if len(pairs) % 2:  # the mean of two middle ratios is not the inverse of that of the inverses
+        assert math.isclose(there.median * back.median, 1)
+    assert there.undecided == back.undecided or math.isclose(there.low, 1) or math.isclose(there.high, 1)
+
+
+@given(st.lists(TIMES, min_size=1, max_size=40), st.floats(0.1, 10))
+def test_a_slow_spell_that_hits_both_changes_no_ratio(samples: list[float], factor: float) -> None:
+    ratio = paired_ratio([factor * s for s in samples], samples)
+    assert math.isclose(ratio.low, factor)
+    assert math.isclose(ratio.high, factor)
+
+
+@given(st.lists(TIMES, min_size=1, max_size=40), st.lists(TIMES, min_size=1, max_size=40))
+def test_only_common_rounds_count(a: list[float], b: list[float]) -> None:
+    n = min(len(a), len(b))
+    assert paired_ratio(a, b) == paired_ratio(a[:n], b[:n])
+
+
+FINALISTS = st.lists(
+    st.tuples(st.sampled_from(["triton", "torch", "skinny"]), st.lists(TIMES, min_size=1, max_size=20)),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(FINALISTS, st.randoms(use_true_random=False), st.integers(-1, 5))
+def test_the_choice_does_not_depend_on_the_order(
+    rows: list[tuple[str, list[float]]], order: object, incumbent: int
+) -> None:
+    finalists = [_finalist(backend, *samples, name=i) for i, (backend, samples) in enumerate(rows)]
+    known = [finalists[incumbent].candidate] if 0 <= incumbent < len(finalists) else []
+    choices: list[Choice] = []
+    for _ in range(4):
+        order.shuffle(finalists)  # type: ignore[attr-defined]
+        choices.append(choose(finalists, ("torch",), known, RULES))
+    assert all(choice == choices[0] for choice in choices)
+    chosen = choices[0]
+    assert chosen.chosen in finalists
+    assert chosen.runner_up is not chosen.chosen
+    assert chosen.baseline == min(
+        (f for f in finalists if f.candidate.backend == "torch"),
+        key=lambda f: (f.time_us, f.candidate.id),
+        default=None,
+    )
+    if chosen.reason == "":
+        assert chosen.chosen.time_us == min(f.time_us for f in finalists)
+
+
+def test_the_fastest_wins_and_equals_are_told_apart_by_name() -> None:
+    fast, slow = _finalist("triton", 1, 1, 1), _finalist("triton", 2, 2, 2, name=1)
+    assert choose([slow, fast], (), (), RULES).chosen is fast
+    twins = [_finalist("triton", 1, 1, 1, name=i) for i in range(5)]
+    first = min(twins, key=lambda f: f.candidate.id)
+    for some in itertools.permutations(twins):
+        choice = choose(some, (), (), RULES)
+        assert choice.chosen is first
+        assert choice.near_ties == 4
+
+
+@pytest.mark.parametrize(("torch_us", "wins"), [(1.001, True), (1.004, True), (1.006, False)])
+def test_a_preferred_library_needs_to_be_near_only(torch_us: float, wins: bool) -> None:
+    triton, torch = _finalist("triton", *[1.0] * 9), _finalist("torch", *[torch_us] * 9)
+    choice = choose([triton, torch], ("torch",), (), RULES)
+    assert (choice.chosen is torch) == wins
+    assert choice.reason == ("torch is preferred within 0.995" if wins else "")
+
+
+@pytest.mark.parametrize(
+    ("new_us", "wins"),
+    [([0.95] * 9, True), ([0.995] * 9, False), ([0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 1.5, 1.5, 1.5], False)],
+    ids=["clearly faster", "by too little", "not surely"],
+)
+def test_an_incumbent_is_beaten_by_enough_and_surely(new_us: list[float], wins: bool) -> None:
+    old, new = _finalist("triton", *[1.0] * 9), _finalist("triton", *new_us, name=1)
+    choice = choose([old, new], (), [old.candidate], RULES)
+    assert (choice.chosen is new) == wins
+    assert choice.incumbent is old
+    assert choice.reason == ("" if wins else "the incumbent is not beaten by enough")
+
+
+def test_median_of_samples() -> None:
+    assert median([3, 1, 2]) == 2
+    assert median([4, 1, 2, 3]) == 2.5
