@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -12,11 +13,13 @@ from gemmpipe.errors import GemmpipeError
 from gemmpipe.family import Family, GemmSpec, load_family
 from gemmpipe.runtime.bound import tiled_call
 from gemmpipe.runtime.calls import Call, NotInGraph, any_call, linear_call
+from gemmpipe.runtime.captured import Recorder, asked_for
 from gemmpipe.runtime.choosing import Chosen, Unusable, fallbacks, usable
 from gemmpipe.runtime.lookup import levels
 from gemmpipe.runtime.operands import Given, Optional, check, problem_of
 from gemmpipe.runtime.selection import LOG, Untuned
 from gemmpipe.runtime.tables import Tables, load_tables
+from gemmpipe.runtime.watching import layer, quiet
 
 _MOST_CALLS = 16384  # bound calls kept a family: some 2 kB each; a workload of more shapes starts anew
 
@@ -204,6 +207,31 @@ def _failure(selected: Selected, error: Exception) -> str:
     return f"{selected.source}: {_words(selected.chosen)} failed and is skipped: {type(error).__name__}: {text[0]}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Recorded(Dispatch):
+    """A dispatch that also counts every product it is asked for."""
+
+    recorder: Recorder
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        w: torch.Tensor,
+        x_scale: Optional,
+        w_scale: Optional,
+        bias: Optional,
+        out_dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """As the plain one."""
+        given = Given(x=x, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out_dtype=out_dtype)
+        with quiet():
+            out = super().__call__(x, w, x_scale, w_scale, bias, out_dtype)
+        if out.numel() and x.shape[-1]:
+            problem = problem_of(self.family, given)
+            self.recorder.add(self.family.name, {**dict(problem.key), "op": self.family.entry_point}, layer())
+        return out
+
+
 EAGER: dict[str, Dispatch] = {}
 """The process's dispatches by family, for calls outside compiled graphs; read without a function call."""
 _BORROWED: dict[str, Dispatch] = {}
@@ -216,7 +244,9 @@ def dispatch_of(family: str, *, borrowed: bool = False) -> Dispatch:
     found = held.get(family)
     if found is None:
         with _LOCK:
-            found = held.setdefault(family, Dispatch(family=load_family(family), borrowed=borrowed))
+            recorder = asked_for()
+            kind = Dispatch if recorder is None else partial(Recorded, recorder=recorder)
+            found = held.setdefault(family, kind(family=load_family(family), borrowed=borrowed))
     return found
 
 

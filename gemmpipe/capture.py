@@ -1,0 +1,12 @@
+"""`python -m gemmpipe.capture script.py args...` writes the program's matrix products to a CSV; see the run time."""
+
+import sys
+from importlib import import_module
+
+from gemmpipe.errors import GemmpipeError
+
+if __name__ == "__main__":
+    try:
+        import_module("gemmpipe.runtime.capturing").main(sys.argv[1:])  # by name: it lies above this layer
+    except GemmpipeError as error:
+        sys.exit(f"gemmpipe: {error}")

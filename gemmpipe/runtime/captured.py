@@ -1,0 +1,108 @@
+"""The file of captured products: counts in memory, added to one CSV that any number of processes share."""
+
+import atexit
+import csv
+import fcntl
+import io
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from gemmpipe.data import Scalar
+from gemmpipe.family import load_family
+from gemmpipe.paths import PACKAGE, write_atomic
+
+OTHER = "other"
+"""In place of a family, for products that none computes."""
+DEFAULT_FILE = "gemmpipe_captured.csv"
+_FLUSH_S = 5.0  # what a killed process loses at most
+_LOG = logging.getLogger("gemmpipe.runtime")
+_MARKS = ("op", "layout")
+
+
+@cache
+def columns() -> tuple[str, ...]:
+    """`family`, the key columns of all shipped families, how torch was called, `count`, `layer`."""
+    names = ["family"]
+    for path in sorted((PACKAGE / "kernels").glob("*/__init__.py")):
+        names += [column.name for column in load_family(path.parent.name).key_columns]
+    return (*dict.fromkeys(names), *_MARKS, "count", "layer")
+
+
+@dataclass(kw_only=True)
+class Recorder:
+    """Counts products by what they are and adds them to `path`; rows of other processes and runs stay."""
+
+    path: Path
+    counts: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _written: float = field(default_factory=time.monotonic)
+
+    def add(self, family: str, values: Mapping[str, Scalar], layer: str) -> None:
+        """Count one product; `values` are key columns, `op` and `layout`."""
+        row = {**values, "family": family, "layer": layer}
+        with self._lock:
+            self.counts[tuple(str(row.get(name, "")) for name in columns() if name != "count")] += 1
+            due = time.monotonic() - self._written > _FLUSH_S
+        if due:
+            self.flush()
+
+    def flush(self) -> None:
+        """Add what was counted since the last time to the file; what cannot be written is kept and said."""
+        with self._lock:
+            self._written = time.monotonic()
+            if not self.counts:
+                return
+            try:
+                _merge(self.path, self.counts)
+            except OSError as error:
+                _LOG.warning("gemmpipe: %s: captured products are not written: %s", self.path, error.strerror)
+            else:
+                self.counts.clear()
+
+
+def _merge(path: Path, counts: Mapping[tuple[str, ...], int]) -> None:
+    names = [name for name in columns() if name != "count"]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.with_name(f".{path.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        merged: Counter[tuple[str, ...]] = Counter()
+        if path.exists():
+            with path.open(encoding="utf-8", newline="") as stream:
+                for row in csv.DictReader(stream):
+                    merged[tuple(row.get(name) or "" for name in names)] += int(row.get("count") or 1)
+        merged.update(counts)
+        out = io.StringIO()
+        writer = csv.DictWriter(out, columns(), lineterminator="\n")
+        writer.writeheader()
+        for values, count in merged.items():
+            writer.writerow({**dict(zip(names, values, strict=True)), "count": count})
+        write_atomic(path, out.getvalue())
+
+
+_RECORDERS: dict[Path, Recorder] = {}
+
+
+def asked_for() -> Recorder | None:
+    """The recorder that `GEMMPIPE_CAPTURE` (1, or a file) asks for, or None."""
+    word = os.environ.get("GEMMPIPE_CAPTURE", "")
+    return None if word in ("", "0") else recorder(file_of(word))
+
+
+def file_of(word: str) -> Path:
+    """The file that the variable's value names."""
+    return Path(DEFAULT_FILE if word in ("", "0", "1") else word).expanduser().absolute()
+
+
+def recorder(path: Path) -> Recorder:
+    """The process's recorder for a file; it writes the rest when the process ends."""
+    if path not in _RECORDERS:
+        _RECORDERS[path] = Recorder(path=path)
+        atexit.register(_RECORDERS[path].flush)
+    return _RECORDERS[path]

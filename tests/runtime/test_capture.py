@@ -1,0 +1,143 @@
+"""Products of programs, captured: which, how often, in whose layer, by any number of processes."""
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gemmpipe.family import KernelDefaults, load_family
+from gemmpipe.runtime import gemm_a8w8_blockscale, gemm_a16w16, reload
+from gemmpipe.runtime.captured import Recorder, recorder
+from gemmpipe.runtime.watching import Watcher
+from gemmpipe.sources.table import Csv
+
+SCRIPT = """
+import sys, torch
+from torch import nn
+assert sys.argv[1:] == ["four", "--words"], sys.argv
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 64), nn.Linear(64, 32, bias=False)
+    def forward(self, x):
+        return self.down(self.up(x).relu())
+model = nn.Sequential(Block(), Block()).bfloat16()
+x = torch.ones(2, 3, 32).bfloat16()
+with torch.no_grad():
+    model(x), model(x)
+    x[0].T @ x[0]
+    torch.bmm(x, x.mT)
+    x.float() @ torch.ones(32, 8)
+"""
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "gemmpipe.capture", *words]
+    environment = {**os.environ, "GEMMPIPE_CAPTURE": "seen.csv", "PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_a_program_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    for _ in range(2):
+        done = run(tmp_path, "script.py", "four", "--words")
+        assert done.returncode == 0, done.stderr
+    rows = read(tmp_path / "seen.csv")
+    linear = {row["layer"]: row for row in rows if row["layer"]}
+    assert set(linear) == {"0.up", "0.down", "1.up", "1.down"}
+    up, down = linear["0.up"], linear["1.down"]
+    assert [up[name] for name in ("family", "M", "N", "K", "bias", "dtype", "count", "layout")] == [
+        *("a16w16", "6", "64", "32", "True", "bfloat16", "4", "mk nk")
+    ]
+    assert [down[name] for name in ("M", "N", "K", "bias", "count")] == ["6", "32", "64", "False", "4"]
+    others = {row["family"] + row["dtype"]: row for row in rows if not row["layer"]}
+    assert others["batched_bf16bfloat16"]["B"] == "2"
+    assert others["otherfloat32"]["count"] == "2"
+    assert others["a16w16bfloat16"]["layout"] == "km kn"
+    problems = Csv(path=str(tmp_path / "seen.csv")).problems(
+        load_family("a16w16"), KernelDefaults(dtype=None, out_dtype=None, bias=None), "sm_90"
+    )
+    assert [(p["M"], p["N"], p["K"], p.weight, p.layer) for p in problems] == [
+        (6, 64, 32, 8.0, "0.up+1.up"),
+        (6, 32, 64, 8.0, "0.down+1.down"),
+        (32, 32, 3, 2.0, ""),
+    ]
+
+
+def test_what_the_program_raises_rises_and_is_no_loss(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import torch; torch.ones(2, 2) @ torch.ones(2, 2); raise SystemExit(7)")
+    assert run(tmp_path, "script.py").returncode == 7
+    assert len(read(tmp_path / "seen.csv")) == 1
+    done = run(tmp_path, "absent.py")
+    assert done.returncode == 1
+    assert "no file 'absent.py'" in done.stderr
+
+
+def test_processes_write_one_file_without_losing_a_row(tmp_path: Path) -> None:
+    script = """
+import sys
+from pathlib import Path
+from gemmpipe.runtime.captured import Recorder
+mine = Recorder(path=Path(sys.argv[1]))
+for m in range(20):
+    mine.add("a16w16", {"M": m + 1, "N": 8, "K": 8}, f"rank{sys.argv[2]}")
+    mine.add("a16w16", {"M": 1, "N": 9, "K": 8}, "")
+    mine.flush()
+"""
+    path = tmp_path / "seen.csv"
+    ranks = [subprocess.Popen([sys.executable, "-c", script, str(path), str(rank)]) for rank in range(3)]
+    assert [rank.wait() for rank in ranks] == [0, 0, 0]
+    rows = read(path)
+    assert len(rows) == 61
+    assert [row["count"] for row in rows if row["N"] == "9"] == ["60"]
+
+
+@pytest.fixture
+def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    monkeypatch.setenv("GEMMPIPE_CAPTURE", str(tmp_path / "seen.csv"))
+    reload()
+    return recorder(tmp_path / "seen.csv")
+
+
+def test_entry_points_count_themselves_once(seen: Recorder, x, w) -> None:
+    with torch.no_grad(), Watcher(seen):
+        for rows in ((4,), (2, 2), (0,)):
+            gemm_a16w16(x(*rows), w)
+        x8, w8 = x(4).to(torch.float8_e4m3fn), w.to(torch.float8_e4m3fn)
+        gemm_a8w8_blockscale(x8, w8, torch.ones(4, 1), torch.ones(1, 1))
+        torch.compile(gemm_a16w16, fullgraph=True, backend="eager")(x(5), w)
+    seen.flush()
+    found = {(row["family"], row["op"], row["M"]): row["count"] for row in read(seen.path)}
+    assert found == {
+        ("a16w16", "gemm_a16w16", "4"): "2",
+        ("a8w8_blockscale", "gemm_a8w8_blockscale", "4"): "1",
+        ("a16w16", "gemm_a16w16", "5"): "1",
+    }
+
+
+def test_every_kind_of_product(seen: Recorder) -> None:
+    x, w = torch.randn(16, 32), torch.randn(48, 32)
+    x8, w8 = x.to(torch.float8_e4m3fn), w.to(torch.float8_e4m3fn)
+    one = torch.ones(1)
+    with torch.no_grad(), Watcher(seen):
+        torch.addmm(torch.ones(48), x, w.t())
+        torch.addmm(torch.ones(16, 48), x, w.t())
+        torch.baddbmm(torch.ones(2, 16, 48), x.expand(2, 16, 32), w.t().expand(2, 32, 48))
+        torch.nn.functional.linear(x[0], w)
+        torch._int_mm(x.to(torch.int8), w.to(torch.int8).t())
+        torch._scaled_mm(x8, w8.t(), one, one, out_dtype=torch.bfloat16)
+    seen.flush()
+    rows = [(row["op"], row["family"], row["bias"], row["granularity"]) for row in read(seen.path)]
+    assert rows[:2] == [("addmm", "other", "True", ""), ("addmm", "other", "False", "")]
+    assert rows[2][:2] == ("baddbmm", "other")
+    assert rows[3][0] in ("mv", "mm", "linear", "addmm")
+    assert rows[4:] == [("_int_mm", "a8w8", "", ""), ("_scaled_mm", "a8w8", "False", "tensor")]
