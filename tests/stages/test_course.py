@@ -1,0 +1,126 @@
+"""One problem's way through screen: each open request is answered once, whatever order news comes in."""
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gemmpipe.data import Build, Candidate, Problem, Status, Trial
+from gemmpipe.family import GemmSpec
+from gemmpipe.journal import Record
+from gemmpipe.search import Search
+from gemmpipe.search.exhaustive import Exhaustive
+from gemmpipe.search.halving import Halving
+from gemmpipe.stages.course import Course
+from gemmpipe.stages.listing import Listing
+
+PROBLEM = Problem(family="f", key=(("M", 1), ("N", 2), ("K", 3)))
+SPEC = GemmSpec(m=1, n=2, k=3, x_dtype="float32", w_dtype="float32", out_dtype="float32")
+HALVING = Halving(keep_ratio=0.5, first_launches=1, most_launches=4, cutoff=10.0)
+CANDIDATES = tuple(Candidate.of("triton", {"n": i}) for i in range(12))
+
+
+def _build(name: int) -> Build:
+    return Build(kernel=f"k:{name}", source_hash="", signature=(), constants=(), aligned=(), options=())
+
+
+def _course(search: Search, builds: dict[Candidate, list[int]], record: Record | None = None) -> Course:
+    listing = Listing(
+        problem=PROBLEM,
+        spec=SPEC,
+        candidates=tuple(builds),
+        builds={c.id: tuple(_build(n) for n in names) for c, names in builds.items()},
+        unfit=(),
+        kernel_names={},
+    )
+    return Course(listing, search.start(list(builds), 2, 3), record or Record())
+
+
+def _trial(candidate: Candidate, launches: int) -> Trial:
+    failed = launches == 0
+    return Trial(
+        stage="screen",
+        problem=PROBLEM.id,
+        candidate=candidate,
+        status=Status.DIED if failed else Status.OK,
+        launches=launches,
+        samples_us=() if failed else (10.0 + int(str(candidate.knobs["n"])),),
+    )
+
+
+def _drive(course: Course, builds: set[int], broken: set[int], seed: int, fail_pct: int) -> list[Trial]:
+    """Build and time in any order, with answers that come twice; all trials that the course accounts for."""
+    order = random.Random(seed)
+    built: dict[str, str] = {}
+    to_build = sorted(builds)
+    order.shuffle(to_build)
+    flying = []
+    news: list[Trial] = []
+    for _ in range(1000):
+        news += course.pump(built)
+        while course.ready and order.random() < 0.7:
+            flying.append(course.ready.popleft())
+        if course.over:
+            return news
+        if to_build and order.random() < 0.5:
+            name = to_build.pop()
+            built[_build(name).id] = "it does not compile" if name in broken else ""
+            news += course.built(_build(name).id, built[_build(name).id])
+        if flying and order.random() < 0.5:
+            request = flying.pop(order.randrange(len(flying)))
+            trial = _trial(request.candidate, 0 if order.randrange(100) < fail_pct else request.launches)
+            news += course.tell([trial])
+            assert course.tell([trial]) == [], "an answer counts once"
+    raise AssertionError("no end")
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    needs=st.lists(st.lists(st.integers(0, 5), max_size=3, unique=True), max_size=12),
+    broken=st.sets(st.integers(0, 5)),
+    search=st.sampled_from([HALVING, Exhaustive()]),
+    seed=st.integers(),
+    fail_pct=st.sampled_from([0, 30, 100]),
+)
+def test_each_request_is_answered_once(
+    needs: list[list[int]], broken: set[int], search: Search, seed: int, fail_pct: int
+) -> None:
+    builds = dict(zip(CANDIDATES, needs, strict=False))
+    course = _course(search, builds)
+    news = _drive(course, {n for names in needs for n in names}, broken, seed, fail_pct)
+    assert course.open == 0
+    assert set(course.results) == set(builds)
+    counts = Counter((t.candidate, t.launches) for t in news)
+    assert max(counts.values(), default=1) == 1
+    for candidate, names in builds.items():
+        failed = course.results[candidate].status is Status.COMPILE_ERROR
+        assert failed == bool(broken & set(names)), "a candidate fails with its build and with no other"
+        if failed:
+            assert course.results[candidate].error == "it does not compile"
+
+
+@pytest.mark.parametrize("search", [HALVING, Exhaustive()])
+def test_a_resumed_course_asks_for_nothing_that_is_known(search: Search) -> None:
+    builds: dict[Candidate, list[int]] = {c: [] for c in CANDIDATES}
+    first = _course(search, builds)
+    news = _drive(first, set(), set(), 0, 20)
+    for cut in range(len(news) + 1):
+        record = Record()
+        for trial in news[:cut]:
+            record.add(trial)
+        course = _course(search, builds, record)
+        again = _drive(course, set(), set(), 0, 0)
+        assert not {(t.candidate, t.launches) for t in again} & {(t.candidate, t.launches) for t in news[:cut]}
+        assert set(course.results) == set(first.results)
+
+
+def test_a_job_that_brings_nothing_fails_its_candidates() -> None:
+    course = _course(Exhaustive(), {c: [] for c in CANDIDATES[:2]})
+    course.pump({})
+    course.tell([_trial(CANDIDATES[0], 2)])
+    (missing,) = course.unanswered(CANDIDATES[:2])
+    assert (missing.candidate, missing.status, missing.error) == (CANDIDATES[1], Status.DIED, "no result")
+    assert course.tell([missing]) == [missing]
+    assert course.over

@@ -1,0 +1,51 @@
+"""The clock of the CPU, and how much timing a candidate gets."""
+
+import time
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemmpipe.timer import CpuClock, Timer
+
+TIMER = Timer(warmup=5, iters=101, rounds=15, budget_ms=250)
+
+
+@given(st.floats(0.001, 1e8), st.integers(1, 32))
+def test_rounds_are_enough_for_a_median_and_affordable(time_us: float, launches: int) -> None:
+    rounds = TIMER.rounds_for(time_us, launches)
+    assert rounds >= 3
+    assert rounds <= max(TIMER.rounds, -(-TIMER.iters // launches))
+    assert rounds == 3 or rounds * launches * time_us <= TIMER.budget_ms * 1000 * 1.001
+
+
+@given(st.floats(0.0, 1e7), st.integers(1, 32))
+def test_a_sample_takes_every_operand_set_alike(time_us: float, sets: int) -> None:
+    launches = CpuClock().launches_per_sample(time_us, sets)
+    assert launches == 1 or launches % sets == 0
+    assert 1 <= launches <= 63
+
+
+def test_each_launch_is_timed_in_order() -> None:
+    order: list[int] = []
+
+    def launch(number: int) -> None:
+        order.append(number)
+        time.sleep(0.002 * number)
+
+    times = CpuClock().sequence([lambda n=n: launch(n) for n in (1, 5, 2)])  # type: ignore[misc]
+    assert order == [1, 5, 2]
+    assert [t >= 2000 * n for t, n in zip(times, order, strict=True)] == [True] * 3
+    assert times[0] < times[1]
+
+
+def test_a_replay_gives_the_time_of_one_launch() -> None:
+    calls: list[int] = []
+
+    def launch() -> None:
+        calls.append(1)
+        time.sleep(0.003)
+
+    replay = CpuClock().replay([launch] * 4)
+    assert calls == [], "nothing runs before it is replayed"
+    assert 3000 <= replay() < 12_000
+    assert len(calls) == 4
