@@ -16,6 +16,8 @@ class Finalist:
     extra_weight_bytes: int
     err_ratio: float
     kernel_name: str
+    complete: bool = True
+    """Whether it raced to the end; one that was outrun has times of the early rounds alone."""
 
     @property
     def time_us(self) -> float:
@@ -54,7 +56,7 @@ def choose(
     The fastest, unless a preferred library is within its ratio, or the incumbent is not beaten by
     `min_improvement_pct` with an interval that excludes 1. Equal medians are told apart by the candidate's id.
     """
-    ranked = sorted(finalists, key=lambda f: (f.time_us, f.candidate.id))
+    ranked = rank(finalists)
     fastest = ranked[0]
     chosen, reason = _preferred(ranked, rules)
     incumbent = next((f for f in ranked if f.candidate in incumbents), None)
@@ -69,6 +71,18 @@ def choose(
         ratio=paired_ratio(chosen.samples_us, baseline.samples_us) if baseline else None,
         near_ties=sum(_ties(f, fastest, rules) for f in ranked if f is not fastest),
         reason=reason,
+    )
+
+
+def rank(finalists: Sequence[Finalist]) -> list[Finalist]:
+    """Fastest first: those that raced to the end, by the median of their ratio to one of them, then the outrun.
+
+    Ratios of the same rounds, because clocks sag under load: a median of early rounds flatters who was outrun.
+    """
+    pace = min(finalists, key=lambda f: (not f.complete, f.time_us, f.candidate.id))
+    return sorted(
+        finalists,
+        key=lambda f: (not f.complete, paired_ratio(f.samples_us, pace.samples_us).median, f.candidate.id),
     )
 
 

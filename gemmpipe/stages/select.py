@@ -55,13 +55,15 @@ class Select(Stage):
         raced = trials[(trials["stage"] == "bench") & trials["status"].isin(_RACED) & trials["us"].notna()]
         found: dict[str, list[Finalist]] = {}
         columns = ["problem", "libtype", "config", "samples_us", "extra_weight_bytes", "err_ratio", "kernelName"]
-        for problem, libtype, config, samples, extra, err, name in raced[columns].itertuples(index=False):
+        rows = raced[[*columns, "status"]].itertuples(index=False)
+        for problem, libtype, config, samples, extra, err, name, status in rows:
             finalist = Finalist(
                 candidate=candidate_of(libtype, config),
                 samples_us=tuple(samples),
                 extra_weight_bytes=int(extra),
                 err_ratio=float(err),
                 kernel_name=name,
+                complete=status == Status.OK,
             )
             found.setdefault(problem, []).append(finalist)
         return found

@@ -38,7 +38,9 @@ def race(bench: Workbench, clock: Clock, problem: Problem, pair: list[Candidate]
         [time_us] = clock.sequence([launch])
         count = clock.launches_per_sample(time_us, setup.sets)
         replays.append(clock.replay([setup.bind(candidate, i) for i in range(count)]))
-        replays[-1]()
+    for _ in range(20):  # the device leaves its idle clocks behind
+        for replay in replays:
+            replay()
     samples: list[list[float]] = [[] for _ in pair]
     for turn in range(rounds):
         for i in range(len(pair)) if turn % 2 else reversed(range(len(pair))):
