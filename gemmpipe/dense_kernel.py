@@ -85,9 +85,9 @@ def dense(
         if UPCAST:  # Triton's interpreter multiplies bf16 as raw integers
             x, w = x.to(tl.float32), w.to(tl.float32)
         if SWAP_AB:
-            acc = tl.dot(tl.trans(w), tl.trans(x), acc)
+            acc = tl.dot(tl.trans(w), tl.trans(x), acc, out_dtype=SUM)
         else:
-            acc = tl.dot(x, w, acc)
+            acc = tl.dot(x, w, acc, out_dtype=SUM)
         x_ptrs += BLOCK_SIZE_K
         w_ptrs += w_step
     if SWAP_AB:

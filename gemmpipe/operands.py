@@ -127,9 +127,11 @@ def quantise_mx(values: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.T
 def unpack_mx(values: torch.Tensor) -> torch.Tensor:
     """float4_e2m1fn_x2 [..., C/2] as fp32 [..., C], without its scales."""
     bits = values.view(torch.uint8)
-    codes = torch.stack((bits & 15, bits >> 4), -1).flatten(-2).int()
-    magnitudes = torch.tensor((*E2M1, *(-step for step in E2M1)), device=values.device)
-    return magnitudes[codes]
+    codes = torch.stack((bits & 15, bits >> 4), -1).flatten(-2)
+    # By arithmetic, not by a table: a table would be copied to the device, which a graph capture does not allow.
+    exponent, half = (codes >> 1 & 3).float(), (codes & 1).float()
+    magnitude = torch.where(exponent > 0, (half + 2) * torch.exp2(exponent - 2), half * 0.5)
+    return torch.where(codes > 7, -magnitude, magnitude)
 
 
 def _tile_amax(values: torch.Tensor, tile: tuple[int, int]) -> torch.Tensor:

@@ -1,0 +1,126 @@
+"""The quantised, shuffled, atomic and batched families on a GPU at real sizes: Triton and library paths."""
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+
+from gemmpipe.backends.aten import Torch
+from gemmpipe.backends.scaled_mm import ScaledMm
+from gemmpipe.data import Device, Scalar
+from gemmpipe.device import DeviceChoice
+from gemmpipe.family import Family, GemmSpec, Implementation, Inputs, KernelDefaults, Weights, load_family
+from gemmpipe.problem import make_problem
+from gemmpipe.reference import error_ratio
+from gemmpipe.space import Space
+from gemmpipe.tiled import Tiled
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+Case = tuple[Family, GemmSpec, Weights, Inputs]
+INT8 = {"dtype": "int8"}
+TENSOR = {"granularity": "tensor"}
+PRODUCTS: list[tuple[str, dict[str, object], dict[str, object]]] = [
+    ("a8w8", {}, {}),
+    ("a8w8", TENSOR, {"bias": True}),
+    ("a8w8", {}, {**INT8, "bias": True, "out_dtype": "float32"}),
+    ("a8w8", TENSOR, INT8),
+    ("batched_bf16", {"B": 5}, {}),
+    ("batched_bf16", {"B": 5}, {"dtype": "float16", "out_dtype": "float32"}),
+    ("batched_a8w8", {"B": 5}, {}),
+    ("batched_a8w8", {"B": 5}, INT8),
+    ("a16w16_atomic", {}, {}),
+    ("a16w16_atomic", {}, {"dtype": "float16"}),
+    ("a16w16_atomic", {}, {"out_dtype": "float32"}),
+    ("a8w8_bpreshuffle", {}, {"bias": True}),
+    ("a8w8_bpreshuffle", {}, INT8),
+    ("a8w8_blockscale_bpreshuffle", {}, {}),
+    ("a4w4_blockscale", {}, {}),
+]
+SIZES = [(1, 1280, 4096), (64, 7168, 2048), (77, 1296, 1056), (512, 1024, 1024)]
+TILES = [  # BLOCK_SIZE_M, _N, _K, NUM_KSPLIT, num_warps, num_stages, SWAP_AB
+    (16, 64, 128, 8, 4, 3, False),
+    (64, 128, 64, 1, 4, 3, False),
+    (16, 128, 128, 4, 4, 3, True),
+    (64, 64, 128, 1, 4, 3, True),
+    (64, 64, 128, 2, 8, 2, False),
+]
+
+
+@pytest.fixture(scope="module")
+def device() -> Device:
+    return DeviceChoice(kind="auto", index=0).find()[0]
+
+
+def made(
+    name: str, device: Device, mnk: tuple[int, int, int], key: Mapping[str, object], words: Mapping[str, object]
+) -> Case:
+    family = load_family(name)
+    defaults = KernelDefaults(**{"dtype": None, "out_dtype": None, "bias": None, **words})  # type: ignore[arg-type]
+    values = {**dict(zip("MNK", mnk, strict=True)), **key}
+    spec = family.spec(make_problem(family, values, defaults, device.gfx, "test"))
+    generator = torch.Generator(device=device.torch_name).manual_seed(11)
+    return family, spec, family.make_weights(spec, generator), family.make_inputs(spec, generator)
+
+
+def check(implementation: Implementation, knobs: Mapping[str, Scalar], device: Device, case: Case) -> None:
+    """Right eagerly and in a replayed CUDA graph."""
+    family, spec, weights, inputs = case
+    shape = (spec.m, spec.n) if spec.batch == 1 else (spec.batch, spec.m, spec.n)
+    out = torch.full(shape, float("nan"), dtype=getattr(torch, spec.out_dtype), device=device.torch_name)
+    launch = implementation.bind(spec, knobs, device, inputs, implementation.prepare(spec, weights, knobs), out)
+    reference, tolerance = family.reference(spec, inputs, weights), family.tolerance(spec)
+    assert error_ratio(launch(), reference, *tolerance) < 0.01, knobs
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        captured = launch()
+    captured.fill_(float("nan"))
+    for _ in range(3):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert error_ratio(captured, reference, *tolerance) < 0.01, knobs
+
+
+@pytest.mark.parametrize("mnk", SIZES)
+@pytest.mark.parametrize(("name", "key", "words"), PRODUCTS)
+def test_triton(
+    device: Device, mnk: tuple[int, int, int], name: str, key: dict[str, object], words: dict[str, object]
+) -> None:
+    case = made(name, device, mnk, key, words)
+    (kernel,) = case[0].implementations
+    assert isinstance(kernel, Tiled)
+    ran = 0
+    for m, n, k, splits, warps, stages, swap in TILES:
+        if swap and not (kernel.swaps and device.vendor == "nvidia"):
+            continue
+        knobs: dict[str, Scalar] = {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": k, "NUM_KSPLIT": splits}
+        knobs |= {"GROUP_SIZE_M": 8, "num_warps": warps, "num_stages": stages, "SWAP_AB": swap, "cache_modifier": ""}
+        normal = kernel.normalise(case[1], knobs, device)
+        if kernel.misfit(case[1], normal, device) is None:
+            check(kernel, normal, device, case)
+            ran += 1
+    assert ran >= 2
+
+
+@pytest.mark.parametrize("mnk", [SIZES[1], SIZES[2]])
+@pytest.mark.parametrize(("name", "key", "words"), PRODUCTS)
+@pytest.mark.parametrize("backend", [Torch(), ScaledMm()], ids=["torch", "scaled_mm"])
+def test_libraries(
+    backend: Torch | ScaledMm,
+    device: Device,
+    mnk: tuple[int, int, int],
+    name: str,
+    key: dict[str, object],
+    words: dict[str, object],
+) -> None:
+    case = made(name, device, mnk, key, words)
+    points = [
+        backend.normalise(case[1], knobs, device)
+        for knobs in backend.points(case[1], device, Space(axes={}, when=(), pinned=()))
+    ]
+    fit = [knobs for knobs in points if backend.misfit(case[1], knobs, device) is None]
+    for knobs in fit:
+        check(backend, knobs, device, case)
+    assert fit or isinstance(backend, ScaledMm)
+    if name == "a8w8" and "dtype" not in words and mnk == SIZES[1]:
+        assert fit
