@@ -77,6 +77,26 @@ def any_call(
     return call
 
 
+def padded_call(inner: Call, spec: GemmSpec, rows: int) -> Call:
+    """A call that pads x [M, K] to `rows` (zeros, scales 1), has `inner` compute that, and returns the first M."""
+    by_row = spec.x_scale is not None and spec.x_scale.granularity != "tensor"
+
+    def call(x: torch.Tensor, w: torch.Tensor, x_scale: Optional, w_scale: Optional, bias: Optional) -> torch.Tensor:
+        wide = _with_rows(x, spec.m, rows, 0)
+        scale = x_scale if x_scale is None or not by_row else _with_rows(x_scale, spec.m, rows, 1)
+        out = inner(wide, w, scale, w_scale, bias)[: spec.m]
+        return out.view(*x.shape[:-1], out.shape[-1])
+
+    return call
+
+
+def _with_rows(tensor: torch.Tensor, m: int, rows: int, filler: int) -> torch.Tensor:
+    flat = tensor.reshape(m, -1)
+    wide = torch.full((rows, flat.shape[1]), filler, dtype=tensor.dtype, device=tensor.device)
+    wide[:m].copy_(flat)
+    return wide
+
+
 def reads_m_major(implementation: Implementation, inputs: Inputs, prepared: Prepared, out: torch.Tensor) -> bool:
     """Whether a kernel reads block scales M-major: a tiled one shows it, any other is given both."""
     both = kernel_inputs(inputs, m_major=inputs.x_scale is not None and out.dim() == 2)

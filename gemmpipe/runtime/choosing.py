@@ -5,7 +5,7 @@ import inspect
 import json
 import pkgutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import gemmpipe.backends
@@ -14,6 +14,7 @@ from gemmpipe.data import Candidate, Device, Knobs, Scalar
 from gemmpipe.errors import UserError
 from gemmpipe.family import Family, GemmSpec, Implementation
 from gemmpipe.merging import Row
+from gemmpipe.runtime.lookup import finely_padded
 from gemmpipe.space import Space
 from gemmpipe.tiled import AXES, Tiled
 
@@ -34,10 +35,16 @@ class Chosen:
 
     implementation: Implementation
     candidate: Candidate
+    rows: int | None = None
+    """How many rows x is padded to first, where the candidate fits no other way."""
 
 
 class Unusable(Exception):
     """Why a stored candidate does not run here; the first word says what kind of reason it is."""
+
+
+class Misfit(Unusable):
+    """It runs here, but does not compute this product."""
 
 
 @cache
@@ -62,7 +69,20 @@ def implementation_of(family: Family, label: str) -> Implementation | None:
 
 
 def usable(family: Family, row: Row, spec: GemmSpec, device: Device) -> Chosen:
-    """The row's candidate for this product. Raises Unusable."""
+    """The row's candidate for this product; where it fits the row's own M alone, x is padded to that.
+
+    Raises Unusable.
+    """
+    try:
+        return _usable(family, row, spec, device)
+    except Misfit:
+        rows = row.get("M")
+        if not isinstance(rows, int) or rows <= spec.m or spec.batch > 1:
+            raise
+        return replace(_usable(family, row, replace(spec, m=rows), device), rows=rows)
+
+
+def _usable(family: Family, row: Row, spec: GemmSpec, device: Device) -> Chosen:
     label = str(row.get("libtype") or "")
     implementation = implementation_of(family, label)
     if implementation is None:
@@ -83,7 +103,7 @@ def usable(family: Family, row: Row, spec: GemmSpec, device: Device) -> Chosen:
     if hash_then and hash_then != hash_now:
         raise Unusable(f"kernel: its source is {hash_now or 'not known'} here, {hash_then} was tuned")
     if reason:
-        raise Unusable(f"misfit: {reason}")
+        raise Misfit(f"misfit: {reason}")
     return Chosen(implementation=implementation, candidate=Candidate.of(label, knobs))
 
 
@@ -121,9 +141,22 @@ def fallbacks(family: Family, spec: GemmSpec, device: Device) -> Iterator[Chosen
         implementation = implementation_of(family, label)
         if implementation is None or implementation.unavailable(device):
             continue
-        points = _PLAIN.get(label) or tuple(implementation.points(spec, device, _NO_SPACE))
-        for point in points:
-            knobs = implementation.normalise(spec, point, device)
-            if implementation.misfit(spec, knobs, device) is None:
-                yield Chosen(implementation=implementation, candidate=Candidate.of(label, knobs))
+        for rows in (None, *_more_rows(spec)):
+            fitting = _first_fit(implementation, spec if rows is None else replace(spec, m=rows), device)
+            if fitting is not None:
+                yield Chosen(implementation=implementation, candidate=fitting, rows=rows)
                 break
+
+
+def _more_rows(spec: GemmSpec) -> tuple[int, ...]:
+    """Rows to pad x to, where libraries take multiples only."""
+    return () if spec.batch > 1 else (-(-spec.m // 4) * 4, finely_padded(spec.m))
+
+
+def _first_fit(implementation: Implementation, spec: GemmSpec, device: Device) -> Candidate | None:
+    label = implementation.label
+    for point in _PLAIN.get(label) or tuple(implementation.points(spec, device, _NO_SPACE)):
+        knobs = implementation.normalise(spec, point, device)
+        if implementation.misfit(spec, knobs, device) is None:
+            return Candidate.of(label, knobs)
+    return None

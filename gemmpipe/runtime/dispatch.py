@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -12,7 +12,7 @@ from gemmpipe.device import cpu_device, gpu_device
 from gemmpipe.errors import GemmpipeError
 from gemmpipe.family import Family, GemmSpec, load_family
 from gemmpipe.runtime.bound import tiled_call
-from gemmpipe.runtime.calls import Call, NotInGraph, any_call, linear_call
+from gemmpipe.runtime.calls import Call, NotInGraph, any_call, linear_call, padded_call
 from gemmpipe.runtime.captured import Recorder, asked_for
 from gemmpipe.runtime.choosing import Chosen, Unusable, fallbacks, usable
 from gemmpipe.runtime.lookup import levels
@@ -137,9 +137,13 @@ class Dispatch:
         raise GemmpipeError(f"{self.family.entry_point}: nothing here computes {problem.id} on {device.gfx}")
 
     def _bind(self, selected: Selected, spec: GemmSpec, device: Device, given: Given) -> Call:
-        bound = linear_call(selected.chosen, spec, given)
-        bound = bound or tiled_call(selected.chosen, spec, device, given, fresh_workspace=self.borrowed)
-        return bound or any_call(selected.chosen, spec, device, given.out_dtype, borrowed=self.borrowed)
+        chosen = selected.chosen
+        if chosen.rows is not None:
+            inner = any_call(chosen, replace(spec, m=chosen.rows), device, given.out_dtype, borrowed=self.borrowed)
+            return padded_call(inner, spec, chosen.rows)
+        bound = linear_call(chosen, spec, given)
+        bound = bound or tiled_call(chosen, spec, device, given, fresh_workspace=self.borrowed)
+        return bound or any_call(chosen, spec, device, given.out_dtype, borrowed=self.borrowed)
 
     def _in_graph(self, given: Given) -> torch.Tensor:
         """The fallback, inside a graph whose weight was not prepared before: nothing that it makes is kept."""
@@ -151,7 +155,10 @@ class Dispatch:
             "call it once before, or gemmpipe.runtime.prepare(weight)",
         )
         chosen = next(fallbacks(self.family, spec, device))
-        call = any_call(chosen, spec, device, given.out_dtype, keep=False)
+        inner_spec = spec if chosen.rows is None else replace(spec, m=chosen.rows)
+        call = any_call(chosen, inner_spec, device, given.out_dtype, keep=False)
+        if chosen.rows is not None:
+            call = padded_call(call, spec, chosen.rows)
         return call(given.x, given.w, given.x_scale, given.w_scale, given.bias)
 
     def selections(self, problem: Problem, spec: GemmSpec, device: Device) -> Iterator[Selected]:
@@ -199,7 +206,8 @@ def _degenerate(given: Given) -> torch.Tensor:
 
 def _words(chosen: Chosen) -> str:
     knobs = " ".join(f"{name}={value}" for name, value in chosen.candidate.items)
-    return f"{chosen.candidate.backend} {knobs}".strip()
+    rows = "" if chosen.rows is None else f" on {chosen.rows} rows"
+    return f"{chosen.candidate.backend} {knobs}".strip() + rows
 
 
 def _failure(selected: Selected, error: Exception) -> str:

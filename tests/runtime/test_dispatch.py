@@ -3,14 +3,20 @@
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.nn.functional import linear
 
+from gemmpipe.backends.onednn import OneDnn
+from gemmpipe.device import cpu_device
 from gemmpipe.errors import UserError
 from gemmpipe.runtime import gemm_a8w8_blockscale, gemm_a16w16, reload
+from gemmpipe.runtime.calls import any_call, padded_call
+from gemmpipe.runtime.choosing import fallbacks
 from gemmpipe.runtime.dispatch import dispatch_of
+from gemmpipe.runtime.operands import Given, problem_of
 from gemmpipe.runtime.selection import LOG
 
 MM, COPY, PACKED = {"method": "mm"}, {"method": "float32_copy"}, {"method": "float32_packed"}
@@ -92,6 +98,36 @@ def test_a_candidate_that_fails_when_run_is_skipped(row, table, x, w, caplog, mo
     assert said.endswith("onednn method=float32_packed failed and is skipped: RuntimeError: no such instruction")
     (call,) = dispatch_of("a16w16").calls.values()
     close(call(x(4), w, None, None, None), x(4), w)
+
+
+def test_a_candidate_that_takes_multiples_only_gets_padded_rows(row, table, x, w, steps, monkeypatch) -> None:
+    misfit = OneDnn.misfit
+
+    def fours(self, spec, knobs, device):
+        return f"alignment: M={spec.m}" if spec.m % 4 else misfit(self, spec, knobs, device)
+
+    monkeypatch.setattr("gemmpipe.backends.onednn.OneDnn.misfit", fours)
+    path = table(row(16, "onednn", PACKED))
+    for rows in ((13,), (13, 1)):
+        close(gemm_a16w16(x(*rows), w), x(*rows), w)
+    close(gemm_a16w16(x(12), w), x(12), w)
+    assert steps() == [
+        "exact M=13: no row",
+        f"padded: M=16 of {path}: onednn method=float32_packed on 16 rows",
+        "exact M=12: no row",
+        f"padded: M=16 of {path}: onednn method=float32_packed",
+    ]
+
+
+def test_padded_rows_take_their_scales_along() -> None:
+    x, w, x_scale, w_scale = _scaled(6)
+    family = dispatch_of("a8w8_blockscale").family
+    given = Given(x=x, w=w, x_scale=x_scale, w_scale=w_scale, bias=None, out_dtype=torch.bfloat16)
+    spec = family.spec(problem_of(family, given))
+    chosen = next(fallbacks(family, spec, cpu_device()))
+    inner = any_call(chosen, replace(spec, m=8), cpu_device(), torch.bfloat16)
+    out = padded_call(inner, spec, 8)(x.view(2, 3, 200), w, x_scale, w_scale, None)
+    assert torch.equal(out.view(6, 144), gemm_a8w8_blockscale(x, w, x_scale, w_scale))
 
 
 def test_other_tools_rows_of_a_library_need_no_config(row, table, x, w, steps) -> None:
