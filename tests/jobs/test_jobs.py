@@ -1,0 +1,181 @@
+"""What a worker does with a job: who is in the air, what a failure becomes, who is timed to the end."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gemmpipe.data import Candidate, Problem, Status, Trial
+from gemmpipe.device import DeviceChoice
+from gemmpipe.family import load_family
+from gemmpipe.jobs import SETTING_UP, TOGETHER, Flight, Poisoned, ProbeJob, Tools
+from gemmpipe.jobs.finals import FinalsJob
+from gemmpipe.jobs.screening import ScreenJob
+from gemmpipe.search import Request
+from gemmpipe.timer import CpuClock, Timer
+from gemmpipe.workbench import OperandCache, Workbench
+
+TIMER = Timer(warmup=1, iters=2, rounds=5, budget_ms=200)
+PROBLEM = Problem(family="faulty", key=(("M", 8), ("N", 16), ("K", 32)))
+
+
+class DeadClock(CpuClock):
+    """A device that is lost from the first error on."""
+
+    def synchronize(self) -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+
+class Cells(list[float]):
+    """Remembers every position."""
+
+    def __init__(self) -> None:
+        super().__init__([0.0, 0.0])
+        self.positions: list[float] = []
+
+    def __setitem__(self, index: object, value: object) -> None:
+        super().__setitem__(index, value)  # type: ignore[index, assignment]
+        if index == 0:
+            self.positions.append(value)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Workbench]:
+    folder = str(Path(__file__).parents[1] / "faulty")
+    sys.path.insert(0, folder)
+    family = load_family("faulty")
+    yield Workbench(family, {"faulty": family.implementations[0]}, DeviceChoice(kind="cpu", index=None).find()[0])
+    sys.path.remove(folder)
+
+
+@pytest.fixture
+def cells() -> Cells:
+    return Cells()
+
+
+@pytest.fixture
+def tools(bench: Workbench, cells: Cells) -> Tools:
+    bench.launched.clear()
+    return Tools(bench=bench, clock=CpuClock(), flight=Flight(cells))
+
+
+def _candidate(kind: str, pace_ms: float = 0) -> Candidate:
+    return Candidate.of("faulty", {"KIND": kind, "PACE_MS": pace_ms})
+
+
+def _screen(*kinds: str, launches: int = 2) -> ScreenJob:
+    requests = tuple(Request(candidate=_candidate(kind), launches=launches) for kind in kinds)
+    return ScreenJob(stage="screen", problem=PROBLEM, requests=requests, timer=TIMER)
+
+
+def _finals(
+    *finalists: Candidate, library: frozenset[str] = frozenset(), kept: frozenset[str] = frozenset()
+) -> FinalsJob:
+    return FinalsJob(
+        stage="bench",
+        problem=PROBLEM,
+        finalists=finalists,
+        library=library,
+        kept=kept,
+        timer=TIMER,
+        err_ratio=0.05,
+    )
+
+
+def _by_kind(trials: list[Trial]) -> dict[str, Trial]:
+    assert len({t.candidate for t in trials}) == len(trials)
+    return {str(t.candidate.knobs["KIND"]): t for t in trials}
+
+
+def test_screening_gives_the_launches_asked_for(tools: Tools, cells: Cells) -> None:
+    found = _by_kind(_screen("right", "raise_bind", "raise_launch", "untouched").run(tools))
+    assert {kind: t.status for kind, t in found.items()} == {
+        "right": Status.OK,
+        "untouched": Status.OK,  # bench checks, screen does not
+        "raise_bind": Status.LAUNCH_ERROR,
+        "raise_launch": Status.LAUNCH_ERROR,
+    }
+    assert found["raise_launch"].error == "RuntimeError: this kernel cannot"
+    assert found["raise_launch"].time_us is None
+    assert found["untouched"].launches == 2
+    assert cells.positions == [SETTING_UP, 0, 1, 2, 3, TOGETHER]
+
+
+def test_one_alone_is_in_the_air_all_the_time(tools: Tools, cells: Cells) -> None:
+    _screen("right").run(tools)
+    assert cells.positions == [SETTING_UP, 0, 0]
+
+
+def test_a_lost_device_ends_the_job_and_its_trials_stand(bench: Workbench, cells: Cells) -> None:
+    dead = Tools(bench=bench, clock=DeadClock(), flight=Flight(cells))
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        dead.clock.synchronize()
+    assert not dead.alive()
+    trials: list[Trial] = []
+    with pytest.raises(Poisoned) as poisoned:
+        _probe("raise_launch").attempt(dead, trials, 0, lambda _: dead.clock.synchronize())
+    assert [t.status for t in poisoned.value.trials] == [Status.LAUNCH_ERROR]
+
+
+def _probe(kind: str) -> ProbeJob:
+    return ProbeJob(stage="screen", problem=PROBLEM, candidate=_candidate(kind))
+
+
+def test_a_probe_says_only_what_fails(tools: Tools, cells: Cells) -> None:
+    assert _probe("right").run(tools) == []
+    assert cells.positions == [SETTING_UP, 0]
+    assert [t.status for t in _probe("raise_odd").run(tools)] == [Status.LAUNCH_ERROR]
+
+
+@pytest.mark.parametrize("kind", ["spoil_nan", "untouched", "permute", "spoil_row", "wrong_at_8"])
+def test_finals_refuse_what_is_wrong(tools: Tools, kind: str) -> None:
+    found = _by_kind(_finals(_candidate("right"), _candidate(kind)).run(tools))
+    assert found["right"].status is Status.OK
+    assert found["right"].err_ratio == 0
+    assert found[kind].status is Status.WRONG
+    assert found[kind].err_ratio == 1
+    assert found[kind].error == "error ratio 1.0000, must be below 0.05"
+    assert found[kind].samples_us == ()
+
+
+def test_finals_stop_timing_who_is_outrun_but_for_baseline_and_incumbent(tools: Tools) -> None:
+    fast, slow = _candidate("right"), _candidate("right", 2)
+    library, incumbent = _candidate("right", 3), _candidate("right", 4)
+    job = _finals(fast, slow, library, incumbent, library=frozenset({library.id}), kept=frozenset({incumbent.id}))
+    found = {t.candidate: t for t in job.run(tools)}
+    assert found[slow].status is Status.DROPPED
+    assert len(found[slow].samples_us) == 1
+    for candidate in (fast, library, incumbent):
+        assert found[candidate].status is Status.OK
+        assert len(found[candidate].samples_us) >= 3
+
+
+def test_work_for_the_others(tools: Tools) -> None:
+    right, wrong = _candidate("right"), _candidate("kill")
+    job = _finals(right, wrong)
+    assert job.without({wrong}).candidates == (right,)
+    assert job.without({right, wrong}).run(tools) == []
+    assert _screen("right", "kill").without({wrong}).candidates == (right,)
+
+
+def test_operands_are_the_same_in_every_process(bench: Workbench) -> None:
+    again = Workbench(bench.family, {}, bench.device)
+    one, other = bench.set_up(PROBLEM), again.set_up(PROBLEM)
+    assert one.inputs(0).x.equal(other.inputs(0).x)
+    assert one.weights(1).w.equal(other.weights(1).w)
+    assert not one.weights(0).w.equal(one.weights(1).w)
+
+
+def test_the_cache_keeps_the_last_used_within_its_budget() -> None:
+    import torch
+
+    cache, made = OperandCache(1000), []
+
+    def make(name: str) -> torch.Tensor:
+        made.append(name)
+        return torch.zeros(400, dtype=torch.int8)
+
+    for name in ("a", "b", "a", "c", "a", "b"):
+        cache.get((name,), lambda name=name: make(name))  # type: ignore[misc]
+    assert made == ["a", "b", "c", "b"]
