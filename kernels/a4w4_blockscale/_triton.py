@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from gemmpipe.data import Device, Knobs, Scalar
@@ -26,6 +28,8 @@ class Microscaled(Tiled):
         scaling = tuple((scale.block, scale.dtype) if scale else None for scale in (spec.x_scale, spec.w_scale))
         if scaling != (((1, _GROUP), "float8_e8m0fnu"),) * 2:
             return f"scales: this kernel reads a power of two for {_GROUP} elements, not {scaling}"
+        if device.gfx == "gfx942" and not _decodes_for_cdna3():
+            return f"compiler: triton {version('triton')} has no MXFP4 product for gfx942, 3.9 decodes"
         return tile_misfit(spec, knobs, device, accumulators=1)
 
     def pointers(self, spec: GemmSpec) -> Mapping[str, str]:
@@ -85,3 +89,10 @@ class Microscaled(Tiled):
             "w_scale_stride": weights.w_scale.stride(0),
             "out_stride": out.stride(0),
         }
+
+
+@cache
+def _decodes_for_cdna3() -> bool:
+    """Triton 3.6 ends with `Unsupported DotScaleOp` there, 3.9 compiles; between, nobody looked."""
+    major, minor = version("triton").split(".")[:2]
+    return (int(major), int(minor)) >= (3, 9)

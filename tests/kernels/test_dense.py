@@ -160,6 +160,8 @@ def test_matches_the_reference_on_odd_and_even_sizes(family: str) -> None:
 def test_compiles_without_a_gpu_within_the_estimate(
     name: str, key: Mapping[str, object], words: Mapping[str, object], gfx: str
 ) -> None:
+    if "a4w4" in name and gfx == "gfx942" and triton.__version__.startswith("3.6"):
+        pytest.skip("this triton has no MXFP4 product for gfx942")
     (family, spec), device = spec_of(name, (64, 1280, 8224), key, words, gfx), arch_device(gfx)
     kernel = family.implementations[0]
     assert isinstance(kernel, Tiled)
