@@ -1,6 +1,9 @@
-"""Ctrl-C once: stop after the work in hand; twice: stop at once."""
+"""Ctrl-C once: stop after the work in hand; twice: stop at once; and no process outlives a killed driver."""
 
+import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -54,3 +57,15 @@ def listening(events: Events) -> Iterator[Stop]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def end_with_the_driver() -> None:
+    """For a worker or compiler: what hangs in a kernel reads no pipe, and must not keep its device for ever."""
+    driver = multiprocessing.parent_process()
+
+    def wait() -> None:
+        if driver is not None:
+            driver.join()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=wait, daemon=True).start()

@@ -1,11 +1,8 @@
 """One killable process a device: takes jobs, gives back trials, and dies when a candidate kills it."""
 
 import gc
-import multiprocessing
-import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import MutableSequence
 from dataclasses import dataclass, replace
@@ -16,6 +13,7 @@ import torch
 from gemmpipe.backends import Backend
 from gemmpipe.data import Device, Trial
 from gemmpipe.family import load_family
+from gemmpipe.interrupt import end_with_the_driver
 from gemmpipe.jobs import Flight, Job, Poisoned, Tools
 from gemmpipe.timer import clock_for
 from gemmpipe.workbench import Workbench
@@ -59,7 +57,7 @@ def ready_tools(post: Post, cells: MutableSequence[float]) -> Tools:
 def main(post: Post, pipe: Connection, cells: MutableSequence[float]) -> None:
     """Serve jobs until told None, or until the device is lost."""
     start = time.monotonic()
-    threading.Thread(target=_end_with_the_driver, daemon=True).start()
+    end_with_the_driver()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the driver decides what it means
     try:
         tools = ready_tools(post, cells)
@@ -82,14 +80,6 @@ def main(post: Post, pipe: Connection, cells: MutableSequence[float]) -> None:
         pipe.send(answer)
         if answer.lost:
             break
-
-
-def _end_with_the_driver() -> None:
-    """A worker that hangs in a kernel reads no pipe: it must not outlive a killed driver and keep its device."""
-    driver = multiprocessing.parent_process()
-    if driver is not None:
-        driver.join()
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _next(pipe: Connection) -> Job | None:

@@ -14,12 +14,14 @@ from pebble import ProcessExpired, ProcessPool
 
 from gemmpipe.data import Build, BuildFacts, Device
 from gemmpipe.executors import Built, Usage
+from gemmpipe.interrupt import end_with_the_driver
 
 _NICE = 5  # the worker that feeds the GPU goes first
 
 
 def _initialise(python_path: tuple[str, ...]) -> None:
     sys.path[:0] = [p for p in python_path if p not in sys.path]
+    end_with_the_driver()
     os.nice(_NICE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 

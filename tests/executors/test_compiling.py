@@ -1,0 +1,103 @@
+"""The compile pool: faults of the compiler become facts of the build, and no compiler outlives its driver."""
+
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gemmpipe.data import Build, Device
+from gemmpipe.executors import Built
+from gemmpipe.executors.compiling import Compilers
+
+KERNELS = """
+import os, time
+def dies(): ...
+def __getattr__(name):
+    if name == "hangs":
+        time.sleep(3600)
+    if name == "dies":
+        os._exit(3)
+    raise RuntimeError("ptxas\\nfailed")
+del dies
+"""
+
+
+def _build(name: str) -> Build:
+    return Build(kernel=f"odd_kernels:{name}", source_hash="", signature=(), constants=(), aligned=(), options=())
+
+
+@pytest.fixture
+def compilers(tmp_path: Path, h200: Device) -> Iterator[Compilers]:
+    (tmp_path / "odd_kernels.py").write_text(KERNELS)
+    pool = Compilers(h200, 2, 8.0, (str(tmp_path),))
+    yield pool
+    pool.close(kill=True)
+
+
+def _all(compilers: Compilers, count: int) -> dict[str, str]:
+    found: list[Built] = []
+    deadline = time.monotonic() + 60
+    while len(found) < count and time.monotonic() < deadline:
+        compilers.bell.poll(1)
+        found += compilers.done()
+    return {built.build.kernel.split(":")[1]: built.facts.error for built in found}
+
+
+def test_crash_hang_and_error_of_the_compiler(compilers: Compilers) -> None:
+    for name in ("dies", "hangs", "raises"):
+        compilers.submit(_build(name))
+    errors = _all(compilers, 3)
+    assert errors.pop("raises").endswith("ptxas failed")
+    assert errors == {
+        "dies": "the compiler died: exit code 3",
+        "hangs": "compiling took longer than executor.compile_timeout_s=8",
+    }
+    assert compilers.pending == 0
+
+
+DRIVER = """
+import sys, time
+from gemmpipe.data import Build, Device
+from gemmpipe.executors.compiling import Compilers
+if __name__ == "__main__":
+    device = Device(kind="cuda", index=0, name="", gfx="sm_90", cu_num=1, shared_bytes=1, cache_bytes=1, warp_size=32)
+    pool = Compilers(device, 1, 3600.0, (sys.argv[1],))
+    build = Build(kernel="odd_kernels:hangs", source_hash="", signature=(), constants=(), aligned=(), options=())
+    pool.submit(build)
+    time.sleep(3600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+def test_a_hanging_compiler_does_not_outlive_a_killed_driver(tmp_path: Path) -> None:
+    (tmp_path / "odd_kernels.py").write_text(KERNELS.replace("time.sleep", "open('hung', 'w'); time.sleep"))
+    (tmp_path / "driver.py").write_text(DRIVER)
+    mark = f"compiler-{uuid.uuid4()}"
+    words = [sys.executable, "driver.py", str(tmp_path)]
+    driver = subprocess.Popen(words, cwd=tmp_path, env={**os.environ, "COMPILER_MARK": mark}, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "hung").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert (tmp_path / "hung").exists()
+    driver.kill()
+    driver.wait()
+    deadline = time.monotonic() + 10
+    while _kin(mark) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert _kin(mark) == []
+
+
+def _kin(mark: str) -> list[int]:
+    found = []
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        try:
+            if mark.encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                found.append(pid)
+        except OSError:
+            continue
+    return found
