@@ -97,6 +97,6 @@ def test_a_hugging_face_model_from_a_config(row, table) -> None:
     with torch.inference_mode():
         before = model(tokens).logits
         with gemmpipe.patch(model) as patched:
-            assert patched.replaced == 14
+            assert patched.replaced == patched.linear_layers == 15
             torch.testing.assert_close(model(tokens).logits, before, atol=0.05, rtol=0.05)
         assert torch.equal(model(tokens).logits, before)
