@@ -1,0 +1,99 @@
+"""A wrong kernel cannot win: mistakes planted as candidates of every family go through bench's own job."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from gemmpipe.backends.aten import Torch
+from gemmpipe.data import Candidate, Device, Knobs, Status
+from gemmpipe.device import cpu_device
+from gemmpipe.family import GemmSpec, Implementation, Inputs, KernelDefaults, Launch, Prepared, load_family
+from gemmpipe.jobs import Flight, Tools
+from gemmpipe.jobs.finals import FinalsJob
+from gemmpipe.paths import PACKAGE, shipped
+from gemmpipe.problem import make_problem
+from gemmpipe.space import Space
+from gemmpipe.timer import CpuClock, Timer
+from gemmpipe.workbench import Workbench
+
+FAMILIES = sorted(path.parent.name for path in (PACKAGE / "kernels").glob("*/__init__.py"))
+ROWS = 4096
+ERR_RATIO = yaml.safe_load(Path(shipped("conf") / "stage" / "bench.yaml").read_text())["err_ratio"]
+
+
+def _swap(out: torch.Tensor) -> None:
+    out[..., [5, 6]] = out[..., [6, 5]]
+
+
+def _one_row(out: torch.Tensor) -> None:
+    rows = out.view(-1, out.shape[-1])
+    rows[1234] = rows[1235]
+
+
+def _one_nan(out: torch.Tensor) -> None:
+    out.view(-1)[777] = float("nan")
+
+
+MISTAKES: dict[str, Callable[[torch.Tensor], None]] = {
+    "none": lambda out: None,
+    "columns": _swap,
+    "row": _one_row,
+    "nan": _one_nan,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planted(Implementation):
+    """ATen's right product, then the mistake that the knob names; `untouched` computes nothing at all."""
+
+    label = "planted"
+
+    def points(self, spec: GemmSpec, device: Device, space: Space) -> Iterable[Knobs]:
+        return ()
+
+    def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        return None
+
+    def bind(
+        self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: torch.Tensor
+    ) -> Launch:
+        scaled = spec.x_scale is not None or spec.out_dtype != spec.x_dtype
+        method = {"method": "float32_convert" if scaled else "mm"}
+        launch = Torch().bind(spec, method, device, inputs, prepared, out)
+
+        def wrong() -> torch.Tensor:
+            if knobs["mistake"] != "untouched":
+                launch()
+                MISTAKES[str(knobs["mistake"])](out)
+            return out
+
+        return wrong
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_mistakes_are_caught(name: str) -> None:
+    family, device = load_family(name), cpu_device()
+    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    values = {"M": ROWS, "N": 64, "K": 128, "B": 2}
+    values = {column.name: values[column.name] for column in family.key_columns if column.name in values}
+    candidates = tuple(Candidate.of("planted", {"mistake": mistake}) for mistake in (*MISTAKES, "untouched"))
+    job = FinalsJob(
+        stage="bench",
+        problem=make_problem(family, values, words, device.gfx, "test"),
+        finalists=candidates,
+        library=frozenset(),
+        kept=frozenset(),
+        timer=Timer(warmup=0, iters=1, rounds=1, budget_ms=1),
+        err_ratio=ERR_RATIO,
+    )
+    bench = Workbench(family, {"planted": Planted()}, device)
+    trials = job.run(Tools(bench=bench, clock=CpuClock(), flight=Flight([0.0, 0.0])))
+    found = {trial.candidate.knobs["mistake"]: trial.status for trial in trials}
+    assert found == {
+        "none": Status.OK,
+        **dict.fromkeys(("columns", "row", "nan", "untouched"), Status.WRONG),
+    }
