@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -77,7 +78,7 @@ def start(folder: Path, faulty_words: tuple[str, ...], monkeypatch: pytest.Monke
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "FAULTY_MARK": mark, "FAULTY_ONCE": str(folder)},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "FAULTY_MARK": mark},
             preexec_fn=(lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes,) * 2)) if most_bytes else None,
         )
         started.append(Started(process=process, mark=mark))
@@ -88,6 +89,8 @@ def start(folder: Path, faulty_words: tuple[str, ...], monkeypatch: pytest.Monke
         for pid in each.kin():
             os.kill(pid, signal.SIGKILL)
         each.process.communicate()
+        for path in Path(tempfile.gettempdir()).glob(f"faulty-{each.process.pid}-*"):
+            path.unlink()
 
 
 def _journal() -> Path | None:

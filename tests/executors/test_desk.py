@@ -1,5 +1,7 @@
 """Who is blamed when a worker dies, with real workers that really die."""
 
+import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -89,9 +91,8 @@ Open = Callable[..., Office]
 
 
 @pytest.fixture
-def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    """Opens offices; what their candidates remember lies in a folder of the test."""
-    monkeypatch.setenv("FAULTY_ONCE", str(tmp_path))
+def office() -> Iterator[Open]:
+    """Opens offices, and forgets afterwards what their candidates did once."""
     opened: list[Office] = []
 
     def open_(timeout_s: float = 30, memory_bytes: int = 64 * GB) -> Office:
@@ -101,6 +102,8 @@ def office(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     yield open_
     for each in opened:
         each.desk.close(kill=True)
+    for path in Path(tempfile.gettempdir()).glob(f"faulty-{os.getpid()}-*"):
+        path.unlink()
 
 
 def _once_each(office: Office, jobs: int) -> None:
@@ -178,9 +181,9 @@ def test_blame_is_right_in_the_second_job(office: Open) -> None:
 
 def test_many_faulty_ones_in_many_jobs(office: Open) -> None:
     here = office()
-    kinds = ("kill", "right", "exit", "raise_bind", "segfault", "raise_later", "die_later")
-    here.work(*[_screen(*kinds, m=m) for m in (1, 2, 3)])
-    assert len(here.trials) == 3 * len(kinds)
+    kinds = ("kill", "right", "raise_bind", "raise_later", "die_later")
+    here.work(*[_screen(*kinds, m=m) for m in (1, 2)])
+    assert len(here.trials) == 2 * len(kinds)
     assert {t.candidate.knobs["KIND"] for t in here.trials if t.status is Status.OK} == {"right"}
     assert {t.candidate.knobs["KIND"] for t in here.trials if t.status is Status.LAUNCH_ERROR} == {
         "raise_bind",

@@ -1,9 +1,11 @@
 """A family whose candidates fail in every way that a kernel can: each on purpose, by its knob KIND."""
 
 import ctypes
+import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -26,9 +28,10 @@ def _spec(problem: Problem) -> GemmSpec:
 
 
 def _first_time(name: str) -> bool:
-    """Whether nobody asked before, in any process of this test."""
+    """Whether no worker of this driver asked before."""
+    driver = multiprocessing.parent_process()
     try:
-        Path(os.environ.get("FAULTY_ONCE", "."), f"once-{name}").touch(exist_ok=False)
+        Path(tempfile.gettempdir(), f"faulty-{driver.pid if driver else 0}-{name}").touch(exist_ok=False)
     except FileExistsError:
         return False
     return True
