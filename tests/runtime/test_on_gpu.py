@@ -132,7 +132,8 @@ def test_in_a_cuda_graph_and_in_a_compiled_one(tuned, libtype: str, knobs: dict[
     with torch.no_grad():
         for _ in range(6):
             torch.compiler.cudagraph_mark_step_begin()
-            assert torch.equal(compiled(inputs.x, inputs.x_scale), expected)
+            # What cannot be prepared inside the graph goes another way: right, but not bit for bit.
+            right(compiled(inputs.x, inputs.x_scale), made)
     assert torch.equal(call(made), expected)
 
 
