@@ -36,9 +36,8 @@ def tell(
     for usage in pool.usage() if pool is not None else []:
         say(f"  {usage_line(usage)}")
     say(f"run   {plan.run_dir}")
-    if code == Interrupted.exit_code:
-        say(f"to go on: gemmpipe resume={plan.run_dir}")
-    elif "artifacts" in tables:
+    say(f"to go on with it: gemmpipe resume={plan.run_dir}")
+    if code != Interrupted.exit_code and "artifacts" in tables:
         for path in native_tables(plan.family, context.output, plan.formats.values()):
             say(f"export GEMMPIPE_CONFIG_{plan.family.name.upper()}={path.resolve()}")
 

@@ -191,8 +191,6 @@ def _run_stage(plan: Plan, word: str, tables: "dict[str, pd.DataFrame]", context
 
 def _in_batches(plan: Plan, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
     """The rest of the chain, batch by batch: a killed run leaves finished rows, and memory stays bounded."""
-    import pandas as pd
-
     words = plan.chain[_first_batched(plan) :]
     if not words or not len(tables["problems"]):
         return tables
@@ -202,17 +200,19 @@ def _in_batches(plan: Plan, tables: "dict[str, pd.DataFrame]", context: Context)
         part = {"problems": problem_frame(plan.family, batch)}
         for word in words:
             context.check()
-            if word == "merge":  # formats see everything selected so far
-                part["selections"] = pd.concat(
-                    [f for f in (total.get("selections"), part["selections"]) if f is not None], ignore_index=True
-                )
+            for name in plan.stages[word].sees_all_of:
+                part[name] = _joined(total.pop(name, None), part[name])
             part = {**part, **_run_stage(plan, word, part, context)}
-        for name, frame in part.items():
-            known = None if name == "selections" and "merge" in words else total.get(name)
-            total[name] = frame if known is None else pd.concat([known, frame], ignore_index=True)
+        total = {name: _joined(total.get(name), frame) for name, frame in part.items()}
     if "artifacts" in total:  # each batch writes the same files anew
         total["artifacts"] = total["artifacts"].drop_duplicates(ignore_index=True)
     return {**tables, **total}
+
+
+def _joined(before: "pd.DataFrame | None", frame: "pd.DataFrame") -> "pd.DataFrame":
+    import pandas as pd
+
+    return frame if before is None else pd.concat([before, frame], ignore_index=True)
 
 
 def _what_is_done(plan: Plan, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":

@@ -14,6 +14,7 @@ from pebble import ProcessExpired, ProcessPool
 
 from gemmpipe.data import Build, BuildFacts, Device
 from gemmpipe.executors import Built, Usage
+from gemmpipe.executors.hand import forkserver
 from gemmpipe.interrupt import end_with_the_driver
 
 _NICE = 5  # the worker that feeds the GPU goes first
@@ -52,9 +53,8 @@ class Compilers:
         """Queue a build; the processes start with the first one."""
         if self._pool is None:
             self._first = time.monotonic()
-            context = multiprocessing.get_context("forkserver")
             self._pool = ProcessPool(
-                max_workers=self.slots, context=context, initializer=_initialise, initargs=[self._python_path]
+                max_workers=self.slots, context=forkserver(), initializer=_initialise, initargs=[self._python_path]
             )
         self.pending += 1
         future = self._pool.schedule(_compile, args=[build, self._device], timeout=self._timeout_s)

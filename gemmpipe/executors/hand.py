@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 from gemmpipe import worker
@@ -15,13 +16,19 @@ from gemmpipe.worker import Answer, Post
 _END_S = 30.0  # a killed process is gone long before, unless it hangs in a driver
 
 
+def forkserver() -> ForkServerContext:
+    """Where processes are forked from: torch is imported there once (2 to 3 s), whoever starts it first."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["gemmpipe.worker"])
+    return context
+
+
 class Hand:
     """One worker process after another; `start` begins a new one when the last is stopped."""
 
     def __init__(self, post: Post) -> None:
         self._post = post
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["gemmpipe.worker"])
+        self._context = forkserver()
         self._cells = self._context.RawArray("d", [SETTING_UP, time.monotonic()])
         self.flight = Flight(self._cells)
         """In memory that outlives every one of them."""

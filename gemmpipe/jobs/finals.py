@@ -13,12 +13,9 @@ from gemmpipe.workbench import Setup
 if TYPE_CHECKING:
     import torch
 
-_OUTRUN = (
-    (1, 1.5),
-    (3, 1.15),
-    (7, 1.05),
-    (15, 1.03),
-)  # (rounds, ratio to the fastest): slower than this is not timed further
+# (rounds, ratio to the fastest): slower than this is not timed further.
+_OUTRUN = ((1, 1.5), (3, 1.15), (7, 1.05), (15, 1.03))
+_OUTRUN_LONG = ((1, 1.15), (2, 1.08), (3, 1.05))  # one launch of 20 ms and more is its own average
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,11 +98,12 @@ class FinalsJob(Job):
     def _race(self, tools: Tools, setup: Setup, runners: "list[_Runner]") -> None:
         """Rounds in which everyone still in the race runs once, in an order turned by one each round.
 
-        All who race to the end have the same rounds: clocks sag under load, so times of other rounds say nothing.
+        All who race to the end have the same rounds, as many as the slowest of them affords: clocks sag under load,
+        so times of other rounds say nothing.
         """
-        racing = list(runners)
-        for turn in range(max((r.rounds for r in runners), default=0)):
-            shift = turn % max(1, len(racing))
+        racing, turn = list(runners), 0
+        while turn < min((r.rounds for r in racing), default=0):
+            shift = turn % len(racing)
             for runner in racing[shift:] + racing[:shift]:
                 # Long launches are in the air by name, so that a hang is not blamed on the round.
                 tools.flight.begin(runner.position)
@@ -113,6 +111,7 @@ class FinalsJob(Job):
                     runner.samples.append(runner.replay())
             tools.flight.begin(TOGETHER)
             racing = self._still_racing(racing)
+            turn += 1
         for runner in runners:
             count(tools, setup, runner.candidate, len(runner.samples) * runner.per_sample)
 
@@ -120,12 +119,13 @@ class FinalsJob(Job):
         """Outrun is who has a rival that needs no more weight memory and is faster by the limit of this round."""
         times = {r.candidate.id: median(r.samples) for r in racing}
         rounds = max((len(r.samples) for r in racing), default=0)
-        limit = min((ratio for after, ratio in _OUTRUN if rounds >= after), default=float("inf"))
         library = [r for r in racing if r.candidate.id in self.library]
         baseline = min(library, key=lambda r: (r.extra_bytes, times[r.candidate.id]), default=None)
         stay = []
         for runner in racing:
             rival_us = min(times[r.candidate.id] for r in racing if r.extra_bytes <= runner.extra_bytes)
+            known = _OUTRUN if rival_us < LONG_US else _OUTRUN_LONG
+            limit = min((ratio for after, ratio in known if rounds >= after), default=float("inf"))
             runner.outrun = times[runner.candidate.id] > limit * rival_us
             if not runner.outrun or runner is baseline or runner.candidate.id in self.kept:
                 runner.outrun = False

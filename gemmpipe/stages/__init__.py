@@ -71,6 +71,8 @@ class Stage(ABC):
     needs: ClassVar[tuple[str, ...]]
     gives: ClassVar[tuple[str, ...]]
     uses_device: ClassVar[bool] = False
+    sees_all_of: ClassVar[tuple[str, ...]] = ()
+    """Tables that it gets of all batches so far, not of its own batch alone."""
 
     @abstractmethod
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":

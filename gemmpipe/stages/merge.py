@@ -16,6 +16,7 @@ class Merge(Stage):
 
     needs: ClassVar[tuple[str, ...]] = ("selections",)
     gives: ClassVar[tuple[str, ...]] = ("artifacts",)
+    sees_all_of: ClassVar[tuple[str, ...]] = ("selections",)  # a default file holds the commonest of all shapes
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """A table of `format` and `file`. Raises UserError for an artifact that was broken by hand, which stays."""
