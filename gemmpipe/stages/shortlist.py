@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from gemmpipe.data import Bucket, Candidate, Problem, Trial
 
-_HOPELESS = 1.5
-
 
 @dataclass(frozen=True, kw_only=True)
 class Keep:
@@ -24,7 +22,7 @@ def shortlist(results: Mapping[Candidate, Trial], keep: Keep, incumbents: Collec
     Those that were looked at longest come first: a glance is not compared with a long look.
     """
     timed = [t for t in results.values() if t.time_us is not None]
-    ranked = [t.candidate for t in sorted(timed, key=_rank) if not _hopeless(t, timed)]
+    ranked = [t.candidate for t in sorted(timed, key=_rank)]
     chosen = dict.fromkeys(ranked[: keep.fastest])
     best: dict[tuple[str, bool], Candidate] = {}
     for trial in sorted(timed, key=_rank):
@@ -32,12 +30,6 @@ def shortlist(results: Mapping[Candidate, Trial], keep: Keep, incumbents: Collec
     chosen.update(dict.fromkeys(best.values()))
     chosen.update(dict.fromkeys(c for c in incumbents if c in results))
     return list(chosen)
-
-
-def _hopeless(trial: Trial, rivals: Collection[Trial]) -> bool:
-    """Whether a rival that needs no more weight memory is so much faster that the finals would drop it at once."""
-    times = [t.time_us or 0.0 for t in rivals if t.extra_weight_bytes <= trial.extra_weight_bytes]
-    return (trial.time_us or 0.0) > _HOPELESS * min(times)
 
 
 def _rank(trial: Trial) -> tuple[int, float, str]:
