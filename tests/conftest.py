@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -157,3 +158,9 @@ def faulty_words() -> tuple[str, ...]:
         "timer@stages.bench.timer=quick",
         "executor.timeout_s=1",
     )
+
+
+@pytest.fixture
+def own_locks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locks of devices lie in the test's folder: a run elsewhere on this machine is none of its business."""
+    monkeypatch.setattr("gemmpipe.executors.local.tempfile", SimpleNamespace(gettempdir=lambda: str(folder)))

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -69,6 +70,8 @@ def start(folder: Path, faulty_words: tuple[str, ...], monkeypatch: pytest.Monke
     """Starts runs; what is left of them when the test ends is killed."""
     monkeypatch.syspath_prepend(faulty_words[0].removeprefix("--config-dir="))
     started: list[Started] = []
+    # Locks of devices lie there: a run elsewhere on this machine is none of the tests'. Short, for names of sockets.
+    temporary = tempfile.mkdtemp()
 
     def go(*words: str, most_bytes: int = 0) -> Started:
         mark = f"run-{uuid.uuid4()}"
@@ -78,7 +81,7 @@ def start(folder: Path, faulty_words: tuple[str, ...], monkeypatch: pytest.Monke
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "FAULTY_MARK": mark},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "FAULTY_MARK": mark, "TMPDIR": temporary},
             preexec_fn=(lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes,) * 2)) if most_bytes else None,
         )
         started.append(Started(process=process, mark=mark))
@@ -89,8 +92,7 @@ def start(folder: Path, faulty_words: tuple[str, ...], monkeypatch: pytest.Monke
         for pid in each.kin():
             os.kill(pid, signal.SIGKILL)
         each.process.communicate()
-        for path in Path(tempfile.gettempdir()).glob(f"faulty-{each.process.pid}-*"):
-            path.unlink()
+    shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _journal() -> Path | None:
@@ -196,7 +198,7 @@ def test_ctrl_c_finishes_the_work_in_hand_and_resume_goes_on(start: Start) -> No
     assert code == 130
     assert "warning: stopping after the work in hand; once more to stop at once" in error
     assert error.endswith("gemmpipe: interrupted; 'gemmpipe resume=last' goes on\n")
-    assert "to go on: gemmpipe resume=" in out
+    assert "gemmpipe resume=" in out
     assert started.gone()
     # What was finished is in the table already.
     done = [row["problem"] for row in _rows() if row["row"] == "done"]
@@ -306,6 +308,7 @@ def test_a_full_disk_ends_in_one_line_and_loses_nothing(start: Start) -> None:
     _table_is_right()
 
 
+@pytest.mark.usefixtures("own_locks")
 def test_runs_that_merge_at_once_lose_no_row(start: Start, faulty_words: tuple[str, ...]) -> None:
     for m in (1, 2, 3):
         assert main([*faulty_words, f"shapes.items=[[{m},32,64]]", "space.PACE_MS=[0]", f"output=own{m}"]) == 0

@@ -17,6 +17,9 @@ from gemmpipe.runner import batches
 Run = Callable[..., tuple[int, str, str]]
 
 
+pytestmark = pytest.mark.usefixtures("own_locks")
+
+
 @pytest.fixture
 def run(folder: Path, capfd: pytest.CaptureFixture[str], faulty_words: tuple[str, ...]) -> Run:
     """Types words after those of the faulty family; the exit code, stdout and stderr."""

@@ -11,8 +11,9 @@ _DROP_RATIO = 1.5
 class Bounds:
     """Drops slow candidates of long problems without running them at all."""
 
-    def __init__(self, library: Collection[str]) -> None:
+    def __init__(self, library: Collection[str], own: Collection[str]) -> None:
         self._library = library
+        self._own = own  # not checked yet: a kernel that computes nothing must not show that others are hopeless
         self._known: dict[tuple[tuple[tuple[str, Scalar], ...], Candidate], list[tuple[int, float]]] = {}
         self._long: set[tuple[tuple[str, Scalar], ...]] = set()
         self._extra: dict[tuple[tuple[tuple[str, Scalar], ...], Candidate], int] = {}
@@ -40,7 +41,8 @@ class Bounds:
         """A `dropped` trial when the bound is beyond what is reached here with no more weight memory."""
         bound = self.bound_us(problem, candidate)
         extra = self._extra.get((_siblings(problem), candidate), 0)
-        rivals = [t.time_us for t in results if t.time_us is not None and t.extra_weight_bytes <= extra]
+        trusted = [t for t in results if t.candidate.backend not in self._own]
+        rivals = [t.time_us for t in trusted if t.time_us is not None and t.extra_weight_bytes <= extra]
         if not rivals or bound <= max(_LONG_US, _DROP_RATIO * min(rivals)):
             return None
         why = f"not run: took {bound:.0f} us with fewer rows, {min(rivals):.0f} us is reached here"

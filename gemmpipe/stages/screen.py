@@ -35,7 +35,7 @@ class Screen(Stage):
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """Shortlist and trials of the problems."""
-        bounds = Bounds(context.family.baseline)
+        bounds = Bounds(context.family.baseline, _own(context))
         scheduler = Scheduler(context.pool, context.journal, self.timer, bounds)
         courses = self._courses(problems_of(context.family, tables["problems"]), context, scheduler)
         for course in courses:
@@ -110,6 +110,11 @@ class Screen(Stage):
             for problem_id, candidates in leaders.items():
                 kept[problem_id].update(dict.fromkeys(candidates))
         return {problem_id: list(candidates) for problem_id, candidates in kept.items()}
+
+
+def _own(context: Context) -> set[str]:
+    """Labels of the family's own kernels, whose results nobody has checked yet."""
+    return {i.label for i in context.family.implementations}
 
 
 def _account_idle(context: Context) -> None:
