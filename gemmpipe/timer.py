@@ -13,8 +13,8 @@ Replay = Callable[[], float]
 
 _CYCLES_PER_US = 2000  # of the device's clock (1980 MHz at most on an H200)
 _HOST_US = 30.0  # what the host needs to queue a launch and two events, until it is measured
-_REPLAY_US = 200.0  # a replay shorter than this would measure the clock's own overhead (about 2 us)
-_MOST_LAUNCHES = 32
+_REPLAY_US = 500.0  # shorter replays measure what they follow: the clock, other kernels in the caches
+_MOST_LAUNCHES = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
