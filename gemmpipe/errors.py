@@ -35,3 +35,10 @@ def nearest(word: str, known: Iterable[str]) -> str:
         return f"; did you mean '{close[0]}'?"
     shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
     return f"; known: {shown}" if names else ""
+
+
+def at_least(least: float, **values: float | None) -> None:
+    """Refuse values below a bound; None is no value. Raises ValueError naming the field, for the configuration."""
+    for name, value in values.items():
+        if value is not None and value < least:
+            raise ValueError(f"{name}={value:g}, expected at least {least:g}")

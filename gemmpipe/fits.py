@@ -109,6 +109,8 @@ def _no_size(knobs: Knobs) -> str | None:
     for name in _POWERS:
         if integer(knobs, name) < 1 or integer(knobs, name) & (integer(knobs, name) - 1):
             return f"power of two: {name}={knobs[name]}, as tl.arange and warps need"
+    if knobs["cache_modifier"] not in ("", ".ca", ".cg"):
+        return f"cache modifier: {knobs['cache_modifier']!r}, a load takes '', '.ca' or '.cg'"
     for name in ("num_stages", "GROUP_SIZE_M", "NUM_KSPLIT"):
         if integer(knobs, name) < 1:
             return f"positive: {name}={knobs[name]}"

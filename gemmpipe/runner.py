@@ -74,6 +74,9 @@ def run(plan: Plan, events: Events) -> int:
     check_chain(plan, reused)
     devices = _devices(plan, reused)
     writable("output", Path(plan.output))
+    for key, path in _files(plan):
+        if path.is_dir():
+            raise UserError(f"{key}: {path} is a folder, expected a file")
     if plan.profile:
         writable("profile", Path(plan.profile).parent)
     journal = Journal(plan.run_dir)
@@ -82,6 +85,10 @@ def run(plan: Plan, events: Events) -> int:
         record = reused or journals.read(plan.run_dir)
         stop = stack.enter_context(listening(events))
         journal.write("session", **manifest.session(plan, devices[0]))
+        if record.skipped:
+            lines = ", ".join(map(str, record.skipped[:5]))
+            where = Path(plan.reuse or plan.run_dir) / journals.NAME
+            events.emit("warning", f"{where}: {len(record.skipped)} unreadable lines skipped: {lines} ...")
         if record.count and not plan.reuse:
             events.emit("line", f"resuming: {record.count:,} finished trials stand in {journal.path}")
         context = _context(plan, devices, journal, record, events, stop.check)
@@ -109,6 +116,8 @@ def run(plan: Plan, events: Events) -> int:
 
 def check_chain(plan: Plan, reused: Record | None) -> None:
     """Every stage's needs are given by an earlier one, or by the run that is reused. Raises UserError."""
+    if not plan.chain:
+        raise UserError("chain: empty, expected stages such as [capture,screen,bench,select,merge]")
     have: set[str] = {"problems", "trials"} if reused else set()
     if reused and not reused.problems:
         raise UserError(f"reuse: {plan.reuse}: no journal with problems there; expected the folder of an earlier run")
@@ -117,6 +126,16 @@ def check_chain(plan: Plan, reused: Record | None) -> None:
         if missing:
             raise UserError(f"chain: stage '{word}' needs {', '.join(sorted(missing))}, which no earlier stage gives")
         have |= set(plan.stages[word].gives)
+
+
+def _files(plan: Plan) -> Iterator[tuple[str, Path]]:
+    """The files that the run will write under a name the user may choose."""
+    if plan.profile:
+        yield "profile", Path(plan.profile)
+    for name, each in plan.formats.items():
+        table = each.table(plan.family, Path(plan.output))
+        if table is not None:
+            yield f"format.{name}", table
 
 
 def writable(key: str, folder: Path) -> None:

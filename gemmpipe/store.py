@@ -93,6 +93,10 @@ def _columns(header: Sequence[str], family: Family, where: str) -> list[str]:
         lost = [column for column in known.values() if column not in found]
         if name not in (*of_key.values(), *known.values()) and difflib.get_close_matches(name, lost, n=1, cutoff=0.75):
             raise UserError(f"{where}: no column '{name}'{nearest(name, lost)}")  # else a whole column would be lost
+    if "config" in found and "libtype" not in found:
+        raise UserError(
+            f"{where}: no column 'libtype' beside 'config', expected a tuned table of {family.name}; {_MEND}"
+        )
     if "us" not in found:
         raise UserError(f"{where}: no column 'us', expected a tuned table of {family.name}")
     return found

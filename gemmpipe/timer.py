@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gemmpipe.data import Device
+from gemmpipe.errors import at_least
 
 Call = Callable[[], object]
 Replay = Callable[[], float]
@@ -27,6 +28,10 @@ class Timer:
     rounds: int
     """The fewest interleaved rounds; each round gives one sample of every candidate."""
     budget_ms: float
+
+    def __post_init__(self) -> None:
+        at_least(0, warmup=self.warmup, budget_ms=self.budget_ms)
+        at_least(1, iters=self.iters, rounds=self.rounds)
 
     def rounds_for(self, time_us: float, launches: int) -> int:
         """Rounds for a candidate of this time whose samples are `launches` launches each."""

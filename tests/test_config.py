@@ -196,3 +196,23 @@ def test_fields_are_checked_by_name() -> None:
         fill(_Pair, {"frist": 1}, "k", _refuse)
     with pytest.raises(UserError, match=r"k\.second: missing, expected text or null"):
         fill(_Pair, {"first": 1}, "k", _refuse)
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("stages.screen.keep=0", "stages.screen: keep=0, expected at least 1"),
+        ("executor.workers=0", "executor: workers=0, expected at least 1"),
+        ("executor.memory_pct=0", "executor: memory_pct=0, expected at least 1"),
+        ("stages.bench.err_ratio=-1", "stages.bench: err_ratio=-1, expected above 0 and at most 1"),
+        ("stages.bench.timer.iters=0", "stages.bench.timer: iters=0, expected at least 1"),
+        ("stages.select.tie_pct=-5", "stages.select: tie_pct=-5, expected at least 0"),
+        ("search.keep_ratio=1", "search: keep_ratio=1, expected between 0 and 1"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(
+    word: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([word]) == 2
+    assert capsys.readouterr().err == f"gemmpipe: {said}\n"

@@ -82,7 +82,7 @@ def test_rows_without_a_time_cannot_win(tmp_path: Path, blockscale: Family) -> N
         ("gfx,cu_num,M,N,K\n", "t.csv:1: no column 'us'"),
         ("gfx,cu_num,M,N,K,us,us\n", "column 'us' is there twice"),
         ("", "t.csv:1: no header"),
-        ("gfx,cu_num,M,N,K,us,config\nsm_90,132,1,2,3,4,{x\n", "column config: '{x', expected the knobs"),
+        ("gfx,cu_num,M,N,K,libtype,us,config\nsm_90,132,1,2,3,torch,4,{x\n", "column config: '{x', expected the knobs"),
     ],
 )
 def test_a_table_broken_by_hand_stays_as_it_is(text: str, line: str, tmp_path: Path, blockscale: Family) -> None:

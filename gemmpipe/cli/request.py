@@ -13,6 +13,7 @@ from gemmpipe.recipe import read_recipe
 
 _DEFAULT = "tune"
 _EARLIER = ("resume", "reuse")
+_TIMED = ("kernel", "shapes", "space", "search", "device", "backend", "stages.screen", "stages.bench")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +70,17 @@ def _with_earlier(words: Sequence[str], pipeline: str | None) -> tuple[EarlierRu
     rest = [word for word in words if key_of(word) != key]
     place = [f"{key}={quote(str(run.folder))}"]
     if key == "resume":
+        _same_configuration(rest, run)
         place += [f"hydra.run.dir={quote(str(run.folder))}", "hydra.output_subdir=null"]
     kept = [word for word in run.overrides if key_of(word) not in _EARLIER]
     return run, (*kept, *rest, *place)
+
+
+def _same_configuration(words: Sequence[str], run: EarlierRun) -> None:
+    """Refuse words that would change what an unfinished run times: its journal would mix two runs."""
+    for word in words:
+        if key_of(word).startswith(_TIMED) and word not in run.overrides:
+            raise UserError(f"resume: {word}: a run goes on with its own configuration; start anew, or reuse= it")
 
 
 def _later_wins(words: Sequence[str]) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from filelock import FileLock, Timeout
 
 from gemmpipe.backends import Backend
 from gemmpipe.data import Build, Device
+from gemmpipe.errors import at_least
 from gemmpipe.events import Events
 from gemmpipe.executors import Built, Executor, Finished, Pool, Usage
 from gemmpipe.executors.compiling import Compilers
@@ -33,6 +34,10 @@ class Local(Executor):
     compile_timeout_s: float
     memory_pct: float
     """A worker that holds more of the machine's memory is stopped."""
+
+    def __post_init__(self) -> None:
+        at_least(1, workers=self.workers, compile_workers=self.compile_workers, memory_pct=self.memory_pct)
+        at_least(0.1, timeout_s=self.timeout_s, compile_timeout_s=self.compile_timeout_s)
 
     def start(
         self,

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gemmpipe.data import Candidate, Trial
+from gemmpipe.errors import at_least
 from gemmpipe.search import Hunt, Request, Search
 
 
@@ -56,6 +57,11 @@ class Halving(Search):
     first_launches: int
     most_launches: int
     cutoff: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.keep_ratio < 1:
+            raise ValueError(f"keep_ratio={self.keep_ratio:g}, expected between 0 and 1")
+        at_least(1, first_launches=self.first_launches, most_launches=self.most_launches, cutoff=self.cutoff)
 
     def start(self, candidates: Sequence[Candidate], launches: int, keep: int) -> Hunt:
         return _HalvingHunt(candidates, self, keep)

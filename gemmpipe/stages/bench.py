@@ -26,6 +26,10 @@ class Bench(Stage):
     err_ratio: float
     timer: Timer
 
+    def __post_init__(self) -> None:
+        if not 0 < self.err_ratio <= 1:
+            raise ValueError(f"err_ratio={self.err_ratio:g}, expected above 0 and at most 1")
+
     needs: ClassVar[tuple[str, ...]] = ("problems", "shortlist")
     gives: ClassVar[tuple[str, ...]] = ("trials",)
     uses_device: ClassVar[bool] = True

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.data import Bucket, Candidate, Problem, Trial
+from gemmpipe.errors import at_least
 from gemmpipe.executors import finishing
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.bounds import Bounds
@@ -28,6 +29,10 @@ class Screen(Stage):
     keep: int
     bucket_keep: int
     timer: Timer
+
+    def __post_init__(self) -> None:
+        at_least(1, keep=self.keep)
+        at_least(0, bucket_keep=self.bucket_keep)
 
     needs: ClassVar[tuple[str, ...]] = ("problems",)
     gives: ClassVar[tuple[str, ...]] = ("shortlist", "trials")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe import table
 from gemmpipe.data import Bucket, Candidate, Problem, Status
+from gemmpipe.errors import at_least
 from gemmpipe.family import GemmSpec
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.choice import Choice, Finalist, Rules, choose
@@ -14,6 +15,7 @@ from gemmpipe.stages.rows import candidate_of, config_text, problems_of, quantil
 if TYPE_CHECKING:
     import pandas as pd
 
+_NOISY = 1.5
 _RACED = {str(Status.OK), str(Status.DROPPED)}
 
 
@@ -25,6 +27,10 @@ class Select(Stage):
     min_improvement_pct: float
     max_extra_weight_pct: float
     tie_pct: float
+
+    def __post_init__(self) -> None:
+        at_least(0, max_extra_weight_pct=self.max_extra_weight_pct, tie_pct=self.tie_pct)
+        at_least(0, min_improvement_pct=self.min_improvement_pct, **{f"prefer.{k}": v for k, v in self.prefer.items()})
 
     needs: ClassVar[tuple[str, ...]] = ("problems", "trials")
     gives: ClassVar[tuple[str, ...]] = ("selections",)
@@ -49,6 +55,9 @@ class Select(Stage):
         context.events.emit(
             "line", f"select: {solved} of {len(problems)} problems solved, {above} above the baseline's time"
         )
+        noisy = sum(_noisy(p20, p80) for p20, p80 in zip(frame["p20_us"], frame["p80_us"], strict=True))
+        if noisy:
+            context.events.emit("detail", f"times of {noisy} choices vary by half between rounds: a busy machine?")
         return {"selections": frame}
 
     def _finalists(self, trials: "pd.DataFrame") -> dict[str, list[Finalist]]:
@@ -154,6 +163,10 @@ def weight_bytes(spec: GemmSpec) -> float:
     from gemmpipe.operands import bytes_of
 
     return float(bytes_of(spec.w_dtype, spec.batch * spec.n * spec.k))
+
+
+def _noisy(p20_us: float | None, p80_us: float | None) -> bool:
+    return p20_us is not None and p80_us is not None and p80_us > _NOISY * p20_us
 
 
 def _siblings(problems: Iterable[Problem]) -> list[list[Problem]]:

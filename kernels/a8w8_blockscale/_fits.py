@@ -15,7 +15,7 @@ def misfit(spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
     if scaling != _BLOCKS:
         return f"scales: this kernel reads 1x128 and 128x128 blocks, not {scaling}"
     # One pair of scales is applied to a whole K block: a block across two groups would be scaled by the first's.
-    if SCALE_BLOCK % integer(knobs, "BLOCK_SIZE_K"):
+    if integer(knobs, "BLOCK_SIZE_K") < 1 or SCALE_BLOCK % integer(knobs, "BLOCK_SIZE_K"):
         return f"scale group: BLOCK_SIZE_K={knobs['BLOCK_SIZE_K']} does not divide {SCALE_BLOCK}"
     # The unscaled product of a K block lives beside the accumulator: at 128 registers each, 44 and more spilled in
     # all 96 such configurations (H200, 2026-11-21), and none came within 1.7x of the best.
