@@ -44,6 +44,16 @@ class Problem:
         return dict(self.key)[column]
 
     @property
+    def rows(self) -> int:
+        """M, the rows of the product."""
+        return int(self["M"] or 0)
+
+    @property
+    def siblings(self) -> tuple[tuple[str, Scalar], ...]:
+        """What problems share that differ in M alone: they share weights, and buckets span them."""
+        return tuple(item for item in self.key if item[0] != "M")
+
+    @property
     def id(self) -> str:
         """Readable and unique within a run: `a16w16 M=1 N=1280 K=8192 ...`."""
         return f"{self.family} " + " ".join(f"{name}={value}" for name, value in self.key)

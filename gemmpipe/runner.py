@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gemmpipe import journal as journals
 from gemmpipe import manifest, report
 from gemmpipe.backends import Backend
-from gemmpipe.data import Device, Problem, Scalar
+from gemmpipe.data import Device, Problem
 from gemmpipe.device import DeviceChoice
 from gemmpipe.errors import EnvironmentProblem, UserError
 from gemmpipe.events import Events
@@ -243,27 +243,22 @@ def _what_is_done(plan: Plan, tables: "dict[str, pd.DataFrame]", context: Contex
     if not len(done["problems"]):
         return tables
     finished = set(done["problems"]["problem"])
-    missing = {_sibling_key(p) for p in problems_of(plan.family, tables["problems"]) if p.id not in finished}
+    missing = {p.siblings for p in problems_of(plan.family, tables["problems"]) if p.id not in finished}
     for word in plan.chain[devices[-1] + 1 :]:
         done = {**done, **_run_stage(plan, word, done, context)}
         if "selections" in plan.stages[word].gives:
             # A bucket spans all problems that differ in M alone: it waits until the last of them is finished.
             chosen = done["selections"]
             rows = zip(chosen["format"], problems_of(plan.family, chosen.assign(M=1)), strict=True)
-            done["selections"] = chosen[[form == "" or _sibling_key(p) not in missing for form, p in rows]]
+            done["selections"] = chosen[[form == "" or p.siblings not in missing for form, p in rows]]
     return {**tables, **done, "problems": tables["problems"]}
-
-
-def _sibling_key(problem: Problem) -> tuple[tuple[str, Scalar], ...]:
-    """What problems share that differ in M alone."""
-    return tuple(item for item in problem.key if item[0] != "M")
 
 
 def batches(problems: list[Problem], size: int) -> Iterator[list[Problem]]:
     """Batches of about `size` problems; those that differ in M alone stay together, since buckets span them."""
     groups: dict[object, list[Problem]] = {}
     for problem in problems:
-        groups.setdefault(_sibling_key(problem), []).append(problem)
+        groups.setdefault(problem.siblings, []).append(problem)
     batch: list[Problem] = []
     for group in groups.values():
         if batch and len(batch) + len(group) > size:

@@ -21,26 +21,26 @@ class Bounds:
     def learn(self, problem: Problem, trial: Trial) -> None:
         """A time measured at this problem's M, and the weight memory it took."""
         if trial.time_us is not None:
-            key = (_siblings(problem), trial.candidate)
-            self._known.setdefault(key, []).append((_rows(problem), trial.time_us))
+            key = (problem.siblings, trial.candidate)
+            self._known.setdefault(key, []).append((problem.rows, trial.time_us))
             self._extra[key] = trial.extra_weight_bytes
             if trial.time_us > _LONG_US:
                 self._long.add(key[0])
 
     def bound_us(self, problem: Problem, candidate: Candidate) -> float:
         """The longest time at an M no larger; 0 where none is known."""
-        known = self._known.get((_siblings(problem), candidate), ())
-        return max((t for m, t in known if m <= _rows(problem)), default=0.0)
+        known = self._known.get((problem.siblings, candidate), ())
+        return max((t for m, t in known if m <= problem.rows), default=0.0)
 
     def is_long(self, problem: Problem, candidate: Candidate) -> bool:
         """Whether one launch is so long that asking first whether it can win pays."""
         # The scheduler asks for everything that is ready; most products have no long candidate at all.
-        return bool(self._long) and _siblings(problem) in self._long and self.bound_us(problem, candidate) > _LONG_US
+        return bool(self._long) and problem.siblings in self._long and self.bound_us(problem, candidate) > _LONG_US
 
     def hopeless(self, problem: Problem, candidate: Candidate, results: Iterable[Trial]) -> Trial | None:
         """A `dropped` trial when the bound is beyond what is reached here with no more weight memory."""
         bound = self.bound_us(problem, candidate)
-        extra = self._extra.get((_siblings(problem), candidate), 0)
+        extra = self._extra.get((problem.siblings, candidate), 0)
         trusted = [t for t in results if t.candidate.backend not in self._own]
         rivals = [t.time_us for t in trusted if t.time_us is not None and t.extra_weight_bytes <= extra]
         if not rivals or bound <= max(_LONG_US, _DROP_RATIO * min(rivals)):
@@ -52,11 +52,3 @@ class Bounds:
         """The library candidate with the least bound: the baseline is measured, however slow."""
         library = [c for c in candidates if c.backend in self._library]
         return min(library, key=lambda c: (self.bound_us(problem, c), c.id), default=None)
-
-
-def _siblings(problem: Problem) -> tuple[tuple[str, Scalar], ...]:
-    return tuple(item for item in problem.key if item[0] != "M")
-
-
-def _rows(problem: Problem) -> int:
-    return int(problem["M"] or 0)

@@ -58,7 +58,7 @@ class Screen(Stage):
     def _courses(self, problems: list[Problem], context: Context, scheduler: Scheduler) -> list[Course]:
         report = SpaceReport()
         courses = []
-        for problem in sorted(problems, key=_siblings_by_rows):
+        for problem in sorted(problems, key=lambda p: (str(p.siblings), p.rows)):
             listing = list_candidates(
                 problem,
                 context.family,
@@ -107,7 +107,7 @@ class Screen(Stage):
         }
         groups: dict[object, list[Course]] = {}
         for course in courses:
-            groups.setdefault(_siblings_by_rows(course.problem)[0], []).append(course)
+            groups.setdefault(course.problem.siblings, []).append(course)
         for group in groups.values():
             problems = [c.problem for c in group]
             results = {c.problem.id: c.results for c in group}
@@ -133,21 +133,15 @@ def _account_idle(context: Context) -> None:
 
 def all_buckets(problems: list[Problem], context: Context) -> list[Bucket]:
     """Every bucket that the chosen formats ask for, for problems that differ in M alone."""
-    ms = sorted(int(p["M"] or 0) for p in problems)
+    ms = sorted(p.rows for p in problems)
     return [b for _, f in context.formats for b in f.buckets(context.family, ms)]
-
-
-def _siblings_by_rows(problem: Problem) -> tuple[str, int]:
-    return str([item for item in problem.key if item[0] != "M"]), int(problem["M"] or 0)
 
 
 def assign_workers(courses: list[Course], workers: int) -> None:
     """Spread problems over devices by expected cost, siblings together since they share weights."""
-    groups: dict[str, list[Course]] = {}
+    groups: dict[object, list[Course]] = {}
     for course in courses:
-        groups.setdefault(_siblings_by_rows(course.problem)[0] if workers == 1 else course.problem.id, []).append(
-            course
-        )
+        groups.setdefault(course.problem.siblings if workers == 1 else course.problem.id, []).append(course)
     load = [0.0] * workers
     for group in sorted(groups.values(), key=lambda g: -sum(_cost(c.listing) for c in g)):
         worker = load.index(min(load))

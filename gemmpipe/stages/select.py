@@ -108,11 +108,11 @@ class Select(Stage):
     def _bucket_rows(
         self, group: list[Problem], finalists: Mapping[str, list[Finalist]], context: Context
     ) -> list[dict[str, object]]:
-        ms = sorted(int(p["M"] or 0) for p in group)
+        ms = sorted(p.rows for p in group)
         rows = []
         for name, form in context.formats:
             for bucket in form.buckets(context.family, ms):
-                inside = [p for p in group if bucket.holds(int(p["M"] or 0))]
+                inside = [p for p in group if bucket.holds(p.rows)]
                 row = self._bucket_row(name, bucket, inside, finalists, context) if inside else None
                 if row is not None:
                     rows.append(row)
@@ -173,8 +173,8 @@ def _siblings(problems: Iterable[Problem]) -> list[list[Problem]]:
     """Problems that differ in M alone, M ascending."""
     groups: dict[object, list[Problem]] = {}
     for problem in problems:
-        groups.setdefault(tuple(item for item in problem.key if item[0] != "M"), []).append(problem)
-    return [sorted(group, key=lambda p: int(p["M"] or 0)) for group in groups.values()]
+        groups.setdefault(problem.siblings, []).append(problem)
+    return [sorted(group, key=lambda p: p.rows) for group in groups.values()]
 
 
 def _base_row(problem: Problem, spec: GemmSpec, finalist: Finalist, context: Context) -> dict[str, object]:

@@ -48,7 +48,7 @@ def bucket_shortlists(
     """
     chosen: dict[str, list[Candidate]] = {p.id: [] for p in problems}
     for bucket in buckets:
-        inside = [p for p in problems if bucket.holds(int(p["M"] or 0))]
+        inside = [p for p in problems if bucket.holds(p.rows)]
         if not inside:
             continue
         common = set.intersection(*({c for c, t in results[p.id].items() if t.time_us is not None} for p in inside))
