@@ -26,13 +26,13 @@ class Bench(Stage):
     err_ratio: float
     timer: Timer
 
-    def __post_init__(self) -> None:
-        if not 0 < self.err_ratio <= 1:
-            raise ValueError(f"err_ratio={self.err_ratio:g}, expected above 0 and at most 1")
-
     needs: ClassVar[tuple[str, ...]] = ("problems", "shortlist")
     gives: ClassVar[tuple[str, ...]] = ("trials",)
     uses_device: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.err_ratio <= 1:
+            raise ValueError(f"err_ratio={self.err_ratio:g}, expected above 0 and at most 1")
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """The finals' trials; screening trials of candidates that did not get here stay in the table."""

@@ -30,13 +30,13 @@ class Screen(Stage):
     bucket_keep: int
     timer: Timer
 
-    def __post_init__(self) -> None:
-        at_least(1, keep=self.keep)
-        at_least(0, bucket_keep=self.bucket_keep)
-
     needs: ClassVar[tuple[str, ...]] = ("problems",)
     gives: ClassVar[tuple[str, ...]] = ("shortlist", "trials")
     uses_device: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        at_least(1, keep=self.keep)
+        at_least(0, bucket_keep=self.bucket_keep)
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """Shortlist and trials of the problems."""

@@ -28,12 +28,12 @@ class Select(Stage):
     max_extra_weight_pct: float
     tie_pct: float
 
+    needs: ClassVar[tuple[str, ...]] = ("problems", "trials")
+    gives: ClassVar[tuple[str, ...]] = ("selections",)
+
     def __post_init__(self) -> None:
         at_least(0, max_extra_weight_pct=self.max_extra_weight_pct, tie_pct=self.tie_pct)
         at_least(0, min_improvement_pct=self.min_improvement_pct, **{f"prefer.{k}": v for k, v in self.prefer.items()})
-
-    needs: ClassVar[tuple[str, ...]] = ("problems", "trials")
-    gives: ClassVar[tuple[str, ...]] = ("selections",)
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """Selections of problems and of the buckets that the formats ask for."""
