@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
+from gemmpipe.cubin import resources
 from gemmpipe.data import Build, BuildFacts, Device
 
 _KEPT = 2048  # loaded binaries a process keeps; one is some 20 to 100 kB
@@ -20,7 +21,8 @@ def compile_build(build: Build, target: Device) -> BuildFacts:
     begin = time.perf_counter()
     kernel = _compiled(build, target)
     seconds = time.perf_counter() - begin
-    registers, spills = _amd_registers(kernel.asm.get("amdgcn", ""))
+    binary = kernel.asm.get("cubin")
+    registers, spills = resources(binary) if binary else _amd_registers(kernel.asm.get("amdgcn", ""))
     return BuildFacts(compile_s=seconds, shared_bytes=kernel.metadata.shared, registers=registers, spills=spills)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from gemmpipe.data import Candidate, Device, Scalar, Status, Trial
+from gemmpipe.data import BuildFacts, Candidate, Device, Scalar, Status, Trial
 from gemmpipe.errors import EnvironmentProblem, UserError
 
 NAME = "trials.jsonl"
@@ -26,9 +26,11 @@ class Journal:
         Raises EnvironmentProblem when the folder cannot be written, UserError when another run writes this journal.
         """
         self.path = folder / NAME
-        self._known: set[str] = set()
+        self._known: dict[str, tuple[str, ...]] = {}
         self.kernel_names: dict[str, str] = {}
         """By candidate id; goes into the row that introduces a candidate."""
+        self.builds: dict[tuple[str, str], tuple[str, ...]] = {}
+        """By (problem id, candidate id): what had to be compiled; goes there too."""
         self._synced = time.monotonic()
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -55,12 +57,12 @@ class Journal:
     def launch(self, stage: str, problem: str, candidates: list[Candidate]) -> None:
         """Before the first launch of these candidates in a worker."""
         for candidate in candidates:
-            self._introduce(candidate)
+            self._introduce(candidate, problem)
         self.write("launch", stage=stage, problem=problem, candidates=[c.id for c in candidates])
 
     def trial(self, trial: Trial) -> None:
         """After a candidate's attempt, however it ended."""
-        self._introduce(trial.candidate)
+        self._introduce(trial.candidate, trial.problem)
         row: dict[str, object] = {
             "stage": trial.stage,
             "problem": trial.problem,
@@ -77,11 +79,15 @@ class Journal:
             row["error"] = trial.error
         self.write("trial", **row)
 
-    def _introduce(self, candidate: Candidate) -> None:
-        if candidate.id not in self._known:
-            self._known.add(candidate.id)
-            name = self.kernel_names.get(candidate.id, candidate.backend)
-            self.write("candidate", id=candidate.id, backend=candidate.backend, knobs=candidate.knobs, kernel=name)
+    def _introduce(self, candidate: Candidate, problem: str) -> None:
+        """Write who a candidate is, again where a problem wants it compiled otherwise."""
+        builds = self.builds.get((problem, candidate.id), ())
+        if self._known.get(candidate.id) == builds:
+            return
+        self._known[candidate.id] = builds
+        name = self.kernel_names.get(candidate.id, candidate.backend)
+        row: dict[str, object] = {"id": candidate.id, "backend": candidate.backend, "knobs": candidate.knobs}
+        self.write("candidate", **row, kernel=name, **({"builds": list(builds)} if builds else {}))
 
     def sync(self) -> None:
         """Put everything written so far on the disk."""
@@ -116,6 +122,10 @@ class Record:
     """(stage, problem) whose `done` row stands."""
     kernel_names: dict[str, str] = field(default_factory=dict)
     """By candidate id."""
+    builds: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+    """By (problem id, candidate id), the builds that it needed."""
+    facts: dict[str, BuildFacts] = field(default_factory=dict)
+    """By build id, what compiling it gave."""
     skipped: list[int] = field(default_factory=list)
     """Numbers of lines that could not be read."""
     _trials: dict[tuple[str, str], dict[tuple[str, int], Trial]] = field(default_factory=dict)
@@ -146,10 +156,10 @@ class Record:
 def read(folder: Path) -> Record:
     """Read `folder`/trials.jsonl; lines that are no JSON, or not ours, are skipped and counted."""
     record = Record()
-    candidates: dict[str, Candidate] = {}
+    known = _Known()
     for number, row in _rows(folder / NAME, record.skipped):
         try:
-            _take(row, record, candidates)
+            _take(row, record, known)
         except (KeyError, TypeError, ValueError, AttributeError):
             record.skipped.append(number)
     return record
@@ -173,7 +183,15 @@ def _rows(path: Path, skipped: list[int]) -> Iterator[tuple[int, dict[str, objec
                 skipped.append(number)
 
 
-def _take(row: dict[str, object], record: Record, candidates: dict[str, Candidate]) -> None:
+@dataclass(kw_only=True)
+class _Known:
+    """Who was introduced so far, and what each had to have compiled where it was introduced last."""
+
+    candidates: dict[str, Candidate] = field(default_factory=dict)
+    builds: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def _take(row: dict[str, object], record: Record, known: _Known) -> None:
     match row["row"]:
         case "session":
             Device(**row["device"])  # type: ignore[arg-type]
@@ -183,12 +201,29 @@ def _take(row: dict[str, object], record: Record, candidates: dict[str, Candidat
             record.problems.append(row)
         case "candidate":
             knobs: Mapping[str, Scalar] = row["knobs"]  # type: ignore[assignment]
-            candidates[str(row["id"])] = Candidate.of(str(row["backend"]), knobs)
-            record.kernel_names[str(row["id"])] = str(row.get("kernel", row["backend"]))
+            name = str(row["id"])
+            known.candidates[name] = Candidate.of(str(row["backend"]), knobs)
+            known.builds[name] = tuple(row.get("builds", ()))  # type: ignore[arg-type]
+            record.kernel_names[name] = str(row.get("kernel", row["backend"]))
+        case "build":
+            record.facts[str(row["id"])] = _facts(row)
         case "done":
             record.finished.add((str(row["stage"]), str(row["problem"])))
         case "trial":
-            record.add(_trial(row, candidates[str(row["candidate"])]))
+            trial = _trial(row, known.candidates[str(row["candidate"])])
+            record.add(trial)
+            if builds := known.builds[trial.candidate.id]:
+                record.builds[trial.problem, trial.candidate.id] = builds
+
+
+def _facts(row: dict[str, object]) -> BuildFacts:
+    return BuildFacts(
+        compile_s=float(row["compile_s"]),  # type: ignore[arg-type]
+        shared_bytes=row["shared_bytes"],  # type: ignore[arg-type]
+        registers=row["registers"],  # type: ignore[arg-type]
+        spills=row["spills"],  # type: ignore[arg-type]
+        error=str(row["error"]),
+    )
 
 
 def _trial(row: dict[str, object], candidate: Candidate) -> Trial:

@@ -3,13 +3,13 @@
 import json
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from gemmpipe import journal
-from gemmpipe.data import Candidate, Device, Status, Trial
+from gemmpipe.data import BuildFacts, Candidate, Device, Status, Trial
 from gemmpipe.errors import EnvironmentProblem, UserError
 from gemmpipe.journal import Journal, Record
 
@@ -55,6 +55,21 @@ def test_what_is_written_is_read_back(tmp_path: Path, h200: Device) -> None:
     assert record.of("bench", "another") == []
     assert record.finished == {("bench", PROBLEM)}
     assert record.kernel_names == {A.id: "kernel@12345678", B.id: "torch"}
+
+
+def test_builds_and_their_facts_belong_to_candidates_of_a_problem(tmp_path: Path) -> None:
+    other = "f M=1 N=2 K=4"
+    written = Journal(tmp_path)
+    written.builds = {(PROBLEM, A.id): ("b1",), (other, A.id): ("b1", "b2")}
+    for name in ("b1", "b2"):
+        written.write("build", id=name, compile_s=0.5, shared_bytes=64, registers=40, spills=None, error="")
+    for problem in (PROBLEM, PROBLEM, other):
+        written.trial(replace(_trial(A), problem=problem))
+    written.close()
+    record = journal.read(tmp_path)
+    assert record.builds == {(PROBLEM, A.id): ("b1",), (other, A.id): ("b1", "b2")}
+    assert record.facts["b2"] == BuildFacts(compile_s=0.5, shared_bytes=64, registers=40, spills=None)
+    assert (tmp_path / journal.NAME).read_text().count('"row":"candidate"') == 2, "told again only where it differs"
 
 
 def test_all_of_a_trial_survives(tmp_path: Path) -> None:

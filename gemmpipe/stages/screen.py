@@ -70,6 +70,7 @@ class Screen(Stage):
             )
             hunt = context.search.start(listing.candidates, self.timer.iters, self.keep)
             context.journal.kernel_names.update(listing.kernel_names)
+            context.journal.builds |= {(problem.id, c): tuple(b.id for b in bs) for c, bs in listing.builds.items()}
             course = Course(listing, hunt, context.record)
             courses.append(course)
             scheduler.add(course)

@@ -1,0 +1,61 @@
+"""Registers and spills read from a binary, against the disassembler that comes with Triton."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemmpipe.cubin import resources
+from gemmpipe.data import Device
+from gemmpipe.family import KernelDefaults, load_family
+from gemmpipe.problem import make_problem
+
+HOPPER = Device(
+    kind="cuda", index=0, name="", gfx="sm_90", cu_num=132, shared_bytes=232448, cache_bytes=0, warp_size=32
+)
+KNOBS = {
+    "BLOCK_SIZE_M": 64,
+    "BLOCK_SIZE_N": 128,
+    "BLOCK_SIZE_K": 32,
+    "GROUP_SIZE_M": 1,
+    "NUM_KSPLIT": 1,
+    "num_stages": 2,
+    "cache_modifier": "",
+    "SWAP_AB": False,
+}
+
+
+def _cubin(num_warps: int) -> bytes:
+    from gemmpipe.builds import _compiled, find_kernel, is_interpreted
+
+    family = load_family("a16w16")
+    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = family.spec(make_problem(family, {"M": 256, "N": 256, "K": 512}, words, "sm_90", "test"))
+    triton = next(i for i in family.implementations if i.label == "triton")
+    (build,) = triton.builds(spec, triton.normalise(spec, KNOBS | {"num_warps": num_warps}, HOPPER), HOPPER)
+    if is_interpreted(find_kernel(build.kernel)):
+        pytest.skip("kernels are decorated for the interpreter in this process")
+    return bytes(_compiled(build, HOPPER).asm["cubin"])
+
+
+@pytest.mark.parametrize("num_warps", [1, 4])
+def test_a_binary_says_what_the_disassembler_says(num_warps: int, tmp_path: Path) -> None:
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    if not tool.exists():
+        pytest.skip("this Triton comes without cuobjdump")
+    path = tmp_path / "kernel.cubin"
+    path.write_bytes(_cubin(num_warps))
+    text = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True).stdout
+    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", text).groups()  # type: ignore[union-attr]
+    assert resources(path.read_bytes()) == (int(registers), int(stack) // 4)
+    assert (int(stack) > 0) == (num_warps == 1), "one warp holds 64 x 128 sums in 255 registers a thread: it spills"
+
+
+@given(st.binary(max_size=400), st.booleans())
+def test_what_is_no_binary_says_nothing(noise: bytes, elf: bool) -> None:
+    assert resources((b"\x7fELF" if elf else b"") + noise) == (None, None)
