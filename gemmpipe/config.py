@@ -25,6 +25,7 @@ _ROOT: Mapping[str, Any] = {
     "output": str,
     "profile": str | None,
     "batch": int,
+    "budget_s": float | None,
     "retune": bool,
     "verbose": bool,
     "resume": str | None,
@@ -68,6 +69,8 @@ def build(cfg: "DictConfig", origin: Origin) -> "Plan":
     root = {key: convert(tree[key], hint, key, make) for key, hint in _ROOT.items()}
     if root["batch"] < 1:
         raise UserError(f"batch: {root['batch']} given, expected at least 1")
+    if root["budget_s"] is not None and root["budget_s"] <= 0:
+        raise UserError(f"budget_s: {root['budget_s']} given, expected more than 0 seconds, or null")
     stages = _stages(tree["stages"], make)
     for word in root["chain"]:
         if word not in stages:

@@ -133,6 +133,8 @@ class Device:
     """The last-level cache; operands rotate over several times this much."""
     warp_size: int
     uuid: str = ""
+    shared: bool = False
+    """Whether other work runs on it meanwhile: it gets little of the memory, and its times are provisional."""
 
     @property
     def vendor(self) -> str:

@@ -7,7 +7,7 @@ import platform
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gemmpipe.data import Device, Scalar
@@ -25,10 +25,11 @@ _ARCHES = {  # name, CUs or SMs, bytes of shared memory (LDS) a block may have, 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceChoice:
-    """Which devices the user wants: a kind, and the indices of GPUs (None: all of them)."""
+    """Which devices the user wants: a kind, the indices of GPUs (None: all of them), and whether others use them."""
 
     kind: str
     index: int | tuple[int, ...] | None
+    shared: bool
 
     def find(self) -> tuple[Device, ...]:
         """The devices meant; on the CPU exactly one.
@@ -39,11 +40,11 @@ class DeviceChoice:
             raise UserError(f"device.kind: '{self.kind}' is none of {', '.join(KINDS)}{nearest(self.kind, KINDS)}")
         gpu = gpu_kind()
         if self.kind == "cpu" or (self.kind == "auto" and gpu is None):
-            return (cpu_device(),)
+            return (replace(cpu_device(), shared=self.shared),)
         if gpu is None or (self.kind != "auto" and self.kind != gpu):
             found = f"torch sees {gpu} devices only" if gpu else "torch sees no GPU"
             raise EnvironmentProblem(f"device.kind={self.kind}: {found}; use device.kind=auto or cpu")
-        return tuple(gpu_device(index) for index in self._indices())
+        return tuple(replace(gpu_device(index), shared=self.shared) for index in self._indices())
 
     def _indices(self) -> tuple[int, ...]:
         import torch

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -18,22 +19,36 @@ class Interrupted(GemmpipeError):
     exit_code = 130
 
 
-class Stop:
-    """Whether the user asked to stop."""
+class OutOfTime(Interrupted):
+    """The run's own budget of time is spent; everything finished is written, as the user wanted it."""
 
-    def __init__(self, events: Events) -> None:
+    exit_code = 0
+
+
+class Stop:
+    """Whether the user asked to stop, or `budget_s` seconds are over."""
+
+    def __init__(self, events: Events, budget_s: float | None) -> None:
         self._events = events
+        self._budget_s = budget_s
+        self._began = time.monotonic()
         self.asked = False
         self._told = False
 
     def check(self) -> None:
-        """Raises Interrupted when asked to stop."""
-        if not self.asked:
-            return
-        if not self._told:  # not in the handler: it may have interrupted a print
+        """Raises Interrupted when asked to stop, OutOfTime after the budget."""
+        if self.asked:
+            # Not said in the handler: it may have interrupted a print.
+            self._tell("warning", "stopping after the work in hand; once more to stop at once")
+            raise Interrupted("interrupted")
+        if self._budget_s is not None and time.monotonic() - self._began > self._budget_s:
+            self._tell("line", f"budget_s={self._budget_s:g}: over; what is not finished is left out")
+            raise OutOfTime("out of time")
+
+    def _tell(self, kind: str, text: str) -> None:
+        if not self._told:
             self._told = True
-            self._events.emit("warning", "stopping after the work in hand; once more to stop at once")
-        raise Interrupted("interrupted")
+            self._events.emit(kind, text)
 
     def ask(self, signum: int, frame: FrameType | None) -> None:
         """Signal handler: remember the first time, raise KeyboardInterrupt the second."""
@@ -43,9 +58,9 @@ class Stop:
 
 
 @contextmanager
-def listening(events: Events) -> Iterator[Stop]:
+def listening(events: Events, budget_s: float | None = None) -> Iterator[Stop]:
     """Handle SIGINT and SIGTERM within the block; outside the main thread there is nothing to handle."""
-    stop = Stop(events)
+    stop = Stop(events, budget_s)
     before = {}
     for number in (signal.SIGINT, signal.SIGTERM):
         try:

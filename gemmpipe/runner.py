@@ -19,6 +19,7 @@ from gemmpipe.family import Family, KernelDefaults
 from gemmpipe.formats import Format
 from gemmpipe.interrupt import Interrupted, listening
 from gemmpipe.journal import Journal, Record
+from gemmpipe.merging import PROVISIONAL
 from gemmpipe.search import Search
 from gemmpipe.sources import Source
 from gemmpipe.space import Space
@@ -51,6 +52,7 @@ class Plan:
     output: str
     profile: str | None
     batch: int
+    budget_s: float | None
     retune: bool
     verbose: bool
     resume: str | None
@@ -83,7 +85,7 @@ def run(plan: Plan, events: Events) -> int:
     with ExitStack() as stack:
         stack.callback(journal.close)
         record = reused or journals.read(plan.run_dir)
-        stop = stack.enter_context(listening(events))
+        stop = stack.enter_context(listening(events, plan.budget_s))
         journal.write("session", **manifest.session(plan, devices[0]))
         if record.skipped:
             lines = ", ".join(map(str, record.skipped[:5]))
@@ -105,9 +107,9 @@ def run(plan: Plan, events: Events) -> int:
                 context = replace(context, running=pool)
             tables = _in_batches(plan, tables, context)
             code = 1 if context.unsolved else 0
-        except Interrupted:
+        except Interrupted as stopped:
             tables = _what_is_done(plan, tables, context)
-            code = Interrupted.exit_code
+            code = stopped.exit_code
         manifest.write_tables(plan, tables)
         manifest.write(plan, tables, context, pool, time.monotonic() - started, code)
         report.tell(plan, tables, context, pool, time.monotonic() - started, code)
@@ -176,12 +178,18 @@ def _context(
         search=plan.search,
         implementations=implementations,
         incumbents=incumbents_of(plan.family, devices[0], Path(plan.output), plan.formats.values()),
-        policy="host interleaved" if devices[0].kind == "cpu" else "graph cold interleaved",
+        policy=_policy(devices[0]),
         journal=journal,
         record=record,
         running=None,
         check=check,
     )
+
+
+def _policy(device: Device) -> str:
+    """How times are taken: numbers of different policies are never compared silently."""
+    words = "host interleaved" if device.kind == "cpu" else "graph cold interleaved"
+    return f"{words} {PROVISIONAL}" if device.shared else words
 
 
 def _before_devices(plan: Plan, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":

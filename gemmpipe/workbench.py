@@ -174,7 +174,7 @@ class Setup:
 
 
 def _budget(device: Device) -> int:
-    """Bytes of operands to keep: half of what is free."""
+    """Bytes of operands to keep: half of what is free, or an eighth of it beside other work."""
     import torch
 
     if device.kind == "cpu":
@@ -182,4 +182,4 @@ def _budget(device: Device) -> int:
 
         return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 3)
     free, _ = torch.cuda.mem_get_info(device.index)
-    return int(free // 2)
+    return int(free // (8 if device.shared else 2))

@@ -10,7 +10,7 @@ from gemmpipe.errors import EnvironmentProblem, UserError
 
 
 def test_cpu_is_one_device() -> None:
-    (device,) = DeviceChoice(kind="cpu", index=None).find()
+    (device,) = DeviceChoice(kind="cpu", index=None, shared=False).find()
     assert device.gfx.startswith("cpu_")
     assert device.cu_num >= 1
     assert device.torch_name == "cpu"
@@ -20,14 +20,14 @@ def test_cpu_is_one_device() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
 def test_an_absent_gpu_is_the_environments_problem() -> None:
-    assert DeviceChoice(kind="auto", index=None).find()[0].kind == "cpu"
+    assert DeviceChoice(kind="auto", index=None, shared=False).find()[0].kind == "cpu"
     with pytest.raises(EnvironmentProblem, match=r"device\.kind=cuda: torch sees no GPU"):
-        DeviceChoice(kind="cuda", index=None).find()
+        DeviceChoice(kind="cuda", index=None, shared=False).find()
 
 
 def test_unknown_words_are_the_users_mistake() -> None:
     with pytest.raises(UserError, match=r"did you mean 'cuda'"):
-        DeviceChoice(kind="cudda", index=None).find()
+        DeviceChoice(kind="cudda", index=None, shared=False).find()
     with pytest.raises(UserError, match=r"did you mean 'gfx942'"):
         arch_device("gfx941")
 

@@ -79,6 +79,30 @@ def test_batches_of_one_end_like_one_batch(run: Run) -> None:
     assert len(_table()) == 3
 
 
+def test_a_budget_of_time_ends_a_run_with_what_is_finished(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Clock:
+        @staticmethod
+        def monotonic() -> float:
+            return 7.0 if Path("outputs/tuned/faulty_tuned_gemm.csv").exists() else 0.0
+
+    monkeypatch.setattr("gemmpipe.interrupt.time", Clock)
+    shapes = "shapes.items=[{M: 8, N: 32, K: 64}, {M: 8, N: 48, K: 64}, {M: 8, N: 64, K: 64}]"
+    code, out, error = run(shapes, "batch=1", "budget_s=6")
+    assert (code, error) == (0, "")
+    assert "budget_s=6: over; what is not finished is left out" in out
+    assert [row["N"] for row in _table()] == [32], "the first batch, whose table ended the time"
+    assert "export GEMMPIPE_CONFIG_FAULTY=" in out
+    assert run(shapes, "budget_s=0")[0] == 2
+
+
+def test_rows_timed_beside_other_work_say_so_and_give_way(run: Run) -> None:
+    assert run("device.shared=true", "space.KIND=[right]")[0] == 0
+    assert {row["policy"] for row in _table()} == {"host interleaved shared_gpu"}
+    assert "2 tuned already" in run("device.shared=true", "space.KIND=[right]")[1]
+    assert run("space.KIND=[right]")[0] == 0
+    assert {row["policy"] for row in _table()} == {"host interleaved"}, "who has the device alone times them anew"
+
+
 def test_a_problem_without_a_valid_candidate_is_told_and_the_others_are_written(run: Run) -> None:
     code, out, error = run("backend=[faulty]", "space.KIND=[wrong_at_8]")
     assert code == 1

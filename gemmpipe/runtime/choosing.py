@@ -4,13 +4,13 @@ import importlib
 import inspect
 import json
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 
 import gemmpipe.backends
 from gemmpipe.backends import Backend
-from gemmpipe.data import Candidate, Device, Knobs, Scalar
+from gemmpipe.data import Candidate, Device, Knobs, Problem, Scalar
 from gemmpipe.errors import UserError
 from gemmpipe.family import Family, GemmSpec, Implementation
 from gemmpipe.merging import Row
@@ -80,6 +80,18 @@ def usable(family: Family, row: Row, spec: GemmSpec, device: Device) -> Chosen:
         if not isinstance(rows, int) or rows <= spec.m or spec.batch > 1:
             raise
         return replace(_usable(family, row, replace(spec, m=rows), device), rows=rows)
+
+
+def first_usable(family: Family, rows: Iterable[Row], device: Device) -> tuple[Chosen, GemmSpec] | None:
+    """The first of a key's rows whose candidate runs here, with the product that it is for."""
+    for row in rows:
+        problem = Problem(family=family.name, key=tuple((c.name, row[c.name]) for c in family.key_columns))
+        try:
+            spec = family.spec(problem)
+            return usable(family, row, spec, device), spec
+        except (UserError, Unusable):
+            continue  # a call of this key will say why
+    return None
 
 
 def _usable(family: Family, row: Row, spec: GemmSpec, device: Device) -> Chosen:

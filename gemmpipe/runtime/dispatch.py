@@ -172,22 +172,22 @@ class Dispatch:
         tables = self.tables()
         for m, step in levels(spec.m, spec.n).items():
             values = [m if name == "M" else value for name, value in problem.key]
-            found = tables.find(device, values)
-            if found is None:
+            alternatives = tables.find(device, values)
+            if not alternatives:
                 LOG.step(f"{problem.id}: {step} M={m}: no row")
-                continue
-            try:
-                chosen = usable(self.family, found.row, spec, device)
-            except Unusable as reason:
-                LOG.step(f"{problem.id}: {step} M={m}: {found.path}: skipped: {reason}")
-                # A row tuned for another M may well not fit this one.
-                if step == "exact" or not str(reason).startswith("misfit"):
-                    LOG.warn(
-                        f"{self.family.name} {found.path} {reason}",
-                        f"{found.path}: {problem.id}: the stored candidate is skipped here: {reason}",
-                    )
-                continue
-            yield Selected(step=step, source=f"M={m} of {found.path}", chosen=chosen)
+            for found in alternatives:
+                try:
+                    chosen = usable(self.family, found.row, spec, device)
+                except Unusable as reason:
+                    LOG.step(f"{problem.id}: {step} M={m}: {found.path}: skipped: {reason}")
+                    # A row tuned for another M may well not fit this one.
+                    if step == "exact" or not str(reason).startswith("misfit"):
+                        LOG.warn(
+                            f"{self.family.name} {found.path} {reason}",
+                            f"{found.path}: {problem.id}: the stored candidate is skipped here: {reason}",
+                        )
+                    continue
+                yield Selected(step=step, source=f"M={m} of {found.path}", chosen=chosen)
 
 
 def _counted(call: Call, untuned: Untuned) -> Call:

@@ -8,9 +8,8 @@ from types import TracebackType
 import torch
 from torch import nn
 
-from gemmpipe.data import Problem, Scalar
-from gemmpipe.errors import UserError
-from gemmpipe.runtime.choosing import Unusable, usable
+from gemmpipe.data import Scalar
+from gemmpipe.runtime.choosing import first_usable
 from gemmpipe.runtime.dispatch import Dispatch, device_of, dispatch_of
 from gemmpipe.runtime.entry_points import gemm_a16w16
 from gemmpipe.runtime.operands import name_of
@@ -95,11 +94,5 @@ def _has_row(dispatch: Dispatch, weight: torch.Tensor, bias: bool) -> bool:
     device, dtype = device_of(weight.get_device()), name_of(weight.dtype)
     wanted: dict[str, Scalar] = {"N": weight.shape[0], "K": weight.shape[1], "bias": bias}
     wanted |= {"dtype": dtype, "outdtype": dtype}
-    for row in dispatch.tables().like(device, wanted):
-        problem = Problem(family=FAMILY, key=tuple((c.name, row[c.name]) for c in dispatch.family.key_columns))
-        try:
-            usable(dispatch.family, row, dispatch.family.spec(problem), device)
-        except (UserError, Unusable):
-            continue
-        return True
-    return False
+    rows = dispatch.tables().like(device, wanted)
+    return any(first_usable(dispatch.family, alternatives, device) is not None for alternatives in rows)

@@ -9,7 +9,7 @@ from pathlib import Path
 from gemmpipe.data import Device, Scalar
 from gemmpipe.errors import UserError
 from gemmpipe.family import Family
-from gemmpipe.merging import Key, Row, key_of, merge
+from gemmpipe.merging import PROVISIONAL, Key, Row, key_of, merge
 from gemmpipe.paths import shipped_tables, user_tables
 from gemmpipe.store import read
 
@@ -26,21 +26,22 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True)
 class Tables:
-    """The rows of one family by key; a key's row comes from the first layer that has it."""
+    """The rows of one family by key, best first: by layer, and those timed beside other work after all others."""
 
     family: Family
-    rows: dict[Key, Found] = field(default_factory=dict)
+    rows: dict[Key, list[Found]] = field(default_factory=dict)
 
-    def find(self, device: Device, key: Iterable[Scalar]) -> Found | None:
-        """The row for the family's key on this device."""
-        return self.rows.get((device.gfx, device.cu_num, *key))
+    def find(self, device: Device, key: Iterable[Scalar]) -> Sequence[Found]:
+        """The rows for the family's key on this device; a later one serves where an earlier one cannot run."""
+        return self.rows.get((device.gfx, device.cu_num, *key), ())
 
-    def like(self, device: Device, wanted: dict[str, Scalar]) -> list[Row]:
-        """The rows on this device whose key has these values, whatever their other columns say."""
+    def like(self, device: Device, wanted: dict[str, Scalar]) -> list[list[Row]]:
+        """The rows of each key on this device that has these values, whatever its other columns say."""
         return [
-            found.row
-            for (gfx, units, *_), found in self.rows.items()
-            if (gfx, units) == (device.gfx, device.cu_num) and all(found.row[k] == v for k, v in wanted.items())
+            [found.row for found in alternatives]
+            for (gfx, units, *_), alternatives in self.rows.items()
+            if (gfx, units) == (device.gfx, device.cu_num)
+            and all(alternatives[0].row[k] == v for k, v in wanted.items())
         ]
 
 
@@ -74,7 +75,9 @@ def load_tables(family: Family) -> Tables:
         for path in files:
             _add(fresh, path, family)
         for key, found in fresh.items():
-            tables.rows.setdefault(key, found)
+            tables.rows.setdefault(key, []).append(found)
+    for alternatives in tables.rows.values():
+        alternatives.sort(key=lambda found: _provisional(found.row))
     return tables
 
 
@@ -85,7 +88,8 @@ def _add(layer: dict[Key, Found], path: Path, family: Family) -> None:
         _LOG.warning("gemmpipe: a tuned table is left out: %s", error)
         return
     before = [layer[key].row for key in dict.fromkeys(key_of(row, family) for row in rows) if key in layer]
-    _, conflicts = merge([*before, *rows], [], family, min_improvement_pct=0)
+    timed_alone = [row for row in (*before, *rows) if not _provisional(row)]
+    _, conflicts = merge(timed_alone, [], family, min_improvement_pct=0)
     if conflicts:
         others = sorted({str(layer[c.key].path) for c in conflicts if c.key in layer} - {str(path)}) or [str(path)]
         _LOG.warning(
@@ -96,7 +100,14 @@ def _add(layer: dict[Key, Found], path: Path, family: Family) -> None:
             _words(conflicts[0].key, family),
         )
     for row in rows:
-        layer.setdefault(key_of(row, family), Found(row=row, path=path))
+        key = key_of(row, family)
+        known = layer.get(key)
+        if known is None or (_provisional(known.row) and not _provisional(row)):
+            layer[key] = Found(row=row, path=path)
+
+
+def _provisional(row: Row) -> bool:
+    return PROVISIONAL in str(row.get("policy"))
 
 
 def _words(key: Sequence[Scalar], family: Family) -> str:

@@ -4,12 +4,11 @@ from collections.abc import Iterator
 
 import torch
 
-from gemmpipe.data import Problem, Scalar
-from gemmpipe.errors import UserError
+from gemmpipe.data import Scalar
 from gemmpipe.family import Family, GemmSpec, Implementation, Weights, load_family
 from gemmpipe.paths import PACKAGE
 from gemmpipe.runtime.calls import kept_form, on
-from gemmpipe.runtime.choosing import Chosen, Unusable, usable
+from gemmpipe.runtime.choosing import Chosen, first_usable
 from gemmpipe.runtime.dispatch import device_of, dispatch_of
 from gemmpipe.runtime.operands import name_of
 from gemmpipe.runtime.prepared import FORMS
@@ -52,13 +51,10 @@ def _wanted(family: Family, weights: Weights) -> Iterator[tuple[Chosen, GemmSpec
     names = {column.name for column in family.key_columns}
     wanted: dict[str, Scalar] = {"N": weights.w.shape[-2], "K": weights.w.shape[-1], "dtype": name_of(weights.w.dtype)}
     seen = set()
-    for row in dispatch_of(family.name).tables().like(device, {k: v for k, v in wanted.items() if k in names}):
-        problem = Problem(family=family.name, key=tuple((c.name, row[c.name]) for c in family.key_columns))
-        try:
-            spec = family.spec(problem)
-            chosen = usable(family, row, spec, device)
-        except (UserError, Unusable):
-            continue  # a call of this key will say why
-        if (spec.w_scale is None) == (weights.w_scale is None) and chosen.candidate not in seen:
+    for rows in dispatch_of(family.name).tables().like(device, {k: v for k, v in wanted.items() if k in names}):
+        chosen, spec = first_usable(family, rows, device) or (None, None)
+        if chosen is None or spec is None or (spec.w_scale is None) != (weights.w_scale is None):
+            continue
+        if chosen.candidate not in seen:
             seen.add(chosen.candidate)
             yield chosen, spec

@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("recorded", type=Path)
     words = parser.parse_args()
     family = load_family(FAMILY)
-    device = DeviceChoice(kind="cuda", index=0).find()[0]
+    device = DeviceChoice(kind="cuda", index=0, shared=False).find()[0]
     bench, clock = workbench(family, device), clock_for(device)
     table = chosen(words.table, family)
     names = [c.name for c in family.key_columns]

@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     words = parser.parse_args()
     family = load_family(words.family)
-    device = DeviceChoice(kind="auto", index=None).find()[0]
+    device = DeviceChoice(kind="auto", index=None, shared=False).find()[0]
     bench, clock = workbench(family, device), clock_for(device)
     a, b = chosen(words.a, family), chosen(words.b, family)
     rows = []

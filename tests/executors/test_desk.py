@@ -57,7 +57,7 @@ class Office:
 
     def __init__(self, timeout_s: float, memory_bytes: int) -> None:
         self.said: list[Event] = []
-        cpu = devices.DeviceChoice(kind="cpu", index=None).find()[0]
+        cpu = devices.DeviceChoice(kind="cpu", index=None, shared=False).find()[0]
         post = Post(device=cpu, family="faulty", backends=(Own(label="faulty"),), python_path=(str(FAULTY),))
         self.desk = Desk(post, timeout_s, memory_bytes, Events(listeners=[self.said.append]))
         self.messages: list[Finished] = []
@@ -270,7 +270,7 @@ def test_the_next_trial_runs_within_five_seconds_of_a_death(office: Open) -> Non
 
 
 def test_a_worker_that_cannot_start_is_the_environments_fault(tmp_path: Path) -> None:
-    cpu = devices.DeviceChoice(kind="cpu", index=None).find()[0]
+    cpu = devices.DeviceChoice(kind="cpu", index=None, shared=False).find()[0]
     post = Post(device=cpu, family="no_such_family", backends=(), python_path=(str(tmp_path),))
     desk = Desk(post, 30, 64 * GB, Events())
     desk.submit(_screen("right"))

@@ -45,7 +45,9 @@ def bench() -> Iterator[Workbench]:
     folder = str(Path(__file__).parents[1] / "faulty")
     sys.path.insert(0, folder)
     family = load_family("faulty")
-    yield Workbench(family, {"faulty": family.implementations[0]}, DeviceChoice(kind="cpu", index=None).find()[0])
+    yield Workbench(
+        family, {"faulty": family.implementations[0]}, DeviceChoice(kind="cpu", index=None, shared=False).find()[0]
+    )
     sys.path.remove(folder)
 
 

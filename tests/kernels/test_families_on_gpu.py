@@ -48,7 +48,7 @@ TILES = [  # BLOCK_SIZE_M, _N, _K, NUM_KSPLIT, num_warps, num_stages, SWAP_AB
 
 @pytest.fixture(scope="module")
 def device() -> Device:
-    return DeviceChoice(kind="auto", index=0).find()[0]
+    return DeviceChoice(kind="auto", index=0, shared=False).find()[0]
 
 
 def made(

@@ -20,7 +20,7 @@ Words = Mapping[str, object]
 
 @pytest.fixture(scope="module")
 def device() -> Device:
-    return DeviceChoice(kind="auto", index=0).find()[0]
+    return DeviceChoice(kind="auto", index=0, shared=False).find()[0]
 
 
 def made(

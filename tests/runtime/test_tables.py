@@ -16,7 +16,7 @@ MM, COPY = {"method": "mm"}, {"method": "float32_copy"}
 def _found(m: int) -> tuple[str, str] | None:
     device = cpu_device()
     found = load_tables(FAMILY).find(device, (m, 64, 96, False, "bfloat16", "bfloat16", False, False))
-    return None if found is None else (found.path.name, str(found.row["config"]))
+    return (found[0].path.name, str(found[0].row["config"])) if found else None
 
 
 def test_each_layer_answers_for_what_those_before_it_leave_open(row, table, tmp_path, monkeypatch) -> None:
@@ -48,6 +48,16 @@ def test_in_a_list_the_earlier_file_wins_and_what_clashes_is_named_once(
     assert "M=1 N=64 K=96" in said
     assert _found(3) == ("b.csv", '{"method": "mm"}')
     assert (first.read_bytes(), second.read_bytes()) == before
+
+
+def test_rows_timed_beside_other_work_come_after_all_others(row, table, tmp_path, monkeypatch) -> None:
+    user, shipped = tmp_path / "data" / "gemmpipe" / "tuned", tmp_path / "shipped"
+    beside = "host interleaved shared_gpu"
+    table(row(1, "torch", COPY, policy=beside), row(2, "torch", COPY, policy=beside), path=user / NAME)
+    table(row(2, "torch", MM, policy="host interleaved"), path=user / f"dsv3_{NAME}")
+    table(row(1, "torch", MM, policy="host interleaved"), path=shipped / NAME)
+    assert _found(1) == (NAME, '{"method": "mm"}'), "the shipped row was timed alone"
+    assert _found(2) == (f"dsv3_{NAME}", '{"method": "mm"}')
 
 
 def test_a_table_that_cannot_be_read_costs_a_warning(row, table, tmp_path, monkeypatch, caplog) -> None:

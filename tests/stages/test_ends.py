@@ -95,6 +95,8 @@ def test_rows_of_other_devices_and_gap_fillers_do_not_count(context: Context) ->
     rows = ({"M": 1, "gfx": "gfx942", "cu_num": 304}, {"M": 64, "policy": "p shared_gpu"})
     Merge().run({"selections": _selections(*rows)}, context)
     assert Capture().run({}, context)["problems"]["M"].tolist() == [1, 64]
+    beside = replace(context, device=replace(context.device, shared=True))
+    assert Capture().run({}, beside)["problems"]["M"].tolist() == [1], "a gap that is filled is not filled again"
 
 
 def test_a_table_broken_by_hand_is_told_before_anything_is_timed(context: Context) -> None:
