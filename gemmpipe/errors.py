@@ -37,6 +37,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; known: {shown}" if names else ""
 
 
+def one_line(error: BaseException) -> str:
+    """What was raised, in a line of at most 300 characters."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:300]
+
+
 def at_least(least: float, **values: float | None) -> None:
     """Refuse values below a bound; None is no value. Raises ValueError naming the field, for the configuration."""
     for name, value in values.items():

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 Limit = int | None | Mapping[str, Scalar]
 """The highest M of a bucket (None: no limit), or a mapping of `high` and knob values that it asks for."""
 
+_WHERE = "format.triton_json.buckets"
 _BOUNDS = (1, 4, 8, *(2**power for power in range(4, 14)))
 
 PRESETS: Mapping[str, Mapping[str, Limit]] = {
@@ -52,11 +53,11 @@ class TritonJson(Format):
         self.device_name = device_name
         if device_name is not None and not re.fullmatch(r"[^/\\\0\s][^/\\\0]*", device_name):
             raise UserError(f"format.triton_json.device_name: '{device_name}', expected a name such as gfx942 or R9700")
-        self._ranges = None if buckets is None else _ranges(buckets)
+        self._ranges = None if buckets is None else bucket_ranges(buckets, _WHERE)
 
     def ranges(self, family: Family) -> tuple[Bucket, ...]:
         """The buckets of a family's files, lowest first."""
-        return _ranges(family.json_buckets) if self._ranges is None else self._ranges
+        return bucket_ranges(family.json_buckets, _WHERE) if self._ranges is None else self._ranges
 
     def buckets(self, family: Family, ms: Sequence[int]) -> tuple[Bucket, ...]:
         """The buckets that hold any of these Ms."""
@@ -80,8 +81,8 @@ class TritonJson(Format):
         return [*files, default]
 
 
-def _ranges(buckets: str | Mapping[str, Limit]) -> tuple[Bucket, ...]:
-    where = "format.triton_json.buckets"
+def bucket_ranges(buckets: str | Mapping[str, Limit], where: str) -> tuple[Bucket, ...]:
+    """The buckets of a preset or a mapping, lowest first. Raises UserError that begins with `where`."""
     if isinstance(buckets, str):
         if buckets not in PRESETS:
             raise UserError(f"{where}: '{buckets}', expected a preset or a mapping{nearest(buckets, PRESETS)}")

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TypeVar
 
 from gemmpipe.data import Candidate, Problem, Status, Trial
+from gemmpipe.errors import one_line
 from gemmpipe.family import Launch
 from gemmpipe.timer import Clock
 from gemmpipe.workbench import Setup, Workbench
@@ -111,15 +112,10 @@ class Job(ABC):
         try:
             return work(candidate)
         except Exception as error:  # noqa: BLE001 - whatever a kernel or library raises is the candidate's failure
-            trials.append(self.failed(candidate, Status.LAUNCH_ERROR, _one_line(error)))
+            trials.append(self.failed(candidate, Status.LAUNCH_ERROR, one_line(error)))
             if isinstance(error, RuntimeError) and not tools.alive():
                 raise Poisoned(trials) from None
             return None
-
-
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}"[:300]
 
 
 @dataclass(frozen=True, kw_only=True)

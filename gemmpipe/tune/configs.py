@@ -1,0 +1,112 @@
+"""Search spaces as lists of configurations, and configurations by bucket of M as the JSON files that engines load."""
+
+import itertools
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gemmpipe.data import Bucket, Candidate
+from gemmpipe.errors import UserError
+from gemmpipe.formats.triton_json import Limit, bucket_ranges
+from gemmpipe.paths import write_atomic
+from gemmpipe.tune.kernel import Config, NoneValid
+
+Tune = Callable[[int, int, int, Any, Sequence[Mapping[str, Any]]], Config]
+"""(M, N, K, dtype, search space) -> the best configuration, such as a function around `tune_kernel`."""
+
+_FULL: Mapping[str, tuple[int, ...]] = {
+    "BLOCK_SIZE_M": (16, 32, 64, 128, 256),
+    "BLOCK_SIZE_N": (16, 32, 64, 128, 256),
+    "BLOCK_SIZE_K": (32, 64, 128),
+    "GROUP_SIZE_M": (1, 8, 16, 32, 64),
+    "num_warps": (2, 4, 8),
+    "num_stages": (1, 2, 3, 4, 5),
+    "waves_per_eu": (1, 2, 4, 6, 8),
+    "matrix_instr_nonkdim": (16,),
+}
+_SMALL: Mapping[str, tuple[int, ...]] = {
+    "BLOCK_SIZE_M": (16, 32),
+    "BLOCK_SIZE_N": (32, 64),
+    "BLOCK_SIZE_K": (64,),
+    "GROUP_SIZE_M": (1,),
+    "num_warps": (4,),
+    "num_stages": (2, 3),
+    "waves_per_eu": (2,),
+    "matrix_instr_nonkdim": (16,),
+}
+
+_LOG = logging.getLogger("gemmpipe.tune")
+
+
+def get_search_space(small: bool = False) -> list[Config]:
+    """Every combination of the usual knobs of a tiled Triton GEMM: 28,125 of them, or 8 to try things out."""
+    axes = _SMALL if small else _FULL
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def save_configs_to_json(
+    json_file_name: str, save_path: str | Path, configs: Mapping[str, Any] | Sequence[Mapping[str, Any]]
+) -> None:
+    """Write `configs` to `save_path/json_file_name`, whole or not at all; the folder is made where it is missing.
+
+    Raises UserError for values that JSON has no word for, OSError where nothing can be written.
+    """
+    folder = Path(save_path).expanduser()
+    try:
+        text = json.dumps(configs, indent=4, allow_nan=False) + "\n"
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{json_file_name}: {error}, expected numbers, texts, true, false or null") from None
+    write_atomic(folder / json_file_name, text)
+
+
+def tune_and_save_configs(
+    batch_sizes: Iterable[int],
+    N: int,
+    K: int,
+    dtype: Any,
+    search_space: Sequence[Mapping[str, Any]],
+    save_path: str | Path,
+    device_name: str,
+    tag: str,
+    tune: Tune,
+    buckets: str | Mapping[str, Limit] = "aiter",
+) -> dict[str, Config]:
+    """`tune(M, N, K, dtype, search_space)` for each M of `batch_sizes`; a configuration for each bucket of M.
+
+    Written to `save_path/{device_name}-GEMM-{tag}.json` and returned. `buckets` is a preset of the Triton JSON format
+    (`aiter`: small_M to 256, medium_M to 2048, large_M; `m_leq`; `atomic`) or a mapping like its `buckets` key. Where
+    several Ms fall into a bucket, the largest speaks for it. An M without a valid configuration is left out with a
+    warning; raises NoneValid when none has one, UserError for an M or a bucket that is none.
+    """
+    from tqdm.auto import tqdm
+
+    ranges = bucket_ranges(buckets, "buckets")
+    sizes = sorted(set(batch_sizes))
+    if not sizes or sizes[0] < 1:
+        raise UserError(f"batch_sizes: {sizes}, expected whole numbers from 1")
+    found: dict[str, Config] = {}
+    for m in tqdm(sizes, desc=f"{tag} N={N} K={K}", unit="M"):
+        try:
+            config = tune(m, N, K, dtype, search_space)
+        except NoneValid as error:
+            _LOG.warning("M=%d: %s", m, error)
+            continue
+        bucket = _bucket_of(m, config, ranges)
+        if bucket is None:
+            _LOG.warning("M=%d: %s has no place in a bucket", m, config)
+        else:
+            found[bucket.name] = config
+    if not found:
+        raise NoneValid(f"N={N} K={K}: no M of {sizes} has a valid configuration")
+    order = [bucket.name for bucket in ranges if bucket.name in found]
+    result = {name: found[name] for name in order}
+    save_configs_to_json(f"{device_name}-GEMM-{tag}.json", save_path, result)
+    return result
+
+
+def _bucket_of(m: int, config: Config, ranges: Sequence[Bucket]) -> Bucket | None:
+    """The bucket that holds M, where it can store this configuration."""
+    candidate = Candidate.of("triton", config)
+    return next((bucket for bucket in ranges if bucket.holds(m) and bucket.admits(candidate)), None)

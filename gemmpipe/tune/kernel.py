@@ -1,0 +1,107 @@
+"""The best of many configurations of one kernel."""
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping
+from statistics import fmean
+from typing import Any
+
+from gemmpipe.data import median
+from gemmpipe.errors import EnvironmentProblem, GemmpipeError, one_line
+from gemmpipe.tune.measuring import Mismatch, Run, measure, nan_filled_memory
+
+Config = dict[str, Any]
+"""A configuration as kernel authors write it: knob -> value."""
+MakeRun = Callable[[Config], tuple[Run, object]]
+"""configuration -> (`run`, which takes nothing and returns the output; the output that is right)."""
+
+_LOG = logging.getLogger("gemmpipe.tune")
+
+
+class NoneValid(GemmpipeError):
+    """Not one configuration could be timed."""
+
+
+def tune_kernel(
+    search_space: Iterable[Mapping[str, Any]],
+    make_run_and_gt_fn: MakeRun,
+    config_callback: Callable[[Config], object] | None = None,
+    num_iters: int = 10,
+    atol: float = 1e-2,
+    rtol: float = 1e-2,
+) -> Config:
+    """The configuration with the least median time over `num_iters` launches, as `config_callback` left it.
+
+    `config_callback` may edit the configuration that it is given in place; the search space keeps its own. One that
+    cannot be made, cannot run, or computes something else than the ground truth within `atol` and `rtol` is skipped
+    and counted. Raises NoneValid when all are, EnvironmentProblem when one takes the device down with it.
+    """
+    from tqdm.auto import tqdm
+
+    configs = [dict(config) for config in search_space]
+    best: tuple[float, Config] | None = None
+    failures: list[str] = []
+    with tqdm(configs, desc="tuning", unit="config") as bar:
+        for config in bar:
+            try:
+                if config_callback is not None:
+                    config_callback(config)
+                with nan_filled_memory():
+                    run, ground_truth = make_run_and_gt_fn(config)
+                time_us = median(measure(run, ground_truth, num_iters=num_iters, atol=atol, rtol=rtol))
+            except Exception as error:  # noqa: BLE001 - whatever a kernel raises is this configuration's failure
+                failures.append(f"{config}: {one_line(error)}")
+                _LOG.debug("skipped %s", failures[-1])
+                _check_device(config, error, best)
+            else:
+                if best is None or time_us < best[0]:
+                    best = time_us, config
+            bar.set_postfix({"best_us": f"{best[0]:.2f}" if best else "-", "failed": len(failures)})
+    if best is None:
+        first = f"; the first: {failures[0]}" if failures else ": the search space is empty"
+        raise NoneValid(f"none of {len(configs)} configurations is valid{first}")
+    if failures:
+        _LOG.warning("%d of %d configurations skipped; the first: %s", len(failures), len(configs), failures[0])
+    return best[1]
+
+
+def benchmark_config(
+    run: Run, ground_truth: object, num_iters: int = 10, atol: float = 1e-1, rtol: float = 1e-1
+) -> float:
+    """The average microseconds of `num_iters` launches after 5 others, the output compared after every one.
+
+    Infinity, with the reason as a logged warning, where the output is wrong or the device's resources do not suffice:
+    scripts compare this number as it is. Whatever else `run` raises rises.
+    """
+    survived = _survived()
+    try:
+        return fmean(measure(run, ground_truth, num_iters=num_iters, atol=atol, rtol=rtol))
+    except survived as error:
+        _LOG.warning("not timed: %s", one_line(error))
+        return math.inf
+
+
+def _survived() -> tuple[type[Exception], ...]:
+    """A wrong output, and more memory, registers or shared memory than there are."""
+    import torch
+
+    try:
+        from triton.runtime.errors import OutOfResources
+    except ImportError:
+        return Mismatch, torch.OutOfMemoryError
+    return Mismatch, torch.OutOfMemoryError, OutOfResources
+
+
+def _check_device(config: Config, error: Exception, best: tuple[float, Config] | None) -> None:
+    """Raise EnvironmentProblem when the error has taken the device's context with it: nothing can run after it."""
+    import torch
+
+    if not isinstance(error, RuntimeError) or not torch.cuda.is_initialized():
+        return
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        found = f"the best until then: {best[1]} ({best[0]:.2f} us)" if best else "none was timed until then"
+        raise EnvironmentProblem(
+            f"the device is lost after {config}: {one_line(error)}; {found}; leave this one out and start again"
+        ) from None
