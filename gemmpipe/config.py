@@ -15,11 +15,11 @@ from gemmpipe.typed import Make, convert, fill
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from gemmpipe.family import Family, Implementation
+    from gemmpipe.family import Family, Implementation, KeyColumn
     from gemmpipe.runner import Plan
 
 VERSION = 1
-_FACTS = ("arch", "vendor", "M", "N", "K")
+_FACTS = ("arch", "vendor", "M", "N", "K", "B", "E", "topk", "rows")
 _ROOT: Mapping[str, Any] = {
     "chain": tuple[str, ...],
     "output": str,
@@ -119,14 +119,31 @@ def _kernel(node: object, allowed: frozenset[str], make: Make) -> dict[str, Any]
     from gemmpipe.family import KernelDefaults, load_family
     from gemmpipe.paths import PACKAGE
 
-    _known_keys(node, ("family", "dtype", "out_dtype", "bias"), "kernel")
-    values = dict(typing.cast(Mapping[str, Any], node))
+    given = {"key": {}, **node} if isinstance(node, Mapping) else node
+    _known_keys(given, ("family", "dtype", "out_dtype", "bias", "key"), "kernel")
+    values = dict(typing.cast(Mapping[str, Any], given))
     name = convert(values.pop("family"), str, "kernel.family", make)
     shipped = [path.parent.name for path in (PACKAGE / "kernels").glob("*/__init__.py")]
     if name not in shipped and name not in allowed:
         # An override or a recipe may choose a family but not make us import any module that happens to be there.
         raise UserError(f"kernel.family: no family '{name}'{nearest(str(name), shipped)}")
-    return {"family": load_family(str(name)), "defaults": fill(KernelDefaults, values, "kernel", make)}
+    family, defaults = load_family(str(name)), fill(KernelDefaults, values, "kernel", make)
+    columns = {column.name: column for column in family.key_columns}
+    for column, value in defaults.key.items():
+        if column not in columns:
+            raise UserError(f"kernel.key.{column}: no key column of {family.name}{nearest(column, columns)}")
+        if value is not None:
+            _key_value(columns[column], value)
+    return {"family": family, "defaults": defaults}
+
+
+def _key_value(column: "KeyColumn", value: object) -> None:
+    from gemmpipe.problem import parse_key
+
+    try:
+        parse_key(column, value, "")
+    except UserError as error:
+        raise UserError(f"kernel.key.{column.name}: {error}") from None
 
 
 def _choices(tree: Mapping[str, Any], make: Make) -> dict[str, Any]:

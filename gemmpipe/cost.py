@@ -19,15 +19,6 @@ def bytes_moved(spec: GemmSpec) -> float:
 
 
 def _scale_bytes(scaling: Scaling | None, rows: int, columns: int) -> int:
-    from gemmpipe.operands import bytes_of
+    from gemmpipe.operands import bytes_of, scale_count
 
-    return bytes_of(scaling.dtype, _scales(scaling, rows, columns)) if scaling else 0
-
-
-def _scales(scaling: Scaling | None, rows: int, columns: int) -> int:
-    """How many scales an operand of [rows, columns] has."""
-    if scaling is None:
-        return 0
-    if scaling.granularity == "block":
-        return -(-rows // scaling.block[0]) * -(-columns // scaling.block[1])
-    return 1 if scaling.granularity == "tensor" else rows
+    return bytes_of(scaling.dtype, scale_count(scaling, rows, columns)) if scaling else 0

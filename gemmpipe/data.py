@@ -39,6 +39,8 @@ class Problem:
     weight: float = 1.0
     """How often the workload makes this call."""
     layer: str = ""
+    rows_column: str = "M"
+    """The key column that says how many rows x has."""
 
     def __getitem__(self, column: str) -> Scalar:
         return dict(self.key)[column]
@@ -46,12 +48,12 @@ class Problem:
     @property
     def rows(self) -> int:
         """M, the rows of the product."""
-        return int(self["M"] or 0)
+        return int(self[self.rows_column] or 0)
 
     @property
     def siblings(self) -> tuple[tuple[str, Scalar], ...]:
         """What problems share that differ in M alone: they share weights, and buckets span them."""
-        return tuple(item for item in self.key if item[0] != "M")
+        return tuple(item for item in self.key if item[0] != self.rows_column)
 
     @property
     def id(self) -> str:

@@ -3,7 +3,7 @@
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gemmpipe.data import Build, Device, Knobs, Problem, Scalar
@@ -30,11 +30,37 @@ class Scaling:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Experts:
+    """A mixture of experts: each row goes through `topk` of `count` two-layer networks, whose results are weighted.
+
+    For every expert e of a row, with a = x @ w[e]^T: h = act(a[:inner]) * a[inner:] (h = act(a) when not `gated`), and
+    out += weight * (h @ w2[e]^T). w is [count, 2 * inner, K] ([count, inner, K] when not gated), w2 [count, N, inner].
+    """
+
+    count: int
+    topk: int
+    inner: int
+    activation: str = "silu"
+    """`silu`, or `gelu` (the exact one, by erf)."""
+    gated: bool = True
+    weight_first: bool = False
+    """Whether the routing weight multiplies a, before the activation, instead of the result."""
+    quantised: Scaling | None = None
+    """How x and h are quantised to the weights' type before they are multiplied; None: they are not."""
+
+    @property
+    def wide(self) -> int:
+        """Columns of the first product: 2 * inner when gated."""
+        return self.inner * (2 if self.gated else 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class GemmSpec:
     """out[M, N] = (x[M, K] * x_scale) @ (w[N, K] * w_scale)^T + bias[N]; backends decide by this alone.
 
     dtypes are torch's names without `torch.` (`bfloat16`, `float8_e4m3fn`). A `batch` above 1 means as many products,
-    each with its own operands: x, w, scales by row and out gain a leading dimension and are contiguous.
+    each with its own operands: x, w, scales by row and out gain a leading dimension and are contiguous. With `experts`
+    the product is theirs instead; x [M, K] then comes in the output's type, without scales.
     """
 
     m: int
@@ -49,18 +75,34 @@ class GemmSpec:
     """`nk` (row-major [N, K]) or the name of a pre-shuffled layout (see layouts)."""
     bias: bool = False
     batch: int = 1
+    experts: Experts | None = None
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        """[M, N], or [B, M, N] in a batch."""
+        return (self.m, self.n) if self.batch == 1 else (self.batch, self.m, self.n)
+
+    @property
+    def weight_elements(self) -> int:
+        """Elements of all stored weights."""
+        if self.experts is not None:
+            return self.experts.count * self.experts.inner * (self.experts.wide // self.experts.inner * self.k + self.n)
+        return self.batch * self.n * self.k
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Weights:
     """The weight side of a problem: `w` [N, K], `w_scale` as the spec says, `bias` [N] or None.
 
-    Scales: tensor [1], row [N, 1] ([B, 1, N] in a batch), block [ceil(N/rows), ceil(K/columns)].
+    Scales: tensor [1], row [N, 1] ([B, 1, N] in a batch), block [ceil(N/rows), ceil(K/columns)]. Experts have two
+    weights, `w` and `w2` as `Experts` says, with the scales of each expert in a leading dimension.
     """
 
     w: "torch.Tensor"
     w_scale: "torch.Tensor | None" = None
     bias: "torch.Tensor | None" = None
+    w2: "torch.Tensor | None" = None
+    w2_scale: "torch.Tensor | None" = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -74,6 +116,10 @@ class Inputs:
     x: "torch.Tensor"
     x_scale: "torch.Tensor | None" = None
     x_scale_t: "torch.Tensor | None" = None
+    topk_ids: "torch.Tensor | None" = None
+    """int32 [M, topk]: the experts of each row, none twice."""
+    topk_weights: "torch.Tensor | None" = None
+    """fp32 [M, topk]: what each of them counts."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -133,16 +179,23 @@ class KernelDefaults:
     dtype: str | None
     out_dtype: str | None
     bias: bool | None
+    key: Mapping[str, Scalar] = field(default_factory=dict)
+    """Values for other key columns, by name; for `Family.key_defaults` also what the source's row says itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyColumn:
-    """A key column: `kind` is `int`, `bool`, `dtype` or `str`; `default` fills a source without it (None: required)."""
+    """A key column: `kind` is `int`, `bool`, `flag` (0 or 1), `dtype` or `str`.
+
+    `default` fills a source without it (None: required).
+    """
 
     name: str
     kind: str
     default: Scalar = None
     aliases: tuple[str, ...] = ()
+    words: tuple[tuple[str, str], ...] = ()
+    """(what a source may say, in lower case; what it means): the only values of a `str` column; empty: any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +230,19 @@ class Family:
     """The preset of M ranges in its Triton JSON files, unless the user names another."""
     lm_head: bool = False
     """Whether engines run a model's lm_head through this family (they leave it in 16 bits)."""
+    rows_column: str = "M"
+    """The key column that says how many rows x has."""
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """The key columns that size a product, its rows left out: `N K`, or `B N K`."""
+        return tuple(
+            c.name for c in self.key_columns if c.kind == "int" and c.default is None and c.name != self.rows_column
+        )
+
+    def problem(self, key: tuple[tuple[str, Scalar], ...], weight: float = 1.0, layer: str = "") -> Problem:
+        """The problem of these key columns and values, which are in the family's order."""
+        return Problem(family=self.name, key=key, weight=weight, layer=layer, rows_column=self.rows_column)
 
 
 def load_family(name: str) -> Family:

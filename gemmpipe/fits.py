@@ -32,6 +32,8 @@ def tile_misfit(
         return "no GPU: Triton compiles for GPUs"
     if spec.w_layout != layout:
         return f"weight layout: this kernel reads '{layout}', not '{spec.w_layout}'"
+    if spec.experts is not None:
+        return "experts: this kernel computes one product"
     if spec.batch != 1 and not batched:
         return "batch: this kernel computes one product"
     if spec.batch > _GRID:

@@ -36,7 +36,7 @@ def make_weights(spec: GemmSpec, generator: torch.Generator) -> Weights:
     `w` is in the spec's layout; in a batch it is [B, N, K], with scales by row as [B, 1, N].
     """
     values = signed_normal(spec.batch * spec.n, spec.k, generator).mul_(spec.k**-0.5)
-    w, w_scale = _stored(values, spec.w_dtype, spec.w_scale, generator)
+    w, w_scale = stored(values, spec.w_dtype, spec.w_scale, generator)
     w = layouts.store(w, spec.w_layout)
     if spec.batch > 1:
         w = w.view(spec.batch, spec.n, -1)
@@ -50,7 +50,7 @@ def make_weights(spec: GemmSpec, generator: torch.Generator) -> Weights:
 
 def make_inputs(spec: GemmSpec, generator: torch.Generator) -> Inputs:
     """Random `x` [M, K] of about 1 and its scales, block scales in both layouts; in a batch [B, M, K] and [B, M, 1]."""
-    x, x_scale = _stored(signed_normal(spec.batch * spec.m, spec.k, generator), spec.x_dtype, spec.x_scale, generator)
+    x, x_scale = stored(signed_normal(spec.batch * spec.m, spec.k, generator), spec.x_dtype, spec.x_scale, generator)
     if spec.batch > 1:
         x = x.view(spec.batch, spec.m, -1)
         if x_scale is not None and spec.x_scale is not None and spec.x_scale.granularity == "row":
@@ -70,9 +70,10 @@ def signed_normal(rows: int, columns: int, generator: torch.Generator) -> torch.
     return values
 
 
-def _stored(
+def stored(
     values: torch.Tensor, dtype_name: str, scaling: Scaling | None, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """fp32 [R, C] as it is stored and its scales, of many sizes; `values` is spoiled."""
     dtype = dtype_of(dtype_name)
     if scaling is None:
         return values.to(dtype), None
@@ -86,6 +87,13 @@ def _stored(
     if dtype_name == _FP4:
         return quantise_mx(values, tile[1])
     return quantise_blockwise(values, tile, dtype)
+
+
+def scale_count(scaling: Scaling, rows: int, columns: int) -> int:
+    """How many scales an operand of [rows, columns] has."""
+    if scaling.granularity == "block":
+        return -(-rows // scaling.block[0]) * -(-columns // scaling.block[1])
+    return 1 if scaling.granularity == "tensor" else rows
 
 
 def tile_of(scaling: Scaling, columns: int) -> tuple[int, int]:

@@ -119,9 +119,20 @@ def parse_key(column: KeyColumn, value: object, gfx: str) -> Scalar:
         return parse_int(value)
     if column.kind == "bool":
         return parse_bool(value)
+    if column.kind == "flag":
+        return int(parse_bool(value))
     if column.kind == "dtype":
         return parse_dtype(value, gfx)
-    return str(value).strip()
+    return parse_word(column.words, value) if column.words else str(value).strip()
+
+
+def parse_word(words: Sequence[tuple[str, str]], value: object) -> str:
+    """What one of these words means, in any case. Raises UserError (what was expected)."""
+    known = {**dict(words), **{meaning.lower(): meaning for _, meaning in words}}
+    word = str(value).strip().lower()
+    if word not in known:
+        raise UserError(f"{value!r}, expected one of {', '.join(dict(words))}{nearest(word, known)}")
+    return known[word]
 
 
 def make_problem(
@@ -151,7 +162,7 @@ def make_problem(
             key.append((column.name, parse_key(column, "" if value is None else value, gfx)))
         except UserError as error:
             raise UserError(f"{where}: column {column.name}: {error}") from None
-    problem = Problem(family=family.name, key=tuple(key), weight=weight, layer=layer)
+    problem = family.problem(tuple(key), weight, layer)
     try:
         family.spec(problem)
     except UserError as error:
@@ -162,13 +173,18 @@ def make_problem(
 def _fallback(family: Family, values: Mapping[str, object], defaults: KernelDefaults, gfx: str) -> Mapping[str, Scalar]:
     """Values for open columns; a row's own dtype decides the others as `kernel.dtype` would."""
     words = plain_words(defaults, gfx)
+    chosen = {name: value for name, value in words.key.items() if value is not None}
+    said = {
+        name: value for name, value in values.items() if isinstance(value, str | int | float) and not missing(value)
+    }
+    words = replace(words, key={**chosen, **said})
     own = values.get("dtype")
     if not missing(own):
         try:
-            return family.key_defaults(replace(words, dtype=parse_dtype(own, gfx)), gfx)
+            return {**family.key_defaults(replace(words, dtype=parse_dtype(own, gfx)), gfx), **chosen}
         except UserError:
             pass  # a dtype that the family does not have: its spec says so, with the row
-    return family.key_defaults(words, gfx)
+    return {**family.key_defaults(words, gfx), **chosen}
 
 
 def plain_words(defaults: KernelDefaults, gfx: str) -> KernelDefaults:
@@ -188,7 +204,8 @@ def _word(name: str, value: str | None, gfx: str) -> str | None:
 
 
 def _expected(column: KeyColumn) -> str:
-    return {"int": "a whole number from 1", "bool": "True or False", "dtype": "a dtype such as bfloat16"}[column.kind]
+    known = {"int": "a whole number from 1", "bool": "True or False", "flag": "1 or 0"}
+    return known.get(column.kind, "a dtype such as bfloat16")
 
 
 def unite(problems: Iterable[Problem]) -> list[Problem]:

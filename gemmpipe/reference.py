@@ -16,7 +16,7 @@ def product(spec: GemmSpec, inputs: Inputs, weights: Weights) -> torch.Tensor:
     """(x * x_scale) @ (w * w_scale)^T + bias in fp32 [M, N] or [B, M, N], without TF32, for the M of these inputs."""
     x = dequantise(inputs.x, inputs.x_scale, spec.x_scale, torch.float32)
     w = dequantised(spec, weights, torch.float32)
-    with _exact_fp32(x.device.type):
+    with exact_fp32(x.device.type):
         out = x @ w.mT
     return out if weights.bias is None else out.add_(weights.bias.float())
 
@@ -81,7 +81,7 @@ def error_ratio(out: torch.Tensor, ref: torch.Tensor, atol_share: float, rtol: f
 
 
 @contextmanager
-def _exact_fp32(device_type: str) -> Iterator[None]:
+def exact_fp32(device_type: str) -> Iterator[None]:
     """fp32 products as fp32 on a GPU, whatever the process set."""
     if device_type == "cpu":
         yield

@@ -11,6 +11,7 @@ from gemmpipe.stages.incumbents import native_tables
 if TYPE_CHECKING:
     import pandas as pd
 
+    from gemmpipe.family import KeyColumn
     from gemmpipe.runner import Plan
     from gemmpipe.stages import Context
 
@@ -48,17 +49,16 @@ def usage_line(usage: Usage) -> str:
     return f"{usage.name}: {spent or 'nothing to do'}; idle {usage.idle_s:.1f} of {usage.wall_s:.1f} s"
 
 
-def selection_lines(selections: "pd.DataFrame", key_columns: "Sequence[object]") -> list[str]:
+def selection_lines(selections: "pd.DataFrame", key_columns: "Sequence[KeyColumn]") -> list[str]:
     """An aligned table: problem, chosen candidate, time, TFLOP/s, GB/s, ratio to the baseline."""
     own = selections[selections["format"] == ""]
-    rows = [("M", "N", "K", "chosen", "us", "TFLOP/s", "GB/s", "baseline", "ratio")]
+    shown = [c.name for c in key_columns if c.kind == "int" and c.default is None]
+    rows = [(*shown, "chosen", "us", "TFLOP/s", "GB/s", "baseline", "ratio")]
     for found in own.head(_MOST_ROWS).to_dict("records"):
         ratio = found["ratio"]
         rows.append(
             (
-                str(found["M"]),
-                str(found["N"]),
-                str(found["K"]),
+                *(str(found[name]) for name in shown),
                 f"{found['libtype']} {_short(str(found['config']))}",
                 f"{found['us']:.2f}",
                 f"{found['tflops']:.1f}",
@@ -72,7 +72,7 @@ def selection_lines(selections: "pd.DataFrame", key_columns: "Sequence[object]")
     widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:
-        cells = [_cell(text, widths[i], left=i in (3, 7)) for i, text in enumerate(row)]
+        cells = [_cell(text, widths[i], left=rows[0][i] in ("chosen", "baseline")) for i, text in enumerate(row)]
         lines.append("  ".join(cells))
     if len(own) > _MOST_ROWS:
         lines.append(f"... and {len(own) - _MOST_ROWS} more in selections.csv")

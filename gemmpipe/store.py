@@ -233,5 +233,5 @@ def update(
 
 
 def _order(row: Row, family: Family) -> tuple[object, ...]:
-    sizes = tuple(row.get(name, 0) for name in ("cu_num", "N", "M", "K"))
+    sizes = tuple(row.get(name, 0) for name in ("cu_num", *family.sizes[:-1], family.rows_column, *family.sizes[-1:]))
     return (*sizes, str(key_of(row, family)))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gemmpipe.builds import find_kernel, is_interpreted, load_build, source_hash
 from gemmpipe.data import Build, Device, Knobs, Scalar
 from gemmpipe.errors import UserError, nearest
-from gemmpipe.family import GemmSpec, Implementation, Inputs, Launch, Prepared
+from gemmpipe.family import Experts, GemmSpec, Implementation, Inputs, Launch, Prepared
 from gemmpipe.workspace import WORKSPACES
 
 if TYPE_CHECKING:
@@ -62,7 +62,13 @@ def facts_of(spec: GemmSpec, device: Device) -> dict[str, Scalar]:
         "N": spec.n,
         "K": spec.k,
         "B": spec.batch,
+        **(_routing_facts(spec, spec.experts) if spec.experts else {}),
     }
+
+
+def _routing_facts(spec: GemmSpec, experts: Experts) -> dict[str, Scalar]:
+    """Experts, experts of a row, and the rows that an expert gets on average."""
+    return {"E": experts.count, "topk": experts.topk, "rows": ceil_div(spec.m * experts.topk, experts.count)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from gemmpipe.data import Candidate, Device, Problem, digest
@@ -117,7 +118,7 @@ class Setup:
 
     def _weight_key(self, index: int) -> tuple[object, ...]:
         s = self.spec
-        return ("weights", s.n, s.k, s.w_dtype, s.w_scale, s.w_layout, s.bias, s.batch, s.x_dtype, s.out_dtype, index)
+        return ("weights", replace(s, m=0), index)
 
     def inputs(self, index: int) -> Inputs:
         """The activations of set `index`."""
@@ -129,7 +130,7 @@ class Setup:
         """The output of set `index`, [M, N]; filled with NaN when made."""
         import torch
 
-        shape = (self.spec.m, self.spec.n) if self.spec.batch == 1 else (self.spec.batch, self.spec.m, self.spec.n)
+        shape = self.spec.out_shape
         dtype = getattr(torch, self.spec.out_dtype)
         name = self._bench.device.torch_name
         return self._bench.cached(

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gemmpipe.backends import Backend
+from gemmpipe.backends import Backend, routed
 from gemmpipe.data import Device, Knobs
 from gemmpipe.errors import nearest
 from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared, Weights
@@ -27,17 +27,19 @@ METHODS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Torch(Backend):
-    """Candidates by one knob, `method` (see METHODS)."""
+    """Candidates by one knob, `method` (see METHODS, and routed.METHODS for experts)."""
 
     label = "torch"
 
     def points(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
         """Every method; those that cannot compute this product are unfit."""
-        return tuple({"method": method} for method in METHODS)
+        return tuple({"method": method} for method in (routed.METHODS if spec.experts else METHODS))
 
     def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """One `if` a rule."""
         method = str(knobs["method"])
+        if spec.experts is not None:
+            return routed.misfit(spec, spec.experts, method, device)
         if method not in METHODS:
             return f"method: no '{method}'{nearest(method, METHODS)}"
         if method == "int_mm":
@@ -57,6 +59,8 @@ class Torch(Backend):
 
     def prepare(self, spec: GemmSpec, weights: Weights, knobs: Knobs) -> Prepared:
         """The dequantised copy where the method keeps one; all its bytes are beside the stored weight."""
+        if spec.experts is not None:
+            return routed.prepare(spec, weights, str(knobs["method"]))
         if not str(knobs["method"]).endswith("_copy"):
             return Prepared(weights=weights)
         from gemmpipe.operands import dtype_of
@@ -74,6 +78,8 @@ class Torch(Backend):
         from gemmpipe.reference import dequantise, dequantised
 
         method, bias = str(knobs["method"]), prepared.weights.bias
+        if spec.experts is not None:
+            return routed.bind(spec, spec.experts, method, inputs, prepared, out)
         if method == "mm":
             return _plain(inputs.x, prepared.weights.w.mT, bias, out)
         if method == "int_mm":
@@ -106,6 +112,8 @@ def unsupported(spec: GemmSpec) -> str | None:
         return f"weight layout: '{spec.w_layout}' is another kernel's"
     if spec.batch != 1:
         return "batch: one product at a time"
+    if spec.experts is not None:
+        return "experts: one product at a time"
     return None
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Shape = tuple[tuple[str, int], ...]
-"""(`B`,) `N` and `K` with their values: what a file of buckets is for."""
+"""The family's sizes (`N` and `K`, with `B` in front) with their values: what a file of buckets is for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ def choices(family: Family, selections: "pd.DataFrame", name: str, gfx: str) -> 
     for row in plain_rows(family, selections, name):
         where = f"selections: {name} {row.get('bucket')}"
         low = int(row.get("bucket_low") or 0)
-        problem = make_problem(family, {**row, "M": low + 1}, words, gfx, where)
+        problem = make_problem(family, {**row, family.rows_column: low + 1}, words, gfx, where)
         found.append(
             Choice(
                 bucket=str(row["bucket"]),
@@ -75,7 +75,7 @@ def choices(family: Family, selections: "pd.DataFrame", name: str, gfx: str) -> 
                 knobs=_knobs(row.get("config"), where),
                 libtype=str(row["libtype"]),
                 weight=float(row.get("weight") or 0.0),
-                key={column: value for column, value in problem.key if column != "M"},
+                key={column: value for column, value in problem.key if column != family.rows_column},
                 spec=family.spec(problem),
             )
         )
@@ -92,7 +92,7 @@ def _knobs(config: Scalar, where: str) -> dict[str, Scalar]:
     return knobs
 
 
-def by_shape(found: list[Choice], events: Events) -> dict[Shape, dict[str, Choice]]:
+def by_shape(family: Family, found: list[Choice], events: Events) -> dict[Shape, dict[str, Choice]]:
     """Product -> bucket -> choice, in the order of first sight.
 
     A file has no place for the other columns of a key (dtypes, bias): where they differ within a product, the one
@@ -101,7 +101,7 @@ def by_shape(found: list[Choice], events: Events) -> dict[Shape, dict[str, Choic
     shapes: dict[Shape, dict[str, Choice]] = {}
     clashes: set[Shape] = set()
     for choice in found:
-        shape = tuple((name, int(str(choice.key[name]))) for name in ("B", "N", "K") if name in choice.key)
+        shape = tuple((name, int(str(choice.key[name]))) for name in family.sizes)
         buckets = shapes.setdefault(shape, {})
         before = buckets.get(choice.bucket)
         if before is not None:

@@ -56,7 +56,7 @@ class EngineJson(Format):
 
     def write(self, family: Family, selections: "pd.DataFrame", target: Target) -> list[Path]:
         """The files of these products, in a folder of the engine's name; Ms that were not tuned this time stay."""
-        found = by_shape(choices(family, selections, self.name, target.device.gfx), target.events)
+        found = by_shape(family, choices(family, selections, self.name, target.device.gfx), target.events)
         device = re.sub(r"[\s/]+", "_", self.device_name or target.device.name)
         folder = target.folder / self.name
         files: dict[Path, Buckets] = {}

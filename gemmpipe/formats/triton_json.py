@@ -65,7 +65,7 @@ class TritonJson(Format):
 
     def write(self, family: Family, selections: "pd.DataFrame", target: Target) -> list[Path]:
         """A file a product and the default one; buckets that were not tuned this time stay as they are."""
-        found = by_shape(choices(family, selections, self.name, target.device.gfx), target.events)
+        found = by_shape(family, choices(family, selections, self.name, target.device.gfx), target.events)
         if not found:
             return []
         stem = f"{self.device_name or target.device.gfx}-GEMM-{family.json_tag}"
@@ -117,7 +117,7 @@ def _bodies(chosen: Mapping[str, Choice]) -> Buckets:
 
 def _commonest(folder: Path, stem: str) -> Buckets:
     """The knobs that win a bucket most often over all products of this folder; a tie goes to the first file."""
-    shape_file = re.compile(re.escape(stem) + r"(-B=\d+)?-N=\d+-K=\d+\.json")
+    shape_file = re.compile(re.escape(stem) + r"(-\w+=\d+)+\.json")
     votes: dict[str, Counter[str]] = {}
     for path in sorted(folder.glob(f"{glob.escape(stem)}-*.json")):
         if shape_file.fullmatch(path.name):

@@ -34,7 +34,7 @@ def tiled_call(chosen: Chosen, spec: GemmSpec, device: Device, given: Given, *, 
     if given.bias is not None and given.bias.dtype != given.out_dtype:
         return None  # it is converted in each call
     weights = kernel_weights(weights_of(given, spec))
-    shape = (spec.m, spec.n) if spec.batch == 1 else (spec.batch, spec.m, spec.n)
+    shape = spec.out_shape
     out = torch.empty(shape, dtype=given.out_dtype, device=given.x.device)
     inputs, prepared = inputs_of(given, spec), Prepared(weights=weights)
     inputs = kernel_inputs(inputs, m_major=reads_m_major(implementation, inputs, prepared, out))

@@ -48,7 +48,7 @@ def any_call(
     implementation, knobs = chosen.implementation, chosen.candidate.knobs
     library = isinstance(implementation, Backend)
     m_major: list[bool] = []
-    shape = (spec.m, spec.n) if spec.batch == 1 else (spec.batch, spec.m, spec.n)
+    shape = spec.out_shape
     # Nothing to keep where preparing makes nothing; whether it does shows the first time.
     plain = [type(implementation).prepare is Implementation.prepare]
 

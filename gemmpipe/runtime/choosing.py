@@ -10,7 +10,7 @@ from functools import cache
 
 import gemmpipe.backends
 from gemmpipe.backends import Backend
-from gemmpipe.data import Candidate, Device, Knobs, Problem, Scalar
+from gemmpipe.data import Candidate, Device, Knobs, Scalar
 from gemmpipe.errors import UserError
 from gemmpipe.family import Family, GemmSpec, Implementation
 from gemmpipe.merging import Row
@@ -76,7 +76,7 @@ def usable(family: Family, row: Row, spec: GemmSpec, device: Device) -> Chosen:
     try:
         return _usable(family, row, spec, device)
     except Misfit:
-        rows = row.get("M")
+        rows = row.get(family.rows_column)
         if not isinstance(rows, int) or rows <= spec.m or spec.batch > 1:
             raise
         return replace(_usable(family, row, replace(spec, m=rows), device), rows=rows)
@@ -85,7 +85,7 @@ def usable(family: Family, row: Row, spec: GemmSpec, device: Device) -> Chosen:
 def first_usable(family: Family, rows: Iterable[Row], device: Device) -> tuple[Chosen, GemmSpec] | None:
     """The first of a key's rows whose candidate runs here, with the product that it is for."""
     for row in rows:
-        problem = Problem(family=family.name, key=tuple((c.name, row[c.name]) for c in family.key_columns))
+        problem = family.problem(tuple((c.name, row[c.name]) for c in family.key_columns))
         try:
             spec = family.spec(problem)
             return usable(family, row, spec, device), spec

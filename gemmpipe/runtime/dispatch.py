@@ -171,7 +171,7 @@ class Dispatch:
         """The rows that can run, in the order of `lookup.levels`; one that cannot costs a warning."""
         tables = self.tables()
         for m, step in levels(spec.m, spec.n).items():
-            values = [m if name == "M" else value for name, value in problem.key]
+            values = [m if name == problem.rows_column else value for name, value in problem.key]
             alternatives = tables.find(device, values)
             if not alternatives:
                 LOG.step(f"{problem.id}: {step} M={m}: no row")

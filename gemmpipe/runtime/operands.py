@@ -64,7 +64,7 @@ def problem_of(family: Family, given: Given) -> Problem:
         "granularity": "tensor" if given.w_scale is not None and given.w_scale.numel() == 1 else "row",
     }
     key = tuple((column.name, values.get(column.name, column.default)) for column in family.key_columns)
-    return Problem(family=family.name, key=key)
+    return family.problem(key)
 
 
 def check(family: Family, given: Given, spec: GemmSpec) -> None:

@@ -27,7 +27,7 @@ class Capture(Stage):
         place = (context.device.gfx, context.device.cu_num)
         mine = {row["id"] for row in context.record.problems}  # merged by an earlier session of this very run
         fresh = [p for p in found if context.retune or p.id in mine or (*place, *(v for _, v in p.key)) not in known]
-        products = len({tuple(item for item in problem.key if item[0] != "M") for problem in found})
+        products = len({problem.siblings for problem in found})
         dropped = len(found) - len(fresh)
         context.events.emit(
             "line",

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from gemmpipe import store
-from gemmpipe.data import Candidate, Device, Problem
+from gemmpipe.data import Candidate, Device
 from gemmpipe.family import Family
 from gemmpipe.formats import Format
 from gemmpipe.stages.rows import candidate_of
@@ -27,5 +27,5 @@ def incumbents_of(
             continue
         key = tuple((c.name, row[c.name]) for c in family.key_columns)
         candidate = candidate_of(str(row["libtype"]), str(row["config"]))
-        found[Problem(family=family.name, key=key).id] = (candidate,)
+        found[family.problem(key).id] = (candidate,)
     return found

@@ -27,9 +27,8 @@ def problems_of(family: Family, frame: pd.DataFrame) -> list[Problem]:
     """The problems of a problems table."""
     rows: list[Mapping[Hashable, object]] = frame.to_dict("records")  # type: ignore[assignment]
     return [
-        Problem(
-            family=family.name,
-            key=tuple((c.name, _plain(row[c.name])) for c in family.key_columns),  # type: ignore[misc]
+        family.problem(
+            tuple((c.name, _plain(row[c.name])) for c in family.key_columns),  # type: ignore[misc]
             weight=float(row["weight"]),  # type: ignore[arg-type]
             layer=str(row["layer"]),
         )
@@ -93,9 +92,8 @@ def record_frames(family: Family, record: Record) -> dict[str, pd.DataFrame]:
     Raises UserError when the run tuned another family.
     """
     problems = {
-        str(row["id"]): Problem(
-            family=family.name,
-            key=tuple(row["key"].items()),  # type: ignore[attr-defined]
+        str(row["id"]): family.problem(
+            tuple(row["key"].items()),  # type: ignore[attr-defined]
             weight=float(row["weight"]),  # type: ignore[arg-type]
             layer=str(row["layer"]),
         )

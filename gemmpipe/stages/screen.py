@@ -154,7 +154,7 @@ def assign_workers(courses: list[Course], workers: int) -> None:
 def _cost(listing: Listing) -> float:
     """Relative time to tune a problem: each candidate costs a first launch and its work."""
     spec = listing.spec
-    return len(listing.candidates) * (1.0 + spec.m * spec.n * spec.k * spec.batch / 1e10)
+    return len(listing.candidates) * (1.0 + spec.m * spec.weight_elements / 1e10)
 
 
 def _shortlist_row(course: Course, candidate: Candidate, trial: Trial, context: Context) -> dict[str, object]:

@@ -49,7 +49,7 @@ class Select(Stage):
         for group in _siblings(problems):
             rows += self._bucket_rows(group, finalists, context)
         keys = [c.name for c in context.family.key_columns]
-        frame = pd.DataFrame(rows, columns=[*table.SELECTIONS, *keys]).astype({"M": "Int64"})
+        frame = pd.DataFrame(rows, columns=[*table.SELECTIONS, *keys]).astype({context.family.rows_column: "Int64"})
         solved = int((frame["format"] == "").sum())
         above = int((frame.loc[frame["format"] == "", "ratio"] > 1).sum())
         context.events.emit(
@@ -149,7 +149,7 @@ class Select(Stage):
             "bucket": bucket.name,
             "bucket_low": bucket.low,
             "bucket_high": bucket.high,
-            "M": None,
+            context.family.rows_column: None,
             "us": sums[best],
             "err_ratio": max(found[best].err_ratio for found in by_problem),
             "tflops": None,
@@ -162,7 +162,7 @@ def weight_bytes(spec: GemmSpec) -> float:
     """The bytes of the stored weight, scales not counted."""
     from gemmpipe.operands import bytes_of
 
-    return float(bytes_of(spec.w_dtype, spec.batch * spec.n * spec.k))
+    return float(bytes_of(spec.w_dtype, spec.weight_elements))
 
 
 def _noisy(p20_us: float | None, p80_us: float | None) -> bool:

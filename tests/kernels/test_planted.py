@@ -61,10 +61,14 @@ class Planted(Implementation):
     def bind(
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: torch.Tensor
     ) -> Launch:
+        if spec.experts is not None:
+            method = {"method": "expert_loop"}
+            return self._mistaken(Torch().bind(spec, method, device, inputs, prepared, out), knobs, out)
         scaled = spec.x_scale is not None or spec.out_dtype != spec.x_dtype
         method = {"method": "float32_convert" if scaled else "mm"}
-        launch = Torch().bind(spec, method, device, inputs, prepared, out)
+        return self._mistaken(Torch().bind(spec, method, device, inputs, prepared, out), knobs, out)
 
+    def _mistaken(self, launch: Launch, knobs: Knobs, out: torch.Tensor) -> Launch:
         def wrong() -> torch.Tensor:
             if knobs["mistake"] != "untouched":
                 launch()
@@ -79,6 +83,7 @@ def test_mistakes_are_caught(name: str) -> None:
     family, device = load_family(name), cpu_device()
     words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
     values = {"M": ROWS, "N": 64, "K": 128, "B": 2}
+    values |= {"token": ROWS, "model_dim": 64, "inter_dim": 128, "expert": 4, "topk": 2}
     values = {column.name: values[column.name] for column in family.key_columns if column.name in values}
     candidates = tuple(Candidate.of("planted", {"mistake": mistake}) for mistake in (*MISTAKES, "untouched"))
     job = FinalsJob(
