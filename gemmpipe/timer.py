@@ -16,6 +16,7 @@ _CYCLES_PER_US = 2000  # of the device's clock (1980 MHz at most on an H200)
 _HOST_US = 30.0  # what the host needs to queue a launch and two events, until it is measured
 _REPLAY_US = 500.0  # shorter replays measure what they follow: the clock, other kernels in the caches
 _MOST_LAUNCHES = 64
+_QUEUED = 256  # launches with two events each; beyond 1,024 entries the driver makes the host wait for the device
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,6 +104,11 @@ class GpuClock(Clock):
         self._torch.cuda.synchronize(self._device)
 
     def sequence(self, launches: Sequence[Call]) -> list[float]:
+        parts = (launches[i : i + _QUEUED] for i in range(0, len(launches), _QUEUED))
+        return [time_us for part in parts for time_us in self._queued(part)]
+
+    def _queued(self, launches: Sequence[Call]) -> list[float]:
+        """Times of launches that all fit into the device's queue."""
         event = self._torch.cuda.Event
         pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in launches]  # type: ignore[no-untyped-call]
         self._torch.cuda._sleep(int(_CYCLES_PER_US * 1.5 * self._host_us * len(launches)))
