@@ -1,16 +1,14 @@
-"""The devices of this machine, the architectures to compile for, and the conditions that a device is in."""
+"""The devices of this machine, and the architectures to compile for."""
 
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import re
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gemmpipe.data import Device, Scalar
+from gemmpipe.data import Device
 from gemmpipe.errors import EnvironmentProblem, UserError, nearest
 
 KINDS = ("auto", "cuda", "hip", "cpu")
@@ -162,25 +160,3 @@ def versions() -> dict[str, str]:
         if version:
             found[name] = version
     return found
-
-
-def conditions(device: Device) -> Mapping[str, Scalar]:
-    """Clocks (MHz), temperature (C), power (W) and processes other than this one on a GPU; None: not known."""
-    state: dict[str, Scalar] = dict.fromkeys(("sm_mhz", "memory_mhz", "temperature_c", "power_w", "other_processes"))
-    state["driver"] = None
-    if device.kind != "cuda" or importlib.util.find_spec("pynvml") is None:
-        return state
-    import pynvml
-
-    with suppress(pynvml.NVMLError):
-        pynvml.nvmlInit()
-        uuid = device.uuid if device.uuid.startswith("GPU-") else f"GPU-{device.uuid}"
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        state["driver"] = pynvml.nvmlSystemGetDriverVersion()
-        state["sm_mhz"] = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
-        state["memory_mhz"] = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM)
-        state["temperature_c"] = pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)
-        state["power_w"] = pynvml.nvmlDeviceGetPowerUsage(handle) / 1000
-        running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        state["other_processes"] = sum(process.pid != os.getpid() for process in running)
-    return state

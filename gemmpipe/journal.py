@@ -120,6 +120,8 @@ class Record:
     problems: list[Mapping[str, object]] = field(default_factory=list)
     finished: set[tuple[str, str]] = field(default_factory=set)
     """(stage, problem) whose `done` row stands."""
+    homes: dict[str, str] = field(default_factory=dict)
+    """By problem id: the device (UUID or name) that its candidates were timed on."""
     kernel_names: dict[str, str] = field(default_factory=dict)
     """By candidate id."""
     builds: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
@@ -207,6 +209,8 @@ def _take(row: dict[str, object], record: Record, known: _Known) -> None:
             record.kernel_names[name] = str(row.get("kernel", row["backend"]))
         case "build":
             record.facts[str(row["id"])] = _facts(row)
+        case "home":
+            record.homes[str(row["problem"])] = str(row["device"])
         case "done":
             record.finished.add((str(row["stage"]), str(row["problem"])))
         case "trial":

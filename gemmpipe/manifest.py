@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from gemmpipe import __version__
 from gemmpipe import device as devices_of
+from gemmpipe.conditions import conditions
 from gemmpipe.data import Device, Scalar
 from gemmpipe.executors import Pool
 from gemmpipe.paths import write_atomic
@@ -28,7 +29,7 @@ def session(plan: "Plan", device: Device) -> dict[str, object]:
         "overrides": list(plan.overrides),
         "device": asdict(device),
         "versions": dict(devices_of.versions()),
-        "conditions": dict(devices_of.conditions(device)),
+        "conditions": dict(conditions(device)),
     }
 
 
@@ -46,7 +47,7 @@ def provenance(plan: "Plan", device: Device) -> dict[str, "Scalar | Mapping[str,
         "gfx": device.gfx,
         "cu_num": device.cu_num,
         "versions": dict(devices_of.versions()),
-        "conditions": dict(devices_of.conditions(device)),
+        "conditions": dict(conditions(device)),
         "recipe": " ".join(["gemmpipe", plan.pipeline, *plan.overrides]),
     }
 

@@ -1,6 +1,8 @@
 """Where things lie: the shipped configuration, the shipped tables, the user's data folder, atomic writes."""
 
 import os
+import platform
+import re
 import tempfile
 from pathlib import Path
 
@@ -30,7 +32,9 @@ def write_atomic(path: Path, text: str) -> None:
     Raises OSError (disk full, read-only) with the old file untouched.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    _clear_after_the_killed(path)
+    prefix = f".{path.name}.{platform.node()}-{os.getpid()}-"
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=".tmp")
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="") as stream:
             stream.write(text)
@@ -42,6 +46,25 @@ def write_atomic(path: Path, text: str) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def _clear_after_the_killed(path: Path) -> None:
+    """Remove what processes of this machine that are no more were writing to `path` when they were killed."""
+    mine = re.compile(re.escape(f".{path.name}.{platform.node()}-") + r"(\d+)-.*\.tmp")
+    for left in path.parent.iterdir():
+        found = mine.fullmatch(left.name)
+        if found and not _runs(int(found[1])):
+            left.unlink(missing_ok=True)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
 
 
 def _umask() -> int:

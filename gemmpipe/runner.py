@@ -101,7 +101,7 @@ def run(plan: Plan, events: Events) -> int:
             tables = _before_devices(plan, tables, context)
             if any(plan.stages[word].uses_device for word in plan.chain) and len(tables["problems"]):
                 pool = plan.executor.start(
-                    devices, plan.family.name, tuple(plan.backends.values()), plan.python_path, events
+                    devices, plan.family.name, tuple(plan.backends.values()), plan.python_path, events, stop.check
                 )
                 stack.push(pool.__exit__)
                 context = replace(context, running=pool)

@@ -127,5 +127,6 @@ class Executor(ABC):
         backends: tuple[Backend, ...],
         python_path: tuple[str, ...],
         events: Events,
+        check: Callable[[], None],
     ) -> Pool:
-        """Take the devices and be ready for jobs."""
+        """Take the devices and be ready for jobs; `check` raises Interrupted while it waits for one."""

@@ -11,6 +11,7 @@ from gemmpipe.errors import EnvironmentProblem
 from gemmpipe.events import Events
 from gemmpipe.executors import Finished, Usage
 from gemmpipe.executors.hand import Hand
+from gemmpipe.executors.ledger import Ledger
 from gemmpipe.jobs import SETTING_UP, Job, ProbeJob
 from gemmpipe.worker import Answer, Post
 
@@ -26,11 +27,12 @@ class Desk:
     The candidate in the air is blamed and tried once more alone. One that dies alone is quarantined: its trial says
     `died` or `timeout` and it is not run again for this problem. One that lives alone goes on with the others; blamed
     again, it does its whole job alone. A death with nobody in the air blames no one: the job is done again, then one
-    candidate at a time.
+    candidate at a time. What ended a worker on one problem goes alone first on the next, and not at all in the end.
     """
 
-    def __init__(self, post: Post, timeout_s: float, memory_bytes: int, events: Events) -> None:
+    def __init__(self, post: Post, timeout_s: float, memory_bytes: int, events: Events, ledger: Ledger) -> None:
         self._post = post
+        self._ledger = ledger
         self._timeout_s = timeout_s
         self._memory_bytes = memory_bytes
         self._events = events
@@ -44,6 +46,7 @@ class Desk:
         """By problem: losses in a row while it was set up."""
         self._ready = False
         self._stillborn = 0
+        self._unheard: list[Finished] = []
         self._usage = Usage(name=post.device.torch_name)
         self._begun = time.monotonic()
         self._hand = Hand(post)
@@ -78,7 +81,8 @@ class Desk:
         while self._queue and not self._queue[0].candidates:
             messages.append(Finished(job=self._queue.popleft(), trials=()))
             self._feed()
-        return messages
+        unheard, self._unheard = self._unheard, []
+        return unheard + messages
 
     def usage(self) -> Usage:
         """Where the worker's time went."""
@@ -100,6 +104,8 @@ class Desk:
         while self._ready and len(self._sent) < _AHEAD and self._queue and self._queue[0].candidates:
             if self._sent and isinstance(self._sent[-1], ProbeJob):
                 return
+            if self._set_apart(self._queue[0]):
+                continue
             if not self._sent:
                 self._hand.flight.begin(SETTING_UP)
             job = self._queue.popleft()
@@ -107,6 +113,23 @@ class Desk:
             # Should it have died since we last looked, the next look finds out and its successor gets the job.
             with contextlib.suppress(OSError):
                 self._hand.send(job)
+
+    def _set_apart(self, job: Job) -> bool:
+        """What other problems taught about the candidates of the next job: leave out, or try alone first."""
+        if isinstance(job, ProbeJob):
+            return False
+        verdicts = {c: why for c in job.candidates if (why := self._ledger.verdict(c))}
+        if verdicts:
+            trials = tuple(job.failed(c, Status.DIED, why) for c, why in verdicts.items())
+            self._unheard.append(Finished(job=job, trials=trials, complete=False))
+            self._queue[0] = job.without(verdicts.keys())
+            return True
+        problem = job.problem.id
+        fresh = [c for c in job.candidates if (problem, c.id) not in self._suspects]
+        alone = [c for c in fresh if self._ledger.suspects(c, problem)]
+        self._suspects |= {(problem, c.id) for c in alone}
+        self._queue.extendleft(ProbeJob(stage=job.stage, problem=job.problem, candidate=c) for c in alone)
+        return bool(alone)
 
     def _heard(self, answer: Answer) -> list[Finished]:
         if answer.lost:
@@ -118,6 +141,7 @@ class Desk:
             return []
         job = self._sent.popleft()
         self._setup_losses.pop(job.problem.id, None)
+        self._ledger.hear(answer.trials)
         if not isinstance(job, ProbeJob):
             return [Finished(job=job, trials=tuple(answer.trials))]
         # A probe that lived clears the suspect; one that failed in its own process has its trial.
@@ -176,6 +200,8 @@ class Desk:
         messages = [Finished(job=job, trials=tuple(trials), complete=False)] if done else []
         suspect = job.candidates[blamed] if 0 <= blamed < len(job.candidates) else None
         rest = job.without(done)
+        if suspect in done:
+            self._ledger.enter(suspect, job.problem.id, why)
         if isinstance(job, ProbeJob):
             if done:
                 self._exclude(job, job.candidate)
@@ -208,6 +234,7 @@ class Desk:
     def _quarantine(self, job: Job, candidate: Candidate, status: Status, why: str) -> list[Finished]:
         self._events.emit("warning", f"quarantined {candidate.backend} {candidate.id} for {job.problem.id}: {why}")
         self._exclude(job, candidate)
+        self._ledger.enter(candidate, job.problem.id, why)
         return [Finished(job=job, trials=(job.failed(candidate, status, why),), complete=False)]
 
     def _exclude(self, job: Job, candidate: Candidate) -> None:

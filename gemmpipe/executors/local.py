@@ -1,14 +1,11 @@
 """All devices of this machine: one killable worker process each, a lock a device, a shared compile pool."""
 
 import os
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import wait
-from pathlib import Path
-
-from filelock import FileLock, Timeout
 
 from gemmpipe.backends import Backend
 from gemmpipe.data import Build, Device
@@ -17,6 +14,8 @@ from gemmpipe.events import Events
 from gemmpipe.executors import Built, Executor, Finished, Pool, Usage
 from gemmpipe.executors.compiling import Compilers
 from gemmpipe.executors.desk import Desk
+from gemmpipe.executors.holding import lock_path, locked_device, refuse_unlike
+from gemmpipe.executors.ledger import Ledger
 from gemmpipe.jobs import Job
 from gemmpipe.worker import Post
 
@@ -46,24 +45,31 @@ class Local(Executor):
         backends: tuple[Backend, ...],
         python_path: tuple[str, ...],
         events: Events,
+        check: Callable[[], None],
     ) -> "LocalPool":
         devices = devices[: self.workers] if self.workers else devices
+        refuse_unlike(devices)
         posts = [Post(device=d, family=family, backends=backends, python_path=python_path) for d in devices]
-        return LocalPool(self, posts, events)
+        with ExitStack() as stack:
+            # In one order everywhere, so that two runs never wait for each other.
+            for device in sorted(devices, key=lock_path):
+                stack.enter_context(locked_device(device, events, check))
+            return LocalPool(self, posts, events, stack.pop_all())
 
 
 class LocalPool(Pool):
     """Desks (a worker and its queue) and compilers."""
 
-    def __init__(self, executor: Local, posts: Sequence[Post], events: Events) -> None:
+    def __init__(self, executor: Local, posts: Sequence[Post], events: Events, locks: ExitStack) -> None:
         self.devices = tuple(post.device for post in posts)
         self.builds_done: list[float] = []
-        self._locks = [_lock(device, events) for device in self.devices]
+        self._locks = locks
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         slots = executor.compile_workers or max(1, cores - len(posts))
         self._compilers = Compilers(self.devices[0], slots, executor.compile_timeout_s, posts[0].python_path)
         memory = executor.memory_pct / 100 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        self._desks = [Desk(post, executor.timeout_s, int(memory), events) for post in posts]
+        ledger = Ledger()
+        self._desks = [Desk(post, executor.timeout_s, int(memory), events, ledger) for post in posts]
 
     def submit(self, job: Job, worker: int) -> None:
         self._desks[worker].submit(job)
@@ -98,17 +104,4 @@ class LocalPool(Pool):
         for desk in self._desks:
             desk.close(kill=kill)
         self._compilers.close(kill=kill)
-        for lock in self._locks:
-            lock.release()
-
-
-def _lock(device: Device, events: Events) -> FileLock:
-    """The device is ours alone: a second timed process on it would spoil both runs."""
-    name = device.uuid or device.torch_name.replace(":", "-")
-    lock = FileLock(Path(tempfile.gettempdir()) / f"gemmpipe-{name}.lock", mode=0o666)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        events.emit("line", f"waiting for {device.name}: another gemmpipe run is timing on it")
-        lock.acquire()
-    return lock
+        self._locks.close()

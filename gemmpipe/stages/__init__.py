@@ -51,12 +51,20 @@ class Context:
     """The workers; None where no stage of the chain needs a device."""
     check: Callable[[], None]
     """Raises Interrupted when the user asked to stop."""
+    homes: dict[str, int] = field(default_factory=dict)
+    """By problem id: the worker on whose device all its candidates are timed."""
     account: dict[str, float] = field(default_factory=dict)
     """Seconds that stages report for the manifest."""
     unsolved: list[str] = field(default_factory=list)
     """Problems without a valid candidate."""
     gated: list[str] = field(default_factory=list)
     """Faster candidates that cost more weight memory than the user offered."""
+
+    def settle(self, problem: str, worker: int) -> None:
+        """From now on this problem's candidates are timed on this worker's device alone."""
+        self.homes[problem] = worker
+        device = self.pool.devices[worker]
+        self.journal.write("home", problem=problem, device=device.uuid or device.torch_name)
 
     @property
     def pool(self) -> Pool:

@@ -15,6 +15,7 @@ from gemmpipe.errors import EnvironmentProblem
 from gemmpipe.events import Event, Events
 from gemmpipe.executors import Finished
 from gemmpipe.executors.desk import Desk
+from gemmpipe.executors.ledger import Ledger
 from gemmpipe.jobs import Job
 from gemmpipe.jobs.finals import FinalsJob
 from gemmpipe.jobs.screening import ScreenJob
@@ -59,7 +60,7 @@ class Office:
         self.said: list[Event] = []
         cpu = devices.DeviceChoice(kind="cpu", index=None, shared=False).find()[0]
         post = Post(device=cpu, family="faulty", backends=(Own(label="faulty"),), python_path=(str(FAULTY),))
-        self.desk = Desk(post, timeout_s, memory_bytes, Events(listeners=[self.said.append]))
+        self.desk = Desk(post, timeout_s, memory_bytes, Events(listeners=[self.said.append]), Ledger())
         self.messages: list[Finished] = []
 
     def work(self, *jobs: Job, limit_s: float = 60) -> dict[str, Status]:
@@ -217,6 +218,28 @@ def test_a_candidate_out_for_one_job_is_out_for_the_problem(office: Open) -> Non
     assert here.quarantined == 1
 
 
+def test_what_ended_workers_on_three_problems_is_not_run_on_more(office: Open) -> None:
+    here = office()
+    here.work(*[_screen("right", "kill", "other", m=m) for m in range(1, 7)])
+    _once_each(here, jobs=6)
+    errors = [t.error for t in here.trials if t.candidate.knobs["KIND"] == "kill"]
+    assert [error.startswith("not run: it ended its worker on 3 other problems") for error in errors] == [
+        *[False] * 3,
+        *[True] * 3,
+    ]
+    assert {t.status for t in here.trials if t.candidate.knobs["KIND"] != "kill"} == {Status.OK}
+    assert here.quarantined == 3
+    assert sum("trying" in event.text for event in here.said) == 1, "in company on the first problem alone"
+
+
+def test_who_lived_on_another_problem_is_never_condemned(office: Open) -> None:
+    here = office()
+    here.work(*[_screen("right", "kill_even", m=m) for m in range(2, 13)])
+    _once_each(here, jobs=11)
+    found = {t.problem: t.status for t in here.trials if t.candidate.knobs["KIND"] == "kill_even"}
+    assert found == {_problem(m).id: Status.OK if m % 2 else Status.DIED for m in range(2, 13)}
+
+
 def test_what_a_probe_raises_is_told_once(office: Open) -> None:
     here = office()
     assert here.work(_screen("die_then_raise", "right")) == {
@@ -272,7 +295,7 @@ def test_the_next_trial_runs_within_five_seconds_of_a_death(office: Open) -> Non
 def test_a_worker_that_cannot_start_is_the_environments_fault(tmp_path: Path) -> None:
     cpu = devices.DeviceChoice(kind="cpu", index=None, shared=False).find()[0]
     post = Post(device=cpu, family="no_such_family", backends=(), python_path=(str(tmp_path),))
-    desk = Desk(post, 30, 64 * GB, Events())
+    desk = Desk(post, 30, 64 * GB, Events(), Ledger())
     desk.submit(_screen("right"))
 
     def wait() -> None:

@@ -136,6 +136,8 @@ class Faulty(Implementation):
         kind, pace_s = str(knobs["KIND"]), float(str(knobs["PACE_MS"])) / 1e3
         if kind == "raise_bind":
             raise RuntimeError("cannot be bound")
+        if kind == "kill_even":
+            kind = "right" if spec.m % 2 else "kill"
         begin, spoil = ENDS.get(kind, lambda: None), SPOILS.get(kind, lambda out: None)
         x, w_t = inputs.x, prepared.weights.w.t()
 
