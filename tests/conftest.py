@@ -163,4 +163,4 @@ def faulty_words() -> tuple[str, ...]:
 @pytest.fixture
 def own_locks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Locks of devices lie in the test's folder: a run elsewhere on this machine is none of its business."""
-    monkeypatch.setattr("gemmpipe.executors.local.tempfile", SimpleNamespace(gettempdir=lambda: str(folder)))
+    monkeypatch.setattr("gemmpipe.executors.holding.tempfile", SimpleNamespace(gettempdir=lambda: str(folder)))

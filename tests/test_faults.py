@@ -245,6 +245,20 @@ def test_ctrl_c_twice_stops_at_once(start: Start) -> None:
     assert started.gone()
 
 
+def test_ctrl_c_ends_a_run_that_waits_for_its_device(start: Start) -> None:
+    holder = start("space.KIND=[right,hang]", "executor.timeout_s=100")
+    _wait_for(holder.process, "launch")
+    waiting = start("space.PACE_MS=[0]")
+    assert waiting.process.stdout is not None
+    for line in waiting.process.stdout:
+        if line.startswith("waiting for "):
+            break
+    waiting.process.send_signal(signal.SIGINT)
+    code, _, error = waiting.end(timeout_s=5)
+    assert code == 130, error
+    assert "Traceback" not in error
+
+
 def test_a_hanging_worker_does_not_outlive_a_killed_driver(start: Start) -> None:
     started = start("space.KIND=[right,hang]", "executor.timeout_s=100")
     _wait_for(started.process, "launch")

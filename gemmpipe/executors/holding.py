@@ -7,8 +7,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from gemmpipe.data import Device
 from gemmpipe.conditions import limits
+from gemmpipe.data import Device
 from gemmpipe.errors import EnvironmentProblem
 from gemmpipe.events import Events
 

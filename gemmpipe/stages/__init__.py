@@ -66,6 +66,12 @@ class Context:
         device = self.pool.devices[worker]
         self.journal.write("home", problem=problem, device=device.uuid or device.torch_name)
 
+    def home(self, problem: str) -> int | None:
+        """The worker that times this problem, also if an earlier session chose its device; None: nobody's yet."""
+        names = [device.uuid or device.torch_name for device in self.pool.devices]
+        before = self.record.homes.get(problem)
+        return self.homes.get(problem, names.index(before) if before in names else None)
+
     @property
     def pool(self) -> Pool:
         """The workers, for stages that use a device."""

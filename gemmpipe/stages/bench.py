@@ -1,7 +1,6 @@
 """The bench stage (accurate-bench): checks the shortlist against the reference and times it in interleaved rounds."""
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -62,7 +61,7 @@ class Bench(Stage):
         jobs = [tally.begin(self._job(p, by_problem.get(p.id, shortlist[:0]))) for p in problems]
         total = len(jobs)
         context.events.emit("stage", "bench", total=total)
-        queue = iter([job for job in jobs if job is not None])
+        queue = [job for job in jobs if job is not None]
         with finishing(context.pool, tally.hear):
             while tally.open:
                 self._hand_out(queue, context)
@@ -72,13 +71,16 @@ class Bench(Stage):
                 context.events.emit("progress", done=total - len(tally.open))
         return tally.trials
 
-    def _hand_out(self, queue: Iterator[FinalsJob], context: Context) -> None:
-        """Give the next finals to whoever has room; all candidates of a problem are timed on one device."""
+    def _hand_out(self, queue: list[FinalsJob], context: Context) -> None:
+        """Give the next finals to who screened them, or to whoever has room where nobody did."""
         for worker in range(len(context.pool.devices)):
             while context.pool.backlog(worker) < _AHEAD:
-                job = next(queue, None)
+                job = next((j for j in queue if context.home(j.problem.id) in (worker, None)), None)
                 if job is None:
-                    return
+                    break
+                queue.remove(job)
+                if context.home(job.problem.id) is None:
+                    context.settle(job.problem.id, worker)
                 context.journal.launch("bench", job.problem.id, list(job.candidates))
                 context.pool.submit(job, worker)
 

@@ -23,7 +23,8 @@ class Course:
         self._open: dict[str, Request] = {}
         self.results: dict[Candidate, Trial] = {}
         """Each candidate's latest trial."""
-        self.worker = 0
+        self.worker: int | None = None
+        """Whose it is: all candidates of a problem are timed on one device."""
 
     def pump(self, built: dict[str, str]) -> list[Trial]:
         """Take the search's wishes; `built` maps finished builds to their error, if any. Failed builds give trials."""

@@ -1,6 +1,7 @@
 """The screen stage: lists candidates, compiles, races them with few launches and keeps the best for bench."""
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -10,9 +11,9 @@ from gemmpipe.executors import finishing
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.bounds import Bounds
 from gemmpipe.stages.course import Course
-from gemmpipe.stages.listing import Listing, SpaceReport, list_candidates
+from gemmpipe.stages.listing import SpaceReport, list_candidates
 from gemmpipe.stages.rows import config_text, problems_of, trial_frame
-from gemmpipe.stages.scheduler import Scheduler
+from gemmpipe.stages.scheduler import Scheduler, work
 from gemmpipe.stages.shortlist import Keep, bucket_shortlists, shortlist
 from gemmpipe.timer import Timer
 
@@ -40,25 +41,36 @@ class Screen(Stage):
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """Shortlist and trials of the problems."""
-        bounds = Bounds(context.family.baseline, _own(context))
-        scheduler = Scheduler(context.pool, context.journal, self.timer, bounds)
-        courses = self._courses(problems_of(context.family, tables["problems"]), context, scheduler)
-        for course in courses:
-            for trial in context.record.of("screen", course.problem.id):
-                bounds.learn(course.problem, trial)
-        context.events.emit("stage", "screen", total=len(courses))
+        problems = problems_of(context.family, tables["problems"])
+        scheduler = Scheduler(context, self.timer, Bounds(context.family.baseline, _own(context)))
+        context.events.emit("stage", "screen", total=len(problems))
+        report = SpaceReport()
+        courses = []
         with finishing(context.pool, scheduler.hear):
-            while scheduler.step(_WAIT_S):
-                context.check()
-                context.events.emit("progress", f"{scheduler.trials} trials", done=sum(c.over for c in courses))
+            for course in self._courses(problems, context, report):
+                courses.append(course)
+                scheduler.add(course)
+                if context.device.kind != "cpu":  # there the listing would take cores from what is timed
+                    self._step(scheduler, courses, context, wait_s=0.0)
+            for line in report.lines():
+                context.events.emit("line", line)
+            while self._step(scheduler, courses, context, wait_s=_WAIT_S):
+                pass
         context.events.emit("progress", done=len(courses))
         _account_idle(context)
         return self._tables(courses, context)
 
-    def _courses(self, problems: list[Problem], context: Context, scheduler: Scheduler) -> list[Course]:
-        report = SpaceReport()
-        courses = []
-        for problem in sorted(problems, key=lambda p: (str(p.siblings), p.rows)):
+    def _step(self, scheduler: Scheduler, courses: list[Course], context: Context, wait_s: float) -> bool:
+        going_on = scheduler.step(wait_s)
+        context.check()
+        context.events.emit("progress", f"{scheduler.trials} trials", done=sum(c.over for c in courses))
+        return going_on
+
+    def _courses(self, problems: list[Problem], context: Context, report: SpaceReport) -> Iterator[Course]:
+        """The problems with all that can be tried on them: siblings together, or the expensive first for several."""
+        alone = len(context.pool.devices) == 1
+        spec = context.family.spec
+        for problem in sorted(problems, key=lambda p: (str(p.siblings), p.rows) if alone else (-work(spec(p)), p.id)):
             listing = list_candidates(
                 problem,
                 context.family,
@@ -71,13 +83,7 @@ class Screen(Stage):
             hunt = context.search.start(listing.candidates, self.timer.iters, self.keep)
             context.journal.kernel_names.update(listing.kernel_names)
             context.journal.builds |= {(problem.id, c): tuple(b.id for b in bs) for c, bs in listing.builds.items()}
-            course = Course(listing, hunt, context.record)
-            courses.append(course)
-            scheduler.add(course)
-        for line in report.lines():
-            context.events.emit("line", line)
-        assign_workers(courses, len(context.pool.devices))
-        return courses
+            yield Course(listing, hunt, context.record)
 
     def _tables(self, courses: list[Course], context: Context) -> "dict[str, pd.DataFrame]":
         import pandas as pd
@@ -136,25 +142,6 @@ def all_buckets(problems: list[Problem], context: Context) -> list[Bucket]:
     """Every bucket that the chosen formats ask for, for problems that differ in M alone."""
     ms = sorted(p.rows for p in problems)
     return [b for _, f in context.formats for b in f.buckets(context.family, ms)]
-
-
-def assign_workers(courses: list[Course], workers: int) -> None:
-    """Spread problems over devices by expected cost, siblings together since they share weights."""
-    groups: dict[object, list[Course]] = {}
-    for course in courses:
-        groups.setdefault(course.problem.siblings if workers == 1 else course.problem.id, []).append(course)
-    load = [0.0] * workers
-    for group in sorted(groups.values(), key=lambda g: -sum(_cost(c.listing) for c in g)):
-        worker = load.index(min(load))
-        load[worker] += sum(_cost(c.listing) for c in group)
-        for course in group:
-            course.worker = worker
-
-
-def _cost(listing: Listing) -> float:
-    """Relative time to tune a problem: each candidate costs a first launch and its work."""
-    spec = listing.spec
-    return len(listing.candidates) * (1.0 + spec.m * spec.weight_elements / 1e10)
 
 
 def _shortlist_row(course: Course, candidate: Candidate, trial: Trial, context: Context) -> dict[str, object]:

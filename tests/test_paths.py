@@ -1,0 +1,47 @@
+"""Files are written whole or not at all, and nobody's leftovers stay."""
+
+import os
+import platform
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gemmpipe.paths import write_atomic
+
+_KILLED_WHILE_WRITING = """
+import os, signal, sys
+from pathlib import Path
+from gemmpipe import paths
+os.fsync = lambda handle: os.kill(os.getpid(), signal.SIGKILL)
+paths.write_atomic(Path(sys.argv[1]), "half")
+"""
+
+
+def test_what_a_killed_process_was_writing_is_cleared_by_the_next(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("old")
+    other = tmp_path / f".other.csv.{platform.node()}-{os.getpid()}-x.tmp"
+    mine = tmp_path / f".table.csv.{platform.node()}-{os.getpid()}-x.tmp"
+    elsewhere = tmp_path / ".table.csv.another-machine-1-x.tmp"
+    for each in (other, mine, elsewhere):
+        each.touch()
+    done = subprocess.run([sys.executable, "-c", _KILLED_WHILE_WRITING, str(path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert path.read_text() == "old"
+    assert len(list(tmp_path.glob("*.tmp")) + list(tmp_path.glob(".*.tmp"))) >= 4
+    write_atomic(path, "new")
+    assert path.read_text() == "new"
+    # What living processes, other machines and other files have is theirs.
+    assert {each.name for each in tmp_path.iterdir()} == {path.name, other.name, mine.name, elsewhere.name}
+
+
+def test_what_cannot_be_written_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("old")
+    with pytest.raises(UnicodeEncodeError):
+        write_atomic(path, "\ud800")
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
