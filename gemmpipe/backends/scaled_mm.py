@@ -46,24 +46,7 @@ class ScaledMm(Backend):
         """One `if` a rule; the alignments are the operator's own checks."""
         if device.kind == "cpu":
             return "no GPU: on a CPU the operator is a slow fallback"
-        if problem := unsupported(spec):
-            return problem
-        recipes = _recipes(spec)
-        if recipes is None:
-            return "scales: none of tensor x tensor, row x row, 1x128 x 128x128"
-        if not spec.x_dtype.startswith("float8") or not spec.w_dtype.startswith("float8"):
-            return f"fp8 only: the operands are {spec.x_dtype} and {spec.w_dtype}"
-        if spec.x_dtype != ("float8_e4m3fnuz" if device.gfx == "gfx942" else "float8_e4m3fn"):
-            return f"fp8 format: {device.gfx} does not multiply {spec.x_dtype}"
-        if spec.n % 16 or spec.k % 16:
-            return f"alignment: N={spec.n} and K={spec.k} must be multiples of 16"
-        if recipes == (_BLOCK_1X128, _BLOCK_128X128) and device.gfx != "sm_90":
-            return f"block scales: cuBLASLt has them on sm_90 alone, not on {device.gfx}"
-        if recipes == (_BLOCK_1X128, _BLOCK_128X128) and spec.m % 4:
-            return f"alignment: M={spec.m} must be a multiple of 4 with block scales"
-        if spec.bias and (spec.out_dtype == "float32" or recipes[0] == _BLOCK_1X128):
-            return f"bias: none with {spec.out_dtype} output or block scales"
-        return None
+        return scaled_misfit(spec, device)
 
     def prepare(self, spec: GemmSpec, weights: Weights, knobs: Knobs) -> Prepared:
         """The weight scales in the operator's layout.
@@ -106,6 +89,28 @@ class ScaledMm(Backend):
             return out
 
         return launch
+
+
+def scaled_misfit(spec: GemmSpec, device: Device) -> str | None:
+    """Why cuBLASLt or hipBLASLt does not multiply these scaled operands; the alignments are the operator's checks."""
+    if problem := unsupported(spec):
+        return problem
+    kinds = _recipes(spec)
+    if kinds is None:
+        return "scales: none of tensor x tensor, row x row, 1x128 x 128x128"
+    if not spec.x_dtype.startswith("float8") or not spec.w_dtype.startswith("float8"):
+        return f"fp8 only: the operands are {spec.x_dtype} and {spec.w_dtype}"
+    if spec.x_dtype != ("float8_e4m3fnuz" if device.gfx == "gfx942" else "float8_e4m3fn"):
+        return f"fp8 format: {device.gfx} does not multiply {spec.x_dtype}"
+    if spec.n % 16 or spec.k % 16:
+        return f"alignment: N={spec.n} and K={spec.k} must be multiples of 16"
+    if kinds == (_BLOCK_1X128, _BLOCK_128X128) and device.gfx != "sm_90":
+        return f"block scales: cuBLASLt has them on sm_90 alone, not on {device.gfx}"
+    if kinds == (_BLOCK_1X128, _BLOCK_128X128) and spec.m % 4:
+        return f"alignment: M={spec.m} must be a multiple of 4 with block scales"
+    if spec.bias and (spec.out_dtype == "float32" or kinds[0] == _BLOCK_1X128):
+        return f"bias: none with {spec.out_dtype} output or block scales"
+    return None
 
 
 def _recipes(spec: GemmSpec) -> tuple[int, int] | None:

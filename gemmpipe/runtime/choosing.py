@@ -9,19 +9,17 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 import gemmpipe.backends
-from gemmpipe.backends import Backend
+from gemmpipe.backends import NO_SPACE, Backend
 from gemmpipe.data import Candidate, Device, Knobs, Scalar
 from gemmpipe.errors import UserError
 from gemmpipe.family import Family, GemmSpec, Implementation
 from gemmpipe.merging import Row
 from gemmpipe.runtime.lookup import finely_padded
-from gemmpipe.space import Space
 from gemmpipe.tiled import AXES, Tiled
 
 SMALL_M = 16
 """Up to this many rows a kernel made for few of them is asked first."""
 
-_NO_SPACE = Space(axes={}, when=(), pinned=())
 # What a library does where nothing was measured: no copy of the weight, which nobody agreed to pay for.
 _PLAIN: Mapping[str, tuple[Mapping[str, Scalar], ...]] = {
     "torch": ({"method": "mm"}, {"method": "bfloat16_convert"}, {"method": "float32_convert"}),
@@ -137,7 +135,7 @@ def _unknown(implementation: Implementation, knobs: Knobs, spec: GemmSpec, devic
         return [name for name in knobs if name not in AXES]
     if not isinstance(implementation, Backend):
         return []
-    known = {name for point in implementation.points(spec, device, _NO_SPACE) for name in point}
+    known = implementation.knob_names(spec, device)
     return [name for name in knobs if name not in known]
 
 
@@ -167,7 +165,7 @@ def _more_rows(spec: GemmSpec) -> tuple[int, ...]:
 
 def _first_fit(implementation: Implementation, spec: GemmSpec, device: Device) -> Candidate | None:
     label = implementation.label
-    for point in _PLAIN.get(label) or tuple(implementation.points(spec, device, _NO_SPACE)):
+    for point in _PLAIN.get(label) or tuple(implementation.points(spec, device, NO_SPACE)):
         knobs = implementation.normalise(spec, point, device)
         if implementation.misfit(spec, knobs, device) is None:
             return Candidate.of(label, knobs)

@@ -57,7 +57,8 @@ def test_exact_then_padded_then_the_rules(row, table, x, w, steps) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"libtype": "cublaslt"}, "backend: no 'cublaslt' in this installation"),
+        ({"libtype": "cublaslt"}, "backend: cublaslt: no NVIDIA GPU"),
+        ({"libtype": "cublazlt"}, "backend: no 'cublazlt' in this installation"),
         ({"libtype": "scaled_mm", "config": '{"use_fast_accum": false}'}, "backend: scaled_mm: no GPU"),
         ({"libtype": "triton", "config": '{"BLOCK_SIZE_M": 16}'}, "knobs: triton: KeyError"),
         ({"libtype": "triton", "config": '{"BLOCK_SIZE_Q": 16}'}, "knobs: triton has no BLOCK_SIZE_Q"),

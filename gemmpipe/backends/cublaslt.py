@@ -1,0 +1,191 @@
+"""`cublaslt`: every algorithm that cuBLASLt has for a product, by its attributes (the extra `gemmpipe[cublaslt]`)."""
+
+import ctypes
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from gemmpipe.backends import Backend
+from gemmpipe.backends.aten import is_scaled, unsupported
+from gemmpipe.backends.cublaslt_library import (
+    ATTRIBUTES,
+    Descriptors,
+    Operation,
+    Unsupported,
+    algorithms,
+    bindings,
+    library,
+    version,
+)
+from gemmpipe.backends.scaled_mm import ScaledMm, scaled_misfit
+from gemmpipe.data import Device, Knobs
+from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared, Weights
+from gemmpipe.workspace import WORKSPACES
+
+if TYPE_CHECKING:
+    import torch
+
+    from gemmpipe.space import Space
+
+FAST = "use_fast_accum"
+_WIDE = ("bfloat16", "float16")
+_ALIGNMENT = 16  # bytes; algorithms are asked for under this assumption
+_ONE, _ZERO = ctypes.c_float(1.0), ctypes.c_float(0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CublasLt(Backend):
+    """Candidates by an algorithm's attributes, and with scaled operands `use_fast_accum`.
+
+    Attributes mean the same in one version of the library only, so it stands in the candidate's `kernelName`: a
+    stored one of another version is not run.
+    """
+
+    label = "cublaslt"
+
+    def unavailable(self, device: Device) -> str | None:
+        """It needs an NVIDIA GPU, and nvmath-python, which reaches the library's algorithms."""
+        if device.kind != "cuda":
+            return "no NVIDIA GPU: cuBLASLt computes on these alone"
+        return _missing()
+
+    def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...]:
+        """Every attribute, and the switch."""
+        return (*ATTRIBUTES, FAST)
+
+    def points(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
+        """Every algorithm the library lists; nothing where the library is not there."""
+        if self.unavailable(device) is not None:
+            return ()
+        if _misfit(spec, device) is not None:
+            return ({},)  # one point, to say why
+        return tuple(
+            {**attributes, **({FAST: fast} if is_scaled(spec) else {})}
+            for fast in ((False, True) if _has_switch(spec) else (False,))
+            for attributes in algorithms(device.index, _operation(spec, fast))
+        )
+
+    def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        """The types' rules, then what the library itself says of the algorithm and this product."""
+        if reason := _misfit(spec, device):
+            return reason
+        try:
+            library(device.index).configure(_operation(spec, bool(knobs.get(FAST))), _attributes(knobs))
+        except Unsupported as reason:
+            return str(reason)
+        return None
+
+    def kernel_name(self, knobs: Knobs) -> str:
+        """`cublaslt_66_tile512_stages36@130100`: the algorithm, and the version whose algorithm it is."""
+        return f"{self.label}_{knobs['algo_id']}_tile{knobs['tile_id']}_stages{knobs['stages_id']}@{version()}"
+
+    def prepare(self, spec: GemmSpec, weights: Weights, knobs: Knobs) -> Prepared:
+        """The weight scales in the library's layout, which is the one torch hands to it."""
+        return ScaledMm().prepare(spec, weights, knobs)
+
+    def bind(
+        self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
+    ) -> Launch:
+        """A call of the library on the current stream; operands at odd addresses or strides are copied once."""
+        import torch
+
+        opened, operation = library(device.index), _operation(spec, bool(knobs.get(FAST)))
+        configured = opened.configure(operation, _attributes(knobs))
+        w, x, bias = _dense(prepared.weights.w), _dense(inputs.x), prepared.weights.bias
+        bias = None if bias is None else _dense(bias.to(out.dtype))
+        x_scale, w_scale = _scales(spec, inputs, prepared)
+        known = Descriptors(opened.lt, operation)
+        known.point(w_scale=_address(w_scale), x_scale=_address(x_scale), bias=_address(bias))
+        workspace, _ = WORKSPACES.take(configured.workspace_bytes // 4, 0, out.device)
+        held = (known, configured, w, x, bias, x_scale, w_scale, workspace)  # by address only in what follows
+        arguments = (
+            *(opened.handle, known.matmul, ctypes.addressof(_ONE), w.data_ptr(), known.w, x.data_ptr(), known.x),
+            *(ctypes.addressof(_ZERO), out.data_ptr(), known.out, out.data_ptr(), known.out),
+            *(ctypes.addressof(configured.algo), workspace.data_ptr(), configured.workspace_bytes),
+        )
+        matmul, stream, index = opened.lt.matmul, torch._C._cuda_getCurrentRawStream, device.index
+
+        def launch() -> "torch.Tensor":
+            assert held
+            matmul(*arguments, stream(index))
+            return out
+
+        return launch
+
+
+@cache
+def _missing() -> str | None:
+    try:
+        bindings()
+    except ImportError:
+        return "nvmath-python is not installed: pip install 'gemmpipe[cublaslt]'"
+    try:
+        version()
+    except (RuntimeError, OSError) as error:
+        return f"cuBLASLt cannot be loaded: {' '.join(str(error).split())[:150]}"
+    return None
+
+
+def _misfit(spec: GemmSpec, device: Device) -> str | None:
+    """One `if` a rule on types and layouts."""
+    if device.kind != "cuda":
+        return "no NVIDIA GPU: cuBLASLt computes on these alone"
+    if problem := unsupported(spec):
+        return problem
+    if is_scaled(spec):
+        return scaled_misfit(spec, device)
+    if spec.x_dtype not in _WIDE or spec.w_dtype != spec.x_dtype:
+        return f"types: {spec.x_dtype} x {spec.w_dtype} without scales, expected one of {', '.join(_WIDE)} twice"
+    if spec.out_dtype not in (spec.x_dtype, "float32"):
+        return f"output type: a product of {spec.x_dtype} is written as that or fp32, not {spec.out_dtype}"
+    # Rows of either operand and of the output begin at multiples of 16 bytes, as every algorithm's loads are wide.
+    if spec.k % 8 or spec.n % 8:
+        return f"alignment: N={spec.n} and K={spec.k} must be multiples of 8"
+    return None
+
+
+def _has_switch(spec: GemmSpec) -> bool:
+    """Block scales are applied every 128 elements anyway, 16-bit products have no short sums."""
+    return spec.x_scale is not None and spec.x_scale.granularity != "block"
+
+
+def _operation(spec: GemmSpec, fast: bool) -> Operation:
+    return Operation(
+        m=spec.m,
+        n=spec.n,
+        k=spec.k,
+        dtype=spec.x_dtype,
+        out_dtype=spec.out_dtype,
+        scale="" if spec.x_scale is None else spec.x_scale.granularity,
+        bias=spec.bias,
+        fast_accum=fast,
+    )
+
+
+def _attributes(knobs: Knobs) -> dict[str, int]:
+    """Raises KeyError for an attribute that is missing."""
+    return {name: int(str(knobs[name])) for name in ATTRIBUTES}
+
+
+def _dense(tensor: "torch.Tensor") -> "torch.Tensor":
+    rows = tensor.contiguous()
+    return rows.clone() if rows.data_ptr() % _ALIGNMENT else rows
+
+
+def _address(tensor: "torch.Tensor | None") -> int | None:
+    return None if tensor is None else int(tensor.data_ptr())
+
+
+def _scales(spec: GemmSpec, inputs: Inputs, prepared: Prepared) -> "tuple[torch.Tensor | None, torch.Tensor | None]":
+    """Those of x, M-major where they come in blocks, and of w as prepared."""
+    import torch
+
+    if spec.x_scale is None:
+        return None, None
+    w_scale = prepared.extra
+    if inputs.x_scale is None or not isinstance(w_scale, torch.Tensor):
+        raise ValueError("cublaslt needs the scales of both operands")
+    if spec.x_scale.granularity != "block":
+        return _dense(inputs.x_scale), _dense(w_scale)
+    return (_dense(inputs.x_scale.t()) if inputs.x_scale_t is None else inputs.x_scale_t), w_scale

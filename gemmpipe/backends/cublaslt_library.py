@@ -1,0 +1,284 @@
+"""cuBLASLt through nvmath-python's bindings: descriptors of a product, the algorithms that compute it, and the call.
+
+Its matrices are column-major: a row-major out[M, N] = x[M, K] @ w[N, K]^T is its D[N, M] = A^T B with A = w as [K, N]
+and B = x as [K, M]. Numbers are those of cublasLt.h, cublas_api.h and library_types.h (CUDA 12.9 on).
+"""
+
+import ctypes
+import itertools
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from types import ModuleType
+from typing import Any
+
+Attributes = Mapping[str, int]
+"""What makes an algorithm the one it is: ATTRIBUTES by name."""
+
+ATTRIBUTES = {
+    "algo_id": (0, ctypes.c_int32),
+    "tile_id": (1, ctypes.c_uint32),
+    "stages_id": (6, ctypes.c_uint32),
+    "NUM_KSPLIT": (2, ctypes.c_int32),
+    "reduction_scheme": (3, ctypes.c_uint32),
+    "cta_swizzling": (4, ctypes.c_uint32),
+    "custom_option": (5, ctypes.c_uint32),
+    "inner_shape_id": (7, ctypes.c_uint16),
+    "cluster_shape_id": (8, ctypes.c_uint16),
+}
+"""cublasLtMatmulAlgoConfigAttributes_t, the same that TunableOp names: name -> (number, type)."""
+
+MOST_WORKSPACE_BYTES = 32 * 2**20  # what NVIDIA recommends for Hopper, and what torch gives it
+MOST_ALGORITHMS = 512
+_ALIGNMENT = 16  # bytes that operands of others are aligned to
+_SPLITS = (2, 3, 4, 6, 8, 12, 16)
+
+_COMPUTE_32F, _R_32F = 68, 0
+TYPES = {"float32": 0, "float16": 2, "bfloat16": 14, "float8_e4m3fn": 28, "float8_e5m2": 29}
+"""cudaDataType_t."""
+SCALE_MODES = {"tensor": (0, 0), "row": (3, 3), "block": (5, 4)}
+"""cublasLtMatmulMatrixScale_t of w and x: one scalar, one a row, one a 128x128 and a 1x128 tile."""
+
+_TRANSA, _EPILOGUE, _BIAS_POINTER, _FAST_ACCUM, _BIAS_TYPE = 3, 7, 8, 25, 26
+_A_SCALE, _B_SCALE, _A_SCALE_MODE, _B_SCALE_MODE = 17, 18, 31, 32
+_EPILOGUE_BIAS = 4
+_PREFER_WORKSPACE, _PREFER_ALIGNMENT = 1, (5, 6, 7, 8)
+_CAN_SPLIT, _REDUCTIONS, _CAN_SWIZZLE, _TILES, _CUSTOM_MAX, _STAGES = 0, 1, 2, 6, 7, 13
+_SOMEWHERE = 2**21  # stands for a device pointer in questions, which nobody follows
+
+
+class Unsupported(Exception):
+    """Why the library does not compute a product in this way."""
+
+
+class _Result(ctypes.Structure):
+    """cublasLtMatmulHeuristicResult_t."""
+
+    _fields_ = (
+        ("algo", ctypes.c_uint64 * 8),
+        ("workspace_bytes", ctypes.c_size_t),
+        ("state", ctypes.c_int),
+        ("waves", ctypes.c_float),
+        ("reserved", ctypes.c_int * 4),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Operation:
+    """A product as the library is told of it; `scale` is a key of SCALE_MODES or empty."""
+
+    m: int
+    n: int
+    k: int
+    dtype: str
+    out_dtype: str
+    scale: str
+    bias: bool
+    fast_accum: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configured:
+    """An algorithm ready to be called."""
+
+    algo: Any
+    workspace_bytes: int
+
+
+class Descriptors:
+    """The library's description of a product, for as long as this lives."""
+
+    def __init__(self, lt: ModuleType, operation: Operation) -> None:
+        self._lt = lt
+        self.matmul = lt.matmul_desc_create(_COMPUTE_32F, _R_32F)
+        ab, d = TYPES[operation.dtype], TYPES[operation.out_dtype]
+        m, n, k = operation.m, operation.n, operation.k
+        self.w = lt.matrix_layout_create(ab, k, n, k)
+        self.x = lt.matrix_layout_create(ab, k, m, k)
+        self.out = lt.matrix_layout_create(d, n, m, n)
+        weakref.finalize(self, _destroy, lt, self.matmul, (self.w, self.x, self.out))
+        self.set(_TRANSA, ctypes.c_int32(1))
+        if operation.scale:
+            w_mode, x_mode = SCALE_MODES[operation.scale]
+            self.set(_A_SCALE_MODE, ctypes.c_int32(w_mode))
+            self.set(_B_SCALE_MODE, ctypes.c_int32(x_mode))
+            self.set(_FAST_ACCUM, ctypes.c_int8(operation.fast_accum))
+        if operation.bias:
+            self.set(_EPILOGUE, ctypes.c_uint32(_EPILOGUE_BIAS))
+            self.set(_BIAS_TYPE, ctypes.c_int32(d))
+        scales = _SOMEWHERE if operation.scale else None
+        self.point(w_scale=scales, x_scale=scales, bias=_SOMEWHERE if operation.bias else None)
+
+    def point(self, *, w_scale: int | None, x_scale: int | None, bias: int | None) -> None:
+        """Say where on the device scales and bias lie."""
+        for attribute, address in ((_A_SCALE, w_scale), (_B_SCALE, x_scale), (_BIAS_POINTER, bias)):
+            if address is not None:
+                self.set(attribute, ctypes.c_void_p(address))
+
+    def set(self, attribute: int, value: Any) -> None:
+        """Set an attribute of the product."""
+        self._lt.matmul_desc_set_attribute(self.matmul, attribute, ctypes.addressof(value), ctypes.sizeof(value))
+
+
+def _destroy(lt: ModuleType, matmul: int, layouts: tuple[int, ...]) -> None:
+    for layout in layouts:
+        lt.matrix_layout_destroy(layout)
+    lt.matmul_desc_destroy(matmul)
+
+
+def bindings() -> ModuleType:
+    """nvmath-python's module of the library. Raises ImportError."""
+    import importlib
+
+    return importlib.import_module("nvmath.bindings.cublasLt")
+
+
+@cache
+def version() -> int:
+    """The library's version, 130100 for 13.1.0. Raises ImportError, RuntimeError where it cannot be loaded."""
+    return int(bindings().get_version())
+
+
+@cache
+def library(index: int) -> "Library":
+    """The library on a device, opened when first asked for."""
+    return Library(index)
+
+
+class Library:
+    """The library, opened on one device."""
+
+    def __init__(self, index: int) -> None:
+        import torch
+
+        self.lt = bindings()
+        with torch.cuda.device(index):
+            torch.zeros(1, device="cuda")  # a context, which the library asks about its device
+            self.handle = self.lt.create()
+
+    def heuristics(self, operation: Operation) -> list[dict[str, int]]:
+        """The algorithms that the library proposes, the most promising first."""
+        lt, known = self.lt, Descriptors(self.lt, operation)
+        preference = lt.matmul_preference_create()
+        results, count = (_Result * MOST_ALGORITHMS)(), ctypes.c_int(0)
+        try:
+            wishes: list[tuple[int, Any]] = [(_PREFER_WORKSPACE, ctypes.c_uint64(MOST_WORKSPACE_BYTES))]
+            wishes += [(number, ctypes.c_uint32(_ALIGNMENT)) for number in _PREFER_ALIGNMENT]
+            for number, value in wishes:
+                lt.matmul_preference_set_attribute(preference, number, ctypes.addressof(value), ctypes.sizeof(value))
+            lt.matmul_algo_get_heuristic(
+                self.handle,
+                *(known.matmul, known.w, known.x, known.out, known.out, preference),
+                *(MOST_ALGORITHMS, ctypes.addressof(results), ctypes.addressof(count)),
+            )
+        except lt.cuBLASLtError:
+            return []  # it says so where it has no algorithm at all
+        finally:
+            lt.matmul_preference_destroy(preference)
+        return [self._attributes(r.algo) for r in results[: count.value] if r.state == 0]
+
+    def by_capability(self, operation: Operation) -> Iterator[dict[str, int]]:
+        """Every algorithm the library has for these types, with every tile, stage count and split it claims to have.
+
+        Whether it takes this product only `configure` tells.
+        """
+        ab, d = TYPES[operation.dtype], TYPES[operation.out_dtype]
+        types = (_COMPUTE_32F, _R_32F, ab, ab, d, d)
+        for algo_id in self.lt.matmul_algo_get_ids(self.handle, *types, MOST_ALGORITHMS):
+            algo = (ctypes.c_uint64 * 8)()
+            self.lt.matmul_algo_init(self.handle, *types, algo_id, ctypes.addressof(algo))
+            start = self._attributes(algo)
+            tiles, stages = self._ids(algo, _TILES), self._ids(algo, _STAGES)
+            options = range(self._cap(algo, _CUSTOM_MAX) + 1)
+            for tile, stage, option in itertools.product(tiles, stages, options):
+                plain = {**start, "tile_id": tile, "stages_id": stage, "custom_option": option}
+                yield plain
+                if self._cap(algo, _CAN_SWIZZLE):
+                    yield {**plain, "cta_swizzling": 1}
+                if self._cap(algo, _CAN_SPLIT):
+                    mask = self._cap(algo, _REDUCTIONS)
+                    for scheme, splits in itertools.product((1, 2, 4), _SPLITS):
+                        if mask & scheme:
+                            yield {**plain, "NUM_KSPLIT": splits, "reduction_scheme": scheme}
+
+    def configure(self, operation: Operation, attributes: Attributes) -> Configured:
+        """The algorithm of these attributes for this product. Raises Unsupported."""
+        return _configured(self, operation, tuple(attributes.items()))
+
+    def check(self, operation: Operation, attributes: Attributes) -> Configured:
+        """As configure, asked anew."""
+        lt, known = self.lt, Descriptors(self.lt, operation)
+        ab, d = TYPES[operation.dtype], TYPES[operation.out_dtype]
+        algo, result = (ctypes.c_uint64 * 8)(), _Result()
+        address = ctypes.addressof(algo)
+        try:
+            lt.matmul_algo_init(self.handle, _COMPUTE_32F, _R_32F, ab, ab, d, d, attributes["algo_id"], address)
+            now = self._attributes(algo)
+            for name, wanted in attributes.items():
+                if now[name] != wanted:
+                    number, kind = ATTRIBUTES[name]
+                    value = kind(wanted)
+                    lt.matmul_algo_config_set_attribute(address, number, ctypes.addressof(value), ctypes.sizeof(value))
+            lt.matmul_algo_check(
+                self.handle,
+                *(known.matmul, known.w, known.x, known.out, known.out),
+                *(address, ctypes.addressof(result)),
+            )
+        except lt.cuBLASLtError as error:
+            raise Unsupported(f"algorithm: {' '.join(str(error).split())[:120]}") from None
+        if result.state:
+            raise Unsupported(f"algorithm: cuBLASLt status {result.state} for this product")
+        if result.workspace_bytes > MOST_WORKSPACE_BYTES:
+            raise Unsupported(f"workspace: {result.workspace_bytes >> 20} MiB, at most {MOST_WORKSPACE_BYTES >> 20}")
+        return Configured(algo=algo, workspace_bytes=int(result.workspace_bytes))
+
+    def _attributes(self, algo: Any) -> dict[str, int]:
+        """The attributes of an algorithm; those that this version does not have are 0."""
+        found, written = {}, ctypes.c_size_t(0)
+        for name, (number, kind) in ATTRIBUTES.items():
+            value = kind(0)
+            try:
+                self.lt.matmul_algo_config_get_attribute(
+                    *(ctypes.addressof(algo), number, ctypes.addressof(value)),
+                    *(ctypes.sizeof(value), ctypes.addressof(written)),
+                )
+            except self.lt.cuBLASLtError:
+                value = kind(0)
+            found[name] = int(value.value)
+        return found
+
+    def _cap(self, algo: Any, number: int) -> int:
+        value, written = ctypes.c_uint32(0), ctypes.c_size_t(0)
+        self.lt.matmul_algo_cap_get_attribute(
+            ctypes.addressof(algo), number, ctypes.addressof(value), 4, ctypes.addressof(written)
+        )
+        return int(value.value)
+
+    def _ids(self, algo: Any, number: int) -> tuple[int, ...]:
+        """The tiles or stages that an algorithm claims; 0, that is undefined, where it claims none."""
+        values, written = (ctypes.c_uint32 * 1024)(), ctypes.c_size_t(0)
+        self.lt.matmul_algo_cap_get_attribute(
+            ctypes.addressof(algo), number, ctypes.addressof(values), ctypes.sizeof(values), ctypes.addressof(written)
+        )
+        return tuple(values[: written.value // 4]) or (0,)
+
+
+@lru_cache(maxsize=4096)
+def algorithms(index: int, operation: Operation) -> tuple[dict[str, int], ...]:
+    """The algorithms that compute a product on a device, each once: those proposed, then those claimed and checked."""
+    opened = library(index)
+    found = {tuple(a.items()): None for a in opened.heuristics(operation)}
+    for attributes in opened.by_capability(operation):
+        if len(found) >= MOST_ALGORITHMS:
+            break
+        with suppress(Unsupported):
+            opened.check(operation, attributes)
+            found[tuple(attributes.items())] = None
+    return tuple(dict(attributes) for attributes in found)
+
+
+@lru_cache(maxsize=4096)
+def _configured(library: Library, operation: Operation, attributes: tuple[tuple[str, int], ...]) -> Configured:
+    return library.check(operation, dict(attributes))
