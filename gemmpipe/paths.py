@@ -20,10 +20,15 @@ def shipped_tables() -> Path:
     return CHECKOUT / "outputs" / "tuned" if CHECKOUT else PACKAGE / "tuned"
 
 
-def user_tables() -> Path:
-    """The user's data folder for tuned tables (XDG base directory specification)."""
+def user_data() -> Path:
+    """The user's data folder (XDG base directory specification)."""
     base = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
-    return Path(base) / "gemmpipe" / "tuned"
+    return Path(base) / "gemmpipe"
+
+
+def user_tables() -> Path:
+    """The user's folder of tuned tables."""
+    return user_data() / "tuned"
 
 
 def write_atomic(path: Path, text: str) -> None:

@@ -44,11 +44,11 @@ class Recorder:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _written: float = field(default_factory=time.monotonic)
 
-    def add(self, family: str, values: Mapping[str, Scalar], layer: str) -> None:
-        """Count one product; `values` are key columns, `op` and `layout`."""
+    def add(self, family: str, values: Mapping[str, Scalar], layer: str, count: int = 1) -> None:
+        """Count a product; `values` are key columns, `op` and `layout`."""
         row = {**values, "family": family, "layer": layer}
         with self._lock:
-            self.counts[tuple(str(row.get(name, "")) for name in columns() if name != "count")] += 1
+            self.counts[tuple(str(row.get(name, "")) for name in columns() if name != "count")] += count
             due = time.monotonic() - self._written > _FLUSH_S
         if due:
             self.flush()

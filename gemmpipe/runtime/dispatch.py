@@ -11,17 +11,21 @@ from gemmpipe.data import Device, Problem
 from gemmpipe.device import cpu_device, gpu_device
 from gemmpipe.errors import GemmpipeError
 from gemmpipe.family import Family, GemmSpec, load_family
+from gemmpipe.runtime import online
 from gemmpipe.runtime.bound import tiled_call
-from gemmpipe.runtime.calls import Call, NotInGraph, any_call, linear_call, padded_call
+from gemmpipe.runtime.calls import Call, NotInGraph, any_call, capturing, linear_call, padded_call
 from gemmpipe.runtime.captured import Recorder, asked_for
-from gemmpipe.runtime.choosing import Chosen, Unusable, fallbacks, usable
+from gemmpipe.runtime.choosing import Chosen, Unusable, fallbacks, first_usable, usable
 from gemmpipe.runtime.lookup import levels
 from gemmpipe.runtime.operands import Given, Optional, check, problem_of
 from gemmpipe.runtime.selection import LOG, Untuned
-from gemmpipe.runtime.tables import Tables, load_tables
+from gemmpipe.runtime.tables import Tables, load_tables, state_of
 from gemmpipe.runtime.watching import layer, quiet
 
 _MOST_CALLS = 16384  # bound calls kept a family: some 2 kB each; a workload of more shapes starts anew
+
+CallKey = tuple[object, ...]
+"""Everything of the operands that a bound call takes for granted."""
 
 _DEVICES: dict[int, Device] = {}
 
@@ -49,9 +53,13 @@ class Dispatch:
 
     family: Family
     borrowed: bool
-    calls: dict[tuple[object, ...], Call] = field(default_factory=dict)
+    calls: dict[CallKey, Call] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
     _tables: list[Tables] = field(default_factory=list)
+    _missed: set[CallKey] = field(default_factory=set)
+    """The keys that the rules answer."""
+    _outdated: dict[CallKey, Call] = field(default_factory=dict)
+    """What answered a key until the tables changed: good for graphs, in which nothing new is compiled or loaded."""
 
     def tables(self) -> Tables:
         """The tuned tables, read when first asked for."""
@@ -59,6 +67,29 @@ class Dispatch:
             if not self._tables:
                 self._tables.append(load_tables(self.family))
             return self._tables[0]
+
+    def changed(self) -> bool:
+        """Whether the files of the tables are others than those that were read."""
+        return bool(self._tables) and self._tables[0].state != state_of(self.family)
+
+    def renew(self) -> int:
+        """Read the tables again and look up anew what they did not answer before; how many keys that are.
+
+        Calls of other threads see the state before or after; graphs captured before keep what they captured.
+        """
+        fresh = load_tables(self.family)
+        with self.lock:
+            self._tables[:] = [fresh]
+            again = [key for key in self._missed if key in self.calls]
+            for key in again:
+                self._outdated[key] = self.calls.pop(key)
+            self._missed.clear()
+        return len(again)
+
+    def answers(self, problem: Problem, device: Device) -> bool:
+        """Whether the tables have a row of the problem's own that can run."""
+        rows = self.tables().find(device, (value for _, value in problem.key))
+        return first_usable(self.family, (found.row for found in rows), device) is not None
 
     def __call__(
         self,
@@ -93,7 +124,7 @@ class Dispatch:
             given = Given(x=x, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out_dtype=out_dtype)
             return self._in_graph(given)
 
-    def _first(self, key: tuple[object, ...], given: Given) -> torch.Tensor:
+    def _first(self, key: CallKey, given: Given) -> torch.Tensor:
         """The first call of a key: check, look up, bind, run, and keep what ran."""
         problem = problem_of(self.family, given)
         if given.x.device.type not in ("cpu", "cuda") or 0 in (problem["M"], problem["N"], problem["K"]):
@@ -101,27 +132,34 @@ class Dispatch:
         spec = self.family.spec(problem)
         check(self.family, given, spec)
         device = device_of(given.x.get_device())
+        outdated = self._outdated.get(key)
+        if outdated is not None and capturing(device):
+            return outdated(given.x, given.w, given.x_scale, given.w_scale, given.bias)
         with self.lock:
-            call, out = self._run_best(problem, spec, device, given)
+            call, out, missed = self._run_best(problem, spec, device, given)
             if call is not None:
                 if len(self.calls) >= _MOST_CALLS:
                     self.calls.clear()
                 self.calls[key] = call
+                self._outdated.pop(key, None)
+                (self._missed.add if missed else self._missed.discard)(key)
         return out
 
     def _run_best(
         self, problem: Problem, spec: GemmSpec, device: Device, given: Given
-    ) -> tuple[Call | None, torch.Tensor]:
-        """(the first selected call that runs, or None where it must not be kept, its output)."""
+    ) -> tuple[Call | None, torch.Tensor, bool]:
+        """(the first selected call that runs, or None where it must not be kept; its output; whether it was missed)."""
         failed: Exception | None = None
         for selected in self.selections(problem, spec, device):
             try:
                 call = self._bind(selected, spec, device, given)
-                if selected.step == "fallback":
-                    call = _counted(call, LOG.miss(self.family.name, problem.id))
+                missed = selected.step == "fallback"
+                if missed:
+                    untuned = LOG.miss(self.family.name, problem.id)
+                    call = _counted(call, untuned)
                 out = call(given.x, given.w, given.x_scale, given.w_scale, given.bias)
             except NotInGraph:
-                return None, self._in_graph(given)
+                return None, self._in_graph(given), False
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:  # noqa: BLE001 - what a kernel or library raises must not end a forward pass
@@ -130,8 +168,10 @@ class Dispatch:
                 continue
             if selected.step == "padded":
                 LOG.pad(self.family.name)
+            if missed:
+                online.missed(self, problem, device, untuned)
             LOG.step(f"{problem.id}: {selected.step}: {selected.source}: {_words(selected.chosen)}")
-            return call, out
+            return call, out, missed
         if failed is not None:
             raise failed
         raise GemmpipeError(f"{self.family.entry_point}: nothing here computes {problem.id} on {device.gfx}")

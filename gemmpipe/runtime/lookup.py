@@ -1,5 +1,8 @@
 """Which M's rows of a tuned table may answer for a problem, in the order in which they are asked."""
 
+EXACT_M = 64
+"""Up to so many rows a row of its own is worth tuning: beyond, padding changes little and the padded M serves many."""
+
 
 def finely_padded(m: int) -> int:
     """M rounded up to a multiple of 16 (M <= 256), 32 (<= 1024), 64 (<= 4096) or 128."""

@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from gemmpipe.paths import shipped_tables, user_tables
 from gemmpipe.store import read
 
 _LOG = logging.getLogger("gemmpipe.runtime")
+
+State = tuple[tuple[str, int, int], ...]
+"""(path, time of the last change in ns, bytes) of files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +33,8 @@ class Tables:
     """The rows of one family by key, best first: by layer, and those timed beside other work after all others."""
 
     family: Family
+    state: State
+    """The files as they were when read."""
     rows: dict[Key, list[Found]] = field(default_factory=dict)
 
     def find(self, device: Device, key: Iterable[Scalar]) -> Sequence[Found]:
@@ -64,12 +70,22 @@ def _beside(default: Path) -> list[Path]:
     return [path for path in (default, *models) if path.is_file() and "untuned" not in path.name]
 
 
+def state_of(family: Family) -> State:
+    """Which files there are now; another answer than before means that there is something to read."""
+    found = []
+    for path in (path for files in layers(family) for path in files):
+        with suppress(OSError):
+            stat = path.stat()
+            found.append((str(path), stat.st_mtime_ns, stat.st_size))
+    return tuple(found)
+
+
 def load_tables(family: Family) -> Tables:
     """Every layer's rows; within a layer the earlier file wins, and what clashes there is named once.
 
     A file that cannot be read costs a warning, not the workload.
     """
-    tables = Tables(family=family)
+    tables = Tables(family=family, state=state_of(family))
     for files in layers(family):
         fresh: dict[Key, Found] = {}
         for path in files:

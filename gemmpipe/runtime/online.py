@@ -1,0 +1,187 @@
+"""Tuning beside the program (`GEMMPIPE_ONLINE_TUNING`): misses are queued for a process of its own, its rows picked up.
+
+Nothing of this is on the way of a call that was answered before: a key is queued when its first call is missed, and a
+thread looks every few seconds whether tables have changed.
+"""
+
+import logging
+import os
+import subprocess
+import threading
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from gemmpipe import online
+from gemmpipe.data import Device, Problem
+from gemmpipe.device import gpu_device
+from gemmpipe.errors import GemmpipeError
+from gemmpipe.paths import user_data
+from gemmpipe.runtime.captured import Recorder, recorder
+from gemmpipe.runtime.lookup import EXACT_M, finely_padded
+from gemmpipe.runtime.selection import LOG, Untuned
+
+_LOG = logging.getLogger("gemmpipe.runtime")
+PERIOD_S = 2.0
+"""How often tables are looked at."""
+_GATHER_S = 0.2  # a first forward pass misses many keys at once
+_MOST_TRIES = 3  # a key that three processes leave without a row has no candidate here
+_VARIABLE = "GEMMPIPE_ONLINE_TUNING"
+
+
+class Renewable(Protocol):
+    """What answers calls from tables, and can read them again."""
+
+    def changed(self) -> bool: ...
+
+    def renew(self) -> int: ...
+
+    def answers(self, problem: Problem, device: Device) -> bool: ...
+
+
+@dataclass(kw_only=True, eq=False)
+class _Missed:
+    """A problem that waits for a row, and what was queued of its calls."""
+
+    dispatch: Renewable
+    problem: Problem
+    untuned: Untuned
+    queued: int = 0
+    tries: int = 0
+
+
+@dataclass(kw_only=True, eq=False)
+class Online:
+    """The misses of this process on one kind of device."""
+
+    device: Device
+    folder: Path
+    words: tuple[str, ...]
+    """Of the command line: where to tune."""
+    _recorder: Recorder
+    _missed: dict[Problem, _Missed] = field(default_factory=dict)
+    _news: threading.Event = field(default_factory=threading.Event)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _process: "subprocess.Popen[bytes] | None" = None
+
+    def add(self, dispatch: Renewable, problem: Problem, untuned: Untuned) -> None:
+        """Queue a problem that no row answered."""
+        asked = replace(
+            problem, key=tuple((name, _rows(value) if name == "M" else value) for name, value in problem.key)
+        )
+        with self._lock:
+            if asked not in self._missed:
+                self._missed[asked] = _Missed(dispatch=dispatch, problem=asked, untuned=untuned)
+                self._queue(self._missed[asked])
+        self._news.set()
+
+    def watch(self) -> None:
+        """The thread's work, for as long as the process lives."""
+        while True:
+            if self._news.wait(PERIOD_S):
+                self._news.clear()
+                threading.Event().wait(_GATHER_S)
+            try:
+                self.look()
+            except (OSError, GemmpipeError) as error:
+                LOG.warn(f"online {error}", f"online tuning: {error}")
+
+    def look(self) -> None:
+        """Pick up what is new, and have somebody work on what is still missed."""
+        with self._lock:
+            missed = list(self._missed.values())
+        for dispatch in {id(each.dispatch): each.dispatch for each in missed}.values():
+            if dispatch.changed():
+                again = dispatch.renew()
+                _LOG.info("gemmpipe: tables have changed; %d untuned keys are looked up again", again)
+        ended = self._process is not None and self._process.poll() is not None
+        for each in missed:
+            each.tries += ended
+            if each.tries >= _MOST_TRIES or each.dispatch.answers(each.problem, self.device):
+                with self._lock:
+                    self._missed.pop(each.problem, None)
+        if ended:
+            self._process = None
+        idle = bool(self._missed) and self._process is None and not online.running(self.folder)
+        for each in missed if idle else ():
+            self._queue(each)
+        self._recorder.flush()  # one that is at work sees what is new
+        if idle:
+            self._process = online.start(self.folder, self.words)
+
+    def _queue(self, missed: _Missed) -> None:
+        """Add its calls so far: the most called are tuned first."""
+        calls = max(1, missed.untuned.calls)
+        if calls > missed.queued:
+            values = dict(missed.problem.key)
+            self._recorder.add(missed.problem.family, values, missed.problem.layer, calls - missed.queued)
+            missed.queued = calls
+
+
+def _rows(m: object) -> int:
+    """The M to tune for: beyond EXACT_M the next that look-up pads to, which answers its neighbours too."""
+    assert isinstance(m, int)
+    return m if m <= EXACT_M else finely_padded(m)
+
+
+_ALL: dict[tuple[int, str, int], Online | None] = {}
+_LOCK = threading.Lock()
+
+
+def missed(dispatch: Renewable, problem: Problem, device: Device, untuned: Untuned) -> None:
+    """A key that no row answered; does nothing unless the user asked for online tuning."""
+    word = os.environ.get(_VARIABLE, "").strip()
+    if word in ("", "0"):
+        return
+    # A forked process has the parent's memory without its threads.
+    place = (os.getpid(), device.gfx, device.cu_num)
+    with _LOCK:
+        if place not in _ALL:
+            _ALL[place] = _started(word, device)
+        found = _ALL[place]
+    if found is not None:
+        found.add(dispatch, problem, untuned)
+
+
+def _started(word: str, device: Device) -> Online | None:
+    words = _where(word, device)
+    if words is None:
+        return None
+    folder = user_data() / "online" / f"{device.gfx}-{device.cu_num}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        LOG.warn("online folder", f"{_VARIABLE}: {folder}: {error.strerror}: nothing is tuned")
+        return None
+    made = Online(device=device, folder=folder, words=words, _recorder=recorder(folder / online.MISSED))
+    threading.Thread(target=made.watch, name="gemmpipe-online", daemon=True).start()
+    return made
+
+
+def _where(word: str, device: Device) -> tuple[str, ...] | None:
+    """What tells the pipeline where to tune for this device, or None (and a warning) where that cannot be."""
+    if word == "1":
+        return ("device.kind=cpu",) if device.kind == "cpu" else (f"device.index={device.index}",)
+    number = word.removeprefix("cuda:")
+    if not number.isdecimal():
+        LOG.warn("online word", f"{_VARIABLE}={word}: expected 1, 0 or a spare GPU such as cuda:3: nothing is tuned")
+        return None
+    if device.kind == "cpu":
+        LOG.warn("online cpu", f"{_VARIABLE}={word}: a GPU's times say nothing about {device.gfx}: nothing is tuned")
+        return None
+    return _spare(word, int(number), device)
+
+
+def _spare(word: str, index: int, device: Device) -> tuple[str, ...] | None:
+    import torch
+
+    if index >= torch.cuda.device_count():
+        there = torch.cuda.device_count()
+        LOG.warn("online index", f"{_VARIABLE}={word}: this process sees {there} GPUs: nothing is tuned")
+        return None
+    spare = gpu_device(index)
+    if (spare.gfx, spare.cu_num) != (device.gfx, device.cu_num):
+        LOG.warn("online spare", f"{_VARIABLE}={word}: {spare.name} is no {device.name}: nothing is tuned")
+        return None
+    # Nobody else works there: what it finds was timed alone.
+    return (f"device.index={index}", "device.shared=false")
