@@ -1,0 +1,112 @@
+"""The worked example of docs/own_family.md, word for word: its files, its command, its kernel."""
+
+import csv
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gemmpipe.builds import compile_build
+from gemmpipe.cli.main import main
+from gemmpipe.device import arch_device
+from gemmpipe.family import KernelDefaults, load_family
+from gemmpipe.problem import make_problem
+
+PAGE = (Path(__file__).parents[1] / "docs" / "own_family.md").read_text()
+FILES = re.findall(r"^`(mine/[\w/.]+)`:\n\n```\w+\n(.*?)```$", PAGE, re.DOTALL | re.MULTILINE)
+(COMMAND,) = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.fixture
+def mine(folder: Path) -> Path:
+    for name, text in FILES:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder / "mine"
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_the_page_shows_every_file_of_its_tree() -> None:
+    assert sorted(name for name, _ in FILES) == [
+        "mine/backend/eager.yaml",
+        "mine/kernel/relu2.yaml",
+        "mine/relu2.py",
+        "mine/space/relu2.yaml",
+    ]
+    for name, _ in FILES:
+        assert Path(name).name in PAGE.split("```")[1]
+
+
+@pytest.mark.usefixtures("own_locks")
+def test_its_command_tunes(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program, *words = shlex.split(COMMAND)
+    assert program == "gemmpipe"
+    assert main(words) == 0
+    found = _rows(mine.parent / "tuned" / "relu2_tuned_gemm.csv")
+    assert [(row["M"], row["N"], row["K"]) for row in found] == [("1", "512", "1024"), ("64", "512", "1024")]
+    (run,) = (mine.parent / "outputs" / "runs" / "tune").iterdir()
+    trials = _rows(run / "trials.csv")
+    assert {row["status"] for row in trials if row["libtype"] == "eager"} <= {"ok", "dropped"}
+    if not torch.cuda.is_available():
+        assert {row["libtype"] for row in found} == {"eager"}
+        assert {row["error"] for row in trials if row["libtype"] == "triton"} == {"no GPU: Triton compiles for GPUs"}
+        return
+    triton = [row for row in trials if row["libtype"] == "triton"]
+    assert any(row["status"] == "ok" for row in triton)
+    assert not [row for row in triton if row["status"] not in ("ok", "dropped", "unfit")]
+
+
+_INTERPRET = """
+import json, sys, torch
+from gemmpipe.device import arch_device
+from gemmpipe.family import KernelDefaults, load_family
+from gemmpipe.problem import make_problem
+from gemmpipe.reference import error_ratio
+
+family, device = load_family("relu2"), arch_device("sm_90")
+words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+kernel, _ = family.implementations
+for m, n, k, dtype in ((16, 64, 64, "float16"), (33, 80, 72, "bfloat16"), (1, 64, 100, "float16")):
+    spec = family.spec(make_problem(family, {"M": m, "N": n, "K": k, "dtype": dtype, "outdtype": dtype}, words, "", ""))
+    generator = torch.Generator().manual_seed(3)
+    inputs, weights = family.make_inputs(spec, generator), family.make_weights(spec, generator)
+    sizes = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64}
+    knobs = kernel.normalise(spec, {**sizes, "num_warps": 4, "num_stages": 3}, device)
+    out = torch.full((m, n), float("nan"), dtype=getattr(torch, dtype))
+    launch = kernel.bind(spec, knobs, device, inputs, kernel.prepare(spec, weights, knobs), out)
+    reference = family.reference(spec, inputs, weights)
+    print(error_ratio(launch(), reference, *family.tolerance(spec)))
+"""
+
+
+def test_its_kernel_computes_what_it_says(mine: Path) -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([str(mine), *sys.path])}
+    done = subprocess.run(
+        [sys.executable, "-c", _INTERPRET], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [float(line) for line in done.stdout.split()] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("gfx", ["sm_90", "gfx950"])
+def test_its_kernel_compiles_without_a_gpu(mine: Path, monkeypatch: pytest.MonkeyPatch, gfx: str) -> None:
+    monkeypatch.syspath_prepend(str(mine))
+    family, device = load_family("relu2"), arch_device(gfx)
+    kernel = family.implementations[0]
+    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = family.spec(make_problem(family, {"M": 64, "N": 512, "K": 1024}, words, gfx, "test"))
+    sizes = {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 64}
+    knobs = kernel.normalise(spec, {**sizes, "num_warps": 4, "num_stages": 2}, device)
+    assert kernel.misfit(spec, knobs, device) is None
+    (build,) = kernel.builds(spec, knobs, device)
+    assert compile_build(build, device).error == ""
