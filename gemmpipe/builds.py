@@ -19,7 +19,7 @@ _KEPT = 2048  # loaded binaries a process keeps; one is some 20 to 100 kB
 def compile_build(build: Build, target: Device) -> BuildFacts:
     """Compile for an architecture, present or not, into Triton's disk cache; whatever the compiler raises rises."""
     begin = time.perf_counter()
-    kernel = _compiled(build, target)
+    kernel = compiled(build, target)
     seconds = time.perf_counter() - begin
     binary = kernel.asm.get("cubin")
     registers, spills = resources(binary) if binary else _amd_registers(kernel.asm.get("amdgcn", ""))
@@ -100,7 +100,7 @@ def _load(build: Build, device: Device) -> Loaded:
     function = find_kernel(build.kernel)
     if is_interpreted(function):
         return Loaded(build=build, kernel=function, interpreted=True)
-    kernel = _compiled(build, device)
+    kernel = compiled(build, device)
     kernel.run  # noqa: B018  (the property that loads the binary; function and registers are known from here on)
     return Loaded(build=build, kernel=kernel, interpreted=False)
 
@@ -145,7 +145,8 @@ def _collect(function: Any, sources: dict[str, str]) -> None:
             _collect(called, sources)
 
 
-def _compiled(build: Build, target: Device) -> Any:
+def compiled(build: Build, target: Device) -> Any:
+    """Triton's compiled kernel, from its disk cache where it is there; whatever the compiler raises rises."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource

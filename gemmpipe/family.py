@@ -153,6 +153,10 @@ class Implementation(ABC):
     def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """`rule: detail` of the first rule that the normalised knobs break, or None when they fit."""
 
+    def wasteful(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        """`rule: detail` why knobs that fit cannot win: a search passes them over, the run time runs them."""
+        return None
+
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
         """What must be compiled before it can run."""
         return ()

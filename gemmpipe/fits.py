@@ -2,9 +2,8 @@
 
 from gemmpipe.data import Device, Knobs
 from gemmpipe.family import GemmSpec
-from gemmpipe.tiled import SWAP, integer, workspace_bytes
+from gemmpipe.tiled import WGMMA_ROWS, integer, workspace_bytes
 
-_WGMMA_ROWS = 64
 _MIB = 2**20
 _WORKSPACE_BYTES = 256 * _MIB
 _GRID = 65535
@@ -46,22 +45,11 @@ def tile_misfit(
     least_k = int(32 / element_bytes(spec.x_dtype))
     if m < 16 or n < 16 or k < least_k:
         return f"minimum tile: {m}x{n}x{k}, a matrix instruction needs 16x16x{least_k}"
-    # A tile of 64 rows can pay even for M = 16, as Hopper's warpgroup instruction starts there (measured on an H200,
-    # 2026-11-21); with more, at least half of the rows are padding and there is no wider instruction to gain.
-    if m > _WGMMA_ROWS and m >= 2 * _next_power(spec.m):
-        return f"tile beyond the problem: {m} rows for M={spec.m}"
-    if n > _WGMMA_ROWS and n >= 2 * _next_power(spec.n):
-        return f"tile beyond the problem: {n} columns for N={spec.n}"
-    if min(m, n) < int(knobs.get("matrix_instr_nonkdim") or 0):
-        return f"matrix instruction: {knobs['matrix_instr_nonkdim']} wide, the tile {m}x{n}"
-    # Swapped operands gain nothing but the 64-row instruction of Hopper and later, for few rows.
-    if knobs.get(SWAP) and (device.vendor != "nvidia" or n < _WGMMA_ROWS or m > _WGMMA_ROWS):
-        return f"swapped operands: a {m}x{n} tile on {device.gfx} has no wider side to offer"
     if warps * device.warp_size > 1024:
         return f"threads: {warps} warps of {device.warp_size} are over 1024 a block"
     # A thread has 255 registers on NVIDIA, 512 on AMD's matrix cores: accumulators beyond that spill in the K loop.
     held, most = accumulators * m * n // (warps * device.warp_size), 480 if device.vendor == "amd" else 240
-    if held > most:
+    if held > most and not _in_tensor_memory(spec, knobs, device):
         return f"registers: {held} accumulator registers a thread, {most} leave none for operands"
     needed = shared_bytes(spec, m, n, k, stages, device)
     if needed > device.shared_bytes:
@@ -79,11 +67,23 @@ def shared_bytes(spec: GemmSpec, m: int, n: int, k: int, stages: int, device: De
     if spec.x_scale is not None and spec.x_scale.dtype != "float32":
         return _microscaled_bytes(stage, m, n, k, stages, device)
     scales = 4 * (m + n)
-    if device.gfx == "gfx950":  # copies go straight to LDS, where every row is padded by a sixteenth
-        return (stages * stage * 17 // 16 if stages > 1 else stage) + scales
-    if device.vendor == "amd":  # one stage is in registers
-        return max(max(stages - 1, 1) * stage + scales, m * n * (4 if spec.out_dtype == "float32" else 2))
+    if device.vendor == "amd":
+        return _amd_bytes(spec, m, n, k, stages, device)
     return max(stages * (stage + scales), 4 * m * n)  # the ring, then the fp32 tile on its way to the output
+
+
+def _amd_bytes(spec: GemmSpec, m: int, n: int, k: int, stages: int, device: Device) -> int:
+    """LDS of 8- and 16-bit operands (held against 280 builds, triton 3.9)."""
+    by_block = spec.x_scale is not None and spec.x_scale.granularity == "block"
+    scales = 4 * (m + n) if by_block else 0
+    if stages == 1:  # the smaller operand goes to registers directly
+        ring = int(max(m, n) * k * element_bytes(spec.x_dtype))
+    elif device.gfx == "gfx950":  # copies go straight to LDS, where every row is padded by a sixteenth
+        ring = int((m + n) * k * element_bytes(spec.x_dtype)) * stages * 17 // 16
+    else:  # one stage is in registers
+        ring = int((m + n) * k * element_bytes(spec.x_dtype)) * (stages - 1)
+    # Small tiles change their layout on the way to the output; large ones were never seen to.
+    return max(ring + scales, 2 * m * n if m * n <= 128 * 128 else 0)
 
 
 def _microscaled_bytes(stage: int, m: int, n: int, k: int, stages: int, device: Device) -> int:
@@ -92,11 +92,13 @@ def _microscaled_bytes(stage: int, m: int, n: int, k: int, stages: int, device: 
     if device.vendor == "amd":
         if stages == 1:  # one operand changes its layout on the way to the registers
             return max(m, n) * k // 2
-        return stages * (stage * 17 // 16 + scales) if device.gfx == "gfx950" else (stages - 1) * stage + 2 * scales
+        return (
+            stages * (stage * 17 // 16 + scales // 2) if device.gfx == "gfx950" else (stages - 1) * stage + 2 * scales
+        )
     # The warpgroup instruction reads the decoded bf16 weight from shared memory; sm_100 decodes none of 128 rows on.
-    if m < _WGMMA_ROWS or (m >= 2 * _WGMMA_ROWS and int(device.gfx.removeprefix("sm_")) >= 100):
+    if m < WGMMA_ROWS or (m >= 2 * WGMMA_ROWS and int(device.gfx.removeprefix("sm_")) >= 100):
         return max(stages - 1, 1) * stage + 2 * scales
-    return 1024 + (max(stage, 2 * n * k) if stages == 1 else (stages - 1) * stage + 2 * n * k)
+    return 1088 + (max(stage, 2 * n * k) if stages == 1 else (stages - 1) * stage + 2 * n * k)
 
 
 def element_bytes(dtype: str) -> float:
@@ -104,6 +106,15 @@ def element_bytes(dtype: str) -> float:
     if dtype.startswith("float4"):
         return 0.5
     return 1 if dtype.startswith("float8") or dtype == "int8" else 2
+
+
+def _in_tensor_memory(spec: GemmSpec, knobs: Knobs, device: Device) -> bool:
+    """Whether a tile of any size spills nothing: scaled 4-bit products of sm_100, their sum stays in tensor memory.
+
+    So do other sums there, but these come to registers whole before they are stored, and so do the parts of a split.
+    """
+    blackwell = device.vendor == "nvidia" and int(device.gfx.removeprefix("sm_")) >= 100
+    return blackwell and spec.x_dtype.startswith("float4") and knobs["NUM_KSPLIT"] == 1
 
 
 def _no_size(knobs: Knobs) -> str | None:
@@ -129,7 +140,3 @@ def _wrong_fp8(spec: GemmSpec, device: Device) -> str | None:
     if device.kind == "cuda" and int(device.gfx.removeprefix("sm_")) < 89:
         return f"fp8 format: {device.gfx} has no fp8 matrix instructions"
     return None
-
-
-def _next_power(value: int) -> int:
-    return 1 << (value - 1).bit_length()

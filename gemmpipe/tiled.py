@@ -21,6 +21,8 @@ NEEDED = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps", "num_stag
 NEUTRAL: Mapping[str, Scalar] = {"GROUP_SIZE_M": 1, "NUM_KSPLIT": 1, "cache_modifier": ""}
 AMD_ONLY = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
 SWAP = "SWAP_AB"
+WGMMA_ROWS = 64
+"""What a Hopper warpgroup multiplies at once."""
 KIND = "kernel_type"
 """Which kernel of a family an entry of the space is for; `plain` is the tiled one."""
 AXES = (*NEEDED, *NEUTRAL, *AMD_ONLY, KIND)
@@ -115,6 +117,9 @@ class Tiled(Implementation):
             kept = {k: v for k, v in kept.items() if k not in AMD_ONLY}
         elif device.gfx == "gfx950" and "kpack" in kept:
             kept["kpack"] = 1  # the compiler overrides it from gfx950 on
+        narrow = min(integer(kept, "BLOCK_SIZE_M"), integer(kept, "BLOCK_SIZE_N"))
+        if "matrix_instr_nonkdim" in kept and integer(kept, "matrix_instr_nonkdim") > narrow:
+            kept["matrix_instr_nonkdim"] = 16  # the compiler takes the narrow instruction for a narrow tile
         kept.pop(KIND, None)
         if not kept.get(SWAP):
             kept.pop(SWAP, None)  # not swapped is the plain kernel, under the name that it has without the knob
@@ -124,6 +129,20 @@ class Tiled(Implementation):
         if 1 in self.tiles(spec, kept):
             kept["GROUP_SIZE_M"] = 1  # one row or column of tiles has one order
         return kept
+
+    def wasteful(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        """Tiles that are mostly padding, and operands swapped for nothing."""
+        m, n = integer(knobs, "BLOCK_SIZE_M"), integer(knobs, "BLOCK_SIZE_N")
+        # A tile of 64 rows can pay even for M = 16, as Hopper's warpgroup instruction starts there (measured on an
+        # H200, 2026-11-21); with more, at least half are padding and there is no wider instruction to gain.
+        if m > WGMMA_ROWS and m >= 2 * _next_power(spec.m):
+            return f"tile beyond the problem: {m} rows for M={spec.m}"
+        if n > WGMMA_ROWS and n >= 2 * _next_power(spec.n):
+            return f"tile beyond the problem: {n} columns for N={spec.n}"
+        # Swapped operands gain nothing but the 64-row instruction of Hopper and later, for few rows.
+        if knobs.get(SWAP) and (device.vendor != "nvidia" or n < WGMMA_ROWS or m > WGMMA_ROWS):
+            return f"swapped operands: a {m}x{n} tile on {device.gfx} has no wider side to offer"
+        return None
 
     def tiles(self, spec: GemmSpec, knobs: Knobs) -> tuple[int, int]:
         """Rows and columns of tiles."""
@@ -186,6 +205,10 @@ class Tiled(Implementation):
     def interpreted(self) -> bool:
         """Whether the kernel runs under Triton's interpreter."""
         return is_interpreted(find_kernel(self.kernel))
+
+
+def _next_power(value: int) -> int:
+    return 1 << (value - 1).bit_length()
 
 
 def workspace_bytes(spec: GemmSpec, knobs: Knobs) -> int:

@@ -32,14 +32,14 @@ class SpaceReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """The candidates of one problem that fit, with their builds, and a trial for each that does not."""
+    """The candidates of one problem that fit, with their builds, and a trial for each that does not or cannot win."""
 
     problem: Problem
     spec: GemmSpec
     candidates: tuple[Candidate, ...]
     builds: dict[str, tuple[Build, ...]]
     """By candidate id."""
-    unfit: tuple[Trial, ...]
+    passed_over: tuple[Trial, ...]
     kernel_names: dict[str, str]
     """By candidate id."""
 
@@ -56,10 +56,11 @@ def list_candidates(
     """All candidates of a problem: the space's, the libraries' and the incumbents, each once and normalised."""
     spec = family.spec(problem)
     fit: dict[Candidate, Implementation] = {}
-    unfit: list[Trial] = []
+    passed_over: list[Trial] = []
     seen: set[Candidate] = set()
     for implementation in implementations:
         known = [c.knobs for c in incumbents if c.backend == implementation.label]
+        kept = {Candidate.of(implementation.label, implementation.normalise(spec, knobs, device)) for knobs in known}
         missing = implementation.unavailable(device)
         for point in (*implementation.points(spec, device, space), *known):
             report.points += 1
@@ -67,22 +68,22 @@ def list_candidates(
             if candidate in seen:
                 continue
             seen.add(candidate)
-            reason = missing or implementation.misfit(spec, candidate.knobs, device)
+            reason, status = missing or implementation.misfit(spec, candidate.knobs, device), Status.UNFIT
+            if reason is None and candidate not in kept:
+                reason, status = implementation.wasteful(spec, candidate.knobs, device), Status.DROPPED
             if reason is None:
                 fit[candidate] = implementation
             else:
                 report.rules[f"{implementation.label}: {reason.split(':')[0]}"] += 1
-                unfit.append(_unfit(problem, candidate, reason))
+                passed_over.append(
+                    Trial(stage="screen", problem=problem.id, candidate=candidate, status=status, error=reason)
+                )
     report.normalised += len(seen)
     return Listing(
         problem=problem,
         spec=spec,
         candidates=tuple(fit),
         builds={c.id: i.builds(spec, c.knobs, device) for c, i in fit.items()},
-        unfit=tuple(unfit),
+        passed_over=tuple(passed_over),
         kernel_names={c.id: i.kernel_name(c.knobs) for c, i in fit.items()},
     )
-
-
-def _unfit(problem: Problem, candidate: Candidate, reason: str) -> Trial:
-    return Trial(stage="screen", problem=problem.id, candidate=candidate, status=Status.UNFIT, error=reason)

@@ -96,7 +96,7 @@ class Screen(Stage):
             for candidate in kept[course.problem.id]:
                 trial = course.results[candidate]
                 rows.append(_shortlist_row(course, candidate, trial, context))
-        trials = [t for c in courses for t in (*c.listing.unfit, *c.results.values())]
+        trials = [t for c in courses for t in (*c.listing.passed_over, *c.results.values())]
         names = {k: v for c in courses for k, v in c.listing.kernel_names.items()}
         counts = Counter(str(t.status) for t in trials)
         summary = ", ".join(f"{n:,} {status}" for status, n in counts.most_common())

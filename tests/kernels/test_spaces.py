@@ -95,7 +95,6 @@ def test_normalises_to_what_runs() -> None:
         ("a8w8_blockscale", {"BLOCK_SIZE_K": 256}, "scale group"),
         ("a8w8_blockscale", {"BLOCK_SIZE_K": 16}, "minimum tile"),
         ("a8w8_blockscale", {"BLOCK_SIZE_N": 256, "num_warps": 2}, "registers"),
-        ("a8w8_blockscale", {"BLOCK_SIZE_M": 128}, "tile beyond the problem"),
         ("a16w16", {"BLOCK_SIZE_N": 256, "BLOCK_SIZE_K": 128}, "shared memory"),
         ("a16w16", {"BLOCK_SIZE_N": 48}, "power of two"),
         ("a16w16", {"num_stages": 0}, "positive"),
@@ -110,6 +109,15 @@ def test_misfits_name_their_rule(family: str, changes: dict[str, int], rule: str
     reason = kernel.misfit(spec, kernel.normalise(spec, {**KNOBS, **changes}, device), device)
     assert reason is not None
     assert reason.split(":")[0] == rule
+
+
+def test_padding_fits_but_is_passed_over() -> None:
+    found, device = load_family("a8w8_blockscale"), arch_device("sm_90")
+    kernel, spec = kernel_of(found), spec_of(found, "sm_90", 16, 1280, 8192)
+    knobs = kernel.normalise(spec, {**KNOBS, "BLOCK_SIZE_M": 128}, device)
+    assert kernel.misfit(spec, knobs, device) is None
+    assert str(kernel.wasteful(spec, knobs, device)).startswith("tile beyond the problem")
+    assert kernel.wasteful(spec, kernel.normalise(spec, KNOBS, device), device) is None
 
 
 def test_is_unfit_on_a_cpu_and_for_the_other_fp8() -> None:

@@ -32,7 +32,7 @@ def _course(search: Search, builds: dict[Candidate, list[int]], record: Record |
         spec=SPEC,
         candidates=tuple(builds),
         builds={c.id: tuple(_build(n) for n in names) for c, names in builds.items()},
-        unfit=(),
+        passed_over=(),
         kernel_names={},
     )
     return Course(listing, search.start(list(builds), 2, 3), record or Record())

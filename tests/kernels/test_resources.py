@@ -1,0 +1,127 @@
+"""What `fits` says against what the compiler says, for samples of every family's default space on four architectures.
+
+Registers and spills come from the assembly (AMD) and from cuobjdump, which triton brings along (NVIDIA).
+"""
+
+import random
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import triton
+import yaml
+
+from gemmpipe.builds import compiled
+from gemmpipe.data import Device, Knobs
+from gemmpipe.device import arch_device
+from gemmpipe.family import Family, GemmSpec, Implementation, KernelDefaults, load_family
+from gemmpipe.problem import make_problem
+from gemmpipe.space import Space
+
+ROOT = Path(__file__).parents[2]
+ARCHES = ("sm_90", "sm_100", "gfx942", "gfx950")
+FAMILIES = sorted(path.parent.name for path in (ROOT / "kernels").glob("*/__init__.py"))
+CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+ACCEPTED = 3
+"""Points compiled of each family and architecture."""
+REFUSED = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    implementation: Implementation
+    spec: GemmSpec
+    device: Device
+    knobs: Knobs
+    reason: str | None
+
+    def compile(self) -> tuple[int, int]:
+        """(bytes of shared memory, spilled bytes or registers) of its largest build."""
+        found = [(0, 0)]
+        for build in self.implementation.builds(self.spec, self.knobs, self.device):
+            kernel = compiled(build, self.device)
+            found.append((kernel.metadata.shared, spills(kernel, self.device)))
+        return max(shared for shared, _ in found), max(spilled for _, spilled in found)
+
+
+def spills(kernel: object, device: Device) -> int:
+    assembly: dict[str, object] = kernel.asm  # type: ignore[attr-defined]
+    if device.vendor == "amd":
+        return sum(int(n) for n in re.findall(r"\.vgpr_spill_count:\s*(\d+)", str(assembly["amdgcn"])))
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(assembly["cubin"])  # type: ignore[arg-type]
+        file.flush()
+        said = subprocess.run([CUOBJDUMP, "--dump-resource-usage", file.name], capture_output=True, check=True)
+    return max(int(n) for n in re.findall(r"STACK:(\d+)", said.stdout.decode()))
+
+
+def shipped_space(name: str) -> Space:
+    axes = yaml.safe_load((ROOT / "conf" / "space" / f"{name}.yaml").read_text())
+    entries = axes.pop("when", [])
+    listed = [{k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()} for entry in entries]
+    return Space(axes={k: tuple(v) for k, v in axes.items()}, when=tuple(listed), pinned=())
+
+
+def keys_of(family: Family, m: int) -> dict[str, object]:
+    """A problem of the size that models have, for whatever columns the family's key has."""
+    usual = {"M": m, "N": 1280, "K": 8192, "B": 4, "token": m, "model_dim": 2048, "inter_dim": 768}
+    usual |= {"expert": 128, "topk": 8}
+    return {column.name: usual[column.name] for column in family.key_columns if column.name in usual}
+
+
+def points(name: str, gfx: str, m: int) -> list[Point]:
+    """The default space on that architecture, each point once."""
+    family, device, defaults = (
+        load_family(name),
+        arch_device(gfx),
+        KernelDefaults(dtype=None, out_dtype=None, bias=None),
+    )
+    spec = family.spec(make_problem(family, keys_of(family, m), defaults, gfx, "test"))
+    found: dict[object, Point] = {}
+    for implementation in family.implementations:
+        for raw in implementation.points(spec, device, shipped_space(name)):
+            knobs = implementation.normalise(spec, raw, device)
+            reason = implementation.misfit(spec, knobs, device)
+            point = Point(implementation=implementation, spec=spec, device=device, knobs=knobs, reason=reason)
+            found.setdefault((implementation.label, tuple(sorted(knobs.items()))), point)
+    return list(found.values())
+
+
+@pytest.mark.parametrize("gfx", ARCHES)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_what_fits_is_not_refused_for_resources(name: str, gfx: str) -> None:
+    draw = random.Random(f"{name} {gfx}")
+    fit = [p for m in (16, 512) for p in points(name, gfx, m) if p.reason is None]
+    if not fit:
+        assert all(str(p.reason).startswith("compiler:") for m in (16, 512) for p in points(name, gfx, m))
+        pytest.skip(f"nothing of {name} compiles for {gfx} with triton {triton.__version__}")
+    by_label: dict[str, list[Point]] = {}
+    for point in fit:
+        by_label.setdefault(point.implementation.label, []).append(point)
+    for label, listed in by_label.items():
+        for point in draw.sample(listed, min(len(listed), ACCEPTED if label == "triton" else 1)):
+            shared, _ = point.compile()
+            assert shared <= point.device.shared_bytes, (label, dict(point.knobs))
+
+
+@pytest.mark.slow
+def test_what_is_refused_would_not_have_fitted() -> None:
+    """Of 200 refused points at most 5 % compile within the device's shared memory and without a spilled register."""
+    draw, refused = random.Random(2), []
+    for name in FAMILIES:
+        for gfx in ARCHES:
+            for m in (1, 64, 512, 4096):
+                listed = [p for p in points(name, gfx, m) if p.reason and not p.reason.startswith("compiler:")]
+                refused += draw.sample(listed, min(len(listed), 25))
+    fitted = []
+    for point in draw.sample(refused, REFUSED):
+        try:
+            shared, spilled = point.compile()
+        except Exception:  # noqa: BLE001  (whatever the compiler says: it does not fit)
+            continue
+        if shared <= point.device.shared_bytes and not spilled:
+            fitted.append((point.device.gfx, point.spec.x_dtype, dict(point.knobs), point.reason))
+    assert len(fitted) <= REFUSED * 0.05, fitted
