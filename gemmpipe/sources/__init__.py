@@ -12,3 +12,7 @@ class Source(ABC):
     @abstractmethod
     def problems(self, family: Family, defaults: KernelDefaults, gfx: str) -> list[Problem]:
         """Each problem once, weights summed. Raises UserError: file, row, column, what was expected."""
+
+    def left_out(self, family: Family, defaults: KernelDefaults, gfx: str) -> str:
+        """What it holds beside these problems, for other kernels; a clause for the reader, or nothing."""
+        return ""

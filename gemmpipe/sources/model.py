@@ -1,55 +1,83 @@
-"""Problems of a model, from its config.json, the degree of tensor parallelism and the batch sizes."""
+"""Problems of a model, from its config.json, the degrees of parallelism and the batch sizes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from gemmpipe.data import Problem
 from gemmpipe.errors import UserError
-from gemmpipe.family import Family, GemmSpec, KernelDefaults
+from gemmpipe.family import Family, KernelDefaults
 from gemmpipe.jsonfile import read_object
-from gemmpipe.problem import MAX_SIZE, make_problem, unite
+from gemmpipe.problem import unite
 from gemmpipe.sources import Source
-from gemmpipe.sources.architectures import Linear, linears
+from gemmpipe.sources.architectures import linears
+from gemmpipe.sources.batch_sizes import batch_sizes
+from gemmpipe.sources.decoder.blocks import check_blocks
+from gemmpipe.sources.decoder.linear import Config, Linear
+from gemmpipe.sources.decoder.quantization import apart, quantization_of
+from gemmpipe.sources.decoder.rules import language_model
+from gemmpipe.sources.decoder.wanted import Wanted
+
+_MOST_DEVICES = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
 class Model(Source):
     """The products of one device of a `tp`-way sharded decoder, each at every M of `nsets`.
 
-    `path` is a config.json or the folder that holds it; `config` holds the same fields inline. The weight is the
-    number of calls in a forward pass.
+    `path` is a config.json or the folder that holds it; `config` holds the same fields inline. `ep` above 1 deals whole
+    experts out over so many devices. The weight is the number of calls in a forward pass. A `quantization_config` says
+    which kernel computes which layer; `quantization=ignore` lets any kernel compute all of them.
     """
 
     path: str | None
     config: Mapping[str, object] | None
     tp: int
-    nsets: Sequence[int]
+    ep: int
+    nsets: Sequence[int] | int | str
+    quantization: Literal["config", "ignore"]
 
     def problems(self, family: Family, defaults: KernelDefaults, gfx: str) -> list[Problem]:
         """Each problem once, weights summed. Raises UserError: which field, and why it cannot be."""
         where, config = self._config()
-        if isinstance(self.tp, bool) or not isinstance(self.tp, int) or not 1 <= self.tp <= 1024:
-            raise UserError(f"shapes.tp: {self.tp!r}, expected a whole number from 1 to 1024")
-        sizes = self._sizes()
-        has_bias = any(column.name == "bias" for column in family.key_columns) and defaults.bias is None
+        sizes = batch_sizes(self.nsets)
+        wanted = self._wanted(family, defaults, gfx, config, where)
         found: list[Problem] = []
-        for linear in linears(config, self.tp, where, sixteen_bit=family.lm_head):
+        for linear, quantised in self._products(wanted, config, where):
             line = f"{where}: {linear.layer}"
-            values: dict[str, object] = {"N": linear.n, "K": linear.k}
-            if has_bias and linear.bias:
-                values["bias"] = True
-            made = (
-                make_problem(family, {"M": m, **values}, defaults, gfx, line, float(linear.calls), linear.layer)
-                for m in sizes
-            )
-            first = next(made)
-            _check_blocks(family.spec(first), linear, self.tp, line)
-            if not linear.experts:  # grouped products belong to a family of their own
-                found += [first, *made]
+            if quantised and wanted.block:
+                check_blocks(wanted.block, linear, self.tp, line)
+            if wanted.takes(linear, quantised=quantised):
+                found += wanted.problems(linear, language_model(config), sizes, line, quantised=quantised)
+        if not found:
+            raise UserError(f"{where}: {wanted.nothing()}")
         return unite(found)
 
-    def _config(self) -> tuple[str, Mapping[str, object]]:
+    def left_out(self, family: Family, defaults: KernelDefaults, gfx: str) -> str:
+        """Which products other kernels compute, as the checkpoint stores them."""
+        where, config = self._config()
+        wanted = self._wanted(family, defaults, gfx, config, where)
+        others = [
+            each for each in self._products(wanted, config, where) if not wanted.takes(each[0], quantised=each[1])
+        ]
+        return wanted.others(others)
+
+    def _wanted(self, family: Family, defaults: KernelDefaults, gfx: str, config: Config, where: str) -> Wanted:
+        self._check_degrees()
+        quantization = quantization_of(config, where) if self.quantization == "config" else None
+        return Wanted(family=family, defaults=defaults, gfx=gfx, quantization=quantization)
+
+    def _products(self, wanted: Wanted, config: Config, where: str) -> Iterator[tuple[Linear, bool]]:
+        """Every product of one device, and whether it is quantised there."""
+        for linear in self.linears(config, where, batched=wanted.batched):
+            yield from apart(linear, wanted.quantization)
+
+    def linears(self, config: Config, where: str, *, batched: bool) -> list[Linear]:
+        """The products of one device, by our rules."""
+        return linears(config, self.tp, where, sixteen_bit=True, ep=self.ep, batched=batched)
+
+    def _config(self) -> tuple[str, Config]:
         if (self.path is None) == (self.config is None):
             both = "are both given" if self.path else "are both empty"
             raise UserError(f"shapes.path and shapes.config {both}, expected a config.json or its fields inline")
@@ -59,34 +87,13 @@ class Model(Source):
         file = path / "config.json" if path.is_dir() else path
         if not file.exists():
             raise UserError(f"shapes.path: no file '{file}', expected a model's config.json")
-        return str(file), read_object(file)
+        config = read_object(file)
+        beside = file.with_name("hf_quant_config.json")  # where ModelOpt keeps it
+        if "quantization_config" not in config and beside.is_file():
+            config = {**config, "quantization_config": read_object(beside).get("quantization")}
+        return str(file), config
 
-    def _sizes(self) -> list[int]:
-        sizes = [self.nsets] if isinstance(self.nsets, int) else list(self.nsets or ())
-        for m in sizes:
-            if isinstance(m, bool) or not isinstance(m, int) or not 1 <= m <= MAX_SIZE:
-                raise UserError(f"shapes.nsets: {m!r}, expected whole numbers from 1, as in [1, 64, 4096]")
-        if not sizes:
-            raise UserError("shapes.nsets: empty, expected whole numbers from 1, as in [1, 64, 4096]")
-        return list(dict.fromkeys(sizes))
-
-
-def _check_blocks(spec: GemmSpec, linear: Linear, tp: int, where: str) -> None:
-    """Engines refuse to load block-scaled weights whose scale tiles a cut would divide."""
-    if spec.w_scale is None or spec.w_scale.granularity != "block":
-        return
-    rows, columns = spec.w_scale.block
-    for size, block, what in _cut_sizes(linear, tp, rows, columns):
-        if size % block:
-            raise UserError(f"{where}: {what} {size} with tp {tp}: engines need a multiple of {block} for block scales")
-
-
-def _cut_sizes(linear: Linear, tp: int, rows: int, columns: int) -> Iterator[tuple[int, int, str]]:
-    if linear.cut == "row" and tp > 1:
-        yield linear.k, columns, "K"
-    parts = linear.parts or (linear.n,)
-    if linear.cut == "column" and tp > 1:
-        yield from ((part, rows, "N of a part") for part in parts)
-    else:
-        # Uncut, only a part that another one follows must end on a tile.
-        yield from ((part, rows, "N of a part") for part in parts[:-1])
+    def _check_degrees(self) -> None:
+        for name, degree in (("tp", self.tp), ("ep", self.ep)):
+            if isinstance(degree, bool) or not isinstance(degree, int) or not 1 <= degree <= _MOST_DEVICES:
+                raise UserError(f"shapes.{name}: {degree!r}, expected a whole number from 1 to {_MOST_DEVICES}")

@@ -34,6 +34,9 @@ class Capture(Stage):
             f"capture: {len(found)} problems of {products} product{'s' * (products != 1)}"
             + (f", {dropped} tuned already (retune=true tunes them again)" if dropped else ""),
         )
+        left = context.source.left_out(context.family, context.defaults, context.device.gfx)
+        if left:
+            context.events.emit("line", f"  left out: {left}")
         return {"problems": problem_frame(context.family, fresh)}
 
 

@@ -1,6 +1,7 @@
 """Products of a model, against the shapes that engines run."""
 
 import csv
+import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,8 @@ from gemmpipe.errors import UserError
 from gemmpipe.family import Family, KernelDefaults
 from gemmpipe.sources.architectures import linears
 from gemmpipe.sources.model import Model
+
+model = functools.partial(Model, ep=1, quantization="config")
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "model_configs"
 
@@ -57,7 +60,7 @@ def test_dense_decoders(
     sixteen: Family,
     no_words: KernelDefaults,
 ) -> None:
-    source = Model(path=None, config=config, tp=tp, nsets=[1, 64])
+    source = model(path=None, config=config, tp=tp, nsets=[1, 64])
     expected = {"qkv_proj": qkv, "o_proj": o, "gate_up_proj": gate_up, "down_proj": down}
     made = source.problems(blockscale, no_words, "sm_90")
     assert {p.layer: (p["N"], p["K"]) for p in made} == expected
@@ -127,7 +130,7 @@ def test_experts_are_another_familys_and_routers_16_bit(
     config = _config(
         "Qwen3Moe", 2048, 6144, 48, 32, 4, 151936, head_dim=128, num_experts=128, moe_intermediate_size=768
     )
-    source = Model(path=None, config=config, tp=1, nsets=[1])
+    source = model(path=None, config=config, tp=1, nsets=[1])
     assert {p.layer for p in source.problems(blockscale, no_words, "sm_90")} == {"qkv_proj", "o_proj"}
     assert {p.layer for p in source.problems(sixteen, no_words, "sm_90")} == {
         "qkv_proj",
@@ -136,11 +139,11 @@ def test_experts_are_another_familys_and_routers_16_bit(
         "lm_head",
     }
     with pytest.raises(UserError, match=r"experts.w13.*N of a part 96 with tp 8: engines need a multiple of 128"):
-        Model(path=None, config=config, tp=8, nsets=[1]).problems(blockscale, no_words, "sm_90")
+        model(path=None, config=config, tp=8, nsets=[1]).problems(blockscale, no_words, "sm_90")
 
 
 def test_biases_belong_to_the_key(sixteen: Family, no_words: KernelDefaults) -> None:
-    source = Model(path=None, config=_config("Qwen2", 1024, 2048, 2, 8, 8, 1000), tp=1, nsets=[1])
+    source = model(path=None, config=_config("Qwen2", 1024, 2048, 2, 8, 8, 1000), tp=1, nsets=[1])
     biased = {p.layer for p in source.problems(sixteen, no_words, "sm_90") if p["bias"]}
     assert biased == {"qkv_proj"}
     words = KernelDefaults(dtype=None, out_dtype=None, bias=False)
@@ -169,21 +172,21 @@ def test_what_cannot_be_is_one_line(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA_8B, **change}))
     with pytest.raises(UserError, match=line) as caught:
-        Model(path=str(tmp_path), config=None, tp=tp, nsets=[1]).problems(sixteen, no_words, "sm_90")
+        model(path=str(tmp_path), config=None, tp=tp, nsets=[1]).problems(sixteen, no_words, "sm_90")
     assert "\n" not in str(caught.value)
 
 
 def test_block_scales_must_fall_on_the_cut(blockscale: Family, no_words: KernelDefaults) -> None:
     config = _config("Llama", 4096, 4096 + 512, 2, 32, 8, 128256)
     with pytest.raises(UserError, match="gate_up_proj: N of a part 576 with tp 8: engines need a multiple of 128"):
-        Model(path=None, config=config, tp=8, nsets=[1]).problems(blockscale, no_words, "sm_90")
-    assert Model(path=None, config=config, tp=1, nsets=[1]).problems(blockscale, no_words, "sm_90")
+        model(path=None, config=config, tp=8, nsets=[1]).problems(blockscale, no_words, "sm_90")
+    assert model(path=None, config=config, tp=1, nsets=[1]).problems(blockscale, no_words, "sm_90")
 
 
 @pytest.mark.parametrize("nsets", [[], [0], ["64"], [True], [1.5]])
 def test_wrong_nsets(nsets: list[object], sixteen: Family, no_words: KernelDefaults) -> None:
     with pytest.raises(UserError, match=r"shapes.nsets"):
-        Model(path=None, config=LLAMA_8B, tp=1, nsets=nsets).problems(sixteen, no_words, "sm_90")  # type: ignore[arg-type]
+        model(path=None, config=LLAMA_8B, tp=1, nsets=nsets).problems(sixteen, no_words, "sm_90")  # type: ignore[arg-type]
 
 
 def test_where_the_config_comes_from(tmp_path: Path, sixteen: Family, no_words: KernelDefaults) -> None:
@@ -193,7 +196,7 @@ def test_where_the_config_comes_from(tmp_path: Path, sixteen: Family, no_words: 
         (str(tmp_path), None, "no file '.*config.json'"),
     ):
         with pytest.raises(UserError, match=line):
-            Model(path=path, config=config, tp=1, nsets=[1]).problems(sixteen, no_words, "sm_90")
+            model(path=path, config=config, tp=1, nsets=[1]).problems(sixteen, no_words, "sm_90")
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="collected model configurations not here")

@@ -1,0 +1,1 @@
+"""How engines cut a decoder's layers into products: attention, feed-forward, rules by architecture, quantisation."""

@@ -1,0 +1,186 @@
+"""The products of feed-forward layers: MLPs, mixtures of experts with their routers, and the output embedding."""
+
+from collections.abc import Iterator
+
+from gemmpipe.errors import UserError
+from gemmpipe.sources.decoder.linear import Linear, Shape
+
+COUNTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
+"""Fields that say how many experts there are."""
+_TOPK = ("num_experts_per_tok", "experts_per_token", "moe_topk", "moe_k", "num_experts_per_token", "moe_top_k")
+_WIDTHS = ("moe_intermediate_size", "expert_ffn_hidden_size")
+_SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert")
+_SHARED_WIDTHS = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size")
+_DENSE_WIDTHS = ("intermediate_size_mlp", "dense_intermediate_size", "intermediate_size")
+
+
+def feedforward(shape: Shape) -> Iterator[Linear]:
+    """The MLP of every layer, or its experts."""
+    if shape.rule.sparse and any(shape.value(name) for name in COUNTS):
+        yield from experts(shape)
+    else:
+        yield from mlp(shape, _width(shape, "intermediate_size"), shape.every_layer)
+
+
+def _width(shape: Shape, *names: str) -> int:
+    """The width of an MLP; four times the hidden one where an ungated architecture says nothing."""
+    return shape.size(*names, default=None if shape.rule.gated else 4 * shape.hidden)
+
+
+def mlp(shape: Shape, width: int, places: tuple[int, ...], prefix: str = "") -> Iterator[Linear]:
+    """A gated MLP of this width, fused gate_up and down; an ungated one has up alone."""
+    shared = prefix.startswith("shared")
+    own = shape.split(width, "shared experts' intermediate_size" if shared else "intermediate_size")
+    bias, hidden = shape.flag(shape.rule.mlp_bias), shape.hidden
+    at = f"mlp.{prefix.removeprefix('mlp.')}"
+    names = ("gate_proj", "up_proj") if shape.rule.gated else ("up_proj",)
+    yield Linear(
+        layer=f"{prefix}{'gate_up_proj' if shape.rule.gated else 'up_proj'}",
+        n=len(names) * own,
+        k=hidden,
+        places=places,
+        cut="column",
+        modules=tuple(f"{at}{name}" for name in names),
+        parts=(own,) * len(names),
+        bias=bias,
+    )
+    down = (f"{at}down_proj",)
+    yield Linear(layer=f"{prefix}down_proj", n=hidden, k=own, places=places, cut="row", modules=down, bias=bias)
+
+
+def experts(shape: Shape) -> Iterator[Linear]:
+    """A mixture of experts: dense layers in between, shared experts, the router and the grouped products."""
+    dense, sparse = _layers(shape)
+    # One width for both in Mixtral and gpt-oss, whose MLPs are all experts.
+    width = shape.size(*_WIDTHS, "intermediate_size")
+    if dense:
+        yield from mlp(shape, _width(shape, *_DENSE_WIDTHS), dense, "mlp.")
+    shared = _shared_width(shape, width)
+    if shared:
+        yield from mlp(shape, shared, sparse, "shared_experts.")
+    count, hidden = shape.size(*COUNTS), shape.hidden
+    gate = ("mlp.gate", "mlp.router", "block_sparse_moe.gate", "feed_forward.router")
+    yield Linear(
+        layer="router(gate)",
+        n=count,
+        k=hidden,
+        places=sparse,
+        cut="whole",
+        modules=gate,
+        bias=shape.rule.expert_bias,
+        sixteen_bit=True,
+    )
+    if shared and shape.rule.shared_gate:
+        one = ("mlp.shared_expert_gate",)
+        yield Linear(
+            layer="shared_expert_gate", n=1, k=hidden, places=sparse, cut="whole", modules=one, sixteen_bit=True
+        )
+    yield from _grouped(shape, count, width, sparse)
+
+
+def _grouped(shape: Shape, count: int, width: int, places: tuple[int, ...]) -> Iterator[Linear]:
+    """The experts' products: cut over tp, or whole experts dealt out over ep."""
+    topk = shape.size(*_TOPK) if any(shape.value(name) is not None for name in _TOPK) else 0
+    if topk > count:
+        raise UserError(f"{shape.where}: {_TOPK[0]} {topk} of {count} experts, expected no more than there are")
+    if count % shape.ep:
+        raise UserError(f"{shape.where}: {count} experts do not divide by ep {shape.ep}")
+    own = width if shape.ep > 1 else shape.split(width, "moe_intermediate_size")
+    held, hidden = count // shape.ep, shape.hidden
+    fused, whole = (2 if shape.rule.gated else 1), shape.ep > 1
+    modules = ("mlp.experts", "block_sparse_moe.experts", "feed_forward.experts")
+    yield Linear(
+        layer="experts.w13 (grouped)",
+        n=fused * own,
+        k=hidden,
+        places=places,
+        cut="whole" if whole else "column",
+        modules=modules,
+        parts=(own,) * fused,
+        bias=shape.rule.expert_bias,
+        experts=held,
+        topk=topk,
+    )
+    yield Linear(
+        layer="experts.w2 (grouped)",
+        n=hidden,
+        k=own,
+        places=places,
+        cut="whole" if whole else "row",
+        modules=modules,
+        bias=shape.rule.expert_bias,
+        experts=held,
+        topk=topk,
+    )
+
+
+def _shared_width(shape: Shape, width: int) -> int:
+    """The width of all shared experts together; 0 for none."""
+    if shape.architecture.startswith("Llama4"):  # one beside the routed ones, and no field says so
+        return width
+    for name in _SHARED_WIDTHS:
+        value = shape.value(name)
+        if value and (not isinstance(value, list | tuple) or any(value)):
+            return shape.size(name)
+    return next((width * shape.size(name) for name in _SHARED if shape.value(name)), 0)
+
+
+def _layers(shape: Shape) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(layers with a plain MLP, layers with experts). Raises UserError for fields that contradict each other."""
+    kinds = shape.words("mlp_layer_types", ("dense", "sparse"))
+    named = shape.numbers("moe_layers") or shape.numbers("moe_layers_enum")
+    per_layer = shape.value("moe_layer_freq")
+    if kinds:
+        sparse = [i for i in shape.every_layer if kinds[i] == "sparse"]
+    elif named:
+        sparse = [i for i in shape.every_layer if i in named]
+    elif isinstance(per_layer, list | tuple):
+        flags = shape.numbers("moe_layer_freq")
+        if len(flags) != shape.layers:
+            raise UserError(f"{shape.where}: moe_layer_freq: {len(flags)} of them, expected {shape.layers}")
+        sparse = [i for i in shape.every_layer if flags[i]]
+    else:
+        sparse = [i for i in shape.every_layer if _is_sparse(shape, i)]
+    return tuple(i for i in shape.every_layer if i not in sparse), tuple(sparse)
+
+
+def _is_sparse(shape: Shape, layer: int) -> bool:
+    """By the first dense layers, every how many layers, and between which (DeepSeek, Qwen, Llama 4, Ernie)."""
+    step = shape.size("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval", default=1)
+    first = _from_zero(shape, "first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
+    last = _from_zero(shape, "moe_layer_end_index", default=shape.layers - 1)
+    return (
+        first <= layer <= last
+        and layer not in shape.numbers("mlp_only_layers")
+        and (layer + 1) % step == 0
+        and layer % shape.size("moe_layer_freq", default=1) == 0
+    )
+
+
+def _from_zero(shape: Shape, *names: str, default: int = 0) -> int:
+    for name in names:
+        value = shape.value(name)
+        if value is None or (name.endswith("end_index") and value == -1):  # Ernie: -1 is the last
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise UserError(f"{shape.where}: {name}: {value!r}, expected 0 to {shape.layers} layers")
+        if value > shape.layers and not name.endswith("end_index"):
+            raise UserError(f"{shape.where}: {name}: {value!r}, expected 0 to {shape.layers} layers")
+        return value
+    return default
+
+
+def lm_head(shape: Shape) -> Linear:
+    """The output embedding, its vocabulary padded to a multiple of 64 as engines pad it."""
+    padded = -(-shape.size("vocab_size") // 64) * 64
+    n = shape.split(padded, "vocab_size, padded to 64,")
+    return Linear(
+        layer="lm_head",
+        n=n,
+        k=shape.hidden,
+        places=(0,),
+        cut="column",
+        modules=("lm_head",),
+        bias=shape.flag(shape.rule.head_bias),
+        sixteen_bit=True,
+    )

@@ -1,0 +1,149 @@
+"""What the rules speak of: a product of one device, how an architecture differs, and a config.json read for one."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from gemmpipe.errors import UserError
+
+Config = Mapping[str, object]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Linear:
+    """A product of one device: out [M, n] = x [M, k] @ w^T, once in each layer of `places`."""
+
+    layer: str
+    n: int
+    k: int
+    places: tuple[int, ...]
+    """The decoder layers that have it, from 0; (0,) for what a model has once."""
+    cut: str
+    """`column` (N over the devices), `row` (K over the devices) or `whole` (every device has all of it)."""
+    modules: tuple[str, ...] = ()
+    """What a checkpoint calls the matrices that were merged into it, within their layer."""
+    parts: tuple[int, ...] = ()
+    """The Ns of these matrices, in order; empty for one."""
+    bias: bool = False
+    sixteen_bit: bool = False
+    """Engines leave it unquantised (lm_head, routers)."""
+    experts: int = 0
+    """How many such matrices a device has in a grouped product; 0 for a plain one."""
+    topk: int = 0
+    """How many of all experts a token goes through; 0 where nothing says."""
+    batch: int = 0
+    """How many such products run as one batched product; 0 for a plain one."""
+
+    @property
+    def calls(self) -> int:
+        """How often a forward pass runs it."""
+        return len(self.places)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """How an architecture differs from a plain decoder; a bias is a fixed answer or the field that tells."""
+
+    attention: str = "grouped"
+    """`grouped`, `latent`, `delta` (most layers linear attention) or `lightning`."""
+    qkv_bias: bool | str = "attention_bias"
+    o_bias: bool | str = False
+    gated: bool = True
+    mlp_bias: bool | str = "mlp_bias"
+    sparse: bool = False
+    """Whether its MLPs may be mixtures of experts."""
+    expert_bias: bool = False
+    """Whether routers and experts have biases."""
+    head_bias: bool | str = False
+    shared_gate: bool = False
+    """Whether a product with one output weighs the shared expert."""
+    fields: Mapping[str, str] = field(default_factory=dict)
+    """Our name of a field -> the architecture's own."""
+    defaults: Mapping[str, int] = field(default_factory=dict)
+    """Sizes that published files leave out where they are the class's own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """A config.json with its parallelism; reads fields and divides sizes, or says why it cannot."""
+
+    config: Config
+    tp: int
+    ep: int
+    where: str
+    architecture: str
+    rule: Rule
+
+    def value(self, name: str) -> object:
+        """A field under the architecture's own name for it, or under ours; None where it is not there."""
+        own = self.config.get(self.rule.fields.get(name, name))
+        return self.config.get(name) if own is None else own
+
+    def size(self, *names: str, default: int | None = None) -> int:
+        """The first of these fields that is there, a whole number from 1; UserError where there is none."""
+        for name in names:
+            value = self.value(name)
+            if value is None:
+                continue
+            if isinstance(value, list | tuple) and value and all(each == value[0] for each in value):
+                value = value[0]  # said once a layer, the same everywhere
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
+                raise UserError(f"{self.where}: {name}: {value!r}, expected a whole number from 1")
+            return value
+        default = self.rule.defaults.get(names[0], default)
+        if default is None:
+            raise UserError(f"{self.where}: no field '{names[0]}', which {self.architecture} needs")
+        return default
+
+    def numbers(self, name: str) -> tuple[int, ...]:
+        """A list of whole numbers from 0; empty where the field is not there."""
+        value = self.value(name)
+        if value is None:
+            return ()
+        if isinstance(value, str):  # "3,4,5", as Step has it
+            value = [int(word) if word.strip().isdecimal() else word for word in value.split(",")]
+        if not isinstance(value, list | tuple) or any(type(each) is not int or each < 0 for each in value):
+            raise UserError(f"{self.where}: {name}: {value!r}, expected a list of whole numbers")
+        return tuple(value)
+
+    def words(self, name: str, known: Iterable[str]) -> tuple[str, ...]:
+        """One word a layer, of these; empty where the field is not there."""
+        value, allowed = self.value(name), tuple(known)
+        if value is None:
+            return ()
+        if not isinstance(value, list | tuple) or any(each not in allowed for each in value):
+            raise UserError(f"{self.where}: {name}: {value!r}, expected a list of {' and '.join(allowed)}")
+        if len(value) != self.layers:
+            raise UserError(f"{self.where}: {name}: {len(value)} of them, expected one a layer ({self.layers})")
+        return tuple(value)
+
+    def flag(self, word: bool | str) -> bool:
+        """A fixed answer, or what the field of this name says."""
+        return bool(self.value(word)) if isinstance(word, str) else word
+
+    def split(self, value: int, what: str) -> int:
+        """`value` over the devices; UserError where it does not divide."""
+        if value % self.tp:
+            raise UserError(f"{self.where}: {what} {value} does not divide by tp {self.tp}")
+        return value // self.tp
+
+    @property
+    def hidden(self) -> int:
+        """The width of the residual stream."""
+        return self.size("hidden_size")
+
+    @property
+    def layers(self) -> int:
+        """How many decoder layers."""
+        layers = self.size("num_hidden_layers")
+        if layers > MOST_LAYERS:
+            raise UserError(f"{self.where}: num_hidden_layers: {layers}, expected at most {MOST_LAYERS}")
+        return layers
+
+    @property
+    def every_layer(self) -> tuple[int, ...]:
+        """All decoder layers."""
+        return tuple(range(self.layers))
+
+
+MOST_LAYERS = 10_000
+"""Far beyond any model; a file that says more is not one."""

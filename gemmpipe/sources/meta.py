@@ -1,0 +1,99 @@
+"""Problems of a Hugging Face model built without weights on torch's `meta` device: its own modules, enumerated."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gemmpipe.errors import UserError, nearest
+from gemmpipe.sources.decoder.linear import Config, Linear
+from gemmpipe.sources.decoder.modules import Heads, Module, products
+from gemmpipe.sources.decoder.rules import language_model
+from gemmpipe.sources.model import Model
+
+_ALIASES = {"kimi_k2": "deepseek_v3"}
+"""Model types that transformers knows by another name."""
+_ROUTERS = re.compile(r"(?:^|\.)(?:gate|router)(?:\.layer)?$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meta(Model):
+    """As `Model`, with the products of the model that transformers builds of the configuration, not of our rules.
+
+    Siblings that multiply the same input are merged as engines merge them. Needs the extra `hf`; runs no code that
+    comes with a model.
+    """
+
+    def linears(self, config: Config, where: str, *, batched: bool) -> list[Linear]:
+        """Every product of one device. Raises UserError: what transformers refuses, what cannot be cut."""
+        if batched:
+            raise UserError("shapes=meta: it enumerates modules, and batched products are none; shapes=model has them")
+        model, built = _built(language_model(config), where)
+        heads = _heads(built, where)
+        plan = {name.rpartition(".")[2]: str(way) for name, way in (getattr(model, "tp_plan", None) or {}).items()}
+        topk = int(getattr(built, "num_experts_per_tok", None) or getattr(built, "moe_k", None) or 0)
+        return products(modules_of(model, built), heads, plan, self.tp, self.ep, topk, where)
+
+
+def _built(config: Config, where: str) -> tuple[Any, Any]:
+    """(the model without weights, its configuration)."""
+    try:
+        import transformers
+    except ImportError:
+        raise UserError("shapes=meta needs transformers: pip install 'gemmpipe[hf]'") from None
+    import torch
+
+    fields = {name: value for name, value in config.items() if name not in ("quantization_config", "auto_map")}
+    kind = str(fields.pop("model_type", "") or "")
+    if not kind:
+        raise UserError(f"{where}: no field 'model_type', which transformers needs; shapes=model does without")
+    known = list(transformers.CONFIG_MAPPING)
+    kind = _ALIASES.get(kind, kind)
+    if kind not in known:
+        version = transformers.__version__
+        raise UserError(f"{where}: model_type: transformers {version} has no '{kind}'{nearest(kind, known)}")
+    try:
+        built = transformers.AutoConfig.for_model(kind, **fields)
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(built, trust_remote_code=False)
+    except Exception as error:  # noqa: BLE001  whatever another package's constructors raise for these fields
+        raise UserError(f"{where}: transformers builds no model of it: {' '.join(str(error).split())[:200]}") from None
+    return model, built
+
+
+def _heads(built: Any, where: str) -> Heads:
+    query = getattr(built, "num_attention_heads", None)
+    hidden = getattr(built, "hidden_size", None)
+    if not isinstance(query, int) or not isinstance(hidden, int):
+        raise UserError(f"{where}: {type(built).__name__} tells no num_attention_heads and hidden_size")
+    kv = getattr(built, "num_key_value_heads", None)
+    return Heads(query=query, kv=kv or query, width=getattr(built, "head_dim", None) or hidden // query)
+
+
+def modules_of(model: Any, built: Any) -> Iterator[Module]:
+    """Every matrix that multiplies activations: linear layers, routers, experts; embeddings are none."""
+    from torch import nn
+
+    for name, module in model.named_modules():
+        weights: Mapping[str, Any] = dict(module.named_parameters(recurse=False))
+        weight = weights.get("weight")
+        if isinstance(module, nn.Linear):
+            yield Module(name=name, n=module.out_features, k=module.in_features, bias=module.bias is not None)
+        elif type(module).__name__ == "Conv1D" and weight is not None:  # GPT-2's linear layer, stored as [K, N]
+            yield Module(name=name, n=weight.shape[1], k=weight.shape[0], bias=True)
+        elif _ROUTERS.search(name) and weight is not None and weight.dim() == 2:
+            yield Module(name=name, n=weight.shape[0], k=weight.shape[1], bias="bias" in weights)
+        else:
+            yield from _experts(name, weights, int(built.hidden_size))
+
+
+def _experts(name: str, weights: Mapping[str, Any], hidden: int) -> Iterator[Module]:
+    """Stacked matrices [E, N, K], or transposed: what multiplies the residual stream has K, or N, of its width."""
+    for leaf, k_is_hidden in (("gate_up_proj", True), ("up_proj", True), ("down_proj", False)):
+        weight = weights.get(leaf)
+        if weight is None or weight.dim() != 3:
+            continue
+        count, rows, columns = weight.shape
+        straight = (columns if k_is_hidden else rows) == hidden
+        n, k = (rows, columns) if straight else (columns, rows)
+        yield Module(name=f"{name}.{leaf}", n=n, k=k, bias=f"{leaf}_bias" in weights, experts=count)

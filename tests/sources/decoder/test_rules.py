@@ -1,0 +1,189 @@
+"""Rules by architecture: dense layers in between, shared experts, indexers, linear attention, nested files."""
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemmpipe.errors import UserError
+from gemmpipe.sources.architectures import linears
+from gemmpipe.sources.decoder.rules import RULES
+
+BASE: Mapping[str, object] = {
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "vocab_size": 32000,
+}
+MOE = {**BASE, "num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+MLA = {
+    **BASE,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+}
+
+
+def cut(config: Mapping[str, object], tp: int = 1, **more: int) -> dict[str, tuple[int, int, int]]:
+    return {x.layer: (x.n, x.k, x.calls) for x in linears(config, tp, "here", sixteen_bit=True, **more)}
+
+
+@pytest.mark.parametrize(
+    ("fields", "dense"),
+    [
+        ({"mlp_only_layers": [0, 5], "decoder_sparse_step": 1}, 2),
+        ({"mlp_only_layers": [], "decoder_sparse_step": 2}, 6),
+        ({"mlp_only_layers": [1, 2], "decoder_sparse_step": 2}, 7),
+        ({"first_k_dense_replace": 3}, 3),
+        ({"first_k_dense_replace": 2, "moe_layer_freq": 2}, 7),
+        ({"moe_layer_freq": [0] * 4 + [1] * 8}, 4),
+        ({"mlp_layer_types": ["dense"] + ["sparse"] * 11}, 1),
+        ({"moe_layers": [3, 7, 11]}, 9),
+        ({"moe_layers_enum": "4,5,6"}, 9),
+        ({"interleave_moe_layer_step": 4}, 9),
+        ({"moe_layer_start_index": 3, "moe_layer_end_index": -1, "moe_layer_interval": 1}, 3),
+    ],
+)
+def test_dense_layers_in_between(fields: Mapping[str, object], dense: int) -> None:
+    found = cut({**MOE, "architectures": ["Qwen3MoeForCausalLM"], **fields})
+    assert found["mlp.gate_up_proj"] == (12288, 2048, dense)
+    assert found["experts.w13 (grouped)"] == (1536, 2048, 12 - dense)
+    assert found["router(gate)"] == (64, 2048, 12 - dense)
+
+
+def test_shared_experts_by_count_and_by_width() -> None:
+    by_count = cut({**MOE, "architectures": ["Glm4MoeForCausalLM"], "n_shared_experts": 2}, tp=2)
+    assert by_count["shared_experts.gate_up_proj"] == (1536, 2048, 12)
+    assert by_count["shared_experts.down_proj"] == (2048, 768, 12)
+    by_width = cut({**MOE, "architectures": ["Qwen2MoeForCausalLM"], "shared_expert_intermediate_size": 5632})
+    assert by_width["shared_experts.gate_up_proj"] == (11264, 2048, 12)
+    assert by_width["shared_expert_gate"] == (1, 2048, 12)
+
+
+def test_experts_cut_or_dealt_out() -> None:
+    config = {**MOE, "architectures": ["Qwen3MoeForCausalLM"]}
+    assert cut(config, 4)["experts.w13 (grouped)"] == (384, 2048, 12)
+    assert cut(config, 4, ep=4)["experts.w13 (grouped)"] == (1536, 2048, 12)
+    assert {x.experts for x in linears(config, 4, "here", sixteen_bit=False, ep=4)} == {0, 16}
+    with pytest.raises(UserError, match="64 experts do not divide by ep 3"):
+        cut(config, 1, ep=3)
+    with pytest.raises(UserError, match="num_experts_per_tok 65 of 64 experts"):
+        cut({**config, "num_experts_per_tok": 65})
+
+
+def test_the_indexer_of_sparse_attention_is_on_every_device() -> None:
+    index = {"index_n_heads": 64, "index_head_dim": 128, "index_topk": 2048}
+    config = {**MLA, "architectures": ["DeepseekV32ForCausalLM"], **index}
+    found = cut(config, 8)
+    assert found["indexer.wq_b"] == (8192, 1536, 12)
+    assert found["indexer.wk"] == (128, 2048, 12)
+    assert found["indexer.weights_proj"] == (64, 2048, 12)
+    assert "indexer.weights_proj" not in {x.layer for x in linears(config, 8, "here", sixteen_bit=False)}
+    some = cut({**config, "indexer_types": ["full", "shared"] * 6})
+    assert some["indexer.wk"][2] == 6
+
+
+def test_decode_absorbs_latent_attentions_kv_b() -> None:
+    config = {**MLA, "architectures": ["DeepseekV3ForCausalLM"]}
+    batched = linears(config, 8, "here", sixteen_bit=True, batched=True)
+    assert [(x.batch, x.n, x.k) for x in batched] == [(2, 512, 128), (2, 128, 512)]
+    assert not any(x.batch for x in linears(config, 8, "here", sixteen_bit=True))
+
+
+def test_linear_attention_between_full() -> None:
+    delta = {
+        "architectures": ["Qwen3NextForCausalLM"],
+        "head_dim": 256,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "full_attention_interval": 4,
+        "shared_expert_intermediate_size": 512,
+    }
+    found = cut({**MOE, **delta}, 2)
+    assert found["qkv_proj"] == ((16 * 2 + 4 + 4) * 256 // 2, 2048, 3)
+    assert found["linear_attn.in_proj_qkvz"] == (6144, 2048, 9)
+    assert found["linear_attn.in_proj_ba"] == (32, 2048, 9)
+    assert found["linear_attn.out_proj"] == (2048, 2048, 9)
+    lightning = {"architectures": ["MiniMaxM1ForCausalLM"], "attn_type_list": [0, 0, 0, 1] * 3, "num_local_experts": 8}
+    found = cut({**MOE, **lightning})
+    assert found["linear_attn.qkv_proj"] == (6144, 2048, 9)
+    assert found["qkv_proj"] == (3072, 2048, 3)
+
+
+def test_ungated_and_multi_query() -> None:
+    falcon = {**BASE, "architectures": ["FalconForCausalLM"], "multi_query": True, "new_decoder_architecture": False}
+    del falcon["num_key_value_heads"], falcon["intermediate_size"]
+    found = cut(falcon)
+    assert found["qkv_proj"] == (2048 + 2 * 128, 2048, 12)
+    assert found["up_proj"] == (8192, 2048, 12)
+    assert cut({**BASE, "architectures": ["ArceeForCausalLM"]})["up_proj"] == (6144, 2048, 12)
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "layer"),
+    [
+        (
+            "Gemma3ForConditionalGeneration",
+            {"model_type": "gemma3_text"},
+            (4096, 2048, 12),
+        ),
+        ("Mistral3ForConditionalGeneration", {"model_type": "mistral"}, (3072, 2048, 12)),
+        ("Mistral3ForConditionalGeneration", {}, (3072, 2048, 12)),
+        ("LlavaForConditionalGeneration", {"architectures": ["Qwen2ForCausalLM"]}, (3072, 2048, 12)),
+        ("Qwen3VLForConditionalGeneration", {"model_type": "qwen3_vl_text", "head_dim": 256}, (6144, 2048, 12)),
+    ],
+)
+def test_nested_files(outer: str, inner: Mapping[str, object], layer: object) -> None:
+    text = {**BASE, **inner}
+    if "gemma3" in str(inner):  # published without what the class has by itself
+        del text["num_key_value_heads"], text["num_attention_heads"]
+    assert cut({"architectures": [outer], "text_config": text})["qkv_proj"] == layer
+
+
+def test_what_the_inner_file_names_decides() -> None:
+    outer = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {**BASE, "model_type": "mamba2"}}
+    with pytest.raises(UserError, match="no rule for architecture 'mamba2'"):
+        cut(outer)
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"mlp_layer_types": ["dense"]}, "mlp_layer_types: 1 of them, expected one a layer"),
+        ({"mlp_layer_types": ["thin"] * 12}, "expected a list of dense and sparse"),
+        ({"moe_layer_freq": [1, 0]}, "moe_layer_freq: 2 of them, expected 12"),
+        ({"mlp_only_layers": ["a"]}, "mlp_only_layers: .*expected a list of whole numbers"),
+        ({"first_k_dense_replace": 13}, "first_k_dense_replace: 13, expected 0 to 12 layers"),
+        ({"num_hidden_layers": 10**8}, "expected at most 10000"),
+    ],
+)
+def test_contradictions(change: Mapping[str, object], line: str) -> None:
+    with pytest.raises(UserError, match=line):
+        cut({**MOE, "architectures": ["Qwen3MoeForCausalLM"], **change})
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([*MOE, *MLA, "architectures", "text_config", "mlp_only_layers", "moe_layer_freq", "head_dim"]),
+        st.none() | st.integers(-2, 5000) | st.text(max_size=3) | st.lists(st.integers(-1, 3), max_size=3),
+        max_size=3,
+    ),
+    st.sampled_from(sorted(RULES)),
+    st.sampled_from([1, 2, 3, 8]),
+)
+def test_any_file_is_read_or_refused_in_one_line(change: Mapping[str, object], name: str, tp: int) -> None:
+    config = {**MOE, **MLA, "architectures": [f"{name}ForCausalLM"], **change}
+    said, found = "", []
+    try:
+        found = linears(config, tp, "here", sixteen_bit=True)
+    except UserError as error:
+        said = str(error)
+    assert "\n" not in said
+    assert all(x.n >= 1 and x.k >= 1 and x.calls >= 1 for x in found)

@@ -1,0 +1,98 @@
+"""Hugging Face models without weights: their own modules, against our rules for the architectures both know."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from gemmpipe.errors import UserError
+from gemmpipe.family import Family, KernelDefaults
+from gemmpipe.sources.architectures import linears
+from gemmpipe.sources.decoder.linear import Linear
+from gemmpipe.sources.decoder.modules import Heads, Module, products
+from gemmpipe.sources.meta import Meta
+
+transformers = pytest.importorskip("transformers")
+
+KINDS = (
+    *("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "qwen3_5_text"),
+    *("qwen3_5_moe_text", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "phimoe", "glm", "glm4", "glm4_moe_lite"),
+    *("glm_moe_dsa", "gpt_oss", "deepseek_v2", "deepseek_v3", "deepseek_v32", "llama4_text", "cohere", "cohere2"),
+    *("olmo", "olmo2", "olmo3", "olmoe", "granite", "granitemoe", "falcon", "minimax", "minimax_m2", "smollm3"),
+    *("seed_oss", "internlm3", "ernie4_5", "ernie4_5_moe", "exaone4", "arcee", "apertus", "stablelm", "starcoder2"),
+    *("gpt_neox", "opt", "minicpm3", "exaone_moe", "solar_open", "hy_v3"),
+)
+LAYERS = 8
+
+
+def published(kind: str) -> dict[str, object]:
+    """The fields of a config.json of this kind with the class's own sizes, and few layers."""
+    if kind not in transformers.CONFIG_MAPPING:
+        pytest.skip(f"transformers {transformers.__version__} has no {kind}")
+    fields = {name: value for name, value in transformers.CONFIG_MAPPING[kind]().to_dict().items() if value is not None}
+    for name in ("layer_types", "mlp_layer_types", "indexer_types", "attn_type_list"):
+        if isinstance(fields.get(name), list):
+            fields[name] = fields[name][:LAYERS]
+    dropped = ("architectures", "dtype", "quantization_config")
+    return {**{n: v for n, v in fields.items() if n not in dropped}, "model_type": kind, "num_hidden_layers": LAYERS}
+
+
+def source(config: Mapping[str, object], tp: int = 1, ep: int = 1) -> Meta:
+    return Meta(path=None, config=config, tp=tp, ep=ep, nsets=[1], quantization="config")
+
+
+def total(found: list[Linear]) -> Counter[tuple[object, ...]]:
+    counted: Counter[tuple[object, ...]] = Counter()
+    for linear in found:
+        counted[linear.n, linear.k, linear.bias, linear.experts, linear.sixteen_bit] += linear.calls
+    return counted
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_our_rules_are_what_transformers_builds(kind: str) -> None:
+    config = published(kind)
+    for tp, ep in ((1, 1), (2, 1), (8, 1), (8, 2)):
+        ours = found(lambda tp=tp, ep=ep: linears(config, tp, kind, sixteen_bit=True, ep=ep))
+        theirs = found(lambda tp=tp, ep=ep: source(config, tp, ep).linears(config, kind, batched=False))
+        assert theirs == ours, (tp, ep)
+        assert ours or tp > 1
+
+
+def found(cut: Callable[[], list[Linear]]) -> Counter[tuple[object, ...]] | None:
+    """What is cut, or None for what does not divide."""
+    try:
+        return total(cut())
+    except UserError:
+        return None
+
+
+def test_as_problems(sixteen: Family, no_words: KernelDefaults) -> None:
+    made = source(published("qwen3"), tp=2).problems(sixteen, no_words, "sm_90")
+    assert {p.layer for p in made} == {
+        *("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj", "lm_head")
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"model_type": None}, "no field 'model_type'"),
+        ({"model_type": "lama"}, "has no 'lama'; did you mean"),
+        ({"hidden_size": "wide"}, "transformers builds no model of it"),
+    ],
+)
+def test_mistakes_are_one_line(
+    change: Mapping[str, object], line: str, sixteen: Family, no_words: KernelDefaults
+) -> None:
+    with pytest.raises(UserError, match=line) as caught:
+        source({**published("llama"), **change}).problems(sixteen, no_words, "sm_90")
+    assert "\n" not in str(caught.value)
+
+
+def test_what_nothing_says_how_to_cut_is_refused() -> None:
+    heads = Heads(query=8, kv=8, width=64)
+    odd = [Module(name="model.layers.0.mixer.in_proj", n=64, k=64, bias=False)]
+    assert products(odd, heads, {}, 1, 1, 0, "here")[0].cut == "whole"
+    assert products(odd, heads, {"in_proj": "colwise"}, 2, 1, 0, "here")[0].n == 32
+    with pytest.raises(UserError, match=r"no rule how 'mixer.in_proj' is cut over tp 2"):
+        products(odd, heads, {}, 2, 1, 0, "here")
