@@ -2,6 +2,7 @@
 
 from gemmpipe.data import Device, Knobs
 from gemmpipe.family import GemmSpec
+from gemmpipe.operand_types import native_fp8
 from gemmpipe.tiled import WGMMA_ROWS, integer, workspace_bytes
 
 _MIB = 2**20
@@ -93,7 +94,9 @@ def _microscaled_bytes(stage: int, m: int, n: int, k: int, stages: int, device: 
         if stages == 1:  # one operand changes its layout on the way to the registers
             return max(m, n) * k // 2
         return (
-            stages * (stage * 17 // 16 + scales // 2) if device.gfx == "gfx950" else (stages - 1) * stage + 2 * scales
+            stages * (stage * 17 // 16 + scales // 2 + 64)
+            if device.gfx == "gfx950"
+            else (stages - 1) * stage + 2 * scales
         )
     # The warpgroup instruction reads the decoded bf16 weight from shared memory; sm_100 decodes none of 128 rows on.
     if m < WGMMA_ROWS or (m >= 2 * WGMMA_ROWS and int(device.gfx.removeprefix("sm_")) >= 100):
@@ -134,7 +137,7 @@ def _wrong_fp8(spec: GemmSpec, device: Device) -> str | None:
     """e4m3fnuz is multiplied by gfx942 alone, e4m3fn by everything else (emulated, hence slow, on gfx942)."""
     if not spec.x_dtype.startswith("float8"):
         return None
-    native = "float8_e4m3fnuz" if device.gfx == "gfx942" else "float8_e4m3fn"
+    native = native_fp8(device.gfx)
     if spec.x_dtype != native:
         return f"fp8 format: {device.gfx} multiplies {native}, not {spec.x_dtype}"
     if device.kind == "cuda" and int(device.gfx.removeprefix("sm_")) < 89:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from gemmpipe.data import Problem, Scalar
 from gemmpipe.errors import UserError, nearest
 from gemmpipe.family import Family, KernelDefaults, KeyColumn
+from gemmpipe.operand_types import native_fp8
 
 MAX_SIZE = 2**31 - 1
 """Kernels index sizes with 32 bits."""
@@ -56,7 +57,7 @@ def parse_dtype(value: object, gfx: str) -> str:
     """Torch's name without `torch.`; `fp8` is the architecture's own e4m3. Raises UserError (what was expected)."""
     word = str(value).strip().removeprefix("torch.").lower()
     if word in _FP8:
-        return "float8_e4m3fnuz" if gfx == "gfx942" else "float8_e4m3fn"  # gfx942 multiplies only the fnuz encoding
+        return native_fp8(gfx)
     name = _ALIASES.get(word, word)
     if name not in DTYPES:
         raise UserError(f"{value!r}, expected a dtype such as bfloat16{nearest(word, (*DTYPES, *_ALIASES, 'fp8'))}")

@@ -118,7 +118,7 @@ class Tiled(Implementation):
         elif device.gfx == "gfx950" and "kpack" in kept:
             kept["kpack"] = 1  # the compiler overrides it from gfx950 on
         narrow = min(integer(kept, "BLOCK_SIZE_M"), integer(kept, "BLOCK_SIZE_N"))
-        if "matrix_instr_nonkdim" in kept and integer(kept, "matrix_instr_nonkdim") > narrow:
+        if kept.get("matrix_instr_nonkdim") is not None and integer(kept, "matrix_instr_nonkdim") > narrow:
             kept["matrix_instr_nonkdim"] = 16  # the compiler takes the narrow instruction for a narrow tile
         kept.pop(KIND, None)
         if not kept.get(SWAP):

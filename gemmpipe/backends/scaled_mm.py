@@ -8,6 +8,7 @@ from gemmpipe.backends import Backend
 from gemmpipe.backends.aten import unsupported
 from gemmpipe.data import Device, Knobs
 from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared, Weights
+from gemmpipe.operand_types import native_fp8
 
 if TYPE_CHECKING:
     import torch
@@ -100,7 +101,7 @@ def scaled_misfit(spec: GemmSpec, device: Device) -> str | None:
         return "scales: none of tensor x tensor, row x row, 1x128 x 128x128"
     if not spec.x_dtype.startswith("float8") or not spec.w_dtype.startswith("float8"):
         return f"fp8 only: the operands are {spec.x_dtype} and {spec.w_dtype}"
-    if spec.x_dtype != ("float8_e4m3fnuz" if device.gfx == "gfx942" else "float8_e4m3fn"):
+    if spec.x_dtype != native_fp8(device.gfx):
         return f"fp8 format: {device.gfx} does not multiply {spec.x_dtype}"
     if spec.n % 16 or spec.k % 16:
         return f"alignment: N={spec.n} and K={spec.k} must be multiples of 16"

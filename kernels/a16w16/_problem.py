@@ -3,20 +3,15 @@
 from collections.abc import Mapping
 
 from gemmpipe.data import Problem, Scalar
-from gemmpipe.errors import UserError, nearest
+from gemmpipe.errors import UserError
 from gemmpipe.family import GemmSpec, KernelDefaults, Scaling
-
-WIDE = ("bfloat16", "float16")
-FP8 = ("float8_e4m3fn", "float8_e4m3fnuz")
-OUT = ("bfloat16", "float16", "float32")
+from gemmpipe.operand_types import FP8, OUT, WIDE, check_word
 
 
 def key_defaults(kernel: KernelDefaults, gfx: str) -> Mapping[str, Scalar]:
     """What a source leaves open: bf16 in, the same out (bf16 for fp8), no bias. Raises UserError."""
-    dtype = kernel.dtype or "bfloat16"
-    _check("kernel.dtype", dtype, WIDE + FP8)
-    out = kernel.out_dtype or (dtype if dtype in WIDE else "bfloat16")
-    _check("kernel.out_dtype", out, OUT)
+    dtype = check_word("kernel.dtype", kernel.dtype or "bfloat16", WIDE + FP8)
+    out = check_word("kernel.out_dtype", kernel.out_dtype or (dtype if dtype in WIDE else "bfloat16"), OUT)
     return {
         "bias": bool(kernel.bias),
         "dtype": dtype,
@@ -35,10 +30,10 @@ def spec(problem: Problem) -> GemmSpec:
             f"{problem.id}: bpreshuffle=True is no a16w16 problem; expected False (a16w16 weights are [N, K])"
         )
     if key["scaleAB"]:
-        _check(f"{problem.id}: dtype with scaleAB=True", dtype, FP8)
+        check_word(f"{problem.id}: dtype with scaleAB=True", dtype, FP8)
     else:
-        _check(f"{problem.id}: dtype with scaleAB=False", dtype, WIDE)
-    _check(f"{problem.id}: outdtype", out, OUT)
+        check_word(f"{problem.id}: dtype with scaleAB=False", dtype, WIDE)
+    check_word(f"{problem.id}: outdtype", out, OUT)
     scaling = Scaling(granularity="tensor") if key["scaleAB"] else None
     return GemmSpec(
         m=int(key["M"] or 0),
@@ -51,8 +46,3 @@ def spec(problem: Problem) -> GemmSpec:
         w_scale=scaling,
         bias=bool(key["bias"]),
     )
-
-
-def _check(where: str, dtype: str, known: tuple[str, ...]) -> None:
-    if dtype not in known:
-        raise UserError(f"{where}: '{dtype}', expected one of {', '.join(known)}{nearest(dtype, known)}")

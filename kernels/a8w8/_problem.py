@@ -3,11 +3,9 @@
 from collections.abc import Mapping
 
 from gemmpipe.data import Problem, Scalar
-from gemmpipe.errors import UserError, nearest
 from gemmpipe.family import GemmSpec, KernelDefaults, Scaling
+from gemmpipe.operand_types import EIGHT_BITS, OUT, check_word, native_fp8
 
-EIGHT = ("float8_e4m3fn", "float8_e4m3fnuz", "int8")
-OUT = ("bfloat16", "float16", "float32")
 GRANULARITIES = ("row", "tensor")
 
 
@@ -16,10 +14,8 @@ def key_defaults(kernel: KernelDefaults, gfx: str) -> Mapping[str, Scalar]:
 
     Raises UserError.
     """
-    dtype = kernel.dtype or ("float8_e4m3fnuz" if gfx == "gfx942" else "float8_e4m3fn")
-    check("kernel.dtype", dtype, EIGHT)
-    out = kernel.out_dtype or "bfloat16"
-    check("kernel.out_dtype", out, OUT)
+    dtype = check_word("kernel.dtype", kernel.dtype or native_fp8(gfx), EIGHT_BITS)
+    out = check_word("kernel.out_dtype", kernel.out_dtype or "bfloat16", OUT)
     return {"q_dtype_w": dtype, "outdtype": out, "granularity": "row", "bias": bool(kernel.bias)}
 
 
@@ -27,9 +23,9 @@ def spec(problem: Problem) -> GemmSpec:
     """The product that the key means. Raises UserError for a value that the kernels do not take."""
     key = dict(problem.key)
     dtype, out, granularity = str(key["q_dtype_w"]), str(key["outdtype"]), str(key["granularity"])
-    check(f"{problem.id}: q_dtype_w", dtype, EIGHT)
-    check(f"{problem.id}: outdtype", out, OUT)
-    check(f"{problem.id}: granularity", granularity, GRANULARITIES)
+    check_word(f"{problem.id}: q_dtype_w", dtype, EIGHT_BITS)
+    check_word(f"{problem.id}: outdtype", out, OUT)
+    check_word(f"{problem.id}: granularity", granularity, GRANULARITIES)
     scaling = Scaling(granularity=granularity)
     return GemmSpec(
         m=int(key["M"] or 0),
@@ -42,9 +38,3 @@ def spec(problem: Problem) -> GemmSpec:
         w_scale=scaling,
         bias=bool(key["bias"]),
     )
-
-
-def check(where: str, word: str, known: tuple[str, ...]) -> None:
-    """Raises UserError for a word that is none of the known ones."""
-    if word not in known:
-        raise UserError(f"{where}: '{word}', expected one of {', '.join(known)}{nearest(word, known)}")

@@ -4,16 +4,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gemmpipe.data import Problem, Scalar
-from gemmpipe.errors import UserError
 from gemmpipe.family import GemmSpec, KernelDefaults
 from gemmpipe.kernels.a8w8_blockscale import _problem as row_major
 from gemmpipe.layouts import TILES_16X16, check_tiles
+from gemmpipe.operand_types import refuse_bias
 
 
 def key_defaults(kernel: KernelDefaults, gfx: str) -> Mapping[str, Scalar]:
     """What a source leaves open: the fp8 format that this architecture multiplies, bf16 out. Raises UserError."""
-    if kernel.bias:
-        raise UserError("kernel.bias: true, expected false or null (a8w8_blockscale_bpreshuffle has no bias)")
+    refuse_bias(kernel, "a8w8_blockscale_bpreshuffle")
     return row_major.key_defaults(kernel, gfx)
 
 

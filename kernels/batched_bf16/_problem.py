@@ -3,21 +3,15 @@
 from collections.abc import Mapping
 
 from gemmpipe.data import Problem, Scalar
-from gemmpipe.errors import UserError, nearest
 from gemmpipe.family import GemmSpec, KernelDefaults
-
-WIDE = ("bfloat16", "float16")
-OUT = ("bfloat16", "float16", "float32")
+from gemmpipe.operand_types import OUT, WIDE, check_word, refuse_bias
 
 
 def key_defaults(kernel: KernelDefaults, gfx: str) -> Mapping[str, Scalar]:
     """What a source leaves open: bf16 in, the same out. Raises UserError."""
-    if kernel.bias:
-        raise UserError("kernel.bias: true, expected false or null (batched_bf16 has no bias)")
-    dtype = kernel.dtype or "bfloat16"
-    _check("kernel.dtype", dtype, WIDE)
-    out = kernel.out_dtype or dtype
-    _check("kernel.out_dtype", out, OUT)
+    refuse_bias(kernel, "batched_bf16")
+    dtype = check_word("kernel.dtype", kernel.dtype or "bfloat16", WIDE)
+    out = check_word("kernel.out_dtype", kernel.out_dtype or dtype, OUT)
     return {"dtype": dtype, "outdtype": out}
 
 
@@ -25,8 +19,8 @@ def spec(problem: Problem) -> GemmSpec:
     """The products that the key means. Raises UserError for a type the kernels do not take."""
     key = dict(problem.key)
     dtype, out = str(key["dtype"]), str(key["outdtype"])
-    _check(f"{problem.id}: dtype", dtype, WIDE)
-    _check(f"{problem.id}: outdtype", out, OUT)
+    check_word(f"{problem.id}: dtype", dtype, WIDE)
+    check_word(f"{problem.id}: outdtype", out, OUT)
     return GemmSpec(
         m=int(key["M"] or 0),
         n=int(key["N"] or 0),
@@ -36,8 +30,3 @@ def spec(problem: Problem) -> GemmSpec:
         out_dtype=out,
         batch=int(key["B"] or 0),
     )
-
-
-def _check(where: str, dtype: str, known: tuple[str, ...]) -> None:
-    if dtype not in known:
-        raise UserError(f"{where}: '{dtype}', expected one of {', '.join(known)}{nearest(dtype, known)}")

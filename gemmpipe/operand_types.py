@@ -1,0 +1,29 @@
+"""The operand types that families choose from, and the words of a problem held against them."""
+
+from collections.abc import Sequence
+
+from gemmpipe.errors import UserError, nearest
+from gemmpipe.family import KernelDefaults
+
+WIDE = ("bfloat16", "float16")
+FP8 = ("float8_e4m3fn", "float8_e4m3fnuz")
+EIGHT_BITS = (*FP8, "int8")
+OUT = (*WIDE, "float32")
+
+
+def native_fp8(gfx: str) -> str:
+    """The fp8 format that an architecture multiplies: e4m3fnuz on gfx942, e4m3fn on everything else."""
+    return "float8_e4m3fnuz" if gfx == "gfx942" else "float8_e4m3fn"
+
+
+def check_word(where: str, word: str, known: Sequence[str]) -> str:
+    """The word, if it is a known one. Raises UserError naming `where` and the nearest known one."""
+    if word not in known:
+        raise UserError(f"{where}: '{word}', expected one of {', '.join(known)}{nearest(word, known)}")
+    return word
+
+
+def refuse_bias(kernel: KernelDefaults, family: str) -> None:
+    """Raises UserError when a bias is asked of a family that has none."""
+    if kernel.bias:
+        raise UserError(f"kernel.bias: true, expected false or null ({family} has no bias)")
