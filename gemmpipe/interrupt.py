@@ -59,10 +59,12 @@ class Stop:
 
 @contextmanager
 def listening(events: Events, budget_s: float | None = None) -> Iterator[Stop]:
-    """Handle SIGINT and SIGTERM within the block; outside the main thread there is nothing to handle."""
+    """Handle SIGINT, SIGTERM and SIGHUP within the block; outside the main thread there is nothing to handle."""
     stop = Stop(events, budget_s)
     before = {}
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+            continue  # nohup: the terminal may go
         try:
             before[number] = signal.signal(number, stop.ask)
         except ValueError:

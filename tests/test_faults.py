@@ -1,145 +1,45 @@
 """Faults injected for real into runs started as a user starts them: nothing lost, nothing repeated, nothing left."""
 
-import collections
 import json
 import os
 import random
-import resource
-import shutil
 import signal
-import subprocess
 import sys
-import tempfile
 import time
-import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from soak_runs import Site, Started, nothing_is_repeated, table_is_right
 
-from gemmpipe import store
 from gemmpipe.cli.main import main
 from gemmpipe.family import load_family
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 
-TABLE = Path("outputs/tuned/faulty_tuned_gemm.csv")
 MANY = "shapes.items=[{M: [1, 2, 3, 4, 5, 6, 7, 8], N: 32, K: 64}]"
 PROBLEMS = 8
 LITTLE_PCT = 100 * 700e6 / (os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 """Little more than torch itself needs, as a share of this machine's memory."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Started:
-    """A run in a process of its own, and everything that it starts."""
-
-    process: "subprocess.Popen[str]"
-    mark: str
-
-    def end(self, timeout_s: float = 60) -> tuple[int, str, str]:
-        """Its exit code, stdout and stderr."""
-        out, error = self.process.communicate(timeout=timeout_s)
-        return self.process.returncode, out, error
-
-    def kin(self) -> list[int]:
-        """Processes of this run that are still there."""
-        return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if self._mine(pid)]
-
-    def _mine(self, pid: int) -> bool:
-        try:
-            return self.mark.encode() in Path(f"/proc/{pid}/environ").read_bytes()
-        except OSError:
-            return False
-
-    def gone(self, within_s: float = 8) -> bool:
-        """Whether nothing of it is left after so long at most."""
-        deadline = time.monotonic() + within_s
-        while self.kin() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        return not self.kin()
-
-
 Start = Callable[..., Started]
 
 
 @pytest.fixture
-def start(folder: Path, faulty_words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Starts runs; what is left of them when the test ends is killed."""
+def site(folder: Path, faulty_words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """Where runs are started; what is left of them when the test ends is killed."""
     monkeypatch.syspath_prepend(faulty_words[0].removeprefix("--config-dir="))
-    started: list[Started] = []
-    # Locks of devices lie there: a run elsewhere on this machine is none of the tests'. Short, for names of sockets.
-    temporary = tempfile.mkdtemp()
-
-    def go(*words: str, most_bytes: int = 0) -> Started:
-        mark = f"run-{uuid.uuid4()}"
-        known = () if words[0].startswith("resume=") else faulty_words
-        process = subprocess.Popen(
-            [sys.executable, "-m", "gemmpipe", *known, *words],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "FAULTY_MARK": mark, "TMPDIR": temporary},
-            preexec_fn=(lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes,) * 2)) if most_bytes else None,
-        )
-        started.append(Started(process=process, mark=mark))
-        return started[-1]
-
-    yield go
-    for each in started:
-        for pid in each.kin():
-            os.kill(pid, signal.SIGKILL)
-        each.process.communicate()
-    shutil.rmtree(temporary, ignore_errors=True)
+    here = Site(folder=folder, words=faulty_words, family=load_family("faulty"))
+    yield here
+    here.close()
 
 
-def _journal() -> Path | None:
-    return max(Path("outputs/runs").glob("*/*/trials.jsonl"), key=lambda path: path.stat().st_mtime_ns, default=None)
-
-
-def _rows() -> list[dict[str, object]]:
-    """The rows of the newest journal that are whole."""
-    path = _journal()
-    rows = []
-    for line in path.read_bytes().splitlines() if path else ():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            continue
-    return rows
-
-
-def _wait_for(process: "subprocess.Popen[str]", kind: str, count: int = 1) -> None:
-    """Wait until the journal holds so many rows of a kind."""
-    deadline = time.monotonic() + 40
-    while sum(row["row"] == kind for row in _rows()) < count:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def _nothing_is_repeated() -> None:
-    """No trial of screen twice, no finals after they were done, none done twice."""
-    screened: collections.Counter[tuple[object, ...]] = collections.Counter()
-    done: set[object] = set()
-    for row in _rows():
-        if row["row"] == "trial" and row["stage"] == "screen":
-            screened[row["problem"], row["candidate"], row["launches"]] += 1
-        elif row["row"] == "trial":
-            assert row["problem"] not in done, "timed again after its finals were done"
-        elif row["row"] == "done":
-            assert row["problem"] not in done
-            done.add(row["problem"])
-    assert [key for key, times in screened.items() if times > 1] == []
-
-
-def _table_is_right(problems: int = PROBLEMS) -> None:
-    rows = store.read(TABLE, load_family("faulty"))
-    assert sorted(int(str(row["M"])) for row in rows) == list(range(1, problems + 1))
-    assert all(float(str(row["us"])) > 0 for row in rows)
-    assert not list(TABLE.parent.glob("*.tmp"))
+@pytest.fixture
+def start(site: Site) -> Start:
+    """Starts a run."""
+    return site.start
 
 
 EXPECTED = {
@@ -154,7 +54,11 @@ EXPECTED = {
     "exit": {"died"},
     "sys_exit": {"died"},
     "eat": {"died"},
+    "no_memory": {"launch_error"},
     "hang": {"timeout"},
+    "compile_error": {"compile_error"},
+    "compile_crash": {"compile_error"},
+    "compile_hang": {"compile_error"},
     "spoil_nan": {"wrong"},
     "untouched": {"wrong"},
     "permute": {"wrong"},
@@ -163,10 +67,14 @@ EXPECTED = {
 }
 
 
-def test_every_fault_ends_as_a_row_and_no_healthy_candidate_suffers(start: Start) -> None:
+def test_every_fault_ends_as_a_row_and_no_healthy_candidate_suffers(start: Start, site: Site) -> None:
     kinds = [*EXPECTED, "wrong_at_8"]
     started = start(
-        f"space.KIND=[{','.join(kinds)}]", "space.PACE_MS=[0]", "profile=all.csv", f"executor.memory_pct={LITTLE_PCT}"
+        f"space.KIND=[{','.join(kinds)}]",
+        "space.PACE_MS=[0]",
+        "profile=all.csv",
+        f"executor.memory_pct={LITTLE_PCT}",
+        "executor.compile_timeout_s=8",
     )
     code, _, error = started.end()
     assert code == 0, error
@@ -185,14 +93,14 @@ def test_every_fault_ends_as_a_row_and_no_healthy_candidate_suffers(start: Start
     quarantined = {"segfault", "kill", "exit", "sys_exit", "eat", "hang"}
     assert error.count("warning: quarantined") == 2 * len(quarantined)
     assert error.count("Traceback") == 0
-    winners = {json.loads(str(row["config"])).get("KIND", "mm") for row in store.read(TABLE, load_family("faulty"))}
+    winners = {json.loads(str(row["config"])).get("KIND", "mm") for row in site.tuned()}
     assert winners <= {"right", "mm", "hang_once", "die_once", "wrong_at_8"}
-    _nothing_is_repeated()
+    nothing_is_repeated(site.rows())
 
 
-def test_ctrl_c_finishes_the_work_in_hand_and_resume_goes_on(start: Start) -> None:
+def test_ctrl_c_finishes_the_work_in_hand_and_resume_goes_on(start: Start, site: Site) -> None:
     started = start(MANY, "space.PACE_MS=[0,10,11,12,13,14,15]", "search=exhaustive", "batch=1")
-    _wait_for(started.process, "done")
+    site.wait_for(started, "done")
     started.process.send_signal(signal.SIGINT)
     code, out, error = started.end(timeout_s=20)
     assert code == 130
@@ -201,37 +109,37 @@ def test_ctrl_c_finishes_the_work_in_hand_and_resume_goes_on(start: Start) -> No
     assert "gemmpipe resume=" in out
     assert started.gone()
     # What was finished is in the table already.
-    done = [row["problem"] for row in _rows() if row["row"] == "done"]
-    assert 0 < len(store.read(TABLE, load_family("faulty"))) == len(done)
-    finished = [row for row in _rows() if row["row"] == "trial"]
+    done = [row["problem"] for row in site.rows() if row["row"] == "done"]
+    assert 0 < len(site.tuned()) == len(done)
+    finished = [row for row in site.rows() if row["row"] == "trial"]
 
     code, _, error = start("resume=last").end()
     assert code == 0, error
-    assert [row for row in _rows() if row["row"] == "trial"][: len(finished)] == finished
-    _nothing_is_repeated()
-    _table_is_right()
+    assert [row for row in site.rows() if row["row"] == "trial"][: len(finished)] == finished
+    nothing_is_repeated(site.rows())
+    table_is_right(site, range(1, PROBLEMS + 1))
     selections = pd.read_csv(next(Path("outputs/runs").glob("*/*/selections.csv")))
     assert sorted(selections["M"]) == list(range(1, PROBLEMS + 1)), "the run's own table holds all of it"
 
 
 @pytest.mark.parametrize("stage", ["screen", "bench"])
-def test_a_stopped_batch_keeps_its_finished_finals(start: Start, stage: str) -> None:
+def test_a_stopped_batch_keeps_its_finished_finals(start: Start, site: Site, stage: str) -> None:
     started = start(MANY, "space.PACE_MS=[0,10,11,12,13,14,15]", "search=exhaustive")
-    _wait_for(started.process, "done" if stage == "bench" else "trial")
+    site.wait_for(started, "done" if stage == "bench" else "trial")
     started.process.send_signal(signal.SIGTERM)
     code, _, error = started.end(timeout_s=20)
     assert code == 130, error
-    done = [row for row in _rows() if row["row"] == "done"]
-    assert TABLE.exists() == bool(done) == (stage == "bench")
-    assert not done or len(store.read(TABLE, load_family("faulty"))) == len(done)
+    done = [row for row in site.rows() if row["row"] == "done"]
+    assert site.table.exists() == bool(done) == (stage == "bench")
+    assert not done or len(site.tuned()) == len(done)
     assert start("resume=last").end()[0] == 0
-    _nothing_is_repeated()
-    _table_is_right()
+    nothing_is_repeated(site.rows())
+    table_is_right(site, range(1, PROBLEMS + 1))
 
 
-def test_ctrl_c_twice_stops_at_once(start: Start) -> None:
+def test_ctrl_c_twice_stops_at_once(start: Start, site: Site) -> None:
     started = start("space.KIND=[right,hang]", "executor.timeout_s=100")
-    _wait_for(started.process, "launch")
+    site.wait_for(started, "launch")
     time.sleep(0.5)
     started.process.send_signal(signal.SIGINT)
     time.sleep(0.7)
@@ -245,9 +153,9 @@ def test_ctrl_c_twice_stops_at_once(start: Start) -> None:
     assert started.gone()
 
 
-def test_ctrl_c_ends_a_run_that_waits_for_its_device(start: Start) -> None:
+def test_ctrl_c_ends_a_run_that_waits_for_its_device(start: Start, site: Site) -> None:
     holder = start("space.KIND=[right,hang]", "executor.timeout_s=100")
-    _wait_for(holder.process, "launch")
+    site.wait_for(holder, "launch")
     waiting = start("space.PACE_MS=[0]")
     assert waiting.process.stdout is not None
     for line in waiting.process.stdout:
@@ -259,26 +167,26 @@ def test_ctrl_c_ends_a_run_that_waits_for_its_device(start: Start) -> None:
     assert "Traceback" not in error
 
 
-def test_a_hanging_worker_does_not_outlive_a_killed_driver(start: Start) -> None:
+def test_a_hanging_worker_does_not_outlive_a_killed_driver(start: Start, site: Site) -> None:
     started = start("space.KIND=[right,hang]", "executor.timeout_s=100")
-    _wait_for(started.process, "launch")
+    site.wait_for(started, "launch")
     time.sleep(0.5)
     assert len(started.kin()) > 1
     started.process.kill()
     assert started.gone()
 
 
-def _killed_at_random(start: Start, rounds: int, words: tuple[str, ...]) -> None:
+def _killed_at_random(start: Start, site: Site, rounds: int, words: tuple[str, ...]) -> None:
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     chance = random.Random(seed)
     for number in range(rounds):
-        resuming = _journal() is not None and any(row["row"] == "problem" for row in _rows())
+        resuming = site.journal() is not None and any(row["row"] == "problem" for row in site.rows())
         started = start(*(("resume=last",) if resuming else words))
         # Most of a run's life lies behind the imports: kill it at a moment after its session began.
-        sessions = sum(row["row"] == "session" for row in _rows())
+        sessions = sum(row["row"] == "session" for row in site.rows())
         deadline = time.monotonic() + 30
-        while sum(row["row"] == "session" for row in _rows()) == sessions and time.monotonic() < deadline:
+        while sum(row["row"] == "session" for row in site.rows()) == sessions and time.monotonic() < deadline:
             if started.process.poll() is not None:
                 break
             time.sleep(0.02)
@@ -286,44 +194,44 @@ def _killed_at_random(start: Start, rounds: int, words: tuple[str, ...]) -> None
         started.process.kill()
         started.process.communicate()
         assert started.gone(), f"round {number}: workers are left"
-        _nothing_is_repeated()
-    finished = [row for row in _rows() if row["row"] == "trial"]
+        nothing_is_repeated(site.rows())
+    finished = [row for row in site.rows() if row["row"] == "trial"]
     code, _, error = start("resume=last").end()
     assert code == 0, error
-    assert [row for row in _rows() if row["row"] == "trial"][: len(finished)] == finished
-    _nothing_is_repeated()
-    _table_is_right()
+    assert [row for row in site.rows() if row["row"] == "trial"][: len(finished)] == finished
+    nothing_is_repeated(site.rows())
+    table_is_right(site, range(1, PROBLEMS + 1))
 
 
 def test_killed_at_random_and_resumed(start: Start) -> None:
-    _killed_at_random(start, 2, (MANY, "space.PACE_MS=[0,5,6,7,8,9,10]", "search=exhaustive", "batch=1"))
+    _killed_at_random(start, site, 2, (MANY, "space.PACE_MS=[0,5,6,7,8,9,10]", "search=exhaustive", "batch=1"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 100])
 def test_killed_at_random_again_and_again(start: Start, batch: int) -> None:
     words = (MANY, "space.PACE_MS=[0,5,6,7,8,9,10]", "space.KIND=[right,kill,spoil_row]", "search=exhaustive")
-    _killed_at_random(start, 10, (*words, f"batch={batch}"))
+    _killed_at_random(start, site, 10, (*words, f"batch={batch}"))
 
 
-def test_a_full_disk_ends_in_one_line_and_loses_nothing(start: Start) -> None:
+def test_a_full_disk_ends_in_one_line_and_loses_nothing(start: Start, site: Site) -> None:
     paces = f"space.PACE_MS=[{','.join(str(i / 100) for i in range(120))}]"
     code, _, error = start(MANY, paces, "search=exhaustive", most_bytes=50_000).end()
     assert code == 3
     (line,) = error.splitlines()
     assert line.startswith("gemmpipe: ")
     assert "trials.jsonl: cannot write the journal: File too large; resume=last" in line
-    finished = [row for row in _rows() if row["row"] == "trial"]
+    finished = [row for row in site.rows() if row["row"] == "trial"]
     assert len(finished) > 50
     code, _, error = start("resume=last").end()
     assert code == 0, error
-    assert [row for row in _rows() if row["row"] == "trial"][: len(finished)] == finished
-    _nothing_is_repeated()
-    _table_is_right()
+    assert [row for row in site.rows() if row["row"] == "trial"][: len(finished)] == finished
+    nothing_is_repeated(site.rows())
+    table_is_right(site, range(1, PROBLEMS + 1))
 
 
 @pytest.mark.usefixtures("own_locks")
-def test_runs_that_merge_at_once_lose_no_row(start: Start, faulty_words: tuple[str, ...]) -> None:
+def test_runs_that_merge_at_once_lose_no_row(start: Start, site: Site, faulty_words: tuple[str, ...]) -> None:
     for m in (1, 2, 3):
         assert main([*faulty_words, f"shapes.items=[[{m},32,64]]", "space.PACE_MS=[0]", f"output=own{m}"]) == 0
     folders = sorted(Path("outputs/runs/tune").iterdir())
@@ -331,12 +239,12 @@ def test_runs_that_merge_at_once_lose_no_row(start: Start, faulty_words: tuple[s
     for each in runs:
         code, _, error = each.end()
         assert code == 0, error
-    _table_is_right(3)
+    table_is_right(site, range(1, 4))
 
 
-def test_a_run_that_is_still_at_work_is_not_resumed(start: Start) -> None:
+def test_a_run_that_is_still_at_work_is_not_resumed(start: Start, site: Site) -> None:
     started = start("space.KIND=[right,hang]", "executor.timeout_s=100")
-    _wait_for(started.process, "launch")
+    site.wait_for(started, "launch")
     code, _, error = start("resume=last").end()
     assert code == 2
     assert error.endswith("trials.jsonl: another gemmpipe is still at work on this run\n")

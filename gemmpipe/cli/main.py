@@ -10,6 +10,7 @@ from gemmpipe.cli import completion
 from gemmpipe.cli.argv import CommandLine, sort_words
 from gemmpipe.cli.folders import Folders
 from gemmpipe.cli.reports import INTERRUPTED, report, report_bug
+from gemmpipe.cli.streams import readers_may_leave
 from gemmpipe.cli.usage import usage
 from gemmpipe.errors import EnvironmentProblem, GemmpipeError, UserError
 
@@ -26,10 +27,12 @@ def main(argv: Sequence[str]) -> int:
     except GemmpipeError as error:
         return report(error)
     except KeyboardInterrupt:
-        print("gemmpipe: interrupted; 'gemmpipe resume=last' goes on", file=sys.stderr)
+        with readers_may_leave():
+            print("gemmpipe: interrupted; 'gemmpipe resume=last' goes on", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader is gone: nothing left to say
+        with readers_may_leave():
+            raise
         return 0
     except OSError as error:
         return report(EnvironmentProblem(f"{error.filename or 'a file'}: {error.strerror or error}"), error)

@@ -7,6 +7,7 @@ from typing import Never, Self
 
 from tqdm import tqdm
 
+from gemmpipe.cli.streams import readers_may_leave
 from gemmpipe.events import Event
 
 _HEARTBEAT_S = 10.0
@@ -32,7 +33,11 @@ class Terminal:
         self._close()
 
     def __call__(self, event: Event) -> None:
-        """Show one event."""
+        """Show one event; where nobody reads any more (a closed pipe, a lost terminal), none: the run goes on."""
+        with readers_may_leave():
+            self._show(event)
+
+    def _show(self, event: Event) -> None:
         if event.kind == "stage":
             self._begin(event)
         elif event.kind == "progress":
@@ -60,7 +65,7 @@ class Terminal:
             self._bar.update(event.done - self._bar.n)
         elif not self._interactive and time.monotonic() - self._spoke >= _HEARTBEAT_S:
             self._spoke = time.monotonic()
-            print(self._heartbeat(event), file=sys.stderr, flush=True)
+            self._print(self._heartbeat(event), error=True)
 
     def _heartbeat(self, event: Event) -> str:
         """`screen 120/400, 35 s, about 80 s left`; without what is not known."""
@@ -80,5 +85,6 @@ class Terminal:
 
     def _close(self) -> None:
         if self._bar is not None:
-            self._bar.close()
+            with readers_may_leave():
+                self._bar.close()
             self._bar = None

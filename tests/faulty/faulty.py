@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from gemmpipe.cost import bytes_moved, flops
-from gemmpipe.data import Device, Knobs, Problem
+from gemmpipe.data import Build, Device, Knobs, Problem
 from gemmpipe.family import Family, GemmSpec, Implementation, Inputs, KeyColumn, Launch, Prepared
 from gemmpipe.operands import make_inputs, make_weights
 from gemmpipe.reference import product, tolerance
@@ -94,6 +94,7 @@ ENDS: dict[str, Callable[[], object]] = {
     "exit": lambda: os._exit(3),
     "sys_exit": lambda: sys.exit(3),
     "eat": _eat,
+    "no_memory": lambda: torch.empty(1 << 60),
     "hang_once": _once("hang_once", lambda: time.sleep(3600)),
     "die_once": _once("die_once", _die(signal.SIGKILL)),
     "die_then_raise": _die_then_raise,
@@ -129,6 +130,13 @@ class Faulty(Implementation):
 
     def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         return "kind: unfit by name" if knobs["KIND"] == "unfit" else None
+
+    def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
+        if not str(knobs["KIND"]).startswith("compile_"):
+            return ()
+        constants = tuple(knobs.items())  # one build a candidate
+        kernel = f"faulty_compiler:{knobs['KIND']}"
+        return (Build(kernel=kernel, source_hash="", signature=(), constants=constants, aligned=(), options=()),)
 
     def bind(
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: torch.Tensor
