@@ -10,7 +10,7 @@ from gemmpipe.cli import completion
 from gemmpipe.cli.argv import CommandLine, sort_words
 from gemmpipe.cli.folders import Folders
 from gemmpipe.cli.reports import INTERRUPTED, report, report_bug
-from gemmpipe.cli.streams import readers_may_leave
+from gemmpipe.cli.streams import readers_may_leave, silence_the_lost
 from gemmpipe.cli.usage import usage
 from gemmpipe.errors import EnvironmentProblem, GemmpipeError, UserError
 
@@ -31,8 +31,7 @@ def main(argv: Sequence[str]) -> int:
             print("gemmpipe: interrupted; 'gemmpipe resume=last' goes on", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        with readers_may_leave():
-            raise
+        silence_the_lost()
         return 0
     except OSError as error:
         return report(EnvironmentProblem(f"{error.filename or 'a file'}: {error.strerror or error}"), error)

@@ -12,9 +12,14 @@ def readers_may_leave() -> Iterator[None]:
     try:
         yield
     except OSError:
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except OSError:
-                # What is still buffered would raise again, at the latest when the interpreter ends.
-                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        silence_the_lost()
+
+
+def silence_the_lost() -> None:
+    """Send to nowhere what goes to streams without readers."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            # What is still buffered would raise again, at the latest when the interpreter ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

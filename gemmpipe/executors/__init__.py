@@ -3,15 +3,18 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Self, TypeVar
 
 from gemmpipe.backends import Backend
 from gemmpipe.data import Build, BuildFacts, Device, Trial
 from gemmpipe.events import Events
 from gemmpipe.interrupt import Interrupted
 from gemmpipe.jobs import Job
+
+T = TypeVar("T")
 
 _DRAIN_S = 10.0  # who asked to stop does not wait longer for the work in hand
 
@@ -40,6 +43,8 @@ class Usage:
     name: str
     wall_s: float = 0.0
     busy_s: dict[str, float] = field(default_factory=dict)
+    ready_at: float | None = None
+    """When it could begin, on the monotonic clock of this machine."""
     idle: list[tuple[float, float]] = field(default_factory=list)
     """When it waited for work, on the monotonic clock."""
 
@@ -80,6 +85,12 @@ class Pool(ABC):
     @abstractmethod
     def compile(self, build: Build) -> None:
         """Queue a build."""
+
+    def aside(self, task: Callable[[], T]) -> "Future[T]":
+        """Do work of the driver's that can be pickled: in another process where one is to spare, else here and now."""
+        future: Future[T] = Future()
+        future.set_result(task())
+        return future
 
     @abstractmethod
     def poll(self, timeout_s: float) -> Sequence[Built | Finished]:

@@ -6,6 +6,7 @@ import queue
 import signal
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as CompileTimeout
 from multiprocessing.connection import Connection
@@ -13,7 +14,7 @@ from multiprocessing.connection import Connection
 from pebble import ProcessExpired, ProcessPool
 
 from gemmpipe.data import Build, BuildFacts, Device
-from gemmpipe.executors import Built, Usage
+from gemmpipe.executors import Built, T, Usage
 from gemmpipe.executors.hand import forkserver
 from gemmpipe.interrupt import end_with_the_driver
 
@@ -50,15 +51,24 @@ class Compilers:
         self.bell, self._ring = multiprocessing.Pipe(duplex=False)
 
     def submit(self, build: Build) -> None:
-        """Queue a build; the processes start with the first one."""
+        """Queue a build."""
+        self._first = self._first or time.monotonic()
+        self.pending += 1
+        future = self._processes().schedule(_compile, args=[build, self._device], timeout=self._timeout_s)
+        future.add_done_callback(lambda f: self._finished(build, f))
+
+    def aside(self, task: Callable[[], T]) -> "Future[T]":
+        """Queue something else."""
+        future: Future[T] = self._processes().schedule(task)
+        return future
+
+    def _processes(self) -> ProcessPool:
+        """They start with the first work."""
         if self._pool is None:
-            self._first = time.monotonic()
             self._pool = ProcessPool(
                 max_workers=self.slots, context=forkserver(), initializer=_initialise, initargs=[self._python_path]
             )
-        self.pending += 1
-        future = self._pool.schedule(_compile, args=[build, self._device], timeout=self._timeout_s)
-        future.add_done_callback(lambda f: self._finished(build, f))
+        return self._pool
 
     def _finished(self, build: Build, future: "Future[BuildFacts]") -> None:
         """Called in pebble's thread: hand the result over and ring."""

@@ -138,6 +138,7 @@ class Desk:
         if not self._ready:
             self._ready = True
             self._stillborn = 0
+            self._usage.ready_at = self._usage.ready_at or time.monotonic()
             return []
         job = self._sent.popleft()
         self._setup_losses.pop(job.problem.id, None)

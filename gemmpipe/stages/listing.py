@@ -1,11 +1,11 @@
 """Every candidate of a problem, what it must have compiled, and what was left out for which reason."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gemmpipe.data import Build, Candidate, Device, Problem, Status, Trial
-from gemmpipe.family import Family, GemmSpec, Implementation
+from gemmpipe.family import Family, GemmSpec, Implementation, load_family
 from gemmpipe.space import Space
 
 
@@ -16,6 +16,12 @@ class SpaceReport:
     points: int = 0
     normalised: int = 0
     rules: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: "SpaceReport") -> None:
+        """Take in another problem's."""
+        self.points += other.points
+        self.normalised += other.normalised
+        self.rules.update(other.rules)
 
     def lines(self) -> list[str]:
         """The count before and after each rule."""
@@ -42,6 +48,19 @@ class Listing:
     passed_over: tuple[Trial, ...]
     kernel_names: dict[str, str]
     """By candidate id."""
+    report: SpaceReport = field(default_factory=SpaceReport)
+
+
+def list_in_another_process(
+    problem: Problem,
+    family: str,
+    implementations: Sequence[Implementation],
+    device: Device,
+    space: Space,
+    incumbents: Sequence[Candidate],
+) -> Listing:
+    """The same with the family by name: it cannot be pickled."""
+    return list_candidates(problem, load_family(family), implementations, device, space, incumbents)
 
 
 def list_candidates(
@@ -50,11 +69,12 @@ def list_candidates(
     implementations: Sequence[Implementation],
     device: Device,
     space: Space,
-    incumbents: Iterable[Candidate],
-    report: SpaceReport,
+    incumbents: Sequence[Candidate],
 ) -> Listing:
     """All candidates of a problem: the space's, the libraries' and the incumbents, each once and normalised."""
     spec = family.spec(problem)
+    report = SpaceReport()
+    known_builds: dict[str, Build] = {}
     fit: dict[Candidate, Implementation] = {}
     passed_over: list[Trial] = []
     seen: set[Candidate] = set()
@@ -83,7 +103,12 @@ def list_candidates(
         problem=problem,
         spec=spec,
         candidates=tuple(fit),
-        builds={c.id: i.builds(spec, c.knobs, device) for c, i in fit.items()},
+        # Equal builds as one object: pickled once.
+        builds={
+            c.id: tuple(known_builds.setdefault(b.id, b) for b in i.builds(spec, c.knobs, device))
+            for c, i in fit.items()
+        },
         passed_over=tuple(passed_over),
         kernel_names={c.id: i.kernel_name(c.knobs) for c, i in fit.items()},
+        report=report,
     )

@@ -50,7 +50,8 @@ class Scheduler:
     def step(self, timeout_s: float) -> bool:
         """Hand out what is ready, hear what is new; False when every course is over."""
         for course in self._courses:
-            self._note(course, course.pump(self._built))
+            if not course.over:
+                self._note(course, course.pump(self._built))
         self._dispatch()
         if all(c.over for c in self._courses):
             return False

@@ -1,8 +1,10 @@
 """The screen stage: lists candidates, compiles, races them with few launches and keeps the best for bench."""
 
+import time
 from collections import Counter
-from collections.abc import Iterator
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.data import Bucket, Candidate, Problem, Trial
@@ -11,7 +13,7 @@ from gemmpipe.executors import finishing
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.bounds import Bounds
 from gemmpipe.stages.course import Course
-from gemmpipe.stages.listing import SpaceReport, list_candidates
+from gemmpipe.stages.listing import Listing, SpaceReport, list_in_another_process
 from gemmpipe.stages.rows import config_text, problems_of, trial_frame
 from gemmpipe.stages.scheduler import Scheduler, work
 from gemmpipe.stages.shortlist import Keep, bucket_shortlists, shortlist
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _WAIT_S = 0.5
+_LOOK_S = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,20 +47,13 @@ class Screen(Stage):
         problems = problems_of(context.family, tables["problems"])
         scheduler = Scheduler(context, self.timer, Bounds(context.family.baseline, _own(context)))
         context.events.emit("stage", "screen", total=len(problems))
-        report = SpaceReport()
-        courses = []
+        begun = time.monotonic()
         with finishing(context.pool, scheduler.hear):
-            for course in self._courses(problems, context, report):
-                courses.append(course)
-                scheduler.add(course)
-                if context.device.kind != "cpu":  # there the listing would take cores from what is timed
-                    self._step(scheduler, courses, context, wait_s=0.0)
-            for line in report.lines():
-                context.events.emit("line", line)
-            while self._step(scheduler, courses, context, wait_s=_WAIT_S):
+            courses = self._listed(problems, scheduler, context)
+            while self._step(scheduler, courses, context, _WAIT_S):
                 pass
         context.events.emit("progress", done=len(courses))
-        _account_idle(context)
+        _account_idle(context, begun)
         return self._tables(courses, context)
 
     def _step(self, scheduler: Scheduler, courses: list[Course], context: Context, wait_s: float) -> bool:
@@ -66,24 +62,38 @@ class Screen(Stage):
         context.events.emit("progress", f"{scheduler.trials} trials", done=sum(c.over for c in courses))
         return going_on
 
-    def _courses(self, problems: list[Problem], context: Context, report: SpaceReport) -> Iterator[Course]:
-        """The problems with all that can be tried on them: siblings together, or the expensive first for several."""
-        alone = len(context.pool.devices) == 1
-        spec = context.family.spec
-        for problem in sorted(problems, key=lambda p: (str(p.siblings), p.rows) if alone else (-work(spec(p)), p.id)):
-            listing = list_candidates(
+    def _listed(self, problems: list[Problem], scheduler: Scheduler, context: Context) -> list[Course]:
+        """The problems with all that can be tried on them, in the scheduler's hands as soon as they are listed."""
+        report = SpaceReport()
+        courses: list[Course] = []
+        for future in [self._listing(p, context) for p in _in_order(problems, context)]:
+            while not future.done():
+                if not self._step(scheduler, courses, context, _LOOK_S):
+                    wait([future], timeout=_LOOK_S)
+            listing = future.result()
+            report.add(listing.report)
+            problem = listing.problem.id
+            context.journal.kernel_names.update(listing.kernel_names)
+            context.journal.builds |= {(problem, c): tuple(b.id for b in bs) for c, bs in listing.builds.items()}
+            hunt = context.search.start(listing.candidates, self.timer.iters, self.keep)
+            courses.append(Course(listing, hunt, context.record))
+            scheduler.add(courses[-1])
+        for line in report.lines():
+            context.events.emit("line", line)
+        return courses
+
+    def _listing(self, problem: Problem, context: Context) -> "Future[Listing]":
+        return context.pool.aside(
+            partial(
+                list_in_another_process,
                 problem,
-                context.family,
+                context.family.name,
                 context.implementations,
                 context.device,
                 context.space,
                 context.incumbents.get(problem.id, ()),
-                report,
             )
-            hunt = context.search.start(listing.candidates, self.timer.iters, self.keep)
-            context.journal.kernel_names.update(listing.kernel_names)
-            context.journal.builds |= {(problem.id, c): tuple(b.id for b in bs) for c, bs in listing.builds.items()}
-            yield Course(listing, hunt, context.record)
+        )
 
     def _tables(self, courses: list[Course], context: Context) -> "dict[str, pd.DataFrame]":
         import pandas as pd
@@ -129,8 +139,18 @@ def _own(context: Context) -> set[str]:
     return {i.label for i in context.family.implementations}
 
 
-def _account_idle(context: Context) -> None:
-    """How long devices waited while a build was pending: from the first build that was done to the last."""
+def _in_order(problems: list[Problem], context: Context) -> list[Problem]:
+    """Siblings together, since they share weights; the expensive first where several devices have to end together."""
+    if len(context.pool.devices) == 1:
+        return sorted(problems, key=lambda p: (str(p.siblings), p.rows))
+    return sorted(problems, key=lambda p: (-work(context.family.spec(p)), p.id))
+
+
+def _account_idle(context: Context, begun: float) -> None:
+    """How long devices waited: for their workers to start, and while a build was pending (first done to last)."""
+    ready = [u.ready_at for u in context.pool.usage()[1:] if u.ready_at is not None]
+    started_s = max([at - begun for at in ready if at > begun], default=0.0)
+    context.account.setdefault("idle_until_workers_ready_s", started_s)
     done = context.pool.builds_done
     if done:
         devices = context.pool.usage()[1:]

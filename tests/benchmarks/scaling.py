@@ -1,9 +1,9 @@
 """How tuning scales over the GPUs of a host: python tests/benchmarks/scaling.py [--workers 4 2 1] [--cores 4 8 16 32]
 
-288 problems (16 products of four models, 18 Ms each) in a reduced space, so that one H200 needs about 100 s with a warm
-compile cache. First a run that fills the cache, then one for each number of workers: t1 / (n * tn), where t runs from the
-moment when all workers are ready to the end of the last stage (manifest.json says both). `--cores` then compiles from an
-empty cache with so many processes (`executor.compile_workers`) and prints how long devices waited for builds.
+288 problems (16 products of four models, 18 Ms each) in a reduced space, so that one H200 needs about 100 s with a
+warm compile cache. First a run that fills the cache, then one for each number of workers: t1 / (n * tn), where t runs
+from the moment when all workers are ready to the end of the last stage (manifest.json says both). `--cores` compiles
+from an empty cache with so many processes (`executor.compile_workers`) and prints how long devices waited for builds.
 """
 
 import argparse
@@ -26,7 +26,7 @@ SPACE = (
     "space.GROUP_SIZE_M=[1]",
     "space.BLOCK_SIZE_K=[128]",
     "space.num_stages=[3,4]",
-    "space.num_warps=[4]",
+    "space.num_warps=[4,8]",
     "space.NUM_KSPLIT=[1,4]",
 )
 
@@ -56,7 +56,7 @@ def seconds(manifest: dict[str, object]) -> float:
     """From the moment when all workers are ready to the end of the last stage."""
     account = dict(manifest["account_s"])  # type: ignore[call-overload]
     stages = sum(account[f"{stage}_s"] for stage in ("screen", "bench", "select", "merge"))
-    return float(stages - account["workers_start_s"])
+    return float(stages - account["idle_until_workers_ready_s"])
 
 
 def line(name: str, manifest: dict[str, object], whole_s: float) -> str:
@@ -79,7 +79,9 @@ def main() -> None:
     root = Path(tempfile.mkdtemp(prefix="scaling-"))
     most = max(given.workers)
     print(" ".join(["gemmpipe", *base]))
-    print(line(f"{most} workers, cold cache", *tune(root / "cold", root / "cache", [*base, f"executor.workers={most}"])))
+    print(
+        line(f"{most} workers, cold cache", *tune(root / "cold", root / "cache", [*base, f"executor.workers={most}"]))
+    )
     times = {}
     for n in given.workers:
         manifest, whole_s = tune(root / f"warm{n}", root / "cache", [*base, f"executor.workers={n}"])
@@ -90,8 +92,8 @@ def main() -> None:
               f"t1 / ({n} * t{n}) = {times[1] / (n * times[n]):.3f}", flush=True)  # fmt: skip
     for cores in given.cores:
         one = [*base, f"executor.workers={most}", f"executor.compile_workers={cores}"]
-        print(line(f"{most} workers, {cores} compile processes", *tune(root / f"cores{cores}", root / f"c{cores}", one)),
-              flush=True)  # fmt: skip
+        found = tune(root / f"cores{cores}", root / f"cache{cores}", one)
+        print(line(f"{most} workers, {cores} compile processes", *found), flush=True)
 
 
 if __name__ == "__main__":
