@@ -154,22 +154,10 @@ class Tiled(Implementation):
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
         """One build: GROUP_SIZE_M, the number of splits, M, N and K are arguments of it."""
         pointers, integers = self.pointers(spec), self.integers(spec)
-        constants: dict[str, Scalar] = {name: None for name, kind in pointers.items() if kind == "constexpr"}
-        constants |= self.constants(spec, knobs)
-        signature = {**pointers, **dict.fromkeys(integers, "i32"), **dict.fromkeys(constants, "constexpr")}
         # Sizes and strides decide how wide a load or store may be; M and the scales' strides do not.
-        aligned = [name for name, kind in pointers.items() if kind != "constexpr"]
-        aligned += [n for n in ("N", "K", "x_stride", "w_stride", "out_stride") if integers[n] % 16 == 0]
+        aligned = [n for n in ("N", "K", "x_stride", "w_stride", "out_stride") if integers[n] % 16 == 0]
         options = {name: knobs[name] for name in ("num_warps", "num_stages", *AMD_ONLY) if name in knobs}
-        build = Build(
-            kernel=self.kernel,
-            source_hash=hash_of(self.kernel),
-            signature=tuple(signature.items()),
-            constants=tuple(constants.items()),
-            aligned=tuple(aligned),
-            options=tuple(sorted(options.items())),
-        )
-        return (build,)
+        return (build_of(self.kernel, pointers, integers, self.constants(spec, knobs), options, aligned),)
 
     def kernel_name(self, knobs: Knobs) -> str:
         """`blockscale@3fa9c1d2`, or `blockscale_splitk@...`."""
@@ -209,6 +197,29 @@ class Tiled(Implementation):
 
 def _next_power(value: int) -> int:
     return 1 << (value - 1).bit_length()
+
+
+def build_of(
+    kernel: str,
+    pointers: Mapping[str, str],
+    integers: Iterable[str],
+    constants: Mapping[str, Scalar],
+    options: Mapping[str, Scalar],
+    aligned: Iterable[str],
+) -> Build:
+    """The build of a kernel whose parameters are, in this order, pointers (a Triton type, or `constexpr` for one that
+    is left out), 32-bit integers and constants; all pointers and the `aligned` integers are divisible by 16."""
+    absent: dict[str, Scalar] = {name: None for name, kind in pointers.items() if kind == "constexpr"}
+    constants = {**absent, **constants}
+    signature = {**pointers, **dict.fromkeys(integers, "i32"), **dict.fromkeys(constants, "constexpr")}
+    return Build(
+        kernel=kernel,
+        source_hash=hash_of(kernel),
+        signature=tuple(signature.items()),
+        constants=tuple(constants.items()),
+        aligned=(*(name for name, kind in pointers.items() if kind != "constexpr"), *aligned),
+        options=tuple(sorted(options.items())),
+    )
 
 
 def workspace_bytes(spec: GemmSpec, knobs: Knobs) -> int:

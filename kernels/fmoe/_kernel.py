@@ -1,0 +1,240 @@
+"""Device functions: who computes which rows, the grouped product of both stages, the activation, the sum."""
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+import triton
+import triton.language as tl
+
+from gemmpipe.tiles import place
+
+
+@triton.jit
+def align(
+    ids_ptr,
+    pairs_ptr,
+    owners_ptr,
+    blocks_ptr,
+    pairs,
+    experts,
+    BLOCK_SIZE_M: tl.constexpr,
+    BINS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """Sort pairs (row * topk + place) by expert, each expert's padded with `pairs` to whole blocks of BLOCK_SIZE_M.
+
+    One program an expert: it counts all pairs to know where its own begin, then writes them in their order, and
+    itself as the owner of its blocks. blocks_ptr gets how many blocks there are.
+    """
+    expert = tl.program_id(0)
+    bins = tl.arange(0, BINS)
+    counts = tl.zeros((BINS,), tl.int32)
+    for begin in range(0, pairs, CHUNK):
+        places = begin + tl.arange(0, CHUNK)
+        ids = tl.load(ids_ptr + places, mask=places < pairs, other=BINS - 1)
+        counts += tl.histogram(tl.where((ids >= 0) & (ids < experts), ids, BINS - 1), BINS)
+    blocks = tl.where(bins < experts, (counts + BLOCK_SIZE_M - 1) // BLOCK_SIZE_M, 0)
+    first = tl.sum(tl.where(bins < expert, blocks, 0), 0)
+    own = tl.sum(tl.where(bins == expert, blocks, 0), 0)
+    if expert == 0:
+        tl.store(blocks_ptr, tl.sum(blocks, 0))
+    for begin in range(0, own, BINS):
+        tl.store(owners_ptr + first + begin + bins, expert + bins * 0, mask=begin + bins < own)
+    pairs_ptr += first * BLOCK_SIZE_M
+    filled = 0
+    for begin in range(0, pairs, CHUNK):
+        places = begin + tl.arange(0, CHUNK)
+        mine = tl.load(ids_ptr + places, mask=places < pairs, other=-1) == expert
+        ones = mine.to(tl.int32)
+        tl.store(pairs_ptr + filled + tl.cumsum(ones, 0) - 1, places, mask=mine)
+        filled += tl.sum(ones, 0)
+    padding = filled + tl.arange(0, BLOCK_SIZE_M)
+    tl.store(pairs_ptr + padding, padding * 0 + pairs, mask=padding < own * BLOCK_SIZE_M)
+
+
+@triton.jit
+def activation(value, NAME: tl.constexpr):
+    """silu, gelu (the exact one) or nothing, of fp32 values."""
+    if NAME == "silu":
+        value = value / (1 + tl.exp(-value))
+    if NAME == "gelu":
+        value = 0.5 * value * (1 + tl.erf(value * 0.7071067811865476))
+    return value
+
+
+@triton.jit
+def rounded(value, TO: tl.constexpr, INTERPRETED: tl.constexpr):
+    """fp32 in another type, to nearest even; Triton's interpreter cuts off to bf16 and loses carries to fp8."""
+    if INTERPRETED and tl.float16 != TO:
+        DROPPED: tl.constexpr = 16 if tl.bfloat16 == TO else 20
+        bits = value.to(tl.int32, bitcast=True)
+        bits += (1 << (DROPPED - 1)) - 1 + ((bits >> DROPPED) & 1)
+        value = (bits & -(1 << DROPPED)).to(tl.float32, bitcast=True)
+    return value.to(TO)
+
+
+@triton.jit
+def weight_tile(w_ptrs, ks, left, EVEN_K: tl.constexpr, CACHE: tl.constexpr):
+    """[BLOCK_SIZE_K, BLOCK_SIZE_N] of a weight; `left` is how much of K is."""
+    if EVEN_K:
+        w = tl.load(w_ptrs, cache_modifier=CACHE)
+    else:
+        w = tl.load(w_ptrs, mask=ks[:, None] < left, other=0.0, cache_modifier=CACHE)
+    return w
+
+
+@triton.jit
+def scaled_dot(
+    x, w, acc, x_scale_ptrs, w_scale_ptrs, SCALES: tl.constexpr, UNIFORM: tl.constexpr, INTERPRETED: tl.constexpr
+):
+    """acc + x @ w, with this K block's scales where they vary along K; UNIFORM: one for all columns of w."""
+    if INTERPRETED and x.dtype == tl.bfloat16:  # Triton's interpreter multiplies bf16 as raw integers
+        x, w = x.to(tl.float32), w.to(tl.float32)
+    if SCALES == "block":
+        x_scale, w_scale = tl.load(x_scale_ptrs)[:, None], tl.load(w_scale_ptrs)
+        if UNIFORM:
+            acc += tl.dot(x, w) * (x_scale * w_scale)
+        else:
+            acc += tl.dot(x, w) * (x_scale * w_scale[None, :])
+    else:
+        acc = tl.dot(x, w, acc)
+    return acc
+
+
+@triton.jit
+def routed(
+    x_ptr,
+    w_ptr,
+    x_scale_ptr,
+    w_scale_ptr,
+    shares_ptr,
+    out_ptr,
+    pairs_ptr,
+    owners_ptr,
+    blocks_ptr,
+    pairs,
+    N,
+    K,
+    w_rows,
+    group_m,
+    BLOCK_SIZE_M: tl.constexpr,
+    BLOCK_SIZE_N: tl.constexpr,
+    BLOCK_SIZE_K: tl.constexpr,
+    TOPK: tl.constexpr,
+    SCALES: tl.constexpr,
+    GROUP: tl.constexpr,
+    UNIFORM: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    GATED: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    CACHE: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """out[pair, N] = x[pair // TOPK, K] @ w[the pair's expert, N, K]^T, times the pair's share where there are shares.
+
+    Blocks of rows are those of `align`. SCALES: `none`, `row` (x_scale [rows], w_scale [E, w_rows]) or `block` (GROUP
+    wide along K, and along N for w; UNIFORM: never two of them along N in a tile). out is activated by ACTIVATION (or
+    `none`); GATED: w has 2 * N rows, and out is act(first half) * second half.
+    """
+    blocks = tl.load(blocks_ptr)
+    tiles_n = tl.cdiv(N, BLOCK_SIZE_N)
+    pid = tl.program_id(0)
+    if pid >= blocks * tiles_n:
+        return
+    tile_m, tile_n = place(pid, blocks, tiles_n, group_m)
+    expert = tl.load(owners_ptr + tile_m).to(tl.int64)
+    pair = tl.load(pairs_ptr + tile_m * BLOCK_SIZE_M + tl.arange(0, BLOCK_SIZE_M))
+    real = pair < pairs
+    rows = tl.where(real, pair // TOPK, 0).to(tl.int64)
+    # Columns past the end wrap around instead of being masked: their results are never stored.
+    columns = (tile_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)) % N
+    ks = tl.arange(0, BLOCK_SIZE_K)
+    groups = tl.cdiv(K, GROUP)
+    x_ptrs = x_ptr + rows[:, None] * K + ks[None, :]
+    w_ptrs = w_ptr + expert * w_rows * K + columns.to(tl.int64)[None, :] * K + ks[:, None]
+    gate = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), tl.float32)
+    up = gate
+    up_offset = N.to(tl.int64) * K
+    x_scales, gate_scales, up_scales = x_ptrs, w_ptrs, w_ptrs
+    if SCALES == "block":
+        x_scales = x_scale_ptr + rows * groups
+        scaled = tile_n * BLOCK_SIZE_N if UNIFORM else columns
+        w_scale_ptr += expert * tl.cdiv(w_rows, GROUP) * groups
+        gate_scales = w_scale_ptr + scaled // GROUP * groups
+        up_scales = w_scale_ptr + (scaled + N) // GROUP * groups
+    for k in range(tl.cdiv(K, BLOCK_SIZE_K)):
+        left = K - k * BLOCK_SIZE_K
+        if EVEN_K:
+            x = tl.load(x_ptrs)
+        else:
+            x = tl.load(x_ptrs, mask=ks[None, :] < left, other=0.0)
+        w = weight_tile(w_ptrs, ks, left, EVEN_K, CACHE)
+        group = k * BLOCK_SIZE_K // GROUP
+        gate = scaled_dot(x, w, gate, x_scales + group, gate_scales + group, SCALES, UNIFORM, INTERPRETED)
+        if GATED:
+            w = weight_tile(w_ptrs + up_offset, ks, left, EVEN_K, CACHE)
+            up = scaled_dot(x, w, up, x_scales + group, up_scales + group, SCALES, UNIFORM, INTERPRETED)
+        x_ptrs += BLOCK_SIZE_K
+        w_ptrs += BLOCK_SIZE_K
+    if SCALES == "row":
+        x_scale = tl.load(x_scale_ptr + rows)[:, None]
+        w_scale_ptr += expert * w_rows
+        gate *= x_scale * tl.load(w_scale_ptr + columns)[None, :]
+        if GATED:
+            up *= x_scale * tl.load(w_scale_ptr + N + columns)[None, :]
+    if shares_ptr is not None:
+        share = tl.load(shares_ptr + pair, mask=real, other=0.0)[:, None]
+        gate *= share
+        up *= share
+    gate = activation(gate, ACTIVATION)
+    if GATED:
+        gate *= up
+    out_columns = tile_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)
+    out_ptrs = out_ptr + pair.to(tl.int64)[:, None] * N + out_columns[None, :]
+    tl.store(
+        out_ptrs, rounded(gate, out_ptr.dtype.element_ty, INTERPRETED), mask=real[:, None] & (out_columns < N)[None, :]
+    )
+
+
+@triton.jit
+def activate(
+    x_ptr,
+    out_ptr,
+    scale_ptr,
+    columns,
+    ACTIVATION: tl.constexpr,
+    GATED: tl.constexpr,
+    GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    TOP: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """out[row, columns] = act(x[row, :columns]), times x[row, columns:] when GATED, quantised where there are scales.
+
+    A program takes GROUPS groups of GROUP columns of one row; a scale is its group's largest magnitude over TOP.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    groups = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    column = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    inside = column < columns
+    x_ptr += row * columns * (2 if GATED else 1)
+    value = activation(tl.load(x_ptr + column, mask=inside, other=0.0).to(tl.float32), ACTIVATION)
+    if GATED:
+        value *= tl.load(x_ptr + columns + column, mask=inside, other=0.0).to(tl.float32)
+    if scale_ptr is not None:
+        largest = tl.max(tl.abs(value), 1)
+        scale = tl.where(largest > 0, largest / TOP, 1.0)
+        tl.store(scale_ptr + row * tl.cdiv(columns, GROUP) + groups, scale, mask=groups * GROUP < columns)
+        value = tl.minimum(tl.maximum(value / scale[:, None], -TOP), TOP)
+    tl.store(out_ptr + row * columns + column, rounded(value, out_ptr.dtype.element_ty, INTERPRETED), mask=inside)
+
+
+@triton.jit
+def total(parts_ptr, out_ptr, N, TOPK: tl.constexpr, BLOCK: tl.constexpr, INTERPRETED: tl.constexpr):
+    """out[row, N] = the sum of the row's TOPK parts [rows * TOPK, N], added in fp32 in their order."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    parts_ptr += row * TOPK * N
+    added = tl.zeros((BLOCK,), tl.float32)
+    for i in tl.static_range(TOPK):
+        added += tl.load(parts_ptr + i * N + columns, mask=columns < N, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * N + columns, rounded(added, out_ptr.dtype.element_ty, INTERPRETED), mask=columns < N)

@@ -1,0 +1,137 @@
+"""The fused experts in Triton: knobs of both stages, what fits where, the launches in a row."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from gemmpipe.builds import find_kernel, is_interpreted, load_build
+from gemmpipe.data import Build, Device, Knobs, Scalar, digest
+from gemmpipe.errors import UserError, nearest
+from gemmpipe.experts import experts_of, routing
+from gemmpipe.family import Experts, GemmSpec, Implementation, Inputs, Launch, Prepared
+from gemmpipe.fits import tile_misfit
+from gemmpipe.kernels.fmoe._steps import (
+    FUSED,
+    KERNELS,
+    MODULE,
+    SECOND,
+    dtypes_of,
+    knobs_of_stage,
+    scratch,
+    steps,
+)
+from gemmpipe.tiled import AMD_ONLY, NEEDED, facts_of, hash_of, integer
+from gemmpipe.workspace import SCRATCH
+
+if TYPE_CHECKING:
+    import torch
+
+    from gemmpipe.space import Space
+
+_NEUTRAL: Mapping[str, Scalar] = {"GROUP_SIZE_M": 1, "cache_modifier": ""}
+APART = tuple(f"{name}{SECOND}" for name in ("BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages"))
+"""The second stage's own knobs; BLOCK_SIZE_M is shared, since both read the same blocks of rows."""
+_AXES = (*NEEDED, *_NEUTRAL, FUSED, *AMD_ONLY, *APART)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusedExperts(Implementation):
+    """`triton`: sort by expert, product, activation, product, sum; fp8 operands are quantised on the way.
+
+    Without FUSED_ACT and knobs of the second stage's own it has the form of vLLM's and SGLang's kernel.
+    """
+
+    label = "triton"
+
+    def points(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
+        """The space's points. Raises UserError for an axis that is no knob of these kernels, or one that is missing."""
+        for axis in space.axes:
+            if axis not in _AXES:
+                raise UserError(f"space.{axis}: no knob of this kernel{nearest(axis, _AXES)}")
+        for axis in NEEDED:
+            if axis not in space.axes:
+                raise UserError(f"space.{axis}: missing; a tiled kernel needs {', '.join(NEEDED)}")
+        return space.points(facts_of(spec, device))
+
+    def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
+        """Drop what this vendor's compiler ignores, and what says the same as not being there."""
+        kept = {**_NEUTRAL, **{name: value for name, value in knobs.items() if value is not None}}
+        if device.vendor != "amd":
+            kept = {name: value for name, value in kept.items() if name not in AMD_ONLY}
+        elif device.gfx == "gfx950" and "kpack" in kept:
+            kept["kpack"] = 1  # the compiler overrides it from gfx950 on
+        if not kept.get(FUSED):
+            kept.pop(FUSED, None)
+        if spec.m * experts_of(spec).topk == 1:
+            kept["GROUP_SIZE_M"] = 1  # one row of tiles has one order
+        for name in APART:
+            if name in kept and kept[name] == kept.get(name.removesuffix(SECOND)):
+                del kept[name]
+        return kept
+
+    def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        """`rule: detail` of the first rule that either stage breaks, or None."""
+        experts = spec.experts
+        if experts is None:
+            return "experts: this kernel computes routed products alone"
+        if not knobs.get(FUSED) and FUSED in knobs:
+            return f"fused activation: {knobs[FUSED]!r}, expected true or nothing"
+        for stage in (1, 2):
+            own = knobs_of_stage(knobs, stage)
+            if reason := self._stage_misfit(spec, experts, own, device, stage, fused=bool(knobs.get(FUSED))):
+                return f"{reason} (stage {stage})"
+        return None
+
+    def _stage_misfit(
+        self, spec: GemmSpec, experts: Experts, knobs: Knobs, device: Device, stage: int, *, fused: bool
+    ) -> str | None:
+        block = spec.w_scale is not None and spec.w_scale.granularity == "block"
+        # One pair of scales is applied to a whole K block: a block across two groups would be scaled by the first's.
+        if block and spec.w_scale is not None:
+            group, size = spec.w_scale.block[1], integer(knobs, "BLOCK_SIZE_K")
+            if size < 1 or group % size:
+                return f"scale group: BLOCK_SIZE_K={size} does not divide {group}"
+        n, k = (experts.wide, spec.k) if stage == 1 else (spec.n, experts.inner)
+        plain = replace(spec, n=n, k=k, x_dtype=spec.w_dtype, x_scale=experts.quantised, experts=None)
+        wide = {**knobs, "NUM_KSPLIT": 1}
+        if stage == 1 and fused and experts.gated:  # gate and up: two weight tiles and two accumulators
+            wide["BLOCK_SIZE_N"] = 2 * integer(knobs, "BLOCK_SIZE_N")
+        return tile_misfit(plain, wide, device, accumulators=2 if block else 1, parts=False)
+
+    def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
+        """A build for each launch; candidates that differ in one stage share the others."""
+        dtypes = dtypes_of(spec, knobs)
+        made = (step.build(dtypes) for step in steps(spec, knobs, interpreted=self.interpreted()))
+        return tuple(dict.fromkeys(made))
+
+    def kernel_name(self, knobs: Knobs) -> str:
+        """`experts@3fa9c1d2`, `experts_fused@...`, `experts_apart@...`, `experts_fused_apart@...`."""
+        words = ("_fused" if knobs.get(FUSED) else "") + ("_apart" if any(name in knobs for name in APART) else "")
+        return f"experts{words}@{digest([hash_of(f'{MODULE}:{kernel}') for kernel in KERNELS])[:8]}"
+
+    def bind(
+        self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
+    ) -> Launch:
+        """The launches in a row; what lies between them is the current stream's scratch."""
+        ids, shares = routing(inputs)
+        weights = prepared.weights
+        tensors: dict[str, torch.Tensor | None] = {"x": inputs.x, "ids": ids, "shares": shares, "out": out}
+        tensors |= {"w": weights.w, "w_scale": weights.w_scale, "w2": weights.w2, "w2_scale": weights.w2_scale}
+        tensors |= SCRATCH.take(scratch(spec, knobs), out.device)
+        dtypes = dtypes_of(spec, knobs)
+        runs = []
+        for step in steps(spec, knobs, interpreted=self.interpreted()):
+            arguments = {parameter: tensors[name] for parameter, name in step.tensors.items() if name is not None}
+            loaded = load_build(step.build(dtypes), device)
+            runs.append(loaded.launcher(step.grid, {**arguments, **step.integers}))
+
+        def launch() -> "torch.Tensor":
+            for run in runs:
+                run()
+            return out
+
+        return launch
+
+    def interpreted(self) -> bool:
+        """Whether the kernels run under Triton's interpreter."""
+        return is_interpreted(find_kernel(f"{MODULE}:routed"))
