@@ -135,9 +135,9 @@ class Tiled(Implementation):
         m, n = integer(knobs, "BLOCK_SIZE_M"), integer(knobs, "BLOCK_SIZE_N")
         # A tile of 64 rows can pay even for M = 16, as Hopper's warpgroup instruction starts there (measured on an
         # H200, 2026-11-21); with more, at least half are padding and there is no wider instruction to gain.
-        if m > WGMMA_ROWS and m >= 2 * _next_power(spec.m):
+        if m > WGMMA_ROWS and m >= 2 * next_power(spec.m):
             return f"tile beyond the problem: {m} rows for M={spec.m}"
-        if n > WGMMA_ROWS and n >= 2 * _next_power(spec.n):
+        if n > WGMMA_ROWS and n >= 2 * next_power(spec.n):
             return f"tile beyond the problem: {n} columns for N={spec.n}"
         # Swapped operands gain nothing but the 64-row instruction of Hopper and later, for few rows.
         if knobs.get(SWAP) and (device.vendor != "nvidia" or n < WGMMA_ROWS or m > WGMMA_ROWS):
@@ -195,7 +195,8 @@ class Tiled(Implementation):
         return is_interpreted(find_kernel(self.kernel))
 
 
-def _next_power(value: int) -> int:
+def next_power(value: int) -> int:
+    """The next power of two, from the value itself on."""
     return 1 << (value - 1).bit_length()
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from gemmpipe.data import Build, Knobs, Scalar
 from gemmpipe.experts import experts_of
 from gemmpipe.family import GemmSpec, Scaling
-from gemmpipe.tiled import AMD_ONLY, TYPES, build_of, ceil_div, integer
+from gemmpipe.tiled import AMD_ONLY, TYPES, build_of, ceil_div, integer, next_power
 from gemmpipe.workspace import Shape
 
 MODULE = "gemmpipe.kernels.fmoe._kernel"
@@ -106,7 +106,7 @@ def steps(spec: GemmSpec, knobs: Knobs, *, interpreted: bool) -> tuple[Step, ...
 def _align(spec: GemmSpec, knobs: Knobs) -> Step:
     experts = experts_of(spec)
     pairs = spec.m * experts.topk
-    chunk = min(_CHUNK, max(128, _next_power(pairs)))
+    chunk = min(_CHUNK, max(128, next_power(pairs)))
     return Step(
         kernel="align",
         tensors={"ids_ptr": "ids", "pairs_ptr": "pairs", "owners_ptr": "owners", "blocks_ptr": "blocks"},
@@ -114,7 +114,7 @@ def _align(spec: GemmSpec, knobs: Knobs) -> Step:
         # A bin for pairs of no expert, and as many bins as a warp has threads at least.
         constants={
             "BLOCK_SIZE_M": knobs["BLOCK_SIZE_M"],
-            "BINS": max(64, _next_power(experts.count + 1)),
+            "BINS": max(64, next_power(experts.count + 1)),
             "CHUNK": chunk,
         },
         grid=(experts.count, 1, 1),
@@ -204,8 +204,8 @@ def _activate(
 ) -> Step:
     rows, columns = sizes
     whole = quantised is not None and quantised.granularity == "row"
-    group = _next_power(columns) if whole else 128
-    groups = 1 if whole else min(_COLUMNS // group, _next_power(ceil_div(columns, group)))
+    group = next_power(columns) if whole else 128
+    groups = 1 if whole else min(_COLUMNS // group, next_power(ceil_div(columns, group)))
     return Step(
         kernel="activate",
         tensors={"x_ptr": x, "out_ptr": out, "scale_ptr": f"{out}_scale" if quantised else None},
@@ -224,7 +224,7 @@ def _activate(
 
 
 def _total(spec: GemmSpec, interpreted: bool) -> Step:
-    block = min(_COLUMNS, _next_power(spec.n))
+    block = min(_COLUMNS, next_power(spec.n))
     return Step(
         kernel="total",
         tensors={"parts_ptr": "parts", "out_ptr": "out"},
@@ -241,7 +241,3 @@ def _scales(scaling: Scaling, columns: int) -> int:
 
 def _size(knobs: Knobs, axis: str) -> int:
     return integer(knobs, f"BLOCK_SIZE_{axis}")
-
-
-def _next_power(value: int) -> int:
-    return 1 << (value - 1).bit_length()
