@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gemmpipe.aiter_table import AiterTable
 from gemmpipe.data import Build, Device, Knobs, Problem, Scalar
 from gemmpipe.errors import UserError, nearest
 
@@ -232,6 +233,8 @@ class Family:
     implementations: tuple[Implementation, ...]
     json_buckets: str = "aiter"
     """The preset of M ranges in its Triton JSON files, unless the user names another."""
+    aiter_table: AiterTable | None = None
+    """aiter's table of these products, where it has one; its file has the name of the native one."""
     lm_head: bool = False
     """Whether engines run a model's lm_head through this family (they leave it in 16 bits)."""
     rows_column: str = "M"

@@ -5,6 +5,7 @@ import difflib
 import io
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ _FLOATS = ("us", "err_ratio", "tflops", "bw", "baseline_us", "p20_us", "p80_us",
 _INTS = ("solidx", "splitK", "near_ties")
 _GFX_OF_UNITS = {304: "gfx942", 80: "gfx942", 256: "gfx950", 132: "sm_90"}
 _UNITS_OF_GFX = {"gfx950": 256, "sm_90": 132}
+_GFX = re.compile(r"gfx[0-9a-f]{3,5}|sm_\d{2,3}[a-z]?|cpu_\w+")
 _MEND = "mend or delete the row; the file was left as it is"
 
 
@@ -66,6 +68,7 @@ def load(path: Path, family: Family) -> Table:
         for parser, cell in zip(parsers, cells, strict=True):
             row[parser.column] = parser(cell, where)
         _complete(row, family, fill, where)
+        _count_splits(row, columns, family, where)
         us = row.get("us")
         if isinstance(us, float) and us > 0:
             rows.append(row)
@@ -126,6 +129,8 @@ def _parser(column: str, family: Family) -> Callable[[str], Scalar]:
         if key.name == column:
             # A table says its dtypes in full; should it say `fp8`, the row's gfx would be needed to know which.
             return lambda text: parse_key(key, text, "")
+    if column == "gfx":
+        return _gfx
     if column == "cu_num":
         return parse_int
     if column in _FLOATS:
@@ -133,6 +138,12 @@ def _parser(column: str, family: Family) -> Callable[[str], Scalar]:
     if column in _INTS:
         return _int
     return _config if column == "config" else str
+
+
+def _gfx(text: str) -> str:
+    if not _GFX.fullmatch(text):
+        raise UserError(f"{text!r}, expected an architecture such as gfx942, sm_90 or cpu_avx2")
+    return text
 
 
 def _float(text: str) -> float:
@@ -183,6 +194,16 @@ def _complete(row: Row, family: Family, fill: dict[str, Mapping[str, Scalar]], w
         if value is None and column.kind != "str":
             raise UserError(f"{where}: column {column.name}: no value; {_MEND}")
         row[column.name] = parse_key(column, "" if value is None else value, str(gfx))
+
+
+def _count_splits(row: Row, columns: Sequence[str], family: Family, where: str) -> None:
+    """In a table of aiter's, which has no `config`, say the number of splits instead of what its library writes."""
+    if family.aiter_table is None or "config" in columns or row.get("splitK") is None:
+        return
+    try:
+        row["splitK"] = family.aiter_table.splits(row.get("libtype"), row["splitK"])
+    except UserError as error:
+        raise UserError(f"{where}: column splitK: {error}; {_MEND}") from None
 
 
 def render(rows: Sequence[Row], family: Family, extra: Sequence[str]) -> str:

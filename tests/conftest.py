@@ -1,6 +1,7 @@
 """What several tests need: a command line in a folder of its own, small families, a device."""
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -139,6 +140,17 @@ def refusal(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., s
         return error.removeprefix("gemmpipe: ").rstrip("\n")
 
     return typed
+
+
+@pytest.fixture(autouse=True)
+def _loggers_speak() -> Iterator[None]:
+    """Undo Hydra's disabled logging, which a command line run in this process sets up, for the tests that follow."""
+    level = logging.root.level
+    yield
+    logging.root.setLevel(level)
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("gemmpipe") and isinstance(logger, logging.Logger):
+            logger.disabled = False
 
 
 FAULTY = Path(__file__).parent / "faulty"

@@ -5,6 +5,7 @@ x and w are row-major, both with K innermost; accumulation is fp32. With scaleAB
 _triton.py (launch and builds), _fits.py (what fits where), _problem.py (keys and operands).
 """
 
+from gemmpipe.aiter_table import AiterTable
 from gemmpipe.cost import bytes_moved, flops
 from gemmpipe.family import Family, KeyColumn
 from gemmpipe.kernels.a16w16 import _problem
@@ -25,6 +26,12 @@ FAMILY = Family(
         KeyColumn(name="bpreshuffle", kind="bool", default=False),
     ),
     csv_name="bf16_tuned_gemm.csv",
+    aiter_table=AiterTable(
+        columns=(
+            *("M", "N", "K", "bias", "dtype", "outdtype", "scaleAB", "bpreshuffle"),
+            *("libtype", "solidx", "splitK", "us", "kernelName", "err_ratio", "tflops", "bw"),
+        )
+    ),
     json_tag="A16W16",
     entry_point="gemm_a16w16",
     key_defaults=_problem.key_defaults,

@@ -9,6 +9,7 @@ every product of value and scale exactly. Read on in _kernel.py (device function
 fits where), _problem.py (keys).
 """
 
+from gemmpipe.aiter_table import PLAIN, AiterTable
 from gemmpipe.cost import bytes_moved, flops
 from gemmpipe.family import Family, KeyColumn
 from gemmpipe.kernels.a4w4_blockscale import _problem
@@ -25,6 +26,7 @@ FAMILY = Family(
         KeyColumn(name="outdtype", kind="dtype", default="bfloat16"),
     ),
     csv_name="a4w4_blockscale_tuned_gemm.csv",
+    aiter_table=AiterTable(columns=("M", "N", "K", *PLAIN), powers=("", "ck", "cktile", "asm")),
     json_tag="AFP4WFP4",
     entry_point="gemm_a4w4_blockscale",
     key_defaults=_problem.key_defaults,

@@ -7,6 +7,7 @@ int32, fp8 in fp32; out and bias are bf16, fp16 or fp32. Read on in gemmpipe/den
 and gemmpipe/dense.py (launch and builds), _triton.py (what fits where), _problem.py (keys).
 """
 
+from gemmpipe.aiter_table import PLAIN, AiterTable
 from gemmpipe.cost import bytes_moved, flops
 from gemmpipe.family import Family, KeyColumn
 from gemmpipe.kernels.a8w8 import _problem
@@ -26,6 +27,7 @@ FAMILY = Family(
         KeyColumn(name="bias", kind="bool", default=False),
     ),
     csv_name="a8w8_tuned_gemm.csv",
+    aiter_table=AiterTable(columns=("M", "N", "K", "q_dtype_w", *PLAIN)),
     json_tag="A8W8",
     entry_point="gemm_a8w8",
     key_defaults=_problem.key_defaults,

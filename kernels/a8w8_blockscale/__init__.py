@@ -7,6 +7,7 @@ _warp_specialised.py (device functions), _triton.py and _gluon.py (launch and bu
 _problem.py (keys and operands).
 """
 
+from gemmpipe.aiter_table import PLAIN, AiterTable
 from gemmpipe.cost import bytes_moved, flops
 from gemmpipe.family import Family, KeyColumn
 from gemmpipe.kernels.a8w8_blockscale import _problem
@@ -25,6 +26,7 @@ FAMILY = Family(
         KeyColumn(name="outdtype", kind="dtype", default="bfloat16"),
     ),
     csv_name="a8w8_blockscale_tuned_gemm.csv",
+    aiter_table=AiterTable(columns=("M", "N", "K", "libtype", *PLAIN)),
     json_tag="A8W8_BLOCKSCALE",
     entry_point="gemm_a8w8_blockscale",
     key_defaults=_problem.key_defaults,

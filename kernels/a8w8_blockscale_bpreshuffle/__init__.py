@@ -9,6 +9,7 @@ is bf16, fp16 or fp32. Read on in gemmpipe/layouts.py, _kernel.py (device functi
 what fits where), _problem.py (keys).
 """
 
+from gemmpipe.aiter_table import PLAIN, AiterTable
 from gemmpipe.cost import bytes_moved, flops
 from gemmpipe.family import Family, KeyColumn
 from gemmpipe.kernels.a8w8_blockscale_bpreshuffle import _problem
@@ -26,6 +27,7 @@ FAMILY = Family(
         KeyColumn(name="outdtype", kind="dtype", default="bfloat16"),
     ),
     csv_name="a8w8_blockscale_bpreshuffle_tuned_gemm.csv",
+    aiter_table=AiterTable(columns=("M", "N", "K", "libtype", *PLAIN)),
     json_tag="A8W8_BLOCKSCALE_PRESHUFFLED",
     entry_point="gemm_a8w8_blockscale_bpreshuffle",
     key_defaults=_problem.key_defaults,

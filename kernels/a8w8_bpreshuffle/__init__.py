@@ -8,6 +8,7 @@ gemmpipe/layouts.py, gemmpipe/dense_kernel.py (device functions, shared) and gem
 _triton.py (what fits where), _problem.py (keys).
 """
 
+from gemmpipe.aiter_table import PLAIN, AiterTable
 from gemmpipe.cost import bytes_moved, flops
 from gemmpipe.family import Family, KeyColumn
 from gemmpipe.kernels.a8w8_bpreshuffle import _problem
@@ -27,6 +28,7 @@ FAMILY = Family(
         KeyColumn(name="bias", kind="bool", default=False),
     ),
     csv_name="a8w8_bpreshuffle_tuned_gemm.csv",
+    aiter_table=AiterTable(columns=("M", "N", "K", "q_dtype_w", "libtype", *PLAIN)),
     json_tag="A8W8_PRESHUFFLED",
     entry_point="gemm_a8w8_bpreshuffle",
     key_defaults=_problem.key_defaults,

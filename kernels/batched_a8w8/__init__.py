@@ -7,6 +7,7 @@ gemmpipe/dense_kernel.py (device functions, shared) and gemmpipe/dense.py (launc
 where), _problem.py (keys).
 """
 
+from gemmpipe.aiter_table import PLAIN, AiterTable
 from gemmpipe.cost import bytes_moved, flops
 from gemmpipe.family import Family, KeyColumn
 from gemmpipe.kernels.batched_a8w8 import _problem
@@ -25,6 +26,7 @@ FAMILY = Family(
         KeyColumn(name="outdtype", kind="dtype", default="bfloat16"),
     ),
     csv_name="a8w8_tuned_batched_gemm.csv",
+    aiter_table=AiterTable(columns=("B", "M", "N", "K", *PLAIN)),
     json_tag="BATCHED_A8W8",
     entry_point="batched_gemm_a8w8",
     key_defaults=_problem.key_defaults,

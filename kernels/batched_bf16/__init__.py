@@ -6,6 +6,7 @@ Read on in gemmpipe/dense_kernel.py (device functions, shared) and gemmpipe/dens
 (what fits where), _problem.py (keys).
 """
 
+from gemmpipe.aiter_table import PLAIN, AiterTable
 from gemmpipe.cost import bytes_moved, flops
 from gemmpipe.family import Family, KeyColumn
 from gemmpipe.kernels.batched_bf16 import _problem
@@ -24,6 +25,7 @@ FAMILY = Family(
         KeyColumn(name="outdtype", kind="dtype", default="bfloat16"),
     ),
     csv_name="bf16_tuned_batched_gemm.csv",
+    aiter_table=AiterTable(columns=("B", "M", "N", "K", *PLAIN)),
     json_tag="BATCHED_A16W16",
     entry_point="batched_gemm_bf16",
     key_defaults=_problem.key_defaults,
