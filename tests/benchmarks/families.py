@@ -1,7 +1,7 @@
-"""Every family on this device at three sizes of M, as a Markdown table: python tests/benchmarks/families.py [FAMILY ...]
+"""Every family on this device at three sizes of M, a Markdown table: python tests/benchmarks/families.py [FAMILY ...]
 
-Runs `gemmpipe quick kernel=FAMILY shapes=... ` for each, with the shapes named in RUNS, and prints of the largest product
-what was chosen, its time in us, and the speed-up over the family's baseline, which is named.
+Runs `gemmpipe quick` for each, with the shapes named in RUNS, and prints of the largest product what was chosen, its
+time in us, and the speed-up over the family's baseline, which is named.
 """
 
 import csv
