@@ -44,7 +44,7 @@ def words(gpu: bool) -> tuple[str, ...]:
     if gpu:
         own = (f"--config-dir={TESTS / 'faulty_gpu'}", "executor.timeout_s=5", "device=cuda")
     else:
-        own = (f"--config-dir={TESTS / 'faulty'}", "executor.timeout_s=1", "device=cpu")
+        own = (f"--config-dir={TESTS / 'faulty'}", "executor.timeout_s=3", "device=cpu")
     return (*own, f"kernel={kind}", f"backend=[{kind},torch]", *common)
 
 

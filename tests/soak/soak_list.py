@@ -30,7 +30,7 @@ FAULTS = (
     Fault(
         name="out of host memory",
         how=f"{KERNEL} allocates until it is stopped",
-        act=faulty("eat", "died", f"executor.memory_pct={LITTLE_PCT}"),
+        act=faulty("eat", "died", f"executor.memory_pct={LITTLE_PCT}", "executor.timeout_s=30"),
         where=CPU,
     ),
     Fault(

@@ -20,6 +20,13 @@ from gemmpipe import store
 from gemmpipe.family import Family
 
 Row = dict[str, object]
+NEEDED = {
+    "trial": {"stage", "problem", "candidate", "status", "launches", "samples_us"},
+    "done": {"stage", "problem"},
+    "problem": {"id", "key"},
+    "candidate": {"id", "knobs"},
+}
+"""What rows hold that gemmpipe wrote; others are somebody's garbage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,13 +133,15 @@ class Site:
     def rows(self, kind: str = "") -> list[Row]:
         """The rows of the newest journal that are whole, all or those of one kind."""
         path = self.journal()
-        rows = []
+        rows: list[Row] = []
         for line in path.read_bytes().splitlines() if path else ():
             try:
                 row = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue
-            if isinstance(row, dict) and row.get("row") is not None and kind in ("", row["row"]):
+            if not isinstance(row, dict) or kind not in ("", row.get("row")):
+                continue
+            if NEEDED.get(str(row.get("row")), {"row"}) <= row.keys():
                 rows.append(row)
         return rows
 

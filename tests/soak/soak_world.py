@@ -124,7 +124,9 @@ def merging_at_once(site: Site, chance: random.Random) -> int:
     folders = sorted(site.folder.glob("outputs/runs/tune/*"))
     for _ in range(3):
         shutil.rmtree(site.table.parent, ignore_errors=True)
-        for each in [site.start(f"reuse={folder}", "chain=[select,merge]") for folder in folders]:
+        for each in [
+            site.start(f"reuse={folder}", "chain=[select,merge]", "output=outputs/tuned") for folder in folders
+        ]:
             ended(each, 0)
         artifacts_are_whole(site)
         table_is_right(site, ms)
