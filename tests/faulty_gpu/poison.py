@@ -1,5 +1,6 @@
 """A family whose candidates do to a GPU what broken kernels do: an illegal access, no end, too much memory."""
 
+import time
 from collections.abc import Iterable
 
 import torch
@@ -47,8 +48,11 @@ class Poison(Implementation):
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: torch.Tensor
     ) -> Launch:
         kind, x, w_t = knobs["KIND"], inputs.x, prepared.weights.w.t()
+        pace_s = float(str(knobs["PACE_MS"])) / 1e3
 
         def launch() -> torch.Tensor:
+            if pace_s:
+                time.sleep(pace_s)
             if kind == "illegal":
                 stray_store[(1,)](out, 4_000)
             elif kind == "endless":

@@ -64,12 +64,13 @@ def go_on(site: Site, ms: tuple[int, ...] = MS, run: str = "last") -> None:
 # Candidates that fail
 
 
-def faulty(kind: str, status: str, *words: str) -> Act:
+def faulty(kind: str, status: str, *words: str, paces: tuple[int, ...] = (0, 1)) -> Act:
     """Candidates that fail in one way beside healthy ones: each named with its status, no other blamed."""
 
     def act(site: Site, chance: random.Random) -> int:
         ms = tuple(sorted(chance.sample(range(1, 65), 4)))
-        error = ended(site.start(problems(ms), f"space.KIND=[right,{kind}]", "space.PACE_MS=[0,1]", *words), 0)
+        own = (f"space.KIND=[right,{kind}]", f"space.PACE_MS=[{','.join(map(str, paces))}]")
+        error = ended(site.start(problems(ms), *own, *words), 0)
         kinds = knob_of(site, "KIND")
         trials = site.rows("trial")
         injected = 0
@@ -83,7 +84,7 @@ def faulty(kind: str, status: str, *words: str) -> Act:
                 assert row.get("error") or status == "wrong", f"nothing is said of the fault: {row}"
                 injected += not not_run
         named = {(row["problem"], row["candidate"]) for row in trials if kinds[str(row["candidate"])] == kind}
-        assert len(named) == 2 * len(ms), "not every faulty candidate has its trial"
+        assert len(named) == len(paces) * len(ms), "not every faulty candidate has its trial"
         if status in ("died", "timeout"):
             assert error.count("warning: quarantined") == injected, error[-600:]
         nothing_is_repeated(site.rows())

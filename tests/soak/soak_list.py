@@ -18,6 +18,8 @@ from soak_world import (
 
 LITTLE_PCT = 100 * 700e6 / (os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 """Little more than torch itself needs on a CPU, as a share of this machine's memory."""
+DISKS = (full_disk, read_only_output)
+"""These mount file systems."""
 CPU, GPU = ("cpu",), ("gpu",)
 SPOILT_ROW = "one row of the product is 1.5 times too large"
 KERNEL = "a candidate's launch"
@@ -58,7 +60,7 @@ FAULTS = (
         act=faulty("illegal", "launch_error"),
         where=GPU,
     ),
-    Fault(name="endless kernel", how=f"{KERNEL} spins", act=faulty("endless", "timeout"), where=GPU),
+    Fault(name="endless kernel", how=f"{KERNEL} spins", act=faulty("endless", "timeout", paces=(0,)), where=GPU),
     Fault(name="out of GPU memory", how=f"{KERNEL} asks for 40 TB", act=faulty("too_much", "launch_error"), where=GPU),
     Fault(
         name="wrong result",

@@ -5,6 +5,7 @@ import random
 import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,16 @@ def small_disk(path: Path, kilobytes: int) -> Iterator[None]:
         yield
     finally:
         subprocess.run(["umount", "-l", path], check=True)
+
+
+def may_mount() -> bool:
+    """Whether this user may mount file systems."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            with small_disk(Path(folder) / "disk", 16):
+                return True
+        except (OSError, subprocess.CalledProcessError):
+            return False
 
 
 def full_disk(site: Site, chance: random.Random) -> int:
