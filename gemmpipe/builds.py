@@ -27,20 +27,6 @@ def compile_build(build: Build, target: Device) -> BuildFacts:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Bound:
-    """A launch whose pointers are given per call: fill a copy of `values` at `places` with addresses and `launch` it.
-
-    It goes to the stream that is current then, on the device that was current when it was bound.
-    """
-
-    launch: Callable[[list[object]], None]
-    values: tuple[object, ...]
-    """Every argument in the order of the signature; None where a pointer is to be filled in."""
-    places: Mapping[str, int]
-    """Where each pointer parameter stands in `values`."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
 class Loaded:
     """A build on a device, ready to launch; under Triton's interpreter the Python function itself."""
 
@@ -66,25 +52,6 @@ class Loaded:
             run(*grid, current_stream(device), function, metadata, None, None, None, *values)
 
         return launch
-
-    def bound(self, grid: tuple[int, int, int], arguments: Mapping[str, object]) -> Bound:
-        """A launch with everything fixed but the pointers; `arguments` names every integer parameter.
-
-        Addresses go in as integers, which the launcher takes without asking the driver about each of them.
-        """
-        from triton.runtime import driver
-
-        known = {**dict(self.build.constants), **arguments}
-        places = {name: i for i, (name, kind) in enumerate(self.build.signature) if kind.startswith("*")}
-        values = tuple(None if name in places else known[name] for name, _ in self.build.signature)
-        run, function, metadata = self.kernel.run, self.kernel.function, self.kernel.packed_metadata
-        current_stream, device = driver.active.get_current_stream, driver.active.get_current_device()
-        x, y, z = grid
-
-        def launch(filled: list[object]) -> None:
-            run(x, y, z, current_stream(device), function, metadata, None, None, None, *filled)
-
-        return Bound(launch=launch, values=values, places=places)
 
 
 def load_build(build: Build, device: Device) -> Loaded:

@@ -1,11 +1,12 @@
 """Launching the dense kernel: its parameters, in the order of its signature."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gemmpipe.data import Device, Knobs, Scalar
-from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared
+from gemmpipe.family import GemmSpec, Inputs, Prepared
+from gemmpipe.launches import KernelLaunch
 from gemmpipe.layouts import PLAIN
 from gemmpipe.tiled import TYPES, Tiled, integer
 
@@ -96,19 +97,12 @@ class Dense(Tiled):
         name = super().kernel_name(knobs)
         return name.replace("_splitk@", "_atomic@") if self.atomic else name
 
-    def bind(
+    def launch(
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
-    ) -> Launch:
-        """A launch of the build; with atomics the output is zeroed first, as part of the launch."""
-        launch = super().bind(spec, knobs, device, inputs, prepared, out)
-        if not self.atomic or integer(knobs, "NUM_KSPLIT") == 1:
-            return launch
-
-        def zeroed() -> "torch.Tensor":
-            out.zero_()
-            return launch()
-
-        return zeroed
+    ) -> KernelLaunch:
+        """With atomics the output is zeroed first."""
+        one = super().launch(spec, knobs, device, inputs, prepared, out)
+        return replace(one, zeroed=self.atomic and integer(knobs, "NUM_KSPLIT") > 1)
 
 
 def sum_misfit(spec: GemmSpec) -> str | None:

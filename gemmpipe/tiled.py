@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from gemmpipe.builds import find_kernel, is_interpreted, load_build, source_hash
+from gemmpipe.builds import find_kernel, is_interpreted, source_hash
 from gemmpipe.data import Build, Device, Knobs, Scalar
 from gemmpipe.errors import UserError, nearest
-from gemmpipe.family import Experts, GemmSpec, Implementation, Inputs, Launch, Prepared
-from gemmpipe.workspace import WORKSPACES
+from gemmpipe.family import Experts, GemmSpec, Inputs, Prepared
+from gemmpipe.launches import Kernel, KernelLaunch
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +74,7 @@ def _routing_facts(spec: GemmSpec, experts: Experts) -> dict[str, Scalar]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tiled(Implementation):
+class Tiled(Kernel):
     """One program a tile and split of K; a family says which kernel, which arguments, and what fits."""
 
     label = "triton"
@@ -164,27 +164,22 @@ class Tiled(Implementation):
         split = "_splitk" if integer(knobs, "NUM_KSPLIT") > 1 else ""
         return f"{self.kernel.split(':')[1]}{split}@{hash_of(self.kernel)[:8]}"
 
-    def bind(
+    def launch(
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
-    ) -> Launch:
-        """A launch of the build; split-K's workspace is the current stream's."""
+    ) -> KernelLaunch:
+        """One program a tile, split and product."""
         (build,) = self.builds(spec, knobs, device)
         tiles_m, tiles_n = self.tiles(spec, knobs)
         splits = integer(knobs, "NUM_KSPLIT")
         sizes = {**self.integers(spec), "group_m": integer(knobs, "GROUP_SIZE_M"), "splits": splits}
-        parts, counters = None, None
-        if self.workspace_bytes(spec, knobs):
-            held, tiles = self.workspace_bytes(spec, knobs) // 4, spec.batch * tiles_m * tiles_n
-            parts, counters = WORKSPACES.take(held, tiles, out.device)
-        arguments = {**sizes, **self.arguments(inputs, prepared, out), "parts_ptr": parts, "counters_ptr": counters}
-        wanted = {name: arguments[name] for name, kind in build.signature if kind != "constexpr"}
-        run = load_build(build, device).launcher((tiles_m * tiles_n, splits, spec.batch), wanted)
-
-        def launch() -> "torch.Tensor":
-            run()
-            return out
-
-        return launch
+        parts = self.workspace_bytes(spec, knobs) // 4
+        return KernelLaunch(
+            build=build,
+            grid=(tiles_m * tiles_n, splits, spec.batch),
+            arguments={**sizes, **self.arguments(inputs, prepared, out)},
+            parts=parts,
+            counters=spec.batch * tiles_m * tiles_n if parts else 0,
+        )
 
     def workspace_bytes(self, spec: GemmSpec, knobs: Knobs) -> int:
         """What split-K's parts take; 0 for a kernel that adds them up without."""

@@ -1,9 +1,13 @@
 """Memory between launches: one piece a stream, shared by all launches on it, since those follow one another."""
 
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+from gemmpipe.streams import capture_number, capturing, current_index, stream_getter
 
 if TYPE_CHECKING:
     import torch
@@ -15,41 +19,99 @@ Shape = tuple[tuple[int, ...], str]
 _ALIGNMENT = 256
 
 
+class Space(NamedTuple):
+    """A workspace as a launch wants it: sizes in elements, addresses, and the tensors that hold the memory."""
+
+    parts: int
+    counters: int
+    parts_address: int
+    counters_address: int
+    tensors: Pair
+
+
+Take = Callable[[int, int, "torch.device"], Space]
+"""(parts, counters, device) -> a workspace of at least so many elements for the stream that is current."""
+
+
+class _Here(threading.local):
+    take: Take | None = None
+
+
+_HERE = _Here()
+
+
+@contextmanager
+def taking_from(take: Take) -> Iterator[None]:
+    """What this thread takes inside comes from elsewhere."""
+    before, _HERE.take = _HERE.take, take
+    try:
+        yield
+    finally:
+        _HERE.take = before
+
+
 class Workspaces:
-    """fp32 parts and int32 arrival counters by stream; they grow, and counters are 0 between launches."""
+    """fp32 parts and int32 arrival counters by device and stream; they grow, and counters are 0 between launches."""
 
     def __init__(self) -> None:
-        self._held: dict[tuple[str, int], Pair] = {}
+        self._held: dict[int, dict[int, Space]] = {}
+        self._captured: dict[tuple[int, int], tuple[int, Space]] = {}
 
     def take(self, parts: int, counters: int, device: "torch.device") -> Pair:
         """At least `parts` fp32 and `counters` int32 elements for launches on the stream that is current now."""
-        import torch
+        return (_HERE.take or self.space)(parts, counters, device).tensors
 
-        stream = _stream(device)
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            # The zeroing becomes part of the graph, so nothing outside of it may count on these.
-            return _make(parts, counters, device)
-        held = self._held.get((str(device), stream))
-        if held is None or held[0].numel() < parts or held[1].numel() < counters:
-            before = held or _make(0, 0, device)
-            held = _make(max(parts, before[0].numel()), max(counters, before[1].numel()), device)
-            self._held[(str(device), stream)] = held
+    def by_stream(self, index: int) -> dict[int, Space]:
+        """What there is on a device (-1 for the CPU) by stream; good outside of graph captures alone."""
+        return self._held.setdefault(index, {})
+
+    def space(self, parts: int, counters: int, device: "torch.device") -> Space:
+        """As `take`."""
+        index = current_index(device)
+        stream = _stream(index)
+        if index >= 0 and capturing():
+            return self._in_graph(parts, counters, device, (index, stream))
+        spaces = self.by_stream(index)
+        held = spaces.get(stream)
+        if held is None or held.parts < parts or held.counters < counters:
+            held = spaces[stream] = grown(held, parts, counters, device)
+        return held
+
+    def _in_graph(self, parts: int, counters: int, device: "torch.device", place: tuple[int, int]) -> Space:
+        """The workspace of this capture's launches on this stream: the graph's own memory, zeroed once in it.
+
+        Nothing outside the graph may count on it, and no other graph: they may run at the same time. It is held
+        until the next capture on the stream, since memory given back is taken again within the same graph.
+        """
+        number = capture_number(place[1])
+        known, held = self._captured.get(place, (None, None))
+        if number is None or known != number or held is None or held.parts < parts or held.counters < counters:
+            held = made(parts, counters, device)
+            if number is not None:
+                self._captured[place] = (number, held)
         return held
 
 
-def _make(parts: int, counters: int, device: "torch.device") -> Pair:
+def grown(held: Space | None, parts: int, counters: int, device: "torch.device") -> Space:
+    """A new workspace that serves what the old one served as well."""
+    if held is not None:
+        parts, counters = max(parts, held.parts), max(counters, held.counters)
+    return made(parts, counters, device)
+
+
+def made(parts: int, counters: int, device: "torch.device") -> Space:
+    """A workspace of its own, zeroed on the current stream."""
     import torch
 
-    return (
+    tensors = (
         torch.empty(parts, dtype=torch.float32, device=device),
         torch.zeros(counters, dtype=torch.int32, device=device),
     )
+    return Space(parts, counters, tensors[0].data_ptr(), tensors[1].data_ptr(), tensors)
 
 
-def _stream(device: "torch.device") -> int:
-    import torch
-
-    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+def _stream(index: int) -> int:
+    return 0 if index < 0 else stream_getter()(index)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +121,7 @@ class Scratch:
     A larger call replaces the memory; those bound before keep theirs.
     """
 
-    held: "dict[tuple[str, int], torch.Tensor]" = field(default_factory=dict)
+    held: "dict[tuple[int, int], torch.Tensor]" = field(default_factory=dict)
 
     def take(self, shapes: Mapping[str, Shape], device: "torch.device") -> "dict[str, torch.Tensor]":
         """Contiguous tensors of these shapes, at addresses divisible by 256, for launches on the current stream."""
@@ -78,9 +140,10 @@ class Scratch:
     def _memory(self, needed: int, device: "torch.device") -> "torch.Tensor":
         import torch
 
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        index = current_index(device)
+        if index >= 0 and capturing():
             return torch.empty(needed, dtype=torch.uint8, device=device)  # the graph's own
-        place = (str(device), _stream(device))
+        place = (index, _stream(index))
         memory = self.held.get(place)
         if memory is None or memory.numel() < needed:
             memory = self.held[place] = torch.empty(needed, dtype=torch.uint8, device=device)

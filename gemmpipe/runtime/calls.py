@@ -10,12 +10,22 @@ from torch.nn.functional import linear
 from gemmpipe.backends import Backend
 from gemmpipe.data import Candidate, Device
 from gemmpipe.family import GemmSpec, Implementation, Inputs, Prepared, Weights
+from gemmpipe.launches import Kernel
 from gemmpipe.layouts import PLAIN
+from gemmpipe.runtime.borrowed import BORROWED
 from gemmpipe.runtime.choosing import Chosen
-from gemmpipe.runtime.operands import Given, Optional, inputs_of, kernel_inputs, kernel_weights, weights_of
+from gemmpipe.runtime.operands import (
+    Given,
+    Optional,
+    both_layouts,
+    inputs_of,
+    kernel_inputs,
+    kernel_weights,
+    weights_of,
+)
 from gemmpipe.runtime.outside import outside_pools
 from gemmpipe.runtime.prepared import FORMS
-from gemmpipe.tiled import Tiled
+from gemmpipe.workspace import taking_from
 
 Call = Callable[[torch.Tensor, torch.Tensor, Optional, Optional, Optional], torch.Tensor]
 """(x, w, x_scale, w_scale, bias) -> out [..., N], for operands of one shape, type and device."""
@@ -69,9 +79,10 @@ def any_call(
             if not library:  # libraries take any strides; kernels read rows, and other operands are copied each time
                 prepared = replace(prepared, weights=kernel_weights(prepared.weights))
                 if not m_major:
-                    m_major.append(reads_m_major(implementation, inputs, prepared, out))
+                    m_major.append(reads_m_major(chosen, spec, device, inputs, prepared.weights, out))
                 inputs = kernel_inputs(inputs, m_major=m_major[0])
-            out = implementation.bind(spec, knobs, device, inputs, prepared, out)()
+            with taking_from(BORROWED.take) if borrowed else nullcontext():
+                out = implementation.bind(spec, knobs, device, inputs, prepared, out)()
         return out.view(given.out_shape)
 
     return call
@@ -97,12 +108,24 @@ def _with_rows(tensor: torch.Tensor, m: int, rows: int, filler: int) -> torch.Te
     return wide
 
 
-def reads_m_major(implementation: Implementation, inputs: Inputs, prepared: Prepared, out: torch.Tensor) -> bool:
-    """Whether a kernel reads block scales M-major: a tiled one shows it, any other is given both."""
-    both = kernel_inputs(inputs, m_major=inputs.x_scale is not None and out.dim() == 2)
-    if both.x_scale_t is None or not isinstance(implementation, Tiled):
-        return both.x_scale_t is not None
-    return any(value is both.x_scale_t for value in implementation.arguments(both, prepared, out).values())
+def reads_m_major(
+    chosen: Chosen, spec: GemmSpec, device: Device, inputs: Inputs, weights: Weights, out: torch.Tensor
+) -> bool:
+    """Whether a kernel reads block scales M-major; one that does not say what it reads is given both layouts."""
+    both = both_layouts(inputs)
+    if both.x_scale_t is None or both.x_scale is None:
+        return False
+    if not isinstance(chosen.implementation, Kernel):
+        return True
+    prepared = Prepared(weights=weights)
+    one = chosen.implementation.launch(spec, chosen.candidate.knobs, device, both, prepared, out)
+    return both.x_scale_t.data_ptr() in {address_of(value) for value in one.arguments.values()}
+
+
+def address_of(argument: object) -> int | None:
+    """Where a kernel's argument lies: a tensor, or a descriptor of one; None for numbers."""
+    tensor = getattr(argument, "base", argument)
+    return tensor.data_ptr() if isinstance(tensor, torch.Tensor) else None
 
 
 def linear_call(chosen: Chosen, spec: GemmSpec, given: Given) -> Call | None:

@@ -12,7 +12,7 @@ from gemmpipe.device import cpu_device, gpu_device
 from gemmpipe.errors import GemmpipeError
 from gemmpipe.family import Family, GemmSpec, load_family
 from gemmpipe.runtime import online
-from gemmpipe.runtime.bound import tiled_call
+from gemmpipe.runtime.bound import kernel_call
 from gemmpipe.runtime.calls import Call, NotInGraph, any_call, capturing, linear_call, padded_call
 from gemmpipe.runtime.captured import Recorder, asked_for
 from gemmpipe.runtime.choosing import Chosen, Unusable, fallbacks, first_usable, usable
@@ -182,7 +182,7 @@ class Dispatch:
             inner = any_call(chosen, replace(spec, m=chosen.rows), device, given.out_dtype, borrowed=self.borrowed)
             return padded_call(inner, spec, chosen.rows)
         bound = linear_call(chosen, spec, given)
-        bound = bound or tiled_call(chosen, spec, device, given, fresh_workspace=self.borrowed)
+        bound = bound or kernel_call(chosen, spec, device, given, borrowed=self.borrowed)
         return bound or any_call(chosen, spec, device, given.out_dtype, borrowed=self.borrowed)
 
     def _in_graph(self, given: Given) -> torch.Tensor:

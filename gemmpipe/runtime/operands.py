@@ -141,6 +141,21 @@ def kernel_inputs(inputs: Inputs, *, m_major: bool) -> Inputs:
     return Inputs(x=aligned(inputs.x), x_scale=scale, x_scale_t=other)
 
 
+def both_layouts(inputs: Inputs) -> Inputs:
+    """The inputs as kernels read them, with block scales in rows and M-major, wherever they may lie."""
+    scale = inputs.x_scale
+    if scale is None or scale.dim() != 2:
+        return kernel_inputs(inputs, m_major=False)
+    rows = aligned(scale)
+    # A single row or column lies in one way only.
+    return Inputs(x=aligned(inputs.x), x_scale=rows, x_scale_t=rows if 1 in scale.shape else as_m_major(scale))
+
+
+def as_m_major(scale: torch.Tensor) -> torch.Tensor:
+    """Scales [M, blocks] in memory as columns: as they are, or a copy."""
+    return aligned(scale.mT).mT
+
+
 def kernel_weights(weights: Weights) -> Weights:
     """The weights as kernels read them; one that lies differently is copied."""
     w, scale, bias = weights.w, weights.w_scale, weights.bias

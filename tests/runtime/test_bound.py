@@ -1,8 +1,9 @@
 """A kernel bound once, without the kernel: what its launcher is given, call by call."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from ctypes import c_float
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ from gemmpipe.data import Build, Candidate, Device
 from gemmpipe.device import arch_device
 from gemmpipe.family import Family, GemmSpec, KernelDefaults, load_family
 from gemmpipe.problem import make_problem
-from gemmpipe.runtime.bound import tiled_call
+from gemmpipe.runtime.bound import kernel_call
+from gemmpipe.runtime.calls import any_call
 from gemmpipe.runtime.choosing import Chosen
 from gemmpipe.runtime.operands import Given
 
@@ -26,8 +28,14 @@ class Kernel:
     launches: list[tuple[object, ...]] = field(default_factory=list)
     function, packed_metadata = "function", "metadata"
 
+    look: Callable[[dict[str, object]], None] | None = None
+    """Called with the kernel's arguments while they live."""
+    build: Build | None = None
+
     def run(self, *arguments: object) -> None:
         self.launches.append(arguments)
+        if self.look is not None and self.build is not None:
+            self.look(dict(zip((name for name, _ in self.build.signature), arguments[9:], strict=True)))
 
 
 class _Driver:
@@ -49,8 +57,9 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
     def load(build: Build, device: Device) -> Loaded:
         return Loaded(build=build, kernel=made, interpreted=False)
 
-    for module in ("gemmpipe.runtime.bound", "gemmpipe.tiled"):
+    for module in ("gemmpipe.runtime.bound", "gemmpipe.launches"):
         monkeypatch.setattr(f"{module}.load_build", load)
+    monkeypatch.setattr("gemmpipe.runtime.bound.stream_getter", lambda: lambda index: 7)
     monkeypatch.setattr("gemmpipe.runtime.bound.on", lambda device: torch.no_grad())
     monkeypatch.setattr("gemmpipe.runtime.calls.on", lambda device: torch.no_grad())
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
@@ -58,17 +67,22 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
     return made
 
 
-def made(name: str, m: int, knobs: dict[str, object]) -> tuple[Given, GemmSpec, Chosen, Device]:
+def made(name: str, m: int, knobs: dict[str, object], **key: object) -> tuple[Given, GemmSpec, Chosen, Device]:
     family: Family = load_family(name)
     device = arch_device("sm_90")
     words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    spec = family.spec(make_problem(family, {"M": m, "N": 256, "K": 512}, words, device.gfx, "case"))
+    spec = family.spec(make_problem(family, {"M": m, "N": 256, "K": 512, **key}, words, device.gfx, "case"))
     generator = torch.Generator().manual_seed(1)
     weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
     (implementation,) = (i for i in family.implementations if i.label == "triton")
     knobs = dict(implementation.normalise(spec, {**TILES, **knobs}, device))
     given = Given(
-        x=inputs.x, w=weights.w, x_scale=inputs.x_scale, w_scale=weights.w_scale, bias=None, out_dtype=torch.bfloat16
+        x=inputs.x,
+        w=weights.w,
+        x_scale=inputs.x_scale,
+        w_scale=weights.w_scale,
+        bias=weights.bias,
+        out_dtype=torch.bfloat16,
     )
     return given, spec, Chosen(implementation=implementation, candidate=Candidate.of("triton", knobs)), device
 
@@ -81,19 +95,19 @@ def arguments(kernel: Kernel, chosen: Chosen, spec: GemmSpec, device: Device) ->
     return tuple(head), {k: v.data_ptr() if isinstance(v, torch.Tensor) else v for k, v in values.items()}
 
 
-@pytest.mark.parametrize("name", ["a16w16", "a8w8_blockscale", "a8w8_blockscale_bpreshuffle", "a8w8"])
+@pytest.mark.parametrize(
+    "name", ["a16w16", "a16w16_atomic", "a8w8", "a8w8_blockscale", "a8w8_blockscale_bpreshuffle", "a4w4_blockscale"]
+)
 @pytest.mark.parametrize("splits", [1, 2])
-def test_it_launches_what_binding_each_time_would(kernel: Kernel, name: str, splits: int) -> None:
-    given, spec, chosen, device = made(name, 32, {"NUM_KSPLIT": splits})
-    call = tiled_call(chosen, spec, device, given, fresh_workspace=False)
+@pytest.mark.parametrize("m", [1, 32])
+def test_it_launches_what_binding_each_time_would(kernel: Kernel, name: str, splits: int, m: int) -> None:
+    given, spec, chosen, device = made(name, m, {"NUM_KSPLIT": splits})
+    call = kernel_call(chosen, spec, device, given, borrowed=False)
     assert call is not None
+    given = replace(given, x_scale=aligned_as(given.x_scale, m_major=name.endswith("scale_bpreshuffle")))
     out = call(given.x, given.w, given.x_scale, given.w_scale, None)
-    if name == "a8w8_blockscale_bpreshuffle":  # row-major scales are copied; M-major ones are read as they are
-        given = Given(**{**vars(given), "x_scale": given.x_scale.mT.contiguous().mT})
-        out = call(given.x, given.w, given.x_scale, given.w_scale, None)
+    assert out.shape == (m, 256)
     head, bound = arguments(kernel, chosen, spec, device)
-    from gemmpipe.runtime.calls import any_call
-
     any_call(chosen, spec, device, torch.bfloat16)(given.x, given.w, given.x_scale, given.w_scale, None)
     head_each_time, each_time = arguments(kernel, chosen, spec, device)
     assert head == head_each_time
@@ -103,9 +117,85 @@ def test_it_launches_what_binding_each_time_would(kernel: Kernel, name: str, spl
     assert bound["x_ptr"] == given.x.data_ptr()
 
 
+def aligned_as(scale: torch.Tensor | None, *, m_major: bool) -> torch.Tensor | None:
+    return scale.mT.contiguous().mT if scale is not None and m_major else scale
+
+
+@pytest.mark.parametrize("name", ["a8w8_blockscale", "a8w8_blockscale_bpreshuffle"])
+@pytest.mark.parametrize("m", [1, 32])
+@pytest.mark.parametrize("m_major", [False, True])
+@pytest.mark.parametrize("first", [False, True])
+def test_block_scales_are_read_as_the_kernel_wants_them(
+    kernel: Kernel, name: str, m: int, m_major: bool, first: bool
+) -> None:
+    """However they lay when the kernel was bound, and however they lie now."""
+    given, spec, chosen, device = made(name, m, {})
+    bound_as, scale = aligned_as(given.x_scale, m_major=first), aligned_as(given.x_scale, m_major=m_major)
+    call = kernel_call(chosen, spec, device, replace(given, x_scale=bound_as), borrowed=False)
+    seen: list[torch.Tensor] = []
+    kernel.look = lambda values: seen.append(
+        torch.frombuffer((c_float * (4 * m)).from_address(values["x_scale_ptr"]), dtype=torch.float32).clone()
+    )
+    (kernel.build,) = chosen.implementation.builds(spec, chosen.candidate.knobs, device)
+    for _ in range(2):
+        call(given.x, given.w, scale, given.w_scale, None)
+    columns = name.endswith("bpreshuffle")
+    expected = given.x_scale.mT.contiguous() if columns else given.x_scale.contiguous()
+    assert all(torch.equal(found, expected.flatten()) for found in seen)
+    assert len(seen) == 2
+    odd = torch.zeros(m * 4 + 1)[1:].view(m, 4).copy_(scale)
+    call(given.x, given.w, odd, given.w_scale, None)
+    assert torch.equal(seen[-1], expected.flatten())
+
+
+def test_atomics_add_to_zeros(kernel: Kernel) -> None:
+    given, spec, chosen, device = made("a16w16_atomic", 32, {"NUM_KSPLIT": 2})
+    call = kernel_call(chosen, spec, device, given, borrowed=False)
+    assert not call(given.x, given.w, None, None, None).any()
+
+
+def test_one_tensor_for_two_operands_is_bound_each_time(kernel: Kernel) -> None:
+    given, spec, chosen, device = made("a16w16", 256, {})
+    square = replace(given, x=given.w)
+    assert kernel_call(chosen, spec, device, square, borrowed=False) is None
+
+
+def test_a_bias_of_another_type_is_converted_in_each_call(kernel: Kernel) -> None:
+    given, spec, chosen, device = made("a16w16", 32, {}, bias=True)
+    call = kernel_call(chosen, spec, device, given, borrowed=False)
+    call(given.x, given.w, None, None, given.bias)
+    assert arguments(kernel, chosen, spec, device)[1]["bias_ptr"] == given.bias.data_ptr()
+    assert kernel_call(chosen, spec, device, replace(given, bias=given.bias.float()), borrowed=False) is None
+
+
+def test_the_launcher_of_a_known_triton_is_called_without_its_python_part(kernel: Kernel, monkeypatch) -> None:
+    class CudaLauncher:
+        """What triton 3.6 has around its compiled launcher."""
+
+        global_scratch_size = profile_scratch_size = 0
+        launch_cooperative_grid, launch_pdl = False, True
+
+        def launch(self, *arguments: object) -> None:
+            kernel.launches.append(arguments)
+
+        def __call__(self, x: int, y: int, z: int, stream: int, function: str, *arguments: object) -> None:
+            self.launch(x, y, z, stream, function, False, True, None, None, *arguments)
+
+    given, spec, chosen, device = made("a16w16", 32, {"NUM_KSPLIT": 2})
+    kernel.run = CudaLauncher()
+    for version in ("3.6.0", "3.9.0"):
+        monkeypatch.setattr("triton.__version__", version)
+        kernel_call(chosen, spec, device, given, borrowed=False)(given.x, given.w, None, None, None)
+    direct, through_python = kernel.launches
+    (build,) = chosen.implementation.builds(spec, chosen.candidate.knobs, device)
+    out_at = 13 + [name for name, _ in build.signature].index("out_ptr")
+    without_out = [[*found[:out_at], *found[out_at + 1 :]] for found in (direct, through_python)]
+    assert without_out[0] == without_out[1]
+
+
 def test_other_operands_of_the_key_go_where_they_lie(kernel: Kernel) -> None:
     given, spec, chosen, device = made("a16w16", 32, {})
-    call = tiled_call(chosen, spec, device, given, fresh_workspace=True)
+    call = kernel_call(chosen, spec, device, given, borrowed=True)
     other = given.x.clone()
     call(other.view(2, 16, 512), given.w, None, None, None)
     assert arguments(kernel, chosen, spec, device)[1]["x_ptr"] == other.data_ptr()
@@ -114,7 +204,7 @@ def test_other_operands_of_the_key_go_where_they_lie(kernel: Kernel) -> None:
 @pytest.mark.parametrize("offset", [1, 4])
 def test_addresses_and_strides_that_the_kernel_was_not_compiled_for_are_copied(kernel: Kernel, offset: int) -> None:
     given, spec, chosen, device = made("a16w16", 32, {})
-    call = tiled_call(chosen, spec, device, given, fresh_workspace=True)
+    call = kernel_call(chosen, spec, device, given, borrowed=True)
     shifted = torch.zeros(32 * 512 + offset, dtype=torch.bfloat16)[offset:].view(32, 512)
     strided = torch.zeros(32, 520, dtype=torch.bfloat16)[:, :512]
     weight = torch.zeros(512, 256, dtype=torch.bfloat16).t()

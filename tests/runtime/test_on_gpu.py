@@ -134,7 +134,44 @@ def test_in_a_cuda_graph_and_in_a_compiled_one(tuned, libtype: str, knobs: dict[
             torch.compiler.cudagraph_mark_step_begin()
             # What cannot be prepared inside the graph goes another way: right, but not bit for bit.
             right(compiled(inputs.x, inputs.x_scale), made)
+    if knobs.get("NUM_KSPLIT", 1) != 1:
+        with torch.no_grad(), torch.profiler.profile() as profile:
+            compiled(inputs.x, inputs.x_scale)
+            torch.cuda.synchronize()
+        kernels = [e.name for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+        assert not any("fill" in name.lower() or "memset" in name.lower() for name in kernels), kernels
     assert torch.equal(call(made), expected)
+
+
+def test_a_graph_has_one_workspace_of_its_own(tuned) -> None:
+    """Zeroed once a graph, and nobody else's: graphs and eager calls run at the same time."""
+    tuned("triton", {**TILES, "NUM_KSPLIT": 4}, 16)
+    cases = [case(16), case(16)]
+    cases[1][3].x.view(torch.uint8).copy_(cases[0][3].x.view(torch.uint8).flip(0))
+    expected = [call(made).clone() for made in cases]
+    graphs, outputs = [], []
+    for _ in range(2):
+        graphs.append(torch.cuda.CUDAGraph(keep_graph=True))
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graphs[-1]):
+            outputs.append([call(made) for made in cases for _ in range(8)])
+        graphs[-1].instantiate()
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+    for _ in range(5):
+        for graph, stream in zip(graphs, streams, strict=True):
+            with torch.cuda.stream(stream):
+                graph.replay()
+        eager = [call(made) for made in cases]
+        torch.cuda.synchronize()
+        assert all(torch.equal(a, b) for a, b in zip(eager, expected, strict=True))
+        for found in outputs:
+            assert all(torch.equal(out, expected[i // 8]) for i, out in enumerate(found))
+    with torch.profiler.profile() as profile:
+        graphs[0].replay()
+        torch.cuda.synchronize()
+    kernels = [e.name for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    assert sum("blockscale" in name for name in kernels) == 16
+    assert len(kernels) <= 17, "one zeroing at most"
 
 
 def test_a_weight_first_seen_in_a_capture_is_not_prepared(tuned, caplog) -> None:

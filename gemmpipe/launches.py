@@ -1,0 +1,61 @@
+"""Implementations of which a call is one launch of one kernel: stated as data, so that it can be bound once."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gemmpipe.builds import load_build
+from gemmpipe.data import Build, Device, Knobs
+from gemmpipe.family import GemmSpec, Implementation, Inputs, Launch, Prepared
+from gemmpipe.workspace import WORKSPACES
+
+if TYPE_CHECKING:
+    import torch
+
+PARTS, COUNTERS = "parts_ptr", "counters_ptr"
+"""The parameters that the stream's workspace is given to."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class KernelLaunch:
+    """All that a call does: the output zeroed first where splits are added to it, then one launch."""
+
+    build: Build
+    grid: tuple[int, int, int]
+    arguments: Mapping[str, object]
+    """By parameter, constants and workspace left out: operands as they are, descriptors of them, integers."""
+    parts: int = 0
+    """fp32 elements of workspace."""
+    counters: int = 0
+    """int32 elements of workspace that are 0 before and after."""
+    zeroed: bool = False
+
+
+class Kernel(Implementation):
+    """An implementation that says its launch."""
+
+    @abstractmethod
+    def launch(
+        self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
+    ) -> KernelLaunch:
+        """The launch that computes the product of these operands into `out`."""
+
+    def bind(
+        self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
+    ) -> Launch:
+        """That launch, ready; its workspace is the stream's that is current now."""
+        one = self.launch(spec, knobs, device, inputs, prepared, out)
+        arguments: dict[str, object] = {PARTS: None, COUNTERS: None, **one.arguments}
+        if one.parts:
+            arguments[PARTS], arguments[COUNTERS] = WORKSPACES.take(one.parts, one.counters, out.device)
+        wanted = {name: arguments[name] for name, kind in one.build.signature if kind != "constexpr"}
+        run, zeroed = load_build(one.build, device).launcher(one.grid, wanted), one.zeroed
+
+        def launch() -> "torch.Tensor":
+            if zeroed:
+                out.zero_()
+            run()
+            return out
+
+        return launch
