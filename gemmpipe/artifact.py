@@ -1,7 +1,7 @@
 """Files that several runs write: one writer at a time, whole or not at all, with provenance in a sidecar."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,22 +36,44 @@ def sidecar(path: Path) -> Path:
     return path.with_name(f"{path.name}.meta.json")
 
 
-def record_run(path: Path, run_id: str, provenance: Mapping[str, object], used: Iterable[str] | None) -> None:
+def runs_of(path: Path) -> dict[str, Mapping[str, object]]:
+    """What the sidecar file `path` says of each run; nothing where there is none. Raises UserError for a broken one."""
+    if not path.exists():
+        return {}
+    runs = read_object(path, limit=SIDECAR_BYTES).get("runs")
+    if not isinstance(runs, dict) or not all(isinstance(facts, dict) for facts in runs.values()):
+        raise UserError(f"{path}: no object 'runs' of objects, expected what gemmpipe writes beside an artifact")
+    return dict(runs)
+
+
+def record_run(
+    path: Path, run_id: str, provenance: Mapping[str, object], used: Iterable[str] | None, tell: Callable[[str], object]
+) -> None:
     """Add a run to the sidecar file `path`; of the older runs those in `used` stay (None: all).
 
-    A sidecar that cannot be read is set aside as `.broken`: it must not stop an artifact from being written.
+    A sidecar that cannot be read is set aside as `.broken`, and `tell` hears of it: it must not stop an artifact from
+    being written.
     """
-    runs: dict[str, object] = {}
-    if path.exists():
-        try:
-            old = read_object(path, limit=SIDECAR_BYTES).get("runs")
-            runs = dict(old) if isinstance(old, dict) else {}
-        except UserError:
-            path.replace(path.with_name(f"{path.name}.broken"))
+    runs = known_runs(path, tell)
     if used is not None:
         kept = set(used)
         runs = {name: facts for name, facts in runs.items() if name in kept}
-    runs[run_id] = dict(provenance)
+    write_runs(path, {**runs, run_id: dict(provenance)})
+
+
+def known_runs(path: Path, tell: Callable[[str], object]) -> dict[str, Mapping[str, object]]:
+    """As `runs_of`, but a broken sidecar is set aside and told."""
+    try:
+        return runs_of(path)
+    except UserError as error:
+        aside = path.with_name(f"{path.name}.broken")
+        path.replace(aside)
+        tell(f"{error}; set aside as {aside.name}")
+        return {}
+
+
+def write_runs(path: Path, runs: Mapping[str, Mapping[str, object]]) -> None:
+    """Write a sidecar file, unless it says so already."""
     text = json.dumps({"runs": runs}, indent=2, sort_keys=True, default=str) + "\n"
     if not path.exists() or path.read_text(encoding="utf-8") != text:
         write_atomic(path, text)

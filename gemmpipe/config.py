@@ -32,6 +32,7 @@ _ROOT: Mapping[str, Any] = {
     "reuse": str | None,
     "table": str | None,
     "inputs": tuple[str, ...],
+    "target": tuple[str, ...] | None,
 }
 _NODES = ("version", "kernel", "shapes", "space", "format", "backend", "search", "device", "executor", "stages")
 
@@ -65,6 +66,7 @@ def build(cfg: "DictConfig", origin: Origin) -> "Plan":
     _known_keys(tree, (*_NODES, *_ROOT), "")
     if type(tree["version"]) is not int or tree["version"] != VERSION:
         raise UserError(f"version: {tree['version']!r} given, expected {VERSION}")
+    _name_table(tree)
     make = functools.partial(_make, allowed=origin.allowed)
     root = {key: convert(tree[key], hint, key, make) for key, hint in _ROOT.items()}
     if root["batch"] < 1:
@@ -101,6 +103,19 @@ def _plain(cfg: "DictConfig") -> dict[str, Any]:
         raise UserError(f"{error.full_key}: {str(error).splitlines()[0]}") from None
 
 
+def _name_table(tree: dict[str, Any]) -> None:
+    """`output=DIR/NAME.csv` names the table itself: the folder, and the csv format's file in it."""
+    output, csv = tree["output"], tree["format"].get("csv")
+    if not isinstance(output, str) or not output.lower().endswith(".csv"):
+        return
+    if not isinstance(csv, Mapping):
+        raise UserError(f"output: {output} names a table, and format=[csv] is not chosen; expected a folder")
+    if csv.get("file") is not None:
+        raise UserError(f"output: {output} names a table, and so does format.csv.file={csv['file']}; expected one")
+    tree["output"] = str(Path(output).parent)
+    tree["format"] = {**tree["format"], "csv": {**csv, "file": Path(output).name}}
+
+
 def _known_keys(node: object, known: Sequence[str], where: str) -> None:
     """Refuse unknown and missing keys."""
     if not isinstance(node, Mapping):
@@ -116,14 +131,13 @@ def _known_keys(node: object, known: Sequence[str], where: str) -> None:
 
 
 def _kernel(node: object, allowed: frozenset[str], make: Make) -> dict[str, Any]:
-    from gemmpipe.family import KernelDefaults, load_family
-    from gemmpipe.paths import PACKAGE
+    from gemmpipe.family import KernelDefaults, load_family, shipped_families
 
     given = {"key": {}, **node} if isinstance(node, Mapping) else node
     _known_keys(given, ("family", "dtype", "out_dtype", "bias", "key"), "kernel")
     values = dict(typing.cast(Mapping[str, Any], given))
     name = convert(values.pop("family"), str, "kernel.family", make)
-    shipped = [path.parent.name for path in (PACKAGE / "kernels").glob("*/__init__.py")]
+    shipped = shipped_families()
     if name not in shipped and name not in allowed:
         # An override or a recipe may choose a family but not make us import any module that happens to be there.
         raise UserError(f"kernel.family: no family '{name}'{nearest(str(name), shipped)}")

@@ -1,19 +1,26 @@
 """Reading CSV that someone else wrote: one line a row, blanks around cells dropped, blank lines left out."""
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from gemmpipe.errors import UserError
+from gemmpipe.errors import UserError, nearest
+
+MAX_BYTES = 1_000_000_000
+"""More than any table has: 1,000,000 rows take some 400 MB."""
 
 
 def read_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
     """(line number, stripped cells), the header first; nothing of an empty file.
 
-    Raises UserError: unreadable, not UTF-8, a quote that is not closed in its line.
+    Raises UserError: unreadable, too large, not UTF-8, a quote that is not closed in its line.
     """
     line = 0
     try:
+        if not path.is_file() and path.exists():  # a device or a pipe may never end
+            raise UserError(f"{path}: no regular file, expected a CSV file")
+        if path.stat().st_size > MAX_BYTES:
+            raise UserError(f"{path}: larger than {MAX_BYTES:,} bytes, expected a CSV file")
         with path.open(encoding="utf-8-sig", newline="") as stream:
             reader = csv.reader(stream, skipinitialspace=True, strict=True)
             for cells in reader:
@@ -30,3 +37,33 @@ def read_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
         raise UserError(f"{path}:{line + 1}: not text in UTF-8, expected a CSV file") from None
     except csv.Error as error:
         raise UserError(f"{path}:{line + 1}: no CSV: {error}") from None
+
+
+def named_files(key: str, value: str | Sequence[str]) -> list[Path]:
+    """The files that a key of the configuration names, globs expanded in sorted order, each once.
+
+    Raises UserError where there is none: the key, what is there instead.
+    """
+    words = [value] if isinstance(value, str) else list(value or ())
+    if not words or not all(isinstance(word, str) and word for word in words):
+        raise UserError(f"{key}: {value!r}, expected a CSV file, a list of files or a glob")
+    found: list[Path] = []
+    for word in words:
+        path = Path(word).expanduser()
+        # A file whose own name has brackets is no pattern.
+        matches = [path] if path.exists() else sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
+        if not matches:
+            several = f"; several are written '{key}=[{word}]'" if "," in word else _neighbours(path)
+            raise UserError(f"{key}: no file '{word}'{several}")
+        for match in matches:
+            if match.is_dir():
+                raise UserError(f"{key}: '{match}' is a folder, expected a CSV file (or '{match}/*.csv')")
+        found += [match for match in matches if match not in found]
+    return found
+
+
+def _neighbours(path: Path) -> str:
+    try:
+        return nearest(path.name, (p.name for p in path.parent.iterdir() if p.suffix == path.suffix))
+    except OSError:
+        return f"; no folder '{path.parent}'"

@@ -122,7 +122,7 @@ class Device:
     """A device, or an architecture to compile for; limits in bytes, per block where the hardware says so."""
 
     kind: str
-    """`cuda`, `hip` or `cpu`."""
+    """`cuda`, `hip` or `cpu`; `none` where a run only handles files."""
     index: int
     name: str
     gfx: str

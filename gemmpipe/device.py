@@ -20,6 +20,9 @@ _ARCHES = {  # name, CUs or SMs, bytes of shared memory (LDS) a block may have, 
     "gfx950": ("AMD Instinct MI355X", 256, 160 * 1024, 256 * _MIB, 64),
 }
 
+NO_DEVICE = Device(kind="none", index=0, name="", gfx="", cu_num=0, shared_bytes=0, cache_bytes=0, warp_size=1)
+"""What a run has that only handles files."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceChoice:

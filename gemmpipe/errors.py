@@ -48,3 +48,8 @@ def at_least(least: float, **values: float | None) -> None:
     for name, value in values.items():
         if value is not None and value < least:
             raise ValueError(f"{name}={value:g}, expected at least {least:g}")
+
+
+def printable(text: str) -> str:
+    """A text from somewhere else as one line that no terminal takes for a command."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))

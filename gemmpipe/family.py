@@ -252,14 +252,19 @@ class Family:
         return Problem(family=self.name, key=key, weight=weight, layer=layer, rows_column=self.rows_column)
 
 
+def shipped_families() -> list[str]:
+    """The names of the families in gemmpipe.kernels."""
+    from gemmpipe.paths import PACKAGE
+
+    return sorted(path.parent.name for path in (PACKAGE / "kernels").glob("*/__init__.py"))
+
+
 def load_family(name: str) -> Family:
     """The family `gemmpipe.kernels.<name>`, or of a module on the path when the name has a dot or is a user's.
 
     Raises UserError when there is none.
     """
-    from gemmpipe.paths import PACKAGE
-
-    shipped = sorted(p.parent.name for p in (PACKAGE / "kernels").glob("*/__init__.py"))
+    shipped = shipped_families()
     module = f"gemmpipe.kernels.{name}" if name in shipped else name
     try:
         family = importlib.import_module(module).FAMILY

@@ -55,6 +55,8 @@ def provenance(plan: "Plan", device: Device) -> dict[str, "Scalar | Mapping[str,
 def write_tables(plan: "Plan", tables: "Mapping[str, pd.DataFrame]") -> None:
     """The run's tables as CSV, and the profile of every candidate where the user asked for it."""
     for name, frame in tables.items():
+        if name == "selections" and "select" not in plan.chain:
+            continue  # they stand in the tables that they were read from
         write_atomic(plan.run_dir / f"{name}.csv", _csv(frame))
     if plan.profile and "trials" in tables:
         keys = [c.name for c in plan.family.key_columns]

@@ -26,7 +26,7 @@ def tell(
     def say(text: str) -> None:
         context.events.emit("line", text)
 
-    if "selections" in tables:
+    if "selections" in tables and "select" in plan.chain:  # else they were read from tables
         for line in selection_lines(tables["selections"], plan.family.key_columns):
             say(line)
     for line in context.gated[:5]:
@@ -37,7 +37,8 @@ def tell(
     for usage in pool.usage() if pool is not None else []:
         say(f"  {usage_line(usage)}")
     say(f"run   {plan.run_dir}")
-    say(f"to go on with it: gemmpipe resume={plan.run_dir}")
+    if pool is not None:
+        say(f"to go on with it: gemmpipe resume={plan.run_dir}")
     if code != Interrupted.exit_code and "artifacts" in tables:
         for path in native_tables(plan.family, context.output, plan.formats.values()):
             say(f"export GEMMPIPE_CONFIG_{plan.family.name.upper()}={path.resolve()}")

@@ -11,7 +11,7 @@ from gemmpipe import journal as journals
 from gemmpipe import manifest, report
 from gemmpipe.backends import Backend
 from gemmpipe.data import Device, Problem
-from gemmpipe.device import DeviceChoice
+from gemmpipe.device import NO_DEVICE, DeviceChoice
 from gemmpipe.errors import EnvironmentProblem, UserError
 from gemmpipe.events import Events
 from gemmpipe.executors import Executor, Pool
@@ -59,6 +59,7 @@ class Plan:
     reuse: str | None
     table: str | None
     inputs: tuple[str, ...]
+    target: tuple[str, ...] | None
     overrides: tuple[str, ...]
     config: Mapping[str, object]
     """The composed configuration as plain values, for the manifest."""
@@ -128,6 +129,10 @@ def check_chain(plan: Plan, reused: Record | None) -> None:
         if missing:
             raise UserError(f"chain: stage '{word}' needs {', '.join(sorted(missing))}, which no earlier stage gives")
         have |= set(plan.stages[word].gives)
+    read = {key for word in plan.chain for key in plan.stages[word].reads}
+    for key in ("table", "inputs", "target"):
+        if getattr(plan, key) and key not in read:
+            raise UserError(f"{key}: no stage of the pipeline '{plan.pipeline}' reads it; merge, verify or prebuild do")
 
 
 def _files(plan: Plan) -> Iterator[tuple[str, Path]]:
@@ -153,16 +158,19 @@ def writable(key: str, folder: Path) -> None:
 
 def _devices(plan: Plan, reused: Record | None) -> tuple[Device, ...]:
     """The devices to run on; an old run is decided again for the device that it ran on."""
-    needed = any(plan.stages[word].uses_device for word in plan.chain)
+    stages = [plan.stages[word] for word in plan.chain]
+    needed = any(stage.uses_device for stage in stages)
     if not needed and reused and reused.sessions:
         return (manifest.device_of(reused.sessions[-1]),)
-    return plan.devices.find()
+    # A table is united on any machine, and while the GPU hangs too.
+    return plan.devices.find() if needed or any(stage.asks_device for stage in stages) else (NO_DEVICE,)
 
 
 def _context(
     plan: Plan, devices: tuple[Device, ...], journal: Journal, record: Record, events: Events, check: Callable[[], None]
 ) -> Context:
     implementations = tuple(i for b in plan.backends.values() for i in b.implementations(plan.family))
+    from_tables = any(plan.stages[word].reads for word in plan.chain)  # what the output holds takes no part then
     return Context(
         family=plan.family,
         defaults=plan.defaults,
@@ -177,12 +185,18 @@ def _context(
         space=plan.space,
         search=plan.search,
         implementations=implementations,
-        incumbents=incumbents_of(plan.family, devices[0], Path(plan.output), plan.formats.values()),
+        incumbents={}
+        if from_tables
+        else incumbents_of(plan.family, devices[0], Path(plan.output), plan.formats.values()),
         policy=_policy(devices[0]),
         journal=journal,
         record=record,
         running=None,
         check=check,
+        table=Path(plan.table).expanduser() if plan.table else None,
+        inputs=plan.inputs,
+        targets=plan.target,
+        python_path=plan.python_path,
     )
 
 

@@ -3,11 +3,10 @@
 import csv
 import difflib
 import io
-import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gemmpipe.artifact import locked, record_run, sidecar
@@ -15,6 +14,7 @@ from gemmpipe.csvfile import read_cells
 from gemmpipe.data import Scalar
 from gemmpipe.errors import UserError, nearest
 from gemmpipe.family import Family, KernelDefaults
+from gemmpipe.jsonfile import parse_object
 from gemmpipe.merging import Conflict, Row, key_of, merge
 from gemmpipe.paths import write_atomic
 from gemmpipe.problem import column_places, parse_int, parse_key
@@ -38,6 +38,18 @@ class Table:
     extra: tuple[str, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sheet:
+    """A table as it stands in its file: every row with its line, whether it can win or not."""
+
+    extra: tuple[str, ...]
+    """Foreign columns, kept as text."""
+    lacking: tuple[str, ...]
+    """Columns of the key that the file does not have: filled with what it means by leaving them out."""
+    rows: list[Row] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+
+
 def read(path: Path, family: Family) -> list[Row]:
     """The rows that can win, typed: the family's key, `gfx`, `cu_num`, `table.RESULT` and unknown columns as text.
 
@@ -48,33 +60,48 @@ def read(path: Path, family: Family) -> list[Row]:
 
 def load(path: Path, family: Family) -> Table:
     """The whole table, with what cannot win kept apart. Raises UserError as `read` does."""
+    sheet = open_sheet(path, family)
+    rows = [row for row in sheet.rows if timed(row)]
+    lame = [(row, line) for row, line in zip(sheet.rows, sheet.lines, strict=True) if not timed(row)]
+    refused = [(row, f"{path}:{line}: us is {row.get('us')}, no time that was measured") for row, line in lame]
+    return Table(rows=rows, refused=refused, extra=sheet.extra)
+
+
+def timed(row: Row) -> bool:
+    """Whether the row has a time that was measured."""
+    us = row.get("us")
+    return isinstance(us, float) and us > 0
+
+
+def open_sheet(path: Path, family: Family) -> Sheet:
+    """Every row of a table, typed. Raises UserError as `read` does."""
     lines = read_cells(path)
     _, header = next(lines, (1, []))
     if not header:
         raise UserError(f"{path}:1: no header, expected the columns of a tuned table of {family.name}")
     columns = _columns(header, family, f"{path}:1")
-    extra = tuple(
-        name for name, column in zip(header, columns, strict=True) if name == column and _foreign(name, family)
-    )
-    parsers = [_Cell(column, family) for column in columns]
-    rows: list[Row] = []
-    refused: list[tuple[Row, str]] = []
+    parsers = [_Cells(column, family) for column in columns]
+    needed = ("gfx", "cu_num", *(column.name for column in family.key_columns))
+    lacking = tuple(name for name in needed if name not in columns)
+    places = [columns.index(name) for name in needed if name in columns]
     fill: dict[str, Mapping[str, Scalar]] = {}
+    extra = tuple(name for name in columns if name in header and _foreign(name, family))
+    sheet = Sheet(extra=extra, lacking=lacking)
     for line, cells in lines:
         where = f"{path}:{line}"
         if len(cells) != len(header):
             raise UserError(f"{where}: {len(cells)} cells, expected {len(header)} as in the header; {_MEND}")
-        row: Row = {}
-        for parser, cell in zip(parsers, cells, strict=True):
-            row[parser.column] = parser(cell, where)
-        _complete(row, family, fill, where)
+        try:
+            values = [known[cell] for known, cell in zip(parsers, cells, strict=True)]
+        except UserError as error:
+            raise UserError(f"{where}: {error}; {_MEND}") from None
+        row: Row = dict(zip(columns, values, strict=True))
+        if lacking or None in [values[place] for place in places]:
+            _complete(row, family, fill, where)
         _count_splits(row, columns, family, where)
-        us = row.get("us")
-        if isinstance(us, float) and us > 0:
-            rows.append(row)
-        else:
-            refused.append((row, f"{where}: us is {us}, no time that was measured"))
-    return Table(rows=rows, refused=refused, extra=extra)
+        sheet.rows.append(row)
+        sheet.lines.append(line)
+    return sheet
 
 
 def _foreign(name: str, family: Family) -> bool:
@@ -105,22 +132,19 @@ def _columns(header: Sequence[str], family: Family, where: str) -> list[str]:
     return found
 
 
-class _Cell:
-    """Parses the cells of one column, each distinct text once."""
+class _Cells(dict[str, Scalar]):
+    """The values of one column's cells, each distinct text parsed once: a table has many cells and few texts."""
 
     def __init__(self, column: str, family: Family) -> None:
-        self.column = column
+        super().__init__({"": None})
+        self._column = column
         self._parse = _parser(column, family)
-        self._known: dict[str, Scalar] = {}
 
-    def __call__(self, cell: str, where: str) -> Scalar:
-        if cell in self._known:
-            return self._known[cell]
+    def __missing__(self, cell: str) -> Scalar:
         try:
-            value = self._parse(cell) if cell else None
+            value = self[cell] = self._parse(cell)
         except UserError as error:
-            raise UserError(f"{where}: column {self.column}: {error}; {_MEND}") from None
-        self._known[cell] = value
+            raise UserError(f"column {self._column}: {error}") from None
         return value
 
 
@@ -165,12 +189,13 @@ def _int(text: str) -> int:
 
 
 def _config(text: str) -> str:
+    expected = f"{text[:60]!r}, expected the knobs as a JSON object"
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict) or any(isinstance(knob, dict | list) for knob in value.values()):
-        raise UserError(f"{text[:60]!r}, expected the knobs as a JSON object")
+        value = parse_object(text, "config")
+    except UserError:
+        raise UserError(expected) from None
+    if any(isinstance(knob, dict | list) for knob in value.values()):
+        raise UserError(expected)
     return text
 
 
@@ -208,21 +233,18 @@ def _count_splits(row: Row, columns: Sequence[str], family: Family, where: str) 
 
 def render(rows: Sequence[Row], family: Family, extra: Sequence[str]) -> str:
     """The CSV text of a native table: dtypes as `torch.bfloat16`, bools True and False, nothing for None."""
-    dtypes = {column.name for column in family.key_columns if column.kind == "dtype"}
     columns = ["gfx", "cu_num", *(column.name for column in family.key_columns), *RESULT]
     columns += [name for name in extra if name not in columns]
+    dtypes = [columns.index(column.name) for column in family.key_columns if column.kind == "dtype"]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
-        writer.writerow(
-            [f"torch.{row[name]}" if name in dtypes else _text(row.get(name)) for name in columns],
-        )
+        cells = [None if value != value else value for value in map(row.get, columns)]  # NaN is no value either
+        for place in dtypes:
+            cells[place] = f"torch.{cells[place]}"
+        writer.writerow(cells)
     return out.getvalue()
-
-
-def _text(value: Scalar) -> str | int | float | bool:
-    return "" if value is None or (isinstance(value, float) and math.isnan(value)) else value
 
 
 def update(
@@ -234,8 +256,11 @@ def update(
     min_improvement_pct: float,
     run_id: str,
     provenance: Mapping[str, object],
+    tell: Callable[[str], object],
 ) -> list[Conflict]:
     """Merge rows into a table under its lock, with the run's provenance in the sidecar; returns what clashed.
+
+    `tell` hears of what was set aside.
 
     Raises UserError for a table that someone broke, EnvironmentProblem where it cannot be written: the old file
     stands in either case.
@@ -248,7 +273,7 @@ def update(
         if sort:
             rows.sort(key=lambda row: _order(row, family))
         used = {str(row.get("run_id")) for row in rows}
-        record_run(sidecar(path), run_id, provenance, used)
+        record_run(sidecar(path), run_id, provenance, used, tell)
         write_atomic(path, render(rows, family, old.extra))
     return conflicts
 

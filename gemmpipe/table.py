@@ -43,8 +43,11 @@ RESULT = (
     "near_ties",
     "policy",
     "run_id",
+    "device",
 )
-"""The result columns of a native tuned table, after `gfx, cu_num` and the family's key."""
+"""The result columns of a native tuned table, after `gfx, cu_num` and the family's key.
+
+`device` is the product's name, since `gfx` and `cu_num` are the same on an H100 and an H200."""
 
 SELECTIONS = (
     "problem",
@@ -68,3 +71,9 @@ SELECTIONS = (
 )
 """Plus the family's key columns. `format` and `bucket` are empty for a problem's own selection; for a bucket's,
 M is missing and `us` is the call-weighted sum over the bucket's Ms. `ratio` is selected over baseline, paired."""
+
+RECORDED = ("place", "extra")
+"""What selections that were read from tables have beside their columns: `file:line`, and foreign columns as a dict."""
+
+CONFLICTS = ("key", "kept", "left", "reason")
+"""Rows of tables that were left out of their union; `kept` and `left` are `file:line`."""

@@ -38,7 +38,8 @@ def _words() -> list[str]:
 @pytest.mark.parametrize("word", _words())
 def test_every_option_builds(plans: list[Plan], word: str) -> None:
     needed = {"shapes=csv": ["shapes.path=x.csv"]}.get(word, [])
-    assert main([word, *needed]) == 0
+    home = {"stage@stages.load=load": ["merge"]}.get(word, [])  # stages that the default pipeline does not have
+    assert main([*home, word, *needed]) == 0
     assert len(plans) == 1
 
 

@@ -9,6 +9,7 @@ from gemmpipe.cli.earlier import EarlierRun, find
 from gemmpipe.cli.folders import Folders
 from gemmpipe.cli.words import key_of, quote, readable
 from gemmpipe.errors import UserError, nearest
+from gemmpipe.family import shipped_families
 from gemmpipe.recipe import read_recipe
 
 _DEFAULT = "tune"
@@ -48,9 +49,14 @@ def understand(line: CommandLine) -> Request:
     folders.check()
     if pipeline not in folders.pipelines:
         raise UserError(f"{pipeline}: no such pipeline{nearest(pipeline, folders.pipelines)}")
+    overrides = readable(_later_wins(words), multirun=multirun)
+    if not multirun and any(key_of(word) in ("table", "inputs") for word in words):
+        from gemmpipe.cli.tables import with_kernel
+
+        overrides = with_kernel(overrides, shipped_families())
     return Request(
         pipeline=pipeline,
-        overrides=readable(_later_wins(words), multirun=multirun),
+        overrides=overrides,
         multirun=multirun,
         folders=folders,
         recipe=str(recipe.path) if recipe else "",

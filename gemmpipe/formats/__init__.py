@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gemmpipe.data import Bucket, Device, Scalar
 from gemmpipe.events import Events
 from gemmpipe.family import Family
+from gemmpipe.uniting import Judge
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,6 +26,12 @@ class Target:
     """Versions, clocks and recipe of the run: goes to the sidecar."""
     events: Events
     """Hears what was not stored, and why."""
+    judge: Judge = Judge(device=None, changed=lambda row: False)
+    """Decides between rows of several tables."""
+
+    def warn(self, text: str) -> None:
+        """Tell the user of something that may be lost on them."""
+        self.events.emit("warning", text)
 
 
 class Format(ABC):

@@ -71,7 +71,7 @@ class EngineJson(Format):
         meta = folder / f"{self.name}.meta.json"  # the engines' own files are named N=...
         with locked(meta):
             old = {path: self.read(path) if path.exists() else {} for path in files}
-            record_run(meta, target.run_id, target.provenance, used=None)
+            record_run(meta, target.run_id, target.provenance, None, target.warn)
             for path, bodies in files.items():
                 order = {m: float(m) for m in (*old[path], *bodies)}
                 merge_into(path, bodies, old[path], order)

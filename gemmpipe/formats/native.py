@@ -9,6 +9,7 @@ from gemmpipe import store
 from gemmpipe.family import Family
 from gemmpipe.formats import Format, Target
 from gemmpipe.formats.chosen import plain_rows
+from gemmpipe.formats.united import unite_into
 from gemmpipe.merging import Row
 from gemmpipe.table import RESULT
 
@@ -32,11 +33,16 @@ class Csv(Format):
         return folder / (self.file or family.csv_name)
 
     def write(self, family: Family, selections: "pd.DataFrame", target: Target) -> list[Path]:
-        """The table and nothing else; conflicts are told as details, kept old rows as lines."""
+        """The table and nothing else; conflicts are told as details, kept old rows as lines.
+
+        Selections that were read from tables are of equal standing with what is there: see `united`.
+        """
+        path = self.table(family, target.folder)
+        if "place" in selections:
+            return unite_into(path, family, selections, target)
         rows = [_row(row, family) for row in plain_rows(family, selections, "")]
         if not rows:
             return []
-        path = self.table(family, target.folder)
         # Select has asked for the improvement that the user wants; asking twice would lose what it granted.
         conflicts = store.update(
             path,
@@ -46,6 +52,7 @@ class Csv(Format):
             min_improvement_pct=0.0,
             run_id=target.run_id,
             provenance=target.provenance,
+            tell=target.warn,
         )
         for conflict in conflicts:
             target.events.emit("line" if conflict.kept == "old" else "detail", f"{path}: {conflict}")

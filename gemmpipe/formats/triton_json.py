@@ -74,7 +74,7 @@ class TritonJson(Format):
         with locked(default):
             files = {target.folder / f"{stem}{_suffix(shape)}.json": chosen for shape, chosen in found.items()}
             old = {path: read_buckets(path) if path.exists() else {} for path in (*files, default)}
-            record_run(sidecar(default), target.run_id, target.provenance, used=None)
+            record_run(sidecar(default), target.run_id, target.provenance, None, target.warn)
             for path, chosen in files.items():
                 merge_into(path, _bodies(chosen), old[path], order)
             merge_into(default, _commonest(target.folder, stem), old[default], order)

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gemmpipe.csvfile import read_cells
+from gemmpipe.csvfile import named_files, read_cells
 from gemmpipe.data import Problem
-from gemmpipe.errors import UserError, nearest
+from gemmpipe.errors import UserError
 from gemmpipe.family import Family, KernelDefaults
 from gemmpipe.problem import column_places, make_problem, parse_weight, unite
 from gemmpipe.sources import Source
@@ -35,28 +35,7 @@ class Csv(Source):
 
     def files(self) -> list[Path]:
         """The files that `path` names, globs expanded in sorted order. Raises UserError where there is none."""
-        words = [self.path] if isinstance(self.path, str) else list(self.path or ())
-        if not words or not all(isinstance(word, str) and word for word in words):
-            raise UserError(f"shapes.path: {self.path!r}, expected a CSV file, a list of files or a glob")
-        found: list[Path] = []
-        for word in words:
-            path = Path(word).expanduser()
-            # A file whose own name has brackets is no pattern.
-            matches = [path] if path.exists() else sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
-            if not matches:
-                raise UserError(f"shapes.path: no file '{word}'{_neighbours(path)}")
-            for match in matches:
-                if match.is_dir():
-                    raise UserError(f"shapes.path: '{match}' is a folder, expected a CSV file (or '{match}/*.csv')")
-            found += [match for match in matches if match not in found]
-        return found
-
-
-def _neighbours(path: Path) -> str:
-    try:
-        return nearest(path.name, (p.name for p in path.parent.iterdir() if p.suffix == path.suffix))
-    except OSError:
-        return f"; no folder '{path.parent}'"
+        return named_files("shapes.path", self.path)
 
 
 def _read(path: Path, family: Family, defaults: KernelDefaults, gfx: str) -> Iterator[Problem]:

@@ -56,7 +56,15 @@ class Context:
     account: dict[str, float] = field(default_factory=dict)
     """Seconds that stages report for the manifest."""
     unsolved: list[str] = field(default_factory=list)
-    """Problems without a valid candidate."""
+    """Problems without a valid candidate, or whose recorded one is stale."""
+    table: Path | None = None
+    """The tuned table that the run starts from, if it does."""
+    inputs: tuple[str, ...] = ()
+    """The tuned tables to unite, as typed."""
+    targets: tuple[str, ...] | None = None
+    """Architectures to compile for; None: those of the table."""
+    python_path: tuple[str, ...] = ()
+    """The user's folders of Python, for processes that a stage starts."""
     gated: list[str] = field(default_factory=list)
     """Faster candidates that cost more weight memory than the user offered."""
 
@@ -85,6 +93,10 @@ class Stage(ABC):
     needs: ClassVar[tuple[str, ...]]
     gives: ClassVar[tuple[str, ...]]
     uses_device: ClassVar[bool] = False
+    asks_device: ClassVar[bool] = False
+    """Whether it must know which device this is, though it runs nothing there."""
+    reads: ClassVar[tuple[str, ...]] = ()
+    """Keys at the root of the configuration that only such a stage reads: `table`, `inputs`, `target`."""
     sees_all_of: ClassVar[tuple[str, ...]] = ()
     """Tables that it gets of all batches so far, not of its own batch alone."""
 

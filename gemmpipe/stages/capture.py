@@ -19,6 +19,7 @@ class Capture(Stage):
 
     needs: ClassVar[tuple[str, ...]] = ()
     gives: ClassVar[tuple[str, ...]] = ("problems",)
+    asks_device: ClassVar[bool] = True
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """The problems table. Raises UserError for a source or an output table that cannot be read."""

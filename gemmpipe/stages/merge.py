@@ -1,10 +1,13 @@
 """The last stage: from selections to the artifacts that engines load."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.formats import Target
 from gemmpipe.stages import Context, Stage
+from gemmpipe.stages.recorded import changed
+from gemmpipe.uniting import Judge
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -12,7 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Merge(Stage):
-    """Gives every format the problems' own selections and those of its buckets; the format stores them."""
+    """Gives every format the problems' own selections and those of its buckets; the format stores them.
+
+    `device` is the product (`NVIDIA H200`) whose rows are kept where tables hold several that share a key.
+    """
+
+    device: str | None
 
     needs: ClassVar[tuple[str, ...]] = ("selections",)
     gives: ClassVar[tuple[str, ...]] = ("artifacts",)
@@ -29,11 +37,22 @@ class Merge(Stage):
             run_id=context.run_id,
             provenance=context.provenance,
             events=context.events,
+            judge=Judge(device=self.device, changed=partial(changed, context.family, context.implementations)),
         )
         written: list[dict[str, str]] = []
         for name, each in context.formats:
             mine = selections[selections["format"].fillna("").isin(["", name])]
-            for path in each.write(context.family, mine, target):
+            paths = each.write(context.family, mine, target)
+            if not paths:
+                context.events.emit("line", f"merge: {name}: nothing to store{_why_nothing(mine, name)}")
+            for path in paths:
                 context.events.emit("line", f"merge: {name}: {path}")
                 written.append({"format": name, "file": str(path)})
         return {"artifacts": pd.DataFrame(written, columns=["format", "file"])}
+
+
+def _why_nothing(mine: "pd.DataFrame", name: str) -> str:
+    if not len(mine):
+        return ": no problem has a selection"
+    buckets = int((mine["format"] == name).sum())
+    return ": none of its choices fits what it can hold" if buckets else ": no range of M has a choice for it"

@@ -200,6 +200,7 @@ def _base_row(problem: Problem, spec: GemmSpec, finalist: Finalist, context: Con
         "p80_us": _rounded(quantile(ordered, 0.8)),
         "policy": context.policy,
         "run_id": context.run_id,
+        "device": context.device.name,
         "candidate": finalist.candidate.id,
         "extra_weight_bytes": finalist.extra_weight_bytes,
         "weight": problem.weight,

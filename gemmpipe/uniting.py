@@ -1,0 +1,223 @@
+"""Uniting tuned tables of equal standing: one row a key, the same in whatever order they are read, and why."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from gemmpipe.data import Scalar
+from gemmpipe.family import Family
+from gemmpipe.merging import PROVISIONAL, Key, Row, key_of
+from gemmpipe.store import Sheet, timed
+from gemmpipe.table import RESULT
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """A row of a table: its known columns, its foreign ones, and where it stands (`file:line`)."""
+
+    row: Row
+    extra: Mapping[str, Scalar]
+    place: str
+
+    @property
+    def told(self) -> str:
+        """What it says, in a few words."""
+        us = self.row.get("us")
+        name = self.row.get("kernelName") or self.row.get("solidx")
+        words = [word for word in (self.row.get("libtype"), name) if word not in (None, "")]
+        return " ".join([*dict.fromkeys(map(str, words)), "no time" if us is None else f"{us:g} us"])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conflict:
+    """A row that another one of its key displaced."""
+
+    key: Key
+    kept: Entry
+    left: Entry
+    kind: str
+    """The reason in a word or two, the same for all of a kind."""
+    reason: str
+
+    def __str__(self) -> str:
+        words = " ".join("-" if value is None else str(value) for value in self.key)
+        return f"{words}: kept {self.kept.place} ({self.kept.told}), left {self.left.place} ({self.left.told}): " + (
+            self.reason
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Union:
+    """The rows of several tables, one a key and in the order of the key, and what they displaced."""
+
+    entries: list[Entry]
+    conflicts: list[Conflict]
+    alike: int
+    """Rows left out because they say the same as the one that is kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judge:
+    """What decides between rows, besides the rows themselves."""
+
+    device: str | None
+    """The product's name whose rows are wanted where several share a key."""
+    changed: Callable[[Row], bool]
+    """Whether the kernel that a row names has another source now."""
+    runs: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """What the sidecars say of each run."""
+
+    def knowing(self, runs: Mapping[str, Mapping[str, object]]) -> "Judge":
+        """The same, with these runs."""
+        return replace(self, runs=runs)
+
+
+def entries_of(path: Path, family: Family, sheet: Sheet, runs: Mapping[str, Mapping[str, object]]) -> list[Entry]:
+    """The rows of a table; a run's sidecar says which product it ran on where an older table does not."""
+    found = []
+    for row, line in zip(sheet.rows, sheet.lines, strict=True):
+        extra = {name: row.pop(name) for name in sheet.extra}
+        if runs and row.get("device") is None:
+            device = runs.get(str(row.get("run_id")), {}).get("device")
+            row["device"] = device if isinstance(device, str) else None
+        found.append(Entry(row=row, extra=extra, place=f"{path}:{line}"))
+    return found
+
+
+def unite(entries: Iterable[Entry], family: Family, judge: Judge) -> Union:
+    """One entry a key: the greatest in one order of all rows, hence the same for any order of the input.
+
+    Rows that differ in foreign columns alone are one row with the columns of all.
+    """
+    groups: dict[Key, list[Entry]] = {}
+    for entry in entries:
+        groups.setdefault(key_of(entry.row, family), []).append(entry)
+    kept: list[Entry] = []
+    conflicts: list[Conflict] = []
+    alike = 0
+    for key in sorted(groups, key=lambda key: _place(key, family)):
+        group = groups[key]
+        if len(group) == 1:
+            kept += group
+            continue
+        ranks = _ranks(group, judge)
+        best = max(range(len(group)), key=lambda i: (ranks[i], group[i].place))
+        twins = [entry for entry, rank in zip(group, ranks, strict=True) if rank == ranks[best]]
+        kept.append(_joined(group[best], twins))
+        alike += len(twins) - 1
+        left = sorted((i for i in range(len(group)) if ranks[i] != ranks[best]), key=lambda i: group[i].place)
+        conflicts += [_conflict(key, group, ranks, best, i, judge) for i in left]
+    return Union(entries=kept, conflicts=conflicts, alike=alike)
+
+
+def _place(key: Key, family: Family) -> tuple[object, ...]:
+    """By architecture and product, then as aiter sorts: N, M, K, then the rest."""
+    gfx, units, *values = key
+    named = dict(zip((column.name for column in family.key_columns), values, strict=True))
+    sizes = tuple(value if isinstance(value, int) else 0 for value in (named.pop(name, 0) for name in ("N", "M", "K")))
+    return (str(gfx), units, *sizes, *(str(value) for value in named.values()))
+
+
+_TIMED, _ALONE, _CURRENT, _WANTED, _DEVICE, _KNOWN, _POLICY, _SPEED, _FULL, _TEXT = range(10)
+"""The places of a rank, the most important first."""
+
+_KINDS = (
+    "without a time",
+    "timed on a shared GPU",
+    "of a changed kernel",
+    *("of another or an unnamed product",) * 2,
+    *("of another policy",) * 2,
+    "slower",
+    *("as fast",) * 2,
+)
+
+Rank = tuple[bool, bool, bool, bool, str, bool, str, float, int, tuple[str, ...]]
+
+
+def _ranks(group: Sequence[Entry], judge: Judge) -> list[Rank]:
+    """How good each row is. Times are compared only where all before them is equal: device and policy too."""
+    hashes = {_hash(entry.row) for entry in group}
+    return [_rank(entry.row, judge, doubtful=len(hashes) > 1) for entry in group]
+
+
+def _rank(row: Row, judge: Judge, *, doubtful: bool) -> Rank:
+    policy, device, us = str(row.get("policy") or ""), str(row.get("device") or ""), row.get("us")
+    said = tuple(_text(row.get(name)) for name in RESULT)
+    return (
+        timed(row),
+        PROVISIONAL not in policy,
+        not (doubtful and judge.changed(row)),
+        judge.device is not None and judge.device == device,
+        device,
+        bool(policy),
+        policy,
+        -float(us) if isinstance(us, int | float) else -math.inf,
+        sum(bool(text) for text in said),
+        said,
+    )
+
+
+def _text(value: Scalar) -> str:
+    return "" if value is None else repr(value)
+
+
+def _hash(row: Row) -> str:
+    return str(row.get("kernelName") or "").partition("@")[2]
+
+
+def _joined(best: Entry, twins: Sequence[Entry]) -> Entry:
+    """The best with the foreign columns of those that say the same; of two texts the greater."""
+    if len(twins) == 1:
+        return best
+    extra: dict[str, Scalar] = {}
+    for name in sorted({name for twin in twins for name in twin.extra}):
+        extra[name] = max((str(twin.extra[name]) for twin in twins if twin.extra.get(name) is not None), default=None)
+    return Entry(row=best.row, extra=extra, place=best.place)
+
+
+def _conflict(key: Key, group: Sequence[Entry], ranks: Sequence[Rank], kept: int, left: int, judge: Judge) -> Conflict:
+    """Why one row was kept and another was not: the first place in which their ranks differ."""
+    pairs = zip(ranks[kept], ranks[left], strict=True)
+    place = next(i for i, (a, b) in enumerate(pairs) if a != b)
+    reason = _reason(place, group[kept].row, group[left].row, judge)
+    return Conflict(key=key, kept=group[kept], left=group[left], kind=_KINDS[place], reason=reason)
+
+
+def _reason(place: int, new: Row, old: Row, judge: Judge) -> str:
+    if place == _TIMED:
+        return f"us is {old.get('us')}: no time that was measured"
+    if place == _ALONE:
+        return "it was timed on a shared GPU, the other one alone"
+    if place == _CURRENT:
+        return f"its kernel's source was {_hash(old)}, which has changed since"
+    if place in (_WANTED, _DEVICE):
+        return _of_devices(str(old.get("device") or ""), str(new.get("device") or ""))
+    if place in (_KNOWN, _POLICY):
+        names = [str(row.get("policy") or "unknown") for row in (old, new)]
+        return f"timed by different policies ('{names[0]}' and '{names[1]}'): the times cannot be compared"
+    versions = _of_versions(old, new, judge)
+    if place == _SPEED:
+        return f"slower under the same policy{versions}"
+    return f"the same time; {'it says less' if place == _FULL else 'the last in the order of their texts'}{versions}"
+
+
+def _of_devices(old: str, new: str) -> str:
+    if not old:
+        return f"it does not say on which product it was timed, the other one does: {new}"
+    return (
+        f"timed on {old} and {new or 'an unnamed one'}, which gfx and cu_num cannot tell apart: the times cannot be "
+        "compared (stages.merge.device= names the one to keep)"
+    )
+
+
+def _of_versions(old: Row, new: Row, judge: Judge) -> str:
+    """` (triton 3.6.0 and 3.9.0)` where the runs had different ones."""
+    before, after = (_versions(judge.runs.get(str(row.get("run_id")), {})) for row in (old, new))
+    differ = [f"{n} {before[n]} and {after[n]}" for n in sorted(before) if n in after and before[n] != after[n]]
+    return f" ({', '.join(differ)})" if differ else ""
+
+
+def _versions(facts: Mapping[str, object]) -> Mapping[str, object]:
+    found = facts.get("versions")
+    return found if isinstance(found, Mapping) else {}

@@ -1,0 +1,150 @@
+"""`gemmpipe merge`, typed as a user types it: ours and aiter's tables, mistakes, reports, sidecars."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gemmpipe import store
+from gemmpipe.cli.main import main
+from gemmpipe.family import load_family
+from gemmpipe.paths import shipped_tables
+
+HEADER = "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio"
+AITER = f"""{HEADER},_tag
+gfx942,304,1,3072,1536,ck,8,0,6.6154,one,1.43,714.43,0.0,
+gfx942,304,2,3072,1536,ck,8,0,0,placeholder,0,0,0.0,slow
+gfx942,304,4,3072,1536,ck,8,0,9.5,three,1.43,714.43,0.5%,mine
+"""
+OLD = """cu_num,m, n ,k,libtype,us,kernelName
+304,4,3072,1536,cktile,9.25,other
+304,2,3072,1536,cktile,7,real
+80,4,3072,1536,ck,19.5,three
+"""
+BLOCKSCALE = "a8w8_blockscale_tuned_gemm"
+
+
+@pytest.fixture
+def tables(folder: Path) -> tuple[Path, Path]:
+    one, other = folder / f"{BLOCKSCALE}_dsv3.csv", folder / "old.csv"
+    one.write_text(AITER)
+    other.write_text(OLD)
+    return one, other
+
+
+def _rows(path: str) -> list[dict[str, object]]:
+    return [dict(row) for row in store.read(Path(path), load_family("a8w8_blockscale"))]
+
+
+@pytest.mark.usefixtures("tables")
+def test_aiters_tables_are_united_and_every_conflict_is_explained(capfd: pytest.CaptureFixture[str]) -> None:
+    before = {path.name: path.read_bytes() for path in Path.cwd().glob("*.csv")}
+    assert main(["merge", f"inputs=[{BLOCKSCALE}_dsv3.csv,old.csv]", "kernel=a8w8_blockscale", "output=c.csv"]) == 0
+    out, error = capfd.readouterr()
+    assert error == ""
+    assert [(row["cu_num"], row["M"], row["kernelName"], row["_tag"]) for row in _rows("c.csv")] == [
+        (80, 4, "three", None),
+        (304, 1, "one", None),
+        (304, 2, "real", None),
+        (304, 4, "other", None),
+    ]
+    report = Path("c.csv.merge.txt").read_text()
+    assert "2 without a time" not in report
+    for said in (
+        f"c.csv: 4 rows, from 6 of {BLOCKSCALE}_dsv3.csv, old.csv; left out: 1 slower, 1 without a time",
+        f"gfx942 304 2 3072 1536 float8_e4m3fnuz bfloat16: kept old.csv:3 (cktile real 7 us), left {BLOCKSCALE}_dsv3"
+        ".csv:3 (ck placeholder 0 us): us is 0.0: no time that was measured",
+        "left a8w8_blockscale_tuned_gemm_dsv3.csv:4 (ck three 9.5 us): slower under the same policy",
+    ):
+        assert said in report
+        assert said in out
+    assert "old.csv: 3 rows (2 gfx942/304, 1 gfx942/80); filled, since it has no such column: gfx, dtype, outdt" in out
+    assert "kept, though unknown: _tag" in out
+    assert {name: Path(name).read_bytes() for name in before} == before, "an input is never rewritten"
+
+
+@pytest.mark.usefixtures("tables")
+def test_twice_and_in_another_order_is_the_same_file(capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["merge", "kernel=a8w8_blockscale"]
+    assert main([*words, f"inputs=[{BLOCKSCALE}_dsv3.csv,old.csv]", "output=c.csv"]) == 0
+    once = Path("c.csv").read_bytes()
+    assert main([*words, f"inputs=[{BLOCKSCALE}_dsv3.csv,old.csv]", "output=c.csv"]) == 0
+    assert Path("c.csv").read_bytes() == once
+    assert main([*words, f"inputs=[old.csv,{BLOCKSCALE}_dsv3.csv]", "output=sub/d.csv"]) == 0
+    assert Path("sub/d.csv").read_bytes() == once
+    # What stands in the output takes part: nothing of it is lost.
+    assert main([*words, "inputs=old.csv", "output=c.csv"]) == 0
+    assert Path("c.csv").read_bytes() == once
+    assert "that stood there" in capfd.readouterr().out
+
+
+def test_the_kernel_is_told_by_the_table(folder: Path, plans: list[object]) -> None:
+    (folder / "dsv3_bf16_tuned_gemm.csv").write_text("gfx,cu_num,M,N,K,us\n")
+    (folder / "any.csv").write_text("gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,us\n")
+    for name in ("dsv3_bf16_tuned_gemm.csv", "any.csv"):
+        assert main(["merge", f"inputs=[{name}]", "output=c.csv"]) == 0
+    assert [plan.family.name for plan in plans] == ["a16w16", "a16w16"]  # type: ignore[attr-defined]
+
+
+def test_our_tables_keep_their_product_and_its_provenance(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    source = shipped_tables() / "bf16_tuned_gemm.csv"
+    rows = store.read(source, load_family("a16w16"))
+    assert main(["merge", f"inputs=[{source}]", "output=c.csv"]) == 0
+    merged = store.read(Path("c.csv"), load_family("a16w16"))
+    assert len(merged) == len(rows)
+    gpu = [row for row in merged if row["gfx"] == "sm_90"]
+    assert {row["device"] for row in gpu} == {"NVIDIA H200"}
+    runs = json.loads(Path("c.csv.meta.json").read_text())["runs"]
+    assert {row["run_id"] for row in merged} == set(runs)
+    assert f"export GEMMPIPE_CONFIG_A16W16={folder / 'c.csv'}" in capfd.readouterr().out
+
+
+@pytest.mark.usefixtures("tables")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["output=c.csv"], "inputs: missing, expected tuned tables, as in 'inputs=[a.csv,b.csv]'"),
+        (["inputs=odl.csv"], "inputs: no file 'odl.csv'; did you mean 'old.csv'?"),
+        (["inputs=old.csv,old.csv"], "inputs: no file 'old.csv,old.csv'; several are written 'inputs=[old.csv,old.csv"),
+        (["inputs=[x*.csv]"], "inputs: no file 'x*.csv'"),
+        (["inputs=."], "inputs: '.' is a folder, expected a CSV file (or './*.csv')"),
+        (["inputs=[old.csv]"], "kernel: missing, and old.csv does not tell by its name; expected kernel= one of a16"),
+        (["inputs=[*_dsv3.csv,bf16_tuned_gemm.csv]"], "is a table of a8w8_blockscale, bf16_tuned_gemm.csv one of a16"),
+        (["inputs=[bad.csv]", "kernel=a16w16"], "bad.csv:2: column M: 'x', expected a whole number"),
+        (["inputs=[*_dsv3.csv]", "output=link.csv"], "_dsv3.csv' is also the output, expected another"),
+        (
+            ["inputs=[*_dsv3.csv]", "output=c.csv", "format.csv.file=d.csv"],
+            "names a table, and so does format.csv.file",
+        ),
+        (["inputs=[*_dsv3.csv]", "output=c.csv", "format=[vllm]"], "names a table, and format=[csv] is not chosen"),
+        (["table=old.csv", "kernel=a16w16"], "table: no stage of the pipeline 'merge' reads it"),
+        (["inputs=/dev/zero", "kernel=a16w16"], "/dev/zero: no regular file"),
+    ],
+)
+def test_a_mistake_is_one_line(words: list[str], said: str, folder: Path, refusal: Callable[..., str]) -> None:
+    (folder / "bf16_tuned_gemm.csv").write_text("gfx,cu_num,M,N,K,us\n")
+    (folder / "bad.csv").write_text("gfx,cu_num,M,N,K,us\nsm_90,132,x,2,3,4\n")
+    os.symlink(folder / f"{BLOCKSCALE}_dsv3.csv", folder / "link.csv")
+    assert said in refusal("merge", *words)
+    assert not (folder / "c.csv").exists()
+
+
+def test_a_format_with_nothing_to_store_says_so(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "bf16_tuned_gemm.csv").write_text("gfx,cu_num,M,N,K,libtype,us\nsm_90,132,1,2,3,torch,4\n")
+    words = ["inputs=bf16_tuned_gemm.csv", "output=c.csv", "format=[csv,triton_json]"]
+    assert main(["merge", *words]) == 0
+    assert "merge: triton_json: nothing to store: no range of M has a choice for it" in capfd.readouterr().out
+
+
+def test_a_sidecar_that_cannot_be_read_is_told(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "bf16_tuned_gemm.csv").write_text("gfx,cu_num,M,N,K,libtype,us,run_id\nsm_90,132,1,2,3,torch,4,r\n")
+    (folder / "bf16_tuned_gemm.csv.meta.json").write_text("[" * 100)
+    (folder / "c.csv.meta.json").write_text('{"runs": []}')
+    assert main(["merge", "inputs=bf16_tuned_gemm.csv", "output=c.csv"]) == 0
+    error = capfd.readouterr().err
+    assert "warning: bf16_tuned_gemm.csv.meta.json: nested more than 32 deep, expected a JSON object; left out" in error
+    assert "no object 'runs' of objects" in error
+    assert "set aside as c.csv.meta.json.broken" in error
+    assert (folder / "c.csv.meta.json.broken").read_text() == '{"runs": []}'

@@ -1,0 +1,171 @@
+"""Tables of equal standing: which row of a key stays, in whatever order they come, and what is said about it."""
+
+import itertools
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gemmpipe import store
+from gemmpipe.family import Family
+from gemmpipe.merging import Row, key_of
+from gemmpipe.table import RESULT
+from gemmpipe.uniting import Conflict, Entry, Judge, Union, entries_of, unite
+
+STALE = "old@00000000"
+JUDGE = Judge(device=None, changed=lambda row: row.get("kernelName") == STALE)
+
+
+def _entry(place: str = "a.csv:2", extra: Row | None = None, **values: object) -> Entry:
+    row: dict[str, object] = dict.fromkeys(RESULT)
+    row |= {"gfx": "sm_90", "cu_num": 132, "M": 1, "N": 2, "K": 3, "libtype": "triton", "us": 10.0}
+    row |= {"config": '{"a":1}', "policy": "p", "device": "NVIDIA H200", **values}
+    return Entry(row=row, extra=extra or {}, place=place)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("worse", "better", "reason"),
+    [
+        ({"us": 11.0}, {}, "slower under the same policy"),
+        ({"us": 0.0}, {"us": 99.0}, "us is 0.0: no time that was measured"),
+        ({"us": None}, {"us": 99.0, "policy": "p shared_gpu"}, "us is None"),
+        ({"us": 1.0, "policy": "p shared_gpu"}, {"kernelName": STALE}, "timed on a shared GPU, the other one alone"),
+        (
+            {"us": 1.0, "kernelName": STALE},
+            {"kernelName": "x@1"},
+            "its kernel's source was 00000000, which",
+        ),
+        ({"us": 1.0, "device": "NVIDIA H100"}, {}, "timed on NVIDIA H100 and NVIDIA H200, which gfx and cu_num cannot"),
+        ({"us": 1.0, "device": None}, {}, "it does not say on which product"),
+        ({"us": 1.0, "policy": None}, {}, "different policies ('unknown' and 'p'): the times cannot be compared"),
+        ({"us": 1.0, "policy": "o"}, {}, "different policies ('o' and 'p')"),
+        ({"baseline_us": None}, {"baseline_us": 12.0}, "the same time; it says less"),
+        ({"libtype": "gluon"}, {"libtype": "triton"}, "the same time; the last in the order of their texts"),
+    ],
+)
+def test_rules(worse: dict[str, object], better: dict[str, object], reason: str, blockscale: Family) -> None:
+    left, kept = _entry("a.csv:2", **worse), _entry("b.csv:2", **better)
+    for order in ([left, kept], [kept, left]):
+        union = unite(order, blockscale, JUDGE)
+        assert union.entries == [kept]
+        (conflict,) = union.conflicts
+        assert reason in conflict.reason
+        assert str(conflict).startswith("sm_90 132 1 2 3: kept b.csv:2 (")
+
+
+def test_the_user_names_the_product_to_keep(blockscale: Family) -> None:
+    h100, h200 = _entry("a.csv:2", device="NVIDIA H100", us=99.0), _entry("b.csv:2")
+    judge = Judge(device="NVIDIA H100", changed=JUDGE.changed)
+    assert unite([h200, h100], blockscale, judge).entries == [h100]
+
+
+def test_versions_that_differ_are_named(blockscale: Family) -> None:
+    runs = {"r1": {"versions": {"triton": "3.6.0", "torch": "2.11"}}, "r2": {"versions": {"triton": "3.9.0"}}}
+    union = unite([_entry(run_id="r1"), _entry(run_id="r2", us=9.0)], blockscale, JUDGE.knowing(runs))
+    assert union.conflicts[0].reason == "slower under the same policy (triton 3.6.0 and 3.9.0)"
+
+
+def test_one_row_with_the_foreign_columns_of_all_who_say_the_same(blockscale: Family) -> None:
+    twins = [_entry("a.csv:2", {"_tag": "x"}), _entry("b.csv:2", {"note": "y"}), _entry("c.csv:2", {"_tag": None})]
+    union = unite(twins, blockscale, JUDGE)
+    assert (union.alike, union.conflicts) == (2, [])
+    assert [dict(entry.extra) for entry in union.entries] == [{"_tag": "x", "note": "y"}]
+
+
+_ENTRIES = st.lists(
+    st.builds(
+        _entry,
+        place=st.integers(2, 999).map("t.csv:{}".format),
+        extra=st.dictionaries(st.sampled_from(["_tag", "note"]), st.sampled_from(["x", "y", None])),
+        M=st.integers(1, 2),
+        cu_num=st.sampled_from([132, 304]),
+        libtype=st.sampled_from(["triton", "torch", None]),
+        us=st.sampled_from([None, 0.0, -1.0, 1.0, 2.0]),
+        policy=st.sampled_from([None, "p", "q", "p shared_gpu"]),
+        device=st.sampled_from([None, "NVIDIA H100", "NVIDIA H200"]),
+        kernelName=st.sampled_from([None, "torch", STALE, "new@11111111"]),
+        run_id=st.sampled_from(["r1", "r2"]),
+    ),
+    max_size=8,
+)
+
+
+def _said(union: Union) -> list[tuple[Row, dict[str, object]]]:
+    return [(e.row, {k: v for k, v in e.extra.items() if v is not None}) for e in union.entries]
+
+
+@given(_ENTRIES, st.randoms())
+@settings(max_examples=300, deadline=None)
+def test_any_order_and_any_grouping_end_alike(blockscale: Family, entries: list[Entry], random: object) -> None:
+    whole = _said(unite(entries, blockscale, JUDGE))
+    shuffled = list(entries)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert _said(unite(shuffled, blockscale, JUDGE)) == whole
+    for cut in range(len(entries) + 1):
+        parts = [unite(part, blockscale, JUDGE).entries for part in (entries[:cut], entries[cut:])]
+        assert _said(unite([*parts[0], *parts[1]], blockscale, JUDGE)) == whole
+    again = unite([*unite(entries, blockscale, JUDGE).entries, *entries], blockscale, JUDGE)
+    assert _said(again) == whole
+
+
+@given(_ENTRIES)
+@settings(max_examples=200, deadline=None)
+def test_every_row_is_kept_said_by_another_or_explained(blockscale: Family, entries: list[Entry]) -> None:
+    union = unite(entries, blockscale, JUDGE)
+    assert len(entries) == len(union.entries) + union.alike + len(union.conflicts)
+    assert [key_of(e.row, blockscale) for e in union.entries] == list(
+        dict.fromkeys(key_of(e.row, blockscale) for e in union.entries)
+    )
+    for conflict in union.conflicts:
+        assert _no_worse(conflict)
+
+
+def _no_worse(conflict: Conflict) -> bool:
+    """What a reader of the report would insist on, whatever the ranks are made of."""
+    kept, left = conflict.kept.row, conflict.left.row
+    provisional = ["shared_gpu" in str(row["policy"]) for row in (kept, left)]
+    if store.timed(left):
+        assert store.timed(kept), "a row without a time never displaces one with"
+        assert not (provisional[0] and not provisional[1]), "a provisional row never displaces one timed alone"
+    same = all(kept[name] == left[name] for name in ("policy", "device", "kernelName"))
+    if same and store.timed(kept) and store.timed(left):
+        assert kept["us"] <= left["us"]  # type: ignore[operator]
+    return True
+
+
+def test_a_table_of_a_hundred_thousand_rows_is_linear(tmp_path: Path, sixteen: Family) -> None:
+    spent: list[float] = []
+    for count in (25_000, 100_000):
+        path = tmp_path / f"{count}.csv"
+        rows = [_row16(m, 5.0 + m % 7) for m in range(count // 2)]
+        path.write_text(store.render(rows, sixteen, ()))
+        other = tmp_path / f"{count}b.csv"
+        other.write_text(store.render([_row16(m, 5.0 + m % 5) for m in range(count // 2)], sixteen, ()))
+        start = time.process_time()
+        entries = [e for p in (path, other) for e in entries_of(p, sixteen, store.open_sheet(p, sixteen), {})]
+        union = unite(entries, sixteen, JUDGE)
+        store.render([{**e.row, **e.extra} for e in union.entries], sixteen, ())
+        spent.append(time.process_time() - start)
+        assert len(union.entries) == count // 2
+    assert spent[1] < 5
+    assert spent[1] < 4 * 2 * spent[0], "four times the rows"
+
+
+def _row16(m: int, us: float) -> Row:
+    key = {"bias": False, "dtype": "bfloat16", "outdtype": "bfloat16", "scaleAB": False, "bpreshuffle": False}
+    return {**_entry(M=m + 1, us=us).row, **key}
+
+
+def test_products_stand_by_their_names_and_sizes_by_their_numbers(blockscale: Family) -> None:
+    places = list(itertools.product(["sm_90", "gfx942"], [9, 10, 100]))
+    union = unite([_entry(gfx=gfx, M=m) for gfx, m in places], blockscale, JUDGE)
+    assert [(e.row["gfx"], e.row["M"]) for e in union.entries] == [
+        ("gfx942", 9),
+        ("gfx942", 10),
+        ("gfx942", 100),
+        ("sm_90", 9),
+        ("sm_90", 10),
+        ("sm_90", 100),
+    ]
