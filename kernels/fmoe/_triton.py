@@ -20,7 +20,7 @@ from gemmpipe.kernels.fmoe._steps import (
     scratch,
     steps,
 )
-from gemmpipe.tiled import AMD_ONLY, NEEDED, facts_of, hash_of, integer
+from gemmpipe.tiled import AMD_ONLY, NEEDED, WGMMA_ROWS, facts_of, hash_of, integer, next_power
 from gemmpipe.workspace import SCRATCH
 
 if TYPE_CHECKING:
@@ -97,6 +97,17 @@ class FusedExperts(Implementation):
         if stage == 1 and fused and experts.gated:  # gate and up: two weight tiles and two accumulators
             wide["BLOCK_SIZE_N"] = 2 * integer(knobs, "BLOCK_SIZE_N")
         return tile_misfit(plain, wide, device, accumulators=2 if block else 1, parts=False)
+
+    def wasteful(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        """Blocks that are mostly padding: no expert gets more rows than there are."""
+        m = integer(knobs, "BLOCK_SIZE_M")
+        if m > WGMMA_ROWS and m >= 2 * next_power(spec.m):
+            return f"tile beyond the problem: {m} rows for {spec.m} an expert at most"
+        for stage, columns in ((1, experts_of(spec).wide), (2, spec.n)):
+            n = integer(knobs_of_stage(knobs, stage), "BLOCK_SIZE_N")
+            if n > WGMMA_ROWS and n >= 2 * next_power(columns):
+                return f"tile beyond the problem: {n} columns for {columns} (stage {stage})"
+        return None
 
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
         """A build for each launch; candidates that differ in one stage share the others."""
