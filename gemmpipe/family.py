@@ -158,6 +158,10 @@ class Implementation(ABC):
         """`rule: detail` why knobs that fit cannot win: a search passes them over, the run time runs them."""
         return None
 
+    def rule(self, spec: GemmSpec, device: Device) -> Knobs | None:
+        """The normalised configuration to run where nothing was measured, or None to leave that to a library."""
+        return None
+
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
         """What must be compiled before it can run."""
         return ()

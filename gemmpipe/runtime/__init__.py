@@ -4,6 +4,7 @@ from gemmpipe.runtime.dispatch import reload
 from gemmpipe.runtime.entry_points import (
     batched_gemm_a8w8,
     batched_gemm_bf16,
+    fused_moe,
     gemm_a4w4_blockscale,
     gemm_a8w8,
     gemm_a8w8_blockscale,
@@ -18,6 +19,7 @@ __all__ = [
     "batched_gemm_a8w8",
     "batched_gemm_bf16",
     "forget",
+    "fused_moe",
     "gemm_a4w4_blockscale",
     "gemm_a8w8",
     "gemm_a8w8_blockscale",

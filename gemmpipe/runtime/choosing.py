@@ -142,8 +142,13 @@ def _unknown(implementation: Implementation, knobs: Knobs, spec: GemmSpec, devic
 def fallbacks(family: Family, spec: GemmSpec, device: Device) -> Iterator[Chosen]:
     """What the rules say where no row helps, best first.
 
-    A library for pre-shuffled weights, a skinny kernel for at most SMALL_M rows, then the family's library paths.
+    What the family's own kernels say of themselves, a library for pre-shuffled weights, a skinny kernel for at most
+    SMALL_M rows, then the family's library paths.
     """
+    for own in family.implementations:
+        knobs = None if own.unavailable(device) else own.rule(spec, device)
+        if knobs is not None and own.misfit(spec, knobs, device) is None:
+            yield Chosen(implementation=own, candidate=Candidate.of(own.label, knobs))
     labels = list(family.baseline)
     if spec.w_layout == "nk" and spec.m <= SMALL_M:
         labels.insert(0, "skinny")
@@ -165,7 +170,8 @@ def _more_rows(spec: GemmSpec) -> tuple[int, ...]:
 
 def _first_fit(implementation: Implementation, spec: GemmSpec, device: Device) -> Candidate | None:
     label = implementation.label
-    for point in _PLAIN.get(label) or tuple(implementation.points(spec, device, NO_SPACE)):
+    plain = None if spec.experts else _PLAIN.get(label)
+    for point in plain or tuple(implementation.points(spec, device, NO_SPACE)):
         knobs = implementation.normalise(spec, point, device)
         if implementation.misfit(spec, knobs, device) is None:
             return Candidate.of(label, knobs)

@@ -1,15 +1,20 @@
-"""The one operator that torch.compile sees; eager calls never go through it (3 us a call on the host)."""
+"""The operators that torch.compile sees; eager calls never go through it (3 us a call on the host)."""
 
 from functools import cache
 
 import torch
 
 from gemmpipe.runtime.dispatch import dispatch_of
+from gemmpipe.runtime.experts import Routed, mixture
 from gemmpipe.runtime.operands import Optional
 
 _SCHEMA = (
     "product(str family, Tensor x, Tensor w, Tensor? x_scale, Tensor? w_scale, Tensor? bias, "
     "ScalarType out_dtype) -> Tensor"
+)
+_MIXTURE = (
+    "mixture(str family, Tensor x, Tensor w, Tensor w2, Tensor topk_weights, Tensor topk_ids, Tensor? w_scale, "
+    "Tensor? w2_scale, str activation, bool weight_first) -> Tensor"
 )
 
 
@@ -20,6 +25,9 @@ def _library() -> torch.library.Library:
     library.define(_SCHEMA, tags=(torch.Tag.needs_fixed_stride_order,))
     library.impl("product", _run, "CompositeExplicitAutograd")
     torch.library.register_fake("gemmpipe::product", _shape, lib=library)
+    library.define(_MIXTURE, tags=(torch.Tag.needs_fixed_stride_order,))
+    library.impl("mixture", _run_mixture, "CompositeExplicitAutograd")
+    torch.library.register_fake("gemmpipe::mixture", _mixture_shape, lib=library)
     return library
 
 
@@ -53,3 +61,33 @@ def _shape(
     out_dtype: torch.dtype,
 ) -> torch.Tensor:
     return x.new_empty((*x.shape[:-1], w.shape[-2]), dtype=out_dtype)
+
+
+def _run_mixture(
+    family: str,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    w2: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    w_scale: Optional,
+    w2_scale: Optional,
+    activation: str,
+    weight_first: bool,
+) -> torch.Tensor:
+    given = Routed(
+        x=x,
+        w=w,
+        w2=w2,
+        topk_weights=topk_weights,
+        topk_ids=topk_ids,
+        w_scale=w_scale,
+        w2_scale=w2_scale,
+        activation=activation,
+        weight_first=weight_first,
+    )
+    return mixture(family, given, borrowed=True)
+
+
+def _mixture_shape(family: str, x: torch.Tensor, w: torch.Tensor, w2: torch.Tensor, *others: object) -> torch.Tensor:
+    return x.new_empty((*x.shape[:-1], w2.shape[1]))

@@ -1,7 +1,7 @@
 """From operands to a tuned call: found once a key under a lock, one dictionary look-up ever after."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -54,6 +54,8 @@ class Dispatch:
     family: Family
     borrowed: bool
     calls: dict[CallKey, Call] = field(default_factory=dict)
+    routed: dict[CallKey, Callable[..., torch.Tensor]] = field(default_factory=dict)
+    """Calls of mixtures of experts, which have operands of their own."""
     lock: threading.RLock = field(default_factory=threading.RLock)
     _tables: list[Tables] = field(default_factory=list)
     _missed: set[CallKey] = field(default_factory=set)
@@ -83,8 +85,17 @@ class Dispatch:
             again = [key for key in self._missed if key in self.calls]
             for key in again:
                 self._outdated[key] = self.calls.pop(key)
+            again += [key for key in self._missed if self.routed.pop(key, None) is not None]
             self._missed.clear()
         return len(again)
+
+    def keep_routed(self, key: CallKey, call: Callable[..., torch.Tensor], *, missed: bool) -> None:
+        """Keep a call of a mixture of experts; `missed`: by the rules, until the tables have a row."""
+        with self.lock:
+            if len(self.routed) >= _MOST_CALLS:
+                self.routed.clear()
+            self.routed[key] = call
+            (self._missed.add if missed else self._missed.discard)(key)
 
     def answers(self, problem: Problem, device: Device) -> bool:
         """Whether the tables have a row of the problem's own that can run."""

@@ -6,7 +6,10 @@ operands that are no product of the family.
 """
 
 import torch
+from torch.compiler import is_compiling
 
+from gemmpipe.runtime.compiled import registered
+from gemmpipe.runtime.experts import Routed, mixture
 from gemmpipe.runtime.product import product
 
 
@@ -115,3 +118,40 @@ def batched_gemm_a8w8(
 ) -> torch.Tensor:
     """(x [B, M, K] * x_scale [B, M, 1]) @ (w [B, N, K] * w_scale [B, 1, N])^T -> [B, M, N], int8 or fp8."""
     return product("batched_a8w8", x, w, x_scale, w_scale, None, out_dtype)
+
+
+def fused_moe(
+    x: torch.Tensor,
+    w1: torch.Tensor,
+    w2: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    w1_scale: torch.Tensor | None = None,
+    w2_scale: torch.Tensor | None = None,
+    activation: str = "silu",
+    doweight_stage1: bool = False,
+) -> torch.Tensor:
+    """The weighted sum over each row's experts of act(x @ w1[e]^T) @ w2[e]^T, in x's type; see kernels/fmoe.
+
+    x [..., K] bf16 or fp16, w1 [E, 2 * I, K] (gate before up; or [E, I, K] without a gate), w2 [E, K, I], both of x's
+    type or fp8 with fp32 scales: per token [E, rows, 1], or of 128 x 128 blocks [E, ceil(rows/128), ceil(columns/128)].
+    topk_ids [..., topk] are experts from 0 to E - 1; activation is `silu` or `gelu`.
+    """
+    if is_compiling():
+        registered()
+        out: torch.Tensor = torch.ops.gemmpipe.mixture(
+            "fmoe", x, w1, w2, topk_weights, topk_ids, w1_scale, w2_scale, activation, doweight_stage1
+        )
+        return out
+    given = Routed(
+        x=x,
+        w=w1,
+        w2=w2,
+        topk_weights=topk_weights,
+        topk_ids=topk_ids,
+        w_scale=w1_scale,
+        w2_scale=w2_scale,
+        activation=activation,
+        weight_first=doweight_stage1,
+    )
+    return mixture("fmoe", given)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from gemmpipe.builds import find_kernel, is_interpreted, load_build
@@ -15,6 +16,7 @@ from gemmpipe.kernels.fmoe._steps import (
     KERNELS,
     MODULE,
     SECOND,
+    Step,
     dtypes_of,
     knobs_of_stage,
     scratch,
@@ -109,11 +111,23 @@ class FusedExperts(Implementation):
                 return f"tile beyond the problem: {n} columns for {columns} (stage {stage})"
         return None
 
+    def rule(self, spec: GemmSpec, device: Device) -> Knobs | None:
+        """Few rows an expert: small blocks, as the weights' traffic is all; many: tiles that feed the matrix units."""
+        rows = int(str(facts_of(spec, device)["rows"]))
+        eight = spec.w_dtype.startswith("float8")
+        knobs: Knobs = {
+            "BLOCK_SIZE_M": 16 if rows <= 16 else 64,
+            "BLOCK_SIZE_N": 64 if rows <= 16 else 128,
+            "BLOCK_SIZE_K": 128 if eight else 64,
+            "num_warps": 4,
+            "num_stages": 2 if device.vendor == "amd" else 3,
+        }
+        return self.normalise(spec, knobs, device)
+
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
         """A build for each launch; candidates that differ in one stage share the others."""
-        dtypes = dtypes_of(spec, knobs)
-        made = (step.build(dtypes) for step in steps(spec, knobs, interpreted=self.interpreted()))
-        return tuple(dict.fromkeys(made))
+        planned = _planned(spec, tuple(sorted(knobs.items())), self.interpreted())
+        return tuple(dict.fromkeys(build for _, build in planned))
 
     def kernel_name(self, knobs: Knobs) -> str:
         """`experts@3fa9c1d2`, `experts_fused@...`, `experts_apart@...`, `experts_fused_apart@...`."""
@@ -129,12 +143,10 @@ class FusedExperts(Implementation):
         tensors: dict[str, torch.Tensor | None] = {"x": inputs.x, "ids": ids, "shares": shares, "out": out}
         tensors |= {"w": weights.w, "w_scale": weights.w_scale, "w2": weights.w2, "w2_scale": weights.w2_scale}
         tensors |= SCRATCH.take(scratch(spec, knobs), out.device)
-        dtypes = dtypes_of(spec, knobs)
         runs = []
-        for step in steps(spec, knobs, interpreted=self.interpreted()):
+        for step, build in _planned(spec, tuple(sorted(knobs.items())), self.interpreted()):
             arguments = {parameter: tensors[name] for parameter, name in step.tensors.items() if name is not None}
-            loaded = load_build(step.build(dtypes), device)
-            runs.append(loaded.launcher(step.grid, {**arguments, **step.integers}))
+            runs.append(load_build(build, device).launcher(step.grid, {**arguments, **step.integers}))
 
         def launch() -> "torch.Tensor":
             for run in runs:
@@ -146,3 +158,13 @@ class FusedExperts(Implementation):
     def interpreted(self) -> bool:
         """Whether the kernels run under Triton's interpreter."""
         return is_interpreted(find_kernel(f"{MODULE}:routed"))
+
+
+@lru_cache(maxsize=4096)
+def _planned(
+    spec: GemmSpec, items: tuple[tuple[str, Scalar], ...], interpreted: bool
+) -> tuple[tuple[Step, Build], ...]:
+    """The launches with their builds: a running program asks for the same ones in each call."""
+    knobs = dict(items)
+    dtypes = dtypes_of(spec, knobs)
+    return tuple((step, step.build(dtypes)) for step in steps(spec, knobs, interpreted=interpreted))

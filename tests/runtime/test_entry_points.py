@@ -18,6 +18,7 @@ def test_its_function_computes_it(path: Path) -> None:
     family = load_family(path.parent.name)
     assert family.entry_point in gemmpipe.runtime.__all__, f"add {family.entry_point} to runtime/entry_points.py"
     sizes = {"B": 2, "M": 32, "N": 128, "K": 256}
+    sizes |= {"token": 32, "model_dim": 128, "inter_dim": 64, "expert": 8, "topk": 2}
     values = {column.name: sizes[column.name] for column in family.key_columns if column.name in sizes}
     words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
     try:
@@ -28,12 +29,14 @@ def test_its_function_computes_it(path: Path) -> None:
     generator = torch.Generator().manual_seed(2)
     weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
     scales = () if weights.w_scale is None else (inputs.x_scale, weights.w_scale)
+    if spec.experts is not None:
+        scales = (weights.w2, inputs.topk_weights, inputs.topk_ids)
     call = getattr(gemmpipe.runtime, family.entry_point)
     out = call(inputs.x, weights.w, *scales)
     assert error_ratio(out, family.reference(spec, inputs, weights), *family.tolerance(spec)) < 0.01
     if spec.batch == 1:
         shaped = call(inputs.x.view(4, 8, -1), weights.w, *scales)
-        assert torch.equal(shaped.view(32, 128), out)
+        assert torch.equal(shaped.view(32, -1), out)
     with torch.no_grad():
         compiled = torch.compile(call, fullgraph=True, backend="eager")
         assert torch.equal(compiled(inputs.x, weights.w, *scales), out)

@@ -1,0 +1,112 @@
+"""Fused experts on a GPU at real sizes: Triton in all its forms and torch's grouped products, also in a graph."""
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+
+from gemmpipe.backends.aten import Torch
+from gemmpipe.data import Device, Scalar
+from gemmpipe.device import DeviceChoice
+from gemmpipe.family import Family, GemmSpec, Implementation, Inputs, KernelDefaults, Weights, load_family
+from gemmpipe.problem import make_problem
+from gemmpipe.reference import error_ratio
+from gemmpipe.runtime import fused_moe
+from gemmpipe.space import Space
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+Case = tuple[Family, GemmSpec, Weights, Inputs]
+WORDS: dict[str, tuple[str | None, dict[str, object]]] = {
+    "bf16": (None, {}),
+    "fp16_gelu": ("float16", {"act_type": "gelu"}),
+    "per_token": ("fp8", {"q_type": "per_token"}),
+    "block": ("fp8", {}),
+    "ungated_first": (None, {"use_g1u1": 0, "doweight_stage1": 1}),
+}
+SIZES = {  # token, model_dim, inter_dim, expert, topk
+    "decode": (1, 2048, 768, 128, 8),
+    "odd": (77, 1040, 208, 12, 3),
+    "prefill": (515, 2048, 768, 128, 8),
+    "one_of_four": (300, 1024, 512, 4, 1),
+}
+KNOBS: list[dict[str, Scalar]] = [
+    {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128, "num_warps": 4, "num_stages": 3},
+    {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "num_warps": 4, "num_stages": 3, "FUSED_ACT": True},
+    {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 64, "num_warps": 8, "num_stages": 3, "GROUP_SIZE_M": 16},
+    {"BLOCK_SIZE_M": 32, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 64, "num_warps": 4, "num_stages": 2, "BLOCK_SIZE_N_2": 64}
+    | {"BLOCK_SIZE_K_2": 128, "num_warps_2": 8, "num_stages_2": 3, "FUSED_ACT": True},
+]
+
+
+@pytest.fixture(scope="module")
+def device() -> Device:
+    return DeviceChoice(kind="auto", index=0).find()[0]
+
+
+def made(device: Device, size: str, words: str) -> Case:
+    family, (dtype, key) = load_family("fmoe"), WORDS[words]
+    names = ("token", "model_dim", "inter_dim", "expert", "topk")
+    defaults = KernelDefaults(dtype=dtype, out_dtype=None, bias=None)
+    problem = make_problem(family, {**dict(zip(names, SIZES[size], strict=True)), **key}, defaults, device.gfx, "test")
+    spec = family.spec(problem)
+    generator = torch.Generator(device=device.torch_name).manual_seed(11)
+    return family, spec, family.make_weights(spec, generator), family.make_inputs(spec, generator)
+
+
+def check(implementation: Implementation, knobs: Mapping[str, Scalar], device: Device, case: Case) -> None:
+    """Right eagerly and in a replayed CUDA graph, the same bits both times."""
+    family, spec, weights, inputs = case
+    out = torch.full(spec.out_shape, float("nan"), dtype=getattr(torch, spec.out_dtype), device=device.torch_name)
+    launch = implementation.bind(spec, knobs, device, inputs, implementation.prepare(spec, weights, knobs), out)
+    reference, tolerance = family.reference(spec, inputs, weights), family.tolerance(spec)
+    first = launch().clone()
+    assert error_ratio(first, reference.clone(), *tolerance) < 0.03, knobs
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        captured = launch()
+    captured.fill_(float("nan"))
+    for _ in range(3):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(captured, first), knobs
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("words", WORDS)
+def test_triton(device: Device, size: str, words: str) -> None:
+    case = made(device, size, words)
+    (kernel,) = case[0].implementations
+    ran = 0
+    for knobs in KNOBS:
+        normal = kernel.normalise(case[1], knobs, device)
+        if kernel.misfit(case[1], normal, device) is None:
+            check(kernel, normal, device, case)
+            ran += 1
+    assert ran == len(KNOBS)
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_grouped_products(device: Device, words: str) -> None:
+    case = made(device, "prefill", words)
+    backend = Torch()
+    points = list(backend.points(case[1], device, Space(axes={}, when=(), pinned=())))
+    fit = [knobs for knobs in points if backend.misfit(case[1], knobs, device) is None]
+    for knobs in fit:
+        check(backend, knobs, device, case)
+    assert bool(fit) == (case[1].x_dtype == "bfloat16")
+    assert (words == "per_token" and device.gfx == "sm_90") == ({"method": "scaled_grouped_mm"} in fit)
+
+
+@pytest.mark.parametrize("words", ["bf16", "fp16_gelu", "per_token", "block"])
+def test_the_run_time_function(device: Device, words: str) -> None:
+    family, spec, weights, inputs = made(device, "odd", words)
+    assert weights.w2 is not None
+    assert spec.experts is not None
+    act = spec.experts.activation
+    routing = (inputs.topk_weights, inputs.topk_ids)
+    with torch.no_grad():
+        out = fused_moe(inputs.x, weights.w, weights.w2, *routing, weights.w_scale, weights.w2_scale, act)
+        again = fused_moe(inputs.x, weights.w, weights.w2, *routing, weights.w_scale, weights.w2_scale, act)
+    assert error_ratio(out, family.reference(spec, inputs, weights), *family.tolerance(spec)) < 0.03
+    assert torch.equal(out, again)
