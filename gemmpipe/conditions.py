@@ -9,6 +9,8 @@ from typing import Any
 
 from gemmpipe.data import Device, Scalar
 
+_LAG_US = 1_000_000
+
 
 def limits(device: Device) -> Mapping[str, Scalar]:
     """What must be equal for times of two devices to be comparable; clocks (MHz) and power (W) where NVML tells."""
@@ -47,8 +49,7 @@ class Neighbours:
 
     def __init__(self, device: Device) -> None:
         self._handle = _handle(device)
-        self._since_us = 0
-        self.look()
+        self._since_us = time.time_ns() // 1000
 
     def look(self) -> bool:
         """Whether another process used the GPU since the last look, as far as NVML tells.
@@ -58,7 +59,8 @@ class Neighbours:
         """
         if self._handle is None:
             return False
-        since_us, self._since_us = self._since_us, time.time_ns() // 1000
+        # The driver's samples lag behind: what was done just before may have lasted until now.
+        since_us, self._since_us = self._since_us - _LAG_US, time.time_ns() // 1000
         import pynvml
 
         present = {p.pid for p in _told(pynvml.nvmlDeviceGetComputeRunningProcesses, self._handle) or ()}

@@ -164,6 +164,8 @@ class Trial:
     samples_us: tuple[float, ...] = ()
     err_ratio: float | None = None
     extra_weight_bytes: int = 0
+    shared: bool = False
+    """Whether another process used the device meanwhile."""
     error: str = ""
 
     @property

@@ -75,6 +75,8 @@ class Journal:
             row["err_ratio"] = trial.err_ratio
         if trial.extra_weight_bytes:
             row["extra_weight_bytes"] = trial.extra_weight_bytes
+        if trial.shared:
+            row["shared"] = True
         if trial.error:
             row["error"] = trial.error
         self.write("trial", **row)
@@ -242,5 +244,6 @@ def _trial(row: dict[str, object], candidate: Candidate) -> Trial:
         samples_us=tuple(float(s) for s in samples),
         err_ratio=err_ratio,
         extra_weight_bytes=int(row.get("extra_weight_bytes", 0)),  # type: ignore[call-overload]
+        shared=row.get("shared") is True,
         error=str(row.get("error", "")),
     )

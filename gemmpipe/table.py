@@ -21,6 +21,7 @@ TRIALS = (
     "samples_us",
     "err_ratio",
     "extra_weight_bytes",
+    "shared",
     "error",
 )
 """Every candidate's last trial at its furthest stage; `samples_us` is a tuple, sample i belongs to round i in bench."""
@@ -64,13 +65,15 @@ SELECTIONS = (
     "incumbent_us",
     "runner_up",
     "runner_up_us",
+    "noise_pct",
     "extra_weight_bytes",
     "weight",
     "layer",
     "reason",
 )
 """Plus the family's key columns. `format` and `bucket` are empty for a problem's own selection; for a bucket's,
-M is missing and `us` is the call-weighted sum over the bucket's Ms. `ratio` is selected over baseline, paired."""
+M is missing and `us` is the call-weighted sum over the bucket's Ms. `ratio` is selected over baseline, paired;
+`noise_pct` how far the run cannot tell the selected from the runner-up."""
 
 RECORDED = ("place", "extra")
 """What selections that were read from tables have beside their columns: `file:line`, and foreign columns as a dict."""

@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from gemmpipe.backends import Backend
+from gemmpipe.conditions import Neighbours
 from gemmpipe.data import Device, Trial
 from gemmpipe.family import load_family
 from gemmpipe.interrupt import end_with_the_driver
@@ -51,7 +52,7 @@ def ready_tools(post: Post, cells: MutableSequence[float]) -> Tools:
     family = load_family(post.family)
     implementations = {i.label: i for backend in post.backends for i in backend.implementations(family)}
     bench = Workbench(family, implementations, post.device)
-    return Tools(bench=bench, clock=clock_for(post.device), flight=Flight(cells))
+    return Tools(bench=bench, clock=clock_for(post.device), flight=Flight(cells), neighbours=Neighbours(post.device))
 
 
 def main(post: Post, pipe: Connection, cells: MutableSequence[float]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
+from gemmpipe.conditions import Neighbours
 from gemmpipe.data import Candidate, Problem, Status, Trial
 from gemmpipe.errors import one_line
 from gemmpipe.family import Launch
@@ -61,6 +62,7 @@ class Tools:
     bench: Workbench
     clock: Clock
     flight: Flight
+    neighbours: Neighbours
     spent_s: dict[str, float] = field(default_factory=dict)
     """Seconds by what they went into: operands, first_launch, screening, checks, finals."""
 

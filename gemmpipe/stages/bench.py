@@ -9,6 +9,7 @@ from gemmpipe.executors import Built, Finished, finishing
 from gemmpipe.jobs.finals import FinalsJob
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.rows import candidate_of, problems_of, trial_frame
+from gemmpipe.stages.weather import Weather
 from gemmpipe.timer import Timer
 
 if TYPE_CHECKING:
@@ -62,8 +63,10 @@ class Bench(Stage):
         total = len(jobs)
         context.events.emit("stage", "bench", total=total)
         queue = [job for job in jobs if job is not None]
+        weather = Weather(context.journal, context.pool.devices)
         with finishing(context.pool, tally.hear):
             while tally.open:
+                weather.look()
                 self._hand_out(queue, context)
                 for message in context.pool.poll(_WAIT_S):
                     tally.hear(message)

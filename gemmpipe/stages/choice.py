@@ -18,6 +18,8 @@ class Finalist:
     kernel_name: str
     complete: bool = True
     """Whether it raced to the end; one that was outrun has times of the early rounds alone."""
+    shared: bool = False
+    """Whether another process used the device during its race."""
 
     @property
     def time_us(self) -> float:
@@ -44,6 +46,8 @@ class Choice:
     runner_up: Finalist | None
     ratio: PairedRatio | None
     """Chosen over baseline."""
+    noise_pct: float | None
+    """How far the medians of chosen and runner-up may be apart or change places: half their ratio's interval."""
     near_ties: int
     reason: str
 
@@ -56,19 +60,22 @@ def choose(
     The fastest, unless a preferred library is within its ratio, or the incumbent is not beaten by
     `min_improvement_pct` with an interval that excludes 1. Equal medians are told apart by the candidate's id.
     """
-    ranked = rank(finalists)
+    # Times taken beside another process tell nothing as soon as there are others.
+    ranked = rank([f for f in finalists if not f.shared] or finalists)
     fastest = ranked[0]
     chosen, reason = _preferred(ranked, rules)
     incumbent = next((f for f in ranked if f.candidate in incumbents), None)
     if incumbent is not None and incumbent is not chosen and not _improves(chosen, incumbent, rules):
         chosen, reason = incumbent, "the incumbent is not beaten by enough"
     baseline = next((f for f in ranked if f.candidate.backend in libraries), None)
+    runner_up = next((f for f in ranked if f is not chosen), None)
     return Choice(
         chosen=chosen,
         baseline=baseline,
         incumbent=incumbent,
-        runner_up=next((f for f in ranked if f is not chosen), None),
+        runner_up=runner_up,
         ratio=paired_ratio(chosen.samples_us, baseline.samples_us) if baseline else None,
+        noise_pct=paired_ratio(chosen.samples_us, runner_up.samples_us).noise_pct if runner_up else None,
         near_ties=sum(_ties(f, fastest, rules) for f in ranked if f is not fastest),
         reason=reason,
     )

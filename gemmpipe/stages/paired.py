@@ -16,6 +16,11 @@ class PairedRatio:
     high: float
 
     @property
+    def noise_pct(self) -> float:
+        """Half the width of the interval, in percent of the median."""
+        return 50 * (self.high - self.low) / self.median
+
+    @property
     def undecided(self) -> bool:
         """Whether the interval holds 1."""
         return self.low <= 1.0 <= self.high

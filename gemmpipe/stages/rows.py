@@ -67,6 +67,7 @@ def trial_frame(trials: Sequence[Trial], kernel_names: Mapping[str, str]) -> pd.
                 "samples_us": trial.samples_us,
                 "err_ratio": trial.err_ratio,
                 "extra_weight_bytes": trial.extra_weight_bytes,
+                "shared": trial.shared,
                 "error": trial.error,
             }
         )

@@ -8,6 +8,7 @@ from gemmpipe import table
 from gemmpipe.data import Bucket, Candidate, Problem, Status
 from gemmpipe.errors import at_least
 from gemmpipe.family import GemmSpec
+from gemmpipe.merging import PROVISIONAL
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.choice import Choice, Finalist, Rules, choose
 from gemmpipe.stages.rows import candidate_of, config_text, problems_of, quantile
@@ -55,17 +56,31 @@ class Select(Stage):
         context.events.emit(
             "line", f"select: {solved} of {len(problems)} problems solved, {above} above the baseline's time"
         )
+        self._tell_noise(frame, context)
         noisy = sum(_noisy(p20, p80) for p20, p80 in zip(frame["p20_us"], frame["p80_us"], strict=True))
         if noisy:
             context.events.emit("detail", f"times of {noisy} choices vary by half between rounds: a busy machine?")
         return {"selections": frame}
 
+    def _tell_noise(self, frame: "pd.DataFrame", context: Context) -> None:
+        """What the run itself says about how sure its choices are."""
+        own = frame[frame["format"] == ""]
+        shared = int(own["policy"].str.contains(PROVISIONAL, regex=False).sum())
+        if shared and PROVISIONAL not in context.policy:
+            context.events.emit(
+                "warning", f"another process used the device while {shared} choices were timed: they only fill gaps"
+            )
+        noise = own["noise_pct"].dropna()
+        if len(noise):
+            text = f"noise: {noise.median():.2f} % between choice and runner-up (median), {noise.quantile(0.99):.2f} %"
+            context.events.emit("line", f"{text} on 99 % of problems")
+
     def _finalists(self, trials: "pd.DataFrame") -> dict[str, list[Finalist]]:
         raced = trials[(trials["stage"] == "bench") & trials["status"].isin(_RACED) & trials["us"].notna()]
         found: dict[str, list[Finalist]] = {}
         columns = ["problem", "libtype", "config", "samples_us", "extra_weight_bytes", "err_ratio", "kernelName"]
-        rows = raced[[*columns, "status"]].itertuples(index=False)
-        for problem, libtype, config, samples, extra, err, name, status in rows:
+        rows = raced[[*columns, "status", "shared"]].itertuples(index=False)
+        for problem, libtype, config, samples, extra, err, name, status, shared in rows:
             finalist = Finalist(
                 candidate=candidate_of(libtype, config),
                 samples_us=tuple(samples),
@@ -73,6 +88,7 @@ class Select(Stage):
                 err_ratio=float(err),
                 kernel_name=name,
                 complete=status == Status.OK,
+                shared=bool(shared),
             )
             found.setdefault(problem, []).append(finalist)
         return found
@@ -177,6 +193,12 @@ def _siblings(problems: Iterable[Problem]) -> list[list[Problem]]:
     return [sorted(group, key=lambda p: p.rows) for group in groups.values()]
 
 
+def _policy(finalist: Finalist, context: Context) -> str:
+    """How the finalist was timed; beside another process, the row will only fill a gap."""
+    provisional = finalist.shared and PROVISIONAL not in context.policy
+    return f"{context.policy} {PROVISIONAL}" if provisional else context.policy
+
+
 def _base_row(problem: Problem, spec: GemmSpec, finalist: Finalist, context: Context) -> dict[str, object]:
     ordered = sorted(finalist.samples_us)
     time_us = finalist.time_us
@@ -198,7 +220,7 @@ def _base_row(problem: Problem, spec: GemmSpec, finalist: Finalist, context: Con
         "config": config_text(finalist.candidate),
         "p20_us": _rounded(quantile(ordered, 0.2)),
         "p80_us": _rounded(quantile(ordered, 0.8)),
-        "policy": context.policy,
+        "policy": _policy(finalist, context),
         "run_id": context.run_id,
         "device": context.device.name,
         "candidate": finalist.candidate.id,
@@ -219,6 +241,7 @@ def _comparison(choice: Choice) -> dict[str, object]:
         "near_ties": choice.near_ties,
         "incumbent_us": _rounded(choice.incumbent.time_us) if choice.incumbent else None,
         "runner_up": choice.runner_up.kernel_name if choice.runner_up else None,
+        "noise_pct": _rounded(choice.noise_pct),
         "runner_up_us": _rounded(choice.runner_up.time_us) if choice.runner_up else None,
         "reason": choice.reason,
     }

@@ -2,10 +2,12 @@
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from gemmpipe.conditions import Neighbours
 from gemmpipe.data import Candidate, Problem, Status, Trial
 from gemmpipe.device import DeviceChoice
 from gemmpipe.family import load_family
@@ -59,7 +61,7 @@ def cells() -> Cells:
 @pytest.fixture
 def tools(bench: Workbench, cells: Cells) -> Tools:
     bench.launched.clear()
-    return Tools(bench=bench, clock=CpuClock(), flight=Flight(cells))
+    return Tools(bench=bench, clock=CpuClock(), flight=Flight(cells), neighbours=Neighbours(bench.device))
 
 
 def _candidate(kind: str, pace_ms: float = 0) -> Candidate:
@@ -110,7 +112,7 @@ def test_one_alone_is_in_the_air_all_the_time(tools: Tools, cells: Cells) -> Non
 
 
 def test_a_lost_device_ends_the_job_and_its_trials_stand(bench: Workbench, cells: Cells) -> None:
-    dead = Tools(bench=bench, clock=DeadClock(), flight=Flight(cells))
+    dead = Tools(bench=bench, clock=DeadClock(), flight=Flight(cells), neighbours=Neighbours(bench.device))
     with pytest.raises(RuntimeError, match="illegal memory access"):
         dead.clock.synchronize()
     assert not dead.alive()
@@ -181,3 +183,30 @@ def test_the_cache_keeps_the_last_used_within_its_budget() -> None:
     for name in ("a", "b", "a", "c", "a", "b"):
         cache.get((name,), lambda name=name: make(name))  # type: ignore[misc]
     assert made == ["a", "b", "c", "b"]
+
+
+class Seen(Neighbours):
+    """What was seen of others at each look, written down beforehand: there is no GPU to share here."""
+
+    def __init__(self, *looks: bool) -> None:
+        self._looks = list(looks)
+
+    def look(self) -> bool:
+        return self._looks.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("looks", "shared"),
+    [((True, False), False), ((False, True, False), False), ((False, True, True), True)],
+    ids=["before only", "once", "twice"],
+)
+def test_finals_beside_another_process_are_raced_again_and_then_marked(
+    tools: Tools, looks: tuple[bool, ...], shared: bool
+) -> None:
+    seen = Seen(*looks)
+    trials = _finals(_candidate("right"), _candidate("slow")).run(replace(tools, neighbours=seen))
+    assert seen._looks == []
+    assert {t.shared for t in trials} == {shared}
+    found = _by_kind(trials)
+    assert found["right"].status is Status.OK
+    assert len(found["right"].samples_us) == 5

@@ -9,6 +9,7 @@ import torch
 import yaml
 
 from gemmpipe.backends.aten import Torch
+from gemmpipe.conditions import Neighbours
 from gemmpipe.data import Candidate, Device, Knobs, Status
 from gemmpipe.device import cpu_device
 from gemmpipe.family import GemmSpec, Implementation, Inputs, KernelDefaults, Launch, Prepared, load_family
@@ -96,7 +97,7 @@ def test_mistakes_are_caught(name: str) -> None:
         err_ratio=ERR_RATIO,
     )
     bench = Workbench(family, {"planted": Planted()}, device)
-    trials = job.run(Tools(bench=bench, clock=CpuClock(), flight=Flight([0.0, 0.0])))
+    trials = job.run(Tools(bench=bench, clock=CpuClock(), flight=Flight([0.0, 0.0]), neighbours=Neighbours(device)))
     found = {trial.candidate.knobs["mistake"]: trial.status for trial in trials}
     assert found == {
         "none": Status.OK,

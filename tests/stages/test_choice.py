@@ -123,3 +123,19 @@ def test_an_incumbent_is_beaten_by_enough_and_surely(new_us: list[float], wins: 
 def test_median_of_samples() -> None:
     assert median([3, 1, 2]) == 2
     assert median([4, 1, 2, 3]) == 2.5
+
+
+def test_times_taken_beside_another_process_win_against_nothing_better_alone() -> None:
+    quick = replace(_finalist("triton", 1.0, 1.0, 1.0), shared=True)
+    slow = _finalist("gluon", 5.0, 5.1, 5.0)
+    assert choose([quick, slow], ("torch",), (), RULES).chosen is slow
+    assert choose([quick], ("torch",), (), RULES).chosen is quick
+
+
+def test_the_noise_is_half_of_the_interval() -> None:
+    ratio = paired_ratio([1.0, 1.02, 0.98], [1.0, 1.0, 1.0])
+    assert math.isclose(ratio.noise_pct, 2.0)
+    alone = choose([_finalist("triton", 1.0)], ("torch",), (), RULES)
+    assert alone.noise_pct is None
+    pair = choose([_finalist("triton", 1.0, 1.0), _finalist("gluon", 2.0, 2.0, name=1)], ("torch",), (), RULES)
+    assert pair.noise_pct == 0
