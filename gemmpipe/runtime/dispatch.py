@@ -178,8 +178,7 @@ class Dispatch:
                 failed = error
                 LOG.warn(f"{self.family.name} {selected.source} {type(error).__name__}", _failure(selected, error))
                 continue
-            if selected.step == "padded":
-                LOG.pad(self.family.name)
+            LOG.answer(self.family.name, problem.id, selected.step)
             if missed:
                 online.missed(self, problem, device, untuned)
             LOG.step(f"{problem.id}: {selected.step}: {selected.source}: {_words(selected.chosen)}")
