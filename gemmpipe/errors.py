@@ -43,11 +43,11 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"[:300]
 
 
-def at_least(least: float, **values: float | None) -> None:
+def at_least(bound: float, /, **values: float | None) -> None:
     """Refuse values below a bound; None is no value. Raises ValueError naming the field, for the configuration."""
     for name, value in values.items():
-        if value is not None and value < least:
-            raise ValueError(f"{name}={value:g}, expected at least {least:g}")
+        if value is not None and value < bound:
+            raise ValueError(f"{name}={value:g}, expected at least {bound:g}")
 
 
 def printable(text: str) -> str:

@@ -122,6 +122,8 @@ class Record:
     problems: list[Mapping[str, object]] = field(default_factory=list)
     finished: set[tuple[str, str]] = field(default_factory=set)
     """(stage, problem) whose `done` row stands."""
+    cut: set[str] = field(default_factory=set)
+    """Problems whose search was cut short."""
     homes: dict[str, str] = field(default_factory=dict)
     """By problem id: the device (UUID or name) that its candidates were timed on."""
     kernel_names: dict[str, str] = field(default_factory=dict)
@@ -209,6 +211,10 @@ def _take(row: dict[str, object], record: Record, known: _Known) -> None:
             known.candidates[name] = Candidate.of(str(row["backend"]), knobs)
             known.builds[name] = tuple(row.get("builds", ()))  # type: ignore[arg-type]
             record.kernel_names[name] = str(row.get("kernel", row["backend"]))
+        case "cut":
+            record.cut.add(str(row["problem"]))
+        case "whole":
+            record.cut.discard(str(row["problem"]))
         case "build":
             record.facts[str(row["id"])] = _facts(row)
         case "home":

@@ -10,8 +10,15 @@ Row = dict[str, Scalar]
 """A row of a tuned table: `gfx`, `cu_num`, the family's key, the result columns."""
 Key = tuple[Scalar, ...]
 
-PROVISIONAL = "shared_gpu"
-"""In the policy of a row that was timed beside other work: it only fills a gap."""
+SHARED = "shared_gpu"
+"""In the policy of a row that was timed beside other work."""
+CUT_SHORT = "cut_short"
+"""In the policy of a row whose search ended before it was done."""
+
+
+def provisional(policy: object) -> bool:
+    """Whether a row of this policy only fills a gap: a full one is kept over it, and it is tuned again."""
+    return any(word in str(policy or "").split() for word in (SHARED, CUT_SHORT))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,9 +77,10 @@ def _better(old: Row, new: Row, fresh: bool, min_improvement_pct: float) -> tupl
         return False, "the new row has no time that was measured"
     if before is None:
         return True, "the old row has no time that was measured"
-    if (PROVISIONAL in new_policy) != (PROVISIONAL in old_policy):
-        provisional = PROVISIONAL in new_policy
-        return not provisional, f"the {'new' if provisional else 'old'} one was timed on a shared GPU"
+    if provisional(new_policy) != provisional(old_policy):
+        gap = new_policy if provisional(new_policy) else old_policy
+        why = "was timed on a shared GPU" if SHARED in gap else "is of a search cut short"
+        return not provisional(new_policy), f"the {'new' if gap is new_policy else 'old'} one {why}"
     if fresh and new.get("incumbent_us") is not None:
         return True, f"{after:g} us, raced against the old choice at {new['incumbent_us']} us"
     if fresh and _choice(old) == _choice(new):

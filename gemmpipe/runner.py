@@ -1,6 +1,5 @@
 """Runs a plan: checks the chain, sends problems through it in batches, and leaves a manifest."""
 
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -12,7 +11,7 @@ from gemmpipe import journal as journals
 from gemmpipe import manifest, report
 from gemmpipe.backends import Backend
 from gemmpipe.data import Device, Problem
-from gemmpipe.device import NO_DEVICE, DeviceChoice
+from gemmpipe.device import NO_DEVICE, DeviceChoice, versions
 from gemmpipe.errors import EnvironmentProblem, UserError
 from gemmpipe.events import Events
 from gemmpipe.executors import Executor, Pool
@@ -20,12 +19,14 @@ from gemmpipe.family import Family, KernelDefaults
 from gemmpipe.formats import Format
 from gemmpipe.interrupt import Interrupted, listening
 from gemmpipe.journal import Journal, Record
-from gemmpipe.merging import PROVISIONAL
+from gemmpipe.merging import SHARED
 from gemmpipe.search import Search
+from gemmpipe.search.lore import Lore
 from gemmpipe.sources import Source
 from gemmpipe.space import Space
 from gemmpipe.stages import Context, Stage
-from gemmpipe.stages.incumbents import incumbents_of
+from gemmpipe.stages.earlier import journals_of, teach_choices, unfinished
+from gemmpipe.stages.incumbents import incumbents_of, native_tables
 from gemmpipe.stages.rows import problem_frame, problems_of, record_frames
 
 if TYPE_CHECKING:
@@ -148,10 +149,11 @@ def _files(plan: Plan) -> Iterator[tuple[str, Path]]:
 
 def writable(key: str, folder: Path) -> None:
     """Find out before hours of tuning, not after. Raises EnvironmentProblem naming the key."""
+    probe = folder / ".gemmpipe-probe"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):  # nameless: another run may try at this very moment
-            pass
+        probe.touch()
+        probe.unlink()
     except OSError as error:
         raise EnvironmentProblem(f"{key}: cannot write to {folder}: {error.strerror}") from None
 
@@ -171,6 +173,8 @@ def _context(
 ) -> Context:
     implementations = tuple(i for b in plan.backends.values() for i in b.implementations(plan.family))
     from_tables = any(plan.stages[word].reads for word in plan.chain)  # what the output holds takes no part then
+    lore = Lore()
+    earlier = () if from_tables else _earlier(plan, devices[0], lore)
     return Context(
         family=plan.family,
         defaults=plan.defaults,
@@ -197,13 +201,28 @@ def _context(
         inputs=plan.inputs,
         targets=plan.target,
         python_path=plan.python_path,
+        lore=lore,
+        earlier=earlier,
+        cut=set(record.cut),
     )
+
+
+def _earlier(plan: Plan, device: Device, lore: Lore) -> tuple[Record, ...]:
+    """Tell the searches what tables and journals know; returns the journals whose trials need not be made again."""
+    if not any(plan.stages[word].uses_device for word in plan.chain):
+        return ()
+    tables = native_tables(plan.family, Path(plan.output), plan.formats.values())
+    teach_choices(lore, tables, plan.family, device)
+    left = unfinished(tables, plan.family, plan.run_dir.parent.parent)
+    earlier = journals_of([*plan.search.journals, *left], plan.family, device)
+    earlier.teach(lore)
+    return earlier.like(versions())
 
 
 def _policy(device: Device) -> str:
     """How times are taken: numbers of different policies are never compared silently."""
     words = "host interleaved" if device.kind == "cpu" else "graph cold interleaved"
-    return f"{words} {PROVISIONAL}" if device.shared else words
+    return f"{words} {SHARED}" if device.shared else words
 
 
 def _before_devices(plan: Plan, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gemmpipe.data import Scalar
 from gemmpipe.family import Family
-from gemmpipe.merging import PROVISIONAL, Key, Row, key_of
+from gemmpipe.merging import Key, Row, key_of, provisional
 from gemmpipe.store import Sheet, timed
 from gemmpipe.table import RESULT
 
@@ -146,7 +146,7 @@ def _rank(row: Row, judge: Judge, *, doubtful: bool) -> Rank:
     said = tuple(_text(row.get(name)) for name in RESULT)
     return (
         timed(row),
-        PROVISIONAL not in policy,
+        not provisional(policy),
         not (doubtful and judge.changed(row)),
         judge.device is not None and judge.device == device,
         device,

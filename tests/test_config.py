@@ -35,6 +35,12 @@ def _words() -> list[str]:
     return words
 
 
+def _pipeline(word: str) -> list[str]:
+    """The pipeline that has the stage, where it is not the default one."""
+    stage = word.removeprefix("stage@stages.").split("=")[0]
+    return [stage] if word.startswith("stage@") and stage in Folders(config_dir=None).pipelines else []
+
+
 @pytest.mark.parametrize("word", _words())
 def test_every_option_builds(plans: list[Plan], word: str) -> None:
     needed = {"shapes=csv": ["shapes.path=x.csv"]}.get(word, [])

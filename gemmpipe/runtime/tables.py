@@ -10,7 +10,7 @@ from pathlib import Path
 from gemmpipe.data import Device, Scalar
 from gemmpipe.errors import UserError
 from gemmpipe.family import Family
-from gemmpipe.merging import PROVISIONAL, Key, Row, key_of, merge
+from gemmpipe.merging import Key, Row, key_of, merge, provisional
 from gemmpipe.paths import shipped_tables, user_tables
 from gemmpipe.store import read
 
@@ -123,7 +123,7 @@ def _add(layer: dict[Key, Found], path: Path, family: Family) -> None:
 
 
 def _provisional(row: Row) -> bool:
-    return PROVISIONAL in str(row.get("policy"))
+    return provisional(row.get("policy"))
 
 
 def _words(key: Sequence[Scalar], family: Family) -> str:

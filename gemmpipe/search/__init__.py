@@ -1,10 +1,13 @@
 """Searches: which candidates of one problem are timed, and how often."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from gemmpipe.data import Candidate, Trial
+from gemmpipe.data import Candidate, Device, Problem, Trial
+from gemmpipe.errors import at_least
+from gemmpipe.family import GemmSpec
+from gemmpipe.search.lore import Lore
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -13,6 +16,25 @@ class Request:
 
     candidate: Candidate
     launches: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Subject:
+    """What a search is told: the problem, what can be tried on it, and what is known already."""
+
+    problem: Problem
+    spec: GemmSpec
+    device: Device
+    candidates: Sequence[Candidate]
+    given: Sequence[Candidate] = ()
+    """Those of `candidates` that are looked at in any case: library paths and incumbents."""
+    builds: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By candidate id, the ids of the builds that it needs."""
+    launches: int
+    """The screen timer's `iters`."""
+    keep: int
+    """How many finalists are wanted."""
+    lore: Lore
 
 
 class Hunt(ABC):
@@ -26,15 +48,31 @@ class Hunt(ABC):
     def tell(self, trials: Sequence[Trial]) -> None:
         """Results of requests, failures included."""
 
+    @abstractmethod
+    def end(self, dropped: int) -> None:
+        """The budget is spent and so many requests are dropped: from here on only looks at what was timed."""
+
     @property
     @abstractmethod
     def over(self) -> bool:
         """Whether nothing more will be asked for and everything asked for was told."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class Search(ABC):
     """A way to search, as the configuration names it."""
 
+    budget_s: float | None
+    """Seconds that screening may take in a run; what is not reached then is left for the next run."""
+    budget_trials: int | None
+    """Candidates of a problem that may be timed anew in a run."""
+    journals: tuple[str, ...]
+    """Folders of earlier runs to learn from."""
+
+    def __post_init__(self) -> None:
+        at_least(0.0, budget_s=self.budget_s)
+        at_least(1, budget_trials=self.budget_trials)
+
     @abstractmethod
-    def start(self, candidates: Sequence[Candidate], launches: int, keep: int) -> Hunt:
-        """Begin on one problem: `launches` is the screen timer's `iters`, `keep` how many finalists are wanted."""
+    def start(self, subject: Subject) -> Hunt:
+        """Begin on one problem."""

@@ -3,30 +3,22 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gemmpipe.data import Candidate, Trial
-from gemmpipe.search import Hunt, Request, Search
+from gemmpipe.data import Trial
+from gemmpipe.search import Hunt, Request, Search, Subject
+from gemmpipe.search.steps import StepHunt
 
 
-class _ExhaustiveHunt(Hunt):
-    def __init__(self, candidates: Sequence[Candidate], launches: int) -> None:
-        self._requests = [Request(candidate=c, launches=launches) for c in candidates]
-        self._open = len(self._requests)
+class _ExhaustiveHunt(StepHunt):
+    def _heard(self, trials: Sequence[Trial]) -> None:
+        """Nothing depends on results."""
 
-    def ask(self) -> Sequence[Request]:
-        requests, self._requests = self._requests, []
-        return requests
-
-    def tell(self, trials: Sequence[Trial]) -> None:
-        self._open -= len(trials)
-
-    @property
-    def over(self) -> bool:
-        return self._open == 0
+    def _next(self) -> Sequence[Request]:
+        return ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Exhaustive(Search):
     """Times every candidate with the same number of launches."""
 
-    def start(self, candidates: Sequence[Candidate], launches: int, keep: int) -> Hunt:
-        return _ExhaustiveHunt(candidates, launches)
+    def start(self, subject: Subject) -> Hunt:
+        return _ExhaustiveHunt([Request(candidate=c, launches=subject.launches) for c in subject.candidates])

@@ -1,7 +1,7 @@
 """What a stage is: a step from tables to tables, with what all steps of a run share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -13,6 +13,7 @@ from gemmpipe.family import Family, Implementation, KernelDefaults
 from gemmpipe.formats import Format
 from gemmpipe.journal import Journal, Record
 from gemmpipe.search import Search
+from gemmpipe.search.lore import Lore
 from gemmpipe.sources import Source
 from gemmpipe.space import Space
 
@@ -51,6 +52,12 @@ class Context:
     """The workers; None where no stage of the chain needs a device."""
     check: Callable[[], None]
     """Raises Interrupted when the user asked to stop."""
+    lore: Lore = field(default_factory=Lore)
+    """What is known of all problems of the run, and of earlier ones; searches learn from it."""
+    earlier: Sequence[Record] = ()
+    """Journals of earlier runs whose times are as good as this run's."""
+    cut: set[str] = field(default_factory=set)
+    """Problems whose search the budget ended early: their rows are provisional."""
     homes: dict[str, int] = field(default_factory=dict)
     """By problem id: the worker on whose device all its candidates are timed."""
     account: dict[str, float] = field(default_factory=dict)
@@ -79,10 +86,6 @@ class Context:
         names = [device.uuid or device.torch_name for device in self.pool.devices]
         before = self.record.homes.get(problem)
         return self.homes.get(problem, names.index(before) if before in names else None)
-
-    def implementation(self, label: str) -> Implementation | None:
-        """Who computes candidates of this `libtype`: a chosen backend, else the family's own kernels."""
-        return next((i for i in (*self.implementations, *self.family.implementations) if i.label == label), None)
 
     @property
     def pool(self) -> Pool:

@@ -124,7 +124,8 @@ class _Tally:
         all were: their rounds belong together.
         """
         earlier = {t.candidate: t for t in self._context.record.of("bench", job.problem.id)}
-        if ("bench", job.problem.id) in self._context.record.finished:
+        record = self._context.record
+        if ("bench", job.problem.id) in record.finished and job.problem.id not in record.cut:
             self.trials += earlier.values()
             return None
         if any(c not in earlier for c in job.candidates):

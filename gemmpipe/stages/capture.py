@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe import store
-from gemmpipe.merging import PROVISIONAL, Key, key_of
+from gemmpipe.merging import SHARED, Key, key_of, provisional
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.incumbents import native_tables
 from gemmpipe.stages.rows import problem_frame
@@ -47,7 +47,12 @@ def tuned(context: Context) -> set[Key]:
     for path in native_tables(context.family, context.output, (each for _, each in context.formats)):
         if path.is_file():
             rows = store.read(path, context.family)
-            # Times taken beside other work fill a gap once; who has the device alone takes them anew.
-            shared = context.device.shared
-            keys |= {key_of(row, context.family) for row in rows if shared or PROVISIONAL not in str(row.get("policy"))}
+            keys |= {key_of(row, context.family) for row in rows if not _again(row.get("policy"), context)}
     return keys
+
+
+def _again(policy: object, context: Context) -> bool:
+    """Times taken beside other work fill a gap once; who has the device alone takes them anew, and goes on with the
+    search where it was cut short."""
+    once = context.device.shared and SHARED in str(policy)
+    return provisional(policy) and not once

@@ -48,6 +48,8 @@ class Listing:
     passed_over: tuple[Trial, ...]
     kernel_names: dict[str, str]
     """By candidate id."""
+    given: tuple[Candidate, ...] = ()
+    """Candidates that every search looks at: the libraries', and the incumbents."""
     report: SpaceReport = field(default_factory=SpaceReport)
 
 
@@ -78,6 +80,7 @@ def list_candidates(
     fit: dict[Candidate, Implementation] = {}
     passed_over: list[Trial] = []
     seen: set[Candidate] = set()
+    own = {i.label for i in family.implementations}
     for implementation in implementations:
         known = [c.knobs for c in incumbents if c.backend == implementation.label]
         kept = {Candidate.of(implementation.label, implementation.normalise(spec, knobs, device)) for knobs in known}
@@ -111,4 +114,5 @@ def list_candidates(
         passed_over=tuple(passed_over),
         kernel_names={c.id: i.kernel_name(c.knobs) for c, i in fit.items()},
         report=report,
+        given=tuple(c for c in fit if c.backend not in own or c in incumbents),
     )

@@ -1,6 +1,7 @@
 """Screen's scheduler: builds, then what is ready, then the devices; problems interleaved so that none waits."""
 
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 
 from gemmpipe.data import Build, Candidate, Trial
 from gemmpipe.executors import Built, Finished
@@ -19,7 +20,8 @@ _AHEAD = 3  # jobs a worker has in hand and next, so that it never waits for the
 class Scheduler:
     """Runs courses to their end on a pool."""
 
-    def __init__(self, context: Context, timer: Timer, bounds: Bounds) -> None:
+    def __init__(self, context: Context, timer: Timer, bounds: Bounds, deadline: float | None = None) -> None:
+        """`deadline` on the monotonic clock: searches end there, with what they know by then."""
         self._context = context
         self._pool = context.pool
         self._journal = context.journal
@@ -29,10 +31,11 @@ class Scheduler:
         self._by_problem: dict[str, Course] = {}
         self._built: dict[str, str] = {}
         self._builds: dict[str, Build] = {}
+        self._deadline = deadline
         self.trials = 0
 
     def add(self, course: Course) -> None:
-        """Take in a course and queue its builds at once: they compile while the next one is listed."""
+        """Take in a course and queue the builds that it asks for: they compile while the next one is listed."""
         self._courses.append(course)
         self._by_problem[course.problem.id] = course
         course.worker = self._context.home(course.problem.id)
@@ -41,17 +44,32 @@ class Scheduler:
             self._context.settle(course.problem.id, 0)
         for trial in self._context.record.of("screen", course.problem.id):
             self._bounds.learn(course.problem, trial)
-        for builds in course.listing.builds.values():
-            for build in builds:
-                if build.id not in self._builds:
-                    self._builds[build.id] = build
-                    self._pool.compile(build)
+        self._advance(course)
+
+    def also(self, course: Course, requests: Sequence[Request]) -> None:
+        """Time these candidates of a course beside what its search asked for."""
+        self._note(course, course.further(requests, self._built))
+        self._compile(course)
+
+    def _advance(self, course: Course) -> None:
+        self._note(course, course.pump(self._built))
+        self._compile(course)
+
+    def _compile(self, course: Course) -> None:
+        for build in course.wanted:
+            if build.id not in self._builds:
+                self._builds[build.id] = build
+                self._pool.compile(build)
+        course.wanted.clear()
 
     def step(self, timeout_s: float) -> bool:
         """Hand out what is ready, hear what is new; False when every course is over."""
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            for course in self._courses:
+                course.end()
         for course in self._courses:
             if not course.over:
-                self._note(course, course.pump(self._built))
+                self._advance(course)
         self._dispatch()
         if all(c.over for c in self._courses):
             return False
@@ -69,6 +87,7 @@ class Scheduler:
     def _take_build(self, message: Built) -> None:
         facts = message.facts
         self._built[message.build.id] = facts.error
+        self._context.lore.facts[message.build.id] = facts
         self._journal.write(
             "build",
             id=message.build.id,
@@ -93,6 +112,7 @@ class Scheduler:
         for trial in trials:
             self.trials += 1
             self._bounds.learn(course.problem, trial)
+            self._context.lore.learn(trial)
             self._journal.trial(trial)
 
     def _dispatch(self) -> None:

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, ClassVar
 from gemmpipe.data import Bucket, Candidate, Problem, Trial
 from gemmpipe.errors import at_least
 from gemmpipe.executors import finishing
+from gemmpipe.search import Request, Subject
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.bounds import Bounds
 from gemmpipe.stages.course import Course
+from gemmpipe.stages.earlier import Recall
 from gemmpipe.stages.listing import Listing, SpaceReport, list_in_another_process
 from gemmpipe.stages.rows import config_text, problems_of, trial_frame
 from gemmpipe.stages.scheduler import Scheduler, work
-from gemmpipe.stages.shortlist import Keep, bucket_shortlists, shortlist
+from gemmpipe.stages.shortlist import Keep, bucket_leaders, bucket_shortlists, shortlist
 from gemmpipe.timer import Timer
 
 if TYPE_CHECKING:
@@ -45,16 +47,23 @@ class Screen(Stage):
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """Shortlist and trials of the problems."""
         problems = problems_of(context.family, tables["problems"])
-        scheduler = Scheduler(context, self.timer, Bounds(context.family.baseline, _own(context)))
+        scheduler = Scheduler(context, self.timer, Bounds(context.family.baseline, _own(context)), _deadline(context))
         context.events.emit("stage", "screen", total=len(problems))
         begun = time.monotonic()
         with finishing(context.pool, scheduler.hear):
             courses = self._listed(problems, scheduler, context)
-            while self._step(scheduler, courses, context, _WAIT_S):
-                pass
+            self._to_the_end(scheduler, courses, context)
+            for course, requests in self._for_buckets(courses, context):
+                scheduler.also(course, requests)
+            self._to_the_end(scheduler, courses, context)
         context.events.emit("progress", done=len(courses))
+        _mark(courses, context)
         _account_idle(context, begun)
         return self._tables(courses, context)
+
+    def _to_the_end(self, scheduler: Scheduler, courses: list[Course], context: Context) -> None:
+        while self._step(scheduler, courses, context, wait_s=_WAIT_S):
+            pass
 
     def _step(self, scheduler: Scheduler, courses: list[Course], context: Context, wait_s: float) -> bool:
         going_on = scheduler.step(wait_s)
@@ -72,11 +81,7 @@ class Screen(Stage):
                     wait([future], timeout=_LOOK_S)
             listing = future.result()
             report.add(listing.report)
-            problem = listing.problem.id
-            context.journal.kernel_names.update(listing.kernel_names)
-            context.journal.builds |= {(problem, c): tuple(b.id for b in bs) for c, bs in listing.builds.items()}
-            hunt = context.search.start(listing.candidates, self.timer.iters, self.keep)
-            courses.append(Course(listing, hunt, context.record))
+            courses.append(self._course(listing, context))
             scheduler.add(courses[-1])
         for line in report.lines():
             context.events.emit("line", line)
@@ -94,6 +99,40 @@ class Screen(Stage):
                 context.incumbents.get(problem.id, ()),
             )
         )
+
+    def _course(self, listing: Listing, context: Context) -> Course:
+        """The search on what was listed."""
+        problem = listing.problem
+        builds = {c: tuple(b.id for b in needed) for c, needed in listing.builds.items()}
+        context.journal.kernel_names.update(listing.kernel_names)
+        context.journal.builds |= {(problem.id, c): names for c, names in builds.items()}
+        context.lore.hear(problem, listing.spec, builds)
+        subject = Subject(
+            problem=problem,
+            spec=listing.spec,
+            device=context.device,
+            candidates=listing.candidates,
+            given=listing.given,
+            builds=builds,
+            launches=self.timer.iters,
+            keep=self.keep,
+            lore=context.lore,
+        )
+        recall = Recall(own=context.record, earlier=context.earlier, kernel_names=listing.kernel_names)
+        return Course(listing, context.search.start(subject), recall, context.search.budget_trials)
+
+    def _for_buckets(self, courses: list[Course], context: Context) -> list[tuple[Course, list[Request]]]:
+        """A bucket's candidate must be timed at each of its Ms: who leads at one of them is timed at the others."""
+        asked: list[tuple[Course, list[Request]]] = []
+        for group in _siblings(courses):
+            for bucket in all_buckets([c.problem for c in group], context):
+                inside = [c for c in group if bucket.holds(c.problem.rows)]
+                leaders = bucket_leaders(bucket, [c.results for c in inside], self.bucket_keep)
+                for course in inside:
+                    known = set(course.listing.candidates)
+                    missing = [c for c in leaders if c in known and c not in course.results]
+                    asked.append((course, [Request(candidate=c, launches=self.timer.iters) for c in missing]))
+        return asked
 
     def _tables(self, courses: list[Course], context: Context) -> "dict[str, pd.DataFrame]":
         import pandas as pd
@@ -122,16 +161,42 @@ class Screen(Stage):
             c.problem.id: dict.fromkeys(shortlist(c.results, keep, context.incumbents.get(c.problem.id, ())))
             for c in courses
         }
-        groups: dict[object, list[Course]] = {}
-        for course in courses:
-            groups.setdefault(course.problem.siblings, []).append(course)
-        for group in groups.values():
+        for group in _siblings(courses):
             problems = [c.problem for c in group]
             results = {c.problem.id: c.results for c in group}
             leaders = bucket_shortlists(problems, results, all_buckets(problems, context), self.bucket_keep)
             for problem_id, candidates in leaders.items():
                 kept[problem_id].update(dict.fromkeys(candidates))
         return {problem_id: list(candidates) for problem_id, candidates in kept.items()}
+
+
+def _mark(courses: list[Course], context: Context) -> None:
+    """Remember, also for who goes on with this run, whose search was cut short."""
+    for course in courses:
+        problem = course.problem.id
+        if course.cut:
+            context.journal.write("cut", problem=problem)
+            context.cut.add(problem)
+        elif problem in context.cut:
+            context.journal.write("whole", problem=problem)
+            context.cut.discard(problem)
+    if any(c.cut for c in courses):
+        number = sum(c.cut for c in courses)
+        context.events.emit("line", f"screen: {number} searches cut short by the budget; their rows are provisional")
+
+
+def _siblings(courses: list[Course]) -> list[list[Course]]:
+    """Courses whose problems differ in M alone."""
+    groups: dict[object, list[Course]] = {}
+    for course in courses:
+        groups.setdefault(course.problem.siblings, []).append(course)
+    return list(groups.values())
+
+
+def _deadline(context: Context) -> float | None:
+    """When the budget of this run's screening is spent, on the monotonic clock."""
+    budget_s = context.search.budget_s
+    return None if budget_s is None else time.monotonic() + budget_s - context.account.get("screen_s", 0.0)
 
 
 def _own(context: Context) -> set[str]:

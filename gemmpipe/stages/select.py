@@ -8,7 +8,7 @@ from gemmpipe import table
 from gemmpipe.data import Bucket, Candidate, Problem, Status
 from gemmpipe.errors import at_least
 from gemmpipe.family import GemmSpec
-from gemmpipe.merging import PROVISIONAL
+from gemmpipe.merging import CUT_SHORT, SHARED
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.choice import Choice, Finalist, Rules, choose
 from gemmpipe.stages.rows import candidate_of, config_text, problems_of, quantile
@@ -65,8 +65,8 @@ class Select(Stage):
     def _tell_noise(self, frame: "pd.DataFrame", context: Context) -> None:
         """What the run itself says about how sure its choices are."""
         own = frame[frame["format"] == ""]
-        shared = int(own["policy"].str.contains(PROVISIONAL, regex=False).sum())
-        if shared and PROVISIONAL not in context.policy:
+        shared = int(own["policy"].str.contains(SHARED, regex=False).sum())
+        if shared and SHARED not in context.policy:
             context.events.emit(
                 "warning", f"another process used the device while {shared} choices were timed: they only fill gaps"
             )
@@ -165,6 +165,7 @@ class Select(Stage):
             "bucket": bucket.name,
             "bucket_low": bucket.low,
             "bucket_high": bucket.high,
+            "policy": _policy(inside, by_problem[0][best], context),
             context.family.rows_column: None,
             "us": sums[best],
             "err_ratio": max(found[best].err_ratio for found in by_problem),
@@ -193,10 +194,14 @@ def _siblings(problems: Iterable[Problem]) -> list[list[Problem]]:
     return [sorted(group, key=lambda p: p.rows) for group in groups.values()]
 
 
-def _policy(finalist: Finalist, context: Context) -> str:
-    """How the finalist was timed; beside another process, the row will only fill a gap."""
-    provisional = finalist.shared and PROVISIONAL not in context.policy
-    return f"{context.policy} {PROVISIONAL}" if provisional else context.policy
+def _policy(problems: Iterable[Problem], finalist: Finalist, context: Context) -> str:
+    """How it was timed: beside another process, or after a search cut short, the row will only fill a gap."""
+    words = [context.policy]
+    if finalist.shared and SHARED not in context.policy:
+        words.append(SHARED)
+    if any(p.id in context.cut for p in problems):
+        words.append(CUT_SHORT)
+    return " ".join(words)
 
 
 def _base_row(problem: Problem, spec: GemmSpec, finalist: Finalist, context: Context) -> dict[str, object]:
@@ -220,7 +225,7 @@ def _base_row(problem: Problem, spec: GemmSpec, finalist: Finalist, context: Con
         "config": config_text(finalist.candidate),
         "p20_us": _rounded(quantile(ordered, 0.2)),
         "p80_us": _rounded(quantile(ordered, 0.8)),
-        "policy": _policy(finalist, context),
+        "policy": _policy([problem], finalist, context),
         "run_id": context.run_id,
         "device": context.device.name,
         "candidate": finalist.candidate.id,

@@ -59,3 +59,12 @@ def bucket_shortlists(
         for problem in inside:
             chosen[problem.id] += leaders
     return chosen
+
+
+def bucket_leaders(bucket: Bucket, results: Sequence[Mapping[Candidate, Trial]], per_rows: int) -> list[Candidate]:
+    """The fastest few that the bucket's format can store, of each of its Ms."""
+    found: list[Candidate] = []
+    for by_candidate in results:
+        timed = [t for t in by_candidate.values() if t.time_us is not None and bucket.admits(t.candidate)]
+        found += [t.candidate for t in sorted(timed, key=_rank)[:per_rows]]
+    return list(dict.fromkeys(found))

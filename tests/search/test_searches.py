@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from searching import EXHAUSTIVE, halving, subject
 
 from gemmpipe.data import Candidate, Status, Trial
-from gemmpipe.search import Hunt, Request, Search
-from gemmpipe.search.exhaustive import Exhaustive
-from gemmpipe.search.halving import Halving
+from gemmpipe.search import Hunt, Request, Search, Subject
 from gemmpipe.stages.shortlist import Keep, shortlist
 
-HALVING = Halving(keep_ratio=0.25, first_launches=1, most_launches=16, cutoff=3.0)
+HALVING = halving()
 KEEP = 5
 
 
@@ -64,8 +63,8 @@ TIMES = st.lists(st.none() | st.floats(1, 1e6), max_size=200)
 def test_halving_finds_what_exhaustive_search_finds(times: list[float | None], seed: int) -> None:
     space = dict(zip(_candidates(len(times)), times, strict=True))
     chosen = []
-    for search in (HALVING, Exhaustive()):
-        results = _replay(search.start(list(space), 2, KEEP), space, random.Random(seed))
+    for search in (HALVING, EXHAUSTIVE):
+        results = _replay(search.start(subject(list(space))), space, random.Random(seed))
         assert set(results) == set(space), "every candidate is looked at"
         kept = shortlist(results, Keep(fastest=KEEP, per_bucket=1), ())
         timed = [c for c, t in space.items() if t is not None]
@@ -77,16 +76,16 @@ def test_halving_finds_what_exhaustive_search_finds(times: list[float | None], s
     assert [c.id for c in chosen[0]] == [name for _, name in fastest]
 
 
-@pytest.mark.parametrize("start", [HALVING.start, Exhaustive().start])
+@pytest.mark.parametrize("start", [HALVING.start, EXHAUSTIVE.start])
 @pytest.mark.parametrize("count", [0, 1, KEEP, KEEP + 1])
-def test_small_spaces(start: Callable[[list[Candidate], int, int], Hunt], count: int) -> None:
+def test_small_spaces(start: Callable[[Subject], Hunt], count: int) -> None:
     times: dict[Candidate, float | None] = {c: 10.0 + i for i, c in enumerate(_candidates(count))}
-    assert len(_replay(start(list(times), 2, KEEP), times, random.Random(0))) == count
+    assert len(_replay(start(subject(list(times))), times, random.Random(0))) == count
 
 
 def test_halving_looks_longer_at_fewer() -> None:
     times: dict[Candidate, float | None] = {c: 100.0 + i for i, c in enumerate(_candidates(256))}
-    hunt, looked = HALVING.start(list(times), 2, KEEP), []
+    hunt, looked = HALVING.start(subject(list(times))), []
     while not hunt.over:
         requests = hunt.ask()
         looked.append((len(requests), requests[0].launches))
@@ -97,5 +96,5 @@ def test_halving_looks_longer_at_fewer() -> None:
 def test_halving_leaves_the_slow_behind() -> None:
     times: dict[Candidate, float | None] = {c: 10.0 * 2**i for i, c in enumerate(_candidates(12))}
     search: Search = HALVING
-    results = _replay(search.start(list(times), 2, KEEP), times, random.Random(0))
+    results = _replay(search.start(subject(list(times))), times, random.Random(0))
     assert [t.launches for t in sorted(results.values(), key=lambda t: t.time_us or 0)] == [4, 4, *[1] * 10]

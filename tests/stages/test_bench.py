@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from searching import EXHAUSTIVE
 
 from gemmpipe import journal
 from gemmpipe.data import Candidate, Device, Problem, Status, Trial
@@ -16,7 +17,6 @@ from gemmpipe.jobs.finals import FinalsJob
 from gemmpipe.jobs.screening import ScreenJob
 from gemmpipe.journal import Journal, Record
 from gemmpipe.search import Request
-from gemmpipe.search.exhaustive import Exhaustive
 from gemmpipe.sources.inline import List
 from gemmpipe.space import Space
 from gemmpipe.stages import Context
@@ -51,7 +51,7 @@ def context(tmp_path: Path, blockscale: Family, no_words: KernelDefaults, h200: 
         run_id="r",
         provenance={},
         space=Space(axes={}, when=(), pinned=()),
-        search=Exhaustive(),
+        search=EXHAUSTIVE,
         implementations=(),
         incumbents={},
         policy="p",

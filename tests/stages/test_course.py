@@ -6,19 +6,15 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from searching import EXHAUSTIVE, PROBLEM, SPEC, halving, subject
 
-from gemmpipe.data import Build, Candidate, Problem, Status, Trial
-from gemmpipe.family import GemmSpec
+from gemmpipe.data import Build, Candidate, Status, Trial
 from gemmpipe.journal import Record
 from gemmpipe.search import Search
-from gemmpipe.search.exhaustive import Exhaustive
-from gemmpipe.search.halving import Halving
 from gemmpipe.stages.course import Course
 from gemmpipe.stages.listing import Listing
 
-PROBLEM = Problem(family="f", key=(("M", 1), ("N", 2), ("K", 3)))
-SPEC = GemmSpec(m=1, n=2, k=3, x_dtype="float32", w_dtype="float32", out_dtype="float32")
-HALVING = Halving(keep_ratio=0.5, first_launches=1, most_launches=4, cutoff=10.0)
+HALVING = halving(keep_ratio=0.5, most_launches=4, cutoff=10.0)
 CANDIDATES = tuple(Candidate.of("triton", {"n": i}) for i in range(12))
 
 
@@ -35,7 +31,7 @@ def _course(search: Search, builds: dict[Candidate, list[int]], record: Record |
         passed_over=(),
         kernel_names={},
     )
-    return Course(listing, search.start(list(builds), 2, 3), record or Record())
+    return Course(listing, search.start(subject(list(builds), keep=3)), record or Record())
 
 
 def _trial(candidate: Candidate, launches: int) -> Trial:
@@ -80,7 +76,7 @@ def _drive(course: Course, builds: set[int], broken: set[int], seed: int, fail_p
 @given(
     needs=st.lists(st.lists(st.integers(0, 5), max_size=3, unique=True), max_size=12),
     broken=st.sets(st.integers(0, 5)),
-    search=st.sampled_from([HALVING, Exhaustive()]),
+    search=st.sampled_from([HALVING, EXHAUSTIVE]),
     seed=st.integers(),
     fail_pct=st.sampled_from([0, 30, 100]),
 )
@@ -101,7 +97,7 @@ def test_each_request_is_answered_once(
             assert course.results[candidate].error == "it does not compile"
 
 
-@pytest.mark.parametrize("search", [HALVING, Exhaustive()])
+@pytest.mark.parametrize("search", [HALVING, EXHAUSTIVE])
 def test_a_resumed_course_asks_for_nothing_that_is_known(search: Search) -> None:
     builds: dict[Candidate, list[int]] = {c: [] for c in CANDIDATES}
     first = _course(search, builds)
@@ -117,7 +113,7 @@ def test_a_resumed_course_asks_for_nothing_that_is_known(search: Search) -> None
 
 
 def test_a_job_that_brings_nothing_fails_its_candidates() -> None:
-    course = _course(Exhaustive(), {c: [] for c in CANDIDATES[:2]})
+    course = _course(EXHAUSTIVE, {c: [] for c in CANDIDATES[:2]})
     course.pump({})
     course.tell([_trial(CANDIDATES[0], 2)])
     (missing,) = course.unanswered(CANDIDATES[:2])

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from searching import EXHAUSTIVE
 
 from gemmpipe.data import Device
 from gemmpipe.errors import UserError
@@ -14,7 +15,6 @@ from gemmpipe.family import Family, KernelDefaults
 from gemmpipe.formats.native import Csv
 from gemmpipe.formats.triton_json import TritonJson
 from gemmpipe.journal import Journal, Record
-from gemmpipe.search.exhaustive import Exhaustive
 from gemmpipe.sources.inline import List
 from gemmpipe.space import Space
 from gemmpipe.stages import Context
@@ -45,7 +45,7 @@ def context(tmp_path: Path, blockscale: Family, no_words: KernelDefaults, h200: 
         run_id="r1",
         provenance={},
         space=Space(axes={}, when=(), pinned=()),
-        search=Exhaustive(),
+        search=EXHAUSTIVE,
         implementations=(),
         incumbents={},
         policy="p",

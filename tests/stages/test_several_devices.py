@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from searching import EXHAUSTIVE
 
 from gemmpipe import journal as journals
 from gemmpipe.backends.aten import Torch
@@ -19,7 +20,6 @@ from gemmpipe.executors.local import Local, LocalPool
 from gemmpipe.family import KernelDefaults, load_family
 from gemmpipe.jobs import Job
 from gemmpipe.journal import Journal
-from gemmpipe.search.exhaustive import Exhaustive
 from gemmpipe.sources.inline import List
 from gemmpipe.space import Space
 from gemmpipe.stages import Context
@@ -82,7 +82,7 @@ def _context(folder: Path, pool: LocalPool, no_words: KernelDefaults) -> Context
         run_id="r",
         provenance={},
         space=Space(axes={"KIND": ("right",), "PACE_MS": (0, 1, 2)}, when=(), pinned=()),
-        search=Exhaustive(),
+        search=EXHAUSTIVE,
         implementations=(*family.implementations, *Torch().implementations(family)),
         incumbents={},
         policy="p",

@@ -1,0 +1,38 @@
+"""search=replay: another search, answered from recorded spaces instead of a GPU."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from gemmpipe.errors import UserError, at_least
+from gemmpipe.search import Hunt, Search, Subject
+from gemmpipe.search.recording import Recording, read
+from gemmpipe.search.simulating import Terms
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay(Search):
+    """Runs the search `of` on each of the `recorded` spaces with `seeds` seeds; `gemmpipe replay` carries it out."""
+
+    of: Search
+    recorded: tuple[str, ...]
+    seeds: int
+    slots: int
+    rounds: int
+    warm: bool
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(1, seeds=self.seeds, slots=self.slots, rounds=self.rounds)
+
+    def start(self, subject: Subject) -> Hunt:
+        raise UserError("search=replay: answers from a record, without a device: gemmpipe replay search.recorded=[...]")
+
+    def recordings(self) -> list[Recording]:
+        """The recorded spaces. Raises UserError for what is none."""
+        if not self.recorded:
+            raise UserError("search.recorded: [] given, expected files such as tests/data/recorded/h200_a8w8.jsonl.xz")
+        return [read(Path(path)) for path in self.recorded]
+
+    def terms(self, keep: int) -> Terms:
+        """How it is replayed, with so many finalists."""
+        return Terms(keep=keep, rounds=self.rounds, slots=self.slots)

@@ -1,0 +1,171 @@
+"""A search against a recorded space: it is answered from the record, and charged what that cost."""
+
+import heapq
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gemmpipe.data import Candidate, Problem, Status, Trial, median
+from gemmpipe.family import GemmSpec
+from gemmpipe.search import Hunt, Request, Search, Subject
+from gemmpipe.search.lore import Lore
+from gemmpipe.search.recording import Outcome, Recording
+
+_STAGE = "screen"
+_REPLAY_US, _MOST_LAUNCHES = 500.0, 64  # of one sample of the finals, as the clock of a GPU does it
+_GLANCE = 2  # the screen timer's `iters`: what a search asks for that wants every candidate timed alike
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Moment:
+    """After one answer: when it came, how many candidates were timed by then, and who seemed the fastest."""
+
+    at_s: float
+    evaluations: int
+    best: Candidate | None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Replayed:
+    """One search on one problem, from begin to end."""
+
+    problem: Problem
+    moments: Sequence[Moment]
+    chosen: Candidate | None
+    """The winner of finals among those that the search left on top."""
+    evaluations: int
+    """Candidates timed, failures included."""
+
+
+class Bench:
+    """The record of one problem as a machine: compile slots beside a device that times one candidate at a time."""
+
+    def __init__(self, recording: Recording, problem: Problem, slots: int, dice: random.Random) -> None:
+        self._recording = recording
+        self._outcomes = recording.problems[problem]
+        self._problem = problem
+        self._slots = slots
+        self._dice = dice
+        self._seen: set[Candidate] = set()
+        self.at_s = 0.0
+
+    @property
+    def evaluations(self) -> int:
+        return len(self._seen)
+
+    def answer(self, requests: Sequence[Request], built: set[str]) -> list[Trial]:
+        """Compile what is not `built` yet, run everything; the clock goes on by what that took."""
+        self._compile({b for r in requests for b in self._outcomes[r.candidate].builds} - built)
+        built |= {b for r in requests for b in self._outcomes[r.candidate].builds}
+        return [self._run(r) for r in requests]
+
+    def _compile(self, builds: Iterable[str]) -> None:
+        free = [0.0] * self._slots
+        costs = sorted((self._recording.facts[b].compile_s for b in builds), reverse=True)
+        for cost in costs:
+            heapq.heappush(free, heapq.heappop(free) + cost)
+        self.at_s += max(free)
+
+    def _run(self, request: Request) -> Trial:
+        outcome = self._outcomes[request.candidate]
+        if request.candidate not in self._seen:
+            self._seen.add(request.candidate)
+            self.at_s += self._recording.first_launch_s
+        samples = tuple(self._dice.choices(outcome.samples_us, k=request.launches)) if outcome.samples_us else ()
+        self.at_s += sum(samples) / 1e6
+        return Trial(
+            stage=_STAGE,
+            problem=self._problem.id,
+            candidate=request.candidate,
+            status=outcome.status if samples or outcome.status is not Status.OK else Status.DIED,
+            launches=len(samples),
+            samples_us=samples,
+        )
+
+
+class _Player:
+    """One problem's search at its bench."""
+
+    def __init__(self, bench: Bench, hunt: Hunt, subject: Subject) -> None:
+        self.bench, self.hunt, self.subject = bench, hunt, subject
+        self._latest: dict[Candidate, Trial] = {}
+        self._moments: list[Moment] = []
+
+    def step(self, built: set[str]) -> None:
+        requests = self.hunt.ask()
+        if not requests:
+            return
+        trials = self.bench.answer(requests, built)
+        for trial in trials:
+            self._latest[trial.candidate] = trial
+            self.subject.lore.learn(trial)
+        self.hunt.tell(trials)
+        ranked = self._ranked()
+        best = ranked[0] if ranked else None
+        self._moments.append(Moment(at_s=self.bench.at_s, evaluations=self.bench.evaluations, best=best))
+
+    def _ranked(self) -> list[Candidate]:
+        """Those that were looked at longest first, then by time: a glance is not compared with a long look."""
+        timed = [t for t in self._latest.values() if t.time_us is not None]
+        return [t.candidate for t in sorted(timed, key=lambda t: (-t.launches, t.time_us, t.candidate.id))]
+
+    def result(self, outcomes: Mapping[Candidate, Outcome], rounds: int, dice: random.Random) -> Replayed:
+        """The finals: rounds of as many launches as the bench stage's clock takes, the least median wins."""
+        finalists = self._ranked()[: self.subject.keep]
+        times = {}
+        for candidate in finalists:
+            samples = outcomes[candidate].samples_us
+            launches = min(_MOST_LAUNCHES, int(_REPLAY_US / median(samples)) + 1)
+            times[candidate] = median(dice.choices(samples, k=rounds * launches))
+        return Replayed(
+            problem=self.subject.problem,
+            moments=self._moments,
+            chosen=min(times, key=lambda c: (times[c], c.id)) if times else None,
+            evaluations=self.bench.evaluations,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """How a search is replayed."""
+
+    keep: int
+    rounds: int
+    """Of the finals."""
+    slots: int
+    """Compile processes."""
+
+
+def replay(
+    recording: Recording,
+    problems: Sequence[tuple[Problem, GemmSpec]],
+    search: Search,
+    lore: Lore,
+    terms: Terms,
+    seed: int,
+) -> list[Replayed]:
+    """The search on these problems side by side, as in a run: builds are shared, and what `lore` learns of each."""
+    dice = random.Random(seed)
+    built: set[str] = set()
+    lore.facts |= recording.facts if not lore.facts else {}
+    players = []
+    for problem, spec in problems:
+        outcomes = recording.problems[problem]
+        builds = {c.id: o.builds for c, o in outcomes.items()}
+        lore.hear(problem, spec, builds)
+        subject = Subject(
+            problem=problem,
+            spec=spec,
+            device=recording.device,
+            candidates=tuple(outcomes),
+            builds=builds,
+            launches=_GLANCE,
+            keep=terms.keep,
+            lore=lore,
+        )
+        bench = Bench(recording, problem, terms.slots, random.Random(dice.random()))
+        players.append(_Player(bench, search.start(subject), subject))
+    while not all(p.hunt.over for p in players):
+        for player in players:
+            player.step(built)
+    return [p.result(recording.problems[p.subject.problem], terms.rounds, dice) for p in players]

@@ -1,0 +1,153 @@
+"""The replay stage: how well a search does on recorded spaces, over many seeds, without a device."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from gemmpipe.data import Candidate, Problem, median
+from gemmpipe.errors import UserError, at_least
+from gemmpipe.family import GemmSpec, load_family
+from gemmpipe.search import Search
+from gemmpipe.search.lore import Lore
+from gemmpipe.search.recording import Outcome, Recording
+from gemmpipe.search.replay import Replay as ReplaySearch
+from gemmpipe.search.scoring import score
+from gemmpipe.search.simulating import Replayed, replay
+from gemmpipe.stages import Context, Stage
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_LOOKS = 2  # launches of a candidate that random search is charged for
+_NEAR = 1.01
+
+Group = Sequence[tuple[Problem, GemmSpec]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay(Stage):
+    """A row a problem: the median and worst ratio of the chosen time to the best, over the seeds, and the score."""
+
+    keep: int
+
+    needs: ClassVar[tuple[str, ...]] = ()
+    gives: ClassVar[tuple[str, ...]] = ("scores",)
+
+    def __post_init__(self) -> None:
+        at_least(1, keep=self.keep)
+
+    def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
+        """Every recording, problems that differ in M alone side by side."""
+        import pandas as pd
+
+        search = context.search
+        if not isinstance(search, ReplaySearch):
+            raise UserError(f"search: {type(search).__name__} given, expected search=replay (search@search.of=NAME)")
+        rows: list[dict[str, object]] = []
+        recordings = search.recordings()
+        groups = [(recording, group) for recording in recordings for group in groups_of(recording)]
+        context.events.emit("stage", "replay", total=len(groups))
+        for done, (recording, group) in enumerate(groups):
+            context.check()
+            rows += replay_group(search, recording, group, self.keep)
+            context.events.emit("progress", done=done + 1)
+        scores = pd.DataFrame(rows)
+        for line in lines(scores, search):
+            context.events.emit("line", line)
+        return {"scores": scores}
+
+
+def groups_of(recording: Recording) -> list[Group]:
+    """Problems that differ in M alone, together."""
+    family = load_family(recording.family)
+    groups: dict[object, list[tuple[Problem, GemmSpec]]] = {}
+    for problem in recording.problems:
+        own = replace(problem, rows_column=family.rows_column)
+        groups.setdefault(own.siblings, []).append((problem, family.spec(problem)))
+    return list(groups.values())
+
+
+def replay_group(search: ReplaySearch, recording: Recording, group: Group, keep: int) -> list[dict[str, object]]:
+    """One row a problem of the group."""
+    results: list[list[Replayed]] = []
+    for seed in range(search.seeds):
+        lore = Lore()
+        if search.warm:
+            _teach(lore, recording, group)
+        results.append(replay(recording, group, _seeded(search.of, seed), lore, search.terms(keep), seed))
+    return [
+        _row(recording, spec, [result[place] for result in results], search.slots)
+        for place, (_, spec) in enumerate(group)
+    ]
+
+
+def _seeded(search: Search, seed: int) -> Search:
+    return replace(search, seed=seed) if hasattr(search, "seed") else search  # type: ignore[call-arg]
+
+
+def _teach(lore: Lore, recording: Recording, group: Group) -> None:
+    """What an earlier run on the other (N, K) would have left."""
+    own = {problem for problem, _ in group}
+    family = load_family(recording.family)
+    lore.facts |= recording.facts
+    for problem, outcomes in recording.problems.items():
+        if problem in own:
+            continue
+        tale = lore.hear(problem, family.spec(problem), {c.id: o.builds for c, o in outcomes.items()})
+        tale.times_us = {c: o.time_us for c, o in outcomes.items() if o.time_us is not None}
+
+
+def _row(recording: Recording, spec: GemmSpec, replays: Sequence[Replayed], slots: int) -> dict[str, object]:
+    problem = replays[0].problem
+    outcomes = recording.problems[problem]
+    times = {c: o.time_us for c, o in outcomes.items() if o.time_us is not None}
+    best_us = min(times.values())
+    ratios = [times[r.chosen] / best_us if r.chosen else None for r in replays]
+    reached = [r for r in ratios if r is not None]
+    curves = [([m.at_s for m in r.moments], [_time(times, m.best) for m in r.moments]) for r in replays]
+    return {
+        "family": recording.family,
+        "M": spec.m,
+        "N": spec.n,
+        "K": spec.k,
+        "problem": problem.id,
+        "candidates": len(outcomes),
+        "evaluations": median(r.evaluations for r in replays),
+        "seconds": median(r.moments[-1].at_s for r in replays),
+        "best_us": best_us,
+        "ratio": median(reached) if reached else None,
+        "worst": max(reached) if len(reached) == len(ratios) else None,
+        "worst_seed": ratios.index(max(reached)) if len(reached) == len(ratios) else ratios.index(None),
+        "within_1_pct": sum(r <= _NEAR for r in reached) / len(ratios),
+        "score": score(list(times.values()), _seconds_each(recording, outcomes, slots), curves),
+    }
+
+
+def _time(times: Mapping[Candidate, float], candidate: Candidate | None) -> float:
+    return times[candidate] if candidate is not None else median(times.values())
+
+
+def _seconds_each(recording: Recording, outcomes: Mapping[Candidate, Outcome], slots: int) -> float:
+    """What random search pays for a candidate: its share of the builds, its first launch and its looks."""
+    builds = {b for o in outcomes.values() for b in o.builds}
+    compile_s = sum(recording.facts[b].compile_s for b in builds) / slots / len(outcomes)
+    times = [o.time_us for o in outcomes.values() if o.time_us is not None]
+    return compile_s + recording.first_launch_s + _LOOKS * sum(times) / len(times) / 1e6
+
+
+def lines(scores: "pd.DataFrame", search: ReplaySearch) -> list[str]:
+    """What the user reads: a line a family, then the whole and its worst."""
+    kind = type(search.of).__name__.lower()
+    told = []
+    for name, part in [*scores.groupby("family", sort=False), ("all", scores)]:
+        near = (part["ratio"] <= _NEAR).mean()
+        share = (part["evaluations"] / part["candidates"]).median()
+        told.append(
+            f"{name}: {kind} within 1 % of the best on {near:.1%} of {len(part)} problems (median of {search.seeds}"
+            f" seeds; {part['within_1_pct'].mean():.1%} of all), at {share:.1%} of the evaluations, score"
+            f" {part['score'].mean():.2f}"
+        )
+    worst = max(scores.to_dict("records"), key=lambda row: row["worst"] or float("inf"))
+    by = "nothing found" if worst["worst"] is None else f"{worst['worst']:.3f} times the best"
+    told.append(f"worst: {by}, seed {worst['worst_seed']} of {worst['problem']}")
+    return told

@@ -1,0 +1,17 @@
+"""Condense the journal of an exhaustive run: python tests/benchmarks/condense.py RUN_DIR OUT.jsonl.xz [BACKEND ...]
+
+Keeps every trial of the backends named (triton and gluon unless others are) with its raw samples and the facts of its
+builds; `search.recorded=[OUT.jsonl.xz]` replays it.
+"""
+
+import sys
+from pathlib import Path
+
+from gemmpipe.search.recording import condense, read
+
+if __name__ == "__main__":
+    run_dir, target, *backends = sys.argv[1:]
+    condense(Path(run_dir), Path(target), tuple(backends or ("triton", "gluon")))
+    recording = read(Path(target))
+    points = sum(len(outcomes) for outcomes in recording.problems.values())
+    print(f"{target}: {len(recording.problems)} problems, {points:,} points, {Path(target).stat().st_size:,} bytes")
