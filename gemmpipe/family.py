@@ -162,6 +162,10 @@ class Implementation(ABC):
         """The normalised configuration to run where nothing was measured, or None to leave that to a library."""
         return None
 
+    def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...] | None:
+        """The knobs that its candidates can have: any other would be overlooked. None: it does not say."""
+        return None
+
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
         """What must be compiled before it can run."""
         return ()

@@ -1,5 +1,6 @@
 """Runs a plan: checks the chain, sends problems through it in batches, and leaves a manifest."""
 
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -149,11 +150,10 @@ def _files(plan: Plan) -> Iterator[tuple[str, Path]]:
 
 def writable(key: str, folder: Path) -> None:
     """Find out before hours of tuning, not after. Raises EnvironmentProblem naming the key."""
-    probe = folder / ".gemmpipe-probe"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
+        with tempfile.TemporaryFile(dir=folder):  # nameless: another run may try at this very moment
+            pass
     except OSError as error:
         raise EnvironmentProblem(f"{key}: cannot write to {folder}: {error.strerror}") from None
 

@@ -99,9 +99,13 @@ class Tiled(Kernel):
     def arguments(self, inputs: Inputs, prepared: Prepared, out: "torch.Tensor") -> Mapping[str, object]:
         """The tensors behind the pointers (but the workspace) and the strides of these operands."""
 
+    def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...]:
+        """The axes that it knows."""
+        return (*AXES, SWAP) if self.swaps else AXES
+
     def points(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
         """The space's points. Raises UserError for an axis that is no knob of this kernel, or one that is missing."""
-        axes = (*AXES, SWAP) if self.swaps else AXES
+        axes = self.knob_names(spec, device)
         for axis in space.axes:
             if axis not in axes:
                 raise UserError(f"space.{axis}: no knob of this kernel{nearest(axis, axes)}")

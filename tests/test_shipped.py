@@ -9,6 +9,7 @@ from gemmpipe.data import Device, Problem
 from gemmpipe.device import arch_device
 from gemmpipe.family import Family, load_family
 from gemmpipe.paths import PACKAGE, shipped_tables
+from gemmpipe.runtime.choosing import usable
 from gemmpipe.stages.rows import candidate_of
 
 FAMILIES = sorted(path.parent.name for path in (PACKAGE / "kernels").glob("*/__init__.py"))
@@ -37,3 +38,4 @@ def test_every_row_names_a_kernel_that_is_still_the_same(name: str) -> None:
         for implementation in own:
             assert implementation.misfit(spec, candidate.knobs, device) is None, row
             assert implementation.kernel_name(candidate.knobs) == row["kernelName"], row
+            assert usable(family, row, spec, device).candidate == candidate, "the run time takes it as it is"

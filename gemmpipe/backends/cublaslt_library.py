@@ -7,7 +7,7 @@ and B = x as [K, M]. Numbers are those of cublasLt.h, cublas_api.h and library_t
 import ctypes
 import itertools
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -31,9 +31,13 @@ ATTRIBUTES = {
 """cublasLtMatmulAlgoConfigAttributes_t, the same that TunableOp names: name -> (number, type)."""
 
 MOST_WORKSPACE_BYTES = 32 * 2**20  # what NVIDIA recommends for Hopper, and what torch gives it
-MOST_ALGORITHMS = 512
+MOST_ALGORITHMS = 192  # of a product; each costs its first launch when it is screened
+_MOST_IDS = 256
+_MOST_CHECKS = 4096  # questions of 16 us each
+_MOST_OPTIONS = 15
+_CLUSTERS = tuple(range(2, 20))  # 1x1x1 and the shapes of at most 16 blocks
 _ALIGNMENT = 16  # bytes that operands of others are aligned to
-_SPLITS = (2, 3, 4, 6, 8, 12, 16)
+_SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
 
 _COMPUTE_32F, _R_32F = 68, 0
 TYPES = {"float32": 0, "float16": 2, "bfloat16": 14, "float8_e4m3fn": 28, "float8_e5m2": 29}
@@ -45,7 +49,8 @@ _TRANSA, _EPILOGUE, _BIAS_POINTER, _FAST_ACCUM, _BIAS_TYPE = 3, 7, 8, 25, 26
 _A_SCALE, _B_SCALE, _A_SCALE_MODE, _B_SCALE_MODE = 17, 18, 31, 32
 _EPILOGUE_BIAS = 4
 _PREFER_WORKSPACE, _PREFER_ALIGNMENT = 1, (5, 6, 7, 8)
-_CAN_SPLIT, _REDUCTIONS, _CAN_SWIZZLE, _TILES, _CUSTOM_MAX, _STAGES = 0, 1, 2, 6, 7, 13
+_SEARCH_MODE, _BY_ALGO_ID = 0, 1
+_CAN_SPLIT, _TILES, _CUSTOM_MAX, _STAGES = 0, 6, 7, 13
 _SOMEWHERE = 2**21  # stands for a device pointer in questions, which nobody follows
 
 
@@ -158,13 +163,16 @@ class Library:
             torch.zeros(1, device="cuda")  # a context, which the library asks about its device
             self.handle = self.lt.create()
 
-    def heuristics(self, operation: Operation) -> list[dict[str, int]]:
-        """The algorithms that the library proposes, the most promising first."""
+    def heuristics(self, operation: Operation, algo_id: int | None = None) -> list[dict[str, int]]:
+        """What the library proposes, the most promising first: at most 8, of one algorithm where that is named."""
         lt, known = self.lt, Descriptors(self.lt, operation)
         preference = lt.matmul_preference_create()
         results, count = (_Result * MOST_ALGORITHMS)(), ctypes.c_int(0)
         try:
             wishes: list[tuple[int, Any]] = [(_PREFER_WORKSPACE, ctypes.c_uint64(MOST_WORKSPACE_BYTES))]
+            if algo_id is not None:
+                wishes.append((_SEARCH_MODE, ctypes.c_uint32(_BY_ALGO_ID)))
+                lt.matmul_algo_init(self.handle, *_types(operation), algo_id, ctypes.addressof(results))
             wishes += [(number, ctypes.c_uint32(_ALIGNMENT)) for number in _PREFER_ALIGNMENT]
             for number, value in wishes:
                 lt.matmul_preference_set_attribute(preference, number, ctypes.addressof(value), ctypes.sizeof(value))
@@ -179,29 +187,37 @@ class Library:
             lt.matmul_preference_destroy(preference)
         return [self._attributes(r.algo) for r in results[: count.value] if r.state == 0]
 
-    def by_capability(self, operation: Operation) -> Iterator[dict[str, int]]:
-        """Every algorithm the library has for these types, with every tile, stage count and split it claims to have.
+    def ids(self, operation: Operation) -> tuple[int, ...]:
+        """The algorithms that the library has for these types."""
+        return tuple(self.lt.matmul_algo_get_ids(self.handle, *_types(operation), _MOST_IDS))
 
-        Whether it takes this product only `configure` tells.
+    def neighbours(self, operation: Operation, seeds: Sequence[Attributes]) -> Iterator[dict[str, int]]:
+        """The seeds with one attribute changed to another value that their algorithm claims to have.
+
+        Whether it takes this product only `check` tells. The whole of what is claimed is millions for the algorithms of
+        Hopper, of which nearly nothing is taken.
         """
-        ab, d = TYPES[operation.dtype], TYPES[operation.out_dtype]
-        types = (_COMPUTE_32F, _R_32F, ab, ab, d, d)
-        for algo_id in self.lt.matmul_algo_get_ids(self.handle, *types, MOST_ALGORITHMS):
-            algo = (ctypes.c_uint64 * 8)()
-            self.lt.matmul_algo_init(self.handle, *types, algo_id, ctypes.addressof(algo))
-            start = self._attributes(algo)
-            tiles, stages = self._ids(algo, _TILES), self._ids(algo, _STAGES)
-            options = range(self._cap(algo, _CUSTOM_MAX) + 1)
-            for tile, stage, option in itertools.product(tiles, stages, options):
-                plain = {**start, "tile_id": tile, "stages_id": stage, "custom_option": option}
-                yield plain
-                if self._cap(algo, _CAN_SWIZZLE):
-                    yield {**plain, "cta_swizzling": 1}
-                if self._cap(algo, _CAN_SPLIT):
-                    mask = self._cap(algo, _REDUCTIONS)
-                    for scheme, splits in itertools.product((1, 2, 4), _SPLITS):
-                        if mask & scheme:
-                            yield {**plain, "NUM_KSPLIT": splits, "reduction_scheme": scheme}
+        axes = [self._axes(operation, seed["algo_id"]) for seed in seeds]
+        for name in ("NUM_KSPLIT", "cluster_shape_id", "custom_option", "tile_id", "stages_id"):
+            longest = max((len(axis[name]) for axis in axes), default=0)
+            for place in range(longest):  # all seeds in turn, so that a bound cuts all of them alike
+                for seed, axis in zip(seeds, axes, strict=True):
+                    if place < len(axis[name]) and axis[name][place] != seed[name]:
+                        changed = {**seed, name: axis[name][place]}
+                        if name == "NUM_KSPLIT":
+                            changed["reduction_scheme"] = 0 if axis[name][place] == 1 else seed["reduction_scheme"] or 2
+                        yield changed
+
+    def _axes(self, operation: Operation, algo_id: int) -> dict[str, tuple[int, ...]]:
+        algo = (ctypes.c_uint64 * 8)()
+        self.lt.matmul_algo_init(self.handle, *_types(operation), algo_id, ctypes.addressof(algo))
+        return {
+            "NUM_KSPLIT": _SPLITS if self._cap(algo, _CAN_SPLIT) else (),
+            "cluster_shape_id": _CLUSTERS,
+            "custom_option": tuple(range(min(self._cap(algo, _CUSTOM_MAX), _MOST_OPTIONS) + 1)),
+            "tile_id": self._ids(algo, _TILES),
+            "stages_id": self._ids(algo, _STAGES),
+        }
 
     def configure(self, operation: Operation, attributes: Attributes) -> Configured:
         """The algorithm of these attributes for this product. Raises Unsupported."""
@@ -210,11 +226,10 @@ class Library:
     def check(self, operation: Operation, attributes: Attributes) -> Configured:
         """As configure, asked anew."""
         lt, known = self.lt, Descriptors(self.lt, operation)
-        ab, d = TYPES[operation.dtype], TYPES[operation.out_dtype]
         algo, result = (ctypes.c_uint64 * 8)(), _Result()
         address = ctypes.addressof(algo)
         try:
-            lt.matmul_algo_init(self.handle, _COMPUTE_32F, _R_32F, ab, ab, d, d, attributes["algo_id"], address)
+            lt.matmul_algo_init(self.handle, *_types(operation), attributes["algo_id"], address)
             now = self._attributes(algo)
             for name, wanted in attributes.items():
                 if now[name] != wanted:
@@ -265,18 +280,32 @@ class Library:
         return tuple(values[: written.value // 4]) or (0,)
 
 
+def _types(operation: Operation) -> tuple[int, ...]:
+    """Of the sum, the scalars, A, B, C and D."""
+    ab, d = TYPES[operation.dtype], TYPES[operation.out_dtype]
+    return _COMPUTE_32F, _R_32F, ab, ab, d, d
+
+
 @lru_cache(maxsize=4096)
 def algorithms(index: int, operation: Operation) -> tuple[dict[str, int], ...]:
-    """The algorithms that compute a product on a device, each once: those proposed, then those claimed and checked."""
+    """The algorithms that compute a product on a device, each once, at most MOST_ALGORITHMS.
+
+    First what the library proposes, then what it proposes of each algorithm it has, then the neighbours of the first,
+    each checked by the library. On an H200 (cuBLASLt 13.1, 2026-11-21) the winners of four products were among the
+    first, and next to them came others of their algorithm, not those of earlier architectures.
+    """
     opened = library(index)
-    found = {tuple(a.items()): None for a in opened.heuristics(operation)}
-    for attributes in opened.by_capability(operation):
+    seeds = opened.heuristics(operation)
+    found = {tuple(seed.items()): None for seed in seeds}
+    for algo_id in opened.ids(operation):
+        found |= {tuple(proposed.items()): None for proposed in opened.heuristics(operation, algo_id)}
+    for attributes in itertools.islice(opened.neighbours(operation, seeds), _MOST_CHECKS):
         if len(found) >= MOST_ALGORITHMS:
             break
         with suppress(Unsupported):
             opened.check(operation, attributes)
             found[tuple(attributes.items())] = None
-    return tuple(dict(attributes) for attributes in found)
+    return tuple(dict(attributes) for attributes in itertools.islice(found, MOST_ALGORITHMS))
 
 
 @lru_cache(maxsize=4096)

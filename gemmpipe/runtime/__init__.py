@@ -13,9 +13,11 @@ from gemmpipe.runtime.entry_points import (
     gemm_a16w16,
     gemm_a16w16_atomic,
 )
+from gemmpipe.runtime.selection import answers
 from gemmpipe.runtime.weights import forget, prepare
 
 __all__ = [
+    "answers",
     "batched_gemm_a8w8",
     "batched_gemm_bf16",
     "forget",

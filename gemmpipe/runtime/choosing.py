@@ -2,7 +2,6 @@
 
 import importlib
 import inspect
-import json
 import pkgutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -10,12 +9,12 @@ from functools import cache
 
 import gemmpipe.backends
 from gemmpipe.backends import NO_SPACE, Backend
-from gemmpipe.data import Candidate, Device, Knobs, Scalar
+from gemmpipe.data import Candidate, Device, Scalar
 from gemmpipe.errors import UserError
 from gemmpipe.family import Family, GemmSpec, Implementation
 from gemmpipe.merging import Row
+from gemmpipe.recorded import Misfit, Unusable, recorded_candidate
 from gemmpipe.runtime.lookup import finely_padded
-from gemmpipe.tiled import AXES, Tiled
 
 SMALL_M = 16
 """Up to this many rows a kernel made for few of them is asked first."""
@@ -35,14 +34,6 @@ class Chosen:
     candidate: Candidate
     rows: int | None = None
     """How many rows x is padded to first, where the candidate fits no other way."""
-
-
-class Unusable(Exception):
-    """Why a stored candidate does not run here; the first word says what kind of reason it is."""
-
-
-class Misfit(Unusable):
-    """It runs here, but does not compute this product."""
 
 
 @cache
@@ -99,44 +90,9 @@ def _usable(family: Family, row: Row, spec: GemmSpec, device: Device) -> Chosen:
         raise Unusable(f"backend: no '{label}' in this installation")
     if reason := implementation.unavailable(device):
         raise Unusable(f"backend: {label}: {reason}")
-    stored = _stored_knobs(row, label)
-    try:
-        if unknown := _unknown(implementation, stored, spec, device):
-            raise Unusable(f"knobs: {label} has no {', '.join(unknown)}")
-        knobs = implementation.normalise(spec, stored, device)
-        name = implementation.kernel_name(knobs)
-        reason = implementation.misfit(spec, knobs, device)
-    except (UserError, KeyError, TypeError, ValueError) as error:
-        raise Unusable(f"knobs: {label}: {type(error).__name__} {error}") from None
-    _, _, hash_then = str(row.get("kernelName") or "").partition("@")
-    _, _, hash_now = name.partition("@")
-    if hash_then and hash_then != hash_now:
-        raise Unusable(f"kernel: its source is {hash_now or 'not known'} here, {hash_then} was tuned")
-    if reason:
-        raise Misfit(f"misfit: {reason}")
-    return Chosen(implementation=implementation, candidate=Candidate.of(label, knobs))
-
-
-def _stored_knobs(row: Row, label: str) -> Knobs:
-    text = row.get("config")
-    if isinstance(text, str) and text:
-        knobs = json.loads(text)
-        if isinstance(knobs, dict):
-            return knobs
-        raise Unusable(f"knobs: {text[:40]!r} is no JSON object")
-    if label in _PLAIN:  # other tools' tables name a library without saying how it is called
-        return _PLAIN[label][0]
-    raise Unusable(f"knobs: the row of {label} has no config")
-
-
-def _unknown(implementation: Implementation, knobs: Knobs, spec: GemmSpec, device: Device) -> list[str]:
-    """Knobs that the implementation would overlook: what runs would not be what was measured."""
-    if isinstance(implementation, Tiled):
-        return [name for name in knobs if name not in AXES]
-    if not isinstance(implementation, Backend):
-        return []
-    known = implementation.knob_names(spec, device)
-    return [name for name in knobs if name not in known]
+    plain = _PLAIN[label][0] if label in _PLAIN else None  # other tools' tables do not say how a library is called
+    candidate = recorded_candidate(implementation, row, spec, device, plain)
+    return Chosen(implementation=implementation, candidate=candidate)
 
 
 def fallbacks(family: Family, spec: GemmSpec, device: Device) -> Iterator[Chosen]:

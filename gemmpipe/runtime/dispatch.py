@@ -11,11 +11,12 @@ from gemmpipe.data import Device, Problem
 from gemmpipe.device import cpu_device, gpu_device
 from gemmpipe.errors import GemmpipeError
 from gemmpipe.family import Family, GemmSpec, load_family
+from gemmpipe.recorded import Unusable
 from gemmpipe.runtime import online
 from gemmpipe.runtime.bound import kernel_call
 from gemmpipe.runtime.calls import Call, NotInGraph, any_call, capturing, linear_call, padded_call
 from gemmpipe.runtime.captured import Recorder, asked_for
-from gemmpipe.runtime.choosing import Chosen, Unusable, fallbacks, first_usable, usable
+from gemmpipe.runtime.choosing import Chosen, fallbacks, first_usable, usable
 from gemmpipe.runtime.lookup import levels
 from gemmpipe.runtime.operands import Given, Optional, check, problem_of
 from gemmpipe.runtime.selection import LOG, Untuned
@@ -177,8 +178,7 @@ class Dispatch:
                 failed = error
                 LOG.warn(f"{self.family.name} {selected.source} {type(error).__name__}", _failure(selected, error))
                 continue
-            if selected.step == "padded":
-                LOG.pad(self.family.name)
+            LOG.answer(self.family.name, problem.id, selected.step)
             if missed:
                 online.missed(self, problem, device, untuned)
             LOG.step(f"{problem.id}: {selected.step}: {selected.source}: {_words(selected.chosen)}")

@@ -66,9 +66,9 @@ class Online:
 
     def add(self, dispatch: Renewable, problem: Problem, untuned: Untuned) -> None:
         """Queue a problem that no row answered."""
-        asked = replace(
-            problem, key=tuple((name, _rows(value) if name == "M" else value) for name, value in problem.key)
-        )
+        rows = problem.rows_column
+        key = tuple((name, _rows(value) if name == rows else value) for name, value in problem.key)
+        asked = replace(problem, key=key)
         with self._lock:
             if asked not in self._missed:
                 self._missed[asked] = _Missed(dispatch=dispatch, problem=asked, untuned=untuned)

@@ -22,6 +22,8 @@ class Untuned:
 class SelectionLog:
     """Warnings once each, steps when `GEMMPIPE_LOG_SELECTION` is set, untuned keys for the line at exit."""
 
+    answers: dict[str, str] = field(default_factory=dict)
+    """By key: the step that answered it at last."""
     untuned: dict[str, Untuned] = field(default_factory=dict)
     padded: Counter[str] = field(default_factory=Counter)
     _warned: set[str] = field(default_factory=set)
@@ -52,6 +54,12 @@ class SelectionLog:
         self._report_at_exit()
         return self.untuned.setdefault(key, Untuned(family=family, key=key))
 
+    def answer(self, family: str, key: str, step: str) -> None:
+        """Remember how a key was answered: `exact`, `padded` or `fallback`."""
+        if step == "padded" and self.answers.get(key) != step:
+            self.pad(family)
+        self.answers[key] = step
+
     def pad(self, family: str) -> None:
         """Count a key that a padded row answered."""
         self._report_at_exit()
@@ -72,7 +80,7 @@ class SelectionLog:
 
     def clear(self) -> None:
         """Forget what was said and counted."""
-        for held in (self.untuned, self.padded, self._warned, self._said):
+        for held in (self.answers, self.untuned, self.padded, self._warned, self._said):
             held.clear()
 
     def _report_at_exit(self) -> None:
@@ -86,3 +94,8 @@ class SelectionLog:
 
 
 LOG = SelectionLog()
+
+
+def answers() -> dict[str, str]:
+    """How each key of this process was answered so far, by its words: `exact`, `padded` or `fallback`."""
+    return dict(LOG.answers)

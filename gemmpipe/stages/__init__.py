@@ -87,6 +87,10 @@ class Context:
         before = self.record.homes.get(problem)
         return self.homes.get(problem, names.index(before) if before in names else None)
 
+    def implementation(self, label: str) -> Implementation | None:
+        """Who computes candidates of this `libtype`: a chosen backend, else the family's own kernels."""
+        return next((i for i in (*self.implementations, *self.family.implementations) if i.label == label), None)
+
     @property
     def pool(self) -> Pool:
         """The workers, for stages that use a device."""

@@ -5,8 +5,9 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.formats import Target
+from gemmpipe.merging import Row
+from gemmpipe.recorded import kernel_changed
 from gemmpipe.stages import Context, Stage
-from gemmpipe.stages.recorded import changed
 from gemmpipe.uniting import Judge
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Merge(Stage):
             run_id=context.run_id,
             provenance=context.provenance,
             events=context.events,
-            judge=Judge(device=self.device, changed=partial(changed, context.family, context.implementations)),
+            judge=Judge(device=self.device, changed=partial(_changed, context)),
         )
         written: list[dict[str, str]] = []
         for name, each in context.formats:
@@ -56,3 +57,8 @@ def _why_nothing(mine: "pd.DataFrame", name: str) -> str:
         return ": no problem has a selection"
     buckets = int((mine["format"] == name).sum())
     return ": none of its choices fits what it can hold" if buckets else ": no range of M has a choice for it"
+
+
+def _changed(context: Context, row: Row) -> bool:
+    implementation = context.implementation(str(row.get("libtype")))
+    return implementation is not None and kernel_changed(implementation, row)

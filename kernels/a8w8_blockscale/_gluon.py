@@ -28,6 +28,10 @@ class WarpSpecialised(Implementation):
 
     label = "gluon"
 
+    def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...]:
+        """The axes that it knows."""
+        return _KNOBS
+
     def points(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
         """The space's points of this kernel type."""
         if "kernel_type" not in space.axes:

@@ -45,6 +45,10 @@ class FusedExperts(Implementation):
 
     label = "triton"
 
+    def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...]:
+        """The axes that it knows."""
+        return _AXES
+
     def points(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
         """The space's points. Raises UserError for an axis that is no knob of these kernels, or one that is missing."""
         for axis in space.axes:

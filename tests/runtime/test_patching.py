@@ -50,7 +50,7 @@ def test_replaces_counts_and_undoes(model: Model, x) -> None:
             torch.testing.assert_close(model(x(2, 2)), before, atol=0.05, rtol=0.05)
             assert LOG.padded["a16w16"] == 1
             assert model(x(17)).shape == (17, 96)
-        assert all("forward" not in vars(layer) for layer in (model.up, model.again))
+        assert {type(layer) for layer in (model.up, model.again)} == {nn.Linear}
         assert torch.equal(model(x(2, 2)), before)
         patched.undo()
 
@@ -70,7 +70,26 @@ def test_a_patched_model_compiles_copies_and_pickles(model: Model, x) -> None:
         assert not torch.equal(twin(x(4)), expected), "the copy has its own weights"
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
         torch.testing.assert_close(compiled(x(4)), expected, atol=0.05, rtol=0.05)
-    assert "forward" in vars(pickle.loads(pickle.dumps(model.up)))
+    assert torch.equal(pickle.loads(pickle.dumps(model.up))(x(4)), model.up(x(4)))
+
+
+def test_layers_of_one_shape_are_compiled_once(row, table, x) -> None:
+    table(row(4, "onednn", {"method": "float32_packed"}, K=96, N=96))
+    model = nn.Sequential(*(nn.Linear(96, 96, bias=False) for _ in range(12))).bfloat16()
+    graphs = []
+
+    def count(graph: torch.fx.GraphModule, inputs: object) -> object:
+        graphs.append(graph)
+        return graph
+
+    assert gemmpipe.patch(model).replaced == 12
+    torch.compiler.reset()
+    with torch.no_grad():
+        expected = model(x(4))
+        for layer in model:
+            layer.compile(fullgraph=True, backend=count)
+        torch.testing.assert_close(model(x(4)), expected)
+    assert len(graphs) == 1
 
 
 def test_a_model_without_rows_is_left_alone(x) -> None:

@@ -1,0 +1,149 @@
+"""`hipblaslt`: every solution that hipBLASLt has for a product, through aiter's `hipb_findallsols` and `hipb_mm`.
+
+Written to the documented interface of aiter, unverified on hardware.
+"""
+
+import importlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from gemmpipe.backends import Backend
+from gemmpipe.backends.aten import is_scaled, unsupported
+from gemmpipe.data import Device, Knobs
+from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared
+from gemmpipe.operands import dtype_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from gemmpipe.space import Space
+
+INDEX = "solidx"
+_WIDE = ("bfloat16", "float16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HipblasLt(Backend):
+    """Candidates by one knob, `solidx`: an index that means a kernel in one version of the library only.
+
+    So the version stands in the candidate's `kernelName`, and a stored one of another version is not run.
+    """
+
+    label = "hipblaslt"
+
+    def unavailable(self, device: Device) -> str | None:
+        """It needs an AMD GPU and the package aiter."""
+        if device.kind != "hip":
+            return "no AMD GPU: hipBLASLt computes on these alone"
+        return aiter_missing()
+
+    def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...]:
+        """The index."""
+        return (INDEX,)
+
+    def points(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
+        """Every solution the library lists; nothing where it is not there."""
+        if self.unavailable(device) is not None:
+            return ()
+        if _misfit(spec, device) is not None:
+            return ({INDEX: -1},)  # one point, to say why
+        return tuple({INDEX: index} for index in _solutions(spec, device.torch_name))
+
+    def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        """The types' rules, then whether the library lists this solution for the product."""
+        if reason := _misfit(spec, device):
+            return reason
+        if knobs[INDEX] not in _solutions(spec, device.torch_name):
+            return f"solution: hipBLASLt lists no {knobs[INDEX]} for this product"
+        return None
+
+    def kernel_name(self, knobs: Knobs) -> str:
+        """`hipblaslt_21434@100101-1a2b3c`: the index, and the version whose it is."""
+        return f"{self.label}_{knobs[INDEX]}@{_version()}"
+
+    def bind(
+        self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
+    ) -> Launch:
+        """A call of `hipb_mm`, which allocates its output."""
+        library, index = _opened(), int(str(knobs[INDEX]))
+        weights = prepared.weights
+        w_t = weights.w.t()
+
+        def launch() -> "torch.Tensor":
+            product: torch.Tensor = library.hipb_mm(
+                inputs.x,
+                w_t,
+                index,
+                bias=weights.bias,
+                out_dtype=out.dtype,
+                scaleA=inputs.x_scale,
+                scaleB=weights.w_scale,
+            )
+            return product
+
+        return launch
+
+
+@cache
+def aiter_missing() -> str | None:
+    """Why the package aiter cannot be used here, or None."""
+    try:
+        importlib.import_module("aiter")
+    except ImportError as error:
+        return f"the package aiter cannot be imported: {error}; it is AMD's, from github.com/ROCm/aiter"
+    return None
+
+
+@cache
+def _opened() -> ModuleType:
+    library = importlib.import_module("aiter")
+    library.hipb_create_extension()
+    return library
+
+
+@cache
+def _version() -> str:
+    """What TunableOp knows the library by, which is also what its result files say."""
+    import torch
+
+    said: Any = torch.cuda.tunable.get_validators()  # pairs, whatever its annotation says
+    return str(dict(said).get("HIPBLASLT_VERSION", "unknown"))
+
+
+def _misfit(spec: GemmSpec, device: Device) -> str | None:
+    """One `if` a rule on types and layouts."""
+    if device.kind != "hip":
+        return "no AMD GPU: hipBLASLt computes on these alone"
+    if problem := unsupported(spec):
+        return problem
+    if is_scaled(spec):
+        kinds = {scale.granularity if scale else "none" for scale in (spec.x_scale, spec.w_scale)}
+        if kinds != {"tensor"} or not spec.x_dtype.startswith("float8"):
+            return f"scales: hipb_mm takes fp8 with one scale an operand, not {spec.x_dtype} by {sorted(kinds)}"
+        return None
+    if spec.x_dtype not in _WIDE or spec.w_dtype != spec.x_dtype:
+        return f"types: {spec.x_dtype} x {spec.w_dtype} without scales, expected one of {', '.join(_WIDE)} twice"
+    return None
+
+
+@lru_cache(maxsize=1024)
+def _solutions(spec: GemmSpec, place: str) -> tuple[int, ...]:
+    """What the library lists for operands of these shapes and types, made for the question."""
+    import torch
+
+    def empty(*shape: int, dtype: str) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype_of(dtype), device=place)
+
+    scale = torch.ones(1, device=place) if spec.x_scale else None
+    found: list[int] = _opened().hipb_findallsols(
+        empty(spec.m, spec.k, dtype=spec.x_dtype),
+        empty(spec.n, spec.k, dtype=spec.w_dtype).t(),
+        bias=empty(spec.n, dtype=spec.out_dtype) if spec.bias else None,
+        out_dtype=dtype_of(spec.out_dtype),
+        scaleA=scale,
+        scaleB=scale,
+    )
+    return tuple(dict.fromkeys(int(index) for index in found))

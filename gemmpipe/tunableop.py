@@ -1,0 +1,210 @@
+"""PyTorch TunableOp's result files: which solution of a BLAS library won a product, as rows of a tuned table."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gemmpipe.data import Device, Scalar
+from gemmpipe.errors import UserError
+from gemmpipe.family import Family, GemmSpec, KernelDefaults
+from gemmpipe.merging import Row
+from gemmpipe.problem import make_problem
+from gemmpipe.table import RESULT
+
+_TYPES = {
+    "BFloat16": "bfloat16",
+    "Half": "float16",
+    "float": "float32",
+    "Float8_e4m3fn": "float8_e4m3fn",
+    "Float8_e4m3fnuz": "float8_e4m3fnuz",
+    "Float8_e5m2": "float8_e5m2",
+    "Float8_e5m2fnuz": "float8_e5m2fnuz",
+}
+_TYPE = "|".join(sorted([*_TYPES, "tf32", "double"], key=len, reverse=True))
+_OPERATION = re.compile(
+    rf"(?P<kind>Gemm|GemmAndBias|GemmStridedBatched|ScaledGemm)TunableOp_(?P<a>{_TYPE})"
+    rf"(?:_(?P<b>{_TYPE})_(?P<c>{_TYPE}))?_(?P<layout>[NT]{{2}})"
+)
+_SIZES = re.compile(
+    r"[nt]{2}_(?P<m>\d+|\*)_(?P<n>\d+|\*)_(?P<k>\d+|\*)(?:_B_(?P<batch>\d+|\*))?"
+    r"(?:_ld_(?P<lda>\d+|\*)_(?P<ldb>\d+|\*)_(?P<ldc>\d+|\*))?(?P<rest>(?:_.*)?)"
+)
+_CUBLASLT = re.compile(
+    r"Gemm_Cublaslt_id_(?P<algo_id>\d+)_tile_(?P<tile_id>\d+)_stages_(?P<stages_id>\d+)_splitk_(?P<NUM_KSPLIT>-?\d+)"
+    r"_red_(?P<reduction_scheme>\d+)_swizzle_(?P<cta_swizzling>\d+)_custom_(?P<custom_option>\d+)"
+    r"_inner_(?P<inner_shape_id>\d+)_cluster_(?P<cluster_shape_id>\d+)"
+)
+_GRANULARITIES = {"0": "tensor", "1": "row"}
+
+
+class _Left(Exception):
+    """Why a line is no row of a family's table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Imported:
+    """What a file gave for one family on one device."""
+
+    rows: list[Row] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Reasons, and how many lines each."""
+
+
+def is_results(path: Path) -> bool:
+    """Whether a file begins as TunableOp's do: with a validator, or a product and its winner."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as stream:
+            first = stream.readline(1000).strip().split(",")
+    except OSError:
+        return False
+    return first[0] == "Validator" or (len(first) > 2 and _OPERATION.fullmatch(first[0]) is not None)
+
+
+def read_results(path: Path, family: Family, device: Device) -> Imported:
+    """The winners of this family's products, tuned on such a device.
+
+    Times are there where the file has them. Raises UserError: `file:line`, what was expected; also where the file's
+    validators say another architecture.
+    """
+    found = Imported()
+    validators: dict[str, str] = {}
+    rows: dict[tuple[Scalar, ...], Row] = {}
+    for line, cells in _lines(path):
+        where = f"{path}:{line}"
+        if cells[0] == "Validator":
+            if len(cells) != 3:
+                raise UserError(f"{where}: {len(cells)} cells, expected Validator,NAME,VALUE")
+            validators[cells[1]] = cells[2]
+            continue
+        if not 3 <= len(cells) <= 4:
+            raise UserError(f"{where}: {len(cells)} cells, expected a product, its sizes, the solution and its time")
+        try:
+            row = _row(cells, family, device, validators, where)
+        except _Left as reason:
+            found.left_out[str(reason)] += 1
+            continue
+        rows[tuple(row[column.name] for column in family.key_columns)] = row  # the last one said counts, as in torch
+    _check_device(validators, device, path)
+    found.rows.extend(rows.values())
+    return found
+
+
+def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """TunableOp splits at every comma and knows no quotes."""
+    try:
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if line.strip():
+                yield number, [cell.strip() for cell in line.split(",")]
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not text in UTF-8, expected a result file of TunableOp") from None
+
+
+def _check_device(validators: Mapping[str, str], device: Device, path: Path) -> None:
+    gfx = validators.get("GCN_ARCH_NAME", "").split(":")[0]
+    if gfx and gfx != device.gfx:
+        raise UserError(f"{path}: tuned on {gfx}, the device is {device.gfx}; expected a file of this architecture")
+
+
+def _row(cells: list[str], family: Family, device: Device, validators: Mapping[str, str], where: str) -> Row:
+    operation, sizes = _OPERATION.fullmatch(cells[0]), _SIZES.fullmatch(cells[1])
+    if operation is None or sizes is None:
+        raise UserError(f"{where}: '{cells[0]},{cells[1]}', expected a product such as GemmTunableOp_Half_TN,tn_1_2_3")
+    said = _said(operation, sizes)
+    try:
+        words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+        problem = make_problem(family, said, words, device.gfx, where)
+        spec = family.spec(problem)
+    except UserError:  # a type, or a column such as a batch, that this family has not
+        raise _Left(f"no product of {family.name}") from None
+    if not _same(spec, said):
+        raise _Left(f"no product of {family.name}")
+    libtype, knobs, name = _winner(cells[2], spec, validators)
+    row: Row = dict.fromkeys(RESULT)
+    row |= {"gfx": device.gfx, "cu_num": device.cu_num, **dict(problem.key), "libtype": libtype, "kernelName": name}
+    row |= {"splitK": knobs.get("NUM_KSPLIT", 1), "solidx": knobs.get("solidx", 0), "policy": "tunableop"}
+    row["config"] = json.dumps(knobs, sort_keys=True, separators=(",", ":"))
+    row["us"] = _time_us(cells[3], where) if len(cells) == 4 else None
+    return row
+
+
+def _said(operation: re.Match[str], sizes: re.Match[str]) -> dict[str, Scalar]:
+    """What the signatures say, in the words of key columns.
+
+    BLAS is column-major: x[M, K] @ w[N, K]^T is its TN with m = N, n = M. Raises _Left for any other product.
+    """
+    numbers = {name: text for name, text in sizes.groupdict().items() if text is not None and name != "rest"}
+    if "*" in numbers.values():
+        raise _Left("a wildcard for several sizes")
+    m, n, k = (int(numbers[name]) for name in "nmk")
+    if operation["layout"] != "TN":
+        raise _Left(f"operands stored as {operation['layout']}, not x [M, K] and w [N, K]")
+    if "lda" in numbers and [int(numbers[name]) for name in ("lda", "ldb", "ldc")] != [k, k, n]:
+        raise _Left("rows that are not one after the other")
+    dtype = _TYPES.get(operation["a"])
+    out = _TYPES.get(operation["c"] or operation["a"])
+    if dtype is None or out is None or operation["b"] not in (None, operation["a"]):
+        raise _Left(f"a product of {operation['a']} and {operation['b'] or operation['a']}")
+    said: dict[str, Scalar] = {"M": m, "N": n, "K": k, "dtype": dtype, "q_dtype_w": dtype, "outdtype": out}
+    said |= {"bias": operation["kind"] == "GemmAndBias", "granularity": "", "scaleAB": False}
+    said |= {"B": int(numbers["batch"])} if "batch" in numbers else {}
+    if operation["kind"] == "ScaledGemm":
+        said |= {"granularity": _granularity(sizes["rest"]), "scaleAB": True}
+        said["bias"] = re.search(r"_bias_(?!None)", sizes["rest"]) is not None
+    return said
+
+
+def _granularity(rest: str) -> str:
+    """ROCm says `_rw_1` for scales by row, CUDA torch's numbers of both operands' recipes."""
+    both = re.search(r"_ast_(\d+)_bst_(\d+)", rest)
+    rows = re.search(r"_rw_([01])", rest)
+    kinds = set(both.groups()) if both else {rows[1]} if rows else set()
+    if len(kinds) != 1 or not kinds <= _GRANULARITIES.keys():
+        raise _Left("scales that are neither by tensor nor by row")
+    return _GRANULARITIES[kinds.pop()]
+
+
+def _same(spec: GemmSpec, said: Mapping[str, Scalar]) -> bool:
+    """Whether the family's product is the one that the file speaks of: a key has no place for all of it."""
+    scale = spec.x_scale.granularity if spec.x_scale else ""
+    other = spec.w_scale.granularity if spec.w_scale else ""
+    return (
+        (spec.x_dtype, spec.w_dtype, spec.out_dtype) == (said["dtype"], said["dtype"], said["outdtype"])
+        and (scale, other) == (said["granularity"], said["granularity"])
+        and (spec.bias, spec.batch, spec.w_layout) == (said["bias"], said.get("B", 1), "nk")
+    )
+
+
+def _winner(solution: str, spec: GemmSpec, validators: Mapping[str, str]) -> tuple[str, dict[str, Scalar], str]:
+    """(libtype, knobs, kernelName). Raises _Left for a solution that no backend here can ask for."""
+    if solution == "Default":
+        scaled = spec.x_scale is not None
+        return ("scaled_mm", {"use_fast_accum": False}, "scaled_mm") if scaled else ("torch", {"method": "mm"}, "torch")
+    if found := re.fullmatch(r"Gemm_Hipblaslt_(\d+)", solution):
+        version = validators.get("HIPBLASLT_VERSION")
+        if version is None:
+            raise _Left("hipBLASLt's solution without HIPBLASLT_VERSION, whose index it is")
+        return "hipblaslt", {"solidx": int(found[1])}, f"hipblaslt_{found[1]}@{version}"
+    if found := _CUBLASLT.fullmatch(solution):
+        version = validators.get("CUBLASLT_VERSION")
+        if version is None:
+            raise _Left("cuBLASLt's algorithm without CUBLASLT_VERSION, whose it is")
+        knobs: dict[str, Scalar] = {name: int(text) for name, text in found.groupdict().items()}
+        if spec.x_scale is not None:
+            knobs["use_fast_accum"] = False
+        return "cublaslt", knobs, f"cublaslt_{knobs['algo_id']}@{version}"
+    raise _Left(f"a solution of {solution.removeprefix('Gemm_').split('_')[0]}, which no backend here asks for")
+
+
+def _time_us(text: str, where: str) -> float:
+    try:
+        time_us = float(text) * 1e3
+    except ValueError:
+        time_us = -1.0
+    if not 0 <= time_us < 1e12:
+        raise UserError(f"{where}: time '{text}', expected milliseconds")
+    return round(time_us, 4)
