@@ -33,6 +33,7 @@ class Screen(Stage):
     """Races candidates; keeps the fastest `keep`, the best of each backend, incumbents and each bucket's leaders."""
 
     keep: int
+    margin_pct: float
     bucket_keep: int
     timer: Timer
 
@@ -42,7 +43,7 @@ class Screen(Stage):
 
     def __post_init__(self) -> None:
         at_least(1, keep=self.keep)
-        at_least(0, bucket_keep=self.bucket_keep)
+        at_least(0, margin_pct=self.margin_pct, bucket_keep=self.bucket_keep)
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """Shortlist and trials of the problems."""
@@ -156,7 +157,7 @@ class Screen(Stage):
         }
 
     def _kept(self, courses: list[Course], context: Context) -> dict[str, list[Candidate]]:
-        keep = Keep(fastest=self.keep, per_bucket=self.bucket_keep)
+        keep = Keep(fastest=self.keep, margin_pct=self.margin_pct, per_bucket=self.bucket_keep)
         kept = {
             c.problem.id: dict.fromkeys(shortlist(c.results, keep, context.incumbents.get(c.problem.id, ())))
             for c in courses

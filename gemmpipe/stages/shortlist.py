@@ -6,12 +6,17 @@ from dataclasses import dataclass
 from gemmpipe.data import Bucket, Candidate, Problem, Trial
 
 
+_PACE = 4
+
+
 @dataclass(frozen=True, kw_only=True)
 class Keep:
     """How many go on."""
 
     fastest: int
     """The fastest of a problem, whatever they are."""
+    margin_pct: float
+    """But only who is so near to the fourth."""
     per_bucket: int
     """The fastest over all Ms of a bucket, among those its format can store."""
 
@@ -22,10 +27,13 @@ def shortlist(results: Mapping[Candidate, Trial], keep: Keep, incumbents: Collec
     Those that were looked at longest come first: a glance is not compared with a long look.
     """
     timed = [t for t in results.values() if t.time_us is not None]
-    ranked = [t.candidate for t in sorted(timed, key=_rank)]
-    chosen = dict.fromkeys(ranked[: keep.fastest])
+    ordered = sorted(timed, key=_rank)
+    # Not of the first: nothing is checked yet, and a kernel that computes nothing is the fastest.
+    pace_us = max((t.time_us or 0.0 for t in ordered[:_PACE]), default=0.0)
+    near = [t.candidate for t in ordered if (t.time_us or 0.0) <= pace_us * (1 + keep.margin_pct / 100)]
+    chosen = dict.fromkeys(near[: keep.fastest])
     best: dict[tuple[str, bool], Candidate] = {}
-    for trial in sorted(timed, key=_rank):
+    for trial in ordered:
         best.setdefault((trial.candidate.backend, trial.extra_weight_bytes > 0), trial.candidate)
     chosen.update(dict.fromkeys(best.values()))
     chosen.update(dict.fromkeys(c for c in incumbents if c in results))

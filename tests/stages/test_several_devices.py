@@ -95,7 +95,7 @@ def _context(folder: Path, pool: LocalPool, no_words: KernelDefaults) -> Context
 
 def _tune(context: Context) -> "dict[str, pd.DataFrame]":
     tables = {"problems": problem_frame(context.family, PROBLEMS)}
-    tables |= Screen(keep=4, bucket_keep=0, timer=TIMER).run(tables, context)
+    tables |= Screen(keep=4, margin_pct=1000, bucket_keep=0, timer=TIMER).run(tables, context)
     return Bench(err_ratio=0.05, timer=TIMER).run(tables, context)
 
 
