@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from gemmpipe.data import Bucket, Candidate, Problem, Trial
 
-
 _PACE = 4
 
 
