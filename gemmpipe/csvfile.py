@@ -39,14 +39,14 @@ def read_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
         raise UserError(f"{path}:{line + 1}: no CSV: {error}") from None
 
 
-def named_files(key: str, value: str | Sequence[str]) -> list[Path]:
+def named_files(key: str, value: str | Sequence[str], what: str = "a CSV file") -> list[Path]:
     """The files that a key of the configuration names, globs expanded in sorted order, each once.
 
     Raises UserError where there is none: the key, what is there instead.
     """
     words = [value] if isinstance(value, str) else list(value or ())
     if not words or not all(isinstance(word, str) and word for word in words):
-        raise UserError(f"{key}: {value!r}, expected a CSV file, a list of files or a glob")
+        raise UserError(f"{key}: {value!r}, expected {what}, a list of files or a glob")
     found: list[Path] = []
     for word in words:
         path = Path(word).expanduser()
@@ -55,9 +55,10 @@ def named_files(key: str, value: str | Sequence[str]) -> list[Path]:
         if not matches:
             several = f"; several are written '{key}=[{word}]'" if "," in word else _neighbours(path)
             raise UserError(f"{key}: no file '{word}'{several}")
+        kind = ".csv" if "CSV" in what else ""
         for match in matches:
             if match.is_dir():
-                raise UserError(f"{key}: '{match}' is a folder, expected a CSV file (or '{match}/*.csv')")
+                raise UserError(f"{key}: '{match}' is a folder, expected {what} (or '{match}/*{kind}')")
         found += [match for match in matches if match not in found]
     return found
 

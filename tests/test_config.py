@@ -43,7 +43,7 @@ def _pipeline(word: str) -> list[str]:
 
 @pytest.mark.parametrize("word", _words())
 def test_every_option_builds(plans: list[Plan], word: str) -> None:
-    needed = {"shapes=csv": ["shapes.path=x.csv"]}.get(word, [])
+    needed = ["shapes.path=x"] if word in {f"shapes={name}" for name in ("csv", "trace", "log", "tunableop")} else []
     home = {"stage@stages.load=load": ["merge"]}.get(word, [])  # stages that the default pipeline does not have
     assert main([*home, word, *needed]) == 0
     assert len(plans) == 1

@@ -15,24 +15,16 @@ from functools import cache
 from pathlib import Path
 
 from gemmpipe.data import Scalar
-from gemmpipe.family import load_family
-from gemmpipe.paths import PACKAGE, write_atomic
+from gemmpipe.paths import write_atomic
+from gemmpipe.sources.header import capture_columns
 
-OTHER = "other"
-"""In place of a family, for products that none computes."""
 DEFAULT_FILE = "gemmpipe_captured.csv"
 _FLUSH_S = 5.0  # what a killed process loses at most
 _LOG = logging.getLogger("gemmpipe.runtime")
-_MARKS = ("op", "layout")
 
 
-@cache
-def columns() -> tuple[str, ...]:
-    """`family`, the key columns of all shipped families, how torch was called, `count`, `layer`."""
-    names = ["family"]
-    for path in sorted((PACKAGE / "kernels").glob("*/__init__.py")):
-        names += [column.name for column in load_family(path.parent.name).key_columns]
-    return (*dict.fromkeys(names), *_MARKS, "count", "layer")
+columns = cache(capture_columns)
+"""The columns of the file, in order."""
 
 
 @dataclass(kw_only=True)

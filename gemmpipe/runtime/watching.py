@@ -1,7 +1,7 @@
 """Every matrix product of a PyTorch program, seen where torch executes it: each once, whatever called it."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,15 +10,9 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gemmpipe.data import Scalar
-from gemmpipe.runtime.captured import OTHER, Recorder
+from gemmpipe.runtime.captured import Recorder
 from gemmpipe.runtime.operands import name_of
-
-Seen = tuple[str, dict[str, Scalar]]
-"""(family, key columns)."""
-_WIDE = ("bfloat16", "float16")
-_OUT = (*_WIDE, "float32")
-_BLOCK = 128
+from gemmpipe.sources.products import READERS, Argument, Operand, product_of
 
 
 class _Here(threading.local):
@@ -75,12 +69,13 @@ class Watcher(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        read = _READERS.get(func.overloadpacket.__name__) if hasattr(func, "overloadpacket") else None
-        if read is not None and not HERE.quiet:
-            found = read(args, kwargs or {}, out)
+        name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else ""
+        if name in READERS and not HERE.quiet and isinstance(out, torch.Tensor):
+            # What torch executes below an operator is not seen again: each product is counted once.
+            found = product_of(name, _arguments(func, args, kwargs or {}), name_of(out.dtype))
             if found is not None:
                 family, values = found
-                self._recorder.add(family, {**values, "op": func.overloadpacket.__name__}, layer())
+                self._recorder.add(family, {**values, "op": name}, layer())
         return out
 
     def _enter(self, module: nn.Module, args: object) -> None:
@@ -92,94 +87,17 @@ class Watcher(TorchDispatchMode):
         HERE.modules = HERE.modules[:-1]
 
 
-def _product(x: torch.Tensor, w: torch.Tensor, bias: bool, out: torch.Tensor) -> Seen | None:
-    """x [M, K] or [B, M, K] times w [K, N] or [B, K, N], as torch takes them."""
-    if 0 in x.shape or 0 in w.shape:
-        return None
-    dtype, outdtype, batched = name_of(w.dtype), name_of(out.dtype), w.dim() == 3
-    values: dict[str, Scalar] = {"M": x.shape[-2], "N": w.shape[-1], "K": w.shape[-2]}
-    values |= {"dtype": dtype, "outdtype": outdtype, "layout": f"{_lies(x, 'mk')} {_lies(w, 'kn')}"}
-    values |= {"B": w.shape[0]} if batched else {"bias": bias, "scaleAB": False, "bpreshuffle": False}
-    if dtype not in _WIDE or outdtype not in _OUT or x.dtype != w.dtype or (batched and bias):
-        return OTHER, values
-    return ("batched_bf16" if batched else "a16w16"), values
+def _arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Argument]:
+    """What an operator was called with, in the order of its schema."""
+    named = [kwargs.get(argument.name) for argument in func._schema.arguments[len(args) :]]
+    return [_argument(value) for value in (*args, *named)]
 
 
-def _lies(tensor: torch.Tensor, letters: str) -> str:
-    """The letters in the order of memory, the innermost last; `strided` when neither side is innermost."""
-    if tensor.stride(-1) == 1 and tensor.shape[-1] > 1:
-        return letters
-    return letters[::-1] if tensor.stride(-2) == 1 else letters if tensor.stride(-1) == 1 else "strided"
-
-
-def _scaled(x: torch.Tensor, w: torch.Tensor, scales: tuple[Any, Any], bias: bool, out: torch.Tensor) -> Seen | None:
-    found = _product(x, w, bias, out)
-    if found is None:
-        return None
-    _, values = found
-    m, n, k = x.shape[0], w.shape[1], x.shape[1]
-    sizes = tuple(scale.numel() for scale in scales if isinstance(scale, torch.Tensor))
-    blocks = -(-k // _BLOCK)
-    for key in ("scaleAB", "bpreshuffle"):
-        del values[key]
-    granularity = "tensor" if sizes == (1, 1) else "row" if sizes == (m, n) else ""
-    # cuBLASLt has the weight's block scales with their K side padded to a multiple of 4.
-    by_block = [(m * blocks, -(-n // _BLOCK) * held) for held in (blocks, -(-blocks // 4) * 4)]
-    if not granularity and sizes in by_block and not bias:
-        return "a8w8_blockscale", values
-    values |= {"q_dtype_w": values.pop("dtype"), "granularity": granularity}
-    return ("a8w8" if granularity else OTHER), values
-
-
-def _linear(args: Any, kwargs: Mapping[str, Any], out: torch.Tensor) -> Seen | None:
-    x, w = args[0], args[1]
-    bias = args[2] if len(args) > 2 else kwargs.get("bias")
-    return _product(x.reshape(-1, x.shape[-1]), w.t(), bias is not None, out)
-
-
-def _scaled_mm(args: Any, kwargs: Mapping[str, Any], out: torch.Tensor) -> Seen | None:
-    named = dict(zip(("x", "w", "scale_a", "scale_b", "bias"), args, strict=False)) | dict(kwargs)
-    return _scaled(args[0], args[1], (named["scale_a"], named["scale_b"]), named.get("bias") is not None, out)
-
-
-def _scaled_mm_v2(args: Any, kwargs: Mapping[str, Any], out: torch.Tensor) -> Seen | None:
-    bias = args[8] if len(args) > 8 else kwargs.get("bias")
-    return _scaled(args[0], args[1], (args[2][0], args[5][0]), bias is not None, out)
-
-
-def _int_mm(args: Any, kwargs: Mapping[str, Any], out: torch.Tensor) -> Seen | None:
-    found = _product(args[0], args[1], False, out)
-    if found is None:
-        return None
-    values = {name: found[1][name] for name in ("M", "N", "K", "layout")}
-    return "a8w8", {**values, "q_dtype_w": "int8"}  # its scales follow in another operation
-
-
-def _grouped(args: Any, kwargs: Mapping[str, Any], out: torch.Tensor) -> Seen | None:
-    x, w = args[0], args[1]
-    if 0 in x.shape or 0 in w.shape:
-        return None
-    values: dict[str, Scalar] = {"M": x.shape[-2], "N": w.shape[-1], "K": x.shape[-1], "B": w.shape[0]}
-    return OTHER, {**values, "dtype": name_of(w.dtype), "outdtype": name_of(out.dtype)}
-
-
-def _is_bias(addend: torch.Tensor, out: torch.Tensor) -> bool:
-    return addend.dim() == 1 or (addend.dim() == 2 and addend.shape[0] == 1 and out.shape[0] != 1)
-
-
-_READERS: Mapping[str, Callable[[Any, Mapping[str, Any], torch.Tensor], Seen | None]] = {
-    "linear": _linear,
-    "mm": lambda args, kwargs, out: _product(args[0], args[1], False, out),
-    "addmm": lambda args, kwargs, out: _product(args[1], args[2], _is_bias(args[0], out), out),
-    "bmm": lambda args, kwargs, out: _product(args[0], args[1], False, out),
-    "baddbmm": lambda args, kwargs, out: _product(args[1], args[2], False, out),
-    "mv": lambda args, kwargs, out: _product(args[1][None], args[0].t(), False, out),
-    "addmv": lambda args, kwargs, out: _product(args[2][None], args[1].t(), True, out),
-    "_scaled_mm": _scaled_mm,
-    "_scaled_mm_v2": _scaled_mm_v2,
-    "_int_mm": _int_mm,
-    "_grouped_mm": _grouped,
-    "_scaled_grouped_mm": _grouped,
-    "_scaled_grouped_mm_v2": _grouped,
-}
-"""By the operator's name, all overloads alike; what torch executes below one of them is not seen again."""
+def _argument(value: Any) -> Argument:
+    if isinstance(value, torch.Tensor):
+        strided = value.layout is torch.strided
+        strides = tuple(value.stride()) if strided else (0,) * value.dim()
+        return Operand(dtype=name_of(value.dtype), shape=tuple(value.shape), strides=strides)
+    if isinstance(value, list | tuple) and value and all(isinstance(each, torch.Tensor) for each in value):
+        return tuple(Operand(dtype=name_of(x.dtype), shape=tuple(x.shape), strides=tuple(x.stride())) for x in value)
+    return None

@@ -10,6 +10,7 @@ from gemmpipe.errors import UserError
 from gemmpipe.family import Family, KernelDefaults
 from gemmpipe.problem import column_places, make_problem, parse_weight, unite
 from gemmpipe.sources import Source
+from gemmpipe.sources.header import check_family, check_header
 
 _WEIGHTS = ("weight", "count")
 
@@ -18,38 +19,36 @@ _WEIGHTS = ("weight", "count")
 class Csv(Source):
     """Tables with a column for each part of the key; others are ignored, but for weight, count, layer and family.
 
-    `path` is a file, a glob, or a list of these. Rows that name another family are left out.
+    `path` is a file, a glob, or a list of these. Rows that name another family than the kernel's, or than `rows_of`,
+    are left out.
     """
 
     path: str | Sequence[str]
+    rows_of: str | None
 
     def problems(self, family: Family, defaults: KernelDefaults, gfx: str) -> list[Problem]:
         """Each problem once, weights summed. Raises UserError: `file:row`, column, what was expected."""
-        found: list[Problem] = []
-        files = self.files()
-        for path in files:
-            found += _read(path, family, defaults, gfx)
+        wanted = self.rows_of or family.name
+        files = named_files("shapes.path", self.path)
+        found = [problem for path in files for problem in _read(path, wanted, family, defaults, gfx)]
         if not found:
-            raise UserError(f"shapes.path: no problem of {family.name} in {', '.join(map(str, files))}")
+            raise UserError(f"shapes.path: no problem of {wanted} in {', '.join(map(str, files))}")
         return unite(found)
 
-    def files(self) -> list[Path]:
-        """The files that `path` names, globs expanded in sorted order. Raises UserError where there is none."""
-        return named_files("shapes.path", self.path)
 
-
-def _read(path: Path, family: Family, defaults: KernelDefaults, gfx: str) -> Iterator[Problem]:
+def _read(path: Path, wanted: str, family: Family, defaults: KernelDefaults, gfx: str) -> Iterator[Problem]:
     lines = read_cells(path)
     _, header = next(lines, (1, []))
     places = column_places(header, family, f"{path}:1")
+    check_header(header, family, f"{path}:1")
     extra = {name.lower(): place for place, name in reversed(list(enumerate(header)))}
     weight_at = next((extra[name] for name in _WEIGHTS if name in extra), None)
-    for line, cells in lines:
+    for line, row in lines:
         where = f"{path}:{line}"
-        if len(cells) > len(header):
-            raise UserError(f"{where}: {len(cells)} cells, expected {len(header)} as in the header")
-        row = cells + [""] * (len(header) - len(cells))
-        if "family" in extra and row[extra["family"]] not in ("", family.name):
+        if len(row) != len(header):
+            raise UserError(f"{where}: {len(row)} cells, expected {len(header)} as in the header")
+        if "family" in extra and row[extra["family"]] not in ("", wanted):
+            check_family(row[extra["family"]], wanted, where)
             continue
         weight = row[weight_at] if weight_at is not None else ""
         try:

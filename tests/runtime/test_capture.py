@@ -63,7 +63,7 @@ def test_a_program_as_it_is(tmp_path: Path) -> None:
     assert others["batched_bf16bfloat16"]["B"] == "2"
     assert others["otherfloat32"]["count"] == "2"
     assert others["a16w16bfloat16"]["layout"] == "km kn"
-    problems = Csv(path=str(tmp_path / "seen.csv")).problems(
+    problems = Csv(path=str(tmp_path / "seen.csv"), rows_of=None).problems(
         load_family("a16w16"), KernelDefaults(dtype=None, out_dtype=None, bias=None), "sm_90"
     )
     assert [(p["M"], p["N"], p["K"], p.weight, p.layer) for p in problems] == [

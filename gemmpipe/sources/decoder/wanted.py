@@ -62,10 +62,15 @@ class Wanted:
         values = self._grouped(linear, config, where, quantised=quantised) if self.grouped else self._plain(linear)
         if self.quantization and quantised and not self.grouped:
             values |= self.quantization.columns(self.columns)
-        rows = "token" if self.grouped else "M"
         return [
             make_problem(
-                self.family, {rows: m, **values}, self.defaults, self.gfx, where, float(linear.calls), linear.layer
+                self.family,
+                {self.family.rows_column: m, **values},
+                self.defaults,
+                self.gfx,
+                where,
+                float(linear.calls),
+                linear.layer,
             )
             for m in sizes
         ]

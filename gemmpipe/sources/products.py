@@ -1,0 +1,209 @@
+"""What an operator of torch multiplies, by its operands' sizes, strides and types: a family and its key columns."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from gemmpipe.data import Scalar
+
+OTHER = "other"
+"""In place of a family, for products that none computes."""
+_WIDE = ("bfloat16", "float16")
+_EIGHT = ("float8_e4m3fn", "float8_e4m3fnuz", "int8")
+_OUT = (*_WIDE, "float32")
+_BLOCK = 128
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Operand:
+    """A tensor as an operator got it: torch's dtype name without `torch.`, sizes, strides in elements."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """How many elements; 1 for a number."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    @property
+    def turned(self) -> "Operand":
+        """Its last two sides exchanged."""
+        shape, strides = list(self.shape), list(self.strides)
+        shape[-2:], strides[-2:] = shape[:-3:-1], strides[:-3:-1]
+        return Operand(dtype=self.dtype, shape=tuple(shape), strides=tuple(strides))
+
+    @property
+    def rows(self) -> "Operand":
+        """All sides but the last as one, [M, K]."""
+        k = self.shape[-1]
+        return Operand(dtype=self.dtype, shape=(self.numel // k if k else 0, k), strides=(k, self.strides[-1]))
+
+
+Argument = Operand | tuple[Operand, ...] | None
+"""What matters of an operator's argument: a tensor, several of them, or nothing."""
+Seen = tuple[str, dict[str, Scalar]]
+"""(family, key columns and `layout`)."""
+
+
+def product_of(name: str, arguments: Sequence[Argument], out_dtype: str) -> Seen | None:
+    """What the operator multiplies, its arguments in the order of its schema; None where that is no product.
+
+    Products of nothing (a side of 0) are none. `out_dtype` is the result's.
+    """
+    read = READERS.get(name)
+    try:
+        return read(arguments, out_dtype) if read else None
+    except (AttributeError, IndexError, TypeError):  # arguments that are not what this operator takes
+        return None
+
+
+def foreign_product_of(name: str, arguments: Sequence[Argument], out_dtype: str) -> Seen | None:
+    """What someone's own operator multiplies: two 8-bit operands with their scales, or, named so, two 16-bit ones."""
+    operands = [each if isinstance(each, Operand) else None for each in arguments]
+    for place, (x, w) in enumerate(pairwise(operands)):
+        if x is None or w is None or x.dtype != w.dtype or len(w.shape) != 2 or len(x.shape) < 2:
+            continue
+        straight = x.shape[-1] == w.shape[1]
+        if not straight and x.shape[-1] != w.shape[0]:
+            continue
+        scales = tuple(each for each in operands[place + 2 : place + 4] if each and each.dtype == "float32")
+        turned = w.turned if straight else w
+        if x.dtype in _EIGHT and len(scales) == 2:
+            return _scaled(x.rows, turned, (scales[0].numel, scales[1].numel), False, out_dtype)
+        if x.dtype in _WIDE and _NAMED.search(name):
+            bias = operands[place + 2] if len(operands) > place + 2 else None
+            return _product(x.rows, turned, bias is not None and bias.shape == (turned.shape[1],), x.dtype)
+    return None
+
+
+_NAMED = re.compile(r"gemm|matmul|linear|(?:^|_)mm(?:_|$)")
+
+
+def _product(x: Operand, w: Operand, bias: bool, out_dtype: str) -> Seen | None:
+    """x [M, K] or [B, M, K] times w [K, N] or [B, K, N], as torch takes them."""
+    if 0 in x.shape or 0 in w.shape:
+        return None
+    batched = len(w.shape) == 3
+    values: dict[str, Scalar] = {"M": x.shape[-2], "N": w.shape[-1], "K": w.shape[-2]}
+    values |= {"dtype": w.dtype, "outdtype": out_dtype, "layout": f"{_lies(x, 'mk')} {_lies(w, 'kn')}"}
+    values |= {"B": w.shape[0]} if batched else {"bias": bias, "scaleAB": False, "bpreshuffle": False}
+    if w.dtype not in _WIDE or out_dtype not in _OUT or x.dtype != w.dtype or (batched and bias):
+        return OTHER, values
+    return ("batched_bf16" if batched else "a16w16"), values
+
+
+def _lies(operand: Operand, letters: str) -> str:
+    """The letters in the order of memory, the innermost last; `strided` when neither side is innermost."""
+    if operand.strides[-1] == 1 and operand.shape[-1] > 1:
+        return letters
+    return letters[::-1] if operand.strides[-2] == 1 else letters if operand.strides[-1] == 1 else "strided"
+
+
+def _scaled(x: Operand, w: Operand, sizes: tuple[int, int], bias: bool, out_dtype: str) -> Seen | None:
+    """8-bit operands; `sizes` says how many scales each has."""
+    found = _product(x, w, bias, out_dtype)
+    if found is None:
+        return None
+    _, values = found
+    m, n, k = x.shape[0], w.shape[1], x.shape[1]
+    blocks = -(-k // _BLOCK)
+    for key in ("scaleAB", "bpreshuffle"):
+        del values[key]
+    granularity = "tensor" if sizes == (1, 1) else "row" if sizes == (m, n) else ""
+    # cuBLASLt has the weight's block scales with their K side padded to a multiple of 4.
+    by_block = [(m * blocks, -(-n // _BLOCK) * held) for held in (blocks, -(-blocks // 4) * 4)]
+    if not granularity and sizes in by_block and not bias and out_dtype in _OUT:
+        return "a8w8_blockscale", values
+    values |= {"q_dtype_w": values.pop("dtype"), "granularity": granularity}
+    return ("a8w8" if granularity and out_dtype in _OUT else OTHER), values
+
+
+def _is_bias(addend: Operand, rows: int) -> bool:
+    """Whether what is added is one row for all."""
+    return len(addend.shape) == 1 or (len(addend.shape) == 2 and addend.shape[0] == 1 and rows != 1)
+
+
+def _linear(a: Sequence[Argument], out: str) -> Seen | None:
+    x, w = _tensor(a[0]), _tensor(a[1])
+    return _product(x.rows, w.turned, len(a) > 2 and a[2] is not None, out)
+
+
+def _matmul(a: Sequence[Argument], out: str) -> Seen | None:
+    """Any ranks: a weight of two sides serves all rows; otherwise as many products as there are in front."""
+    x, w = _tensor(a[0]), _tensor(a[1])
+    if len(w.shape) == 1:
+        return _vector(w, x.rows, False, out)
+    if len(w.shape) == 2:
+        return _product(x.rows, w, False, out)
+    m = x.shape[-2] if len(x.shape) > 1 else 1
+    front = max(x.numel // max(1, m * x.shape[-1]), w.numel // max(1, w.shape[-1] * w.shape[-2]))
+    xs = Operand(dtype=x.dtype, shape=(front, m, x.shape[-1]), strides=(0, *(x.strides[-2:] if m > 1 else (1, 1))))
+    ws = Operand(dtype=w.dtype, shape=(front, *w.shape[-2:]), strides=(0, *w.strides[-2:]))
+    return _product(xs, ws, False, out)
+
+
+def _vector(x: Operand, w: Operand, bias: bool, out: str) -> Seen | None:
+    """A matrix [N, K] times a vector [K]: a product of one row."""
+    row = Operand(dtype=x.dtype, shape=(1, *x.shape), strides=(x.shape[0], *x.strides))
+    return _product(row, w.turned, bias, out)
+
+
+def _scaled_mm(a: Sequence[Argument], out: str) -> Seen | None:
+    sizes = (_tensor(a[2]).numel, _tensor(a[3]).numel)
+    return _scaled(_tensor(a[0]), _tensor(a[1]), sizes, len(a) > 4 and a[4] is not None, out)
+
+
+def _scaled_mm_v2(a: Sequence[Argument], out: str) -> Seen | None:
+    first = [each[0] if isinstance(each, tuple) else _tensor(each) for each in (a[2], a[5])]
+    return _scaled(_tensor(a[0]), _tensor(a[1]), (first[0].numel, first[1].numel), len(a) > 8 and a[8] is not None, out)
+
+
+def _int_mm(a: Sequence[Argument], out: str) -> Seen | None:
+    found = _product(_tensor(a[0]), _tensor(a[1]), False, out)
+    if found is None:
+        return None
+    values = {name: found[1][name] for name in ("M", "N", "K", "layout")}
+    return "a8w8", {**values, "q_dtype_w": "int8"}  # its scales follow in another operation
+
+
+def _grouped(a: Sequence[Argument], out: str) -> Seen | None:
+    x, w = _tensor(a[0]), _tensor(a[1])
+    if 0 in x.shape or 0 in w.shape:
+        return None
+    values: dict[str, Scalar] = {"M": x.shape[-2], "N": w.shape[-1], "K": x.shape[-1], "B": w.shape[0]}
+    return OTHER, {**values, "dtype": w.dtype, "outdtype": out}
+
+
+def _tensor(argument: Argument) -> Operand:
+    if not isinstance(argument, Operand):
+        raise TypeError(argument)
+    return argument
+
+
+READERS: Mapping[str, Callable[[Sequence[Argument], str], Seen | None]] = {
+    "linear": _linear,
+    "matmul": _matmul,
+    "mm": lambda a, out: _product(_tensor(a[0]), _tensor(a[1]), False, out),
+    "addmm": lambda a, out: _product(
+        _tensor(a[1]), _tensor(a[2]), _is_bias(_tensor(a[0]), _tensor(a[1]).shape[0]), out
+    ),
+    "bmm": lambda a, out: _product(_tensor(a[0]), _tensor(a[1]), False, out),
+    "baddbmm": lambda a, out: _product(_tensor(a[1]), _tensor(a[2]), False, out),
+    "mv": lambda a, out: _vector(_tensor(a[1]), _tensor(a[0]), False, out),
+    "addmv": lambda a, out: _vector(_tensor(a[2]), _tensor(a[1]), True, out),
+    "_scaled_mm": _scaled_mm,
+    "_scaled_mm_v2": _scaled_mm_v2,
+    "_int_mm": _int_mm,
+    "_grouped_mm": _grouped,
+    "_scaled_grouped_mm": _grouped,
+    "_scaled_grouped_mm_v2": _grouped,
+}
+"""By the operator's name, all overloads alike."""
+WITHIN = ("linear", "matmul")
+"""Those that torch usually makes of another one here."""

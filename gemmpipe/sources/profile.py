@@ -1,0 +1,203 @@
+"""Products in a trace of torch's profiler: each once, however deeply operators are nested, with the time it took."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gemmpipe.data import Scalar
+from gemmpipe.errors import UserError
+from gemmpipe.jsonstream import objects_in
+from gemmpipe.sources.products import READERS, WITHIN, Argument, Operand, Seen, foreign_product_of, product_of
+from gemmpipe.sources.records import Recorded
+
+_TYPES = {
+    "c10::BFloat16": "bfloat16",
+    "c10::Half": "float16",
+    "float": "float32",
+    "double": "float64",
+    "c10::Float8_e4m3fn": "float8_e4m3fn",
+    "c10::Float8_e4m3fnuz": "float8_e4m3fnuz",
+    "c10::Float8_e5m2": "float8_e5m2",
+    "c10::Float8_e5m2fnuz": "float8_e5m2fnuz",
+    "signed char": "int8",
+    "unsigned char": "uint8",
+    "int": "int32",
+    "long int": "int64",
+    "long": "int64",
+}
+"""C++ names of element types -> torch's."""
+_LISTS = ("TensorList", "GenericList")
+_NUMBERS = {"5": "float16", "6": "float32", "15": "bfloat16"}
+"""Torch's numbers of result types, as in a recorded `out_dtype`."""
+_OUT_DTYPE_AT = {"_scaled_mm": 6, "_scaled_mm_v2": 9, "mm": 2, "bmm": 2, "addmm": 3, "baddbmm": 3}
+_OPERATORS = ("cpu_op", "Operator")
+_KERNELS = ("kernel", "gpu_memset", "Kernel")
+
+
+@dataclass(slots=True)
+class _Operator:
+    """An operator's event: a product, or with `seen` None what may hold one."""
+
+    thread: tuple[object, object]
+    start: float
+    end: float
+    order: int
+    name: str
+    external: object
+    seen: Seen | None
+    counted: bool = False
+
+
+def recorded(path: Path) -> list[Recorded]:
+    """The products of a trace. Raises UserError: no trace, an event that contradicts itself, no shapes recorded."""
+    operators: list[_Operator] = []
+    kernels: dict[object, float] = {}
+    for order, event in enumerate(objects_in(path, "traceEvents")):
+        where = f"{path}: event {order + 1}"
+        kind = event.get("cat")
+        if kind in _OPERATORS and event.get("ph") == "X":
+            operators.append(_operator(event, order, where))
+        elif kind in _KERNELS:
+            external = _arguments(event, where).get("External id")
+            if external is not None:
+                kernels[external] = kernels.get(external, 0.0) + _number(event, "dur", where)
+    times = _count(operators, kernels)
+    groups: dict[tuple[str, tuple[tuple[str, Scalar], ...]], tuple[int, float, str]] = {}
+    for operator, time_us in times:
+        assert operator.seen is not None
+        family, values = operator.seen
+        key = (family, tuple(values.items()))
+        count, sum_us, where = groups.get(key, (0, 0.0, f"{path}: event {operator.order + 1} ({operator.name})"))
+        groups[key] = (count + 1, sum_us + time_us, where)
+    return [
+        Recorded(family=family, values=dict(items), count=float(count), time_us=time_us, where=where)
+        for (family, items), (count, time_us, where) in groups.items()
+    ]
+
+
+def _operator(event: Mapping[str, object], order: int, where: str) -> _Operator:
+    name, start = str(event.get("name")), _number(event, "ts", where)
+    plain = name.removeprefix("aten::")
+    own = name.startswith("aten::")
+    seen = None
+    arguments = _arguments(event, where)
+    if (own and plain in READERS) or (not own and "::" in name and "Input Dims" in arguments):
+        operands = _operands(arguments, f"{where} ({name})")
+        out = _result(plain, operands, arguments)
+        read = product_of if own else foreign_product_of
+        seen = read(plain.rpartition("::")[2], operands, out)
+    return _Operator(
+        thread=(event.get("pid"), event.get("tid")),
+        start=start,
+        end=start + _number(event, "dur", where),
+        order=order,
+        name=name,
+        external=arguments.get("External id"),
+        seen=seen,
+    )
+
+
+def _arguments(event: Mapping[str, object], where: str) -> Mapping[str, object]:
+    found = event.get("args", {})
+    if not isinstance(found, Mapping):
+        raise UserError(f"{where}: args: {str(found)[:40]!r}, expected an object")
+    return found
+
+
+def _number(event: Mapping[str, object], name: str, where: str) -> float:
+    value = event.get(name, 0.0)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e18:
+        raise UserError(f"{where}: {name}: {str(value)[:40]!r}, expected a number of microseconds")
+    return float(value)
+
+
+def _operands(arguments: Mapping[str, object], where: str) -> list[Argument]:
+    """An operator's arguments, from the lists that the profiler writes beside each other."""
+    dims, types = arguments.get("Input Dims"), arguments.get("Input type")
+    if dims is None or types is None:
+        raise UserError(f"{where}: no 'Input Dims' and 'Input type', expected a trace with record_shapes=True")
+    strides = arguments.get("Input Strides")
+    if not isinstance(dims, list) or not isinstance(types, list) or len(dims) != len(types):
+        raise UserError(f"{where}: Input Dims and Input type, expected two lists of one length")
+    if strides is not None and (not isinstance(strides, list) or len(strides) != len(dims)):
+        raise UserError(f"{where}: Input Strides, expected a list as long as Input Dims")
+    return [
+        _argument(kind, size, strides[place] if strides else None, where)
+        for place, (kind, size) in enumerate(zip(types, dims, strict=True))
+    ]
+
+
+def _argument(kind: object, sizes: object, strides: object, where: str) -> Argument:
+    if kind in _LISTS and isinstance(sizes, list) and sizes and all(isinstance(each, list) for each in sizes):
+        # Of lists the profiler does not say the type: those that products take are scales.
+        return tuple(_tensor("float32", each, None, where) for each in sizes)
+    dtype = _TYPES.get(str(kind))
+    return None if dtype is None else _tensor(dtype, sizes, strides, where)
+
+
+def _tensor(dtype: str, sizes: object, strides: object, where: str) -> Operand:
+    shape = _whole(sizes, where)
+    contiguous = []
+    step = 1
+    for size in reversed(shape):
+        contiguous.append(step)
+        step *= max(1, size)
+    given = _whole(strides, where) if strides else ()
+    if given and len(given) != len(shape):
+        raise UserError(f"{where}: Input Strides {list(given)}, expected one for each of {list(shape)}")
+    return Operand(dtype=dtype, shape=shape, strides=given or tuple(reversed(contiguous)))
+
+
+def _whole(values: object, where: str) -> tuple[int, ...]:
+    if not isinstance(values, list) or any(type(each) is not int or not 0 <= each < 2**40 for each in values):
+        raise UserError(f"{where}: {str(values)[:60]}, expected a list of whole numbers")
+    return tuple(values)
+
+
+def _result(name: str, operands: Sequence[Argument], arguments: Mapping[str, object]) -> str:
+    """The result's type: what was asked for, for an operator of someone's own what it writes into, else the first's."""
+    tensors = [each for each in operands if isinstance(each, Operand)]
+    concrete = arguments.get("Concrete Inputs")
+    given = [str(each) for each in concrete] if isinstance(concrete, list) else []
+    if name == "_int_mm":
+        return "int32"
+    if name in READERS:
+        at = _OUT_DTYPE_AT.get(name, len(given))
+        asked = _NUMBERS.get(given[at]) if at < len(given) else None
+        return asked or (tensors[0].dtype if tensors else "")
+    if tensors and tensors[0].dtype in _NUMBERS.values():
+        return tensors[0].dtype
+    return next((_NUMBERS[word] for word in given if word in _NUMBERS), "bfloat16")
+
+
+def _count(operators: Iterable[_Operator], kernels: Mapping[object, float]) -> Iterator[tuple[_Operator, float]]:
+    """Each product once with its time: not what runs inside one, nor what only calls one."""
+    ordered = sorted(operators, key=lambda o: (str(o.thread), o.start, -o.end, o.order))
+    open_: list[_Operator] = []
+    products: dict[int, float] = {}
+    found: list[_Operator] = []
+
+    def close(operator: _Operator) -> None:
+        if operator.seen is not None and operator.name.removeprefix("aten::") in WITHIN and not operator.counted:
+            found.append(operator)
+            for outer in open_:
+                outer.counted = True
+
+    for operator in ordered:
+        while open_ and (open_[-1].end <= operator.start or open_[-1].thread != operator.thread):
+            close(open_.pop())
+        holds = operator.name.removeprefix("aten::") in WITHIN
+        inside = any(o.seen is not None and o.name.removeprefix("aten::") not in WITHIN for o in open_)
+        if operator.seen is not None and inside:
+            operator.seen = None
+        elif operator.seen is not None and not holds:
+            found.append(operator)
+            for outer in open_:
+                outer.counted = True
+        open_.append(operator)
+        for outer in open_:  # a kernel is attributed to the innermost operator
+            products[id(outer)] = products.get(id(outer), 0.0) + kernels.get(operator.external, 0.0)
+    while open_:
+        close(open_.pop())
+    for operator in sorted(found, key=lambda o: o.order):
+        yield operator, products[id(operator)] if kernels else operator.end - operator.start
