@@ -49,6 +49,8 @@ class Imported:
     """What a file gave for one family on one device."""
 
     rows: list[Row] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+    """Where each row stands in the file."""
     left_out: Counter[str] = field(default_factory=Counter)
     """Reasons, and how many lines each."""
 
@@ -71,7 +73,7 @@ def read_results(path: Path, family: Family, device: Device) -> Imported:
     """
     found = Imported()
     validators: dict[str, str] = {}
-    rows: dict[tuple[Scalar, ...], Row] = {}
+    rows: dict[tuple[Scalar, ...], tuple[Row, int]] = {}
     for line, cells in _lines(path):
         where = f"{path}:{line}"
         if cells[0] == "Validator":
@@ -86,9 +88,12 @@ def read_results(path: Path, family: Family, device: Device) -> Imported:
         except _Left as reason:
             found.left_out[str(reason)] += 1
             continue
-        rows[tuple(row[column.name] for column in family.key_columns)] = row  # the last one said counts, as in torch
+        # The last one said counts, as in torch.
+        rows[tuple(row[column.name] for column in family.key_columns)] = row, line
     _check_device(validators, device, path)
-    found.rows.extend(rows.values())
+    for row, line in rows.values():
+        found.rows.append(row)
+        found.lines.append(line)
     return found
 
 

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gemmpipe import store
+from gemmpipe.cli.main import main
 from gemmpipe.data import Device
 from gemmpipe.device import arch_device
 from gemmpipe.errors import UserError
@@ -140,6 +141,21 @@ def test_broken_files(text: str, line: str, tmp_path: Path, mi300x: Device) -> N
     with pytest.raises(UserError, match=line) as caught:
         read_results(path, load_family("a16w16"), mi300x)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("own_locks")
+def test_they_are_inputs_of_a_merge(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = "\n".join(line for line in ROCM.splitlines() if "GCN_ARCH" not in line and "Float8" not in line)
+    (folder / "tunableop_results0.csv").write_text(plain + "\n")
+    assert main(["merge", "kernel=a16w16", "inputs=[tunableop_results0.csv]", "output=out", "device=cpu"]) == 0
+    rows = store.read(folder / "out" / "bf16_tuned_gemm.csv", load_family("a16w16"))
+    assert {(row["M"], row["libtype"], row["us"], row["policy"]) for row in rows} == {
+        (7, "hipblaslt", 11.3, "tunableop"),
+        (16, "hipblaslt", 20.0, "tunableop"),
+        (64, "torch", 9.8, "tunableop"),
+    }
+    said = capsys.readouterr().out
+    assert "load: tunableop_results0.csv: 1 left out: a solution of Rocblas, which no backend here asks for" in said
 
 
 def test_what_is_no_result_file(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Rows that were read from tables, united with what stands in the native table already, and a report of it."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,6 +9,7 @@ from gemmpipe.artifact import known_runs, locked, runs_of, sidecar, write_runs
 from gemmpipe.errors import UserError, printable
 from gemmpipe.family import Family
 from gemmpipe.formats import Target
+from gemmpipe.merging import Row
 from gemmpipe.paths import write_atomic
 from gemmpipe.store import open_sheet, render
 from gemmpipe.table import RECORDED, RESULT
@@ -25,7 +26,13 @@ def report_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.merge.txt")
 
 
-def unite_into(path: Path, family: Family, selections: "pd.DataFrame", target: Target) -> list[Path]:
+Text = Callable[[Sequence[Row], Family, Sequence[str]], str]
+"""(rows, family, foreign columns) -> the text of a table."""
+
+
+def unite_into(
+    path: Path, family: Family, selections: "pd.DataFrame", target: Target, text: Text = render
+) -> list[Path]:
     """Unite the rows with the table at `path` and write it, its sidecar and a report, under the table's lock.
 
     Raises UserError for a table that someone broke and EnvironmentProblem where it cannot be written: the old file
@@ -42,7 +49,7 @@ def unite_into(path: Path, family: Family, selections: "pd.DataFrame", target: T
         extra = sorted({name for entry in union.entries for name in entry.extra})
         rows = [{**entry.row, **entry.extra} for entry in union.entries]
         write_runs(sidecar(path), {run: facts for run, facts in runs.items() if run in used})
-        write_atomic(path, render(rows, family, extra))
+        write_atomic(path, text(rows, family, extra))
         lines = _lines(path, files, len(given), len(old), union)
         write_atomic(report_path(path), "".join(f"{printable(line)}\n" for line in lines))
     for line in lines[: _SHOWN + 1]:

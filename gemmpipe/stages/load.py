@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.artifact import runs_of, sidecar
 from gemmpipe.csvfile import named_files
+from gemmpipe.device import cpu_device, gpu_device, gpu_kind
 from gemmpipe.errors import UserError
 from gemmpipe.family import Family
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.incumbents import native_tables
 from gemmpipe.store import Sheet, open_sheet
 from gemmpipe.table import RECORDED, RESULT
+from gemmpipe.tunableop import is_results, read_results
 from gemmpipe.uniting import Entry, entries_of
 
 if TYPE_CHECKING:
@@ -36,10 +38,18 @@ class Load(Stage):
         _refuse_outputs(files, native_tables(context.family, context.output, (each for _, each in context.formats)))
         entries: list[Entry] = []
         for path in files:
-            sheet = open_sheet(path, context.family)
+            sheet = _tunableop(path, context) if is_results(path) else open_sheet(path, context.family)
             context.events.emit("line", f"load: {path}: {_contents(sheet)}")
             entries += entries_of(path, context.family, sheet, _runs(path, context))
         return {"selections": frame_of(context.family, entries)}
+
+
+def _tunableop(path: Path, context: Context) -> Sheet:
+    """The winners of a result file of PyTorch's TunableOp, for this machine's device: the file hardly says its own."""
+    found = read_results(path, context.family, gpu_device(0) if gpu_kind() else cpu_device())
+    for reason, count in found.left_out.most_common():
+        context.events.emit("line", f"load: {path}: {count:,} left out: {reason}")
+    return Sheet(extra=(), lacking=(), rows=found.rows, lines=found.lines)
 
 
 def _refuse_outputs(files: Sequence[Path], written: Sequence[Path]) -> None:

@@ -1,0 +1,75 @@
+"""aiter's own tuned tables, in its header: rows that were its own before, and hipBLASLt's solutions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gemmpipe.aiter_table import render
+from gemmpipe.data import Scalar
+from gemmpipe.family import Family, KernelDefaults
+from gemmpipe.formats import Format, Target
+from gemmpipe.formats.united import unite_into
+from gemmpipe.merging import Row
+from gemmpipe.problem import missing
+from gemmpipe.table import RECORDED, RESULT
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_SOLUTIONS = "hipblaslt"
+"""The library whose kernels aiter finds by a number that we know too; it finds its own by names that it gave them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AiterCsv(Format):
+    """Unites rows with `aiter/{name}` in the folder of artifacts; `file` names another (None: the native table's name).
+
+    A row of ours cannot stand there: aiter builds what its tables name, and knows nothing of our kernels.
+    """
+
+    file: str | None
+
+    def write(self, family: Family, selections: "pd.DataFrame", target: Target) -> list[Path]:
+        """The table and the report of what was united; how many choices were left out is told."""
+        import pandas as pd
+
+        if family.aiter_table is None:
+            target.warn(f"aiter: it has no table of {family.name}")
+            return []
+        own = selections[selections["format"].fillna("") == ""]
+        names = ["gfx", "cu_num", *(column.name for column in family.key_columns), *RESULT]
+        rows = [dict(zip(names, values, strict=True)) for values in own[names].itertuples(index=False, name=None)]
+        kept = own[[_can_stand(row, family) for row in rows]]
+        if len(kept) < len(own):
+            target.warn(
+                f"aiter: {len(own) - len(kept):,} of {len(own):,} choices left out, which are no kernels of aiter's"
+            )
+        if not len(kept):
+            return []
+        if "place" not in kept:
+            nothing = pd.Series([dict[str, Scalar]() for _ in range(len(kept))], index=kept.index, dtype=object)
+            kept = kept.assign(place=f"run {target.run_id}:0", extra=nothing)
+        dtypes = [column.name for column in family.key_columns if column.kind == "dtype"]
+        path = target.folder / "aiter" / (self.file or family.csv_name)
+        plain = kept[[*names, *RECORDED]].astype(object).where(kept[[*names, *RECORDED]].notna(), None)
+        text = partial(_text, dtypes=dtypes)
+        return unite_into(path, family, plain, target, text=text)
+
+
+def _text(rows: Sequence[Row], family: Family, extra: Sequence[str], *, dtypes: Sequence[str]) -> str:
+    """Foreign columns have no place there."""
+    assert family.aiter_table is not None
+    return render(rows, family.aiter_table, dtypes)
+
+
+def _can_stand(row: Row, family: Family) -> bool:
+    """Whether aiter knows the kernel, and its key says all that ours does."""
+    assert family.aiter_table is not None
+    if not (missing(row.get("config")) or row.get("libtype") == _SOLUTIONS):
+        return False
+    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    plain = family.key_defaults(words, str(row.get("gfx")))
+    others = (column for column in family.key_columns if column.name not in family.aiter_table.columns)
+    return all(row.get(column.name) == plain.get(column.name, column.default) for column in others)

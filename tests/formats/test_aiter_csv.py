@@ -1,0 +1,76 @@
+"""aiter's own tables as a format: its rows united and cleaned, ours left out, hipBLASLt's solutions stored."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from gemmpipe import store
+from gemmpipe.cli.main import main
+from gemmpipe.data import Device
+from gemmpipe.device import arch_device
+from gemmpipe.events import Event, Events
+from gemmpipe.family import load_family
+from gemmpipe.formats import Target
+from gemmpipe.formats.aiter_csv import AiterCsv
+from gemmpipe.table import SELECTIONS
+
+HEADER = "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio\n"
+BF16 = (
+    "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw"
+)
+ROW = "gfx942,304,{m},3072,1536,ck,8,2,{us},a8w8_blockscale_1x128x128,1.43,714.43,0.0\n"
+
+
+@pytest.mark.usefixtures("own_locks")
+def test_aiters_tables_are_united_and_cleaned(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "a.csv").write_text(HEADER + ROW.format(m=1, us="6.61") + ROW.format(m=2, us="0"))
+    (folder / "b.csv").write_text(HEADER.replace(",", ", ") + ROW.format(m=1, us="6.5") + ROW.format(m=2, us="7.0"))
+    words = ["merge", "kernel=a8w8_blockscale", "inputs=[a.csv,b.csv]", "format=[aiter]", "output=out"]
+    assert main(words) == 0
+    path = folder / "out" / "aiter" / "a8w8_blockscale_tuned_gemm.csv"
+    assert path.read_text() == HEADER + ROW.format(m=1, us="6.5") + ROW.format(m=2, us="7.0")
+    assert "left out: 1 slower, 1 without a time" in capsys.readouterr().out.replace(
+        "1 without a time, 1 slower", "1 slower, 1 without a time"
+    )
+
+
+@pytest.fixture
+def mi300x() -> Device:
+    return arch_device("gfx942")
+
+
+def _selections(*rows: dict[str, object]) -> pd.DataFrame:
+    key = {"M": 1, "N": 1280, "K": 8192, "bias": False, "dtype": "bfloat16", "outdtype": "bfloat16"}
+    base = {"format": "", "gfx": "gfx942", "cu_num": 304, "us": 4.5, "err_ratio": 0.0, "splitK": 1, "solidx": 0, **key}
+    base |= {"scaleAB": False, "bpreshuffle": False, "policy": "graph", "run_id": "r1", "bucket": ""}
+    columns = [*SELECTIONS, *key, "scaleAB", "bpreshuffle"]
+    return pd.DataFrame([{**base, **row} for row in rows], columns=columns)
+
+
+def test_hipblaslts_solutions_are_stored_and_our_kernels_are_not(tmp_path: Path, mi300x: Device) -> None:
+    heard: list[Event] = []
+    target = Target(folder=tmp_path, device=mi300x, run_id="r1", provenance={}, events=Events(listeners=[heard.append]))
+    rows = (
+        {"M": 1, "libtype": "hipblaslt", "solidx": 21434, "config": json.dumps({"solidx": 21434}), "kernelName": "h@1"},
+        {"M": 2, "libtype": "triton", "config": '{"BLOCK_SIZE_M":16}', "kernelName": "product@abc"},
+        {"M": 3, "libtype": "torch", "config": '{"method":"mm"}', "kernelName": "torch"},
+    )
+    path, _ = AiterCsv(file=None).write(load_family("a16w16"), _selections(*rows), target)
+    assert path == tmp_path / "aiter" / "bf16_tuned_gemm.csv"
+    header, line = path.read_text().splitlines()
+    assert header == BF16
+    bf16 = "False,torch.bfloat16,torch.bfloat16,False,False"
+    assert line == f"gfx942,304,1,1280,8192,{bf16},hipblaslt,21434,0,4.5,h@1,0.0,0,0"
+    assert "aiter: 2 of 3 choices left out, which are no kernels of aiter's" in [e.text for e in heard]
+    (row,) = store.read(path, load_family("a16w16"))
+    assert (row["solidx"], row["splitK"]) == (21434, 1)
+    assert AiterCsv(file=None).write(load_family("a16w16"), _selections(*rows[1:]), target) == []
+
+
+def test_a_family_that_aiter_has_no_table_of(tmp_path: Path, mi300x: Device) -> None:
+    heard: list[Event] = []
+    target = Target(folder=tmp_path, device=mi300x, run_id="r1", provenance={}, events=Events(listeners=[heard.append]))
+    assert AiterCsv(file=None).write(load_family("a16w16_atomic"), _selections({"libtype": "triton"}), target) == []
+    assert [event.text for event in heard] == ["aiter: it has no table of a16w16_atomic"]
