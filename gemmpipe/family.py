@@ -243,6 +243,10 @@ class Family:
     """The preset of M ranges in its Triton JSON files, unless the user names another."""
     aiter_table: AiterTable | None = None
     """aiter's table of these products, where it has one; its file has the name of the native one."""
+    further_columns: tuple[str, ...] = ()
+    """Columns that its native table has beside those of all families, for other tools to read."""
+    further_cells: Callable[[Mapping[str, Scalar]], Mapping[str, Scalar]] | None = None
+    """A row of the native table -> its cells in these columns."""
     lm_head: bool = False
     """Whether engines run a model's lm_head through this family (they leave it in 16 bits)."""
     rows_column: str = "M"

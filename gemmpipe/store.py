@@ -119,9 +119,11 @@ def _columns(header: Sequence[str], family: Family, where: str) -> list[str]:
     twice = next((name for place, name in enumerate(found) if name in found[:place]), None)
     if twice is not None:
         raise UserError(f"{where}: column '{twice}' is there twice, expected once")
+    theirs = family.aiter_table.columns if family.aiter_table else ()
     for name in found:
         lost = [column for column in known.values() if column not in found]
-        if name not in (*of_key.values(), *known.values()) and difflib.get_close_matches(name, lost, n=1, cutoff=0.75):
+        known_name = name in (*of_key.values(), *known.values(), *theirs)
+        if not known_name and difflib.get_close_matches(name, lost, n=1, cutoff=0.75):
             raise UserError(f"{where}: no column '{name}'{nearest(name, lost)}")  # else a whole column would be lost
     if "config" in found and "libtype" not in found:
         raise UserError(
@@ -234,7 +236,7 @@ def _count_splits(row: Row, columns: Sequence[str], family: Family, where: str) 
 def render(rows: Sequence[Row], family: Family, extra: Sequence[str]) -> str:
     """The CSV text of a native table: dtypes as `torch.bfloat16`, bools True and False, nothing for None."""
     columns = ["gfx", "cu_num", *(column.name for column in family.key_columns), *RESULT]
-    columns += [name for name in extra if name not in columns]
+    columns += [name for name in (*family.further_columns, *extra) if name not in columns]
     dtypes = [columns.index(column.name) for column in family.key_columns if column.kind == "dtype"]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")

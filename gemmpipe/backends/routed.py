@@ -1,7 +1,6 @@
 """A mixture of experts through torch: grouped products of rows sorted by expert, and a loop over experts on a CPU."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gemmpipe.data import Device
@@ -103,7 +102,7 @@ class _Fp8:
     """Grouped products with fp8 weights and a scale a row, x quantised likewise first."""
 
     def __init__(self, spec: GemmSpec, weights: Weights) -> None:
-        self._weights = ((weights.w, weights.w_scale), (weights.w2, weights.w2_scale))
+        self._weights = _pairs(weights)
         self._spec = spec
 
     def __call__(self, stage: int, x: "torch.Tensor", ends: "torch.Tensor") -> "torch.Tensor":
@@ -186,9 +185,33 @@ def _compute_type(spec: GemmSpec, method: str) -> "torch.dtype":
 
 def _converted(spec: GemmSpec, weights: Weights, dtype: "torch.dtype") -> "tuple[torch.Tensor, torch.Tensor]":
     """Both weights [E, rows, columns] as `dtype`, times their scales."""
+    if weights.w2 is None:
+        raise ValueError("experts need a second weight")
+    first, second = (_scaled(w, s, spec, dtype) for w, s in _pairs(weights))
+    return first, second
+
+
+def _pairs(weights: Weights) -> "tuple[tuple[torch.Tensor | None, torch.Tensor | None], ...]":
+    return (weights.w, weights.w_scale), (weights.w2, weights.w2_scale)
+
+
+def _scaled(
+    w: "torch.Tensor | None", scale: "torch.Tensor | None", spec: GemmSpec, dtype: "torch.dtype"
+) -> "torch.Tensor":
+    """In two passes over all experts; where a block of scales is cut off at an edge, one expert after the other."""
     import torch
 
-    from gemmpipe.experts import expert_weights
+    from gemmpipe.reference import dequantise
 
-    pairs = [expert_weights(spec, replace(weights, bias=None), e, dtype) for e in range(weights.w.shape[0])]
-    return torch.stack([w for w, _ in pairs]), torch.stack([w2 for _, w2 in pairs])
+    if w is None:
+        raise ValueError("experts need a second weight")
+    full = w.to(dtype)
+    if scale is None or spec.w_scale is None:
+        return full
+    if spec.w_scale.granularity == "row":
+        return full.mul_(scale.view(*w.shape[:2], 1))
+    (rows, columns), (count, height, width) = spec.w_scale.block, w.shape
+    if height % rows or width % columns:
+        return torch.stack([dequantise(w[e], scale[e], spec.w_scale, dtype) for e in range(count)])
+    full.view(count, height // rows, rows, width // columns, columns).mul_(scale[:, :, None, :, None])
+    return full

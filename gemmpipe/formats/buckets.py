@@ -1,7 +1,7 @@
 """JSON files that map a bucket's name to its knobs: read with suspicion, merged with what is there."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from gemmpipe.data import Scalar
@@ -13,10 +13,12 @@ Buckets = dict[str, dict[str, Scalar]]
 """Bucket -> knob -> value."""
 
 
-def read_buckets(path: Path) -> Buckets:
-    """The buckets of a file. Raises UserError: file, bucket, knob, what was expected."""
+def read_buckets(path: Path, ignored: Sequence[str] = ()) -> Buckets:
+    """The buckets of a file, the `ignored` names left out. Raises UserError: file, bucket, knob, what was expected."""
     found: Buckets = {}
     for bucket, knobs in read_object(path).items():
+        if bucket in ignored:
+            continue
         if not isinstance(knobs, dict) or not knobs:
             raise UserError(
                 f"{path}: '{bucket}': expected an object of knobs; mend or delete the file, it was not touched"

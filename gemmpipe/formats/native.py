@@ -66,4 +66,4 @@ def _row(row: Row, family: Family) -> Row:
         value = found[name]
         if isinstance(value, float) and math.isfinite(value):
             found[name] = int(value)
-    return found
+    return found if family.further_cells is None else {**found, **family.further_cells(found)}

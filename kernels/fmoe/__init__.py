@@ -9,28 +9,34 @@ functions), _steps.py (the launches of a call), _triton.py (knobs, what fits whe
 aiter's untuned_fmoe).
 """
 
+from gemmpipe.aiter_table import AiterTable
 from gemmpipe.experts import bytes_moved, flops, make_inputs, make_weights, product, tolerance
 from gemmpipe.family import Family, KeyColumn
-from gemmpipe.kernels.fmoe import _problem
+from gemmpipe.kernels.fmoe import _problem, _table
 from gemmpipe.kernels.fmoe._triton import FusedExperts
+
+_KEY = (
+    KeyColumn(name="token", kind="int", aliases=("tokens", "M")),
+    KeyColumn(name="model_dim", kind="int"),
+    KeyColumn(name="inter_dim", kind="int"),
+    KeyColumn(name="expert", kind="int", aliases=("E",)),
+    KeyColumn(name="topk", kind="int"),
+    KeyColumn(name="act_type", kind="str", words=_problem.ACTIVATIONS),
+    KeyColumn(name="dtype", kind="dtype"),
+    KeyColumn(name="q_dtype_a", kind="dtype"),
+    KeyColumn(name="q_dtype_w", kind="dtype"),
+    KeyColumn(name="q_type", kind="str", words=_problem.QUANTISATIONS),
+    KeyColumn(name="use_g1u1", kind="flag"),
+    KeyColumn(name="doweight_stage1", kind="flag"),
+)
 
 FAMILY = Family(
     name="fmoe",
-    key_columns=(
-        KeyColumn(name="token", kind="int", aliases=("tokens", "M")),
-        KeyColumn(name="model_dim", kind="int"),
-        KeyColumn(name="inter_dim", kind="int"),
-        KeyColumn(name="expert", kind="int", aliases=("E",)),
-        KeyColumn(name="topk", kind="int"),
-        KeyColumn(name="act_type", kind="str", words=_problem.ACTIVATIONS),
-        KeyColumn(name="dtype", kind="dtype"),
-        KeyColumn(name="q_dtype_a", kind="dtype"),
-        KeyColumn(name="q_dtype_w", kind="dtype"),
-        KeyColumn(name="q_type", kind="str", words=_problem.QUANTISATIONS),
-        KeyColumn(name="use_g1u1", kind="flag"),
-        KeyColumn(name="doweight_stage1", kind="flag"),
-    ),
+    key_columns=_KEY,
     csv_name="tuned_fmoe.csv",
+    aiter_table=AiterTable(columns=(*(column.name for column in _KEY), *_table.COLUMNS, *_table.REST)),
+    further_columns=_table.COLUMNS,
+    further_cells=_table.cells,
     json_tag="FMOE",
     entry_point="fused_moe",
     key_defaults=_problem.key_defaults,

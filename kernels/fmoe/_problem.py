@@ -9,7 +9,9 @@ from gemmpipe.problem import parse_word
 
 WIDE = ("bfloat16", "float16")
 FP8 = ("float8_e4m3fn", "float8_e4m3fnuz")
-ACTIVATIONS = (("silu", "ActivationType.Silu"), ("gelu", "ActivationType.Gelu"))
+SILU, GELU = "ActivationType.Silu", "ActivationType.Gelu"
+ACTIVATIONS = (("silu", SILU), ("gelu", GELU), ("swiglu", "ActivationType.Swiglu"))
+"""What keys may say, in aiter's words; its tables also hold what these kernels do not compute."""
 NONE, TOKEN, BLOCK = "QuantType.No", "QuantType.per_Token", "QuantType.per_1x128"
 QUANTISATIONS = (
     ("no", NONE),
@@ -18,6 +20,8 @@ QUANTISATIONS = (
     ("per_1x128", BLOCK),
     ("block", BLOCK),
     ("quanttype.per_128x128", BLOCK),  # aiter's older name of the same
+    ("per_tensor", "QuantType.per_Tensor"),
+    ("per_1x32", "QuantType.per_1x32"),
 )
 _SCALING = {
     NONE: (None, None),
@@ -47,7 +51,7 @@ def key_defaults(kernel: KernelDefaults, gfx: str) -> Mapping[str, Scalar]:
         dtype, q_type = multiplied, NONE
     _check("kernel.out_dtype", kernel.out_dtype or dtype, (dtype,) if multiplied in WIDE else WIDE)
     return {
-        "act_type": ACTIVATIONS[0][1],
+        "act_type": SILU,
         "dtype": dtype,
         "q_dtype_a": multiplied,
         "q_dtype_w": multiplied,
@@ -62,6 +66,7 @@ def spec(problem: Problem) -> GemmSpec:
     key = dict(problem.key)
     dtype, weight, q_type = str(key["dtype"]), str(key["q_dtype_w"]), str(key["q_type"])
     _check(f"{problem.id}: dtype", dtype, WIDE)
+    _check(f"{problem.id}: act_type", str(key["act_type"]), (SILU, GELU))
     _check(f"{problem.id}: q_type", q_type, tuple(_SCALING))
     _check(f"{problem.id}: q_dtype_w", weight, (dtype,) if q_type == NONE else FP8)
     _check(f"{problem.id}: q_dtype_a", str(key["q_dtype_a"]), (weight,))
@@ -81,7 +86,7 @@ def spec(problem: Problem) -> GemmSpec:
             count=count,
             topk=topk,
             inner=int(key["inter_dim"] or 0),
-            activation="gelu" if key["act_type"] == ACTIVATIONS[1][1] else "silu",
+            activation="gelu" if key["act_type"] == GELU else "silu",
             gated=bool(key["use_g1u1"]),
             weight_first=bool(key["doweight_stage1"]),
             quantised=quantised,

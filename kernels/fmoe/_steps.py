@@ -7,14 +7,11 @@ from gemmpipe.data import Build, Knobs, Scalar
 from gemmpipe.experts import experts_of
 from gemmpipe.family import GemmSpec, Scaling
 from gemmpipe.tiled import AMD_ONLY, TYPES, build_of, ceil_div, integer, next_power
+from gemmpipe.two_stage import FUSED, knobs_of_stage
 from gemmpipe.workspace import Shape
 
 MODULE = "gemmpipe.kernels.fmoe._kernel"
 KERNELS = ("align", "routed", "activate", "total")
-SECOND = "_2"
-"""Ends the name of a knob that is the second stage's; without it the second stage takes the first's."""
-FUSED = "FUSED_ACT"
-"""Whether the first stage's kernel multiplies gate and up side by side and activates before it stores."""
 _CHUNK = 4096
 _COLUMNS = 1024
 _TOP = {"float8_e4m3fn": 448.0, "float8_e4m3fnuz": 240.0}
@@ -37,14 +34,6 @@ class Step:
         pointers = {p: f"*{TYPES.get(dtypes[t], 'i32')}" if t else "constexpr" for p, t in self.tensors.items()}
         aligned = tuple(name for name in ("N", "K", "columns") if self.integers.get(name, 1) % 16 == 0)
         return build_of(f"{MODULE}:{self.kernel}", pointers, self.integers, self.constants, self.options, aligned)
-
-
-def knobs_of_stage(knobs: Knobs, stage: int) -> dict[str, Scalar]:
-    """The knobs of stage 1 or 2 under the names without a suffix."""
-    own = {name: value for name, value in knobs.items() if not name.endswith(SECOND) and name != FUSED}
-    if stage == 2:
-        own |= {name.removesuffix(SECOND): value for name, value in knobs.items() if name.endswith(SECOND)}
-    return own
 
 
 def most_blocks(spec: GemmSpec, block_m: int) -> int:

@@ -11,18 +11,9 @@ from gemmpipe.errors import UserError, nearest
 from gemmpipe.experts import experts_of, routing
 from gemmpipe.family import Experts, GemmSpec, Implementation, Inputs, Launch, Prepared
 from gemmpipe.fits import tile_misfit
-from gemmpipe.kernels.fmoe._steps import (
-    FUSED,
-    KERNELS,
-    MODULE,
-    SECOND,
-    Step,
-    dtypes_of,
-    knobs_of_stage,
-    scratch,
-    steps,
-)
+from gemmpipe.kernels.fmoe._steps import KERNELS, MODULE, Step, dtypes_of, scratch, steps
 from gemmpipe.tiled import AMD_ONLY, NEEDED, WGMMA_ROWS, facts_of, hash_of, integer, next_power
+from gemmpipe.two_stage import APART, FUSED, SECOND, knobs_of_stage
 from gemmpipe.workspace import SCRATCH
 
 if TYPE_CHECKING:
@@ -31,8 +22,6 @@ if TYPE_CHECKING:
     from gemmpipe.space import Space
 
 _NEUTRAL: Mapping[str, Scalar] = {"GROUP_SIZE_M": 1, "cache_modifier": ""}
-APART = tuple(f"{name}{SECOND}" for name in ("BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages"))
-"""The second stage's own knobs; BLOCK_SIZE_M is shared, since both read the same blocks of rows."""
 _AXES = (*NEEDED, *_NEUTRAL, FUSED, *AMD_ONLY, *APART)
 
 

@@ -21,18 +21,17 @@ def run(case: dict) -> dict:
     family = load_family(case["family"])
     device = arch_device(case.get("gfx", "sm_90"))
     words = KernelDefaults(dtype=case.get("dtype"), out_dtype=case.get("out"), bias=case.get("bias"))
-    values = dict(zip("MNK", case["mnk"], strict=True)) | case.get("key", {})
+    values = dict(zip("MNK", case.get("mnk", ()), strict=False)) | case.get("key", {})
     problem = make_problem(family, values, words, device.gfx, "case")
     spec: GemmSpec = family.spec(problem)
     generator = torch.Generator().manual_seed(7)
     weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
     kernel = family.implementations[0]
     sizes = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "NUM_KSPLIT")
-    knobs = dict(zip(sizes, case["knobs"], strict=True)) | {"GROUP_SIZE_M": 3, "num_warps": 4, "num_stages": 2}
-    knobs["SWAP_AB"] = case.get("swap", False)
+    knobs = dict(zip(sizes, case["knobs"], strict=False)) | {"GROUP_SIZE_M": 3, "num_warps": 4, "num_stages": 2}
+    knobs |= {"SWAP_AB": case.get("swap", False)} if "mnk" in case else case.get("more", {})
     knobs = kernel.normalise(spec, knobs, device)
-    shape = (spec.m, spec.n) if spec.batch == 1 else (spec.batch, spec.m, spec.n)
-    out = torch.full(shape, float("nan"), dtype=getattr(torch, spec.out_dtype))
+    out = torch.full(spec.out_shape, float("nan"), dtype=getattr(torch, spec.out_dtype))
     launch = kernel.bind(spec, knobs, device, inputs, kernel.prepare(spec, weights, knobs), out)
     reference = family.reference(spec, inputs, weights)
     first = launch().clone()
@@ -40,7 +39,7 @@ def run(case: dict) -> dict:
     again = launch()
     return {
         "misfit": kernel.misfit(spec, knobs, device),
-        "splits": knobs["NUM_KSPLIT"],
+        "splits": knobs.get("NUM_KSPLIT", 1),
         "error": error_ratio(first, reference, *family.tolerance(spec)),
         "same": torch.equal(first, again),
     }

@@ -40,7 +40,7 @@ KNOBS: list[dict[str, Scalar]] = [
 
 @pytest.fixture(scope="module")
 def device() -> Device:
-    return DeviceChoice(kind="auto", index=0).find()[0]
+    return DeviceChoice(kind="auto", index=0, shared=False).find()[0]
 
 
 def made(device: Device, size: str, words: str) -> Case:
