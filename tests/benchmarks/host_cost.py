@@ -21,7 +21,7 @@ from gemmpipe.builds import find_kernel, load_build
 from gemmpipe.data import Scalar
 from gemmpipe.device import gpu_device
 from gemmpipe.family import KernelDefaults, Prepared, load_family
-from gemmpipe.launches import COUNTERS, PARTS
+from gemmpipe.launches import COUNTERS, PARTS, Kernel
 from gemmpipe.problem import make_problem
 from gemmpipe.runtime.dispatch import EAGER
 from gemmpipe.store import render
@@ -61,6 +61,9 @@ def measure(name: str, label: str, m: int, n: int, k: int, **knobs: Scalar) -> N
     problem = make_problem(family, {"M": m, "N": n, "K": k}, words, device.gfx, "case")
     spec = family.spec(problem)
     implementation = next(found for found in family.implementations if found.label == label)
+    if not isinstance(implementation, Kernel):
+        print(f"{name} {label}: bound in each call")
+        return
     knobs = dict(implementation.normalise(spec, {**KNOBS, **knobs}, device))
     row = {"gfx": device.gfx, "cu_num": device.cu_num, **dict(problem.key)}
     row |= {"libtype": label, "config": json.dumps(knobs), "us": 1.0}

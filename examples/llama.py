@@ -1,0 +1,213 @@
+"""A Llama of random weights: run under capture, tuned for exactly what was captured, run again with tuned products.
+
+    python examples/llama.py --precision bf16 --folder /tmp/llama
+
+Shows that outputs agree, how every shape was answered, also with a fifth of the row counts never seen before, and
+tokens a second before and after: eager, compiled, in a CUDA graph. Runs on a CPU too (`--tiny`).
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from llama_model import Fp8Linear, Llama, Sizes, library_product, llama
+
+import gemmpipe
+from gemmpipe.runtime import answers, gemm_a8w8_blockscale
+
+_HEAD = {"a16w16": "bf16_tuned_gemm.csv"}
+FAMILIES = {"bf16": _HEAD, "fp8": {**_HEAD, "a8w8_blockscale": "a8w8_blockscale_tuned_gemm.csv"}}
+"""Families of the products, with their tables; the head stays in 16 bits."""
+DECODE, PREFILL = (1, 4, 16, 64), (128, 256, 512, 1024)
+"""Batches of one token each, and lengths of one sequence: the row counts that are tuned."""
+UNSEEN = (60, 1500)
+"""A fifth of all: the first pads to 64, for the second nothing is tuned."""
+TINY = Sizes(layers=2, hidden=256, inner=512, heads=4, kv_heads=2, vocabulary=512)
+
+
+def passes(model: Llama, device: str, rows: tuple[int, ...]) -> Iterator[tuple[int, torch.Tensor]]:
+    """(rows, logits) of one forward pass each: a decode step of a batch, or a prefill of one sequence."""
+    for count in rows:
+        batch, length = (count, 1) if count <= max(DECODE) else (1, count)
+        generator = torch.Generator(device=device).manual_seed(count)
+        tokens = torch.randint(model.sizes.vocabulary, (batch, length), device=device, generator=generator)
+        yield count, model(tokens, model.caches(batch, length), torch.arange(length, device=device))
+
+
+@contextmanager
+def tuned(model: Llama, on: bool) -> Iterator[None]:
+    """The model's products by gemmpipe, or by torch."""
+    for module in model.modules():
+        if isinstance(module, Fp8Linear):
+            module.product = gemm_a8w8_blockscale if on else library_product
+    if not on:
+        yield
+        return
+    with gemmpipe.patch(model):
+        yield
+
+
+def agree(model: Llama, device: str, rows: tuple[int, ...]) -> None:
+    """Compare logits with torch's, row count by row count. Raises AssertionError where they differ."""
+    with tuned(model, False):
+        expected = dict(passes(model, device, rows))
+    with tuned(model, True):
+        found = dict(passes(model, device, rows))
+    for count in rows:
+        error = (found[count].float() - expected[count].float()).square().mean().sqrt()
+        share = float(error / expected[count].float().std())
+        same = float((found[count].argmax(-1) == expected[count].argmax(-1)).float().mean())
+        print(f"  {count} rows: logits differ by {100 * share:.2f} % of their spread, same first choice {same:.2f}")
+        assert share < 0.1, f"{count} rows: logits differ by {share:.2f} of their spread"
+
+
+def steps(rows: tuple[int, ...]) -> dict[int, Counter[str]]:
+    """How the shapes of each row count were answered."""
+    found: dict[int, Counter[str]] = {count: Counter() for count in rows}
+    for key, step in answers().items():
+        count = int(re.search(r" M=(\d+)", key)[1])  # type: ignore[index]
+        if count in found:
+            found[count][step] += 1
+    return found
+
+
+def decode_rate(model: Llama, device: str, batch: int, mode: str, seconds: float) -> float:
+    """Tokens a second of decode steps: `eager`, `compiled` (each layer), or `graph` (a CUDA graph of eager calls)."""
+    tokens = torch.zeros(batch, 1, dtype=torch.long, device=device)
+    caches, place = model.caches(batch, 256), torch.zeros(1, dtype=torch.long, device=device)
+
+    def step() -> None:
+        logits = model(tokens, caches, place)
+        tokens.copy_(logits.argmax(-1, keepdim=True))
+        place.add_(1).remainder_(256)
+
+    run: Callable[[], object] = step
+    for layer in model.layers if mode.startswith("compiled") else ():
+        layer.compile(fullgraph=True)
+    for _ in range(3):
+        step()
+    if mode.endswith("graph"):
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            step()
+        run = graph.replay
+    rate = batch * _rate(run, device, seconds)
+    for layer in model.layers:
+        layer._compiled_call_impl = None
+    return rate
+
+
+def _rate(run: Callable[[], object], device: str, seconds: float) -> float:
+    """Calls a second, in the median of five stretches."""
+    wait = torch.cuda.synchronize if device == "cuda" else (lambda: None)
+    run()
+    wait()
+    rates = []
+    for _ in range(5):
+        begin, calls = time.perf_counter(), 0
+        while time.perf_counter() - begin < seconds / 5:
+            for _ in range(4):
+                run()
+            calls += 4
+            wait()
+        rates.append(calls / (time.perf_counter() - begin))
+    return sorted(rates)[2]
+
+
+def compare_rates(model: Llama, device: str, seconds: float) -> None:
+    """A line a batch and mode: tokens a second by torch and by gemmpipe."""
+    modes = ("eager", "compiled", "graph", "compiled graph") if device == "cuda" else ("eager",)
+    for batch in (1, 16, 64):
+        for mode in modes:
+            if mode.startswith("compiled") and batch != 16:
+                continue
+            rates = []
+            for on in (False, True):
+                with tuned(model, on):
+                    rates.append(decode_rate(model, device, batch, mode, seconds))
+            print(
+                f"  decode, batch {batch}, {mode}: {rates[0]:,.0f} -> {rates[1]:,.0f} tokens/s "
+                f"({rates[1] / rates[0]:.2f}x)",
+                flush=True,
+            )
+
+
+def flow(words: argparse.Namespace) -> None:
+    """Capture, tune and run again, each in a process of its own."""
+    folder = Path(words.folder).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    captured, device = folder / f"captured_{words.precision}.csv", words.device
+    environment = {**os.environ, "GEMMPIPE_CAPTURE": str(captured)}
+    again = [*sys.argv[1:], "--folder", str(folder)]
+    _run([sys.executable, "-m", "gemmpipe.capture", __file__, *again, "--only", "once"], folder, environment)
+    for family, table in FAMILIES[words.precision].items():
+        shapes = ["shapes=csv", f"shapes.path={captured.name}", "format=csv", "output=tuned", f"device={device}"]
+        tune = [sys.executable, "-m", "gemmpipe", *words.pipeline.split(), f"kernel={family}", *shapes]
+        _run(tune, folder, None)
+        environment[f"GEMMPIPE_CONFIG_{family.upper()}"] = str(folder / "tuned" / table)
+    del environment["GEMMPIPE_CAPTURE"]
+    _run([sys.executable, __file__, *again, "--only", "tuned"], folder, environment)
+
+
+def _run(command: list[str], folder: Path, environment: dict[str, str] | None) -> None:
+    print("$", " ".join(command[1:]), flush=True)
+    begin = time.monotonic()
+    subprocess.run(command, cwd=folder, env=environment, check=True)
+    print(f"# {time.monotonic() - begin:.0f} s", flush=True)
+
+
+@torch.inference_mode()
+def show(model: Llama, words: argparse.Namespace) -> None:
+    """What the tuned tables do for this model. Raises AssertionError where a captured shape is not hit."""
+    device = words.device
+    with gemmpipe.patch(model) as patched:
+        print(patched)
+    agree(model, device, DECODE + PREFILL)
+    found = steps(DECODE + PREFILL)
+    print("captured row counts:", sum(found.values(), Counter()))
+    assert {step for counts in found.values() for step in counts} == {"exact"}, found
+    agree(model, device, DECODE + PREFILL + UNSEEN)
+    found = steps(DECODE + PREFILL + UNSEEN)
+    print("with a fifth unseen:", sum(found.values(), Counter()))
+    for count in UNSEEN:
+        print(f"  {count} rows:", dict(found[count]))
+    assert set(found[UNSEEN[0]]) == {"padded"}
+    assert found[UNSEEN[1]]["fallback"] > 0
+    compare_rates(model, device, words.seconds)
+
+
+def main() -> None:
+    """The whole flow, or one part of it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--precision", choices=sorted(FAMILIES), default="bf16")
+    parser.add_argument("--folder", default="llama_demo")
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--tiny", action="store_true", help="a model for a CPU")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--pipeline", default="tune", help="how to tune, and further words of the command line")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each rate")
+    parser.add_argument("--only", choices=("once", "tuned"), help="one forward pass a row count; what tables do")
+    words = parser.parse_args()
+    if words.only is None:
+        flow(words)
+        return
+    model = llama(TINY if words.tiny else Sizes(layers=words.layers), words.precision, words.device)
+    if words.only == "tuned":
+        show(model, words)
+        return
+    with torch.inference_mode():
+        for _ in passes(model, words.device, DECODE + PREFILL):
+            pass
+
+
+if __name__ == "__main__":
+    main()
