@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from gemmpipe.executors import Pool, Usage
 from gemmpipe.interrupt import Interrupted
 from gemmpipe.stages.incumbents import native_tables
+from gemmpipe.stages.worth import saving
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,6 +30,8 @@ def tell(
     if "selections" in tables and "select" in plan.chain:  # else they were read from tables
         for line in selection_lines(tables["selections"], plan.family.key_columns):
             say(line)
+        for line in saving_lines(tables["selections"]):
+            say(line)
     for line in context.gated[:5]:
         say(f"  gated: {line}; stages.select.max_extra_weight_pct= allows it")
     if len(context.gated) > 5:
@@ -42,6 +45,18 @@ def tell(
     if code != Interrupted.exit_code and "artifacts" in tables:
         for path in native_tables(plan.family, context.output, plan.formats.values()):
             say(f"export GEMMPIPE_CONFIG_{plan.family.name.upper()}={path.resolve()}")
+
+
+def saving_lines(selections: "pd.DataFrame") -> list[str]:
+    """What the choices save of the whole workload: calls times time, before and after."""
+    found = saving(selections)
+    if found is None:
+        return []
+    more = "less" if found.pct >= 0 else "more"
+    return [
+        f"select: the workload's calls take {found.after_us / 1e3:.3f} ms instead of {found.before_us / 1e3:.3f}, "
+        f"{abs(found.pct):.1f} % {more} ({found.problems} problems, each times its calls)"
+    ]
 
 
 def usage_line(usage: Usage) -> str:

@@ -1,6 +1,7 @@
 """What a source is: where problems come from."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
 from gemmpipe.data import Problem
 from gemmpipe.family import Family, KernelDefaults
@@ -16,3 +17,7 @@ class Source(ABC):
     def left_out(self, family: Family, defaults: KernelDefaults, gfx: str) -> str:
         """What it holds beside these problems, for other kernels; a clause for the reader, or nothing."""
         return ""
+
+    def recorded_us(self, family: Family, defaults: KernelDefaults, gfx: str) -> Mapping[str, float]:
+        """By problem id, the time that all calls took together, where the source knows it."""
+        return {}

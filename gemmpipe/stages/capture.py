@@ -4,10 +4,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe import store
+from gemmpipe.data import Problem
 from gemmpipe.merging import SHARED, Key, key_of, provisional
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.incumbents import native_tables
 from gemmpipe.stages.rows import problem_frame
+from gemmpipe.stages.worth import worthwhile
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -15,15 +17,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Capture(Stage):
-    """Asks the source for problems and leaves out those that the tables in the output folder hold for this device."""
+    """Asks the source for problems and leaves out those that the tables in the output folder hold for this device.
+
+    `keep_pct` below 100 keeps only those that make up so much of the workload's time.
+    """
+
+    keep_pct: float
 
     needs: ClassVar[tuple[str, ...]] = ()
     gives: ClassVar[tuple[str, ...]] = ("problems",)
     asks_device: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        if not 0 < self.keep_pct <= 100:
+            raise ValueError(f"keep_pct={self.keep_pct:g}, expected above 0 and at most 100")
+
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """The problems table. Raises UserError for a source or an output table that cannot be read."""
-        found = context.source.problems(context.family, context.defaults, context.device.gfx)
+        found = self._worthwhile(context.source.problems(context.family, context.defaults, context.device.gfx), context)
         known = tuned(context)
         place = (context.device.gfx, context.device.cu_num)
         mine = {row["id"] for row in context.record.problems}  # merged by an earlier session of this very run
@@ -39,6 +50,17 @@ class Capture(Stage):
         if left:
             context.events.emit("line", f"  left out: {left}")
         return {"problems": problem_frame(context.family, fresh)}
+
+    def _worthwhile(self, found: list[Problem], context: Context) -> list[Problem]:
+        """The problems that matter, by recorded times or by an estimate."""
+        if self.keep_pct == 100:
+            return found
+        recorded_us = context.source.recorded_us(context.family, context.defaults, context.device.gfx)
+        kept, pct = worthwhile(found, context.family, recorded_us, self.keep_pct)
+        how = "as recorded" if all(problem.id in recorded_us for problem in found) else "estimated from sizes"
+        text = f"capture: {len(kept)} of {len(found)} problems make up {pct:.1f} % of the time, {how}; the rest is left"
+        context.events.emit("line", text)
+        return kept
 
 
 def tuned(context: Context) -> set[Key]:
