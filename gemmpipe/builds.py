@@ -5,7 +5,8 @@ import importlib
 import inspect
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
@@ -19,11 +20,31 @@ _KEPT = 2048  # loaded binaries a process keeps; one is some 20 to 100 kB
 def compile_build(build: Build, target: Device) -> BuildFacts:
     """Compile for an architecture, present or not, into Triton's disk cache; whatever the compiler raises rises."""
     begin = time.perf_counter()
-    kernel = compiled(build, target)
+    with watched() as hits:
+        kernel = compiled(build, target)
     seconds = time.perf_counter() - begin
     binary = kernel.asm.get("cubin")
     registers, spills = resources(binary) if binary else _amd_registers(kernel.asm.get("amdgcn", ""))
-    return BuildFacts(compile_s=seconds, shared_bytes=kernel.metadata.shared, registers=registers, spills=spills)
+    return BuildFacts(
+        compile_s=seconds,
+        shared_bytes=kernel.metadata.shared,
+        registers=registers,
+        spills=spills,
+        cached=bool(hits) and all(hits),
+    )
+
+
+@contextmanager
+def watched() -> Iterator[list[bool]]:
+    """What Triton is asked to compile within the block: True where its disk cache had it, False where it compiled."""
+    from triton import knobs
+
+    hits: list[bool] = []
+    before, knobs.compilation.listener = knobs.compilation.listener, lambda **said: hits.append(bool(said["cache_hit"]))
+    try:
+        yield hits
+    finally:
+        knobs.compilation.listener = before
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

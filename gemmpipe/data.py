@@ -115,6 +115,8 @@ class BuildFacts:
     registers: int | None
     spills: int | None
     error: str = ""
+    cached: bool = False
+    """Whether Triton's disk cache had it already."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

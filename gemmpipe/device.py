@@ -108,6 +108,15 @@ def arch_device(gfx: str) -> Device:
     )
 
 
+def target_device(gfx: str) -> Device:
+    """A device to compile for: the GPU of that architecture where this machine has one, else as `arch_device`."""
+    if gpu_kind() is not None:
+        here = gpu_device(0)
+        if here.gfx == gfx:
+            return here
+    return arch_device(gfx)
+
+
 def cpu_device() -> Device:
     """This machine's CPU, with the cores that this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -81,6 +81,18 @@ class Journal:
             row["error"] = trial.error
         self.write("trial", **row)
 
+    def build(self, build: str, facts: BuildFacts) -> None:
+        """After a build, however it ended."""
+        self.write(
+            "build",
+            id=build,
+            compile_s=round(facts.compile_s, 3),
+            shared_bytes=facts.shared_bytes,
+            registers=facts.registers,
+            spills=facts.spills,
+            error=facts.error,
+        )
+
     def _introduce(self, candidate: Candidate, problem: str) -> None:
         """Write who a candidate is, again where a problem wants it compiled otherwise."""
         builds = self.builds.get((problem, candidate.id), ())

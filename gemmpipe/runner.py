@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -185,6 +185,7 @@ def _context(
         retune=plan.retune,
         events=events,
         run_id=plan.run_dir.name,
+        run_dir=plan.run_dir,
         provenance=manifest.provenance(plan, devices[0]),
         space=plan.space,
         search=plan.search,
@@ -251,13 +252,15 @@ def _run_stage(plan: Plan, word: str, tables: "dict[str, pd.DataFrame]", context
 
 def _in_batches(plan: Plan, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
     """The rest of the chain, batch by batch: a killed run leaves finished rows, and memory stays bounded."""
-    words = plan.chain[_first_batched(plan) :]
+    first = _first_batched(plan)
+    words, earlier = plan.chain[first:], _given(plan, plan.chain[:first], tables)
     if not words or not len(tables["problems"]):
         return tables
     problems = problems_of(plan.family, tables["problems"])
     total: dict[str, pd.DataFrame] = {}
     for batch in batches(problems, plan.batch):
-        part = {"problems": problem_frame(plan.family, batch)}
+        part = _rows_of({problem.id for problem in batch}, earlier)
+        part["problems"] = problem_frame(plan.family, batch)
         for word in words:
             context.check()
             for name in plan.stages[word].sees_all_of:
@@ -267,6 +270,16 @@ def _in_batches(plan: Plan, tables: "dict[str, pd.DataFrame]", context: Context)
     if "artifacts" in total:  # each batch writes the same files anew
         total["artifacts"] = total["artifacts"].drop_duplicates(ignore_index=True)
     return {**tables, **total}
+
+
+def _given(plan: Plan, words: Sequence[str], tables: "Mapping[str, pd.DataFrame]") -> "dict[str, pd.DataFrame]":
+    """The tables of these stages that have a row or more a problem."""
+    names = [name for word in words for name in plan.stages[word].gives]
+    return {name: tables[name] for name in names if "problem" in tables[name]}
+
+
+def _rows_of(problems: set[str], tables: "Mapping[str, pd.DataFrame]") -> "dict[str, pd.DataFrame]":
+    return {name: frame[frame["problem"].isin(problems)] for name, frame in tables.items()}
 
 
 def _joined(before: "pd.DataFrame | None", frame: "pd.DataFrame") -> "pd.DataFrame":
@@ -285,6 +298,7 @@ def _what_is_done(plan: Plan, tables: "dict[str, pd.DataFrame]", context: Contex
         return tables
     finished = set(done["problems"]["problem"])
     missing = {p.siblings for p in problems_of(plan.family, tables["problems"]) if p.id not in finished}
+    done = {**_rows_of(finished, _given(plan, plan.chain[: devices[0]], tables)), **done}
     for word in plan.chain[devices[-1] + 1 :]:
         done = {**done, **_run_stage(plan, word, done, context)}
         if "selections" in plan.stages[word].gives:

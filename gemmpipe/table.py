@@ -78,5 +78,35 @@ M is missing and `us` is the call-weighted sum over the bucket's Ms. `ratio` is 
 RECORDED = ("place", "extra")
 """What selections that were read from tables have beside their columns: `file:line`, and foreign columns as a dict."""
 
-CONFLICTS = ("key", "kept", "left", "reason")
-"""Rows of tables that were left out of their union; `kept` and `left` are `file:line`."""
+BUILDS = (
+    "gfx",
+    "build",
+    "kernel",
+    "rows",
+    "compile_s",
+    "cached",
+    "shared_bytes",
+    "registers",
+    "spills",
+    "error",
+)
+"""What was compiled ahead; `rows` of the table need it, `cached` was found compiled."""
+
+VERIFIED = (
+    "problem",
+    "place",
+    "libtype",
+    "config",
+    "kernelName",
+    "verdict",
+    "recorded_us",
+    "us",
+    "drift",
+    "baseline",
+    "ratio",
+    "ratio_low",
+    "ratio_high",
+    "reason",
+)
+"""What became of a table's rows; `verdict` is `holds` or `stale`, `drift` is now over recorded, `ratio` winner over
+baseline, paired."""

@@ -124,7 +124,7 @@ _TIMED, _ALONE, _CURRENT, _WANTED, _DEVICE, _KNOWN, _POLICY, _SPEED, _FULL, _TEX
 
 _KINDS = (
     "without a time",
-    "timed on a shared GPU",
+    "provisional",
     "of a changed kernel",
     *("of another or an unnamed product",) * 2,
     *("of another policy",) * 2,
@@ -188,7 +188,7 @@ def _reason(place: int, new: Row, old: Row, judge: Judge) -> str:
     if place == _TIMED:
         return f"us is {old.get('us')}: no time that was measured"
     if place == _ALONE:
-        return "it was timed on a shared GPU, the other one alone"
+        return f"it only fills a gap ('{old.get('policy')}'), the other one was timed alone and in full"
     if place == _CURRENT:
         return f"its kernel's source was {_hash(old)}, which has changed since"
     if place in (_WANTED, _DEVICE):

@@ -119,7 +119,7 @@ def test_our_tables_keep_their_product_and_its_provenance(folder: Path, capfd: p
             "names a table, and so does format.csv.file",
         ),
         (["inputs=[*_dsv3.csv]", "output=c.csv", "format=[vllm]"], "names a table, and format=[csv] is not chosen"),
-        (["table=old.csv", "kernel=a16w16"], "table: no stage of the pipeline 'merge' reads it"),
+        (["table=old.csv", "kernel=a16w16"], "table: this pipeline starts from inputs=, expected that alone"),
         (["inputs=/dev/zero", "kernel=a16w16"], "/dev/zero: no regular file"),
     ],
 )

@@ -31,7 +31,11 @@ def _entry(place: str = "a.csv:2", extra: Row | None = None, **values: object) -
         ({"us": 11.0}, {}, "slower under the same policy"),
         ({"us": 0.0}, {"us": 99.0}, "us is 0.0: no time that was measured"),
         ({"us": None}, {"us": 99.0, "policy": "p shared_gpu"}, "us is None"),
-        ({"us": 1.0, "policy": "p shared_gpu"}, {"kernelName": STALE}, "timed on a shared GPU, the other one alone"),
+        (
+            {"us": 1.0, "policy": "p shared_gpu"},
+            {"kernelName": STALE},
+            "only fills a gap ('p shared_gpu'), the",
+        ),
         (
             {"us": 1.0, "kernelName": STALE},
             {"kernelName": "x@1"},

@@ -36,6 +36,7 @@ class Context:
     retune: bool
     events: Events
     run_id: str
+    run_dir: Path
     provenance: Mapping[str, Scalar | Mapping[str, Scalar]]
     """Versions, clocks and recipe: goes beside every artifact."""
     space: Space

@@ -88,8 +88,9 @@ class Bench(Stage):
                 context.pool.submit(job, worker)
 
     def _job(self, problem: Problem, rows: "pd.DataFrame") -> FinalsJob:
-        timed = rows[rows["us"].notna()]
-        records = timed[["libtype", "config", "candidate", "role"]].itertuples(index=False)
+        # Who was screened and has no time failed there; who was not screened comes from a table.
+        ready = rows[rows["us"].notna() | (rows["status"] == "")]
+        records = ready[["libtype", "config", "candidate", "role"]].itertuples(index=False)
         finalists, library, kept = [], set(), set()
         for libtype, config, candidate_id, role in records:
             finalists.append(candidate_of(libtype, config))

@@ -4,17 +4,21 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
+from gemmpipe import table as columns
 from gemmpipe.artifact import runs_of, sidecar
 from gemmpipe.csvfile import named_files
-from gemmpipe.device import cpu_device, gpu_device, gpu_kind
-from gemmpipe.errors import UserError
+from gemmpipe.data import Candidate
+from gemmpipe.device import cpu_device, gpu_device, gpu_kind, target_device
+from gemmpipe.errors import EnvironmentProblem, UserError, at_least
 from gemmpipe.family import Family
+from gemmpipe.merging import Row
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.incumbents import native_tables
+from gemmpipe.stages.rows import config_text, problem_frame
+from gemmpipe.stages.winners import Winner, rivals, winners
 from gemmpipe.store import Sheet, open_sheet
-from gemmpipe.table import RECORDED, RESULT
 from gemmpipe.tunableop import is_results, read_results
 from gemmpipe.uniting import Entry, entries_of
 
@@ -24,24 +28,82 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Load(Stage):
-    """Reads the rows of `inputs=` as selections, all of them: who comes next decides which stay."""
+    """Reads tuned tables.
+
+    `of: inputs` gives every row of `inputs=` as a selection: who comes next decides which stay. `of: table` gives
+    the rows of `table=` that are for this run's device (or its targets), as problems with a shortlist each: the
+    recorded winner and the first `rivals` candidates of each library that is the baseline.
+    """
+
+    of: Literal["inputs", "table"]
+    rivals: int
 
     needs: ClassVar[tuple[str, ...]] = ()
-    gives: ClassVar[tuple[str, ...]] = ("selections",)
-    reads: ClassVar[tuple[str, ...]] = ("inputs",)
+    gives: ClassVar[tuple[str, ...]] = ("selections", "problems", "shortlist")
+    reads: ClassVar[tuple[str, ...]] = ("inputs", "table")
+
+    def __post_init__(self) -> None:
+        at_least(0, rivals=self.rivals)
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """The rows. Raises UserError for a table that cannot be read, or that is also written."""
-        if not context.inputs:
-            raise UserError("inputs: missing, expected tuned tables, as in 'inputs=[a.csv,b.csv]'")
-        files = named_files("inputs", context.inputs)
+        given = {"inputs": context.inputs, "table": context.table}
+        other = "table" if self.of == "inputs" else "inputs"
+        if given[other]:
+            raise UserError(f"{other}: this pipeline starts from {self.of}=, expected that alone")
+        if not given[self.of]:
+            example = "'inputs=[a.csv,b.csv]'" if self.of == "inputs" else "table=outputs/tuned/NAME.csv"
+            raise UserError(f"{self.of}: missing, expected tuned tables, as in {example}")
+        files = named_files(self.of, context.inputs or str(context.table))
+        if self.of == "table":
+            return self._of_table(files, context)
         _refuse_outputs(files, native_tables(context.family, context.output, (each for _, each in context.formats)))
-        entries: list[Entry] = []
-        for path in files:
-            sheet = _tunableop(path, context) if is_results(path) else open_sheet(path, context.family)
-            context.events.emit("line", f"load: {path}: {_contents(sheet)}")
-            entries += entries_of(path, context.family, sheet, _runs(path, context))
-        return {"selections": frame_of(context.family, entries)}
+        entries = [entry for path in files for entry in _entries(path, context)]
+        return {
+            "selections": frame_of(context.family, entries),
+            "problems": problem_frame(context.family, []),
+            "shortlist": _shortlist([], 0, context),
+        }
+
+    def _of_table(self, files: Sequence[Path], context: Context) -> "dict[str, pd.DataFrame]":
+        if len(files) != 1:
+            raise UserError(f"table: {len(files)} files, expected one; 'gemmpipe merge' unites several")
+        entries = _wanted(_entries(files[0], context), files[0], context)
+        devices = dict.fromkeys([context.device.gfx], context.device)
+        if context.device.kind == "none":
+            devices = {gfx: target_device(gfx) for gfx in dict.fromkeys(str(e.row["gfx"]) for e in entries)}
+        found = list(winners(context, (e.row for e in entries), lambda row: devices[str(row["gfx"])]))
+        for entry, winner in zip(entries, found, strict=True):
+            if winner.reason:
+                context.events.emit("line", f"stale: {entry.place}: {winner.problem.id}: {winner.reason}")
+        selections = frame_of(context.family, entries)
+        selections["problem"] = [winner.problem.id for winner in found]
+        selections["candidate"] = [winner.candidate.id if winner.candidate else None for winner in found]
+        selections["reason"] = [winner.reason for winner in found]
+        problems = {winner.problem.id: winner.problem for winner in found}
+        return {
+            "selections": selections,
+            "problems": problem_frame(context.family, problems.values()),
+            "shortlist": _shortlist(found, self.rivals if context.device.kind != "none" else 0, context),
+        }
+
+
+def _refuse_outputs(files: Sequence[Path], written: Sequence[Path]) -> None:
+    for path in files:
+        for table in written:
+            if table.exists() and table.samefile(path):
+                raise UserError(f"inputs: '{path}' is also the output, expected another: output=NAME.csv")
+
+
+def _entries(path: Path, context: Context) -> list[Entry]:
+    sheet = _tunableop(path, context) if is_results(path) else open_sheet(path, context.family)
+    context.events.emit("line", f"load: {path}: {_contents(sheet)}")
+    try:
+        runs = runs_of(sidecar(path))
+    except UserError as error:
+        context.events.emit("warning", f"{error}; left out")
+        runs = {}
+    return entries_of(path, context.family, sheet, runs)
 
 
 def _tunableop(path: Path, context: Context) -> Sheet:
@@ -52,35 +114,79 @@ def _tunableop(path: Path, context: Context) -> Sheet:
     return Sheet(extra=(), lacking=(), rows=found.rows, lines=found.lines)
 
 
-def _refuse_outputs(files: Sequence[Path], written: Sequence[Path]) -> None:
-    for path in files:
-        for table in written:
-            if table.exists() and table.samefile(path):
-                raise UserError(f"inputs: '{path}' is also the output, expected another: output=NAME.csv")
-
-
-def _runs(path: Path, context: Context) -> dict[str, dict[str, object]]:
-    try:
-        return {run: dict(facts) for run, facts in runs_of(sidecar(path)).items()}
-    except UserError as error:
-        context.events.emit("warning", f"{error}; left out")
-        return {}
-
-
 def _contents(sheet: Sheet) -> str:
     """`90 rows (90 sm_90/132), no column bpreshuffle, kept _tag`."""
-    places = Counter(f"{row['gfx']}/{row['cu_num']}" for row in sheet.rows)
-    said = ", ".join(f"{count:,} {place}" for place, count in sorted(places.items()))
+    said = ", ".join(f"{count:,} {place}" for place, count in sorted(_places(sheet.rows).items()))
     lacking = f"; filled, since it has no such column: {', '.join(sheet.lacking)}" if sheet.lacking else ""
     extra = f"; kept, though unknown: {', '.join(sheet.extra)}" if sheet.extra else ""
     return f"{len(sheet.rows):,} rows{f' ({said})' if said else ''}{lacking}{extra}"
+
+
+def _places(rows: Iterable[Row]) -> Counter[str]:
+    return Counter(f"{row['gfx']}/{row['cu_num']}" for row in rows)
+
+
+def _wanted(entries: Sequence[Entry], path: Path, context: Context) -> list[Entry]:
+    """The rows for this run's device, each key's first; without a device those for its targets, or for any GPU."""
+    device, targets = context.device, context.targets
+    if device.kind != "none":
+        if targets:
+            raise UserError("target: rows are verified on the device that is here, expected none")
+        found = [e for e in entries if (e.row["gfx"], e.row["cu_num"]) == (device.gfx, device.cu_num)]
+        here = f"this machine is {device.gfx}/{device.cu_num} ({device.name})"
+    else:
+        wanted = {target_device(gfx).gfx for gfx in targets} if targets else None
+        found = [e for e in entries if (e.row["gfx"] in wanted if wanted else not _of_cpu(e.row))]
+        here = f"target={','.join(targets)}" if targets else "only GPUs have kernels to compile"
+    if not found:
+        rows = ", ".join(_places(e.row for e in entries)) or "nothing"
+        raise (UserError if targets or device.kind == "none" else EnvironmentProblem)(
+            f"table: {path} has rows for {rows}, and {here}"
+        )
+    if len(found) < len(entries):
+        context.events.emit("line", f"load: {len(entries) - len(found):,} rows are for other devices: {here}")
+    return found
+
+
+def _of_cpu(row: Row) -> bool:
+    return str(row["gfx"]).startswith("cpu")
+
+
+def _shortlist(found: Sequence[Winner], most: int, context: Context) -> "pd.DataFrame":
+    """The winners that stand, each with its rivals; nothing of them is timed yet."""
+    import pandas as pd
+
+    rows: list[dict[str, object]] = []
+    for winner in found:
+        if winner.candidate is None or winner.spec is None or winner.implementation is None:
+            continue
+        listed = {winner.candidate: winner.implementation}
+        listed |= {c: i for i, c in rivals(context, winner.spec, most) if c != winner.candidate} if most else {}
+        for candidate, implementation in listed.items():
+            library = candidate.backend in context.family.baseline
+            context.journal.kernel_names[candidate.id] = implementation.kernel_name(candidate.knobs)
+            rows.append(_shortlist_row(winner, candidate, "library" if library else "incumbent"))
+    return pd.DataFrame(rows, columns=list(columns.SHORTLIST))
+
+
+def _shortlist_row(winner: Winner, candidate: Candidate, role: str) -> dict[str, object]:
+    return {
+        "problem": winner.problem.id,
+        "candidate": candidate.id,
+        "libtype": candidate.backend,
+        "config": config_text(candidate),
+        "role": role,
+        "status": "",
+        "us": None,
+        "reason": "",
+    }
 
 
 def frame_of(family: Family, entries: Iterable[Entry]) -> "pd.DataFrame":
     """Entries as selections: a problem's own each, columns as they are in the table, and `table.RECORDED`."""
     import pandas as pd
 
-    names = ["gfx", "cu_num", *(column.name for column in family.key_columns), *RESULT]
+    names = ["gfx", "cu_num", *(column.name for column in family.key_columns), *columns.RESULT]
     rows = [(*map(entry.row.get, names), "", entry.place, entry.extra) for entry in entries]
     # As objects: numbers stay what they were, and None stays None.
-    return pd.DataFrame(rows, columns=[*names, "format", *RECORDED], dtype=object)
+    return pd.DataFrame(rows, columns=[*names, "format", *columns.RECORDED], dtype=object)

@@ -88,15 +88,7 @@ class Scheduler:
         facts = message.facts
         self._built[message.build.id] = facts.error
         self._context.lore.facts[message.build.id] = facts
-        self._journal.write(
-            "build",
-            id=message.build.id,
-            compile_s=round(facts.compile_s, 3),
-            shared_bytes=facts.shared_bytes,
-            registers=facts.registers,
-            spills=facts.spills,
-            error=facts.error,
-        )
+        self._journal.build(message.build.id, facts)
         for course in self._courses:
             self._note(course, course.built(message.build.id, facts.error))
 

@@ -1,0 +1,140 @@
+"""The report stage of verify: what became of a table's winners on this machine, row by row."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from gemmpipe import table
+from gemmpipe.data import Status
+from gemmpipe.errors import at_least
+from gemmpipe.merging import provisional
+from gemmpipe.stages import Context, Stage
+from gemmpipe.stages.paired import PairedRatio, paired_ratio
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_TIMED = {str(Status.OK), str(Status.DROPPED)}
+_MOST_LINES = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report(Stage):
+    """A row holds when its winner is right, at most `within_pct` slower than recorded, and not behind a library.
+
+    Behind is who is slower than the fastest library by more than `behind_pct`, paired round by round, in an interval
+    that excludes 1.
+    """
+
+    within_pct: float
+    behind_pct: float
+
+    needs: ClassVar[tuple[str, ...]] = ("selections", "trials")
+    gives: ClassVar[tuple[str, ...]] = ("verified", "stale")
+
+    def __post_init__(self) -> None:
+        at_least(0, within_pct=self.within_pct, behind_pct=self.behind_pct)
+
+    def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
+        """`verified` has a row for each of the table's (`table.VERIFIED`), `stale` the problems to tune again."""
+        import pandas as pd
+
+        finals = tables["trials"][tables["trials"]["stage"] == "bench"]
+        by_problem = {str(name): trials.to_dict("records") for name, trials in finals.groupby("problem", sort=False)}
+        rows = [
+            self._verdict(row, by_problem.get(str(row["problem"]), []), context)  # type: ignore[arg-type]
+            for row in tables["selections"].to_dict("records")
+        ]
+        stale = [row for row in rows if row["verdict"] == "stale"]
+        context.unsolved.extend([str(row["problem"]) for row in stale if row["problem"] not in context.unsolved])
+        for row in stale[:_MOST_LINES]:
+            context.events.emit("line", f"stale: {row['place']}: {row['problem']}: {row['reason']}")
+        context.events.emit("line", _summary(rows, self.within_pct))
+        if stale:
+            words = f"shapes=csv shapes.path={context.run_dir / 'stale.csv'} retune=true"
+            context.events.emit("line", f"verify: to tune these again: gemmpipe kernel={context.family.name} {words}")
+        keys = [column.name for column in context.family.key_columns]
+        lost = {str(row["problem"]) for row in stale}
+        selected = tables["selections"]
+        return {
+            "verified": pd.DataFrame(rows, columns=list(table.VERIFIED)),
+            "stale": selected.loc[selected["problem"].isin(lost), ["problem", *keys]].drop_duplicates("problem"),
+        }
+
+    def _verdict(
+        self, row: Mapping[str, object], trials: Sequence[Mapping[str, object]], context: Context
+    ) -> dict[str, object]:
+        """One row of `verified`."""
+        own = next((t for t in trials if t["candidate"] == row["candidate"]), None)
+        raced = [t for t in trials if t["status"] in _TIMED]
+        said = {name: row.get(name) for name in ("problem", "place", "libtype", "config", "kernelName")}
+        said |= {"recorded_us": row.get("us")}
+        if own is None or own["status"] not in _TIMED:
+            reason = str(row["reason"]) or _failure(own)
+            return said | {"verdict": "stale", "reason": reason}
+        library = _baseline(own, raced, context)
+        ratio = paired_ratio(_samples(own), _samples(library)) if library else None
+        comparable, why = _comparable(row, context)
+        drift = float(str(own["us"])) / float(str(row["us"])) if comparable else None
+        said |= {"us": own["us"], "drift": drift, "baseline": library["kernelName"] if library else None}
+        said |= {"ratio": ratio.median, "ratio_low": ratio.low, "ratio_high": ratio.high} if ratio else {}
+        reason = self._slower(own, row, drift) or self._behind(ratio, library)
+        return said | {"verdict": "stale" if reason else "holds", "reason": reason or why}
+
+    def _slower(self, own: Mapping[str, object], row: Mapping[str, object], drift: float | None) -> str:
+        if drift is None or drift <= 1 + self.within_pct / 100:
+            return ""
+        percent = 100 * (drift - 1)
+        return f"slower: {own['us']:.2f} us, {row['us']:g} recorded (+{percent:.0f} %, {self.within_pct:g} allowed)"
+
+    def _behind(self, ratio: PairedRatio | None, library: Mapping[str, object] | None) -> str:
+        if ratio is None or library is None or ratio.low <= 1 or ratio.median <= 1 + self.behind_pct / 100:
+            return ""
+        percent = 100 * (ratio.median - 1)
+        return f"behind: {library['kernelName']} {library['config']} takes {library['us']:.2f} us, {percent:.1f} % less"
+
+
+def _failure(own: Mapping[str, object] | None) -> str:
+    return "not run" if own is None else f"{own['status']}: {own['error'] or 'no reason given'}"
+
+
+def _baseline(
+    own: Mapping[str, object], raced: Sequence[Mapping[str, object]], context: Context
+) -> Mapping[str, object] | None:
+    """The fastest other library that takes no more weight memory than the winner."""
+    others = [
+        t
+        for t in raced
+        if t["libtype"] in context.family.baseline
+        and t["candidate"] != own["candidate"]
+        and int(str(t["extra_weight_bytes"])) <= int(str(own["extra_weight_bytes"]))
+    ]
+    # Who was outrun has times of the early rounds alone: it is the baseline only where all libraries were.
+    return min(others, key=lambda t: (t["status"] != str(Status.OK), float(str(t["us"]))), default=None)
+
+
+def _samples(trial: Mapping[str, object]) -> tuple[float, ...]:
+    return tuple(trial["samples_us"])  # type: ignore[arg-type]
+
+
+def _comparable(row: Mapping[str, object], context: Context) -> tuple[bool, str]:
+    """Whether the recorded time and this one mean the same, else why not."""
+    policy, device = str(row.get("policy") or "unknown"), row.get("device")
+    if policy != context.policy or provisional(policy):
+        return False, f"not compared with the recorded time: policy '{policy}' there, '{context.policy}' here"
+    if device not in (None, context.device.name):
+        return False, f"not compared with the recorded time: {device} there, {context.device.name} here"
+    return True, ""
+
+
+def _summary(rows: Sequence[Mapping[str, object]], within_pct: float) -> str:
+    stale = sum(row["verdict"] == "stale" for row in rows)
+    drifts = [float(str(row["drift"])) for row in rows if row.get("drift") is not None]
+    text = f"verify: {len(rows) - stale} of {len(rows)} rows hold"
+    if drifts:
+        mean = math.exp(sum(map(math.log, drifts)) / len(drifts))
+        text += f"; time now over recorded: {mean:.3f} on average, {min(drifts):.3f} to {max(drifts):.3f}"
+        faster = sum(drift < 1 - within_pct / 100 for drift in drifts)
+        text += f"; {faster} faster by more than {within_pct:g} %" if faster else ""
+    return text
