@@ -165,7 +165,7 @@ def _devices(plan: Plan, reused: Record | None) -> tuple[Device, ...]:
     if not needed and reused and reused.sessions:
         return (manifest.device_of(reused.sessions[-1]),)
     # A table is united on any machine, and while the GPU hangs too.
-    return plan.devices.find() if needed or any(stage.asks_device for stage in stages) else (NO_DEVICE,)
+    return plan.executor.find(plan.devices) if needed or any(stage.asks_device for stage in stages) else (NO_DEVICE,)
 
 
 def _context(

@@ -10,6 +10,7 @@ from typing import Self, TypeVar
 
 from gemmpipe.backends import Backend
 from gemmpipe.data import Build, BuildFacts, Device, Trial
+from gemmpipe.device import DeviceChoice
 from gemmpipe.events import Events
 from gemmpipe.interrupt import Interrupted
 from gemmpipe.jobs import Job
@@ -86,11 +87,9 @@ class Pool(ABC):
     def compile(self, build: Build) -> None:
         """Queue a build."""
 
-    def aside(self, task: Callable[[], T]) -> "Future[T]":
-        """Do work of the driver's that can be pickled: in another process where one is to spare, else here and now."""
-        future: Future[T] = Future()
-        future.set_result(task())
-        return future
+    def aside(self, task: Callable[[], T]) -> "Future[T] | None":
+        """Do work of the driver's that can be pickled in another process; None: there is none to spare."""
+        return None
 
     @abstractmethod
     def poll(self, timeout_s: float) -> Sequence[Built | Finished]:
@@ -129,6 +128,10 @@ def finishing(pool: Pool, hear: Callable[[Built | Finished], object]) -> Iterato
 
 class Executor(ABC):
     """A way to run jobs, as the configuration names it."""
+
+    def find(self, choice: DeviceChoice) -> tuple[Device, ...]:
+        """The devices that the user's choice means where this runs; the first stands for all."""
+        return choice.find()
 
     @abstractmethod
     def start(

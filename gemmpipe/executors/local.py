@@ -84,9 +84,9 @@ class LocalPool(Pool):
     def compile(self, build: Build) -> None:
         self._compilers.submit(build)
 
-    def aside(self, task: Callable[[], T]) -> "Future[T]":
+    def aside(self, task: Callable[[], T]) -> "Future[T] | None":
         # On a CPU the cores belong to what is timed.
-        return super().aside(task) if self.devices[0].kind == "cpu" else self._compilers.aside(task)
+        return None if self.devices[0].kind == "cpu" else self._compilers.aside(task)
 
     def poll(self, timeout_s: float) -> Sequence[Built | Finished]:
         deadline = time.monotonic() + timeout_s

@@ -53,7 +53,7 @@ class Listing:
     report: SpaceReport = field(default_factory=SpaceReport)
 
 
-def list_in_another_process(
+def list_by_family_name(
     problem: Problem,
     family: str,
     implementations: Sequence[Implementation],
@@ -61,7 +61,7 @@ def list_in_another_process(
     space: Space,
     incumbents: Sequence[Candidate],
 ) -> Listing:
-    """The same with the family by name: it cannot be pickled."""
+    """The same, as a task for another process: a family cannot be pickled, its name can."""
     return list_candidates(problem, load_family(family), implementations, device, space, incumbents)
 
 

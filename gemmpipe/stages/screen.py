@@ -1,7 +1,8 @@
 """The screen stage: lists candidates, compiles, races them with few launches and keeps the best for bench."""
 
 import time
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +16,7 @@ from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.bounds import Bounds
 from gemmpipe.stages.course import Course
 from gemmpipe.stages.earlier import Recall
-from gemmpipe.stages.listing import Listing, SpaceReport, list_in_another_process
+from gemmpipe.stages.listing import Listing, SpaceReport, list_by_family_name
 from gemmpipe.stages.rows import config_text, problems_of, trial_frame
 from gemmpipe.stages.scheduler import Scheduler, work
 from gemmpipe.stages.shortlist import Keep, bucket_leaders, bucket_shortlists, shortlist
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _WAIT_S = 0.5
 _LOOK_S = 0.02
+_ASIDES = 128  # listings that other processes have at a time; more would wait in front of builds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,33 +75,36 @@ class Screen(Stage):
         return going_on
 
     def _listed(self, problems: list[Problem], scheduler: Scheduler, context: Context) -> list[Course]:
-        """The problems with all that can be tried on them, in the scheduler's hands as soon as they are listed."""
+        """The problems with all that can be tried on them, in the scheduler's hands as soon as they are listed.
+
+        Other processes list from the end; until their first result is here (they import a while), this one lists from
+        the beginning, so that the device has work at once.
+        """
         report = SpaceReport()
         courses: list[Course] = []
-        for future in [self._listing(p, context) for p in _in_order(problems, context)]:
-            while not future.done():
-                if not self._step(scheduler, courses, context, _LOOK_S):
-                    wait([future], timeout=_LOOK_S)
-            listing = future.result()
-            report.add(listing.report)
-            courses.append(self._course(listing, context))
-            scheduler.add(courses[-1])
+        left = deque(_in_order(problems, context))
+        asides: list[Future[Listing]] = []
+        warm = False
+        while left or asides:
+            while left and len(asides) < _ASIDES and (future := context.pool.aside(_task(left[-1], context))):
+                left.pop()
+                asides.append(future)
+            done = [future for future in asides if future.done()]
+            listings = [future.result() for future in done]
+            asides = [future for future in asides if future not in done]
+            warm = warm or bool(done)
+            if left and not warm:
+                listings.append(_task(left.popleft(), context)())
+            for listing in listings:
+                report.add(listing.report)
+                courses.append(self._course(listing, context))
+                scheduler.add(courses[-1])
+            # On a CPU, listing would take cores from what is timed.
+            if context.device.kind != "cpu" and not self._step(scheduler, courses, context, 0.0) and not listings:
+                wait(asides, timeout=_LOOK_S)
         for line in report.lines():
             context.events.emit("line", line)
         return courses
-
-    def _listing(self, problem: Problem, context: Context) -> "Future[Listing]":
-        return context.pool.aside(
-            partial(
-                list_in_another_process,
-                problem,
-                context.family.name,
-                context.implementations,
-                context.device,
-                context.space,
-                context.incumbents.get(problem.id, ()),
-            )
-        )
 
     def _course(self, listing: Listing, context: Context) -> Course:
         """The search on what was listed."""
@@ -203,6 +208,19 @@ def _deadline(context: Context) -> float | None:
 def _own(context: Context) -> set[str]:
     """Labels of the family's own kernels, whose results nobody has checked yet."""
     return {i.label for i in context.family.implementations}
+
+
+def _task(problem: Problem, context: Context) -> "Callable[[], Listing]":
+    """Listing a problem, as something that can be pickled."""
+    return partial(
+        list_by_family_name,
+        problem,
+        context.family.name,
+        context.implementations,
+        context.device,
+        context.space,
+        context.incumbents.get(problem.id, ()),
+    )
 
 
 def _in_order(problems: list[Problem], context: Context) -> list[Problem]:

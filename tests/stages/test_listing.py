@@ -9,7 +9,7 @@ from gemmpipe.executors.compiling import Compilers
 from gemmpipe.family import KernelDefaults, load_family
 from gemmpipe.sources.inline import List
 from gemmpipe.space import Space
-from gemmpipe.stages.listing import SpaceReport, list_candidates, list_in_another_process
+from gemmpipe.stages.listing import SpaceReport, list_by_family_name, list_candidates
 
 AXES = {
     "BLOCK_SIZE_M": (16, 64),
@@ -36,7 +36,7 @@ def test_another_process_lists_the_same(h200: Device, no_words: KernelDefaults) 
     here = list_candidates(problem, family, *rest)
     compilers = Compilers(h200, 1, 60.0, ())
     try:
-        there = compilers.aside(partial(list_in_another_process, problem, family.name, *rest)).result(timeout=120)
+        there = compilers.aside(partial(list_by_family_name, problem, family.name, *rest)).result(timeout=120)
     finally:
         compilers.close(kill=True)
     assert there == here
