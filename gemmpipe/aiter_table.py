@@ -39,7 +39,7 @@ class AiterTable:
         """What stands in the table for a number of splits. Raises UserError where that library cannot say it."""
         count = splits if isinstance(splits, int) else 1
         if str(libtype or "") not in self.powers:
-            return 0 if count == 1 else count
+            return 0 if count == 1 and libtype != "asm" else count  # assembly says 1, the others 0
         if count < 1 or count & (count - 1):
             raise UserError(f"splitK {count}: {libtype or 'this table'} writes powers of two only")
         return count.bit_length() - 1

@@ -188,8 +188,11 @@ class Library:
         return [self._attributes(r.algo) for r in results[: count.value] if r.state == 0]
 
     def ids(self, operation: Operation) -> tuple[int, ...]:
-        """The algorithms that the library has for these types."""
-        return tuple(self.lt.matmul_algo_get_ids(self.handle, *_types(operation), _MOST_IDS))
+        """The algorithms that the library has for these types; it raises where there are none."""
+        try:
+            return tuple(self.lt.matmul_algo_get_ids(self.handle, *_types(operation), _MOST_IDS))
+        except self.lt.cuBLASLtError:
+            return ()
 
     def neighbours(self, operation: Operation, seeds: Sequence[Attributes]) -> Iterator[dict[str, int]]:
         """The seeds with one attribute changed to another value that their algorithm claims to have.

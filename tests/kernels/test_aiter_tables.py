@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from gemmpipe import store
+from gemmpipe.aiter_table import render
 from gemmpipe.errors import UserError
 from gemmpipe.family import KernelDefaults, load_family
 from gemmpipe.sources.table import Csv
@@ -161,7 +162,7 @@ def test_an_untuned_table_is_read(family: str, variant: str, tmp_path: Path) -> 
     header, line = UNTUNED[variant]
     path = tmp_path / "untuned.csv"
     path.write_text(f"{header}\n{line}\n\n")
-    (problem,) = Csv(path=str(path)).problems(load_family(family), NO_WORDS, "gfx942")
+    (problem,) = Csv(path=str(path), rows_of=None).problems(load_family(family), NO_WORDS, "gfx942")
     cells = dict(zip((w.strip() for w in header.split(",")), (w.strip() for w in line.split(",")), strict=True))
     for column in ("B", "M", "N", "K"):
         if column in cells:
@@ -194,5 +195,46 @@ def test_an_old_table_without_architecture_is_asked_about(tmp_path: Path) -> Non
         UserError, match=r"asm_a8w8_gemm.csv:2: no gfx, and cu_num None does not tell; add a column gfx"
     ):
         store.read(path, load_family("a8w8"))
-    (problem,) = Csv(path=str(path)).problems(load_family("a8w8"), NO_WORDS, "gfx942")
+    (problem,) = Csv(path=str(path), rows_of=None).problems(load_family("a8w8"), NO_WORDS, "gfx942")
     assert (problem["M"], problem["bias"]) == (1, False)
+
+
+DATA = Path(__file__).parents[3] / "shared" / "data" / "aiter"
+COLLECTED = {
+    "a8w8_blockscale_tuned_gemm.head40.csv": "a8w8_blockscale",
+    "a8w8_blockscale_tuned_gemm_ds_v3.gfx942_304.csv": "a8w8_blockscale",
+    "a8w8_blockscale_bpreshuffle_tuned_gemm.head40.csv": "a8w8_blockscale_bpreshuffle",
+    "bf16_tuned_gemm.head40.csv": "a16w16",
+}
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="collected data of aiter not here")
+@pytest.mark.parametrize("name", COLLECTED)
+def test_a_collected_table_is_written_as_it_was(name: str) -> None:
+    family = load_family(COLLECTED[name])
+    rows = store.read(DATA / name, family)
+    assert family.aiter_table is not None
+    dtypes = [column.name for column in family.key_columns if column.kind == "dtype"]
+    before = (DATA / name).read_text().splitlines()
+    after = render(rows, family.aiter_table, dtypes).splitlines()
+    assert after[0] == before[0]
+    for old, new in zip(before[1:], after[1:], strict=True):
+        cells = zip(old.split(","), new.split(","), strict=True)
+        assert all(a == b or float(a) == float(b) for a, b in cells), (old, new)
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="collected data of aiter not here")
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("a4w4_blockscale_untuned_gemm.head40.csv", "a4w4_blockscale"),
+        ("a8w8_blockscale_untuned_gemm.head40.csv", "a8w8_blockscale"),
+        ("a8w8_blockscale_untuned_gemm.head40.csv", "a8w8_blockscale_bpreshuffle"),
+        ("bf16_untuned_gemm.head40.csv", "a16w16"),
+        *COLLECTED.items(),
+    ],
+)
+def test_a_collected_table_gives_problems(name: str, family: str) -> None:
+    problems = Csv(path=str(DATA / name), rows_of=None).problems(load_family(family), NO_WORDS, "gfx950")
+    lines = len([line for line in (DATA / name).read_text().splitlines() if line.strip()]) - 1
+    assert sum(problem.weight for problem in problems) == lines
