@@ -14,7 +14,7 @@ from gemmpipe.merging import Row
 from gemmpipe.problem import make_problem
 from gemmpipe.table import RESULT
 
-_TYPES = {
+TYPES = {
     "BFloat16": "bfloat16",
     "Half": "float16",
     "float": "float32",
@@ -23,15 +23,17 @@ _TYPES = {
     "Float8_e5m2": "float8_e5m2",
     "Float8_e5m2fnuz": "float8_e5m2fnuz",
 }
-_TYPE = "|".join(sorted([*_TYPES, "tf32", "double"], key=len, reverse=True))
-_OPERATION = re.compile(
+"""TunableOp's names of types -> torch's; it also says tf32 and double."""
+_TYPE = "|".join(sorted([*TYPES, "tf32", "double"], key=len, reverse=True))
+OPERATION = re.compile(
     rf"(?P<kind>Gemm|GemmAndBias|GemmStridedBatched|ScaledGemm)TunableOp_(?P<a>{_TYPE})"
     rf"(?:_(?P<b>{_TYPE})_(?P<c>{_TYPE}))?_(?P<layout>[NT]{{2}})"
 )
-_SIZES = re.compile(
+SIZES = re.compile(
     r"[nt]{2}_(?P<m>\d+|\*)_(?P<n>\d+|\*)_(?P<k>\d+|\*)(?:_B_(?P<batch>\d+|\*))?"
     r"(?:_ld_(?P<lda>\d+|\*)_(?P<ldb>\d+|\*)_(?P<ldc>\d+|\*))?(?P<rest>(?:_.*)?)"
 )
+"""A product's signature, and its sizes' as column-major BLAS has them."""
 _CUBLASLT = re.compile(
     r"Gemm_Cublaslt_id_(?P<algo_id>\d+)_tile_(?P<tile_id>\d+)_stages_(?P<stages_id>\d+)_splitk_(?P<NUM_KSPLIT>-?\d+)"
     r"_red_(?P<reduction_scheme>\d+)_swizzle_(?P<cta_swizzling>\d+)_custom_(?P<custom_option>\d+)"
@@ -62,7 +64,7 @@ def is_results(path: Path) -> bool:
             first = stream.readline(1000).strip().split(",")
     except OSError:
         return False
-    return first[0] == "Validator" or (len(first) > 2 and _OPERATION.fullmatch(first[0]) is not None)
+    return first[0] == "Validator" or (len(first) > 2 and OPERATION.fullmatch(first[0]) is not None)
 
 
 def read_results(path: Path, family: Family, device: Device) -> Imported:
@@ -116,7 +118,7 @@ def _check_device(validators: Mapping[str, str], device: Device, path: Path) -> 
 
 
 def _row(cells: list[str], family: Family, device: Device, validators: Mapping[str, str], where: str) -> Row:
-    operation, sizes = _OPERATION.fullmatch(cells[0]), _SIZES.fullmatch(cells[1])
+    operation, sizes = OPERATION.fullmatch(cells[0]), SIZES.fullmatch(cells[1])
     if operation is None or sizes is None:
         raise UserError(f"{where}: '{cells[0]},{cells[1]}', expected a product such as GemmTunableOp_Half_TN,tn_1_2_3")
     said = _said(operation, sizes)
@@ -150,8 +152,8 @@ def _said(operation: re.Match[str], sizes: re.Match[str]) -> dict[str, Scalar]:
         raise _Left(f"operands stored as {operation['layout']}, not x [M, K] and w [N, K]")
     if "lda" in numbers and [int(numbers[name]) for name in ("lda", "ldb", "ldc")] != [k, k, n]:
         raise _Left("rows that are not one after the other")
-    dtype = _TYPES.get(operation["a"])
-    out = _TYPES.get(operation["c"] or operation["a"])
+    dtype = TYPES.get(operation["a"])
+    out = TYPES.get(operation["c"] or operation["a"])
     if dtype is None or out is None or operation["b"] not in (None, operation["a"]):
         raise _Left(f"a product of {operation['a']} and {operation['b'] or operation['a']}")
     said: dict[str, Scalar] = {"M": m, "N": n, "K": k, "dtype": dtype, "q_dtype_w": dtype, "outdtype": out}

@@ -56,7 +56,7 @@ def test_batched_and_scaled(tmp_path: Path) -> None:
         ("GemmTunableOp_BFloat16_TN,nt_1_2_3\n", "'nt_1_2_3', expected sizes such as tn_6144"),
         ("GemmTunableOp_BFloat16_TN,tn_64_2_32_ld_16_32_64\n", "lda 16, expected at least 32"),
         ("GemmTunableOp_BFloat16_TN,tn_64_2_32_B_4\n", "expected _B_ for batched products"),
-        ("GemmTunableOp_BFloat17_TN,tn_64_2_32\n", "type 'BFloat17', expected one of"),
+        ("GemmTunableOp_BFloat17_TN,tn_64_2_32\n", "'GemmTunableOp_BFloat17_TN', expected Gemm or"),
         ("GemmTunableOp_BFloat16_TN,tn_0_2_32\n", "column N: 0, expected a whole number"),
         ("GemmTunableOp_double_TN,tn_1_2_32\n", "no product of a16w16 there, but 1 of other"),
     ],

@@ -75,7 +75,7 @@ def test_what_merge_stored_capture_leaves_out(context: Context, heard: list[Even
     problems = Capture(keep_pct=100).run({}, context)["problems"]
     assert problems[["M", "N", "K", "weight"]].to_numpy().tolist() == [[1, 16, 128, 3], [64, 16, 128, 3]]
     bucket = {"format": "triton_json", "bucket": "small_M", "bucket_low": 0, "M": None}
-    artifacts = Merge().run({"selections": _selections({"M": 1}, bucket)}, context)["artifacts"]
+    artifacts = Merge(device=None).run({"selections": _selections({"M": 1}, bucket)}, context)["artifacts"]
     assert [Path(path).name for path in artifacts["file"]] == [
         "smallblock_tuned_gemm.csv",
         "sm_90-GEMM-SMALLBLOCK-N=16-K=128.json",
@@ -93,7 +93,7 @@ def test_what_merge_stored_capture_leaves_out(context: Context, heard: list[Even
 
 def test_rows_of_other_devices_and_gap_fillers_do_not_count(context: Context) -> None:
     rows = ({"M": 1, "gfx": "gfx942", "cu_num": 304}, {"M": 64, "policy": "p shared_gpu"})
-    Merge().run({"selections": _selections(*rows)}, context)
+    Merge(device=None).run({"selections": _selections(*rows)}, context)
     assert Capture(keep_pct=100).run({}, context)["problems"]["M"].tolist() == [1, 64]
     beside = replace(context, device=replace(context.device, shared=True))
     assert Capture(keep_pct=100).run({}, beside)["problems"]["M"].tolist() == [1], (
@@ -109,5 +109,5 @@ def test_a_table_broken_by_hand_is_told_before_anything_is_timed(context: Contex
 
 
 def test_nothing_selected_writes_nothing(context: Context) -> None:
-    assert Merge().run({"selections": _selections()}, context)["artifacts"].empty
+    assert Merge(device=None).run({"selections": _selections()}, context)["artifacts"].empty
     assert not context.output.exists()
