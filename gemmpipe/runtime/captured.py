@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from multiprocessing import util as mp_util
 from pathlib import Path
 
 from gemmpipe.data import Scalar
@@ -44,6 +45,11 @@ class Recorder:
             due = time.monotonic() - self._written > _FLUSH_S
         if due:
             self.flush()
+
+    def begin_anew(self) -> None:
+        """In a forked process: what the parent counted is the parent's to write."""
+        self._lock = threading.Lock()
+        self.counts.clear()
 
     def flush(self) -> None:
         """Add what was counted since the last time to the file; what cannot be written is kept and said."""
@@ -93,8 +99,11 @@ def file_of(word: str) -> Path:
 
 
 def recorder(path: Path) -> Recorder:
-    """The process's recorder for a file; it writes the rest when the process ends."""
+    """The process's recorder for a file; it writes the rest when the process ends, or one that it forked."""
     if path not in _RECORDERS:
-        _RECORDERS[path] = Recorder(path=path)
-        atexit.register(_RECORDERS[path].flush)
+        kept = _RECORDERS[path] = Recorder(path=path)
+        atexit.register(kept.flush)
+        os.register_at_fork(after_in_child=kept.begin_anew)
+        # A process of multiprocessing ends without what atexit knows.
+        mp_util.register_after_fork(kept, lambda mine: mp_util.Finalize(None, mine.flush, exitpriority=0))
     return _RECORDERS[path]

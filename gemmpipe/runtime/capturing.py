@@ -18,7 +18,8 @@ _USAGE = "python -m gemmpipe.capture SCRIPT.py ARGS... (or -m MODULE ARGS...); G
 def main(words: Sequence[str]) -> None:
     """Run a script or `-m module` with its own arguments. Raises UserError; what the program raises rises.
 
-    Products of the program's main thread are counted; entry points count themselves in every thread.
+    Products of its threads and of processes that it forks are counted too; processes that it starts anew count what
+    they call our entry points for.
     """
     if not words or words[0] in ("-h", "--help") or (words[0] == "-m" and len(words) < 2):
         raise UserError(_USAGE)

@@ -1,8 +1,8 @@
 """Every matrix product of a PyTorch program, seen where torch executes it: each once, whatever called it."""
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -39,33 +39,12 @@ def quiet() -> Iterator[None]:
         HERE.quiet = before
 
 
-class Watcher(TorchDispatchMode):
-    """Counts the products of this thread; layer names come from the modules in whose forward they happen.
-
-    What the program compiles runs eagerly meanwhile: torch refuses to compile under such a mode, and the products are
-    the same.
-    """
+class Counting(TorchDispatchMode):
+    """Counts the products of the thread that enters it: each once, whatever operator it was called through."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._recorder = recorder
-        self._names: dict[int, str] = {}
-
-    def __enter__(self) -> "Watcher":
-        self._hooks = (
-            register_module_forward_pre_hook(self._enter),
-            register_module_forward_hook(self._leave, always_call=True),
-        )
-        self._eager = torch.compiler.set_stance("force_eager")
-        self._eager.__enter__()
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        self._eager.__exit__(None, None, None)
-        for hook in self._hooks:
-            hook.remove()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -77,6 +56,49 @@ class Watcher(TorchDispatchMode):
                 family, values = found
                 self._recorder.add(family, {**values, "op": name}, layer())
         return out
+
+
+class Watcher:
+    """Counts the products of this thread and of those it starts; layer names come from the modules being called.
+
+    What the program compiles runs eagerly meanwhile: torch refuses to compile under such a mode, and the products are
+    the same. What a CUDA graph holds is counted when it is captured: replays call nothing.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._names: dict[int, str] = {}
+        self._left = ExitStack()
+
+    def __enter__(self) -> "Watcher":
+        for hook in (
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        ):
+            self._left.callback(hook.remove)
+        self._left.callback(setattr, threading.Thread, "start", threading.Thread.start)
+        setattr(threading.Thread, "start", self._starting(threading.Thread.start))  # noqa: B010  mypy knows it as a method
+        self._left.enter_context(torch.compiler.set_stance("force_eager"))
+        self._left.enter_context(Counting(self._recorder))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._left.close()
+
+    def _starting(self, start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+        """`Thread.start` for threads that count: a dispatch mode is a thread's own."""
+
+        def counted(thread: threading.Thread) -> None:
+            run = thread.run
+
+            def run_counted() -> None:
+                with Counting(self._recorder):
+                    run()
+
+            thread.run = run_counted  # type: ignore[method-assign]
+            start(thread)
+
+        return counted
 
     def _enter(self, module: nn.Module, args: object) -> None:
         if not HERE.modules:  # the outermost one knows all names below it

@@ -82,6 +82,37 @@ def test_what_the_program_raises_rises_and_is_no_loss(tmp_path: Path) -> None:
     assert "no file 'absent.py'" in done.stderr
 
 
+THREADS = """
+import multiprocessing, threading, torch
+torch.set_num_threads(1)
+torch.ones(2, 3) @ torch.ones(3, 4)
+def work(m):
+    torch.ones(m, 8) @ torch.ones(8, 8)
+class Own(threading.Thread):
+    def run(self):
+        work(7)
+threads = [threading.Thread(target=work, args=(5,)), Own()]
+children = [multiprocessing.get_context("fork").Process(target=work, args=(6,)) for _ in range(2)]
+for each in threads + children:
+    each.start()
+    each.join()
+assert threading.Thread(target=work, args=(9,)).run() is None
+"""
+
+
+def test_threads_and_forked_processes_count_and_none_twice(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(THREADS)
+    done = run(tmp_path, "script.py")
+    assert done.returncode == 0, done.stderr
+    assert {row["M"]: row["count"] for row in read(tmp_path / "seen.csv")} == {
+        "2": "1",
+        "5": "1",
+        "6": "2",
+        "7": "1",
+        "9": "1",
+    }
+
+
 def test_processes_write_one_file_without_losing_a_row(tmp_path: Path) -> None:
     script = """
 import sys
@@ -126,6 +157,7 @@ def test_entry_points_count_themselves_once(seen: Recorder, x, w) -> None:
 
 def test_every_kind_of_product(seen: Recorder) -> None:
     x, w = torch.randn(16, 32), torch.randn(48, 32)
+    wide, experts = x.bfloat16(), torch.randn(2, 32, 48).bfloat16()
     x8, w8 = x.to(torch.float8_e4m3fn), w.to(torch.float8_e4m3fn)
     one = torch.ones(1)
     with torch.no_grad(), Watcher(seen):
@@ -135,9 +167,18 @@ def test_every_kind_of_product(seen: Recorder) -> None:
         torch.nn.functional.linear(x[0], w)
         torch._int_mm(x.to(torch.int8), w.to(torch.int8).t())
         torch._scaled_mm(x8, w8.t(), one, one, out_dtype=torch.bfloat16)
+        torch.matmul(wide.repeat(2, 3, 1, 1), w.bfloat16().t())
+        torch.matmul(wide.expand(2, 3, 16, 32), experts[0].expand(2, 3, 32, 48))
+        torch.einsum("mk,nk->mn", wide, w.bfloat16())
+        torch.nn.functional.grouped_mm(wide, experts, offs=torch.tensor([4, 16], dtype=torch.int32))
     seen.flush()
     rows = [(row["op"], row["family"], row["bias"], row["granularity"]) for row in read(seen.path)]
     assert rows[:2] == [("addmm", "other", "True", ""), ("addmm", "other", "False", "")]
     assert rows[2][:2] == ("baddbmm", "other")
     assert rows[3][0] in ("mv", "mm", "linear", "addmm")
-    assert rows[4:] == [("_int_mm", "a8w8", "", ""), ("_scaled_mm", "a8w8", "False", "tensor")]
+    assert rows[4:6] == [("_int_mm", "a8w8", "", ""), ("_scaled_mm", "a8w8", "False", "tensor")]
+    several = [tuple(row[name] for name in ("op", "family", "B", "M", "N", "K")) for row in read(seen.path)][6:]
+    assert several[0][1:] == ("a16w16", "", "96", "48", "32")
+    assert several[1] == ("bmm", "batched_bf16", "6", "16", "48", "32")
+    assert several[2][3:] == ("16", "48", "32")
+    assert several[3:] == [("_grouped_mm", "other", "2", "16", "48", "32")]
