@@ -34,7 +34,7 @@ def _rows(draw: st.DrawFn, family: Family) -> list[Row]:
     keys = draw(st.lists(st.tuples(*map(_values, family.key_columns)), min_size=1, max_size=4, unique=True))
     rows = []
     for key in keys:
-        row: Row = dict.fromkeys(RESULT)
+        row: Row = dict.fromkeys((*RESULT, *family.further_columns))
         row |= {"gfx": draw(st.sampled_from(["gfx942", "sm_90"])), "cu_num": draw(st.sampled_from([80, 132, 304]))}
         row |= dict(zip((column.name for column in family.key_columns), key, strict=True))
         row |= {"libtype": draw(st.sampled_from(["triton", "ck", "asm"])), "us": draw(TIMES), "splitK": 4, "solidx": 3}
@@ -103,18 +103,15 @@ def _aiters_rows(draw: st.DrawFn, family: Family) -> list[Row]:
         row: Row = {"gfx": "gfx942", "cu_num": 304}
         row |= {column.name: fill.get(column.name, column.default) for column in family.key_columns}
         row |= dict(zip((column.name for column in own), key, strict=True))
-        row |= {"solidx": draw(st.integers(-1, 999)), "splitK": draw(st.sampled_from([1, 2, 4, 8]))}
-        row |= {
-            "us": draw(TIMES),
-            "kernelName": draw(NAMES),
-            "err_ratio": draw(TIMES),
-            "tflops": 1.5,
-            "bw": draw(TIMES),
-        }
-        rows.append(
-            row | ({"libtype": draw(st.sampled_from(["ck", "asm", "opus"]))} if "libtype" in table.columns else {})
-        )
+        cells: Row = {"solidx": draw(st.integers(-1, 999)), "splitK": draw(st.sampled_from([1, 2, 4, 8]))}
+        cells |= {"us": draw(TIMES), "kernelName": draw(NAMES), "err_ratio": draw(TIMES), "tflops": 1.5}
+        cells |= {"bw": draw(TIMES), "libtype": draw(st.sampled_from(["ck", "asm", "opus"]))}
+        theirs = [_OURS.get(name, name) for name in table.columns]
+        rows.append({**row, **{name: cells.get(name) for name in theirs if name not in row}})
     return rows
+
+
+_OURS = {"kernelId": "solidx", "errRatio": "err_ratio"}
 
 
 def _dtypes(family: Family) -> list[str]:
