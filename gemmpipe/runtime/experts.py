@@ -182,8 +182,7 @@ def _keep(
             return inner(operands)
 
         call = counted
-    elif selected.step == "padded":
-        LOG.pad(dispatch.family.name)
+    LOG.answer(dispatch.family.name, problem.id, selected.step)
     LOG.step(f"{problem.id}: {selected.step}: {selected.source}: {selected.chosen.candidate}")
     dispatch.keep_routed(given.key, call, missed=missed)
 

@@ -1,0 +1,156 @@
+"""fused_moe: operands checked, tuned rows found, libraries where nothing was tuned; the whole way on the CPU."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from gemmpipe.device import cpu_device
+from gemmpipe.errors import UserError
+from gemmpipe.family import GemmSpec, Inputs, KernelDefaults, Weights, load_family
+from gemmpipe.problem import make_problem
+from gemmpipe.reference import error_ratio
+from gemmpipe.runtime import fused_moe, reload
+from gemmpipe.runtime.dispatch import dispatch_of
+from gemmpipe.runtime.selection import LOG
+from gemmpipe.store import render
+
+FMOE = load_family("fmoe")
+Made = tuple[GemmSpec, Inputs, Weights]
+
+
+def made(token: int, q_type: str = "none", **key: object) -> Made:
+    sizes = {"token": token, "model_dim": 128, "inter_dim": 96, "expert": 6, "topk": 2, "q_type": q_type, **key}
+    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = FMOE.spec(make_problem(FMOE, sizes, words, "sm_90", "test"))
+    generator = torch.Generator().manual_seed(token)
+    weights = FMOE.make_weights(spec, generator)
+    return spec, FMOE.make_inputs(spec, generator), weights
+
+
+def run(case: Made, **changes: object) -> torch.Tensor:
+    spec, inputs, weights = case
+    assert spec.experts is not None
+    words: dict[str, object] = {"x": inputs.x, "w1": weights.w, "w2": weights.w2}
+    words |= {"topk_weights": inputs.topk_weights, "topk_ids": inputs.topk_ids}
+    words |= {"w1_scale": weights.w_scale, "w2_scale": weights.w2_scale}
+    words |= {"activation": spec.experts.activation, "doweight_stage1": spec.experts.weight_first}
+    with torch.no_grad():
+        return fused_moe(**{**words, **changes})  # type: ignore[arg-type]
+
+
+def wrong(case: Made, out: torch.Tensor) -> float:
+    spec, inputs, weights = case
+    return error_ratio(out, FMOE.reference(spec, inputs, weights), *FMOE.tolerance(spec))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [{}, {"act_type": "gelu", "use_g1u1": 0}, {"doweight_stage1": 1}, {"q_type": "per_token"}, {"q_type": "block"}],
+)
+def test_untuned_it_is_right_and_counted(key: dict[str, object]) -> None:
+    case = made(5, **key)  # type: ignore[arg-type]
+    assert wrong(case, run(case)) < 0.01
+    assert torch.equal(run(case), run(case))
+    (untuned,) = LOG.untuned.values()
+    assert untuned.key.startswith("fmoe token=5 model_dim=128 inter_dim=96 expert=6 topk=2")
+    assert untuned.calls >= 2
+
+
+def test_operands_of_other_forms() -> None:
+    _, inputs, weights = case = made(6, "per_token")
+    assert weights.w_scale is not None
+    assert weights.w2_scale is not None
+    assert inputs.topk_ids is not None
+    expected = run(case)
+    assert torch.equal(run(case, topk_ids=inputs.topk_ids.long()), expected)
+    assert torch.equal(run(case, w1_scale=weights.w_scale[..., 0], w2_scale=weights.w2_scale[..., 0]), expected)
+    assert torch.equal(run(case, x=inputs.x.view(2, 3, -1)).view(6, -1), expected)
+    padded = torch.zeros(6, 130, dtype=inputs.x.dtype)[:, :128].copy_(inputs.x)
+    assert torch.equal(run(case, x=padded), expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda c: {"w2": c[2].w2[:, :, :80]}, "w1 .*expected"),
+        (lambda c: {"w1": c[2].w[0]}, r"w1 \[192, 128\], expected 3 dimensions"),
+        (lambda c: {"topk_ids": c[1].topk_ids[:3]}, r"topk_ids \[3, 2\], expected \[5, 2\]"),
+        (lambda c: {"topk_ids": c[1].topk_weights}, "topk_ids is float32, expected int32"),
+        (lambda c: {"w1_scale": torch.ones(6, 192, 1)}, "q_dtype_w: 'bfloat16', expected"),
+        (lambda c: {"w2_scale": torch.ones(6, 128, 1)}, "w2_scale .*expected none for these types"),
+        (lambda c: {"activation": "selu"}, "'selu', expected one of silu"),
+        (lambda c: {"x": c[1].x.float()}, "dtype: 'float32', expected bfloat16 or float16"),
+    ],
+)
+def test_mistakes_are_one_line(change: Callable[[Made], dict[str, object]], said: str) -> None:
+    case = made(5)
+    with pytest.raises(UserError, match=said) as caught:
+        run(case, **change(case))
+    assert "\n" not in str(caught.value)
+
+
+def test_gradients_are_refused_rather_than_lost() -> None:
+    _, inputs, weights = made(5)
+    routing = (inputs.topk_weights, inputs.topk_ids)
+    with pytest.raises(UserError, match=r"no gradients.*no_grad"):
+        fused_moe(inputs.x.requires_grad_(), weights.w, weights.w2, *routing)  # type: ignore[arg-type]
+
+
+def test_a_tuned_row_answers_also_for_fewer_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device, case = cpu_device(), made(16)
+    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    sizes = {"token": 16, "model_dim": 128, "inter_dim": 96, "expert": 6, "topk": 2}
+    key = dict(make_problem(FMOE, sizes, words, device.gfx, "test").key)
+    row = {"gfx": device.gfx, "cu_num": device.cu_num, **key, "libtype": "torch", "us": 1.0}
+    path = tmp_path / "tuned_fmoe.csv"
+    path.write_text(render([{**row, "config": json.dumps({"method": "expert_loop_float32_copy"})}], FMOE, ()))
+    monkeypatch.setenv("GEMMPIPE_CONFIG_FMOE", str(path))
+    reload()
+    for token, step in ((16, "exact"), (5, "padded"), (300, "fallback")):
+        case = made(token)
+        assert wrong(case, run(case)) < 0.01
+        (answer,) = (found for key, found in LOG.answers.items() if f"token={token} " in key)
+        assert answer == step
+    assert len(dispatch_of("fmoe").routed) == 3
+
+
+def test_a_compiler_sees_an_operator() -> None:
+    spec, inputs, weights = case = made(5)
+    with torch.no_grad():
+        compiled = torch.compile(fused_moe, fullgraph=True, backend="eager")
+        out = compiled(inputs.x, weights.w, weights.w2, inputs.topk_weights, inputs.topk_ids)
+    assert torch.equal(out, run(case))
+    assert out.shape == (spec.m, spec.n)
+
+
+def test_tune_then_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real stages on the CPU, then the run time finds what they wrote."""
+    items = "shapes.items=[{token: [2, 16], model_dim: 128, inter_dim: 96, expert: 6, topk: 2}]"
+    words = ("kernel=fmoe", "device=cpu", "shapes=list", items, "format=[csv,vllm]", f"output={tmp_path}")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        [sys.executable, "-m", "gemmpipe", *words, "stages.bench.timer.iters=3"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"token +model_dim +inter_dim +expert +topk +chosen", done.stdout)
+    (table,) = re.findall(r"^export GEMMPIPE_CONFIG_FMOE=(.+)$", done.stdout, re.MULTILINE)
+    monkeypatch.setenv("GEMMPIPE_CONFIG_FMOE", table)
+    reload()
+    for token in (2, 16):
+        case = made(token)
+        assert wrong(case, run(case)) < 0.01
+    assert set(LOG.answers.values()) == {"exact"}
+    assert replace(made(2)[0], m=16) == made(16)[0]
