@@ -39,7 +39,7 @@ def recorded_candidate(
         raise Unusable(f"knobs: {label}: {type(error).__name__} {error}") from None
     before, now = hash_of(row), name.partition("@")[2]
     if before and before != now:
-        raise Unusable(f"kernel: its source is {now or 'not known'} here, {before} was tuned")
+        raise Unusable(f"kernel: its source or library is {now or 'not known'} here, {before} was tuned")
     if reason:
         raise Misfit(f"misfit: {reason}")
     return Candidate.of(label, knobs)

@@ -73,11 +73,7 @@ class StandIn:
         self.calls["preferences"] += 1
 
     def matmul_preference_set_attribute(self, pref: int, attr: int, buf: int, size: int) -> None:
-        assert (attr, size) in ((1, 8), (0, 4), (5, 4), (6, 4), (7, 4), (8, 4))
-
-    def matmul_algo_get_ids(self, handle: int, *types_and_count: int) -> tuple[int, ...]:
-        assert len(types_and_count) == 7
-        return (21, 66)
+        assert (attr, size) in ((1, 8), (5, 4), (6, 4), (7, 4), (8, 4))
 
     def matmul_algo_init(self, handle: int, *types_and_id: int) -> None:
         *types, algo_id, address = types_and_id

@@ -66,7 +66,7 @@ def test_exact_then_padded_then_the_rules(row, table, x, w, steps) -> None:
         ({"config": '{"method": "mm", "fast": true}'}, "knobs: torch has no fast"),
         ({"config": "{}"}, "knobs: torch: KeyError"),
         ({"libtype": "ck", "config": None}, "backend: no 'ck'"),
-        ({"kernelName": "torch@0123abcd"}, "kernel: its source is not known here, 0123abcd was tuned"),
+        ({"kernelName": "torch@0123abcd"}, "kernel: its source or library is not known here, 0123abcd was tuned"),
     ],
 )
 def test_a_stored_candidate_that_does_not_run_here_costs_one_warning(
