@@ -65,7 +65,7 @@ def test_exact_then_padded_then_the_rules(row, table, x, w, steps) -> None:
         ({"config": '{"method": "magic"}'}, "misfit: method: no 'magic'"),
         ({"config": '{"method": "mm", "fast": true}'}, "knobs: torch has no fast"),
         ({"config": "{}"}, "knobs: torch: KeyError"),
-        ({"libtype": "ck", "config": None}, "backend: no 'ck'"),
+        ({"libtype": "flydsl", "config": None}, "backend: no 'flydsl'"),
         ({"kernelName": "torch@0123abcd"}, "kernel: its source or library is not known here, 0123abcd was tuned"),
     ],
 )
