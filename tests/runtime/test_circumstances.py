@@ -1,0 +1,127 @@
+"""Every plain family's function wherever engines call it: what it is given may lie anywhere and be nothing at all."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import gemmpipe.runtime
+from gemmpipe.errors import UserError
+from gemmpipe.family import Family, KernelDefaults, load_family
+from gemmpipe.paths import PACKAGE
+from gemmpipe.problem import make_problem
+
+M, N, K = 16, 256, 256
+
+
+@dataclass
+class Case:
+    """The operands of a product and what they give."""
+
+    call: Callable[..., torch.Tensor]
+    operands: tuple[torch.Tensor, ...]
+    batched: bool
+
+    @property
+    def out(self) -> torch.Tensor:
+        """The product of the operands as they are."""
+        return self.call(*self.operands)
+
+
+def plain_families() -> list[str]:
+    names = sorted(path.parent.name for path in (PACKAGE / "kernels").glob("*/__init__.py"))
+    return [name for name in names if {"M", "N", "K"} <= {column.name for column in load_family(name).key_columns}]
+
+
+@pytest.fixture(params=plain_families())
+def case(request: pytest.FixtureRequest) -> Case:
+    family: Family = load_family(request.param)
+    names = {column.name for column in family.key_columns}
+    values = {name: size for name, size in {"B": 2, "M": M, "N": N, "K": K}.items() if name in names}
+    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = family.spec(make_problem(family, values, words, "sm_90", "case"))
+    generator = torch.Generator().manual_seed(2)
+    weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
+    scales = () if weights.w_scale is None else (inputs.x_scale, weights.w_scale)
+    call = getattr(gemmpipe.runtime, family.entry_point)
+    return Case(call=call, operands=(inputs.x, weights.w, *scales), batched=spec.batch > 1)
+
+
+def elsewhere(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values with gaps between rows, at an odd address."""
+    raw = tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
+    wide = torch.zeros(*raw.shape[:-1], raw.shape[-1] + 3, dtype=raw.dtype)
+    wide[..., 1:-2] = raw
+    return wide[..., 1:-2].view(tensor.dtype) if raw is not tensor else wide[..., 1:-2]
+
+
+def same(found: torch.Tensor, expected: torch.Tensor) -> None:
+    assert found.dtype == expected.dtype
+    torch.testing.assert_close(found, expected, atol=1e-2 * float(expected.float().std()), rtol=1e-2)
+
+
+def test_operands_that_lie_anywhere(case: Case) -> None:
+    expected = case.out
+    for place, tensor in enumerate(case.operands):
+        if tensor.numel() == 1:
+            continue
+        moved = [*case.operands]
+        moved[place] = elsewhere(tensor)
+        assert not moved[place].is_contiguous()
+        same(case.call(*moved), expected)
+
+
+def test_under_inference_mode_and_with_inference_tensors(case: Case) -> None:
+    expected = case.out
+    with torch.inference_mode():
+        same(case.out, expected)
+        same(case.call(*(tensor.clone() for tensor in case.operands)), expected)
+
+
+def test_under_autocast_to_another_type(case: Case) -> None:
+    expected = case.out
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.float16):
+        found = case.out
+    wide = not expected.dtype.is_floating_point or len(case.operands) > 2
+    assert found.dtype == (expected.dtype if wide else torch.float16)
+    torch.testing.assert_close(found.float(), expected.float(), atol=0.05 * float(expected.float().std()), rtol=0.05)
+
+
+def test_no_rows(case: Case) -> None:
+    x, w, *scales = case.operands
+    rows = slice(0, 0)
+    empty = x[:, rows] if case.batched else x[rows]
+    if scales and scales[0].numel() > 1:
+        scales[0] = scales[0][:, rows] if case.batched else scales[0][rows]
+    found = case.call(empty, w, *scales)
+    assert found.shape == ((2, 0, N) if case.batched else (0, N))
+
+
+def test_compiled_as_one_graph_for_any_number_of_rows(case: Case) -> None:
+    torch.compiler.reset()
+    compiled = torch.compile(case.call, fullgraph=True, backend="aot_eager", dynamic=True)
+    with torch.no_grad():
+        same(compiled(*case.operands), case.out)
+        x, w, *scales = case.operands
+        half = slice(0, M // 2)
+        shorter = [x[:, half], w] if case.batched else [x[half], w]
+        if scales:
+            one = scales[0].numel() == 1
+            shorter += [scales[0] if one else scales[0][:, half] if case.batched else scales[0][half], scales[1]]
+        same(compiled(*shorter), case.call(*shorter))
+
+
+def test_from_several_threads_at_once(case: Case) -> None:
+    expected = case.out
+    gemmpipe.runtime.reload()
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda _: case.out, range(16)):
+            same(found, expected)
+
+
+def test_what_is_no_product_is_one_line(case: Case) -> None:
+    x, *others = case.operands
+    with pytest.raises(UserError, match=r"^[^\n]+$"):
+        case.call(x[..., : x.shape[-1] // 2], *others)
