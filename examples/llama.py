@@ -22,21 +22,23 @@ from llama_model import Fp8Linear, Llama, Sizes, library_product, llama
 
 import gemmpipe
 from gemmpipe.runtime import answers, gemm_a8w8_blockscale
+from gemmpipe.runtime.lookup import levels
 
 _HEAD = {"a16w16": "bf16_tuned_gemm.csv"}
 FAMILIES = {"bf16": _HEAD, "fp8": {**_HEAD, "a8w8_blockscale": "a8w8_blockscale_tuned_gemm.csv"}}
 """Families of the products, with their tables; the head stays in 16 bits."""
-DECODE, PREFILL = (1, 4, 16, 64), (128, 256, 512, 1024)
-"""Batches of one token each, and lengths of one sequence: the row counts that are tuned."""
+ROWS = (1, 4, 16, 64, 128, 256, 512, 1024)
+"""Row counts of a forward pass, all tuned."""
 UNSEEN = (60, 1500)
 """A fifth of all: the first pads to 64, for the second nothing is tuned."""
+_MOST_BATCH = 64  # up to so many rows are a decode step of a batch; more are a prefill of one sequence
 TINY = Sizes(layers=2, hidden=256, inner=512, heads=4, kv_heads=2, vocabulary=512)
 
 
 def passes(model: Llama, device: str, rows: tuple[int, ...]) -> Iterator[tuple[int, torch.Tensor]]:
     """(rows, logits) of one forward pass each: a decode step of a batch, or a prefill of one sequence."""
     for count in rows:
-        batch, length = (count, 1) if count <= max(DECODE) else (1, count)
+        batch, length = (count, 1) if count <= _MOST_BATCH else (1, count)
         generator = torch.Generator(device=device).manual_seed(count)
         tokens = torch.randint(model.sizes.vocabulary, (batch, length), device=device, generator=generator)
         yield count, model(tokens, model.caches(batch, length), torch.arange(length, device=device))
@@ -69,14 +71,16 @@ def agree(model: Llama, device: str, rows: tuple[int, ...]) -> None:
         assert share < 0.1, f"{count} rows: logits differ by {share:.2f} of their spread"
 
 
-def steps(rows: tuple[int, ...]) -> dict[int, Counter[str]]:
-    """How the shapes of each row count were answered."""
+def steps(rows: tuple[int, ...], known: tuple[int, ...]) -> None:
+    """Print how the shapes of each row count were answered. Raises AssertionError where tables say otherwise."""
     found: dict[int, Counter[str]] = {count: Counter() for count in rows}
     for key, step in answers().items():
-        count = int(re.search(r" M=(\d+)", key)[1])  # type: ignore[index]
-        if count in found:
-            found[count][step] += 1
-    return found
+        found[int(re.search(r" M=(\d+)", key)[1])][step] += 1  # type: ignore[index]
+    for count, counts in found.items():
+        expected = next((step for m, step in levels(count, 1).items() if m in known), "fallback")
+        assert set(counts) == {expected}, f"{count} rows: {dict(counts)}, expected {expected}"
+    unseen = ", ".join(f"{count}: {', '.join(found[count])}" for count in rows if count not in known)
+    print("  shapes answered:", dict(sum(found.values(), Counter())), f"({unseen})" if unseen else "", flush=True)
 
 
 def decode_rate(model: Llama, device: str, batch: int, mode: str, seconds: float) -> float:
@@ -171,17 +175,13 @@ def show(model: Llama, words: argparse.Namespace) -> None:
     device = words.device
     with gemmpipe.patch(model) as patched:
         print(patched)
-    agree(model, device, DECODE + PREFILL)
-    found = steps(DECODE + PREFILL)
-    print("captured row counts:", sum(found.values(), Counter()))
-    assert {step for counts in found.values() for step in counts} == {"exact"}, found
-    agree(model, device, DECODE + PREFILL + UNSEEN)
-    found = steps(DECODE + PREFILL + UNSEEN)
-    print("with a fifth unseen:", sum(found.values(), Counter()))
-    for count in UNSEEN:
-        print(f"  {count} rows:", dict(found[count]))
-    assert set(found[UNSEEN[0]]) == {"padded"}
-    assert found[UNSEEN[1]]["fallback"] > 0
+    known, all_ = tuple(words.rows), (*words.rows, *words.unseen)
+    print("row counts that were captured and tuned:")
+    agree(model, device, known)
+    steps(known, known)
+    print(f"with {len(words.unseen)} of {len(all_)} never seen before:")
+    agree(model, device, all_)
+    steps(all_, known)
     compare_rates(model, device, words.seconds)
 
 
@@ -195,6 +195,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--pipeline", default="tune", help="how to tune, and further words of the command line")
     parser.add_argument("--seconds", type=float, default=1.0, help="of each rate")
+    parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
+    parser.add_argument("--unseen", type=int, nargs="+", default=UNSEEN)
     parser.add_argument("--only", choices=("once", "tuned"), help="one forward pass a row count; what tables do")
     words = parser.parse_args()
     if words.only is None:
@@ -205,7 +207,7 @@ def main() -> None:
         show(model, words)
         return
     with torch.inference_mode():
-        for _ in passes(model, words.device, DECODE + PREFILL):
+        for _ in passes(model, words.device, tuple(words.rows)):
             pass
 
 

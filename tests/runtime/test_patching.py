@@ -73,6 +73,20 @@ def test_a_patched_model_compiles_copies_and_pickles(model: Model, x) -> None:
     assert torch.equal(pickle.loads(pickle.dumps(model.up))(x(4)), model.up(x(4)))
 
 
+def test_a_compiled_model_is_patched_and_undone_too(model: Model, x) -> None:
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with torch.no_grad():
+        before = compiled(x(4))
+        with gemmpipe.patch(model):
+            LOG.clear()
+            torch.testing.assert_close(compiled(x(4)), before, atol=0.05, rtol=0.05)
+            assert set(LOG.answers.values()) == {"exact", "padded"}
+        LOG.clear()
+        assert torch.equal(compiled(x(4)), before)
+        assert not LOG.answers
+
+
 def test_layers_of_one_shape_are_compiled_once(row, table, x) -> None:
     table(row(4, "onednn", {"method": "float32_packed"}, K=96, N=96))
     model = nn.Sequential(*(nn.Linear(96, 96, bias=False) for _ in range(12))).bfloat16()
