@@ -58,7 +58,11 @@ class Load(Stage):
         if self.of == "table":
             return self._of_table(files, context)
         _refuse_outputs(files, native_tables(context.family, context.output, (each for _, each in context.formats)))
-        entries = [entry for path in files for entry in _entries(path, context)]
+        entries: list[Entry] = []
+        for path in files:
+            found, contents = _read(path, context)
+            context.events.emit("line", f"load: {path}: {contents}")
+            entries += found
         return {
             "selections": frame_of(context.family, entries),
             "problems": problem_frame(context.family, []),
@@ -68,7 +72,12 @@ class Load(Stage):
     def _of_table(self, files: Sequence[Path], context: Context) -> "dict[str, pd.DataFrame]":
         if len(files) != 1:
             raise UserError(f"table: {len(files)} files, expected one; 'gemmpipe merge' unites several")
-        entries = _wanted(_entries(files[0], context), files[0], context)
+        everything, contents = _read(files[0], context)
+        entries, here = _wanted(everything, files[0], context)
+        left = (
+            f"; {len(everything) - len(entries):,} for other devices: {here}" if len(everything) > len(entries) else ""
+        )
+        context.events.emit("line", f"load: {files[0]}: {contents}{left}")
         devices = dict.fromkeys([context.device.gfx], context.device)
         if context.device.kind == "none":
             devices = {gfx: target_device(gfx) for gfx in dict.fromkeys(str(e.row["gfx"]) for e in entries)}
@@ -95,15 +104,15 @@ def _refuse_outputs(files: Sequence[Path], written: Sequence[Path]) -> None:
                 raise UserError(f"inputs: '{path}' is also the output, expected another: output=NAME.csv")
 
 
-def _entries(path: Path, context: Context) -> list[Entry]:
+def _read(path: Path, context: Context) -> tuple[list[Entry], str]:
+    """The rows of a table, and its contents in words."""
     sheet = _tunableop(path, context) if is_results(path) else open_sheet(path, context.family)
-    context.events.emit("line", f"load: {path}: {_contents(sheet)}")
     try:
         runs = runs_of(sidecar(path))
     except UserError as error:
         context.events.emit("warning", f"{error}; left out")
         runs = {}
-    return entries_of(path, context.family, sheet, runs)
+    return entries_of(path, context.family, sheet, runs), _contents(sheet)
 
 
 def _tunableop(path: Path, context: Context) -> Sheet:
@@ -126,8 +135,8 @@ def _places(rows: Iterable[Row]) -> Counter[str]:
     return Counter(f"{row['gfx']}/{row['cu_num']}" for row in rows)
 
 
-def _wanted(entries: Sequence[Entry], path: Path, context: Context) -> list[Entry]:
-    """The rows for this run's device, each key's first; without a device those for its targets, or for any GPU."""
+def _wanted(entries: Sequence[Entry], path: Path, context: Context) -> tuple[list[Entry], str]:
+    """The rows for this run's device, or without one those for its targets or for any GPU; and which that is."""
     device, targets = context.device, context.targets
     if device.kind != "none":
         if targets:
@@ -143,9 +152,7 @@ def _wanted(entries: Sequence[Entry], path: Path, context: Context) -> list[Entr
         raise (UserError if targets or device.kind == "none" else EnvironmentProblem)(
             f"table: {path} has rows for {rows}, and {here}"
         )
-    if len(found) < len(entries):
-        context.events.emit("line", f"load: {len(entries) - len(found):,} rows are for other devices: {here}")
-    return found
+    return found, here
 
 
 def _of_cpu(row: Row) -> bool:

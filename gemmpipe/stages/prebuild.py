@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, ClassVar
 
@@ -26,8 +26,8 @@ class Prebuild(Stage):
     workers: int | None
     timeout_s: float
 
-    needs: ClassVar[tuple[str, ...]] = ("selections",)
-    gives: ClassVar[tuple[str, ...]] = ("builds",)
+    needs: ClassVar[tuple[str, ...]] = ("selections", "shortlist")
+    gives: ClassVar[tuple[str, ...]] = ("builds", "selections", "shortlist")
     reads: ClassVar[tuple[str, ...]] = ("target",)
 
     def __post_init__(self) -> None:
@@ -35,7 +35,10 @@ class Prebuild(Stage):
         at_least(0.1, timeout_s=self.timeout_s)
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
-        """A row a build (`table.BUILDS`). A row of the table whose kernel cannot be built makes the run end with 1."""
+        """A row a build (`table.BUILDS`), and the selections and the shortlist without what cannot be compiled.
+
+        A row of the table whose kernel cannot be built makes the run end with 1.
+        """
         import pandas as pd
 
         from gemmpipe.table import BUILDS
@@ -43,11 +46,21 @@ class Prebuild(Stage):
         orders = self._orders(tables["selections"], context)
         context.events.emit("stage", "prebuild", total=sum(len(order.builds) for order in orders))
         rows: list[dict[str, object]] = []
+        selections, shortlist = tables["selections"].copy(), tables["shortlist"]
         for order in orders:
             facts = dict(self._compile(order, context))
             rows += [_row(order, build, facts[build.id]) for build in order.builds.values()]
             _tell(order, facts, context)
-        return {"builds": pd.DataFrame(rows, columns=list(BUILDS))}
+            for build, problems in order.needed_by.items():
+                if error := facts[build].error:
+                    lost = selections["problem"].isin(problems) & (selections["gfx"] == order.device.gfx)
+                    selections.loc[lost, "reason"] = f"compile_error: {error}"
+                    shortlist = shortlist[~shortlist["problem"].isin(problems)]
+        return {
+            "builds": pd.DataFrame(rows, columns=list(BUILDS)),
+            "selections": selections,
+            "shortlist": shortlist,
+        }
 
     def _orders(self, selections: "pd.DataFrame", context: Context) -> "list[_Order]":
         """What to compile, by architecture."""
@@ -80,8 +93,11 @@ class Prebuild(Stage):
                 context.check()
                 for message in compilers.done():
                     done += 1
-                    context.journal.build(message.build.id, message.facts)
-                    yield message.build.id, message.facts
+                    # The pool's deadline is the executor's in every other pipeline.
+                    error = message.facts.error.replace("executor.compile_timeout_s", "stages.prebuild.timeout_s")
+                    facts = replace(message.facts, error=error)
+                    context.journal.build(message.build.id, facts)
+                    yield message.build.id, facts
                 context.events.emit("progress", done=done)
         finally:
             compilers.close(kill=done < len(order.builds))

@@ -1,0 +1,197 @@
+"""`gemmpipe verify` and `prebuild`, typed as a user types them, on tables that are right and wrong in every way."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from gemmpipe.cli.main import main
+from gemmpipe.device import cpu_device
+from gemmpipe.paths import CHECKOUT
+
+pytestmark = pytest.mark.usefixtures("own_locks")
+
+SLOW_US = 1e6
+"""More than any candidate takes: a row that records this is never slower than recorded."""
+HEADER = "gfx,cu_num,M,N,K,libtype,us,kernelName,config,policy,device\n"
+
+
+def _row(m: int, config: dict[str, object] | None, gfx: str | None = None, **said: object) -> str:
+    here = cpu_device()
+    text = "" if config is None else json.dumps(config).replace('"', '""')
+    row: dict[str, object] = {"libtype": "faulty", "us": SLOW_US, "kernelName": "faulty", "policy": "host interleaved"}
+    row |= {"device": here.name} | said
+    place = f"{gfx or here.gfx},{here.cu_num if gfx is None else 132}"
+    said_device = f'"{row["device"]}"'
+    return (
+        f'{place},{m},32,64,{row["libtype"]},{row["us"]},{row["kernelName"]},"{text}",{row["policy"]},{said_device}\n'
+    )
+
+
+def _right(pace_ms: int = 0) -> dict[str, object]:
+    return {"KIND": "right", "PACE_MS": pace_ms}
+
+
+Verify = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def verify(folder: Path, capfd: pytest.CaptureFixture[str], faulty_words: tuple[str, ...]) -> Verify:
+    """Verifies a table of these rows; the exit code, stdout and stderr."""
+
+    def typed(*rows: str, words: tuple[str, ...] = ()) -> tuple[int, str, str]:
+        Path("t.csv").write_text(HEADER + "".join(rows))
+        capfd.readouterr()
+        own = [word for word in faulty_words if not word.startswith("shapes")]
+        code = main(["verify", "table=t.csv", *own, *words])
+        out, error = capfd.readouterr()
+        return code, out, error
+
+    return typed
+
+
+def _verified() -> dict[int, dict[str, object]]:
+    folder = max(Path("outputs/runs/verify").glob("*"), key=lambda path: path.stat().st_mtime_ns)
+    frame = pd.read_csv(folder / "verified.csv").astype(object)
+    return {int(str(row["problem"]).split("M=")[1].split(" ")[0]): row for row in frame.to_dict("records")}  # type: ignore[misc]
+
+
+def test_rows_that_hold(verify: Verify) -> None:
+    # A library's row, and one whose own kernel is as fast as the library, however busy the machine is.
+    code, out, error = verify(
+        _row(8, {"method": "mm"}, libtype="torch"), _row(16, _right()), words=("stages.report.behind_pct=1000",)
+    )
+    assert (code, error) == (0, "")
+    assert "verify: 2 of 2 rows hold; time now over recorded: 0.0" in out
+    assert "2 faster by more than 10 %" in out
+    assert {row["verdict"] for row in _verified().values()} == {"holds"}
+    assert all(0 < float(str(row["us"])) < SLOW_US for row in _verified().values())
+
+
+def test_every_way_of_not_holding_is_told_and_decides_the_exit_code(verify: Verify) -> None:
+    rows = {
+        1: (_row(1, _right(), us=0.01), r"slower: \S+ us, 0.01 recorded \(\+\d+ %, 10 allowed\)"),
+        2: (_row(2, _right(pace_ms=20)), r"behind: torch \S+ takes \S+ us, \S+ % less"),
+        3: (_row(3, {"KIND": "spoil_nan", "PACE_MS": 0}), "wrong: error ratio 1.0000, must be below 0.05"),
+        4: (_row(4, {"KIND": "raise_launch", "PACE_MS": 0}), "launch_error: RuntimeError: this kernel cannot"),
+        5: (_row(5, {"KIND": "kill", "PACE_MS": 0}), "died: the worker died: signal 9"),
+        6: (_row(6, {"KIND": "unfit", "PACE_MS": 0}), "misfit: kind: unfit by name"),
+        7: (_row(7, {"PACE_MS": 0}), "knobs: faulty: KeyError 'KIND'"),
+        9: (_row(9, _right(), kernelName="faulty@0badcafe"), "kernel: its source is not known here, 0badcafe was"),
+        10: (_row(10, _right(), libtype="asm"), "backend: no 'asm' among the backends of this run"),
+        11: (_row(11, None), "knobs: the row of faulty has no config"),
+        12: (_row(12, _right(), us=0), "time: us is 0.0, no time that was measured"),
+        13: (_row(13, {"KIND": "compile_error", "PACE_MS": 0}), "compile_error: RuntimeError: ptxas failed"),
+        16: (_row(16, {"method": "no"}, libtype="torch"), "misfit: method: no 'no'"),
+        20: (_row(20, {"method": "mm"}, libtype="torch"), ""),
+    }
+    code, out, _ = verify(*(row for row, _ in rows.values()))
+    assert code == 1
+    found = _verified()
+    assert set(found) == set(rows)
+    for m, (_, reason) in rows.items():
+        assert found[m]["verdict"] == ("stale" if reason else "holds"), m
+        if reason:
+            assert pd.Series([str(found[m]["reason"])]).str.match(reason).all(), (m, found[m]["reason"])
+    at_once, _, later = out.partition("bench:")
+    assert "faulty M=9 N=32 K=64: kernel: its source is not known here" in at_once, "told before anything is timed"
+    assert f"verify: 1 of {len(rows)} rows hold" in later
+    folder = max(Path("outputs/runs/verify").glob("*"), key=lambda path: path.stat().st_mtime_ns)
+    again = pd.read_csv(folder / "stale.csv")
+    assert set(again["M"]) == set(rows) - {20}
+    assert f"shapes.path={folder.resolve() / 'stale.csv'} retune=true" in later
+
+
+def test_times_that_mean_something_else_are_not_compared(verify: Verify) -> None:
+    words = ("stages.report.behind_pct=100000",)
+    other = [_row(1, _right(), us=0.01, policy="graph"), _row(2, _right(), us=0.01, device="another CPU")]
+    assert verify(*other, words=words)[0] == 0
+    found = _verified()
+    assert "policy 'graph' there, 'host interleaved' here" in str(found[1]["reason"])
+    assert "another CPU there" in str(found[2]["reason"])
+
+
+def test_rows_of_other_devices_are_counted_and_a_table_without_ours_is_the_machines_fault(verify: Verify) -> None:
+    code, out, _ = verify(_row(1, {"method": "mm"}, libtype="torch"), _row(1, _right(), gfx="sm_90"))
+    assert code == 0
+    assert "; 1 for other devices: this machine is cpu_" in out
+    code, _, error = verify(_row(1, _right(), gfx="sm_90"))
+    assert code == 3
+    assert "t.csv has rows for sm_90/132, and this machine is cpu_" in error
+
+
+def test_a_verification_in_batches_and_resumed_says_the_same(verify: Verify, capfd: pytest.CaptureFixture[str]) -> None:
+    rows = [_row(m, {"method": "mm"}, libtype="torch") for m in (1, 2)] + [_row(3, {"KIND": "spoil_nan", "PACE_MS": 0})]
+    assert verify(*rows, words=("batch=1",))[0] == 1
+    before = {m: row["verdict"] for m, row in _verified().items()}
+    assert before == {1: "holds", 2: "holds", 3: "stale"}
+    assert main(["resume=last"]) == 1
+    assert {m: row["verdict"] for m, row in _verified().items()} == before
+    assert "verify: 2 of 3 rows hold" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["verify"], "table: missing, expected tuned tables, as in table=outputs/tuned/NAME.csv"),
+        (["verify", "inputs=[t.csv]", "kernel=a16w16"], "inputs: this pipeline starts from table=, expected that al"),
+        (["verify", "table=no.csv"], "table: no file 'no.csv'"),
+        (["verify", "table=t.csv", "kernel=a16w16", "target=sm_90"], "target: rows are verified on the device that"),
+        (["verify", "table=t.csv", "stages.report.within_pct=-1"], "within_pct=-1, expected at least 0"),
+        (["prebuild", "table=t.csv", "target=sm_9"], "device: no facts about architecture 'sm_9'; did you mean 'sm_90"),
+        (["prebuild", "table=t.csv", "target=gfx942"], "table: t.csv has rows for sm_90/132, and target=gfx942"),
+        (["prebuild", "table=t.csv", "stages.prebuild.workers=0"], "workers=0, expected at least 1"),
+        (["tune", "table=t.csv", "kernel=a16w16"], "table: no stage of the pipeline 'tune' reads it"),
+        (["tune", "target=sm_90"], "target: no stage of the pipeline 'tune' reads it; merge, verify or prebuild do"),
+    ],
+)
+def test_a_mistake_is_one_line(words: list[str], said: str, folder: Path, refusal: Callable[..., str]) -> None:
+    columns = "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,us,config\n"
+    (folder / "t.csv").write_text(columns + "sm_90,132,1,2,3,False,bfloat16,bfloat16,False,False,torch,4,{}\n")
+    assert said in refusal(*words, "device=cpu")
+
+
+def test_kernels_are_compiled_once_without_a_gpu_and_found_ever_after(folder: Path) -> None:
+    knobs = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "num_warps": 4, "num_stages": 2}
+    config = json.dumps({**knobs, "GROUP_SIZE_M": 1, "NUM_KSPLIT": 1, "cache_modifier": ""}).replace('"', '""')
+    shapes = [("sm_90,132", 16), ("sm_90,132", 32), ("gfx942,304", 16)]
+    rows = [f'{place},{m},256,256,triton,5,product,"{config}"\n' for place, m in shapes]
+    rows += ["sm_90,132,64,256,256,triton,5,product@0badcafe," + f'"{config}"\n', "sm_90,132,8,8,8,torch,5,torch,{}\n"]
+    Path("bf16_tuned_gemm.csv").write_text("gfx,cu_num,M,N,K,libtype,us,kernelName,config\n" + "".join(rows))
+
+    def prebuild(*words: str) -> tuple[int, str]:
+        environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+        environment |= {"TRITON_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": str(CHECKOUT)}
+        command = [sys.executable, "-m", "gemmpipe", "prebuild", "table=bf16_tuned_gemm.csv", *words]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout
+
+    code, out = prebuild("target=sm_90")
+    assert code == 1, "a row names a kernel that has changed"
+    assert "kernel: its source is" in out
+    assert "prebuild: sm_90: 1 kernels: 1 compiled in" in out
+    assert "2 rows do not stand" in out, "the changed one, and the library's without its knob"
+    assert list((folder / "cache").glob("*/*.cubin"))
+    code, out = prebuild()
+    assert "prebuild: sm_90: 1 kernels: 0 compiled in 0.0 s of the compilers' time, 1 found compiled" in out
+    assert "prebuild: gfx942: 1 kernels: 1 compiled in" in out
+    assert f"cache: {folder / 'cache'}" in out
+
+
+def test_what_cannot_be_compiled_is_told(
+    folder: Path, capfd: pytest.CaptureFixture[str], faulty_words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinds = ["compile_error", "compile_crash", "compile_hang"]
+    rows = [_row(m, {"KIND": kind, "PACE_MS": 0}, gfx="sm_90") for m, kind in enumerate(kinds, 1)]
+    (folder / "t.csv").write_text(HEADER + "".join(rows))
+    own = [word for word in faulty_words if not word.startswith("shapes")]
+    assert main(["prebuild", "table=t.csv", *own, "stages.prebuild.timeout_s=5"]) == 1
+    out, error = capfd.readouterr()
+    assert "prebuild: sm_90: 3 kernels: 0 compiled in 0.0 s of the compilers' time, 3 failed" in out
+    assert "compiling took longer than stages.prebuild.timeout_s=5" in error
+    assert error.count("warning: faulty M=") == 3
