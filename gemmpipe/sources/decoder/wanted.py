@@ -62,18 +62,26 @@ class Wanted:
         values = self._grouped(linear, config, where, quantised=quantised) if self.grouped else self._plain(linear)
         if self.quantization and quantised and not self.grouped:
             values |= self.quantization.columns(self.columns)
-        return [
-            make_problem(
-                self.family,
-                {self.family.rows_column: m, **values},
-                self.defaults,
-                self.gfx,
-                where,
-                float(linear.calls),
-                linear.layer,
-            )
-            for m in sizes
-        ]
+        try:
+            return [
+                make_problem(
+                    self.family,
+                    {self.family.rows_column: m, **values},
+                    self.defaults,
+                    self.gfx,
+                    where,
+                    float(linear.calls),
+                    linear.layer,
+                )
+                for m in sizes
+            ]
+        except UserError as error:
+            if not (self.grouped and quantised and self.quantization) or str(error).startswith("kernel."):
+                raise
+            said = str(error).removeprefix(f"{where}: ")
+            raise UserError(
+                f"{where}: {self.quantization.what}: {said}; shapes.quantization=ignore takes them in 16 bits"
+            ) from None
 
     @cached_property
     def block(self) -> tuple[int, int] | None:
@@ -93,9 +101,10 @@ class Wanted:
     def others(self, products: Sequence[tuple[Linear, bool]]) -> str:
         """A clause on the (product, quantised) that this family does not take, empty for none that matter."""
         plain = sum(not linear.experts and not linear.sixteen_bit for linear, _ in products)
-        experts = any(linear.experts for linear, _ in products)
         said = [f"{plain} products of other kernels ({self._stored()})"] if plain and self.quantization else []
-        return ", ".join([*said, *(["the experts (kernel=fmoe)"] if experts else [])])
+        if any(linear.experts for linear, _ in products) and not self.grouped:
+            said.append("the experts (kernel=fmoe)")
+        return ", ".join(said)
 
     def _stored(self) -> str:
         """What the checkpoint says of itself, in kernels."""
