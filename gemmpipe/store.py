@@ -235,8 +235,8 @@ def _count_splits(row: Row, columns: Sequence[str], family: Family, where: str) 
 
 def render(rows: Sequence[Row], family: Family, extra: Sequence[str]) -> str:
     """The CSV text of a native table: dtypes as `torch.bfloat16`, bools True and False, nothing for None."""
-    columns = ["gfx", "cu_num", *(column.name for column in family.key_columns), *RESULT]
-    columns += [name for name in (*family.further_columns, *extra) if name not in columns]
+    key = (column.name for column in family.key_columns)
+    columns = list(dict.fromkeys(("gfx", "cu_num", *key, *RESULT, *family.further_columns, *extra)))
     dtypes = [columns.index(column.name) for column in family.key_columns if column.kind == "dtype"]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")

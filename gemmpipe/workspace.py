@@ -35,6 +35,7 @@ Take = Callable[[int, int, "torch.device"], Space]
 
 class _Here(threading.local):
     take: Take | None = None
+    fresh: bool = False
 
 
 _HERE = _Here()
@@ -48,6 +49,16 @@ def taking_from(take: Take) -> Iterator[None]:
         yield
     finally:
         _HERE.take = before
+
+
+@contextmanager
+def fresh_scratch() -> Iterator[None]:
+    """What this thread takes of SCRATCH inside is its own and goes when the call does: a program lends no memory."""
+    before, _HERE.fresh = _HERE.fresh, True
+    try:
+        yield
+    finally:
+        _HERE.fresh = before
 
 
 class Workspaces:
@@ -141,8 +152,8 @@ class Scratch:
         import torch
 
         index = current_index(device)
-        if index >= 0 and capturing():
-            return torch.empty(needed, dtype=torch.uint8, device=device)  # the graph's own
+        if _HERE.fresh or (index >= 0 and capturing()):
+            return torch.empty(needed, dtype=torch.uint8, device=device)  # the call's own, or the graph's
         place = (index, _stream(index))
         memory = self.held.get(place)
         if memory is None or memory.numel() < needed:

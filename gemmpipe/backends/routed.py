@@ -198,7 +198,7 @@ def _pairs(weights: Weights) -> "tuple[tuple[torch.Tensor | None, torch.Tensor |
 def _scaled(
     w: "torch.Tensor | None", scale: "torch.Tensor | None", spec: GemmSpec, dtype: "torch.dtype"
 ) -> "torch.Tensor":
-    """In two passes over all experts; where a block of scales is cut off at an edge, one expert after the other."""
+    """In two passes over all experts; where a block of scales is cut off along K, one expert after the other."""
     import torch
 
     from gemmpipe.reference import dequantise
@@ -211,7 +211,8 @@ def _scaled(
     if spec.w_scale.granularity == "row":
         return full.mul_(scale.view(*w.shape[:2], 1))
     (rows, columns), (count, height, width) = spec.w_scale.block, w.shape
-    if height % rows or width % columns:
+    if width % columns:
         return torch.stack([dequantise(w[e], scale[e], spec.w_scale, dtype) for e in range(count)])
-    full.view(count, height // rows, rows, width // columns, columns).mul_(scale[:, :, None, :, None])
+    by_row = scale.repeat_interleave(rows, 1)[:, :height, :, None]
+    full.view(count, height, width // columns, columns).mul_(by_row)
     return full

@@ -16,6 +16,7 @@ from gemmpipe.runtime.dispatch import EAGER, Dispatch, Recorded, Selected, devic
 from gemmpipe.runtime.operands import Optional, aligned, name_of
 from gemmpipe.runtime.selection import LOG
 from gemmpipe.runtime.watching import layer, quiet
+from gemmpipe.workspace import fresh_scratch
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -198,7 +199,9 @@ def _bound(chosen: Chosen, spec: GemmSpec, device: Device, *, borrowed: bool) ->
             if not plain:
                 prepared = kept_form(chosen, spec, weights, device, borrowed=borrowed)
             out = torch.empty(spec.m, spec.n, dtype=given.x.dtype, device=given.x.device)
-            implementation.bind(spec, knobs, device, inputs, prepared, out)()
+            with fresh_scratch():
+                launch = implementation.bind(spec, knobs, device, inputs, prepared, out)
+            launch()
         return out.view(*given.x.shape[:-1], spec.n)
 
     return call

@@ -89,12 +89,12 @@ def test_an_untuned_table_gives_problems(tmp_path: Path) -> None:
         "torch.float8_e4m3fn, torch.float8_e4m3fn, QuantType.per_1x128",
     )]  # fmt: skip
     path.write_text("\n".join([KEY.replace(",", ", "), *lines]) + "\n")
-    found = Tables(path=str(path)).problems(FMOE, WORDS, "sm_90")
+    found = Tables(path=str(path), rows_of=None).problems(FMOE, WORDS, "sm_90")
     assert [p["q_type"] for p in found] == ["QuantType.No", "QuantType.per_1x128"]
     assert [p.rows for p in found] == [512, 512]
     path.write_text(f"{KEY}\n512,6144,4096,8,2,ActivationType.Silu,torch.bfloat16,torch.bfloat16,int4,per_1x32,1,0\n")
     with pytest.raises(UserError, match=r"_fmoe.csv:2: .*q_type: 'QuantType.per_1x32', expected QuantType.No"):
-        Tables(path=str(path)).problems(FMOE, WORDS, "sm_90")
+        Tables(path=str(path), rows_of=None).problems(FMOE, WORDS, "sm_90")
 
 
 KNOBS = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 1, "num_warps": 4}
@@ -128,6 +128,8 @@ def test_our_table_has_aiters_columns(target: Target) -> None:
     frame = chosen("", {**KNOBS, "BLOCK_SIZE_N_2": 128, "FUSED_ACT": True})
     (path,) = Csv(file=None, sort=True).write(FMOE, frame, target)
     assert path.name == "tuned_fmoe.csv"
+    assert Csv(file=None, sort=True).write(FMOE, frame.assign(us=8.5), target) == [path]  # merged into what is there
+    assert Csv(file=None, sort=True).write(FMOE, frame, target) == [path]
     header, first, second = path.read_text().splitlines()
     assert header.startswith(f"gfx,cu_num,{KEY},libtype,")
     row = store.read(path, FMOE)[1]
