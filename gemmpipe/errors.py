@@ -53,3 +53,12 @@ def at_least(bound: float, /, **values: float | None) -> None:
 def printable(text: str) -> str:
     """A text from somewhere else as one line that no terminal takes for a command."""
     return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+
+
+def one_letter_apart(one: str, other: str) -> bool:
+    """Whether one letter exchanged, added or left out makes two words the same."""
+    if abs(len(one) - len(other)) > 1 or one == other:
+        return False
+    pairs = enumerate(zip(one, other, strict=False))
+    same = next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+    return one[same + (len(one) >= len(other)) :] == other[same + (len(other) >= len(one)) :]

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from gemmpipe.errors import UserError
 from gemmpipe.sources.decoder.attention import attention
 from gemmpipe.sources.decoder.feedforward import COUNTS, feedforward, lm_head
-from gemmpipe.sources.decoder.linear import Config, Linear, Shape
+from gemmpipe.sources.decoder.linear import Config, Linear, Shape, check_names
 from gemmpipe.sources.decoder.rules import language_model, rule_of
 
 
@@ -17,8 +17,10 @@ def linears(
     `batched` gives instead the batched ones, which decode makes of latent attention. Raises UserError: which field,
     and why it cannot be.
     """
-    architecture, rule = rule_of(config, where)
     fields = language_model(config)
+    architecture, rule = rule_of(config, where)
+    for each in (config, fields):
+        check_names(each, where)
     shape = Shape(config=fields, tp=tp, ep=ep, where=where, architecture=architecture, rule=rule)
     latent = rule.attention != "latent" and shape.value("kv_lora_rank")
     if latent or (not rule.sparse and any(shape.value(name) for name in COUNTS)):

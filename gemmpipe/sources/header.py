@@ -1,8 +1,8 @@
 """Column and family names of a table that are nearly what they should be: said, instead of passed over in silence."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from gemmpipe.errors import UserError, nearest
+from gemmpipe.errors import UserError, nearest, one_letter_apart
 from gemmpipe.family import Family, load_family, shipped_families
 from gemmpipe.sources.products import OTHER
 
@@ -27,30 +27,12 @@ def check_header(header: Sequence[str], family: Family, where: str) -> None:
     for name in header:
         if name.lower() in known:
             continue
-        close = [each for each in mine if len(each) > _SHORT and _one_letter_apart(name.lower(), each.lower())]
+        close = [each for each in mine if len(each) > _SHORT and one_letter_apart(name.lower(), each.lower())]
         if close or captured:
             raise UserError(f"{where}: no such column '{name}'{nearest(name, close or known)}")
 
 
 def check_family(word: str, wanted: str, where: str) -> None:
     """Raises UserError for a family that is none and nearly the wanted one."""
-    if word != OTHER and word not in shipped_families() and _one_letter_apart(word, wanted):
+    if word != OTHER and word not in shipped_families() and one_letter_apart(word, wanted):
         raise UserError(f"{where}: column family: '{word}'{nearest(word, [wanted])}")
-
-
-def _one_letter_apart(one: str, other: str) -> bool:
-    """Whether one letter exchanged, added or left out makes them the same."""
-    if abs(len(one) - len(other)) > 1 or one == other:
-        return False
-    same = _common(one, other)
-    return one[same + (len(one) >= len(other)) :] == other[same + (len(other) >= len(one)) :]
-
-
-def _common(one: Iterable[str], other: Iterable[str]) -> int:
-    """How many letters they begin with together."""
-    count = 0
-    for a, b in zip(one, other, strict=False):
-        if a != b:
-            break
-        count += 1
-    return count

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from gemmpipe.errors import UserError
+from gemmpipe.errors import UserError, nearest, one_letter_apart
 
 Config = Mapping[str, object]
 
@@ -147,3 +147,23 @@ class Shape:
 
 MOST_LAYERS = 10_000
 """Far beyond any model; a file that says more is not one."""
+
+_READ = (
+    *("architectures", "model_type", "text_config", "quantization_config", "hidden_size", "intermediate_size"),
+    *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size", "attention_bias"),
+    *("moe_intermediate_size", "num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts"),
+    *("num_experts_per_tok", "first_k_dense_replace", "mlp_only_layers", "decoder_sparse_step", "moe_layer_freq"),
+    *("shared_expert_intermediate_size", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"),
+    *("v_head_dim", "index_n_heads", "index_head_dim", "layer_types", "mlp_layer_types", "interleave_moe_layer_step"),
+    *("intermediate_size_mlp", "full_attention_interval", "linear_num_key_heads", "linear_num_value_heads"),
+    *("linear_key_head_dim", "linear_value_head_dim", "mlp_bias"),
+)
+"""Fields whose loss would change products in silence."""
+
+
+def check_names(config: Config, where: str) -> None:
+    """Raises UserError for a field one letter away from one that is read, which is not there itself."""
+    for name in config:
+        close = [each for each in _READ if each not in config and one_letter_apart(str(name), each)]
+        if close and name not in _READ:
+            raise UserError(f"{where}: no such field '{name}'{nearest(str(name), close)}")

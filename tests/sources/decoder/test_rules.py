@@ -1,5 +1,6 @@
 """Rules by architecture: dense layers in between, shared experts, indexers, linear attention, nested files."""
 
+import json
 from collections.abc import Mapping
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemmpipe.errors import UserError
+from gemmpipe.jsonfile import parse_object
 from gemmpipe.sources.architectures import linears
 from gemmpipe.sources.decoder.rules import RULES
 
@@ -167,6 +169,28 @@ def test_what_the_inner_file_names_decides() -> None:
 def test_contradictions(change: Mapping[str, object], line: str) -> None:
     with pytest.raises(UserError, match=line):
         cut({**MOE, "architectures": ["Qwen3MoeForCausalLM"], **change})
+
+
+def test_a_field_that_is_nearly_one_is_said() -> None:
+    typo = {"num_key_value_headz": 4, **{n: v for n, v in BASE.items() if n != "num_key_value_heads"}}
+    with pytest.raises(UserError, match="no such field 'num_key_value_headz'; did you mean 'num_key_value_heads'"):
+        cut(typo)
+    assert cut({**BASE, "num_key_value_headz": 4}), "what is there itself is not missed"
+
+
+@given(st.data())
+def test_one_byte_of_a_file_changes_one_field_or_is_refused(data: st.DataObject) -> None:
+    config = {**MOE, "architectures": ["Qwen3MoeForCausalLM"], "head_dim": 128, "mlp_only_layers": [0]}
+    raw = bytearray(json.dumps(config).encode())
+    raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    said, after = "", dict(config)
+    try:
+        after = parse_object(raw.decode(), "here")
+        linears(after, 1, "here", sixteen_bit=True)
+    except (UserError, UnicodeDecodeError) as error:
+        said = str(error)
+    if not said:
+        assert len({n for n in {*config, *after} if config.get(n) != after.get(n)}) <= 1
 
 
 @given(
