@@ -2,7 +2,7 @@
 
 import datetime
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +11,7 @@ from gemmpipe import __version__
 from gemmpipe import device as devices_of
 from gemmpipe.conditions import conditions
 from gemmpipe.data import Device, Scalar
-from gemmpipe.executors import Pool
+from gemmpipe.executors import Usage
 from gemmpipe.paths import write_atomic
 
 if TYPE_CHECKING:
@@ -77,12 +77,11 @@ def write(
     plan: "Plan",
     tables: "Mapping[str, pd.DataFrame]",
     context: "Context",
-    pool: Pool | None,
+    resources: Sequence[Usage],
     wall_s: float,
     code: int,
 ) -> None:
     """manifest.json: configuration, versions, where the time went per resource, artifacts, exit code."""
-    usage = pool.usage() if pool is not None else []
     content = {
         "gemmpipe": __version__,
         "pipeline": plan.pipeline,
@@ -98,8 +97,9 @@ def write(
                 "wall_s": round(u.wall_s, 3),
                 "busy_s": {k: round(v, 3) for k, v in u.busy_s.items()},
                 "idle_s": round(u.idle_s, 3),
+                "unaccounted_s": round(u.unaccounted_s, 3),
             }
-            for u in usage
+            for u in resources
         ],
         "unsolved": context.unsolved,
         "files": tables["artifacts"]["file"].tolist() if "artifacts" in tables else [],

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from gemmpipe.executors import Pool, Usage
+from gemmpipe.executors import Usage
 from gemmpipe.interrupt import Interrupted
 from gemmpipe.stages.incumbents import native_tables
 from gemmpipe.stages.worth import saving
@@ -20,7 +20,12 @@ _MOST_ROWS = 200
 
 
 def tell(
-    plan: "Plan", tables: "Mapping[str, pd.DataFrame]", context: "Context", pool: Pool | None, wall_s: float, code: int
+    plan: "Plan",
+    tables: "Mapping[str, pd.DataFrame]",
+    context: "Context",
+    resources: Sequence[Usage],
+    wall_s: float,
+    code: int,
 ) -> None:
     """The choices, the time and where it went, the files, and what to type next."""
 
@@ -37,10 +42,11 @@ def tell(
     if len(context.gated) > 5:
         say(f"  gated: and {len(context.gated) - 5} more like these")
     say(f"total {wall_s:.1f} s" + "".join(f", {k[:-2]} {v:.1f}" for k, v in context.account.items() if "idle" not in k))
-    for usage in pool.usage() if pool is not None else []:
+    worked = len(resources) > 1  # beside the driver
+    for usage in resources if worked else ():
         say(f"  {usage_line(usage)}")
     say(f"run   {plan.run_dir}")
-    if pool is not None:
+    if worked:
         say(f"to go on with it: gemmpipe resume={plan.run_dir}")
     if code != Interrupted.exit_code and "artifacts" in tables:
         for path in native_tables(plan.family, context.output, plan.formats.values()):

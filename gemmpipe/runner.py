@@ -15,7 +15,7 @@ from gemmpipe.data import Device, Problem
 from gemmpipe.device import NO_DEVICE, DeviceChoice, versions
 from gemmpipe.errors import EnvironmentProblem, UserError
 from gemmpipe.events import Events
-from gemmpipe.executors import Executor, Pool
+from gemmpipe.executors import Executor, Pool, Usage
 from gemmpipe.family import Family, KernelDefaults
 from gemmpipe.formats import Format
 from gemmpipe.interrupt import Interrupted, listening
@@ -29,6 +29,7 @@ from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.earlier import journals_of, teach_choices, unfinished
 from gemmpipe.stages.incumbents import incumbents_of, native_tables
 from gemmpipe.stages.rows import problem_frame, problems_of, record_frames
+from gemmpipe.stopwatch import IDLE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -99,25 +100,39 @@ def run(plan: Plan, events: Events) -> int:
             events.emit("line", f"resuming: {record.count:,} finished trials stand in {journal.path}")
         context = _context(plan, devices, journal, record, events, stop.check)
         tables = record_frames(plan.family, record) if plan.reuse else {}
+        context.watch.spent_s["start"] = time.monotonic() - started
         pool: Pool | None = None
         code = 0
         try:
             tables = _before_devices(plan, tables, context)
             if any(plan.stages[word].uses_device for word in plan.chain) and len(tables["problems"]):
-                pool = plan.executor.start(
-                    devices, plan.family.name, tuple(plan.backends.values()), plan.python_path, events, stop.check
-                )
+                with context.watch.spending("start"):
+                    pool = plan.executor.start(
+                        devices, plan.family.name, tuple(plan.backends.values()), plan.python_path, events, stop.check
+                    )
                 stack.push(pool.__exit__)
+                pool.watch = context.watch
                 context = replace(context, running=pool)
             tables = _in_batches(plan, tables, context)
             code = 1 if context.unsolved else 0
         except Interrupted as stopped:
             tables = _what_is_done(plan, tables, context)
             code = stopped.exit_code
-        manifest.write_tables(plan, tables)
-        manifest.write(plan, tables, context, pool, time.monotonic() - started, code)
-        report.tell(plan, tables, context, pool, time.monotonic() - started, code)
+        with context.watch.spending("write"):
+            manifest.write_tables(plan, tables)
+        wall_s = time.monotonic() - started
+        resources = usages(context, pool, wall_s)
+        manifest.write(plan, tables, context, resources, wall_s, code)
+        report.tell(plan, tables, context, resources, wall_s, code)
     return code
+
+
+def usages(context: Context, pool: Pool | None, wall_s: float) -> list[Usage]:
+    """Where the time of the driver, the compile slots and every worker went."""
+    spent = dict(context.watch.spent_s)
+    idle_s = spent.pop(IDLE, 0.0)
+    driver = Usage(name="driver", wall_s=wall_s, busy_s=spent, idle=[(0.0, idle_s)])
+    return [driver, *(pool.usage() if pool is not None else ())]
 
 
 def check_chain(plan: Plan, reused: Record | None) -> None:
@@ -245,7 +260,8 @@ def _first_batched(plan: Plan) -> int:
 
 def _run_stage(plan: Plan, word: str, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
     start = time.monotonic()
-    result = plan.stages[word].run(tables, context)
+    with context.watch.spending(word):
+        result = plan.stages[word].run(tables, context)
     context.account[f"{word}_s"] = context.account.get(f"{word}_s", 0.0) + time.monotonic() - start
     return result
 

@@ -39,6 +39,8 @@ class Answer:
     spent_s: dict[str, float]
     waited: tuple[float, float] = (0.0, 0.0)
     """From when to when the worker had nothing to do before this job, on the monotonic clock."""
+    ended: float = 0.0
+    """When it was done, on the same clock."""
     lost: str = ""
 
 
@@ -57,7 +59,6 @@ def ready_tools(post: Post, cells: MutableSequence[float]) -> Tools:
 
 def main(post: Post, pipe: Connection, cells: MutableSequence[float]) -> None:
     """Serve jobs until told None, or until the device is lost."""
-    start = time.monotonic()
     end_with_the_driver()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the driver decides what it means
     try:
@@ -70,7 +71,7 @@ def main(post: Post, pipe: Connection, cells: MutableSequence[float]) -> None:
     gc.freeze()
     gc.disable()
     ended = time.monotonic()
-    pipe.send(Answer(trials=[], spent_s={"start": ended - start}))
+    pipe.send(Answer(trials=[], spent_s={}, ended=ended))
     while (job := _next(pipe)) is not None:
         begun = time.monotonic()
         tools.spent_s.clear()
@@ -78,7 +79,7 @@ def main(post: Post, pipe: Connection, cells: MutableSequence[float]) -> None:
         gc.collect(0)
         ended = time.monotonic()
         answer.spent_s["between"] = ended - begun - sum(answer.spent_s.values())
-        pipe.send(answer)
+        pipe.send(replace(answer, ended=ended))
         if answer.lost:
             break
 

@@ -14,6 +14,7 @@ from gemmpipe.device import DeviceChoice
 from gemmpipe.events import Events
 from gemmpipe.interrupt import Interrupted
 from gemmpipe.jobs import Job
+from gemmpipe.stopwatch import Stopwatch
 
 T = TypeVar("T")
 
@@ -39,7 +40,7 @@ class Finished:
 
 @dataclass(kw_only=True)
 class Usage:
-    """Where one resource's time went, seconds by purpose; what is missing to `wall_s` was idle."""
+    """Where one resource's time went, seconds by purpose; idle time is measured too, so that nothing hides in it."""
 
     name: str
     wall_s: float = 0.0
@@ -60,8 +61,13 @@ class Usage:
 
     @property
     def idle_s(self) -> float:
-        """The rest of the wall time."""
-        return max(0.0, self.wall_s - sum(self.busy_s.values()))
+        """Seconds that it waited for work."""
+        return sum(end - start for start, end in self.idle)
+
+    @property
+    def unaccounted_s(self) -> float:
+        """What is missing to the wall time, or counted twice (then it is below 0)."""
+        return self.wall_s - sum(self.busy_s.values()) - self.idle_s
 
 
 class Pool(ABC):
@@ -70,6 +76,8 @@ class Pool(ABC):
     devices: tuple[Device, ...]
     builds_done: list[float]
     """When each build was finished, on the monotonic clock."""
+    watch: Stopwatch = Stopwatch()
+    """The driver's: a pool that waits for others says so there."""
 
     @abstractmethod
     def submit(self, job: Job, worker: int) -> None:

@@ -9,7 +9,10 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as CompileTimeout
+from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
+from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
@@ -28,6 +31,22 @@ def _initialise(python_path: tuple[str, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Stint:
+    """What a process did, when, and what came of it."""
+
+    process: int
+    begun: float
+    ended: float
+    value: Any
+
+
+def _timed(task: Callable[[], Any]) -> _Stint:
+    begun = time.monotonic()
+    value = task()
+    return _Stint(process=os.getpid(), begun=begun, ended=time.monotonic(), value=value)
+
+
 def _compile(build: Build, device: Device) -> BuildFacts:
     from gemmpipe.builds import compile_build
 
@@ -44,40 +63,55 @@ class Compilers:
         self._python_path = python_path
         self._pool: ProcessPool | None = None
         self._results: queue.SimpleQueue[Built] = queue.SimpleQueue()
-        self._usage = Usage(name=f"compile slots ({slots})")
-        self._first = 0.0
+        self._begun = 0.0
+        self._stints: list[tuple[str, _Stint]] = []
+        self._lost_s = 0.0
         self.pending = 0
         self.bell: Connection
         self.bell, self._ring = multiprocessing.Pipe(duplex=False)
 
     def submit(self, build: Build) -> None:
         """Queue a build."""
-        self._first = self._first or time.monotonic()
         self.pending += 1
-        future = self._processes().schedule(_compile, args=[build, self._device], timeout=self._timeout_s)
+        task = partial(_compile, build, self._device)
+        future = self._processes().schedule(_timed, args=[task], timeout=self._timeout_s)
         future.add_done_callback(lambda f: self._finished(build, f))
 
     def aside(self, task: Callable[[], T]) -> "Future[T]":
         """Queue something else."""
-        future: Future[T] = self._processes().schedule(task)
-        return future
+        result: Future[T] = Future()
+        self._processes().schedule(_timed, args=[task]).add_done_callback(lambda f: self._set_aside(f, result))
+        return result
+
+    def _set_aside(self, future: "Future[_Stint]", result: "Future[T]") -> None:
+        error = None if future.cancelled() else future.exception()
+        if future.cancelled():
+            result.cancel()
+        elif error is not None:
+            result.set_exception(error)
+        else:
+            self._stints.append(("listing", future.result()))
+            result.set_result(future.result().value)
 
     def _processes(self) -> ProcessPool:
         """They start with the first work."""
         if self._pool is None:
+            self._begun = time.monotonic()
             self._pool = ProcessPool(
                 max_workers=self.slots, context=forkserver(), initializer=_initialise, initargs=[self._python_path]
             )
         return self._pool
 
-    def _finished(self, build: Build, future: "Future[BuildFacts]") -> None:
+    def _finished(self, build: Build, future: "Future[_Stint]") -> None:
         """Called in pebble's thread: hand the result over and ring."""
         if future.cancelled():
             return
         error = future.exception()
         if error is None:
-            facts = future.result()
+            self._stints.append(("compile", future.result()))
+            facts = future.result().value
         elif isinstance(error, CompileTimeout):
+            self._lost_s += self._timeout_s
             facts = _failed(f"compiling took longer than executor.compile_timeout_s={self._timeout_s:g}")
         elif isinstance(error, ProcessExpired):
             facts = _failed(f"the compiler died: exit code {error.exitcode}")
@@ -94,14 +128,27 @@ class Compilers:
         while not self._results.empty():
             results.append(self._results.get())
         self.pending -= len(results)
-        self._usage.add({"compile": sum(b.facts.compile_s for b in results)})
-        if results:
-            self._usage.wall_s = (time.monotonic() - self._first) * self.slots
         return results
 
     def usage(self) -> Usage:
-        """Seconds of all slots together, from the first build to the last."""
-        return self._usage
+        """Seconds of all slots together, from the first work on; a slot without a process is idle."""
+        if self._pool is None:
+            return Usage(name=f"compile slots ({self.slots})")
+        now = time.monotonic()
+        usage = Usage(name=f"compile slots ({self.slots})", wall_s=(now - self._begun) * self.slots)
+        by_process: dict[int, list[_Stint]] = {}
+        for purpose, stint in list(self._stints):
+            usage.add({purpose: stint.ended - stint.begun})
+            by_process.setdefault(stint.process, []).append(stint)
+        for stints in by_process.values():
+            stints.sort(key=lambda s: s.begun)
+            usage.add({"start": stints[0].begun - self._begun})
+            ends = [*(s.begun for s in stints[1:]), now]
+            usage.idle += [(s.ended, end) for s, end in zip(stints, ends, strict=True)]
+        usage.idle += [(self._begun, now)] * (self.slots - len(by_process))
+        if self._lost_s:  # a process that was killed began anew: what is not accounted was its deadline
+            usage.add({"lost": usage.unaccounted_s})
+        return usage
 
     def close(self, *, kill: bool) -> None:
         """Stop the processes."""

@@ -4,6 +4,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
 
 from gemmpipe.data import Candidate, Status, Trial
@@ -48,7 +49,7 @@ class Desk:
         self._stillborn = 0
         self._unheard: list[Finished] = []
         self._usage = Usage(name=post.device.torch_name)
-        self._begun = time.monotonic()
+        self._begun = self._accounted = time.monotonic()
         self._hand = Hand(post)
 
     # What the pool asks for
@@ -86,8 +87,13 @@ class Desk:
 
     def usage(self) -> Usage:
         """Where the worker's time went."""
-        self._usage.wall_s = time.monotonic() - self._begun
-        return self._usage
+        now = time.monotonic()
+        usage = replace(self._usage, wall_s=now - self._begun, busy_s=dict(self._usage.busy_s))
+        rest = (self._accounted, now)
+        if self._ready and not self._sent:
+            return replace(usage, idle=[*usage.idle, rest])
+        usage.add({"unfinished" if self._ready else "start": rest[1] - rest[0]})
+        return usage
 
     def close(self, *, kill: bool) -> None:
         """End the worker."""
@@ -151,8 +157,18 @@ class Desk:
         return [Finished(job=job, trials=tuple(answer.trials), complete=False)]
 
     def _account(self, answer: Answer) -> None:
-        self._usage.add(answer.spent_s)
-        self._usage.idle.append(answer.waited)
+        if self._ready:
+            self._usage.add(answer.spent_s)
+            self._usage.idle.append(answer.waited)
+        else:
+            self._usage.add({"start": answer.ended - self._accounted})
+        self._accounted = answer.ended or time.monotonic()
+
+    def _lose_time(self) -> None:
+        """What a worker that is gone did since its last answer."""
+        now = time.monotonic()
+        self._usage.add({"lost": now - self._accounted})
+        self._accounted = now
 
     # When it goes wrong
 
@@ -178,13 +194,14 @@ class Desk:
                 status, why, answer = Status.DIED, last.lost, last
             else:
                 messages += self._heard(last)
+        if answer is not None and answer.ended:
+            self._account(answer)
+        self._lose_time()
         blamed = self._hand.flight.position
         job = self._sent.popleft() if self._sent else None
         self._queue.extendleft(reversed(self._sent))
         self._sent.clear()
         self._restart(why)
-        if answer is not None:
-            self._account(answer)
         trials = answer.trials if answer is not None else ()
         return messages if job is None else messages + self._after_loss(job, blamed, status, why, trials)
 

@@ -18,6 +18,7 @@ from gemmpipe.executors.desk import Desk
 from gemmpipe.executors.holding import lock_path, locked_device, refuse_unlike
 from gemmpipe.executors.ledger import Ledger
 from gemmpipe.jobs import Job
+from gemmpipe.stopwatch import IDLE
 from gemmpipe.worker import Post
 
 
@@ -100,7 +101,8 @@ class LocalPool(Pool):
                 return messages
             ears = [ear for desk in self._desks for ear in desk.ears()]
             # Deadlines and memory are looked at twice a second, also when nobody speaks.
-            wait([self._compilers.bell, *ears], timeout=min(left, 0.5))
+            with self.watch.spending(IDLE):
+                wait([self._compilers.bell, *ears], timeout=min(left, 0.5))
 
     def usage(self) -> list[Usage]:
         return [self._compilers.usage(), *(desk.usage() for desk in self._desks)]

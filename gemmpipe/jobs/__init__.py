@@ -2,8 +2,8 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, MutableSequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, MutableSequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -12,6 +12,7 @@ from gemmpipe.conditions import Neighbours
 from gemmpipe.data import Candidate, Problem, Status, Trial
 from gemmpipe.errors import one_line
 from gemmpipe.family import Launch
+from gemmpipe.stopwatch import Stopwatch
 from gemmpipe.timer import Clock
 from gemmpipe.workbench import Setup, Workbench
 
@@ -63,17 +64,17 @@ class Tools:
     clock: Clock
     flight: Flight
     neighbours: Neighbours
-    spent_s: dict[str, float] = field(default_factory=dict)
-    """Seconds by what they went into: operands, first_launch, screening, checks, finals."""
+    watch: Stopwatch = field(default_factory=Stopwatch)
+    """Seconds by what they went into: operands, load, first_launch, screening, checks, finals."""
 
-    @contextmanager
-    def spending(self, on: str) -> Iterator[None]:
+    @property
+    def spent_s(self) -> dict[str, float]:
+        """Seconds by purpose since they were cleared."""
+        return self.watch.spent_s
+
+    def spending(self, on: str) -> AbstractContextManager[None]:
         """Account the time of a block."""
-        start = time.monotonic()
-        try:
-            yield
-        finally:
-            self.spent_s[on] = self.spent_s.get(on, 0.0) + time.monotonic() - start
+        return self.watch.spending(on)
 
     def alive(self) -> bool:
         """Whether the device still answers after an error."""
@@ -145,7 +146,8 @@ class ProbeJob(Job):
 
 def launch_once(tools: Tools, setup: Setup, index: int, candidate: Candidate) -> tuple[Launch, float]:
     """Bind, launch and wait; the launch and the microseconds the host saw."""
-    launch = setup.bind(candidate, index)
+    with tools.spending("load"):
+        launch = setup.bind(candidate, index)
     start = time.perf_counter_ns()
     launch()
     tools.clock.synchronize()

@@ -77,7 +77,7 @@ class ScreenJob(Job):
         """Launches that do not count, for those whose request is more than a glance."""
         for item in ready:
             had = tools.bench.launched.get((setup.problem.id, item.request.candidate.id), 0)
-            if item.request.launches >= self.timer.iters and item.first_us <= LONG_US:
+            if not item.request.glance and item.request.launches >= self.timer.iters and item.first_us <= LONG_US:
                 for turn in range(max(0, self.timer.warmup - had)):
                     item.launches[turn % len(item.launches)]()
                     count(tools, setup, item.request.candidate, 1)

@@ -16,6 +16,8 @@ class Request:
 
     candidate: Candidate
     launches: int
+    glance: bool = False
+    """Without the screen timer's `warmup`: the first launch has to do."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

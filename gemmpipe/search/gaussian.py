@@ -1,13 +1,19 @@
 """The default search: a Gaussian process over knobs, their meaning and problems (Rasmussen and Williams, 2006)."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gemmpipe.search.evidence import Evidence
 from gemmpipe.search.features import Array, Sight
 from gemmpipe.search.guided import Guided
+
+if TYPE_CHECKING:
+    import torch
 
 _SPREAD = 0.4  # of log time over candidates, once the analytic model is taken off
 _OWN = 0.5  # how far a problem's level may be from its neighbours'
@@ -33,31 +39,51 @@ class Gaussian(Guided):
 
 def predict(evidence: Evidence, pool: Sight, columns: int) -> tuple[Array, Array]:
     """(mean, standard deviation) of log(us) of each row of the pool, which belongs to owner 0."""
+    import torch
+
     nearness = np.exp(-evidence.far / _FAR)
     owner, centre = evidence.owner, float(pool.estimate.mean())
     rest = evidence.y - _SLOPE * evidence.estimate
     level = float(rest.mean())
     bends, pool_bends = _BENT * (evidence.estimate - centre), _BENT * (pool.estimate - centre)
-
     near = nearness[np.ix_(owner, owner)]
     same = owner[:, None] == owner[None]
-    between = (_SPREAD**2 * _matern(evidence.x, evidence.x) + np.outer(bends, bends)) * near
-    between += _OWN**2 * 0.5 * (same + near)
-    between[np.diag_indices_from(between)] += _NOISE**2 + 1e-8
-    to_pool = (_SPREAD**2 * _matern(pool.wide(columns), evidence.x) + np.outer(pool_bends, bends)) * nearness[0, owner]
-    to_pool += _OWN**2 * 0.5 * ((owner == 0) + nearness[0, owner])
-
-    inverse = np.linalg.inv(between)
-    weights = to_pool @ inverse
+    to_near = nearness[0, owner]
+    with _one_thread():
+        x, candidates = _single(evidence.x), _single(pool.wide(columns))
+        between = (_SPREAD**2 * _matern(x, x).double().numpy() + np.outer(bends, bends)) * near
+        between += _OWN**2 * 0.5 * (same + near) + (_NOISE**2 + 1e-6) * np.eye(len(rest))
+        to_pool = (_SPREAD**2 * _matern(candidates, x).double().numpy() + np.outer(pool_bends, bends)) * to_near
+        to_pool += _OWN**2 * 0.5 * ((owner == 0) + to_near)
+        root = torch.linalg.cholesky(torch.from_numpy(between))
+        weights = torch.cholesky_solve(torch.from_numpy(to_pool.T.copy()), root).numpy().T
     mean = weights @ (rest - level) + level + _SLOPE * pool.estimate
     variance = _SPREAD**2 + pool_bends**2 + _OWN**2 - (weights * to_pool).sum(axis=1)
     return mean, np.sqrt(np.maximum(variance, 1e-8))
 
 
-def _matern(a: Array, b: Array) -> Array:
-    """Matern 5/2 of rows that are divided by their lengths; single precision is enough and twice as fast."""
-    a, b = a.astype(np.float32), b.astype(np.float32)
-    squares = (a**2).sum(1)[:, None] + (b**2).sum(1)[None] - 2 * a @ b.T
-    far = np.sqrt(np.maximum(squares, 0)) * np.float32(math.sqrt(5))
-    kernel: Array = ((far * np.float32(1 / 3) + 1) * far + 1) * np.exp(-far)
-    return kernel
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """The other cores compile: threads that wait for each other here would take them."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _single(rows: Array) -> "torch.Tensor":
+    import torch
+
+    return torch.from_numpy(rows).float()
+
+
+def _matern(a: "torch.Tensor", b: "torch.Tensor") -> "torch.Tensor":
+    """Matern 5/2 of rows that are divided by their lengths."""
+    import torch
+
+    far = torch.cdist(a, b) * math.sqrt(5)
+    return ((far / 3 + 1) * far + 1) * torch.exp(-far)

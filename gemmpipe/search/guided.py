@@ -18,6 +18,7 @@ from gemmpipe.search.neighbourhood import Neighbourhood
 from gemmpipe.search.random import check_share
 from gemmpipe.search.steps import StepHunt
 
+_FEWEST = 2  # a step
 _TWINS = 0.15  # closer than this two candidates teach the same
 _SEEDS_APART = 0.6
 _CONSIDERED = 400  # the rest did not look promising once much was known, and is not ranked again
@@ -25,13 +26,13 @@ _CONSIDERED = 400  # the rest did not look promising once much was known, and is
 
 @dataclass(frozen=True, kw_only=True)
 class Guided(Search):
-    """Looks at a `share` of the candidates (at least `least`), chosen in steps of `batch` from what is known."""
+    """Looks at a `share` of the candidates (at least `least`), chosen in about so many `steps` from what is known."""
 
     share: float
     least: int
     seeds: int
     """First candidates of a problem of which nothing is known: half by the analytic model, half spread out."""
-    batch: int
+    steps: int
     polish: int
     """Of the share, kept for the neighbours of the best at the end."""
     rows: int
@@ -44,7 +45,7 @@ class Guided(Search):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_share(self.share, self.least)
-        at_least(1, seeds=self.seeds, batch=self.batch)
+        at_least(1, seeds=self.seeds, steps=self.steps)
         at_least(0, polish=self.polish, rows=self.rows, winners=self.winners)
 
     def start(self, subject: Subject) -> Hunt:
@@ -63,6 +64,9 @@ class GuidedHunt(StepHunt):
         self._candidates = list(subject.candidates)
         self._place = {c: i for i, c in enumerate(self._candidates)}
         self._wanted = min(len(self._candidates), max(search.least, round(search.share * len(self._candidates))))
+        self._seeds_wanted = min(search.seeds, -(-self._wanted // 3))
+        spread = self._wanted - self._seeds_wanted - search.polish
+        self._batch = max(_FEWEST, -(-spread // search.steps))
         self._times: dict[int, float] = {}
         self._failed: list[int] = []
         self._asked: set[int] = set()
@@ -96,7 +100,7 @@ class GuidedHunt(StepHunt):
 
     def _glances(self, chosen: Sequence[int]) -> list[Request]:
         self._asked |= set(chosen)
-        return [Request(candidate=self._candidates[i], launches=self._ladder.launches) for i in chosen]
+        return [Request(candidate=self._candidates[i], launches=self._ladder.launches, glance=True) for i in chosen]
 
     # What is asked
 
@@ -111,10 +115,10 @@ class GuidedHunt(StepHunt):
             return []
         self._look()
         evidence = self._evidence()
-        room = min(self._search.seeds, self._wanted - len(first))
+        room = min(self._seeds_wanted, self._wanted - len(first))
         if room <= 0:
             return first
-        if len(evidence.y) >= self._search.seeds:
+        if len(evidence.y) >= self._seeds_wanted:
             return first + self._promising(evidence, room, set(first))
         return first + self._seeds(room, set(first))
 
@@ -140,13 +144,13 @@ class GuidedHunt(StepHunt):
         self._look()
         evidence = self._evidence()
         if left > self._search.polish:
-            return self._promising(evidence, min(self._search.batch, left - self._search.polish), self._asked)
+            return self._promising(evidence, min(self._batch, left - self._search.polish), self._asked)
         best = sorted(self._times, key=lambda i: (self._times[i], i))[:2]
         around = [i for b in best for i in self._near.around(b) if i not in self._asked]
         if not around:
-            return self._promising(evidence, min(self._search.batch, left), self._asked)
+            return self._promising(evidence, min(self._batch, left), self._asked)
         ranked = self._ranked(evidence, np.array(list(dict.fromkeys(around))))
-        return [int(i) for i in ranked[: min(left, self._search.batch)]]
+        return [int(i) for i in ranked[: min(left, self._batch)]]
 
     def _promising(self, evidence: Evidence, count: int, taken: set[int]) -> list[int]:
         pool = self._modelled(taken)

@@ -15,5 +15,5 @@ class Halving(Search):
 
     def start(self, subject: Subject) -> Hunt:
         ladder = Ladder(self.looks, subject.keep)
-        glances = [Request(candidate=c, launches=ladder.launches) for c in subject.candidates]
+        glances = [Request(candidate=c, launches=ladder.launches, glance=True) for c in subject.candidates]
         return GlanceHunt(glances, ladder)

@@ -30,7 +30,7 @@ class Random(Search):
         wanted = max(self.least, round(self.share * len(subject.candidates)))
         ladder = Ladder(self.looks, subject.keep)
         chosen = [*given, *order[: max(0, wanted - len(given))]]
-        return GlanceHunt([Request(candidate=c, launches=ladder.launches) for c in chosen], ladder)
+        return GlanceHunt([Request(candidate=c, launches=ladder.launches, glance=True) for c in chosen], ladder)
 
 
 def check_share(share: float, least: int) -> None:

@@ -12,7 +12,6 @@ from gemmpipe.search.lore import Lore
 from gemmpipe.search.recording import Outcome, Recording
 
 _STAGE = "screen"
-_REPLAY_US, _MOST_LAUNCHES = 500.0, 64  # of one sample of the finals, as the clock of a GPU does it
 _GLANCE = 2  # the screen timer's `iters`: what a search asks for that wants every candidate timed alike
 
 
@@ -110,13 +109,13 @@ class _Player:
         return [t.candidate for t in sorted(timed, key=lambda t: (-t.launches, t.time_us, t.candidate.id))]
 
     def result(self, outcomes: Mapping[Candidate, Outcome], rounds: int, dice: random.Random) -> Replayed:
-        """The finals: rounds of as many launches as the bench stage's clock takes, the least median wins."""
+        """The finals: a sample a round averages over many launches, so each is a bootstrap of the whole record."""
         finalists = self._ranked()[: self.subject.keep]
         times = {}
         for candidate in finalists:
             samples = outcomes[candidate].samples_us
-            launches = min(_MOST_LAUNCHES, int(_REPLAY_US / median(samples)) + 1)
-            times[candidate] = median(dice.choices(samples, k=rounds * launches))
+            medians = [median(dice.choices(samples, k=len(samples))) for _ in range(rounds)]
+            times[candidate] = sum(medians) / rounds
         return Replayed(
             problem=self.subject.problem,
             moments=self._moments,

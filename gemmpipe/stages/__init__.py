@@ -16,6 +16,7 @@ from gemmpipe.search import Search
 from gemmpipe.search.lore import Lore
 from gemmpipe.sources import Source
 from gemmpipe.space import Space
+from gemmpipe.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,6 +62,8 @@ class Context:
     """Problems whose search the budget ended early: their rows are provisional."""
     homes: dict[str, int] = field(default_factory=dict)
     """By problem id: the worker on whose device all its candidates are timed."""
+    watch: Stopwatch = field(default_factory=Stopwatch)
+    """Where the driver's own time goes."""
     account: dict[str, float] = field(default_factory=dict)
     """Seconds that stages report for the manifest."""
     unsolved: list[str] = field(default_factory=list)

@@ -24,6 +24,7 @@ class Scheduler:
         """`deadline` on the monotonic clock: searches end there, with what they know by then."""
         self._context = context
         self._pool = context.pool
+        self._watch = context.watch
         self._journal = context.journal
         self._timer = timer
         self._bounds = bounds
@@ -52,7 +53,9 @@ class Scheduler:
         self._compile(course)
 
     def _advance(self, course: Course) -> None:
-        self._note(course, course.pump(self._built))
+        with self._watch.spending("search"):
+            failures = course.pump(self._built)
+        self._note(course, failures)
         self._compile(course)
 
     def _compile(self, course: Course) -> None:
@@ -98,14 +101,17 @@ class Scheduler:
         if message.complete:
             told = {t.candidate for t in trials}
             trials += course.unanswered([c for c in message.job.candidates if c not in told])
-        self._note(course, course.tell(trials))
+        with self._watch.spending("search"):
+            taken = course.tell(trials)
+        self._note(course, taken)
 
     def _note(self, course: Course, trials: Iterable[Trial]) -> None:
-        for trial in trials:
-            self.trials += 1
-            self._bounds.learn(course.problem, trial)
-            self._context.lore.learn(trial)
-            self._journal.trial(trial)
+        with self._watch.spending("journal"):
+            for trial in trials:
+                self.trials += 1
+                self._bounds.learn(course.problem, trial)
+                self._context.lore.learn(trial)
+                self._journal.trial(trial)
 
     def _dispatch(self) -> None:
         for worker in range(len(self._pool.devices)):

@@ -137,7 +137,8 @@ class Screen(Stage):
                 for course in inside:
                     known = set(course.listing.candidates)
                     missing = [c for c in leaders if c in known and c not in course.results]
-                    asked.append((course, [Request(candidate=c, launches=self.timer.iters) for c in missing]))
+                    glances = [Request(candidate=c, launches=self.timer.iters, glance=True) for c in missing]
+                    asked.append((course, glances))
         return asked
 
     def _tables(self, courses: list[Course], context: Context) -> "dict[str, pd.DataFrame]":

@@ -1,0 +1,135 @@
+"""Searches that look at a share: how much they ask for, what they must see, budgets, and the winner's neighbours."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from searching import looks, subject
+
+from gemmpipe.data import Candidate, Status, Trial
+from gemmpipe.family import GemmSpec
+from gemmpipe.search import Hunt, Search
+from gemmpipe.search.gaussian import Gaussian
+from gemmpipe.search.lore import Lore, distance
+from gemmpipe.search.neighbourhood import Neighbourhood
+from gemmpipe.search.random import Random
+
+LIMITS = {"budget_s": None, "budget_trials": None, "journals": ()}
+GUIDED = {"seeds": 8, "steps": 8, "polish": 4, "rows": 64, "winners": 2, "seed": 0, "looks": looks(first_launches=2)}
+SPEC = GemmSpec(m=64, n=1024, k=1024, x_dtype="bfloat16", w_dtype="bfloat16", out_dtype="bfloat16")
+SPACE = [
+    Candidate.of("triton", {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": 64, "num_warps": w, "num_stages": s})
+    for m in (16, 32, 64, 128)
+    for n in (32, 64, 128)
+    for w in (4, 8)
+    for s in (2, 3, 4, 5)
+]
+
+
+def _searches(share: float, least: int) -> list[Search]:
+    sizes = {"share": share, "least": least, **LIMITS}
+    searches: list[Search] = [
+        Random(seed=0, looks=looks(), **sizes),  # type: ignore[arg-type]
+        Gaussian(boldness=1.5, **sizes, **GUIDED),  # type: ignore[arg-type]
+    ]
+    try:
+        import sklearn  # noqa: F401
+
+        from gemmpipe.search.learned import Learned
+    except ImportError:
+        return searches
+    return [*searches, Learned(best=0.2, trees=20, **sizes, **GUIDED)]  # type: ignore[arg-type]
+
+
+def _time_us(candidate: Candidate) -> float:
+    """A bowl over the knobs, its bottom at 64 x 128, 8 warps, 4 stages."""
+    best = {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 128, "num_warps": 8, "num_stages": 4}
+    knobs = candidate.knobs
+    return 10.0 * (1 + sum(abs(int(str(knobs[k])) - v) / v for k, v in best.items()))
+
+
+def _run(hunt: Hunt, dice: random.Random, fail_pct: int = 0) -> dict[Candidate, Trial]:
+    results: dict[Candidate, Trial] = {}
+    while not hunt.over:
+        requests = list(hunt.ask())
+        assert requests, "it neither asks nor ends"
+        dice.shuffle(requests)
+        for request in requests:
+            bad = dice.randrange(100) < fail_pct
+            trial = Trial(
+                stage="screen",
+                problem="p",
+                candidate=request.candidate,
+                status=Status.DIED if bad else Status.OK,
+                launches=0 if bad else request.launches,
+                samples_us=() if bad else (_time_us(request.candidate),) * request.launches,
+            )
+            results[request.candidate] = trial
+            hunt.tell([trial])
+    return results
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 96), st.floats(0.05, 1.0), st.integers(1, 40), st.sampled_from([0, 40, 100]), st.integers())
+def test_a_share_is_looked_at_and_what_must_be(count: int, share: float, least: int, fail_pct: int, seed: int) -> None:
+    space = SPACE[:count]
+    given_ = space[-2:]
+    for search in _searches(share, least):
+        hunt = search.start(subject(space, given=given_, spec=SPEC))
+        results = _run(hunt, random.Random(seed), fail_pct)
+        wanted = min(count, max(least, round(share * count)))
+        assert set(given_) <= set(results)
+        # What fails altogether teaches nothing, and a search may stop asking.
+        assert len(results) == max(wanted, len(given_)) or fail_pct, type(search).__name__
+        assert len(results) <= max(wanted, len(given_))
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_the_bottom_is_found_with_a_quarter_of_the_looks(place: int) -> None:
+    searches = _searches(0.25, 8)
+    if place >= len(searches):
+        pytest.skip("scikit-learn is not installed")
+    results = _run(searches[place].start(subject(SPACE, spec=SPEC)), random.Random(1))
+    best = min(t.time_us or 0 for t in results.values())
+    assert (best == 10.0) == (place > 0), "random search does not; those that learn do"
+
+
+def test_known_winners_come_first() -> None:
+    lore = Lore()
+    near = subject(SPACE, spec=SPEC, lore=lore)
+    lore.tales.clear()
+    from dataclasses import replace
+
+    other = replace(near.problem, key=(("M", 2), ("N", 2), ("K", 3)))
+    lore.hear(other, replace(SPEC, m=128)).winner = SPACE[37]
+    hunt = _searches(0.1, 4)[1].start(near)
+    assert hunt.ask()[0].candidate == SPACE[37]
+
+
+def test_other_types_are_no_neighbours() -> None:
+    from dataclasses import replace
+
+    assert distance(SPEC, replace(SPEC, m=128)) == 1
+    assert distance(SPEC, replace(SPEC, x_dtype="float16")) == float("inf")
+
+
+def test_a_step_changes_one_knob_to_the_next_value() -> None:
+    around = Neighbourhood(SPACE).around(0)
+    changed = [{k for k, v in SPACE[i].items if SPACE[0].knobs[k] != v} for i in around]
+    assert sorted(next(iter(c)) for c in changed) == ["BLOCK_SIZE_M", "BLOCK_SIZE_N", "num_stages", "num_warps"]
+    assert all(len(c) == 1 for c in changed)
+
+
+def test_an_ended_search_asks_for_no_new_candidate() -> None:
+    for search in _searches(0.5, 8):
+        hunt = search.start(subject(SPACE, spec=SPEC))
+        first = list(hunt.ask())
+        half = first[: len(first) // 2]
+        for request in half:
+            samples = (_time_us(request.candidate),) * request.launches
+            hunt.tell([Trial(stage="screen", problem="p", candidate=request.candidate, status=Status.OK,
+                             launches=request.launches, samples_us=samples)])  # fmt: skip
+        hunt.end(len(first) - len(half))
+        later = _run(hunt, random.Random(0))
+        assert set(later) <= {r.candidate for r in half}

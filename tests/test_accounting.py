@@ -1,0 +1,58 @@
+"""Where a run's time went: what every resource did and when it waited is measured, and adds up to the wall time."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from gemmpipe.cli.main import main
+from gemmpipe.stopwatch import Stopwatch
+
+pytestmark = pytest.mark.usefixtures("own_locks")
+
+
+def test_a_purpose_within_another_is_taken_off_it() -> None:
+    watch = Stopwatch()
+    begun = time.monotonic()
+    with watch.spending("outer"):
+        time.sleep(0.02)
+        with watch.spending("inner"):
+            time.sleep(0.05)
+        with pytest.raises(ValueError), watch.spending("inner"):
+            raise ValueError
+        time.sleep(0.02)
+    wall_s = time.monotonic() - begun
+    assert watch.spent_s["inner"] == pytest.approx(0.05, abs=0.02)
+    assert sum(watch.spent_s.values()) == pytest.approx(wall_s, rel=0.02)
+
+
+def _resources(folder: Path) -> dict[str, dict[str, object]]:
+    path = max(folder.glob("outputs/runs/*/*/manifest.json"), key=lambda p: p.stat().st_mtime_ns)
+    return {str(r["name"]): r for r in json.loads(path.read_text())["resources"]}
+
+
+@pytest.mark.parametrize(
+    ("words", "purposes"),
+    [
+        (("space.PACE_MS=[0,20]",), {"start", "load", "first_launch", "screening", "checks", "finals", "operands"}),
+        (("space.PACE_MS=[0]", "space.KIND=[right,kill]"), {"start", "lost", "finals"}),
+    ],
+    ids=["well", "with a worker that dies"],
+)
+def test_busy_and_idle_are_the_wall_time(
+    folder: Path, faulty_words: tuple[str, ...], words: tuple[str, ...], purposes: set[str]
+) -> None:
+    assert main([*faulty_words, *words]) == 0
+    resources = _resources(folder)
+    assert {"driver", "cpu"} <= set(resources)
+    for name, resource in resources.items():
+        wall_s, idle_s = float(str(resource["wall_s"])), float(str(resource["idle_s"]))
+        busy: dict[str, float] = resource["busy_s"]  # type: ignore[assignment]
+        assert all(seconds >= 0 for seconds in busy.values()), name
+        assert abs(wall_s - idle_s - sum(busy.values())) <= 0.02 * wall_s + 0.005, (name, resource)
+    assert purposes <= set(resources["cpu"]["busy_s"])  # type: ignore[call-overload]
+    assert {"start", "screen", "search", "journal", "bench", "select", "merge", "write"} <= set(
+        resources["driver"]["busy_s"]  # type: ignore[call-overload]
+    )
+    assert float(str(resources["driver"]["idle_s"])) > 0.1 * float(str(resources["cpu"]["wall_s"])), "it waits for it"
