@@ -68,8 +68,8 @@ def main() -> None:
     sample = random.Random(0).sample(listing.candidates, min(words[0], len(listing.candidates)))
     one(family, problem, sample[0], listing, device)  # the compiler's own start
     seconds = [one(family, problem, candidate, listing, device) for candidate in sample[1:]]
-    print(f"{len(seconds)} of {len(listing.candidates)} configurations of {m}x{n}x{k}: mean {statistics.mean(seconds):.3f}"
-          f" s, median {statistics.median(seconds):.3f} s a configuration")  # fmt: skip
+    mean, median = statistics.mean(seconds), statistics.median(seconds)
+    print(f"{len(seconds)} of {len(listing.candidates)} configurations: mean {mean:.3f} s, median {median:.3f} s each")
 
 
 if __name__ == "__main__":
