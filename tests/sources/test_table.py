@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gemmpipe.errors import UserError
-from gemmpipe.family import Family, KernelDefaults
+from gemmpipe.family import Family, KernelDefaults, load_family
 from gemmpipe.sources.table import Csv
 
 read = functools.partial(Csv, rows_of=None)
@@ -102,3 +102,40 @@ def test_aiters_own_tables(sixteen: Family, blockscale: Family, no_words: Kernel
         assert _sizes(str(path), blockscale, no_words)
     for path in sorted(DATA.glob("bf16*.csv")):
         assert _sizes(str(path), sixteen, no_words)
+
+
+@pytest.mark.parametrize(
+    ("family", "text", "key"),
+    [
+        ("a8w8_blockscale", "M,N,K\n16, 1536, 7168\n", (16, 1536, 7168)),
+        ("a8w8_blockscale", "M,N,K,q_dtype_w\n16,1536,7168,torch.float8_e4m3fn\n", (16, 1536, 7168, "float8_e4m3fn")),
+        ("a8w8_blockscale_bpreshuffle", "M,N,K\n16,1536,7168\n", (16, 1536, 7168)),
+        ("a8w8", "M,N,K,q_dtype_w\n1,1280,8192,torch.int8\n", (1, 1280, 8192, "int8", "bfloat16", "row")),
+        ("a8w8_bpreshuffle", "M,N,K,q_dtype_w\n1,1280,8192,torch.int8\n", (1, 1280, 8192, "int8")),
+        ("a4w4_blockscale", "M,N,K\n1, 16384, 16384\n", (1, 16384, 16384)),
+        ("batched_bf16", "B,M,N,K\n16,1,1280,8192\n", (16, 1, 1280, 8192)),
+        ("batched_a8w8", "b,m,n,k\n16,1,1280,8192\n", (16, 1, 1280, 8192)),
+        (
+            "a16w16",
+            "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle\n64,256,5120,FALSE,torch.bfloat16,torch.float32,False,False\n",
+            (64, 256, 5120, False, "bfloat16", "float32", False, False),
+        ),
+        (
+            "a16w16",
+            "M,N,K,bias,dtype,outdtype,scaleAB\n64,256,5120,True,torch.bfloat16,torch.bfloat16,False\n",
+            (64, 256, 5120, True, "bfloat16", "bfloat16", False, False),
+        ),
+        (
+            "fmoe",
+            "token,model_dim,inter_dim,expert,topk,act_type,dtype,q_dtype_a,q_dtype_w,q_type,use_g1u1,doweight_stage1\n"
+            "512,6144,4096,8,2,ActivationType.Silu,torch.bfloat16,torch.bfloat16,torch.bfloat16,QuantType.No,1,0\n",
+            (512, 6144, 4096, 8, 2, "ActivationType.Silu", "bfloat16", "bfloat16", "bfloat16", "QuantType.No", 1, 0),
+        ),
+    ],
+)
+def test_aiters_untuned_tables_of_every_family(
+    family: str, text: str, key: tuple[object, ...], table: Path, no_words: KernelDefaults
+) -> None:
+    table.write_text(text)
+    (problem,) = read(path=str(table)).problems(load_family(family), no_words, "sm_90")
+    assert tuple(value for _, value in problem.key)[: len(key)] == key
