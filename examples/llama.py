@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 
 import torch
 from llama_model import Fp8Linear, Llama, Sizes, library_product, llama
@@ -31,6 +32,7 @@ ROWS = (1, 4, 16, 64, 128, 256, 512, 1024)
 """Row counts of a forward pass, all tuned."""
 UNSEEN = (60, 1500)
 """A fifth of all: the first pads to 64, for the second nothing is tuned."""
+_TURNS = 5
 _MOST_BATCH = 64  # up to so many rows are a decode step of a batch; more are a prefill of one sequence
 TINY = Sizes(layers=2, hidden=256, inner=512, heads=4, kv_heads=2, vocabulary=512)
 
@@ -83,66 +85,65 @@ def steps(rows: tuple[int, ...], known: tuple[int, ...]) -> None:
     print("  shapes answered:", dict(sum(found.values(), Counter())), f"({unseen})" if unseen else "", flush=True)
 
 
-def decode_rate(model: Llama, device: str, batch: int, mode: str, seconds: float) -> float:
-    """Tokens a second of decode steps: `eager`, `compiled` (each layer), or `graph` (a CUDA graph of eager calls)."""
+def decode_step(model: Llama, device: str, batch: int, mode: str) -> Callable[[], object]:
+    """A decode step of a batch, ready to run: `eager`, `compiled` (each layer), either as a CUDA graph."""
     tokens = torch.zeros(batch, 1, dtype=torch.long, device=device)
     caches, place = model.caches(batch, 256), torch.zeros(1, dtype=torch.long, device=device)
 
+    compiled = [None] * len(model.layers)
+    if mode.startswith("compiled"):
+        for layer in model.layers:
+            layer.compile(fullgraph=True)  # one compilation serves all layers
+        compiled = [layer._compiled_call_impl for layer in model.layers]
+
     def step() -> None:
+        for layer, own in zip(model.layers, compiled, strict=True):
+            vars(layer)["_compiled_call_impl"] = own
         logits = model(tokens, caches, place)
         tokens.copy_(logits.argmax(-1, keepdim=True))
         place.add_(1).remainder_(256)
 
-    run: Callable[[], object] = step
-    for layer in model.layers if mode.startswith("compiled") else ():
-        layer.compile(fullgraph=True)
     for _ in range(3):
         step()
-    if mode.endswith("graph"):
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph):
-            step()
-        run = graph.replay
-    rate = batch * _rate(run, device, seconds)
-    for layer in model.layers:
-        layer._compiled_call_impl = None
-    return rate
+    if not mode.endswith("graph"):
+        return step
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
 
 
-def _rate(run: Callable[[], object], device: str, seconds: float) -> float:
-    """Calls a second, in the median of five stretches."""
+def stretch(run: Callable[[], object], device: str, seconds: float) -> float:
+    """Calls a second over so many seconds."""
     wait = torch.cuda.synchronize if device == "cuda" else (lambda: None)
     run()
     wait()
-    rates = []
-    for _ in range(5):
-        begin, calls = time.perf_counter(), 0
-        while time.perf_counter() - begin < seconds / 5:
-            for _ in range(4):
-                run()
-            calls += 4
-            wait()
-        rates.append(calls / (time.perf_counter() - begin))
-    return sorted(rates)[2]
+    begin, calls = time.perf_counter(), 0
+    while time.perf_counter() - begin < seconds:
+        for _ in range(4):
+            run()
+        calls += 4
+        wait()
+    return calls / (time.perf_counter() - begin)
 
 
 def compare_rates(model: Llama, device: str, seconds: float) -> None:
-    """A line a batch and mode: tokens a second by torch and by gemmpipe."""
-    modes = ("eager", "compiled", "graph", "compiled graph") if device == "cuda" else ("eager",)
+    """A line a batch and mode: tokens a second by torch and by gemmpipe, in turns, since clocks drift."""
+    modes = ("eager", "graph", "compiled", "compiled graph") if device == "cuda" else ("eager",)
     for batch in (1, 16, 64):
         for mode in modes:
-            if mode.startswith("compiled") and batch != 16:
-                continue
-            rates = []
+            steps, rates = {}, {False: [], True: []}
             for on in (False, True):
                 with tuned(model, on):
-                    rates.append(decode_rate(model, device, batch, mode, seconds))
-            print(
-                f"  decode, batch {batch}, {mode}: {rates[0]:,.0f} -> {rates[1]:,.0f} tokens/s "
-                f"({rates[1] / rates[0]:.2f}x)",
-                flush=True,
-            )
+                    steps[on] = decode_step(model, device, batch, mode)
+            for _ in range(_TURNS):
+                for on in (False, True):
+                    with tuned(model, on):
+                        rates[on].append(batch * stretch(steps[on], device, seconds / _TURNS / 2))
+            before, after = (median(rates[on]) for on in (False, True))
+            ratio = median(b / a for a, b in zip(rates[False], rates[True], strict=True))
+            print(f"  decode, batch {batch}, {mode}: {before:,.0f} -> {after:,.0f} tokens/s ({ratio:.2f}x)", flush=True)
 
 
 def flow(words: argparse.Namespace) -> None:

@@ -56,6 +56,9 @@ class Fp8Linear(nn.Module):
 
 def library_product(x: torch.Tensor, w: torch.Tensor, x_scale: torch.Tensor, w_scale: torch.Tensor) -> torch.Tensor:
     """torch's own block-scaled product (cuBLASLt on Hopper, rows in fours); dequantised where there is none."""
+    if torch.compiler.is_compiling():
+        out: torch.Tensor = torch.ops.llama_example.product(x, w, x_scale, w_scale)
+        return out
     if x.device.type == "cpu":
         wide = (x.float().view(len(x), -1, BLOCK) * x_scale[..., None]).view(len(x), -1)
         full = w.float() * w_scale.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
@@ -71,6 +74,15 @@ def library_product(x: torch.Tensor, w: torch.Tensor, x_scale: torch.Tensor, w_s
         x, w.t(), columns, kinds.BlockWise1x128, w_scale.t(), kinds.BlockWise128x128, output_dtype=torch.bfloat16
     )
     return out[:rows]
+
+
+# torch 2.11 cannot trace its own scaled product: an operator of this example's own, as cheap as they come.
+_LIBRARY = torch.library.Library("llama_example", "DEF")
+_LIBRARY.define("product(Tensor x, Tensor w, Tensor x_scale, Tensor w_scale) -> Tensor")
+_LIBRARY.impl("product", library_product, "CompositeExplicitAutograd")
+torch.library.register_fake(
+    "llama_example::product", lambda x, w, *scales: x.new_empty((len(x), len(w)), dtype=torch.bfloat16), lib=_LIBRARY
+)
 
 
 class Attention(nn.Module):

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gemmpipe.builds import load_build
 from gemmpipe.data import Build, Device, Knobs, Scalar
-from gemmpipe.family import GemmSpec, Implementation, Inputs, Launch, Prepared
+from gemmpipe.family import GemmSpec, Inputs, Prepared
+from gemmpipe.launches import Kernel, KernelLaunch
 from gemmpipe.tiled import TYPES, ceil_div, facts_of, hash_of, integer
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _INTEGERS = ("M", "N", "w_scale_stride", "scale_stride", "blocks", "programs", "
 
 
 @dataclass(frozen=True, kw_only=True)
-class WarpSpecialised(Implementation):
+class WarpSpecialised(Kernel):
     """`gluon`: Hopper's copy engine and warpgroups, for 64 rows and more."""
 
     label = "gluon"
@@ -102,9 +102,9 @@ class WarpSpecialised(Implementation):
         """The function and the hash of its source."""
         return f"{KERNEL.split(':')[1]}@{hash_of(KERNEL)[:8]}"
 
-    def bind(
+    def launch(
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
-    ) -> Launch:
+    ) -> KernelLaunch:
         """As few programs as the same number of rounds over the device needs; descriptors are made here."""
         weights = prepared.weights
         if inputs.x_scale_t is None or weights.w_scale is None:
@@ -119,13 +119,7 @@ class WarpSpecialised(Implementation):
         for name, (_, shape, layout) in _tensors(spec, knobs).items():
             arguments[name] = _descriptor(tensors[name], shape, layout)
         arguments["w_scale_ptr"] = weights.w_scale
-        run = load_build(build, device).launcher((programs, 1, 1), arguments)
-
-        def launch() -> "torch.Tensor":
-            run()
-            return out
-
-        return launch
+        return KernelLaunch(build=build, grid=(programs, 1, 1), arguments=arguments)
 
 
 def _columns(knobs: Knobs) -> int:

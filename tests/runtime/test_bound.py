@@ -67,14 +67,16 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
     return made
 
 
-def made(name: str, m: int, knobs: dict[str, object], **key: object) -> tuple[Given, GemmSpec, Chosen, Device]:
+def made(
+    name: str, m: int, knobs: dict[str, object], label: str = "triton", **key: object
+) -> tuple[Given, GemmSpec, Chosen, Device]:
     family: Family = load_family(name)
     device = arch_device("sm_90")
     words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
     spec = family.spec(make_problem(family, {"M": m, "N": 256, "K": 512, **key}, words, device.gfx, "case"))
     generator = torch.Generator().manual_seed(1)
     weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
-    (implementation,) = (i for i in family.implementations if i.label == "triton")
+    (implementation,) = (i for i in family.implementations if i.label == label)
     knobs = dict(implementation.normalise(spec, {**TILES, **knobs}, device))
     given = Given(
         x=inputs.x,
@@ -84,7 +86,7 @@ def made(name: str, m: int, knobs: dict[str, object], **key: object) -> tuple[Gi
         bias=weights.bias,
         out_dtype=torch.bfloat16,
     )
-    return given, spec, Chosen(implementation=implementation, candidate=Candidate.of("triton", knobs)), device
+    return given, spec, Chosen(implementation=implementation, candidate=Candidate.of(label, knobs)), device
 
 
 def arguments(kernel: Kernel, chosen: Chosen, spec: GemmSpec, device: Device) -> tuple[tuple[object, ...], dict]:
@@ -146,6 +148,31 @@ def test_block_scales_are_read_as_the_kernel_wants_them(
     odd = torch.zeros(m * 4 + 1)[1:].view(m, 4).copy_(scale)
     call(given.x, given.w, odd, given.w_scale, None)
     assert torch.equal(seen[-1], expected.flatten())
+
+
+@pytest.mark.parametrize("m_major", [False, True])
+def test_descriptors_are_made_once_an_address(kernel: Kernel, m_major: bool) -> None:
+    knobs = {"kernel_type": "warp_specialised", "BLOCK_SIZE_N": 128, "GROUP_SIZE_M": 1, "BLOCK_SIZE_M": 64}
+    given, spec, chosen, device = made("a8w8_blockscale", 64, knobs, "gluon")
+    call = kernel_call(chosen, spec, device, given, borrowed=False)
+    given = replace(given, x_scale=aligned_as(given.x_scale, m_major=m_major))
+    out = call(given.x, given.w, given.x_scale, given.w_scale, None)
+    first = arguments(kernel, chosen, spec, device)[1]
+    call(given.x, given.w, given.x_scale, given.w_scale, None)
+    second = arguments(kernel, chosen, spec, device)[1]
+    assert first["w"] is second["w"]
+    any_call(chosen, spec, device, torch.bfloat16)(given.x, given.w, given.x_scale, given.w_scale, None)
+    each_time = arguments(kernel, chosen, spec, device)[1]
+    for name, value in each_time.items():
+        if not hasattr(value, "base"):
+            assert first[name] == value
+            continue
+        assert (first[name].shape, first[name].strides) == (value.shape, value.strides)
+        assert first[name].layout == value.layout
+    assert first["out"].base.data_ptr() == out.data_ptr()
+    assert first["x"].base.data_ptr() == given.x.data_ptr()
+    assert (first["scales"].base.data_ptr() == given.x_scale.data_ptr()) == m_major
+    assert not isinstance(first["x"].base, torch.Tensor), "a descriptor keeps no operand alive"
 
 
 def test_atomics_add_to_zeros(kernel: Kernel) -> None:

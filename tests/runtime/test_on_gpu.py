@@ -127,6 +127,7 @@ def test_in_a_cuda_graph_and_in_a_compiled_one(tuned, libtype: str, knobs: dict[
         torch.cuda.synchronize()
         assert torch.equal(captured, expected)
     _, _, weights, inputs = made
+    torch.compiler.reset()  # else what an earlier case warmed up is recorded without a warm-up of this one
     layer = Layer(weights.w.clone(), weights.w_scale)  # first seen while the compiled graph warms up
     compiled = torch.compile(layer, fullgraph=True, mode="reduce-overhead")
     with torch.no_grad():
