@@ -215,7 +215,7 @@ def _base_row(problem: Problem, spec: GemmSpec, finalist: Finalist, context: Con
         "gfx": context.device.gfx,
         "cu_num": context.device.cu_num,
         "libtype": finalist.candidate.backend,
-        "solidx": 0,
+        "solidx": finalist.candidate.knobs.get("solidx", 0),  # where a library numbers its kernels
         "splitK": finalist.candidate.knobs.get("NUM_KSPLIT", 1),
         "us": round(time_us, 4),
         "kernelName": finalist.kernel_name,

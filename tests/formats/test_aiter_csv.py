@@ -1,6 +1,7 @@
 """aiter's own tables as a format: its rows united and cleaned, ours left out, hipBLASLt's solutions stored."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pandas as pd
@@ -8,12 +9,14 @@ import pytest
 
 from gemmpipe import store
 from gemmpipe.cli.main import main
-from gemmpipe.data import Device
+from gemmpipe.data import Candidate, Device, Status, Trial
 from gemmpipe.device import arch_device
 from gemmpipe.events import Event, Events
-from gemmpipe.family import load_family
+from gemmpipe.family import KernelDefaults, load_family
 from gemmpipe.formats import Target
 from gemmpipe.formats.aiter_csv import AiterCsv
+from gemmpipe.journal import Journal
+from gemmpipe.problem import make_problem
 from gemmpipe.table import SELECTIONS
 
 HEADER = "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio\n"
@@ -74,3 +77,25 @@ def test_a_family_that_aiter_has_no_table_of(tmp_path: Path, mi300x: Device) -> 
     target = Target(folder=tmp_path, device=mi300x, run_id="r1", provenance={}, events=Events(listeners=[heard.append]))
     assert AiterCsv(file=None).write(load_family("a16w16_atomic"), _selections({"libtype": "triton"}), target) == []
     assert [event.text for event in heard] == ["aiter: it has no table of a16w16_atomic"]
+
+
+def test_a_run_that_chose_a_solution_stores_its_number(folder: Path, mi300x: Device) -> None:
+    family = load_family("a16w16")
+    shapes = ["kernel=a16w16", "shapes=list", "shapes.items=[{M: 16, N: 1280, K: 8192}]"]
+    assert main(["capture", *shapes]) == 0
+    (run,) = (folder / "outputs" / "runs" / "capture").iterdir()
+    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    problem = make_problem(family, {"M": 16, "N": 1280, "K": 8192}, words, "gfx942", "test")
+    journal = Journal(run)
+    journal.write("session", device=asdict(mi300x))
+    journal.write("problem", id=problem.id, key=dict(problem.key), weight=1.0, layer="")
+    finals = ((Candidate.of("hipblaslt", {"solidx": 21434}), 9.0), (Candidate.of("torch", {"method": "mm"}), 12.0))
+    for candidate, time_us in finals:
+        facts = {"status": Status.OK, "launches": 5, "samples_us": (time_us,) * 5, "err_ratio": 0.0}
+        journal.trial(Trial(stage="bench", problem=problem.id, candidate=candidate, **facts))
+    journal.write("done", stage="bench", problem=problem.id)
+    journal.close()
+    assert main(["tune", f"reuse={run}", "chain=[select,merge]", "format=[csv,aiter]", "output=tuned"]) == 0
+    for path in ("tuned/bf16_tuned_gemm.csv", "tuned/aiter/bf16_tuned_gemm.csv"):
+        (row,) = store.read(folder / path, family)
+        assert (row["libtype"], row["solidx"], row["us"]) == ("hipblaslt", 21434, 9.0)
