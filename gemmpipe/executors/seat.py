@@ -2,6 +2,7 @@
 
 import functools
 import os
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -49,6 +50,8 @@ class Seat:
     """One device of a node, and the desk of the process that works on it. Lives in a Ray actor."""
 
     def __init__(self, lease: Lease, place: str) -> None:
+        # Processes started here would import the script of Ray's worker as their own main module: a second each.
+        vars(sys.modules["__main__"]).pop("__file__", None)
         device = gpu_device(0) if lease.gpu else replace(cpu_device(), uuid=place)
         self._device = replace(device, shared=lease.shared)
         self._events: list[Event] = []

@@ -149,13 +149,13 @@ class Site:
         """The rows of the tuned table; raises for one that is half-written."""
         return store.read(self.table, self.family) if self.table.exists() else []
 
-    def wait_for(self, started: Started, kind: str, count: int = 1) -> bool:
+    def wait_for(self, started: Started, kind: str, count: int = 1, within_s: float = 60) -> bool:
         """Wait until the journal holds so many rows of a kind; False when the run ended before."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + within_s
         while len(self.rows(kind)) < count:
             if started.process.poll() is not None:
                 return False
-            assert time.monotonic() < deadline, f"no {count} rows '{kind}' within 60 s"
+            assert time.monotonic() < deadline, f"no {count} rows '{kind}' within {within_s:g} s"
             time.sleep(0.02)
         return True
 

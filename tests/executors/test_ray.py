@@ -1,0 +1,136 @@
+"""executor=ray on a real cluster of this machine: a worker killed in the middle, the driver killed and resumed."""
+
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from soak_runs import Site, Started, nothing_is_lost, nothing_is_repeated, parent_of, table_is_right
+
+from gemmpipe.data import Build
+from gemmpipe.device import arch_device
+from gemmpipe.executors.seat import compile_there
+from gemmpipe.family import load_family
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+MS = tuple(range(1, 9))
+WORDS = (
+    f"shapes.items=[{{M: [{','.join(map(str, MS))}], N: 32, K: 64}}]",
+    "space.PACE_MS=[0,20,21,22,23,24]",
+    "search=exhaustive",
+    "executor=ray",
+    "executor.workers=2",
+    "executor.timeout_s=5",
+)
+
+
+@pytest.fixture
+def site(folder: Path, faulty_words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    pytest.importorskip("ray", reason="the extra 'ray' is not installed")
+    monkeypatch.syspath_prepend(faulty_words[0].removeprefix("--config-dir="))
+    words = tuple(word for word in faulty_words if not word.startswith("executor."))
+    here = Site(folder=folder, words=words, family=load_family("faulty"), temporary=tempfile.mkdtemp(dir="/tmp"))
+    yield here
+    here.close()
+
+
+def _seats(started: Started) -> list[int]:
+    """The Ray workers that hold a seat: by title and descent, since a title overwrites the environment."""
+    found = []
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        try:
+            title = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if title.startswith(b"ray::Seat") and started.process.pid in _ancestors(pid):
+            found.append(pid)
+    return found
+
+
+def _ancestors(pid: int | None) -> Iterator[int]:
+    while pid := parent_of(pid) if pid else None:
+        yield pid
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_in_the_middle_is_replaced_and_nothing_is_lost(site: Site) -> None:
+    started = site.start(*WORDS)
+    assert site.wait_for(started, "trial", 10, within_s=150)
+    seats = _seats(started)
+    assert len(seats) == 2
+    os.kill(seats[0], signal.SIGKILL)
+    code, out, error = started.end(timeout_s=200)
+    assert code == 0, error
+    assert "lost its node or its Ray worker; its work is done again" in error
+    assert "Traceback" not in error
+    assert "place-0 cpu" in out
+    assert "place-1 cpu" in out
+    assert {row["status"] for row in site.rows("trial")} <= {"ok", "dropped"}, "nobody is blamed"
+    nothing_is_repeated(site.rows())
+    table_is_right(site, MS)
+    homes = {row["problem"]: row["device"] for row in site.rows("home")}
+    assert set(homes.values()) == {"place-0", "place-1"}, "both workers had problems"
+    assert _gone(started)
+
+
+@pytest.mark.slow
+def test_a_killed_driver_takes_its_cluster_along_and_is_resumed(site: Site) -> None:
+    started = site.start(*WORDS)
+    assert site.wait_for(started, "trial", 10, within_s=150)
+    started.process.kill()
+    started.process.communicate()
+    before = site.rows()
+    assert _gone(started)
+    code, _, error = site.start("resume=last").end(timeout_s=200)
+    assert code == 0, error
+    nothing_is_lost(before, site.rows())
+    nothing_is_repeated(site.rows())
+    table_is_right(site, MS)
+
+
+@pytest.mark.slow
+def test_a_faulty_candidate_is_quarantined_and_ctrl_c_stops_the_run(site: Site) -> None:
+    started = site.start(*WORDS, "space.KIND=[right,segfault]", "space.PACE_MS=[0,20]", "batch=1")
+    assert site.wait_for(started, "done", 1, within_s=150)
+    started.process.send_signal(signal.SIGINT)
+    code, _, error = started.end(timeout_s=100)
+    assert code == 130, error
+    assert "quarantined faulty" in error
+    assert {row["status"] for row in site.rows("trial")} == {"ok", "dropped", "died"}
+    assert _gone(started)
+    assert len(site.tuned()) == len(site.rows("done"))
+
+
+def _gone(started: Started) -> bool:
+    """Whether the cluster that was started for the run ended with it."""
+    deadline = time.monotonic() + 30
+    while (_seats(started) or started.kin()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return not _seats(started) and not started.kin()
+
+
+def test_builds_are_compiled_in_a_process_that_may_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a compile task of the cluster runs, here without one."""
+    (tmp_path / "odd_kernels.py").write_text("import os\ndef __getattr__(name):\n    os._exit(3)\n")
+    build = Build(kernel="odd_kernels:dies", source_hash="", signature=(), constants=(), aligned=(), options=())
+    built = compile_there(build, arch_device("sm_90"), 30.0, (str(tmp_path),))
+    assert built.facts.error == "the compiler died: exit code 3"
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("device.index=1", "device.index=1: the Ray cluster gives the devices; use executor.workers"),
+        ("executor.workers=0", "executor: workers=0, expected at least 1"),
+        ("executor.adress=x", "executor.adress: no such key; did you mean 'address'?"),
+    ],
+)
+def test_mistakes_are_one_line(site: Site, word: str, said: str) -> None:
+    code, _, error = site.start("executor=ray", word).end()
+    assert code == 2, error
+    assert said in error
+    assert len(error.splitlines()) == 1
