@@ -2,9 +2,12 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import hydra
+from hydra._internal.hydra import Hydra
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
@@ -22,16 +25,36 @@ class PipelinesPath(SearchPathPlugin):
         search_path.append("gemmpipe", f"file://{shipped('pipelines')}")
 
 
-def run_hydra(argv: Sequence[str], job: Callable[[DictConfig], None]) -> None:
-    """Run Hydra's main on these words. Raises what is wrong with them, and what `job` raises."""
+@contextmanager
+def _what_jobs_return() -> Iterator[list[Any]]:
+    """What the jobs of a sweep return, also those that a launcher runs in other processes: Hydra's main drops it."""
+    found: list[Any] = []
+    multirun = Hydra.multirun
+
+    def keeping(self: Hydra, *words: Any, **named: Any) -> Any:
+        batches = multirun(self, *words, **named)
+        found.extend(job.return_value for batch in batches or () for job in batch)
+        return batches
+
+    Hydra.multirun = keeping  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        Hydra.multirun = multirun  # type: ignore[method-assign]
+
+
+def run_hydra(argv: Sequence[str], job: Callable[[DictConfig], object]) -> list[Any]:
+    """Run Hydra's main on these words; what a sweep's jobs returned. Raises what is wrong, and what `job` raises."""
     Plugins.instance().register(PipelinesPath)
     words, before = sys.argv, os.environ.get(_RAISE)
     sys.argv = [words[0], *argv]
     os.environ[_RAISE] = "1"  # the only way to have exceptions instead of several printed lines
     try:
-        hydra.main(config_path=str(shipped("conf")), config_name="tune", version_base="1.3")(job)()
+        with _what_jobs_return() as returned:
+            hydra.main(config_path=str(shipped("conf")), config_name="tune", version_base="1.3")(job)()
     finally:
         sys.argv = words
         os.environ.pop(_RAISE)
         if before is not None:
             os.environ[_RAISE] = before
+    return returned

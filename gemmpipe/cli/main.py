@@ -91,11 +91,12 @@ def _compose(line: CommandLine, request: "Request") -> int:
         flags.append(f"--config-dir={request.folders.config_dir}")
     codes: list[int] = []
 
-    def job(cfg: "DictConfig") -> None:
+    def job(cfg: "DictConfig") -> int:
         codes.append(run_job(cfg, request))
+        return codes[-1]
 
     try:
-        run_hydra([*flags, f"--config-name={request.pipeline}", *request.overrides], job)
+        codes += run_hydra([*flags, f"--config-name={request.pipeline}", *request.overrides], job)
     except MISTAKES as error:
         raise explain(error, request.folders.options, request.overrides, request.recipe) from error
     return max(codes, default=0)

@@ -48,7 +48,12 @@ def ended(started: Started, *codes: int) -> str:
     assert code in codes, f"exit code {code}, expected {codes}: {error[-600:]}"
     assert "Traceback" not in error, error[-600:]
     assert started.gone(), "processes are left"
-    return error
+    return without_neighbours(error)
+
+
+def without_neighbours(error: str) -> str:
+    """Stderr without what runs of the soak say of each other: several of them share one GPU."""
+    return "".join(line for line in error.splitlines(keepends=True) if "another process used the device" not in line)
 
 
 def go_on(site: Site, ms: tuple[int, ...] = MS, run: str = "last") -> None:

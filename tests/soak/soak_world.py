@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from soak_faults import MS, Act, ended, go_on, in_session, problems
+from soak_faults import MS, Act, ended, go_on, in_session, problems, without_neighbours
 from soak_runs import Site, artifacts_are_whole, kill_after, nothing_is_lost, nothing_is_repeated, table_is_right
 
 
@@ -200,7 +200,7 @@ def lost_stdout(site: Site, chance: random.Random) -> int:
         started.process.stdout.readline()
     started.process.stdout.close()
     assert started.process.stderr is not None
-    error = started.process.stderr.read()
+    error = without_neighbours(started.process.stderr.read())
     assert started.process.wait(120) == 0, error[-600:]
     assert error == "", error[-600:]
     assert started.gone()
