@@ -8,8 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
+import triton
 
 from gemmpipe.builds import compile_build
 from gemmpipe.cli.main import main
@@ -61,9 +63,9 @@ def test_its_command_tunes(mine: Path, capsys: pytest.CaptureFixture[str]) -> No
         assert {row["libtype"] for row in found} == {"eager"}
         assert {row["error"] for row in trials if row["libtype"] == "triton"} == {"no GPU: Triton compiles for GPUs"}
         return
-    triton = [row for row in trials if row["libtype"] == "triton"]
-    assert any(row["status"] == "ok" for row in triton)
-    assert not [row for row in triton if row["status"] not in ("ok", "dropped", "unfit")]
+    fused = [row for row in trials if row["libtype"] == "triton"]
+    assert any(row["status"] == "ok" for row in fused)
+    assert not [row for row in fused if row["status"] not in ("ok", "dropped", "unfit")]
 
 
 _INTERPRET = """
@@ -89,6 +91,11 @@ for m, n, k, dtype in ((16, 64, 64, "float16"), (33, 80, 72, "bfloat16"), (1, 64
 """
 
 
+# Triton 3.6's interpreter loops over one-element arrays, which numpy 2.4 no longer turns into integers.
+@pytest.mark.skipif(
+    triton.__version__.startswith("3.6") and int(numpy.__version__.split(".")[1]) >= 4,
+    reason="triton 3.6 interprets with numpy before 2.4 only",
+)
 def test_its_kernel_computes_what_it_says(mine: Path) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([str(mine), *sys.path])}
     done = subprocess.run(
