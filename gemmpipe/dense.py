@@ -25,6 +25,7 @@ class Dense(Tiled):
 
     kernel: str = "gemmpipe.dense_kernel:dense"
     swaps: bool = True
+    overlapping: bool = True
     atomic: bool = False
     """Whether the splits of K are added to the output by atomics, in its own type and in any order."""
 
@@ -44,7 +45,7 @@ class Dense(Tiled):
         }
 
     def integers(self, spec: GemmSpec) -> Mapping[str, int]:
-        """Sizes and row strides of contiguous operands; the last two are knobs, set when bound."""
+        """Sizes and row strides of contiguous operands; the last three are set when bound."""
         return {
             "M": spec.m,
             "N": spec.n,
@@ -54,6 +55,7 @@ class Dense(Tiled):
             "out_stride": spec.n,
             "group_m": 1,
             "splits": 1,
+            "lines": 0,
         }
 
     def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:

@@ -2,12 +2,13 @@
 
 from gemmpipe.data import Device, Knobs
 from gemmpipe.family import GemmSpec
-from gemmpipe.operand_types import native_fp8
+from gemmpipe.operand_types import element_bytes, native_fp8
 from gemmpipe.tiled import WGMMA_ROWS, integer, workspace_bytes
 
 _MIB = 2**20
 _WORKSPACE_BYTES = 256 * _MIB
 _GRID = 65535
+_LONGEST_ROW = 2**20  # of 256 rows at most (tiles.offsets)
 _POWERS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps")
 
 
@@ -28,26 +29,12 @@ def tile_misfit(
     """
     m, n, k = (integer(knobs, f"BLOCK_SIZE_{axis}") for axis in "MNK")
     warps, stages = integer(knobs, "num_warps"), integer(knobs, "num_stages")
-    if device.kind == "cpu":
-        return "no GPU: Triton compiles for GPUs"
-    if spec.w_layout != layout:
-        return f"weight layout: this kernel reads '{layout}', not '{spec.w_layout}'"
-    if spec.experts is not None:
-        return "experts: this kernel computes one product"
-    if spec.batch != 1 and not batched:
-        return "batch: this kernel computes one product"
-    if spec.batch > _GRID:
-        return f"grid: {spec.batch} products, at most {_GRID} programs in its third dimension"
-    if reason := _wrong_fp8(spec, device):
-        return reason
-    if reason := _no_size(knobs):
+    if reason := common_misfit(spec, knobs, device, layout=layout, batched=batched):
         return reason
     # The smallest matrix instruction is 16 x 8 with 16 (16-bit), 32 (8-bit) or 64 (4-bit) along K; none is padded.
     least_k = int(32 / element_bytes(spec.x_dtype))
     if m < 16 or n < 16 or k < least_k:
         return f"minimum tile: {m}x{n}x{k}, a matrix instruction needs 16x16x{least_k}"
-    if warps * device.warp_size > 1024:
-        return f"threads: {warps} warps of {device.warp_size} are over 1024 a block"
     # A thread has 255 registers on NVIDIA, 512 on AMD's matrix cores: accumulators beyond that spill in the K loop.
     held, most = accumulators * m * n // (warps * device.warp_size), 480 if device.vendor == "amd" else 240
     if held > most and not _in_tensor_memory(spec, knobs, device):
@@ -59,6 +46,31 @@ def tile_misfit(
         return (
             f"workspace: {workspace_bytes(spec, knobs) // _MIB} MiB of split-K parts, over {_WORKSPACE_BYTES // _MIB}"
         )
+    return None
+
+
+def common_misfit(
+    spec: GemmSpec, knobs: Knobs, device: Device, *, layout: str = "nk", batched: bool = False
+) -> str | None:
+    """`rule: detail` of the first rule broken that has nothing to do with the size of a tile."""
+    if device.kind == "cpu":
+        return "no GPU: Triton compiles for GPUs"
+    if spec.w_layout != layout:
+        return f"weight layout: this kernel reads '{layout}', not '{spec.w_layout}'"
+    if spec.experts is not None:
+        return "experts: this kernel computes one product"
+    if spec.batch != 1 and not batched:
+        return "batch: this kernel computes one product"
+    if spec.batch > _GRID:
+        return f"grid: {spec.batch} products, at most {_GRID} programs in its third dimension"
+    if spec.k >= _LONGEST_ROW:
+        return f"row: K={spec.k}, offsets within a tile are 32 bits, {_LONGEST_ROW} is the limit"
+    if reason := _wrong_fp8(spec, device):
+        return reason
+    if reason := _no_size(knobs):
+        return reason
+    if integer(knobs, "num_warps") * device.warp_size > 1024:
+        return f"threads: {knobs['num_warps']} warps of {device.warp_size} are over 1024 a block"
     return None
 
 
@@ -102,13 +114,6 @@ def _microscaled_bytes(stage: int, m: int, n: int, k: int, stages: int, device: 
     if m < WGMMA_ROWS or (m >= 2 * WGMMA_ROWS and int(device.gfx.removeprefix("sm_")) >= 100):
         return max(stages - 1, 1) * stage + 2 * scales
     return 1088 + (max(stage, 2 * n * k) if stages == 1 else (stages - 1) * stage + 2 * n * k)
-
-
-def element_bytes(dtype: str) -> float:
-    """0.5 for 4-bit operands, 1 for 8-bit, 2 for 16-bit ones."""
-    if dtype.startswith("float4"):
-        return 0.5
-    return 1 if dtype.startswith("float8") or dtype == "int8" else 2
 
 
 def _in_tensor_memory(spec: GemmSpec, knobs: Knobs, device: Device) -> bool:

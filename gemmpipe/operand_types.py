@@ -27,3 +27,10 @@ def refuse_bias(kernel: KernelDefaults, family: str) -> None:
     """Raises UserError when a bias is asked of a family that has none."""
     if kernel.bias:
         raise UserError(f"kernel.bias: true, expected false or null ({family} has no bias)")
+
+
+def element_bytes(dtype: str) -> float:
+    """0.5 for 4-bit operands, 1 for 8-bit, 2 for 16-bit ones."""
+    if dtype.startswith("float4"):
+        return 0.5
+    return 1 if dtype.startswith("float8") or dtype == "int8" else 2

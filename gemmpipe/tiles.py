@@ -4,6 +4,7 @@
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
@@ -15,6 +16,32 @@ def place(pid, tiles_m, tiles_n, group_m):
     rows = min(tiles_m - first, group_m)
     within = pid % width
     return first + within % rows, within // rows
+
+
+@triton.jit
+def xcd_order(pid, programs, XCDS: tl.constexpr):
+    """Programs go round the XCDs in turn; renumbered, those of one XCD (and its L2) get neighbouring tiles."""
+    if XCDS == 1:
+        return pid
+    xcd = pid % XCDS
+    least = programs // XCDS
+    return xcd * least + min(xcd, programs % XCDS) + pid // XCDS
+
+
+@triton.jit
+def rows_of(tile, size, BLOCK: tl.constexpr):
+    """(first row of a tile, its rows counted from there): those past the end repeat the last, and are never stored."""
+    tl.assume(tile >= 0)
+    first = tile * BLOCK
+    return first, tl.maximum(tl.minimum(tl.arange(0, BLOCK), size - 1 - first), 0)
+
+
+@triton.jit
+def offsets(rows, stride):
+    """Elements from a tile's first row to its rows: 32 bits and not negative, as AMD's buffer loads want them."""
+    tl.assume(stride >= 0)
+    tl.assume(stride < 1048576)
+    return rows * stride
 
 
 @triton.jit
@@ -55,3 +82,23 @@ def sum_of_parts(
                 acc += tl.load(first + other * size, mask=inside & (other < splits), other=0.0, cache_modifier=".cg")
         tl.store(counters_ptr + tile, 0)
     return last, acc
+
+
+@triton.jit
+def overlap(w_ptr, rows, w_stride, left, lines):
+    """Programmatic dependent launch: ask for this program's first weights, await the last kernel, let the next start.
+
+    What the kernel before wrote may be read, and what it read written, only from here on. The weights are no more than
+    prefetched into L2, where every write arrives as well: right even when the kernel before writes them. `w_ptr` is
+    where this program begins to read, `rows` are those that it reads, `left` of each (elements); `lines` is how many
+    lines (128 bytes) of each it asks for.
+    """
+    LINE: tl.constexpr = 1024 // w_ptr.dtype.element_ty.primitive_bitwidth
+    for i in range(lines):
+        line = (w_ptr + offsets(rows, w_stride) + min(i * LINE, left - 1)).to(tl.int64)
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [line], dtype=tl.int32, is_pure=False, pack=1
+        )
+    gdc_wait()
+    # Not earlier: kernels further on would start as well, and take the room of this one's programs.
+    gdc_launch_dependents()

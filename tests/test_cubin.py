@@ -29,7 +29,7 @@ KNOBS = {
 
 
 def _cubin(num_warps: int) -> bytes:
-    from gemmpipe.builds import _compiled, find_kernel, is_interpreted
+    from gemmpipe.builds import compiled, find_kernel, is_interpreted
 
     family = load_family("a16w16")
     words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
@@ -38,7 +38,7 @@ def _cubin(num_warps: int) -> bytes:
     (build,) = triton.builds(spec, triton.normalise(spec, KNOBS | {"num_warps": num_warps}, HOPPER), HOPPER)
     if is_interpreted(find_kernel(build.kernel)):
         pytest.skip("kernels are decorated for the interpreter in this process")
-    return bytes(_compiled(build, HOPPER).asm["cubin"])
+    return bytes(compiled(build, HOPPER).asm["cubin"])
 
 
 @pytest.mark.parametrize("num_warps", [1, 4])

@@ -7,11 +7,13 @@ _triton.py (launch and builds), _fits.py (what fits where), _problem.py (keys an
 
 from gemmpipe.aiter_table import AiterTable
 from gemmpipe.cost import bytes_moved, flops
+from gemmpipe.dense_gluon import DenseWarpSpecialised
 from gemmpipe.family import Family, KeyColumn
 from gemmpipe.kernels.a16w16 import _problem
 from gemmpipe.kernels.a16w16._triton import Product
 from gemmpipe.operands import make_inputs, make_weights
 from gemmpipe.reference import product, tolerance
+from gemmpipe.skinny import Skinny
 
 FAMILY = Family(
     name="a16w16",
@@ -43,6 +45,6 @@ FAMILY = Family(
     flops=flops,
     bytes_moved=bytes_moved,
     baseline=("torch", "scaled_mm"),
-    implementations=(Product(),),
+    implementations=(Product(), DenseWarpSpecialised(), Skinny()),
     lm_head=True,
 )

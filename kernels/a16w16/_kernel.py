@@ -5,7 +5,7 @@
 import triton
 import triton.language as tl
 
-from gemmpipe.tiles import k_range, place, sum_of_parts
+from gemmpipe.tiles import k_range, offsets, overlap, place, rows_of, sum_of_parts, xcd_order
 
 
 @triton.jit
@@ -26,6 +26,7 @@ def product(
     out_stride,
     group_m,
     splits,
+    lines,
     BLOCK_SIZE_M: tl.constexpr,
     BLOCK_SIZE_N: tl.constexpr,
     BLOCK_SIZE_K: tl.constexpr,
@@ -34,18 +35,23 @@ def product(
     CACHE: tl.constexpr,
     UPCAST: tl.constexpr,
     SWAP_AB: tl.constexpr,
+    XCDS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """out = x @ w^T * scales + bias; strides in elements between rows; bias and scales are None where absent."""
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_SIZE_M), tl.cdiv(N, BLOCK_SIZE_N)
     pid, split = tl.program_id(0), tl.program_id(1)
-    tile_m, tile_n = place(pid, tiles_m, tiles_n, group_m)
-    # Rows past the end wrap around instead of being masked: their results are never stored.
-    rows = (tile_m * BLOCK_SIZE_M + tl.arange(0, BLOCK_SIZE_M)) % M
-    columns = (tile_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)) % N
+    tile_m, tile_n = place(xcd_order(pid, tiles_m * tiles_n, XCDS), tiles_m, tiles_n, group_m)
+    first_row, rows = rows_of(tile_m, M, BLOCK_SIZE_M)
+    first_column, columns = rows_of(tile_n, N, BLOCK_SIZE_N)
     ks = tl.arange(0, BLOCK_SIZE_K)
     begin, end = k_range(K, split, splits, BLOCK_SIZE_K)
-    x_ptrs = x_ptr + rows.to(tl.int64)[:, None] * x_stride + (begin * BLOCK_SIZE_K + ks)[None, :]
-    w_ptrs = w_ptr + columns.to(tl.int64)[None, :] * w_stride + (begin * BLOCK_SIZE_K + ks)[:, None]
+    x_ptr += first_row.to(tl.int64) * x_stride + begin * BLOCK_SIZE_K
+    w_ptr += first_column.to(tl.int64) * w_stride + begin * BLOCK_SIZE_K
+    x_at = offsets(rows, x_stride)[:, None] + ks[None, :]
+    w_at = offsets(columns, w_stride)[None, :] + ks[:, None]
+    if OVERLAP:
+        overlap(w_ptr, columns, w_stride, K - begin * BLOCK_SIZE_K, lines)
     # Swapped, the weight takes the wide side of the matrix instruction (64 on Hopper), few rows its narrow one.
     if SWAP_AB:
         acc = tl.zeros((BLOCK_SIZE_N, BLOCK_SIZE_M), tl.float32)
@@ -53,20 +59,20 @@ def product(
         acc = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), tl.float32)
     for k in range(begin, end):
         if EVEN_K:
-            x = tl.load(x_ptrs)
-            w = tl.load(w_ptrs, cache_modifier=CACHE)
+            x = tl.load(x_ptr + x_at)
+            w = tl.load(w_ptr + w_at, cache_modifier=CACHE)
         else:
             left = K - k * BLOCK_SIZE_K
-            x = tl.load(x_ptrs, mask=ks[None, :] < left, other=0.0)
-            w = tl.load(w_ptrs, mask=ks[:, None] < left, other=0.0, cache_modifier=CACHE)
+            x = tl.load(x_ptr + x_at, mask=ks[None, :] < left, other=0.0)
+            w = tl.load(w_ptr + w_at, mask=ks[:, None] < left, other=0.0, cache_modifier=CACHE)
         if UPCAST:  # Triton's interpreter multiplies bf16 as raw integers
             x, w = x.to(tl.float32), w.to(tl.float32)
         if SWAP_AB:
             acc = tl.dot(tl.trans(w), tl.trans(x), acc)
         else:
             acc = tl.dot(x, w, acc)
-        x_ptrs += BLOCK_SIZE_K
-        w_ptrs += BLOCK_SIZE_K
+        x_ptr += BLOCK_SIZE_K
+        w_ptr += BLOCK_SIZE_K
     if SWAP_AB:
         acc = tl.trans(acc)
     last = True
@@ -79,7 +85,7 @@ def product(
         if x_scale_ptr is not None:
             acc *= tl.load(x_scale_ptr) * tl.load(w_scale_ptr)
         if bias_ptr is not None:
-            acc += tl.load(bias_ptr + columns).to(tl.float32)[None, :]
+            acc += tl.load(bias_ptr + first_column + columns).to(tl.float32)[None, :]
         out_ptrs = out_ptr + out_rows.to(tl.int64)[:, None] * out_stride + out_columns[None, :]
         inside = (out_rows < M)[:, None] & (out_columns < N)[None, :]
         tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=inside)

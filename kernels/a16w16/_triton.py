@@ -19,6 +19,7 @@ class Product(Tiled):
 
     kernel: str = "gemmpipe.kernels.a16w16._kernel:product"
     swaps: bool = True
+    overlapping: bool = True
 
     def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """See _fits."""
@@ -39,7 +40,7 @@ class Product(Tiled):
         }
 
     def integers(self, spec: GemmSpec) -> Mapping[str, int]:
-        """Sizes and row strides of contiguous operands; the last two are knobs, set when bound."""
+        """Sizes and row strides of contiguous operands; the last three are set when bound."""
         return {
             "M": spec.m,
             "N": spec.n,
@@ -49,6 +50,7 @@ class Product(Tiled):
             "out_stride": spec.n,
             "group_m": 1,
             "splits": 1,
+            "lines": 0,
         }
 
     def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:

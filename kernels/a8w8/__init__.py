@@ -9,11 +9,13 @@ and gemmpipe/dense.py (launch and builds), _triton.py (what fits where), _proble
 
 from gemmpipe.aiter_table import PLAIN, AiterTable
 from gemmpipe.cost import bytes_moved, flops
+from gemmpipe.dense_gluon import DenseWarpSpecialised
 from gemmpipe.family import Family, KeyColumn
 from gemmpipe.kernels.a8w8 import _problem
 from gemmpipe.kernels.a8w8._triton import Product
 from gemmpipe.operands import make_inputs, make_weights
 from gemmpipe.reference import product, tolerance
+from gemmpipe.skinny import Skinny
 
 FAMILY = Family(
     name="a8w8",
@@ -39,5 +41,5 @@ FAMILY = Family(
     flops=flops,
     bytes_moved=bytes_moved,
     baseline=("scaled_mm", "torch"),
-    implementations=(Product(),),
+    implementations=(Product(), DenseWarpSpecialised(), Skinny()),
 )

@@ -11,10 +11,11 @@ from gemmpipe.aiter_table import PLAIN, AiterTable
 from gemmpipe.cost import bytes_moved, flops
 from gemmpipe.family import Family, KeyColumn
 from gemmpipe.kernels.a8w8_blockscale import _problem
-from gemmpipe.kernels.a8w8_blockscale._gluon import WarpSpecialised
+from gemmpipe.kernels.a8w8_blockscale._gluon import BlockscaleWarpSpecialised
 from gemmpipe.kernels.a8w8_blockscale._triton import Blockscale
 from gemmpipe.operands import make_inputs, make_weights
 from gemmpipe.reference import product, tolerance
+from gemmpipe.skinny import Skinny
 
 FAMILY = Family(
     name="a8w8_blockscale",
@@ -38,5 +39,5 @@ FAMILY = Family(
     flops=flops,
     bytes_moved=bytes_moved,
     baseline=("scaled_mm", "torch"),
-    implementations=(Blockscale(), WarpSpecialised()),
+    implementations=(Blockscale(), BlockscaleWarpSpecialised(), Skinny()),
 )

@@ -9,14 +9,21 @@ SCALE_BLOCK = 128
 _BLOCKS = ((1, SCALE_BLOCK), (SCALE_BLOCK, SCALE_BLOCK))
 
 
-def misfit(spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
-    """`rule: detail` of the first rule broken, or None."""
+def scale_misfit(spec: GemmSpec, block_k: int) -> str | None:
+    """The first rule about scales that is broken, or None."""
     scaling = tuple(scale.block if scale else None for scale in (spec.x_scale, spec.w_scale))
     if scaling != _BLOCKS:
         return f"scales: this kernel reads 1x128 and 128x128 blocks, not {scaling}"
     # One pair of scales is applied to a whole K block: a block across two groups would be scaled by the first's.
-    if integer(knobs, "BLOCK_SIZE_K") < 1 or SCALE_BLOCK % integer(knobs, "BLOCK_SIZE_K"):
-        return f"scale group: BLOCK_SIZE_K={knobs['BLOCK_SIZE_K']} does not divide {SCALE_BLOCK}"
+    if block_k < 1 or SCALE_BLOCK % block_k:
+        return f"scale group: BLOCK_SIZE_K={block_k} does not divide {SCALE_BLOCK}"
+    return None
+
+
+def misfit(spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+    """`rule: detail` of the first rule broken, or None."""
+    if reason := scale_misfit(spec, integer(knobs, "BLOCK_SIZE_K")):
+        return reason
     # The unscaled product of a K block lives beside the accumulator: at 128 registers each, 44 and more spilled in
     # all 96 such configurations (H200, 2026-11-21), and none came within 1.7x of the best.
     return tile_misfit(spec, knobs, device, accumulators=2)

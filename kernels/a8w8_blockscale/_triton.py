@@ -21,6 +21,7 @@ class Blockscale(Tiled):
 
     kernel: str = "gemmpipe.kernels.a8w8_blockscale._kernel:blockscale"
     swaps: bool = True
+    overlapping: bool = True
 
     def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """See _fits."""
@@ -39,7 +40,7 @@ class Blockscale(Tiled):
         }
 
     def integers(self, spec: GemmSpec) -> Mapping[str, int]:
-        """Sizes and row strides of contiguous operands; the last two are knobs, set when bound."""
+        """Sizes and row strides of contiguous operands; the last three are set when bound."""
         groups = ceil_div(spec.k, SCALE_BLOCK)
         return {
             "M": spec.m,
@@ -52,6 +53,7 @@ class Blockscale(Tiled):
             "out_stride": spec.n,
             "group_m": 1,
             "splits": 1,
+            "lines": 0,
         }
 
     def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:

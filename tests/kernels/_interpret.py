@@ -26,7 +26,7 @@ def run(case: dict) -> dict:
     spec: GemmSpec = family.spec(problem)
     generator = torch.Generator().manual_seed(7)
     weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
-    kernel = family.implementations[0]
+    kernel = next(i for i in family.implementations if i.label == case.get("label", "triton"))
     sizes = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "NUM_KSPLIT")
     knobs = dict(zip(sizes, case["knobs"], strict=False)) | {"GROUP_SIZE_M": 3, "num_warps": 4, "num_stages": 2}
     knobs |= {"SWAP_AB": case.get("swap", False)} if "mnk" in case else case.get("more", {})

@@ -33,9 +33,29 @@ BLOCKSCALE = [
     {"mnk": [5, 144, 400], "knobs": [16, 64, 128, 4], "swap": True},
     {"mnk": [33, 256, 256], "knobs": [16, 256, 64, 1], "swap": True},
 ]
+SKINNY = {
+    "a16w16": [
+        {"mnk": [1, 80, 512], "knobs": [1, 4, 256, 1]},
+        {"mnk": [5, 70, 272], "knobs": [4, 8, 128, 1], "bias": True, "out": "float32"},
+        {"mnk": [16, 70, 272], "knobs": [4, 4, 64, 1], "dtype": "float8_e4m3fnuz", "gfx": "gfx942"},
+    ],
+    "a8w8": [
+        {"mnk": [2, 70, 272], "knobs": [2, 8, 128, 1], "dtype": "int8", "bias": True},
+        {"mnk": [3, 70, 320], "knobs": [2, 4, 64, 1], "key": {"granularity": "tensor"}},
+    ],
+    "a8w8_blockscale": [
+        {"mnk": [1, 64, 512], "knobs": [1, 4, 256, 1]},
+        {"mnk": [3, 300, 464], "knobs": [2, 8, 128, 1], "out": "float16"},
+    ],
+}
+CASES = [
+    ("a16w16", A16W16),
+    ("a8w8_blockscale", BLOCKSCALE),
+    *((family, [{**case, "label": "skinny"} for case in cases]) for family, cases in SKINNY.items()),
+]
 
 
-@pytest.mark.parametrize(("family", "cases"), [("a16w16", A16W16), ("a8w8_blockscale", BLOCKSCALE)])
+@pytest.mark.parametrize(("family", "cases"), CASES)
 def test_matches_the_reference_on_odd_and_even_sizes(family: str, cases: list[dict]) -> None:
     script = Path(__file__).with_name("_interpret.py")
     given = json.dumps([{"family": family, **case} for case in cases])

@@ -1,6 +1,7 @@
 """The kernels and the library paths on a GPU at real sizes."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 import torch
@@ -103,17 +104,70 @@ def test_swapped_operands(device: Device, name: str, mnk: tuple[int, int, int], 
     check(case[0].implementations[0], {**knobs_of(*knobs), **half, "SWAP_AB": True}, device, case)
 
 
-@pytest.mark.parametrize(("m", "n", "stages"), [(128, 128, 5), (64, 128, 6), (64, 256, 4), (128, 64, 8), (64, 64, 4)])
-@pytest.mark.parametrize("mnk", [(128, 4608, 7168), (68, 1320, 1040), (4096, 7168, 8192), (192, 1280, 512)])
-def test_warp_specialised(device: Device, mnk: tuple[int, int, int], m: int, n: int, stages: int) -> None:
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize(("m", "n", "stages"), [(128, 128, 6), (64, 128, 6), (64, 256, 4), (128, 64, 8), (64, 64, 4)])
+@pytest.mark.parametrize(
+    "mnk", [(128, 4608, 7168), (68, 1320, 1040), (1024, 7168, 8192), (192, 1280, 512), (4, 72, 96)]
+)
+def test_warp_specialised(device: Device, mnk: tuple[int, int, int], m: int, n: int, stages: int, splits: int) -> None:
+    check_gluon(device, made("a8w8_blockscale", device, mnk, {}), knobs_of(m, n, 128, splits, 4, stages))
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize(("m", "n", "stages"), [(128, 256, 4), (128, 128, 6), (64, 128, 6), (64, 32, 4)])
+@pytest.mark.parametrize("mnk", [(128, 4608, 2048), (1, 1320, 1040), (1027, 1280, 512)])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("a16w16", {"bias": True}),
+        ("a16w16", {"dtype": "float16"}),
+        ("a16w16", {"dtype": "float8_e4m3fn", "bias": True}),
+        ("a8w8", {"bias": True}),
+        ("a8w8", {"dtype": "int8"}),
+    ],
+)
+def test_dense_warp_specialised(
+    device: Device,
+    mnk: tuple[int, int, int],
+    name: str,
+    words: Words,
+    m: int,
+    n: int,
+    stages: int,
+    splits: int,
+) -> None:
+    k = 64 if name == "a16w16" and words.get("dtype") != "float8_e4m3fn" else 128
+    check_gluon(device, made(name, device, mnk, words), knobs_of(m, n, k, splits, 4, stages))
+
+
+def check_gluon(device: Device, case: tuple[Family, GemmSpec, Weights, Inputs], knobs: Mapping[str, Scalar]) -> None:
+    """As `check`, where the tile fits the problem."""
     if device.gfx != "sm_90":
         pytest.skip("Hopper's kernel")
-    family, spec, weights, inputs = made("a8w8_blockscale", device, mnk, {})
-    kernel = next(i for i in family.implementations if i.label == "gluon")
-    knobs = {**knobs_of(m, n, 128, 1, 4, stages), "kernel_type": "warp_specialised"}
-    if kernel.misfit(spec, kernel.normalise(spec, knobs, device), device):
+    kernel = next(i for i in case[0].implementations if i.label == "gluon")
+    knobs = {**knobs, "kernel_type": "warp_specialised"}
+    if kernel.misfit(case[1], kernel.normalise(case[1], knobs, device), device):
         pytest.skip("the tile does not fit this problem")
-    check(kernel, knobs, device, (family, spec, weights, inputs))
+    check(kernel, knobs, device, case)
+
+
+@pytest.mark.parametrize("mnk", [(1, 1280, 8192), (2, 7168, 2048), (5, 1300, 1000), (16, 1024, 512)])
+@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("a16w16", {"bias": True}),
+        ("a16w16", {"dtype": "float8_e4m3fn"}),
+        ("a8w8", {}),
+        ("a8w8", {"dtype": "int8", "bias": True}),
+        ("a8w8_blockscale", {}),
+    ],
+)
+def test_skinny(device: Device, mnk: tuple[int, int, int], stages: int, name: str, words: Words) -> None:
+    case = made(name, device, mnk, words)
+    kernel = next(i for i in case[0].implementations if i.label == "skinny")
+    rows = min(4, 1 << (mnk[0].bit_length() - 1))
+    check(kernel, knobs_of(rows, 4, 512, 1, 1, stages), device, case)
 
 
 def test_split_k_survives_many_launches(device: Device) -> None:
@@ -128,6 +182,22 @@ def test_split_k_survives_many_launches(device: Device) -> None:
     for _ in range(1000):
         out.fill_(float("nan"))
         assert torch.equal(launch(), first)
+
+
+def test_overlapping_launches_wait_for_one_another(device: Device) -> None:
+    """Each reads what the one before wrote: without waiting, one of a hundred chained products would read too early."""
+    family, spec, weights, inputs = made("a16w16", device, (16, 1024, 1024), {})
+    kernel = family.implementations[0]
+    knobs = kernel.normalise(spec, knobs_of(16, 64, 64, 4, 4, 4), device)
+    prepared, ends = kernel.prepare(spec, weights, knobs), [inputs.x.clone(), torch.empty_like(inputs.x)]
+    steps = [kernel.bind(spec, knobs, device, replace(inputs, x=ends[i]), prepared, ends[1 - i]) for i in range(2)]
+    expected = inputs.x
+    for _ in range(100):
+        expected = kernel.bind(spec, knobs, device, replace(inputs, x=expected), prepared, torch.empty_like(expected))()
+        torch.cuda.synchronize()
+    for i in range(100):
+        steps[i % 2]()
+    assert torch.equal(ends[0], expected)
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(64, 1280, 8192), (256, 2304, 2304), (4096, 1024, 3200)])

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gemmpipe.builds import compile_build, find_kernel, source_hash
+from gemmpipe.builds import compile_build, compiled, find_kernel, source_hash
 from gemmpipe.data import Candidate
 from gemmpipe.device import arch_device, cpu_device
 from gemmpipe.errors import UserError
@@ -179,16 +179,67 @@ def test_compiles_without_a_gpu_within_the_estimate(name: str, gfx: str) -> None
             assert facts.spills == 0
 
 
-@pytest.mark.parametrize(("m", "n", "stages"), [(128, 128, 5), (64, 256, 4)])
-def test_the_warp_specialised_kernel_compiles_within_the_estimate(m: int, n: int, stages: int) -> None:
-    family, device = load_family("a8w8_blockscale"), arch_device("sm_90")
+@pytest.mark.parametrize(
+    ("name", "m", "n", "k", "stages", "splits"),
+    [
+        ("a8w8_blockscale", 128, 128, 128, 6, 1),
+        ("a8w8_blockscale", 64, 128, 128, 6, 4),
+        ("a16w16", 128, 256, 64, 4, 1),
+        ("a8w8", 64, 128, 128, 6, 8),
+    ],
+)
+def test_warp_specialised_kernels_compile_within_the_estimate(
+    name: str, m: int, n: int, k: int, stages: int, splits: int
+) -> None:
+    family, device = load_family(name), arch_device("sm_90")
     kernel = next(i for i in family.implementations if i.label == "gluon")
-    spec = spec_of(family, "sm_90", 256, 7168, 8192, bias=None)
-    sizes = {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": 128, "num_stages": stages}
-    knobs = kernel.normalise(spec, {**KNOBS, **sizes, "kernel_type": "warp_specialised"}, device)
+    spec = spec_of(family, "sm_90", 256, 7168, 8192)
+    sizes = {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": k, "num_stages": stages}
+    words = {"kernel_type": "warp_specialised", "NUM_KSPLIT": splits}
+    knobs = kernel.normalise(spec, {**KNOBS, **sizes, **words}, device)
     assert kernel.misfit(spec, knobs, device) is None
     (build,) = kernel.builds(spec, knobs, device)
     facts = compile_build(build, device)
     columns = n if m == 128 else n // 2
     assert facts.shared_bytes is not None
     assert facts.shared_bytes <= stages * ((m + n) * 128 + 4 * m) + 256 * columns + 1024
+    assert not facts.spills
+
+
+@pytest.mark.parametrize("gfx", ARCHES)
+@pytest.mark.parametrize("name", ["a16w16", "a8w8", "a8w8_blockscale"])
+def test_skinny_kernels_compile(name: str, gfx: str) -> None:
+    family, device = load_family(name), arch_device(gfx)
+    kernel = next(i for i in family.implementations if i.label == "skinny")
+    spec = spec_of(family, gfx, 2, 1280, 8192)
+    sizes = {"BLOCK_SIZE_M": 2, "BLOCK_SIZE_N": 4, "BLOCK_SIZE_K": 512, "num_warps": 1}
+    knobs = kernel.normalise(spec, {**KNOBS, **sizes}, device)
+    assert kernel.misfit(spec, knobs, device) is None
+    assert compile_build(kernel.builds(spec, knobs, device)[0], device).shared_bytes is not None
+    assert str(kernel.misfit(spec_of(family, gfx, 17, 1280, 8192), knobs, device)).startswith("rows")
+    assert str(kernel.misfit(spec, {**knobs, "BLOCK_SIZE_M": 4}, device)).startswith("tile beyond")
+    assert str(kernel.misfit(spec, {**knobs, "BLOCK_SIZE_N": 64}, device)).startswith("registers")
+
+
+@pytest.mark.parametrize("name", ["a16w16", "a8w8", "a8w8_blockscale"])
+@pytest.mark.parametrize("gfx", ["gfx942", "gfx950"])
+def test_amd_kernels_load_through_buffers_and_order_tiles_by_xcd(name: str, gfx: str) -> None:
+    family, device = load_family(name), arch_device(gfx)
+    kernel, spec = kernel_of(family), spec_of(family, gfx, 256, 7168, 8192)
+    (build,) = kernel.builds(spec, kernel.normalise(spec, KNOBS, device), device)
+    assembly = compiled(build, device).asm["amdgcn"]
+    assert dict(build.constants)["XCDS"] == 8
+    assert "buffer_load_dwordx4" in assembly
+    assert "v_mfma_f32_16x16" in assembly
+    assert "global_load_dwordx4" not in assembly  # no operand of the loop is addressed by 64 bits
+
+
+@pytest.mark.parametrize("programs", [1, 7, 8, 9, 64, 1000])
+def test_every_tile_is_somebodys_in_the_order_of_xcds(programs: int) -> None:
+    """The arithmetic of tiles.xcd_order, and what it is for: an XCD's tiles follow one another."""
+    count = 8
+    order = [p % count * (programs // count) + min(p % count, programs % count) + p // count for p in range(programs)]
+    assert sorted(order) == list(range(programs))
+    for xcd in range(min(count, programs)):
+        mine = order[xcd::count]
+        assert mine == list(range(mine[0], mine[0] + len(mine)))

@@ -1,0 +1,37 @@
+"""Launching the dense warp-specialised kernel: its bias and scales."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gemmpipe.data import Device, Knobs, Scalar
+from gemmpipe.dense import sum_misfit
+from gemmpipe.family import GemmSpec, Inputs, Prepared
+from gemmpipe.tiled import TYPES
+from gemmpipe.warp_specialised import WarpSpecialised
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseWarpSpecialised(WarpSpecialised):
+    """`gluon`: 16 or 8 bits, scales by row or tensor or none, bias; 8-bit floats sum in the tensor core's 14 bits."""
+
+    kernel: str = "gemmpipe.dense_hopper:dense_warp_specialised"
+    held: int = 1
+
+    def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        """`rule: detail` of the first rule broken, or None."""
+        return sum_misfit(spec) or super().misfit(spec, knobs, device)
+
+    def operands(self, spec: GemmSpec) -> Mapping[str, str]:
+        """Bias and scales, left out of builds without them."""
+        scale = "*fp32" if spec.x_scale else "constexpr"
+        bias = f"*{TYPES[spec.out_dtype]}" if spec.bias else "constexpr"
+        return {"bias_ptr": bias, "x_scale_ptr": scale, "w_scale_ptr": scale}
+
+    def constants(self, spec: GemmSpec) -> Mapping[str, Scalar]:
+        """How the sum is scaled, and whether there is a bias."""
+        return {"SCALES": spec.x_scale.granularity if spec.x_scale else "none", "BIAS": spec.bias}
+
+    def values(self, spec: GemmSpec, inputs: Inputs, prepared: Prepared) -> Mapping[str, object]:
+        """The tensors."""
+        weights = prepared.weights
+        return {"bias_ptr": weights.bias, "x_scale_ptr": inputs.x_scale, "w_scale_ptr": weights.w_scale}

@@ -1,0 +1,129 @@
+"""The product whose scales do not vary along K on Hopper, warp-specialised: a loader warp, two math warpgroups.
+
+Programs are persistent: the loader fills the ring for the next tile while the warpgroups finish this one. Written in
+Gluon, which has no interpreter.
+"""
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+
+from gemmpipe.hopper import (
+    after,
+    barriers,
+    first_row,
+    load_ring,
+    piece_at,
+    store_tile,
+    sum_of_parts,
+    tile_at,
+    wait_for_previous,
+)
+
+
+@gluon.jit
+def sum_blocks(
+    x_ring, w_ring, full, empty, slot, phase, acc, blocks: gl.constexpr,
+    ROW: gl.constexpr, COLUMN: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Add `blocks` K blocks with two products in flight and none at the end; returns (slot, phase, sum)."""
+    last = slot
+    for i in gl.static_range(blocks):
+        mbarrier.wait(full.index(slot), phase)
+        x = x_ring.index(slot).slice(ROW, 64)
+        w = w_ring.index(slot).slice(COLUMN, COLUMNS).permute((1, 0))
+        flying = warpgroup_mma(x, w, acc, is_async=True)
+        if i > 0:
+            acc = warpgroup_mma_wait(1, deps=[flying])
+            mbarrier.arrive(empty.index(last), count=1)
+        else:
+            acc = flying
+        last = slot
+        slot, phase = after(slot, phase, STAGES)
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    mbarrier.arrive(empty.index(last), count=1)
+    return slot, phase, acc
+
+
+@gluon.jit
+def multiply(
+    GROUP: gl.constexpr, out, bias_ptr, x_scale_ptr, w_scale_ptr, x_ring, w_ring, out_stage, full, empty,
+    parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, splits,
+    BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: gl.constexpr, SPLIT_K: gl.constexpr,
+    SCALES: gl.constexpr, BIAS: gl.constexpr,
+):  # fmt: skip
+    """A math warpgroup: its 64 rows of a 128-row tile, or its half of the columns of a 64-row tile.
+
+    K blocks come in batches of four with nothing in flight between batches: over a loop's back edge ptxas would
+    serialise every matrix instruction.
+    """
+    COLUMNS: gl.constexpr = BLOCK_SIZE_N if BLOCK_SIZE_M == 128 else BLOCK_SIZE_N // 2
+    ROW: gl.constexpr = GROUP * 64 if BLOCK_SIZE_M == 128 else 0
+    COLUMN: gl.constexpr = 0 if BLOCK_SIZE_M == 128 else GROUP * COLUMNS
+    DEPTH: gl.constexpr = 256 // x_ring.dtype.primitive_bitwidth
+    TILE: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLUMNS, DEPTH]
+    )
+    SUM: gl.constexpr = gl.int32 if x_ring.dtype == gl.int8 else gl.float32
+    slot = 0
+    phase = 0
+    wait_for_previous()
+    for piece in range(gl.program_id(0), tiles_m * tiles_n * splits, programs):
+        t, split, begin, end = piece_at(piece, blocks, splits)
+        tile_m, tile_n = tile_at(t, tiles_m, tiles_n, group_m)
+        row = first_row(tile_m, M, BLOCK_SIZE_M) + ROW
+        column = tile_n * BLOCK_SIZE_N + COLUMN
+        acc = gl.zeros([64, COLUMNS], SUM, TILE)
+        for _ in range((end - begin) // 4):
+            slot, phase, acc = sum_blocks(
+                x_ring, w_ring, full, empty, slot, phase, acc, 4, ROW, COLUMN, COLUMNS, STAGES
+            )
+        for _ in range((end - begin) // 4 * 4, end - begin):
+            slot, phase, acc = sum_blocks(
+                x_ring, w_ring, full, empty, slot, phase, acc, 1, ROW, COLUMN, COLUMNS, STAGES
+            )
+        total = acc.to(gl.float32)
+        whole = True
+        if SPLIT_K:
+            whole, total = sum_of_parts(
+                total, parts_ptr, counters_ptr, t * 2 + GROUP, split, splits, M - row, COLUMNS, TILE
+            )
+        if whole:
+            rows = gl.minimum(row + gl.arange(0, 64, gl.SliceLayout(1, TILE)), M - 1)
+            columns = gl.minimum(column + gl.arange(0, COLUMNS, gl.SliceLayout(0, TILE)), N - 1)
+            if SCALES == "row":
+                total = total * gl.load(x_scale_ptr + rows)[:, None] * gl.load(w_scale_ptr + columns)[None, :]
+            if SCALES == "tensor":
+                total = total * (gl.load(x_scale_ptr) * gl.load(w_scale_ptr))
+            if BIAS:
+                total += gl.load(bias_ptr + columns).to(gl.float32)[None, :]
+            store_tile(total, out, out_stage.index(GROUP), row, column)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def dense_warp_specialised(
+    x, w, out, bias_ptr, x_scale_ptr, w_scale_ptr, parts_ptr, counters_ptr,
+    M, N, blocks, programs, group_m, splits,
+    BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, STAGES: gl.constexpr,
+    SPLIT_K: gl.constexpr, SCALES: gl.constexpr, BIAS: gl.constexpr,
+):  # fmt: skip
+    """out = (x @ w^T) * x_scale * w_scale + bias; x, w, out are tensor descriptors. SCALES: `none`, `tensor`, `row`."""
+    x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, BLOCK_SIZE_M, BLOCK_SIZE_K], x.layout)
+    w_ring = gl.allocate_shared_memory(w.dtype, [STAGES, BLOCK_SIZE_N, BLOCK_SIZE_K], w.layout)
+    out_stage = gl.allocate_shared_memory(out.dtype, [2, 64, out.block_type.shape[1]], out.layout)
+    full, empty = barriers(STAGES)
+    tiles_m = gl.cdiv(M, BLOCK_SIZE_M)
+    tiles_n = gl.cdiv(N, BLOCK_SIZE_N)
+    gl.warp_specialize([
+        (multiply, (0, out, bias_ptr, x_scale_ptr, w_scale_ptr, x_ring, w_ring, out_stage, full, empty,
+                    parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, splits,
+                    BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SPLIT_K, SCALES, BIAS)),
+        (multiply, (1, out, bias_ptr, x_scale_ptr, w_scale_ptr, x_ring, w_ring, out_stage, full, empty,
+                    parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, splits,
+                    BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SPLIT_K, SCALES, BIAS)),
+        (load_ring, (x, w, x, x_ring, w_ring, x_ring, full, empty, M, 0, tiles_m, tiles_n, blocks, programs, group_m,
+                     splits, BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, STAGES, False)),
+    ], [4, 1], [232, 24])  # fmt: skip

@@ -1,0 +1,153 @@
+"""Device functions that Hopper's warp-specialised kernels share: pieces of work, the ring, the end of a split product.
+
+Written in Gluon, which has no interpreter. A loader warp fills a ring of slots by TMA, two warpgroups empty it.
+"""
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+
+from gemmpipe.gluon_names import cta_barrier, tma_load, tma_store
+
+
+@gluon.jit
+def tile_at(t, tiles_m, tiles_n, group_m):
+    """(row, column) of tile t: columns vary slowest within `group_m` rows, so that weights stay in L2."""
+    width = group_m * tiles_n
+    first = t // width * group_m
+    rows = gl.minimum(tiles_m - first, group_m)
+    within = t % width
+    return first + within % rows, within // rows
+
+
+@gluon.jit
+def piece_at(piece, blocks, splits):
+    """(tile, split, first K block, the one after its last) of a piece of work; no split is empty (see normalise)."""
+    split = piece % splits
+    share = gl.cdiv(blocks, splits)
+    return piece // splits, split, split * share, gl.minimum(split * share + share, blocks)
+
+
+@gluon.jit
+def first_row(tile_m, M, BLOCK_SIZE_M: gl.constexpr):
+    """The last row tile is moved up to end with the matrix, so that no copy is partial (rows computed twice agree).
+
+    A multiple of 4: the coordinate of a copy of fp32 scales must be 16-byte aligned.
+    """
+    return gl.minimum(tile_m * BLOCK_SIZE_M, gl.maximum((M - BLOCK_SIZE_M + 3) // 4 * 4, 0))
+
+
+@gluon.jit
+def after(slot, phase, STAGES: gl.constexpr):
+    """The slot of the ring that follows, and the phase of its barriers."""
+    slot += 1
+    wrapped = slot == STAGES
+    return gl.where(wrapped, 0, slot), gl.where(wrapped, phase ^ 1, phase)
+
+
+@gluon.jit
+def barriers(STAGES: gl.constexpr):
+    """(full, empty): a pair of barriers a slot; the two warpgroups give a slot back together."""
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=2)
+    fence_async_shared()
+    return full, empty
+
+
+@gluon.jit
+def wait_for_previous():
+    """Programmatic dependent launch: the kernel before has ended; what it wrote may be read, what it read written."""
+    gl.inline_asm_elementwise("griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def let_next_start():
+    """Programmatic dependent launch: the kernel after may take the room that there is; it waits for this one's end."""
+    gl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def load_ring(
+    x, w, scales, x_ring, w_ring, scale_ring, full, empty,
+    M, scale_stride, tiles_m, tiles_n, blocks, programs, group_m, splits,
+    BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, STAGES: gl.constexpr,
+    SCALED: gl.constexpr,
+):  # fmt: skip
+    """The loader warp: for each piece and K block, x and w (SCALED: and x's scales) into the next empty slot."""
+    wait_for_previous()
+    let_next_start()  # not earlier: kernels further on would start as well, and take the room of this one's programs
+    slot = 0
+    phase = 1
+    BYTES: gl.constexpr = (BLOCK_SIZE_M + BLOCK_SIZE_N) * BLOCK_SIZE_K * x.dtype.primitive_bitwidth // 8
+    for piece in range(gl.program_id(0), tiles_m * tiles_n * splits, programs):
+        t, _, begin, end = piece_at(piece, blocks, splits)
+        tile_m, tile_n = tile_at(t, tiles_m, tiles_n, group_m)
+        row = first_row(tile_m, M, BLOCK_SIZE_M)
+        for k in range(begin, end):
+            mbarrier.wait(empty.index(slot), phase)
+            bar = full.index(slot)
+            mbarrier.expect(bar, BYTES + (BLOCK_SIZE_M * 4 if SCALED else 0))
+            tma_load(x, [row, k * BLOCK_SIZE_K], bar, x_ring.index(slot))
+            tma_load(w, [tile_n * BLOCK_SIZE_N, k * BLOCK_SIZE_K], bar, w_ring.index(slot))
+            if SCALED:
+                tma_load(scales, [k * scale_stride + row], bar, scale_ring.index(slot))
+            slot, phase = after(slot, phase, STAGES)
+
+
+@gluon.jit
+def sum_of_parts(
+    acc, parts_ptr, counters_ptr, tile, split, splits, rows_left, COLUMNS: gl.constexpr, TILE: gl.constexpr
+):
+    """Store this split's part [64, COLUMNS] of a tile; return (whether it was the last, then the sum of all parts).
+
+    As tiles.sum_of_parts: in the order of the splits, the counter back to 0; padding rows take no traffic.
+    """
+    rows = gl.arange(0, 64, gl.SliceLayout(1, TILE))[:, None]
+    columns = gl.arange(0, COLUMNS, gl.SliceLayout(0, TILE))[None, :]
+    inside = (rows < rows_left) & (columns >= 0)
+    size: gl.constexpr = 64 * COLUMNS
+    # In the order of the threads that hold them, so that a warp's pairs lie side by side: by rows and columns a store
+    # touched eight lines instead of two (256x8192x1024 in two splits: 23 us on an H200, 7 without splits).
+    offsets = (columns // 8 * 2 + rows % 16 // 8) * 256 + rows // 16 * 64 + rows % 8 * 8 + columns % 8
+    first = parts_ptr + tile.to(gl.int64) * splits * size
+    gl.store(first + split * size + offsets, acc, mask=inside)
+    cta_barrier()
+    arrived = gl.atomic_add(counters_ptr + tile, 1, sem="acq_rel")
+    last = arrived == splits - 1
+    if last:
+        acc = gl.zeros([64, COLUMNS], gl.float32, TILE)
+        # Loads of a batch are in flight together, as many as there are registers for.
+        BATCH: gl.constexpr = 4 if COLUMNS <= 32 else (2 if COLUMNS == 64 else 1)
+        for i in range(0, splits, BATCH):
+            for j in gl.static_range(BATCH):
+                held = inside & (i + j < splits)
+                acc += gl.load(first + (i + j) * size + offsets, mask=held, other=0.0, cache_modifier=".cg")
+        gl.store(counters_ptr + tile, 0)
+    return last, acc
+
+
+@gluon.jit
+def store_tile(acc, out, stage, row, column):
+    """[64, columns] on its way: converted, through shared memory, by TMA; wide ones by halves through one place."""
+    STAGED: gl.constexpr = stage.shape[1]
+    if acc.shape[1] == STAGED:
+        _put(acc, out, stage, row, column)
+    else:
+        low, high = acc.reshape([64, 2, STAGED]).permute((0, 2, 1)).split()
+        _put(low, out, stage, row, column)
+        _put(high, out, stage, row, column + STAGED)
+
+
+@gluon.jit
+def _put(acc, out, stage, row, column):
+    tma.store_wait(0)  # the last copy out of `stage` has read it
+    stage.store(acc.to(stage.dtype))
+    fence_async_shared()
+    tma_store(out, [row, column], stage)

@@ -1,0 +1,147 @@
+"""Launching the skinny kernel: its parameters, in the order of its signature, and what fits."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gemmpipe.data import Device, Knobs, Scalar
+from gemmpipe.family import GemmSpec, Inputs, Prepared
+from gemmpipe.fits import common_misfit
+from gemmpipe.tiled import KIND, TYPES, Tiled, ceil_div, facts_of, integer
+
+if TYPE_CHECKING:
+    import torch
+
+    from gemmpipe.space import Space
+
+SCALE_BLOCK = 128
+_MOST_ROWS = 16
+_BLOCKS = ((1, SCALE_BLOCK), (SCALE_BLOCK, SCALE_BLOCK))
+_KNOBS = (
+    "BLOCK_SIZE_M",
+    "BLOCK_SIZE_N",
+    "BLOCK_SIZE_K",
+    "num_warps",
+    "num_stages",
+    "cache_modifier",
+    "OVERLAP",
+    "PREFETCH",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skinny(Tiled):
+    """`skinny`: up to 16 rows on the CUDA cores, no split of K between programs."""
+
+    label = "skinny"
+    kernel: str = "gemmpipe.skinny_kernel:skinny"
+    overlapping: bool = True
+
+    def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...]:
+        """The axes that it knows."""
+        return (KIND, "GROUP_SIZE_M", "NUM_KSPLIT", *_KNOBS)
+
+    def points(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
+        """The space's points of this kernel type."""
+        if KIND not in space.axes:
+            return ()
+        return (p for p in space.points(facts_of(spec, device)) if p[KIND] == "skinny")
+
+    def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
+        """Its own knobs alone."""
+        fixed: dict[str, Scalar] = {KIND: "skinny", "cache_modifier": "", "GROUP_SIZE_M": 16, "NUM_KSPLIT": 1}
+        return {**fixed, **{name: knobs[name] for name in _KNOBS if name in knobs}}
+
+    def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        """`rule: detail` of the first rule broken, or None."""
+        m, n, k = (integer(knobs, f"BLOCK_SIZE_{axis}") for axis in "MNK")
+        if reason := common_misfit(spec, knobs, device):
+            return reason
+        if scaling(spec) is None:
+            return "scales: none, one an operand, one a row of both, or 1x128 and 128x128 blocks"
+        # The CUDA cores take M products a weight: beyond 16 rows no memory is slow enough to hide them.
+        if spec.m > _MOST_ROWS:
+            return f"rows: M={spec.m}, the CUDA cores keep up with {_MOST_ROWS} at most"
+        if m >= 2 * spec.m:
+            return f"tile beyond the problem: {m} rows for M={spec.m}"
+        if scaling(spec) == "block" and (n > SCALE_BLOCK or k < SCALE_BLOCK):
+            return (
+                f"scale group: {n} columns and {k} along K, a program takes whole blocks along K of one row of scales"
+            )
+        # Weights and products are fp32 in registers.
+        held = (1 + m) * n * k // (integer(knobs, "num_warps") * device.warp_size)
+        if held > 256:
+            return f"registers: {held} values a thread, 256 leave room for addresses"
+        return None
+
+    def pointers(self, spec: GemmSpec) -> Mapping[str, str]:
+        """Operands, bias, scales and output."""
+        scale = "*fp32" if spec.x_scale else "constexpr"
+        return {
+            "x_ptr": f"*{TYPES[spec.x_dtype]}",
+            "w_ptr": f"*{TYPES[spec.w_dtype]}",
+            "bias_ptr": f"*{TYPES[spec.out_dtype]}" if spec.bias else "constexpr",
+            "x_scale_ptr": scale,
+            "w_scale_ptr": scale,
+            "out_ptr": f"*{TYPES[spec.out_dtype]}",
+        }
+
+    def integers(self, spec: GemmSpec) -> Mapping[str, int]:
+        """Sizes and row strides of contiguous operands."""
+        groups = ceil_div(spec.k, SCALE_BLOCK)
+        return {
+            "M": spec.m,
+            "N": spec.n,
+            "K": spec.k,
+            "x_stride": spec.k,
+            "w_stride": spec.k,
+            "x_scale_stride": groups,
+            "w_scale_stride": groups,
+            "out_stride": spec.n,
+            "lines": 0,
+        }
+
+    def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
+        """Tile sizes, and which of the code's branches run."""
+        return {
+            "BLOCK_SIZE_M": knobs["BLOCK_SIZE_M"],
+            "BLOCK_SIZE_N": knobs["BLOCK_SIZE_N"],
+            "BLOCK_SIZE_K": knobs["BLOCK_SIZE_K"],
+            "SCALES": scaling(spec),
+            "SCALE_BLOCK": SCALE_BLOCK,
+            "EVEN_K": spec.k % integer(knobs, "BLOCK_SIZE_K") == 0,
+            "CACHE": knobs["cache_modifier"],
+            "STAGES": knobs["num_stages"],
+        }
+
+    def arguments(self, inputs: Inputs, prepared: Prepared, out: "torch.Tensor") -> Mapping[str, object]:
+        """The tensors, and the row strides that they really have."""
+        weights = prepared.weights
+        strides = {
+            name: tensor.stride(0) if tensor is not None else 0
+            for name, tensor in (("x_scale_stride", inputs.x_scale), ("w_scale_stride", weights.w_scale))
+        }
+        return {
+            "x_ptr": inputs.x,
+            "w_ptr": weights.w,
+            "bias_ptr": weights.bias,
+            "x_scale_ptr": inputs.x_scale,
+            "w_scale_ptr": weights.w_scale,
+            "out_ptr": out,
+            "x_stride": inputs.x.stride(0),
+            "w_stride": weights.w.stride(0),
+            "out_stride": out.stride(0),
+            **strides,
+        }
+
+
+def scaling(spec: GemmSpec) -> str | None:
+    """`none`, `tensor`, `row` or `block`, or None for scales that this kernel does not apply."""
+    scales = (spec.x_scale, spec.w_scale)
+    if scales == (None, None):
+        return "none"
+    if spec.x_scale is None or spec.w_scale is None or spec.x_scale.granularity != spec.w_scale.granularity:
+        return None
+    if spec.x_scale.granularity == "block":
+        return "block" if (spec.x_scale.block, spec.w_scale.block) == _BLOCKS else None
+    return spec.x_scale.granularity

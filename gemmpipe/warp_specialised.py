@@ -1,0 +1,219 @@
+"""Launching Hopper's warp-specialised kernels: their knobs, descriptors, persistent grid, and what fits."""
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gemmpipe.data import Build, Device, Knobs, Scalar
+from gemmpipe.family import GemmSpec, Inputs, Prepared
+from gemmpipe.launches import Kernel, KernelLaunch
+from gemmpipe.operand_types import element_bytes
+from gemmpipe.tiled import TYPES, ceil_div, facts_of, hash_of, integer
+
+if TYPE_CHECKING:
+    import torch
+
+    from gemmpipe.space import Space
+
+KIND = "warp_specialised"
+GROUP_ROWS = 64
+"""Rows of a warpgroup's matrix instruction."""
+_KNOBS = (
+    "kernel_type",
+    "BLOCK_SIZE_M",
+    "BLOCK_SIZE_N",
+    "BLOCK_SIZE_K",
+    "GROUP_SIZE_M",
+    "NUM_KSPLIT",
+    "num_stages",
+)
+_ROW_BYTES = 128  # of a ring slot: the widest swizzle
+_STAGED = 64  # from twice as many columns on, half of them are on their way to the output at a time
+_WORKSPACE_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarpSpecialised(Kernel):
+    """`gluon`: Hopper's copy engine and warpgroups; a family says which kernel, which further arguments, what fits."""
+
+    label = "gluon"
+    kernel: str
+    """`module:attribute` of the JIT function."""
+    held: int
+    """fp32 tiles that a math warpgroup has in registers at once."""
+
+    @abstractmethod
+    def operands(self, spec: GemmSpec) -> Mapping[str, str]:
+        """Names and Triton types of the pointers beside w, after the descriptors; `constexpr` for an absent one."""
+
+    @abstractmethod
+    def values(self, spec: GemmSpec, inputs: Inputs, prepared: Prepared) -> Mapping[str, object]:
+        """The tensors of `operands`, what `sizes` names, and the tensors of descriptors beside x, w and out."""
+
+    def sizes(self, spec: GemmSpec) -> tuple[str, ...]:
+        """Names of further integer arguments."""
+        return ()
+
+    def constants(self, spec: GemmSpec) -> Mapping[str, Scalar]:
+        """Further constants."""
+        return {}
+
+    def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...]:
+        """The axes that it knows."""
+        return _KNOBS
+
+    def points(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
+        """The space's points of this kernel type."""
+        if "kernel_type" not in space.axes:
+            return ()
+        return (p for p in space.points(facts_of(spec, device)) if p["kernel_type"] == KIND)
+
+    def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
+        """Its own knobs alone; one row or column of tiles has one order, and no split of K is empty."""
+        kept = {"NUM_KSPLIT": 1, **{name: knobs[name] for name in _KNOBS if name in knobs}}
+        if min(tiles_of(spec, kept)) == 1:
+            kept["GROUP_SIZE_M"] = 1
+        blocks = ceil_div(spec.k, max(1, integer(kept, "BLOCK_SIZE_K")))
+        share = ceil_div(blocks, min(blocks, max(1, integer(kept, "NUM_KSPLIT"))))
+        kept["NUM_KSPLIT"] = ceil_div(blocks, share)
+        return kept
+
+    def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        """`rule: detail` of the first rule broken, or None."""
+        m, n, stages = (integer(knobs, name) for name in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "num_stages"))
+        size = int(element_bytes(spec.x_dtype))
+        if device.kind == "cpu":
+            return "no GPU: Triton compiles for GPUs"
+        if device.gfx != "sm_90":
+            return f"architecture: warpgroup instructions are sm_90's, this is {device.gfx}"
+        if spec.w_layout != "nk" or spec.batch != 1 or spec.experts is not None:
+            return "operands: this kernel reads one row-major [N, K] weight"
+        if spec.out_dtype not in ("bfloat16", "float16"):
+            return f"output: {spec.out_dtype} does not fit beside the ring"
+        # A descriptor's rows begin at multiples of 16 bytes.
+        if spec.n % 8 or spec.k * size % 16:
+            return f"alignment: N={spec.n} K={spec.k}, the copy engine's rows begin at multiples of 16 bytes"
+        if m not in (GROUP_ROWS, 2 * GROUP_ROWS) or integer(knobs, "BLOCK_SIZE_K") * size != _ROW_BYTES:
+            return f"tile: {m} rows, BLOCK_SIZE_K={knobs['BLOCK_SIZE_K']}; two warpgroups share 64 or 128 of 128 bytes"
+        if m > GROUP_ROWS and spec.m <= GROUP_ROWS:
+            return f"tile beyond the problem: {m} rows for M={spec.m}"
+        most = 256 if self.held == 1 else 128
+        if not 16 <= columns_of(knobs) <= most or n & (n - 1) or n > 256:
+            return f"registers: {columns_of(knobs)} columns a warpgroup of a {m}x{n} tile, 16 to {most} are held"
+        staged = 2 * 2 * GROUP_ROWS * _staged(knobs)
+        scales = 4 * m if spec.x_scale and spec.x_scale.granularity == "block" else 0
+        needed = stages * ((m + n) * _ROW_BYTES + scales) + staged + 1024
+        if stages < 2 or needed > device.shared_bytes:
+            return f"shared memory: about {needed} bytes for {stages} stages, {device.shared_bytes} a block"
+        if 4 * Grid.of(spec, knobs, device).parts > _WORKSPACE_BYTES:
+            return f"workspace: {Grid.of(spec, knobs, device).parts} elements of split-K parts"
+        return None
+
+    def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
+        """One build for every size and number of splits."""
+        operands = self.operands(spec)
+        constants: dict[str, Scalar] = {name: None for name, kind in operands.items() if kind == "constexpr"}
+        constants |= {name: knobs[name] for name in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K")}
+        constants |= {
+            "STAGES": knobs["num_stages"],
+            "SPLIT_K": knobs["NUM_KSPLIT"] != 1,
+            **self.constants(spec),
+        }
+        signature: dict[str, str] = {
+            name: f"tensordesc<{t}{box},{layout!r}>" for name, (t, box, layout) in self.boxes(spec, knobs).items()
+        }
+        pointers = {**operands, "parts_ptr": "*fp32", "counters_ptr": "*i32"}
+        signature |= {**pointers, **dict.fromkeys(self._integers(spec), "i32"), **dict.fromkeys(constants, "constexpr")}
+        build = Build(
+            kernel=self.kernel,
+            source_hash=hash_of(self.kernel),
+            signature=tuple(signature.items()),
+            constants=tuple(constants.items()),
+            aligned=tuple(name for name, kind in pointers.items() if kind != "constexpr"),
+            options=(("launch_pdl", True), ("num_warps", 4)),
+        )
+        return (build,)
+
+    def _integers(self, spec: GemmSpec) -> tuple[str, ...]:
+        return ("M", "N", "blocks", "programs", "group_m", "splits", *self.sizes(spec))
+
+    def kernel_name(self, knobs: Knobs) -> str:
+        """The function and the hash of its source."""
+        return f"{self.kernel.split(':')[1]}@{hash_of(self.kernel)[:8]}"
+
+    def boxes(self, spec: GemmSpec, knobs: Knobs) -> dict[str, tuple[str, list[int], object]]:
+        """Triton type, box and shared-memory layout of each tensor that the copy engine moves."""
+        from triton.experimental.gluon.language import NVMMASharedLayout
+
+        bits = 8 * int(element_bytes(spec.x_dtype))
+        m, n, k = (integer(knobs, f"BLOCK_SIZE_{axis}") for axis in "MNK")
+        columns = _staged(knobs)
+        ring = NVMMASharedLayout(swizzle_byte_width=_ROW_BYTES, element_bitwidth=bits, rank=2)
+        stage = NVMMASharedLayout(swizzle_byte_width=min(128, 2 * columns), element_bitwidth=16, rank=2)
+        return {
+            "x": (TYPES[spec.x_dtype], [m, k], ring),
+            "w": (TYPES[spec.w_dtype], [n, k], ring),
+            "out": (TYPES[spec.out_dtype], [GROUP_ROWS, columns], stage),
+        }
+
+    def launch(
+        self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
+    ) -> KernelLaunch:
+        """A persistent program a multiprocessor at most; descriptors are made here."""
+        (build,) = self.builds(spec, knobs, device)
+        grid = Grid.of(spec, knobs, device)
+        arguments: dict[str, object] = {"x": inputs.x, "w": prepared.weights.w, "out": out, "M": spec.m, "N": spec.n}
+        arguments |= {"programs": grid.programs, "splits": integer(knobs, "NUM_KSPLIT")}
+        arguments |= {"blocks": ceil_div(spec.k, integer(knobs, "BLOCK_SIZE_K")), "group_m": knobs["GROUP_SIZE_M"]}
+        arguments |= self.values(spec, inputs, prepared)
+        for name, (_, box, layout) in self.boxes(spec, knobs).items():
+            arguments[name] = _descriptor(arguments[name], box, layout)
+        return KernelLaunch(
+            build=build,
+            grid=(grid.programs, 1, 1),
+            arguments=arguments,
+            parts=grid.parts,
+            counters=2 * grid.tiles if grid.parts else 0,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Grid:
+    """How the tiles of a product are shared out."""
+
+    tiles: int
+    programs: int
+    parts: int
+    """fp32 elements of all splits of all tiles; 0 where K is not split."""
+
+    @classmethod
+    def of(cls, spec: GemmSpec, knobs: Knobs, device: Device) -> "Grid":
+        """As few programs as the same number of rounds over the device needs."""
+        rows, columns = tiles_of(spec, knobs)
+        tiles, splits = rows * columns, integer(knobs, "NUM_KSPLIT")
+        programs = ceil_div(tiles * splits, ceil_div(tiles * splits, device.cu_num))
+        size = integer(knobs, "BLOCK_SIZE_M") * integer(knobs, "BLOCK_SIZE_N")
+        return cls(tiles=tiles, programs=programs, parts=tiles * splits * size if splits > 1 else 0)
+
+
+def columns_of(knobs: Knobs) -> int:
+    """Columns of a warpgroup: all of a 128-row tile's, half of a 64-row tile's."""
+    return integer(knobs, "BLOCK_SIZE_N") * integer(knobs, "BLOCK_SIZE_M") // (2 * GROUP_ROWS)
+
+
+def _staged(knobs: Knobs) -> int:
+    """Columns of a warpgroup on their way to the output at a time: shared memory left is a slot more in the ring."""
+    columns = columns_of(knobs)
+    return columns // 2 if columns >= 2 * _STAGED else columns
+
+
+def tiles_of(spec: GemmSpec, knobs: Knobs) -> tuple[int, int]:
+    """Rows and columns of tiles."""
+    return ceil_div(spec.m, integer(knobs, "BLOCK_SIZE_M")), ceil_div(spec.n, integer(knobs, "BLOCK_SIZE_N"))
+
+
+def _descriptor(tensor: object, box: list[int], layout: object) -> object:
+    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), box, layout)  # type: ignore[attr-defined]
