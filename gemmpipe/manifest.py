@@ -13,6 +13,7 @@ from gemmpipe.conditions import conditions
 from gemmpipe.data import Device, Scalar
 from gemmpipe.executors import Usage
 from gemmpipe.paths import write_atomic
+from gemmpipe.stages.worth import saving
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -102,6 +103,7 @@ def write(
             for u in resources
         ],
         "unsolved": context.unsolved,
+        "workload": asdict(found) if "selections" in tables and (found := saving(tables["selections"])) else None,
         "files": tables["artifacts"]["file"].tolist() if "artifacts" in tables else [],
     }
     write_atomic(plan.run_dir / "manifest.json", json.dumps(content, indent=2, default=str) + "\n")

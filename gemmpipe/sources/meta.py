@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gemmpipe.errors import UserError, nearest
-from gemmpipe.sources.decoder.linear import Config, Linear
+from gemmpipe.sources.decoder.linear import MOST_LAYERS, Config, Linear
 from gemmpipe.sources.decoder.modules import Heads, Module, products
 from gemmpipe.sources.decoder.rules import language_model
 from gemmpipe.sources.model import Model
@@ -43,6 +43,9 @@ def _built(config: Config, where: str) -> tuple[Any, Any]:
         raise UserError("shapes=meta needs transformers: pip install 'gemmpipe[hf]'") from None
     import torch
 
+    layers = config.get("num_hidden_layers")
+    if isinstance(layers, int) and layers > MOST_LAYERS:
+        raise UserError(f"{where}: num_hidden_layers: {layers}, expected at most {MOST_LAYERS}")
     fields = {name: value for name, value in config.items() if name not in ("quantization_config", "auto_map")}
     kind = str(fields.pop("model_type", "") or "")
     if not kind:

@@ -66,6 +66,17 @@ def found(cut: Callable[[], list[Linear]]) -> Counter[tuple[object, ...]] | None
         return None
 
 
+@pytest.mark.parametrize("kind", ["phi3", "qwen3"])
+def test_kv_heads_that_do_not_divide_are_refused_alike(kind: str) -> None:
+    config = {**published(kind), "num_attention_heads": 40, "num_key_value_heads": 10, "hidden_size": 5120}
+    for cut in (
+        lambda: linears(config, 8, kind, sixteen_bit=True),
+        lambda: source(config, 8).linears(config, kind, batched=False),
+    ):
+        with pytest.raises(UserError, match=r"num_key_value_heads.* 10 does not divide by tp 8"):
+            cut()
+
+
 def test_as_problems(sixteen: Family, no_words: KernelDefaults) -> None:
     made = source(published("qwen3"), tp=2).problems(sixteen, no_words, "sm_90")
     assert {p.layer for p in made} == {
@@ -79,6 +90,7 @@ def test_as_problems(sixteen: Family, no_words: KernelDefaults) -> None:
         ({"model_type": None}, "no field 'model_type'"),
         ({"model_type": "lama"}, "has no 'lama'; did you mean"),
         ({"hidden_size": "wide"}, "transformers builds no model of it"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers: 1000000000, expected at most 10000"),
     ],
 )
 def test_mistakes_are_one_line(

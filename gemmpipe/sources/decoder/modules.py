@@ -157,14 +157,14 @@ class _Cutting:
         if leaf in _HEAD:
             return self._share(-(-part // 64) * 64, linear.layer)
         keys = leaf in ("k_proj", "v_proj") or (leaf in _QKV and place > 0)
-        if keys and part == self.heads.kv * self.heads.width and self.heads.kv < self.tp:
-            if self.tp % self.heads.kv:
-                kv = self.heads.kv
-                raise UserError(
-                    f"{self.where}: tp {self.tp} is no multiple of {kv} KV heads, so they cannot be repeated"
-                )
-            return self.heads.width
-        return self._share(part, linear.layer)
+        if not keys or part != self.heads.kv * self.heads.width:
+            return self._share(part, linear.layer)
+        if self.heads.kv >= self.tp:
+            return self._divided(self.heads.kv, self.tp, "num_key_value_heads", "tp") * self.heads.width
+        if self.tp % self.heads.kv:
+            why = f"tp {self.tp} is no multiple of {self.heads.kv} KV heads, so they cannot be repeated"
+            raise UserError(f"{self.where}: {why}")
+        return self.heads.width
 
     def _share(self, size: int, layer: str) -> int:
         return self._divided(size, self.tp, layer, "tp")
