@@ -23,8 +23,10 @@ _LOCK = "tuner.lock"
 _LOG = "tuner.log"
 _IDLE_S = 20.0  # a program that warms up misses again and again: importing all anew each time would cost more
 _LIFE_S = 1800.0
-_HANG_S = 600.0  # a run ends after its own budget of time; one that does not is stopped
+_BUDGET_S = 120  # of a run, that is of one family's misses
+_HANG_S = 600.0  # a run that does not end after its budget is stopped
 _RUNS_KEPT = 10
+_NICE = 10  # the program's own threads come first
 _LOG_BYTES = 1_000_000
 
 
@@ -110,6 +112,7 @@ def _tune(folder: Path, family: str, table: str, words: Sequence[str]) -> None:
     write_atomic(shapes, table)
     output = os.path.relpath(user_tables(), folder)  # relative: nothing in it can be taken for a word of Hydra's
     pipeline = ["online", f"kernel={family}", "shapes=csv", f"shapes.path={shapes.name}", f"output={output}"]
+    pipeline += ["batch=1", f"budget_s={_BUDGET_S}"]  # every product is in the table as soon as it is finished
     print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join([*pipeline, *words])}", flush=True)
     process = subprocess.Popen([sys.executable, "-m", "gemmpipe", *pipeline, *words], cwd=folder)
     try:
@@ -129,4 +132,5 @@ if __name__ == "__main__":
     place = Path(sys.argv[1])
     with alone(place) as mine:
         if mine:
+            os.nice(_NICE)
             work(place, sys.argv[2:])
