@@ -71,8 +71,8 @@ def agree(model: Llama, device: str, rows: tuple[int, ...]) -> None:
         middle, worst = float(shares.median()), float(shares.max())
         same = float((got.argmax(-1) == wanted.argmax(-1)).float().mean())
         print(
-            f"  {count} rows: logits differ by {middle:.2%} of their spread in the median token, {worst:.2%} in the worst;"
-            f" same first choice {same:.2f}"
+            f"  {count} rows: logits differ by {middle:.2%} of their spread (median token; worst {worst:.2%}), "
+            f"same first choice {same:.2f}"
         )
         # A sum in another order flips a last bit here and there, which fp8 activations carry on.
         assert middle < 0.1, f"{count} rows: logits differ by {middle:.1%} of their spread"
