@@ -30,11 +30,16 @@ class EnvironmentProblem(GemmpipeError):
 def nearest(word: str, known: Iterable[str]) -> str:
     """A clause that names the nearest known words, or lists them: "; did you mean 'x'?"."""
     names = sorted(set(known))
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
-    if close:
-        return f"; did you mean '{close[0]}'?"
+    if close := closest(word, names):
+        return close
     shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
     return f"; known: {shown}" if names else ""
+
+
+def closest(word: str, known: Iterable[str]) -> str:
+    """The clause about the nearest known word alone, where the known ones are named already: "; did you mean 'x'?"."""
+    close = difflib.get_close_matches(word, sorted(set(known)), n=1, cutoff=0.6)
+    return f"; did you mean '{close[0]}'?" if close else ""
 
 
 def one_line(error: BaseException) -> str:

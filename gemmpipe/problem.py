@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gemmpipe.data import Problem, Scalar
-from gemmpipe.errors import UserError, nearest
+from gemmpipe.errors import UserError, closest, nearest
 from gemmpipe.family import Family, KernelDefaults, KeyColumn
 from gemmpipe.operand_types import native_fp8
 
@@ -132,7 +132,7 @@ def parse_word(words: Sequence[tuple[str, str]], value: object) -> str:
     known = {**dict(words), **{meaning.lower(): meaning for _, meaning in words}}
     word = str(value).strip().lower()
     if word not in known:
-        raise UserError(f"{value!r}, expected one of {', '.join(dict(words))}{nearest(word, known)}")
+        raise UserError(f"{value!r}, expected one of {', '.join(dict(words))}{closest(word, known)}")
     return known[word]
 
 

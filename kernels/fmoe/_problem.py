@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from gemmpipe.data import Problem, Scalar
-from gemmpipe.errors import UserError, nearest
+from gemmpipe.errors import UserError, closest
 from gemmpipe.family import Experts, GemmSpec, KernelDefaults, Scaling
 from gemmpipe.problem import parse_word
 
@@ -96,4 +96,4 @@ def spec(problem: Problem) -> GemmSpec:
 
 def _check(where: str, word: str, known: tuple[str, ...]) -> None:
     if word not in known:
-        raise UserError(f"{where}: '{word}', expected {' or '.join(known)}{nearest(word, known)}")
+        raise UserError(f"{where}: '{word}', expected {' or '.join(known)}{closest(word, known)}")
