@@ -16,9 +16,6 @@ from gemmpipe.merging import Row
 from gemmpipe.recorded import Misfit, Unusable, recorded_candidate
 from gemmpipe.runtime.lookup import finely_padded
 
-SMALL_M = 16
-"""Up to this many rows a kernel made for few of them is asked first."""
-
 # What a library does where nothing was measured: no copy of the weight, which nobody agreed to pay for.
 _PLAIN: Mapping[str, tuple[Mapping[str, Scalar], ...]] = {
     "torch": ({"method": "mm"}, {"method": "bfloat16_convert"}, {"method": "float32_convert"}),
@@ -98,17 +95,14 @@ def _usable(family: Family, row: Row, spec: GemmSpec, device: Device) -> Chosen:
 def fallbacks(family: Family, spec: GemmSpec, device: Device) -> Iterator[Chosen]:
     """What the rules say where no row helps, best first.
 
-    What the family's own kernels say of themselves, a library for pre-shuffled weights, a skinny kernel for at most
-    SMALL_M rows, then the family's library paths.
+    What the family's own kernels say of themselves (one made for few rows: that it takes those), then the family's
+    library paths, which read pre-shuffled weights too, then torch.
     """
     for own in family.implementations:
         knobs = None if own.unavailable(device) else own.rule(spec, device)
         if knobs is not None and own.misfit(spec, knobs, device) is None:
             yield Chosen(implementation=own, candidate=Candidate.of(own.label, knobs))
-    labels = list(family.baseline)
-    if spec.w_layout == "nk" and spec.m <= SMALL_M:
-        labels.insert(0, "skinny")
-    for label in dict.fromkeys((*labels, "torch")):
+    for label in dict.fromkeys((*family.baseline, "torch")):
         implementation = implementation_of(family, label)
         if implementation is None or implementation.unavailable(device):
             continue

@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
+from gemmpipe.backends.aten import Torch
 from gemmpipe.backends.onednn import OneDnn
 from gemmpipe.device import cpu_device
 from gemmpipe.errors import UserError
+from gemmpipe.family import load_family
 from gemmpipe.runtime import gemm_a8w8_blockscale, gemm_a16w16, reload
 from gemmpipe.runtime.calls import any_call, padded_call
 from gemmpipe.runtime.choosing import fallbacks
@@ -118,6 +120,24 @@ def test_a_candidate_that_takes_multiples_only_gets_padded_rows(row, table, x, w
         "exact M=12: no row",
         f"padded: M=16 of {path}: onednn method=float32_packed",
     ]
+
+
+def test_a_kernel_of_the_familys_own_may_say_that_it_takes_few_rows(row, table, x, w, steps, monkeypatch) -> None:
+    class Few(Torch):
+        """Stands in for a skinny kernel."""
+
+        label = "skinny"
+
+        def rule(self, spec, device):
+            return {"method": "mm"} if spec.m <= 16 else None
+
+    family = load_family("a16w16")
+    monkeypatch.setitem(vars(family), "implementations", (Few(), *family.implementations))
+    table()
+    close(gemm_a16w16(x(16), w), x(16), w)
+    assert steps()[-1] == "fallback: rules: skinny method=mm"
+    close(gemm_a16w16(x(17), w), x(17), w)
+    assert steps()[-1] == "fallback: rules: torch method=mm"
 
 
 def test_padded_rows_take_their_scales_along() -> None:
