@@ -61,8 +61,10 @@ class Saving:
 def saving(selections: "pd.DataFrame") -> Saving | None:
     """Calls times time: before, of what is stored already or else of the best library path; None where nothing has it.
 
-    Both times are of the same run, so that the machine's state cancels.
+    Both times are of the same run, so that the machine's state cancels; rows read from tables are of none.
     """
+    if "incumbent_us" not in selections:
+        return None
     own = selections[selections["format"] == ""]
     before = own["incumbent_us"].astype(float).fillna(own["baseline_us"].astype(float))
     there = before.notna() & own["us"].notna()
