@@ -114,7 +114,7 @@ def sum_of_parts(
     inside = (rows < rows_left) & (columns >= 0)
     size: gl.constexpr = 64 * COLUMNS
     # In the order of the threads that hold them, so that a warp's pairs lie side by side: by rows and columns a store
-    # touched eight lines instead of two (256x8192x1024 in two splits: 23 us on an H200, 7 without splits).
+    # touched eight lines instead of two (64x1280x8192 in splits on an H200: 8.0 us, 9.1 by rows and columns).
     offsets = (columns // 8 * 2 + rows % 16 // 8) * 256 + rows // 16 * 64 + rows % 8 * 8 + columns % 8
     first = parts_ptr + tile.to(gl.int64) * splits * size
     gl.store(first + split * size + offsets, acc, mask=inside)

@@ -167,7 +167,7 @@ def test_skinny(device: Device, mnk: tuple[int, int, int], stages: int, name: st
     case = made(name, device, mnk, words)
     kernel = next(i for i in case[0].implementations if i.label == "skinny")
     rows = min(4, 1 << (mnk[0].bit_length() - 1))
-    check(kernel, knobs_of(rows, 4, 512, 1, 1, stages), device, case)
+    check(kernel, knobs_of(rows, 4, 512, 1, 2, stages), device, case)
 
 
 def test_split_k_survives_many_launches(device: Device) -> None:

@@ -206,6 +206,16 @@ def test_warp_specialised_kernels_compile_within_the_estimate(
     assert not facts.spills
 
 
+def test_int8_has_no_warpgroup_instruction_of_256_columns() -> None:
+    family, device = load_family("a8w8"), arch_device("sm_90")
+    kernel = next(i for i in family.implementations if i.label == "gluon")
+    sizes = {"BLOCK_SIZE_M": 128, "BLOCK_SIZE_N": 256, "BLOCK_SIZE_K": 128, "num_stages": 4}
+    words = {"kernel_type": "warp_specialised", **sizes}
+    for dtype, reason in (("int8", "registers"), ("float8_e4m3fn", "None")):
+        spec = spec_of(family, "sm_90", 256, 7168, 8192, dtype=dtype)
+        assert str(kernel.misfit(spec, kernel.normalise(spec, {**KNOBS, **words}, device), device)).startswith(reason)
+
+
 @pytest.mark.parametrize("gfx", ARCHES)
 @pytest.mark.parametrize("name", ["a16w16", "a8w8", "a8w8_blockscale"])
 def test_skinny_kernels_compile(name: str, gfx: str) -> None:
