@@ -87,6 +87,9 @@ def test_scaled_mm_names_the_rule(m: int, n: int, k: int, gfx: str, rule: str) -
 
 def test_own_finds_kernels_by_their_label() -> None:
     family = load_family("a16w16")
-    assert Own(label="triton").implementations(family) == family.implementations
-    assert Own(label="skinny").implementations(family) == ()
+    for label in {implementation.label for implementation in family.implementations}:
+        found = Own(label=label).implementations(family)
+        assert found
+        assert {implementation.label for implementation in found} == {label}
+    assert Own(label="nobody").implementations(family) == ()
     assert Torch().implementations(family) == (Torch(),)
