@@ -11,14 +11,13 @@ from gemmpipe.data import Device, Problem
 from gemmpipe.device import cpu_device, gpu_device
 from gemmpipe.errors import GemmpipeError
 from gemmpipe.family import Family, GemmSpec, load_family
-from gemmpipe.recorded import Unusable
 from gemmpipe.runtime import online
 from gemmpipe.runtime.bound import kernel_call
 from gemmpipe.runtime.calls import Call, NotInGraph, any_call, capturing, linear_call, padded_call
 from gemmpipe.runtime.captured import Recorder, asked_for
-from gemmpipe.runtime.choosing import Chosen, fallbacks, first_usable, usable
-from gemmpipe.runtime.lookup import levels
+from gemmpipe.runtime.choosing import fallbacks, first_usable
 from gemmpipe.runtime.operands import Given, Optional, check, problem_of
+from gemmpipe.runtime.selecting import Selected, selections
 from gemmpipe.runtime.selection import LOG, Untuned
 from gemmpipe.runtime.tables import Tables, load_tables, state_of
 from gemmpipe.runtime.watching import layer, quiet
@@ -36,16 +35,6 @@ def device_of(index: int) -> Device:
     if index not in _DEVICES:
         _DEVICES[index] = cpu_device() if index < 0 else gpu_device(index)
     return _DEVICES[index]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Selected:
-    """One answer to a look-up: how it was found and what to run."""
-
-    step: str
-    """`exact`, `padded` or `fallback`."""
-    source: str
-    chosen: Chosen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,12 +165,12 @@ class Dispatch:
                 raise
             except Exception as error:  # noqa: BLE001 - what a kernel or library raises must not end a forward pass
                 failed = error
-                LOG.warn(f"{self.family.name} {selected.source} {type(error).__name__}", _failure(selected, error))
+                LOG.warn(f"{self.family.name} {selected.source} {type(error).__name__}", selected.failure(error))
                 continue
             LOG.answer(self.family.name, problem.id, selected.step)
             if missed:
                 online.missed(self, problem, device, untuned)
-            LOG.step(f"{problem.id}: {selected.step}: {selected.source}: {_words(selected.chosen)}")
+            LOG.step(f"{problem.id}: {selected.step}: {selected.source}: {selected.words}")
             return call, out, missed
         if failed is not None:
             raise failed
@@ -214,31 +203,7 @@ class Dispatch:
 
     def selections(self, problem: Problem, spec: GemmSpec, device: Device) -> Iterator[Selected]:
         """What may answer, best first: the exact row, padded ones, then the rules."""
-        yield from self.tuned(problem, spec, device)
-        for chosen in fallbacks(self.family, spec, device):
-            yield Selected(step="fallback", source="rules", chosen=chosen)
-
-    def tuned(self, problem: Problem, spec: GemmSpec, device: Device) -> Iterator[Selected]:
-        """The rows that can run, in the order of `lookup.levels`; one that cannot costs a warning."""
-        tables = self.tables()
-        for m, step in levels(spec.m, spec.n).items():
-            values = [m if name == problem.rows_column else value for name, value in problem.key]
-            alternatives = tables.find(device, values)
-            if not alternatives:
-                LOG.step(f"{problem.id}: {step} M={m}: no row")
-            for found in alternatives:
-                try:
-                    chosen = usable(self.family, found.row, spec, device)
-                except Unusable as reason:
-                    LOG.step(f"{problem.id}: {step} M={m}: {found.path}: skipped: {reason}")
-                    # A row tuned for another M may well not fit this one.
-                    if step == "exact" or not str(reason).startswith("misfit"):
-                        LOG.warn(
-                            f"{self.family.name} {found.path} {reason}",
-                            f"{found.path}: {problem.id}: the stored candidate is skipped here: {reason}",
-                        )
-                    continue
-                yield Selected(step=step, source=f"M={m} of {found.path}", chosen=chosen)
+        return selections(self.tables(), problem, spec, device)
 
 
 def _counted(call: Call, untuned: Untuned) -> Call:
@@ -253,17 +218,6 @@ def _degenerate(given: Given) -> torch.Tensor:
     """The product without a row, a column or an inner element, or on a device without memory (meta)."""
     out = torch.zeros(given.out_shape, dtype=given.out_dtype, device=given.x.device)
     return out if given.bias is None else out.add_(given.bias)
-
-
-def _words(chosen: Chosen) -> str:
-    knobs = " ".join(f"{name}={value}" for name, value in chosen.candidate.items)
-    rows = "" if chosen.rows is None else f" on {chosen.rows} rows"
-    return f"{chosen.candidate.backend} {knobs}".strip() + rows
-
-
-def _failure(selected: Selected, error: Exception) -> str:
-    text = str(error).strip().splitlines() or [type(error).__name__]
-    return f"{selected.source}: {_words(selected.chosen)} failed and is skipped: {type(error).__name__}: {text[0]}"
 
 
 @dataclass(frozen=True, kw_only=True)
