@@ -49,6 +49,7 @@ def context(tmp_path: Path, blockscale: Family, no_words: KernelDefaults, h200: 
         retune=False,
         events=Events(),
         run_id="r",
+        run_dir=tmp_path / "run",
         provenance={},
         space=Space(axes={}, when=(), pinned=()),
         search=EXHAUSTIVE,

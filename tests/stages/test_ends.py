@@ -43,6 +43,7 @@ def context(tmp_path: Path, blockscale: Family, no_words: KernelDefaults, h200: 
         retune=False,
         events=Events(listeners=[heard.append]),
         run_id="r1",
+        run_dir=tmp_path / "run",
         provenance={},
         space=Space(axes={}, when=(), pinned=()),
         search=EXHAUSTIVE,

@@ -80,6 +80,7 @@ def _context(folder: Path, pool: LocalPool, no_words: KernelDefaults) -> Context
         retune=False,
         events=Events(),
         run_id="r",
+        run_dir=folder / "run",
         provenance={},
         space=Space(axes={"KIND": ("right",), "PACE_MS": (0, 1, 2)}, when=(), pinned=()),
         search=EXHAUSTIVE,
