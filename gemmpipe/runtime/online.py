@@ -60,6 +60,8 @@ class Online:
     """Of the command line: where to tune."""
     _recorder: Recorder
     _missed: dict[Problem, _Missed] = field(default_factory=dict)
+    _dispatches: dict[int, Renewable] = field(default_factory=dict)
+    """All that missed something: eager calls and compiled ones have their own."""
     _news: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _process: "subprocess.Popen[bytes] | None" = None
@@ -70,6 +72,7 @@ class Online:
         key = tuple((name, _rows(value) if name == rows else value) for name, value in problem.key)
         asked = replace(problem, key=key)
         with self._lock:
+            self._dispatches[id(dispatch)] = dispatch
             if asked not in self._missed:
                 self._missed[asked] = _Missed(dispatch=dispatch, problem=asked, untuned=untuned)
                 self._queue(self._missed[asked])
@@ -89,8 +92,8 @@ class Online:
     def look(self) -> None:
         """Pick up what is new, and have somebody work on what is still missed."""
         with self._lock:
-            missed = list(self._missed.values())
-        for dispatch in {id(each.dispatch): each.dispatch for each in missed}.values():
+            missed, dispatches = list(self._missed.values()), list(self._dispatches.values())
+        for dispatch in dispatches:
             if dispatch.changed():
                 again = dispatch.renew()
                 _LOG.info("gemmpipe: tables have changed; %d untuned keys are looked up again", again)

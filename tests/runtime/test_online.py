@@ -78,7 +78,7 @@ def test_tables_that_change_answer_what_was_missed_and_leave_the_rest(row, table
     (tuned, _) = dispatch.calls
     kept = dispatch.calls[tuned]
     assert not dispatch.changed()
-    path.write_text(path.read_text() + path.read_text().splitlines()[1].replace("2,4,", "2,5,", 1) + "\n")
+    path.write_text(path.read_text() + path.read_text().splitlines()[1].replace(",4,64,", ",5,64,", 1) + "\n")
     assert dispatch.changed()
     assert dispatch.renew() == 1
     assert dispatch.calls == {tuned: kept}
@@ -186,6 +186,23 @@ def test_what_nobody_can_tune_is_not_asked_for_for_ever(row, table, x, w, monkey
     assert len(alone_in_process) == 3
     rows = [line for line in (found.folder / process.MISSED).read_text().splitlines() if line.startswith("a16w16,5")]
     assert len(rows) == 1
+
+
+def test_eager_and_compiled_calls_both_see_new_rows(row, table, x, w, monkeypatch, alone_in_process) -> None:
+    monkeypatch.setenv("GEMMPIPE_ONLINE_TUNING", "1")
+    path = table(row(4, "torch", MM))
+    compiled = torch.compile(gemm_a16w16, backend="eager")
+    with torch.no_grad():
+        gemm_a16w16(x(5), w), compiled(x(5), w)
+        path.write_text(path.read_text() + path.read_text().splitlines()[1].replace(",4,64,", ",5,64,", 1) + "\n")
+        (found,) = online._ALL.values()
+        found.look()
+        LOG.clear()
+        gemm_a16w16(x(5), w)
+        assert set(LOG.answers.values()) == {"exact"}
+        LOG.clear()
+        compiled(x(5), w)
+        assert set(LOG.answers.values()) == {"exact"}
 
 
 def test_the_process_tunes_the_most_called_first_and_each_family_in_its_own_run(tmp_path: Path, monkeypatch) -> None:
