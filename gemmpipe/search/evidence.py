@@ -61,6 +61,16 @@ def gather(subject: Subject, vocabulary: Vocabulary, own: Sight, times_us: Array
 
 
 def _of(tale: Tale, subject: Subject, vocabulary: Vocabulary) -> tuple[Sight, Array]:
+    """What another problem teaches; seen again only when more is known of it, or of any build."""
+    seen: dict[int, tuple[tuple[int, int], tuple[Sight, Array]]] = subject.lore.kept("evidence", dict)
+    state = (tale.heard, len(subject.lore.facts))
+    known = seen.get(id(tale))
+    if known is None or known[0] != state:
+        known = seen[id(tale)] = (state, _seen(tale, subject, vocabulary))
+    return known[1]
+
+
+def _seen(tale: Tale, subject: Subject, vocabulary: Vocabulary) -> tuple[Sight, Array]:
     """The fastest of another problem and some of the others, so that it is known what does not pay."""
     ranked = sorted(tale.times_us, key=lambda c: (tale.times_us[c], c.id))
     if len(ranked) > _MOST_OF_ONE:

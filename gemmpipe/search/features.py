@@ -32,6 +32,8 @@ class Vocabulary:
 
     columns: dict[str, int] = field(default_factory=dict)
     _rows: dict[str, tuple[dict[int, float], tuple[float, ...]]] = field(default_factory=dict)
+    _facts: dict[tuple[str, ...], tuple[float, float, float]] = field(default_factory=dict)
+    """By the builds of a candidate, when all of them are known."""
 
     def of(self, candidates: Sequence[Candidate]) -> tuple[Array, Array]:
         """(knob columns divided by their lengths, the raw values of the knobs that derived columns need)."""
@@ -41,6 +43,15 @@ class Vocabulary:
             for column, value in row.items():
                 words[i, column] = value
         return words, np.array([raw for _, raw in known], dtype=np.float64).reshape(len(known), len(_RAW))
+
+    def facts(self, builds: tuple[str, ...], facts: Mapping[str, BuildFacts]) -> tuple[float, float, float]:
+        """(registers, spills, shared bytes) of the hungriest of a candidate's builds; NaN where nothing is known."""
+        found = self._facts.get(builds)
+        if found is None:
+            found = _facts(builds, facts)
+            if all(build in facts for build in builds):
+                self._facts[builds] = found
+        return found
 
     def _row(self, candidate: Candidate) -> tuple[dict[int, float], tuple[float, ...]]:
         found = self._rows.get(candidate.id)
@@ -98,7 +109,8 @@ def see(
 ) -> Sight:
     """Candidates of a problem with what is known of their builds by now."""
     words, raw = vocabulary.of(candidates)
-    known = np.array([_facts(builds.get(c.id, ()), facts) for c in candidates]).reshape(len(candidates), 3)
+    known = np.array([vocabulary.facts(tuple(builds.get(c.id, ())), facts) for c in candidates])
+    known = known.reshape(len(candidates), 3)
     return _sight(spec, device, words, raw, known)
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TypeVar
 
 from gemmpipe.data import BuildFacts, Candidate, Problem, Trial
@@ -24,6 +25,8 @@ class Tale:
     failed: set[Candidate] = field(default_factory=set)
     winner: Candidate | None = None
     """What a tuned table chose for it."""
+    heard: int = 0
+    """How often something was learned of it: what is derived from it holds as long as this stays."""
 
     def best(self, count: int) -> list[Candidate]:
         """The winner, or the fastest that are known."""
@@ -41,6 +44,7 @@ class Lore:
     facts: dict[str, BuildFacts] = field(default_factory=dict)
     """By build id."""
     _kept: dict[str, object] = field(default_factory=dict)
+    _distances: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def kept(self, name: str, make: Callable[[], T]) -> T:
         """What a search keeps over the problems of a run, made when it is not there."""
@@ -58,6 +62,7 @@ class Lore:
         tale = self.tales.get(trial.problem)
         if tale is None:
             return
+        tale.heard += 1
         if trial.time_us is None:
             tale.failed.add(trial.candidate)
         else:
@@ -65,15 +70,28 @@ class Lore:
 
     def near(self, problem: Problem, spec: GemmSpec) -> list[tuple[float, Tale]]:
         """(distance, tale) of problems of the same types, the nearest first; its own is not among them."""
-        found = [(distance(spec, t.spec), name, t) for name, t in self.tales.items() if name != problem.id]
-        ranked = sorted((far, name) for far, name, _ in found if far <= _FAR)
-        return [(far, self.tales[name]) for far, name in ranked]
+        own = problem.id
+        found = [(self._distance(own, spec, name), name) for name in self.tales if name != own]
+        return [(far, self.tales[name]) for far, name in sorted(found) if far <= _FAR]
+
+    def _distance(self, problem: str, spec: GemmSpec, other: str) -> float:
+        """Asked for at every step of every search, so each is computed once."""
+        known = self._distances.get((problem, other))
+        if known is None:
+            known = self._distances[problem, other] = distance(spec, self.tales[other].spec)
+        return known
 
 
 def distance(a: GemmSpec, b: GemmSpec) -> float:
     """Doublings between two products, summed over their dimensions; infinite for other types."""
-    kinds = [(s.x_dtype, s.w_dtype, s.out_dtype, s.x_scale, s.w_scale, s.w_layout, s.experts is None) for s in (a, b)]
-    if kinds[0] != kinds[1]:
+    (kind, sizes), (other, others) = _kind_and_sizes(a), _kind_and_sizes(b)
+    if kind != other:
         return math.inf
-    sizes = [(s.m, s.weight_elements / s.k, s.k, s.batch) for s in (a, b)]
-    return sum(abs(math.log2(x / y)) for x, y in zip(*sizes, strict=True))
+    return sum(abs(x - y) for x, y in zip(sizes, others, strict=True))
+
+
+@lru_cache(maxsize=4096)
+def _kind_and_sizes(spec: GemmSpec) -> tuple[tuple[object, ...], tuple[float, ...]]:
+    """The types of a product, and log2 of its dimensions."""
+    kind = (spec.x_dtype, spec.w_dtype, spec.out_dtype, spec.x_scale, spec.w_scale, spec.w_layout, spec.experts is None)
+    return kind, tuple(math.log2(size) for size in (spec.m, spec.weight_elements / spec.k, spec.k, spec.batch))
