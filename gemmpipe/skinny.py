@@ -59,11 +59,6 @@ class Skinny(Tiled):
             return reason
         if scaling(spec) is None:
             return "scales: none, one an operand, one a row of both, or 1x128 and 128x128 blocks"
-        # The CUDA cores take M products a weight: beyond 16 rows no memory is slow enough to hide them.
-        if spec.m > _MOST_ROWS:
-            return f"rows: M={spec.m}, the CUDA cores keep up with {_MOST_ROWS} at most"
-        if m >= 2 * spec.m:
-            return f"tile beyond the problem: {m} rows for M={spec.m}"
         if scaling(spec) == "block" and (n > SCALE_BLOCK or k < SCALE_BLOCK):
             return (
                 f"scale group: {n} columns and {k} along K, a program takes whole blocks along K of one row of scales"
@@ -72,6 +67,16 @@ class Skinny(Tiled):
         held = (1 + m) * n * k // (integer(knobs, "num_warps") * device.warp_size)
         if held > 256:
             return f"registers: {held} values a thread, 256 leave room for addresses"
+        return None
+
+    def wasteful(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        """More rows than the CUDA cores keep up with, and tiles that are mostly padding."""
+        m = integer(knobs, "BLOCK_SIZE_M")
+        # They take M products a weight: beyond 16 rows no memory is slow enough to hide them.
+        if spec.m > _MOST_ROWS:
+            return f"rows: M={spec.m}, the CUDA cores keep up with {_MOST_ROWS} at most"
+        if m >= 2 * spec.m:
+            return f"tile beyond the problem: {m} rows for M={spec.m}"
         return None
 
     def pointers(self, spec: GemmSpec) -> Mapping[str, str]:

@@ -96,8 +96,6 @@ class WarpSpecialised(Kernel):
             return f"alignment: N={spec.n} K={spec.k}, the copy engine's rows begin at multiples of 16 bytes"
         if m not in (GROUP_ROWS, 2 * GROUP_ROWS) or integer(knobs, "BLOCK_SIZE_K") * size != _ROW_BYTES:
             return f"tile: {m} rows, BLOCK_SIZE_K={knobs['BLOCK_SIZE_K']}; two warpgroups share 64 or 128 of 128 bytes"
-        if m > GROUP_ROWS and spec.m <= GROUP_ROWS:
-            return f"tile beyond the problem: {m} rows for M={spec.m}"
         # Triton has no warpgroup instruction of int8 with 256 columns (3.6 and 3.9).
         most = 256 if self.held == 1 and spec.x_dtype != "int8" else 128
         if not 16 <= columns_of(knobs) <= most or n & (n - 1) or n > 256:
@@ -109,6 +107,12 @@ class WarpSpecialised(Kernel):
             return f"shared memory: about {needed} bytes for {stages} stages, {device.shared_bytes} a block"
         if 4 * Grid.of(spec, knobs, device).parts > _WORKSPACE_BYTES:
             return f"workspace: {Grid.of(spec, knobs, device).parts} elements of split-K parts"
+        return None
+
+    def wasteful(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        """A tile of which one warpgroup's half is padding."""
+        if knobs["BLOCK_SIZE_M"] != GROUP_ROWS and spec.m <= GROUP_ROWS:
+            return f"tile beyond the problem: {knobs['BLOCK_SIZE_M']} rows for M={spec.m}"
         return None
 
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
