@@ -182,3 +182,21 @@ def test_every_kind_of_product(seen: Recorder) -> None:
     assert several[1] == ("bmm", "batched_bf16", "6", "16", "48", "32")
     assert several[2][3:] == ("16", "48", "32")
     assert several[3:] == [("_grouped_mm", "other", "2", "16", "48", "32")]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_graphs_products_count_when_it_is_captured(seen: Recorder) -> None:
+    linear = torch.nn.Linear(64, 128, device="cuda", dtype=torch.bfloat16)
+    x = torch.ones(16, 64, device="cuda", dtype=torch.bfloat16)
+    with torch.inference_mode():
+        linear(x)  # libraries begin outside of graphs
+        with Watcher(seen):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                linear(x)
+            for _ in range(3):
+                graph.replay()
+    torch.cuda.synchronize()
+    seen.flush()
+    assert [(row["M"], row["N"], row["count"]) for row in read(seen.path)] == [("16", "128", "1")]
