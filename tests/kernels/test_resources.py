@@ -108,6 +108,7 @@ def test_what_fits_is_not_refused_for_resources(name: str, gfx: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_what_is_refused_would_not_have_fitted() -> None:
     """Of 200 refused points at most 5 % compile within the device's shared memory and without a spilled register."""
     draw, refused = random.Random(2), []
