@@ -4,7 +4,8 @@ PROBLEMS = ("problem", "weight", "layer")
 """Plus the family's key columns."""
 
 SHORTLIST = ("problem", "candidate", "libtype", "config", "role", "status", "us", "reason")
-"""`role`: `baseline`, `incumbent` or empty; `us` the screening time or missing."""
+"""`role`: `library`, `incumbent`, `compared` (timed to the end), `unlike` (that, and it computes something else) or
+empty; `us` the screening time or missing."""
 
 TRIALS = (
     "problem",

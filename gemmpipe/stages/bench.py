@@ -91,19 +91,22 @@ class Bench(Stage):
         # Who was screened and has no time failed there; who was not screened comes from a table.
         ready = rows[rows["us"].notna() | (rows["status"] == "")]
         records = ready[["libtype", "config", "candidate", "role"]].itertuples(index=False)
-        finalists, library, kept = [], set(), set()
+        finalists, library, kept, unchecked = [], set(), set(), set()
         for libtype, config, candidate_id, role in records:
             finalists.append(candidate_of(libtype, config))
             if role == "library":
                 library.add(candidate_id)
-            if role == "incumbent":
+            if role in ("incumbent", "compared", "unlike"):
                 kept.add(candidate_id)
+            if role == "unlike":
+                unchecked.add(candidate_id)
         return FinalsJob(
             stage="bench",
             problem=problem,
             finalists=tuple(finalists),
             library=frozenset(library),
             kept=frozenset(kept),
+            unchecked=frozenset(unchecked),
             timer=self.timer,
             err_ratio=self.err_ratio,
         )

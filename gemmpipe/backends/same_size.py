@@ -1,0 +1,118 @@
+"""`same_size`: what torch does with a product of this size in its other formats, and an empty kernel; for comparisons.
+
+Operands are its own: nothing that it computes can be chosen, only looked at beside what can. `blockwise` is the
+exception: the block-scaled product itself, with the rows padded to 4 where the operator insists (not timed).
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from gemmpipe.backends import Backend
+from gemmpipe.backends.scaled_mm import ScaledMm, scaled_misfit
+from gemmpipe.data import Device, Knobs
+from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared, Weights
+from gemmpipe.operand_types import native_fp8
+
+if TYPE_CHECKING:
+    import torch
+
+    from gemmpipe.space import Space
+
+BLOCKWISE, EMPTY = "blockwise", "empty"
+_METHODS = ("mm", "rowwise", "tensorwise", BLOCKWISE, EMPTY)
+_ROWS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class SameSize(Backend):
+    """Candidates by `method`: bf16 `mm`, fp8 `rowwise` and `tensorwise`, `blockwise`, and `empty`."""
+
+    label = "same_size"
+
+    def points(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
+        """One a method."""
+        return tuple({"method": method} for method in _METHODS)
+
+    def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        """One `if` a rule."""
+        method = knobs["method"]
+        if spec.experts is not None or spec.batch > 1:
+            return "shape: single products only"
+        if method == "mm":
+            return None
+        if device.kind == "cpu":
+            return "no GPU: scaled products and launches of nothing are a GPU's"
+        if method == BLOCKWISE:
+            return scaled_misfit(_padded(spec), device)
+        if method != EMPTY and native_fp8(device.gfx) is None:
+            return f"fp8 format: {device.gfx} multiplies none"
+        if method != EMPTY and (spec.n % 16 or spec.k % 16):
+            return f"alignment: N={spec.n} and K={spec.k} must be multiples of 16"
+        return None
+
+    def prepare(self, spec: GemmSpec, weights: Weights, knobs: Knobs) -> Prepared:
+        """Weights of its own; random ones, since zeros would cost less power."""
+        import torch
+
+        if knobs["method"] == BLOCKWISE:
+            return ScaledMm().prepare(spec, weights, {"use_fast_accum": False})
+        if knobs["method"] == EMPTY:
+            return Prepared(weights=weights)
+        w = torch.randn(spec.n, spec.k, device=weights.w.device, dtype=torch.bfloat16)
+        return Prepared(weights=weights, extra=w)
+
+    def bind(
+        self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
+    ) -> Launch:
+        """A call that computes a product of this size."""
+        import torch
+
+        method = str(knobs["method"])
+        if method == BLOCKWISE:
+            return _blockwise(spec, device, inputs, prepared, out)
+        if method == EMPTY:
+            launch_nothing = _nothing()
+            return lambda: (launch_nothing(), out)[1]
+        w: Any = prepared.extra
+        x = torch.randn(spec.m, spec.k, device=out.device, dtype=torch.bfloat16)
+        if method == "mm":
+            wide = torch.empty(spec.m, spec.n, device=out.device, dtype=torch.bfloat16)
+            return lambda: torch.mm(x, w.t(), out=wide)
+        return _scaled(method, x, w, getattr(torch, str(native_fp8(device.gfx))))
+
+
+def _padded(spec: GemmSpec) -> GemmSpec:
+    return replace(spec, m=-(-spec.m // _ROWS) * _ROWS)
+
+
+def _blockwise(spec: GemmSpec, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor") -> Launch:
+    import torch
+
+    wide, extra = _padded(spec), -spec.m % _ROWS
+    if not extra:
+        return ScaledMm().bind(spec, {"use_fast_accum": False}, device, inputs, prepared, out)
+    x = torch.cat([inputs.x.view(torch.uint8), inputs.x.view(torch.uint8)[:1].expand(extra, -1)]).view(inputs.x.dtype)
+    scales = inputs.x_scale
+    if scales is None:
+        raise ValueError("block scales are missing")
+    padded = Inputs(x=x, x_scale=torch.cat([scales, scales[:1].expand(extra, -1)]))
+    full = torch.empty(wide.m, wide.n, dtype=out.dtype, device=out.device)
+    launch = ScaledMm().bind(wide, {"use_fast_accum": False}, device, padded, prepared, full)
+    return lambda: launch()[: spec.m]
+
+
+def _scaled(method: str, x: "torch.Tensor", w: "torch.Tensor", fp8: "torch.dtype") -> Launch:
+    import torch
+
+    shapes = ((x.shape[0], 1), (1, w.shape[0])) if method == "rowwise" else ((1,), (1,))
+    x_scale, w_scale = (torch.ones(shape, device=x.device) for shape in shapes)
+    a, b = x.to(fp8), w.to(fp8).t()
+    return lambda: torch._scaled_mm(a, b, x_scale, w_scale, out_dtype=torch.bfloat16, use_fast_accum=True)
+
+
+def _nothing() -> Callable[[], None]:
+    """A launch of an empty kernel."""
+    from gemmpipe.backends._empty import empty
+
+    return lambda: empty[(1,)]()

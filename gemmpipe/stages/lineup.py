@@ -1,0 +1,187 @@
+"""The lineup stage of compare: who is timed side by side on each problem, and under which name."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from gemmpipe.backends.same_size import BLOCKWISE, SameSize
+from gemmpipe.data import Build, Candidate, Problem
+from gemmpipe.errors import UserError
+from gemmpipe.executors import Built, finishing
+from gemmpipe.family import GemmSpec, Implementation
+from gemmpipe.formats.engine_json import EngineJson
+from gemmpipe.formats.sglang import Sglang
+from gemmpipe.formats.vllm import Vllm
+from gemmpipe.merging import Row
+from gemmpipe.recorded import Unusable, recorded_candidate
+from gemmpipe.runtime.tables import load_tables
+from gemmpipe.search.features import Vocabulary, see
+from gemmpipe.stages import Context, Stage
+from gemmpipe.stages.listing import Listing, list_candidates
+from gemmpipe.stages.rows import config_text, problems_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_WAIT_S = 0.5
+TUNED, OWN, UNTUNED = "tuned", "tuned, own kernels", "untuned"
+
+Entry = tuple[str, Candidate, str]
+"""(name, candidate, role)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lineup(Stage):
+    """The tuned winner, the best own kernel, the untuned choice, every library path, and engines' configurations.
+
+    `vllm` and `sglang` are folders or files of these engines' JSON configurations, run on the kernel of their form.
+    """
+
+    vllm: tuple[str, ...]
+    sglang: tuple[str, ...]
+
+    needs: ClassVar[tuple[str, ...]] = ("problems",)
+    gives: ClassVar[tuple[str, ...]] = ("shortlist", "lineup")
+    uses_device: ClassVar[bool] = True
+
+    def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
+        """A shortlist for bench, and `lineup`: problem, name, candidate, reason (where it takes no part)."""
+        import pandas as pd
+
+        from gemmpipe.table import SHORTLIST
+
+        chosen = _chosen(context)
+        engines = [("vllm", _files(self.vllm, "vllm"), Vllm(device_name=None))]
+        engines += [("sglang", _files(self.sglang, "sglang"), Sglang(device_name=None))]  # type: ignore[list-item]
+        shortlist: dict[tuple[str, str], dict[str, object]] = {}
+        named: list[dict[str, object]] = []
+        builds: dict[str, Build] = {}
+        for problem in problems_of(context.family, tables["problems"]):
+            listing = list_candidates(
+                problem, context.family, context.implementations, context.device, context.space, ()
+            )
+            entries = [*_ours(problem, listing, chosen.get(problem.key), context), *_others(listing, context)]
+            entries += [e for name, files, form in engines for e in _engine(name, files, form, listing, context)]
+            for name, candidate, role in entries:
+                row = shortlist.setdefault((problem.id, candidate.id), _row(problem, candidate, role))
+                row["role"] = role if row["role"] == "unlike" else row["role"]
+                named.append({"problem": problem.id, "name": name, "candidate": candidate.id})
+                builds |= {b.id: b for b in _builds(candidate, listing, context)}
+        _compile(list(builds.values()), context)
+        return {
+            "shortlist": pd.DataFrame(list(shortlist.values()), columns=list(SHORTLIST)),
+            "lineup": pd.DataFrame(named, columns=["problem", "name", "candidate"]),
+        }
+
+
+def _row(problem: Problem, candidate: Candidate, role: str) -> dict[str, object]:
+    return {
+        "problem": problem.id,
+        "candidate": candidate.id,
+        "libtype": candidate.backend,
+        "config": config_text(candidate),
+        "role": role,
+        "status": "",
+        "us": None,
+        "reason": "",
+    }
+
+
+def _chosen(context: Context) -> dict[tuple[tuple[str, object], ...], Row]:
+    """The rows of the run-time tables for this device, the output's own first; by problem key."""
+    from gemmpipe import store
+    from gemmpipe.stages.incumbents import native_tables
+
+    names = [c.name for c in context.family.key_columns]
+    place = (context.device.gfx, context.device.cu_num)
+    rows: list[Row] = [
+        row
+        for path in native_tables(context.family, context.output, (form for _, form in context.formats))
+        if path.is_file()
+        for row in store.read(path, context.family)
+    ]
+    rows += [found.row for alternatives in load_tables(context.family).rows.values() for found in alternatives]
+    found: dict[tuple[tuple[str, object], ...], Row] = {}
+    for row in rows:
+        if (row["gfx"], row["cu_num"]) == place:
+            found.setdefault(tuple((name, row[name]) for name in names), row)
+    return found
+
+
+def _ours(problem: Problem, listing: Listing, row: Row | None, context: Context) -> Iterator[Entry]:
+    """What the tables choose, and what would be taken without any: the best by the analytic model."""
+    own = {i.label for i in context.family.implementations}
+    if row is not None:
+        implementation = context.implementation(str(row.get("libtype")))
+        try:
+            winner = recorded_candidate(implementation, row, listing.spec, context.device) if implementation else None
+        except (Unusable, UserError):
+            winner = None
+        if winner is not None:
+            yield (TUNED, winner, "compared")
+            if winner.backend in own:
+                yield (OWN, winner, "compared")
+    candidates = [c for c in listing.candidates if c.backend in own]
+    if candidates:
+        builds: dict[str, tuple[str, ...]] = {}
+        estimate = see(Vocabulary(), listing.spec, context.device, candidates, builds, {}).estimate
+        yield (UNTUNED, candidates[int(np.argmin(estimate))], "compared")
+
+
+def _others(listing: Listing, context: Context) -> Iterator[Entry]:
+    """Every candidate that is no kernel of ours: libraries, third parties, and products of the same size."""
+    own = {i.label for i in context.family.implementations}
+    for candidate in listing.candidates:
+        if candidate.backend in own:
+            continue
+        words = " ".join(str(v) if isinstance(v, str) else f"{k}={v}" for k, v in candidate.items)
+        unlike = candidate.backend == SameSize.label and candidate.knobs["method"] != BLOCKWISE
+        yield (f"{candidate.backend} {words}".strip(), candidate, "unlike" if unlike else "compared")
+
+
+def _files(paths: Sequence[str], key: str) -> list[Path]:
+    found: list[Path] = []
+    for text in paths:
+        path = Path(text).expanduser()
+        if not path.exists():
+            raise UserError(f"stages.lineup.{key}: {path}: no such file or folder")
+        found += sorted(path.glob("*.json")) if path.is_dir() else [path]
+    return found
+
+
+def _engine(name: str, files: Sequence[Path], form: EngineJson, listing: Listing, context: Context) -> Iterator[Entry]:
+    """The configuration that the engine would take: the file of this N and K, the nearest M in it."""
+    spec = listing.spec
+    kernel = next((i for i in context.family.implementations if i.label == "triton"), None)
+    path = next((p for p in files if p.name.startswith(f"N={spec.n},K={spec.k},")), None)
+    if kernel is None or path is None:
+        return
+    configurations = form.read(path)
+    m = min(configurations, key=lambda m: (abs(int(m) - spec.m), int(m)))
+    knobs = {"NUM_KSPLIT": 1, "cache_modifier": "", **configurations[m]}
+    candidate = Candidate.of("triton", kernel.normalise(spec, knobs, context.device))
+    if kernel.misfit(spec, candidate.knobs, context.device) is None:
+        yield (name, candidate, "compared")
+
+
+def _builds(candidate: Candidate, listing: Listing, context: Context) -> tuple[Build, ...]:
+    known = listing.builds.get(candidate.id)
+    implementation: Implementation | None = context.implementation(candidate.backend)
+    if known is not None or implementation is None:
+        return known or ()
+    spec: GemmSpec = listing.spec
+    return implementation.builds(spec, candidate.knobs, context.device)
+
+
+def _compile(builds: list[Build], context: Context) -> None:
+    """Fill the cache side by side; what fails says so when it is launched."""
+    for build in builds:
+        context.pool.compile(build)
+    left = len(builds)
+    with finishing(context.pool, lambda message: None):
+        while left:
+            context.check()
+            left -= sum(isinstance(message, Built) for message in context.pool.poll(_WAIT_S))
