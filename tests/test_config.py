@@ -38,7 +38,7 @@ def _words() -> list[str]:
 def _pipeline(word: str) -> list[str]:
     """The pipeline that has the stage, where it is not the default one."""
     stage = word.removeprefix("stage@stages.").split("=")[0]
-    home = {"load": "merge", "report": "verify"}.get(stage, stage)
+    home = {"load": "merge", "report": "verify", "lineup": "compare"}.get(stage, stage)
     return [home] if word.startswith("stage@") and home in Folders(config_dir=None).pipelines else []
 
 
@@ -214,7 +214,8 @@ def test_fields_are_checked_by_name() -> None:
         ("stages.bench.err_ratio=-1", "stages.bench: err_ratio=-1, expected above 0 and at most 1"),
         ("stages.bench.timer.iters=0", "stages.bench.timer: iters=0, expected at least 1"),
         ("stages.select.tie_pct=-5", "stages.select: tie_pct=-5, expected at least 0"),
-        ("search.keep_ratio=1", "search: keep_ratio=1, expected between 0 and 1"),
+        ("search.share=2", "search: share=2, expected above 0 and at most 1"),
+        ("search.looks.keep_ratio=1", "search.looks: keep_ratio=1, expected between 0 and 1"),
     ],
 )
 def test_numbers_out_of_range_are_refused(

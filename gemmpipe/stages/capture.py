@@ -19,10 +19,11 @@ if TYPE_CHECKING:
 class Capture(Stage):
     """Asks the source for problems and leaves out those that the tables in the output folder hold for this device.
 
-    `keep_pct` below 100 keeps only those that make up so much of the workload's time.
+    `tuned_too` leaves none out; `keep_pct` below 100 keeps only those that make up so much of the workload's time.
     """
 
     keep_pct: float
+    tuned_too: bool
 
     needs: ClassVar[tuple[str, ...]] = ()
     gives: ClassVar[tuple[str, ...]] = ("problems",)
@@ -38,7 +39,11 @@ class Capture(Stage):
         known = tuned(context)
         place = (context.device.gfx, context.device.cu_num)
         mine = {row["id"] for row in context.record.problems}  # merged by an earlier session of this very run
-        fresh = [p for p in found if context.retune or p.id in mine or (*place, *(v for _, v in p.key)) not in known]
+        fresh = [
+            p
+            for p in found
+            if self.tuned_too or context.retune or p.id in mine or (*place, *(v for _, v in p.key)) not in known
+        ]
         products = len({problem.siblings for problem in found})
         dropped = len(found) - len(fresh)
         context.events.emit(

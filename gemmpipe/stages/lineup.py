@@ -47,6 +47,9 @@ class Lineup(Stage):
     gives: ClassVar[tuple[str, ...]] = ("shortlist", "lineup")
     uses_device: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
+        _files(self.vllm, "vllm"), _files(self.sglang, "sglang")
+
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """A shortlist for bench, and `lineup`: problem, name, candidate, reason (where it takes no part)."""
         import pandas as pd

@@ -73,7 +73,7 @@ def _selections(*rows: Mapping[str, object]) -> pd.DataFrame:
 
 
 def test_what_merge_stored_capture_leaves_out(context: Context, heard: list[Event]) -> None:
-    problems = Capture(keep_pct=100).run({}, context)["problems"]
+    problems = Capture(keep_pct=100, tuned_too=False).run({}, context)["problems"]
     assert problems[["M", "N", "K", "weight"]].to_numpy().tolist() == [[1, 16, 128, 3], [64, 16, 128, 3]]
     bucket = {"format": "triton_json", "bucket": "small_M", "bucket_low": 0, "M": None}
     artifacts = Merge(device=None).run({"selections": _selections({"M": 1}, bucket)}, context)["artifacts"]
@@ -83,8 +83,11 @@ def test_what_merge_stored_capture_leaves_out(context: Context, heard: list[Even
         "sm_90-GEMM-SMALLBLOCK.json",
     ]
     assert all(Path(path).is_file() for path in artifacts["file"])
-    assert Capture(keep_pct=100).run({}, context)["problems"]["M"].tolist() == [64]
-    assert Capture(keep_pct=100).run({}, replace(context, retune=True))["problems"]["M"].tolist() == [1, 64]
+    assert Capture(keep_pct=100, tuned_too=False).run({}, context)["problems"]["M"].tolist() == [64]
+    assert Capture(keep_pct=100, tuned_too=False).run({}, replace(context, retune=True))["problems"]["M"].tolist() == [
+        1,
+        64,
+    ]
     assert [event.text for event in heard if event.text.startswith("capture")] == [
         "capture: 2 problems of 1 product",
         "capture: 2 problems of 1 product, 1 tuned already (retune=true tunes them again)",
@@ -95,9 +98,9 @@ def test_what_merge_stored_capture_leaves_out(context: Context, heard: list[Even
 def test_rows_of_other_devices_and_gap_fillers_do_not_count(context: Context) -> None:
     rows = ({"M": 1, "gfx": "gfx942", "cu_num": 304}, {"M": 64, "policy": "p shared_gpu"})
     Merge(device=None).run({"selections": _selections(*rows)}, context)
-    assert Capture(keep_pct=100).run({}, context)["problems"]["M"].tolist() == [1, 64]
+    assert Capture(keep_pct=100, tuned_too=False).run({}, context)["problems"]["M"].tolist() == [1, 64]
     beside = replace(context, device=replace(context.device, shared=True))
-    assert Capture(keep_pct=100).run({}, beside)["problems"]["M"].tolist() == [1], (
+    assert Capture(keep_pct=100, tuned_too=False).run({}, beside)["problems"]["M"].tolist() == [1], (
         "a gap that is filled is not filled again"
     )
 
@@ -106,7 +109,7 @@ def test_a_table_broken_by_hand_is_told_before_anything_is_timed(context: Contex
     context.output.mkdir()
     (context.output / "smallblock_tuned_gemm.csv").write_text("gfx,cu_num,M,N,K,us\nsm_90,132,1,x,3,4\n")
     with pytest.raises(UserError, match=r"smallblock_tuned_gemm.csv:2: column N: 'x'"):
-        Capture(keep_pct=100).run({}, context)
+        Capture(keep_pct=100, tuned_too=False).run({}, context)
 
 
 def test_nothing_selected_writes_nothing(context: Context) -> None:

@@ -69,4 +69,4 @@ def test_the_saving_counts_calls_and_prefers_what_is_stored_already() -> None:
 @pytest.mark.parametrize("pct", [0, -1, 101])
 def test_a_share_is_a_share(pct: float) -> None:
     with pytest.raises(ValueError, match="expected above 0 and at most 100"):
-        Capture(keep_pct=pct)
+        Capture(keep_pct=pct, tuned_too=False)

@@ -1,0 +1,92 @@
+"""A search cut short: its rows are provisional, and the next run, or the same one resumed, goes on with it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gemmpipe import journal, store
+from gemmpipe.cli.main import main
+from gemmpipe.family import load_family
+from gemmpipe.merging import provisional
+
+Run = Callable[..., str]
+TABLE = Path("outputs/tuned/faulty_tuned_gemm.csv")
+
+pytestmark = pytest.mark.usefixtures("own_locks")
+
+
+@pytest.fixture
+def run(folder: Path, capfd: pytest.CaptureFixture[str], faulty_words: tuple[str, ...]) -> Run:
+    """Types words after those of the faulty family; what it said."""
+
+    def typed(*words: str) -> str:
+        capfd.readouterr()
+        assert main([*faulty_words, "space.PACE_MS=[0,1,2,3,4,5]", "stages.screen.keep=3", *words]) == 0
+        return capfd.readouterr().out
+
+    return typed
+
+
+def _policies() -> list[str]:
+    return [str(row["policy"]) for row in store.read(TABLE, load_family("faulty"))]
+
+
+def _screened(folder: Path) -> set[tuple[str, str]]:
+    rows = [json.loads(line) for line in (folder / journal.NAME).read_text().splitlines()]
+    return {(r["problem"], r["candidate"]) for r in rows if r["row"] == "trial" and r["stage"] == "screen"}
+
+
+def _runs() -> list[Path]:
+    return sorted(Path("outputs/runs").glob("*/*"), key=lambda path: path.stat().st_mtime_ns)
+
+
+@pytest.mark.parametrize("search", ["exhaustive", "halving", "random", "gaussian"])
+def test_a_budget_of_trials_makes_rows_provisional(run: Run, search: str) -> None:
+    out = run(f"search={search}", "search.budget_trials=3")
+    assert "2 searches cut short by the budget; their rows are provisional" in out
+    assert len(_screened(_runs()[-1])) == 2 * 3
+    assert all(provisional(policy) for policy in _policies())
+
+
+def test_the_next_run_goes_on_and_repeats_nothing(run: Run) -> None:
+    run("search=exhaustive", "search.budget_trials=3")
+    first = _screened(_runs()[-1])
+    out = run("search=exhaustive")
+    assert "tuned already" not in out
+    later = _screened(_runs()[-1])
+    assert later
+    assert not first & later
+    assert not any(provisional(policy) for policy in _policies())
+    assert "2 tuned already" in run("search=exhaustive")
+
+
+def test_the_same_run_resumed_goes_on(run: Run) -> None:
+    words = ("search=exhaustive", "search.budget_trials=4")
+    run(*words)
+    before = _screened(_runs()[-1])
+    assert main(["resume=last"]) == 0
+    after = _screened(_runs()[-1])
+    assert before < after
+    assert len(after) - len(before) <= 2 * 4
+
+
+def test_a_budget_of_seconds_leaves_what_it_did_not_reach(run: Run) -> None:
+    out = run("search=exhaustive", "search.budget_s=0.001")
+    assert "cut short" in out
+    assert "select: 2 of 2 problems solved" in out, "the libraries are looked at in any case"
+    assert all(provisional(policy) for policy in _policies())
+
+
+def test_journals_teach_the_same_and_other_problems(run: Run) -> None:
+    run("search=exhaustive")
+    first = _runs()[-1]
+    words = ("output=other", f"search.journals=[{first}]", "search=exhaustive")
+    run(*words)
+    assert not _screened(_runs()[-1]), "the same kernels, versions and device: nothing is timed again but the finals"
+
+
+def test_a_journal_that_is_none_is_refused(refusal: Callable[..., str]) -> None:
+    line = refusal("kernel=a16w16", "shapes=list", "shapes.items=[[8,32,64]]", "search.journals=[nowhere]")
+    assert line.startswith("search.journals: nowhere: no trials.jsonl there")
