@@ -3,10 +3,21 @@
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gemmpipe.errors import UserError
-from gemmpipe.family import Family, KernelDefaults
-from gemmpipe.problem import column_places, make_problem, parse_bool, parse_dtype, parse_int, parse_weight, unite
+from gemmpipe.family import Family, KernelDefaults, KeyColumn
+from gemmpipe.problem import (
+    column_places,
+    make_problem,
+    parse_bool,
+    parse_dtype,
+    parse_int,
+    parse_key,
+    parse_weight,
+    unite,
+)
 
 
 @pytest.mark.parametrize(
@@ -90,3 +101,20 @@ def test_columns_are_found_by_name_alias_and_lower_case(sixteen: Family) -> None
         column_places(["M", "N"], sixteen, "x:1")
     with pytest.raises(UserError, match="'M' is there 2 times"):
         column_places(["M", "N", "K", "M"], sixteen, "x:1")
+
+
+def test_words_of_a_column_mean_one_thing_in_any_case() -> None:
+    column = KeyColumn(name="act_type", kind="str", words=(("silu", "ActivationType.Silu"), ("gelu", "G")))
+    for said in ("silu", "SILU", " ActivationType.Silu", "activationtype.silu"):
+        assert parse_key(column, said, "") == "ActivationType.Silu"
+    assert parse_key(column, "g", "") == "G"
+    with pytest.raises(UserError, match=r"'silo', expected one of silu, gelu; did you mean 'silu'\?$"):
+        parse_key(column, "silo", "")
+    with pytest.raises(UserError, match=r"'q', expected one of silu, gelu$"):
+        parse_key(column, "q", "")
+
+
+@given(value=st.sampled_from([True, False, 1, 0, "1", "0", "True", "FALSE", "yes"]))
+def test_flags_are_numbers(value: object) -> None:
+    flag = parse_key(KeyColumn(name="use_g1u1", kind="flag"), value, "")
+    assert (type(flag), flag) == (int, int(str(value).lower() in ("true", "1", "yes")))

@@ -24,6 +24,7 @@ from gemmpipe.kernels.fmoe._steps import most_blocks
 from gemmpipe.kernels.fmoe._triton import FusedExperts
 from gemmpipe.problem import make_problem
 from gemmpipe.reference import error_ratio
+from gemmpipe.runtime.choosing import library_backends
 from gemmpipe.space import Space
 
 ROOT = Path(__file__).parents[2]
@@ -213,6 +214,15 @@ def test_is_unfit_on_a_cpu_and_for_a_plain_product() -> None:
     for library in plain.implementations:
         assert library.misfit(spec_of(QWEN), {**KNOBS, "NUM_KSPLIT": 1, "cache_modifier": "", "GROUP_SIZE_M": 1},
                               arch_device("sm_90")) is not None  # fmt: skip
+
+
+@pytest.mark.parametrize("gfx", ["sm_90", "gfx942", "cpu"])
+def test_no_library_takes_experts_for_a_plain_product(gfx: str) -> None:
+    device = cpu_device() if gfx == "cpu" else arch_device(gfx)
+    spec = spec_of(QWEN, gfx)
+    for label, backend in library_backends().items():
+        fit = [k for k in backend.points(spec, device, NO_SPACE) if backend.misfit(spec, k, device) is None]
+        assert label == "torch" or not fit, label
 
 
 @pytest.mark.parametrize("gfx", ARCHES)

@@ -1,0 +1,48 @@
+"""Scratch: tensors of one call, apart from each other, in memory that calls of a stream share unless told otherwise."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemmpipe.workspace import Scratch, fresh_scratch
+
+CPU = torch.device("cpu")
+SHAPES = st.dictionaries(
+    st.sampled_from("abcdef"),
+    st.tuples(
+        st.lists(st.integers(1, 40), min_size=1, max_size=2).map(tuple),
+        st.sampled_from(["float32", "bfloat16", "int32", "float8_e4m3fn"]),
+    ),
+    min_size=1,
+)
+
+
+@given(shapes=SHAPES)
+def test_tensors_lie_apart_and_aligned(shapes: dict[str, tuple[tuple[int, ...], str]]) -> None:
+    taken = Scratch().take(shapes, CPU)
+    places = []
+    for name, (shape, dtype) in shapes.items():
+        tensor = taken[name]
+        assert (tuple(tensor.shape), str(tensor.dtype)) == (shape, f"torch.{dtype}")
+        assert tensor.is_contiguous()
+        assert tensor.data_ptr() % 256 == 0
+        places.append((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes))
+    for (_, end), (begin, _) in zip(sorted(places), sorted(places)[1:], strict=False):
+        assert end <= begin
+
+
+def test_calls_share_memory_and_a_larger_one_leaves_the_others_theirs() -> None:
+    scratch = Scratch()
+    small = scratch.take({"x": ((10,), "float32")}, CPU)["x"]
+    assert scratch.take({"y": ((5,), "int32")}, CPU)["y"].data_ptr() == small.data_ptr()
+    small.fill_(7)
+    large = scratch.take({"x": ((10_000,), "float32")}, CPU)["x"]
+    large.zero_()
+    assert float(small.sum()) == 70
+
+
+def test_a_programs_own_call_keeps_nothing() -> None:
+    scratch = Scratch()
+    with fresh_scratch():
+        scratch.take({"x": ((10,), "float32")}, CPU)
+    assert not scratch.held
