@@ -86,12 +86,15 @@ INTERPRETED = [
 )
 def test_matches_the_reference_under_the_interpreter() -> None:
     script = Path(__file__).with_name("_interpret.py")
-    given = json.dumps(INTERPRETED)
+    # Before triton 3.9 the interpreter cannot make e4m3fnuz, gfx942's fp8.
+    old = tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 9)
+    cases = [case for case in INTERPRETED if not (old and case.get("gfx") == "gfx942")]
+    given = json.dumps(cases)
     done = subprocess.run([sys.executable, str(script)], input=given, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     results = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(results) == len(INTERPRETED)
-    for case, result in zip(INTERPRETED, results, strict=True):
+    assert len(results) == len(cases)
+    for case, result in zip(cases, results, strict=True):
         assert result["misfit"] is None, case
         assert result["error"] < (0.04 if case.get("dtype") == "fp8" else 1e-3), case
         assert result["same"], f"two runs differ: {case}"
