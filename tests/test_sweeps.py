@@ -1,0 +1,49 @@
+"""Sweeps by Hydra's launchers, in real processes: one table of all their rows, and the worst exit code."""
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from soak_runs import Site, artifacts_are_whole, table_is_right
+
+from gemmpipe.family import load_family
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+ITEMS = "shapes.items=[[1,32,64]],[[2,32,64]],[[3,32,64]]"
+
+
+@pytest.fixture
+def site(folder: Path, faulty_words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    monkeypatch.syspath_prepend(faulty_words[0].removeprefix("--config-dir="))
+    here = Site(folder=folder, words=(*faulty_words, "space.PACE_MS=[0]"), family=load_family("faulty"))
+    yield here
+    here.close()
+
+
+def _launcher(name: str) -> str:
+    package = "hydra_joblib_launcher" if name == "joblib" else "hydra_submitit_launcher"
+    try:
+        importlib.import_module(f"hydra_plugins.{package}")
+    except ModuleNotFoundError:
+        pytest.skip(f"{package} is not installed")
+    return f"hydra/launcher={name}"
+
+
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
+def test_jobs_beside_each_other_lose_no_row(site: Site, launcher: str) -> None:
+    code, out, error = site.start("-m", _launcher(launcher), ITEMS).end(timeout_s=200)
+    assert code == 0, (out, error)
+    artifacts_are_whole(site)
+    table_is_right(site, (1, 2, 3))
+    assert len(list(site.folder.glob("outputs/runs/tune/*/*/manifest.json"))) == 3
+
+
+@pytest.mark.parametrize("launcher", ["", "joblib"])
+def test_the_worst_exit_code_is_returned_wherever_the_jobs_ran(site: Site, launcher: str) -> None:
+    words = [_launcher(launcher)] if launcher else []
+    only_wrong_at_8 = ("space.KIND=[wrong_at_8]", "backend=[faulty]", "shapes.items=[[8,32,64]],[[1,32,64]]")
+    code, _, error = site.start("-m", *words, *only_wrong_at_8).end(timeout_s=200)
+    assert code == 1, error
+    table_is_right(site, (1,))
