@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import math
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 VERSION = 1
 _FACTS = ("arch", "vendor", "M", "N", "K", "B", "E", "topk", "rows")
+_MOST_POINTS = 20_000_000
+"""Of a problem; the largest space that is shipped has some 100,000."""
 _ROOT: Mapping[str, Any] = {
     "chain": tuple[str, ...],
     "output": str,
@@ -199,7 +202,19 @@ def _space(node: object, overrides: Sequence[str]) -> Space:
     if not isinstance(when, list):
         raise UserError(f"space.when: {when!r} given, expected a list of entries")
     entries = tuple(_entry(f"space.when[{index}]", entry, axes) for index, entry in enumerate(when))
+    _bounded(axes, entries)
     return Space(axes=axes, when=entries, pinned=_pinned(axes, overrides))
+
+
+def _bounded(axes: Mapping[str, tuple[Any, ...]], entries: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a space that nobody could list: a file of a few lines can ask for more points than there are atoms."""
+    longest = {name: len(values) for name, values in axes.items()}
+    for entry in entries:
+        for name, values in entry.items():
+            if isinstance(values, tuple):
+                longest[name] = max(longest[name], len(values))
+    if math.prod(longest.values()) > _MOST_POINTS:
+        raise UserError(f"space: up to {math.prod(longest.values()):.2g} points, expected at most {_MOST_POINTS:,}")
 
 
 def _pinned(axes: Mapping[str, object], overrides: Sequence[str]) -> tuple[str, ...]:

@@ -8,6 +8,9 @@ GemmpipeError
 import difflib
 from collections.abc import Iterable
 
+MOST_PROCESSES = 4096
+"""More than any machine has cores: who asks for more starts processes until nothing works."""
+
 
 class GemmpipeError(Exception):
     """Base of all errors raised on purpose; the message is one line."""
@@ -55,9 +58,16 @@ def at_least(bound: float, /, **values: float | None) -> None:
             raise ValueError(f"{name}={value:g}, expected at least {bound:g}")
 
 
+def at_most(most: float, **values: float | None) -> None:
+    """The same for values above a bound."""
+    for name, value in values.items():
+        if value is not None and value > most:
+            raise ValueError(f"{name}={value:g}, expected at most {most:g}")
+
+
 def printable(text: str) -> str:
-    """A text from somewhere else as one line that no terminal takes for a command."""
-    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+    """A text from somewhere else, such that no terminal takes a part of it for a command or a line break."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
 def one_letter_apart(one: str, other: str) -> bool:

@@ -162,6 +162,10 @@ class Implementation(ABC):
         """The normalised configuration to run where nothing was measured, or None to leave that to a library."""
         return None
 
+    def check(self, space: "Space") -> None:
+        """Raises UserError for an axis or a value that no candidate of it could have: said before anything runs."""
+        return
+
     def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...] | None:
         """The knobs that its candidates can have: any other would be overlooked. None: it does not say."""
         return None

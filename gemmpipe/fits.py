@@ -3,7 +3,7 @@
 from gemmpipe.data import Device, Knobs
 from gemmpipe.family import GemmSpec
 from gemmpipe.operand_types import element_bytes, native_fp8
-from gemmpipe.tiled import SWAP, WGMMA_ROWS, integer, workspace_bytes
+from gemmpipe.tiled import CACHES, SWAP, WGMMA_ROWS, integer, workspace_bytes
 
 _MIB = 2**20
 _WORKSPACE_BYTES = 256 * _MIB
@@ -132,7 +132,7 @@ def _no_size(knobs: Knobs) -> str | None:
     for name in _POWERS:
         if integer(knobs, name) < 1 or integer(knobs, name) & (integer(knobs, name) - 1):
             return f"power of two: {name}={knobs[name]}, as tl.arange and warps need"
-    if knobs["cache_modifier"] not in ("", ".ca", ".cg"):
+    if knobs["cache_modifier"] not in CACHES:
         return f"cache modifier: {knobs['cache_modifier']!r}, a load takes '', '.ca' or '.cg'"
     for name in ("num_stages", "GROUP_SIZE_M", "NUM_KSPLIT"):
         if integer(knobs, name) < 1:

@@ -15,6 +15,8 @@ _TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|[\[\]{}]', re.DOTALL)
 
 def read_object(path: Path, limit: int = MAX_BYTES) -> dict[str, object]:
     """The JSON object in a file. Raises UserError: unreadable, too large, too deep, no object, a name twice."""
+    if path.exists() and not path.is_file():  # a pipe may never end
+        raise UserError(f"{path}: no regular file, expected a small JSON file")
     try:
         with path.open("rb") as stream:
             raw = stream.read(limit + 1)

@@ -1,4 +1,8 @@
-"""Recipes: a command line written down as YAML, read as plain data and turned back into overrides."""
+"""Recipes: a command line written down as YAML, read as plain data and turned back into overrides.
+
+A recipe may come from a stranger. It chooses among the options that there are and sets their values; it names no code,
+no other run, no cluster, and no file to be written but below the current directory. What it may read is what you may.
+"""
 
 import re
 from collections.abc import Mapping
@@ -12,7 +16,19 @@ from gemmpipe.errors import UserError
 
 _VERSION = 1
 _MOST_BYTES = 1_000_000
+_MOST_DEEP = 32
+_MOST_VALUES = 2_000
+"""Hydra's grammar takes milliseconds a value."""
 _OWN = ("version", "pipeline", "sweep")
+_WRITTEN = re.compile(r"(^|\.)(output|profile|file)$")
+"""Keys whose value is a file or a folder that the run writes."""
+_YOURS = {
+    "resume": "goes on with a run, whose words would be read from its folder",
+    "reuse": "reads another run, whose words would be read from its folder",
+    "executor.address": "connects to a cluster, which may send anything back",
+}
+"""Keys that only the command line sets: what they name is trusted."""
+_NAME = re.compile(r"[A-Za-z0-9_][\w.-]*")
 _KEY = re.compile(r"[A-Za-z_][\w.@/-]*")
 _HYDRA = re.compile(r"(^|[@./])hydra([@./]|$)")
 _SPECIAL = re.compile(r"(^|[.@/])_\w+_($|[.@/])")
@@ -60,7 +76,7 @@ def read_recipe(path: Path, groups: frozenset[str]) -> Recipe:
     if sweep is not None and (not isinstance(sweep, dict) or not sweep):
         raise UserError(f"{path}: sweep is {sweep!r}; expected keys with lists of values")
     words = [word for key, value in body.items() if key not in _OWN for word in _overrides(path, key, value, groups)]
-    swept = [_sweep(path, key, values) for key, values in (sweep or {}).items()]
+    swept = [_sweep(path, key, values, groups) for key, values in (sweep or {}).items()]
     return Recipe(path=path, pipeline=pipeline, overrides=(*words, *swept), multirun=bool(swept))
 
 
@@ -68,6 +84,8 @@ def _load(path: Path) -> dict[object, object]:
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise UserError(f"{path}: larger than {_MOST_BYTES:,} bytes; expected a recipe")
+        if not path.is_file():
+            raise UserError(f"{path}: no regular file; expected a recipe in YAML")
         body = yaml.load(path.read_text(encoding="utf-8"), _PlainLoader)  # noqa: S506 (derived from SafeLoader)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
@@ -78,6 +96,8 @@ def _load(path: Path) -> dict[object, object]:
         raise UserError(f"{path}:{line} {error.problem}") from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise UserError(f"{path}: not readable as YAML: {' '.join(str(error).split())}") from None
+    if _values_in(body) > _MOST_VALUES:
+        raise UserError(f"{path}: more than {_MOST_VALUES:,} values; expected a recipe")
     if not isinstance(body, dict):
         raise UserError(f"{path}: expected keys and values that begin with 'version: {_VERSION}'")
     return body
@@ -86,13 +106,29 @@ def _load(path: Path) -> dict[object, object]:
 def _overrides(path: Path, key: object, value: object, groups: frozenset[str]) -> list[str]:
     """The overrides of one key; a mapping under a group's name means the keys of the chosen option."""
     name = _checked_key(path, key)
+    _refuse_places(path, name, value, groups)
     if name in groups and isinstance(value, Mapping):
         return [word for inner, item in value.items() for word in _overrides(path, f"{name}.{inner}", item, groups)]
     return [f"{name}={_value(path, name, value)}"]
 
 
-def _sweep(path: Path, key: object, values: object) -> str:
+def _values_in(node: object) -> int:
+    inner = node.values() if isinstance(node, Mapping) else node if isinstance(node, list) else ()
+    return 1 + sum(_values_in(item) for item in inner)
+
+
+def _refuse_places(path: Path, key: str, value: object, groups: frozenset[str]) -> None:
+    """An option is a name: Hydra takes `../../tmp/x` too, and a file there may put itself among Hydra's callbacks."""
+    if key.split("@")[0] not in groups or isinstance(value, Mapping):
+        return
+    for name in value if isinstance(value, list) else [value]:
+        if isinstance(name, str) and not _NAME.fullmatch(name):
+            raise UserError(f"{path}: {key}: '{name}'; expected the name of an option, such as --help lists")
+
+
+def _sweep(path: Path, key: object, values: object, groups: frozenset[str]) -> str:
     name = _checked_key(path, key)
+    _refuse_places(path, name, values, groups)
     if not isinstance(values, list) or not values:
         raise UserError(f"{path}: sweep.{name} is {values!r}; expected a list of values")
     return f"{name}=" + ",".join(_value(path, name, value) for value in values)
@@ -103,13 +139,29 @@ def _checked_key(path: Path, key: object) -> str:
         raise UserError(f"{path}: {key}: not allowed in a recipe, which can choose options but name no code")
     if not isinstance(key, str) or not _KEY.fullmatch(key):
         raise UserError(f"{path}: key {key!r}; expected a key as on the command line, such as shapes.tp")
-    if _HYDRA.search(key):
+    if key in _YOURS:
+        raise UserError(f"{path}: {key}: {_YOURS[key]}; expected on the command line, not in a recipe")
+    if ".." in key or _HYDRA.search(key):
         raise UserError(f"{path}: {key}: hydra's own settings are for the command line, not for a recipe")
     return key
 
 
-def _value(path: Path, key: str, value: object) -> str:
+def _refuse_outside(path: Path, key: str, value: str) -> None:
+    """What a recipe writes lies below the current directory, also behind links."""
+    try:
+        inside = Path(value).expanduser().resolve().is_relative_to(Path.cwd().resolve())
+    except (OSError, ValueError, RuntimeError):  # a null byte, links in a circle, no such home
+        inside = False
+    if not inside or Path(value).is_absolute():
+        raise UserError(f"{path}: {key}: '{value}' lies elsewhere; expected a place below this folder, or type it")
+
+
+def _value(path: Path, key: str, value: object, depth: int = 0) -> str:
     """A value in Hydra's grammar."""
+    if depth > _MOST_DEEP:
+        raise UserError(f"{path}: {key[:60]}: nested more than {_MOST_DEEP} deep; expected a recipe")
+    if key in _YOURS:
+        raise UserError(f"{path}: {key}: {_YOURS[key]}; expected on the command line, not in a recipe")
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -119,11 +171,13 @@ def _value(path: Path, key: str, value: object) -> str:
     if isinstance(value, str):
         if "${" in value:
             raise UserError(f"{path}: {key}: '{value}': interpolations are not allowed in a recipe")
+        if _WRITTEN.search(key):
+            _refuse_outside(path, key, value)
         return quote(str(Path(value).expanduser()) if value.startswith("~/") else value)
     if isinstance(value, list):
-        return f"[{','.join(_value(path, key, item) for item in value)}]"
+        return f"[{','.join(_value(path, key, item, depth + 1) for item in value)}]"
     if isinstance(value, Mapping):
         names = [_checked_key(path, inner) for inner in value]
-        texts = [_value(path, f"{key}.{name}", value[name]) for name in names]
+        texts = [_value(path, f"{key}.{name}", value[name], depth + 1) for name in names]
         return "{" + ",".join(f"{name}:{text}" for name, text in zip(names, texts, strict=True)) + "}"
     raise UserError(f"{path}: {key}: {value!r} is a {type(value).__name__}; expected text, a number, a list or keys")

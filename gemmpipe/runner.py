@@ -99,6 +99,8 @@ def run(plan: Plan, events: Events) -> int:
         if record.count and not plan.reuse:
             events.emit("line", f"resuming: {record.count:,} finished trials stand in {journal.path}")
         context = _context(plan, devices, journal, record, events, stop.check)
+        for word in plan.chain:
+            plan.stages[word].check(context)
         tables = record_frames(plan.family, record) if plan.reuse else {}
         context.watch.spent_s["start"] = time.monotonic() - started
         pool: Pool | None = None

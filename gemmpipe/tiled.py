@@ -1,7 +1,7 @@
 """What the tiled Triton kernels of all families share: their knobs, grid, workspace and launch."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -26,6 +26,8 @@ WGMMA_ROWS = 64
 """What a Hopper warpgroup multiplies at once."""
 KIND = "kernel_type"
 """Which kernel of a family an entry of the space is for; `plain` is the tiled one."""
+CACHES = ("", ".ca", ".cg")
+"""How a load of the weight may be cached."""
 AXES = (*NEEDED, *NEUTRAL, *AMD_ONLY, KIND)
 _LINE = 128
 _PREFETCHED_LINES = 16
@@ -47,6 +49,37 @@ def integer(knobs: Knobs, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise UserError(f"space.{name}: {value!r}, expected an integer")
     return value
+
+
+def check_axes(space: "Space", known: Sequence[str]) -> None:
+    """Raise UserError for an axis that is not known, a needed one that is missing, or a value that no tile can have."""
+    for axis in space.axes:
+        if axis not in known:
+            raise UserError(f"space.{axis}: no knob of this kernel{nearest(axis, known)}")
+    for axis in NEEDED:
+        if axis not in space.axes:
+            raise UserError(f"space.{axis}: missing; a tiled kernel needs {', '.join(NEEDED)}")
+    replaced = [
+        (name, v) for entry in space.when for name, values in entry.items() if isinstance(values, tuple) for v in values
+    ]
+    for axis, value in [(axis, v) for axis, values in space.axes.items() for v in values] + replaced:
+        if expected := _out_of_range(axis, value):
+            raise UserError(f"space.{axis}: {value!r}, expected {expected}")
+
+
+def _out_of_range(axis: str, value: Scalar) -> str | None:
+    """What a value of this axis should be, where it is none."""
+    number = isinstance(value, int) and not isinstance(value, bool)
+    size = value if number and isinstance(value, int) else 0
+    if axis.startswith("BLOCK_SIZE_") or axis == "num_warps":
+        return None if size > 0 and not size & (size - 1) else "a power of two"
+    if axis in ("num_stages", "GROUP_SIZE_M", "NUM_KSPLIT"):
+        return None if size > 0 else "a whole number from 1"
+    if axis in AMD_ONLY:
+        return None if value is None or (number and size >= 0) else "a whole number from 0"
+    if axis == "cache_modifier":
+        return None if value in CACHES else f"one of {', '.join(map(repr, CACHES))}"
+    return (None if isinstance(value, bool) else "true or false") if axis == SWAP else None
 
 
 @lru_cache(maxsize=64)
@@ -106,19 +139,17 @@ class Tiled(Kernel):
     def arguments(self, inputs: Inputs, prepared: Prepared, out: "torch.Tensor") -> Mapping[str, object]:
         """The tensors behind the pointers (but the workspace) and the strides of these operands."""
 
+    def check(self, space: "Space") -> None:
+        """Raises UserError for an axis that is no knob of this kernel, one that is missing, or a value out of range."""
+        check_axes(space, (*AXES, SWAP) if self.swaps else AXES)
+
     def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...]:
         """The axes that it knows."""
         return (*AXES, SWAP) if self.swaps else AXES
 
     def points(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
         """The space's points. Raises UserError for an axis that is no knob of this kernel, or one that is missing."""
-        axes = self.knob_names(spec, device)
-        for axis in space.axes:
-            if axis not in axes:
-                raise UserError(f"space.{axis}: no knob of this kernel{nearest(axis, axes)}")
-        for axis in NEEDED:
-            if axis not in space.axes:
-                raise UserError(f"space.{axis}: missing; a tiled kernel needs {', '.join(NEEDED)}")
+        self.check(space)
         return (p for p in space.points(facts_of(spec, device)) if p.get(KIND, "plain") == "plain")
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:

@@ -190,3 +190,25 @@ def test_siblings_stay_together_in_batches() -> None:
             assert len(batch) <= max(size, 3)
             assert all(sum(p["N"] == n for p in batch) in (0, 3) for n in (1, 2, 3, 4))
     assert list(batches([], 3)) == []
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("space.BLOCK_SIZE_M=foo", "space.BLOCK_SIZE_M: 'foo', expected a power of two"),
+        ("space.num_warps=[4,3]", "space.num_warps: 3, expected a power of two"),
+        ("space.num_stages=[-1]", "space.num_stages: -1, expected a whole number from 1"),
+        ("space.kpack=[x]", "space.kpack: 'x', expected a whole number from 0"),
+        ("space.cache_modifier=[.cgg]", "space.cache_modifier: '.cgg', expected one of '', '.ca', '.cg'"),
+        ("space.SWAP_AB=[1]", "space.SWAP_AB: 1, expected true or false"),
+        ("stages.select.prefer.tirton=0.9", "stages.select.prefer.tirton: no such backend; did you mean 'triton'?"),
+        (
+            "format.triton_json.buckets={low:{high:32,BLOCK_SIZ_M:32},rest:null}",
+            "format.triton_json.buckets.low.BLOCK_SIZ_M: no such knob; did you mean 'BLOCK_SIZE_M'?",
+        ),
+    ],
+)
+def test_what_no_candidate_can_have_is_told_before_anything_runs(
+    word: str, said: str, folder: Path, refusal: Callable[..., str]
+) -> None:
+    assert said in refusal("kernel=a16w16", "shapes=list", "shapes.items=[[8,64,64]]", "device=cpu", word)

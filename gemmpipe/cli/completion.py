@@ -1,6 +1,7 @@
 """Shell completion: Hydra's, with our first word taken out of the line it sees."""
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 
 from gemmpipe.cli.argv import CommandLine, sort_words
@@ -39,3 +40,8 @@ def show_hydra(line: CommandLine, current: str) -> None:
     """Rewrite the line that Hydra's completion reads: its own flags and overrides only."""
     mode = ["-m"] if line.has("--multirun") else []
     os.environ[_LINE] = " ".join(["gemmpipe", *mode, *line.words, current])
+
+
+def without_code(words: str) -> str:
+    """What Hydra offers, without the keys that name a class: those belong to files."""
+    return re.sub(r"\S*_target_=\S*[ \t]*", "", words)

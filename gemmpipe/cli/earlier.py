@@ -1,14 +1,18 @@
 """Earlier runs: what was typed for them, so that `resume=` and `reuse=` mean the same kernel and shapes."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
+from gemmpipe.cli.folders import Folders
 from gemmpipe.errors import UserError
 
 RUNS = Path("outputs/runs")
 _JOURNAL = "trials.jsonl"
+_CODE = re.compile(r"_target_|\$\{|(^|[@./+~])hydra\.(callbacks|searchpath|job)")
+"""In a word that someone else may have written: names code."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +25,7 @@ class EarlierRun:
     config_dir: Path | None
 
 
-def find(key: str, value: str, pipeline: str | None) -> EarlierRun:
+def find(key: str, value: str, pipeline: str | None, config_dir_typed: bool) -> EarlierRun:
     """The run that `resume=` or `reuse=` means. Raises UserError when there is none, or it is no run's folder."""
     folder = _last(key, pipeline) if value == "last" else Path(value).expanduser()
     if not folder.is_dir():
@@ -32,7 +36,7 @@ def find(key: str, value: str, pipeline: str | None) -> EarlierRun:
         raise UserError(
             f"{key}={value}: no {_JOURNAL} there; expected the folder of a run, such as outputs/runs/tune/..."
         )
-    run = _read(folder.resolve(), f"{key}={value}")
+    run = _read(folder.resolve(), f"{key}={value}", config_dir_typed)
     if pipeline is not None and pipeline != run.pipeline and key == "resume":
         raise UserError(f"{key}={value}: that run's pipeline is '{run.pipeline}', not '{pipeline}'; leave the word out")
     return run
@@ -55,7 +59,8 @@ def _began(journal: Path) -> bool:
         return bool(stream.readline()) and bool(stream.readline())
 
 
-def _read(folder: Path, where: str) -> EarlierRun:
+def _read(folder: Path, where: str, config_dir_typed: bool) -> EarlierRun:
+    """Raises UserError for a run made elsewhere that would bring its own code."""
     try:
         overrides = yaml.safe_load((folder / ".hydra" / "overrides.yaml").read_text(encoding="utf-8"))
         hydra = yaml.safe_load((folder / ".hydra" / "hydra.yaml").read_text(encoding="utf-8"))["hydra"]
@@ -64,11 +69,25 @@ def _read(folder: Path, where: str) -> EarlierRun:
         config_dir = next((source["path"] for source in sources if source["provider"] == "command-line"), None)
     except (OSError, yaml.YAMLError, KeyError, TypeError):
         raise UserError(f"{where}: its .hydra folder does not say what was typed for that run") from None
-    if not isinstance(overrides, list) or not isinstance(pipeline, str):
+    words = overrides if isinstance(overrides, list) else [None]
+    if not all(isinstance(word, str) for word in words) or not isinstance(pipeline, str):
         raise UserError(f"{where}: its .hydra folder does not say what was typed for that run")
+    odd = next((str(word) for word in overrides if _brings_code(str(word))), None)
+    if odd is not None:
+        raise UserError(f"{where}: '{odd}' was typed for that run, which can run code; expected a run of your own")
+    here = folder.is_relative_to(RUNS.resolve())
+    if config_dir and not here and not config_dir_typed:
+        raise UserError(f"{where}: that run had --config-dir={config_dir}, whose code would be run; type it too")
     return EarlierRun(
         folder=folder,
         pipeline=pipeline,
         overrides=tuple(str(word) for word in overrides),
         config_dir=Path(config_dir) if config_dir else None,
     )
+
+
+def _brings_code(word: str) -> bool:
+    """Whether an override of a run, which someone else may have made, can have anything but our options loaded."""
+    key, _, value = word.partition("=")
+    group = key.lstrip("+~").split("@")[0]
+    return bool(_CODE.search(word)) or (group in Folders(config_dir=None).options and bool({"/", "\\"} & set(value)))

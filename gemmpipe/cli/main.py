@@ -1,5 +1,7 @@
 """From the words of a command line to an exit code."""
 
+import contextlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -70,7 +72,10 @@ def _complete(line: CommandLine) -> int:
     completion.show_hydra(typed, current)
     pipeline = typed.first if typed.first in folders.pipelines else "tune"
     where = [f"--config-dir={folders.config_dir}"] if folders.config_dir else []
-    run_hydra(["--shell-completion", f"--config-name={pipeline}", *where, *line.words], _no_job)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        run_hydra(["--shell-completion", f"--config-name={pipeline}", *where, *line.words], _no_job)
+    print(completion.without_code(said.getvalue()), end="")
     return 0
 
 

@@ -8,6 +8,7 @@ from typing import Never, Self
 from tqdm import tqdm
 
 from gemmpipe.cli.streams import readers_may_leave
+from gemmpipe.errors import printable
 from gemmpipe.events import Event
 
 _HEARTBEAT_S = 10.0
@@ -78,6 +79,7 @@ class Terminal:
 
     def _print(self, text: str, *, error: bool = False) -> None:
         stream = sys.stderr if error else sys.stdout
+        text = printable(text)  # names in tables and files of others are part of it
         if self._bar is None:
             print(text, file=stream, flush=True)
         else:

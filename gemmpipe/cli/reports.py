@@ -5,14 +5,14 @@ import sys
 import traceback
 
 from gemmpipe.cli.streams import readers_may_leave
-from gemmpipe.errors import EnvironmentProblem, GemmpipeError
+from gemmpipe.errors import EnvironmentProblem, GemmpipeError, printable
 
 INTERRUPTED = 130
 
 
 def one_line(text: str) -> str:
-    """A text without line breaks or runs of blanks."""
-    return " ".join(text.split())
+    """A text without line breaks, runs of blanks, or what a terminal takes for a command."""
+    return printable(" ".join(text.split()))
 
 
 def report(error: GemmpipeError, cause: BaseException | None = None) -> int:

@@ -39,7 +39,7 @@ def understand(line: CommandLine) -> Request:
         recipe = read_recipe(Path(line.first).expanduser(), groups)
         pipeline, words = recipe.pipeline, _later_wins((*recipe.overrides, *line.words))
         multirun = multirun or recipe.multirun
-    run, words = _with_earlier(words, pipeline)
+    run, words = _with_earlier(words, pipeline, folders.config_dir is not None)
     if run is not None:
         if multirun and any(word.startswith("resume=") for word in words):
             raise UserError("resume: goes on with one run; leave -m out")
@@ -63,7 +63,9 @@ def understand(line: CommandLine) -> Request:
     )
 
 
-def _with_earlier(words: Sequence[str], pipeline: str | None) -> tuple[EarlierRun | None, tuple[str, ...]]:
+def _with_earlier(
+    words: Sequence[str], pipeline: str | None, config_dir_typed: bool
+) -> tuple[EarlierRun | None, tuple[str, ...]]:
     """The words with those of the run that `resume=` or `reuse=` names in front, so that later words win."""
     asked = [(key_of(word), word.split("=", 1)[1]) for word in words if "=" in word and key_of(word) in _EARLIER]
     asked = [(key, value.strip("\"'")) for key, value in asked if value not in {"", "null"}]
@@ -72,7 +74,7 @@ def _with_earlier(words: Sequence[str], pipeline: str | None) -> tuple[EarlierRu
     if len(asked) > 1:
         raise UserError("resume and reuse: expected one of them")
     key, value = asked[0]
-    run = find(key, value, pipeline)
+    run = find(key, value, pipeline, config_dir_typed)
     rest = [word for word in words if key_of(word) != key]
     place = [f"{key}={quote(str(run.folder))}"]
     if key == "resume":

@@ -10,7 +10,7 @@ from multiprocessing.connection import wait
 
 from gemmpipe.backends import Backend
 from gemmpipe.data import Build, Device
-from gemmpipe.errors import at_least
+from gemmpipe.errors import MOST_PROCESSES, at_least, at_most
 from gemmpipe.events import Events
 from gemmpipe.executors import Built, Executor, Finished, Pool, T, Usage
 from gemmpipe.executors.compiling import Compilers
@@ -38,6 +38,7 @@ class Local(Executor):
 
     def __post_init__(self) -> None:
         at_least(1, workers=self.workers, compile_workers=self.compile_workers, memory_pct=self.memory_pct)
+        at_most(MOST_PROCESSES, workers=self.workers, compile_workers=self.compile_workers)
         at_least(0.1, timeout_s=self.timeout_s, compile_timeout_s=self.compile_timeout_s)
 
     def start(

@@ -10,7 +10,7 @@ from typing import Any
 from gemmpipe.backends import Backend
 from gemmpipe.data import Device
 from gemmpipe.device import DeviceChoice
-from gemmpipe.errors import EnvironmentProblem, UserError, at_least
+from gemmpipe.errors import MOST_PROCESSES, EnvironmentProblem, UserError, at_least, at_most
 from gemmpipe.events import Events
 from gemmpipe.executors import Executor
 from gemmpipe.executors.ray_pool import RayPool
@@ -39,6 +39,7 @@ class Ray(Executor):
 
     def __post_init__(self) -> None:
         at_least(1, workers=self.workers, compile_workers=self.compile_workers, memory_pct=self.memory_pct)
+        at_most(MOST_PROCESSES, workers=self.workers, compile_workers=self.compile_workers)
         at_least(0.1, timeout_s=self.timeout_s, compile_timeout_s=self.compile_timeout_s, join_s=self.join_s)
 
     def find(self, choice: DeviceChoice) -> tuple[Device, ...]:

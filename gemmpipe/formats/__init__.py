@@ -41,6 +41,10 @@ class Format(ABC):
         """The ranges of M for which it stores one candidate a (N, K), those without any of `ms` left out."""
         return ()
 
+    def asks(self, family: Family) -> Mapping[str, tuple[str, ...]]:
+        """By key of the configuration: the knobs that a candidate must have to be stored there."""
+        return {}
+
     def table(self, family: Family, folder: Path) -> Path | None:
         """The native table that it keeps in this folder of artifacts, if it does."""
         return None

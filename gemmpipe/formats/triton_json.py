@@ -59,6 +59,10 @@ class TritonJson(Format):
         """The buckets of a family's files, lowest first."""
         return bucket_ranges(family.json_buckets, _WHERE) if self._ranges is None else self._ranges
 
+    def asks(self, family: Family) -> Mapping[str, tuple[str, ...]]:
+        """The constraints of its buckets."""
+        return {f"{_WHERE}.{b.name}": tuple(name for name, _ in b.must) for b in self.ranges(family)}
+
     def buckets(self, family: Family, ms: Sequence[int]) -> tuple[Bucket, ...]:
         """The buckets that hold any of these Ms."""
         return tuple(bucket for bucket in self.ranges(family) if any(bucket.holds(m) for m in ms))

@@ -1,6 +1,7 @@
 """Problems listed in the configuration itself."""
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,8 @@ from gemmpipe.errors import UserError, nearest
 from gemmpipe.family import Family, KernelDefaults
 from gemmpipe.problem import make_problem, parse_weight, unite
 from gemmpipe.sources import Source
+
+_MOST = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +50,9 @@ def _expanded(item: object, family: Family, where: str) -> Iterator[dict[str, ob
     sizes = [c.name for c in family.key_columns if c.kind == "int" and c.default is None]
     if isinstance(item, Mapping):
         named = {_column(name, family, where): value for name, value in item.items()}
+        count = math.prod(len(_values(value)) for value in named.values())
+        if count > _MOST:
+            raise UserError(f"{where}: {count:,} problems, expected at most {_MOST:,}")
         several = [[(name, each) for each in _values(value)] for name, value in named.items()]
         yield from (dict(pairs) for pairs in itertools.product(*several))
     elif isinstance(item, Sequence) and not isinstance(item, str) and len(item) == len(sizes):

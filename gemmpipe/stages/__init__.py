@@ -115,6 +115,10 @@ class Stage(ABC):
     sees_all_of: ClassVar[tuple[str, ...]] = ()
     """Tables that it gets of all batches so far, not of its own batch alone."""
 
+    def check(self, context: Context) -> None:
+        """Raises UserError for what can be told to be wrong before anything runs."""
+        return
+
     @abstractmethod
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """The tables of `gives`, from those of `needs`."""

@@ -4,10 +4,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
+from gemmpipe.errors import UserError, nearest
 from gemmpipe.formats import Target
 from gemmpipe.merging import Row
 from gemmpipe.recorded import kernel_changed
 from gemmpipe.stages import Context, Stage
+from gemmpipe.tiled import AXES, SWAP
 from gemmpipe.uniting import Judge
 
 if TYPE_CHECKING:
@@ -26,6 +28,15 @@ class Merge(Stage):
     needs: ClassVar[tuple[str, ...]] = ("selections",)
     gives: ClassVar[tuple[str, ...]] = ("artifacts",)
     sees_all_of: ClassVar[tuple[str, ...]] = ("selections",)  # a default file holds the commonest of all shapes
+
+    def check(self, context: Context) -> None:
+        """Raises UserError for a bucket that asks for a knob that no candidate has."""
+        known = {*context.space.axes, *AXES, SWAP}
+        for _, each in context.formats:
+            for where, knobs in each.asks(context.family).items():
+                for knob in knobs:
+                    if knob not in known:
+                        raise UserError(f"{where}.{knob}: no such knob{nearest(knob, known)}")
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """A table of `format` and `file`. Raises UserError for an artifact that was broken by hand, which stays."""

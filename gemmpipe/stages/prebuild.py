@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.data import Build, BuildFacts, Device
 from gemmpipe.device import target_device
-from gemmpipe.errors import at_least
+from gemmpipe.errors import MOST_PROCESSES, at_least, at_most
 from gemmpipe.executors.compiling import Compilers
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.winners import Winner, winners
@@ -32,6 +32,7 @@ class Prebuild(Stage):
 
     def __post_init__(self) -> None:
         at_least(1, workers=self.workers)
+        at_most(MOST_PROCESSES, workers=self.workers)
         at_least(0.1, timeout_s=self.timeout_s)
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":

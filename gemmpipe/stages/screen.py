@@ -47,6 +47,11 @@ class Screen(Stage):
         at_least(1, keep=self.keep)
         at_least(0, margin_pct=self.margin_pct, bucket_keep=self.bucket_keep)
 
+    def check(self, context: Context) -> None:
+        """Raises UserError for an axis or a value of the space that the family's kernels cannot have."""
+        for implementation in context.implementations:
+            implementation.check(context.space)
+
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """Shortlist and trials of the problems."""
         problems = problems_of(context.family, tables["problems"])

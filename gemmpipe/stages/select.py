@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe import table
 from gemmpipe.data import Bucket, Candidate, Problem, Status
-from gemmpipe.errors import at_least
+from gemmpipe.errors import UserError, at_least, nearest
 from gemmpipe.family import GemmSpec
 from gemmpipe.merging import CUT_SHORT, SHARED
+from gemmpipe.runtime.choosing import library_backends
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.choice import Choice, Finalist, Rules, choose
 from gemmpipe.stages.rows import candidate_of, config_text, problems_of, quantile
@@ -35,6 +36,14 @@ class Select(Stage):
     def __post_init__(self) -> None:
         at_least(0, max_extra_weight_pct=self.max_extra_weight_pct, tie_pct=self.tie_pct)
         at_least(0, min_improvement_pct=self.min_improvement_pct, **{f"prefer.{k}": v for k, v in self.prefer.items()})
+
+    def check(self, context: Context) -> None:
+        """Raises UserError for a preferred backend that there is not."""
+        labels = {i.label for i in (*context.implementations, *context.family.implementations)}
+        known = labels | set(library_backends())
+        for label in self.prefer:
+            if label not in known:
+                raise UserError(f"stages.select.prefer.{label}: no such backend{nearest(label, known)}")
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """Selections of problems and of the buckets that the formats ask for."""

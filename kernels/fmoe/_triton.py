@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 from gemmpipe.builds import find_kernel, is_interpreted, load_build
 from gemmpipe.data import Build, Device, Knobs, Scalar, digest
-from gemmpipe.errors import UserError, nearest
 from gemmpipe.experts import experts_of, routing
 from gemmpipe.family import Experts, GemmSpec, Implementation, Inputs, Launch, Prepared
 from gemmpipe.fits import tile_misfit
 from gemmpipe.kernels.fmoe._steps import KERNELS, MODULE, Step, dtypes_of, scratch, steps
-from gemmpipe.tiled import AMD_ONLY, NEEDED, WGMMA_ROWS, facts_of, hash_of, integer, next_power
+from gemmpipe.tiled import AMD_ONLY, NEEDED, WGMMA_ROWS, check_axes, facts_of, hash_of, integer, next_power
 from gemmpipe.two_stage import APART, FUSED, SECOND, knobs_of_stage
 from gemmpipe.workspace import SCRATCH
 
@@ -34,18 +33,17 @@ class FusedExperts(Implementation):
 
     label = "triton"
 
+    def check(self, space: "Space") -> None:
+        """Raises UserError for an axis that is no knob of these kernels, a missing one, or a value out of range."""
+        check_axes(space, _AXES)
+
     def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...]:
         """The axes that it knows."""
         return _AXES
 
     def points(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
         """The space's points. Raises UserError for an axis that is no knob of these kernels, or one that is missing."""
-        for axis in space.axes:
-            if axis not in _AXES:
-                raise UserError(f"space.{axis}: no knob of this kernel{nearest(axis, _AXES)}")
-        for axis in NEEDED:
-            if axis not in space.axes:
-                raise UserError(f"space.{axis}: missing; a tiled kernel needs {', '.join(NEEDED)}")
+        self.check(space)
         return space.points(facts_of(spec, device))
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:

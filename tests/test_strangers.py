@@ -1,0 +1,230 @@
+"""Files from strangers: what was tried to make one run code, write elsewhere, take over a terminal or never end."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gemmpipe.cli.main import main
+from gemmpipe.cli.progress import Terminal
+from gemmpipe.events import Event
+from gemmpipe.runner import Plan
+
+Refusal = Callable[..., str]
+AXES = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "NUM_KSPLIT", "num_warps", "num_stages")
+CALLBACK = "# @package hydra.callbacks\nx:\n  _target_: builtins.open\n  file: {mark}\n  mode: w\n"
+"""An option that Hydra composes among its callbacks, and instantiates before any configuration is built."""
+
+
+@pytest.fixture
+def mark(folder: Path) -> Path:
+    """What a stranger's code would make."""
+    return folder / "code-was-run"
+
+
+def _recipe(folder: Path, text: str) -> str:
+    path = folder / "r.yaml"
+    path.write_text(f"version: 1\n{text}\n")
+    return str(path)
+
+
+@pytest.mark.parametrize("form", ["search: '{}'", "format: [csv, '{}']", "sweep: {{search: [halving, '{}']}}"])
+def test_a_recipe_cannot_bring_an_option_of_its_own(
+    form: str, folder: Path, mark: Path, refusal: Refusal, plans: list[Plan]
+) -> None:
+    (folder / "evil.yaml").write_text(CALLBACK.format(mark=mark))
+    for name in (f"../../../../../../../../../../../..{folder}/evil", f"{folder}/evil", "..\\evil", "a/../../evil"):
+        assert "expected the name of an option" in refusal(_recipe(folder, form.format(name)))
+    assert not mark.exists()
+    assert plans == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("resume: evil", "resume: goes on with a run, whose words would be read from its folder"),
+        ("reuse: evil", "reuse: reads another run"),
+        ("executor: ray\nexecutor.address: ray://evil:1", "executor.address: connects to a cluster"),
+        ("executor: {address: 'ray://evil:1'}", "executor.address: connects to a cluster"),
+        ("search/../hydra/callbacks: x", "not for a recipe"),
+        ("a..b: x", "not for a recipe"),
+        ("pipeline: ../../evil", "no such pipeline"),
+        ("output: /etc/gemmpipe", "output: '/etc/gemmpipe' lies elsewhere; expected a place below this folder"),
+        ("output: ../elsewhere", "lies elsewhere"),
+        ("output: ~/elsewhere", "lies elsewhere"),
+        ("output: away/x", "lies elsewhere"),
+        ('output: "a\\0b"', "lies elsewhere"),
+        ("profile: /tmp/x.csv", "profile: '/tmp/x.csv' lies elsewhere"),
+        ("format.csv.file: /tmp/x.csv", "format.csv.file: '/tmp/x.csv' lies elsewhere"),
+        ("format: {csv: {file: ../x.csv}}", "format.csv.file: '../x.csv' lies elsewhere"),
+        ("sweep: {output: [a, ../b]}", "output: '../b' lies elsewhere"),
+        ("shapes: csv\nshapes.path: x\nbatch: 1e400", "batch: "),
+        ("shapes: {a: " + "{a: " * 40 + "1" + "}" * 40 + "}", "nested more than 32 deep"),
+        ("stages.screen.keep: " + "9" * 5000, ""),
+        ("batch: [" + "16, " * 2000 + "16]", "more than 2,000 values"),
+        ("space: {" + ", ".join(f"{axis}: {[16] * 20}" for axis in AXES) + "}", "points, expected at most 20,000,000"),
+        ("executor.compile_workers: 1000000", "compile_workers=1e+06, expected at most 4096"),
+        ("format.triton_json.device_name: ../../etc/x", "device_name: '../../etc/x', expected a name"),
+        ('format.triton_json.device_name: "a\\0b"', "expected a name"),
+    ],
+    ids=lambda text: text[:40],
+)
+def test_a_recipe_cannot_write_elsewhere_connect_or_never_end(
+    text: str, said: str, folder: Path, refusal: Refusal, plans: list[Plan]
+) -> None:
+    (folder / "away").symlink_to("/tmp")
+    begun = time.monotonic()
+    assert said in refusal(_recipe(folder, text))
+    assert plans == []
+    assert time.monotonic() - begun < 20
+
+
+def test_what_a_recipe_may_not_name_the_command_line_may(folder: Path, plans: list[Plan]) -> None:
+    elsewhere = folder.parent / "elsewhere"
+    assert main([_recipe(folder, "output: here/below"), f"profile={elsewhere}/x.csv"]) == 0
+    assert main([_recipe(folder, "kernel: a16w16"), f"output={elsewhere}"]) == 0
+    assert [plan.output for plan in plans] == ["here/below", str(elsewhere)]
+
+
+def test_third_party_code_comes_from_words_on_the_command_line_alone(
+    folder: Path, refusal: Refusal, mark: Path
+) -> None:
+    options = folder / "theirs" / "backend"
+    options.mkdir(parents=True)
+    (options / "own.yaml").write_text("own:\n  _target_: their_backend.Own\n")
+    (folder / "theirs" / "their_backend.py").write_text(f"open({str(mark)!r}, 'w')\n")
+    recipe = _recipe(folder, "backend: [own]")
+    assert "backend: no option 'own'" in refusal(recipe)
+    assert "not allowed in a recipe" in refusal(_recipe(folder, "backend: {own: {_target_: their_backend.Own}}"))
+    assert not mark.exists()
+    # The user's own word brings it in, also under a recipe: then its code is run, and found to be no backend.
+    recipe = _recipe(folder, "backend: [own]")
+    assert main([recipe, "--config-dir", str(folder / "theirs")]) != 0
+    assert mark.exists()
+
+
+def _run_of_a_stranger(folder: Path, overrides: object, config_dir: str | None = None) -> Path:
+    run = folder / "theirs" / "run"
+    (run / ".hydra").mkdir(parents=True, exist_ok=True)
+    (run / "trials.jsonl").write_text('{"row":"session"}\n{"row":"x"}\n')
+    sources = [{"provider": "command-line", "path": config_dir}] if config_dir else []
+    hydra = {"hydra": {"job": {"config_name": "tune"}, "runtime": {"config_sources": sources}}}
+    (run / ".hydra" / "hydra.yaml").write_text(yaml.safe_dump(hydra))
+    (run / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump(overrides))
+    return run
+
+
+@pytest.mark.parametrize("key", ["resume", "reuse"])
+@pytest.mark.parametrize(
+    "word",
+    [
+        "+hydra.callbacks.x._target_=builtins.open",
+        "hydra.searchpath=[file:///tmp]",
+        "search=../../../../../../tmp/evil",
+        "backend=[triton,/tmp/evil]",
+        "output=${oc.env:HOME}",
+        "hydra.job.env_set.LD_PRELOAD=/tmp/evil.so",
+    ],
+)
+def test_the_run_of_a_stranger_brings_no_code(key: str, word: str, folder: Path, mark: Path, refusal: Refusal) -> None:
+    run = _run_of_a_stranger(folder, [word])
+    assert "which can run code; expected a run of your own" in refusal(f"{key}={run}")
+    assert not mark.exists()
+
+
+def test_the_run_of_a_stranger_brings_no_options(folder: Path, mark: Path, refusal: Refusal) -> None:
+    code = folder / "code" / "backend"
+    code.mkdir(parents=True)
+    (code / "own.yaml").write_text("own:\n  _target_: their_backend.Own\n")
+    (folder / "code" / "their_backend.py").write_text(f"open({str(mark)!r}, 'w')\n")
+    run = _run_of_a_stranger(folder, ["backend=[own]"], config_dir=str(folder / "code"))
+    assert "whose code would be run; type it too" in refusal(f"reuse={run}")
+    assert not mark.exists()
+
+
+def test_a_bomb_of_aliases_in_a_run_is_no_list_of_words(folder: Path, refusal: Refusal) -> None:
+    run = _run_of_a_stranger(folder, [])
+    levels = "".join(f"- &l{i} [{', '.join([f'*l{i - 1}'] * 10)}]\n" for i in range(1, 9))
+    (run / ".hydra" / "overrides.yaml").write_text(f"- &l0 [x]\n{levels}")
+    assert "does not say what was typed" in refusal(f"reuse={run}")
+
+
+TABLE = "gfx,cu_num,M,N,K,libtype,us,kernelName,config\n"
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {"BLOCK_SIZE_K": 0},
+        {"BLOCK_SIZE_M": -16},
+        {"BLOCK_SIZE_M": 2**62},
+        {"BLOCK_SIZE_M": "16; import os"},
+        {"BLOCK_SIZE_M": 1e300},
+        {"num_warps": 10**30},
+        {"cache_modifier": '"); import os; ("'},
+        {"__class__": 1},
+    ],
+)
+def test_knobs_of_a_stranger_are_compiled_only_where_they_fit(
+    knobs: dict[str, object], folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    good = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "num_warps": 4, "num_stages": 2}
+    rest = {"GROUP_SIZE_M": 1, "NUM_KSPLIT": 1, "cache_modifier": ""}
+    config = json.dumps(good | rest | knobs).replace('"', '""')
+    (folder / "bf16_tuned_gemm.csv").write_text(f'{TABLE}sm_90,132,16,256,256,triton,5,product,"{config}"\n')
+    code = main(["prebuild", "table=bf16_tuned_gemm.csv"])
+    out, error = capfd.readouterr()
+    assert "internal error" not in error
+    assert (code, "stale: " in out or "expected the knobs as a JSON object" in error) in ((1, True), (2, True))
+    assert "compiled in" not in out
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ('sm_90,132,1,2,3,torch,5,x,"{""a"":NaN}"', "expected the knobs as a JSON object"),
+        ('sm_90,132,1,2,3,torch,5,x,"{""a"":{""b"":1}}"', "expected the knobs as a JSON object"),
+        ('sm_90,132,1,2,3,torch,5,x,"' + "[" * 100_000 + '"', "config"),
+        ("sm_90,132,1,2,3,torch,5,x," + "y" * 200_000, "field larger than field limit"),
+        ("sm_90,132," + "9" * 400 + ",2,3,torch,5,x,{}", "column M"),
+        ("sm_90,132,1,2,3,torch,1e999,x,{}", "column us: '1e999'"),
+        ('sm_90,132,1,2,3,torch,5,"x\ny",{}', "a quote that is not closed in its line"),
+    ],
+)
+def test_cells_of_a_stranger(cells: str, said: str, folder: Path, refusal: Refusal) -> None:
+    (folder / "bf16_tuned_gemm.csv").write_text(f"{TABLE}{cells}\n")
+    assert said in refusal("merge", "inputs=bf16_tuned_gemm.csv", "output=c.csv")
+    assert not (folder / "c.csv").exists()
+
+
+def test_a_table_cannot_command_the_terminal(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    row = "sm_90,132,1,2,3,\x1b]0;pwned\x07,{us},\x1b[2J\x9b31m,{{}}\n"
+    (folder / "bf16_tuned_gemm.csv").write_text(TABLE + row.format(us=5) + row.format(us=6))
+    assert main(["merge", "inputs=bf16_tuned_gemm.csv", "output=c.csv"]) == 0
+    out, error = capfd.readouterr()
+    for text in (out, error, (folder / "c.csv.merge.txt").read_text()):
+        assert all(c.isprintable() or c == "\n" for c in text)
+    terminal = Terminal(verbose=True)
+    for kind in ("line", "warning", "detail"):
+        terminal(Event(kind=kind, text="a\x1b[2Jb\r\nc"))
+    assert "\x1b" not in "".join(capfd.readouterr())
+
+
+def test_links_of_a_stranger_are_not_written_through(folder: Path) -> None:
+    """A repository can hold links under the names that a run writes."""
+    (folder / "precious").write_text("mine")
+    (folder / "bf16_tuned_gemm.csv").write_text(TABLE + "sm_90,132,1,2,3,torch,5,x,{}\n")
+    for name in ("c.csv.merge.txt", "c.csv.meta.json", ".c.csv.lock"):
+        os.symlink("precious", folder / name)
+    main(["merge", "inputs=bf16_tuned_gemm.csv", "output=c.csv"])
+    assert (folder / "precious").read_text() == "mine"
+
+
+def test_endless_files_are_refused(folder: Path, refusal: Refusal) -> None:
+    assert "no regular file" in refusal("capture", "shapes=csv", "shapes.path=/dev/zero")
+    os.mkfifo(folder / "pipe.json")
+    assert "pipe.json: no regular file" in refusal("capture", "shapes=model", f"shapes.path={folder / 'pipe.json'}")
