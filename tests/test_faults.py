@@ -148,7 +148,7 @@ def test_ctrl_c_twice_stops_at_once(start: Start, site: Site) -> None:
     started.process.send_signal(signal.SIGINT)
     code, _, error = started.end(timeout_s=20)
     assert code == 130
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 8, "a hundred seconds of deadline, or ten of patience"
     assert "Traceback" not in error
     assert started.gone()
 

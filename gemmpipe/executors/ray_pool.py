@@ -66,7 +66,7 @@ class RayPool(Pool):
     def __init__(self, executor: "Ray", lease: Lease, workers: int, events: Events, check: Callable[[], None]) -> None:
         import ray
 
-        self._ray = ray
+        self._ray: Any = ray
         self._executor = executor
         self._lease = lease
         self._events = events
@@ -258,7 +258,7 @@ class RayPool(Pool):
             self._inbox.append(built)
 
     def _resources(self) -> dict[str, float]:
-        found: dict[str, float] = self._ray.cluster_resources()  # type: ignore[no-untyped-call]
+        found: dict[str, float] = self._ray.cluster_resources()
         return found
 
     # The end

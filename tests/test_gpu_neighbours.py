@@ -1,0 +1,53 @@
+"""Another process at work on the GPU is noticed, and our own work is not mistaken for it."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from gemmpipe.conditions import Neighbours, conditions
+from gemmpipe.device import gpu_device
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+_OTHER = """
+import sys, torch
+x = torch.ones(8192, 8192, device="cuda")
+print("up", flush=True)
+while True:
+    x @ x
+    torch.cuda.synchronize()
+"""
+
+
+def _work(x: torch.Tensor) -> None:
+    for _ in range(300):
+        x @ x
+    torch.cuda.synchronize()
+
+
+def test_another_process_is_seen_while_it_works() -> None:
+    device = gpu_device(0)
+    x = torch.ones(8192, 8192, device="cuda")
+    neighbours = Neighbours(device)
+    if conditions(device)["sm_mhz"] is None:
+        pytest.skip("NVML tells nothing here")
+    _work(x)
+    assert not neighbours.look(), "our own work is nobody else's"
+    other = subprocess.Popen([sys.executable, "-c", _OTHER], stdout=subprocess.PIPE, text=True)
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "up\n"
+        time.sleep(2)
+        neighbours.look()
+        time.sleep(1)
+        _work(x)
+        assert neighbours.look()
+    finally:
+        other.kill()
+        other.communicate()
+    time.sleep(3)
+    neighbours.look()
+    _work(x)
+    assert not neighbours.look(), "it is gone"
