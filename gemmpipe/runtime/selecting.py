@@ -60,4 +60,10 @@ def _at(tables: Tables, problem: Problem, m: int, step: str, spec: GemmSpec, dev
                     f"{found.path}: {problem.id}: the stored candidate is skipped here: {reason}",
                 )
             continue
+        product = found.row.get("device")
+        if product not in (None, "", device.name):  # gfx and cu_num are the same on an H100 and an H200
+            LOG.warn(
+                f"{found.path} of {product}",
+                f"{found.path}: rows timed on {product} answer on {device.name}: gfx and cu_num are the same",
+            )
         yield Selected(step=step, source=f"M={m} of {found.path}", chosen=chosen)

@@ -69,12 +69,17 @@ class Capture(Stage):
 
 
 def tuned(context: Context) -> set[Key]:
-    """The keys that the output's native tables hold; rows that only fill a gap do not count."""
+    """The keys that the output's native tables hold; rows that only fill a gap, or are another product's, do not count.
+
+    Products such as an H100 and an H200 share gfx and cu_num.
+    """
+    here = (None, context.device.name)
     keys: set[Key] = set()
     for path in native_tables(context.family, context.output, (each for _, each in context.formats)):
         if path.is_file():
             rows = store.read(path, context.family)
-            keys |= {key_of(row, context.family) for row in rows if not _again(row.get("policy"), context)}
+            rows = [row for row in rows if row.get("device") in here and not _again(row.get("policy"), context)]
+            keys |= {key_of(row, context.family) for row in rows}
     return keys
 
 

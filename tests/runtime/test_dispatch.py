@@ -284,3 +284,11 @@ def test_tables_are_read_again_when_asked(row, table, x, w, steps) -> None:
     reload()
     gemm_a16w16(x(4), w)
     assert steps() == [f"exact: M=4 of {path}: torch method=mm"]
+
+
+def test_rows_of_another_product_answer_with_a_warning(row, table, x, w, caplog) -> None:
+    path = table(row(4, "onednn", PACKED, device="NVIDIA H100"), row(8, "torch", COPY, device=cpu_device().name))
+    for m in (8, 4, 4):
+        close(gemm_a16w16(x(m), w), x(m), w)
+    (warning,) = [record.getMessage() for record in caplog.records if "timed on" in record.getMessage()]
+    assert warning.startswith(f"gemmpipe: {path}: rows timed on NVIDIA H100 answer on {cpu_device().name}")
