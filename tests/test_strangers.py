@@ -8,11 +8,17 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from gemmpipe.cli.main import main
 from gemmpipe.cli.progress import Terminal
+from gemmpipe.errors import UserError
 from gemmpipe.events import Event
+from gemmpipe.family import load_family
 from gemmpipe.runner import Plan
+from gemmpipe.store import open_sheet, render
+from gemmpipe.uniting import Judge, entries_of, unite
 
 Refusal = Callable[..., str]
 AXES = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "NUM_KSPLIT", "num_warps", "num_stages")
@@ -228,3 +234,34 @@ def test_endless_files_are_refused(folder: Path, refusal: Refusal) -> None:
     assert "no regular file" in refusal("capture", "shapes=csv", "shapes.path=/dev/zero")
     os.mkfifo(folder / "pipe.json")
     assert "pipe.json: no regular file" in refusal("capture", "shapes=model", f"shapes.path={folder / 'pipe.json'}")
+
+
+_REAL = (
+    b"gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,config,_tag\n"
+    b'sm_90,132,1,2,3,False,torch.bfloat16,torch.bfloat16,False,False,triton,0,4,9.5,p@6a0,0.5%,"{""a"":1}",x\n'
+    b"gfx942,304,1,2,3,TRUE,bf16,torch.float32,0,,asm,5,13,7.9,_ZN,0.0,,\n"
+)
+
+
+_EDIT = st.tuples(st.integers(0, len(_REAL)), st.integers(0, 8), st.binary(max_size=6))
+
+
+@given(st.lists(_EDIT, min_size=1, max_size=6))
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_table_of_any_bytes_is_read_whole_or_refused_in_a_line(
+    folder: Path, edits: list[tuple[int, int, bytes]]
+) -> None:
+    raw = _REAL
+    for place, cut, text in edits:
+        raw = raw[:place] + text + raw[place + cut :]
+    path, family = folder / "t.csv", load_family("a16w16")
+    path.write_bytes(raw)
+    try:
+        entries = entries_of(path, family, open_sheet(path, family), {})
+    except UserError:
+        return
+    union = unite(entries, family, Judge(device=None, changed=lambda row: False))
+    extra = sorted({name for entry in union.entries for name in entry.extra})
+    path.write_text(render([{**e.row, **e.extra} for e in union.entries], family, extra), newline="")
+    again = open_sheet(path, family)
+    assert [row.get("us") for row in again.rows] == [entry.row.get("us") for entry in union.entries]
