@@ -60,7 +60,7 @@ class SameSize(Backend):
         if knobs["method"] == EMPTY:
             return Prepared(weights=weights)
         w = torch.randn(spec.n, spec.k, device=weights.w.device, dtype=torch.bfloat16)
-        return Prepared(weights=weights, extra=w)
+        return Prepared(weights=weights, extra=w, extra_bytes=w.numel() * w.element_size())
 
     def bind(
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"

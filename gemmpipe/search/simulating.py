@@ -1,8 +1,7 @@
 """A search against a recorded space: it is answered from the record, and charged what that cost."""
 
-import heapq
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gemmpipe.data import Candidate, Problem, Status, Trial, median
@@ -46,24 +45,20 @@ class Bench:
         self._slots = slots
         self._dice = dice
         self._seen: set[Candidate] = set()
+        self._built: set[str] = set()
         self.at_s = 0.0
 
     @property
     def evaluations(self) -> int:
         return len(self._seen)
 
-    def answer(self, requests: Sequence[Request], built: set[str]) -> list[Trial]:
-        """Compile what is not `built` yet, run everything; the clock goes on by what that took."""
-        self._compile({b for r in requests for b in self._outcomes[r.candidate].builds} - built)
-        built |= {b for r in requests for b in self._outcomes[r.candidate].builds}
-        return [self._run(r) for r in requests]
-
-    def _compile(self, builds: Iterable[str]) -> None:
-        free = [0.0] * self._slots
-        costs = sorted((self._recording.facts[b].compile_s for b in builds), reverse=True)
-        for cost in costs:
-            heapq.heappush(free, heapq.heappop(free) + cost)
-        self.at_s += max(free)
+    def answer(self, request: Request) -> Trial:
+        """Compile what is not built yet, and run; the clock goes on by what that took."""
+        builds = set(self._outcomes[request.candidate].builds) - self._built
+        self._built |= builds
+        # The slots are busy with other problems' builds as well: a build costs its share of them.
+        self.at_s += sum(self._recording.facts[b].compile_s for b in builds) / self._slots
+        return self._run(request)
 
     def _run(self, request: Request) -> Trial:
         outcome = self._outcomes[request.candidate]
@@ -89,24 +84,33 @@ class _Player:
         self.bench, self.hunt, self.subject = bench, hunt, subject
         self._latest: dict[Candidate, Trial] = {}
         self._moments: list[Moment] = []
+        self._leader: Candidate | None = None
 
-    def step(self, built: set[str]) -> None:
-        requests = self.hunt.ask()
-        if not requests:
-            return
-        trials = self.bench.answer(requests, built)
-        for trial in trials:
+    def step(self) -> None:
+        """Answer what the search asks for, one after the other; it is told when all are done."""
+        trials = []
+        for request in self.hunt.ask():
+            trial = self.bench.answer(request)
+            trials.append(trial)
             self._latest[trial.candidate] = trial
             self.subject.lore.learn(trial)
-        self.hunt.tell(trials)
-        ranked = self._ranked()
-        best = ranked[0] if ranked else None
-        self._moments.append(Moment(at_s=self.bench.at_s, evaluations=self.bench.evaluations, best=best))
+            self._leader = self._ahead(trial)
+            self._moments.append(Moment(at_s=self.bench.at_s, evaluations=self.bench.evaluations, best=self._leader))
+        if trials:
+            self.hunt.tell(trials)
+
+    def _ahead(self, trial: Trial) -> Candidate | None:
+        """Who seems the fastest now; a longer look at the leader, or at another, counts more than a glance."""
+        leader = self._latest.get(self._leader) if self._leader is not None else None
+        if trial.candidate == self._leader or leader is None:
+            ranked = self._ranked()
+            return ranked[0] if ranked else None
+        return min(leader, trial, key=_merit).candidate
 
     def _ranked(self) -> list[Candidate]:
         """Those that were looked at longest first, then by time: a glance is not compared with a long look."""
         timed = [t for t in self._latest.values() if t.time_us is not None]
-        return [t.candidate for t in sorted(timed, key=lambda t: (-t.launches, t.time_us, t.candidate.id))]
+        return [t.candidate for t in sorted(timed, key=_merit)]
 
     def result(self, outcomes: Mapping[Candidate, Outcome], rounds: int, dice: random.Random) -> Replayed:
         """The finals: a sample a round averages over many launches, so each is a bootstrap of the whole record."""
@@ -122,6 +126,10 @@ class _Player:
             chosen=min(times, key=lambda c: (times[c], c.id)) if times else None,
             evaluations=self.bench.evaluations,
         )
+
+
+def _merit(trial: Trial) -> tuple[bool, int, float, str]:
+    return trial.time_us is None, -trial.launches, trial.time_us or 0.0, trial.candidate.id
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +153,6 @@ def replay(
 ) -> list[Replayed]:
     """The search on these problems side by side, as in a run: builds are shared, and what `lore` learns of each."""
     dice = random.Random(seed)
-    built: set[str] = set()
     lore.facts |= recording.facts if not lore.facts else {}
     players = []
     for problem, spec in problems:
@@ -166,5 +173,5 @@ def replay(
         players.append(_Player(bench, search.start(subject), subject))
     while not all(p.hunt.over for p in players):
         for player in players:
-            player.step(built)
+            player.step()
     return [p.result(recording.problems[p.subject.problem], terms.rounds, dice) for p in players]

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from gemmpipe import store
 from gemmpipe.backends.same_size import BLOCKWISE, SameSize
-from gemmpipe.data import Build, Candidate, Problem
+from gemmpipe.data import Build, Candidate, Problem, Scalar
 from gemmpipe.errors import UserError
 from gemmpipe.executors import Built, finishing
 from gemmpipe.family import GemmSpec, Implementation
@@ -20,6 +21,7 @@ from gemmpipe.recorded import Unusable, recorded_candidate
 from gemmpipe.runtime.tables import load_tables
 from gemmpipe.search.features import Vocabulary, see
 from gemmpipe.stages import Context, Stage
+from gemmpipe.stages.incumbents import native_tables
 from gemmpipe.stages.listing import Listing, list_candidates
 from gemmpipe.stages.rows import config_text, problems_of
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 _WAIT_S = 0.5
 TUNED, OWN, UNTUNED = "tuned", "tuned, own kernels", "untuned"
 
+Key = tuple[tuple[str, Scalar], ...]
 Entry = tuple[str, Candidate, str]
 """(name, candidate, role)."""
 
@@ -37,11 +40,13 @@ Entry = tuple[str, Candidate, str]
 class Lineup(Stage):
     """The tuned winner, the best own kernel, the untuned choice, every library path, and engines' configurations.
 
-    `vllm` and `sglang` are folders or files of these engines' JSON configurations, run on the kernel of their form.
+    `vllm` and `sglang` are folders or files of these engines' JSON configurations, run on the kernel of their form;
+    `own` is a table that was tuned without libraries, so that own kernels take part where a library was chosen.
     """
 
     vllm: tuple[str, ...]
     sglang: tuple[str, ...]
+    own: str | None
 
     needs: ClassVar[tuple[str, ...]] = ("problems",)
     gives: ClassVar[tuple[str, ...]] = ("shortlist", "lineup")
@@ -49,6 +54,7 @@ class Lineup(Stage):
 
     def __post_init__(self) -> None:
         _files(self.vllm, "vllm"), _files(self.sglang, "sglang")
+        _files([self.own] if self.own else [], "own")
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """A shortlist for bench, and `lineup`: problem, name, candidate, reason (where it takes no part)."""
@@ -56,7 +62,7 @@ class Lineup(Stage):
 
         from gemmpipe.table import SHORTLIST
 
-        chosen = _chosen(context)
+        chosen, own = _chosen(context), _of(_rows([Path(self.own).expanduser()] if self.own else [], context), context)
         engines = [("vllm", _files(self.vllm, "vllm"), Vllm(device_name=None))]
         engines += [("sglang", _files(self.sglang, "sglang"), Sglang(device_name=None))]  # type: ignore[list-item]
         shortlist: dict[tuple[str, str], dict[str, object]] = {}
@@ -66,11 +72,11 @@ class Lineup(Stage):
             listing = list_candidates(
                 problem, context.family, context.implementations, context.device, context.space, ()
             )
-            entries = [*_ours(problem, listing, chosen.get(problem.key), context), *_others(listing, context)]
+            row, alone = chosen.get(problem.key), own.get(problem.key)
+            entries = [*_tuned(listing, row, alone, context), *_untuned(listing, context), *_others(listing, context)]
             entries += [e for name, files, form in engines for e in _engine(name, files, form, listing, context)]
             for name, candidate, role in entries:
-                row = shortlist.setdefault((problem.id, candidate.id), _row(problem, candidate, role))
-                row["role"] = role if row["role"] == "unlike" else row["role"]
+                shortlist.setdefault((problem.id, candidate.id), _row(problem, candidate, role))
                 named.append({"problem": problem.id, "name": name, "candidate": candidate.id})
                 builds |= {b.id: b for b in _builds(candidate, listing, context)}
         _compile(list(builds.values()), context)
@@ -93,44 +99,55 @@ def _row(problem: Problem, candidate: Candidate, role: str) -> dict[str, object]
     }
 
 
-def _chosen(context: Context) -> dict[tuple[tuple[str, object], ...], Row]:
+def _chosen(context: Context) -> dict[Key, Row]:
     """The rows of the run-time tables for this device, the output's own first; by problem key."""
-    from gemmpipe import store
-    from gemmpipe.stages.incumbents import native_tables
-
-    names = [c.name for c in context.family.key_columns]
-    place = (context.device.gfx, context.device.cu_num)
-    rows: list[Row] = [
-        row
-        for path in native_tables(context.family, context.output, (form for _, form in context.formats))
-        if path.is_file()
-        for row in store.read(path, context.family)
-    ]
+    paths = native_tables(context.family, context.output, (form for _, form in context.formats))
+    rows = _rows([path for path in paths if path.is_file()], context)
     rows += [found.row for alternatives in load_tables(context.family).rows.values() for found in alternatives]
-    found: dict[tuple[tuple[str, object], ...], Row] = {}
+    return _of(rows, context)
+
+
+def _rows(paths: Sequence[Path], context: Context) -> list[Row]:
+    return [row for path in paths for row in store.read(path, context.family)]
+
+
+def _of(rows: Sequence[Row], context: Context) -> dict[Key, Row]:
+    """The first row of each key on this device."""
+    names = [c.name for c in context.family.key_columns]
+    found: dict[Key, Row] = {}
     for row in rows:
-        if (row["gfx"], row["cu_num"]) == place:
+        if (row["gfx"], row["cu_num"]) == (context.device.gfx, context.device.cu_num):
             found.setdefault(tuple((name, row[name]) for name in names), row)
     return found
 
 
-def _ours(problem: Problem, listing: Listing, row: Row | None, context: Context) -> Iterator[Entry]:
-    """What the tables choose, and what would be taken without any: the best by the analytic model."""
+def _tuned(listing: Listing, row: Row | None, alone: Row | None, context: Context) -> Iterator[Entry]:
+    """What the tables choose, and the own kernels' best."""
     own = {i.label for i in context.family.implementations}
-    if row is not None:
-        implementation = context.implementation(str(row.get("libtype")))
-        try:
-            winner = recorded_candidate(implementation, row, listing.spec, context.device) if implementation else None
-        except (Unusable, UserError):
-            winner = None
-        if winner is not None:
-            yield (TUNED, winner, "compared")
-            if winner.backend in own:
-                yield (OWN, winner, "compared")
+    winner = _winner(listing, row, context)
+    if winner is not None:
+        yield (TUNED, winner, "compared")
+    best = _winner(listing, alone, context) or winner
+    if best is not None and best.backend in own:
+        yield (OWN, best, "compared")
+
+
+def _winner(listing: Listing, row: Row | None, context: Context) -> Candidate | None:
+    implementation = context.implementation(str(row.get("libtype"))) if row is not None else None
+    if row is None or implementation is None:
+        return None
+    try:
+        return recorded_candidate(implementation, row, listing.spec, context.device)
+    except (Unusable, UserError):
+        return None
+
+
+def _untuned(listing: Listing, context: Context) -> Iterator[Entry]:
+    """What would be taken without a table: the best own kernel by the analytic model."""
+    own = {i.label for i in context.family.implementations}
     candidates = [c for c in listing.candidates if c.backend in own]
     if candidates:
-        builds: dict[str, tuple[str, ...]] = {}
-        estimate = see(Vocabulary(), listing.spec, context.device, candidates, builds, {}).estimate
+        estimate = see(Vocabulary(), listing.spec, context.device, candidates, {}, {}).estimate
         yield (UNTUNED, candidates[int(np.argmin(estimate))], "compared")
 
 

@@ -129,8 +129,7 @@ def _time(times: Mapping[Candidate, float], candidate: Candidate | None) -> floa
 
 def _seconds_each(recording: Recording, outcomes: Mapping[Candidate, Outcome], slots: int) -> float:
     """What random search pays for a candidate: its share of the builds, its first launch and its looks."""
-    builds = {b for o in outcomes.values() for b in o.builds}
-    compile_s = sum(recording.facts[b].compile_s for b in builds) / slots / len(outcomes)
+    compile_s = sum(recording.facts[b].compile_s for o in outcomes.values() for b in o.builds) / slots / len(outcomes)
     times = [o.time_us for o in outcomes.values() if o.time_us is not None]
     return compile_s + recording.first_launch_s + _LOOKS * sum(times) / len(times) / 1e6
 
