@@ -57,7 +57,7 @@ class Load(Stage):
         files = named_files(self.of, context.inputs or str(context.table))
         if self.of == "table":
             return self._of_table(files, context)
-        _refuse_outputs(files, native_tables(context.family, context.output, (each for _, each in context.formats)))
+        files = _without_output(files, context)
         entries: list[Entry] = []
         for path in files:
             found, contents = _read(path, context)
@@ -97,11 +97,14 @@ class Load(Stage):
         }
 
 
-def _refuse_outputs(files: Sequence[Path], written: Sequence[Path]) -> None:
+def _without_output(files: Sequence[Path], context: Context) -> list[Path]:
+    """The inputs but the output, which a glob may find: it takes part anyway. Raises UserError where it is named."""
+    written = native_tables(context.family, context.output, (each for _, each in context.formats))
+    named = [Path(word).expanduser() for word in context.inputs]
     for path in files:
-        for table in written:
-            if table.exists() and table.samefile(path):
-                raise UserError(f"inputs: '{path}' is also the output, expected another: output=NAME.csv")
+        if path in named and any(table.exists() and table.samefile(path) for table in written):
+            raise UserError(f"inputs: '{path}' is also the output, expected another: output=NAME.csv")
+    return [path for path in files if not any(table.exists() and table.samefile(path) for table in written)]
 
 
 def _read(path: Path, context: Context) -> tuple[list[Entry], str]:
