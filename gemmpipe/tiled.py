@@ -68,7 +68,9 @@ def check_axes(space: "Space", known: Sequence[str]) -> None:
 
 
 def _out_of_range(axis: str, value: Scalar) -> str | None:
-    """What a value of this axis should be, where it is none."""
+    """What a value of this axis should be, where it is none; null leaves out what a kernel can do without."""
+    if value is None and axis not in NEEDED:
+        return None
     number = isinstance(value, int) and not isinstance(value, bool)
     size = value if number and isinstance(value, int) else 0
     if axis.startswith("BLOCK_SIZE_") or axis == "num_warps":
