@@ -42,7 +42,7 @@ def _table(path: str = "outputs/tuned/faulty_tuned_gemm.csv") -> list[dict[str, 
 
 
 def test_a_run_from_end_to_end(run: Run) -> None:
-    code, out, error = run("profile=all.csv", "space.KIND=[right,unfit,untouched]")
+    code, out, error = run("profile=all.csv", "space.KIND=[right,unfit,untouched]", "stages.screen.margin_pct=1e6")
     assert code == 0
     assert error == "", "no warning of any library reaches the user"
     assert "capture: 2 problems of 1 product" in out
