@@ -82,6 +82,13 @@ class Skinny(Tiled):
             return f"tile beyond the problem: {m} rows for M={spec.m}"
         return None
 
+    def rule(self, spec: GemmSpec, device: Device) -> Knobs | None:
+        """One row of 16 bits on NVIDIA, where it was measured ahead of the plain kernel (docs/kernels.md)."""
+        if spec.m != 1 or scaling(spec) != "none" or device.vendor != "nvidia":
+            return None
+        sizes = {"BLOCK_SIZE_M": 1, "BLOCK_SIZE_N": 4, "BLOCK_SIZE_K": 512, "num_warps": 1, "num_stages": 1}
+        return self.normalise(spec, sizes, device)
+
     def pointers(self, spec: GemmSpec) -> Mapping[str, str]:
         """Operands, bias, scales and output."""
         scale = "*fp32" if spec.x_scale else "constexpr"

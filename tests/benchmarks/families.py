@@ -5,6 +5,7 @@ time in us, and the speed-up over the family's baseline, which is named.
 """
 
 import csv
+import shutil
 import subprocess
 import sys
 import time
@@ -32,6 +33,7 @@ LIMIT_S = 120
 def run(family: str, words: Sequence[str], folder: Path) -> tuple[list[dict[str, str]], float]:
     """The problems' own selections of a run, and its wall time in s; whatever the tool says goes to a log."""
     run_dir = folder / "runs" / family
+    shutil.rmtree(run_dir, ignore_errors=True)
     command = [sys.executable, "-m", "gemmpipe", "quick", f"kernel={family}", *words, f"output={folder / 'tuned'}"]
     begin = time.perf_counter()
     with (folder / f"{family}.log").open("w") as log:

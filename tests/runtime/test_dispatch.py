@@ -11,9 +11,10 @@ from torch.nn.functional import linear
 
 from gemmpipe.backends.aten import Torch
 from gemmpipe.backends.onednn import OneDnn
-from gemmpipe.device import cpu_device
+from gemmpipe.device import arch_device, cpu_device
 from gemmpipe.errors import UserError
-from gemmpipe.family import load_family
+from gemmpipe.family import KernelDefaults, load_family
+from gemmpipe.problem import make_problem
 from gemmpipe.runtime import gemm_a8w8_blockscale, gemm_a16w16, reload
 from gemmpipe.runtime.calls import any_call, padded_call
 from gemmpipe.runtime.choosing import fallbacks
@@ -138,6 +139,15 @@ def test_a_kernel_of_the_familys_own_may_say_that_it_takes_few_rows(row, table, 
     assert steps()[-1] == "fallback: rules: skinny method=mm"
     close(gemm_a16w16(x(17), w), x(17), w)
     assert steps()[-1] == "fallback: rules: torch method=mm"
+
+
+@pytest.mark.parametrize(("name", "m", "label"), [("a16w16", 1, "skinny"), ("a16w16", 2, ""), ("a8w8", 1, "")])
+def test_one_row_of_16_bits_is_the_skinny_kernels(name: str, m: int, label: str) -> None:
+    family, device = load_family(name), arch_device("sm_90")
+    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = family.spec(make_problem(family, {"M": m, "N": 1280, "K": 8192}, words, device.gfx, "case"))
+    own = [found for found in fallbacks(family, spec, device) if found.implementation in family.implementations]
+    assert [found.implementation.label for found in own] == ([label] if label else [])
 
 
 def test_padded_rows_take_their_scales_along() -> None:
