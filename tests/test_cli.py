@@ -245,13 +245,14 @@ def test_users_folder_brings_options_pipelines_and_python(plans: list[Plan], fol
     (own / "mysearch.py").write_text(
         "from gemmpipe.search.exhaustive import Exhaustive\nclass Mine(Exhaustive):\n    __slots__ = ()\n"
     )
-    (own / "search" / "mine.yaml").write_text("_target_: mysearch.Mine\n")
+    mine = "defaults:\n  - _budget\n  - _self_\n\n_target_: mysearch.Mine\n"
+    (own / "search" / "mine.yaml").write_text(mine)
     (own / "nightly.yaml").write_text("defaults:\n  - tune\n  - override search: mine\n  - _self_\n\nbatch: 3\n")
     assert main(["nightly", "--config-dir", str(own)]) == 0
     assert type(plans[0].search).__name__ == "Mine"
     assert plans[0].batch == 3
     assert plans[0].python_path == (str(own),)
-    (own / "search" / "mine.yaml").write_text("_target_: mysearch.Mine\nextra: 1\n")
+    (own / "search" / "mine.yaml").write_text(mine + "extra: 1\n")
     assert refusal("--config-dir", str(own), "search=mine").startswith("search.extra: no such key")
     (own / "nightly.yaml").write_text("defaults:\n  - tune\n  - _self_\nbach: 3\n")
     assert refusal("nightly", "--config-dir", str(own)) == "bach: no such key; did you mean 'batch'?"
