@@ -9,7 +9,7 @@ import numpy as np
 
 from gemmpipe import store
 from gemmpipe.backends.same_size import BLOCKWISE, SameSize
-from gemmpipe.data import Build, Candidate, Problem, Scalar
+from gemmpipe.data import Build, Candidate, Scalar
 from gemmpipe.errors import UserError
 from gemmpipe.executors import Built, finishing
 from gemmpipe.family import GemmSpec, Implementation
@@ -23,7 +23,7 @@ from gemmpipe.search.features import Vocabulary, see
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.incumbents import native_tables
 from gemmpipe.stages.listing import Listing, list_candidates
-from gemmpipe.stages.rows import config_text, problems_of
+from gemmpipe.stages.rows import problems_of, untimed_row
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,7 +76,7 @@ class Lineup(Stage):
             entries = [*_tuned(listing, row, alone, context), *_untuned(listing, context), *_others(listing, context)]
             entries += [e for name, files, form in engines for e in _engine(name, files, form, listing, context)]
             for name, candidate, role in entries:
-                shortlist.setdefault((problem.id, candidate.id), _row(problem, candidate, role))
+                shortlist.setdefault((problem.id, candidate.id), untimed_row(problem.id, candidate, role))
                 named.append({"problem": problem.id, "name": name, "candidate": candidate.id})
                 builds |= {b.id: b for b in _builds(candidate, listing, context)}
         _compile(list(builds.values()), context)
@@ -84,19 +84,6 @@ class Lineup(Stage):
             "shortlist": pd.DataFrame(list(shortlist.values()), columns=list(SHORTLIST)),
             "lineup": pd.DataFrame(named, columns=["problem", "name", "candidate"]),
         }
-
-
-def _row(problem: Problem, candidate: Candidate, role: str) -> dict[str, object]:
-    return {
-        "problem": problem.id,
-        "candidate": candidate.id,
-        "libtype": candidate.backend,
-        "config": config_text(candidate),
-        "role": role,
-        "status": "",
-        "us": None,
-        "reason": "",
-    }
 
 
 def _chosen(context: Context) -> dict[Key, Row]:

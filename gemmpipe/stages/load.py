@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from gemmpipe import table as columns
 from gemmpipe.artifact import runs_of, sidecar
 from gemmpipe.csvfile import named_files
-from gemmpipe.data import Candidate
 from gemmpipe.device import cpu_device, gpu_device, gpu_kind, target_device
 from gemmpipe.errors import EnvironmentProblem, UserError, at_least
 from gemmpipe.family import Family
 from gemmpipe.merging import Row
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.incumbents import native_tables
-from gemmpipe.stages.rows import config_text, problem_frame
+from gemmpipe.stages.rows import problem_frame, untimed_row
 from gemmpipe.stages.winners import Winner, rivals, winners
 from gemmpipe.store import Sheet, open_sheet
 from gemmpipe.tunableop import is_results, read_results
@@ -175,21 +174,8 @@ def _shortlist(found: Sequence[Winner], most: int, context: Context) -> "pd.Data
         for candidate, implementation in listed.items():
             library = candidate.backend in context.family.baseline
             context.journal.kernel_names[candidate.id] = implementation.kernel_name(candidate.knobs)
-            rows.append(_shortlist_row(winner, candidate, "library" if library else "incumbent"))
+            rows.append(untimed_row(winner.problem.id, candidate, "library" if library else "incumbent"))
     return pd.DataFrame(rows, columns=list(columns.SHORTLIST))
-
-
-def _shortlist_row(winner: Winner, candidate: Candidate, role: str) -> dict[str, object]:
-    return {
-        "problem": winner.problem.id,
-        "candidate": candidate.id,
-        "libtype": candidate.backend,
-        "config": config_text(candidate),
-        "role": role,
-        "status": "",
-        "us": None,
-        "reason": "",
-    }
 
 
 def frame_of(family: Family, entries: Iterable[Entry]) -> "pd.DataFrame":

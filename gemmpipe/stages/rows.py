@@ -74,6 +74,20 @@ def trial_frame(trials: Sequence[Trial], kernel_names: Mapping[str, str]) -> pd.
     return pd.DataFrame(rows, columns=list(table.TRIALS))
 
 
+def untimed_row(problem: str, candidate: Candidate, role: str) -> dict[str, object]:
+    """The shortlist's row of a candidate that goes to the finals without having been screened."""
+    return {
+        "problem": problem,
+        "candidate": candidate.id,
+        "libtype": candidate.backend,
+        "config": config_text(candidate),
+        "role": role,
+        "status": "",
+        "us": None,
+        "reason": "",
+    }
+
+
 def quantile(ordered: Sequence[float], share: float) -> float | None:
     """The value below which `share` of the sorted values lie (nearest rank); None of nothing."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
