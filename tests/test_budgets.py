@@ -76,7 +76,7 @@ def test_a_budget_of_seconds_leaves_what_it_did_not_reach(run: Run) -> None:
     out = run("search=exhaustive", "search.budget_s=0.001")
     assert "cut short" in out
     assert "select: 2 of 2 problems solved" in out, "the libraries are looked at in any case"
-    assert all(provisional(policy) for policy in _policies())
+    assert any(provisional(policy) for policy in _policies()), "but for a problem that was through before the clock"
 
 
 def test_journals_teach_the_same_and_other_problems(run: Run) -> None:
