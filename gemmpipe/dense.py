@@ -8,7 +8,8 @@ from gemmpipe.data import Device, Knobs, Scalar
 from gemmpipe.family import GemmSpec, Inputs, Prepared
 from gemmpipe.launches import KernelLaunch
 from gemmpipe.layouts import PLAIN
-from gemmpipe.tiled import TYPES, Tiled, integer
+from gemmpipe.signature import PARTS, operand_pointers, operand_tensors
+from gemmpipe.tiled import Tiled, integer
 
 if TYPE_CHECKING:
     import torch
@@ -30,19 +31,9 @@ class Dense(Tiled):
     """Whether the splits of K are added to the output by atomics, in its own type and in any order."""
 
     def pointers(self, spec: GemmSpec) -> Mapping[str, str]:
-        """Operands, bias, scales, output and workspace."""
-        scale = "*fp32" if spec.x_scale else "constexpr"
-        part = "constexpr" if self.atomic else None
-        return {
-            "x_ptr": f"*{TYPES[spec.x_dtype]}",
-            "w_ptr": f"*{TYPES[spec.w_dtype]}",
-            "bias_ptr": f"*{TYPES[spec.out_dtype]}" if spec.bias else "constexpr",
-            "x_scale_ptr": scale,
-            "w_scale_ptr": scale,
-            "out_ptr": f"*{TYPES[spec.out_dtype]}",
-            "parts_ptr": part or "*fp32",
-            "counters_ptr": part or "*i32",
-        }
+        """Operands, bias, scales, output and, unless atomics add up, the workspace."""
+        parts = dict.fromkeys(PARTS, "constexpr") if self.atomic else PARTS
+        return {**operand_pointers(spec), **parts}
 
     def integers(self, spec: GemmSpec) -> Mapping[str, int]:
         """Sizes and row strides of contiguous operands; the last three are set when bound."""
@@ -77,18 +68,7 @@ class Dense(Tiled):
 
     def arguments(self, inputs: Inputs, prepared: Prepared, out: "torch.Tensor") -> Mapping[str, object]:
         """The tensors, and the row strides that they really have."""
-        weights = prepared.weights
-        return {
-            "x_ptr": inputs.x,
-            "w_ptr": weights.w,
-            "bias_ptr": weights.bias,
-            "x_scale_ptr": inputs.x_scale,
-            "w_scale_ptr": weights.w_scale,
-            "out_ptr": out,
-            "x_stride": inputs.x.stride(-2),
-            "w_stride": weights.w.stride(-2),
-            "out_stride": out.stride(-2),
-        }
+        return operand_tensors(inputs, prepared, out)
 
     def workspace_bytes(self, spec: GemmSpec, knobs: Knobs) -> int:
         """Atomics need none."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from gemmpipe.data import Device, Knobs, Scalar
 from gemmpipe.dense import sum_misfit
 from gemmpipe.family import GemmSpec, Inputs, Prepared
-from gemmpipe.tiled import TYPES
+from gemmpipe.signature import TYPES
 from gemmpipe.warp_specialised import WarpSpecialised
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from gemmpipe.data import Device, Knobs, Scalar
 from gemmpipe.family import GemmSpec, Inputs, Prepared
 from gemmpipe.fits import common_misfit
-from gemmpipe.tiled import KIND, TYPES, Tiled, ceil_div, facts_of, integer
+from gemmpipe.signature import operand_pointers, operand_tensors
+from gemmpipe.tiled import KIND, Tiled, ceil_div, facts_of, integer
 
 if TYPE_CHECKING:
     import torch
@@ -91,15 +92,7 @@ class Skinny(Tiled):
 
     def pointers(self, spec: GemmSpec) -> Mapping[str, str]:
         """Operands, bias, scales and output."""
-        scale = "*fp32" if spec.x_scale else "constexpr"
-        return {
-            "x_ptr": f"*{TYPES[spec.x_dtype]}",
-            "w_ptr": f"*{TYPES[spec.w_dtype]}",
-            "bias_ptr": f"*{TYPES[spec.out_dtype]}" if spec.bias else "constexpr",
-            "x_scale_ptr": scale,
-            "w_scale_ptr": scale,
-            "out_ptr": f"*{TYPES[spec.out_dtype]}",
-        }
+        return operand_pointers(spec)
 
     def integers(self, spec: GemmSpec) -> Mapping[str, int]:
         """Sizes and row strides of contiguous operands."""
@@ -136,18 +129,7 @@ class Skinny(Tiled):
             name: tensor.stride(0) if tensor is not None else 0
             for name, tensor in (("x_scale_stride", inputs.x_scale), ("w_scale_stride", weights.w_scale))
         }
-        return {
-            "x_ptr": inputs.x,
-            "w_ptr": weights.w,
-            "bias_ptr": weights.bias,
-            "x_scale_ptr": inputs.x_scale,
-            "w_scale_ptr": weights.w_scale,
-            "out_ptr": out,
-            "x_stride": inputs.x.stride(0),
-            "w_stride": weights.w.stride(0),
-            "out_stride": out.stride(0),
-            **strides,
-        }
+        return {**operand_tensors(inputs, prepared, out), **strides}
 
 
 def scaling(spec: GemmSpec) -> str | None:

@@ -33,14 +33,6 @@ _LINE = 128
 _PREFETCHED_LINES = 16
 _PREFETCHED_BYTES = 13 * 10**6
 _XCDS = {"gfx942": 8, "gfx950": 8}  # MI300X, MI355X; each has its own L2
-TYPES = {
-    "bfloat16": "bf16",
-    "float16": "fp16",
-    "float32": "fp32",
-    "float8_e4m3fn": "fp8e4nv",
-    "float8_e4m3fnuz": "fp8e4b8",
-    "int8": "i8",
-}
 
 
 def integer(knobs: Knobs, name: str) -> int:

@@ -9,7 +9,8 @@ from gemmpipe.data import Build, Device, Knobs, Scalar
 from gemmpipe.family import GemmSpec, Inputs, Prepared
 from gemmpipe.launches import Kernel, KernelLaunch
 from gemmpipe.operand_types import element_bytes
-from gemmpipe.tiled import TYPES, ceil_div, facts_of, hash_of, integer
+from gemmpipe.signature import TYPES
+from gemmpipe.tiled import ceil_div, facts_of, hash_of, integer
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from gemmpipe.data import Device, Knobs, Scalar
 from gemmpipe.family import GemmSpec, Inputs, Prepared
 from gemmpipe.fits import tile_misfit
-from gemmpipe.tiled import TYPES, Tiled, integer
+from gemmpipe.signature import TYPES
+from gemmpipe.tiled import Tiled, integer
 
 if TYPE_CHECKING:
     import torch

@@ -3,6 +3,7 @@
 from gemmpipe.data import Device, Knobs
 from gemmpipe.family import GemmSpec
 from gemmpipe.fits import tile_misfit
+from gemmpipe.layouts import PLAIN
 from gemmpipe.tiled import integer
 
 SCALE_BLOCK = 128
@@ -20,10 +21,10 @@ def scale_misfit(spec: GemmSpec, block_k: int) -> str | None:
     return None
 
 
-def misfit(spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
-    """`rule: detail` of the first rule broken, or None."""
+def misfit(spec: GemmSpec, knobs: Knobs, device: Device, layout: str = PLAIN) -> str | None:
+    """`rule: detail` of the first rule broken by a kernel that reads weights in this layout, or None."""
     if reason := scale_misfit(spec, integer(knobs, "BLOCK_SIZE_K")):
         return reason
     # The unscaled product of a K block lives beside the accumulator: at 128 registers each, 44 and more spilled in
     # all 96 such configurations (H200, 2026-11-21), and none came within 1.7x of the best.
-    return tile_misfit(spec, knobs, device, accumulators=2)
+    return tile_misfit(spec, knobs, device, accumulators=2, layout=layout)

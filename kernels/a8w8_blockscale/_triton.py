@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from gemmpipe.data import Device, Knobs, Scalar
 from gemmpipe.family import GemmSpec, Inputs, Prepared
 from gemmpipe.kernels.a8w8_blockscale import _fits
-from gemmpipe.tiled import TYPES, Tiled, ceil_div
+from gemmpipe.signature import PARTS, operand_pointers
+from gemmpipe.tiled import Tiled, ceil_div
 
 if TYPE_CHECKING:
     import torch
@@ -29,15 +30,7 @@ class Blockscale(Tiled):
 
     def pointers(self, spec: GemmSpec) -> Mapping[str, str]:
         """Operands, scales, output and workspace."""
-        return {
-            "x_ptr": f"*{TYPES[spec.x_dtype]}",
-            "w_ptr": f"*{TYPES[spec.w_dtype]}",
-            "x_scale_ptr": "*fp32",
-            "w_scale_ptr": "*fp32",
-            "out_ptr": f"*{TYPES[spec.out_dtype]}",
-            "parts_ptr": "*fp32",
-            "counters_ptr": "*i32",
-        }
+        return {name: kind for name, kind in operand_pointers(spec).items() if name != "bias_ptr"} | PARTS
 
     def integers(self, spec: GemmSpec) -> Mapping[str, int]:
         """Sizes and row strides of contiguous operands; the last three are set when bound."""

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from gemmpipe.data import Build, Knobs, Scalar
 from gemmpipe.experts import experts_of
 from gemmpipe.family import GemmSpec, Scaling
-from gemmpipe.tiled import AMD_ONLY, TYPES, build_of, ceil_div, integer, next_power
+from gemmpipe.signature import TYPES
+from gemmpipe.tiled import AMD_ONLY, build_of, ceil_div, integer, next_power
 from gemmpipe.two_stage import FUSED, knobs_of_stage
 from gemmpipe.workspace import Shape
 
