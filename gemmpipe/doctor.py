@@ -107,7 +107,7 @@ def _table_lines(family: Family) -> Iterator[str]:
 
 
 def _contents(paths: Iterable[Path], family: Family) -> Iterator[str]:
-    from gemmpipe import store
+    from gemmpipe.tables import store
 
     for path in paths:
         if not path.is_file():

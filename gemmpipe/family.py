@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gemmpipe.aiter_table import AiterTable
 from gemmpipe.data import Build, Device, Knobs, Problem, Scalar
 from gemmpipe.errors import UserError, nearest
+from gemmpipe.tables.aiter import AiterTable
 
 if TYPE_CHECKING:
     import torch

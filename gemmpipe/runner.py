@@ -20,7 +20,6 @@ from gemmpipe.family import Family, KernelDefaults
 from gemmpipe.formats import Format
 from gemmpipe.interrupt import Interrupted, listening
 from gemmpipe.journal import Journal, Record
-from gemmpipe.merging import SHARED
 from gemmpipe.search import Search
 from gemmpipe.search.lore import Lore
 from gemmpipe.sources import Source
@@ -30,6 +29,7 @@ from gemmpipe.stages.earlier import journals_of, teach_choices, unfinished
 from gemmpipe.stages.incumbents import incumbents_of, native_tables
 from gemmpipe.stages.rows import problem_frame, problems_of, record_frames
 from gemmpipe.stopwatch import IDLE
+from gemmpipe.tables.merging import SHARED
 
 if TYPE_CHECKING:
     import pandas as pd

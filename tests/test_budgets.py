@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from gemmpipe import journal, store
+from gemmpipe import journal
 from gemmpipe.cli.main import main
 from gemmpipe.family import load_family
-from gemmpipe.merging import provisional
+from gemmpipe.tables import store
+from gemmpipe.tables.merging import provisional
 
 Run = Callable[..., str]
 TABLE = Path("outputs/tuned/faulty_tuned_gemm.csv")

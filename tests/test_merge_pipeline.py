@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gemmpipe import store
 from gemmpipe.cli.main import main
 from gemmpipe.family import load_family
 from gemmpipe.paths import shipped_tables
+from gemmpipe.tables import store
 
 HEADER = "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio"
 AITER = f"""{HEADER},_tag

@@ -13,10 +13,10 @@ import pytest
 import torch
 import triton
 
-from gemmpipe.builds import compile_build
 from gemmpipe.cli.main import main
 from gemmpipe.device import arch_device
 from gemmpipe.family import KernelDefaults, load_family
+from gemmpipe.launching.builds import compile_build
 from gemmpipe.problem import make_problem
 
 PAGE = (Path(__file__).parents[1] / "docs" / "own_family.md").read_text()

@@ -8,11 +8,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from gemmpipe import store
 from gemmpipe.cli.main import main
 from gemmpipe.data import Problem
 from gemmpipe.family import load_family
 from gemmpipe.runner import batches
+from gemmpipe.tables import store
 
 Run = Callable[..., tuple[int, str, str]]
 

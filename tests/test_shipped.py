@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from gemmpipe import store
 from gemmpipe.data import Device, Problem
 from gemmpipe.device import arch_device
 from gemmpipe.family import Family, load_family
 from gemmpipe.paths import PACKAGE, shipped_tables
 from gemmpipe.runtime.choosing import usable
 from gemmpipe.stages.rows import candidate_of
+from gemmpipe.tables import store
 
 FAMILIES = sorted(path.parent.name for path in (PACKAGE / "kernels").glob("*/__init__.py"))
 

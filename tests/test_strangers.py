@@ -17,8 +17,8 @@ from gemmpipe.errors import UserError
 from gemmpipe.events import Event
 from gemmpipe.family import load_family
 from gemmpipe.runner import Plan
-from gemmpipe.store import open_sheet, render
-from gemmpipe.uniting import Judge, entries_of, unite
+from gemmpipe.tables.store import open_sheet, render
+from gemmpipe.tables.uniting import Judge, entries_of, unite
 
 Refusal = Callable[..., str]
 AXES = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "NUM_KSPLIT", "num_warps", "num_stages")

@@ -21,7 +21,7 @@ from gemmpipe.backends.cublaslt_library import (
 from gemmpipe.backends.scaled_mm import ScaledMm, scaled_misfit
 from gemmpipe.data import Device, Knobs
 from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared, Weights
-from gemmpipe.workspace import WORKSPACES
+from gemmpipe.launching.workspace import WORKSPACES
 
 if TYPE_CHECKING:
     import torch

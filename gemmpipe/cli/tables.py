@@ -7,9 +7,9 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from gemmpipe.cli.words import key_of
-from gemmpipe.csvfile import named_files, read_cells
 from gemmpipe.errors import UserError
 from gemmpipe.family import Family, load_family
+from gemmpipe.files.csvfile import named_files, read_cells
 
 _KEYS = ("table", "inputs")
 

@@ -48,7 +48,7 @@ def _timed(task: Callable[[], Any]) -> _Stint:
 
 
 def _compile(build: Build, device: Device) -> BuildFacts:
-    from gemmpipe.builds import compile_build
+    from gemmpipe.launching.builds import compile_build
 
     return compile_build(build, device)
 

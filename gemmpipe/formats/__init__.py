@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gemmpipe.data import Bucket, Device, Scalar
 from gemmpipe.events import Events
 from gemmpipe.family import Family
-from gemmpipe.uniting import Judge
+from gemmpipe.tables.uniting import Judge
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,14 +6,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gemmpipe.aiter_table import render
 from gemmpipe.data import Scalar
 from gemmpipe.family import Family, KernelDefaults
 from gemmpipe.formats import Format, Target
 from gemmpipe.formats.united import unite_into
-from gemmpipe.merging import Row
 from gemmpipe.problem import missing
 from gemmpipe.table import RECORDED, RESULT
+from gemmpipe.tables.aiter import render
+from gemmpipe.tables.merging import Row
 
 if TYPE_CHECKING:
     import pandas as pd

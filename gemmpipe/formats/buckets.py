@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gemmpipe.data import Scalar
 from gemmpipe.errors import UserError
-from gemmpipe.jsonfile import read_object
+from gemmpipe.files.jsonfile import read_object
 from gemmpipe.paths import write_atomic
 
 Buckets = dict[str, dict[str, Scalar]]

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from gemmpipe.artifact import locked, record_run
 from gemmpipe.data import Bucket, Scalar
 from gemmpipe.errors import UserError
 from gemmpipe.family import Family, GemmSpec, KernelDefaults
+from gemmpipe.files.artifact import locked, record_run
 from gemmpipe.formats import Format, Target
 from gemmpipe.formats.buckets import Buckets, merge_into, read_buckets
 from gemmpipe.formats.chosen import Choice, choices
 from gemmpipe.problem import make_problem
-from gemmpipe.two_stage import FUSED
+from gemmpipe.templates.two_stage import FUSED
 
 if TYPE_CHECKING:
     import pandas as pd

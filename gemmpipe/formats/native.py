@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gemmpipe import store
 from gemmpipe.family import Family
 from gemmpipe.formats import Format, Target
 from gemmpipe.formats.chosen import plain_rows
 from gemmpipe.formats.united import unite_into
-from gemmpipe.merging import Row
 from gemmpipe.table import RESULT
+from gemmpipe.tables import store
+from gemmpipe.tables.merging import Row
 
 if TYPE_CHECKING:
     import pandas as pd

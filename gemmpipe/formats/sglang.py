@@ -7,7 +7,7 @@ from gemmpipe.data import Scalar
 from gemmpipe.family import GemmSpec
 from gemmpipe.formats.chosen import Choice
 from gemmpipe.formats.engine_json import AMD, NEEDED, EngineJson, block_of, engine_dtype
-from gemmpipe.two_stage import knobs_of_stage
+from gemmpipe.templates.two_stage import knobs_of_stage
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gemmpipe.artifact import locked, record_run, sidecar
 from gemmpipe.data import Bucket, Scalar
 from gemmpipe.errors import GemmpipeError, UserError, nearest
 from gemmpipe.family import Family
+from gemmpipe.files.artifact import locked, record_run, sidecar
 from gemmpipe.formats import Format, Target
 from gemmpipe.formats.buckets import Buckets, merge_into, read_buckets
 from gemmpipe.formats.chosen import Choice, Shape, by_shape, choices

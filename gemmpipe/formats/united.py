@@ -5,15 +5,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gemmpipe.artifact import known_runs, locked, runs_of, sidecar, write_runs
 from gemmpipe.errors import UserError, printable
 from gemmpipe.family import Family
+from gemmpipe.files.artifact import known_runs, locked, runs_of, sidecar, write_runs
 from gemmpipe.formats import Target
-from gemmpipe.merging import Row
 from gemmpipe.paths import write_atomic
-from gemmpipe.store import open_sheet, render
 from gemmpipe.table import RECORDED, RESULT
-from gemmpipe.uniting import Entry, Union, entries_of, unite
+from gemmpipe.tables.merging import Row
+from gemmpipe.tables.store import open_sheet, render
+from gemmpipe.tables.uniting import Entry, Union, entries_of, unite
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from gemmpipe.data import Scalar
 from gemmpipe.family import GemmSpec
 from gemmpipe.formats.engine_json import AMD, NEEDED, EngineJson, block_of, engine_dtype
-from gemmpipe.two_stage import APART
+from gemmpipe.templates.two_stage import APART
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,9 @@ from threading import get_ident
 
 import torch
 
+from gemmpipe.launching.streams import capturing, current_index, stream_getter
+from gemmpipe.launching.workspace import WORKSPACES, Space, grown, made
 from gemmpipe.runtime.outside import outside_pools
-from gemmpipe.streams import capturing, current_index, stream_getter
-from gemmpipe.workspace import WORKSPACES, Space, grown, made
 
 
 class BorrowedSpaces:

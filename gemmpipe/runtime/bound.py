@@ -5,10 +5,12 @@ from dataclasses import dataclass
 
 import torch
 
-from gemmpipe.builds import load_build
 from gemmpipe.data import Device
 from gemmpipe.family import GemmSpec, Implementation, Inputs, Prepared, Weights
-from gemmpipe.launches import COUNTERS, PARTS, Kernel, KernelLaunch
+from gemmpipe.launching.builds import load_build
+from gemmpipe.launching.launches import COUNTERS, PARTS, Kernel, KernelLaunch
+from gemmpipe.launching.streams import capturing, stream_getter
+from gemmpipe.launching.workspace import WORKSPACES, Space
 from gemmpipe.runtime.borrowed import BORROWED
 from gemmpipe.runtime.calls import Call, address_of, on
 from gemmpipe.runtime.choosing import Chosen
@@ -24,8 +26,6 @@ from gemmpipe.runtime.operands import (
     kernel_weights,
     weights_of,
 )
-from gemmpipe.streams import capturing, stream_getter
-from gemmpipe.workspace import WORKSPACES, Space
 
 _X_SCALE, _OUT = 2, 5  # places among x, w, x_scale, w_scale, bias, out
 

@@ -10,7 +10,8 @@ from torch.nn.functional import linear
 from gemmpipe.backends import Backend
 from gemmpipe.data import Candidate, Device
 from gemmpipe.family import GemmSpec, Implementation, Inputs, Prepared, Weights
-from gemmpipe.launches import Kernel
+from gemmpipe.launching.launches import Kernel
+from gemmpipe.launching.workspace import taking_from
 from gemmpipe.layouts import PLAIN
 from gemmpipe.runtime.borrowed import BORROWED
 from gemmpipe.runtime.choosing import Chosen
@@ -25,7 +26,6 @@ from gemmpipe.runtime.operands import (
 )
 from gemmpipe.runtime.outside import outside_pools
 from gemmpipe.runtime.prepared import FORMS
-from gemmpipe.workspace import taking_from
 
 Call = Callable[[torch.Tensor, torch.Tensor, Optional, Optional, Optional], torch.Tensor]
 """(x, w, x_scale, w_scale, bias) -> out [..., N], for operands of one shape, type and device."""

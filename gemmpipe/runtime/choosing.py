@@ -12,9 +12,9 @@ from gemmpipe.backends import NO_SPACE, Backend
 from gemmpipe.data import Candidate, Device, Scalar
 from gemmpipe.errors import UserError
 from gemmpipe.family import Family, GemmSpec, Implementation
-from gemmpipe.merging import Row
-from gemmpipe.recorded import Misfit, Unusable, recorded_candidate
 from gemmpipe.runtime.lookup import finely_padded
+from gemmpipe.tables.merging import Row
+from gemmpipe.tables.recorded import Misfit, Unusable, recorded_candidate
 
 # What a library does where nothing was measured: no copy of the weight, which nobody agreed to pay for.
 _PLAIN: Mapping[str, tuple[Mapping[str, Scalar], ...]] = {

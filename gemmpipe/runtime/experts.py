@@ -8,6 +8,7 @@ import torch
 from gemmpipe.data import Device, Problem, Scalar
 from gemmpipe.errors import GemmpipeError, UserError
 from gemmpipe.family import Family, GemmSpec, Implementation, Inputs, Prepared, Weights
+from gemmpipe.launching.workspace import fresh_scratch
 from gemmpipe.problem import parse_key
 from gemmpipe.runtime import online
 from gemmpipe.runtime.calls import kept_form, on
@@ -17,7 +18,6 @@ from gemmpipe.runtime.operands import Optional, aligned, name_of
 from gemmpipe.runtime.selecting import Selected
 from gemmpipe.runtime.selection import LOG
 from gemmpipe.runtime.watching import layer, quiet
-from gemmpipe.workspace import fresh_scratch
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

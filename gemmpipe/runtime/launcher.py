@@ -5,7 +5,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
-from gemmpipe.builds import Loaded
+from gemmpipe.launching.builds import Loaded
 
 BoundLaunch = Callable[[int, list[object]], None]
 _DIRECT = "3.6."

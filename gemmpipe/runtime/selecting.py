@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from gemmpipe.data import Device, Problem
 from gemmpipe.family import GemmSpec
-from gemmpipe.recorded import Unusable
 from gemmpipe.runtime.choosing import Chosen, fallbacks, usable
 from gemmpipe.runtime.lookup import levels
 from gemmpipe.runtime.selection import LOG
 from gemmpipe.runtime.tables import Tables
+from gemmpipe.tables.recorded import Unusable
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,9 @@ from pathlib import Path
 from gemmpipe.data import Device, Scalar
 from gemmpipe.errors import UserError
 from gemmpipe.family import Family
-from gemmpipe.merging import Key, Row, key_of, merge, provisional
 from gemmpipe.paths import shipped_tables, user_tables
-from gemmpipe.store import read
+from gemmpipe.tables.merging import Key, Row, key_of, merge, provisional
+from gemmpipe.tables.store import read
 
 _LOG = logging.getLogger("gemmpipe.runtime")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from gemmpipe.data import Scalar
 from gemmpipe.errors import UserError
 from gemmpipe.family import load_family, shipped_families
-from gemmpipe.jsonstream import open_text
+from gemmpipe.files.jsonstream import open_text
 from gemmpipe.sources.batch_sizes import batch_sizes
 from gemmpipe.sources.products import OTHER
 from gemmpipe.sources.records import Recorded, Records

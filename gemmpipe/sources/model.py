@@ -8,7 +8,7 @@ from typing import Literal
 from gemmpipe.data import Problem
 from gemmpipe.errors import UserError
 from gemmpipe.family import Family, KernelDefaults
-from gemmpipe.jsonfile import read_object
+from gemmpipe.files.jsonfile import read_object
 from gemmpipe.problem import unite
 from gemmpipe.sources import Source
 from gemmpipe.sources.architectures import linears

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gemmpipe.data import Scalar
 from gemmpipe.errors import UserError
-from gemmpipe.jsonstream import objects_in
+from gemmpipe.files.jsonstream import objects_in
 from gemmpipe.sources.products import READERS, WITHIN, Argument, Operand, Seen, foreign_product_of, product_of
 from gemmpipe.sources.records import Recorded
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gemmpipe.csvfile import named_files
 from gemmpipe.data import Problem, Scalar
 from gemmpipe.errors import UserError
 from gemmpipe.family import Family, KernelDefaults
+from gemmpipe.files.csvfile import named_files
 from gemmpipe.problem import make_problem, unite
 from gemmpipe.sources import Source
 

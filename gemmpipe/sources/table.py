@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gemmpipe.csvfile import named_files, read_cells
 from gemmpipe.data import Problem
 from gemmpipe.errors import UserError
 from gemmpipe.family import Family, KernelDefaults
+from gemmpipe.files.csvfile import named_files, read_cells
 from gemmpipe.problem import column_places, make_problem, parse_weight, unite
 from gemmpipe.sources import Source
 from gemmpipe.sources.header import check_family, check_header

@@ -4,12 +4,12 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from gemmpipe.csvfile import read_cells
 from gemmpipe.data import Scalar
 from gemmpipe.errors import UserError
+from gemmpipe.files.csvfile import read_cells
 from gemmpipe.sources.products import OTHER
 from gemmpipe.sources.records import Recorded, Records
-from gemmpipe.tunableop import OPERATION, SIZES, TYPES
+from gemmpipe.tables.tunableop import OPERATION, SIZES, TYPES
 
 _KINDS = ("Gemm", "GemmAndBias", "GemmStridedBatched", "ScaledGemm")
 _WIDE = ("bfloat16", "float16")

@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from gemmpipe import store
 from gemmpipe.data import Problem
-from gemmpipe.merging import SHARED, Key, key_of, provisional
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.incumbents import native_tables
 from gemmpipe.stages.rows import problem_frame
 from gemmpipe.stages.worth import worthwhile
+from gemmpipe.tables import store
+from gemmpipe.tables.merging import SHARED, Key, key_of, provisional
 
 if TYPE_CHECKING:
     import pandas as pd

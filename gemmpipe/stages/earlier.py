@@ -4,15 +4,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gemmpipe import journal, store
+from gemmpipe import journal
 from gemmpipe.data import Candidate, Device, Problem, Scalar, Trial
 from gemmpipe.errors import UserError
 from gemmpipe.family import Family, KernelDefaults
 from gemmpipe.journal import Record
-from gemmpipe.merging import CUT_SHORT
 from gemmpipe.problem import make_problem
 from gemmpipe.search.lore import Lore
 from gemmpipe.stages.rows import candidate_of
+from gemmpipe.tables import store
+from gemmpipe.tables.merging import CUT_SHORT
 
 _STAGE = "screen"
 _SAME = ("python", "torch", "triton", "cuda", "hip")

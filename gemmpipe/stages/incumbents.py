@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from gemmpipe import store
 from gemmpipe.data import Candidate, Device
 from gemmpipe.family import Family
 from gemmpipe.formats import Format
 from gemmpipe.stages.rows import candidate_of
+from gemmpipe.tables import store
 
 
 def native_tables(family: Family, output: Path, formats: Iterable[Format]) -> list[Path]:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from gemmpipe import store
 from gemmpipe.backends.same_size import BLOCKWISE, SameSize
 from gemmpipe.data import Build, Candidate, Scalar
 from gemmpipe.errors import UserError
@@ -16,14 +15,15 @@ from gemmpipe.family import GemmSpec, Implementation
 from gemmpipe.formats.engine_json import EngineJson
 from gemmpipe.formats.sglang import Sglang
 from gemmpipe.formats.vllm import Vllm
-from gemmpipe.merging import Row
-from gemmpipe.recorded import Unusable, recorded_candidate
 from gemmpipe.runtime.tables import load_tables
 from gemmpipe.search.features import Vocabulary, see
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.incumbents import native_tables
 from gemmpipe.stages.listing import Listing, list_candidates
 from gemmpipe.stages.rows import problems_of, untimed_row
+from gemmpipe.tables import store
+from gemmpipe.tables.merging import Row
+from gemmpipe.tables.recorded import Unusable, recorded_candidate
 
 if TYPE_CHECKING:
     import pandas as pd

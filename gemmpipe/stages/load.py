@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from gemmpipe import table as columns
-from gemmpipe.artifact import runs_of, sidecar
-from gemmpipe.csvfile import named_files
 from gemmpipe.device import cpu_device, gpu_device, gpu_kind, target_device
 from gemmpipe.errors import EnvironmentProblem, UserError, at_least
 from gemmpipe.family import Family
-from gemmpipe.merging import Row
+from gemmpipe.files.artifact import runs_of, sidecar
+from gemmpipe.files.csvfile import named_files
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.incumbents import native_tables
 from gemmpipe.stages.rows import problem_frame, untimed_row
 from gemmpipe.stages.winners import Winner, rivals, winners
-from gemmpipe.store import Sheet, open_sheet
-from gemmpipe.tunableop import is_results, read_results
-from gemmpipe.uniting import Entry, entries_of
+from gemmpipe.tables.merging import Row
+from gemmpipe.tables.store import Sheet, open_sheet
+from gemmpipe.tables.tunableop import is_results, read_results
+from gemmpipe.tables.uniting import Entry, entries_of
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.errors import UserError, nearest
 from gemmpipe.formats import Target
-from gemmpipe.merging import Row
-from gemmpipe.recorded import kernel_changed
 from gemmpipe.stages import Context, Stage
-from gemmpipe.tiled import AXES, SWAP
-from gemmpipe.uniting import Judge
+from gemmpipe.tables.merging import Row
+from gemmpipe.tables.recorded import kernel_changed
+from gemmpipe.tables.uniting import Judge
+from gemmpipe.templates.tiled import AXES, SWAP
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,11 +8,11 @@ from gemmpipe import table
 from gemmpipe.data import Bucket, Candidate, Problem, Status
 from gemmpipe.errors import UserError, at_least, nearest
 from gemmpipe.family import GemmSpec
-from gemmpipe.merging import CUT_SHORT, SHARED
 from gemmpipe.runtime.choosing import library_backends
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.choice import Choice, Finalist, Rules, choose
 from gemmpipe.stages.rows import candidate_of, config_text, problems_of, quantile
+from gemmpipe.tables.merging import CUT_SHORT, SHARED
 
 if TYPE_CHECKING:
     import pandas as pd

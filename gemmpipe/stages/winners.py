@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from gemmpipe.data import Candidate, Device, Problem
 from gemmpipe.errors import UserError
 from gemmpipe.family import GemmSpec, Implementation
-from gemmpipe.merging import Row
-from gemmpipe.recorded import Unusable, recorded_candidate
 from gemmpipe.stages import Context
-from gemmpipe.store import timed
+from gemmpipe.tables.merging import Row
+from gemmpipe.tables.recorded import Unusable, recorded_candidate
+from gemmpipe.tables.store import timed
 
 
 @dataclass(frozen=True, kw_only=True)

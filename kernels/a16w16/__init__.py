@@ -5,15 +5,15 @@ x and w are row-major, both with K innermost; accumulation is fp32. With scaleAB
 _triton.py (launch and builds), _fits.py (what fits where), _problem.py (keys and operands).
 """
 
-from gemmpipe.aiter_table import AiterTable
 from gemmpipe.cost import bytes_moved, flops
-from gemmpipe.dense_gluon import DenseWarpSpecialised
 from gemmpipe.family import Family, KeyColumn
 from gemmpipe.kernels.a16w16 import _problem
 from gemmpipe.kernels.a16w16._triton import Product
 from gemmpipe.operands import make_inputs, make_weights
 from gemmpipe.reference import product, tolerance
-from gemmpipe.skinny import Skinny
+from gemmpipe.tables.aiter import AiterTable
+from gemmpipe.templates.dense_gluon import DenseWarpSpecialised
+from gemmpipe.templates.skinny import Skinny
 
 FAMILY = Family(
     name="a16w16",

@@ -2,7 +2,7 @@
 
 from gemmpipe.data import Device, Knobs
 from gemmpipe.family import GemmSpec
-from gemmpipe.fits import tile_misfit
+from gemmpipe.templates.fits import tile_misfit
 
 
 def misfit(spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gemmpipe.data import Device, Knobs, Scalar
-from gemmpipe.dense import Dense
 from gemmpipe.family import GemmSpec
 from gemmpipe.kernels.a16w16 import _fits
+from gemmpipe.templates.dense import Dense
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,8 @@ x and w are row-major with K innermost (aiter's gemm_a16w16_atomic); out is bf16
 split is a whole number of BLOCK_SIZE_K steps, so that none is counted twice whatever NUM_KSPLIT and K are. A split
 adds its fp32 sum in out's own type and in any order: bits differ from run to run, and each addition rounds, which the
 common tolerance bears (8 splits in bf16: 0.2 % of elements outside, 16: 1 %; the gate is at 5 %). out is zeroed as a
-part of the launch. Read on in gemmpipe/dense_kernel.py (device functions, shared) and gemmpipe/dense.py (launch and
-builds), _triton.py (what fits where), _problem.py (keys).
+part of the launch. Read on in gemmpipe/templates/ (shared: dense_kernel.py with device functions, dense.py with launch
+and builds), _triton.py (what fits where), _problem.py (keys).
 """
 
 from gemmpipe.cost import bytes_moved, flops

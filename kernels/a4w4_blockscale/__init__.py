@@ -9,13 +9,13 @@ every product of value and scale exactly. Read on in _kernel.py (device function
 fits where), _problem.py (keys).
 """
 
-from gemmpipe.aiter_table import PLAIN, AiterTable
 from gemmpipe.cost import bytes_moved, flops
 from gemmpipe.family import Family, KeyColumn
 from gemmpipe.kernels.a4w4_blockscale import _problem
 from gemmpipe.kernels.a4w4_blockscale._triton import Microscaled
 from gemmpipe.operands import make_inputs, make_weights
 from gemmpipe.reference import product, tolerance
+from gemmpipe.tables.aiter import PLAIN, AiterTable
 
 FAMILY = Family(
     name="a4w4_blockscale",

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from gemmpipe.data import Device, Knobs, Scalar
 from gemmpipe.family import GemmSpec, Inputs, Prepared
-from gemmpipe.fits import tile_misfit
-from gemmpipe.signature import TYPES
-from gemmpipe.tiled import Tiled, integer
+from gemmpipe.templates.fits import tile_misfit
+from gemmpipe.templates.signature import TYPES
+from gemmpipe.templates.tiled import Tiled, integer
 
 if TYPE_CHECKING:
     import torch

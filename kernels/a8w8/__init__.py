@@ -3,19 +3,19 @@
 x and w are int8, e4m3fn or (gfx942) e4m3fnuz, row-major with K innermost. The key's `granularity` says what a scale
 is for: `row`, fp32 x_scale [M, 1] per token and w_scale [N, 1] per channel (a [1, N] is the same memory; aiter's
 gemm_a8w8 takes that one, its gemm_a8w8_per_token_scale the other), or `tensor`, fp32 [1] each. int8 is summed in
-int32, fp8 in fp32; out and bias are bf16, fp16 or fp32. Read on in gemmpipe/dense_kernel.py (device functions, shared)
-and gemmpipe/dense.py (launch and builds), _triton.py (what fits where), _problem.py (keys).
+int32, fp8 in fp32; out and bias are bf16, fp16 or fp32. Read on in gemmpipe/templates/ (shared: dense_kernel.py with
+device functions, dense.py with launch and builds), _triton.py (what fits where), _problem.py (keys).
 """
 
-from gemmpipe.aiter_table import PLAIN, AiterTable
 from gemmpipe.cost import bytes_moved, flops
-from gemmpipe.dense_gluon import DenseWarpSpecialised
 from gemmpipe.family import Family, KeyColumn
 from gemmpipe.kernels.a8w8 import _problem
 from gemmpipe.kernels.a8w8._triton import Product
 from gemmpipe.operands import make_inputs, make_weights
 from gemmpipe.reference import product, tolerance
-from gemmpipe.skinny import Skinny
+from gemmpipe.tables.aiter import PLAIN, AiterTable
+from gemmpipe.templates.dense_gluon import DenseWarpSpecialised
+from gemmpipe.templates.skinny import Skinny
 
 FAMILY = Family(
     name="a8w8",

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from gemmpipe.data import Device, Knobs
-from gemmpipe.dense import Dense, sum_misfit
 from gemmpipe.family import GemmSpec
-from gemmpipe.fits import tile_misfit
+from gemmpipe.templates.dense import Dense, sum_misfit
+from gemmpipe.templates.fits import tile_misfit
 
 
 @dataclass(frozen=True, kw_only=True)

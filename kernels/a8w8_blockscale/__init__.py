@@ -7,7 +7,6 @@ _warp_specialised.py (device functions), _triton.py and _gluon.py (launch and bu
 _problem.py (keys and operands).
 """
 
-from gemmpipe.aiter_table import PLAIN, AiterTable
 from gemmpipe.cost import bytes_moved, flops
 from gemmpipe.family import Family, KeyColumn
 from gemmpipe.kernels.a8w8_blockscale import _problem
@@ -15,7 +14,8 @@ from gemmpipe.kernels.a8w8_blockscale._gluon import BlockscaleWarpSpecialised
 from gemmpipe.kernels.a8w8_blockscale._triton import Blockscale
 from gemmpipe.operands import make_inputs, make_weights
 from gemmpipe.reference import product, tolerance
-from gemmpipe.skinny import Skinny
+from gemmpipe.tables.aiter import PLAIN, AiterTable
+from gemmpipe.templates.skinny import Skinny
 
 FAMILY = Family(
     name="a8w8_blockscale",

@@ -2,9 +2,9 @@
 
 from gemmpipe.data import Device, Knobs
 from gemmpipe.family import GemmSpec
-from gemmpipe.fits import tile_misfit
 from gemmpipe.layouts import PLAIN
-from gemmpipe.tiled import integer
+from gemmpipe.templates.fits import tile_misfit
+from gemmpipe.templates.tiled import integer
 
 SCALE_BLOCK = 128
 _BLOCKS = ((1, SCALE_BLOCK), (SCALE_BLOCK, SCALE_BLOCK))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from gemmpipe.data import Device, Knobs, Scalar
 from gemmpipe.family import GemmSpec, Inputs, Prepared
 from gemmpipe.kernels.a8w8_blockscale._fits import scale_misfit
-from gemmpipe.tiled import integer
-from gemmpipe.warp_specialised import WarpSpecialised
+from gemmpipe.templates.tiled import integer
+from gemmpipe.templates.warp_specialised import WarpSpecialised
 
 if TYPE_CHECKING:
     import torch

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from gemmpipe.data import Device, Knobs, Scalar
 from gemmpipe.family import GemmSpec, Inputs, Prepared
 from gemmpipe.kernels.a8w8_blockscale import _fits
-from gemmpipe.signature import PARTS, operand_pointers
-from gemmpipe.tiled import Tiled, ceil_div
+from gemmpipe.templates.signature import PARTS, operand_pointers
+from gemmpipe.templates.tiled import Tiled, ceil_div
 
 if TYPE_CHECKING:
     import torch

@@ -9,13 +9,13 @@ is bf16, fp16 or fp32. Read on in gemmpipe/layouts.py, _kernel.py (device functi
 what fits where), _problem.py (keys).
 """
 
-from gemmpipe.aiter_table import PLAIN, AiterTable
 from gemmpipe.cost import bytes_moved, flops
 from gemmpipe.family import Family, KeyColumn
 from gemmpipe.kernels.a8w8_blockscale_bpreshuffle import _problem
 from gemmpipe.kernels.a8w8_blockscale_bpreshuffle._triton import Blockscale
 from gemmpipe.operands import make_inputs, make_weights
 from gemmpipe.reference import product, tolerance
+from gemmpipe.tables.aiter import PLAIN, AiterTable
 
 FAMILY = Family(
     name="a8w8_blockscale_bpreshuffle",

@@ -5,7 +5,7 @@
 import triton
 import triton.language as tl
 
-from gemmpipe.tiles import k_range, place, sum_of_parts
+from gemmpipe.templates.tiles import k_range, place, sum_of_parts
 
 
 @triton.jit

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 
 from gemmpipe.data import Device, Knobs
-from gemmpipe.dense import Dense, sum_misfit
 from gemmpipe.family import GemmSpec
-from gemmpipe.fits import tile_misfit
 from gemmpipe.layouts import TILES_16X16
+from gemmpipe.templates.dense import Dense, sum_misfit
+from gemmpipe.templates.fits import tile_misfit
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,17 +3,17 @@
 x and w are int8, e4m3fn or (gfx942) e4m3fnuz, contiguous with K innermost; x_scale is fp32 [B, M, 1] per token,
 w_scale fp32 [B, 1, N] per channel (aiter's batched_gemm_a8w8; its tables are keyed B M N K). int8 is summed in int32,
 fp8 in fp32; out is bf16, fp16 or fp32, there is no bias. A batch of one is a plain product of 2-D operands. Read on in
-gemmpipe/dense_kernel.py (device functions, shared) and gemmpipe/dense.py (launch and builds), _triton.py (what fits
-where), _problem.py (keys).
+gemmpipe/templates/ (shared: dense_kernel.py with device functions, dense.py with launch and builds), _triton.py (what
+fits where), _problem.py (keys).
 """
 
-from gemmpipe.aiter_table import PLAIN, AiterTable
 from gemmpipe.cost import bytes_moved, flops
 from gemmpipe.family import Family, KeyColumn
 from gemmpipe.kernels.batched_a8w8 import _problem
 from gemmpipe.kernels.batched_a8w8._triton import Product
 from gemmpipe.operands import make_inputs, make_weights
 from gemmpipe.reference import product, tolerance
+from gemmpipe.tables.aiter import PLAIN, AiterTable
 
 FAMILY = Family(
     name="batched_a8w8",

@@ -9,11 +9,11 @@ functions), _steps.py (the launches of a call), _triton.py (knobs, what fits whe
 aiter's untuned_fmoe).
 """
 
-from gemmpipe.aiter_table import AiterTable
 from gemmpipe.experts import bytes_moved, flops, make_inputs, make_weights, product, tolerance
 from gemmpipe.family import Family, KeyColumn
 from gemmpipe.kernels.fmoe import _problem, _table
 from gemmpipe.kernels.fmoe._triton import FusedExperts
+from gemmpipe.tables.aiter import AiterTable
 
 _KEY = (
     KeyColumn(name="token", kind="int", aliases=("tokens", "M")),

@@ -5,7 +5,7 @@
 import triton
 import triton.language as tl
 
-from gemmpipe.tiles import place
+from gemmpipe.templates.tiles import place
 
 
 @triton.jit

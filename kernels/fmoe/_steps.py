@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from gemmpipe.data import Build, Knobs, Scalar
 from gemmpipe.experts import experts_of
 from gemmpipe.family import GemmSpec, Scaling
-from gemmpipe.signature import TYPES
-from gemmpipe.tiled import AMD_ONLY, build_of, ceil_div, integer, next_power
-from gemmpipe.two_stage import FUSED, knobs_of_stage
-from gemmpipe.workspace import Shape
+from gemmpipe.launching.workspace import Shape
+from gemmpipe.templates.signature import TYPES
+from gemmpipe.templates.tiled import AMD_ONLY, build_of, ceil_div, integer, next_power
+from gemmpipe.templates.two_stage import FUSED, knobs_of_stage
 
 MODULE = "gemmpipe.kernels.fmoe._kernel"
 KERNELS = ("align", "routed", "activate", "total")

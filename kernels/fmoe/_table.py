@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 
 from gemmpipe.data import Scalar
-from gemmpipe.two_stage import FUSED, knobs_of_stage
+from gemmpipe.templates.two_stage import FUSED, knobs_of_stage
 
 COLUMNS = ("block_m", "ksplit", "us1", "kernelName1", "err1", "us2", "kernelName2", "err2")
 REST = ("us", "run_1stage", "xbf16", "flat", "tflops", "bw", "_tag")

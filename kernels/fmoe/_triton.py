@@ -5,15 +5,15 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from gemmpipe.builds import find_kernel, is_interpreted, load_build
 from gemmpipe.data import Build, Device, Knobs, Scalar, digest
 from gemmpipe.experts import experts_of, routing
 from gemmpipe.family import Experts, GemmSpec, Implementation, Inputs, Launch, Prepared
-from gemmpipe.fits import tile_misfit
 from gemmpipe.kernels.fmoe._steps import KERNELS, MODULE, Step, dtypes_of, scratch, steps
-from gemmpipe.tiled import AMD_ONLY, NEEDED, WGMMA_ROWS, check_axes, facts_of, hash_of, integer, next_power
-from gemmpipe.two_stage import APART, FUSED, SECOND, knobs_of_stage
-from gemmpipe.workspace import SCRATCH
+from gemmpipe.launching.builds import find_kernel, is_interpreted, load_build
+from gemmpipe.launching.workspace import SCRATCH
+from gemmpipe.templates.fits import tile_misfit
+from gemmpipe.templates.tiled import AMD_ONLY, NEEDED, WGMMA_ROWS, check_axes, facts_of, hash_of, integer, next_power
+from gemmpipe.templates.two_stage import APART, FUSED, SECOND, knobs_of_stage
 
 if TYPE_CHECKING:
     import torch

@@ -17,15 +17,15 @@ from pathlib import Path
 import torch
 
 from gemmpipe import runtime
-from gemmpipe.builds import find_kernel, load_build
 from gemmpipe.data import Scalar
 from gemmpipe.device import gpu_device
 from gemmpipe.family import KernelDefaults, Prepared, load_family
-from gemmpipe.launches import COUNTERS, PARTS, Kernel
+from gemmpipe.launching.builds import find_kernel, load_build
+from gemmpipe.launching.launches import COUNTERS, PARTS, Kernel
+from gemmpipe.launching.workspace import WORKSPACES
 from gemmpipe.problem import make_problem
 from gemmpipe.runtime.dispatch import EAGER
-from gemmpipe.store import render
-from gemmpipe.workspace import WORKSPACES
+from gemmpipe.tables.store import render
 
 CALLS, BATCH = 10_000, 500
 KNOBS = {

@@ -8,16 +8,16 @@ import argparse
 import csv
 from pathlib import Path
 
-from gemmpipe import store
 from gemmpipe.backends.aten import Torch
 from gemmpipe.backends.own import Own
 from gemmpipe.backends.scaled_mm import ScaledMm
 from gemmpipe.data import Candidate, Device, Problem
 from gemmpipe.device import DeviceChoice
 from gemmpipe.family import Family, load_family
-from gemmpipe.merging import key_of
 from gemmpipe.stages.paired import paired_ratio
 from gemmpipe.stages.rows import candidate_of
+from gemmpipe.tables import store
+from gemmpipe.tables.merging import key_of
 from gemmpipe.timer import Clock, clock_for
 from gemmpipe.workbench import Workbench
 

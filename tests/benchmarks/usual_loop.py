@@ -12,10 +12,10 @@ import time
 import torch
 import yaml
 
-from gemmpipe.builds import compile_build
 from gemmpipe.data import Problem
 from gemmpipe.device import gpu_device
 from gemmpipe.family import Family, KernelDefaults, load_family
+from gemmpipe.launching.builds import compile_build
 from gemmpipe.paths import shipped
 from gemmpipe.problem import make_problem
 from gemmpipe.reference import error_ratio

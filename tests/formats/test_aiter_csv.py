@@ -7,7 +7,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from gemmpipe import store
 from gemmpipe.cli.main import main
 from gemmpipe.data import Candidate, Device, Status, Trial
 from gemmpipe.device import arch_device
@@ -18,6 +17,7 @@ from gemmpipe.formats.aiter_csv import AiterCsv
 from gemmpipe.journal import Journal
 from gemmpipe.problem import make_problem
 from gemmpipe.table import SELECTIONS
+from gemmpipe.tables import store
 
 HEADER = "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio\n"
 BF16 = (

@@ -6,13 +6,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from gemmpipe import store
 from gemmpipe.data import Device
 from gemmpipe.events import Event, Events
 from gemmpipe.family import Family
 from gemmpipe.formats import Target
 from gemmpipe.formats.native import Csv
 from gemmpipe.table import SELECTIONS
+from gemmpipe.tables import store
 
 KEY = ["M", "N", "K", "bias", "dtype", "outdtype", "scaleAB", "bpreshuffle"]
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from gemmpipe import store
-from gemmpipe.aiter_table import render
 from gemmpipe.errors import UserError
 from gemmpipe.family import KernelDefaults, load_family
 from gemmpipe.sources.table import Csv
+from gemmpipe.tables import store
+from gemmpipe.tables.aiter import render
 
 RESULT = "us,kernelName,tflops,bw,errRatio"
 TUNED = {

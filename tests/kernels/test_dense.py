@@ -14,20 +14,20 @@ import triton
 from gemmpipe.backends.aten import Torch
 from gemmpipe.backends.onednn import OneDnn
 from gemmpipe.backends.scaled_mm import ScaledMm
-from gemmpipe.builds import compile_build
 from gemmpipe.cli.main import main
 from gemmpipe.data import Scalar
 from gemmpipe.device import arch_device, cpu_device
 from gemmpipe.errors import UserError
 from gemmpipe.family import Family, GemmSpec, Inputs, KernelDefaults, Scaling, Weights, load_family
-from gemmpipe.fits import shared_bytes
 from gemmpipe.formats.triton_json import TritonJson
+from gemmpipe.launching.builds import compile_build
 from gemmpipe.operands import quantise_mx, unpack_mx
 from gemmpipe.problem import make_problem
 from gemmpipe.reference import dequantise, error_ratio
 from gemmpipe.runner import Plan
 from gemmpipe.space import Space
-from gemmpipe.tiled import Tiled
+from gemmpipe.templates.fits import shared_bytes
+from gemmpipe.templates.tiled import Tiled
 
 NO_SPACE = Space(axes={}, when=(), pinned=())
 ERR_RATIO = 0.05  # the shipped gate

@@ -13,7 +13,7 @@ from gemmpipe.family import Family, GemmSpec, Implementation, Inputs, KernelDefa
 from gemmpipe.problem import make_problem
 from gemmpipe.reference import error_ratio
 from gemmpipe.space import Space
-from gemmpipe.tiled import Tiled
+from gemmpipe.templates.tiled import Tiled
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 Case = tuple[Family, GemmSpec, Weights, Inputs]

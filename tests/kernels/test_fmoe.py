@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from gemmpipe import experts
 from gemmpipe.backends.aten import Torch
-from gemmpipe.builds import compile_build
 from gemmpipe.data import Candidate, Scalar
 from gemmpipe.device import arch_device, cpu_device
 from gemmpipe.errors import UserError
 from gemmpipe.family import GemmSpec, KernelDefaults, load_family
 from gemmpipe.kernels.fmoe._steps import most_blocks
 from gemmpipe.kernels.fmoe._triton import FusedExperts
+from gemmpipe.launching.builds import compile_build
 from gemmpipe.problem import make_problem
 from gemmpipe.reference import error_ratio
 from gemmpipe.runtime.choosing import library_backends

@@ -7,7 +7,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from gemmpipe import aiter_table, store
 from gemmpipe.data import Candidate, Device
 from gemmpipe.device import arch_device
 from gemmpipe.errors import UserError
@@ -20,6 +19,8 @@ from gemmpipe.formats.sglang import Sglang
 from gemmpipe.formats.vllm import Vllm
 from gemmpipe.problem import make_problem
 from gemmpipe.sources.table import Csv as Tables
+from gemmpipe.tables import aiter as aiter_table
+from gemmpipe.tables import store
 
 FMOE = load_family("fmoe")
 KEY = "token,model_dim,inter_dim,expert,topk,act_type,dtype,q_dtype_a,q_dtype_w,q_type,use_g1u1,doweight_stage1"

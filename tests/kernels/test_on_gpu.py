@@ -8,10 +8,10 @@ import torch
 
 from gemmpipe.backends.aten import Torch
 from gemmpipe.backends.scaled_mm import ScaledMm
-from gemmpipe.builds import facts_of, load_build
 from gemmpipe.data import Device, Scalar
 from gemmpipe.device import DeviceChoice
 from gemmpipe.family import Family, GemmSpec, Implementation, Inputs, KernelDefaults, Weights, load_family
+from gemmpipe.launching.builds import facts_of, load_build
 from gemmpipe.problem import make_problem
 from gemmpipe.reference import error_ratio
 

@@ -14,10 +14,10 @@ import pytest
 import triton
 import yaml
 
-from gemmpipe.builds import compiled
 from gemmpipe.data import Device, Knobs
 from gemmpipe.device import arch_device
 from gemmpipe.family import Family, GemmSpec, Implementation, KernelDefaults, load_family
+from gemmpipe.launching.builds import compiled
 from gemmpipe.problem import make_problem
 from gemmpipe.space import Space
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gemmpipe.builds import compile_build, compiled, find_kernel, source_hash
 from gemmpipe.data import Candidate
 from gemmpipe.device import arch_device, cpu_device
 from gemmpipe.errors import UserError
 from gemmpipe.family import Family, GemmSpec, KernelDefaults, load_family
+from gemmpipe.launching.builds import compile_build, compiled, find_kernel, source_hash
 from gemmpipe.problem import make_problem
 from gemmpipe.space import Space
-from gemmpipe.tiled import Tiled
+from gemmpipe.templates.tiled import Tiled
 
 ARCHES = ("sm_90", "sm_100", "gfx942", "gfx950")
 KNOBS = {
@@ -162,7 +162,7 @@ def test_builds_and_implementations_travel_between_processes() -> None:
 @pytest.mark.parametrize("gfx", ARCHES)
 @pytest.mark.parametrize("name", ["a16w16", "a8w8_blockscale"])
 def test_compiles_without_a_gpu_within_the_estimate(name: str, gfx: str) -> None:
-    from gemmpipe.fits import shared_bytes
+    from gemmpipe.templates.fits import shared_bytes
 
     family, device = load_family(name), arch_device(gfx)
     kernel, spec = kernel_of(family), spec_of(family, gfx, 64, 1280, 8200, bias=True if name == "a16w16" else None)

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gemmpipe import store
-from gemmpipe.aiter_table import render
 from gemmpipe.errors import UserError
 from gemmpipe.family import Family, KernelDefaults, KeyColumn, load_family
-from gemmpipe.merging import Row
 from gemmpipe.paths import PACKAGE
 from gemmpipe.table import RESULT
+from gemmpipe.tables import store
+from gemmpipe.tables.aiter import render
+from gemmpipe.tables.merging import Row
 
 FAMILIES = sorted(path.parent.name for path in (PACKAGE / "kernels").glob("*/__init__.py"))
 AITERS = [name for name in FAMILIES if load_family(name).aiter_table is not None]

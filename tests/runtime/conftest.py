@@ -13,7 +13,7 @@ from gemmpipe.family import load_family
 from gemmpipe.runtime import reload
 from gemmpipe.runtime.prepared import FORMS
 from gemmpipe.runtime.selection import LOG
-from gemmpipe.store import render
+from gemmpipe.tables.store import render
 
 N, K = 64, 96
 MakeRow = Callable[..., dict[str, Scalar]]

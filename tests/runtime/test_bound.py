@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
-from gemmpipe.builds import Loaded
 from gemmpipe.data import Build, Candidate, Device
 from gemmpipe.device import arch_device
 from gemmpipe.family import Family, GemmSpec, KernelDefaults, load_family
+from gemmpipe.launching.builds import Loaded
 from gemmpipe.problem import make_problem
 from gemmpipe.runtime.bound import kernel_call
 from gemmpipe.runtime.calls import any_call
@@ -57,7 +57,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
     def load(build: Build, device: Device) -> Loaded:
         return Loaded(build=build, kernel=made, interpreted=False)
 
-    for module in ("gemmpipe.runtime.bound", "gemmpipe.launches"):
+    for module in ("gemmpipe.runtime.bound", "gemmpipe.launching.launches"):
         monkeypatch.setattr(f"{module}.load_build", load)
     monkeypatch.setattr("gemmpipe.runtime.bound.stream_getter", lambda: lambda index: 7)
     monkeypatch.setattr("gemmpipe.runtime.bound.on", lambda device: torch.no_grad())

@@ -20,7 +20,7 @@ from gemmpipe.reference import error_ratio
 from gemmpipe.runtime import fused_moe, reload
 from gemmpipe.runtime.dispatch import dispatch_of
 from gemmpipe.runtime.selection import LOG
-from gemmpipe.store import render
+from gemmpipe.tables.store import render
 
 FMOE = load_family("fmoe")
 Made = tuple[GemmSpec, Inputs, Weights]

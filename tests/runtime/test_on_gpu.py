@@ -14,7 +14,7 @@ from gemmpipe.reference import error_ratio
 from gemmpipe.runtime import gemm_a8w8_blockscale, prepare, reload
 from gemmpipe.runtime.dispatch import dispatch_of
 from gemmpipe.runtime.prepared import FORMS
-from gemmpipe.store import render
+from gemmpipe.tables.store import render
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 N, K = 1280, 8192

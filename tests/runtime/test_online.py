@@ -16,7 +16,7 @@ from gemmpipe.family import load_family
 from gemmpipe.runtime import gemm_a16w16, online
 from gemmpipe.runtime.dispatch import EAGER, dispatch_of
 from gemmpipe.runtime.selection import LOG
-from gemmpipe.store import read
+from gemmpipe.tables.store import read
 
 PROGRAM = """
 import time, torch

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gemmpipe import store
 from gemmpipe.family import Family
+from gemmpipe.tables import store
 
 Row = dict[str, object]
 NEEDED = {

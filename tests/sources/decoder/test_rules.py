@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemmpipe.errors import UserError
-from gemmpipe.jsonfile import parse_object
+from gemmpipe.files.jsonfile import parse_object
 from gemmpipe.sources.architectures import linears
 from gemmpipe.sources.decoder.rules import RULES
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from gemmpipe.builds import find_kernel, is_interpreted, source_hash
 from gemmpipe.data import Build, Device, Knobs, Scalar
 from gemmpipe.errors import UserError, nearest
 from gemmpipe.family import Experts, GemmSpec, Inputs, Prepared
-from gemmpipe.launches import Kernel, KernelLaunch
+from gemmpipe.launching.builds import find_kernel, is_interpreted, source_hash
+from gemmpipe.launching.launches import Kernel, KernelLaunch
 from gemmpipe.operand_types import element_bytes
 
 if TYPE_CHECKING:

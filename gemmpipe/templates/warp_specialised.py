@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from gemmpipe.data import Build, Device, Knobs, Scalar
 from gemmpipe.family import GemmSpec, Inputs, Prepared
-from gemmpipe.launches import Kernel, KernelLaunch
+from gemmpipe.launching.launches import Kernel, KernelLaunch
 from gemmpipe.operand_types import element_bytes
-from gemmpipe.signature import TYPES
-from gemmpipe.tiled import ceil_div, facts_of, hash_of, integer
+from gemmpipe.templates.signature import TYPES
+from gemmpipe.templates.tiled import ceil_div, facts_of, hash_of, integer
 
 if TYPE_CHECKING:
     import torch

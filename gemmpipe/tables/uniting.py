@@ -7,9 +7,9 @@ from pathlib import Path
 
 from gemmpipe.data import Scalar
 from gemmpipe.family import Family
-from gemmpipe.merging import Key, Row, key_of, provisional
-from gemmpipe.store import Sheet, timed
 from gemmpipe.table import RESULT
+from gemmpipe.tables.merging import Key, Row, key_of, provisional
+from gemmpipe.tables.store import Sheet, timed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

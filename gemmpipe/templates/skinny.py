@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from gemmpipe.data import Device, Knobs, Scalar
 from gemmpipe.family import GemmSpec, Inputs, Prepared
-from gemmpipe.fits import common_misfit
-from gemmpipe.signature import operand_pointers, operand_tensors
-from gemmpipe.tiled import KIND, Tiled, ceil_div, facts_of, integer
+from gemmpipe.templates.fits import common_misfit
+from gemmpipe.templates.signature import operand_pointers, operand_tensors
+from gemmpipe.templates.tiled import KIND, Tiled, ceil_div, facts_of, integer
 
 if TYPE_CHECKING:
     import torch
@@ -35,7 +35,7 @@ class Skinny(Tiled):
     """`skinny`: up to 16 rows on the CUDA cores, no split of K between programs."""
 
     label = "skinny"
-    kernel: str = "gemmpipe.skinny_kernel:skinny"
+    kernel: str = "gemmpipe.templates.skinny_kernel:skinny"
     overlapping: bool = True
 
     def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...]:

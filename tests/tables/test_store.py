@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemmpipe import store
 from gemmpipe.errors import EnvironmentProblem, UserError
 from gemmpipe.family import Family
-from gemmpipe.merging import Row
 from gemmpipe.table import RESULT
+from gemmpipe.tables import store
+from gemmpipe.tables.merging import Row
 
 DATA = Path(__file__).parents[2] / "shared" / "data" / "aiter"
 HEADER = "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio\n"

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemmpipe.workspace import Scratch, fresh_scratch
+from gemmpipe.launching.workspace import Scratch, fresh_scratch
 
 CPU = torch.device("cpu")
 SHAPES = st.dictionaries(

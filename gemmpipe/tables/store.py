@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gemmpipe.artifact import locked, record_run, sidecar
-from gemmpipe.csvfile import read_cells
 from gemmpipe.data import Scalar
 from gemmpipe.errors import UserError, nearest
 from gemmpipe.family import Family, KernelDefaults
-from gemmpipe.jsonfile import parse_object
-from gemmpipe.merging import Conflict, Row, key_of, merge
+from gemmpipe.files.artifact import locked, record_run, sidecar
+from gemmpipe.files.csvfile import read_cells
+from gemmpipe.files.jsonfile import parse_object
 from gemmpipe.paths import write_atomic
 from gemmpipe.problem import column_places, parse_int, parse_key
 from gemmpipe.table import RESULT
+from gemmpipe.tables.merging import Conflict, Row, key_of, merge
 
 _ALIASES = {"kernelid": "solidx", "errratio": "err_ratio", "arch": "gfx"}
 _FLOATS = ("us", "err_ratio", "tflops", "bw", "baseline_us", "p20_us", "p80_us", "ratio_low", "ratio_high")

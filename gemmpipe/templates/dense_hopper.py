@@ -10,7 +10,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
-from gemmpipe.hopper import (
+from gemmpipe.templates.hopper import (
     after,
     barriers,
     first_row,

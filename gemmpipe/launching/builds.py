@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
-from gemmpipe.cubin import resources
 from gemmpipe.data import Build, BuildFacts, Device
+from gemmpipe.launching.cubin import resources
 
 _KEPT = 2048  # loaded binaries a process keeps; one is some 20 to 100 kB
 
@@ -116,10 +116,10 @@ def is_interpreted(function: Any) -> bool:
 
 @cache
 def source_hash(function: Any) -> str:
-    """12 hex digits of the source of a JIT function and of all that it calls; the same in every process."""
+    """12 hex digits of the source of a JIT function and of all that it calls, wherever their modules lie."""
     sources: dict[str, str] = {}
     _collect(function.fn, sources)
-    return hashlib.sha256("\n".join(sources[name] for name in sorted(sources)).encode()).hexdigest()[:12]
+    return hashlib.sha256("\n".join(sorted(sources.values())).encode()).hexdigest()[:12]
 
 
 def _collect(function: Any, sources: dict[str, str]) -> None:

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gemmpipe.builds import load_build
 from gemmpipe.data import Build, Device, Knobs
 from gemmpipe.family import GemmSpec, Implementation, Inputs, Launch, Prepared
-from gemmpipe.workspace import WORKSPACES
+from gemmpipe.launching.builds import load_build
+from gemmpipe.launching.workspace import WORKSPACES
 
 if TYPE_CHECKING:
     import torch

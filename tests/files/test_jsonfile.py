@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gemmpipe.errors import UserError
-from gemmpipe.jsonfile import read_object
+from gemmpipe.files.jsonfile import read_object
 
 
 @pytest.mark.parametrize(

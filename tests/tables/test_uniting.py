@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemmpipe import store
 from gemmpipe.family import Family
-from gemmpipe.merging import Row, key_of
 from gemmpipe.table import RESULT
-from gemmpipe.uniting import Conflict, Entry, Judge, Union, entries_of, unite
+from gemmpipe.tables import store
+from gemmpipe.tables.merging import Row, key_of
+from gemmpipe.tables.uniting import Conflict, Entry, Judge, Union, entries_of, unite
 
 STALE = "old@00000000"
 JUDGE = Judge(device=None, changed=lambda row: row.get("kernelName") == STALE)

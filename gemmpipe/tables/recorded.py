@@ -5,7 +5,7 @@ import json
 from gemmpipe.data import Candidate, Device, Knobs
 from gemmpipe.errors import UserError
 from gemmpipe.family import GemmSpec, Implementation
-from gemmpipe.merging import Row
+from gemmpipe.tables.merging import Row
 
 _ODD = (UserError, KeyError, TypeError, ValueError, ArithmeticError)
 """What knobs that nobody checked make an implementation raise."""

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gemmpipe.errors import EnvironmentProblem, UserError
-from gemmpipe.jsonfile import read_object
+from gemmpipe.files.jsonfile import read_object
 from gemmpipe.paths import write_atomic
 
 LOCK_TIMEOUT_S = 120

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemmpipe.cubin import resources
 from gemmpipe.data import Device
 from gemmpipe.family import KernelDefaults, load_family
+from gemmpipe.launching.cubin import code, resources
 from gemmpipe.problem import make_problem
 
 HOPPER = Device(
@@ -29,7 +29,7 @@ KNOBS = {
 
 
 def _cubin(num_warps: int) -> bytes:
-    from gemmpipe.builds import compiled, find_kernel, is_interpreted
+    from gemmpipe.launching.builds import compiled, find_kernel, is_interpreted
 
     family = load_family("a16w16")
     words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
@@ -54,6 +54,12 @@ def test_a_binary_says_what_the_disassembler_says(num_warps: int, tmp_path: Path
     registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", text).groups()  # type: ignore[union-attr]
     assert resources(path.read_bytes()) == (int(registers), int(stack) // 4)
     assert (int(stack) > 0) == (num_warps == 1), "one warp holds 64 x 128 sums in 255 registers a thread: it spills"
+
+
+def test_its_code_is_in_it_and_depends_on_what_it_was_compiled_with() -> None:
+    binary, other = _cubin(4), _cubin(8)
+    assert 0 < len(code(binary)) < len(binary)
+    assert code(binary) in binary and code(binary) != code(other)
 
 
 @given(st.binary(max_size=400), st.booleans())

@@ -5,7 +5,7 @@
 import triton
 import triton.language as tl
 
-from gemmpipe.tiles import k_range, offsets, overlap, place, rows_of, sum_of_parts, xcd_order
+from gemmpipe.templates.tiles import k_range, offsets, overlap, place, rows_of, sum_of_parts, xcd_order
 
 
 @triton.jit

@@ -9,7 +9,7 @@ few tiles for the device, a program here takes as few rows of w as it likes.
 import triton
 import triton.language as tl
 
-from gemmpipe.tiles import overlap, place, xcd_order
+from gemmpipe.templates.tiles import overlap, place, xcd_order
 
 
 @triton.jit

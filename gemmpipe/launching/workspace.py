@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from gemmpipe.streams import capture_number, capturing, current_index, stream_getter
+from gemmpipe.launching.streams import capture_number, capturing, current_index, stream_getter
 
 if TYPE_CHECKING:
     import torch

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gemmpipe import store
 from gemmpipe.cli.main import main
 from gemmpipe.data import Device
 from gemmpipe.device import arch_device
 from gemmpipe.errors import UserError
 from gemmpipe.family import load_family
-from gemmpipe.tunableop import Imported, is_results, read_results
+from gemmpipe.tables import store
+from gemmpipe.tables.tunableop import Imported, is_results, read_results
 
 ROCM = """Validator,PT_VERSION,2.11.0
 Validator,HIP_VERSION,70051831

@@ -18,27 +18,32 @@ def resources(cubin: bytes) -> tuple[int | None, int | None]:
     """
     found: dict[int, list[int]] = {_REGISTERS: [], _FRAME_SIZE: []}
     try:
-        for attribute, payload in _records(_section(cubin, b".nv.info")):
+        for attribute, payload in _records(next(data for name, data in _sections(cubin) if name == b".nv.info")):
             if attribute in found and len(payload) == 8:
                 found[attribute].append(struct.unpack("<II", payload)[1])
-    except (struct.error, ValueError):
+    except (struct.error, ValueError, StopIteration):
         return None, None
     registers, frames = found[_REGISTERS], found[_FRAME_SIZE]
     return max(registers, default=None), max(frames) // _WORD if frames else None
 
 
-def _section(cubin: bytes, name: bytes) -> bytes:
-    """The contents of a section. Raises ValueError or struct.error when there is none."""
+def code(cubin: bytes) -> bytes:
+    """The instructions of its kernels, without names, source lines and symbols. Raises ValueError or struct.error."""
+    return b"".join(data for name, data in _sections(cubin) if name.startswith(b".text."))
+
+
+def _sections(cubin: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Name and contents of each section. Raises ValueError or struct.error for what is no such ELF."""
     header = _HEADER.unpack_from(cubin)
     if header[0][:4] != b"\x7fELF":
         raise ValueError("no ELF")
     offset, size, count, names_at = header[6], header[11], header[12], header[13]
     sections = [_SECTION.unpack_from(cubin, offset + i * size) for i in range(count)]
+    if names_at >= count:
+        raise ValueError("no names of sections")
     names = cubin[sections[names_at][4] :]
     for section in sections:
-        if names[section[0] : names.index(b"\0", section[0])] == name:
-            return cubin[section[4] : section[4] + section[5]]
-    raise ValueError("no such section")
+        yield names[section[0] : names.index(b"\0", section[0])], cubin[section[4] : section[4] + section[5]]
 
 
 def _records(info: bytes) -> Iterator[tuple[int, bytes]]:

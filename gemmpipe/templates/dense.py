@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from gemmpipe.data import Device, Knobs, Scalar
 from gemmpipe.family import GemmSpec, Inputs, Prepared
-from gemmpipe.launches import KernelLaunch
+from gemmpipe.launching.launches import KernelLaunch
 from gemmpipe.layouts import PLAIN
-from gemmpipe.signature import PARTS, operand_pointers, operand_tensors
-from gemmpipe.tiled import Tiled, integer
+from gemmpipe.templates.signature import PARTS, operand_pointers, operand_tensors
+from gemmpipe.templates.tiled import Tiled, integer
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +24,7 @@ class Dense(Tiled):
     A family derives from it and says what fits.
     """
 
-    kernel: str = "gemmpipe.dense_kernel:dense"
+    kernel: str = "gemmpipe.templates.dense_kernel:dense"
     swaps: bool = True
     overlapping: bool = True
     atomic: bool = False

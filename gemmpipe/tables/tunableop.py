@@ -10,9 +10,9 @@ from pathlib import Path
 from gemmpipe.data import Device, Scalar
 from gemmpipe.errors import UserError
 from gemmpipe.family import Family, GemmSpec, KernelDefaults
-from gemmpipe.merging import Row
 from gemmpipe.problem import make_problem
 from gemmpipe.table import RESULT
+from gemmpipe.tables.merging import Row
 
 TYPES = {
     "BFloat16": "bfloat16",

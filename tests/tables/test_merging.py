@@ -5,7 +5,7 @@ import re
 import pytest
 
 from gemmpipe.family import Family
-from gemmpipe.merging import Row, merge
+from gemmpipe.tables.merging import Row, merge
 
 
 def _row(**values: object) -> Row:

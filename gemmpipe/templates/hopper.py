@@ -9,7 +9,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from gemmpipe.gluon_names import cta_barrier, tma_load, tma_store
+from gemmpipe.templates.gluon_names import cta_barrier, tma_load, tma_store
 
 
 @gluon.jit

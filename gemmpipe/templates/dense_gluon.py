@@ -4,17 +4,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gemmpipe.data import Device, Knobs, Scalar
-from gemmpipe.dense import sum_misfit
 from gemmpipe.family import GemmSpec, Inputs, Prepared
-from gemmpipe.signature import TYPES
-from gemmpipe.warp_specialised import WarpSpecialised
+from gemmpipe.templates.dense import sum_misfit
+from gemmpipe.templates.signature import TYPES
+from gemmpipe.templates.warp_specialised import WarpSpecialised
 
 
 @dataclass(frozen=True, kw_only=True)
 class DenseWarpSpecialised(WarpSpecialised):
     """`gluon`: 16 or 8 bits, scales by row or tensor or none, bias; 8-bit floats sum in the tensor core's 14 bits."""
 
-    kernel: str = "gemmpipe.dense_hopper:dense_warp_specialised"
+    kernel: str = "gemmpipe.templates.dense_hopper:dense_warp_specialised"
     held: int = 1
 
     def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:

@@ -1,0 +1,91 @@
+"""Whether a change to the source of kernels changes the binaries that the shipped tables' winners are.
+
+    python tests/benchmarks/same_binaries.py record before.json     (in the checkout before the change)
+    python tests/benchmarks/same_binaries.py carry before.json      (in the one after it)
+
+A row of a tuned table holds the hash of its kernel's source. Where a change leaves every instruction of a winner as it
+was, its time stands: `carry` writes the new hash. Rows whose code is another one now are listed, stay stale, and are to
+be tuned again. Needs no GPU; use the version of Triton that the table was tuned with (its .meta.json says which).
+"""
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from gemmpipe.data import Build, Device, Problem
+from gemmpipe.device import arch_device
+from gemmpipe.family import Family, Implementation, load_family, shipped_families
+from gemmpipe.launching.builds import compiled
+from gemmpipe.launching.cubin import code
+from gemmpipe.paths import shipped_tables, write_atomic
+from gemmpipe.stages.rows import candidate_of
+from gemmpipe.tables import store
+from gemmpipe.tables.merging import Row
+from gemmpipe.tables.recorded import hash_of
+
+
+def winners(family: Family) -> Iterator[tuple[str, Row, Implementation, tuple[Build, ...], Device]]:
+    """What names a row in both checkouts, the row, and what its winner is built from."""
+    for row in store.read(shipped_tables() / family.csv_name, family):
+        candidate, device = candidate_of(str(row["libtype"]), str(row["config"])), arch_device(str(row["gfx"]))
+        own = next((i for i in family.implementations if i.label == candidate.backend), None)
+        if own is None or not hash_of(row):
+            continue
+        key = tuple((column.name, row[column.name]) for column in family.key_columns)
+        builds = own.builds(family.spec(Problem(family=family.name, key=key)), candidate.knobs, device)
+        yield json.dumps([device.gfx, [v for _, v in key], row["libtype"], row["config"]]), row, own, builds, device
+
+
+def digest(build: Build, device: Device) -> str:
+    """Of the instructions, and of what a launch needs beside them."""
+    kernel = compiled(build, device)
+    said = [kernel.metadata.shared, kernel.metadata.num_warps]
+    return hashlib.sha256(code(kernel.asm["cubin"]) + json.dumps(said).encode()).hexdigest()
+
+
+def digests(family: Family) -> dict[str, list[str]]:
+    """By the row's name, one a build; builds that rows share are compiled once."""
+    rows = list(winners(family))
+    needed = {(build, device) for *_, builds, device in rows for build in builds}
+    with ProcessPoolExecutor() as pool:
+        found = {each: pool.submit(digest, *each) for each in needed}
+        done = {each: future.result() for each, future in found.items()}
+    return {name: [done[build, device] for build in builds] for name, _, _, builds, device in rows}
+
+
+def carry(family: Family, before: dict[str, list[str]]) -> None:
+    """Write the new hash into every row whose binaries are the same; say which are not."""
+    path, now = shipped_tables() / family.csv_name, digests(family)
+    text, stale = path.read_text(), 0
+    hashes: dict[str, str] = {}
+    for name, row, own, _, _ in winners(family):
+        candidate = candidate_of(str(row["libtype"]), str(row["config"]))
+        if before.get(name) != now[name]:
+            stale += 1
+            print("another binary:", family.name, name)
+        else:
+            hashes[hash_of(row)] = hash_of({"kernelName": own.kernel_name(candidate.knobs)})
+    for old, new in hashes.items():
+        text = text.replace(f"@{old}", f"@{new}")
+    if not stale:
+        write_atomic(path, text)
+    print(f"{family.name}: {len(now)} rows, {stale} with another binary; {hashes if not stale else 'left as it is'}")
+
+
+def main() -> None:
+    """As the module says."""
+    verb, file = sys.argv[1], Path(sys.argv[2])
+    families = [f for f in map(load_family, shipped_families()) if (shipped_tables() / f.csv_name).is_file()]
+    if verb == "record":
+        file.write_text(json.dumps({family.name: digests(family) for family in families}))
+        return
+    before = json.loads(file.read_text())
+    for family in families:
+        carry(family, before.get(family.name, {}))
+
+
+if __name__ == "__main__":
+    main()
