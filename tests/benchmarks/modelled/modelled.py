@@ -1,0 +1,197 @@
+"""executor=modelled: the local executor on GPUs that are not there. Workers and compilers are processes that sleep.
+
+What a candidate takes is the search's own analytic model times a factor drawn by its name; the rest is what an H200's
+manifest says of 72 problems (2026-11-21). The driver, its desks, pipes and journal are the real ones.
+"""
+
+import random
+import time
+from collections.abc import Callable, MutableSequence, Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from multiprocessing.connection import Connection
+from types import SimpleNamespace
+from typing import Any
+
+from gemmpipe import worker
+from gemmpipe.backends import Backend
+from gemmpipe.conditions import Neighbours
+from gemmpipe.data import Build, BuildFacts, Candidate, Device, Problem
+from gemmpipe.device import DeviceChoice, arch_device
+from gemmpipe.events import Events
+from gemmpipe.executors import compiling, hand
+from gemmpipe.executors.local import Local, LocalPool
+from gemmpipe.family import Family, load_family
+from gemmpipe.jobs import Flight, Tools
+from gemmpipe.search.features import Vocabulary, see
+from gemmpipe.timer import Call, Clock, Replay
+
+LOAD_US = 280.0  # of a candidate's binary, once a worker
+FIRST_US = 430.0  # of a candidate's first launch on a problem
+LAUNCH_US = 40.0  # beside the kernel's own time, in a series of timed launches
+OPERANDS_US = 12_000.0  # of a problem
+CHECK_US = 2_000.0  # compare with the reference, capture a graph
+NOISE = 0.006
+SPREAD = 0.3  # of log time around the analytic model
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Modelled(Local):
+    """Runs on `workers` devices that sleep."""
+
+    compile_ms: float
+
+    def find(self, choice: DeviceChoice) -> tuple[Device, ...]:
+        device = arch_device("sm_90")
+        return tuple(replace(device, index=i, uuid=f"modelled-{i}") for i in range(self.workers or 1))
+
+    def start(
+        self,
+        devices: tuple[Device, ...],
+        family: str,
+        backends: tuple[Backend, ...],
+        python_path: tuple[str, ...],
+        events: Events,
+        check: Callable[[], None],
+    ) -> LocalPool:
+        # What the processes do is replaced in the two places that start them; all that talks to them stays.
+        hand.worker = SimpleNamespace(main=main)  # type: ignore[attr-defined]
+        compiling._compile = _Compile(self.compile_ms / 1e3)  # type: ignore[assignment]
+        return Local.start(self, devices, family, backends, python_path, events, check)
+
+
+@dataclass(frozen=True)
+class _Compile:
+    seconds: float
+
+    def __call__(self, build: Build, device: Device) -> BuildFacts:
+        time.sleep(self.seconds)
+        known = dict(build.constants)
+        m, n, k = (int(known.get(f"BLOCK_SIZE_{axis}") or known.get(f"BLOCK_{axis}") or 64) for axis in "MNK")
+        warps = int(dict(build.options).get("num_warps") or 4)
+        registers = min(255, 24 + int(1.6 * m * n / (32 * warps)))
+        shared = (m + n) * k * int(dict(build.options).get("num_stages") or 3)
+        return BuildFacts(
+            compile_s=self.seconds, shared_bytes=shared, registers=registers, spills=0 if registers < 255 else 8
+        )
+
+
+def main(post: worker.Post, pipe: Connection, cells: MutableSequence[float]) -> None:
+    """A worker whose bench and clock sleep."""
+    worker.ready_tools = _tools
+    worker.main(post, pipe, cells)
+
+
+def _tools(post: worker.Post, cells: MutableSequence[float]) -> Tools:
+    clock = _Clock()
+    bench: Any = _Bench(load_family(post.family), post.device, clock)
+    return Tools(bench=bench, clock=clock, flight=Flight(cells), neighbours=Neighbours(post.device))
+
+
+class _Clock(Clock):
+    """Time that is owed is slept in whole milliseconds; what a sleep took too long is credited."""
+
+    def __init__(self) -> None:
+        self._owed_s = 0.0
+        self.queued_us = 0.0
+        """By launches since the last look."""
+        self._dice = random.Random(0)
+
+    def owe(self, time_us: float) -> None:
+        self._owed_s += time_us / 1e6
+        if self._owed_s > 1e-3:
+            begun = time.monotonic()
+            time.sleep(self._owed_s)
+            self._owed_s -= time.monotonic() - begun
+
+    def synchronize(self) -> None:
+        queued, self.queued_us = self.queued_us, 0.0
+        self.owe(queued)
+
+    def sequence(self, launches: Sequence[Call]) -> list[float]:
+        return [self._one(launch) + self.owe_launch() for launch in launches]
+
+    def owe_launch(self) -> float:
+        self.owe(LAUNCH_US)
+        return 0.0
+
+    def _one(self, launch: Call) -> float:
+        self.synchronize()
+        launch()
+        time_us = self.queued_us * (1 + NOISE * self._dice.gauss(0, 1))
+        self.synchronize()
+        return time_us
+
+    def replay(self, launches: Sequence[Call]) -> Replay:
+        for launch in launches:
+            launch()
+        each_us, self.queued_us = self.queued_us / len(launches), 0.0
+
+        def once() -> float:
+            self.owe(each_us * len(launches) + LAUNCH_US)
+            return each_us * (1 + NOISE * self._dice.gauss(0, 1))
+
+        return once
+
+
+class _Bench:
+    """Stands for a Workbench."""
+
+    def __init__(self, family: Family, device: Device, clock: _Clock) -> None:
+        self.family, self.device, self.clock = family, device, clock
+        self.launched: dict[tuple[str, str], int] = {}
+        self.loaded: set[str] = set()
+        self._vocabulary = Vocabulary()
+        self._times: dict[tuple[str, str], float] = {}
+        self._ready: set[str] = set()
+
+    def set_up(self, problem: Problem) -> "_Setup":
+        if problem.id not in self._ready:
+            self._ready.add(problem.id)
+            self.clock.owe(OPERANDS_US)
+        return _Setup(self, problem)
+
+    def time_us(self, problem: Problem, candidate: Candidate) -> float:
+        key = (problem.id, candidate.id)
+        if key not in self._times:
+            sight = see(self._vocabulary, self.family.spec(problem), self.device, [candidate], {}, {})
+            luck = random.Random(f"{candidate.id} {problem.siblings}").gauss(0, 1)
+            model_us = 2.718 ** float(sight.estimate[0]) if "BLOCK_SIZE_M" in candidate.knobs else 20.0
+            self._times[key] = model_us * 2.718 ** (SPREAD * luck)
+        return self._times[key]
+
+
+class _Setup:
+    """Stands for a Setup: nothing is computed."""
+
+    def __init__(self, bench: _Bench, problem: Problem) -> None:
+        self._bench, self.problem = bench, problem
+        once = bench.family.bytes_moved(bench.family.spec(problem))
+        self.sets = max(2, min(32, ceil(3 * bench.device.cache_bytes / once)))
+
+    def inputs(self, index: int) -> None: ...
+    def weights(self, index: int) -> None: ...
+    def out(self, index: int) -> None: ...
+    def reference(self) -> None: ...
+    def poison(self) -> None: ...
+
+    def prepared(self, candidate: Candidate, index: int) -> SimpleNamespace:
+        return SimpleNamespace(extra_bytes=0)
+
+    def error_ratio(self, output: object) -> float:
+        self._bench.clock.owe(CHECK_US)
+        return 0.0
+
+    def bind(self, candidate: Candidate, index: int) -> Call:
+        bench, clock = self._bench, self._bench.clock
+        if candidate.id not in bench.loaded:
+            bench.loaded.add(candidate.id)
+            clock.owe(LOAD_US)
+        time_us = bench.time_us(self.problem, candidate)
+        first = (self.problem.id, candidate.id) not in bench.launched
+
+        def launch() -> None:
+            clock.queued_us += time_us + (FIRST_US if first and not bench.launched.get(key) else 0.0)
+
+        key = (self.problem.id, candidate.id)
+        return launch
