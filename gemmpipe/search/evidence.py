@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from gemmpipe.family import GemmSpec
 from gemmpipe.search import Subject
-from gemmpipe.search.features import Array, Sight, Vocabulary, see
+from gemmpipe.search.features import Array, Sight, View, Vocabulary
 from gemmpipe.search.lore import Tale
 
 _MOST_OF_ONE = 48  # rows of one other problem: its fastest, and some of the rest
@@ -61,12 +61,11 @@ def gather(subject: Subject, vocabulary: Vocabulary, own: Sight, times_us: Array
 
 
 def _of(tale: Tale, subject: Subject, vocabulary: Vocabulary) -> tuple[Sight, Array]:
-    """What another problem teaches; seen again only when more is known of it, or of any build."""
-    seen: dict[int, tuple[tuple[int, int], tuple[Sight, Array]]] = subject.lore.kept("evidence", dict)
-    state = (tale.heard, len(subject.lore.facts))
+    """What another problem teaches; seen again only when more is known of it."""
+    seen: dict[int, tuple[int, tuple[Sight, Array]]] = subject.lore.kept("evidence", dict)
     known = seen.get(id(tale))
-    if known is None or known[0] != state:
-        known = seen[id(tale)] = (state, _seen(tale, subject, vocabulary))
+    if known is None or known[0] != tale.heard:
+        known = seen[id(tale)] = (tale.heard, _seen(tale, subject, vocabulary))
     return known[1]
 
 
@@ -76,5 +75,8 @@ def _seen(tale: Tale, subject: Subject, vocabulary: Vocabulary) -> tuple[Sight, 
     if len(ranked) > _MOST_OF_ONE:
         rest = ranked[_FASTEST:]
         ranked = ranked[:_FASTEST] + rest[:: -(-len(rest) // (_MOST_OF_ONE - _FASTEST))]
-    sight = see(vocabulary, tale.spec, subject.device, ranked, tale.builds, subject.lore.facts)
+    facts = subject.lore.facts
+    built = {build for c in ranked for build in tale.builds.get(c.id, ())} & facts.keys()
+    view = View(vocabulary, tale.spec, subject.device, ranked, tale.builds)
+    sight = view.look({build: facts[build] for build in built})
     return sight, np.array([tale.times_us[c] for c in ranked], dtype=np.float64)

@@ -1,5 +1,6 @@
 """What a surrogate sees of a candidate: its knobs, what they mean on this problem, and facts of its builds."""
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ _LANES = 2048
 _DRAM_BPS, _CACHE_BPS, _FLOPS = 4.3e12, 8.6e12, 1.0e15  # an H200, 2026-11; only their ratios order candidates
 _LATENCY_S = 1.0e-6  # of one K step that nothing hides
 _START_S = 2.0e-6
+_ROOM = 64  # rows and columns to begin with
 
 
 @dataclass(kw_only=True, eq=False)
@@ -31,37 +33,28 @@ class Vocabulary:
     """The columns that knobs make, the same for every problem of a run; grows with what is seen."""
 
     columns: dict[str, int] = field(default_factory=dict)
-    _rows: dict[str, tuple[dict[int, float], tuple[float, ...]]] = field(default_factory=dict)
-    _facts: dict[tuple[str, ...], tuple[float, float, float]] = field(default_factory=dict)
-    """By the builds of a candidate, when all of them are known."""
+    _places: dict[str, int] = field(default_factory=dict)
+    """By candidate id, its row in what follows; candidates of many problems are the same."""
+    _words: Array = field(default_factory=lambda: np.zeros((_ROOM, _ROOM)))
+    _raw: Array = field(default_factory=lambda: np.zeros((_ROOM, len(_RAW))))
 
     def of(self, candidates: Sequence[Candidate]) -> tuple[Array, Array]:
         """(knob columns divided by their lengths, the raw values of the knobs that derived columns need)."""
-        known = [self._row(c) for c in candidates]
-        words = np.zeros((len(known), len(self.columns)))
-        for i, (row, _) in enumerate(known):
-            for column, value in row.items():
-                words[i, column] = value
-        return words, np.array([raw for _, raw in known], dtype=np.float64).reshape(len(known), len(_RAW))
+        places = np.array([self._place(c) for c in candidates], dtype=np.int64)
+        return self._words[places, : len(self.columns)], self._raw[places]
 
-    def facts(self, builds: tuple[str, ...], facts: Mapping[str, BuildFacts]) -> tuple[float, float, float]:
-        """(registers, spills, shared bytes) of the hungriest of a candidate's builds; NaN where nothing is known."""
-        found = self._facts.get(builds)
-        if found is None:
-            found = _facts(builds, facts)
-            if all(build in facts for build in builds):
-                self._facts[builds] = found
-        return found
-
-    def _row(self, candidate: Candidate) -> tuple[dict[int, float], tuple[float, ...]]:
-        found = self._rows.get(candidate.id)
-        if found is None:
+    def _place(self, candidate: Candidate) -> int:
+        place = self._places.get(candidate.id)
+        if place is None:
+            place = self._places[candidate.id] = len(self._places)
             row: dict[int, float] = {self._column(f"={candidate.backend}"): 1 / _CHOICE}
             for name, value in candidate.items:
                 self._put(row, name, value)
-            knobs = dict(candidate.items)
-            found = self._rows[candidate.id] = (row, tuple(_number(knobs.get(name)) for name in _RAW))
-        return found
+            self._words, self._raw = _roomy(self._words, place, len(self.columns)), _roomy(self._raw, place, 0)
+            self._words[place, list(row)] = list(row.values())
+            knobs = candidate.knobs
+            self._raw[place] = [_number(knobs.get(name)) for name in _RAW]
+        return place
 
     def _put(self, row: dict[int, float], name: str, value: Scalar) -> None:
         if isinstance(value, bool) or value is None or isinstance(value, str):
@@ -73,6 +66,15 @@ class Vocabulary:
 
     def _column(self, name: str) -> int:
         return self.columns.setdefault(name, len(self.columns))
+
+
+def _roomy(rows: Array, place: int, columns: int) -> Array:
+    """The same with room for this place and so many columns, doubled when there is none."""
+    missing = [
+        0 if wanted <= have else max(have, wanted - have)
+        for have, wanted in zip(rows.shape, (place + 1, columns), strict=True)
+    ]
+    return np.pad(rows, [(0, number) for number in missing]) if any(missing) else rows
 
 
 def _number(value: Scalar) -> float:
@@ -95,30 +97,51 @@ class Sight:
 
     def wide(self, columns: int) -> Array:
         """All columns, the words padded to so many."""
-        missing = columns - self.words.shape[1]
-        return np.hstack([np.pad(self.words, ((0, 0), (0, missing))), self.meaning])
+        rows, words = self.words.shape
+        whole = np.zeros((rows, columns + self.meaning.shape[1]))
+        whole[:, :words] = self.words
+        whole[:, columns:] = self.meaning
+        return whole
 
 
-def see(
-    vocabulary: Vocabulary,
-    spec: GemmSpec,
-    device: Device,
-    candidates: Sequence[Candidate],
-    builds: Mapping[str, Iterable[str]],
-    facts: Mapping[str, BuildFacts],
-) -> Sight:
-    """Candidates of a problem with what is known of their builds by now."""
-    words, raw = vocabulary.of(candidates)
-    known = np.array([vocabulary.facts(tuple(builds.get(c.id, ())), facts) for c in candidates])
-    known = known.reshape(len(candidates), 3)
-    return _sight(spec, device, words, raw, known)
+class View:
+    """Candidates of a problem and what is known of their builds; that grows while the search goes on."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        spec: GemmSpec,
+        device: Device,
+        candidates: Sequence[Candidate],
+        builds: Mapping[str, Iterable[str]],
+    ) -> None:
+        self._spec, self._device = spec, device
+        self._words, self._raw = vocabulary.of(candidates)
+        self._facts = np.full((len(candidates), 3), math.nan)
+        """Registers, spills and shared bytes of the hungriest of a candidate's builds; NaN where nothing is known."""
+        self._unknown: dict[str, list[int]] = {}
+        """By build, the rows that wait for its facts."""
+        for row, candidate in enumerate(candidates):
+            for build in builds.get(candidate.id, ()):
+                self._unknown.setdefault(build, []).append(row)
+        self._heard = 0
+        self._sight: Sight | None = None
+
+    def look(self, facts: Mapping[str, BuildFacts]) -> Sight:
+        """What is seen now; `facts` only ever grow, in order."""
+        for build in itertools.islice(facts, self._heard, None):
+            rows = self._unknown.pop(build, None)
+            if rows is not None:
+                self._facts[rows] = np.fmax(self._facts[rows], _numbers(facts[build]))
+                self._sight = None
+        self._heard = len(facts)
+        if self._sight is None:
+            self._sight = _sight(self._spec, self._device, self._words, self._raw, self._facts)
+        return self._sight
 
 
-def _facts(builds: Iterable[str], facts: Mapping[str, BuildFacts]) -> tuple[float, float, float]:
-    """(registers, spills, shared bytes) of the hungriest build; NaN where nothing is known."""
-    found = [facts[b] for b in builds if b in facts]
-    columns = [[f.registers for f in found], [f.spills for f in found], [f.shared_bytes for f in found]]
-    return tuple(max((float(v) for v in c if v is not None), default=math.nan) for c in columns)  # type: ignore[return-value]
+def _numbers(facts: BuildFacts) -> list[float]:
+    return [math.nan if v is None else float(v) for v in (facts.registers, facts.spills, facts.shared_bytes)]
 
 
 def _sight(spec: GemmSpec, device: Device, words: Array, raw: Array, known: Array) -> Sight:

@@ -56,9 +56,12 @@ def predict(evidence: Evidence, pool: Sight, columns: int) -> tuple[Array, Array
         to_pool = (_SPREAD**2 * _matern(candidates, x).double().numpy() + np.outer(pool_bends, bends)) * to_near
         to_pool += _OWN**2 * 0.5 * ((owner == 0) + to_near)
         root = torch.linalg.cholesky(torch.from_numpy(between))
-        weights = torch.cholesky_solve(torch.from_numpy(to_pool.T.copy()), root).numpy().T
-    mean = weights @ (rest - level) + level + _SLOPE * pool.estimate
-    variance = _SPREAD**2 + pool_bends**2 + _OWN**2 - (weights * to_pool).sum(axis=1)
+        # Both sides of K_pool^T K^-1 K_pool are the same half solve, and the mean needs no more than that.
+        wanted = torch.from_numpy(np.column_stack([to_pool.T, rest - level]))
+        halves = torch.linalg.solve_triangular(root, wanted, upper=False).numpy()
+    weights, told = halves[:, :-1], halves[:, -1]
+    mean = told @ weights + level + _SLOPE * pool.estimate
+    variance = _SPREAD**2 + pool_bends**2 + _OWN**2 - (weights**2).sum(axis=0)
     return mean, np.sqrt(np.maximum(variance, 1e-8))
 
 

@@ -12,7 +12,7 @@ from gemmpipe.data import Trial
 from gemmpipe.errors import at_least
 from gemmpipe.search import Hunt, Request, Search, Subject
 from gemmpipe.search.evidence import Evidence, gather
-from gemmpipe.search.features import Array, Sight, Vocabulary, see
+from gemmpipe.search.features import Array, Sight, View, Vocabulary
 from gemmpipe.search.looks import Ladder, Looks
 from gemmpipe.search.neighbourhood import Neighbourhood
 from gemmpipe.search.random import check_share
@@ -72,11 +72,11 @@ class GuidedHunt(StepHunt):
         self._asked: set[int] = set()
         self._ladder = Ladder(search.looks, subject.keep)
         self._exploring = True
-        self._near = Neighbourhood(self._candidates)
+        self._near = Neighbourhood(self._candidates, self._place)
         self._outlook: npt.NDArray[np.int64] = np.arange(len(self._candidates))
         """Who is considered, the most promising of the last step first."""
         self._vocabulary = _vocabulary(subject)
-        self._known_facts = -1
+        self._view = View(self._vocabulary, subject.spec, subject.device, self._candidates, subject.builds)
         self._sight: Sight
         # By the problem's name, so that a resumed run begins alike.
         self._dice = random.Random(f"{search.seed} {subject.problem.id}")
@@ -175,10 +175,7 @@ class GuidedHunt(StepHunt):
 
     def _look(self) -> None:
         """See the candidates again where more builds became known."""
-        subject, facts = self._subject, self._subject.lore.facts
-        if len(facts) != self._known_facts:
-            self._known_facts = len(facts)
-            self._sight = see(self._vocabulary, subject.spec, subject.device, self._candidates, subject.builds, facts)
+        self._sight = self._view.look(self._subject.lore.facts)
 
     def _evidence(self) -> Evidence:
         own = np.array(list(self._times), dtype=np.int64)

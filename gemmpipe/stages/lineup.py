@@ -16,7 +16,7 @@ from gemmpipe.formats.engine_json import EngineJson
 from gemmpipe.formats.sglang import Sglang
 from gemmpipe.formats.vllm import Vllm
 from gemmpipe.runtime.tables import load_tables
-from gemmpipe.search.features import Vocabulary, see
+from gemmpipe.search.features import View, Vocabulary
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.incumbents import native_tables
 from gemmpipe.stages.listing import Listing, list_candidates
@@ -134,7 +134,7 @@ def _untuned(listing: Listing, context: Context) -> Iterator[Entry]:
     own = {i.label for i in context.family.implementations}
     candidates = [c for c in listing.candidates if c.backend in own]
     if candidates:
-        estimate = see(Vocabulary(), listing.spec, context.device, candidates, {}, {}).estimate
+        estimate = View(Vocabulary(), listing.spec, context.device, candidates, {}).look({}).estimate
         yield (UNTUNED, candidates[int(np.argmin(estimate))], "compared")
 
 

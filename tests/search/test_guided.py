@@ -115,7 +115,7 @@ def test_other_types_are_no_neighbours() -> None:
 
 
 def test_a_step_changes_one_knob_to_the_next_value() -> None:
-    around = Neighbourhood(SPACE).around(0)
+    around = Neighbourhood(SPACE, {c: i for i, c in enumerate(SPACE)}).around(0)
     changed = [{k for k, v in SPACE[i].items if SPACE[0].knobs[k] != v} for i in around]
     assert sorted(next(iter(c)) for c in changed) == ["BLOCK_SIZE_M", "BLOCK_SIZE_N", "num_stages", "num_warps"]
     assert all(len(c) == 1 for c in changed)

@@ -23,7 +23,7 @@ from gemmpipe.executors import compiling, hand
 from gemmpipe.executors.local import Local, LocalPool
 from gemmpipe.family import Family, load_family
 from gemmpipe.jobs import Flight, Tools
-from gemmpipe.search.features import Vocabulary, see
+from gemmpipe.search.features import View, Vocabulary
 from gemmpipe.timer import Call, Clock, Replay
 
 LOAD_US = 280.0  # of a candidate's binary, once a worker
@@ -154,7 +154,7 @@ class _Bench:
     def time_us(self, problem: Problem, candidate: Candidate) -> float:
         key = (problem.id, candidate.id)
         if key not in self._times:
-            sight = see(self._vocabulary, self.family.spec(problem), self.device, [candidate], {}, {})
+            sight = View(self._vocabulary, self.family.spec(problem), self.device, [candidate], {}).look({})
             luck = random.Random(f"{candidate.id} {problem.siblings}").gauss(0, 1)
             model_us = 2.718 ** float(sight.estimate[0]) if "BLOCK_SIZE_M" in candidate.knobs else 20.0
             self._times[key] = model_us * 2.718 ** (SPREAD * luck)
