@@ -10,6 +10,8 @@ from functools import cached_property
 Scalar = str | int | float | bool | None
 Knobs = Mapping[str, Scalar]
 
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+
 
 class Status(StrEnum):
     """How a trial ended; `time_us` is set exactly when something was timed."""
@@ -26,8 +28,7 @@ class Status(StrEnum):
 
 def digest(value: object) -> str:
     """12 hex digits of the canonical JSON of `value` (sorted keys, no blanks)."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    return hashlib.sha256(_CANONICAL.encode(value).encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,26 +26,23 @@ class Space:
     pinned: tuple[str, ...]
 
     def points(self, facts: Facts) -> Iterator[dict[str, Scalar]]:
-        """Every point of the space for one problem on one device, each once, in the order of the axes."""
-        seen: set[tuple[Scalar, ...]] = set()
+        """Every point of the space for one problem on one device, each once, in the order of the axes.
+
+        Where a fact has an axis' name, only points with that value are made.
+        """
         for axes in self._variants(facts):
-            names = tuple(axes)
             for values in itertools.product(*axes.values()):
-                point = dict(zip(names, values, strict=True))
-                mark = tuple(point[name] for name in self.axes)
-                if mark not in seen:
-                    seen.add(mark)
-                    yield point
+                yield dict(zip(axes, values, strict=True))
 
     def _variants(self, facts: Facts) -> Iterator[dict[str, tuple[Scalar, ...]]]:
-        """The axes once for every way in which entries that look at axes can match."""
+        """The axes once for every way in which entries that look at axes can match; no two hold the same point."""
         asked = [name for name in self.axes if any(name in e and not _is_list(e[name]) for e in self.when)]
-        base = self._replaced(dict(self.axes), facts, {})
+        base = _narrowed(self._replaced(dict(self.axes), facts, {}), facts)
         for values in itertools.product(*(base[name] for name in asked)):
             fixed = dict(zip(asked, values, strict=True))
             axes = self._replaced(dict(self.axes), facts, fixed)
             if all(value in axes[name] for name, value in fixed.items()):
-                yield {**axes, **{name: (value,) for name, value in fixed.items()}}
+                yield _narrowed({**axes, **{name: (value,) for name, value in fixed.items()}}, facts)
 
     def _replaced(
         self, axes: dict[str, tuple[Scalar, ...]], facts: Facts, fixed: Mapping[str, Scalar]
@@ -58,6 +55,14 @@ class Space:
                     if isinstance(values, tuple) and name not in self.pinned:
                         axes[name] = values
         return axes
+
+
+def _narrowed(axes: Mapping[str, tuple[Scalar, ...]], facts: Facts) -> dict[str, tuple[Scalar, ...]]:
+    """Each value of an axis once, and only the one that a fact names."""
+    return {
+        name: tuple(v for v in dict.fromkeys(values) if name not in facts or v == facts[name])
+        for name, values in axes.items()
+    }
 
 
 def _is_list(value: object) -> bool:

@@ -3,10 +3,14 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TypeVar
 
 from gemmpipe.data import Build, Candidate, Device, Problem, Status, Trial
 from gemmpipe.family import Family, GemmSpec, Implementation, load_family
 from gemmpipe.space import Space
+
+T = TypeVar("T")
 
 
 @dataclass(kw_only=True)
@@ -76,7 +80,6 @@ def list_candidates(
     """All candidates of a problem: the space's, the libraries' and the incumbents, each once and normalised."""
     spec = family.spec(problem)
     report = SpaceReport()
-    known_builds: dict[str, Build] = {}
     fit: dict[Candidate, Implementation] = {}
     passed_over: list[Trial] = []
     seen: set[Candidate] = set()
@@ -87,7 +90,7 @@ def list_candidates(
         missing = implementation.unavailable(device)
         for point in (*implementation.points(spec, device, space), *known):
             report.points += 1
-            candidate = Candidate.of(implementation.label, implementation.normalise(spec, point, device))
+            candidate = _same(Candidate.of(implementation.label, implementation.normalise(spec, point, device)))
             if candidate in seen:
                 continue
             seen.add(candidate)
@@ -106,13 +109,15 @@ def list_candidates(
         problem=problem,
         spec=spec,
         candidates=tuple(fit),
-        # Equal builds as one object: pickled once.
-        builds={
-            c.id: tuple(known_builds.setdefault(b.id, b) for b in i.builds(spec, c.knobs, device))
-            for c, i in fit.items()
-        },
+        builds={c.id: tuple(_same(b) for b in i.builds(spec, c.knobs, device)) for c, i in fit.items()},
         passed_over=tuple(passed_over),
         kernel_names={c.id: i.kernel_name(c.knobs) for c, i in fit.items()},
         report=report,
         given=tuple(c for c in fit if c.backend not in own or c in incumbents),
     )
+
+
+@lru_cache(maxsize=1 << 15)
+def _same(value: T) -> T:
+    """One object for equal ones, also of other problems: its id is computed once, and it is pickled once."""
+    return value

@@ -49,7 +49,7 @@ class Skinny(Tiled):
         """The space's points of this kernel type."""
         if KIND not in space.axes:
             return ()
-        return (p for p in space.points(facts_of(spec, device)) if p[KIND] == "skinny")
+        return space.points({**facts_of(spec, device), KIND: "skinny"})
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
         """Its own knobs alone."""

@@ -38,7 +38,7 @@ _XCDS = {"gfx942": 8, "gfx950": 8}  # MI300X, MI355X; each has its own L2
 def integer(knobs: Knobs, name: str) -> int:
     """A knob as an int. Raises UserError when it is none."""
     value = knobs[name]
-    if isinstance(value, bool) or not isinstance(value, int):
+    if type(value) is not int:  # a bool is none
         raise UserError(f"space.{name}: {value!r}, expected an integer")
     return value
 
@@ -144,7 +144,7 @@ class Tiled(Kernel):
     def points(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
         """The space's points. Raises UserError for an axis that is no knob of this kernel, or one that is missing."""
         self.check(space)
-        return (p for p in space.points(facts_of(spec, device)) if p.get(KIND, "plain") == "plain")
+        return space.points({**facts_of(spec, device), KIND: "plain"})
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
         """Drop what this vendor's compiler ignores, and what this problem makes meaningless."""

@@ -68,7 +68,7 @@ class WarpSpecialised(Kernel):
         """The space's points of this kernel type."""
         if "kernel_type" not in space.axes:
             return ()
-        return (p for p in space.points(facts_of(spec, device)) if p["kernel_type"] == KIND)
+        return space.points({**facts_of(spec, device), "kernel_type": KIND})
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
         """Its own knobs alone; one row or column of tiles has one order, and no split of K is empty."""
