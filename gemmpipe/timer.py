@@ -1,5 +1,6 @@
 """How launches are timed: one clock for GPUs, one for the CPU, the same questions to both."""
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ _CYCLES_PER_US = 2000  # of the device's clock (1980 MHz at most on an H200)
 _HOST_US = 30.0  # what the host needs to queue a launch and two events, until it is measured
 _REPLAY_US = 500.0  # shorter replays measure what they follow: the clock, other kernels in the caches
 _MOST_LAUNCHES = 64
+_MOST_TOGETHER = 16
 _QUEUED = 256  # launches with two events each; beyond 1,024 entries the driver makes the host wait for the device
 
 
@@ -29,10 +31,16 @@ class Timer:
     rounds: int
     """The fewest interleaved rounds; each round gives one sample of every candidate."""
     budget_ms: float
+    block_us: float = 0.0
+    """Short launches are timed so many together, back to back, that a sample lasts this long; 0: one by one."""
 
     def __post_init__(self) -> None:
-        at_least(0, warmup=self.warmup, budget_ms=self.budget_ms)
+        at_least(0, warmup=self.warmup, budget_ms=self.budget_ms, block_us=self.block_us)
         at_least(1, iters=self.iters, rounds=self.rounds)
+
+    def together(self, time_us: float) -> int:
+        """How many launches of this time are one sample of a first look."""
+        return max(1, min(_MOST_TOGETHER, math.ceil(self.block_us / max(time_us, 1.0))))
 
     def rounds_for(self, time_us: float, launches: int) -> int:
         """Rounds for a candidate of this time whose samples are `launches` launches each."""
@@ -48,9 +56,13 @@ class Clock(ABC):
     def synchronize(self) -> None:
         """Wait until the device has done everything asked so far; raises what a launch raised late."""
 
-    @abstractmethod
     def sequence(self, launches: Sequence[Call]) -> list[float]:
         """Launch each once, in order and back to back; microseconds of each."""
+        return self.blocks([[launch] for launch in launches])
+
+    @abstractmethod
+    def blocks(self, blocks: Sequence[Sequence[Call]]) -> list[float]:
+        """Launch each block once, in order and back to back; microseconds of one launch of each block."""
 
     @abstractmethod
     def replay(self, launches: Sequence[Call]) -> Replay:
@@ -68,13 +80,8 @@ class CpuClock(Clock):
     def synchronize(self) -> None:
         """Nothing runs behind our back on a CPU."""
 
-    def sequence(self, launches: Sequence[Call]) -> list[float]:
-        times = []
-        for launch in launches:
-            start = time.perf_counter_ns()
-            launch()
-            times.append((time.perf_counter_ns() - start) / 1e3)
-        return times
+    def blocks(self, blocks: Sequence[Sequence[Call]]) -> list[float]:
+        return [self.replay(block)() for block in blocks]
 
     def replay(self, launches: Sequence[Call]) -> Replay:
         def once() -> float:
@@ -103,24 +110,31 @@ class GpuClock(Clock):
     def synchronize(self) -> None:
         self._torch.cuda.synchronize(self._device)
 
-    def sequence(self, launches: Sequence[Call]) -> list[float]:
-        parts = (launches[i : i + _QUEUED] for i in range(0, len(launches), _QUEUED))
-        return [time_us for part in parts for time_us in self._queued(part)]
+    def blocks(self, blocks: Sequence[Sequence[Call]]) -> list[float]:
+        times: list[float] = []
+        part: list[Sequence[Call]] = []
+        for block in blocks:
+            if sum(map(len, part)) + len(block) > _QUEUED:
+                times += self._queued(part)
+                part = []
+            part.append(block)
+        return times + (self._queued(part) if part else [])
 
-    def _queued(self, launches: Sequence[Call]) -> list[float]:
-        """Times of launches that all fit into the device's queue."""
-        event = self._torch.cuda.Event
-        pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in launches]  # type: ignore[no-untyped-call]
-        self._torch.cuda._sleep(int(_CYCLES_PER_US * 1.5 * self._host_us * len(launches)))
+    def _queued(self, blocks: Sequence[Sequence[Call]]) -> list[float]:
+        """Times of blocks that all fit into the device's queue."""
+        event, launches = self._torch.cuda.Event, sum(map(len, blocks))
+        pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in blocks]  # type: ignore[no-untyped-call]
+        self._torch.cuda._sleep(int(_CYCLES_PER_US * 1.5 * self._host_us * launches))
         begun = time.perf_counter_ns()
-        for (start, end), launch in zip(pairs, launches, strict=True):
+        for (start, end), block in zip(pairs, blocks, strict=True):
             start.record()
-            launch()
+            for launch in block:
+                launch()
             end.record()
-        if len(launches) >= 8:
-            self._host_us = (self._host_us + (time.perf_counter_ns() - begun) / 1e3 / len(launches)) / 2
+        if launches >= 8:
+            self._host_us = (self._host_us + (time.perf_counter_ns() - begun) / 1e3 / launches) / 2
         self.synchronize()
-        return [start.elapsed_time(end) * 1e3 for start, end in pairs]
+        return [s.elapsed_time(e) * 1e3 / len(block) for (s, e), block in zip(pairs, blocks, strict=True)]
 
     def replay(self, launches: Sequence[Call]) -> Replay:
         torch = self._torch

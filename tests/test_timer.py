@@ -1,6 +1,7 @@
 """The clock of the CPU, and how much timing a candidate gets."""
 
 import time
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,6 +37,27 @@ def test_each_launch_is_timed_in_order() -> None:
     assert order == [1, 5, 2]
     assert [t >= 2000 * n for t, n in zip(times, order, strict=True)] == [True] * 3
     assert times[0] < times[1]
+
+
+def test_a_block_gives_the_time_of_one_of_its_launches() -> None:
+    order: list[int] = []
+
+    def launch(number: int) -> None:
+        order.append(number)
+        time.sleep(0.002 * number)
+
+    short, long = lambda: launch(1), lambda: launch(20)
+    first, second = CpuClock().blocks([[short, short, short], [long]])
+    assert order == [1, 1, 1, 20]
+    assert 2000 <= first < second and second >= 40_000
+
+
+@given(st.floats(0.1, 1e6), st.floats(0, 1000))
+def test_short_launches_are_timed_together(time_us: float, block_us: float) -> None:
+    together = replace(TIMER, block_us=block_us).together(time_us)
+    assert 1 <= together <= 16
+    assert together == 1 or (together - 1) * time_us < block_us
+    assert together == 16 or together * max(time_us, 1.0) >= block_us
 
 
 def test_a_replay_gives_the_time_of_one_launch() -> None:

@@ -68,9 +68,9 @@ def _candidate(kind: str, pace_ms: float = 0) -> Candidate:
     return Candidate.of("faulty", {"KIND": kind, "PACE_MS": pace_ms})
 
 
-def _screen(*kinds: str, launches: int = 2) -> ScreenJob:
+def _screen(*kinds: str, launches: int = 2, timer: Timer = TIMER) -> ScreenJob:
     requests = tuple(Request(candidate=_candidate(kind), launches=launches) for kind in kinds)
-    return ScreenJob(stage="screen", problem=PROBLEM, requests=requests, timer=TIMER)
+    return ScreenJob(stage="screen", problem=PROBLEM, requests=requests, timer=timer)
 
 
 def _finals(
@@ -210,3 +210,14 @@ def test_finals_beside_another_process_are_raced_again_and_then_marked(
     found = _by_kind(trials)
     assert found["right"].status is Status.OK
     assert len(found["right"].samples_us) == 5
+
+
+def test_short_launches_are_screened_in_blocks(tools: Tools, bench: Workbench) -> None:
+    alone, together = _screen("right", launches=3), _screen("right", launches=3, timer=replace(TIMER, block_us=1e6))
+    [trial] = alone.run(tools)
+    assert (trial.launches, len(trial.samples_us)) == (3, 3)
+    bench.launched.clear()
+    [trial] = together.run(tools)
+    assert (trial.launches, len(trial.samples_us)) == (48, 3)
+    [launched] = bench.launched.values()
+    assert launched >= 48, "what ran is counted"
