@@ -9,4 +9,5 @@ if __name__ == "__main__":
     try:
         import_module("gemmpipe.runtime.capturing").main(sys.argv[1:])  # by name: it lies above this layer
     except GemmpipeError as error:
-        sys.exit(f"gemmpipe: {error}")
+        print(f"gemmpipe: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

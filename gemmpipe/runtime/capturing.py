@@ -18,11 +18,13 @@ _USAGE = "python -m gemmpipe.capture SCRIPT.py ARGS... (or -m MODULE ARGS...); G
 def main(words: Sequence[str]) -> None:
     """Run a script or `-m module` with its own arguments. Raises UserError; what the program raises rises.
 
-    Products of its threads and of processes that it forks are counted too; processes that it starts anew count what
-    they call our entry points for.
+    Products of its threads and of the processes of multiprocessing are counted too; programs that it starts count
+    what they call our entry points for.
     """
     if not words or words[0] in ("-h", "--help") or (words[0] == "-m" and len(words) < 2):
         raise UserError(_USAGE)
+    if words[0] != "-m" and not Path(words[0]).is_file():
+        raise UserError(f"no file '{words[0]}'; {_USAGE}")
     path = file_of(os.environ.get("GEMMPIPE_CAPTURE", ""))
     os.environ["GEMMPIPE_CAPTURE"] = str(path)  # for the entry points, and processes that the program starts
     kept = recorder(path)
@@ -32,11 +34,12 @@ def main(words: Sequence[str]) -> None:
                 sys.argv = list(words[1:])
                 runpy.run_module(words[1], run_name="__main__", alter_sys=True)
             else:
-                if not Path(words[0]).is_file():
-                    raise UserError(f"no file '{words[0]}'; {_USAGE}")
                 sys.argv = list(words)
                 sys.path.insert(0, str(Path(words[0]).resolve().parent))
                 runpy.run_path(words[0], run_name="__main__")
     finally:
         kept.flush()
-        _LOG.warning("gemmpipe: captured products are in %s (shapes=csv shapes.path=%s)", path, path)
+        if path.exists():
+            _LOG.warning("gemmpipe: captured products are in %s (shapes=csv shapes.path=%s)", path, path)
+        else:
+            _LOG.warning("gemmpipe: the program made no product that torch executes in this process; no %s", path)

@@ -137,6 +137,14 @@ def fused_moe(
     type or fp8 with fp32 scales: per token [E, rows, 1], or of 128 x 128 blocks [E, ceil(rows/128), ceil(columns/128)].
     topk_ids [..., topk] are experts from 0 to E - 1; activation is `silu` or `gelu`.
     """
+    kind = "cuda" if x.is_cuda else "cpu"
+    if torch.is_autocast_enabled(kind):  # as torch's linear layers: plain operands in autocast's type
+        wide = torch.get_autocast_dtype(kind)
+        x = x.to(wide)
+        if w1_scale is None:
+            w1, w2 = w1.to(wide), w2.to(wide)
+        with torch.autocast(kind, enabled=False):
+            return fused_moe(x, w1, w2, topk_weights, topk_ids, w1_scale, w2_scale, activation, doweight_stage1)
     if is_compiling():
         registered()
         out: torch.Tensor = torch.ops.gemmpipe.mixture(

@@ -68,6 +68,8 @@ def mixture(family: str, given: Routed, *, borrowed: bool = False) -> torch.Tens
     dispatch = dispatch or dispatch_of(family, borrowed=borrowed)
     call = dispatch.routed.get(given.key)
     if call is None:
+        if 0 in given.x.shape[:-1] and given.w2.dim() == 3:
+            return given.x.new_empty((*given.x.shape[:-1], given.w2.shape[1]))
         problem = problem_of(dispatch.family, given)
         spec = dispatch.family.spec(problem)
         check(dispatch.family, given, spec)
@@ -176,6 +178,7 @@ def _keep(
     missed = selected.step == "fallback"
     if missed:
         untuned = LOG.miss(dispatch.family.name, problem.id)
+        untuned.calls += 1  # the one that was just made
         online.missed(dispatch, problem, device, untuned)
         inner = call
 

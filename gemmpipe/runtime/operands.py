@@ -89,7 +89,10 @@ def _check_scale(word: str, scale: Optional, scaling: Scaling | None, sizes: tup
         return
     expected = _scale_shape(scaling, sizes)
     wanted = torch.Size(expected).numel()
-    if scale is None or name_of(scale.dtype) not in (scaling.dtype, "uint8") or scale.numel() != wanted:
+    fits = scale is not None and name_of(scale.dtype) in (scaling.dtype, "uint8") and scale.numel() == wanted
+    if scale is not None and scaling.granularity == "block":  # as many numbers the other way round would be others
+        fits = fits and scale.shape[-1:] == expected[-1:]
+    if not fits:
         what = "none" if scale is None else f"{name_of(scale.dtype)} {list(scale.shape)}"
         raise UserError(f"{word}: {what}, expected {scaling.dtype} {list(expected)}")
 

@@ -15,6 +15,7 @@ from gemmpipe.runtime.operands import name_of
 
 FAMILY = "a16w16"
 """The family of a linear layer's product."""
+_DTYPES = (torch.bfloat16, torch.float16)
 _LOG = logging.getLogger("gemmpipe.runtime")
 
 
@@ -25,7 +26,9 @@ class TunedLinear(nn.Linear):
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - nn.Linear's name
-        """The tuned product."""
+        """The tuned product; torch's own once the model was converted to a type that no row is about."""
+        if self.weight.dtype not in _DTYPES:
+            return super().forward(input)
         return gemm_a16w16(input, self.weight, self.bias)
 
 
@@ -64,7 +67,7 @@ class Patched:
 def patch(model: nn.Module) -> Patched:
     """Dispatch the products of a model's `nn.Linear` layers where its sizes, type and device have a tuned row.
 
-    A call whose M no row answers runs torch's own product, and so does one that records gradients: run the model
+    A call whose M no row answers goes by the rules, and one that records gradients is torch's own: run the model
     under `torch.no_grad()` or `torch.inference_mode()`. Layers with a forward of their own are left alone.
     """
     dispatch, known = dispatch_of(FAMILY), dict[tuple[object, ...], bool]()

@@ -5,9 +5,11 @@ from torch import is_autocast_enabled, is_grad_enabled
 from torch.compiler import is_compiling
 from torch.nn.functional import linear
 
+from gemmpipe.errors import UserError
 from gemmpipe.runtime.compiled import registered
 from gemmpipe.runtime.dispatch import EAGER, dispatch_of
 from gemmpipe.runtime.operands import Optional
+from gemmpipe.runtime.selection import LOG
 
 
 def product(
@@ -22,15 +24,16 @@ def product(
     """x [..., K] times w [N, K]^T by the family's tuned candidate; out_dtype None means x's type.
 
     Where gradients are recorded, a product without scales is torch's own. Raises UserError for operands that are no
-    product of the family.
+    product of the family, and where gradients of one with scales are asked for.
     """
     if is_autocast_enabled("cuda" if x.is_cuda else "cpu"):
         return _under_autocast(family, x, w, x_scale, w_scale, bias, out_dtype)
     if out_dtype is None:
         out_dtype = x.dtype
-    if is_grad_enabled() and x_scale is None and (x.requires_grad or w.requires_grad or _learns(bias)):
-        full = linear(x, w, bias) if w.dim() == 2 else torch.matmul(x, w.mT)
-        return full.to(out_dtype)
+    if is_grad_enabled() and (
+        x.requires_grad or w.requires_grad or _learns(x_scale) or _learns(w_scale) or _learns(bias)
+    ):
+        return _with_gradients(family, x, w, x_scale, bias, out_dtype)
     if is_compiling():
         registered()
         out: torch.Tensor = torch.ops.gemmpipe.product(family, x, w, x_scale, w_scale, bias, out_dtype)
@@ -39,8 +42,24 @@ def product(
     return dispatch(x, w, x_scale, w_scale, bias, out_dtype)
 
 
-def _learns(bias: Optional) -> bool:
-    return bias is not None and bias.requires_grad
+def _learns(tensor: Optional) -> bool:
+    return tensor is not None and tensor.requires_grad
+
+
+def _with_gradients(
+    family: str, x: torch.Tensor, w: torch.Tensor, x_scale: Optional, bias: Optional, out_dtype: torch.dtype
+) -> torch.Tensor:
+    """torch's own product, which knows its gradients; of quantised operands there are none."""
+    if x_scale is not None:
+        raise UserError(f"{family}: products of scaled operands record no gradients: call them under torch.no_grad()")
+    if not is_compiling():
+        LOG.warn(
+            "gradients",
+            "products whose operands record gradients are torch's own: tuned ones run under torch.no_grad() or "
+            "torch.inference_mode()",
+        )
+    full = linear(x, w, bias) if w.dim() == 2 else torch.matmul(x, w.mT)
+    return full.to(out_dtype)
 
 
 def _under_autocast(

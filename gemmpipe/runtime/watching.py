@@ -12,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gemmpipe.runtime.captured import Recorder
 from gemmpipe.runtime.operands import name_of
-from gemmpipe.sources.products import READERS, Argument, Operand, product_of
+from gemmpipe.runtime.spawned import counted_when_spawned
+from gemmpipe.sources.products import READERS, Argument, Operand, product_of, read_as
 
 
 class _Here(threading.local):
@@ -47,8 +48,15 @@ class Counting(TorchDispatchMode):
         self._recorder = recorder
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        packet = getattr(func, "overloadpacket", None)
+        name = "" if packet is None else read_as(packet.__name__)
+        if name not in READERS and packet is not None:
+            # Under inference mode operators come whole that are several otherwise: einsum, attention.
+            with self:
+                out = func.decompose(*args, **(kwargs or {}))
+            if out is not NotImplemented:
+                return out
         out = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__ if hasattr(func, "overloadpacket") else ""
         if name in READERS and not HERE.quiet and isinstance(out, torch.Tensor):
             # What torch executes below an operator is not seen again: each product is counted once.
             found = product_of(name, _arguments(func, args, kwargs or {}), name_of(out.dtype))
@@ -59,7 +67,9 @@ class Counting(TorchDispatchMode):
 
 
 class Watcher:
-    """Counts the products of this thread and of those it starts; layer names come from the modules being called.
+    """Counts the products of this thread, and of the threads and processes that multiprocessing starts meanwhile.
+
+    Layer names come from the modules being called.
 
     What the program compiles runs eagerly meanwhile: torch refuses to compile under such a mode, and the products are
     the same. What a CUDA graph holds is counted when it is captured: replays call nothing.
@@ -78,6 +88,7 @@ class Watcher:
             self._left.callback(hook.remove)
         self._left.callback(setattr, threading.Thread, "start", threading.Thread.start)
         setattr(threading.Thread, "start", self._starting(threading.Thread.start))  # noqa: B010  mypy knows it as a method
+        self._left.enter_context(counted_when_spawned(self._recorder.path, Watcher))
         self._left.enter_context(torch.compiler.set_stance("force_eager"))
         self._left.enter_context(Counting(self._recorder))
         return self
@@ -102,11 +113,16 @@ class Watcher:
 
     def _enter(self, module: nn.Module, args: object) -> None:
         if not HERE.modules:  # the outermost one knows all names below it
-            self._names.update({id(inner): name for name, inner in module.named_modules()})
+            self._names.update({id(inner): _own_name(name) for name, inner in module.named_modules()})
         HERE.modules = (*HERE.modules, self._names.get(id(module), ""))
 
     def _leave(self, module: nn.Module, args: object, out: object) -> None:
         HERE.modules = HERE.modules[:-1]
+
+
+def _own_name(name: str) -> str:
+    """A module's name without what torch.compile puts around it."""
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
 def _arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Argument]:

@@ -63,6 +63,11 @@ def product_of(name: str, arguments: Sequence[Argument], out_dtype: str) -> Seen
         return None
 
 
+def read_as(name: str) -> str:
+    """The name of READERS that an operator goes by: in place it computes what it does otherwise."""
+    return name if name in READERS else name.removesuffix("_")
+
+
 def foreign_product_of(name: str, arguments: Sequence[Argument], out_dtype: str) -> Seen | None:
     """What someone's own operator multiplies: two 8-bit operands with their scales, or, named so, two 16-bit ones."""
     operands = [each if isinstance(each, Operand) else None for each in arguments]
@@ -195,6 +200,7 @@ READERS: Mapping[str, Callable[[Sequence[Argument], str], Seen | None]] = {
     ),
     "bmm": lambda a, out: _product(_tensor(a[0]), _tensor(a[1]), False, out),
     "baddbmm": lambda a, out: _product(_tensor(a[1]), _tensor(a[2]), False, out),
+    "addbmm": lambda a, out: _product(_tensor(a[1]), _tensor(a[2]), False, out),
     "mv": lambda a, out: _vector(_tensor(a[1]), _tensor(a[0]), False, out),
     "addmv": lambda a, out: _vector(_tensor(a[2]), _tensor(a[1]), True, out),
     "_scaled_mm": _scaled_mm,

@@ -7,7 +7,7 @@ from pathlib import Path
 from gemmpipe.data import Scalar
 from gemmpipe.errors import UserError
 from gemmpipe.files.jsonstream import objects_in
-from gemmpipe.sources.products import READERS, WITHIN, Argument, Operand, Seen, foreign_product_of, product_of
+from gemmpipe.sources.products import READERS, WITHIN, Argument, Operand, Seen, foreign_product_of, product_of, read_as
 from gemmpipe.sources.records import Recorded
 
 _TYPES = {
@@ -77,7 +77,7 @@ def recorded(path: Path) -> list[Recorded]:
 
 def _operator(event: Mapping[str, object], order: int, where: str) -> _Operator:
     name, start = str(event.get("name")), _number(event, "ts", where)
-    plain = name.removeprefix("aten::")
+    plain = read_as(name.removeprefix("aten::"))
     own = name.startswith("aten::")
     seen = None
     arguments = _arguments(event, where)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gemmpipe.family import KernelDefaults, load_family
 from gemmpipe.runtime import gemm_a8w8_blockscale, gemm_a16w16, reload
@@ -78,7 +79,8 @@ def test_what_the_program_raises_rises_and_is_no_loss(tmp_path: Path) -> None:
     assert run(tmp_path, "script.py").returncode == 7
     assert len(read(tmp_path / "seen.csv")) == 1
     done = run(tmp_path, "absent.py")
-    assert done.returncode == 1
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
     assert "no file 'absent.py'" in done.stderr
 
 
@@ -111,6 +113,33 @@ def test_threads_and_forked_processes_count_and_none_twice(tmp_path: Path) -> No
         "7": "1",
         "9": "1",
     }
+
+
+SPAWNED = """
+import multiprocessing, torch
+def work(m):
+    for _ in range(m):
+        torch.ones(m, 8) @ torch.ones(8, 8)
+def rank(i, m):
+    work(m + i)
+class Own(multiprocessing.get_context("spawn").Process):
+    def run(self):
+        work(3)
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(rank, args=(4,), nprocs=2)
+    for each in (multiprocessing.get_context("forkserver").Process(target=work, args=(2,)), Own()):
+        each.start()
+        each.join()
+        assert each.exitcode == 0
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_are_started_anew_count_too(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SPAWNED)
+    done = run(tmp_path, "script.py")
+    assert done.returncode == 0, done.stderr
+    assert {row["M"]: row["count"] for row in read(tmp_path / "seen.csv")} == {"2": "2", "3": "3", "4": "4", "5": "5"}
 
 
 def test_processes_write_one_file_without_losing_a_row(tmp_path: Path) -> None:
@@ -182,6 +211,43 @@ def test_every_kind_of_product(seen: Recorder) -> None:
     assert several[1] == ("bmm", "batched_bf16", "6", "16", "48", "32")
     assert several[2][3:] == ("16", "48", "32")
     assert several[3:] == [("_grouped_mm", "other", "2", "16", "48", "32")]
+
+
+def test_in_inference_mode_where_operators_come_whole(seen: Recorder) -> None:
+    x, w = torch.randn(2, 16, 32).bfloat16(), torch.randn(48, 32).bfloat16()
+    with torch.inference_mode(), Watcher(seen), sdpa_kernel(SDPBackend.MATH):
+        torch.einsum("bmk,nk->bmn", x, w)
+        torch.nn.functional.scaled_dot_product_attention(x[None], x[None], x[None])
+        torch.tensordot(x, w, dims=([2], [1]))
+    seen.flush()
+    found = [tuple(row[name] for name in ("B", "M", "N", "K", "count")) for row in read(seen.path)]
+    assert found == [
+        ("1", "32", "48", "32", "1"),
+        ("2", "16", "16", "32", "1"),
+        ("2", "16", "32", "16", "1"),
+        ("", "32", "48", "32", "1"),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:Using .torch.compile:UserWarning")
+def test_in_place_and_into_a_tensor(seen: Recorder) -> None:
+    x, w = torch.randn(16, 32).bfloat16(), torch.randn(32, 48).bfloat16()
+    out, outs = torch.zeros(16, 48).bfloat16(), torch.zeros(2, 16, 48).bfloat16()
+    with torch.no_grad(), Watcher(seen):
+        torch.mm(x, w, out=out)
+        out.addmm_(x, w)
+        outs.baddbmm_(x.expand(2, 16, 32), w.expand(2, 32, 48))
+        torch.addbmm(out, x.expand(2, 16, 32), w.expand(2, 32, 48))
+        torch.compile(torch.nn.Sequential(torch.nn.Linear(32, 8)).bfloat16())(x)
+    seen.flush()
+    found = [tuple(row[name] for name in ("op", "family", "B", "layer")) for row in read(seen.path)]
+    assert found == [
+        ("mm", "a16w16", "", ""),
+        ("addmm", "a16w16", "", ""),
+        ("baddbmm", "batched_bf16", "2", ""),
+        ("addbmm", "batched_bf16", "2", ""),
+        ("addmm", "a16w16", "", "0"),
+    ]
 
 
 @pytest.mark.gpu

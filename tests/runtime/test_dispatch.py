@@ -210,6 +210,27 @@ def test_gradients_are_torchs_own(row, table, x, w) -> None:
         assert not gemm_a16w16(x(4), weight).requires_grad
 
 
+def test_that_a_product_records_gradients_is_said_once(row, table, x, w, caplog) -> None:
+    table(row(4, "torch", COPY))
+    for _ in range(2):
+        gemm_a16w16(x(4).requires_grad_(), w)
+    (line,) = [record.message for record in caplog.records]
+    assert "torch.no_grad()" in line
+    assert not LOG.answers
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, 3])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_of_quantised_operands_are_refused_rather_than_lost(place: int, compiled: bool) -> None:
+    operands = list(_scaled(4))
+    operands[place].requires_grad_()
+    call = torch.compile(gemm_a8w8_blockscale, backend="eager") if compiled else gemm_a8w8_blockscale
+    with pytest.raises(UserError, match=r"record no gradients.*no_grad"):
+        call(*operands)
+    with torch.no_grad():
+        assert call(*operands).shape == (4, 144)
+
+
 def test_autocast_as_torchs_linear(row, table, x, w) -> None:
     table(row(4, "torch", COPY))
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
@@ -223,6 +244,14 @@ def test_autocast_as_torchs_linear(row, table, x, w) -> None:
 def _scaled(m: int) -> tuple[torch.Tensor, ...]:
     x, w = torch.randn(m, 200).to(torch.float8_e4m3fn), torch.randn(144, 200).to(torch.float8_e4m3fn)
     return x, w, torch.rand(m, 2) + 0.5, torch.rand(2, 2) + 0.5
+
+
+def _turned(place: int) -> tuple[torch.Tensor, ...]:
+    """Operands of which one's scales have their sides the other way round: as many numbers, in another order."""
+    x, w = torch.zeros(4, 384).to(torch.float8_e4m3fn), torch.zeros(256, 384).to(torch.float8_e4m3fn)
+    if place == 0:
+        return x[:, :256], w[:, :256], torch.ones(2, 4), torch.ones(2, 2)
+    return x, w, torch.ones(4, 3), torch.ones(3, 2)
 
 
 def test_scales_in_both_layouts() -> None:
@@ -248,6 +277,8 @@ def test_scales_in_both_layouts() -> None:
             "expected float32 [4, 2]",
         ),
         (lambda x, w: gemm_a8w8_blockscale(*_scaled(4)[:3], torch.ones(2, 2).half()), "w_scale: float16 [2, 2]"),
+        (lambda x, w: gemm_a8w8_blockscale(*_turned(0)), "x_scale: float32 [2, 4], expected float32 [4, 2]"),
+        (lambda x, w: gemm_a8w8_blockscale(*_turned(1)), "w_scale: float32 [3, 2], expected float32 [2, 3]"),
     ],
 )
 def test_operands_that_are_no_product(x, w, call, words: str) -> None:

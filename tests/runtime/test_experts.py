@@ -104,6 +104,32 @@ def test_gradients_are_refused_rather_than_lost() -> None:
         fused_moe(inputs.x.requires_grad_(), weights.w, weights.w2, *routing)  # type: ignore[arg-type]
 
 
+def test_without_tokens() -> None:
+    _, inputs, weights = case = made(5)
+    assert inputs.topk_ids is not None
+    assert inputs.topk_weights is not None
+    routing = {"topk_ids": inputs.topk_ids[:0], "topk_weights": inputs.topk_weights[:0]}
+    assert run(case, x=inputs.x[:0], **routing).shape == (0, 128)
+    assert not LOG.untuned
+    assert weights.w2 is not None
+
+
+def test_under_autocast_as_torchs_linear() -> None:
+    _, inputs, weights = case = made(5)
+    assert weights.w2 is not None
+    wide = {"x": inputs.x.float(), "w1": weights.w.float(), "w2": weights.w2.float()}
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(run(case, **wide), run(case))
+        compiled = torch.compile(lambda **words: run(case, **words), fullgraph=True, backend="eager")
+        assert torch.equal(compiled(**wide), run(case))
+
+
+def test_the_first_call_counts() -> None:
+    run(made(5))
+    (untuned,) = LOG.untuned.values()
+    assert untuned.calls == 1
+
+
 def test_a_tuned_row_answers_also_for_fewer_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     device, case = cpu_device(), made(16)
     words = KernelDefaults(dtype=None, out_dtype=None, bias=None)

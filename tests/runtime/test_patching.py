@@ -61,6 +61,17 @@ def test_training_works_as_before(model: Model, x) -> None:
     assert model.up.weight.grad is not None
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+def test_a_model_may_change_its_type_while_it_is_patched(model: Model, x, dtype: torch.dtype) -> None:
+    with torch.no_grad(), gemmpipe.patch(model):
+        out = model.to(dtype)(x(4).to(dtype))
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(x(4).to(dtype))
+    with torch.no_grad():
+        expected = model(x(4).to(dtype))
+    torch.testing.assert_close(out, expected, atol=0.05, rtol=0.05)
+    torch.testing.assert_close(compiled, expected, atol=0.05, rtol=0.05)
+
+
 def test_a_patched_model_compiles_copies_and_pickles(model: Model, x) -> None:
     expected = model(x(4))
     gemmpipe.patch(model)
