@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from gemmpipe.family import Family, Implementation, KeyColumn
-    from gemmpipe.runner import Plan
+    from gemmpipe.plan import Plan
 
 VERSION = 1
 _FACTS = ("arch", "vendor", "M", "N", "K", "B", "E", "topk", "rows")
@@ -63,7 +63,7 @@ class Origin:
 
 def build(cfg: "DictConfig", origin: Origin) -> "Plan":
     """Everything a run needs. Raises UserError naming the full key, what was given and what was expected."""
-    from gemmpipe.runner import Plan
+    from gemmpipe.plan import Plan
 
     tree = {"format": {}, "backend": {}, **_plain(cfg)}  # an empty list of options leaves no node behind
     _known_keys(tree, (*_NODES, *_ROOT), "")

@@ -17,7 +17,7 @@ from gemmpipe.paths import shipped_tables, user_tables
 from gemmpipe.space import Space
 
 if TYPE_CHECKING:
-    from gemmpipe.runner import Plan
+    from gemmpipe.plan import Plan
 
 _PACKAGES = ("torch", "triton", "hydra-core", "omegaconf", "pandas", "nvidia-ml-py")
 

@@ -18,7 +18,7 @@ from gemmpipe.stages.worth import saving
 if TYPE_CHECKING:
     import pandas as pd
 
-    from gemmpipe.runner import Plan
+    from gemmpipe.plan import Plan
     from gemmpipe.stages import Context
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from gemmpipe.family import KeyColumn
-    from gemmpipe.runner import Plan
+    from gemmpipe.plan import Plan
     from gemmpipe.stages import Context
 
 _MOST_ROWS = 200

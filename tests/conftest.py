@@ -12,7 +12,7 @@ from gemmpipe.cli.main import main
 from gemmpipe.data import Device, Problem, Scalar
 from gemmpipe.events import Events
 from gemmpipe.family import Family, GemmSpec, Inputs, KernelDefaults, KeyColumn, Scaling, Weights
-from gemmpipe.runner import Plan
+from gemmpipe.plan import Plan
 
 KEY = tuple(KeyColumn(name=name, kind="int") for name in ("M", "N", "K"))
 BF16_KEY = (

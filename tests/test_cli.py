@@ -17,7 +17,7 @@ from gemmpipe.cli.progress import Terminal
 from gemmpipe.cli.words import quote, readable
 from gemmpipe.errors import EnvironmentProblem, UserError
 from gemmpipe.events import Events
-from gemmpipe.runner import Plan
+from gemmpipe.plan import Plan
 
 Refusal = Callable[..., str]
 

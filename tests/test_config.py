@@ -13,7 +13,7 @@ from gemmpipe.cli.main import main
 from gemmpipe.data import Device
 from gemmpipe.errors import UserError
 from gemmpipe.paths import shipped
-from gemmpipe.runner import Plan
+from gemmpipe.plan import Plan
 from gemmpipe.typed import convert, fill
 
 OPTIONS = Folders(config_dir=None).options

@@ -16,6 +16,8 @@ LAYERS = {
     "__main__": 8,
     "config": 7,
     "typed": 7,
+    "chain": 6,
+    "plan": 6,
     "runner": 6,
     "doctor": 6,
     "manifest": 6,

@@ -8,10 +8,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from gemmpipe.chain import batches
 from gemmpipe.cli.main import main
 from gemmpipe.data import Problem
 from gemmpipe.family import load_family
-from gemmpipe.runner import batches
 from gemmpipe.tables import store
 
 Run = Callable[..., tuple[int, str, str]]

@@ -16,7 +16,7 @@ from gemmpipe.cli.progress import Terminal
 from gemmpipe.errors import UserError
 from gemmpipe.events import Event
 from gemmpipe.family import load_family
-from gemmpipe.runner import Plan
+from gemmpipe.plan import Plan
 from gemmpipe.tables.store import open_sheet, render
 from gemmpipe.tables.uniting import Judge, entries_of, unite
 

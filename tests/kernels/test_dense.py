@@ -22,9 +22,9 @@ from gemmpipe.family import Family, GemmSpec, Inputs, KernelDefaults, Scaling, W
 from gemmpipe.formats.triton_json import TritonJson
 from gemmpipe.launching.builds import compile_build
 from gemmpipe.operands import quantise_mx, unpack_mx
+from gemmpipe.plan import Plan
 from gemmpipe.problem import make_problem
 from gemmpipe.reference import dequantise, error_ratio
-from gemmpipe.runner import Plan
 from gemmpipe.space import Space
 from gemmpipe.templates.fits import shared_bytes
 from gemmpipe.templates.tiled import Tiled

@@ -1,0 +1,102 @@
+"""A plan: everything a run needs, and what can be wrong with it before anything runs."""
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gemmpipe.backends import Backend
+from gemmpipe.device import DeviceChoice
+from gemmpipe.errors import EnvironmentProblem, UserError
+from gemmpipe.executors import Executor
+from gemmpipe.family import Family, KernelDefaults
+from gemmpipe.formats import Format
+from gemmpipe.journal import Record
+from gemmpipe.search import Search
+from gemmpipe.sources import Source
+from gemmpipe.space import Space
+from gemmpipe.stages import Stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Built from the configuration, every value checked by itself."""
+
+    version: int
+    pipeline: str
+    run_dir: Path
+    family: Family
+    defaults: KernelDefaults
+    source: Source
+    space: Space
+    formats: Mapping[str, Format]
+    backends: Mapping[str, Backend]
+    search: Search
+    devices: DeviceChoice
+    executor: Executor
+    stages: Mapping[str, Stage]
+    chain: tuple[str, ...]
+    output: str
+    profile: str | None
+    batch: int
+    budget_s: float | None
+    retune: bool
+    verbose: bool
+    resume: str | None
+    reuse: str | None
+    table: str | None
+    inputs: tuple[str, ...]
+    target: tuple[str, ...] | None
+    overrides: tuple[str, ...]
+    config: Mapping[str, object]
+    """The composed configuration as plain values, for the manifest."""
+    python_path: tuple[str, ...]
+    allow_targets: tuple[str, ...]
+
+
+def check_chain(plan: Plan, reused: Record | None) -> None:
+    """Every stage's needs are given by an earlier one, or by the run that is reused. Raises UserError."""
+    if not plan.chain:
+        raise UserError("chain: empty, expected stages such as [capture,screen,bench,select,merge]")
+    have: set[str] = {"problems", "trials"} if reused else set()
+    if reused and not reused.problems:
+        raise UserError(f"reuse: {plan.reuse}: no journal with problems there; expected the folder of an earlier run")
+    for word in plan.chain:
+        missing = set(plan.stages[word].needs) - have
+        if missing:
+            raise UserError(f"chain: stage '{word}' needs {', '.join(sorted(missing))}, which no earlier stage gives")
+        have |= set(plan.stages[word].gives)
+    read = {key for word in plan.chain for key in plan.stages[word].reads}
+    for key in ("table", "inputs", "target"):
+        if getattr(plan, key) and key not in read:
+            raise UserError(f"{key}: no stage of the pipeline '{plan.pipeline}' reads it; merge, verify or prebuild do")
+
+
+def check_outputs(plan: Plan) -> None:
+    """Every file can be written where the plan wants it. Raises EnvironmentProblem or UserError naming the key."""
+    writable("output", Path(plan.output))
+    for key, path in _files(plan):
+        if path.is_dir():
+            raise UserError(f"{key}: {path} is a folder, expected a file")
+    if plan.profile:
+        writable("profile", Path(plan.profile).parent)
+
+
+def _files(plan: Plan) -> Iterator[tuple[str, Path]]:
+    """The files that the run will write under a name the user may choose."""
+    if plan.profile:
+        yield "profile", Path(plan.profile)
+    for name, each in plan.formats.items():
+        table = each.table(plan.family, Path(plan.output))
+        if table is not None:
+            yield f"format.{name}", table
+
+
+def writable(key: str, folder: Path) -> None:
+    """Find out before hours of tuning, not after. Raises EnvironmentProblem naming the key."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):  # nameless: another run may try at this very moment
+            pass
+    except OSError as error:
+        raise EnvironmentProblem(f"{key}: cannot write to {folder}: {error.strerror}") from None
