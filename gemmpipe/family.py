@@ -3,11 +3,11 @@
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gemmpipe.data import Build, Device, Knobs, Problem, Scalar
-from gemmpipe.errors import UserError, nearest
+from gemmpipe.errors import UserError, closest, nearest
 from gemmpipe.tables.aiter import AiterTable
 
 if TYPE_CHECKING:
@@ -255,6 +255,8 @@ class Family:
     """Whether engines run a model's lm_head through this family (they leave it in 16 bits)."""
     rows_column: str = "M"
     """The key column that says how many rows x has."""
+    module: str = ""
+    """What `load_family` found it under: the name to find it by in another process."""
 
     @property
     def sizes(self) -> tuple[str, ...]:
@@ -276,18 +278,20 @@ def shipped_families() -> list[str]:
 
 
 def load_family(name: str) -> Family:
-    """The family `gemmpipe.kernels.<name>`, or of a module on the path when the name has a dot or is a user's.
+    """The family `gemmpipe.kernels.<name>`, or of a user's module on the path, in a package when the name has a dot.
 
-    Raises UserError when there is none.
+    Raises UserError when there is none, and whatever a user's module raises.
     """
     shipped = shipped_families()
-    module = f"gemmpipe.kernels.{name}" if name in shipped else name
+    place = f"gemmpipe.kernels.{name}" if name in shipped else name
     try:
-        family = importlib.import_module(module).FAMILY
+        module = importlib.import_module(place)
     except ModuleNotFoundError as error:
-        if error.name != module.split(".")[0] and error.name != module:
+        if error.name is None or not f"{place}.".startswith(f"{error.name}."):
             raise
         raise UserError(f"kernel.family: no family '{name}'{nearest(name, shipped)}") from None
-    if not isinstance(family, Family):
-        raise UserError(f"kernel.family: {module}.FAMILY is {type(family).__name__}, expected a gemmpipe Family")
-    return family
+    if not hasattr(module, "FAMILY"):
+        raise UserError(f"kernel.family: {place} has no FAMILY{closest('FAMILY', vars(module))}")
+    if not isinstance(module.FAMILY, Family):
+        raise UserError(f"kernel.family: {place}.FAMILY is {type(module.FAMILY).__name__}, expected a gemmpipe Family")
+    return replace(module.FAMILY, module=name)

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy
@@ -25,12 +26,15 @@ FILES = re.findall(r"^`(mine/[\w/.]+)`:\n\n```\w+\n(.*?)```$", PAGE, re.DOTALL |
 
 
 @pytest.fixture
-def mine(folder: Path) -> Path:
+def mine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name, text in FILES:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return folder / "mine"
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield folder / "mine"
+    for name in ("relu2", "parts", "parts.relu2"):
+        sys.modules.pop(name, None)
 
 
 def _rows(path: Path) -> list[dict[str, str]]:
@@ -66,6 +70,47 @@ def test_its_command_tunes(mine: Path, capsys: pytest.CaptureFixture[str]) -> No
     fused = [row for row in trials if row["libtype"] == "triton"]
     assert any(row["status"] == "ok" for row in fused)
     assert not [row for row in fused if row["status"] not in ("ok", "dropped", "unfit")]
+
+
+@pytest.mark.usefixtures("own_locks")
+def test_a_family_in_a_package_and_of_another_name(mine: Path) -> None:
+    (mine / "parts").mkdir()
+    (mine / "parts" / "__init__.py").touch()
+    module = (mine / "relu2.py").rename(mine / "parts" / "relu2.py")
+    module.write_text(module.read_text().replace('"relu2:', '"parts.relu2:').replace('name="relu2"', 'name="squared"'))
+    option = mine / "kernel" / "relu2.yaml"
+    option.write_text(option.read_text().replace("family: relu2", "family: parts.relu2"))
+    assert main(shlex.split(COMMAND)[1:]) == 0
+    assert len(_rows(mine.parent / "tuned" / "relu2_tuned_gemm.csv")) == 2
+
+
+@pytest.mark.parametrize(
+    ("file", "was", "becomes", "said"),
+    [
+        ("kernel/relu2.yaml", "family: relu2", "family: relu3", "kernel.family: no family 'relu3'; known: "),
+        ("kernel/relu2.yaml", "family: relu2 ", "", "kernel.family: missing"),
+        ("kernel/relu2.yaml", "dtype: null\nout", "dtpe: null\nout", "kernel.dtpe: no such key; did you mean 'dtype'?"),
+        ("kernel/relu2.yaml", "space: relu2", "space: relu", "kernel/relu2.yaml: space: no option 'relu'; did"),
+        ("space/relu2.yaml", "num_warps", "num_wraps", "space.num_wraps: no knob of this kernel; did you mean"),
+        ("backend/eager.yaml", "label", "labl", "backend.eager.labl: no such key; did you mean 'label'?"),
+        ("relu2.py", "FAMILY =", "FAMLY =", "kernel.family: relu2 has no FAMILY; did you mean 'FAMLY'?"),
+        ("relu2.py", "FAMILY = Family(", "FAMILY = dict(", "kernel.family: relu2.FAMILY is dict, expected a gemmpipe"),
+        ("relu2.py", "import torch\n", "import trch\n", "{file}:5: ModuleNotFoundError: No module named 'trch'"),
+        ("relu2.py", "import torch\n", "import torch torch\n", "{file}:5: SyntaxError: "),
+        ("relu2.py", "    baseline", "    basline", "{file}:120: TypeError: Family.__init__() got an unexpected"),
+        ("relu2.py", 'return ({"in_place": True}', 'return ({"in_place": 1 / 0}', "{file}:86: ZeroDivisionError:"),
+    ],
+)
+def test_a_mistake_is_a_line_that_says_where(
+    file: str, was: str, becomes: str, said: str, mine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (mine / file).read_text()
+    assert was in text
+    (mine / file).write_text(text.replace(was, becomes))
+    assert main([*shlex.split(COMMAND)[1:], "executor.workers=1"]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith(f"gemmpipe: {said.format(file=mine / file)}"), line
+    assert line.count("\n") == 1
 
 
 _INTERPRET = """

@@ -31,7 +31,7 @@ def run_job(cfg: "DictConfig", request: Request) -> int:
     except OSError as error:
         return report(EnvironmentProblem(f"{error.filename or run_dir}: {error.strerror or error}"), error)
     except Exception as error:  # noqa: BLE001 (a bug in one run of a sweep must not end the others)
-        return report_bug(error)
+        return report_bug(error, request.folders.config_dir)
     if code == INTERRUPTED:
         raise KeyboardInterrupt  # a sweep would start its next run otherwise
     return code

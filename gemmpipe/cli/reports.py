@@ -1,11 +1,13 @@
 """How a run that failed ends: one line on stderr and an exit code."""
 
 import os
+import re
 import sys
 import traceback
+from pathlib import Path
 
 from gemmpipe.cli.streams import readers_may_leave
-from gemmpipe.errors import EnvironmentProblem, GemmpipeError, printable
+from gemmpipe.errors import EnvironmentProblem, GemmpipeError, UserError, printable
 
 INTERRUPTED = 130
 
@@ -23,13 +25,26 @@ def report(error: GemmpipeError, cause: BaseException | None = None) -> int:
     return error.exit_code
 
 
-def report_bug(error: Exception) -> int:
-    """The same for an error nobody meant to raise; never the code of a run that ended well."""
-    text = one_line(f"internal error: {type(error).__name__}: {error}")
+def report_bug(error: Exception, config_dir: Path | None = None) -> int:
+    """The same for an error nobody meant to raise; never the code of a run that ended well.
+
+    Where it came out of a Python file of the user's own folder it is the user's, and the line says which.
+    """
+    place = _place_in(config_dir, error)
+    text = one_line(f"{place or 'internal error'}: {type(error).__name__}: {error}")
     with readers_may_leave():
         _debug(error)
         print(f"gemmpipe: {text} (GEMMPIPE_DEBUG=1 prints the traceback)", file=sys.stderr, flush=True)
-    return EnvironmentProblem.exit_code
+    return UserError.exit_code if place else EnvironmentProblem.exit_code
+
+
+def _place_in(config_dir: Path | None, error: Exception) -> str:
+    """The file of that folder and the line at which an error arose, in this process or another; nothing if in none."""
+    if config_dir is None:
+        return ""
+    told = "".join(traceback.format_exception(error))
+    places = re.findall(rf'File "{re.escape(str(config_dir))}/([^"]+)", line (\d+)', told)
+    return f"{config_dir / places[-1][0]}:{places[-1][1]}" if places else ""
 
 
 def _debug(error: BaseException) -> None:

@@ -221,7 +221,7 @@ def _task(problem: Problem, context: Context) -> "Callable[[], Listing]":
     return partial(
         list_by_family_name,
         problem,
-        context.family.name,
+        context.family.module,
         context.implementations,
         context.device,
         context.space,

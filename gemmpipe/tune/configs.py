@@ -78,7 +78,8 @@ def tune_and_save_configs(
     Written to `save_path/{device_name}-GEMM-{tag}.json` and returned. `buckets` is a preset of the Triton JSON format
     (`aiter`: small_M to 256, medium_M to 2048, large_M; `m_leq`; `atomic`) or a mapping like its `buckets` key. Where
     several Ms fall into a bucket, the largest speaks for it. An M without a valid configuration is left out with a
-    warning; raises NoneValid when none has one, UserError for an M or a bucket that is none.
+    warning; raises NoneValid when none has one, UserError for an M or a bucket that is none. Whatever else `tune`
+    raises rises; what was found until then is logged.
     """
     from tqdm.auto import tqdm
 
@@ -87,23 +88,32 @@ def tune_and_save_configs(
     if not sizes or sizes[0] < 1:
         raise UserError(f"batch_sizes: {sizes}, expected whole numbers from 1")
     found: dict[str, Config] = {}
-    for m in tqdm(sizes, desc=f"{tag} N={N} K={K}", unit="M"):
+    for m in tqdm(sizes, desc=f"{tag} N={N} K={K}", unit="size"):
         try:
-            config = tune(m, N, K, dtype, search_space)
+            config = _tuned(tune, m, N, K, dtype, search_space)
         except NoneValid as error:
             _LOG.warning("M=%d: %s", m, error)
             continue
+        except BaseException:
+            if found:
+                _LOG.warning("stopped at M=%d; found until then: %s", m, found)
+            raise
         bucket = _bucket_of(m, config, ranges)
         if bucket is None:
             _LOG.warning("M=%d: %s has no place in a bucket", m, config)
         else:
-            found[bucket.name] = config
+            found[bucket.name] = config  # in the buckets' order, as the sizes ascend
     if not found:
         raise NoneValid(f"N={N} K={K}: no M of {sizes} has a valid configuration")
-    order = [bucket.name for bucket in ranges if bucket.name in found]
-    result = {name: found[name] for name in order}
-    save_configs_to_json(f"{device_name}-GEMM-{tag}.json", save_path, result)
-    return result
+    save_configs_to_json(f"{device_name}-GEMM-{tag}.json", save_path, found)
+    return found
+
+
+def _tuned(tune: Tune, m: int, *rest: Any) -> Config:
+    config = tune(m, *rest)
+    if not isinstance(config, Mapping):
+        raise UserError(f"tune: {config!r} returned for M={m}, expected a configuration")
+    return config
 
 
 def _bucket_of(m: int, config: Config, ranges: Sequence[Bucket]) -> Bucket | None:

@@ -7,8 +7,8 @@ from statistics import fmean
 from typing import Any
 
 from gemmpipe.data import median
-from gemmpipe.errors import EnvironmentProblem, GemmpipeError, one_line
-from gemmpipe.tune.measuring import Mismatch, Run, measure, nan_filled_memory
+from gemmpipe.errors import EnvironmentProblem, GemmpipeError, UserError, one_line
+from gemmpipe.tune.measuring import Run, measure, nan_filled_memory
 
 Config = dict[str, Any]
 """A configuration as kernel authors write it: knob -> value."""
@@ -34,10 +34,12 @@ def tune_kernel(
 
     `config_callback` may edit the configuration that it is given in place; the search space keeps its own. One that
     cannot be made, cannot run, or computes something else than the ground truth within `atol` and `rtol` is skipped
-    and counted. Raises NoneValid when all are, EnvironmentProblem when one takes the device down with it.
+    and counted. Raises NoneValid when all are, EnvironmentProblem when one takes the device down with it, UserError
+    for `num_iters` below 1.
     """
     from tqdm.auto import tqdm
 
+    _check_iterations(num_iters)
     configs = [dict(config) for config in search_space]
     best: tuple[float, Config] | None = None
     failures: list[str] = []
@@ -70,9 +72,11 @@ def benchmark_config(
 ) -> float:
     """The average microseconds of `num_iters` launches after 5 others, the output compared after every one.
 
-    Infinity, with the reason as a logged warning, where the output is wrong or the device's resources do not suffice:
-    scripts compare this number as it is. Whatever else `run` raises rises.
+    Infinity, with the reason as a logged warning, where the output is wrong, `run` asserts something or the device's
+    resources do not suffice: scripts compare this number as it is. Whatever else `run` raises rises. Raises UserError
+    for `num_iters` below 1.
     """
+    _check_iterations(num_iters)
     survived = _survived()
     try:
         return fmean(measure(run, ground_truth, num_iters=num_iters, atol=atol, rtol=rtol))
@@ -82,14 +86,19 @@ def benchmark_config(
 
 
 def _survived() -> tuple[type[Exception], ...]:
-    """A wrong output, and more memory, registers or shared memory than there are."""
+    """A wrong output (a Mismatch asserts, as do checks of `run`), and more memory or registers than there are."""
     import torch
 
     try:
-        from triton.runtime.errors import OutOfResources
+        from triton.runtime.errors import OutOfResources, PTXASError
     except ImportError:
-        return Mismatch, torch.OutOfMemoryError
-    return Mismatch, torch.OutOfMemoryError, OutOfResources
+        return AssertionError, torch.OutOfMemoryError
+    return AssertionError, torch.OutOfMemoryError, OutOfResources, PTXASError  # ptxas refuses what does not fit too
+
+
+def _check_iterations(num_iters: int) -> None:
+    if num_iters < 1:
+        raise UserError(f"num_iters: {num_iters}, expected a whole number from 1")
 
 
 def _check_device(config: Config, error: Exception, best: tuple[float, Config] | None) -> None:

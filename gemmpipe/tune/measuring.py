@@ -88,6 +88,8 @@ def _compare(output: object, ground_truth: object, atol: float, rtol: float) -> 
 def _pairs(output: object, ground_truth: object) -> "Iterator[tuple[torch.Tensor, torch.Tensor]]":
     """Tensors to compare; those of one byte, which have no comparison of their own, in fp32. Raises Mismatch."""
     got, expected = _tensors(output), _tensors(ground_truth)
+    if not expected:
+        raise Mismatch(f"the ground truth is {_kind(ground_truth)}, expected a tensor or several")
     if len(got) != len(expected):
         raise Mismatch(f"run() returned {len(got)} tensors, expected {len(expected)} as in the ground truth")
     for one, other in zip(got, expected, strict=True):
@@ -107,13 +109,17 @@ def _tensors(value: object) -> "list[torch.Tensor]":
     return []
 
 
+def _kind(value: object) -> str:
+    return "None" if value is None else f"of type {type(value).__name__}"
+
+
 def device_of(output: object) -> Device:
     """Where an output lies. Raises Mismatch when it holds no tensor."""
     from gemmpipe.device import cpu_device, gpu_device
 
     tensors = _tensors(output)
     if not tensors:
-        raise Mismatch(f"run() returned {output!r}, expected a tensor")
+        raise Mismatch(f"run() returned {_kind(output)}, expected a tensor")
     place = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), tensors[0].device)
     return cpu_device() if place.type == "cpu" else gpu_device(place.index or 0)
 

@@ -117,13 +117,25 @@ def test_benchmark_config_survives_a_mismatch_and_lack_of_memory(caplog: pytest.
         benchmark_config(_product()({"BLOCK_K": 256, "kind": "raises"})[0], ground_truth)
 
 
-def test_triton_out_of_resources_is_survived() -> None:
+@pytest.mark.parametrize("kind", ["device", "ptxas", "the script's own check"])
+def test_refusals_are_survived(kind: str) -> None:
     errors = pytest.importorskip("triton.runtime.errors")
 
     def greedy() -> torch.Tensor:
-        raise errors.OutOfResources(300_000, 232_448, "shared memory")
+        if kind == "device":
+            raise errors.OutOfResources(300_000, 232_448, "shared memory")
+        if kind == "ptxas":
+            raise errors.PTXASError("uses too much shared data")
+        raise AssertionError("BLOCK_SIZE_K must be 128")
 
     assert benchmark_config(greedy, torch.zeros(1)) == math.inf
+
+
+def test_no_launch_is_the_callers_mistake() -> None:
+    with pytest.raises(UserError, match=r"^num_iters: 0, expected a whole number from 1$"):
+        benchmark_config(lambda: torch.zeros(1), torch.zeros(1), num_iters=0)
+    with pytest.raises(UserError, match=r"^num_iters: 0"):
+        tune_kernel([{}], _product(), num_iters=0)
 
 
 def test_every_launch_is_compared() -> None:
@@ -145,6 +157,8 @@ def test_every_launch_is_compared() -> None:
         (torch.zeros(2), torch.zeros(2, dtype=torch.bfloat16), "dtype"),
         ((torch.zeros(2), torch.zeros(2)), torch.zeros(2), "returned 2 tensors, expected 1"),
         (None, torch.zeros(2), "returned None, expected a tensor"),
+        (torch.zeros(2), None, "the ground truth is None, expected a tensor"),
+        (torch.zeros(2), torch.zeros(2).numpy(), "the ground truth is of type ndarray, expected a tensor"),
         (torch.tensor([float("nan")]), torch.tensor([float("nan")]), "not close"),
         (torch.tensor([1, 2]), torch.tensor([1, 3]), "not equal|not close"),
     ],
@@ -228,6 +242,19 @@ def test_nothing_valid_writes_nothing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="batch_sizes"):
         _save(tmp_path, [0])
     assert not list(tmp_path.rglob("*.json"))
+
+
+def test_what_was_found_until_tune_failed_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def tune(m: int, *rest: object) -> Any:
+        if m == 512:
+            raise KeyboardInterrupt
+        return {"BLOCK_SIZE_M": m} if m == 16 else None
+
+    with pytest.raises(KeyboardInterrupt):
+        tune_and_save_configs([512, 16], 48, 64, torch.bfloat16, [], tmp_path, "gfx942", "X", tune)
+    assert caplog.messages == ["stopped at M=512; found until then: {'small_M': {'BLOCK_SIZE_M': 16}}"]
+    with pytest.raises(UserError, match=r"^tune: None returned for M=32, expected a configuration"):
+        tune_and_save_configs([16, 32], 48, 64, torch.bfloat16, [], tmp_path, "gfx942", "X", tune)
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
