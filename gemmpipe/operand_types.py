@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gemmpipe.errors import UserError, nearest
+from gemmpipe.errors import UserError, closest
 from gemmpipe.family import KernelDefaults
 
 WIDE = ("bfloat16", "float16")
@@ -19,7 +19,8 @@ def native_fp8(gfx: str) -> str:
 def check_word(where: str, word: str, known: Sequence[str]) -> str:
     """The word, if it is a known one. Raises UserError naming `where` and the nearest known one."""
     if word not in known:
-        raise UserError(f"{where}: '{word}', expected one of {', '.join(known)}{nearest(word, known)}")
+        one_of = f"one of {', '.join(known)}" if len(known) > 1 else known[0]
+        raise UserError(f"{where}: '{word}', expected {one_of}{closest(word, known)}")
     return word
 
 

@@ -9,7 +9,7 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, Literal, Union
 
-from gemmpipe.errors import UserError, nearest
+from gemmpipe.errors import UserError, closest, nearest
 
 Make = Callable[[Mapping[str, Any], type, str], object]
 """(node with `_target_`, expected class, key) -> the object. Raises UserError."""
@@ -172,7 +172,7 @@ def _yaml(value: object) -> str:
 def _remedy(value: object, hint: Any) -> str:
     """How to give a number where text is wanted, and the nearest word where one of several is."""
     if typing.get_origin(hint) is Literal and isinstance(value, str):
-        return nearest(value, [arg for arg in typing.get_args(hint) if isinstance(arg, str)])
+        return closest(value, [arg for arg in typing.get_args(hint) if isinstance(arg, str)])
     union = typing.get_origin(hint) in (Union, types.UnionType)
     wants_text = hint is str or (union and str in typing.get_args(hint))
     if wants_text and isinstance(value, int | float) and not isinstance(value, bool):

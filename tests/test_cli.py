@@ -92,6 +92,7 @@ def test_runs_in_one_second_have_folders_of_their_own(plans: list[Plan]) -> None
         (["space.num_stage=[3]"], "space.num_stage: no such key; did you mean 'num_stages'?"),
         (["+space.num_stage=[3]"], "space.num_stage: the space has no such axis; did you mean 'num_stages'?"),
         (["chain=[screen,benc]"], "chain: no stage 'benc'; did you mean 'bench'?"),
+        (["kernel=a8w8", "kernel.key.granularity=tokn"], "kernel.key.granularity: 'tokn', expected one of row, tensor"),
         (["kernel=fmoe", "kernel.key.q_type=blok"], "kernel.key.q_type: 'blok', expected one of no, none, per_token"),
         (["kernel=fmoe", "+kernel.key.tpk=4"], "kernel.key.tpk: no key column of fmoe; did you mean 'topk'?"),
         (["format.vllm.device_name=x"], "format.vllm: 'vllm' is not chosen; format=[csv,triton_json,vllm] adds it"),

@@ -180,7 +180,7 @@ def test_values_of_a_type_are_taken(value: object, hint: object, result: object)
         (1, str, "k: 1 given, expected text; in quotes: '\"1\"'"),
         (None, str, "k: null given, expected text"),
         ("", Path, "k: '' given, expected a path"),
-        ("c", Literal["aa", "bb"], "k: 'c' given, expected one of aa, bb; known: aa, bb"),
+        ("c", Literal["aa", "bb"], "k: 'c' given, expected one of aa, bb"),
         ([1], tuple[int, int], "k: [1] given, expected [a whole number, a whole number]"),
         ({"a": "x"}, Mapping[str, int], "k.a: 'x' given, expected a whole number"),
     ],

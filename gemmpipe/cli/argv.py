@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gemmpipe.errors import UserError, nearest
+from gemmpipe.errors import UserError, closest, nearest
 
 _ALONE = {
     "-h": "--help",
@@ -120,5 +120,5 @@ def _flag(word: str, rest: list[str]) -> tuple[str, str | None]:
         value = rest.pop(0)
     choices = _CHOICES.get(name)
     if choices and value not in choices:
-        raise UserError(f"{short} {value}: expected one of {', '.join(choices)}{nearest(value, choices)}")
+        raise UserError(f"{short} {value}: expected one of {', '.join(choices)}{closest(value, choices)}")
     return name, value

@@ -6,7 +6,9 @@ from gemmpipe.data import Problem, Scalar
 from gemmpipe.family import GemmSpec, KernelDefaults, Scaling
 from gemmpipe.operand_types import EIGHT_BITS, OUT, check_word, native_fp8
 
-GRANULARITIES = ("row", "tensor")
+ROW, TENSOR = "row", "tensor"
+GRANULARITIES = ((ROW, ROW), (TENSOR, TENSOR), ("per_token", ROW), ("per_tensor", TENSOR))
+"""(what a source may say of the scales; what it means)."""
 
 
 def key_defaults(kernel: KernelDefaults, gfx: str) -> Mapping[str, Scalar]:
@@ -16,7 +18,7 @@ def key_defaults(kernel: KernelDefaults, gfx: str) -> Mapping[str, Scalar]:
     """
     dtype = check_word("kernel.dtype", kernel.dtype or native_fp8(gfx), EIGHT_BITS)
     out = check_word("kernel.out_dtype", kernel.out_dtype or "bfloat16", OUT)
-    return {"q_dtype_w": dtype, "outdtype": out, "granularity": "row", "bias": bool(kernel.bias)}
+    return {"q_dtype_w": dtype, "outdtype": out, "granularity": ROW, "bias": bool(kernel.bias)}
 
 
 def spec(problem: Problem) -> GemmSpec:
@@ -25,7 +27,7 @@ def spec(problem: Problem) -> GemmSpec:
     dtype, out, granularity = str(key["q_dtype_w"]), str(key["outdtype"]), str(key["granularity"])
     check_word(f"{problem.id}: q_dtype_w", dtype, EIGHT_BITS)
     check_word(f"{problem.id}: outdtype", out, OUT)
-    check_word(f"{problem.id}: granularity", granularity, GRANULARITIES)
+    check_word(f"{problem.id}: granularity", granularity, (ROW, TENSOR))
     scaling = Scaling(granularity=granularity)
     return GemmSpec(
         m=int(key["M"] or 0),

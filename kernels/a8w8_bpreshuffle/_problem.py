@@ -7,6 +7,7 @@ from gemmpipe.family import GemmSpec
 from gemmpipe.kernels.a8w8 import _problem as row_major
 from gemmpipe.layouts import TILES_16X16, check_tiles
 
+GRANULARITIES = row_major.GRANULARITIES
 key_defaults = row_major.key_defaults
 
 

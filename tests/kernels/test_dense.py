@@ -243,10 +243,13 @@ def test_scaled_mm_takes_both_granularities_of_fp8_alone() -> None:
 
 
 def test_a_key_that_contradicts_itself_is_the_users_mistake() -> None:
-    with pytest.raises(UserError, match=r"granularity: 'rwo', expected one of row, tensor; did you mean 'row'"):
+    with pytest.raises(UserError, match=r"granularity: 'rwo', expected one of row, tensor, .*; did you mean 'row'"):
         spec_of("a8w8", (1, 16, 16), {"granularity": "rwo"}, {})
     with pytest.raises(UserError, match="q_dtype_w: 'bfloat16'"):
         spec_of("a8w8", (1, 16, 16), {"q_dtype_w": "bfloat16"}, {})
+    with pytest.raises(UserError, match=r"^kernel.dtype: 'int8', expected float4_e2m1fn_x2$"):
+        spec_of("a4w4_blockscale", (1, 16, 64), {}, {"dtype": "int8"})
+    assert spec_of("a8w8", (1, 16, 16), {"granularity": "per_token"}, {})[1].x_scale == Scaling(granularity="row")
 
 
 def test_an_int32_sum_that_can_overflow_is_unfit() -> None:
