@@ -84,7 +84,9 @@ def _with_devices(
         return context
     backends = tuple(plan.backends.values())
     with context.watch.spending("start"):
-        pool = plan.executor.start(devices, plan.family.module, backends, plan.python_path, context.events, context.check)
+        pool = plan.executor.start(
+            devices, plan.family.module, backends, plan.python_path, context.events, context.check
+        )
     stack.push(pool.__exit__)
     pool.watch = context.watch
     return replace(context, running=pool)
