@@ -42,6 +42,7 @@ def in_batches(plan: Plan, tables: Tables, context: Context) -> Tables:
         return tables
     problems = problems_of(plan.family, tables["problems"])
     total: dict[str, pd.DataFrame] = {}
+    whole = {name for word in words if plan.stages[word].sees_all_of for name in plan.stages[word].gives}
     for batch in batches(problems, plan.batch):
         part = _rows_of({problem.id for problem in batch}, earlier)
         part["problems"] = problem_frame(plan.family, batch)
@@ -50,9 +51,7 @@ def in_batches(plan: Plan, tables: Tables, context: Context) -> Tables:
             for name in plan.stages[word].sees_all_of:
                 part[name] = _joined(total.pop(name, None), part[name])
             part = {**part, **_run_stage(plan, word, part, context)}
-        total = {name: _joined(total.get(name), frame) for name, frame in part.items()}
-    if "artifacts" in total:  # each batch writes the same files anew
-        total["artifacts"] = total["artifacts"].drop_duplicates(ignore_index=True)
+        total = {name: frame if name in whole else _joined(total.get(name), frame) for name, frame in part.items()}
     return {**tables, **total}
 
 
@@ -83,6 +82,9 @@ def what_is_done(plan: Plan, tables: Tables, context: Context) -> Tables:
     missing = {p.siblings for p in problems_of(plan.family, tables["problems"]) if p.id not in finished}
     done = {**_rows_of(finished, _given(plan, plan.chain[: devices[0]], tables)), **done}
     for word in plan.chain[devices[-1] + 1 :]:
+        if lacking := sorted(set(plan.stages[word].needs) - set(done)):
+            context.events.emit("line", f"{word}: left for resume=last, which has {', '.join(lacking)}")
+            break
         done = {**done, **_run_stage(plan, word, done, context)}
         if "selections" in plan.stages[word].gives:
             # A bucket spans all problems that differ in M alone: it waits until the last of them is finished.

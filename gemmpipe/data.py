@@ -153,6 +153,19 @@ class Device:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Tuning:
+    """What it took another tuner to choose a candidate."""
+
+    seconds: float
+    tried: int
+    """Configurations that it timed."""
+    of: int
+    """Configurations that it was given; more than `tried` where a limit cut it short."""
+    compiled: int
+    """Those that Triton's cache did not have."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
     """One attempt on one candidate of one problem at one stage.
 
@@ -170,6 +183,8 @@ class Trial:
     shared: bool = False
     """Whether another process used the device meanwhile."""
     error: str = ""
+    tuning: Tuning | None = None
+    """Where the candidate was chosen in this attempt, by another tuner."""
 
     @property
     def time_us(self) -> float | None:

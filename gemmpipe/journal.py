@@ -6,11 +6,11 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO
 
-from gemmpipe.data import BuildFacts, Candidate, Device, Scalar, Status, Trial
+from gemmpipe.data import BuildFacts, Candidate, Device, Scalar, Status, Trial, Tuning
 from gemmpipe.errors import EnvironmentProblem, UserError
 
 NAME = "trials.jsonl"
@@ -79,6 +79,8 @@ class Journal:
             row["shared"] = True
         if trial.error:
             row["error"] = trial.error
+        if trial.tuning is not None:
+            row["tuning"] = asdict(trial.tuning)
         self.write("trial", **row)
 
     def build(self, build: str, facts: BuildFacts) -> None:
@@ -264,4 +266,5 @@ def _trial(row: dict[str, object], candidate: Candidate) -> Trial:
         extra_weight_bytes=int(row.get("extra_weight_bytes", 0)),  # type: ignore[call-overload]
         shared=row.get("shared") is True,
         error=str(row.get("error", "")),
+        tuning=Tuning(**row["tuning"]) if "tuning" in row else None,  # type: ignore[arg-type]
     )

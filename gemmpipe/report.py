@@ -37,6 +37,8 @@ def tell(
             say(line)
         for line in saving_lines(tables["selections"]):
             say(line)
+    for line in context.closing:
+        say(line)
     for line in context.gated[:5]:
         say(f"  gated: {line}; stages.select.max_extra_weight_pct= allows it")
     if len(context.gated) > 5:

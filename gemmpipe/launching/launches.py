@@ -1,7 +1,7 @@
 """Implementations of which a call is one launch of one kernel: stated as data, so that it can be bound once."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,6 +31,23 @@ class KernelLaunch:
     """int32 elements of workspace that are 0 before and after."""
     zeroed: bool = False
 
+    def operands(self, parts: "torch.Tensor | None", counters: "torch.Tensor | None") -> dict[str, object]:
+        """What every parameter that is no constant gets, with this workspace."""
+        given = {PARTS: parts, COUNTERS: counters, **self.arguments}
+        return {name: given[name] for name, kind in self.build.signature if kind != "constexpr"}
+
+    def call(self, run: Callable[[], object], out: "torch.Tensor") -> Launch:
+        """The whole call, `run` being its launch."""
+        zeroed = self.zeroed
+
+        def launch() -> "torch.Tensor":
+            if zeroed:
+                out.zero_()
+            run()
+            return out
+
+        return launch
+
 
 class Kernel(Implementation):
     """An implementation that says its launch."""
@@ -46,16 +63,6 @@ class Kernel(Implementation):
     ) -> Launch:
         """That launch, ready; its workspace is the stream's that is current now."""
         one = self.launch(spec, knobs, device, inputs, prepared, out)
-        arguments: dict[str, object] = {PARTS: None, COUNTERS: None, **one.arguments}
-        if one.parts:
-            arguments[PARTS], arguments[COUNTERS] = WORKSPACES.take(one.parts, one.counters, out.device)
-        wanted = {name: arguments[name] for name, kind in one.build.signature if kind != "constexpr"}
-        run, zeroed = load_build(one.build, device).launcher(one.grid, wanted), one.zeroed
-
-        def launch() -> "torch.Tensor":
-            if zeroed:
-                out.zero_()
-            run()
-            return out
-
-        return launch
+        workspace = WORKSPACES.take(one.parts, one.counters, out.device) if one.parts else (None, None)
+        run = load_build(one.build, device).launcher(one.grid, one.operands(*workspace))
+        return one.call(run, out)

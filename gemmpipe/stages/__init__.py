@@ -78,6 +78,8 @@ class Context:
     """The user's folders of Python, for processes that a stage starts."""
     gated: list[str] = field(default_factory=list)
     """Faster candidates that cost more weight memory than the user offered."""
+    closing: list[str] = field(default_factory=list)
+    """What a stage that sees all batches wants said at the end of the run."""
 
     def settle(self, problem: str, worker: int) -> None:
         """From now on this problem's candidates are timed on this worker's device alone."""
@@ -113,7 +115,7 @@ class Stage(ABC):
     reads: ClassVar[tuple[str, ...]] = ()
     """Keys at the root of the configuration that only such a stage reads: `table`, `inputs`, `target`."""
     sees_all_of: ClassVar[tuple[str, ...]] = ()
-    """Tables that it gets of all batches so far, not of its own batch alone."""
+    """Tables that it gets of all batches so far, not of its own batch alone: what it gives is of all of them too."""
 
     def check(self, context: Context) -> None:
         """Raises UserError for what can be told to be wrong before anything runs."""

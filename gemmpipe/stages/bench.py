@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.data import Candidate, Problem, Status, Trial
 from gemmpipe.executors import Built, Finished, finishing
+from gemmpipe.jobs import Job
 from gemmpipe.jobs.finals import FinalsJob
 from gemmpipe.stages import Context, Stage
+from gemmpipe.stages.dealing import hand_out
 from gemmpipe.stages.rows import candidate_of, problems_of, trial_frame
 from gemmpipe.stages.weather import Weather
 from gemmpipe.timer import Timer
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _WAIT_S = 0.5
-_AHEAD = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,30 +63,17 @@ class Bench(Stage):
         jobs = [tally.begin(self._job(p, by_problem.get(p.id, shortlist[:0]))) for p in problems]
         total = len(jobs)
         context.events.emit("stage", "bench", total=total)
-        queue = [job for job in jobs if job is not None]
+        queue: list[Job] = [job for job in jobs if job is not None]
         weather = Weather(context.journal, context.pool.devices)
         with finishing(context.pool, tally.hear):
             while tally.open:
                 weather.look()
-                self._hand_out(queue, context)
+                hand_out(queue, context)
                 for message in context.pool.poll(_WAIT_S):
                     tally.hear(message)
                 context.check()
                 context.events.emit("progress", done=total - len(tally.open))
         return tally.trials
-
-    def _hand_out(self, queue: list[FinalsJob], context: Context) -> None:
-        """Give the next finals to who screened them, or to whoever has room where nobody did."""
-        for worker in range(len(context.pool.devices)):
-            while context.pool.backlog(worker) < _AHEAD:
-                job = next((j for j in queue if context.home(j.problem.id) in (worker, None)), None)
-                if job is None:
-                    break
-                queue.remove(job)
-                if context.home(job.problem.id) is None:
-                    context.settle(job.problem.id, worker)
-                context.journal.launch("bench", job.problem.id, list(job.candidates))
-                context.pool.submit(job, worker)
 
     def _job(self, problem: Problem, rows: "pd.DataFrame") -> FinalsJob:
         # Who was screened and has no time failed there; who was not screened comes from a table.

@@ -1,15 +1,14 @@
 """The compare stage: the times of the lineup side by side, against the floor of the hardware, as CSV and plot."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from gemmpipe.backends.same_size import EMPTY, SameSize
-from gemmpipe.data import Problem, median
+from gemmpipe.backends.same_size import BLOCKWISE, EMPTY, SameSize
+from gemmpipe.data import Problem, Status
 from gemmpipe.errors import at_least
-from gemmpipe.stages import Context, Stage
-from gemmpipe.stages.lineup import OWN, TUNED
+from gemmpipe.stages import Context, Stage, regimes
+from gemmpipe.stages.contenders import OWN, TUNED
 from gemmpipe.stages.paired import paired_ratio
 from gemmpipe.stages.plotting import plot
 from gemmpipe.stages.rows import problems_of
@@ -17,13 +16,15 @@ from gemmpipe.stages.rows import problems_of
 if TYPE_CHECKING:
     import pandas as pd
 
-_COLUMNS = (
+COMPARED = (
     "problem",
     "M",
     "N",
     "K",
     "name",
+    "unlike",
     "libtype",
+    "library",
     "config",
     "status",
     "us",
@@ -31,9 +32,19 @@ _COLUMNS = (
     "p80_us",
     "floor_us",
     "over_floor",
-    "ratio_to_tuned",
+    "over_tuned",
+    "over_own",
+    "tuning_s",
+    "tried",
+    "of",
+    "compiled",
     "error",
 )
+"""The columns of `compared`; `over_tuned` and `over_own` are paired round by round."""
+_FROM_TRIAL = ("libtype", "config", "status", "p20_us", "p80_us", "error")
+_BLOCKWISE = f"{SameSize.label} {BLOCKWISE}"
+
+Record = Mapping[str, object]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,52 +74,49 @@ class Compare(Stage):
     plot: bool
 
     needs: ClassVar[tuple[str, ...]] = ("problems", "lineup", "trials")
-    gives: ClassVar[tuple[str, ...]] = ("compared",)
+    gives: ClassVar[tuple[str, ...]] = ("compared", "regimes")
+    sees_all_of: ClassVar[tuple[str, ...]] = ("problems", "lineup", "trials")  # a summary is of the whole run
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
-        """The table, a summary in words, and compare.html beside them."""
+        """The table, its summary, and compare.html beside them."""
         import pandas as pd
 
         finals = tables["trials"][tables["trials"]["stage"] == "bench"].to_dict("records")
-        trials = {(str(t["problem"]), str(t["candidate"])): t for t in finals}
+        trials: dict[tuple[str, str], Record] = {
+            (str(t["problem"]), str(t["candidate"])): t  # type: ignore[misc]
+            for t in finals
+        }
+        lineup = {str(name): part.to_dict("records") for name, part in tables["lineup"].groupby("problem", sort=False)}
         rows: list[dict[str, object]] = []
         for problem in problems_of(context.family, tables["problems"]):
-            lineup = tables["lineup"][tables["lineup"]["problem"] == problem.id].to_dict("records")
-            named = {str(e["name"]): trials[problem.id, str(e["candidate"])] for e in lineup}
-            rows += self._rows(problem, named, context)  # type: ignore[arg-type]
-        compared = pd.DataFrame(rows, columns=list(_COLUMNS))
-        for line in summary(compared, self.regimes, self.against, context.family.baseline):
-            context.events.emit("line", line)
+            entries: list[Record] = lineup.get(problem.id, [])  # type: ignore[assignment]
+            rows += self._rows(problem, entries, trials, context)
+        compared = pd.DataFrame(rows, columns=list(COMPARED))
+        summary = regimes.sum_up(compared, self.regimes)
+        context.closing[:] = regimes.lines(compared, summary, self.against)
         if self.plot:
             path = plot(compared, context.run_dir / "compare.html", context.device.name)
-            context.events.emit("line", f"compare: {path}")
-        return {"compared": compared}
+            context.closing.append(f"plot  {path}")
+        return {"compared": compared, "regimes": summary}
 
     def _rows(
-        self, problem: Problem, named: Mapping[str, Mapping[str, object]], context: Context
+        self, problem: Problem, entries: Sequence[Record], trials: Mapping[tuple[str, str], Record], context: Context
     ) -> list[dict[str, object]]:
-        launch_us = _time(named.get(f"{SameSize.label} {EMPTY}"))
-        floor_us = self._floor_us(problem, launch_us, context)
-        tuned = named.get(TUNED)
+        named = {str(e["name"]): trials.get((problem.id, str(e["candidate"]))) for e in entries}
+        floor_us = self._floor_us(problem, _time(named.get(f"{SameSize.label} {EMPTY}")), context)
         spec = context.family.spec(problem)
+        place = {"problem": problem.id, "M": spec.m, "N": spec.n, "K": spec.k, "floor_us": floor_us}
         rows = []
-        for name, trial in named.items():
+        for entry in entries:
+            name, trial = str(entry["name"]), named[str(entry["name"])]
             us = _time(trial)
-            both = tuned is not None and us is not None and _time(tuned) is not None
-            ratio = paired_ratio(_samples(trial), _samples(tuned)).median if both and tuned else None
+            library = trial is not None and _is_library(name, trial, context)
+            said = {c: trial[c] for c in _FROM_TRIAL} if trial is not None else _absent(entry)
+            took = {"tuning_s": entry["seconds"], **{c: entry[c] for c in ("tried", "of", "compiled")}}
+            over = {"over_tuned": _ratio(trial, named.get(TUNED)), "over_own": _ratio(trial, named.get(OWN))}
+            over["over_floor"] = us / floor_us if us is not None and floor_us else None
             rows.append(
-                {
-                    "problem": problem.id,
-                    "M": spec.m,
-                    "N": spec.n,
-                    "K": spec.k,
-                    "name": name,
-                    **{c: trial[c] for c in ("libtype", "config", "status", "p20_us", "p80_us", "error")},
-                    "us": us,
-                    "floor_us": floor_us,
-                    "over_floor": us / floor_us if us is not None and floor_us else None,
-                    "ratio_to_tuned": ratio,
-                }
+                {**place, "name": name, "unlike": entry["unlike"], "library": library, "us": us, **said, **over, **took}
             )
         return rows
 
@@ -126,40 +134,28 @@ class Compare(Stage):
         return bound_s * 1e6 + launch_us
 
 
-def _time(trial: Mapping[str, object] | None) -> float | None:
+def _is_library(name: str, trial: Record, context: Context) -> bool:
+    """Whether it is a library's way to this very product, for no further memory of weights."""
+    path = name == _BLOCKWISE or trial["libtype"] in context.family.baseline
+    return path and not trial["extra_weight_bytes"]
+
+
+def _absent(entry: Record) -> dict[str, object]:
+    """The cells of who takes no part, or went missing."""
+    return {"status": str(Status.UNFIT), "error": entry["reason"] or "not timed"}
+
+
+def _ratio(trial: Record | None, other: Record | None) -> float | None:
+    """The one's time over the other's, paired; None where either has none."""
+    if trial is None or other is None or _time(trial) is None or _time(other) is None:
+        return None
+    return paired_ratio(_samples(trial), _samples(other)).median
+
+
+def _time(trial: Record | None) -> float | None:
     us = trial["us"] if trial is not None else None
     return None if us is None or us != us else float(str(us))
 
 
-def _samples(trial: Mapping[str, object]) -> Sequence[float]:
+def _samples(trial: Record) -> Sequence[float]:
     return tuple(trial["samples_us"])  # type: ignore[arg-type]
-
-
-def summary(
-    compared: "pd.DataFrame", regimes: Sequence[int], against: str | None, libraries: Sequence[str]
-) -> list[str]:
-    """By regime of M: own kernels against one path, and what is chosen against the floor; geomean (least, most)."""
-    lines = [f"{'regime':16} {'own against ' + (against or 'libraries'):60} tuned over the floor"]
-    low = 0
-    for high in (*regimes, None):
-        part = compared[(compared["M"] > low) & (compared["M"] <= (high or math.inf))]
-        label = f"{low} < M <= {high}" if high else f"M > {low}"
-        low = high or low
-        times = {
-            name: dict(zip(rows["problem"], rows["us"], strict=True)) for name, rows in part.groupby("name", sort=False)
-        }
-        own = times.get(OWN, {})
-        fastest = part[part["libtype"].isin(libraries)].groupby("problem")["us"].min().to_dict()
-        other = times.get(against, {}) if against else fastest
-        ratios = [other[p] / own[p] for p in own if p in other and own[p] > 0 and other[p] > 0]
-        floors = [float(x) for x in part.loc[part["name"] == TUNED, "over_floor"] if x is not None and x == x]
-        if ratios or floors:
-            lines.append(f"{label:16} {_spread(ratios):60} {_spread(floors)}")
-    return lines
-
-
-def _spread(values: Sequence[float]) -> str:
-    if not values:
-        return "-"
-    mean = math.exp(sum(map(math.log, values)) / len(values))
-    return f"{mean:.3f} ({min(values):.3f} to {max(values):.3f}, {len(values)} problems, median {median(values):.3f})"

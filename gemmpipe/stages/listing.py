@@ -1,14 +1,15 @@
 """Every candidate of a problem, what it must have compiled, and what was left out for which reason."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TypeVar
 
 from gemmpipe.data import Build, Candidate, Device, Problem, Status, Trial
 from gemmpipe.family import Family, GemmSpec, Implementation, load_family
 from gemmpipe.space import Space
+from gemmpipe.stages import Context
 
 T = TypeVar("T")
 
@@ -55,6 +56,12 @@ class Listing:
     given: tuple[Candidate, ...] = ()
     """Candidates that every search looks at: the libraries', and the incumbents."""
     report: SpaceReport = field(default_factory=SpaceReport)
+
+
+def listing_task(problem: Problem, context: Context, incumbents: Sequence[Candidate]) -> Callable[[], Listing]:
+    """Listing a problem, as something that can be pickled."""
+    words = (context.implementations, context.device, context.space, incumbents)
+    return partial(list_by_family_name, problem, context.family.module, *words)
 
 
 def list_by_family_name(

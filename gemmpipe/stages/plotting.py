@@ -14,7 +14,10 @@ _COLUMNS = 2
 
 
 def plot(compared: "pd.DataFrame", path: Path, device: str) -> Path:
-    """A line a name and one for the floor, both axes logarithmic. Raises UserError where plotly is missing."""
+    """A line a name and one for the floor, both axes logarithmic; whose choice took time says how much.
+
+    Raises UserError where plotly is missing.
+    """
     try:
         import plotly.graph_objects as go
         from plotly.subplots import make_subplots
@@ -25,6 +28,7 @@ def plot(compared: "pd.DataFrame", path: Path, device: str) -> Path:
     titles = [f"N={n} K={k}" for (n, k), _ in products]
     figure = make_subplots(rows=rows, cols=_COLUMNS, subplot_titles=titles)
     shown: set[str] = set()
+    tuning_s = compared.groupby("name", sort=False)["tuning_s"].sum()
     for place, (_, part) in enumerate(products):
         where = {"row": place // _COLUMNS + 1, "col": place % _COLUMNS + 1}
         lines = [(str(name), line, "us") for name, line in part.groupby("name", sort=False)]
@@ -37,7 +41,7 @@ def plot(compared: "pd.DataFrame", path: Path, device: str) -> Path:
                     go.Scatter(
                         x=ordered["M"],
                         y=ordered[column],
-                        name=name,
+                        name=name if not tuning_s.get(name) else f"{name} (chosen in {tuning_s[name]:.0f} s)",
                         legendgroup=name,
                         showlegend=name not in shown,
                         mode="lines+markers",

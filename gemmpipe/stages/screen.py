@@ -5,7 +5,6 @@ from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.data import Bucket, Candidate, Problem, Trial
@@ -16,7 +15,7 @@ from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.bounds import Bounds
 from gemmpipe.stages.course import Course
 from gemmpipe.stages.earlier import Recall
-from gemmpipe.stages.listing import Listing, SpaceReport, list_by_family_name
+from gemmpipe.stages.listing import Listing, SpaceReport, listing_task
 from gemmpipe.stages.rows import config_text, problems_of, trial_frame
 from gemmpipe.stages.scheduler import Scheduler, work
 from gemmpipe.stages.shortlist import Keep, bucket_leaders, bucket_shortlists, shortlist
@@ -217,16 +216,7 @@ def _own(context: Context) -> set[str]:
 
 
 def _task(problem: Problem, context: Context) -> "Callable[[], Listing]":
-    """Listing a problem, as something that can be pickled."""
-    return partial(
-        list_by_family_name,
-        problem,
-        context.family.module,
-        context.implementations,
-        context.device,
-        context.space,
-        context.incumbents.get(problem.id, ()),
-    )
+    return listing_task(problem, context, context.incumbents.get(problem.id, ()))
 
 
 def _in_order(problems: list[Problem], context: Context) -> list[Problem]:

@@ -89,3 +89,19 @@ def test_what_a_published_form_makes_impossible() -> None:
         source("glm45_air").problems(load_family("a8w8_blockscale"), NOTHING, "sm_90")
     absorbed = source("deepseek_v3").problems(load_family("batched_bf16"), NOTHING, "sm_90")
     assert [(p["B"], p["N"], p["K"]) for p in absorbed] == [(16, 512, 128), (16, 128, 512)]
+
+
+def test_the_proof_is_llama_70b_and_eight_products_of_deepseek_v3() -> None:
+    items = {
+        name: [
+            (m, item["N"], item["K"])
+            for item in yaml.safe_load((shipped("conf") / "shapes" / f"{name}.yaml").read_text())["items"]
+            for m in item["M"]
+        ]
+        for name in ("proof", "proof_deepseek_v3")
+    }
+    nsets = yaml.safe_load((shipped("conf") / "shapes" / "_nsets.yaml").read_text())["nsets"]
+    llama = {(m, n, k) for n, k, _ in EXPECTED["llama70b"]["a8w8_blockscale"] for m in nsets}
+    assert len(items["proof"]) == len(set(items["proof"])) == 136
+    assert len(set(items["proof_deepseek_v3"])) == 64
+    assert set(items["proof"]) == llama | set(items["proof_deepseek_v3"])

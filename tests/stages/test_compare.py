@@ -1,9 +1,11 @@
 """compare: who is lined up, what is timed to the end, the floor, the summary and the plot."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -15,8 +17,11 @@ from gemmpipe.backends.same_size import SameSize
 from gemmpipe.cli.main import main
 from gemmpipe.data import Device
 from gemmpipe.family import GemmSpec, Scaling
-from gemmpipe.stages.compare import summary
+from gemmpipe.interrupt import OutOfTime
+from gemmpipe.stages.bench import Bench
+from gemmpipe.stages.compare import COMPARED
 from gemmpipe.stages.plotting import plot
+from gemmpipe.stages.regimes import lines, sum_up
 
 ITEMS = "shapes.items=[{M: [4, 16], N: 64, K: 128}]"
 FP8 = "float8_e4m3fn"
@@ -33,57 +38,161 @@ BLOCKS = GemmSpec(
 WIDE = GemmSpec(m=3, n=64, k=64, x_dtype="bfloat16", w_dtype="bfloat16", out_dtype="bfloat16")
 
 
-@pytest.mark.usefixtures("own_locks")
-def test_on_a_cpu(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+Saying = tuple[Path, str]
+
+
+@pytest.fixture
+def compare(folder: Path, capfd: pytest.CaptureFixture[str], own_locks: None) -> Callable[..., Saying]:
+    """Types `compare` and words: the run's folder, and what it said."""
+
+    def typed(*words: str, code: int = 0) -> Saying:
+        capfd.readouterr()
+        assert main(["compare", *words]) == code
+        last = max(folder.glob("outputs/runs/compare/*"), key=lambda path: path.stat().st_mtime_ns)
+        return last, capfd.readouterr().out
+
+    return typed
+
+
+def test_on_a_cpu(folder: Path, compare: Callable[..., Saying]) -> None:
     words = ("kernel=a16w16", "shapes=list", ITEMS, "timer@stages.bench.timer=quick", "device=cpu")
     assert main([*words, "format=[csv]"]) == 0
-    assert main(["compare", *words]) == 0
-    [path] = folder.glob("outputs/runs/compare/*/compared.csv")
-    compared = pd.read_csv(path)
+    run_dir, said = compare(*words)
+    compared = pd.read_csv(run_dir / "compared.csv")
     assert compared["M"].tolist().count(4) == compared["M"].tolist().count(16) > 2
-    names = set(compared["name"])
-    assert {"tuned", "torch mm", "same_size mm"} <= names
-    assert not names & {"deepgemm", "quack", "same_size blockwise"}, "what is not there, or cannot be, is left out"
-    tuned = compared[compared["name"] == "tuned"]
-    assert tuned["ratio_to_tuned"].tolist() == [1.0, 1.0]
-    assert compared["status"].eq("ok").all(), "everyone is timed to the end"
+    timed = compared[compared["us"].notna()]
+    assert {"tuned", "torch mm", "same_size mm"} <= set(timed["name"])
+    assert timed["status"].eq("ok").all(), "everyone is timed to the end"
+    tuned = timed[timed["name"] == "tuned"]
+    assert tuned["over_tuned"].tolist() == [1.0, 1.0]
     assert compared["floor_us"].isna().all(), "no rates are known of a CPU"
-    manifest = json.loads((path.parent / "manifest.json").read_text())
-    assert manifest["exit_code"] == 0
-    assert (folder / "outputs/tuned").is_dir()
+    absent = compared[compared["us"].isna()].drop_duplicates("name").set_index("name")
+    assert {"deepgemm", "quack", "same_size blockwise", "triton.autotune", "untuned", "own kernels"} <= set(
+        absent.index
+    )
+    assert absent["status"].eq("unfit").all()
+    assert absent["error"]["triton.autotune"] == "no GPU: Triton tunes on one"
+    assert "not timed: triton.autotune: unfit: no GPU: Triton tunes on one (2 problems)" in said
+    regimes = pd.read_csv(run_dir / "regimes.csv")
+    assert set(regimes["regime"]) == {"M 4 to 16"}
+    assert regimes.set_index("name")["problems"]["tuned"] == 2
+    assert {"fastest library", "torch mm"} <= set(regimes["name"])
+    assert json.loads((run_dir / "manifest.json").read_text())["exit_code"] == 0
+
+
+def test_own_kernels_of_the_finals_where_a_library_was_chosen(
+    faulty_words: tuple[str, ...], compare: Callable[..., Saying], folder: Path
+) -> None:
+    words = (*faulty_words, "space.PACE_MS=[3,5]", "stages.select.min_improvement_pct=0")
+    assert main(words) == 0
+    run_dir, said = compare(*words)
+    compared = pd.read_csv(run_dir / "compared.csv").set_index(["M", "name"])
+    for m in (8, 16):
+        assert compared["libtype"][m, "tuned"] == "torch"
+        assert compared["config"][m, "own kernels"] == '{"KIND":"right","PACE_MS":3}', "the faster one of the finals"
+        assert compared["over_own"][m, "torch mm"] < 0.5
+    assert "own kernels behind fastest library on 2 of 2 problems" in said
+    assert "M=16 N=32 K=64: 0." in said
+    shutil.rmtree(next(folder.glob("outputs/runs/tune")))
+    run_dir, said = compare(*words)
+    assert "not timed: own kernels: unfit: a library was chosen, and no journal of that run is here" in said
+
+
+def test_batches_are_summed_up_together(faulty_words: tuple[str, ...], compare: Callable[..., Saying]) -> None:
+    items = "shapes.items=[{M: 8, N: 32, K: 64}, {M: 16, N: 16, K: 64}, {M: 16, N: 48, K: 64}]"
+    run_dir, said = compare(*faulty_words, items, "batch=1", "space.PACE_MS=[0]")
+    compared = pd.read_csv(run_dir / "compared.csv")
+    assert not compared.duplicated(["problem", "name"]).any()
+    assert compared["problem"].nunique() == 3
+    assert len(pd.read_csv(run_dir / "trials.csv")) == compared["us"].notna().sum()
+    assert said.count("tuned over the floor") == 1
+    assert "not timed: tuned: unfit: no row in the tables: tune it first (3 problems)" in said
+
+
+def test_who_is_stopped_goes_on(
+    faulty_words: tuple[str, ...], compare: Callable[..., Saying], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finals = Bench.run
+
+    def stopped_after(*args: Any) -> Any:
+        finals(*args)
+        raise OutOfTime("stopped")
+
+    monkeypatch.setattr(Bench, "run", stopped_after)
+    run_dir, said = compare(*faulty_words, "space.PACE_MS=[1]")
+    assert "compare: left for resume=last, which has lineup" in said, "what finished finals would be compared with"
+    assert not (run_dir / "compared.csv").exists()
+    monkeypatch.undo()
+    again, said = compare(f"resume={run_dir}", faulty_words[0])
+    assert again == run_dir
+    assert "finished trials stand in" in said
+    assert pd.read_csv(run_dir / "compared.csv")["us"].notna().any()
+
+
+def _compared(rows: list[tuple[str, int, float | None, float | None]]) -> pd.DataFrame:
+    """Rows of (name, M, over_tuned, over_own): `own kernels` and `tuned` take 10 us."""
+    filled = {"N": 64, "K": 32, "unlike": False, "error": "no GPU: none", "over_floor": 1.5, "config": "{}"}
+    whole = [
+        {
+            **filled,
+            "problem": f"p{m}",
+            "name": name,
+            "M": m,
+            "us": None if over is None else 10 * over,
+            "status": "unfit" if over is None else "ok",
+            "over_tuned": over,
+            "over_own": own,
+            "library": name in ("a", "b"),
+        }
+        for name, m, over, own in rows
+    ]
+    return pd.DataFrame(whole, columns=list(COMPARED))
 
 
 def test_the_summary_is_by_regime() -> None:
-    rows = [
-        {"problem": f"p{m}", "M": m, "name": name, "libtype": lib, "us": us, "over_floor": over}
-        for m, own, library in ((8, 10.0, 20.0), (64, 10.0, 5.0), (512, 8.0, 8.0))
-        for name, lib, us, over in (
-            ("tuned", "triton", own, 1.5),
-            ("tuned, own kernels", "triton", own, 1.5),
-            ("scaled_mm", "scaled_mm", library, None),
-        )
-    ]
-    lines = summary(pd.DataFrame(rows), [64], None, ["scaled_mm"])
-    assert lines[1].split() == [
-        *["0", "<", "M", "<=", "64", "1.000", "(0.500", "to", "2.000,", "2", "problems,", "median", "1.250)"],
-        *["1.500", "(1.500", "to", "1.500,", "2", "problems,", "median", "1.500)"],
-    ]
-    assert "1.000 (1.000 to 1.000, 1 problems" in lines[2]
-    named = summary(pd.DataFrame(rows), [64], "nobody", ["scaled_mm"])
-    assert " - " in named[1], "an unknown path gives no ratio"
+    compared = _compared(
+        [(name, m, 1.0, 1.0) for name in ("tuned", "own kernels") for m in (8, 64, 512)]
+        + [("a", 8, 2.0, 2.0), ("a", 64, 0.5, 0.5), ("a", 512, 3.0, 3.0), ("b", 8, 4.0, 4.0), ("b", 512, 1.0, 1.0)]
+        + [("c", 8, None, None)]
+    )
+    summed = sum_up(compared, [64, 256]).set_index(["regime", "name"])
+    assert list(dict.fromkeys(summed.index.get_level_values(0))) == ["M 8 to 64", "M 512"]
+    row = summed.loc[("M 8 to 64", "a")]
+    assert row["over_own"] == pytest.approx(1.0)
+    assert (row["problems"], row["over_own_least"], row["over_own_most"]) == (2, 0.5, 2.0)
+    assert summed.loc[("M 8 to 64", "tuned")]["over_floor"] == pytest.approx(1.5)
+    assert summed.loc[("M 512", "fastest library")]["over_tuned"] == 1.0, "b, not a"
+    assert ("M 8 to 64", "c") not in summed.index
+    said = "\n".join(lines(compared, summed.reset_index(), None))
+    assert "own kernels behind fastest library on 1 of 3 problems" in said
+    assert "M=64 N=64 K=32: 0.500 (a 5.00 us)" in said
+    assert "not timed: c: unfit: no GPU: none (1 problem)" in said
+    assert "own kernels behind b on 0 of 2 problems" in lines(compared, summed.reset_index(), "b")
+
+
+def test_what_a_choice_took_is_told() -> None:
+    compared = _compared([(name, m, 1.0, 1.0) for name in ("tuned", "triton.autotune") for m in (8, 64)])
+    compared.loc[compared["name"] == "triton.autotune", ["tuning_s", "tried", "of", "compiled"]] = [10.0, 25, 900, 20]
+    said = lines(compared, sum_up(compared, [64]), None)
+    assert (
+        "triton.autotune: chose in 20 s, 10.0 s and 25 of 900 configurations a problem (median), 40 compiled; cut short"
+        " by backend.autotune.limit_s on 2 of 2"
+    ) in said
 
 
 def test_a_plot_has_a_panel_a_product_and_the_floor(tmp_path: Path) -> None:
     pytest.importorskip("plotly")
     rows = [
-        {"M": m, "N": n, "K": 64, "name": "tuned", "us": 10.0 * m, "floor_us": 5.0 * m}
+        {"M": m, "N": n, "K": 64, "name": name, "us": 10.0 * m, "floor_us": 5.0 * m, "tuning_s": seconds}
         for m in (1, 8)
         for n in (16, 32)
+        for name, seconds in (("tuned", None), ("triton.autotune", 10.0))
     ]
     text = plot(pd.DataFrame(rows), tmp_path / "c.html", "H200").read_text()
     assert "N=16 K=64" in text
     assert "N=32 K=64" in text
     assert '"floor"' in text
+    assert "triton.autotune (chosen in 40 s)" in text
 
 
 @pytest.mark.parametrize(("backend", "spec"), [(DeepGemm(), BLOCKS), (Quack(), WIDE)])

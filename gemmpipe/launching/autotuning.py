@@ -1,0 +1,120 @@
+"""Triton's own way to tune and launch a kernel: `triton.autotune` over launches of it, and a launch by its JIT."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gemmpipe.data import Tuning
+from gemmpipe.family import Launch
+from gemmpipe.launching.builds import find_kernel, is_interpreted, watched
+from gemmpipe.launching.launches import KernelLaunch
+from gemmpipe.launching.workspace import WORKSPACES
+
+if TYPE_CHECKING:
+    import torch
+
+_OF_A_CONFIG = ("num_warps", "num_stages")
+_SIZES = ("M", "N", "K")
+_SKIPPED = [float("inf")] * 3  # what the tuner itself gives a configuration that does not fit the device
+
+Grid = tuple[int, int, int]
+Bench = Callable[..., Sequence[float]]
+"""(a call of the kernel, `quantiles`) -> milliseconds: triton.testing.do_bench, and whatever takes its place."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Which of the launches it was, the time that the tuner saw, and what the choice took."""
+
+    place: int
+    time_us: float | None
+    tuning: Tuning
+
+
+class _Limited:
+    """A benchmark that runs nothing more once the time is up: so the tuner ends with what it has."""
+
+    def __init__(self, bench: Bench, limit_s: float | None, before_each: Callable[[], object]) -> None:
+        self._bench, self._before_each = bench, before_each
+        self._end = None if limit_s is None else time.monotonic() + limit_s
+        self.tried = 0
+
+    def __call__(self, call: Callable[[], object], quantiles: Sequence[float]) -> Sequence[float]:
+        if self._end is not None and self.tried and time.monotonic() > self._end:
+            return _SKIPPED
+        self._before_each()
+        self.tried += 1
+        return self._bench(call, quantiles=quantiles)
+
+
+def choose(
+    launches: Sequence[KernelLaunch],
+    out: "torch.Tensor",
+    limit_s: float | None,
+    before_each: Callable[[], object],
+    bench: Bench | None = None,
+) -> Choice:
+    """What `triton.autotune` chooses among launches of one kernel on the same operands, in the order given.
+
+    It times with Triton's own benchmark unless `bench` is given, and looks at nothing more after `limit_s`.
+    Raises RuntimeError where nothing could be timed; what a kernel or the compiler raises rises, as it does for its
+    users, but for a configuration that asks for more than the device has.
+    """
+    import triton
+    from triton.runtime import driver
+
+    function = find_kernel(launches[0].build.kernel)
+    calls = _calls(launches, function, out)
+    tuned = [name for name in _varied(calls) if name not in _OF_A_CONFIG]
+    fixed = {name: value for name, value in calls[0].items() if name not in (*tuned, *_OF_A_CONFIG)}
+    grids: list[Grid] = [launches[0].grid]  # the last is that of the configuration at hand
+    configs = [
+        triton.Config(
+            {n: call[n] for n in tuned},
+            **{n: call[n] for n in _OF_A_CONFIG if n in call},
+            pre_hook=lambda _, grid=one.grid: grids.append(grid),
+        )
+        for one, call in zip(launches, calls, strict=True)
+    ]
+    limited = _Limited(bench or driver.active.get_benchmarker(), limit_s, before_each)
+    zeroed = [n for n, value in launches[0].arguments.items() if value is out and any(o.zeroed for o in launches)]
+    sizes = [name for name in _SIZES if name in function.arg_names]
+    tuner = triton.autotune(configs, key=sizes, reset_to_zero=zeroed, do_bench=limited)(function)
+    begun = time.perf_counter()
+    with watched() as cached:
+        tuner[lambda _: grids[-1]](**fixed)
+    seconds = time.perf_counter() - begun
+    best_ms = tuner.configs_timings[tuner.best_config][0] if len(configs) > 1 else None  # it does not time a single one
+    if best_ms == _SKIPPED[0]:
+        raise RuntimeError(f"none of {limited.tried} configurations could be timed")
+    return Choice(
+        place=next(i for i, config in enumerate(configs) if config is tuner.best_config),
+        time_us=None if best_ms is None else best_ms * 1e3,
+        tuning=Tuning(seconds=seconds, tried=limited.tried, of=len(configs), compiled=cached.count(False)),
+    )
+
+
+def jit_launch(one: KernelLaunch, out: "torch.Tensor") -> Launch:
+    """The call as Triton's JIT launches it: specialised on the values of this problem, which our builds are not."""
+    function = find_kernel(one.build.kernel)
+    [call] = _calls([one], function, out)
+    run = function[one.grid]
+    return one.call(lambda: run(**call), out)
+
+
+def _calls(launches: Sequence[KernelLaunch], function: Any, out: "torch.Tensor") -> list[Mapping[str, object]]:
+    """Every parameter and option of each launch; all have one workspace, as large as the hungriest needs."""
+    parts, counters = max(one.parts for one in launches), max(one.counters for one in launches)
+    workspace = WORKSPACES.take(max(1, parts), max(1, counters), out.device)
+    # An interpreter knows no compiler; and a compiler is told what ours is told.
+    more = {} if is_interpreted(function) else {"enable_fp_fusion": True}
+    return [
+        {**one.operands(*workspace), **dict(one.build.constants), **dict(one.build.options), **more} for one in launches
+    ]
+
+
+def _varied(calls: Sequence[Mapping[str, object]]) -> list[str]:
+    """The names whose values differ; operands are the same, in whatever view."""
+    plain = [name for name, value in calls[0].items() if value is None or isinstance(value, int | float | str)]
+    return [name for name in plain if any(call[name] != calls[0][name] for call in calls)]

@@ -1,0 +1,181 @@
+"""Who takes part in a comparison on one problem, and why somebody does not."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from gemmpipe import journal
+from gemmpipe.backends.autotune import Autotuned
+from gemmpipe.backends.same_size import BLOCKWISE, SameSize
+from gemmpipe.data import Candidate, Trial, Tuning
+from gemmpipe.errors import UserError
+from gemmpipe.formats.engine_json import EngineJson
+from gemmpipe.search.features import View, Vocabulary
+from gemmpipe.stages import Context
+from gemmpipe.stages.listing import Listing
+from gemmpipe.stages.rows import config_text
+from gemmpipe.tables.merging import Row
+from gemmpipe.tables.recorded import Unusable, recorded_candidate
+
+TUNED, OWN, UNTUNED, AUTOTUNE = "tuned", "own kernels", "untuned", "triton.autotune"
+_PLAIN = "triton"
+
+Journals = Callable[[str], journal.Record]
+"""The journal of the run of a name; an empty one where that is not at hand."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """A name, and what runs under it; without a candidate it takes no part, for the reason given."""
+
+    name: str
+    candidate: Candidate | None = None
+    reason: str = ""
+    unlike: bool = False
+    """Whether it computes something else on purpose, and is not checked."""
+    tuning: Tuning | None = None
+
+
+def tuned(
+    listing: Listing, rows: Sequence[Row], alone: Sequence[Row], journals: Journals, context: Context
+) -> Iterator[Contender]:
+    """What the tables choose, and the own kernels' best: chosen, of the table `alone`, or of the finals then."""
+    winner = _first_usable(TUNED, rows, listing, context)
+    yield winner
+    own = {i.label for i in context.family.implementations}
+    if winner.candidate is not None and winner.candidate.backend in own and not alone:
+        yield replace(winner, name=OWN)
+    elif alone:
+        yield _first_usable(OWN, alone, listing, context)
+    elif winner.candidate is not None:
+        yield _first_usable(OWN, _finalists(rows, own, listing, journals), listing, context)
+
+
+def _first_usable(name: str, rows: Sequence[Row], listing: Listing, context: Context) -> Contender:
+    """The first row whose candidate runs here; else why the first does not."""
+    reasons = []
+    for row in rows:
+        implementation = context.implementation(str(row.get("libtype")))
+        try:
+            if implementation is None:
+                raise Unusable(f"backend: '{row.get('libtype')}' is not among those chosen: backend=[...]")
+            return Contender(name=name, candidate=recorded_candidate(implementation, row, listing.spec, context.device))
+        except (Unusable, UserError) as error:
+            reasons.append(str(error))
+    missing = {
+        TUNED: "no row in the tables: tune it first",
+        OWN: "a library was chosen, and no journal of that run is here: stages.lineup.own=TABLE",
+    }
+    return Contender(name=name, reason=reasons[0] if reasons else missing[name])
+
+
+def _finalists(rows: Sequence[Row], own: set[str], listing: Listing, journals: Journals) -> list[Row]:
+    """Own kernels of the finals in which these rows were chosen, the fastest first; where the journal is at hand."""
+    for row in rows:
+        record = journals(str(row.get("run_id")))
+        timed = [t for t in record.of("bench", listing.problem.id) if t.candidate.backend in own and t.time_us]
+        if timed:
+            return [_row(trial, record) for trial in sorted(timed, key=lambda t: t.time_us or 0.0)]
+    return []
+
+
+def _row(trial: Trial, record: journal.Record) -> Row:
+    candidate = trial.candidate
+    name = record.kernel_names.get(candidate.id)
+    return {"libtype": candidate.backend, "config": config_text(candidate), "kernelName": name}
+
+
+def journal_of(runs: Path, run_id: str) -> journal.Record:
+    """The journal of a run of this name; an empty one where there is none."""
+    folder = next((p.parent for p in sorted(runs.glob(f"*/{run_id}/{journal.NAME}"))), None)
+    return journal.read(folder) if folder is not None else journal.Record()
+
+
+def untuned(listing: Listing, context: Context) -> Iterator[Contender]:
+    """What would be taken without measuring: the best own kernel by the analytic model."""
+    own = {i.label for i in context.family.implementations}
+    candidates = [c for c in listing.candidates if c.backend in own]
+    if candidates:
+        estimate = View(Vocabulary(), listing.spec, context.device, candidates, {}).look({}).estimate
+        yield Contender(name=UNTUNED, candidate=candidates[int(np.argmin(estimate))])
+        return
+    reasons = [t.error for t in listing.passed_over if t.candidate.backend in own]
+    if reasons:
+        yield Contender(name=UNTUNED, reason=reasons[0])
+
+
+def others(listing: Listing, context: Context) -> Iterator[Contender]:
+    """Every candidate that is no kernel of ours: libraries, third parties, and products of the same size."""
+    own = {i.label for i in context.family.implementations}
+    for candidate in listing.candidates:
+        if candidate.backend not in own:
+            unlike = candidate.backend == SameSize.label and candidate.knobs["method"] != BLOCKWISE
+            yield Contender(name=_name(candidate), candidate=candidate, unlike=unlike)
+    for trial in listing.passed_over:
+        if trial.candidate.backend not in own:
+            yield Contender(name=_name(trial.candidate), reason=trial.error)
+
+
+def _name(candidate: Candidate) -> str:
+    words = " ".join(str(v) if isinstance(v, str) else f"{k}={v}" for k, v in candidate.items)
+    return f"{candidate.backend} {words}".strip()
+
+
+def engine(
+    name: str, files: Sequence[Path], form: EngineJson, listing: Listing, context: Context
+) -> Iterator[Contender]:
+    """The configuration that the engine would take, on the kernel of its form: this N and K, the nearest M."""
+    if not files:
+        return
+    try:
+        yield Contender(name=name, candidate=_engines_choice(files, form, listing, context))
+    except (Unusable, UserError) as error:
+        yield Contender(name=name, reason=str(error))
+
+
+def _engines_choice(files: Sequence[Path], form: EngineJson, listing: Listing, context: Context) -> Candidate:
+    """Raises Unusable, or UserError for a file that is none."""
+    spec = listing.spec
+    kernel = next((i for i in context.family.implementations if i.label == _PLAIN), None)
+    if kernel is None:
+        raise Unusable("kernel: the family has none of the engine's form")
+    if missing := kernel.unavailable(context.device):
+        raise Unusable(missing)
+    wanted = form.file_name(spec, re.sub(r"[\s/]+", "_", context.device.name))
+    alike = [p for p in files if p.name.startswith(wanted.partition("device_name=")[0])]
+    path = next((p for p in alike if p.name == wanted), alike[0] if len(alike) == 1 else None)
+    if path is None:
+        raise Unusable(f"file: {len(alike)} for other devices, no {wanted}" if alike else f"file: no {wanted}")
+    configurations = form.read(path)
+    m = min(configurations, key=lambda m: (abs(int(m) - spec.m), int(m)))
+    knobs = {"NUM_KSPLIT": configurations[m].get("SPLIT_K", 1), "cache_modifier": "", **configurations[m]}
+    knobs.pop("SPLIT_K", None)
+    candidate = Candidate.of(_PLAIN, kernel.normalise(spec, knobs, context.device))
+    if reason := kernel.misfit(spec, candidate.knobs, context.device):
+        raise Unusable(reason)
+    return candidate
+
+
+def tuner(context: Context) -> Autotuned | None:
+    """The backend that has `triton.autotune` choose, if it takes part."""
+    return next((i for i in context.implementations if isinstance(i, Autotuned)), None)
+
+
+def given_to(other: Autotuned, listing: Listing, context: Context) -> tuple[Candidate, ...]:
+    """What `triton.autotune` chooses among on this problem. Raises Unusable where it takes no part."""
+    if reason := other.unavailable(context.device) or other.misfit(listing.spec, {}, context.device):
+        raise Unusable(reason)
+    found = tuple(c for c in listing.candidates if other.kernel is not None and c.backend == other.kernel.label)
+    if not found:
+        raise Unusable("space: no configuration of the kernel fits")
+    return found
+
+
+def autotuned(trial: Trial) -> Contender:
+    """What `triton.autotune` chose, or how it failed."""
+    if trial.tuning is None:
+        return Contender(name=AUTOTUNE, reason=f"{trial.status}: {trial.error}")
+    return Contender(name=AUTOTUNE, candidate=trial.candidate, tuning=trial.tuning)

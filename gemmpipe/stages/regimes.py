@@ -1,0 +1,165 @@
+"""A comparison summed up: by regime of M, who is how far from the tuned choice, from own kernels and from the floor."""
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from gemmpipe.data import median
+from gemmpipe.stages.contenders import AUTOTUNE, OWN, TUNED
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LIBRARY = "fastest library"
+_RATIOS = ("over_tuned", "over_own", "over_floor")
+REGIMES = ("regime", "name", "problems", *(f"{r}{of}" for r in _RATIOS for of in ("", "_least", "_most")))
+"""The columns of `regimes`: geometric means of the ratios in `compared`, with the least and the most."""
+_MOST_LINES = 20
+
+
+def sum_up(compared: "pd.DataFrame", bounds: Sequence[int]) -> "pd.DataFrame":
+    """A row for each regime and name; `bounds` are the largest Ms of all regimes but the last."""
+    import pandas as pd
+
+    rows = [
+        {"regime": label, "name": name, "problems": int(part["us"].notna().sum()), **_ratios(part)}
+        for label, within in _by_regime(compared, bounds)
+        for name, part in _by_name(within)
+        if part["us"].notna().any()
+    ]
+    return pd.DataFrame(rows, columns=list(REGIMES))
+
+
+def _by_regime(compared: "pd.DataFrame", bounds: Sequence[int]) -> "Iterator[tuple[str, pd.DataFrame]]":
+    """Named by the Ms that there are: `M 1 to 64`."""
+    low = 0.0
+    for high in (*bounds, math.inf):
+        part = compared[(compared["M"] > low) & (compared["M"] <= high)]
+        low = high
+        if len(part):
+            first, last = part["M"].min(), part["M"].max()
+            yield f"M {first} to {last}" if first != last else f"M {first}", part
+
+
+def _by_name(within: "pd.DataFrame") -> "Iterator[tuple[str, pd.DataFrame]]":
+    """Every name's rows, then those of the fastest library on each problem."""
+    for name, part in within.groupby("name", sort=False):
+        yield str(name), part
+    yield LIBRARY, fastest_library(within)
+
+
+def fastest_library(compared: "pd.DataFrame") -> "pd.DataFrame":
+    """The row of the fastest library path of each problem."""
+    libraries = compared[compared["library"] & compared["us"].notna()]
+    return libraries.sort_values("us").drop_duplicates("problem")
+
+
+def _ratios(part: "pd.DataFrame") -> dict[str, float]:
+    found: dict[str, float] = {}
+    for ratio in _RATIOS:
+        values = [float(v) for v in part[ratio] if v is not None and v == v]
+        if values:
+            mean = math.exp(sum(map(math.log, values)) / len(values))
+            found |= {ratio: mean, f"{ratio}_least": min(values), f"{ratio}_most": max(values)}
+    return found
+
+
+def lines(compared: "pd.DataFrame", regimes: "pd.DataFrame", against: str | None) -> list[str]:
+    """What the user reads: everybody over the tuned choice, own kernels against one of them, and who is missing."""
+    rival = against or LIBRARY
+    return [
+        *_everybody(regimes, set(compared.loc[compared["unlike"], "name"])),
+        *_race(regimes, rival),
+        *_behind(compared, rival),
+        *_tuning(compared),
+        *_missing(compared),
+    ]
+
+
+def _everybody(regimes: "pd.DataFrame", unlike: Collection[str]) -> list[str]:
+    told = regimes.dropna(subset=["over_tuned"])
+    if not len(told):
+        return []
+    labels = list(dict.fromkeys(told["regime"]))
+    rows = [["time over the tuned choice's: geomean (least to most)", *labels]]
+    for name, part in told.groupby("name", sort=False):
+        by_label = {str(r["regime"]): r for r in part.to_dict("records")}
+        mark = " *" if name in unlike else ""
+        rows.append([f"  {name}{mark}", *(_span(by_label[x]) if x in by_label else "-" for x in labels)])
+    return [*_aligned(rows), *(["  * computes another product of this size, or nothing"] if unlike else [])]
+
+
+def _span(row: object) -> str:
+    value: dict[str, float] = row  # type: ignore[assignment]
+    mean, least, most = (value[f"over_tuned{of}"] for of in ("", "_least", "_most"))
+    return f"{mean:.2f}" if least == most else f"{mean:.2f} ({least:.2f} to {most:.2f})"
+
+
+def _race(regimes: "pd.DataFrame", rival: str) -> list[str]:
+    rows = [
+        [
+            f"against {rival}",
+            "own kernels ahead",
+            "tuned ahead: geomean (least)",
+            "tuned over the floor: geomean (most)",
+        ]
+    ]
+    for label, part in regimes.groupby("regime", sort=False):
+        by_name = {str(r["name"]): r for r in part.to_dict("records")}
+        other, tuned = by_name.get(rival, {}), by_name.get(TUNED, {})
+        cells = [_pair(other, "over_own", "least"), _pair(other, "over_tuned", "least")]
+        rows.append([f"  {label}", *cells, _pair(tuned, "over_floor", "most")])
+    return _aligned(rows)
+
+
+def _pair(row: object, ratio: str, which: str) -> str:
+    value: dict[str, float] = row  # type: ignore[assignment]
+    mean = value.get(ratio)
+    return "-" if mean is None or mean != mean else f"{mean:.2f} ({value[f'{ratio}_{which}']:.2f})"
+
+
+def _behind(compared: "pd.DataFrame", rival: str) -> list[str]:
+    """The problems on which own kernels are slower than the rival, the worst first."""
+    rows = fastest_library(compared) if rival == LIBRARY else compared[compared["name"] == rival]
+    met = rows.dropna(subset=["over_own"])
+    if not len(met):
+        took_part = compared["name"].eq(OWN) & compared["us"].notna()
+        return [] if took_part.any() else ["own kernels: none was timed; reasons below"]
+    lost = met[met["over_own"] < 1].sort_values("over_own")
+    said = [f"own kernels behind {rival} on {len(lost)} of {len(met)} problems"]
+    for row in lost.head(_MOST_LINES).to_dict("records"):
+        said.append(
+            f"  M={row['M']} N={row['N']} K={row['K']}: {row['over_own']:.3f} ({row['name']} {row['us']:.2f} us)"
+        )
+    return said + ([f"  and {len(lost) - _MOST_LINES} more in compared.csv"] if len(lost) > _MOST_LINES else [])
+
+
+def _tuning(compared: "pd.DataFrame") -> list[str]:
+    """What the choice took Triton's own tuner."""
+    told = compared[compared["name"].eq(AUTOTUNE) & compared["tuning_s"].notna()]
+    if not len(told):
+        return []
+    seconds, cut = list(told["tuning_s"]), int((told["tried"] < told["of"]).sum())
+    looked = f"{median(told['tried']):,.0f} of {median(told['of']):,.0f} configurations a problem (median)"
+    ended = f"; cut short by backend.autotune.limit_s on {cut} of {len(told)}" if cut else ""
+    compiled = f"{int(told['compiled'].sum()):,} compiled"
+    return [f"{AUTOTUNE}: chose in {sum(seconds):.0f} s, {median(seconds):.1f} s and {looked}, {compiled}{ended}"]
+
+
+def _missing(compared: "pd.DataFrame") -> list[str]:
+    """Who was not timed to the end, by the kind of reason, with the first of each."""
+    absent = compared[compared["us"].isna()]
+    kinds: dict[tuple[str, str], list[str]] = {}
+    for row in absent.to_dict("records"):
+        reason = f"{row['status']}: {row['error']}"
+        kinds.setdefault((str(row["name"]), ":".join(reason.split(":")[:2])), []).append(reason)
+    return [f"not timed: {name}: {found[0]} ({_problems(len(found))})" for (name, _), found in kinds.items()]
+
+
+def _problems(count: int) -> str:
+    return f"{count} problems" if count != 1 else "1 problem"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
