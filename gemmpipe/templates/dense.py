@@ -1,13 +1,13 @@
-"""Launching the dense kernel: its parameters, in the order of its signature."""
+"""Launching the dense kernel: its parameters, in the order of its signature, and what fits."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gemmpipe.data import Device, Knobs, Scalar
 from gemmpipe.family import GemmSpec, Inputs, Prepared
-from gemmpipe.launching.launches import KernelLaunch
 from gemmpipe.layouts import PLAIN
+from gemmpipe.templates.fits import tile_misfit
 from gemmpipe.templates.signature import PARTS, operand_pointers, operand_tensors
 from gemmpipe.templates.tiled import Tiled, integer
 
@@ -19,21 +19,25 @@ _INT8_K = 2**31 // 2**14
 
 @dataclass(frozen=True, kw_only=True)
 class Dense(Tiled):
-    """`triton`: one program a tile, split and product; bias and scales are left out of builds without them.
-
-    A family derives from it and says what fits.
-    """
+    """`triton`: one program a tile, split and product; bias and scales are left out of builds without them."""
 
     kernel: str = "gemmpipe.templates.dense_kernel:dense"
     swaps: bool = True
     overlapping: bool = True
-    atomic: bool = False
-    """Whether the splits of K are added to the output by atomics, in its own type and in any order."""
+    layout: str = PLAIN
+    """The weight's that it reads (see layouts)."""
+    batched: bool = False
+    """Whether it computes several products."""
+
+    def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        """`rule: detail` of the first rule broken, or None."""
+        return sum_misfit(spec) or tile_misfit(
+            spec, knobs, device, accumulators=1, layout=self.layout, batched=self.batched
+        )
 
     def pointers(self, spec: GemmSpec) -> Mapping[str, str]:
-        """Operands, bias, scales, output and, unless atomics add up, the workspace."""
-        parts = dict.fromkeys(PARTS, "constexpr") if self.atomic else PARTS
-        return {**operand_pointers(spec), **parts}
+        """Operands, bias, scales, output and workspace."""
+        return {**operand_pointers(spec), **PARTS}
 
     def integers(self, spec: GemmSpec) -> Mapping[str, int]:
         """Sizes and row strides of contiguous operands; the last three are set when bound."""
@@ -51,13 +55,12 @@ class Dense(Tiled):
 
     def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
         """Tile sizes, and which of the code's branches run."""
-        split = integer(knobs, "NUM_KSPLIT") > 1
         return {
             "BLOCK_SIZE_M": knobs["BLOCK_SIZE_M"],
             "BLOCK_SIZE_N": knobs["BLOCK_SIZE_N"],
             "BLOCK_SIZE_K": knobs["BLOCK_SIZE_K"],
-            "SPLIT_K": ("atomic" if self.atomic else "parts") if split else "none",
-            "ROW_SCALES": spec.x_scale is not None and spec.x_scale.granularity == "row",
+            "SPLIT_K": "parts" if knobs["NUM_KSPLIT"] != 1 else "none",
+            "SCALES": spec.x_scale.granularity if spec.x_scale else "none",
             "SHUFFLED": spec.w_layout != PLAIN,
             "BATCHED": spec.batch > 1,
             "EVEN_K": spec.k % integer(knobs, "BLOCK_SIZE_K") == 0,
@@ -69,22 +72,6 @@ class Dense(Tiled):
     def arguments(self, inputs: Inputs, prepared: Prepared, out: "torch.Tensor") -> Mapping[str, object]:
         """The tensors, and the row strides that they really have."""
         return operand_tensors(inputs, prepared, out)
-
-    def workspace_bytes(self, spec: GemmSpec, knobs: Knobs) -> int:
-        """Atomics need none."""
-        return 0 if self.atomic else super().workspace_bytes(spec, knobs)
-
-    def kernel_name(self, knobs: Knobs) -> str:
-        """`dense@3fa9c1d2`, `dense_splitk@...` or `dense_atomic@...`."""
-        name = super().kernel_name(knobs)
-        return name.replace("_splitk@", "_atomic@") if self.atomic else name
-
-    def launch(
-        self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
-    ) -> KernelLaunch:
-        """With atomics the output is zeroed first."""
-        one = super().launch(spec, knobs, device, inputs, prepared, out)
-        return replace(one, zeroed=self.atomic and integer(knobs, "NUM_KSPLIT") > 1)
 
 
 def sum_misfit(spec: GemmSpec) -> str | None:

@@ -54,6 +54,27 @@ def k_range(K, split, splits, BLOCK_SIZE_K: tl.constexpr):
 
 
 @triton.jit
+def load_k(ptrs, ks, left, EVEN_K: tl.constexpr, CACHE: tl.constexpr):
+    """What lies at `ptrs`; 0 where its place along K (`ks`, counted from the K block's first) is not below `left`."""
+    if EVEN_K:
+        loaded = tl.load(ptrs, cache_modifier=CACHE)
+    else:
+        loaded = tl.load(ptrs, mask=ks < left, other=0.0, cache_modifier=CACHE)
+    return loaded
+
+
+@triton.jit
+def sides(x, w, SWAP_AB: tl.constexpr):
+    """What the matrix instruction multiplies for x [M, K] and w [K, N]: x @ w, or with SWAP_AB its transpose.
+
+    Swapped, the weight takes the wide side of the instruction (64 on Hopper), few rows of x its narrow one.
+    """
+    if SWAP_AB:
+        x, w = tl.trans(w), tl.trans(x)
+    return x, w
+
+
+@triton.jit
 def sum_of_parts(
     acc, parts_ptr, counters_ptr, tile, split, splits, rows_left, BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr
 ):
@@ -82,6 +103,29 @@ def sum_of_parts(
                 acc += tl.load(first + other * size, mask=inside & (other < splits), other=0.0, cache_modifier=".cg")
         tl.store(counters_ptr + tile, 0)
     return last, acc
+
+
+@triton.jit
+def scaled(acc, bias_ptr, x_scale_ptr, w_scale_ptr, row, rows, column, columns, SCALES: tl.constexpr):
+    """acc * x_scale * w_scale + bias of its rows and columns; bias_ptr is None where there is none.
+
+    SCALES: `row` (fp32, one a row and one a column), `tensor` (one each), anything else for none at the end of a sum.
+    """
+    if SCALES == "row":
+        acc *= tl.load(x_scale_ptr + row + rows)[:, None]
+        acc *= tl.load(w_scale_ptr + column + columns)[None, :]
+    if SCALES == "tensor":
+        acc *= tl.load(x_scale_ptr) * tl.load(w_scale_ptr)
+    if bias_ptr is not None:
+        acc += tl.load(bias_ptr + column + columns).to(tl.float32)[None, :]
+    return acc
+
+
+@triton.jit
+def out_tile(out_ptr, rows, columns, M, N, stride):
+    """(pointers to a tile of the output, which of them lie inside)."""
+    ptrs = out_ptr + rows.to(tl.int64)[:, None] * stride + columns[None, :]
+    return ptrs, (rows < M)[:, None] & (columns < N)[None, :]
 
 
 @triton.jit

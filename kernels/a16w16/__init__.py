@@ -1,17 +1,18 @@
 """out[M, N] = x[M, K] @ w[N, K]^T (+ bias[N]) for 16-bit operands, or fp8 ones with one scale each (scaleAB).
 
-x and w are row-major, both with K innermost; accumulation is fp32. With scaleAB: out = (x @ w^T) * x_scale * w_scale
-(+ bias), both scales fp32 of shape [1]. out and bias are bf16, fp16 or fp32. Read on in _kernel.py (device functions),
-_triton.py (launch and builds), _fits.py (what fits where), _problem.py (keys and operands).
+x and w are row-major, both with K innermost; accumulation is fp32. With scaleAB: out = (x @ w^T) * x_scale * w_scale (+
+bias), both scales fp32 of shape [1]. out and bias are bf16, fp16 or fp32. Read on in gemmpipe/templates/ (shared:
+dense_kernel.py with device functions, dense.py with launch, builds and what fits where; their Hopper and skinny kin),
+_problem.py (keys and operands).
 """
 
 from gemmpipe.cost import bytes_moved, flops
 from gemmpipe.family import Family, KeyColumn
 from gemmpipe.kernels.a16w16 import _problem
-from gemmpipe.kernels.a16w16._triton import Product
 from gemmpipe.operands import make_inputs, make_weights
 from gemmpipe.reference import product, tolerance
 from gemmpipe.tables.aiter import AiterTable
+from gemmpipe.templates.dense import Dense
 from gemmpipe.templates.dense_gluon import DenseWarpSpecialised
 from gemmpipe.templates.skinny import Skinny
 
@@ -45,6 +46,6 @@ FAMILY = Family(
     flops=flops,
     bytes_moved=bytes_moved,
     baseline=("torch", "scaled_mm"),
-    implementations=(Product(), DenseWarpSpecialised(), Skinny()),
+    implementations=(Dense(), DenseWarpSpecialised(), Skinny()),
     lm_head=True,
 )

@@ -1,21 +1,26 @@
-"""The 16-bit kernel that adds by atomics, and what fits where."""
+"""The dense kernel with splits of K that atomics add up: what differs in its launch, and what fits where."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from gemmpipe.data import Device, Knobs
-from gemmpipe.family import GemmSpec
+from gemmpipe.data import Device, Knobs, Scalar
+from gemmpipe.family import GemmSpec, Inputs, Prepared
+from gemmpipe.launching.launches import KernelLaunch
 from gemmpipe.templates.dense import Dense, sum_misfit
 from gemmpipe.templates.fits import tile_misfit
+from gemmpipe.templates.signature import PARTS
 from gemmpipe.templates.tiled import integer
+
+if TYPE_CHECKING:
+    import torch
 
 _MOST_SPLITS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Product(Dense):
-    """`triton`: split-K by atomics, without a workspace."""
-
-    atomic: bool = True
+class AtomicDense(Dense):
+    """`triton`: splits are added to the output, in its own type and in any order, without a workspace."""
 
     def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """`rule: detail` of the first rule broken, or None."""
@@ -25,3 +30,26 @@ class Product(Dense):
         if integer(knobs, "NUM_KSPLIT") > _MOST_SPLITS:
             return f"rounding: {knobs['NUM_KSPLIT']} additions in {spec.out_dtype}, {_MOST_SPLITS} at most"
         return sum_misfit(spec) or tile_misfit(spec, knobs, device, accumulators=1, parts=False)
+
+    def pointers(self, spec: GemmSpec) -> Mapping[str, str]:
+        """The dense kernel's, without a workspace."""
+        return {**super().pointers(spec), **dict.fromkeys(PARTS, "constexpr")}
+
+    def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
+        """The dense kernel's, but for how splits are added up."""
+        return {**super().constants(spec, knobs), "SPLIT_K": "atomic" if knobs["NUM_KSPLIT"] != 1 else "none"}
+
+    def workspace_bytes(self, spec: GemmSpec, knobs: Knobs) -> int:
+        """None."""
+        return 0
+
+    def kernel_name(self, knobs: Knobs) -> str:
+        """`dense@3fa9c1d2`, or `dense_atomic@...`."""
+        return super().kernel_name(knobs).replace("_splitk@", "_atomic@")
+
+    def launch(
+        self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
+    ) -> KernelLaunch:
+        """The output is zeroed before splits are added to it."""
+        one = super().launch(spec, knobs, device, inputs, prepared, out)
+        return replace(one, zeroed=integer(knobs, "NUM_KSPLIT") > 1)

@@ -1,19 +1,19 @@
 """out[M, N] = (x[M, K] * x_scale) @ (w[N, K] * w_scale)^T (+ bias[N]) for 8-bit operands whose scales span all of K.
 
-x and w are int8, e4m3fn or (gfx942) e4m3fnuz, row-major with K innermost. The key's `granularity` says what a scale
-is for: `row`, fp32 x_scale [M, 1] per token and w_scale [N, 1] per channel (a [1, N] is the same memory; aiter's
-gemm_a8w8 takes that one, its gemm_a8w8_per_token_scale the other), or `tensor`, fp32 [1] each. int8 is summed in
-int32, fp8 in fp32; out and bias are bf16, fp16 or fp32. Read on in gemmpipe/templates/ (shared: dense_kernel.py with
-device functions, dense.py with launch and builds), _triton.py (what fits where), _problem.py (keys).
+x and w are int8, e4m3fn or (gfx942) e4m3fnuz, row-major with K innermost. The key's `granularity` says what a scale is
+for: `row`, fp32 x_scale [M, 1] per token and w_scale [N, 1] per channel (a [1, N] is the same memory; aiter's gemm_a8w8
+takes that one, its gemm_a8w8_per_token_scale the other), or `tensor`, fp32 [1] each. int8 is summed in int32, fp8 in
+fp32; out and bias are bf16, fp16 or fp32. Read on in gemmpipe/templates/ (shared: dense_kernel.py with device
+functions, dense.py with launch, builds and what fits where; their Hopper and skinny kin), _problem.py (keys).
 """
 
 from gemmpipe.cost import bytes_moved, flops
 from gemmpipe.family import Family, KeyColumn
 from gemmpipe.kernels.a8w8 import _problem
-from gemmpipe.kernels.a8w8._triton import Product
 from gemmpipe.operands import make_inputs, make_weights
 from gemmpipe.reference import product, tolerance
 from gemmpipe.tables.aiter import PLAIN, AiterTable
+from gemmpipe.templates.dense import Dense
 from gemmpipe.templates.dense_gluon import DenseWarpSpecialised
 from gemmpipe.templates.skinny import Skinny
 
@@ -41,5 +41,5 @@ FAMILY = Family(
     flops=flops,
     bytes_moved=bytes_moved,
     baseline=("scaled_mm", "torch"),
-    implementations=(Product(), DenseWarpSpecialised(), Skinny()),
+    implementations=(Dense(), DenseWarpSpecialised(), Skinny()),
 )

@@ -2,19 +2,20 @@
 
 x is int8, e4m3fn or (gfx942) e4m3fnuz, row-major with K innermost; scales, sums, out and bias are as in a8w8. w is of
 x's type and in 16 x 16 tiles: element (n, k) lies at (n // 16) * 16 * K + (k // 16) * 256 + (n % 16) * 16 + k % 16.
-That is what aiter's shuffle_weight(w, layout=(16, 16)) makes (aiter/ops/shuffle.py: [N/16, 16, K/32, 2, 16] permuted
-to [N/16, K/32, 2, 16, 16]) and its kernels view as (N/16, K*16); N is a multiple of 16, K of 32. Read on in
-gemmpipe/layouts.py, gemmpipe/templates/ (shared: dense_kernel.py with device functions, dense.py with launch and
-builds), _triton.py (what fits where), _problem.py (keys).
+That is what aiter's shuffle_weight(w, layout=(16, 16)) makes (aiter/ops/shuffle.py: [N/16, 16, K/32, 2, 16] permuted to
+[N/16, K/32, 2, 16, 16]) and its kernels view as (N/16, K*16); N is a multiple of 16, K of 32. Read on in
+gemmpipe/layouts.py, gemmpipe/templates/ (shared: dense_kernel.py with device functions, dense.py with launch, builds
+and what fits where), _problem.py (keys).
 """
 
 from gemmpipe.cost import bytes_moved, flops
 from gemmpipe.family import Family, KeyColumn
 from gemmpipe.kernels.a8w8_bpreshuffle import _problem
-from gemmpipe.kernels.a8w8_bpreshuffle._triton import Product
+from gemmpipe.layouts import TILES_16X16
 from gemmpipe.operands import make_inputs, make_weights
 from gemmpipe.reference import product, tolerance
 from gemmpipe.tables.aiter import PLAIN, AiterTable
+from gemmpipe.templates.dense import Dense
 
 FAMILY = Family(
     name="a8w8_bpreshuffle",
@@ -40,5 +41,5 @@ FAMILY = Family(
     flops=flops,
     bytes_moved=bytes_moved,
     baseline=("torch",),
-    implementations=(Product(),),
+    implementations=(Dense(layout=TILES_16X16),),
 )

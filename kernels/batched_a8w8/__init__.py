@@ -1,19 +1,19 @@
 """out[B, M, N] = (x[B, M, K] * x_scale) @ (w[B, N, K] * w_scale)^T for 8-bit operands, each product with its weight.
 
-x and w are int8, e4m3fn or (gfx942) e4m3fnuz, contiguous with K innermost; x_scale is fp32 [B, M, 1] per token,
-w_scale fp32 [B, 1, N] per channel (aiter's batched_gemm_a8w8; its tables are keyed B M N K). int8 is summed in int32,
-fp8 in fp32; out is bf16, fp16 or fp32, there is no bias. A batch of one is a plain product of 2-D operands. Read on in
-gemmpipe/templates/ (shared: dense_kernel.py with device functions, dense.py with launch and builds), _triton.py (what
-fits where), _problem.py (keys).
+x and w are int8, e4m3fn or (gfx942) e4m3fnuz, contiguous with K innermost; x_scale is fp32 [B, M, 1] per token, w_scale
+fp32 [B, 1, N] per channel (aiter's batched_gemm_a8w8; its tables are keyed B M N K). int8 is summed in int32, fp8 in
+fp32; out is bf16, fp16 or fp32, there is no bias. A batch of one is a plain product of 2-D operands. Read on in
+gemmpipe/templates/ (shared: dense_kernel.py with device functions, dense.py with launch, builds and what fits where),
+_problem.py (keys).
 """
 
 from gemmpipe.cost import bytes_moved, flops
 from gemmpipe.family import Family, KeyColumn
 from gemmpipe.kernels.batched_a8w8 import _problem
-from gemmpipe.kernels.batched_a8w8._triton import Product
 from gemmpipe.operands import make_inputs, make_weights
 from gemmpipe.reference import product, tolerance
 from gemmpipe.tables.aiter import PLAIN, AiterTable
+from gemmpipe.templates.dense import Dense
 
 FAMILY = Family(
     name="batched_a8w8",
@@ -38,5 +38,5 @@ FAMILY = Family(
     flops=flops,
     bytes_moved=bytes_moved,
     baseline=("torch",),
-    implementations=(Product(),),
+    implementations=(Dense(batched=True),),
 )

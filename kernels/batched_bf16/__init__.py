@@ -2,17 +2,17 @@
 
 x, w and out are contiguous, K innermost in both operands (aiter's batched_gemm_bf16; its tables are keyed B M N K);
 accumulation is fp32, out is bf16, fp16 or fp32, there is no bias. A batch of one is a plain product of 2-D operands.
-Read on in gemmpipe/templates/ (shared: dense_kernel.py with device functions, dense.py with launch and builds),
-_triton.py (what fits where), _problem.py (keys).
+Read on in gemmpipe/templates/ (shared: dense_kernel.py with device functions, dense.py with launch, builds and what
+fits where), _problem.py (keys).
 """
 
 from gemmpipe.cost import bytes_moved, flops
 from gemmpipe.family import Family, KeyColumn
 from gemmpipe.kernels.batched_bf16 import _problem
-from gemmpipe.kernels.batched_bf16._triton import Product
 from gemmpipe.operands import make_inputs, make_weights
 from gemmpipe.reference import product, tolerance
 from gemmpipe.tables.aiter import PLAIN, AiterTable
+from gemmpipe.templates.dense import Dense
 
 FAMILY = Family(
     name="batched_bf16",
@@ -37,5 +37,5 @@ FAMILY = Family(
     flops=flops,
     bytes_moved=bytes_moved,
     baseline=("torch",),
-    implementations=(Product(),),
+    implementations=(Dense(batched=True),),
 )

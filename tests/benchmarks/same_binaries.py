@@ -57,22 +57,29 @@ def digests(family: Family) -> dict[str, list[str]]:
 
 
 def carry(family: Family, before: dict[str, list[str]]) -> None:
-    """Write the new hash into every row whose binaries are the same; say which are not."""
+    """Write the new name and hash into every row whose binaries are the same; say which are not."""
     path, now = shipped_tables() / family.csv_name, digests(family)
     text, stale = path.read_text(), 0
-    hashes: dict[str, str] = {}
+    names: dict[str, str] = {}
     for name, row, own, _, _ in winners(family):
         candidate = candidate_of(str(row["libtype"]), str(row["config"]))
         if before.get(name) != now[name]:
             stale += 1
             print("another binary:", family.name, name)
         else:
-            hashes[hash_of(row)] = hash_of({"kernelName": own.kernel_name(candidate.knobs)})
-    for old, new in hashes.items():
-        text = text.replace(f"@{old}", f"@{new}")
+            names[str(row["kernelName"])] = own.kernel_name(candidate.knobs)
+    # First whole names, as a kernel may have another one now; then the hash alone, which further columns may hold.
+    for old, new in sorted(names.items(), reverse=True) + [(f"@{o}", f"@{n}") for o, n in hashes(names)]:
+        text = text.replace(old, new)
     if not stale:
         write_atomic(path, text)
-    print(f"{family.name}: {len(now)} rows, {stale} with another binary; {hashes if not stale else 'left as it is'}")
+    said = "left as it is" if stale else sorted(hashes(names))
+    print(f"{family.name}: {len(now)} rows, {stale} with another binary; {said}")
+
+
+def hashes(names: dict[str, str]) -> set[tuple[str, str]]:
+    """(before, now) of the hashes in these names."""
+    return {(hash_of({"kernelName": old}), hash_of({"kernelName": new})) for old, new in names.items()}
 
 
 def main() -> None:
