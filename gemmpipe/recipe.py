@@ -15,8 +15,10 @@ from gemmpipe.cli.words import quote
 from gemmpipe.errors import UserError
 
 _VERSION = 1
-_MOST_BYTES = 1_000_000
+_MOST_BYTES = 100_000
+"""PyYAML, written in Python, takes a second for these at worst."""
 _MOST_DEEP = 32
+_MOST_NUMBER = 2**63
 _MOST_VALUES = 2_000
 """Hydra's grammar takes milliseconds a value."""
 _OWN = ("version", "pipeline", "sweep")
@@ -45,12 +47,15 @@ class Recipe:
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Plain YAML: no aliases (a few lines of them expand without end) and no key twice."""
+    """Plain YAML: no aliases (a few lines of them expand without end), no tags, and no key twice."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-            raise yaml.MarkedYAMLError(problem="aliases are not allowed in a recipe", problem_mark=mark)
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent):
+            raise yaml.MarkedYAMLError(problem="aliases are not allowed in a recipe", problem_mark=event.start_mark)
+        if getattr(event, "tag", None) is not None:
+            problem = f"tags such as '{event.tag}' are not allowed in a recipe"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
@@ -94,7 +99,7 @@ def _load(path: Path) -> dict[object, object]:
     except yaml.MarkedYAMLError as error:
         line = f" line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise UserError(f"{path}:{line} {error.problem}") from None
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
+    except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
         raise UserError(f"{path}: not readable as YAML: {' '.join(str(error).split())}") from None
     if _values_in(body) > _MOST_VALUES:
         raise UserError(f"{path}: more than {_MOST_VALUES:,} values; expected a recipe")
@@ -156,6 +161,11 @@ def _refuse_outside(path: Path, key: str, value: str) -> None:
         raise UserError(f"{path}: {key}: '{value}' lies elsewhere; expected a place below this folder, or type it")
 
 
+def _is_text(value: str) -> bool:
+    """YAML's escapes can also write halves of characters, which no file and no terminal takes."""
+    return not any("\ud800" <= character <= "\udfff" for character in value)
+
+
 def _value(path: Path, key: str, value: object, depth: int = 0) -> str:
     """A value in Hydra's grammar."""
     if depth > _MOST_DEEP:
@@ -167,8 +177,12 @@ def _value(path: Path, key: str, value: object, depth: int = 0) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):
+        if isinstance(value, int) and abs(value) >= _MOST_NUMBER:
+            raise UserError(f"{path}: {key}: a whole number of {value.bit_length():,} bits; expected at most 63")
         return repr(value)
     if isinstance(value, str):
+        if not _is_text(value):
+            raise UserError(f"{path}: {key}: {value[:60]!r} is no text; expected whole characters")
         if "${" in value:
             raise UserError(f"{path}: {key}: '{value}': interpolations are not allowed in a recipe")
         if _WRITTEN.search(key):

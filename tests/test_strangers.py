@@ -71,6 +71,13 @@ def test_a_recipe_cannot_bring_an_option_of_its_own(
         ("shapes: csv\nshapes.path: x\nbatch: 1e400", "batch: "),
         ("shapes: {a: " + "{a: " * 40 + "1" + "}" * 40 + "}", "nested more than 32 deep"),
         ("stages.screen.keep: " + "9" * 5000, ""),
+        ("batch: 0x" + "F" * 5000, "batch: a whole number of 20,000 bits"),
+        ("batch: 1" + ":59" * 500 + ".5", "not readable as YAML"),
+        ("batch: !!int ''", "tags such as"),
+        ("batch: !!timestamp x", "tags such as"),
+        ("batch: !!python/object/apply:os.system [id]", "tags such as"),
+        ('shapes.path: "\\ud800"', "is no text"),
+        ("batch: [" + "[]," * 30_000 + "]", "values; expected a recipe"),
         ("batch: [" + "16, " * 2000 + "16]", "more than 2,000 values"),
         ("space: {" + ", ".join(f"{axis}: {[16] * 20}" for axis in AXES) + "}", "points, expected at most 20,000,000"),
         ("executor.compile_workers: 1000000", "compile_workers=1e+06, expected at most 4096"),
@@ -86,6 +93,13 @@ def test_a_recipe_cannot_write_elsewhere_connect_or_never_end(
     begun = time.monotonic()
     assert said in refusal(_recipe(folder, text))
     assert plans == []
+    assert time.monotonic() - begun < 20
+
+
+def test_a_recipe_of_backslashes_takes_no_longer_than_another(folder: Path, plans: list[Plan]) -> None:
+    begun = time.monotonic()
+    assert main([_recipe(folder, "kernel: a16w16\nprofile: '" + "\\" * 90_000 + "'")]) == 0
+    assert plans[0].profile == "\\" * 90_000
     assert time.monotonic() - begun < 20
 
 

@@ -19,7 +19,7 @@ _PATH_KEYS = ("path", "file", "output", "profile", "table", "reuse", "resume", "
 
 def quote(text: str) -> str:
     """A text as one quoted value of Hydra's grammar."""
-    escaped = re.sub(r'(\\*)"', lambda match: match[1] * 2 + '\\"', text)
+    escaped = re.sub(r'(?<!\\)(\\*)"', lambda match: match[1] * 2 + '\\"', text)
     tail = "\\" * (len(escaped) - len(escaped.rstrip("\\")))
     return f'"{escaped}{tail}"'
 

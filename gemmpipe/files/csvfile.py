@@ -3,17 +3,21 @@
 import csv
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
 from gemmpipe.errors import UserError, nearest
 
 MAX_BYTES = 1_000_000_000
 """More than any table has: 1,000,000 rows take some 400 MB."""
+_MAX_LINE = 1_000_000
+_MAX_CELLS = 1_000
+"""Of a row: what looks at a header compares its names with each other."""
 
 
 def read_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
     """(line number, stripped cells), the header first; nothing of an empty file.
 
-    Raises UserError: unreadable, too large, not UTF-8, a quote that is not closed in its line.
+    Raises UserError: unreadable, too large or too wide, not UTF-8, a quote that is not closed in its line.
     """
     line = 0
     try:
@@ -22,13 +26,15 @@ def read_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
         if path.stat().st_size > MAX_BYTES:
             raise UserError(f"{path}: larger than {MAX_BYTES:,} bytes, expected a CSV file")
         with path.open(encoding="utf-8-sig", newline="") as stream:
-            reader = csv.reader(stream, skipinitialspace=True, strict=True)
+            reader = csv.reader(_lines(stream, path), skipinitialspace=True, strict=True)
             for cells in reader:
                 if reader.line_num != line + 1:  # a stray quote would swallow the rows that follow
                     raise UserError(
                         f"{path}:{line + 1}: a quote that is not closed in its line, expected one line a row"
                     )
                 line = reader.line_num
+                if len(cells) > _MAX_CELLS:
+                    raise UserError(f"{path}:{line}: {len(cells):,} cells, expected at most {_MAX_CELLS:,}")
                 if any(cells):
                     yield line, [cell.strip() for cell in cells]
     except OSError as error:
@@ -37,6 +43,16 @@ def read_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
         raise UserError(f"{path}:{line + 1}: not text in UTF-8, expected a CSV file") from None
     except csv.Error as error:
         raise UserError(f"{path}:{line + 1}: no CSV: {error}") from None
+
+
+def _lines(stream: IO[str], path: Path) -> Iterator[str]:
+    """The lines of a file, of which one may not be all of its bytes."""
+    number = 0
+    while line := stream.readline(_MAX_LINE):
+        number += 1
+        if len(line) == _MAX_LINE and not line.endswith("\n"):
+            raise UserError(f"{path}:{number}: a line of over {_MAX_LINE:,} characters, expected a CSV file")
+        yield line
 
 
 def named_files(key: str, value: str | Sequence[str], what: str = "a CSV file") -> list[Path]:

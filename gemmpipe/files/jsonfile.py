@@ -10,7 +10,8 @@ from gemmpipe.errors import UserError
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 32
 
-_TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|[\[\]{}]', re.DOTALL)
+_TOKEN = re.compile(r'"(?:\\.|[^"\\])*"?|[\[\]{}]', re.DOTALL)
+"""A string that does not end goes on to the end of the text: else each quote in it would be tried as another start."""
 
 
 def read_object(path: Path, limit: int = MAX_BYTES) -> dict[str, object]:
