@@ -94,6 +94,10 @@ def _digits(text: str) -> str:
     return word.removesuffix(".0")
 
 
+_MOST_CALLS = 1e15
+"""Sums of them stay exact, and are no infinity."""
+
+
 def parse_weight(value: object) -> float:
     """A finite number above 0: how often a call is made. Raises UserError (what was expected)."""
     try:
@@ -102,6 +106,8 @@ def parse_weight(value: object) -> float:
         number = math.nan
     if isinstance(value, bool) or not (math.isfinite(number) and number > 0):
         raise UserError(f"{value!r}, expected a number above 0")
+    if number > _MOST_CALLS:
+        raise UserError(f"{value!r}, expected a number of calls up to {_MOST_CALLS:g}")
     return number
 
 

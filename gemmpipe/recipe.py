@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -50,12 +51,11 @@ class _PlainLoader(yaml.SafeLoader):
     """Plain YAML: no aliases (a few lines of them expand without end), no tags, and no key twice."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        event = self.peek_event()  # type: ignore[no-untyped-call]
-        if isinstance(event, yaml.AliasEvent):
-            raise yaml.MarkedYAMLError(problem="aliases are not allowed in a recipe", problem_mark=event.start_mark)
-        if getattr(event, "tag", None) is not None:
-            problem = f"tags such as '{event.tag}' are not allowed in a recipe"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        tag = getattr(event, "tag", None)
+        if isinstance(event, yaml.AliasEvent) or tag is not None:
+            what = f"tags such as '{tag}'" if tag is not None else "aliases"
+            raise yaml.MarkedYAMLError(problem=f"{what} are not allowed in a recipe", problem_mark=event.start_mark)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:

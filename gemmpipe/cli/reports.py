@@ -10,11 +10,14 @@ from gemmpipe.cli.streams import readers_may_leave
 from gemmpipe.errors import EnvironmentProblem, GemmpipeError, UserError, printable
 
 INTERRUPTED = 130
+_LONGEST = 4_000
+"""Characters of an error: it may quote a cell of a table, which may be a book."""
 
 
 def one_line(text: str) -> str:
-    """A text without line breaks, runs of blanks, or what a terminal takes for a command."""
-    return printable(" ".join(text.split()))
+    """A text without line breaks, runs of blanks, or what a terminal takes for a command; its middle may be cut."""
+    line = printable(" ".join(text.split()))
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
 
 
 def report(error: GemmpipeError, cause: BaseException | None = None) -> int:

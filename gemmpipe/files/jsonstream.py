@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,22 +13,43 @@ from gemmpipe.errors import UserError
 
 MAX_BYTES = 16_000_000_000
 """Of the text, however small its compressed form is."""
-MAX_VALUE = 64_000_000
-"""Characters of one value."""
+MAX_VALUE = 16_000_000
+"""Characters of one value; a value of these takes up to 0.5 GB."""
+MAX_RATIO = 200
+"""Of a text to its packed form, beyond the first `_FREE` bytes; traces and logs are packed 10 to 40 times."""
+_FREE = 1 << 26
 _CHUNK = 1 << 20
-_BLANK = " \t\r\n"
+_BLANKS = re.compile(r"[ \t\r\n]*")
 
 
 def open_text(path: Path, errors: str = "strict") -> io.TextIOWrapper:
     """A text file in UTF-8, unpacked where it is gzip. Raises UserError where it cannot be read."""
+    if path.exists() and not path.is_file():  # a device or a pipe may never end
+        raise UserError(f"{path}: no regular file, expected a text file, also packed by gzip")
     try:
         stream = path.open("rb")
         packed = stream.read(2) == b"\x1f\x8b"
         stream.seek(0)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    raw = gzip.GzipFile(fileobj=stream) if packed else stream
+    raw = _Unpacked(path, stream) if packed else stream
     return io.TextIOWrapper(cast(IO[bytes], raw), encoding="utf-8-sig", errors=errors)
+
+
+class _Unpacked(gzip.GzipFile):
+    """What a packed file holds, as long as that is no bomb: some megabytes that unpack to hours of reading."""
+
+    def __init__(self, path: Path, stream: IO[bytes]) -> None:
+        super().__init__(fileobj=stream)
+        self._path = path
+        self._most = _FREE + MAX_RATIO * path.stat().st_size
+
+    def read1(self, size: int = -1) -> bytes:
+        """As gzip's own. Raises UserError for a file that unpacks to too much."""
+        found = super().read1(size)
+        if self.tell() > self._most:
+            raise UserError(f"{self._path}: unpacks to more than {MAX_RATIO} times its size, expected a trace or a log")
+        return found
 
 
 def objects_in(path: Path, name: str) -> Iterator[dict[str, object]]:
@@ -45,6 +67,8 @@ def objects_in(path: Path, name: str) -> Iterator[dict[str, object]]:
             raise UserError(f"{path}: not text in UTF-8, expected JSON") from None
         except RecursionError:
             raise UserError(f"{path}: nested too deep, expected a list of small objects") from None
+        except ValueError as error:  # a number of thousands of digits
+            raise UserError(f"{path}: no JSON at character {reader.where:,}: {error}") from None
 
 
 class _Reader:
@@ -136,8 +160,11 @@ class _Reader:
         return self._text[self._place : self._place + 1]
 
     def _skip_blanks(self) -> None:
-        while (character := self._peek()) and character in _BLANK:
-            self._place += 1
+        while self._peek():
+            blanks = _BLANKS.match(self._text, self._place)
+            self._place = blanks.end() if blanks else self._place
+            if self._place < len(self._text):
+                return
 
     def _more(self) -> bool:
         """Read on, twice as far each time while one value goes on."""
@@ -151,5 +178,10 @@ class _Reader:
             raise UserError(f"{self._path}: larger than {MAX_BYTES:,} characters")
         return bool(chunk)
 
+    @property
+    def where(self) -> int:
+        """The number of the next character."""
+        return self._before + self._place + 1
+
     def _wrong(self, what: str) -> UserError:
-        return UserError(f"{self._path}: no JSON at character {self._before + self._place + 1:,}: {what}")
+        return UserError(f"{self._path}: no JSON at character {self.where:,}: {what}")

@@ -16,12 +16,15 @@ from gemmpipe.sources.records import Recorded, Records
 
 _LONGEST = 1 << 16
 """Characters of a line that are looked at together."""
+_DIGITS = 20
 _CONFIG = re.compile(
-    r"(?:E=(?P<expert>\d{1,9}),)?N=(?P<N>\d{1,9})(?:,K=(?P<K>\d{1,9}))?,device_name=[^,/\s'\"]+"
-    r"(?P<rest>(?:,[a-z_]+=(?:\[[\d, ]*\]|[^,\[\]\s'\"/]+?))*)(?:_down)?\.json"
+    r"(?:E=(?P<expert>\d{1,9}),)?N=(?P<N>\d{1,9})(?:,K=(?P<K>\d{1,9}))?,device_name=[^,/\s'\"]{1,200}"
+    r"(?P<rest>(?:,[a-z_]{1,40}=(?:\[[\d, ]{0,40}\]|[^,\[\]\s'\"/]{1,40}?)){0,8})(?:_down)?\.json"
 )
+"""Everything in it has an end: else each place of a long line where it may begin is followed to the line's end."""
 _STORED = re.compile(r",([a-z_]+)=(\[[^\]]*\]|[^,]+)")
-_SHAPE = re.compile(r"shape(?: is)?:? ?(?P<pairs>[^\n]*?),? not found tuned config in (?P<table>[^\s,]+)")
+_SHAPE = re.compile(r"shape(?: is)?:? ?")
+_MISSED = re.compile(r"not found tuned config in (?P<table>[^\s,]+)")
 _PAIR = re.compile(r"\b(\w+)\s*[:=]\s*'?([\w.]+)'?")
 _EXPERTS = re.compile(r"\[fused_moe\] using \w+ default for\s*\((?P<key>[^()]*)\)")
 _SIZES = re.compile(r"(?:cudagraph_capture_sizes['\"]?\s*[:=]\s*|[Cc]apture cuda graph bs )\[(?P<sizes>[\d, ]+)\]")
@@ -58,7 +61,7 @@ class Log(Records):
             for seen in (*self._config(line, where), *_shape(line, tables, where), *_experts(line, where)):
                 found.setdefault((seen.family, tuple(sorted(seen.values.items(), key=str))), seen)
             for match in _SIZES.finditer(line):
-                self._captured.extend(int(word) for word in match["sizes"].split(",") if word.strip())
+                self._captured.extend(_whole(word, where) for word in match["sizes"].split(",") if word.strip())
         return list(found.values())
 
     def expected(self) -> str:
@@ -91,6 +94,12 @@ class Log(Records):
             yield Recorded(family="fmoe", values={**sizes, **{k: v for k, v in more.items() if v}}, where=where)
 
 
+def _whole(word: str, where: str) -> int:
+    if not word.strip().isdecimal() or len(word) > _DIGITS:
+        raise UserError(f"{where}: captured batch sizes: {word.strip()[:40]!r}, expected a whole number")
+    return int(word)
+
+
 def _dense(stored: Mapping[str, str]) -> tuple[str, dict[str, Scalar]]:
     """The family of a file name's `dtype` and `block_shape`."""
     block, dtype = stored.get("block_shape", "").replace(" ", ""), stored.get("dtype", "")
@@ -116,11 +125,13 @@ def _shape(line: str, tables: Mapping[str, str], where: str) -> Iterator[Recorde
     """`shape is M:.., N:.., K:.. dtype='..' ..., not found tuned config in .../a8w8_blockscale_tuned_gemm.csv`."""
     if "not found tuned config in" not in line:
         return
-    match = _SHAPE.search(line)
-    values: dict[str, Scalar] = {_NAMES.get(k, k): v for k, v in _PAIR.findall(match["pairs"])} if match else {}
-    if match is None or not {"M", "N", "K"} <= set(values):
+    missed = _MISSED.search(line)
+    begins = _SHAPE.search(line, 0, missed.start()) if missed else None
+    pairs = _PAIR.findall(line, begins.end(), missed.start()) if missed and begins else []
+    values: dict[str, Scalar] = {_NAMES.get(name, name): value for name, value in pairs}
+    if missed is None or not {"M", "N", "K"} <= set(values):
         raise UserError(f"{where}: a configuration that is not found, expected `shape is M:.., N:.., K:..` before it")
-    named = match["table"].rpartition("/")[2]
+    named = missed["table"].rpartition("/")[2]
     ends = [name for name in tables if named.endswith(name)]
     # A4W4 says CKGEMM instead of its table, and so do batched products.
     unnamed = "a4w4_blockscale" if named.startswith("CKGEMM") and "B" not in values else OTHER

@@ -30,6 +30,8 @@ _LISTS = ("TensorList", "GenericList")
 _NUMBERS = {"5": "float16", "6": "float32", "15": "bfloat16"}
 """Torch's numbers of result types, as in a recorded `out_dtype`."""
 _OUT_DTYPE_AT = {"_scaled_mm": 6, "_scaled_mm_v2": 9, "mm": 2, "bmm": 2, "addmm": 3, "baddbmm": 3}
+_MOST_DEEP = 1_000
+"""Operators within each other; more are a stack that no program has, and each looks at all that hold it."""
 _OPERATORS = ("cpu_op", "Operator")
 _KERNELS = ("kernel", "gpu_memset", "Kernel")
 
@@ -43,7 +45,7 @@ class _Operator:
     end: float
     order: int
     name: str
-    external: object
+    external: int | str | None
     seen: Seen | None
     counted: bool = False
 
@@ -51,17 +53,17 @@ class _Operator:
 def recorded(path: Path) -> list[Recorded]:
     """The products of a trace. Raises UserError: no trace, an event that contradicts itself, no shapes recorded."""
     operators: list[_Operator] = []
-    kernels: dict[object, float] = {}
+    kernels: dict[int | str | None, float] = {}
     for order, event in enumerate(objects_in(path, "traceEvents")):
         where = f"{path}: event {order + 1}"
         kind = event.get("cat")
         if kind in _OPERATORS and event.get("ph") == "X":
             operators.append(_operator(event, order, where))
         elif kind in _KERNELS:
-            external = _arguments(event, where).get("External id")
+            external = _external(_arguments(event, where), where)
             if external is not None:
                 kernels[external] = kernels.get(external, 0.0) + _number(event, "dur", where)
-    times = _count(operators, kernels)
+    times = _count(operators, kernels, path)
     groups: dict[tuple[str, tuple[tuple[str, Scalar], ...]], tuple[int, float, str]] = {}
     for operator, time_us in times:
         assert operator.seen is not None
@@ -92,7 +94,7 @@ def _operator(event: Mapping[str, object], order: int, where: str) -> _Operator:
         end=start + _number(event, "dur", where),
         order=order,
         name=name,
-        external=arguments.get("External id"),
+        external=_external(arguments, where),
         seen=seen,
     )
 
@@ -101,6 +103,14 @@ def _arguments(event: Mapping[str, object], where: str) -> Mapping[str, object]:
     found = event.get("args", {})
     if not isinstance(found, Mapping):
         raise UserError(f"{where}: args: {str(found)[:40]!r}, expected an object")
+    return found
+
+
+def _external(arguments: Mapping[str, object], where: str) -> int | str | None:
+    """What ties a kernel to the operator that launched it."""
+    found = arguments.get("External id")
+    if found is not None and not isinstance(found, int | str):
+        raise UserError(f"{where}: External id: {str(found)[:40]!r}, expected a number")
     return found
 
 
@@ -170,7 +180,9 @@ def _result(name: str, operands: Sequence[Argument], arguments: Mapping[str, obj
     return next((_NUMBERS[word] for word in given if word in _NUMBERS), "bfloat16")
 
 
-def _count(operators: Iterable[_Operator], kernels: Mapping[object, float]) -> Iterator[tuple[_Operator, float]]:
+def _count(
+    operators: Iterable[_Operator], kernels: Mapping[int | str | None, float], path: Path
+) -> Iterator[tuple[_Operator, float]]:
     """Each product once with its time: not what runs inside one, nor what only calls one."""
     ordered = sorted(operators, key=lambda o: (str(o.thread), o.start, -o.end, o.order))
     open_: list[_Operator] = []
@@ -195,6 +207,8 @@ def _count(operators: Iterable[_Operator], kernels: Mapping[object, float]) -> I
             for outer in open_:
                 outer.counted = True
         open_.append(operator)
+        if len(open_) > _MOST_DEEP:
+            raise UserError(f"{path}: event {operator.order + 1}: within {_MOST_DEEP:,} others, expected operators")
         for outer in open_:  # a kernel is attributed to the innermost operator
             products[id(outer)] = products.get(id(outer), 0.0) + kernels.get(operator.external, 0.0)
     while open_:

@@ -29,15 +29,16 @@ OPERATION = re.compile(
     rf"(?P<kind>Gemm|GemmAndBias|GemmStridedBatched|ScaledGemm)TunableOp_(?P<a>{_TYPE})"
     rf"(?:_(?P<b>{_TYPE})_(?P<c>{_TYPE}))?_(?P<layout>[NT]{{2}})"
 )
+_WHOLE = r"\d{1,18}"
 SIZES = re.compile(
-    r"[nt]{2}_(?P<m>\d+|\*)_(?P<n>\d+|\*)_(?P<k>\d+|\*)(?:_B_(?P<batch>\d+|\*))?"
-    r"(?:_ld_(?P<lda>\d+|\*)_(?P<ldb>\d+|\*)_(?P<ldc>\d+|\*))?(?P<rest>(?:_.*)?)"
+    rf"[nt]{{2}}_(?P<m>{_WHOLE}|\*)_(?P<n>{_WHOLE}|\*)_(?P<k>{_WHOLE}|\*)(?:_B_(?P<batch>{_WHOLE}|\*))?"
+    rf"(?:_ld_(?P<lda>{_WHOLE}|\*)_(?P<ldb>{_WHOLE}|\*)_(?P<ldc>{_WHOLE}|\*))?(?P<rest>(?:_.*)?)"
 )
 """A product's signature, and its sizes' as column-major BLAS has them."""
 _CUBLASLT = re.compile(
-    r"Gemm_Cublaslt_id_(?P<algo_id>\d+)_tile_(?P<tile_id>\d+)_stages_(?P<stages_id>\d+)_splitk_(?P<NUM_KSPLIT>-?\d+)"
-    r"_red_(?P<reduction_scheme>\d+)_swizzle_(?P<cta_swizzling>\d+)_custom_(?P<custom_option>\d+)"
-    r"_inner_(?P<inner_shape_id>\d+)_cluster_(?P<cluster_shape_id>\d+)"
+    rf"Gemm_Cublaslt_id_(?P<algo_id>{_WHOLE})_tile_(?P<tile_id>{_WHOLE})_stages_(?P<stages_id>{_WHOLE})"
+    rf"_splitk_(?P<NUM_KSPLIT>-?{_WHOLE})_red_(?P<reduction_scheme>{_WHOLE})_swizzle_(?P<cta_swizzling>{_WHOLE})"
+    rf"_custom_(?P<custom_option>{_WHOLE})_inner_(?P<inner_shape_id>{_WHOLE})_cluster_(?P<cluster_shape_id>{_WHOLE})"
 )
 _GRANULARITIES = {"0": "tensor", "1": "row"}
 
@@ -191,7 +192,7 @@ def _winner(solution: str, spec: GemmSpec, validators: Mapping[str, str]) -> tup
     if solution == "Default":
         scaled = spec.x_scale is not None
         return ("scaled_mm", {"use_fast_accum": False}, "scaled_mm") if scaled else ("torch", {"method": "mm"}, "torch")
-    if found := re.fullmatch(r"Gemm_Hipblaslt_(\d+)", solution):
+    if found := re.fullmatch(rf"Gemm_Hipblaslt_({_WHOLE})", solution):
         version = validators.get("HIPBLASLT_VERSION")
         if version is None:
             raise _Left("hipBLASLt's solution without HIPBLASLT_VERSION, whose index it is")
