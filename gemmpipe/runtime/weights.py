@@ -49,9 +49,9 @@ def _wanted(family: Family, weights: Weights) -> Iterator[tuple[Chosen, GemmSpec
     """Each candidate that a row of this weight's sizes, type and device names, once."""
     device = device_of(weights.w.get_device())
     names = {column.name for column in family.key_columns}
-    wanted: dict[str, Scalar] = {"N": weights.w.shape[-2], "K": weights.w.shape[-1], "dtype": name_of(weights.w.dtype)}
-    if not {"N", "K"} <= names:  # a family of products of several weights
+    if not {"N", "K"} <= names or weights.w.dim() < 2:  # a family of products of several weights; no weight
         return
+    wanted: dict[str, Scalar] = {"N": weights.w.shape[-2], "K": weights.w.shape[-1], "dtype": name_of(weights.w.dtype)}
     seen = set()
     for rows in dispatch_of(family.name).tables().like(device, {k: v for k, v in wanted.items() if k in names}):
         chosen, spec = first_usable(family, rows, device) or (None, None)

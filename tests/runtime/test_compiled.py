@@ -5,8 +5,10 @@ import sys
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gemmpipe.runtime import gemm_a8w8_blockscale, gemm_a16w16
+from gemmpipe.runtime.selection import LOG
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +47,15 @@ def test_the_operator_keeps_torchs_rules(x, w) -> None:
     torch.compile(gemm_a8w8_blockscale, fullgraph=True, backend="eager")(x8, w8, torch.ones(4, 1), torch.ones(1, 1))
     operands = ("a16w16", x(4), w, None, None, None, torch.bfloat16)
     torch.library.opcheck(torch.ops.gemmpipe.product.default, operands)
+
+
+def test_who_looks_for_sizes_alone_leaves_nothing_behind(row, table, x, w) -> None:
+    table(row(4, "onednn", {"method": "float32_packed"}))
+    for _ in range(2):  # before and after a call with memory
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+            assert gemm_a16w16(mode.from_tensor(x(4)), mode.from_tensor(w)).shape == (4, 64)
+        gemm_a16w16(x(4), w)
+        assert set(LOG.answers.values()) == {"exact"}
 
 
 def test_in_a_process_that_never_called_it_before() -> None:

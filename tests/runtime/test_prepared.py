@@ -64,6 +64,10 @@ def test_ahead_of_the_first_call(x, w) -> None:
     assert prepare(torch.randn(7, 96).bfloat16()) == 0
 
 
+def test_what_is_no_weight_has_no_forms() -> None:
+    assert prepare(torch.ones(3)) == forget(torch.ones(3)) == prepare(torch.ones(3, 3)) == 0
+
+
 def test_a_reload_that_torch_counts_is_seen(x, w) -> None:
     layer = torch.nn.Linear(96, 64, bias=False, dtype=torch.bfloat16)
     with torch.no_grad():
