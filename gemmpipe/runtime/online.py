@@ -178,6 +178,9 @@ def _where(word: str, device: Device) -> tuple[str, ...] | None:
 def _spare(word: str, index: int, device: Device) -> tuple[str, ...] | None:
     import torch
 
+    if index == device.index:
+        LOG.warn("online self", f"{_VARIABLE}={word}: this program computes there itself: its rows are provisional")
+        return (f"device.index={index}",)
     if index >= torch.cuda.device_count():
         there = torch.cuda.device_count()
         LOG.warn("online index", f"{_VARIABLE}={word}: this process sees {there} GPUs: nothing is tuned")

@@ -91,7 +91,9 @@ class Log(Records):
         elif match["expert"] is not None:
             sizes = {"expert": int(match["expert"]), "inter_dim": int(match["N"]), **_grouped(stored)}
             more = {"model_dim": self.model_dim, "topk": self.topk}
-            yield Recorded(family="fmoe", values={**sizes, **{k: v for k, v in more.items() if v}}, where=where)
+            lacking = " ".join(f"shapes.{name}=" for name, value in more.items() if not value)
+            at = f"{where} (say {lacking})" if lacking else where
+            yield Recorded(family="fmoe", values={**sizes, **{k: v for k, v in more.items() if v}}, where=at)
 
 
 def _whole(word: str, where: str) -> int:

@@ -146,6 +146,7 @@ def alone_in_process(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
         ("cuda:3", "cpu", None, "a GPU's times say nothing about"),
         ("yes", "sm_90", None, "expected 1, 0 or a spare GPU such as cuda:3"),
         ("cuda:99", "sm_90", None, "this process sees"),
+        ("cuda:0", "sm_90", ("device.index=0",), "this program computes there itself: its rows are provisional"),
     ],
 )
 def test_where_it_is_tuned(word: str, gfx: str, words: tuple[str, ...] | None, said: str, caplog) -> None:

@@ -78,7 +78,9 @@ def test_experts(tmp_path: Path) -> None:
         (4, 2048, 256, 256, 8, "QuantType.per_1x128"),
         (32, 7168, 256, 256, 8, "QuantType.per_1x128"),
     ]
-    with pytest.raises(UserError, match=r"server.log:\d+: column model_dim: no value"):
+    with pytest.raises(
+        UserError, match=r"server.log:\d+ \(say shapes.model_dim= shapes.topk=\): column model_dim: no value"
+    ):
         made(tmp_path, "fmoe")
 
 
