@@ -7,12 +7,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from gemmpipe.cli.main import main
 from gemmpipe.data import Device, Problem, Scalar
 from gemmpipe.events import Events
 from gemmpipe.family import Family, GemmSpec, Inputs, KernelDefaults, KeyColumn, Scaling, Weights
 from gemmpipe.plan import Plan
+
+# A busy machine is slow, which says nothing of what is tested.
+settings.register_profile(
+    "busy", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+settings.load_profile("busy")
 
 KEY = tuple(KeyColumn(name=name, kind="int") for name in ("M", "N", "K"))
 BF16_KEY = (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gemmpipe.cli.main import main
@@ -261,7 +261,7 @@ _EDIT = st.tuples(st.integers(0, len(_REAL)), st.integers(0, 8), st.binary(max_s
 
 
 @given(st.lists(_EDIT, min_size=1, max_size=6))
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=400)
 def test_a_table_of_any_bytes_is_read_whole_or_refused_in_a_line(
     folder: Path, edits: list[tuple[int, int, bytes]]
 ) -> None:

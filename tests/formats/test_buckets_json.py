@@ -229,7 +229,7 @@ _VALUE = (
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.dictionaries(
         st.text(max_size=8), st.dictionaries(st.text(max_size=8), _VALUE, min_size=1, max_size=4), max_size=5
@@ -243,7 +243,7 @@ def test_what_is_written_is_read(
     assert read_buckets(path) == buckets
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.dictionaries(
         st.integers(1, 8192),
@@ -266,7 +266,7 @@ def test_engine_files_hold_what_was_selected(
     assert form.read(path) == {str(m): knobs for m, knobs in good.items()}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(place=st.floats(0, 1, exclude_max=True), byte=st.sampled_from(b' ,":{}[]\n0159xT.-_\\\xff'))
 def test_a_changed_byte_is_refused_or_changes_one_value(
     tmp_path_factory: pytest.TempPathFactory, place: float, byte: int

@@ -70,7 +70,7 @@ def _run(hunt: Hunt, dice: random.Random, fail_pct: int = 0) -> dict[Candidate, 
     return results
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(0, 96), st.floats(0.05, 1.0), st.integers(1, 40), st.sampled_from([0, 40, 100]), st.integers())
 def test_a_share_is_looked_at_and_what_must_be(count: int, share: float, least: int, fail_pct: int, seed: int) -> None:
     space = SPACE[:count]

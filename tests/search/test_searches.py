@@ -58,7 +58,7 @@ def _answer(request: Request, times: Mapping[Candidate, float | None]) -> Trial:
 TIMES = st.lists(st.none() | st.floats(1, 1e6), max_size=200)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(times=TIMES, seed=st.integers())
 def test_halving_finds_what_exhaustive_search_finds(times: list[float | None], seed: int) -> None:
     space = dict(zip(_candidates(len(times)), times, strict=True))

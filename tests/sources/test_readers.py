@@ -141,7 +141,7 @@ NAMES = [name for *_, name, _ in FORMATS]
 
 @pytest.mark.parametrize(("write", "source", "name", "counted"), FORMATS, ids=NAMES)
 @given(products=PRODUCTS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_written_and_read_back(
     write: Callable[[Sequence[Product], Path], None],
     source: Callable[[str], Source],
@@ -156,7 +156,7 @@ def test_written_and_read_back(
 
 @pytest.mark.parametrize(("write", "source", "name", "counted"), FORMATS, ids=NAMES)
 @given(products=PRODUCTS, data=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_one_byte_changes_one_row_or_is_refused(
     write: Callable[[Sequence[Product], Path], None],
     source: Callable[[str], Source],
@@ -177,7 +177,7 @@ def test_one_byte_changes_one_row_or_is_refused(
 
 @pytest.mark.parametrize(("write", "name"), [(write_capture, "seen.csv"), (write_untuned, "untuned.csv")])
 @given(products=PRODUCTS, data=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_one_cell_changes_one_row_or_is_refused(
     write: Callable[[Sequence[Product], Path], None], name: str, products: list[Product], data: st.DataObject
 ) -> None:

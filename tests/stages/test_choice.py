@@ -57,7 +57,7 @@ FINALISTS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(FINALISTS, st.randoms(use_true_random=False), st.integers(-1, 5))
 def test_the_choice_does_not_depend_on_the_order(
     rows: list[tuple[str, list[float]]], order: object, incumbent: int

@@ -72,7 +72,7 @@ def _drive(course: Course, builds: set[int], broken: set[int], seed: int, fail_p
     raise AssertionError("no end")
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     needs=st.lists(st.lists(st.integers(0, 5), max_size=3, unique=True), max_size=12),
     broken=st.sets(st.integers(0, 5)),

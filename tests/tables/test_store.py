@@ -146,7 +146,7 @@ _TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), min
 _TIME = st.floats(min_value=1e-3, max_value=1e6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.fixed_dictionaries(
@@ -189,7 +189,7 @@ def _every_row(path: Path, family: Family) -> list[Row]:
     return [*table.rows, *(row for row, _ in table.refused)]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(place=st.floats(0, 1, exclude_max=True), byte=st.sampled_from(b' ,"\n\r0159xT{}:.-_\x00\xff'))
 def test_a_changed_byte_is_refused_or_changes_one_cell(
     tmp_path_factory: pytest.TempPathFactory, sixteen: Family, place: float, byte: int

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gemmpipe.cli.main import main
@@ -167,7 +167,7 @@ def test_what_is_no_result_file(tmp_path: Path) -> None:
     assert not is_results(path), "a file of untuned products"
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100)
 @given(place=st.floats(0, 1, exclude_max=True), byte=st.sampled_from(b' ,"\n0159xTN_*.-\x00\xff'))
 def test_a_changed_byte_is_refused_or_changes_one_row(
     tmp_path_factory: pytest.TempPathFactory, place: float, byte: int

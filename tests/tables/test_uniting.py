@@ -101,7 +101,7 @@ def _said(union: Union) -> list[tuple[Row, dict[str, object]]]:
 
 
 @given(_ENTRIES, st.randoms())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_order_and_any_grouping_end_alike(blockscale: Family, entries: list[Entry], random: object) -> None:
     whole = _said(unite(entries, blockscale, JUDGE))
     shuffled = list(entries)
@@ -115,7 +115,7 @@ def test_any_order_and_any_grouping_end_alike(blockscale: Family, entries: list[
 
 
 @given(_ENTRIES)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_row_is_kept_said_by_another_or_explained(blockscale: Family, entries: list[Entry]) -> None:
     union = unite(entries, blockscale, JUDGE)
     assert len(entries) == len(union.entries) + union.alike + len(union.conflicts)
