@@ -1,0 +1,107 @@
+"""Who takes part in a comparison: engines' files by device and M, rows of tables that cannot run here."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gemmpipe import journal
+from gemmpipe.backends.autotune import Autotune
+from gemmpipe.backends.own import Own
+from gemmpipe.data import Device
+from gemmpipe.family import KernelDefaults, load_family
+from gemmpipe.formats.sglang import Sglang
+from gemmpipe.formats.vllm import Vllm
+from gemmpipe.problem import make_problem
+from gemmpipe.space import Space
+from gemmpipe.stages import contenders
+from gemmpipe.stages.listing import Listing, list_candidates
+from gemmpipe.tables.recorded import Unusable
+
+BODY = {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 16, "num_warps": 4,
+        "num_stages": 3}  # fmt: skip
+AXES = {"BLOCK_SIZE_M": (16, 64), "BLOCK_SIZE_N": (64,), "BLOCK_SIZE_K": (128,), "num_warps": (4,), "num_stages": (3,)}
+FAMILY = load_family("a8w8_blockscale")
+
+
+@pytest.fixture
+def context(h200: Device, tmp_path: Path) -> Any:
+    """What contenders ask a run for."""
+    own = {i.label: i for i in FAMILY.implementations}
+    chosen = [*Own(label="triton").implementations(FAMILY), *Autotune(limit_s=1.0).implementations(FAMILY)]
+    run_dir = tmp_path / "outputs/runs/compare/now"
+    return SimpleNamespace(
+        family=FAMILY, device=h200, implementations=tuple(chosen), implementation=own.get, run_dir=run_dir
+    )
+
+
+def _listing(context: Any, m: int) -> Listing:
+    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    problem = make_problem(FAMILY, {"M": m, "N": 1280, "K": 1024}, words, context.device.gfx, "case")
+    space = Space(axes=AXES, when=(), pinned=())
+    return list_candidates(problem, FAMILY, context.implementations, context.device, space, ())
+
+
+def _file(folder: Path, device: str, **by_m: dict[str, object]) -> Path:
+    path = folder / f"N=1280,K=1024,device_name={device},dtype=fp8_w8a8,block_shape=[128,128].json"
+    path.write_text(json.dumps({m.removeprefix("m"): {**BODY, **body} for m, body in by_m.items()}))
+    return path
+
+
+def test_an_engine_takes_the_file_of_this_device_at_the_nearest_m(context: Any, tmp_path: Path) -> None:
+    _file(tmp_path, "NVIDIA_A100", m8={"BLOCK_SIZE_M": 16})
+    _file(tmp_path, "NVIDIA_H200", m1={"BLOCK_SIZE_M": 16}, m64={"BLOCK_SIZE_M": 32}, m256={})
+    files = sorted(tmp_path.glob("*.json"))
+    for m, rows in ((1, 16), (40, 32), (4096, 64)):
+        [found] = contenders.engine("vllm", files, Vllm(device_name=None), _listing(context, m), context)
+        assert found.candidate is not None, found.reason
+        assert (found.candidate.backend, found.candidate.knobs["BLOCK_SIZE_M"]) == ("triton", rows)
+    assert [*contenders.engine("vllm", [], Vllm(device_name=None), _listing(context, 1), context)] == []
+
+
+def test_an_engines_split_of_k_is_ours(context: Any, tmp_path: Path) -> None:
+    path = _file(tmp_path, "elsewhere", m8={"SPLIT_K": 2})
+    [found] = contenders.engine("sglang", [path], Sglang(device_name=None), _listing(context, 8), context)
+    assert found.candidate is not None, "the only file of this N and K was named: whatever device it is of"
+    assert found.candidate.knobs["NUM_KSPLIT"] == 2
+
+
+def test_files_that_do_not_help_say_why(context: Any, tmp_path: Path) -> None:
+    others = [_file(tmp_path, device, m8={}) for device in ("A", "B")]
+    wrong = tmp_path / "wrong"
+    wrong.mkdir()
+    cases = {
+        "2 for other devices, no N=1280,K=1024,device_name=NVIDIA_H200": others,
+        "file: no N=1280,K=1024": [tmp_path / "N=1,K=1.json"],
+        "BLOCK_SIZE_K 256 spans more than a group": [_file(wrong, "A", m8={"BLOCK_SIZE_K": 256})],
+    }
+    for reason, files in cases.items():
+        [found] = contenders.engine("vllm", files, Vllm(device_name=None), _listing(context, 8), context)
+        assert found.candidate is None
+        assert reason in found.reason
+
+
+def test_a_row_that_cannot_run_gives_way_to_the_next(context: Any) -> None:
+    listing = _listing(context, 64)
+    good = next(c for c in listing.candidates if c.backend == "triton")
+    stale = {"libtype": "triton", "config": json.dumps(good.knobs), "kernelName": "blockscale@00000000", "run_id": "x"}
+    right = {**stale, "kernelName": None}
+    empty = journal.Record()
+    first, own = contenders.tuned(listing, [stale, right], (), lambda run: empty, context)
+    assert (first.name, first.candidate, own.name, own.candidate) == ("tuned", good, "own kernels", good)
+    [alone] = contenders.tuned(listing, [stale], (), lambda run: empty, context)
+    assert "its source or library is" in alone.reason
+    _, named = contenders.tuned(listing, [right], [{**right, "config": "{}"}], lambda run: empty, context)
+    assert named.candidate is None, "the table that was named has the say"
+
+
+def test_triton_chooses_among_what_fits(context: Any) -> None:
+    listing = _listing(context, 64)
+    other = contenders.tuner(context)
+    assert other is not None
+    found = contenders.given_to(other, listing, context)
+    assert set(found) == {c for c in listing.candidates if c.backend == "triton"}
+    with pytest.raises(Unusable, match="no configuration of the kernel fits"):
+        contenders.given_to(other, SimpleNamespace(spec=listing.spec, candidates=()), context)  # type: ignore[arg-type]
