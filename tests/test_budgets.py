@@ -43,8 +43,34 @@ def _runs() -> list[Path]:
     return sorted(Path("outputs/runs").glob("*/*"), key=lambda path: path.stat().st_mtime_ns)
 
 
-@pytest.mark.parametrize("search", ["exhaustive", "halving", "random", "gaussian"])
+SEARCHES = ["exhaustive", "halving", "random", "gaussian", "learned"]
+
+
+def _timed(folder: Path) -> list[tuple[str, str, int]]:
+    """(problem, candidate, launches) of every screening trial, in the order of the journal."""
+    rows = [json.loads(line) for line in (folder / journal.NAME).read_text().splitlines()]
+    screened = [r for r in rows if r["row"] == "trial" and r["stage"] == "screen"]
+    return [(r["problem"], r["candidate"], r["launches"]) for r in screened]
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+def test_each_search_resumed_goes_on_and_repeats_nothing(run: Run, search: str, faulty_words: tuple[str, ...]) -> None:
+    """Six candidates and three of torch a problem, fewer than any search looks at: in the end all are timed."""
+    if search == "learned":
+        pytest.importorskip("sklearn")
+    run(f"search={search}", "search.budget_trials=4")
+    for _ in range(2):
+        assert main([faulty_words[0], "resume=last"]) == 0
+    timed = _timed(_runs()[-1])
+    assert len(timed) == len(set(timed)), "no finished trial is made again"
+    assert len(_screened(_runs()[-1])) == 2 * 9
+    assert not any(provisional(policy) for policy in _policies())
+
+
+@pytest.mark.parametrize("search", SEARCHES)
 def test_a_budget_of_trials_makes_rows_provisional(run: Run, search: str) -> None:
+    if search == "learned":
+        pytest.importorskip("sklearn")
     out = run(f"search={search}", "search.budget_trials=3")
     assert "2 searches cut short by the budget; their rows are provisional" in out
     assert len(_screened(_runs()[-1])) == 2 * 3

@@ -1,6 +1,6 @@
 """search=replay: another search, answered from recorded spaces instead of a GPU."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gemmpipe.errors import UserError, at_least
@@ -23,9 +23,21 @@ class Replay(Search):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(1, seeds=self.seeds, slots=self.slots, rounds=self.rounds)
+        if self.journals or self.of.journals:
+            raise ValueError("journals given, expected none: search.warm=true tells what earlier runs would have")
 
     def start(self, subject: Subject) -> Hunt:
         raise UserError("search=replay: answers from a record, without a device: gemmpipe replay search.recorded=[...]")
+
+    @property
+    def limited(self) -> Search:
+        """The search that is tried, within its own budget or else this one; in recorded seconds."""
+        of = self.of
+        return replace(
+            of,
+            budget_s=self.budget_s if of.budget_s is None else of.budget_s,
+            budget_trials=self.budget_trials if of.budget_trials is None else of.budget_trials,
+        )
 
     def recordings(self) -> list[Recording]:
         """The recorded spaces. Raises UserError for what is none."""

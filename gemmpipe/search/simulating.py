@@ -80,16 +80,25 @@ class Bench:
 class _Player:
     """One problem's search at its bench."""
 
-    def __init__(self, bench: Bench, hunt: Hunt, subject: Subject) -> None:
+    def __init__(self, bench: Bench, hunt: Hunt, subject: Subject, budget_trials: int | None) -> None:
         self.bench, self.hunt, self.subject = bench, hunt, subject
+        self._budget_trials = budget_trials
         self._latest: dict[Candidate, Trial] = {}
         self._moments: list[Moment] = []
         self._leader: Candidate | None = None
 
-    def step(self) -> None:
-        """Answer what the search asks for, one after the other; it is told when all are done."""
-        trials = []
+    def step(self, *, in_time: bool) -> None:
+        """Answer what the search asks for, one after the other; it is told when all are done.
+
+        What the budget leaves out is dropped, and the search ends with what it knows, as in a run.
+        """
+        if not in_time:
+            self.hunt.end(0)
+        trials, dropped = [], 0
         for request in self.hunt.ask():
+            if self.bench.evaluations == self._budget_trials and request.candidate not in self._latest:
+                dropped += 1
+                continue
             trial = self.bench.answer(request)
             trials.append(trial)
             self._latest[trial.candidate] = trial
@@ -98,6 +107,8 @@ class _Player:
             self._moments.append(Moment(at_s=self.bench.at_s, evaluations=self.bench.evaluations, best=self._leader))
         if trials:
             self.hunt.tell(trials)
+        if dropped:
+            self.hunt.end(dropped)
 
     def _ahead(self, trial: Trial) -> Candidate | None:
         """Who seems the fastest now; a longer look at the leader, or at another, counts more than a glance."""
@@ -170,8 +181,9 @@ def replay(
             lore=lore,
         )
         bench = Bench(recording, problem, terms.slots, random.Random(dice.random()))
-        players.append(_Player(bench, search.start(subject), subject))
+        players.append(_Player(bench, search.start(subject), subject, search.budget_trials))
     while not all(p.hunt.over for p in players):
         for player in players:
-            player.step()
+            spent_s = sum(p.bench.at_s for p in players)  # one device times them all
+            player.step(in_time=search.budget_s is None or spent_s < search.budget_s)
     return [p.result(recording.problems[p.subject.problem], terms.rounds, dice) for p in players]

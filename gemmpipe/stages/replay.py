@@ -1,8 +1,9 @@
 """The replay stage: how well a search does on recorded spaces, over many seeds, without a device."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gemmpipe.data import Candidate, Problem, median
 from gemmpipe.errors import UserError, at_least
@@ -74,7 +75,7 @@ def replay_group(search: ReplaySearch, recording: Recording, group: Group, keep:
         lore = Lore()
         if search.warm:
             _teach(lore, recording, group)
-        results.append(replay(recording, group, _seeded(search.of, seed), lore, search.terms(keep), seed))
+        results.append(replay(recording, group, _seeded(search.limited, seed), lore, search.terms(keep), seed))
     return [
         _row(recording, spec, [result[place] for result in results], search.slots)
         for place, (_, spec) in enumerate(group)
@@ -113,7 +114,7 @@ def _row(recording: Recording, spec: GemmSpec, replays: Sequence[Replayed], slot
         "problem": problem.id,
         "candidates": len(outcomes),
         "evaluations": median(r.evaluations for r in replays),
-        "seconds": median(r.moments[-1].at_s for r in replays),
+        "seconds": median(r.moments[-1].at_s if r.moments else 0.0 for r in replays),
         "best_us": best_us,
         "ratio": median(reached) if reached else None,
         "worst": max(reached) if len(reached) == len(ratios) else None,
@@ -146,7 +147,13 @@ def lines(scores: "pd.DataFrame", search: ReplaySearch) -> list[str]:
             f" seeds; {part['within_1_pct'].mean():.1%} of all), at {share:.1%} of the evaluations, score"
             f" {part['score'].mean():.2f}"
         )
-    worst = max(scores.to_dict("records"), key=lambda row: row["worst"] or float("inf"))
-    by = "nothing found" if worst["worst"] is None else f"{worst['worst']:.3f} times the best"
+    worst = max(scores.to_dict("records"), key=_how_bad)
+    by = "nothing found" if math.isinf(_how_bad(worst)) else f"{worst['worst']:.3f} times the best"
     told.append(f"worst: {by}, seed {worst['worst_seed']} of {worst['problem']}")
     return told
+
+
+def _how_bad(row: "Mapping[Hashable, Any]") -> float:
+    """The worst ratio of a problem; endless where a seed found nothing."""
+    worst = row["worst"]
+    return math.inf if worst is None or math.isnan(worst) else float(worst)

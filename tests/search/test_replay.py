@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 
@@ -17,7 +18,7 @@ from gemmpipe.search.random import Random
 from gemmpipe.search.recording import Recording, read
 from gemmpipe.search.replay import Replay
 from gemmpipe.search.scoring import random_best, score
-from gemmpipe.stages.replay import groups_of, replay_group
+from gemmpipe.stages.replay import groups_of, lines, replay_group
 
 RECORDED = Path(__file__).parent.parent / "data" / "recorded"
 LIMITS = {"budget_s": None, "budget_trials": None, "journals": ()}
@@ -116,6 +117,29 @@ def test_it_beats_random_search_and_learns_from_other_products(recordings: dict[
         ratios[name] = np.mean([float(str(r["ratio"])) for r in replay_group(how, recording, group, 20)])  # type: ignore[arg-type]
     assert ratios["cold"] < ratios["random"]
     assert ratios["warm"] <= ratios["cold"] + 0.005
+
+
+def test_a_budget_ends_a_replayed_search_as_it_ends_a_run(recordings: dict[str, Recording]) -> None:
+    recording = recordings["h200_a8w8"]
+    group = _held_out(recording)[0]
+    whole = replay_group(_replay(_default(), 2), recording, group, 20)  # type: ignore[arg-type]
+    few = replace(_replay(_default(), 2), budget_trials=12)
+    rows = replay_group(few, recording, group, 20)  # type: ignore[arg-type]
+    assert [row["evaluations"] for row in rows] == [12.0] * len(rows)
+    own = replace(few, of=replace(_default(), budget_trials=7))
+    assert replay_group(own, recording, group, 20)[0]["evaluations"] == 7, "the search's own counts first"  # type: ignore[arg-type]
+    spent = sum(float(str(row["seconds"])) for row in whole)
+    short = replay_group(replace(_replay(_default(), 2), budget_s=spent / 4), recording, group, 20)  # type: ignore[arg-type]
+    seconds = [float(str(row["seconds"])) for row in short]
+    assert spent / 4 <= sum(seconds) < spent / 2, "a step that was begun is finished"
+    nothing = replay_group(replace(_replay(_default(), 2), budget_s=0.0), recording, group, 20)  # type: ignore[arg-type]
+    assert all(row["ratio"] is None for row in nothing)
+    assert "worst: nothing found" in lines(pd.DataFrame(nothing), few)[-1]
+
+
+def test_a_replay_knows_no_journal() -> None:
+    with pytest.raises(ValueError, match=r"search\.warm=true"):
+        replace(_replay(_default(), 2), journals=("outputs/runs/tune/x",))
 
 
 def test_what_is_no_recording_is_refused_in_one_line(tmp_path: Path) -> None:
