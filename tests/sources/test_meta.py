@@ -20,7 +20,7 @@ KINDS = (
     *("glm_moe_dsa", "gpt_oss", "deepseek_v2", "deepseek_v3", "deepseek_v32", "llama4_text", "cohere", "cohere2"),
     *("olmo", "olmo2", "olmo3", "olmoe", "granite", "granitemoe", "falcon", "minimax", "minimax_m2", "smollm3"),
     *("seed_oss", "internlm3", "ernie4_5", "ernie4_5_moe", "exaone4", "arcee", "apertus", "stablelm", "starcoder2"),
-    *("gpt_neox", "opt", "minicpm3", "exaone_moe", "solar_open", "hy_v3"),
+    *("gpt_neox", "opt", "minicpm3", "exaone_moe", "solar_open", "hy_v3", "gptj", "mpt", "jamba", "bloom", "gpt2"),
 )
 LAYERS = 8
 
@@ -33,7 +33,7 @@ def published(kind: str) -> dict[str, object]:
     for name in ("layer_types", "mlp_layer_types", "indexer_types", "attn_type_list"):
         if isinstance(fields.get(name), list):
             fields[name] = fields[name][:LAYERS]
-    dropped = ("architectures", "dtype", "quantization_config")
+    dropped = ("architectures", "dtype", "quantization_config", "n_layer", "n_layers")
     return {**{n: v for n, v in fields.items() if n not in dropped}, "model_type": kind, "num_hidden_layers": LAYERS}
 
 

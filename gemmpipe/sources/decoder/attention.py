@@ -1,9 +1,9 @@
-"""The products of attention: grouped-query, latent with its indexer, and the linear ones."""
+"""The products of attention: grouped-query, latent with its indexer, the linear ones, and state spaces."""
 
 from collections.abc import Callable, Iterator, Mapping
 
 from gemmpipe.errors import UserError
-from gemmpipe.sources.decoder.linear import Linear, Shape
+from gemmpipe.sources.decoder.linear import Linear, Shape, from_zero
 
 _FULL = ("full_attention", "sliding_attention", "chunked_attention", "attention")
 _LINEAR = ("linear_attention",)
@@ -176,6 +176,29 @@ def lightning(shape: Shape) -> Iterator[Linear]:
     yield Linear(layer=out, n=hidden, k=inner, places=linear, cut="row", modules=(f"{at}out_proj",))
 
 
+def mamba(shape: Shape) -> Iterator[Linear]:
+    """State spaces with a full-attention layer in between (Jamba)."""
+    period, hidden = shape.size("attn_layer_period"), shape.hidden
+    offset = from_zero(shape, "attn_layer_offset") % period
+    yield from _grouped(shape, tuple(i for i in shape.every_layer if i % period == offset))
+    places = tuple(i for i in shape.every_layer if i % period != offset)
+    inner = shape.split(shape.size("mamba_expand") * hidden, "mamba_expand times hidden_size")
+    automatic = shape.value("mamba_dt_rank") == "auto"
+    rank = -(-hidden // 16) if automatic else shape.size("mamba_dt_rank")
+    bias = shape.flag("mamba_proj_bias")
+    yield _mamba(places, "in_proj", 2 * inner, hidden, "column", bias, parts=(inner, inner))
+    yield _mamba(places, "x_proj", rank + 2 * shape.size("mamba_d_state"), inner, "row", False)
+    yield _mamba(places, "dt_proj", inner, rank, "column", True)
+    yield _mamba(places, "out_proj", hidden, inner, "row", bias)
+
+
+def _mamba(
+    places: tuple[int, ...], name: str, n: int, k: int, cut: str, bias: bool, parts: tuple[int, ...] = ()
+) -> Linear:
+    at = f"mamba.{name}"
+    return Linear(layer=at, n=n, k=k, places=places, cut=cut, modules=(at,), parts=parts, bias=bias)
+
+
 def _split_layers(shape: Shape) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(layers with full attention, layers with linear attention)."""
     kinds = shape.words("layer_types", _FULL + _LINEAR)
@@ -196,4 +219,5 @@ _KINDS: Mapping[str, Callable[[Shape], Iterator[Linear]]] = {
     "latent": latent,
     "delta": delta,
     "lightning": lightning,
+    "mamba": mamba,
 }

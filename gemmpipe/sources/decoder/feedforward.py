@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from gemmpipe.errors import UserError
-from gemmpipe.sources.decoder.linear import Linear, Shape
+from gemmpipe.sources.decoder.linear import Linear, Shape, from_zero
 
 COUNTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
 """Fields that say how many experts there are."""
@@ -24,7 +24,11 @@ def feedforward(shape: Shape) -> Iterator[Linear]:
 
 def _width(shape: Shape, *names: str) -> int:
     """The width of an MLP; four times the hidden one where an ungated architecture says nothing."""
-    return shape.size(*names, default=None if shape.rule.gated else 4 * shape.hidden)
+    default = None if shape.rule.gated else shape.size("expansion_ratio", default=4) * shape.hidden
+    width = shape.size(*names, default=default)
+    if shape.rule.halved and width % 2:
+        raise UserError(f"{shape.where}: {names[0]}: {width}, expected gate and up together, an even number")
+    return width // 2 if shape.rule.halved else width
 
 
 def mlp(shape: Shape, width: int, places: tuple[int, ...], prefix: str = "") -> Iterator[Linear]:
@@ -145,29 +149,18 @@ def _layers(shape: Shape) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _is_sparse(shape: Shape, layer: int) -> bool:
-    """By the first dense layers, every how many layers, and between which (DeepSeek, Qwen, Llama 4, Ernie)."""
+    """By the first dense layers, every how many layers, and between which (DeepSeek, Qwen, Llama 4, Ernie, Jamba)."""
     step = shape.size("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval", default=1)
-    first = _from_zero(shape, "first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
-    last = _from_zero(shape, "moe_layer_end_index", default=shape.layers - 1)
+    period = shape.size("expert_layer_period", default=1)
+    first = from_zero(shape, "first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
+    last = from_zero(shape, "moe_layer_end_index", default=shape.layers - 1)
     return (
         first <= layer <= last
         and layer not in shape.numbers("mlp_only_layers")
+        and layer % period == from_zero(shape, "expert_layer_offset") % period
         and (layer + 1) % step == 0
         and layer % shape.size("moe_layer_freq", default=1) == 0
     )
-
-
-def _from_zero(shape: Shape, *names: str, default: int = 0) -> int:
-    for name in names:
-        value = shape.value(name)
-        if value is None or (name.endswith("end_index") and value == -1):  # Ernie: -1 is the last
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise UserError(f"{shape.where}: {name}: {value!r}, expected 0 to {shape.layers} layers")
-        if value > shape.layers and not name.endswith("end_index"):
-            raise UserError(f"{shape.where}: {name}: {value!r}, expected 0 to {shape.layers} layers")
-        return value
-    return default
 
 
 def lm_head(shape: Shape) -> Linear:

@@ -44,7 +44,7 @@ class Rule:
     """How an architecture differs from a plain decoder; a bias is a fixed answer or the field that tells."""
 
     attention: str = "grouped"
-    """`grouped`, `latent`, `delta` (most layers linear attention) or `lightning`."""
+    """`grouped`, `latent`, `delta` (most layers linear attention), `lightning` or `mamba` (most layers state space)."""
     qkv_bias: bool | str = "attention_bias"
     o_bias: bool | str = False
     gated: bool = True
@@ -56,8 +56,10 @@ class Rule:
     head_bias: bool | str = False
     shared_gate: bool = False
     """Whether a product with one output weighs the shared expert."""
+    halved: bool = False
+    """Whether `intermediate_size` counts gate and up together."""
     fields: Mapping[str, str] = field(default_factory=dict)
-    """Our name of a field -> the architecture's own."""
+    """Our name of a field -> the architecture's own, `outer.inner` for one of a nested object."""
     defaults: Mapping[str, int] = field(default_factory=dict)
     """Sizes that published files leave out where they are the class's own."""
 
@@ -75,8 +77,10 @@ class Shape:
 
     def value(self, name: str) -> object:
         """A field under the architecture's own name for it, or under ours; None where it is not there."""
-        own = self.config.get(self.rule.fields.get(name, name))
-        return self.config.get(name) if own is None else own
+        found: object = self.config
+        for part in self.rule.fields.get(name, name).split("."):
+            found = found.get(part) if isinstance(found, Mapping) else None
+        return self.config.get(name) if found is None else found
 
     def size(self, *names: str, default: int | None = None) -> int:
         """The first of these fields that is there, a whole number from 1; UserError where there is none."""
@@ -143,6 +147,20 @@ class Shape:
     def every_layer(self) -> tuple[int, ...]:
         """All decoder layers."""
         return tuple(range(self.layers))
+
+
+def from_zero(shape: Shape, *names: str, default: int = 0) -> int:
+    """The first of these fields that is there, a number of layers from 0; UserError for any other value."""
+    for name in names:
+        value = shape.value(name)
+        if value is None or (name.endswith("end_index") and value == -1):  # Ernie: -1 is the last
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise UserError(f"{shape.where}: {name}: {value!r}, expected 0 to {shape.layers} layers")
+        if value > shape.layers and not name.endswith("end_index"):
+            raise UserError(f"{shape.where}: {name}: {value!r}, expected 0 to {shape.layers} layers")
+        return value
+    return default
 
 
 MOST_LAYERS = 10_000

@@ -18,13 +18,14 @@ _MERGED: Mapping[tuple[str, ...], str] = {
     ("in_proj_b", "in_proj_a"): "in_proj_ba",
 }
 """Siblings that engines merge, since they multiply the same input -> the product's name."""
-_QKV = ("qkv_proj", "query_key_value", "qkv", "wqkv", "c_attn", "W_pack")
+_QKV = ("qkv_proj", "query_key_value", "qkv", "wqkv", "Wqkv", "c_attn", "W_pack")
 _HEAD = ("lm_head", "embed_out", "output")
 _COLUMN = (
     *("q_proj", "k_proj", "v_proj", "gate_up_proj", "gate_proj", "up_proj", "q_b_proj", "kv_b_proj"),
-    *("in_proj_qkvz", "in_proj_ba", "fc1", "c_fc", "dense_h_to_4h", "output_gate", *_QKV, *_HEAD),
+    *("in_proj_qkvz", "in_proj_ba", "fc1", "fc_in", "c_fc", "dense_h_to_4h", "output_gate", *_QKV, *_HEAD),
+    *("in_proj_xz", "dt_proj"),
 )
-_ROW = ("o_proj", "down_proj", "out_proj", "dense", "fc2", "dense_4h_to_h", "c_proj", "wo", "w2")
+_ROW = ("o_proj", "down_proj", "out_proj", "dense", "fc2", "fc_out", "dense_4h_to_h", "c_proj", "wo", "w2", "x_proj")
 _WHOLE = (
     *("fused_qkv_a_proj", "q_a_proj", "kv_a_proj_with_mqa", "kv_a_proj", "gate", "router", "shared_expert_gate"),
     *("wq_b", "wk", "weights_proj", "gate_weight", "router.layer"),
@@ -82,6 +83,8 @@ def _merged(modules: Iterable[Module]) -> list[Linear]:
     found: list[Linear] = []
     for (place, parent), children in by_parent.items():
         left = dict(children)
+        if "x_proj" in left and "in_proj" in left:  # a state space whose two halves are all that in_proj makes
+            left["in_proj_xz"] = left.pop("in_proj")
         for leaves, merged in _MERGED.items():
             parts = [left[leaf] for leaf in leaves if leaf in left and not left[leaf].experts]
             if len(parts) == len(leaves) and len({part.k for part in parts}) == 1:

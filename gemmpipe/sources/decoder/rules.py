@@ -26,6 +26,18 @@ _GPT = {
     "num_hidden_layers": "n_layer",
     "intermediate_size": "n_inner",
 }
+_MPT = {
+    "hidden_size": "d_model",
+    "num_attention_heads": "n_heads",
+    "num_hidden_layers": "n_layers",
+    "num_key_value_heads": "attn_config.kv_n_heads",
+}
+_DBRX = {
+    **_MPT,
+    "moe_intermediate_size": "ffn_config.ffn_hidden_size",
+    "num_experts": "ffn_config.moe_num_experts",
+    "num_experts_per_tok": "ffn_config.moe_top_k",
+}
 _GEMMA3 = {"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}
 _CHATGLM = {
     "num_hidden_layers": "num_layers",
@@ -49,13 +61,13 @@ RULES: Mapping[str, Rule] = {
     "Qwen3Next": _DELTA,
     "Qwen3_5": _DELTA,
     "Qwen3_5Moe": _DELTA,
-    "QWenLMHead": Rule(qkv_bias=True, mlp_bias=False, fields={"intermediate_size": "ffn_hidden_size"}),
+    "QWenLMHead": Rule(qkv_bias=True, mlp_bias=False, halved=True, fields={"intermediate_size": "ffn_hidden_size"}),
     "Gemma": _BY_FIELD,
     "Gemma2": _BY_FIELD,
     "Gemma3": Rule(mlp_bias=False, defaults=_GEMMA3),
     "Phi": Rule(qkv_bias=True, o_bias=True, mlp_bias=True, head_bias=True, gated=False),
     "Phi3": _PLAIN,
-    "Phi3Small": _PLAIN,
+    "Phi3Small": Rule(qkv_bias=True, o_bias=True, mlp_bias=True, fields={"intermediate_size": "ff_intermediate_size"}),
     "PhiMoE": Rule(o_bias="attention_bias", mlp_bias=False, head_bias="lm_head_bias", sparse=True),
     "Glm": _BY_FIELD,
     "Glm4": _BY_FIELD,
@@ -64,6 +76,7 @@ RULES: Mapping[str, Rule] = {
     "GlmMoeDsa": _LATENT,
     "ChatGLM": Rule(qkv_bias="add_qkv_bias", mlp_bias="add_bias_linear", fields=_CHATGLM),
     "GptOss": Rule(o_bias="attention_bias", mlp_bias=False, sparse=True, expert_bias=True),
+    "Deepseek": _SPARSE,
     "DeepseekV2": _LATENT,
     "DeepseekV3": _LATENT,
     "DeepseekV32": _LATENT,
@@ -87,8 +100,12 @@ RULES: Mapping[str, Rule] = {
     "MiniMaxM2": Rule(qkv_bias=False, mlp_bias=False, sparse=True),
     "SmolLM3": _LLAMA,
     "SeedOss": Rule(o_bias="attention_out_bias"),
+    "InternLM": Rule(qkv_bias="bias", o_bias="bias", mlp_bias=False),
     "InternLM2": Rule(qkv_bias="bias", o_bias="bias", mlp_bias=False),
     "InternLM3": Rule(qkv_bias="qkv_bias", o_bias="bias", mlp_bias="bias"),
+    "Xverse": _PLAIN,
+    "Orion": _PLAIN,
+    "Aquila": _PLAIN,
     "Baichuan": _PLAIN,
     "BaiChuan": _PLAIN,
     "MiMo": _BIASED_QKV,
@@ -109,6 +126,10 @@ RULES: Mapping[str, Rule] = {
     "Starcoder2": Rule(qkv_bias="use_bias", o_bias="use_bias", mlp_bias="use_bias", gated=False),
     "GPTBigCode": Rule(qkv_bias=True, o_bias=True, mlp_bias=True, gated=False, fields=_GPT),
     "GPT2LMHead": Rule(qkv_bias=True, o_bias=True, mlp_bias=True, gated=False, fields=_GPT),
+    "GPTJ": Rule(qkv_bias=False, mlp_bias=True, head_bias=True, gated=False, fields=_GPT),
+    "MPT": Rule(qkv_bias=False, mlp_bias=False, gated=False, fields=_MPT),
+    "Dbrx": Rule(qkv_bias=False, mlp_bias=False, sparse=True, fields=_DBRX),
+    "Jamba": Rule(attention="mamba", qkv_bias=False, mlp_bias=False, sparse=True),
     "GPTNeoX": Rule(o_bias="attention_bias", mlp_bias=True, gated=False),
     "OPT": Rule(
         qkv_bias="enable_bias",

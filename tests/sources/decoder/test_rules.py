@@ -128,6 +128,64 @@ def test_ungated_and_multi_query() -> None:
     assert cut({**BASE, "architectures": ["ArceeForCausalLM"]})["up_proj"] == (6144, 2048, 12)
 
 
+def test_a_width_that_counts_gate_and_up_together() -> None:
+    first = {**BASE, "architectures": ["QWenLMHeadModel"], "intermediate_size": 22016}
+    found = cut(first, 2)
+    assert found["gate_up_proj"] == (11008, 2048, 12)
+    assert found["down_proj"] == (2048, 5504, 12)
+    with pytest.raises(UserError, match="intermediate_size: 22015, expected gate and up together"):
+        cut({**first, "intermediate_size": 22015})
+
+
+def test_sizes_of_nested_objects() -> None:
+    """DBRX, as published."""
+    dbrx = {
+        "architectures": ["DbrxForCausalLM"],
+        "d_model": 6144,
+        "n_heads": 48,
+        "n_layers": 40,
+        "vocab_size": 100352,
+        "attn_config": {"kv_n_heads": 8, "clip_qkv": 8},
+        "ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4},
+    }
+    found = cut(dbrx, 8)
+    assert found["qkv_proj"] == (1024, 6144, 40)
+    assert found["experts.w13 (grouped)"] == (2688, 6144, 40)
+    assert found["router(gate)"] == (16, 6144, 40)
+    with pytest.raises(UserError, match="num_experts_per_tok 4 of 2 experts"):
+        cut({**dbrx, "ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 2, "moe_top_k": 4}})
+
+
+def test_state_spaces_between_full_attention() -> None:
+    """Jamba, as published, at tp 8: vLLM's MambaMixer cuts in_proj, dt_proj by columns, x_proj and out_proj by rows."""
+    jamba = {
+        **BASE,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "architectures": ["JambaForCausalLM"],
+        "num_key_value_heads": 8,
+        "num_experts": 16,
+        "num_experts_per_tok": 2,
+        "attn_layer_offset": 4,
+        "attn_layer_period": 8,
+        "expert_layer_offset": 1,
+        "expert_layer_period": 2,
+        "mamba_d_state": 16,
+        "mamba_dt_rank": 256,
+        "mamba_expand": 2,
+    }
+    found = cut(jamba, 8)
+    assert found["qkv_proj"] == (768, 4096, 4)
+    assert found["mamba.in_proj"] == (2048, 4096, 28)
+    assert found["mamba.x_proj"] == (288, 1024, 28)
+    assert found["mamba.dt_proj"] == (1024, 256, 28)
+    assert found["mamba.out_proj"] == (4096, 1024, 28)
+    assert (found["mlp.gate_up_proj"][2], found["experts.w13 (grouped)"][2]) == (16, 16)
+    assert cut({**jamba, "mamba_dt_rank": "auto"}) == cut(jamba)
+
+
 @pytest.mark.parametrize(
     ("outer", "inner", "layer"),
     [
