@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -118,6 +119,10 @@ class BuildFacts:
     error: str = ""
     cached: bool = False
     """Whether Triton's disk cache had it already."""
+
+
+ARCHITECTURE = re.compile(r"gfx[0-9a-f]{3,5}|sm_\d{2,3}[a-z]?|cpu_\w{1,40}", re.ASCII)
+"""What `gfx` may say; it becomes part of file names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

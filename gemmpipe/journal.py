@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO
 
-from gemmpipe.data import BuildFacts, Candidate, Device, Scalar, Status, Trial, Tuning
+from gemmpipe import journalled
+from gemmpipe.data import BuildFacts, Candidate, Trial
 from gemmpipe.errors import EnvironmentProblem, UserError
 
 NAME = "trials.jsonl"
@@ -34,8 +35,7 @@ class Journal:
         self._synced = time.monotonic()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._file: IO[str] = self.path.open("a", encoding="utf-8")
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process, however that ends
+            self._file = self._open()
             if not _ends_whole(self.path):
                 self._file.write("\n")
         except BlockingIOError:
@@ -43,6 +43,12 @@ class Journal:
             raise UserError(f"{self.path}: another gemmpipe is still at work on this run") from None
         except OSError as error:
             raise EnvironmentProblem(f"{self.path}: cannot write the journal: {error.strerror}") from None
+
+    def _open(self) -> IO[str]:
+        file = self.path.open("a+", encoding="utf-8")
+        self._file = file
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process, however that ends
+        return file
 
     def write(self, row: str, **values: object) -> None:
         """Append one row of the kind `row`. Raises EnvironmentProblem when the disk is full."""
@@ -106,7 +112,15 @@ class Journal:
         self.write("candidate", **row, kernel=name, **({"builds": list(builds)} if builds else {}))
 
     def sync(self) -> None:
-        """Put everything written so far on the disk."""
+        """Put everything written so far on the disk; under its name, should somebody have deleted that meanwhile."""
+        if not self.path.exists():
+            self._file.seek(0)
+            text = self._file.read()
+            self._file.close()
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._open()
+            self._file.write(text)
+            self._file.flush()
         os.fsync(self._file.fileno())
         self._synced = time.monotonic()
 
@@ -180,7 +194,7 @@ def read(folder: Path) -> Record:
     for number, row in _rows(folder / NAME, record.skipped):
         try:
             _take(row, record, known)
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             record.skipped.append(number)
     return record
 
@@ -214,57 +228,28 @@ class _Known:
 def _take(row: dict[str, object], record: Record, known: _Known) -> None:
     match row["row"]:
         case "session":
-            Device(**row["device"])  # type: ignore[arg-type]
+            journalled.device(row["device"])
             record.sessions.append(row)
         case "problem":
-            str(row["id"]), row["key"].items(), float(row["weight"]), row["layer"]  # type: ignore[attr-defined, arg-type]
-            record.problems.append(row)
+            record.problems.append(journalled.problem(row))
         case "candidate":
-            knobs: Mapping[str, Scalar] = row["knobs"]  # type: ignore[assignment]
-            name = str(row["id"])
-            known.candidates[name] = Candidate.of(str(row["backend"]), knobs)
-            known.builds[name] = tuple(row.get("builds", ()))  # type: ignore[arg-type]
-            record.kernel_names[name] = str(row.get("kernel", row["backend"]))
+            name, kernel = str(row["id"]), journalled.text(row.get("kernel", row["backend"]))
+            builds = tuple(map(str, row.get("builds", ())))  # type: ignore[call-overload]
+            known.candidates[name] = journalled.candidate(row)
+            known.builds[name], record.kernel_names[name] = builds, kernel
         case "cut":
             record.cut.add(str(row["problem"]))
         case "whole":
             record.cut.discard(str(row["problem"]))
         case "build":
-            record.facts[str(row["id"])] = _facts(row)
+            record.facts[str(row["id"])] = journalled.facts(row)
         case "home":
             record.homes[str(row["problem"])] = str(row["device"])
         case "done":
             record.finished.add((str(row["stage"]), str(row["problem"])))
         case "trial":
-            trial = _trial(row, known.candidates[str(row["candidate"])])
+            name = str(row["candidate"])
+            trial = journalled.trial(row, known.candidates[name])
             record.add(trial)
-            if builds := known.builds[trial.candidate.id]:
+            if builds := known.builds[name]:
                 record.builds[trial.problem, trial.candidate.id] = builds
-
-
-def _facts(row: dict[str, object]) -> BuildFacts:
-    return BuildFacts(
-        compile_s=float(row["compile_s"]),  # type: ignore[arg-type]
-        shared_bytes=row["shared_bytes"],  # type: ignore[arg-type]
-        registers=row["registers"],  # type: ignore[arg-type]
-        spills=row["spills"],  # type: ignore[arg-type]
-        error=str(row["error"]),
-    )
-
-
-def _trial(row: dict[str, object], candidate: Candidate) -> Trial:
-    samples: list[float] = row["samples_us"]  # type: ignore[assignment]
-    err_ratio: float | None = row.get("err_ratio")  # type: ignore[assignment]
-    return Trial(
-        stage=str(row["stage"]),
-        problem=str(row["problem"]),
-        candidate=candidate,
-        status=Status(str(row["status"])),
-        launches=int(row["launches"]),  # type: ignore[call-overload]
-        samples_us=tuple(float(s) for s in samples),
-        err_ratio=err_ratio,
-        extra_weight_bytes=int(row.get("extra_weight_bytes", 0)),  # type: ignore[call-overload]
-        shared=row.get("shared") is True,
-        error=str(row.get("error", "")),
-        tuning=Tuning(**row["tuning"]) if "tuning" in row else None,  # type: ignore[arg-type]
-    )

@@ -12,6 +12,7 @@ from gemmpipe import manifest, report
 from gemmpipe.chain import Tables, before_devices, in_batches, what_is_done
 from gemmpipe.data import Device
 from gemmpipe.device import NO_DEVICE, versions
+from gemmpipe.errors import UserError
 from gemmpipe.events import Events
 from gemmpipe.executors import Usage
 from gemmpipe.interrupt import Interrupted, listening
@@ -70,8 +71,8 @@ def run(plan: Plan, events: Events) -> int:
 def _tell_what_stands(plan: Plan, record: Record, events: Events) -> None:
     path = Path(plan.reuse or plan.run_dir) / journals.NAME
     if record.skipped:
-        lines = ", ".join(map(str, record.skipped[:5]))
-        events.emit("warning", f"{path}: {len(record.skipped)} unreadable lines skipped: {lines} ...")
+        lines = ", ".join(map(str, record.skipped[:5])) + (" ..." if len(record.skipped) > 5 else "")
+        events.emit("warning", f"{path}: unreadable lines skipped ({len(record.skipped):,}): {lines}")
     if record.count and not plan.reuse:
         events.emit("line", f"resuming: {record.count:,} finished trials stand in {path}")
 
@@ -104,7 +105,9 @@ def _devices(plan: Plan, reused: Record | None) -> tuple[Device, ...]:
     """The devices to run on; an old run is decided again for the device that it ran on."""
     stages = [plan.stages[word] for word in plan.chain]
     needed = any(stage.uses_device for stage in stages)
-    if not needed and reused and reused.sessions:
+    if not needed and reused:
+        if not reused.sessions:  # spoilt, or a stranger's: rows of no device would spoil the table too
+            raise UserError(f"reuse: {plan.reuse}: no row of its journal tells the device it ran on; expected one")
         return (manifest.device_of(reused.sessions[-1]),)
     # A table is united on any machine, and while the GPU hangs too.
     return plan.executor.find(plan.devices) if needed or any(stage.asks_device for stage in stages) else (NO_DEVICE,)

@@ -1,6 +1,7 @@
 """The journal: what is written is read back, whatever a kill or a full disk does to the file."""
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -14,6 +15,7 @@ from gemmpipe.errors import EnvironmentProblem, UserError
 from gemmpipe.journal import Journal, Record
 
 A, B = Candidate.of("triton", {"BLOCK_SIZE_M": 16}), Candidate.of("torch", {"method": "mm"})
+FACTS = BuildFacts(compile_s=1.0, shared_bytes=0, registers=1, spills=0, error="")
 PROBLEM = "f M=1 N=2 K=3"
 
 
@@ -209,3 +211,59 @@ def test_a_full_disk_is_told_and_no_row_that_was_accepted_is_lost(tmp_path: Path
     assert told.endswith("cannot write the journal: File too large; resume=last")
     record = journal.read(tmp_path)
     assert {int(problem) for _, problem in record.finished} >= {int(number) for number in accepted}
+
+
+def test_a_journal_that_is_deleted_under_its_run_is_put_back(tmp_path: Path, h200: Device) -> None:
+    folder = tmp_path / "outputs" / "run"
+    written = Journal(folder)
+    written.write("session", device=asdict(h200))
+    written.trial(_trial(A))
+    shutil.rmtree(tmp_path / "outputs")
+    written.trial(_trial(B, launches=0))
+    written.sync()
+    with pytest.raises(UserError, match="still at work"):
+        Journal(folder)
+    written.trial(_trial(A, stage="bench", launches=16))
+    written.close()
+    record = journal.read(folder)
+    assert (_counts(record), record.skipped) == ((1, 0, 3, 0), [])
+
+
+SPOILT = [
+    *(
+        ("session", "device", {"gfx": gfx})
+        for gfx in ("../../../tmp/x", "/tmp/x", "a b", "", "sm_\u0669\u0660", "\0", 90)
+    ),
+    *(("session", "device", {"cu_num": units}) for units in (0, -1, "132", 1.5, True, 10**30)),
+    *(("session", "device", {"name": name}) for name in ("a\nb", "\ud800", "\x1b[2J", "x" * 100_000, None)),
+    *(("candidate", "knobs", {"a": value}) for value in ([1], {"b": 1}, float("nan"), "\ud800")),
+    *(("candidate", "kernel", name) for name in ("x" * 200_000, "a\x1bb", ["x"])),
+    *(("problem", "weight", weight) for weight in (0, -1, float("nan"), float("inf"), "x", None)),
+    *(("problem", "key", key) for key in ({"M": "a\nb"}, [1], "M")),
+    *(("trial", "samples_us", times) for times in ([0], [-1.0], [float("nan")], [1e308, 1e308], ["x"], 5, [[1]])),
+    *(("trial", "launches", number) for number in (-1, float("inf"), "3", 1.5, True)),
+    *(("trial", "err_ratio", error) for error in (-1, float("nan"), "x", [1])),
+    *(("trial", "extra_weight_bytes", number) for number in (float("inf"), -1, "x")),
+    *(("trial", "status", status) for status in ("fine", None, [])),
+    ("trial", "error", "\ud800"),
+    ("trial", "tuning", {"seconds": "x", "tried": 1, "of": 1, "compiled": 1}),
+    *(("build", "registers", number) for number in ("x", -1, [1])),
+]
+"""(the row, the field, what somebody made of it): each would end in a table, or in a file's name."""
+
+
+@pytest.mark.parametrize(("kind", "name", "value"), SPOILT, ids=lambda each: str(each)[:12])
+def test_a_row_that_says_what_cannot_be_is_no_row(
+    kind: str, name: str, value: object, tmp_path: Path, h200: Device
+) -> None:
+    _write(tmp_path, h200)
+    path = tmp_path / journal.NAME
+    rows = [*map(json.loads, path.read_text().splitlines()), {"row": "build", **asdict(FACTS)}]
+    row = next(row for row in rows if row["row"] == kind)
+    row[name] = {**row[name], **value} if kind == "session" and isinstance(value, dict) else value
+    before = len(path.read_bytes().splitlines())
+    with path.open("a") as stream:
+        stream.write(json.dumps(row) + "\n")
+    record = journal.read(tmp_path)
+    assert record.skipped == [before + 1]
+    assert _counts(record) == (1, 1, 3, 1)

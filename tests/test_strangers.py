@@ -279,3 +279,18 @@ def test_a_table_of_any_bytes_is_read_whole_or_refused_in_a_line(
     path.write_text(render([{**e.row, **e.extra} for e in union.entries], family, extra), newline="")
     again = open_sheet(path, family)
     assert [row.get("us") for row in again.rows] == [entry.row.get("us") for entry in union.entries]
+
+
+def test_the_journal_of_a_stranger_names_no_file_and_no_device(folder: Path, refusal: Refusal) -> None:
+    device = {"kind": "cuda", "index": 0, "name": "x", "gfx": "../../../tmp/x", "cu_num": 132}
+    device |= {"shared_bytes": 0, "cache_bytes": 0, "warp_size": 32}
+    problem = {"id": "a16w16 M=x", "key": {"M": "x"}, "weight": 1, "layer": ""}
+    run = _run_of_a_stranger(folder, ["kernel=a16w16"])
+    rows = [{"row": "session", "device": device}, {"row": "problem", **problem}]
+    (run / "trials.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    asked = (f"reuse={run}", "chain=[select,merge]")
+    assert "no row of its journal tells the device" in refusal(*asked)
+    rows[0]["device"] = device | {"gfx": "sm_90"}
+    (run / "trials.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert "problem 'a16w16 M=x' has no key of kernel=a16w16" in refusal(*asked)
+    assert not list(folder.glob("outputs/tuned/*"))

@@ -11,6 +11,7 @@ from gemmpipe.data import Candidate, Problem, Trial
 from gemmpipe.errors import UserError
 from gemmpipe.family import Family
 from gemmpipe.journal import Record
+from gemmpipe.problem import parse_key
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -104,14 +105,10 @@ def candidate_of(libtype: str, config: str) -> Candidate:
 def record_frames(family: Family, record: Record) -> dict[str, pd.DataFrame]:
     """The problems whose finals an earlier run finished, and their trials, from its journal.
 
-    Raises UserError when the run tuned another family.
+    Raises UserError when the run tuned another family, or another key of it.
     """
     problems = {
-        str(row["id"]): family.problem(
-            tuple(row["key"].items()),  # type: ignore[attr-defined]
-            weight=float(row["weight"]),  # type: ignore[arg-type]
-            layer=str(row["layer"]),
-        )
+        str(row["id"]): _recorded_problem(family, row)
         for row in record.problems
         if str(row["id"]).split(" ")[0] == family.name
     }
@@ -121,3 +118,16 @@ def record_frames(family: Family, record: Record) -> dict[str, pd.DataFrame]:
     done = [p for name, p in problems.items() if ("bench", name) in record.finished]
     trials = [t for p in done for t in record.of("bench", p.id)]
     return {"problems": problem_frame(family, done), "trials": trial_frame(trials, record.kernel_names)}
+
+
+def _recorded_problem(family: Family, row: Mapping[str, object]) -> Problem:
+    """The problem of a journal's row, whose key must be the family's and what its id says."""
+    given: Mapping[str, object] = row["key"]  # type: ignore[assignment]
+    try:
+        key = tuple((column.name, parse_key(column, given[column.name], "")) for column in family.key_columns)
+    except (KeyError, UserError) as error:
+        raise UserError(f"reuse: problem '{row['id']}' has no key of kernel={family.name}: {error}") from None
+    problem = family.problem(key, weight=float(str(row["weight"])), layer=str(row["layer"]))
+    if problem.id != row["id"]:
+        raise UserError(f"reuse: problem '{row['id']}' has the key of '{problem.id}'; expected a run of this version")
+    return problem

@@ -4,12 +4,11 @@ import csv
 import difflib
 import io
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gemmpipe.data import Scalar
+from gemmpipe.data import ARCHITECTURE, Scalar
 from gemmpipe.errors import UserError, nearest
 from gemmpipe.family import Family, KernelDefaults
 from gemmpipe.files.artifact import locked, record_run, sidecar
@@ -25,7 +24,6 @@ _FLOATS = ("us", "err_ratio", "tflops", "bw", "baseline_us", "p20_us", "p80_us",
 _INTS = ("solidx", "splitK", "near_ties")
 _GFX_OF_UNITS = {304: "gfx942", 80: "gfx942", 256: "gfx950", 132: "sm_90"}
 _UNITS_OF_GFX = {"gfx950": 256, "sm_90": 132}
-_GFX = re.compile(r"gfx[0-9a-f]{3,5}|sm_\d{2,3}[a-z]?|cpu_\w+")
 _MEND = "mend or delete the row; the file was left as it is"
 
 
@@ -167,7 +165,7 @@ def _parser(column: str, family: Family) -> Callable[[str], Scalar]:
 
 
 def _gfx(text: str) -> str:
-    if not _GFX.fullmatch(text):
+    if not ARCHITECTURE.fullmatch(text):
         raise UserError(f"{text!r}, expected an architecture such as gfx942, sm_90 or cpu_avx2")
     return text
 
