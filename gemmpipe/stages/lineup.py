@@ -21,6 +21,7 @@ from gemmpipe.stages.contenders import Contender
 from gemmpipe.stages.incumbents import native_tables
 from gemmpipe.stages.listing import Listing, listing_task
 from gemmpipe.stages.rows import problems_of, untimed_row
+from gemmpipe.stopwatch import IDLE
 from gemmpipe.tables import store
 from gemmpipe.tables.merging import Row
 from gemmpipe.tables.recorded import Unusable
@@ -95,7 +96,12 @@ def _listings(problems: Sequence[Problem], context: Context) -> Iterator[Listing
     asides: list[Future[Listing] | None] = [context.pool.aside(task) for task in tasks]
     for task, future in zip(tasks, asides, strict=True):
         context.check()
-        yield task() if future is None else future.result()
+        if future is None:
+            yield task()
+        else:
+            with context.watch.spending(IDLE):
+                listing = future.result()
+            yield listing
 
 
 def _chosen(context: Context) -> dict[Key, list[Row]]:

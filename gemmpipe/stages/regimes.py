@@ -1,19 +1,26 @@
 """A comparison summed up: by regime of M, who is how far from the tuned choice, from own kernels and from the floor."""
 
 import math
-from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from gemmpipe.data import median
-from gemmpipe.stages.contenders import AUTOTUNE, OWN, TUNED
+from gemmpipe.errors import nearest
+from gemmpipe.stages.contenders import AUTOTUNE, TUNED
 
 if TYPE_CHECKING:
     import pandas as pd
 
 LIBRARY = "fastest library"
 _RATIOS = ("over_tuned", "over_own", "over_floor")
-REGIMES = ("regime", "name", "problems", *(f"{r}{of}" for r in _RATIOS for of in ("", "_least", "_most")))
-"""The columns of `regimes`: geometric means of the ratios in `compared`, with the least and the most."""
+REGIMES = (
+    "regime",
+    "name",
+    "problems",
+    *(f"{r}{of}" for r in _RATIOS for of in ("", "_least", "_most", "_of")),
+    "own_behind",
+)
+"""The columns of `regimes`: geometric means of the ratios in `compared`, with the least, the most and how many."""
 _MOST_LINES = 20
 
 
@@ -49,19 +56,20 @@ def _by_name(within: "pd.DataFrame") -> "Iterator[tuple[str, pd.DataFrame]]":
 
 
 def fastest_library(compared: "pd.DataFrame") -> "pd.DataFrame":
-    """The row of the fastest library path of each problem."""
-    libraries = compared[compared["library"] & compared["us"].notna()]
-    return libraries.sort_values("us").drop_duplicates("problem")
+    """The row of the fastest library path of each problem, by its paired ratio where there is one."""
+    libraries = compared[compared["library"] & compared["us"].notna() & (compared["name"] != TUNED)]
+    return libraries.sort_values(["over_tuned", "us"]).drop_duplicates("problem")
 
 
 def _ratios(part: "pd.DataFrame") -> dict[str, float]:
     found: dict[str, float] = {}
     for ratio in _RATIOS:
-        values = [float(v) for v in part[ratio] if v is not None and v == v]
+        values = [float(v) for v in part[ratio].dropna()]
+        found[f"{ratio}_of"] = len(values)
         if values:
             mean = math.exp(sum(map(math.log, values)) / len(values))
             found |= {ratio: mean, f"{ratio}_least": min(values), f"{ratio}_most": max(values)}
-    return found
+    return found | {"own_behind": int((part["over_own"] < 1).sum())}
 
 
 def lines(compared: "pd.DataFrame", regimes: "pd.DataFrame", against: str | None) -> list[str]:
@@ -89,33 +97,30 @@ def _everybody(regimes: "pd.DataFrame", unlike: Collection[str]) -> list[str]:
     return [*_aligned(rows), *(["  * computes another product of this size, or nothing"] if unlike else [])]
 
 
-def _span(row: object) -> str:
-    value: dict[str, float] = row  # type: ignore[assignment]
-    mean, least, most = (value[f"over_tuned{of}"] for of in ("", "_least", "_most"))
+def _span(row: "Mapping[Hashable, Any]") -> str:
+    mean, least, most = (row[f"over_tuned{of}"] for of in ("", "_least", "_most"))
     return f"{mean:.2f}" if least == most else f"{mean:.2f} ({least:.2f} to {most:.2f})"
 
 
 def _race(regimes: "pd.DataFrame", rival: str) -> list[str]:
+    if rival not in set(regimes["name"]):
+        return [f"stages.compare.against: nobody who was timed is named '{rival}'{nearest(rival, regimes['name'])}"]
     rows = [
-        [
-            f"against {rival}",
-            "own kernels ahead",
-            "tuned ahead: geomean (least)",
-            "tuned over the floor: geomean (most)",
-        ]
+        [f"{rival} over", "own kernels: geomean (least) of problems", "behind", "tuned", "tuned over the floor (most)"]
     ]
     for label, part in regimes.groupby("regime", sort=False):
         by_name = {str(r["name"]): r for r in part.to_dict("records")}
         other, tuned = by_name.get(rival, {}), by_name.get(TUNED, {})
-        cells = [_pair(other, "over_own", "least"), _pair(other, "over_tuned", "least")]
+        behind = f"{other['own_behind']:.0f}" if other.get("over_own_of", 0) else "-"
+        cells = [_pair(other, "over_own", "least"), behind, _pair(other, "over_tuned", "least")]
         rows.append([f"  {label}", *cells, _pair(tuned, "over_floor", "most")])
     return _aligned(rows)
 
 
-def _pair(row: object, ratio: str, which: str) -> str:
-    value: dict[str, float] = row  # type: ignore[assignment]
-    mean = value.get(ratio)
-    return "-" if mean is None or mean != mean else f"{mean:.2f} ({value[f'{ratio}_{which}']:.2f})"
+def _pair(row: "Mapping[Hashable, Any]", ratio: str, which: str) -> str:
+    if not row.get(f"{ratio}_of", 0):
+        return "-"
+    return f"{row[ratio]:.2f} ({row[f'{ratio}_{which}']:.2f}) of {row[f'{ratio}_of']:.0f}"
 
 
 def _behind(compared: "pd.DataFrame", rival: str) -> list[str]:
@@ -123,8 +128,7 @@ def _behind(compared: "pd.DataFrame", rival: str) -> list[str]:
     rows = fastest_library(compared) if rival == LIBRARY else compared[compared["name"] == rival]
     met = rows.dropna(subset=["over_own"])
     if not len(met):
-        took_part = compared["name"].eq(OWN) & compared["us"].notna()
-        return [] if took_part.any() else ["own kernels: none was timed; reasons below"]
+        return []
     lost = met[met["over_own"] < 1].sort_values("over_own")
     said = [f"own kernels behind {rival} on {len(lost)} of {len(met)} problems"]
     for row in lost.head(_MOST_LINES).to_dict("records"):
@@ -148,12 +152,14 @@ def _tuning(compared: "pd.DataFrame") -> list[str]:
 
 def _missing(compared: "pd.DataFrame") -> list[str]:
     """Who was not timed to the end, by the kind of reason, with the first of each."""
-    absent = compared[compared["us"].isna()]
     kinds: dict[tuple[str, str], list[str]] = {}
-    for row in absent.to_dict("records"):
+    for row in compared[compared["us"].isna()].to_dict("records"):
         reason = f"{row['status']}: {row['error']}"
         kinds.setdefault((str(row["name"]), ":".join(reason.split(":")[:2])), []).append(reason)
-    return [f"not timed: {name}: {found[0]} ({_problems(len(found))})" for (name, _), found in kinds.items()]
+    told: dict[str, list[str]] = {}
+    for (name, _), reasons in kinds.items():
+        told.setdefault(f"{reasons[0]} ({_problems(len(reasons))})", []).append(name)
+    return [f"not timed: {', '.join(names)}: {reason}" for reason, names in told.items()]
 
 
 def _problems(count: int) -> str:

@@ -73,6 +73,10 @@ def test_on_a_cpu(folder: Path, compare: Callable[..., Saying]) -> None:
     assert absent["status"].eq("unfit").all()
     assert absent["error"]["triton.autotune"] == "no GPU: Triton tunes on one"
     assert "not timed: triton.autotune: unfit: no GPU: Triton tunes on one (2 problems)" in said
+    assert (
+        "not timed: same_size rowwise, same_size tensorwise, same_size blockwise, same_size empty: unfit: no GPU"
+        in said
+    )
     regimes = pd.read_csv(run_dir / "regimes.csv")
     assert set(regimes["regime"]) == {"M 4 to 16"}
     assert regimes.set_index("name")["problems"]["tuned"] == 2
@@ -168,6 +172,10 @@ def test_the_summary_is_by_regime() -> None:
     assert "M=64 N=64 K=32: 0.500 (a 5.00 us)" in said
     assert "not timed: c: unfit: no GPU: none (1 problem)" in said
     assert "own kernels behind b on 0 of 2 problems" in lines(compared, summed.reset_index(), "b")
+    [race] = [line for line in said.splitlines() if line.startswith("  M 8 to 64")]
+    assert " ".join(race.split()) == "M 8 to 64 1.00 (0.50) of 2 1 1.00 (0.50) of 2 1.50 (1.50) of 2"
+    unknown = lines(compared, summed.reset_index(), "bb")
+    assert any("nobody who was timed is named 'bb'; did you mean" in line for line in unknown)
 
 
 def test_what_a_choice_took_is_told() -> None:
