@@ -42,18 +42,22 @@ CASES = {
         {"mnk": [16, 48, 320], "knobs": [16, 16, 64, 2], **FNUZ},
         {"mnk": [33, 80, 333], "knobs": [16, 32, 32, 3], "dtype": "int8", "bias": True},
         {"mnk": [1, 48, 256], "knobs": [16, 16, 128, 1], "dtype": "int8", "key": TENSOR, "out": "float32"},
+        {"mnk": [3, 77, 65], "knobs": [16, 32, 32, 2], "dtype": "int8", "key": TENSOR, "out": "float16"},
+        {"mnk": [1, 1, 16], "knobs": [16, 16, 32, 1], "swap": True, "bias": True, "key": TENSOR},
     ],
     "batched_bf16": [
         {"mnk": [16, 32, 128], "knobs": [16, 32, 64, 1], "key": {"B": 3}},
         {"mnk": [17, 48, 333], "knobs": [16, 32, 64, 3], "key": {"B": 2}, "dtype": "float16", "out": "float32"},
         {"mnk": [5, 80, 160], "knobs": [16, 64, 64, 2], "key": {"B": 3}, "swap": True},
         {"mnk": [5, 48, 160], "knobs": [16, 32, 64, 2], "key": {"B": 1}},
+        {"mnk": [1, 77, 65], "knobs": [16, 32, 32, 1], "key": {"B": 3}, "dtype": "float16"},
     ],
     "batched_a8w8": [
         {"mnk": [16, 32, 128], "knobs": [16, 32, 64, 1], "key": {"B": 3}},
         {"mnk": [17, 48, 333], "knobs": [16, 32, 64, 3], "key": {"B": 2}, "dtype": "int8", "out": "float32"},
         {"mnk": [17, 48, 160], "knobs": [16, 32, 64, 2], "key": {"B": 3}, "out": "float16", **FNUZ},
         {"mnk": [5, 48, 160], "knobs": [16, 32, 64, 2], "key": {"B": 1}},
+        {"mnk": [1, 77, 65], "knobs": [16, 32, 32, 2], "key": {"B": 3}, "dtype": "int8"},
     ],
     "a16w16_atomic": [
         {"mnk": [16, 64, 256], "knobs": [16, 32, 64, 1]},
@@ -62,6 +66,7 @@ CASES = {
         {"mnk": [5, 80, 320], "knobs": [16, 64, 64, 2], "swap": True, "dtype": "float16"},
         {"mnk": [17, 48, 320], "knobs": [16, 16, 64, 2], "out": "float32"},
         {"mnk": [17, 48, 320], "knobs": [16, 16, 64, 1]},  # the interpreter has no bf16 atomics
+        {"mnk": [1, 77, 65], "knobs": [16, 32, 32, 3], "dtype": "float16"},
     ],
     "a8w8_bpreshuffle": [
         {"mnk": [32, 64, 128], "knobs": [16, 32, 64, 1]},
@@ -69,6 +74,7 @@ CASES = {
         {"mnk": [5, 80, 320], "knobs": [16, 64, 128, 2], "swap": True, "out": "float16"},
         {"mnk": [33, 48, 160], "knobs": [32, 64, 32, 2], "dtype": "int8", "key": TENSOR},
         {"mnk": [16, 48, 320], "knobs": [16, 16, 64, 2], **FNUZ},
+        {"mnk": [1, 16, 32], "knobs": [16, 32, 64, 1], "dtype": "int8", "bias": True, "out": "float16"},
     ],
     "a8w8_blockscale_bpreshuffle": [
         {"mnk": [32, 128, 256], "knobs": [16, 64, 128, 1]},
@@ -77,11 +83,13 @@ CASES = {
         {"mnk": [5, 144, 384], "knobs": [16, 64, 128, 3], "swap": True},
         {"mnk": [33, 320, 256], "knobs": [16, 256, 64, 1], "swap": True},
         {"mnk": [16, 128, 256], "knobs": [16, 128, 128, 2], "gfx": "gfx942", "out": "float16"},
+        {"mnk": [1, 16, 160], "knobs": [16, 32, 64, 2]},
     ],
     "a4w4_blockscale": [
         {"mnk": [32, 64, 256], "knobs": [16, 32, 128, 1]},
         {"mnk": [33, 80, 352], "knobs": [16, 32, 64, 3], "out": "float32"},
         {"mnk": [5, 48, 416], "knobs": [16, 32, 128, 4], "out": "float16", "gfx": "gfx950"},
+        {"mnk": [1, 7, 32], "knobs": [16, 16, 64, 1], "gfx": "gfx942"},
     ],
 }
 KNOBS: dict[str, Scalar] = {

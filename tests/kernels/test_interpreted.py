@@ -23,6 +23,9 @@ A16W16 = [
     {"mnk": [16, 80, 320], "knobs": [16, 32, 64, 2], "dtype": "float8_e4m3fn", "bias": True},
     {"mnk": [16, 48, 320], "knobs": [16, 16, 64, 2], "dtype": "float8_e4m3fnuz", "gfx": "gfx942", "out": "float16"},
     {"mnk": [5, 80, 320], "knobs": [16, 64, 64, 2], "swap": True, "bias": True},
+    {"mnk": [1, 1, 16], "knobs": [16, 16, 32, 1], "dtype": "float16", "out": "float32"},
+    {"mnk": [3, 77, 65], "knobs": [16, 32, 32, 1], "bias": True},
+    {"mnk": [31, 65, 127], "knobs": [16, 32, 64, 2], "dtype": "float8_e4m3fn", "out": "float32", "swap": True},
 ]
 BLOCKSCALE = [
     {"mnk": [32, 128, 256], "knobs": [16, 64, 128, 1]},
@@ -32,20 +35,25 @@ BLOCKSCALE = [
     {"mnk": [16, 128, 256], "knobs": [16, 128, 128, 2], "gfx": "gfx942"},
     {"mnk": [5, 144, 400], "knobs": [16, 64, 128, 4], "swap": True},
     {"mnk": [33, 256, 256], "knobs": [16, 256, 64, 1], "swap": True},
+    {"mnk": [1, 1, 16], "knobs": [16, 16, 32, 1], "gfx": "gfx942", "out": "float16"},
+    {"mnk": [3, 129, 257], "knobs": [16, 128, 64, 2]},
 ]
 SKINNY = {
     "a16w16": [
         {"mnk": [1, 80, 512], "knobs": [1, 4, 256, 1]},
         {"mnk": [5, 70, 272], "knobs": [4, 8, 128, 1], "bias": True, "out": "float32"},
         {"mnk": [16, 70, 272], "knobs": [4, 4, 64, 1], "dtype": "float8_e4m3fnuz", "gfx": "gfx942"},
+        {"mnk": [3, 77, 65], "knobs": [2, 4, 64, 1], "dtype": "float16", "bias": True},
     ],
     "a8w8": [
         {"mnk": [2, 70, 272], "knobs": [2, 8, 128, 1], "dtype": "int8", "bias": True},
         {"mnk": [3, 70, 320], "knobs": [2, 4, 64, 1], "key": {"granularity": "tensor"}},
+        {"mnk": [1, 1, 16], "knobs": [1, 4, 64, 1], "dtype": "float8_e4m3fnuz", "gfx": "gfx942", "out": "float32"},
     ],
     "a8w8_blockscale": [
         {"mnk": [1, 64, 512], "knobs": [1, 4, 256, 1]},
         {"mnk": [3, 300, 464], "knobs": [2, 8, 128, 1], "out": "float16"},
+        {"mnk": [1, 7, 129], "knobs": [1, 4, 128, 1], "gfx": "gfx942", "out": "float32"},
     ],
 }
 CASES = [

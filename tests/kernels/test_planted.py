@@ -1,6 +1,6 @@
-"""A wrong kernel cannot win: mistakes planted as candidates of every family go through bench's own job."""
+"""A wrong kernel cannot win: mistakes planted as candidates of every family and format go through bench's own job."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,25 @@ from gemmpipe.timer import CpuClock, Timer
 from gemmpipe.workbench import Workbench
 
 FAMILIES = sorted(path.parent.name for path in (PACKAGE / "kernels").glob("*/__init__.py"))
+PRODUCTS: list[tuple[str, Mapping[str, object], Mapping[str, object]]] = [
+    *((name, {}, {}) for name in FAMILIES),
+    ("a16w16", {"dtype": "float16", "bias": True}, {}),
+    ("a16w16", {"out_dtype": "float32"}, {}),
+    ("a16w16", {"dtype": "float8_e4m3fn", "bias": True}, {}),
+    ("a16w16_atomic", {"dtype": "float16", "out_dtype": "float32"}, {}),
+    ("a8w8", {"dtype": "int8", "bias": True}, {}),
+    ("a8w8", {"dtype": "int8"}, {"granularity": "tensor"}),
+    ("a8w8", {"dtype": "float8_e4m3fnuz", "out_dtype": "float16"}, {"granularity": "tensor"}),
+    ("a8w8_bpreshuffle", {"dtype": "int8"}, {}),
+    ("a8w8_bpreshuffle", {"bias": True}, {"granularity": "tensor"}),
+    ("a8w8_blockscale", {"dtype": "float8_e4m3fnuz", "out_dtype": "float32"}, {}),
+    ("a4w4_blockscale", {"out_dtype": "float32"}, {}),
+    ("batched_bf16", {"dtype": "float16"}, {}),
+    ("batched_a8w8", {"dtype": "int8"}, {}),
+    ("fmoe", {"dtype": "float16"}, {"act_type": "gelu", "use_g1u1": 0}),
+    ("fmoe", {"dtype": "fp8"}, {}),
+    ("fmoe", {"dtype": "fp8"}, {"q_type": "per_token"}),
+]
 ROWS = 4096
 ERR_RATIO = yaml.safe_load(Path(shipped("conf") / "stage" / "bench.yaml").read_text())["err_ratio"]
 
@@ -79,17 +98,17 @@ class Planted(Implementation):
         return wrong
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_mistakes_are_caught(name: str) -> None:
+@pytest.mark.parametrize(("name", "words", "key"), PRODUCTS)
+def test_mistakes_are_caught(name: str, words: Mapping[str, object], key: Mapping[str, object]) -> None:
     family, device = load_family(name), cpu_device()
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    defaults = KernelDefaults(**{"dtype": None, "out_dtype": None, "bias": None, **words})  # type: ignore[arg-type]
     values = {"M": ROWS, "N": 64, "K": 128, "B": 2}
     values |= {"token": ROWS, "model_dim": 64, "inter_dim": 128, "expert": 4, "topk": 2}
-    values = {column.name: values[column.name] for column in family.key_columns if column.name in values}
+    values = {column.name: values[column.name] for column in family.key_columns if column.name in values} | {**key}
     candidates = tuple(Candidate.of("planted", {"mistake": mistake}) for mistake in (*MISTAKES, "untouched"))
     job = FinalsJob(
         stage="bench",
-        problem=make_problem(family, values, words, device.gfx, "test"),
+        problem=make_problem(family, values, defaults, device.gfx, "test"),
         finalists=candidates,
         library=frozenset(),
         kept=frozenset(),
