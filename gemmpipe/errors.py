@@ -2,6 +2,7 @@
 
 GemmpipeError
 ├── UserError          the user's mistake (exit code 2)
+│   └── NotComputed    a product of a format that the family does not have
 └── EnvironmentProblem no device, disk full, read-only folder (exit code 3)
 """
 
@@ -22,6 +23,10 @@ class UserError(GemmpipeError):
     """The user's mistake: the message names where, what was expected and the nearest known name."""
 
     exit_code = 2
+
+
+class NotComputed(UserError):
+    """A well-formed key of a product that the family's kernels do not compute."""
 
 
 class EnvironmentProblem(GemmpipeError):

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gemmpipe.data import Problem, Scalar
-from gemmpipe.errors import UserError, closest, nearest
+from gemmpipe.errors import NotComputed, UserError, closest, nearest
 from gemmpipe.family import Family, KernelDefaults, KeyColumn
 from gemmpipe.operand_types import native_fp8
 
@@ -153,8 +153,8 @@ def make_problem(
 ) -> Problem:
     """The problem of these key values; what they leave open comes from the kernel's words, then the family.
 
-    `where` (`file:row`) begins every UserError: a column that is missing or no value of its kind, or values that
-    contradict each other.
+    `where` (`file:row`) begins every UserError: a column that is missing or no value of its kind. NotComputed, where
+    the family has no such product.
     """
     fallback: Mapping[str, Scalar] | None = None
     key: list[tuple[str, Scalar]] = []
@@ -173,7 +173,7 @@ def make_problem(
     try:
         family.spec(problem)
     except UserError as error:
-        raise UserError(f"{where}: {error}") from None
+        raise NotComputed(f"{where}: {error}") from None
     return problem
 
 

@@ -1,11 +1,11 @@
 """Problems from CSV tables, untuned and tuned ones, ours and aiter's."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gemmpipe.data import Problem
-from gemmpipe.errors import UserError
+from gemmpipe.errors import NotComputed, UserError
 from gemmpipe.family import Family, KernelDefaults
 from gemmpipe.files.csvfile import named_files, read_cells
 from gemmpipe.problem import column_places, make_problem, parse_weight, unite
@@ -20,23 +20,41 @@ class Csv(Source):
     """Tables with a column for each part of the key; others are ignored, but for weight, count, layer and family.
 
     `path` is a file, a glob, or a list of these. Rows that name another family than the kernel's, or than `rows_of`,
-    are left out.
+    are left out; so are rows of formats that the kernel's family does not compute, as aiter's tables mix them.
     """
 
     path: str | Sequence[str]
     rows_of: str | None
 
+    _refused: list[NotComputed] = field(default_factory=list, init=False, repr=False, compare=False)
+
     def problems(self, family: Family, defaults: KernelDefaults, gfx: str) -> list[Problem]:
         """Each problem once, weights summed. Raises UserError: `file:row`, column, what was expected."""
         wanted = self.rows_of or family.name
         files = named_files("shapes.path", self.path)
-        found = [problem for path in files for problem in _read(path, wanted, family, defaults, gfx)]
+        self._refused.clear()
+        found = [problem for path in files for problem in self._read(path, wanted, family, defaults, gfx)]
+        if not found and self._refused:
+            raise self._refused[0]
         if not found:
             raise UserError(f"shapes.path: no problem of {wanted} in {', '.join(map(str, files))}")
         return unite(found)
 
+    def left_out(self, family: Family, defaults: KernelDefaults, gfx: str) -> str:
+        """How many rows the family does not compute, and why the first of them."""
+        count = len(self._refused)
+        return f"{count} row{'s' * (count != 1)}, the first: {self._refused[0]}" if count else ""
 
-def _read(path: Path, wanted: str, family: Family, defaults: KernelDefaults, gfx: str) -> Iterator[Problem]:
+    def _read(self, path: Path, wanted: str, family: Family, defaults: KernelDefaults, gfx: str) -> Iterator[Problem]:
+        for where, values, weight, layer in _rows(path, wanted, family):
+            try:
+                yield make_problem(family, values, defaults, gfx, where, weight=weight, layer=layer)
+            except NotComputed as error:
+                self._refused.append(error)
+
+
+def _rows(path: Path, wanted: str, family: Family) -> Iterator[tuple[str, dict[str, str], float, str]]:
+    """(`file:row`, the key's cells, weight, layer) of each row of that family."""
     lines = read_cells(path)
     _, header = next(lines, (1, []))
     places = column_places(header, family, f"{path}:1")
@@ -56,5 +74,4 @@ def _read(path: Path, wanted: str, family: Family, defaults: KernelDefaults, gfx
         except UserError as error:
             raise UserError(f"{where}: column {header[weight_at or 0]}: {error}") from None
         layer = row[extra["layer"]] if "layer" in extra else ""
-        values = {name: row[place] for name, place in places.items()}
-        yield make_problem(family, values, defaults, gfx, where, weight=number, layer=layer)
+        yield where, {name: row[place] for name, place in places.items()}, number, layer

@@ -50,6 +50,20 @@ def test_bf16_columns(table: Path, sixteen: Family, no_words: KernelDefaults) ->
     assert tuple(value for _, value in problem.key) == (1, 16, 32, True, "float16", "float32", False, False)
 
 
+def test_rows_of_formats_that_the_family_has_not_are_left_out(table: Path, no_words: KernelDefaults) -> None:
+    family, source = load_family("a16w16"), read(path=str(table))
+    bf16, shuffled = "1,16,32,False,torch.bfloat16,False,False", "2,16,32,False,torch.bfloat16,False,True"
+    table.write_text("\n".join(["M,N,K,bias,dtype,scaleAB,bpreshuffle", bf16, shuffled, shuffled]))
+    assert [p["M"] for p in source.problems(family, no_words, "sm_90")] == [1]
+    assert source.left_out(family, no_words, "sm_90").startswith(f"2 rows, the first: {table}:3: a16w16 M=2")
+    table.write_text("\n".join(["M,N,K,bias,dtype,scaleAB,bpreshuffle", bf16]))
+    source.problems(family, no_words, "sm_90")
+    assert source.left_out(family, no_words, "sm_90") == ""
+    table.write_text("\n".join(["M,N,K,bias,dtype,scaleAB,bpreshuffle", shuffled]))
+    with pytest.raises(UserError, match=r"shapes.csv:2: a16w16 M=2 .*bpreshuffle=True is no a16w16 problem"):
+        source.problems(family, no_words, "sm_90")
+
+
 def test_a_list_and_a_glob(tmp_path: Path, blockscale: Family, no_words: KernelDefaults) -> None:
     (tmp_path / "a.csv").write_text("M,N,K\n1,16,32\n")
     (tmp_path / "b.csv").write_text("M,N,K\n2,16,32\n")
