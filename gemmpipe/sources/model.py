@@ -70,8 +70,7 @@ class Model(Source):
 
     def _products(self, wanted: Wanted, config: Config, where: str) -> Iterator[tuple[Linear, bool]]:
         """Every product of one device, and whether it is quantised there."""
-        for linear in self.linears(config, where, batched=wanted.batched):
-            yield from apart(linear, wanted.quantization)
+        yield from apart(self.linears(config, where, batched=wanted.batched), wanted.quantization)
 
     def linears(self, config: Config, where: str, *, batched: bool) -> list[Linear]:
         """The products of one device, by our rules."""

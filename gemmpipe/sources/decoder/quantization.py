@@ -1,20 +1,18 @@
 """What a checkpoint's `quantization_config` says: which kernel families compute its layers, and which stay 16-bit."""
 
-import fnmatch
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gemmpipe.data import Scalar
 from gemmpipe.errors import UserError
+from gemmpipe.sources.decoder.ignored import ignored_places
 from gemmpipe.sources.decoder.linear import Config, Linear
 
 _BLOCK_FAMILIES = ("a8w8_blockscale", "a8w8_blockscale_bpreshuffle")
 _EIGHT_FAMILIES = ("a8w8", "a8w8_bpreshuffle")
 _FOUR_FAMILIES = ("a4w4_blockscale",)
 _IGNORED = ("modules_to_not_convert", "ignore", "exclude_modules", "exclude", "ignored_layers")
-_MOST_PATTERNS, _LONGEST, _MOST_STARS = 20_000, 300, 6
-_PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
+_MOST_PATTERNS, _LONGEST = 20_000, 300
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +44,7 @@ class Quantization:
 def quantization_of(config: Config, where: str) -> Quantization | None:
     """What the file says, at its top or in its language model; None for a checkpoint in 16 bits.
 
-    Raises UserError for an entry of the wrong kind, and for a pattern that could take for ever to match.
+    Raises UserError for an entry of the wrong kind.
     """
     for fields in _places(config):
         said = next((fields[name] for name in ("quantization_config", "compression_config") if fields.get(name)), None)
@@ -59,20 +57,20 @@ def quantization_of(config: Config, where: str) -> Quantization | None:
     return None
 
 
-def apart(linear: Linear, quantization: Quantization | None) -> Iterator[tuple[Linear, bool]]:
-    """The layers in which the product is quantised (True), and those in which it stays in 16 bits.
+def apart(linears: Sequence[Linear], quantization: Quantization | None) -> Iterator[tuple[Linear, bool]]:
+    """Each product in the layers in which it is quantised (True), then in those in which it stays in 16 bits.
 
     Where nothing is said it may be quantised, unless engines never do.
     """
-    if linear.sixteen_bit or quantization is None:
-        yield linear, not linear.sixteen_bit
-        return
-    matches = [_matcher(pattern) for pattern in quantization.ignored]
-    left = {place for place in linear.places if any(_ignored(linear, place, match) for match in matches)}
-    for quantised in (True, False):
-        places = tuple(place for place in linear.places if (place not in left) is quantised)
-        if places:
-            yield replace(linear, places=places), quantised
+    ignored = ignored_places(linears, quantization.ignored) if quantization else [frozenset[int]()] * len(linears)
+    for linear, left in zip(linears, ignored, strict=True):
+        if linear.sixteen_bit or not left:
+            yield linear, not linear.sixteen_bit
+            continue
+        for quantised in (True, False):
+            places = tuple(place for place in linear.places if (place not in left) is quantised)
+            if places:
+                yield replace(linear, places=places), quantised
 
 
 def _places(config: Config) -> Iterator[Config]:
@@ -172,28 +170,6 @@ def _patterns(said: Mapping[str, object], where: str) -> tuple[str, ...]:
             f"{where}: quantization_config: {len(found)} ignored modules, expected at most {_MOST_PATTERNS}"
         )
     for word in found:
-        quantified = re.search(r"\)[*+{?]", word)  # a group that repeats can take for ever
-        if len(word) > _LONGEST or word.count("*") + word.count("+") + word.count("{") > _MOST_STARS or quantified:
-            raise UserError(f"{where}: quantization_config: ignored module {word[:60]!r}, expected a simple pattern")
+        if len(word) > _LONGEST:
+            raise UserError(f"{where}: quantization_config: ignored module {word[:60]!r}, expected a shorter pattern")
     return tuple(found)
-
-
-def _matcher(pattern: str) -> "re.Pattern[str] | str":
-    """A name within its layer or in full, or the expression that it means; `model.` and the like in front dropped."""
-    if pattern.startswith("re:"):
-        try:
-            return re.compile(pattern.removeprefix("re:"))
-        except re.error as error:
-            raise UserError(f"quantization_config: ignored module {pattern!r}: {error}") from None
-    plain = next((pattern.removeprefix(each) for each in _PREFIXES if pattern.startswith(each)), pattern)
-    return re.compile(fnmatch.translate(plain)) if "*" in plain else plain
-
-
-def _ignored(linear: Linear, place: int, match: "re.Pattern[str] | str") -> bool:
-    at = "" if linear.layer == "lm_head" else f"layers.{place}."
-    names = [f"{at}{module}" for module in linear.modules]
-    if isinstance(match, str):
-        return any(name == match or name.startswith(f"{match}.") or name.endswith(f".{match}") for name in names)
-    # A pattern may name the module or what holds it.
-    holders = {".".join(name.split(".")[: i + 1]) for name in names for i in range(name.count(".") + 1)}
-    return any(match.match(name) or match.match(f"model.{name}") for name in holders)

@@ -1,6 +1,7 @@
 """Which kernel computes a checkpoint's layers, by what it says of its quantisation."""
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from gemmpipe.errors import UserError
 from gemmpipe.family import KernelDefaults, load_family
+from gemmpipe.sources.decoder import ignored
 from gemmpipe.sources.decoder.quantization import quantization_of
 from gemmpipe.sources.model import Model
 
@@ -26,10 +28,9 @@ LLAMA: Mapping[str, object] = {
 NOTHING = KernelDefaults(dtype=None, out_dtype=None, bias=None)
 
 
-def calls(said: object, kernel: str, quantization: str = "config") -> dict[str, float]:
-    source = Model(
-        path=None, config={**LLAMA, "quantization_config": said}, tp=1, ep=1, nsets=[8], quantization=quantization
-    )  # type: ignore[arg-type]
+def calls(said: object, kernel: str, quantization: str = "config", layers: int = 4) -> dict[str, float]:
+    config = {**LLAMA, "num_hidden_layers": layers, "quantization_config": said}
+    source = Model(path=None, config=config, tp=1, ep=1, nsets=[8], quantization=quantization)  # type: ignore[arg-type]
     return {p.layer: p.weight for p in source.problems(load_family(kernel), NOTHING, "sm_90")}
 
 
@@ -86,7 +87,7 @@ def test_the_columns_that_it_decides() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ignored", "left"),
+    ("names", "left"),
     [
         (["lm_head"], {}),
         (["model.layers.0.self_attn"], {"qkv_proj": 1, "o_proj": 1}),
@@ -99,8 +100,8 @@ def test_the_columns_that_it_decides() -> None:
         (["model.layers.1"], dict.fromkeys(ALL, 1)),
     ],
 )
-def test_what_is_ignored_stays_in_16_bits(ignored: list[str], left: Mapping[str, int]) -> None:
-    said = {**BLOCKS, "modules_to_not_convert": ignored}
+def test_what_is_ignored_stays_in_16_bits(names: list[str], left: Mapping[str, int]) -> None:
+    said = {**BLOCKS, "modules_to_not_convert": names}
     wide, eight = calls(said, "a16w16"), calls(said, "a8w8_blockscale")
     assert {name: wide.get(name, 0) for name in ALL} == {name: left.get(name, 0) for name in ALL}
     assert all(wide.get(name, 0) + eight.get(name, 0) == 4 for name in ALL)
@@ -129,7 +130,7 @@ def test_modelopt_keeps_it_in_a_file_of_its_own(tmp_path: Path) -> None:
         ("fp8", "quantization_config: 'fp8', expected an object"),
         ({**BLOCKS, "weight_block_size": [128]}, r"weight_block_size: \[128\], expected two whole numbers"),
         ({**BLOCKS, "ignore": "lm_head"}, "expected a list of module names"),
-        ({**BLOCKS, "ignore": ["re:(a+)+$"]}, "expected a simple pattern"),
+        ({**BLOCKS, "ignore": ["re:" + "a" * 300]}, "expected a shorter pattern"),
         ({**BLOCKS, "ignore": ["re:["]}, "unterminated character set"),
         ({"quant_method": "compressed-tensors"}, "config_groups: no group with weights"),
     ],
@@ -137,6 +138,20 @@ def test_modelopt_keeps_it_in_a_file_of_its_own(tmp_path: Path) -> None:
 def test_mistakes_are_one_line(said: object, line: str) -> None:
     with pytest.raises(UserError, match=line):
         calls(said, "a8w8_blockscale")
+
+
+@pytest.mark.parametrize("pattern", ["(.|.)" * 30 + "!", ".?" * 60 + "!!", "(.*)*!", "(?=((.|.)*))" + ".*" * 40 + "!"])
+def test_a_pattern_that_takes_for_ever_is_refused(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ignored, "_WITHIN_S", 1.0)
+    with pytest.raises(UserError, match="cannot be matched within 1 s, expected simple patterns"):
+        calls({**BLOCKS, "ignore": [f"re:{pattern}"]}, "a8w8_blockscale")
+
+
+def test_many_names_in_many_layers_are_no_matter() -> None:
+    names = [f"model.layers.{i}.self_attn.{name}_proj" for i in range(0, 2_000, 2) for name in "qkvo"]
+    begun = time.monotonic()
+    assert calls({**BLOCKS, "ignore": names}, "a16w16", layers=2_000)["qkv_proj"] == 1_000
+    assert time.monotonic() - begun < 20
 
 
 @given(
