@@ -13,6 +13,11 @@ from gemmpipe.sources.model import Model
 
 _ALIASES = {"kimi_k2": "deepseek_v3"}
 """Model types that transformers knows by another name."""
+_CODE = re.compile(r"quantization_config|auto_map|_?(attn|experts)_implementation\w*|num_labels|id2label|label2id")
+"""Fields that name code, and those that have nothing to do with products."""
+_COUNTS = re.compile(r"layer|expert|head|group|codebook|predict")
+_SIZES = re.compile(r"_(size|dim|rank)$")
+_MOST_EXPERTS = 200_000
 _ROUTERS = re.compile(r"(?:^|\.)(?:gate|router)(?:\.layer)?$")
 
 
@@ -43,10 +48,8 @@ def _built(config: Config, where: str) -> tuple[Any, Any]:
         raise UserError("shapes=meta needs transformers: pip install 'gemmpipe[hf]'") from None
     import torch
 
-    layers = config.get("num_hidden_layers")
-    if isinstance(layers, int) and layers > MOST_LAYERS:
-        raise UserError(f"{where}: num_hidden_layers: {layers}, expected at most {MOST_LAYERS}")
-    fields = {name: value for name, value in config.items() if name not in ("quantization_config", "auto_map")}
+    _bounded(config, where)
+    fields = {name: value for name, value in config.items() if not _CODE.fullmatch(name)}
     kind = str(fields.pop("model_type", "") or "")
     if not kind:
         raise UserError(f"{where}: no field 'model_type', which transformers needs; shapes=model does without")
@@ -58,10 +61,25 @@ def _built(config: Config, where: str) -> tuple[Any, Any]:
     try:
         built = transformers.AutoConfig.for_model(kind, **fields)
         with torch.device("meta"):
-            model = transformers.AutoModelForCausalLM.from_config(built, trust_remote_code=False)
+            # Said here, it cannot be said by the file: `org/name` is a kernel that is fetched and run.
+            model = transformers.AutoModelForCausalLM.from_config(
+                built, trust_remote_code=False, attn_implementation="eager"
+            )
     except Exception as error:  # noqa: BLE001  whatever another package's constructors raise for these fields
         raise UserError(f"{where}: transformers builds no model of it: {' '.join(str(error).split())[:200]}") from None
     return model, built
+
+
+def _bounded(config: Config, where: str) -> None:
+    """Refuse counts of modules that nobody has: each is built, though without weights."""
+    counts = {n: v for n, v in config.items() if isinstance(v, int) and _COUNTS.search(n) and not _SIZES.search(n)}
+    for name, count in counts.items():
+        if count > MOST_LAYERS:
+            raise UserError(f"{where}: {name}: {count}, expected at most {MOST_LAYERS}")
+    layers = max((count for name, count in counts.items() if "layer" in name), default=0)
+    experts = max((count for name, count in counts.items() if "expert" in name), default=0)
+    if layers * experts > _MOST_EXPERTS:
+        raise UserError(f"{where}: {experts} experts in {layers} layers, expected at most {_MOST_EXPERTS:,} of them")
 
 
 def _heads(built: Any, where: str) -> Heads:

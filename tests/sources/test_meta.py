@@ -91,6 +91,9 @@ def test_as_problems(sixteen: Family, no_words: KernelDefaults) -> None:
         ({"model_type": "lama"}, "has no 'lama'; did you mean"),
         ({"hidden_size": "wide"}, "transformers builds no model of it"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers: 1000000000, expected at most 10000"),
+        ({"n_layers": 10**9}, "n_layers: 1000000000, expected at most 10000"),
+        ({"num_local_experts": 10**9}, "num_local_experts: 1000000000, expected at most 10000"),
+        ({"num_experts": 10**4, "num_hidden_layers": 10**4}, "10000 experts in 10000 layers"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -108,3 +111,21 @@ def test_what_nothing_says_how_to_cut_is_refused() -> None:
     assert products(odd, heads, {"in_proj": "colwise"}, 2, 1, 0, "here")[0].n == 32
     with pytest.raises(UserError, match=r"no rule how 'mixer.in_proj' is cut over tp 2"):
         products(odd, heads, {}, 2, 1, 0, "here")
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        *({name: "org/kernel"} for name in ("attn_implementation", "_attn_implementation", "experts_implementation")),
+        {"_attn_implementation_internal": "org/kernel"},
+        {"attn_implementation": {"": "org/kernel"}},
+        {"num_labels": 10**9},
+        {"auto_map": {"AutoModelForCausalLM": "org/code--modeling.Model"}},
+    ],
+    ids=lambda field: next(iter(field)),
+)
+def test_a_config_fetches_no_code_and_takes_no_memory(field: Mapping[str, object]) -> None:
+    """`org/kernel` would be fetched from a hub, and run; a label is a string each."""
+    plain = source(published("llama")).linears(published("llama"), "x", batched=False)
+    config = {**published("llama"), **field}
+    assert source(config).linears(config, "x", batched=False) == plain
