@@ -27,9 +27,14 @@ class Status(StrEnum):
     DIED = "died"
 
 
+def canonical(value: object) -> str:
+    """The canonical JSON: sorted keys, no blanks."""
+    return _CANONICAL.encode(value)
+
+
 def digest(value: object) -> str:
-    """12 hex digits of the canonical JSON of `value` (sorted keys, no blanks)."""
-    return hashlib.sha256(_CANONICAL.encode(value).encode()).hexdigest()[:12]
+    """12 hex digits of the canonical JSON of `value`."""
+    return hashlib.sha256(canonical(value).encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -117,15 +117,19 @@ def target_device(gfx: str) -> Device:
     return arch_device(gfx)
 
 
+def usable_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def cpu_device() -> Device:
     """This machine's CPU, with the cores that this process may use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return Device(
         kind="cpu",
         index=0,
         name=_cpu_name(),
         gfx=f"cpu_{_cpu_capability()}",
-        cu_num=cores,
+        cu_num=usable_cores(),
         shared_bytes=0,
         cache_bytes=_cpu_cache_bytes(Path("/sys/devices/system/cpu/cpu0/cache")),
         warp_size=1,

@@ -21,6 +21,7 @@ from gemmpipe.plan import Plan, check_chain, check_outputs
 from gemmpipe.search.lore import Lore
 from gemmpipe.stages import Context
 from gemmpipe.stages.earlier import journals_of, teach_choices, unfinished
+from gemmpipe.stages.hunting.beside import hunts_for
 from gemmpipe.stages.incumbents import incumbents_of, native_tables
 from gemmpipe.stages.rows import record_frames
 from gemmpipe.stopwatch import IDLE
@@ -90,7 +91,10 @@ def _with_devices(
         )
     stack.push(pool.__exit__)
     pool.watch = context.watch
-    return replace(context, running=pool)
+    context = replace(context, running=pool)
+    hunts = hunts_for(context)
+    stack.callback(hunts.close)
+    return replace(context, hunts=hunts)
 
 
 def usages(context: Context, wall_s: float) -> list[Usage]:
@@ -98,7 +102,8 @@ def usages(context: Context, wall_s: float) -> list[Usage]:
     spent = dict(context.watch.spent_s)
     idle_s = spent.pop(IDLE, 0.0)
     driver = Usage(name="driver", wall_s=wall_s, busy_s=spent, idle=[(0.0, idle_s)])
-    return [driver, *(context.running.usage() if context.running is not None else ())]
+    beside = context.hunts.usage() if context.hunts is not None else ()
+    return [driver, *beside, *(context.running.usage() if context.running is not None else ())]
 
 
 def _devices(plan: Plan, reused: Record | None) -> tuple[Device, ...]:

@@ -3,10 +3,10 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Self, TypeVar
+from multiprocessing.connection import Connection
+from typing import Self
 
 from gemmpipe.backends import Backend
 from gemmpipe.data import Build, BuildFacts, Device, Trial
@@ -15,8 +15,6 @@ from gemmpipe.events import Events
 from gemmpipe.interrupt import Interrupted
 from gemmpipe.jobs import Job
 from gemmpipe.stopwatch import Stopwatch
-
-T = TypeVar("T")
 
 _DRAIN_S = 10.0  # who asked to stop does not wait longer for the work in hand
 
@@ -95,13 +93,9 @@ class Pool(ABC):
     def compile(self, build: Build) -> None:
         """Queue a build."""
 
-    def aside(self, task: Callable[[], T]) -> "Future[T] | None":
-        """Do work of the driver's that can be pickled in another process; None: there is none to spare."""
-        return None
-
     @abstractmethod
-    def poll(self, timeout_s: float) -> Sequence[Built | Finished]:
-        """What happened since the last call; waits for something, at most so long."""
+    def poll(self, timeout_s: float, ears: Sequence[Connection | int] = ()) -> Sequence[Built | Finished]:
+        """What happened since the last call; waits for something, or for one of these `ears`, at most so long."""
 
     @abstractmethod
     def usage(self) -> list[Usage]:

@@ -3,16 +3,16 @@
 import os
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 
 from gemmpipe.backends import Backend
 from gemmpipe.data import Build, Device
+from gemmpipe.device import usable_cores
 from gemmpipe.errors import MOST_PROCESSES, at_least, at_most
 from gemmpipe.events import Events
-from gemmpipe.executors import Built, Executor, Finished, Pool, T, Usage
+from gemmpipe.executors import Built, Executor, Finished, Pool, Usage
 from gemmpipe.executors.compiling import Compilers
 from gemmpipe.executors.desk import Desk
 from gemmpipe.executors.holding import lock_path, locked_device, refuse_unlike
@@ -67,8 +67,7 @@ class LocalPool(Pool):
         self.devices = tuple(post.device for post in posts)
         self.builds_done: list[float] = []
         self._locks = locks
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        slots = executor.compile_workers or max(1, cores - len(posts))
+        slots = executor.compile_workers or max(1, usable_cores() - len(posts))
         self._compilers = Compilers(self.devices[0], slots, executor.compile_timeout_s, posts[0].python_path)
         memory = executor.memory_pct / 100 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         ledger = Ledger()
@@ -86,11 +85,7 @@ class LocalPool(Pool):
     def compile(self, build: Build) -> None:
         self._compilers.submit(build)
 
-    def aside(self, task: Callable[[], T]) -> "Future[T] | None":
-        # On a CPU the cores belong to what is timed.
-        return None if self.devices[0].kind == "cpu" else self._compilers.aside(task)
-
-    def poll(self, timeout_s: float) -> Sequence[Built | Finished]:
+    def poll(self, timeout_s: float, ears: Sequence[Connection | int] = ()) -> Sequence[Built | Finished]:
         deadline = time.monotonic() + timeout_s
         while True:
             messages: list[Built | Finished] = [*self._compilers.done()]
@@ -100,10 +95,12 @@ class LocalPool(Pool):
             left = deadline - time.monotonic()
             if messages or left <= 0:
                 return messages
-            ears = [ear for desk in self._desks for ear in desk.ears()]
+            own = [ear for desk in self._desks for ear in desk.ears()]
             # Deadlines and memory are looked at twice a second, also when nobody speaks.
             with self.watch.spending(IDLE):
-                wait([self._compilers.bell, *ears], timeout=min(left, 0.5))
+                heard = wait([self._compilers.bell, *own, *ears], timeout=min(left, 0.5))
+            if not set(ears).isdisjoint(heard):
+                return messages
 
     def usage(self) -> list[Usage]:
         return [self._compilers.usage(), *(desk.usage() for desk in self._desks)]

@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
 from gemmpipe.data import Build, BuildFacts, Candidate, Device
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 _EXCHANGE_S = 2.0
 _LOOK_S = 0.5
+_LISTEN_S = 0.02
 _LOSSES = 5  # so many in a row without a result: the cluster cannot run this
 
 
@@ -139,21 +141,22 @@ class RayPool(Pool):
         place.outbox.clear()
         place.forget = True
 
-    def poll(self, timeout_s: float) -> Sequence[Built | Finished]:
+    def poll(self, timeout_s: float, ears: Sequence[Connection | int] = ()) -> Sequence[Built | Finished]:
         deadline = time.monotonic() + timeout_s
         while True:
             self._ask()
             self._compile_more()
             messages, self._inbox = self._inbox, []
             left = deadline - time.monotonic()
-            if messages or left <= 0:
+            if messages or left <= 0 or wait(ears, timeout=0):
                 return messages
             asked = {place.asked: place for place in self._places if place.asked is not None}
             references = [*asked, *self._compiling]
             if not references:
                 time.sleep(min(left, 0.05))
                 continue
-            ready, _ = self._ray.wait(references, num_returns=1, timeout=min(left, _LOOK_S))
+            look_s = _LISTEN_S if ears else _LOOK_S  # Ray waits for its own alone
+            ready, _ = self._ray.wait(references, num_returns=1, timeout=min(left, look_s))
             for reference in ready:
                 if reference in asked:
                     self._hear(asked[reference])

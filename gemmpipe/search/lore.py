@@ -1,7 +1,7 @@
 """What is known beside a problem's own results: those of other problems, of earlier runs, and facts of builds."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TypeVar
@@ -19,7 +19,7 @@ class Tale:
     """What is known of one problem."""
 
     spec: GemmSpec
-    builds: Mapping[str, Iterable[str]] = field(default_factory=dict)
+    builds: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """By candidate id, the builds that it needed."""
     times_us: dict[Candidate, float] = field(default_factory=dict)
     failed: set[Candidate] = field(default_factory=set)
@@ -50,7 +50,7 @@ class Lore:
         """What a search keeps over the problems of a run, made when it is not there."""
         return self._kept.setdefault(name, make())  # type: ignore[return-value]
 
-    def hear(self, problem: Problem, spec: GemmSpec, builds: Mapping[str, Iterable[str]] | None = None) -> Tale:
+    def hear(self, problem: Problem, spec: GemmSpec, builds: dict[str, tuple[str, ...]] | None = None) -> Tale:
         """The tale of a problem, begun when there is none."""
         tale = self.tales.setdefault(problem.id, Tale(spec=spec))
         if builds is not None:

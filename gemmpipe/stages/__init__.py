@@ -21,6 +21,8 @@ from gemmpipe.stopwatch import Stopwatch
 if TYPE_CHECKING:
     import pandas as pd
 
+    from gemmpipe.stages.hunting import Ground, Hunts
+
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
@@ -62,6 +64,8 @@ class Context:
     """Problems whose search the budget ended early: their rows are provisional."""
     homes: dict[str, int] = field(default_factory=dict)
     """By problem id: the worker on whose device all its candidates are timed."""
+    hunts: "Hunts | None" = None
+    """Where searches live; None: here, a problem's at a time."""
     watch: Stopwatch = field(default_factory=Stopwatch)
     """Where the driver's own time goes."""
     account: dict[str, float] = field(default_factory=dict)
@@ -96,6 +100,20 @@ class Context:
     def implementation(self, label: str) -> Implementation | None:
         """Who computes candidates of this `libtype`: a chosen backend, else the family's own kernels."""
         return next((i for i in (*self.implementations, *self.family.implementations) if i.label == label), None)
+
+    @property
+    def ground(self) -> "Ground":
+        """What searches of this run have in common."""
+        from gemmpipe.stages.hunting import Ground
+
+        return Ground(
+            family=self.family.name,
+            implementations=self.implementations,
+            device=self.device,
+            space=self.space,
+            search=self.search,
+            incumbents=self.incumbents,
+        )
 
     @property
     def pool(self) -> Pool:

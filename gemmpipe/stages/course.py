@@ -5,8 +5,8 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from gemmpipe.data import Build, Candidate, Status, Trial
-from gemmpipe.search import Hunt, Request
-from gemmpipe.stages.listing import Listing
+from gemmpipe.search import Request
+from gemmpipe.stages.hunting import Begun
 
 
 class Finished(Protocol):
@@ -18,10 +18,14 @@ class Finished(Protocol):
 class Course:
     """The scheduler's view of one problem."""
 
-    def __init__(self, listing: Listing, hunt: Hunt, record: Finished, budget_trials: int | None = None) -> None:
-        self.listing = listing
-        self.problem = listing.problem
-        self._hunt = hunt
+    def __init__(self, begun: Begun, record: Finished, budget_trials: int | None = None) -> None:
+        self.outline = begun.outline
+        self.problem = begun.outline.problem
+        self.builds = begun.builds
+        self.kernel_names = begun.kernel_names
+        self.asked: list[Candidate] = []
+        """Whom its search, or anyone, asked for; whoever takes them empties the list."""
+        self._hunt = begun.hunt
         self._record = record
         self._left = budget_trials
         self._waiting: dict[str, list[Request]] = {}
@@ -45,7 +49,10 @@ class Course:
         while requests := self._hunt.ask():
             recalled: list[Trial] = []
             dropped = 0
+            self.asked += [request.candidate for request in requests]
             for request in requests:
+                if request.candidate.id in self._open:
+                    continue  # the hunt began anew, and this is still under way
                 earlier = self._record.find("screen", self.problem.id, request.candidate, request.launches)
                 if earlier is not None:
                     recalled.append(earlier)
@@ -70,7 +77,7 @@ class Course:
 
     def _begin(self, request: Request, built: dict[str, str]) -> list[Trial]:
         self._open[request.candidate.id] = request
-        builds = {b.id: b for b in self.listing.builds[request.candidate.id]}
+        builds = {b.id: b for b in self.builds[request.candidate.id]}
         broken = next((built[b] for b in sorted(builds) if built.get(b)), "")
         if broken:
             return [self._failure(request.candidate, broken)]
@@ -91,6 +98,7 @@ class Course:
             if request.candidate in self.results or request.candidate.id in self._open:
                 continue
             self._further.add(request.candidate.id)
+            self.asked.append(request.candidate)
             earlier = self._record.find("screen", self.problem.id, request.candidate, request.launches)
             if earlier is not None:
                 self._take([earlier])
@@ -105,7 +113,7 @@ class Course:
             return
         self.cut = True
         idle = [r for r in self._open.values() if r in self.ready or r.candidate.id in self._unbuilt]
-        spared = set(self.listing.given) or ({idle[0].candidate} if idle and not self.results else set())
+        spared = set(self.outline.given) or ({idle[0].candidate} if idle and not self.results else set())
         dropped = {r.candidate.id for r in idle if r.candidate not in spared}
         for name in dropped:
             del self._open[name]

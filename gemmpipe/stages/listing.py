@@ -1,17 +1,20 @@
 """Every candidate of a problem, what it must have compiled, and what was left out for which reason."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import TypeVar
 
-from gemmpipe.data import Build, Candidate, Device, Problem, Status, Trial
+from gemmpipe.data import Build, Candidate, Device, Problem, Status, Trial, canonical
 from gemmpipe.family import Family, GemmSpec, Implementation, load_family
 from gemmpipe.space import Space
 from gemmpipe.stages import Context
 
 T = TypeVar("T")
+
+PASSED_OVER = ("candidate", "libtype", "config", "status", "error")
+"""What is told of a candidate that is not tried, as columns of the trials table."""
 
 
 @dataclass(kw_only=True)
@@ -42,6 +45,20 @@ class SpaceReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Outline:
+    """What is known of a listing where candidates are made known only as they are asked for."""
+
+    problem: Problem
+    spec: GemmSpec
+    ids: frozenset[str]
+    """Of all candidates that fit."""
+    given: tuple[Candidate, ...]
+    passed_over: Mapping[str, Sequence[str]]
+    """Those that do not fit, or cannot win: the columns `PASSED_OVER`."""
+    report: SpaceReport
+
+
+@dataclass(frozen=True, kw_only=True)
 class Listing:
     """The candidates of one problem that fit, with their builds, and a trial for each that does not or cannot win."""
 
@@ -56,6 +73,21 @@ class Listing:
     given: tuple[Candidate, ...] = ()
     """Candidates that every search looks at: the libraries', and the incumbents."""
     report: SpaceReport = field(default_factory=SpaceReport)
+
+    def outline(self) -> Outline:
+        """Small enough to be sent from a process to another."""
+        rows = [
+            (t.candidate.id, t.candidate.backend, canonical(t.candidate.knobs), str(t.status), t.error)
+            for t in self.passed_over
+        ]
+        return Outline(
+            problem=self.problem,
+            spec=self.spec,
+            ids=frozenset(c.id for c in self.candidates),
+            given=self.given,
+            passed_over={name: [row[i] for row in rows] for i, name in enumerate(PASSED_OVER)},
+            report=self.report,
+        )
 
 
 def listing_task(problem: Problem, context: Context, incumbents: Sequence[Candidate]) -> Callable[[], Listing]:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 import pandas as pd
 
 from gemmpipe import table
-from gemmpipe.data import Candidate, Problem, Trial
+from gemmpipe.data import Candidate, Problem, Trial, canonical
 from gemmpipe.errors import UserError
 from gemmpipe.family import Family
 from gemmpipe.journal import Record
 from gemmpipe.problem import parse_key
+from gemmpipe.stages.listing import PASSED_OVER, Outline
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
@@ -44,7 +45,7 @@ def _plain(value: object) -> object:
 
 def config_text(candidate: Candidate) -> str:
     """The `config` cell: the knobs as canonical JSON."""
-    return json.dumps(candidate.knobs, sort_keys=True, separators=(",", ":"))
+    return canonical(candidate.knobs)
 
 
 def trial_frame(trials: Sequence[Trial], kernel_names: Mapping[str, str]) -> pd.DataFrame:
@@ -73,6 +74,18 @@ def trial_frame(trials: Sequence[Trial], kernel_names: Mapping[str, str]) -> pd.
             }
         )
     return pd.DataFrame(rows, columns=list(table.TRIALS))
+
+
+def passed_over_frame(outlines: Sequence[Outline], kernel_names: Mapping[str, str]) -> pd.DataFrame:
+    """The trials table of those that were not tried at all."""
+    columns = {name: [cell for o in outlines for cell in o.passed_over[name]] for name in PASSED_OVER}
+    frame = pd.DataFrame(dict.fromkeys(table.TRIALS), index=range(len(columns["candidate"])), dtype=object)
+    frame = frame.assign(**columns, stage="screen", launches=0, extra_weight_bytes=0, shared=False)
+    frame["problem"] = [o.problem.id for o in outlines for _ in o.passed_over["candidate"]]
+    names = zip(columns["candidate"], columns["libtype"], strict=True)
+    frame["kernelName"] = [kernel_names.get(candidate, libtype) for candidate, libtype in names]
+    frame["samples_us"] = [()] * len(frame)
+    return frame
 
 
 def untimed_row(problem: str, candidate: Candidate, role: str) -> dict[str, object]:

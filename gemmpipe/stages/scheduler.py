@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterable, Sequence
 
-from gemmpipe.data import Build, Candidate, Trial
+from gemmpipe.data import Candidate, Trial
 from gemmpipe.executors import Built, Finished
 from gemmpipe.family import GemmSpec
 from gemmpipe.jobs.screening import ScreenJob
@@ -11,6 +11,7 @@ from gemmpipe.search import Request
 from gemmpipe.stages import Context
 from gemmpipe.stages.bounds import Bounds
 from gemmpipe.stages.course import Course
+from gemmpipe.stages.hunting import Hunts
 from gemmpipe.timer import Timer
 
 _BATCH = 64  # requests a job: long enough to hide the exchange with the worker, short enough to lose little
@@ -20,25 +21,32 @@ _AHEAD = 3  # jobs a worker has in hand and next, so that it never waits for the
 class Scheduler:
     """Runs courses to their end on a pool."""
 
-    def __init__(self, context: Context, timer: Timer, bounds: Bounds, deadline: float | None = None) -> None:
+    def __init__(
+        self, context: Context, hunts: Hunts, timer: Timer, bounds: Bounds, deadline: float | None = None
+    ) -> None:
         """`deadline` on the monotonic clock: searches end there, with what they know by then."""
         self._context = context
+        self._hunts = hunts
         self._pool = context.pool
         self._watch = context.watch
         self._journal = context.journal
         self._timer = timer
         self._bounds = bounds
-        self._courses: list[Course] = []
-        self._by_problem: dict[str, Course] = {}
+        self._courses: dict[str, Course] = {}
+        """By problem id."""
+        self._going: dict[str, Course] = {}
+        """Those that are not over."""
+        self._stirred: dict[str, Course] = {}
+        """Those whose search may have something new to ask."""
         self._built: dict[str, str] = {}
-        self._builds: dict[str, Build] = {}
+        self._waiting: dict[str, dict[str, Course]] = {}
+        """By build, who waits for it."""
         self._deadline = deadline
         self.trials = 0
 
     def add(self, course: Course) -> None:
         """Take in a course and queue the builds that it asks for: they compile while the next one is listed."""
-        self._courses.append(course)
-        self._by_problem[course.problem.id] = course
+        self._courses[course.problem.id] = course
         course.worker = self._context.home(course.problem.id)
         if course.worker is None and len(self._pool.devices) == 1:
             course.worker = 0
@@ -49,89 +57,117 @@ class Scheduler:
 
     def also(self, course: Course, requests: Sequence[Request]) -> None:
         """Time these candidates of a course beside what its search asked for."""
-        self._note(course, course.further(requests, self._built))
-        self._compile(course)
+        failures = course.further(requests, self._built)
+        self._go_on(course, failures)
 
     def _advance(self, course: Course) -> None:
         with self._watch.spending("search"):
             failures = course.pump(self._built)
+        self._go_on(course, failures)
+
+    def _go_on(self, course: Course, failures: Sequence[Trial]) -> None:
+        """Introduce and compile what it asked for, and remember whether anything is left."""
+        for candidate in course.asked:
+            self._journal.kernel_names[candidate.id] = course.kernel_names[candidate.id]
+            builds = tuple(build.id for build in course.builds[candidate.id])
+            self._journal.builds[course.problem.id, candidate.id] = builds
+        course.asked.clear()
         self._note(course, failures)
-        self._compile(course)
-
-    def _compile(self, course: Course) -> None:
         for build in course.wanted:
-            if build.id not in self._builds:
-                self._builds[build.id] = build
+            waiting = self._waiting.get(build.id)
+            if waiting is None:
+                waiting = self._waiting[build.id] = {}
                 self._pool.compile(build)
+            waiting[course.problem.id] = course
         course.wanted.clear()
+        if course.over:
+            self._going.pop(course.problem.id, None)
+        else:
+            self._going[course.problem.id] = course
 
-    def step(self, timeout_s: float) -> bool:
-        """Hand out what is ready, hear what is new; False when every course is over."""
+    @property
+    def over(self) -> int:
+        """How many courses are over."""
+        return len(self._courses) - len(self._going)
+
+    def step(self, timeout_s: float, *, more: bool = False) -> bool:
+        """Hand out what is ready, hear what is new; False when every course is over and no `more` will be added."""
         if self._deadline is not None and time.monotonic() > self._deadline:
-            for course in self._courses:
+            for course in self._going.values():
                 course.end()
-        for course in self._courses:
-            if not course.over:
-                self._advance(course)
+            self._stirred |= self._going
+        while self._stirred:
+            self._advance(self._stirred.pop(next(iter(self._stirred))))
         self._dispatch()
-        if all(c.over for c in self._courses):
+        if not self._going and not more:
             return False
-        for message in self._pool.poll(timeout_s):
+        for message in self._pool.poll(timeout_s, self._hunts.ears()):
             self.hear(message)
+        with self._watch.spending("search"):
+            names = self._hunts.hear()
+        self._stirred |= {name: self._courses[name] for name in names if name in self._courses}
         return True
 
     def hear(self, message: Built | Finished) -> None:
         """Take one message of the pool."""
         if isinstance(message, Built):
             self._take_build(message)
-        elif message.job.problem.id in self._by_problem:
+        elif message.job.problem.id in self._courses:
             self._take_trials(message)
 
     def _take_build(self, message: Built) -> None:
         facts = message.facts
         self._built[message.build.id] = facts.error
-        self._context.lore.facts[message.build.id] = facts
+        self._hunts.know(message.build.id, facts)
         self._journal.build(message.build.id, facts)
-        for course in self._courses:
-            self._note(course, course.built(message.build.id, facts.error))
+        for course in self._waiting[message.build.id].values():
+            self._stir(course, course.built(message.build.id, facts.error))
 
     def _take_trials(self, message: Finished) -> None:
-        course = self._by_problem[message.job.problem.id]
+        course = self._courses[message.job.problem.id]
         trials = list(message.trials)
         if message.complete:
             told = {t.candidate for t in trials}
             trials += course.unanswered([c for c in message.job.candidates if c not in told])
         with self._watch.spending("search"):
             taken = course.tell(trials)
-        self._note(course, taken)
+        self._stir(course, taken)
+
+    def _stir(self, course: Course, trials: Sequence[Trial]) -> None:
+        """Its search was told these."""
+        if trials:
+            self._stirred[course.problem.id] = course
+            self._note(course, trials)
 
     def _note(self, course: Course, trials: Iterable[Trial]) -> None:
         with self._watch.spending("journal"):
             for trial in trials:
                 self.trials += 1
                 self._bounds.learn(course.problem, trial)
-                self._context.lore.learn(trial)
+                self._hunts.learn(trial)
                 self._journal.trial(trial)
 
     def _dispatch(self) -> None:
         for worker in range(len(self._pool.devices)):
-            mine = [c for c in self._courses if c.worker == worker and c.ready]
+            if self._pool.backlog(worker) >= _AHEAD:
+                continue
+            mine = [c for c in self._going.values() if c.worker == worker and c.ready]
             while self._pool.backlog(worker) < _AHEAD:
                 mine = mine or self._claim(worker)
                 if not mine:
                     break
                 # While builds arrive, the fullest; afterwards in order, so that small M comes before large.
-                waiting = len(self._built) < len(self._builds)
+                waiting = len(self._built) < len(self._waiting)
                 course = max(mine, key=lambda c: len(c.ready)) if waiting else mine[0]
                 if not self._hand_out(course, worker) or not course.ready:
                     mine.remove(course)
 
     def _claim(self, worker: int) -> list[Course]:
         """Who runs out of work takes the most expensive problem that nobody has: so all end together."""
-        free = [c for c in self._courses if c.worker is None and c.ready]
+        free = [c for c in self._going.values() if c.worker is None and c.ready]
         if not free:
             return []
-        course = max(free, key=lambda c: len(c.listing.candidates) * work(c.listing.spec))
+        course = max(free, key=lambda c: len(c.outline.ids) * work(c.outline.spec))
         course.worker = worker
         self._context.settle(course.problem.id, worker)
         return [course]
@@ -161,13 +197,13 @@ class Scheduler:
     def _next_long(self, course: Course) -> list[Request]:
         problem = course.problem
         ranked = sorted(course.ready, key=lambda r: (self._bounds.bound_us(problem, r.candidate), r.candidate.id))
-        spared: Candidate | None = self._bounds.spared(problem, course.listing.candidates)
+        spared: Candidate | None = self._bounds.spared(problem, course.outline.given)
         for request in ranked:
             course.ready.remove(request)
             dropped = self._bounds.hopeless(problem, request.candidate, course.results.values())
             if dropped is None or request.candidate == spared:
                 return [request]
-            self._note(course, course.tell([dropped]))
+            self._stir(course, course.tell([dropped]))
         return []
 
 

@@ -1,22 +1,22 @@
 """The screen stage: lists candidates, compiles, races them with few launches and keeps the best for bench."""
 
 import time
-from collections import Counter, deque
-from collections.abc import Callable
-from concurrent.futures import Future, wait
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.data import Bucket, Candidate, Problem, Trial
 from gemmpipe.errors import at_least
 from gemmpipe.executors import finishing
-from gemmpipe.search import Request, Subject
+from gemmpipe.search import Request
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.bounds import Bounds
 from gemmpipe.stages.course import Course
 from gemmpipe.stages.earlier import Recall
-from gemmpipe.stages.listing import Listing, SpaceReport, listing_task
-from gemmpipe.stages.rows import config_text, problems_of, trial_frame
+from gemmpipe.stages.hunting import Begun, Hunts, Quarry
+from gemmpipe.stages.hunting.here import Here
+from gemmpipe.stages.listing import SpaceReport
+from gemmpipe.stages.rows import config_text, passed_over_frame, problems_of, trial_frame
 from gemmpipe.stages.scheduler import Scheduler, work
 from gemmpipe.stages.shortlist import Keep, bucket_leaders, bucket_shortlists, shortlist
 from gemmpipe.timer import Timer
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _WAIT_S = 0.5
-_LOOK_S = 0.02
-_ASIDES = 128  # listings that other processes have at a time; more would wait in front of builds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,82 +52,45 @@ class Screen(Stage):
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """Shortlist and trials of the problems."""
         problems = problems_of(context.family, tables["problems"])
-        scheduler = Scheduler(context, self.timer, Bounds(context.family.baseline, _own(context)), _deadline(context))
+        hunts = context.hunts or Here(context.ground, context.lore)
+        bounds = Bounds(context.family.baseline, _own(context))
+        scheduler = Scheduler(context, hunts, self.timer, bounds, _deadline(context))
         context.events.emit("stage", "screen", total=len(problems))
         begun = time.monotonic()
         with finishing(context.pool, scheduler.hear):
-            courses = self._listed(problems, scheduler, context)
-            self._to_the_end(scheduler, courses, context)
+            courses = self._begun(problems, hunts, scheduler, context)
+            self._to_the_end(scheduler, context)
             for course, requests in self._for_buckets(courses, context):
                 scheduler.also(course, requests)
-            self._to_the_end(scheduler, courses, context)
+            self._to_the_end(scheduler, context)
         context.events.emit("progress", done=len(courses))
         _mark(courses, context)
         _account_idle(context, begun)
         return self._tables(courses, context)
 
-    def _to_the_end(self, scheduler: Scheduler, courses: list[Course], context: Context) -> None:
-        while self._step(scheduler, courses, context, wait_s=_WAIT_S):
-            pass
+    def _to_the_end(self, scheduler: Scheduler, context: Context) -> None:
+        while scheduler.step(_WAIT_S):
+            _look_around(scheduler, context)
 
-    def _step(self, scheduler: Scheduler, courses: list[Course], context: Context, wait_s: float) -> bool:
-        going_on = scheduler.step(wait_s)
-        context.check()
-        context.events.emit("progress", f"{scheduler.trials} trials", done=sum(c.over for c in courses))
-        return going_on
-
-    def _listed(self, problems: list[Problem], scheduler: Scheduler, context: Context) -> list[Course]:
-        """The problems with all that can be tried on them, in the scheduler's hands as soon as they are listed.
-
-        Other processes list from the end; until their first result is here (they import a while), this one lists from
-        the beginning, so that the device has work at once.
-        """
+    def _begun(self, problems: list[Problem], hunts: Hunts, scheduler: Scheduler, context: Context) -> list[Course]:
+        """The problems' courses, in the scheduler's hands as soon as they are listed."""
         report = SpaceReport()
         courses: list[Course] = []
-        left = deque(_in_order(problems, context))
-        asides: list[Future[Listing]] = []
-        warm = False
-        while left or asides:
-            while left and len(asides) < _ASIDES and (future := context.pool.aside(_task(left[-1], context))):
-                left.pop()
-                asides.append(future)
-            done = [future for future in asides if future.done()]
-            listings = [future.result() for future in done]
-            asides = [future for future in asides if future not in done]
-            warm = warm or bool(done)
-            if left and not warm:
-                listings.append(_task(left.popleft(), context)())
-            for listing in listings:
-                report.add(listing.report)
-                courses.append(self._course(listing, context))
+        hunts.begin(
+            [Quarry(problem=p, launches=self.timer.iters, keep=self.keep) for p in _in_order(problems, context)]
+        )
+        while len(courses) < len(problems):
+            for begun in hunts.begun():
+                report.add(begun.outline.report)
+                courses.append(_course(begun, context))
                 scheduler.add(courses[-1])
             # On a CPU, listing would take cores from what is timed.
-            if context.device.kind != "cpu" and not self._step(scheduler, courses, context, 0.0) and not listings:
-                wait(asides, timeout=_LOOK_S)
+            if context.device.kind != "cpu":
+                scheduler.step(_WAIT_S, more=len(courses) < len(problems))
+            _look_around(scheduler, context)
         for line in report.lines():
             context.events.emit("line", line)
         return courses
-
-    def _course(self, listing: Listing, context: Context) -> Course:
-        """The search on what was listed."""
-        problem = listing.problem
-        builds = {c: tuple(b.id for b in needed) for c, needed in listing.builds.items()}
-        context.journal.kernel_names.update(listing.kernel_names)
-        context.journal.builds |= {(problem.id, c): names for c, names in builds.items()}
-        context.lore.hear(problem, listing.spec, builds)
-        subject = Subject(
-            problem=problem,
-            spec=listing.spec,
-            device=context.device,
-            candidates=listing.candidates,
-            given=listing.given,
-            builds=builds,
-            launches=self.timer.iters,
-            keep=self.keep,
-            lore=context.lore,
-        )
-        recall = Recall(own=context.record, earlier=context.earlier, kernel_names=listing.kernel_names)
-        return Course(listing, context.search.start(subject), recall, context.search.budget_trials)
 
     def _for_buckets(self, courses: list[Course], context: Context) -> list[tuple[Course, list[Request]]]:
         """A bucket's candidate must be timed at each of its Ms: who leads at one of them is timed at the others."""
@@ -139,8 +100,9 @@ class Screen(Stage):
                 inside = [c for c in group if bucket.holds(c.problem.rows)]
                 leaders = bucket_leaders(bucket, [c.results for c in inside], self.bucket_keep)
                 for course in inside:
-                    known = set(course.listing.candidates)
-                    missing = [c for c in leaders if c in known and c not in course.results]
+                    missing = [c for c in leaders if c.id in course.outline.ids and c not in course.results]
+                    for candidate in missing:
+                        _tell_of(course, candidate, context)
                     glances = [Request(candidate=c, launches=self.timer.iters, glance=True) for c in missing]
                     asked.append((course, glances))
         return asked
@@ -156,14 +118,15 @@ class Screen(Stage):
             for candidate in kept[course.problem.id]:
                 trial = course.results[candidate]
                 rows.append(_shortlist_row(course, candidate, trial, context))
-        trials = [t for c in courses for t in (*c.listing.passed_over, *c.results.values())]
-        names = {k: v for c in courses for k, v in c.listing.kernel_names.items()}
-        counts = Counter(str(t.status) for t in trials)
+        trials = [t for c in courses for t in c.results.values()]
+        names = context.journal.kernel_names
+        passed_over = passed_over_frame([c.outline for c in courses], names)
+        counts = Counter([*passed_over["status"], *(str(t.status) for t in trials)])
         summary = ", ".join(f"{n:,} {status}" for status, n in counts.most_common())
         context.events.emit("line", f"screen: {len(courses)} problems, {summary}; {len(rows):,} go on to bench")
         return {
             "shortlist": pd.DataFrame(rows, columns=list(table.SHORTLIST)),
-            "trials": trial_frame(trials, names),
+            "trials": pd.concat([passed_over, trial_frame(trials, names)], ignore_index=True),
         }
 
     def _kept(self, courses: list[Course], context: Context) -> dict[str, list[Candidate]]:
@@ -179,6 +142,26 @@ class Screen(Stage):
             for problem_id, candidates in leaders.items():
                 kept[problem_id].update(dict.fromkeys(candidates))
         return {problem_id: list(candidates) for problem_id, candidates in kept.items()}
+
+
+def _course(begun: Begun, context: Context) -> Course:
+    """The way of a problem that is listed through this stage."""
+    recall = Recall(own=context.record, earlier=context.earlier, kernel_names=begun.kernel_names)
+    return Course(begun, recall, context.search.budget_trials)
+
+
+def _look_around(scheduler: Scheduler, context: Context) -> None:
+    context.check()
+    context.events.emit("progress", f"{scheduler.trials} trials", done=scheduler.over)
+
+
+def _tell_of(course: Course, candidate: Candidate, context: Context) -> None:
+    """What a course must know of a candidate that its search may never have asked for."""
+    implementation = context.implementation(candidate.backend)
+    if candidate.id not in course.builds and implementation is not None:
+        knobs, spec = candidate.knobs, course.outline.spec
+        course.builds[candidate.id] = implementation.builds(spec, knobs, context.device)
+        course.kernel_names[candidate.id] = implementation.kernel_name(knobs)
 
 
 def _mark(courses: list[Course], context: Context) -> None:
@@ -213,10 +196,6 @@ def _deadline(context: Context) -> float | None:
 def _own(context: Context) -> set[str]:
     """Labels of the family's own kernels, whose results nobody has checked yet."""
     return {i.label for i in context.family.implementations}
-
-
-def _task(problem: Problem, context: Context) -> "Callable[[], Listing]":
-    return listing_task(problem, context, context.incumbents.get(problem.id, ()))
 
 
 def _in_order(problems: list[Problem], context: Context) -> list[Problem]:

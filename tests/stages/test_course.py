@@ -12,7 +12,8 @@ from gemmpipe.data import Build, Candidate, Status, Trial
 from gemmpipe.journal import Record
 from gemmpipe.search import Search
 from gemmpipe.stages.course import Course
-from gemmpipe.stages.listing import Listing
+from gemmpipe.stages.hunting import Begun
+from gemmpipe.stages.listing import Outline, SpaceReport
 
 HALVING = halving(keep_ratio=0.5, most_launches=4, cutoff=10.0)
 CANDIDATES = tuple(Candidate.of("triton", {"n": i}) for i in range(12))
@@ -23,15 +24,15 @@ def _build(name: int) -> Build:
 
 
 def _course(search: Search, builds: dict[Candidate, list[int]], record: Record | None = None) -> Course:
-    listing = Listing(
-        problem=PROBLEM,
-        spec=SPEC,
-        candidates=tuple(builds),
+    ids = frozenset(c.id for c in builds)
+    outline = Outline(problem=PROBLEM, spec=SPEC, ids=ids, given=(), passed_over={}, report=SpaceReport())
+    begun = Begun(
+        outline=outline,
+        hunt=search.start(subject(list(builds), keep=3)),
         builds={c.id: tuple(_build(n) for n in names) for c, names in builds.items()},
-        passed_over=(),
         kernel_names={},
     )
-    return Course(listing, search.start(subject(list(builds), keep=3)), record or Record())
+    return Course(begun, record or Record())
 
 
 def _trial(candidate: Candidate, launches: int) -> Trial:

@@ -1,0 +1,243 @@
+"""Hunts in processes beside the driver: who hunts what, what all of them hear, and who goes on when one dies."""
+
+import contextlib
+import pickle
+import time
+from collections import deque
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+
+from gemmpipe.data import Build, BuildFacts, Problem, Trial
+from gemmpipe.device import usable_cores
+from gemmpipe.errors import EnvironmentProblem
+from gemmpipe.events import Events
+from gemmpipe.executors import Usage
+from gemmpipe.executors.hand import forkserver
+from gemmpipe.family import GemmSpec
+from gemmpipe.search.lore import Lore
+from gemmpipe.stages import Context
+from gemmpipe.stages.hunting import Begun, Ground, Hunts, Quarry, hunter
+from gemmpipe.stages.hunting.far import FarHunt
+from gemmpipe.stages.hunting.here import Here
+from gemmpipe.stages.hunting.hunter import Asked, Failed, News, Told
+from gemmpipe.stopwatch import IDLE
+
+_AHEAD = 2  # problems that a hunter has to list: more would stand in front of what is asked of it
+_LOSSES = 3  # of one hunter, with no hunt ended in between: it cannot go on
+
+
+def hunts_for(context: Context) -> Hunts:
+    """On a CPU in the driver; else beside it, a process for each device, with half of the cores left to the others."""
+    if context.device.kind == "cpu":
+        return Here(context.ground, context.lore)
+    count = max(1, min(len(context.pool.devices), usable_cores() // 2))
+    return Beside(context.ground, context.lore, count, context.events)
+
+
+class _Hunter:
+    """The driver's side of one process."""
+
+    def __init__(self, ground: Ground, lore: Lore) -> None:
+        self._ground, self._lore = ground, lore
+        self.hunted: dict[str, Quarry] = {}
+        """By problem id, what it has been given and has not ended."""
+        self.unlisted = 0
+        self.losses = 0
+        self._builds: dict[str, Build] = {}
+        self._past: list[Usage] = []
+        self.start()
+
+    def start(self) -> None:
+        """A process that knows what the driver does."""
+        context = forkserver()
+        self._pipe, theirs = context.Pipe()
+        self._begun = time.monotonic()
+        self._spent_s: dict[str, float] = {}
+        self._builds = {}
+        arguments = (self._ground, self._lore, self._begun, theirs)
+        self._process = context.Process(target=hunter.main, args=arguments, daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def send(self, message: Quarry | Told) -> None:
+        """Tell it something; whether it lives is looked at elsewhere."""
+        self.send_pickled(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+
+    def send_pickled(self, message: bytes) -> None:
+        """The same, pickled once for all hunters."""
+        with contextlib.suppress(OSError):
+            self._pipe.send_bytes(message)
+
+    def answers(self) -> list[Asked | Failed]:
+        """What it said since the last look."""
+        found: list[Asked | Failed] = []
+        with contextlib.suppress(EOFError, OSError):
+            while self._pipe.poll():
+                found.append(self._pipe.recv())
+        return found
+
+    def builds_of(self, asked: Asked) -> dict[str, tuple[Build, ...]]:
+        """The builds of whom it asks for."""
+        self._builds |= {build.id: build for build in asked.new_builds}
+        self._spent_s = dict(asked.spent_s)
+        return {name: tuple(self._builds[b] for b in builds) for name, builds in asked.builds.items()}
+
+    @property
+    def ears(self) -> tuple[Connection | int, ...]:
+        return (self._pipe, self._process.sentinel)
+
+    @property
+    def alive(self) -> bool:
+        return self._process.is_alive()
+
+    def end(self) -> str:
+        """End it; how it ended."""
+        now = time.monotonic()
+        self._past.append(self._usage(now))
+        self._process.kill()
+        self._process.join()
+        self._pipe.close()
+        return f"exit code {self._process.exitcode}"
+
+    def usage(self) -> Usage:
+        """Where its time went, and that of those before it."""
+        whole = Usage(name="")
+        for part in [*self._past, self._usage(time.monotonic())]:
+            whole.wall_s += part.wall_s
+            whole.add(part.busy_s)
+            whole.idle += part.idle
+        return whole
+
+    def _usage(self, now: float) -> Usage:
+        busy = dict(self._spent_s)
+        idle_s = busy.pop(IDLE, 0.0)
+        idle_s += max(0.0, now - self._begun - idle_s - sum(busy.values()))
+        return Usage(name="", wall_s=now - self._begun, busy_s=busy, idle=[(0.0, idle_s)])
+
+
+class Beside(Hunts):
+    """Hunts in `count` processes, which start with the first problem."""
+
+    def __init__(self, ground: Ground, lore: Lore, count: int, events: Events) -> None:
+        self._ground, self._lore, self._count, self._events = ground, lore, count, events
+        self._hunters: list[_Hunter] = []
+        self._left: deque[Quarry] = deque()
+        self._hunts: dict[str, FarHunt] = {}
+        self._begun: dict[str, Begun] = {}
+        """By problem id."""
+        self._new: list[Begun] = []
+        self._heard_of: list[tuple[Problem, GemmSpec]] = []
+        self._learnt: list[Trial] = []
+        self._facts: dict[str, BuildFacts] = {}
+
+    def begin(self, quarries: Sequence[Quarry]) -> None:
+        if not self._hunters:
+            self._hunters = [_Hunter(self._ground, self._lore) for _ in range(self._count)]
+        self._left.extend(quarries)
+        self._feed()
+
+    def begun(self) -> list[Begun]:
+        new, self._new = self._new, []
+        return new
+
+    def learn(self, trial: Trial) -> None:
+        self._lore.learn(trial)
+        self._learnt.append(trial)
+
+    def know(self, build: str, facts: BuildFacts) -> None:
+        self._lore.facts[build] = self._facts[build] = facts
+
+    def ears(self) -> Sequence[Connection | int]:
+        return [ear for each in self._hunters for ear in each.ears]
+
+    def hear(self) -> list[str]:
+        self._spread_news()
+        heard = []
+        for each in self._hunters:
+            alive = each.alive  # looked at first: what it said before it died is heard
+            for answer in each.answers():
+                if isinstance(answer, Failed):
+                    raise answer.error
+                self._take(each, answer)
+                heard.append(answer.problem)
+            if not alive:
+                self._replace(each)
+        self._feed()
+        return heard
+
+    def _take(self, each: _Hunter, asked: Asked) -> None:
+        hunt, builds = self._hunts[asked.problem], each.builds_of(asked)
+        known = self._begun.get(asked.problem)
+        if asked.outline is not None:
+            each.unlisted -= 1
+        if known is None and asked.outline is not None:
+            known = Begun(outline=asked.outline, hunt=hunt, builds={}, kernel_names={})
+            self._begun[asked.problem] = known
+            self._new.append(known)
+            self._lore.hear(asked.outline.problem, asked.outline.spec)
+            self._heard_of.append((asked.outline.problem, asked.outline.spec))
+        if known is not None:
+            known.builds.update(builds)
+            known.kernel_names.update(asked.kernel_names)
+            self._lore.tales[asked.problem].builds.update(asked.builds)
+        hunt.heard(asked.requests, asked.over)
+        if hunt.over:
+            each.losses = 0
+            del each.hunted[asked.problem], self._hunts[asked.problem], self._begun[asked.problem]
+
+    def _feed(self) -> None:
+        """Give problems to who has the fewest."""
+        while self._left and (free := [h for h in self._hunters if h.unlisted < _AHEAD]):
+            each, quarry = min(free, key=lambda h: len(h.hunted)), self._left.popleft()
+            self._hunts[quarry.problem.id] = FarHunt(quarry.problem.id, each.send)
+            self._give(each, quarry)
+
+    def _give(self, each: _Hunter, quarry: Quarry) -> None:
+        each.hunted[quarry.problem.id] = quarry
+        each.unlisted += 1
+        each.send(quarry)
+
+    def _spread_news(self) -> None:
+        """Once pickled for all; who asked for a result learns of it here too, for its other hunts."""
+        if not (self._heard_of or self._learnt or self._facts):
+            return
+        builds = {
+            (t.problem, t.candidate.id): self._lore.tales[t.problem].builds.get(t.candidate.id, ())
+            for t in self._learnt
+        }
+        news = News(begun=tuple(self._heard_of), trials=tuple(self._learnt), builds=builds, facts=dict(self._facts))
+        pickled = pickle.dumps(news, pickle.HIGHEST_PROTOCOL)
+        for each in self._hunters:
+            each.send_pickled(pickled)
+        self._heard_of, self._learnt, self._facts = [], [], {}
+
+    def _replace(self, each: _Hunter) -> None:
+        """Its hunts go on in a new process: what was timed is told again as it is asked for."""
+        how = each.end()
+        each.losses += 1
+        if each.losses >= _LOSSES:
+            raise EnvironmentProblem(f"a process that searches died {each.losses} times in a row: {how}")
+        self._events.emit(
+            "warning", f"a process that searches died ({how}); its {len(each.hunted)} searches begin anew"
+        )
+        each.start()
+        each.unlisted = 0
+        for quarry in each.hunted.values():
+            self._hunts[quarry.problem.id].begin_anew()
+            self._give(each, quarry)
+
+    def usage(self) -> list[Usage]:
+        if not self._hunters:
+            return []
+        whole = Usage(name=f"search processes ({len(self._hunters)})")
+        for each in self._hunters:
+            part = each.usage()
+            whole.wall_s += part.wall_s
+            whole.add(part.busy_s)
+            whole.idle += part.idle
+        return [whole]
+
+    def close(self) -> None:
+        for each in self._hunters:
+            each.end()
+        self._hunters = []
