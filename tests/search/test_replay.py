@@ -9,11 +9,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from searching import LIMITS, default_search
 
 from gemmpipe.errors import UserError
 from gemmpipe.paths import shipped
-from gemmpipe.search.gaussian import Gaussian
-from gemmpipe.search.looks import Looks
 from gemmpipe.search.random import Random
 from gemmpipe.search.recording import Recording, read
 from gemmpipe.search.replay import Replay
@@ -21,22 +20,8 @@ from gemmpipe.search.scoring import random_best, score
 from gemmpipe.stages.replay import groups_of, lines, replay_group
 
 RECORDED = Path(__file__).parent.parent / "data" / "recorded"
-LIMITS = {"budget_s": None, "budget_trials": None, "journals": ()}
 TUNED_ON = 1
 """The first (N, K) of each recording: on these the defaults were chosen; the others are reported."""
-
-
-def _yaml(name: str) -> dict[str, object]:
-    values: dict[str, object] = yaml.safe_load((shipped("conf") / "search" / f"{name}.yaml").read_text())
-    return {k: v for k, v in values.items() if k not in ("defaults", "_target_")}
-
-
-def _default() -> Gaussian:
-    """The default search, from its YAML."""
-    words = {**_yaml("_budget"), **_yaml("_looks"), **_yaml("_guided"), **_yaml("gaussian")}
-    rungs = {**_yaml("_looks")["looks"], **_yaml("_guided")["looks"]}  # type: ignore[dict-item]
-    rungs.pop("_target_")
-    return Gaussian(**{**words, "journals": (), "looks": Looks(**rungs)})  # type: ignore[arg-type]
 
 
 def _replay(of: object, seeds: int) -> Replay:
@@ -92,7 +77,7 @@ def test_within_one_percent_at_a_tenth_of_the_evaluations(recordings: dict[str, 
     rows = []
     for recording in recordings.values():
         for group in _held_out(recording):
-            rows += replay_group(_replay(_default(), 20), recording, group, 20)  # type: ignore[arg-type]
+            rows += replay_group(_replay(default_search(), 20), recording, group, 20)  # type: ignore[arg-type]
     near = sum(float(str(row["ratio"])) <= 1.01 for row in rows) / len(rows)
     worst = max(rows, key=lambda row: float(str(row["worst"])))
     print(f"{near:.1%} of {len(rows)} problems; worst {worst['worst']:.3f}, seed {worst['worst_seed']},"
@@ -106,7 +91,7 @@ def test_within_one_percent_at_a_tenth_of_the_evaluations(recordings: dict[str, 
 def test_it_beats_random_search_and_learns_from_other_products(recordings: dict[str, Recording]) -> None:
     recording = recordings["h200_a8w8"]
     group = _held_out(recording)[0]
-    default = _default()
+    default = default_search()
     chance = Random(share=0.1, least=24, seed=0, looks=default.looks, **LIMITS)  # type: ignore[arg-type]
     ratios = {}
     for name, how in {

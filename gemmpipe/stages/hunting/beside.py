@@ -5,6 +5,7 @@ import pickle
 import time
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 
 from gemmpipe.data import Build, BuildFacts, Problem, Trial
@@ -189,8 +190,13 @@ class Beside(Hunts):
         """Give problems to who has the fewest."""
         while self._left and (free := [h for h in self._hunters if h.unlisted < _AHEAD]):
             each, quarry = min(free, key=lambda h: len(h.hunted)), self._left.popleft()
-            self._hunts[quarry.problem.id] = FarHunt(quarry.problem.id, each.send)
+            self._hunts[quarry.problem.id] = FarHunt(quarry.problem.id, partial(self._tell, each))
             self._give(each, quarry)
+
+    def _tell(self, each: _Hunter, message: Told) -> None:
+        """In the order in which the driver learnt it, so that hunts here and beside decide alike."""
+        self._spread_news()
+        each.send(message)
 
     def _give(self, each: _Hunter, quarry: Quarry) -> None:
         each.hunted[quarry.problem.id] = quarry

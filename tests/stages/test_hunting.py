@@ -1,0 +1,210 @@
+"""Hunts beside the driver: they ask what hunts here would ask, learn from each other, and outlive their process."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+from searching import HOPPER, LIMITS, Deadly, Raising, default_search, looks
+
+from gemmpipe.backends.own import Own
+from gemmpipe.data import BuildFacts, Status, Trial
+from gemmpipe.errors import EnvironmentProblem, UserError
+from gemmpipe.events import Event, Events
+from gemmpipe.family import KernelDefaults, load_family
+from gemmpipe.search import Request
+from gemmpipe.search.lore import Lore
+from gemmpipe.sources.inline import List
+from gemmpipe.space import Space
+from gemmpipe.stages.hunting import Begun, Ground, Hunts, Quarry
+from gemmpipe.stages.hunting.beside import Beside
+from gemmpipe.stages.hunting.here import Here
+
+AXES = {
+    "BLOCK_SIZE_M": (16, 32, 64, 128),
+    "BLOCK_SIZE_N": (32, 64, 128),
+    "BLOCK_SIZE_K": (128,),
+    "GROUP_SIZE_M": (1,),
+    "NUM_KSPLIT": (1, 4),
+    "num_warps": (4, 8),
+    "num_stages": (2, 3, 4),
+    "cache_modifier": ("",),
+    "kernel_type": ("plain", "warp_specialised"),
+    "SWAP_AB": (False,),
+}
+SPACE = Space(axes=AXES, when=(), pinned=())
+Asked = dict[str, list[tuple[str, int]]]
+
+
+def _ground(search: object) -> Ground:
+    family = load_family("a8w8_blockscale")
+    own = tuple(i for b in (Own(label="triton"), Own(label="gluon")) for i in b.implementations(family))
+    return Ground(
+        family=family.name,
+        implementations=own,
+        device=HOPPER,
+        space=SPACE,
+        search=search,
+        incumbents={},  # type: ignore[arg-type]
+    )
+
+
+def _quarries(no_words: KernelDefaults, *rows: int) -> list[Quarry]:
+    family = load_family("a8w8_blockscale")
+    items = [[m, 1280, 8192] for m in rows]
+    return [Quarry(problem=p, launches=2, keep=4) for p in List(items=items).problems(family, no_words, "sm_90")]
+
+
+def _trial(problem: str, request: Request) -> Trial:
+    knobs = request.candidate.knobs
+    time_us = 10.0 + sum(abs(int(knobs.get(name) or 0) - 64) for name in ("BLOCK_SIZE_M", "BLOCK_SIZE_N"))
+    fails = knobs["num_stages"] == 4 and knobs.get("num_warps") == 8
+    return Trial(
+        stage="screen",
+        problem=problem,
+        candidate=request.candidate,
+        status=Status.LAUNCH_ERROR if fails else Status.OK,
+        launches=0 if fails else request.launches,
+        samples_us=() if fails else (time_us,) * request.launches,
+    )
+
+
+@dataclass
+class Driver:
+    """Answers everything that hunts ask for, a problem's requests together."""
+
+    hunts: Hunts
+    deadline_s: float = 120.0
+
+    def drive(self, quarries: list[Quarry], meanwhile: Callable[[int], None] = lambda answered: None) -> Asked:
+        """What each problem's hunt asked for, in order."""
+        self.hunts.begin(quarries)
+        courses: dict[str, Begun] = {}
+        asked: Asked = {}
+        end = time.monotonic() + self.deadline_s
+        while len(courses) < len(quarries) or not all(b.hunt.over for b in courses.values()):
+            assert time.monotonic() < end, "no end"
+            self.hunts.hear()
+            courses |= {b.outline.problem.id: b for b in self.hunts.begun()}
+            for name, begun in courses.items():
+                if requests := begun.hunt.ask():
+                    asked.setdefault(name, []).extend((r.candidate.id, r.launches) for r in requests)
+                    self._answer(name, begun, requests)
+                    meanwhile(sum(map(len, asked.values())))
+        self.begun = courses
+        return asked
+
+    def _answer(self, name: str, begun: Begun, requests: "list[Request]") -> None:
+        for request in requests:
+            for build in begun.builds[request.candidate.id]:
+                facts = BuildFacts(compile_s=0.1, shared_bytes=1024, registers=int(build.id[:2], 16), spills=0)
+                self.hunts.know(build.id, facts)
+        trials = [_trial(name, request) for request in requests]
+        begun.hunt.tell(trials)
+        for trial in trials:
+            self.hunts.learn(trial)
+
+
+@pytest.fixture
+def beside() -> Iterator[Callable[..., Beside]]:
+    opened: list[Beside] = []
+
+    def open_(search: object, count: int = 1, events: Events | None = None) -> Beside:
+        opened.append(Beside(_ground(search), Lore(), count, events or Events()))
+        return opened[-1]
+
+    yield open_
+    for each in opened:
+        each.close()
+
+
+def test_a_hunt_beside_asks_what_one_here_asks(beside: Callable[..., Beside], no_words: KernelDefaults) -> None:
+    search, quarries = default_search(), _quarries(no_words, 64)
+    here, there = Driver(Here(_ground(search), Lore())), Driver(beside(search))
+    assert there.drive(quarries) == here.drive(quarries)
+    [name] = here.begun
+    near, far = here.begun[name], there.begun[name]
+    assert far.outline == near.outline
+    assert far.outline.passed_over["candidate"]
+    asked = far.builds.keys()
+    assert asked < near.outline.ids
+    assert far.builds == {name: near.builds[name] for name in asked}
+    assert far.kernel_names == {name: near.kernel_names[name] for name in asked}
+
+
+def test_each_request_comes_once_and_two_processes_share_the_work(
+    beside: Callable[..., Beside], no_words: KernelDefaults
+) -> None:
+    hunts = beside(default_search(), count=2)
+    asked = Driver(hunts).drive(_quarries(no_words, 1, 16, 64, 256))
+    assert len(asked) == 4
+    for requests in asked.values():
+        assert len(requests) == len(set(requests)) >= 24
+    [usage] = hunts.usage()
+    assert {"listing", "search", "start"} <= set(usage.busy_s)
+    assert abs(usage.unaccounted_s) < 0.02 * usage.wall_s
+
+
+def test_hunts_learn_what_others_found_out(beside: Callable[..., Beside], no_words: KernelDefaults) -> None:
+    driver = Driver(beside(default_search()))
+    driver.drive(_quarries(no_words, 64))
+    [known] = driver.hunts._lore.tales.values()  # type: ignore[attr-defined]
+    [second] = driver.drive(_quarries(no_words, 128)).values()
+    assert second[0][0] == known.best(1)[0].id, "the winner of the nearest problem comes first"
+
+
+def test_a_hunt_outlives_its_process(beside: Callable[..., Beside], no_words: KernelDefaults) -> None:
+    said: list[Event] = []
+    hunts = beside(default_search(), events=Events(listeners=[said.append]))
+    killed: list[int] = []
+
+    def kill(answered: int) -> None:
+        if answered >= 25 * (len(killed) + 1) and len(killed) < 2:
+            [process] = [h._process for h in hunts._hunters]
+            killed.append(process.pid)
+            os.kill(process.pid, signal.SIGKILL)
+
+    asked = Driver(hunts).drive(_quarries(no_words, 16, 64), kill)
+    assert len(killed) == 2
+    assert sum("died" in event.text for event in said) == 2
+    for requests in asked.values():
+        assert len(requests) == len(set(requests)), "what was told before is not timed again"
+        assert len(requests) >= 24
+
+
+def test_a_process_that_always_dies_ends_the_run(beside: Callable[..., Beside], no_words: KernelDefaults) -> None:
+    with pytest.raises(EnvironmentProblem, match="died 3 times"):
+        Driver(beside(Deadly(**LIMITS, looks=looks()))).drive(_quarries(no_words, 16))
+
+
+@pytest.mark.parametrize("kind", [UserError, ZeroDivisionError])
+def test_what_a_search_raises_rises_in_the_driver(
+    beside: Callable[..., Beside], no_words: KernelDefaults, kind: type[Exception]
+) -> None:
+    with pytest.raises(kind, match="no hunt today"):
+        Driver(beside(Raising(**LIMITS, looks=looks(), error=kind("no hunt today")))).drive(_quarries(no_words, 16))
+
+
+def test_an_ended_hunt_asks_for_nobody_new(beside: Callable[..., Beside], no_words: KernelDefaults) -> None:
+    hunts = beside(default_search())
+    hunts.begin(_quarries(no_words, 64))
+    begun: list[Begun] = []
+    requests: list[Request] = []
+    while not requests:
+        hunts.hear()
+        begun += hunts.begun()
+        requests = [r for b in begun for r in b.hunt.ask()]
+    hunt, half = begun[0].hunt, len(requests) // 2
+    problem = begun[0].outline.problem.id
+    hunt.tell([_trial(problem, r) for r in requests[:half]])
+    hunt.end(len(requests) - half)
+    timed, end = {r.candidate for r in requests[:half]}, time.monotonic() + 60
+    while not hunt.over:
+        assert time.monotonic() < end
+        hunts.hear()
+        later = hunt.ask()
+        assert {r.candidate for r in later} <= timed
+        if later:
+            hunt.tell([_trial(problem, r) for r in later])
