@@ -37,7 +37,7 @@ def digest(value: object) -> str:
     return hashlib.sha256(canonical(value).encode()).hexdigest()[:12]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)  # no slots, as in whatever is sent between processes often: pickled in Python
 class Problem:
     """One thing to tune: a family and the values of its key columns, in the family's order."""
 
@@ -52,17 +52,17 @@ class Problem:
     def __getitem__(self, column: str) -> Scalar:
         return dict(self.key)[column]
 
-    @property
+    @cached_property
     def rows(self) -> int:
         """M, the rows of the product."""
         return int(self[self.rows_column] or 0)
 
-    @property
+    @cached_property
     def siblings(self) -> tuple[tuple[str, Scalar], ...]:
         """What problems share that differ in M alone: they share weights, and buckets span them."""
         return tuple(item for item in self.key if item[0] != self.rows_column)
 
-    @property
+    @cached_property
     def id(self) -> str:
         """Readable and unique within a run: `a16w16 M=1 N=1280 K=8192 ...`."""
         return f"{self.family} " + " ".join(f"{name}={value}" for name, value in self.key)
@@ -113,7 +113,7 @@ class Build:
         return digest([self.kernel, self.source_hash, self.signature, self.constants, self.aligned, self.options])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class BuildFacts:
     """What compiling a build gave; None where this compiler does not say."""
 
@@ -175,7 +175,7 @@ class Tuning:
     """Those that Triton's cache did not have."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Trial:
     """One attempt on one candidate of one problem at one stage.
 
@@ -196,7 +196,7 @@ class Trial:
     tuning: Tuning | None = None
     """Where the candidate was chosen in this attempt, by another tuner."""
 
-    @property
+    @cached_property
     def time_us(self) -> float | None:
         """The median sample, or None where nothing was timed."""
         return median(self.samples_us) if self.samples_us else None

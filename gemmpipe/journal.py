@@ -16,6 +16,7 @@ from gemmpipe.errors import EnvironmentProblem, UserError
 
 NAME = "trials.jsonl"
 _SYNC_EVERY_S = 1.0
+_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Journal:
@@ -53,7 +54,7 @@ class Journal:
     def write(self, row: str, **values: object) -> None:
         """Append one row of the kind `row`. Raises EnvironmentProblem when the disk is full."""
         try:
-            self._file.write(json.dumps({"row": row, **values}, separators=(",", ":")) + "\n")
+            self._file.write(_ENCODE({"row": row, **values}) + "\n")
             self._file.flush()
             if time.monotonic() - self._synced > _SYNC_EVERY_S:
                 self.sync()

@@ -19,6 +19,7 @@ from gemmpipe.worker import Answer, Post
 _AHEAD = 2
 _BETWEEN = 10.0  # operands and references of a problem may take so many times a candidate's deadline
 _LEAST_START_S = 60.0  # importing torch on a busy machine is slow, whatever a candidate's deadline is
+_WEIGH_S = 0.1  # between two looks at a worker's memory
 _LOSSES = 3  # so many in a row before anything is launched: the environment or the problem is at fault
 
 
@@ -50,6 +51,7 @@ class Desk:
         self._unheard: list[Finished] = []
         self._usage = Usage(name=post.device.torch_name)
         self._begun = self._accounted = time.monotonic()
+        self._weighed = self._begun
         self._hand = Hand(post)
 
     # What the pool asks for
@@ -181,8 +183,11 @@ class Desk:
             return self._lost(Status.TIMEOUT, f"the worker did not start within {max(limit, _LEAST_START_S):g} s")
         if self._sent and waited > limit:
             return self._lost(Status.TIMEOUT, f"no result after executor.timeout_s={self._timeout_s:g}")
-        if self._hand.resident_bytes() > self._memory_bytes:
-            return self._lost(Status.DIED, "out of host memory: stopped by executor.memory_pct")
+        now = time.monotonic()
+        if now - self._weighed > _WEIGH_S:
+            self._weighed = now
+            if self._hand.resident_bytes() > self._memory_bytes:
+                return self._lost(Status.DIED, "out of host memory: stopped by executor.memory_pct")
         return []
 
     def _lost(self, status: Status, why: str, answer: Answer | None = None) -> list[Finished]:

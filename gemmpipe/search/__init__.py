@@ -10,7 +10,7 @@ from gemmpipe.family import GemmSpec
 from gemmpipe.search.lore import Lore
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Request:
     """A wish of the search: time this candidate with so many launches."""
 

@@ -1,8 +1,11 @@
 """The bench stage (accurate-bench): checks the shortlist against the reference and times it in interleaved rounds."""
 
 from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
 
 from gemmpipe.data import Candidate, Problem, Status, Trial
 from gemmpipe.executors import Built, Finished, finishing
@@ -41,26 +44,26 @@ class Bench(Stage):
 
         problems = problems_of(context.family, tables["problems"])
         trials = self._finals(problems, tables["shortlist"], context)
-        names = (
-            dict(zip(tables["trials"]["candidate"], tables["trials"]["kernelName"], strict=True))
-            if ("trials" in tables)
-            else {}
-        )
-        finals = trial_frame(trials, names)
         counts = Counter(str(t.status) for t in trials)
         summary = ", ".join(f"{n:,} {status}" for status, n in counts.most_common())
         context.events.emit("line", f"bench: {len(problems)} problems, {summary}")
         if "trials" not in tables:
-            return {"trials": finals}
-        screened = tables["trials"]
-        key = ["problem", "candidate"]
-        left = screened.merge(finals[key], on=key, how="left", indicator=True)["_merge"] == "left_only"
-        return {"trials": pd.concat([screened[left.to_numpy()], finals], ignore_index=True)}
+            return {"trials": trial_frame(trials, {})}
+        screened, finalists = tables["trials"], {(t.problem, t.candidate.id) for t in trials}
+        pairs = zip(screened["problem"].tolist(), screened["candidate"].tolist(), strict=True)
+        again = np.array([pair in finalists for pair in pairs], dtype=bool)
+        before = screened[again]
+        names = dict(zip(before["candidate"], before["kernelName"], strict=True))
+        return {"trials": pd.concat([screened[~again], trial_frame(trials, names)], ignore_index=True)}
 
     def _finals(self, problems: list[Problem], shortlist: "pd.DataFrame", context: Context) -> list[Trial]:
-        by_problem = dict(tuple(shortlist.groupby("problem", sort=False)))
+        # Who was screened and has no time failed there; who was not screened comes from a table.
+        ready = shortlist[shortlist["us"].notna() | (shortlist["status"] == "")]
+        by_problem: dict[str, list[Mapping[Hashable, object]]] = {}
+        for row in ready.to_dict("records"):
+            by_problem.setdefault(str(row["problem"]), []).append(row)
         tally = _Tally(context)
-        jobs = [tally.begin(self._job(p, by_problem.get(p.id, shortlist[:0]))) for p in problems]
+        jobs = [tally.begin(self._job(p, by_problem.get(p.id, []))) for p in problems]
         total = len(jobs)
         context.events.emit("stage", "bench", total=total)
         queue: list[Job] = [job for job in jobs if job is not None]
@@ -75,26 +78,15 @@ class Bench(Stage):
                 context.events.emit("progress", done=total - len(tally.open))
         return tally.trials
 
-    def _job(self, problem: Problem, rows: "pd.DataFrame") -> FinalsJob:
-        # Who was screened and has no time failed there; who was not screened comes from a table.
-        ready = rows[rows["us"].notna() | (rows["status"] == "")]
-        records = ready[["libtype", "config", "candidate", "role"]].itertuples(index=False)
-        finalists, library, kept, unchecked = [], set(), set(), set()
-        for libtype, config, candidate_id, role in records:
-            finalists.append(candidate_of(libtype, config))
-            if role == "library":
-                library.add(candidate_id)
-            if role in ("incumbent", "compared", "unlike"):
-                kept.add(candidate_id)
-            if role == "unlike":
-                unchecked.add(candidate_id)
+    def _job(self, problem: Problem, rows: Sequence[Mapping[Hashable, object]]) -> FinalsJob:
+        roles = {str(row["candidate"]): row["role"] for row in rows}
         return FinalsJob(
             stage="bench",
             problem=problem,
-            finalists=tuple(finalists),
-            library=frozenset(library),
-            kept=frozenset(kept),
-            unchecked=frozenset(unchecked),
+            finalists=tuple(candidate_of(str(row["libtype"]), str(row["config"])) for row in rows),
+            library=frozenset(c for c, role in roles.items() if role == "library"),
+            kept=frozenset(c for c, role in roles.items() if role in ("incumbent", "compared", "unlike")),
+            unchecked=frozenset(c for c, role in roles.items() if role == "unlike"),
             timer=self.timer,
             err_ratio=self.err_ratio,
         )

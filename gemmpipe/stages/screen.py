@@ -121,7 +121,9 @@ class Screen(Stage):
         trials = [t for c in courses for t in c.results.values()]
         names = context.journal.kernel_names
         passed_over = passed_over_frame([c.outline for c in courses], names)
-        counts = Counter([*passed_over["status"], *(str(t.status) for t in trials)])
+        counts = Counter(str(t.status) for t in trials)
+        for course in courses:
+            counts.update(course.outline.passed_over["status"])
         summary = ", ".join(f"{n:,} {status}" for status, n in counts.most_common())
         context.events.emit("line", f"screen: {len(courses)} problems, {summary}; {len(rows):,} go on to bench")
         return {

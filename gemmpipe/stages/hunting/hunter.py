@@ -19,7 +19,7 @@ from gemmpipe.stages.listing import Listing, Outline
 from gemmpipe.stopwatch import IDLE, Stopwatch
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Told:
     """Results of one hunt's requests, and how many it need not wait for as the budget is spent (None: it is not)."""
 
@@ -28,7 +28,7 @@ class Told:
     dropped: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class News:
     """What all hunts may learn from, wherever they are."""
 
@@ -39,7 +39,7 @@ class News:
     facts: Mapping[str, BuildFacts]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Asked:
     """The answer to a quarry and to each Told: what the hunt asks for."""
 
