@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -20,6 +20,8 @@ from gemmpipe.executors.ledger import Ledger
 from gemmpipe.jobs import Job
 from gemmpipe.stopwatch import IDLE
 from gemmpipe.worker import Post
+
+_SWEEP_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,10 +72,14 @@ class LocalPool(Pool):
         slots = executor.compile_workers or max(1, usable_cores() - len(posts))
         self._compilers = Compilers(self.devices[0], slots, executor.compile_timeout_s, posts[0].python_path)
         memory = executor.memory_pct / 100 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        self._given: set[Desk] = set()
+        """Desks that may have an answer at once to what they were given."""
+        self._swept = time.monotonic()
         ledger = Ledger()
         self._desks = [Desk(post, executor.timeout_s, int(memory), events, ledger) for post in posts]
 
     def submit(self, job: Job, worker: int) -> None:
+        self._given.add(self._desks[worker])
         self._desks[worker].submit(job)
 
     def backlog(self, worker: int) -> int:
@@ -88,19 +94,25 @@ class LocalPool(Pool):
     def poll(self, timeout_s: float, ears: Sequence[Connection | int] = ()) -> Sequence[Built | Finished]:
         deadline = time.monotonic() + timeout_s
         while True:
-            messages: list[Built | Finished] = [*self._compilers.done()]
-            self.builds_done += [time.monotonic()] * len(messages)
-            for desk in self._desks:
-                messages += desk.messages()
-            left = deadline - time.monotonic()
-            if messages or left <= 0:
-                return messages
-            own = [ear for desk in self._desks for ear in desk.ears()]
-            # Deadlines and memory are looked at twice a second, also when nobody speaks.
+            left = max(0.0, deadline - time.monotonic())
+            own = {ear: desk for desk in self._desks for ear in desk.ears()}
             with self.watch.spending(IDLE):
-                heard = wait([self._compilers.bell, *own, *ears], timeout=min(left, 0.5))
-            if not set(ears).isdisjoint(heard):
+                heard = wait([self._compilers.bell, *own, *ears], timeout=0.0 if self._given else min(left, _SWEEP_S))
+            messages = self._messages(heard, {own[ear] for ear in heard if ear in own})
+            if messages or not left or not set(ears).isdisjoint(heard):
                 return messages
+
+    def _messages(self, heard: Collection[object], speaking: set[Desk]) -> list[Built | Finished]:
+        """What compilers and desks have to say; silent ones are only asked twice a second, for deadlines and memory."""
+        messages: list[Built | Finished] = [*self._compilers.done()] if self._compilers.bell in heard else []
+        self.builds_done += [time.monotonic()] * len(messages)
+        sweep = time.monotonic() - self._swept >= _SWEEP_S
+        for desk in self._desks:
+            if sweep or desk in speaking or desk in self._given:
+                messages += desk.messages()
+        self._swept = time.monotonic() if sweep else self._swept
+        self._given.clear()
+        return messages
 
     def usage(self) -> list[Usage]:
         return [self._compilers.usage(), *(desk.usage() for desk in self._desks)]

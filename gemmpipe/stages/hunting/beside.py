@@ -4,9 +4,9 @@ import contextlib
 import pickle
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 
 from gemmpipe.data import Build, BuildFacts, Problem, Trial
 from gemmpipe.device import usable_cores
@@ -51,7 +51,8 @@ class _Hunter:
     def start(self) -> None:
         """A process that knows what the driver does."""
         context = forkserver()
-        self._pipe, theirs = context.Pipe()
+        self.pipe: Connection
+        self.pipe, theirs = context.Pipe()
         self._begun = time.monotonic()
         self._spent_s: dict[str, float] = {}
         self._builds = {}
@@ -67,15 +68,15 @@ class _Hunter:
     def send_pickled(self, message: bytes) -> None:
         """The same, pickled once for all hunters."""
         with contextlib.suppress(OSError):
-            self._pipe.send_bytes(message)
+            self.pipe.send_bytes(message)
 
-    def answers(self) -> list[Asked | Failed]:
-        """What it said since the last look."""
-        found: list[Asked | Failed] = []
-        with contextlib.suppress(EOFError, OSError):
-            while self._pipe.poll():
-                found.append(self._pipe.recv())
-        return found
+    def answers(self) -> Iterator[Asked | Failed | None]:
+        """What it said since the last look; None at the end when it is gone."""
+        try:
+            while self.pipe.poll():
+                yield self.pipe.recv()
+        except (EOFError, OSError):
+            yield None
 
     def builds_of(self, asked: Asked) -> dict[str, tuple[Build, ...]]:
         """The builds of whom it asks for."""
@@ -83,21 +84,13 @@ class _Hunter:
         self._spent_s = dict(asked.spent_s)
         return {name: tuple(self._builds[b] for b in builds) for name, builds in asked.builds.items()}
 
-    @property
-    def ears(self) -> tuple[Connection | int, ...]:
-        return (self._pipe, self._process.sentinel)
-
-    @property
-    def alive(self) -> bool:
-        return self._process.is_alive()
-
     def end(self) -> str:
         """End it; how it ended."""
         now = time.monotonic()
         self._past.append(self._usage(now))
         self._process.kill()
         self._process.join()
-        self._pipe.close()
+        self.pipe.close()
         return f"exit code {self._process.exitcode}"
 
     def usage(self) -> Usage:
@@ -149,20 +142,21 @@ class Beside(Hunts):
         self._lore.facts[build] = self._facts[build] = facts
 
     def ears(self) -> Sequence[Connection | int]:
-        return [ear for each in self._hunters for ear in each.ears]
+        return [each.pipe for each in self._hunters]
 
     def hear(self) -> list[str]:
         self._spread_news()
         heard = []
-        for each in self._hunters:
-            alive = each.alive  # looked at first: what it said before it died is heard
+        speaking = wait(self.ears(), timeout=0)
+        for each in [each for each in self._hunters if each.pipe in speaking]:
             for answer in each.answers():
                 if isinstance(answer, Failed):
                     raise answer.error
+                if answer is None:
+                    self._replace(each)
+                    break
                 self._take(each, answer)
                 heard.append(answer.problem)
-            if not alive:
-                self._replace(each)
         self._feed()
         return heard
 
