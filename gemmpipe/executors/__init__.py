@@ -3,10 +3,11 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Self
+from typing import Self, TypeVar
 
 from gemmpipe.backends import Backend
 from gemmpipe.data import Build, BuildFacts, Device, Trial
@@ -15,6 +16,8 @@ from gemmpipe.events import Events
 from gemmpipe.interrupt import Interrupted
 from gemmpipe.jobs import Job
 from gemmpipe.stopwatch import Stopwatch
+
+T = TypeVar("T")
 
 _DRAIN_S = 10.0  # who asked to stop does not wait longer for the work in hand
 
@@ -92,6 +95,10 @@ class Pool(ABC):
     @abstractmethod
     def compile(self, build: Build) -> None:
         """Queue a build."""
+
+    def aside(self, task: Callable[[], T]) -> "Future[T] | None":
+        """Do work of the driver's that can be pickled in another process; None: there is none to spare."""
+        return None
 
     @abstractmethod
     def poll(self, timeout_s: float, ears: Sequence[Connection | int] = ()) -> Sequence[Built | Finished]:

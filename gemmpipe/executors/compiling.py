@@ -17,7 +17,7 @@ from typing import Any
 from pebble import ProcessExpired, ProcessPool
 
 from gemmpipe.data import Build, BuildFacts, Device
-from gemmpipe.executors import Built, Usage
+from gemmpipe.executors import Built, T, Usage
 from gemmpipe.executors.hand import forkserver
 from gemmpipe.interrupt import end_with_the_driver
 
@@ -64,7 +64,7 @@ class Compilers:
         self._pool: ProcessPool | None = None
         self._results: queue.SimpleQueue[Built] = queue.SimpleQueue()
         self._begun = 0.0
-        self._stints: list[_Stint] = []
+        self._stints: list[tuple[str, _Stint]] = []
         self._lost_s = 0.0
         self.pending = 0
         self.bell: Connection
@@ -76,6 +76,22 @@ class Compilers:
         task = partial(_compile, build, self._device)
         future = self._processes().schedule(_timed, args=[task], timeout=self._timeout_s)
         future.add_done_callback(lambda f: self._finished(build, f))
+
+    def aside(self, task: Callable[[], T]) -> "Future[T]":
+        """Queue something else."""
+        result: Future[T] = Future()
+        self._processes().schedule(_timed, args=[task]).add_done_callback(lambda f: self._set_aside(f, result))
+        return result
+
+    def _set_aside(self, future: "Future[_Stint]", result: "Future[T]") -> None:
+        error = None if future.cancelled() else future.exception()
+        if future.cancelled():
+            result.cancel()
+        elif error is not None:
+            result.set_exception(error)
+        else:
+            self._stints.append(("listing", future.result()))
+            result.set_result(future.result().value)
 
     def _processes(self) -> ProcessPool:
         """They start with the first work."""
@@ -92,7 +108,7 @@ class Compilers:
             return
         error = future.exception()
         if error is None:
-            self._stints.append(future.result())
+            self._stints.append(("compile", future.result()))
             facts = future.result().value
         elif isinstance(error, CompileTimeout):
             self._lost_s += self._timeout_s
@@ -121,8 +137,8 @@ class Compilers:
         now = time.monotonic()
         usage = Usage(name=f"compile slots ({self.slots})", wall_s=(now - self._begun) * self.slots)
         by_process: dict[int, list[_Stint]] = {}
-        for stint in list(self._stints):
-            usage.add({"compile": stint.ended - stint.begun})
+        for purpose, stint in list(self._stints):
+            usage.add({purpose: stint.ended - stint.begun})
             by_process.setdefault(stint.process, []).append(stint)
         for stints in by_process.values():
             stints.sort(key=lambda s: s.begun)

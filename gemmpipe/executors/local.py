@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -12,7 +13,7 @@ from gemmpipe.data import Build, Device
 from gemmpipe.device import usable_cores
 from gemmpipe.errors import MOST_PROCESSES, at_least, at_most
 from gemmpipe.events import Events
-from gemmpipe.executors import Built, Executor, Finished, Pool, Usage
+from gemmpipe.executors import Built, Executor, Finished, Pool, T, Usage
 from gemmpipe.executors.compiling import Compilers
 from gemmpipe.executors.desk import Desk
 from gemmpipe.executors.holding import lock_path, locked_device, refuse_unlike
@@ -90,6 +91,10 @@ class LocalPool(Pool):
 
     def compile(self, build: Build) -> None:
         self._compilers.submit(build)
+
+    def aside(self, task: Callable[[], T]) -> "Future[T] | None":
+        # On a CPU the cores belong to what is timed.
+        return None if self.devices[0].kind == "cpu" else self._compilers.aside(task)
 
     def poll(self, timeout_s: float, ears: Sequence[Connection | int] = ()) -> Sequence[Built | Finished]:
         deadline = time.monotonic() + timeout_s

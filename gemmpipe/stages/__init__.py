@@ -107,7 +107,7 @@ class Context:
         from gemmpipe.stages.hunting import Ground
 
         return Ground(
-            family=self.family.name,
+            family=self.family.module,
             implementations=self.implementations,
             device=self.device,
             space=self.space,

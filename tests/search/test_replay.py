@@ -107,24 +107,24 @@ def test_it_beats_random_search_and_learns_from_other_products(recordings: dict[
 def test_a_budget_ends_a_replayed_search_as_it_ends_a_run(recordings: dict[str, Recording]) -> None:
     recording = recordings["h200_a8w8"]
     group = _held_out(recording)[0]
-    whole = replay_group(_replay(_default(), 2), recording, group, 20)  # type: ignore[arg-type]
-    few = replace(_replay(_default(), 2), budget_trials=12)
+    whole = replay_group(_replay(default_search(), 2), recording, group, 20)  # type: ignore[arg-type]
+    few = replace(_replay(default_search(), 2), budget_trials=12)
     rows = replay_group(few, recording, group, 20)  # type: ignore[arg-type]
     assert [row["evaluations"] for row in rows] == [12.0] * len(rows)
-    own = replace(few, of=replace(_default(), budget_trials=7))
+    own = replace(few, of=replace(default_search(), budget_trials=7))
     assert replay_group(own, recording, group, 20)[0]["evaluations"] == 7, "the search's own counts first"  # type: ignore[arg-type]
     spent = sum(float(str(row["seconds"])) for row in whole)
-    short = replay_group(replace(_replay(_default(), 2), budget_s=spent / 4), recording, group, 20)  # type: ignore[arg-type]
+    short = replay_group(replace(_replay(default_search(), 2), budget_s=spent / 4), recording, group, 20)  # type: ignore[arg-type]
     seconds = [float(str(row["seconds"])) for row in short]
     assert spent / 4 <= sum(seconds) < spent / 2, "a step that was begun is finished"
-    nothing = replay_group(replace(_replay(_default(), 2), budget_s=0.0), recording, group, 20)  # type: ignore[arg-type]
+    nothing = replay_group(replace(_replay(default_search(), 2), budget_s=0.0), recording, group, 20)  # type: ignore[arg-type]
     assert all(row["ratio"] is None for row in nothing)
     assert "worst: nothing found" in lines(pd.DataFrame(nothing), few)[-1]
 
 
 def test_a_replay_knows_no_journal() -> None:
     with pytest.raises(ValueError, match=r"search\.warm=true"):
-        replace(_replay(_default(), 2), journals=("outputs/runs/tune/x",))
+        replace(_replay(default_search(), 2), journals=("outputs/runs/tune/x",))
 
 
 def test_what_is_no_recording_is_refused_in_one_line(tmp_path: Path) -> None:

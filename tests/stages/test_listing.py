@@ -1,6 +1,50 @@
-"""What a listing reports."""
+"""Listing candidates: the same in another process as here."""
 
-from gemmpipe.stages.listing import SpaceReport
+from functools import partial
+
+from gemmpipe.backends.aten import Torch
+from gemmpipe.backends.own import Own
+from gemmpipe.data import Device
+from gemmpipe.executors.compiling import Compilers
+from gemmpipe.family import KernelDefaults, load_family
+from gemmpipe.sources.inline import List
+from gemmpipe.space import Space
+from gemmpipe.stages.listing import SpaceReport, list_by_family_name, list_candidates
+
+AXES = {
+    "BLOCK_SIZE_M": (16, 64),
+    "BLOCK_SIZE_N": (64,),
+    "BLOCK_SIZE_K": (128,),
+    "GROUP_SIZE_M": (1,),
+    "NUM_KSPLIT": (1, 4),
+    "num_warps": (4,),
+    "num_stages": (3,),
+    "waves_per_eu": (0,),
+    "matrix_instr_nonkdim": (16,),
+    "kpack": (1,),
+    "cache_modifier": ("",),
+    "kernel_type": ("plain", "warp_specialised"),
+    "SWAP_AB": (False,),
+}
+
+
+def test_another_process_lists_the_same(h200: Device, no_words: KernelDefaults) -> None:
+    family = load_family("a8w8_blockscale")
+    [problem] = List(items=[[16, 1280, 8192]]).problems(family, no_words, h200.gfx)
+    known = [i for b in (Own(label="triton"), Own(label="gluon"), Torch()) for i in b.implementations(family)]
+    rest = (known, h200, Space(axes=AXES, when=(), pinned=()), ())
+    here = list_candidates(problem, family, *rest)
+    compilers = Compilers(h200, 1, 60.0, ())
+    try:
+        there = compilers.aside(partial(list_by_family_name, problem, family.name, *rest)).result(timeout=120)
+    finally:
+        compilers.close(kill=True)
+    assert there == here
+    assert {b.id for builds in there.builds.values() for b in builds} == {
+        b.id for builds in here.builds.values() for b in builds
+    }
+    assert len(here.candidates) > 2
+    assert here.passed_over
 
 
 def test_reports_of_problems_add_up() -> None:
