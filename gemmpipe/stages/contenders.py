@@ -73,12 +73,15 @@ def _first_usable(name: str, rows: Sequence[Row], listing: Listing, context: Con
 
 
 def _finalists(rows: Sequence[Row], own: set[str], listing: Listing, journals: Journals) -> list[Row]:
-    """Own kernels of the finals in which these rows were chosen, the fastest first; where the journal is at hand."""
+    """Own kernels of the finals in which these rows were chosen, the best first; where the journal is at hand.
+
+    Who was outrun has the times of the early rounds alone: who stayed longer comes first.
+    """
     for row in rows:
         record = journals(str(row.get("run_id")))
         timed = [t for t in record.of("bench", listing.problem.id) if t.candidate.backend in own and t.time_us]
         if timed:
-            return [_row(trial, record) for trial in sorted(timed, key=lambda t: t.time_us or 0.0)]
+            return [_row(t, record) for t in sorted(timed, key=lambda t: (-len(t.samples_us), t.time_us or 0.0))]
     return []
 
 
