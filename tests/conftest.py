@@ -79,6 +79,14 @@ def _family(name: str, block: bool) -> Family:
     )
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What tests that hold a figure to a limit measured: `record_property("measured", text)`."""
+    for report in terminalreporter.stats.get("passed", []):
+        for name, text in report.user_properties:
+            if name == "measured":
+                terminalreporter.write_line(f"{report.nodeid.split('::')[-1]}: {text}")
+
+
 @pytest.fixture(scope="session")
 def sixteen() -> Family:
     """A 16-bit family with aiter's bf16 key, which engines run lm_head through."""
