@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -102,6 +103,13 @@ def test_runs_in_one_second_have_folders_of_their_own(plans: list[Plan]) -> None
         (["kernel=a16w16,a8w8_blockscale"], "kernel=a16w16,a8w8_blockscale: several values need -m"),
         (["shapes.nsets.foo=3"], "shapes.nsets.foo: no such key"),
         (["shapes.nsets=[1,x]"], "shapes.nsets: [1, x] given, expected [a whole number, ...]"),
+        (["=x"], "=x: expected key=value"),
+        ([""], "'': an empty word; expected a pipeline, a recipe, a flag or key=value"),
+        (["quick", " "], "' ': an empty word"),
+        (["kernel=null"], "kernel: no option 'null'; known: a16w16"),
+        (["kernel=true"], "kernel: no option 'true'; known: a16w16"),
+        (["kernel=3"], "kernel: no option '3'; known: a16w16"),
+        (["hydra/launcher=jolib"], "hydra/launcher: no option 'jolib'; did you mean 'joblib'?"),
         (["tun"], "tun: no such pipeline; did you mean 'tune'?"),
         (["tune", "quick"], "quick: the pipeline is 'tune' already"),
         (["kernel=a16w16", "tune"], "tune: a pipeline or a recipe comes before the first key=value"),
@@ -317,3 +325,13 @@ def test_a_heartbeat_where_there_is_no_terminal(
         "screen 220/400, 22 s, about 18 s left",
         "warning: hot",
     ]
+
+
+def test_a_caller_that_closed_all_streams_gets_its_run(folder: Path) -> None:
+    """Without anything in their place the journal would be stdout."""
+    words = ["capture", "kernel=a16w16", "shapes=list", "shapes.items=[[1,256,512]]"]
+    closing = f"exec 0<&- 1>&- 2>&-; exec {shlex.quote(sys.executable)} -m gemmpipe {shlex.join(words)}"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run(["bash", "-c", closing], env=environment, check=False).returncode == 0
+    (journal,) = folder.glob("outputs/runs/capture/*/trials.jsonl")
+    assert [json.loads(line)["row"] for line in journal.read_text().splitlines()] == ["session", "problem"]

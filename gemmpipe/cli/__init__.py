@@ -6,5 +6,7 @@ def entry() -> None:
     import sys
 
     from gemmpipe.cli.main import main
+    from gemmpipe.cli.streams import stand_in_for_the_closed
 
+    stand_in_for_the_closed()
     sys.exit(main(sys.argv[1:]))

@@ -83,6 +83,8 @@ def sort_words(argv: Sequence[str]) -> CommandLine:
     rest = list(argv)
     while rest:
         word = rest.pop(0)
+        if not word.strip():  # `gemmpipe "$UNSET"` must not tune whatever the defaults are
+            raise UserError(f"'{word}': an empty word; expected a pipeline, a recipe, a flag or key=value")
         if word.startswith("-"):
             flags.append(_flag(word, rest))
         elif is_recipe(word) or ("=" not in word and not word.startswith("~")):

@@ -8,10 +8,19 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf.errors import OmegaConfBaseException
 
 from gemmpipe.cli.reports import one_line
+from gemmpipe.cli.words import is_name, key_of
 from gemmpipe.errors import UserError, nearest
 
 MISTAKES = (HydraException, OmegaConfBaseException, RecursionError, yaml.YAMLError, ValueError)
 """What composing a configuration raises when the words or the YAML files are wrong."""
+
+
+_PLUGINS = {
+    "joblib": "hydra-joblib-launcher",
+    "submitit_local": "hydra-submitit-launcher",
+    "submitit_slurm": "hydra-submitit-launcher",
+}
+"""Launchers that Hydra finds where their package is installed."""
 
 
 def explain(error: BaseException, options: Mapping[str, Sequence[str]], words: Sequence[str], recipe: str) -> UserError:
@@ -20,9 +29,21 @@ def explain(error: BaseException, options: Mapping[str, Sequence[str]], words: S
     if index:  # a name where a list has numbers; Hydra does not say which override it was
         key = next((word.split("=")[0] for word in words if f".{index[1]}" in word.split("=")[0]), "")
         said = f"{key}: no such key; '{index[1]}' stands where a list has only places 0, 1, ..."
+    elif "group override must be a string" in str(error):  # nor which option it was
+        said = _no_name(words, options) or _rest(error)
     else:
         said = _said(error, options)
     return UserError(f"{recipe}: {said}" if recipe else said)
+
+
+def _no_name(words: Sequence[str], options: Mapping[str, Sequence[str]]) -> str:
+    """The first override that gives a group what is no name."""
+    for word in words:
+        key, group = key_of(word), key_of(word).split("@")[0]
+        if group in options and not is_name(word):
+            value = word.partition("=")[2]
+            return f"{key}: no option '{value}'{nearest(value, options[group])}"
+    return ""
 
 
 def _said(error: BaseException, options: Mapping[str, Sequence[str]]) -> str:
@@ -44,7 +65,10 @@ def _said(error: BaseException, options: Mapping[str, Sequence[str]]) -> str:
 def _missing_option(error: MissingConfigException, options: Mapping[str, Sequence[str]]) -> str:
     group, _, name = (error.missing_cfg_file or "").rpartition("/")
     if group not in options:
-        return one_line(str(error).split("\n")[0])
+        if name in _PLUGINS:
+            return f"{group}: '{name}' is not installed; pip install {_PLUGINS[name]}"
+        known = [str(each) for each in error.options or ()]
+        return f"{group}: no option '{name}'{nearest(name, known)}" if known else one_line(str(error).split("\n")[0])
     named = re.match(r"In '([^']+)'", str(error))
     where = f"{named[1]}.yaml: " if named and named[1] != "_base" else ""
     return f"{where}{group}: no option '{name}'{nearest(name, options[group])}"

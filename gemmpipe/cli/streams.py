@@ -6,6 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+def stand_in_for_the_closed() -> None:
+    """Open nothing in the place of what the caller closed (`>&-`): the next file, the journal too, would be stdout."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 (as long as the process)
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
 @contextmanager
 def readers_may_leave() -> Iterator[None]:
     """Within the block what cannot be printed is lost; the stream that lost its reader says nothing from then on."""

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, QuotedString
 from hydra.errors import HydraException
 
 from gemmpipe.errors import UserError
@@ -34,10 +34,16 @@ def key_of(word: str) -> str:
     return word.split("=", 1)[0].lstrip("+~")
 
 
+def is_name(word: str) -> bool:
+    """Whether an override's value is a text, or a list: neither a number nor null, true or false."""
+    parsed = _parsed(word)
+    return parsed is None or isinstance(parsed.value(), str | QuotedString | list)
+
+
 def _readable(word: str, multirun: bool) -> str:
     parts = _PARTS.fullmatch(word)
     if parts is None:
-        if _parsed(word) is None:
+        if not word.startswith("~") or _parsed(word) is None:
             raise UserError(f"{word}: expected key=value")
         return word
     key, value = parts["key"], parts["value"]
