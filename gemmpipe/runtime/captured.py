@@ -16,6 +16,8 @@ from multiprocessing import util as mp_util
 from pathlib import Path
 
 from gemmpipe.data import Scalar
+from gemmpipe.errors import UserError
+from gemmpipe.files.csvfile import read_cells
 from gemmpipe.paths import write_atomic
 from gemmpipe.sources.header import capture_columns
 
@@ -36,6 +38,7 @@ class Recorder:
     counts: Counter[tuple[str, ...]] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _written: float = field(default_factory=time.monotonic)
+    _said: set[str] = field(default_factory=set)
 
     def add(self, family: str, values: Mapping[str, Scalar], layer: str, count: int = 1) -> None:
         """Count a product; `values` are key columns, `op` and `layout`."""
@@ -59,10 +62,35 @@ class Recorder:
                 return
             try:
                 _merge(self.path, self.counts)
-            except OSError as error:
-                _LOG.warning("gemmpipe: %s: captured products are not written: %s", self.path, error.strerror)
+            except (OSError, UserError) as error:
+                self._say(f"{self.path}: captured products are not written: {getattr(error, 'strerror', error)}")
             else:
                 self.counts.clear()
+
+    def _say(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            _LOG.warning("gemmpipe: %s", text)
+
+
+def captured_before(path: Path) -> Counter[tuple[str, ...]]:
+    """What a file of captured products holds; nothing where there is none.
+
+    Raises UserError for any other file, which must not be written over.
+    """
+    found: Counter[tuple[str, ...]] = Counter()
+    if not path.exists():
+        return found
+    lines = read_cells(path)
+    _, header = next(lines, (1, []))
+    if header and (set(header) - set(columns()) or not {"family", "count"} <= set(header)):
+        raise UserError(f"{path}: no file of captured products, which begins with family; left as it is")
+    for line, cells in lines:
+        row = dict(zip(header, cells, strict=False))
+        if not row.get("count", "").isdecimal():
+            raise UserError(f"{path}:{line}: column count: {row.get('count')!r}, expected a number; left as it is")
+        found[tuple(row.get(name, "") for name in columns() if name != "count")] += int(row["count"])
+    return found
 
 
 def _merge(path: Path, counts: Mapping[tuple[str, ...], int]) -> None:
@@ -70,11 +98,7 @@ def _merge(path: Path, counts: Mapping[tuple[str, ...], int]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(f".{path.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        merged: Counter[tuple[str, ...]] = Counter()
-        if path.exists():
-            with path.open(encoding="utf-8", newline="") as stream:
-                for row in csv.DictReader(stream):
-                    merged[tuple(row.get(name) or "" for name in names)] += int(row.get("count") or 1)
+        merged = captured_before(path)
         merged.update(counts)
         out = io.StringIO()
         writer = csv.DictWriter(out, columns(), lineterminator="\n")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gemmpipe.errors import UserError
-from gemmpipe.runtime.captured import file_of, recorder
+from gemmpipe.runtime.captured import captured_before, file_of, recorder
 from gemmpipe.runtime.watching import Watcher
 
 _LOG = logging.getLogger("gemmpipe.runtime")
@@ -26,6 +26,7 @@ def main(words: Sequence[str]) -> None:
     if words[0] != "-m" and not Path(words[0]).is_file():
         raise UserError(f"no file '{words[0]}'; {_USAGE}")
     path = file_of(os.environ.get("GEMMPIPE_CAPTURE", ""))
+    captured_before(path)  # another file than such a one is a mistake to be told before the program runs
     os.environ["GEMMPIPE_CAPTURE"] = str(path)  # for the entry points, and processes that the program starts
     kept = recorder(path)
     try:

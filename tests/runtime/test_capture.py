@@ -115,6 +115,33 @@ def test_threads_and_forked_processes_count_and_none_twice(tmp_path: Path) -> No
     }
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("name,wage\nann,3\n", "no file of captured products"),
+        ("import torch\n", "no file of captured products"),
+        ("family,M,count\na16w16,4,many\n", "seen.csv:2: column count: 'many', expected a number"),
+    ],
+)
+def test_another_file_is_left_as_it_is(tmp_path: Path, text: str, said: str, caplog) -> None:
+    path = tmp_path / "seen.csv"
+    path.write_text(text)
+    (tmp_path / "script.py").write_text("raise AssertionError('ran')")
+    done = run(tmp_path, "script.py")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert said in done.stderr
+    mine = Recorder(path=path)
+    mine.add("a16w16", {"M": 1, "N": 8, "K": 8}, "")
+    for _ in range(2):
+        mine.flush()
+    assert len(caplog.records) == 1
+    assert said in caplog.text
+    assert path.read_text() == text
+    path.write_text("family,M,count\na16w16,1,4\n")  # of a version with fewer columns
+    mine.flush()
+    assert [(row["M"], row["N"], row["count"]) for row in read(path)] == [("1", "", "4"), ("1", "8", "1")]
+
+
 SPAWNED = """
 import multiprocessing, torch
 def work(m):
