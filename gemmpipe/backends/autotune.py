@@ -64,7 +64,9 @@ class Autotuned(Implementation):
     def bind(
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
     ) -> Launch:
-        """The kernel as Triton's JIT launches it."""
+        """The kernel as Triton's JIT launches it; nothing before it was chosen how."""
+        if not knobs:  # a worker that died while choosing has the candidate tried alone: only choosing can show why
+            return lambda: out
         return jit_launch(self._kernel.launch(spec, knobs, device, inputs, prepared, out), out)
 
     def choose(

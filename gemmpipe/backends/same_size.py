@@ -37,17 +37,19 @@ class SameSize(Backend):
     def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """One `if` a rule."""
         method = knobs["method"]
+        if method != "mm" and device.kind == "cpu":
+            return "no GPU: scaled products and launches of nothing are a GPU's"
+        if method == EMPTY:
+            return None
         if spec.experts is not None or spec.batch > 1:
             return "shape: single products only"
         if method == "mm":
             return None
-        if device.kind == "cpu":
-            return "no GPU: scaled products and launches of nothing are a GPU's"
         if method == BLOCKWISE:
             return scaled_misfit(_padded(spec), device)
-        if method != EMPTY and native_fp8(device.gfx) is None:
+        if native_fp8(device.gfx) is None:
             return f"fp8 format: {device.gfx} multiplies none"
-        if method != EMPTY and (spec.n % 16 or spec.k % 16):
+        if spec.n % 16 or spec.k % 16:
             return f"alignment: N={spec.n} and K={spec.k} must be multiples of 16"
         return None
 

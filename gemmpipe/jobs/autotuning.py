@@ -1,7 +1,7 @@
 """Having Triton's own tuner choose a configuration of one problem."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from gemmpipe.backends.autotune import LABEL, Autotuned
@@ -22,13 +22,15 @@ class AutotuneJob(Job):
     problem: Problem
     configurations: tuple[Candidate, ...]
     """What it chooses among, in the order in which it looks at them."""
+    asks: tuple[Candidate, ...] = (Candidate.of(LABEL, {}),)
+    """The one candidate that is in the air until it has chosen; none where that is given up."""
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
-        return (Candidate.of(LABEL, {}),)
+        return self.asks
 
     def without(self, done: Collection[Candidate]) -> "AutotuneJob":
-        return self
+        return replace(self, asks=tuple(c for c in self.asks if c not in done))
 
     def run(self, tools: Tools) -> list[Trial]:
         trials: list[Trial] = []

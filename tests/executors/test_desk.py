@@ -5,6 +5,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from gemmpipe.executors import Finished
 from gemmpipe.executors.desk import Desk
 from gemmpipe.executors.ledger import Ledger
 from gemmpipe.jobs import Job
+from gemmpipe.jobs.autotuning import AutotuneJob
 from gemmpipe.jobs.finals import FinalsJob
 from gemmpipe.jobs.screening import ScreenJob
 from gemmpipe.search import Request
@@ -56,10 +58,11 @@ def _finals(*kinds: str) -> FinalsJob:
 class Office:
     """A desk with all that was heard from it."""
 
-    def __init__(self, timeout_s: float, memory_bytes: int) -> None:
+    def __init__(self, timeout_s: float, memory_bytes: int, backends: tuple[Any, ...] = ()) -> None:
         self.said: list[Event] = []
         cpu = devices.DeviceChoice(kind="cpu", index=None, shared=False).find()[0]
-        post = Post(device=cpu, family="faulty", backends=(Own(label="faulty"),), python_path=(str(FAULTY),))
+        chosen = (Own(label="faulty"), *backends)
+        post = Post(device=cpu, family="faulty", backends=chosen, python_path=(str(FAULTY),))
         self.desk = Desk(post, timeout_s, memory_bytes, Events(listeners=[self.said.append]), Ledger())
         self.messages: list[Finished] = []
 
@@ -73,7 +76,7 @@ class Office:
             self.messages += self.desk.messages()
             time.sleep(0.01)
         self.messages += self.desk.messages()
-        return {str(t.candidate.knobs["KIND"]): t.status for t in self.trials}
+        return {str(t.candidate.knobs.get("KIND")): t.status for t in self.trials}
 
     @property
     def trials(self) -> list[Trial]:
@@ -96,8 +99,8 @@ def office() -> Iterator[Open]:
     """Opens offices, and forgets afterwards what their candidates did once."""
     opened: list[Office] = []
 
-    def open_(timeout_s: float = 30, memory_bytes: int = 64 * GB) -> Office:
-        opened.append(Office(timeout_s, memory_bytes))
+    def open_(timeout_s: float = 30, memory_bytes: int = 64 * GB, backends: tuple[Any, ...] = ()) -> Office:
+        opened.append(Office(timeout_s, memory_bytes, backends))
         return opened[-1]
 
     yield open_
@@ -317,3 +320,14 @@ def test_closing_twice_and_while_it_works(office: Open) -> None:
     here.desk.close(kill=True)
     assert time.monotonic() - begun < 4
     assert list(here.desk.ears()) == []
+
+
+def test_a_tuner_that_kills_its_worker_is_tried_twice_and_given_up(office: Open, monkeypatch: Any) -> None:
+    monkeypatch.syspath_prepend(str(FAULTY))
+    from faulty import DeadlyTuner
+
+    open_ = office(backends=(DeadlyTuner(),))
+    job = AutotuneJob(stage="autotune", problem=_problem(), configurations=(_candidate("right"),))
+    assert open_.work(job, _screen("right")) == {"None": Status.DIED, "right": Status.OK}
+    assert open_.quarantined == 1
+    assert [done.stage for done in open_.complete] == ["autotune", "screen"]

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import torch
 
+from gemmpipe.backends.autotune import Autotuned
 from gemmpipe.cost import bytes_moved, flops
 from gemmpipe.data import Build, Device, Knobs, Problem
-from gemmpipe.family import Family, GemmSpec, Implementation, Inputs, KeyColumn, Launch, Prepared
+from gemmpipe.family import Family, GemmSpec, Implementation, Inputs, KeyColumn, Launch, Prepared, Weights
+from gemmpipe.launching.autotuning import Choice
 from gemmpipe.operands import make_inputs, make_weights
 from gemmpipe.reference import product, tolerance
 from gemmpipe.space import Space
@@ -159,6 +161,22 @@ class Faulty(Implementation):
             return out
 
         return launch
+
+
+class _Deadly(Autotuned):
+    def prepare(self, spec: GemmSpec, weights: Weights, knobs: Knobs) -> Prepared:
+        return Prepared(weights=weights)
+
+    def choose(self, *args: object, **kwargs: object) -> Choice:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("dead")
+
+
+class DeadlyTuner:
+    """A backend in the place of `autotune`, whose choosing kills the worker."""
+
+    def implementations(self, family: Family) -> tuple[Implementation, ...]:
+        return (_Deadly(kernel=None, limit_s=None),)
 
 
 def _make_inputs(spec: GemmSpec, generator: torch.Generator) -> Inputs:

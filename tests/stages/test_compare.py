@@ -219,6 +219,9 @@ def test_products_of_the_same_size(h200: Device) -> None:
     fit = [str(p["method"]) for p in backend.points(BLOCKS, h200, NO_SPACE) if not backend.misfit(BLOCKS, p, h200)]
     assert fit == ["mm", "rowwise", "tensorwise", "blockwise", "empty"], "three rows are padded to four"
     assert backend.misfit(WIDE, {"method": "blockwise"}, h200)
+    several = replace(BLOCKS, batch=4)
+    fit = [p for p in backend.points(several, h200, NO_SPACE) if not backend.misfit(several, p, h200)]
+    assert fit == [{"method": "empty"}], "the floor is one of any family"
     cpu = replace(h200, kind="cpu", gfx="cpu_avx2")
     assert [p["method"] for p in backend.points(WIDE, cpu, NO_SPACE) if not backend.misfit(WIDE, p, cpu)] == ["mm"]
 
