@@ -11,12 +11,11 @@ from gemmpipe.templates.tiles import (
     offsets,
     out_tile,
     overlap,
-    place,
     rows_of,
     scaled,
     sides,
     sum_of_parts,
-    xcd_order,
+    tile_of,
 )
 
 
@@ -45,12 +44,10 @@ def dense(
     SPLIT_K: `none`, `parts` (added up by the last program to arrive) or `atomic` (added to an out of zeros).
     SCALES: `none`, `tensor` (one each) or `row` (one a row of x and of w). bias and scales are None where absent.
     """
-    tiles_m, tiles_n = tl.cdiv(M, BLOCK_SIZE_M), tl.cdiv(N, BLOCK_SIZE_N)
-    pid, split = tl.program_id(0), tl.program_id(1)
-    tile_m, tile_n = place(xcd_order(pid, tiles_m * tiles_n, XCDS), tiles_m, tiles_n, group_m)
+    pid, split, tile_m, tile_n = tile_of(M, N, group_m, BLOCK_SIZE_M, BLOCK_SIZE_N, XCDS)
     if BATCHED:
         product = tl.program_id(2).to(tl.int64)
-        pid += product * tiles_m * tiles_n
+        pid += product * tl.cdiv(M, BLOCK_SIZE_M) * tl.cdiv(N, BLOCK_SIZE_N)
         x_ptr += product * M * x_stride
         w_ptr += product * N * w_stride
         out_ptr += product * M * out_stride

@@ -9,37 +9,17 @@ few tiles for the device, a program here takes as few rows of w as it likes.
 import triton
 import triton.language as tl
 
-from gemmpipe.templates.tiles import overlap, place, xcd_order
+from gemmpipe.templates.tiles import load_k, out_tile, overlap, scaled, tile_of
 
 
 @triton.jit
 def skinny(
-    x_ptr,
-    w_ptr,
-    bias_ptr,
-    x_scale_ptr,
-    w_scale_ptr,
-    out_ptr,
-    M,
-    N,
-    K,
-    x_stride,
-    w_stride,
-    x_scale_stride,
-    w_scale_stride,
-    out_stride,
-    lines,
-    BLOCK_SIZE_M: tl.constexpr,
-    BLOCK_SIZE_N: tl.constexpr,
-    BLOCK_SIZE_K: tl.constexpr,
-    SCALES: tl.constexpr,
-    SCALE_BLOCK: tl.constexpr,
-    EVEN_K: tl.constexpr,
-    CACHE: tl.constexpr,
-    STAGES: tl.constexpr,
-    XCDS: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
+    x_ptr, w_ptr, bias_ptr, x_scale_ptr, w_scale_ptr, out_ptr,
+    M, N, K, x_stride, w_stride, x_scale_stride, w_scale_stride, out_stride, lines,
+    BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr, BLOCK_SIZE_K: tl.constexpr,
+    SCALES: tl.constexpr, SCALE_BLOCK: tl.constexpr, EVEN_K: tl.constexpr, CACHE: tl.constexpr,
+    STAGES: tl.constexpr, XCDS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     """out = (x * x_scale) @ (w * w_scale)^T + bias; strides in elements between rows.
 
     SCALES: `none`, `tensor` (one each), `row` (one a row of x and of w) or `block` (1 x 128 of x, 128 x 128 of w).
@@ -47,8 +27,7 @@ def skinny(
     """
     SUM: tl.constexpr = tl.int32 if x_ptr.dtype.element_ty == tl.int8 else tl.float32
     GROUPS: tl.constexpr = BLOCK_SIZE_K // SCALE_BLOCK if SCALES == "block" else 1
-    tiles_m, tiles_n = tl.cdiv(M, BLOCK_SIZE_M), tl.cdiv(N, BLOCK_SIZE_N)
-    tile_m, tile_n = place(xcd_order(tl.program_id(0), tiles_m * tiles_n, XCDS), tiles_m, tiles_n, 16)
+    _, _, tile_m, tile_n = tile_of(M, N, 16, BLOCK_SIZE_M, BLOCK_SIZE_N, XCDS)
     rows = (tile_m * BLOCK_SIZE_M + tl.arange(0, BLOCK_SIZE_M)) % M
     columns = (tile_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)) % N
     ks = tl.arange(0, BLOCK_SIZE_K)
@@ -60,12 +39,8 @@ def skinny(
     last_group = (K - 1) // SCALE_BLOCK
     acc = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), SUM)
     for k in tl.range(0, K, BLOCK_SIZE_K, num_stages=STAGES):
-        if EVEN_K:
-            x = tl.load(x_ptrs).to(SUM)
-            w = tl.load(w_ptrs, cache_modifier=CACHE).to(SUM)
-        else:
-            x = tl.load(x_ptrs, mask=ks[None, :] < K - k, other=0.0).to(SUM)
-            w = tl.load(w_ptrs, mask=ks[None, :] < K - k, other=0.0, cache_modifier=CACHE).to(SUM)
+        x = load_k(x_ptrs, ks[None, :], K - k, EVEN_K, "").to(SUM)
+        w = load_k(w_ptrs, ks[None, :], K - k, EVEN_K, CACHE).to(SUM)
         if SCALES == "block":  # both go into x: the rows of w that a program reads have one scale a block of K
             group = tl.minimum(k // SCALE_BLOCK + groups, last_group)
             x_scale = tl.load(x_scale_ptr + rows[:, None] * x_scale_stride + group[None, :])
@@ -75,15 +50,8 @@ def skinny(
         acc += tl.sum(x[:, None, :] * w[None, :, :], axis=2)
         x_ptrs += BLOCK_SIZE_K
         w_ptrs += BLOCK_SIZE_K
-    out = acc.to(tl.float32)
-    if SCALES == "tensor":
-        out *= tl.load(x_scale_ptr) * tl.load(w_scale_ptr)
-    if SCALES == "row":
-        out = out * tl.load(x_scale_ptr + rows)[:, None] * tl.load(w_scale_ptr + columns)[None, :]
-    if bias_ptr is not None:
-        out += tl.load(bias_ptr + columns).to(tl.float32)[None, :]
+    out = scaled(acc.to(tl.float32), bias_ptr, x_scale_ptr, w_scale_ptr, 0, rows, 0, columns, SCALES)
     out_rows = tile_m * BLOCK_SIZE_M + tl.arange(0, BLOCK_SIZE_M)
     out_columns = tile_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)
-    out_ptrs = out_ptr + out_rows.to(tl.int64)[:, None] * out_stride + out_columns[None, :]
-    inside = (out_rows < M)[:, None] & (out_columns < N)[None, :]
+    out_ptrs, inside = out_tile(out_ptr, out_rows, out_columns, M, N, out_stride)
     tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=inside)

@@ -29,6 +29,15 @@ def xcd_order(pid, programs, XCDS: tl.constexpr):
 
 
 @triton.jit
+def tile_of(M, N, group_m, BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr, XCDS: tl.constexpr):
+    """(number in the grid's first dimension, split of K in its second, row and column of the tile) of this program."""
+    tiles_m, tiles_n = tl.cdiv(M, BLOCK_SIZE_M), tl.cdiv(N, BLOCK_SIZE_N)
+    pid, split = tl.program_id(0), tl.program_id(1)
+    tile_m, tile_n = place(xcd_order(pid, tiles_m * tiles_n, XCDS), tiles_m, tiles_n, group_m)
+    return pid, split, tile_m, tile_n
+
+
+@triton.jit
 def rows_of(tile, size, BLOCK: tl.constexpr):
     """(first row of a tile, its rows counted from there): those past the end repeat the last, and are never stored."""
     tl.assume(tile >= 0)

@@ -5,41 +5,33 @@
 import triton
 import triton.language as tl
 
-from gemmpipe.templates.tiles import k_range, place, sum_of_parts
+from gemmpipe.templates.tiles import k_range, load_k, out_tile, sum_of_parts, tile_of
+
+_ONE = tl.constexpr(127)
+"""A scale of 1, as e8m0."""
+
+
+@triton.jit
+def load_scales(ptrs, groups, left, EVEN_K: tl.constexpr):
+    """[rows, groups] of a K block's scales; beyond K those are 1, as what lies there might be 255, a NaN."""
+    if EVEN_K:
+        scales = tl.load(ptrs)
+    else:
+        scales = tl.load(ptrs, mask=groups[None, :] < left, other=_ONE)
+    return scales
 
 
 @triton.jit
 def microscaled(
-    x_ptr,
-    w_ptr,
-    x_scale_ptr,
-    w_scale_ptr,
-    out_ptr,
-    parts_ptr,
-    counters_ptr,
-    M,
-    N,
-    K,
-    x_stride,
-    w_stride,
-    x_scale_stride,
-    w_scale_stride,
-    out_stride,
-    group_m,
-    splits,
-    BLOCK_SIZE_M: tl.constexpr,
-    BLOCK_SIZE_N: tl.constexpr,
-    BLOCK_SIZE_K: tl.constexpr,
-    SPLIT_K: tl.constexpr,
-    EVEN_K: tl.constexpr,
-    CACHE: tl.constexpr,
-):
+    x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, out_ptr, parts_ptr, counters_ptr,
+    M, N, K, x_stride, w_stride, x_scale_stride, w_scale_stride, out_stride, group_m, splits,
+    BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr, BLOCK_SIZE_K: tl.constexpr,
+    SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, CACHE: tl.constexpr,
+):  # fmt: skip
     """out = (x * x_scale) @ (w * w_scale)^T; strides between rows in bytes (out: elements), K in elements."""
     BYTES: tl.constexpr = BLOCK_SIZE_K // 2
     GROUPS: tl.constexpr = BLOCK_SIZE_K // 32
-    tiles_m, tiles_n = tl.cdiv(M, BLOCK_SIZE_M), tl.cdiv(N, BLOCK_SIZE_N)
-    pid, split = tl.program_id(0), tl.program_id(1)
-    tile_m, tile_n = place(pid, tiles_m, tiles_n, group_m)
+    pid, split, tile_m, tile_n = tile_of(M, N, group_m, BLOCK_SIZE_M, BLOCK_SIZE_N, 1)
     # Rows past the end wrap around instead of being masked: their results are never stored.
     rows = (tile_m * BLOCK_SIZE_M + tl.arange(0, BLOCK_SIZE_M)) % M
     columns = (tile_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)) % N
@@ -51,18 +43,11 @@ def microscaled(
     w_scale_ptrs = w_scale_ptr + columns.to(tl.int64)[:, None] * w_scale_stride + (begin * GROUPS + groups)[None, :]
     acc = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), tl.float32)
     for k in range(begin, end):
-        if EVEN_K:
-            x = tl.load(x_ptrs)
-            w = tl.load(w_ptrs, cache_modifier=CACHE)
-            x_scale = tl.load(x_scale_ptrs)
-            w_scale = tl.load(w_scale_ptrs)
-        else:
-            left = K - k * BLOCK_SIZE_K
-            x = tl.load(x_ptrs, mask=ks[None, :] < left // 2, other=0)
-            w = tl.load(w_ptrs, mask=ks[:, None] < left // 2, other=0, cache_modifier=CACHE)
-            # 127 is a scale of 1: a value of 0 stays 0, where 255, a NaN, might be read from beyond the row's end.
-            x_scale = tl.load(x_scale_ptrs, mask=groups[None, :] < left // 32, other=127)
-            w_scale = tl.load(w_scale_ptrs, mask=groups[None, :] < left // 32, other=127)
+        left = K - k * BLOCK_SIZE_K
+        x = load_k(x_ptrs, ks[None, :], left // 2, EVEN_K, "")
+        w = load_k(w_ptrs, ks[:, None], left // 2, EVEN_K, CACHE)
+        x_scale = load_scales(x_scale_ptrs, groups, left // 32, EVEN_K)
+        w_scale = load_scales(w_scale_ptrs, groups, left // 32, EVEN_K)
         acc = tl.dot_scaled(x, x_scale, "e2m1", w, w_scale, "e2m1", acc)
         x_ptrs += BYTES
         w_ptrs += BYTES
@@ -75,6 +60,5 @@ def microscaled(
     if last:
         out_rows = tile_m * BLOCK_SIZE_M + tl.arange(0, BLOCK_SIZE_M)
         out_columns = tile_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)
-        out_ptrs = out_ptr + out_rows.to(tl.int64)[:, None] * out_stride + out_columns[None, :]
-        inside = (out_rows < M)[:, None] & (out_columns < N)[None, :]
+        out_ptrs, inside = out_tile(out_ptr, out_rows, out_columns, M, N, out_stride)
         tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=inside)
