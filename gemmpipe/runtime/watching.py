@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.backends.mha import get_fastpath_enabled, set_fastpath_enabled
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -90,6 +91,9 @@ class Watcher:
         setattr(threading.Thread, "start", self._starting(threading.Thread.start))  # noqa: B010  mypy knows it as a method
         self._left.enter_context(counted_when_spawned(self._recorder.path, Watcher))
         self._left.enter_context(torch.compiler.set_stance("force_eager"))
+        # torch's fused encoder layers multiply where nobody sees it; without them they are linear layers.
+        self._left.callback(set_fastpath_enabled, get_fastpath_enabled())
+        set_fastpath_enabled(False)
         self._left.enter_context(Counting(self._recorder))
         return self
 

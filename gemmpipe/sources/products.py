@@ -134,6 +134,11 @@ def _is_bias(addend: Operand, rows: int) -> bool:
     return len(addend.shape) == 1 or (len(addend.shape) == 2 and addend.shape[0] == 1 and rows != 1)
 
 
+def _addmm(a: Sequence[Argument], out: str) -> Seen | None:
+    x = _tensor(a[1])
+    return _product(x, _tensor(a[2]), _is_bias(_tensor(a[0]), x.shape[0]), out)
+
+
 def _linear(a: Sequence[Argument], out: str) -> Seen | None:
     x, w = _tensor(a[0]), _tensor(a[1])
     return _product(x.rows, w.turned, len(a) > 2 and a[2] is not None, out)
@@ -195,9 +200,8 @@ READERS: Mapping[str, Callable[[Sequence[Argument], str], Seen | None]] = {
     "linear": _linear,
     "matmul": _matmul,
     "mm": lambda a, out: _product(_tensor(a[0]), _tensor(a[1]), False, out),
-    "addmm": lambda a, out: _product(
-        _tensor(a[1]), _tensor(a[2]), _is_bias(_tensor(a[0]), _tensor(a[1]).shape[0]), out
-    ),
+    "addmm": _addmm,
+    "_addmm_activation": _addmm,
     "bmm": lambda a, out: _product(_tensor(a[0]), _tensor(a[1]), False, out),
     "baddbmm": lambda a, out: _product(_tensor(a[1]), _tensor(a[2]), False, out),
     "addbmm": lambda a, out: _product(_tensor(a[1]), _tensor(a[2]), False, out),

@@ -256,6 +256,18 @@ def test_in_inference_mode_where_operators_come_whole(seen: Recorder) -> None:
     ]
 
 
+def test_fused_layers_of_torchs_own(seen: Recorder) -> None:
+    layer = torch.nn.TransformerEncoderLayer(32, 2, 64, batch_first=True).bfloat16().eval()
+    with torch.no_grad(), Watcher(seen):
+        layer(torch.randn(2, 8, 32).bfloat16())
+    assert torch.backends.mha.get_fastpath_enabled()
+    seen.flush()
+    found = {row["layer"]: tuple(row[name] for name in ("M", "N", "K")) for row in read(seen.path)}
+    assert found["linear1"] == ("16", "64", "32")
+    assert found["linear2"] == ("16", "32", "64")
+    assert ("16", "96", "32") in [tuple(row[name] for name in ("M", "N", "K")) for row in read(seen.path)]
+
+
 @pytest.mark.filterwarnings("ignore:Using .torch.compile:UserWarning")
 def test_in_place_and_into_a_tensor(seen: Recorder) -> None:
     x, w = torch.randn(16, 32).bfloat16(), torch.randn(32, 48).bfloat16()
@@ -263,6 +275,7 @@ def test_in_place_and_into_a_tensor(seen: Recorder) -> None:
     with torch.no_grad(), Watcher(seen):
         torch.mm(x, w, out=out)
         out.addmm_(x, w)
+        torch._addmm_activation(out[0], x, w, use_gelu=True)
         outs.baddbmm_(x.expand(2, 16, 32), w.expand(2, 32, 48))
         torch.addbmm(out, x.expand(2, 16, 32), w.expand(2, 32, 48))
         torch.compile(torch.nn.Sequential(torch.nn.Linear(32, 8)).bfloat16())(x)
@@ -271,6 +284,7 @@ def test_in_place_and_into_a_tensor(seen: Recorder) -> None:
     assert found == [
         ("mm", "a16w16", "", ""),
         ("addmm", "a16w16", "", ""),
+        ("_addmm_activation", "a16w16", "", ""),
         ("baddbmm", "batched_bf16", "2", ""),
         ("addbmm", "batched_bf16", "2", ""),
         ("addmm", "a16w16", "", "0"),
