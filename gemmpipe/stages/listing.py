@@ -19,17 +19,20 @@ PASSED_OVER = ("candidate", "libtype", "config", "status", "error")
 
 @dataclass(kw_only=True)
 class SpaceReport:
-    """How many points the spaces held, and what took how many away."""
+    """How many points the spaces held, what took how many away, and which backends had none to offer."""
 
     points: int = 0
     normalised: int = 0
     rules: Counter[str] = field(default_factory=Counter)
+    absent: dict[str, str] = field(default_factory=dict)
+    """Label -> why it is not available; of backends that only know their candidates where they are."""
 
     def add(self, other: "SpaceReport") -> None:
         """Take in another problem's."""
         self.points += other.points
         self.normalised += other.normalised
         self.rules.update(other.rules)
+        self.absent |= other.absent
 
     def lines(self) -> list[str]:
         """The count before and after each rule."""
@@ -41,7 +44,7 @@ class SpaceReport:
         for rule, count in self.rules.most_common():
             lines.append(f"  {left:,} -> {left - count:,}  {rule}")
             left -= count
-        return lines
+        return [*lines, *(f"  nothing of {label}: {reason}" for label, reason in self.absent.items())]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +130,10 @@ def list_candidates(
         known = [c.knobs for c in incumbents if c.backend == implementation.label]
         kept = {Candidate.of(implementation.label, implementation.normalise(spec, knobs, device)) for knobs in known}
         missing = implementation.unavailable(device)
-        for point in (*implementation.points(spec, device, space), *known):
+        points = (*implementation.points(spec, device, space), *known)
+        if missing and not points:
+            report.absent[implementation.label] = missing
+        for point in points:
             report.points += 1
             candidate = _same(Candidate.of(implementation.label, implementation.normalise(spec, point, device)))
             if candidate in seen:

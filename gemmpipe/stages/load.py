@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from gemmpipe import table as columns
-from gemmpipe.device import cpu_device, gpu_device, gpu_kind, target_device
+from gemmpipe.data import Device
+from gemmpipe.device import gpu_device, gpu_kind, target_device
 from gemmpipe.errors import EnvironmentProblem, UserError, at_least
 from gemmpipe.family import Family
 from gemmpipe.files.artifact import runs_of, sidecar
@@ -18,7 +19,7 @@ from gemmpipe.stages.rows import problem_frame, untimed_row
 from gemmpipe.stages.winners import Winner, rivals, winners
 from gemmpipe.tables.merging import Row
 from gemmpipe.tables.store import Sheet, open_sheet
-from gemmpipe.tables.tunableop import is_results, read_results
+from gemmpipe.tables.tunableop import is_results, read_results, tuned_gfx
 from gemmpipe.tables.uniting import Entry, entries_of
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class Load(Stage):
 
     needs: ClassVar[tuple[str, ...]] = ()
     gives: ClassVar[tuple[str, ...]] = ("selections", "problems", "shortlist")
-    reads: ClassVar[tuple[str, ...]] = ("inputs", "table")
+    reads: ClassVar[tuple[str, ...]] = ("inputs", "table", "target")
 
     def __post_init__(self) -> None:
         at_least(0, rivals=self.rivals)
@@ -57,6 +58,8 @@ class Load(Stage):
         if self.of == "table":
             return self._of_table(files, context)
         files = _without_output(files, context)
+        if context.targets and not any(is_results(path) for path in files):
+            raise UserError("target: tables say their devices themselves, expected none but for TunableOp's files")
         entries: list[Entry] = []
         for path in files:
             found, contents = _read(path, context)
@@ -118,11 +121,24 @@ def _read(path: Path, context: Context) -> tuple[list[Entry], str]:
 
 
 def _tunableop(path: Path, context: Context) -> Sheet:
-    """The winners of a result file of PyTorch's TunableOp, for this machine's device: the file hardly says its own."""
-    found = read_results(path, context.family, gpu_device(0) if gpu_kind() else cpu_device())
+    """The winners of a result file of PyTorch's TunableOp."""
+    found = read_results(path, context.family, _tuned_on(path, context))
     for reason, count in found.left_out.most_common():
         context.events.emit("line", f"load: {path}: {count:,} left out: {reason}")
     return Sheet(extra=(), lacking=(), rows=found.rows, lines=found.lines)
+
+
+def _tuned_on(path: Path, context: Context) -> Device:
+    """What a result file was tuned on: `target=`, this machine's GPU, or where it has none what the file hints at."""
+    if context.targets and len(context.targets) > 1:
+        raise UserError(f"target: {', '.join(context.targets)}, expected the one that {path} was tuned on")
+    if context.targets or gpu_kind():
+        return target_device(context.targets[0]) if context.targets else gpu_device(0)
+    if gfx := tuned_gfx(path):
+        device = target_device(gfx)
+        context.events.emit("line", f"load: {path}: taken for tuned on {device.name}, {device.cu_num} units of {gfx}")
+        return device
+    raise UserError(f"{path}: no GPU here and none named there, expected target= with what it was tuned on: sm_90")
 
 
 def _contents(sheet: Sheet) -> str:

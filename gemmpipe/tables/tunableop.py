@@ -93,7 +93,9 @@ def read_results(path: Path, family: Family, device: Device) -> Imported:
             continue
         # The last one said counts, as in torch.
         rows[tuple(row[column.name] for column in family.key_columns)] = row, line
-    _check_device(validators, device, path)
+    gfx = _gfx(validators)
+    if gfx and gfx != device.gfx:
+        raise UserError(f"{path}: tuned on {gfx}, the device is {device.gfx}; expected a file of this architecture")
     for row, line in rows.values():
         found.rows.append(row)
         found.lines.append(line)
@@ -112,10 +114,13 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
         raise UserError(f"{path}: not text in UTF-8, expected a result file of TunableOp") from None
 
 
-def _check_device(validators: Mapping[str, str], device: Device, path: Path) -> None:
-    gfx = validators.get("GCN_ARCH_NAME", "").split(":")[0]
-    if gfx and gfx != device.gfx:
-        raise UserError(f"{path}: tuned on {gfx}, the device is {device.gfx}; expected a file of this architecture")
+def tuned_gfx(path: Path) -> str:
+    """The architecture that a file's validators name; nothing where they name none, as on CUDA."""
+    return _gfx({cells[1]: cells[2] for _, cells in _lines(path) if cells[0] == "Validator" and len(cells) == 3})
+
+
+def _gfx(validators: Mapping[str, str]) -> str:
+    return validators.get("GCN_ARCH_NAME", "").split(":")[0]
 
 
 def _row(cells: list[str], family: Family, device: Device, validators: Mapping[str, str], where: str) -> Row:

@@ -3,8 +3,11 @@
 from functools import partial
 
 from gemmpipe.backends.aten import Torch
+from gemmpipe.backends.cublaslt import CublasLt
+from gemmpipe.backends.hipblaslt import HipblasLt
 from gemmpipe.backends.own import Own
 from gemmpipe.data import Device
+from gemmpipe.device import cpu_device
 from gemmpipe.executors.compiling import Compilers
 from gemmpipe.family import KernelDefaults, load_family
 from gemmpipe.sources.inline import List
@@ -45,6 +48,19 @@ def test_another_process_lists_the_same(h200: Device, no_words: KernelDefaults) 
     }
     assert len(here.candidates) > 2
     assert here.passed_over
+
+
+def test_a_backend_that_is_not_here_is_named_once(no_words: KernelDefaults) -> None:
+    family, device = load_family("a16w16"), cpu_device()
+    problems = List(items=[[16, 64, 64], [32, 64, 64]]).problems(family, no_words, device.gfx)
+    backends = (CublasLt(), HipblasLt(), Torch())
+    report = SpaceReport()
+    for problem in problems:
+        report.add(list_candidates(problem, family, backends, device, Space(axes={}, when=(), pinned=()), ()).report)
+    assert report.lines()[-2:] == [
+        "  nothing of cublaslt: no NVIDIA GPU: cuBLASLt computes on these alone",
+        "  nothing of hipblaslt: no AMD GPU: hipBLASLt computes on these alone",
+    ]
 
 
 def test_reports_of_problems_add_up() -> None:

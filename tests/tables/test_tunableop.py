@@ -1,6 +1,7 @@
 """TunableOp's result files as rows of a tuned table."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from gemmpipe.cli.main import main
 from gemmpipe.data import Device
-from gemmpipe.device import arch_device
+from gemmpipe.device import arch_device, gpu_kind
 from gemmpipe.errors import UserError
 from gemmpipe.family import load_family
 from gemmpipe.tables import store
@@ -145,17 +146,37 @@ def test_broken_files(text: str, line: str, tmp_path: Path, mi300x: Device) -> N
 
 @pytest.mark.usefixtures("own_locks")
 def test_they_are_inputs_of_a_merge(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plain = "\n".join(line for line in ROCM.splitlines() if "GCN_ARCH" not in line and "Float8" not in line)
+    plain = "\n".join(line for line in ROCM.splitlines() if "Float8" not in line)
     (folder / "tunableop_results0.csv").write_text(plain + "\n")
-    assert main(["merge", "kernel=a16w16", "inputs=[tunableop_results0.csv]", "output=out", "device=cpu"]) == 0
+    words = ["merge", "kernel=a16w16", "inputs=[tunableop_results0.csv]", "output=out"]
+    assert main([*words, "target=[gfx942]"]) == 0
     rows = store.read(folder / "out" / "bf16_tuned_gemm.csv", load_family("a16w16"))
-    assert {(row["M"], row["libtype"], row["us"], row["policy"]) for row in rows} == {
-        (7, "hipblaslt", 11.3, "tunableop"),
-        (16, "hipblaslt", 20.0, "tunableop"),
-        (64, "torch", 9.8, "tunableop"),
+    assert {(row["M"], row["gfx"], row["cu_num"], row["libtype"], row["us"], row["policy"]) for row in rows} == {
+        (7, "gfx942", 304, "hipblaslt", 11.3, "tunableop"),
+        (16, "gfx942", 304, "hipblaslt", 20.0, "tunableop"),
+        (64, "gfx942", 304, "torch", 9.8, "tunableop"),
     }
     said = capsys.readouterr().out
     assert "load: tunableop_results0.csv: 1 left out: a solution of Rocblas, which no backend here asks for" in said
+
+
+@pytest.mark.usefixtures("own_locks")
+@pytest.mark.skipif(gpu_kind() is not None, reason="a GPU is what such files are for")
+def test_where_there_is_no_gpu(folder: Path, capsys: pytest.CaptureFixture[str], refusal: Callable[..., str]) -> None:
+    (folder / "rocm.csv").write_text("\n".join(line for line in ROCM.splitlines() if "Float8" not in line) + "\n")
+    (folder / "cuda.csv").write_text(CUDA)
+    assert main(["merge", "kernel=a16w16", "inputs=[rocm.csv]", "output=out"]) == 0
+    assert "load: rocm.csv: taken for tuned on AMD Instinct MI300X, 304 units of gfx942" in capsys.readouterr().out
+    table = folder / "out" / "bf16_tuned_gemm.csv"
+    assert {row["gfx"] for row in store.read(table, load_family("a16w16"))} == {"gfx942"}
+    said = refusal("merge", "kernel=a16w16", "inputs=[cuda.csv]", "output=out")
+    assert said == "cuda.csv: no GPU here and none named there, expected target= with what it was tuned on: sm_90"
+    assert "target: sm_90, gfx942, expected the one" in refusal(
+        "merge", "kernel=a16w16", "inputs=[cuda.csv]", "target=[sm_90,gfx942]"
+    )
+    assert "target: tables say their devices themselves" in refusal("merge", f"inputs=[{table}]", "target=[sm_90]")
+    assert main(["merge", "kernel=a16w16", "inputs=[cuda.csv]", "output=cuda", "target=[sm_90]"]) == 0
+    assert "load: cuda.csv: 1 rows (1 sm_90/132)" in capsys.readouterr().out
 
 
 def test_what_is_no_result_file(tmp_path: Path) -> None:
