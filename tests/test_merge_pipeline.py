@@ -124,10 +124,12 @@ def test_our_tables_keep_their_product_and_its_provenance(folder: Path, capfd: p
         (["inputs=[*_dsv3.csv]", "output=c.csv", "format=[vllm]"], "names a table, and format=[csv] is not chosen"),
         (["table=old.csv", "kernel=a16w16"], "table: this pipeline starts from inputs=, expected that alone"),
         (["inputs=/dev/zero", "kernel=a16w16"], "/dev/zero: no regular file"),
+        (["inputs=c.csv.merge.txt", "output=c.csv", "kernel=a16w16"], "'c.csv.merge.txt' is where a file beside the"),
     ],
 )
 def test_a_mistake_is_one_line(words: list[str], said: str, folder: Path, refusal: Callable[..., str]) -> None:
     (folder / "bf16_tuned_gemm.csv").write_text("gfx,cu_num,M,N,K,us\n")
+    (folder / "c.csv.merge.txt").write_text("gfx,cu_num,M,N,K,us\nsm_90,132,1,2,3,4\n")
     (folder / "bad.csv").write_text("gfx,cu_num,M,N,K,us\nsm_90,132,x,2,3,4\n")
     os.symlink(folder / f"{BLOCKSCALE}_dsv3.csv", folder / "link.csv")
     assert said in refusal("merge", *words)

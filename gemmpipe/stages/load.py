@@ -13,6 +13,7 @@ from gemmpipe.errors import EnvironmentProblem, UserError, at_least
 from gemmpipe.family import Family
 from gemmpipe.files.artifact import runs_of, sidecar
 from gemmpipe.files.csvfile import named_files
+from gemmpipe.formats.united import report_path
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.incumbents import native_tables
 from gemmpipe.stages.rows import problem_frame, untimed_row
@@ -100,12 +101,19 @@ class Load(Stage):
 
 
 def _without_output(files: Sequence[Path], context: Context) -> list[Path]:
-    """The inputs but the output, which a glob may find: it takes part anyway. Raises UserError where it is named."""
+    """The inputs but the output, which a glob may find: it takes part anyway.
+
+    Raises UserError where it is named, and for an input that what is written beside the output would replace.
+    """
     written = native_tables(context.family, context.output, (each for _, each in context.formats))
     named = [Path(word).expanduser() for word in context.inputs]
     for path in files:
         if path in named and any(table.exists() and table.samefile(path) for table in written):
             raise UserError(f"inputs: '{path}' is also the output, expected another: output=NAME.csv")
+    beside = {each.resolve() for table in written for each in (sidecar(table), report_path(table))}
+    for path in files:
+        if path.resolve() in beside:
+            raise UserError(f"inputs: '{path}' is where a file beside the output goes, expected another output=")
     return [path for path in files if not any(table.exists() and table.samefile(path) for table in written)]
 
 

@@ -1,9 +1,9 @@
 """The last stage: from selections to the artifacts that engines load."""
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
+from gemmpipe.data import Scalar
 from gemmpipe.errors import UserError, nearest
 from gemmpipe.formats import Target
 from gemmpipe.stages import Context, Stage
@@ -49,7 +49,7 @@ class Merge(Stage):
             run_id=context.run_id,
             provenance=context.provenance,
             events=context.events,
-            judge=Judge(device=self.device, changed=partial(_changed, context)),
+            judge=Judge(device=self.device, changed=_Changes(context)),
         )
         written: list[dict[str, str]] = []
         for name, each in context.formats:
@@ -70,6 +70,16 @@ def _why_nothing(mine: "pd.DataFrame", name: str) -> str:
     return ": none of its choices fits what it can hold" if buckets else ": no range of M has a choice for it"
 
 
-def _changed(context: Context, row: Row) -> bool:
-    implementation = context.implementation(str(row.get("libtype")))
-    return implementation is not None and kernel_changed(implementation, row)
+class _Changes:
+    """Whether the kernels that rows name have another source now; each is asked about once, rows are many."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._known: dict[tuple[Scalar, ...], bool] = {}
+
+    def __call__(self, row: Row) -> bool:
+        said = (row.get("libtype"), row.get("kernelName"), row.get("config"))
+        if said not in self._known:
+            implementation = self._context.implementation(str(row.get("libtype")))
+            self._known[said] = implementation is not None and kernel_changed(implementation, row)
+        return self._known[said]

@@ -101,7 +101,7 @@ def unite(entries: Iterable[Entry], family: Family, judge: Judge) -> Union:
         if len(group) == 1:
             kept += group
             continue
-        ranks = _ranks(group, judge)
+        ranks = [_rank(entry.row, judge) for entry in group]
         best = max(range(len(group)), key=lambda i: (ranks[i], group[i].place))
         twins = [entry for entry, rank in zip(group, ranks, strict=True) if rank == ranks[best]]
         kept.append(_joined(group[best], twins))
@@ -135,19 +135,17 @@ _KINDS = (
 Rank = tuple[bool, bool, bool, bool, str, bool, str, float, int, tuple[str, ...]]
 
 
-def _ranks(group: Sequence[Entry], judge: Judge) -> list[Rank]:
-    """How good each row is. Times are compared only where all before them is equal: device and policy too."""
-    hashes = {_hash(entry.row) for entry in group}
-    return [_rank(entry.row, judge, doubtful=len(hashes) > 1) for entry in group]
+def _rank(row: Row, judge: Judge) -> Rank:
+    """How good a row is, whatever it stands beside: else merging all at once and one by one would end differently.
 
-
-def _rank(row: Row, judge: Judge, *, doubtful: bool) -> Rank:
+    Times are compared only where all before them is equal: device and policy too.
+    """
     policy, device, us = str(row.get("policy") or ""), str(row.get("device") or ""), row.get("us")
     said = tuple(_text(row.get(name)) for name in RESULT)
     return (
         timed(row),
         not provisional(policy),
-        not (doubtful and judge.changed(row)),
+        not judge.changed(row),
         judge.device is not None and judge.device == device,
         device,
         bool(policy),

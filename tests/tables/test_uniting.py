@@ -15,7 +15,8 @@ from gemmpipe.tables.merging import Row, key_of
 from gemmpipe.tables.uniting import Conflict, Entry, Judge, Union, entries_of, unite
 
 STALE = "old@00000000"
-JUDGE = Judge(device=None, changed=lambda row: row.get("kernelName") == STALE)
+JUDGE = Judge(device=None, changed=lambda row: row.get("kernelName") == STALE and row.get("libtype") is not None)
+"""As of the real ones, nobody can tell of a row that names no library."""
 
 
 def _entry(place: str = "a.csv:2", extra: Row | None = None, **values: object) -> Entry:
@@ -98,6 +99,16 @@ _ENTRIES = st.lists(
 
 def _said(union: Union) -> list[tuple[Row, dict[str, object]]]:
     return [(e.row, {k: v for k, v in e.extra.items() if v is not None}) for e in union.entries]
+
+
+def test_a_row_is_judged_alike_whatever_stands_beside_it(blockscale: Family) -> None:
+    """A third row, with another hash, once had the first two asked for their kernel's source."""
+    stale = _entry("a.csv:2", kernelName=STALE)
+    untold = _entry("b.csv:2", kernelName=STALE, libtype=None, policy=None)
+    untimed = _entry("c.csv:2", kernelName=None, us=None)
+    first = unite([stale, untimed], blockscale, JUDGE).entries
+    assert unite([*first, untold], blockscale, JUDGE).entries == [untold]
+    assert unite([stale, untimed, untold], blockscale, JUDGE).entries == [untold]
 
 
 @given(_ENTRIES, st.randoms())
