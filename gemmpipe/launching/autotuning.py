@@ -68,22 +68,15 @@ def choose(
     calls = _calls(launches, function, out)
     tuned = [name for name in _varied(calls) if name not in _OF_A_CONFIG]
     fixed = {name: value for name, value in calls[0].items() if name not in (*tuned, *_OF_A_CONFIG)}
-    grids: list[Grid] = [launches[0].grid]  # the last is that of the configuration at hand
-    configs = [
-        triton.Config(
-            {n: call[n] for n in tuned},
-            **{n: call[n] for n in _OF_A_CONFIG if n in call},
-            pre_hook=lambda _, grid=one.grid: grids.append(grid),
-        )
-        for one, call in zip(launches, calls, strict=True)
-    ]
-    limited = _Limited(bench or driver.active.get_benchmarker(), limit_s, before_each)
     zeroed = [n for n, value in launches[0].arguments.items() if value is out and any(o.zeroed for o in launches)]
+    limited = _Limited(bench or driver.active.get_benchmarker(), limit_s, before_each)
+    now: dict[str, Grid] = {}
+    configs = [_config(call, tuned, one.grid, now) for one, call in zip(launches, calls, strict=True)]
     sizes = [name for name in _SIZES if name in function.arg_names]
     tuner = triton.autotune(configs, key=sizes, reset_to_zero=zeroed, do_bench=limited)(function)
     begun = time.perf_counter()
     with watched() as cached:
-        tuner[lambda _: grids[-1]](**fixed)
+        tuner[lambda _: now["grid"]](**fixed)
     seconds = time.perf_counter() - begun
     best_ms = tuner.configs_timings[tuner.best_config][0] if len(configs) > 1 else None  # it does not time a single one
     if best_ms == _SKIPPED[0]:
@@ -93,6 +86,14 @@ def choose(
         time_us=None if best_ms is None else best_ms * 1e3,
         tuning=Tuning(seconds=seconds, tried=limited.tried, of=len(configs), compiled=cached.count(False)),
     )
+
+
+def _config(call: Mapping[str, object], tuned: Sequence[str], grid: Grid, now: dict[str, Grid]) -> Any:
+    """A launch as Triton's `Config`; it says which grid is its own, since not all that a grid depends on is tuned."""
+    import triton
+
+    options = {n: call[n] for n in _OF_A_CONFIG if n in call}
+    return triton.Config({n: call[n] for n in tuned}, **options, pre_hook=lambda _: now.update(grid=grid))
 
 
 def jit_launch(one: KernelLaunch, out: "torch.Tensor") -> Launch:
