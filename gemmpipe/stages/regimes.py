@@ -12,15 +12,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LIBRARY = "fastest library"
-_RATIOS = ("over_tuned", "over_own", "over_floor")
+_MEANS = ("over_tuned", "over_own", "over_floor", "us")
 REGIMES = (
     "regime",
     "name",
-    "problems",
-    *(f"{r}{of}" for r in _RATIOS for of in ("", "_least", "_most", "_of")),
+    *(f"{r}{of}" for r in _MEANS for of in ("", "_least", "_most", "_of")),
     "own_behind",
 )
-"""The columns of `regimes`: geometric means of the ratios in `compared`, with the least, the most and how many."""
+"""The columns of `regimes`: geometric means of columns of `compared`, with the least, the most and how many."""
 _MOST_LINES = 20
 
 
@@ -29,7 +28,7 @@ def sum_up(compared: "pd.DataFrame", bounds: Sequence[int]) -> "pd.DataFrame":
     import pandas as pd
 
     rows = [
-        {"regime": label, "name": name, "problems": int(part["us"].notna().sum()), **_ratios(part)}
+        {"regime": label, "name": name, **_means(part)}
         for label, within in _by_regime(compared, bounds)
         for name, part in _by_name(within)
         if part["us"].notna().any()
@@ -61,14 +60,14 @@ def fastest_library(compared: "pd.DataFrame") -> "pd.DataFrame":
     return libraries.sort_values(["over_tuned", "us"]).drop_duplicates("problem")
 
 
-def _ratios(part: "pd.DataFrame") -> dict[str, float]:
+def _means(part: "pd.DataFrame") -> dict[str, float]:
     found: dict[str, float] = {}
-    for ratio in _RATIOS:
-        values = [float(v) for v in part[ratio].dropna()]
-        found[f"{ratio}_of"] = len(values)
+    for column in _MEANS:
+        values = [float(v) for v in part[column].dropna()]
+        found[f"{column}_of"] = len(values)
         if values:
             mean = math.exp(sum(map(math.log, values)) / len(values))
-            found |= {ratio: mean, f"{ratio}_least": min(values), f"{ratio}_most": max(values)}
+            found |= {column: mean, f"{column}_least": min(values), f"{column}_most": max(values)}
     return found | {"own_behind": int((part["over_own"] < 1).sum())}
 
 
@@ -85,20 +84,21 @@ def lines(compared: "pd.DataFrame", regimes: "pd.DataFrame", against: str | None
 
 
 def _everybody(regimes: "pd.DataFrame", unlike: Collection[str]) -> list[str]:
-    told = regimes.dropna(subset=["over_tuned"])
-    if not len(told):
-        return []
+    """A row a name, a column a regime; times themselves where nothing is tuned that they could be held against."""
+    ratio = "over_tuned" if regimes["over_tuned"].notna().any() else "us"
+    told = regimes.dropna(subset=[ratio])
+    what = "time over the tuned choice's" if ratio == "over_tuned" else "us, since nothing is tuned here"
     labels = list(dict.fromkeys(told["regime"]))
-    rows = [["time over the tuned choice's: geomean (least to most)", *labels]]
+    rows = [[f"{what}: geomean (least to most)", *labels]]
     for name, part in told.groupby("name", sort=False):
         by_label = {str(r["regime"]): r for r in part.to_dict("records")}
         mark = " *" if name in unlike else ""
-        rows.append([f"  {name}{mark}", *(_span(by_label[x]) if x in by_label else "-" for x in labels)])
+        rows.append([f"  {name}{mark}", *(_span(by_label[x], ratio) if x in by_label else "-" for x in labels)])
     return [*_aligned(rows), *(["  * computes another product of this size, or nothing"] if unlike else [])]
 
 
-def _span(row: "Mapping[Hashable, Any]") -> str:
-    mean, least, most = (row[f"over_tuned{of}"] for of in ("", "_least", "_most"))
+def _span(row: "Mapping[Hashable, Any]", ratio: str) -> str:
+    mean, least, most = (row[f"{ratio}{of}"] for of in ("", "_least", "_most"))
     return f"{mean:.2f}" if least == most else f"{mean:.2f} ({least:.2f} to {most:.2f})"
 
 

@@ -79,7 +79,7 @@ def test_on_a_cpu(folder: Path, compare: Callable[..., Saying]) -> None:
     )
     regimes = pd.read_csv(run_dir / "regimes.csv")
     assert set(regimes["regime"]) == {"M 4 to 16"}
-    assert regimes.set_index("name")["problems"]["tuned"] == 2
+    assert regimes.set_index("name")["us_of"]["tuned"] == 2
     assert {"fastest library", "torch mm"} <= set(regimes["name"])
     assert json.loads((run_dir / "manifest.json").read_text())["exit_code"] == 0
 
@@ -111,6 +111,7 @@ def test_batches_are_summed_up_together(faulty_words: tuple[str, ...], compare: 
     assert len(pd.read_csv(run_dir / "trials.csv")) == compared["us"].notna().sum()
     assert said.count("tuned over the floor") == 1
     assert "not timed: tuned: unfit: no row in the tables: tune it first (3 problems)" in said
+    assert "us, since nothing is tuned here: geomean (least to most)" in said
 
 
 def test_who_is_stopped_goes_on(
@@ -163,7 +164,7 @@ def test_the_summary_is_by_regime() -> None:
     assert list(dict.fromkeys(summed.index.get_level_values(0))) == ["M 8 to 64", "M 512"]
     row = summed.loc[("M 8 to 64", "a")]
     assert row["over_own"] == pytest.approx(1.0)
-    assert (row["problems"], row["over_own_least"], row["over_own_most"]) == (2, 0.5, 2.0)
+    assert (row["us_of"], row["over_own_least"], row["over_own_most"]) == (2, 0.5, 2.0)
     assert summed.loc[("M 8 to 64", "tuned")]["over_floor"] == pytest.approx(1.5)
     assert summed.loc[("M 512", "fastest library")]["over_tuned"] == 1.0, "b, not a"
     assert ("M 8 to 64", "c") not in summed.index
