@@ -60,11 +60,13 @@ def _built(config: Config, where: str) -> tuple[Any, Any]:
         raise UserError(f"{where}: model_type: transformers {version} has no '{kind}'{nearest(kind, known)}")
     try:
         built = transformers.AutoConfig.for_model(kind, **fields)
+        headed = type(built) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+        maker: Any = transformers.AutoModelForCausalLM if headed else transformers.AutoModel
         with torch.device("meta"):
             # Said here, it cannot be said by the file: `org/name` is a kernel that is fetched and run.
-            model = transformers.AutoModelForCausalLM.from_config(
-                built, trust_remote_code=False, attn_implementation="eager"
-            )
+            model = maker.from_config(built, trust_remote_code=False, attn_implementation="eager")
+            if not headed:  # the language model of a multi-modal one, which has its head beside it
+                model.lm_head = torch.nn.Linear(built.hidden_size, built.vocab_size, bias=False)
     except Exception as error:  # noqa: BLE001  whatever another package's constructors raise for these fields
         raise UserError(f"{where}: transformers builds no model of it: {' '.join(str(error).split())[:200]}") from None
     return model, built

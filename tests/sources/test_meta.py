@@ -21,6 +21,7 @@ KINDS = (
     *("olmo", "olmo2", "olmo3", "olmoe", "granite", "granitemoe", "falcon", "minimax", "minimax_m2", "smollm3"),
     *("seed_oss", "internlm3", "ernie4_5", "ernie4_5_moe", "exaone4", "arcee", "apertus", "stablelm", "starcoder2"),
     *("gpt_neox", "opt", "minicpm3", "exaone_moe", "solar_open", "hy_v3", "gptj", "mpt", "jamba", "bloom", "gpt2"),
+    *("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text", "glm4v_text"),
 )
 LAYERS = 8
 
