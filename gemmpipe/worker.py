@@ -52,7 +52,9 @@ def ready_tools(post: Post, cells: MutableSequence[float]) -> Tools:
     else:
         torch.cuda.set_device(post.device.index)
     family = load_family(post.family)
-    implementations = {i.label: i for backend in post.backends for i in backend.implementations(family)}
+    # The family's own are there whatever was chosen: a table that is verified may hold rows of theirs.
+    chosen = (i for backend in post.backends for i in backend.implementations(family))
+    implementations = {i.label: i for i in (*family.implementations, *chosen)}
     bench = Workbench(family, implementations, post.device)
     return Tools(bench=bench, clock=clock_for(post.device), flight=Flight(cells), neighbours=Neighbours(post.device))
 

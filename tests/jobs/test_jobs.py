@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gemmpipe.backends.aten import Torch
 from gemmpipe.conditions import Neighbours
 from gemmpipe.data import Candidate, Problem, Status, Trial
 from gemmpipe.device import DeviceChoice
@@ -17,6 +18,7 @@ from gemmpipe.jobs.screening import ScreenJob
 from gemmpipe.search import Request
 from gemmpipe.timer import CpuClock, Timer
 from gemmpipe.workbench import OperandCache, Workbench
+from gemmpipe.worker import Post, ready_tools
 
 TIMER = Timer(warmup=1, iters=2, rounds=5, budget_ms=200)
 PROBLEM = Problem(family="faulty", key=(("M", 8), ("N", 16), ("K", 32)))
@@ -169,6 +171,13 @@ def test_operands_are_the_same_in_every_process(bench: Workbench) -> None:
     assert one.inputs(0).x.equal(other.inputs(0).x)
     assert one.weights(1).w.equal(other.weights(1).w)
     assert not one.weights(0).w.equal(one.weights(1).w)
+
+
+def test_a_worker_runs_the_familys_own_kernels_whatever_backends_were_chosen(bench: Workbench, cells: Cells) -> None:
+    post = Post(device=bench.device, family="faulty", backends=(Torch(),), python_path=())
+    found = ready_tools(post, cells).bench  # type: ignore[arg-type]
+    labels = [found.implementation(Candidate.of(label, {})).label for label in ("faulty", "torch")]
+    assert labels == ["faulty", "torch"]
 
 
 def test_the_cache_keeps_the_last_used_within_its_budget() -> None:
