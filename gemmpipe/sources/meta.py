@@ -16,7 +16,7 @@ _ALIASES = {"kimi_k2": "deepseek_v3"}
 _CODE = re.compile(r"quantization_config|auto_map|_?(attn|experts)_implementation\w*|num_labels|id2label|label2id")
 """Fields that name code, and those that have nothing to do with products."""
 _COUNTS = re.compile(r"layer|expert|head|group|codebook|predict")
-_SIZES = re.compile(r"_(size|dim|rank)$")
+_SIZES = re.compile(r"_(size|dim|rank)(_|$)")
 _MOST_EXPERTS = 200_000
 _ROUTERS = re.compile(r"(?:^|\.)(?:gate|router)(?:\.layer)?$")
 

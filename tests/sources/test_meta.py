@@ -10,7 +10,7 @@ from gemmpipe.family import Family, KernelDefaults
 from gemmpipe.sources.architectures import linears
 from gemmpipe.sources.decoder.linear import Linear
 from gemmpipe.sources.decoder.modules import Heads, Module, products
-from gemmpipe.sources.meta import Meta
+from gemmpipe.sources.meta import Meta, _bounded
 
 transformers = pytest.importorskip("transformers")
 
@@ -83,6 +83,12 @@ def test_as_problems(sixteen: Family, no_words: KernelDefaults) -> None:
     assert {p.layer for p in made} == {
         *("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj", "lm_head")
     }
+
+
+def test_no_published_size_is_taken_for_a_count() -> None:
+    for kind in ("gemma4_text", "gemma3n_text", "deepseek_v3", "kimi_linear", "nemotron_h"):
+        if kind in transformers.CONFIG_MAPPING:
+            _bounded(transformers.CONFIG_MAPPING[kind]().to_dict(), kind)
 
 
 @pytest.mark.parametrize(

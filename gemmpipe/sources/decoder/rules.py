@@ -164,9 +164,11 @@ _SUFFIXES = ("ForCausalLM", "ForConditionalGeneration", "Model")
 _SAME = {
     "qwen2vl": "qwen2",
     "qwen25vl": "qwen2",
+    "qwen25omni": "qwen2",
     "qwen25omnithinker": "qwen2",
     "qwen3vl": "qwen3",
     "qwen3vlmoe": "qwen3moe",
+    "qwen3omnimoe": "qwen3moe",
     "qwen3omnimoethinker": "qwen3moe",
     "glm4vmoe": "glm4moe",
     "kimivl": "deepseekv3",

@@ -198,6 +198,7 @@ def test_state_spaces_between_full_attention() -> None:
         ("Mistral3ForConditionalGeneration", {}, (3072, 2048, 12)),
         ("LlavaForConditionalGeneration", {"architectures": ["Qwen2ForCausalLM"]}, (3072, 2048, 12)),
         ("Qwen3VLForConditionalGeneration", {"model_type": "qwen3_vl_text", "head_dim": 256}, (6144, 2048, 12)),
+        ("Qwen2_5OmniModel", {"model_type": "qwen2_5_omni_text"}, (3072, 2048, 12)),
     ],
 )
 def test_nested_files(outer: str, inner: Mapping[str, object], layer: object) -> None:
