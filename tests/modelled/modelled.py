@@ -108,17 +108,15 @@ class _Clock(Clock):
         queued, self.queued_us = self.queued_us, 0.0
         self.owe(queued)
 
-    def sequence(self, launches: Sequence[Call]) -> list[float]:
-        return [self._one(launch) + self.owe_launch() for launch in launches]
+    def blocks(self, blocks: Sequence[Sequence[Call]]) -> list[float]:
+        return [self._block(block) for block in blocks]
 
-    def owe_launch(self) -> float:
-        self.owe(LAUNCH_US)
-        return 0.0
-
-    def _one(self, launch: Call) -> float:
+    def _block(self, block: Sequence[Call]) -> float:
         self.synchronize()
-        launch()
-        time_us = self.queued_us * (1 + NOISE * self._dice.gauss(0, 1))
+        for launch in block:
+            launch()
+        time_us = self.queued_us / len(block) * (1 + NOISE * self._dice.gauss(0, 1))
+        self.owe(LAUNCH_US)
         self.synchronize()
         return time_us
 

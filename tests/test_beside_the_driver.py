@@ -1,0 +1,134 @@
+"""Whole runs on modelled GPUs, where searches live beside the driver: the journal, a resume, Ctrl-C and a death."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gemmpipe import worker
+from gemmpipe.cli.main import main
+from gemmpipe.data import Trial
+from gemmpipe.executors import compiling, hand
+from gemmpipe.stages.hunting.beside import Beside
+
+MODELLED = Path(__file__).parent / "modelled"
+WORDS = (
+    f"--config-dir={MODELLED}",
+    "kernel=a8w8_blockscale",
+    "shapes=list",
+    "shapes.items=[{M: [1, 16, 64, 256], N: 1280, K: 8192}]",
+    "executor=modelled",
+    "executor.compile_workers=2",
+    "format=[csv]",
+    "retune=true",
+    "space.BLOCK_SIZE_K=[128]",
+    "space.num_stages=[3,4]",
+)
+FOLDER = "hydra.run.dir=run"
+
+
+@pytest.fixture
+def started(folder: Path) -> Iterator[list[subprocess.Popen[str]]]:
+    """Runs that are ended with the test."""
+    processes: list[subprocess.Popen[str]] = []
+    yield processes
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def _start(started: list[subprocess.Popen[str]], *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "gemmpipe", *words]
+    started.append(
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    )
+    return started[-1]
+
+
+def _rows(folder: Path) -> list[dict[str, object]]:
+    lines = (folder / "run" / "trials.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def _screened(folder: Path) -> "Counter[tuple[object, ...]]":
+    """How often each (problem, candidate, launches) was screened."""
+    rows = [row for row in _rows(folder) if row["row"] == "trial" and row["stage"] == "screen"]
+    return Counter((row["problem"], row["candidate"], row["launches"]) for row in rows)
+
+
+def _wait_for(folder: Path, trials: int, process: "subprocess.Popen[str]") -> None:
+    end = time.monotonic() + 120
+    while not (folder / "run" / "trials.jsonl").exists() or sum(_screened(folder).values()) < trials:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def _whole(folder: Path) -> None:
+    """Every problem is through, nothing was timed twice, and each stayed on one device."""
+    rows, screened = _rows(folder), _screened(folder)
+    assert {row["problem"] for row in rows if row["row"] == "done"} == {p for p, _, _ in screened}
+    assert max(screened.values()) == 1
+    homes = {(row["problem"], row["device"]) for row in rows if row["row"] == "home"}
+    assert len(homes) == len({problem for problem, _ in homes}) == 4
+    assert len((folder / "outputs" / "tuned" / "a8w8_blockscale_tuned_gemm.csv").read_text().splitlines()) == 5
+
+
+def test_candidates_are_introduced_with_their_builds(folder: Path, started: list[subprocess.Popen[str]]) -> None:
+    run = _start(started, *WORDS, FOLDER, "executor.workers=2")
+    assert run.wait(timeout=240) == 0, run.communicate()[0]
+    _whole(folder)
+    rows = _rows(folder)
+    known: dict[object, dict[str, object]] = {}
+    for row in rows:
+        if row["row"] == "candidate":
+            known[row["id"]] = row
+        if row["row"] == "trial":
+            introduced = known[row["candidate"]]
+            own = introduced["backend"] in ("triton", "gluon", "skinny")
+            assert own == ("@" in str(introduced["kernel"])) == bool(introduced.get("builds"))
+    resources = json.loads((folder / "run" / "manifest.json").read_text())["resources"]
+    assert {r["name"] for r in resources} >= {"driver", "cuda:0", "cuda:1"}
+    assert [set(r["busy_s"]) for r in resources if r["name"].startswith("search processes")] == [
+        {"start", "listing", "search"}
+    ]
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
+def test_a_run_that_was_stopped_goes_on(
+    folder: Path, started: list[subprocess.Popen[str]], end: signal.Signals
+) -> None:
+    run = _start(started, *WORDS, FOLDER)
+    _wait_for(folder, 60, run)
+    run.send_signal(end)
+    said = run.communicate(timeout=120)[0]
+    assert run.returncode == (130 if end == signal.SIGINT else -signal.SIGKILL), said
+    again = _start(started, "resume=run", f"--config-dir={MODELLED}")
+    assert again.wait(timeout=240) == 0, again.communicate()[0]
+    _whole(folder)
+
+
+def test_a_search_process_that_is_killed_is_replaced(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hand, "worker", worker)  # put back what executor=modelled replaces
+    monkeypatch.setattr(compiling, "_compile", compiling._compile)
+    learn, heard = Beside.learn, []
+
+    def learn_and_kill(hunts: Beside, trial: Trial) -> None:
+        heard.append(trial)
+        if len(heard) == 60:
+            os.kill(hunts._hunters[0]._process.pid or 0, signal.SIGKILL)
+        learn(hunts, trial)
+
+    monkeypatch.setattr(Beside, "learn", learn_and_kill)
+    assert main([*WORDS, FOLDER]) == 0
+    assert "a process that searches died (exit code -9); its 4 searches begin anew" in capsys.readouterr().err
+    _whole(folder)
