@@ -36,7 +36,7 @@ def read_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
                 if len(cells) > _MAX_CELLS:
                     raise UserError(f"{path}:{line}: {len(cells):,} cells, expected at most {_MAX_CELLS:,}")
                 if any(cells):
-                    yield line, [cell.strip() for cell in cells]
+                    yield line, list(map(str.strip, cells))
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from gemmpipe.data import Scalar
 from gemmpipe.family import Family
@@ -16,7 +17,8 @@ CUT_SHORT = "cut_short"
 """In the policy of a row whose search ended before it was done."""
 
 
-def provisional(policy: object) -> bool:
+@lru_cache(maxsize=256)  # a table has many rows and few policies
+def provisional(policy: Scalar) -> bool:
     """Whether a row of this policy only fills a gap: a full one is kept over it, and it is tuned again."""
     return any(word in str(policy or "").split() for word in (SHARED, CUT_SHORT))
 

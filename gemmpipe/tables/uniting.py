@@ -101,7 +101,7 @@ def unite(entries: Iterable[Entry], family: Family, judge: Judge) -> Union:
         if len(group) == 1:
             kept += group
             continue
-        ranks = [_rank(entry.row, judge) for entry in group]
+        ranks = _ranks(group, judge)
         best = max(range(len(group)), key=lambda i: (ranks[i], group[i].place))
         twins = [entry for entry, rank in zip(group, ranks, strict=True) if rank == ranks[best]]
         kept.append(_joined(group[best], twins))
@@ -132,16 +132,24 @@ _KINDS = (
     *("as fast",) * 2,
 )
 
+Merit = tuple[bool, bool, bool, bool, str, bool, str, float]
 Rank = tuple[bool, bool, bool, bool, str, bool, str, float, int, tuple[str, ...]]
 
 
-def _rank(row: Row, judge: Judge) -> Rank:
+def _ranks(group: Sequence[Entry], judge: Judge) -> list[Rank]:
+    """How good each row is; what it says in full, which is long, only where that decides."""
+    merits = [_merit(entry.row, judge) for entry in group]
+    if merits.count(max(merits)) == 1:
+        return [(*merit, 0, ()) for merit in merits]
+    return [(*merit, *_full(entry.row)) for merit, entry in zip(merits, group, strict=True)]
+
+
+def _merit(row: Row, judge: Judge) -> Merit:
     """How good a row is, whatever it stands beside: else merging all at once and one by one would end differently.
 
     Times are compared only where all before them is equal: device and policy too.
     """
     policy, device, us = str(row.get("policy") or ""), str(row.get("device") or ""), row.get("us")
-    said = tuple(_text(row.get(name)) for name in RESULT)
     return (
         timed(row),
         not provisional(policy),
@@ -151,9 +159,13 @@ def _rank(row: Row, judge: Judge) -> Rank:
         bool(policy),
         policy,
         -float(us) if isinstance(us, int | float) else -math.inf,
-        sum(bool(text) for text in said),
-        said,
     )
+
+
+def _full(row: Row) -> tuple[int, tuple[str, ...]]:
+    """How many cells say something, and what they say."""
+    said = tuple(_text(row.get(name)) for name in RESULT)
+    return sum(map(bool, said)), said
 
 
 def _text(value: Scalar) -> str:
@@ -211,6 +223,8 @@ def _of_devices(old: str, new: str) -> str:
 
 def _of_versions(old: Row, new: Row, judge: Judge) -> str:
     """` (triton 3.6.0 and 3.9.0)` where the runs had different ones."""
+    if not judge.runs:
+        return ""
     before, after = (_versions(judge.runs.get(str(row.get("run_id")), {})) for row in (old, new))
     differ = [f"{n} {before[n]} and {after[n]}" for n in sorted(before) if n in after and before[n] != after[n]]
     return f" ({', '.join(differ)})" if differ else ""
