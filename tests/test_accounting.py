@@ -32,6 +32,16 @@ def _resources(folder: Path) -> dict[str, dict[str, object]]:
     return {str(r["name"]): r for r in json.loads(path.read_text())["resources"]}
 
 
+def _add_up(resources: dict[str, dict[str, object]]) -> None:
+    """Busy and idle are the wall time of every resource within 2 % (and the rounding of a manifest)."""
+    assert {"driver", "cpu"} <= set(resources)
+    for name, resource in resources.items():
+        wall_s, idle_s = float(str(resource["wall_s"])), float(str(resource["idle_s"]))
+        busy: dict[str, float] = resource["busy_s"]  # type: ignore[assignment]
+        assert all(seconds >= 0 for seconds in busy.values()), name
+        assert abs(wall_s - idle_s - sum(busy.values())) <= 0.02 * wall_s + 0.005, (name, resource)
+
+
 @pytest.mark.parametrize(
     ("words", "purposes"),
     [
@@ -45,14 +55,17 @@ def test_busy_and_idle_are_the_wall_time(
 ) -> None:
     assert main([*faulty_words, *words]) == 0
     resources = _resources(folder)
-    assert {"driver", "cpu"} <= set(resources)
-    for name, resource in resources.items():
-        wall_s, idle_s = float(str(resource["wall_s"])), float(str(resource["idle_s"]))
-        busy: dict[str, float] = resource["busy_s"]  # type: ignore[assignment]
-        assert all(seconds >= 0 for seconds in busy.values()), name
-        assert abs(wall_s - idle_s - sum(busy.values())) <= 0.02 * wall_s + 0.005, (name, resource)
+    _add_up(resources)
     assert purposes <= set(resources["cpu"]["busy_s"])  # type: ignore[call-overload]
     assert {"start", "screen", "search", "journal", "bench", "select", "merge", "write"} <= set(
         resources["driver"]["busy_s"]  # type: ignore[call-overload]
     )
     assert float(str(resources["driver"]["idle_s"])) > 0.1 * float(str(resources["cpu"]["wall_s"])), "it waits for it"
+
+
+def test_a_comparison_accounts_for_its_time_too(folder: Path, faulty_words: tuple[str, ...]) -> None:
+    assert main(["compare", *faulty_words, "space.PACE_MS=[5]"]) == 0
+    resources = _resources(folder)
+    _add_up(resources)
+    assert {"start", "lineup", "bench", "compare", "write"} <= set(resources["driver"]["busy_s"])  # type: ignore[call-overload]
+    assert {"start", "operands", "checks", "finals"} <= set(resources["cpu"]["busy_s"])  # type: ignore[call-overload]
