@@ -45,6 +45,12 @@ def plain(w: "torch.Tensor", layout: str) -> "torch.Tensor":
     return tiles.transpose(1, 2).contiguous().view(rows, columns)
 
 
+def by_rows(w: "torch.Tensor", columns: int) -> "torch.Tensor":
+    """A pre-shuffled weight of so many columns as [N, K], also where it comes as aiter views it: (N/16, K*16)."""
+    viewed = w.dim() == 2 and w.shape[1] == _SIDE * columns and w.is_contiguous()
+    return w.view(-1, columns) if viewed else w
+
+
 def _check(w: "torch.Tensor", layout: str) -> None:
     if layout != TILES_16X16:
         raise ValueError(f"weight layout '{layout}', expected {PLAIN} or {TILES_16X16}")

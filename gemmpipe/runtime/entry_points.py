@@ -8,6 +8,7 @@ operands that are no product of the family.
 import torch
 from torch.compiler import is_compiling
 
+from gemmpipe.layouts import by_rows
 from gemmpipe.runtime.compiled import registered
 from gemmpipe.runtime.experts import Routed, mixture
 from gemmpipe.runtime.product import product
@@ -55,8 +56,8 @@ def gemm_a8w8_bpreshuffle(
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> torch.Tensor:
-    """As gemm_a8w8, with w in 16 x 16 tiles (aiter's `shuffle_weight`, gemmpipe.layouts)."""
-    return product("a8w8_bpreshuffle", x, w, x_scale, w_scale, bias, out_dtype)
+    """As gemm_a8w8, with w in 16 x 16 tiles (aiter's `shuffle_weight`, gemmpipe.layouts): [N, K], or [N/16, K*16]."""
+    return product("a8w8_bpreshuffle", x, by_rows(w, x.shape[-1:].numel()), x_scale, w_scale, bias, out_dtype)
 
 
 def gemm_a8w8_blockscale(
@@ -80,8 +81,14 @@ def gemm_a8w8_blockscale_bpreshuffle(
     w_scale: torch.Tensor,
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> torch.Tensor:
-    """As gemm_a8w8_blockscale, with w in 16 x 16 tiles; an M-major x_scale (stride (1, M)) is read as it lies."""
-    return product("a8w8_blockscale_bpreshuffle", x, w, x_scale, w_scale, None, out_dtype)
+    """As gemm_a8w8_blockscale, with w in 16 x 16 tiles ([N, K], or [N/16, K*16]).
+
+    An M-major x_scale (stride (1, M)) is read as it lies. What aiter makes of one, a view as [M, ceil(K/128)] that
+    nobody can tell from a row-major tensor, is `x_scale.view(-1, M).t()` here.
+    """
+    return product(
+        "a8w8_blockscale_bpreshuffle", x, by_rows(w, x.shape[-1:].numel()), x_scale, w_scale, None, out_dtype
+    )
 
 
 def gemm_a4w4_blockscale(

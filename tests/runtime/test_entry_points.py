@@ -34,6 +34,8 @@ def test_its_function_computes_it(path: Path) -> None:
     call = getattr(gemmpipe.runtime, family.entry_point)
     out = call(inputs.x, weights.w, *scales)
     assert error_ratio(out, family.reference(spec, inputs, weights), *family.tolerance(spec)) < 0.01
+    if spec.w_layout != "nk":
+        assert torch.equal(call(inputs.x, weights.w.view(spec.n // 16, spec.k * 16), *scales), out)
     if spec.batch == 1:
         shaped = call(inputs.x.view(4, 8, -1), weights.w, *scales)
         assert torch.equal(shaped.view(32, -1), out)
