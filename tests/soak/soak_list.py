@@ -4,6 +4,7 @@ import os
 import signal
 
 from soak_faults import Fault, faulty, killed_driver, killed_workers, stopped
+from soak_hands import deleted_outputs, driver_alone, everyone, left_behind, suspended, workers_alone
 from soak_world import (
     full_disk,
     garbled,
@@ -81,5 +82,10 @@ FAULTS = (
     Fault(name="journal with garbage lines", how="binary, deep, torn and wrong ones", act=spoilt_journals(garbled)),
     Fault(name="runs merging at once", how="four into one table", act=merging_at_once),
     Fault(name="clock jump", how="libc's wall clock, up to 400 days", act=jumping_clock),
+    Fault(name="put to sleep", how="SIGSTOP to all of a run, 0 to 8 s", act=suspended(everyone, 0, 8)),
+    Fault(name="driver put to sleep", how="SIGSTOP, 0 to 8 s", act=suspended(driver_alone, 0, 8)),
+    Fault(name="workers put to sleep", how="SIGSTOP, 0 to 1 s", act=suspended(workers_alone, 0, 1)),
+    Fault(name="output deleted", how="rm -rf of outputs/, or a folder in it, under a run", act=deleted_outputs),
+    Fault(name="left behind", how="locks, halves of files, zeros, of a machine that crashed", act=left_behind),
     Fault(name="lost stdout", how="the pipe is closed after 0 to 2 lines", act=lost_stdout),
 )
