@@ -136,6 +136,16 @@ def test_a_mistake_is_one_line(words: list[str], said: str, folder: Path, refusa
     assert not (folder / "c.csv").exists()
 
 
+def test_columns_do_not_depend_on_what_was_merged_first(folder: Path) -> None:
+    head = "gfx,cu_num,M,N,K,libtype,us"
+    (folder / "a.csv").write_text(f"{head},_tag\nsm_90,132,1,2,3,torch,9,mine\n")
+    (folder / "b.csv").write_text(f"{head},note\nsm_90,132,1,2,3,torch,4,x\n")
+    for inputs, output in (("[a.csv,b.csv]", "both.csv"), ("[a.csv]", "steps.csv"), ("[b.csv]", "steps.csv")):
+        assert main(["merge", f"inputs={inputs}", f"output={output}", "kernel=a16w16"]) == 0
+    assert Path("both.csv").read_text() == Path("steps.csv").read_text()
+    assert Path("both.csv").read_text().splitlines()[0].endswith(",_tag,note")
+
+
 def test_a_format_with_nothing_to_store_says_so(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (folder / "bf16_tuned_gemm.csv").write_text("gfx,cu_num,M,N,K,libtype,us\nsm_90,132,1,2,3,torch,4\n")
     words = ["inputs=bf16_tuned_gemm.csv", "output=c.csv", "format=[csv,triton_json]"]

@@ -1,6 +1,7 @@
 """Sweeps by Hydra's launchers, in real processes: one table of all their rows, and the worst exit code."""
 
 import importlib
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,3 +48,15 @@ def test_the_worst_exit_code_is_returned_wherever_the_jobs_ran(site: Site, launc
     code, _, error = site.start("-m", *words, *only_wrong_at_8).end(timeout_s=200)
     assert code == 1, error
     table_is_right(site, (1,))
+
+
+def test_the_documented_line_for_slurm_fits_the_launcher(site: Site) -> None:
+    """It composes, and ends in a line where there is no SLURM; a cluster has not run it."""
+    if shutil.which("srun"):
+        pytest.skip("there is a SLURM: this would start jobs")
+    slurm = (_launcher("submitit_slurm"), "hydra.launcher.partition=gpu", "hydra.launcher.gpus_per_node=8")
+    code, _, error = site.start("-m", *slurm, "hydra.launcher.timeout_min=240", ITEMS).end()
+    assert (code, error.startswith("gemmpipe: hydra/launcher=submitit_slurm: Could not detect")) == (3, True), error
+    assert len(error.splitlines()) == 1
+    code, _, error = site.start("-m", *slurm, "hydra.launcher.timeout=240", ITEMS).end()
+    assert (code, "timeout" in error) == (2, True), error

@@ -88,6 +88,7 @@ def _compose(line: CommandLine, request: "Request") -> int:
     from gemmpipe.cli.composing import run_hydra
     from gemmpipe.cli.job import run_job
     from gemmpipe.cli.mistakes import MISTAKES, explain
+    from gemmpipe.cli.words import key_of
 
     flags = [flag for flag in line.argv if not flag.startswith(("--config-dir", "--multirun"))]
     if request.multirun:
@@ -104,4 +105,9 @@ def _compose(line: CommandLine, request: "Request") -> int:
         codes += run_hydra([*flags, f"--config-name={request.pipeline}", *request.overrides], job)
     except MISTAKES as error:
         raise explain(error, request.folders.options, request.overrides, request.recipe) from error
+    except RuntimeError as error:  # jobs' own are told by then; a launcher that finds no SLURM here, say
+        launcher = next((word for word in request.overrides if key_of(word) == "hydra/launcher"), None)
+        if launcher is None:
+            raise
+        raise EnvironmentProblem(f"{launcher}: {error}") from error
     return max(codes, default=0)

@@ -46,7 +46,8 @@ def unite_into(
         old = entries_of(path, family, open_sheet(path, family), runs) if path.exists() else []
         union = unite([*given, *old], family, target.judge.knowing(runs))
         used = {str(entry.row.get("run_id")) for entry in union.entries}
-        extra = sorted({name for entry in union.entries for name in entry.extra})
+        # Also of rows that lost: else the columns would depend on what was merged first.
+        extra = sorted({name for entry in (*given, *old) for name in entry.extra})
         rows = [{**entry.row, **entry.extra} for entry in union.entries]
         write_runs(sidecar(path), {run: facts for run, facts in runs.items() if run in used})
         write_atomic(path, text(rows, family, extra))

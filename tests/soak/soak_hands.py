@@ -78,7 +78,7 @@ def deleted_outputs(site: Site, chance: random.Random) -> int:
 
 
 def left_behind(site: Site, chance: random.Random) -> int:
-    """What a crash of the machine leaves: locks of nobody, halves of files, an empty journal, a pid that is another's."""
+    """What a machine leaves that crashed: locks of nobody, halves of files, a journal of zeros."""
     tuned, runs = site.table.parent, site.folder / "outputs" / "runs" / "tune" / "2020-01-01_00-00-00-000000"
     tuned.mkdir(parents=True)
     runs.mkdir(parents=True)
