@@ -1,7 +1,9 @@
 """The compare stage: the times of the lineup side by side, against the floor of the hardware, as CSV and plot."""
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.backends.same_size import BLOCKWISE, EMPTY, SameSize
@@ -94,6 +96,7 @@ class Compare(Stage):
         compared = pd.DataFrame(rows, columns=list(COMPARED))
         summary = regimes.sum_up(compared, self.regimes)
         context.closing[:] = regimes.lines(compared, summary, self.against)
+        context.closing.extend(_what_tuning_took(tables["lineup"], context.run_dir.parent.parent))
         if self.plot:
             path = plot(compared, context.run_dir / "compare.html", context.device.name)
             context.closing.append(f"plot  {path}")
@@ -132,6 +135,16 @@ class Compare(Stage):
             context.family.flops(spec) / flops,
         )
         return bound_s * 1e6 + launch_us
+
+
+def _what_tuning_took(lineup: "pd.DataFrame", runs: Path) -> Iterator[str]:
+    """Of every run that chose something that is compared here, as its manifest has it."""
+    chosen = lineup[(lineup["name"] == TUNED) & (lineup["run_id"] != "")]
+    for run_id, part in chosen.groupby("run_id", sort=False):
+        for path in sorted(runs.glob(f"*/{run_id}/problems.csv"))[:1]:  # written before the manifest
+            whole = len(path.read_text().splitlines()) - 1
+            took_s = json.loads((path.parent / "manifest.json").read_text())["wall_s"]
+            yield f"tuned: {len(part)} chosen by {path.parent}, which took {took_s:.0f} s for {whole} problems"
 
 
 def _is_library(name: str, trial: Record, context: Context) -> bool:

@@ -37,6 +37,8 @@ class Contender:
     unlike: bool = False
     """Whether it computes something else on purpose, and is not checked."""
     tuning: Tuning | None = None
+    run_id: str = ""
+    """The run of ours that chose it."""
 
 
 def tuned(
@@ -62,7 +64,8 @@ def _first_usable(name: str, rows: Sequence[Row], listing: Listing, context: Con
         try:
             if implementation is None:
                 raise Unusable(f"backend: '{row.get('libtype')}' is not among those chosen: backend=[...]")
-            return Contender(name=name, candidate=recorded_candidate(implementation, row, listing.spec, context.device))
+            candidate = recorded_candidate(implementation, row, listing.spec, context.device)
+            return Contender(name=name, candidate=candidate, run_id=str(row.get("run_id") or ""))
         except (Unusable, UserError) as error:
             reasons.append(str(error))
     missing = {

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _WAIT_S = 0.5
-LINEUP = ("problem", "name", "candidate", "unlike", "reason", "seconds", "tried", "of", "compiled")
+LINEUP = ("problem", "name", "candidate", "unlike", "reason", "run_id", "seconds", "tried", "of", "compiled")
 """The columns of `lineup`; the last four say what a choice took another tuner."""
 
 Key = tuple[tuple[str, Scalar], ...]
@@ -188,5 +188,6 @@ def _shortlist(found: Mapping[str, Sequence[Contender]]) -> list[dict[str, objec
 
 def _row(problem: str, one: Contender) -> dict[str, object]:
     candidate = one.candidate.id if one.candidate is not None else ""
-    said = {"problem": problem, "name": one.name, "candidate": candidate, "unlike": one.unlike, "reason": one.reason}
+    said = {"problem": problem, "name": one.name, "candidate": candidate, "unlike": one.unlike}
+    said |= {"reason": one.reason, "run_id": one.run_id}
     return {**said, **(asdict(one.tuning) if one.tuning is not None else {})}

@@ -1,6 +1,7 @@
 """compare: who is lined up, what is timed to the end, the floor, the summary and the plot."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -97,6 +98,7 @@ def test_own_kernels_of_the_finals_where_a_library_was_chosen(
         assert compared["over_own"][m, "torch mm"] < 0.5
     assert "own kernels behind fastest library on 2 of 2 problems" in said
     assert "M=16 N=32 K=64: 0." in said
+    assert re.search(r"tuned: 2 chosen by \S+/tune/\S+, which took \d+ s for 2 problems", said)
     shutil.rmtree(next(folder.glob("outputs/runs/tune")))
     run_dir, said = compare(*words)
     assert "not timed: own kernels: unfit: a library was chosen, and no journal of that run is here" in said
