@@ -125,6 +125,10 @@ class Dispatch:
             given = Given(x=x, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out_dtype=out_dtype)
             return self._in_graph(given)
 
+    def torchs_own(self, given: Given, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """What is left to torch for a reason other than the tables."""
+        return compute()
+
     def _first(self, key: CallKey, given: Given) -> torch.Tensor:
         """The first call of a key: check, look up, bind, run, and keep what ran."""
         problem = problem_of(self.family, given)
@@ -237,9 +241,16 @@ class Recorded(Dispatch):
     ) -> torch.Tensor:
         """As the plain one."""
         given = Given(x=x, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out_dtype=out_dtype)
+        return self._counted(given, lambda: super(Recorded, self).__call__(x, w, x_scale, w_scale, bias, out_dtype))
+
+    def torchs_own(self, given: Given, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """As the plain one."""
+        return self._counted(given, compute)
+
+    def _counted(self, given: Given, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
         with quiet():
-            out = super().__call__(x, w, x_scale, w_scale, bias, out_dtype)
-        if out.numel() and x.shape[-1]:
+            out = compute()
+        if out.numel() and given.x.shape[-1]:
             problem = problem_of(self.family, given)
             self.recorder.add(self.family.name, {**dict(problem.key), "op": self.family.entry_point}, layer())
         return out

@@ -9,7 +9,7 @@ from torch.nn.functional import linear
 from gemmpipe.errors import UserError
 from gemmpipe.runtime.compiled import registered
 from gemmpipe.runtime.dispatch import EAGER, dispatch_of
-from gemmpipe.runtime.operands import Optional
+from gemmpipe.runtime.operands import Given, Optional
 from gemmpipe.runtime.selection import LOG
 
 
@@ -53,14 +53,20 @@ def _with_gradients(
     """torch's own product, which knows its gradients; of quantised operands there are none."""
     if x_scale is not None:
         raise UserError(f"{family}: products of scaled operands record no gradients: call them under torch.no_grad()")
-    if not is_compiling():
-        LOG.warn(
-            "gradients",
-            "products whose operands record gradients are torch's own: tuned ones run under torch.no_grad() or "
-            "torch.inference_mode()",
-        )
-    full = linear(x, w, bias) if w.dim() == 2 else torch.matmul(x, w.mT)
-    return full.to(out_dtype)
+
+    def compute() -> torch.Tensor:
+        full = linear(x, w, bias) if w.dim() == 2 else torch.matmul(x, w.mT)
+        return full.to(out_dtype)
+
+    if is_compiling():
+        return compute()
+    LOG.warn(
+        "gradients",
+        "products whose operands record gradients are torch's own: tuned ones run under torch.no_grad() or "
+        "torch.inference_mode()",
+    )
+    given = Given(x=x, w=w, x_scale=None, w_scale=None, bias=bias, out_dtype=out_dtype)
+    return dispatch_of(family).torchs_own(given, compute)
 
 
 def _under_autocast(

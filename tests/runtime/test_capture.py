@@ -199,6 +199,8 @@ def test_entry_points_count_themselves_once(seen: Recorder, x, w) -> None:
     with torch.no_grad(), Watcher(seen):
         for rows in ((4,), (2, 2), (0,)):
             gemm_a16w16(x(*rows), w)
+        with torch.enable_grad():
+            gemm_a16w16(x(7).requires_grad_(), w)
         x8, w8 = x(4).to(torch.float8_e4m3fn), w.to(torch.float8_e4m3fn)
         gemm_a8w8_blockscale(x8, w8, torch.ones(4, 1), torch.ones(1, 1))
         torch.compile(gemm_a16w16, fullgraph=True, backend="eager")(x(5), w)
@@ -208,6 +210,7 @@ def test_entry_points_count_themselves_once(seen: Recorder, x, w) -> None:
         ("a16w16", "gemm_a16w16", "4"): "2",
         ("a8w8_blockscale", "gemm_a8w8_blockscale", "4"): "1",
         ("a16w16", "gemm_a16w16", "5"): "1",
+        ("a16w16", "gemm_a16w16", "7"): "1",
     }
 
 

@@ -133,7 +133,8 @@ def test_a_kernel_of_the_familys_own_may_say_that_it_takes_few_rows(row, table, 
             return {"method": "mm"} if spec.m <= 16 else None
 
     family = load_family("a16w16")
-    monkeypatch.setitem(vars(family), "implementations", (Few(), *family.implementations))
+    few = replace(family, implementations=(Few(), *family.implementations))
+    monkeypatch.setattr("gemmpipe.kernels.a16w16.FAMILY", few)
     table()
     close(gemm_a16w16(x(16), w), x(16), w)
     assert steps()[-1] == "fallback: rules: skinny method=mm"
