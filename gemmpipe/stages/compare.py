@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from gemmpipe import journal
 from gemmpipe.backends.same_size import BLOCKWISE, EMPTY, SameSize
 from gemmpipe.data import Problem, Status
 from gemmpipe.errors import at_least
@@ -141,10 +142,14 @@ def _what_tuning_took(lineup: "pd.DataFrame", runs: Path) -> Iterator[str]:
     """Of every run that chose something that is compared here, as its manifest has it."""
     chosen = lineup[(lineup["name"] == TUNED) & (lineup["run_id"] != "")]
     for run_id, part in chosen.groupby("run_id", sort=False):
-        for path in sorted(runs.glob(f"*/{run_id}/problems.csv"))[:1]:  # written before the manifest
-            whole = len(path.read_text().splitlines()) - 1
-            took_s = json.loads((path.parent / "manifest.json").read_text())["wall_s"]
-            yield f"tuned: {len(part)} chosen by {path.parent}, which took {took_s:.0f} s for {whole} problems"
+        for manifest in sorted(runs.glob(f"*/{run_id}/manifest.json"))[:1]:
+            folder, took_s = manifest.parent, json.loads(manifest.read_text())["wall_s"]
+            yield f"tuned: {len(part)} chosen by {folder}, which took {took_s:.0f} s for {_problems(folder)} problems"
+
+
+def _problems(folder: Path) -> int:
+    """How many a run had, by its journal."""
+    return len({row["id"] for row in journal.read(folder).problems})
 
 
 def _is_library(name: str, trial: Record, context: Context) -> bool:
