@@ -130,10 +130,11 @@ def killed_workers(site: Site, chance: random.Random) -> int:
 def in_session(site: Site, started: Started) -> bool:
     """Wait until a run's session has begun, or the run is over."""
     before = len(site.rows("session"))
-    deadline = time.monotonic() + 60
-    while len(site.rows("session")) == before and time.monotonic() < deadline:
+    deadline = time.monotonic() + 180
+    while len(site.rows("session")) == before:
         if started.process.poll() is not None:
             return False
+        assert time.monotonic() < deadline, "no session within 180 s: the machine is too busy for this"
         time.sleep(0.02)
     return True
 
