@@ -335,3 +335,15 @@ def test_a_caller_that_closed_all_streams_gets_its_run(folder: Path) -> None:
     assert subprocess.run(["bash", "-c", closing], env=environment, check=False).returncode == 0
     (journal,) = folder.glob("outputs/runs/capture/*/trials.jsonl")
     assert [json.loads(line)["row"] for line in journal.read_text().splitlines()] == ["session", "problem"]
+
+
+def test_a_run_that_is_stopped_before_it_began_is_not_said_to_go_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(plan: Plan, events: Events) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gemmpipe.runner.run", stopped)
+    assert main(["kernel=a16w16"]) == 130
+    assert capfd.readouterr().err == "gemmpipe: interrupted\n"
+    assert not list(folder.glob("outputs/runs/tune/*"))

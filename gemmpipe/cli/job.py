@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 def run_job(cfg: "DictConfig", request: Request) -> int:
-    """Carry out one run and return its exit code. Raises KeyboardInterrupt when the user stopped it."""
+    """Carry out one run and return its exit code.
+
+    Raises KeyboardInterrupt when the user stopped it, with the run's folder where it can go on.
+    """
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
@@ -28,12 +31,15 @@ def run_job(cfg: "DictConfig", request: Request) -> int:
     except GemmpipeError as error:
         _forget_empty(run_dir)
         return report(error)
+    except KeyboardInterrupt:
+        code = INTERRUPTED
     except OSError as error:
         return report(EnvironmentProblem(f"{error.filename or run_dir}: {error.strerror or error}"), error)
     except Exception as error:  # noqa: BLE001 (a bug in one run of a sweep must not end the others)
         return report_bug(error, request.folders.config_dir)
     if code == INTERRUPTED:
-        raise KeyboardInterrupt  # a sweep would start its next run otherwise
+        _forget_empty(run_dir)
+        raise KeyboardInterrupt(*([run_dir] if run_dir.is_dir() else []))  # a sweep would start its next run otherwise
     return code
 
 

@@ -28,9 +28,10 @@ def main(argv: Sequence[str]) -> int:
         return _dispatch(argv)
     except GemmpipeError as error:
         return report(error)
-    except KeyboardInterrupt:
-        with readers_may_leave():
-            print("gemmpipe: interrupted; 'gemmpipe resume=last' goes on", file=sys.stderr)
+    except KeyboardInterrupt as stopped:
+        with readers_may_leave():  # `last` would be a run before this one, where this one had not begun
+            more = "; 'gemmpipe resume=last' goes on" if stopped.args else ""
+            print(f"gemmpipe: interrupted{more}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         silence_the_lost()
