@@ -13,7 +13,6 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 from gemmpipe.templates.hopper import (
     after,
     barriers,
-    first_row,
     load_ring,
     piece_at,
     store_tile,
@@ -48,17 +47,47 @@ def sum_blocks(
 
 
 @gluon.jit
+def sum_of_piece(
+    x_ring, w_ring, full, empty, slot, phase, acc, blocks,
+    ROW: gl.constexpr, COLUMN: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Add all K blocks of a piece of work; returns (slot, phase, sum).
+
+    They come in batches of four with nothing in flight between batches: over a loop's back edge ptxas would serialise
+    every matrix instruction.
+    """
+    for _ in range(blocks // 4):
+        slot, phase, acc = sum_blocks(x_ring, w_ring, full, empty, slot, phase, acc, 4, ROW, COLUMN, COLUMNS, STAGES)
+    for _ in range(blocks // 4 * 4, blocks):
+        slot, phase, acc = sum_blocks(x_ring, w_ring, full, empty, slot, phase, acc, 1, ROW, COLUMN, COLUMNS, STAGES)
+    return slot, phase, acc
+
+
+@gluon.jit
+def scaled(
+    total, bias_ptr, x_scale_ptr, w_scale_ptr, row, column, M, N,
+    COLUMNS: gl.constexpr, TILE: gl.constexpr, SCALES: gl.constexpr, BIAS: gl.constexpr,
+):  # fmt: skip
+    """total * x_scale * w_scale + bias of [64, COLUMNS] from this row and column on."""
+    rows = gl.minimum(row + gl.arange(0, 64, gl.SliceLayout(1, TILE)), M - 1)
+    columns = gl.minimum(column + gl.arange(0, COLUMNS, gl.SliceLayout(0, TILE)), N - 1)
+    if SCALES == "row":
+        total = total * gl.load(x_scale_ptr + rows)[:, None] * gl.load(w_scale_ptr + columns)[None, :]
+    if SCALES == "tensor":
+        total = total * (gl.load(x_scale_ptr) * gl.load(w_scale_ptr))
+    if BIAS:
+        total += gl.load(bias_ptr + columns).to(gl.float32)[None, :]
+    return total
+
+
+@gluon.jit
 def multiply(
     GROUP: gl.constexpr, out, bias_ptr, x_scale_ptr, w_scale_ptr, x_ring, w_ring, out_stage, full, empty,
     parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, splits,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: gl.constexpr, SPLIT_K: gl.constexpr,
     SCALES: gl.constexpr, BIAS: gl.constexpr,
 ):  # fmt: skip
-    """A math warpgroup: its 64 rows of a 128-row tile, or its half of the columns of a 64-row tile.
-
-    K blocks come in batches of four with nothing in flight between batches: over a loop's back edge ptxas would
-    serialise every matrix instruction.
-    """
+    """A math warpgroup: its 64 rows of a 128-row tile, or its half of the columns of a 64-row tile."""
     COLUMNS: gl.constexpr = BLOCK_SIZE_N if BLOCK_SIZE_M == 128 else BLOCK_SIZE_N // 2
     ROW: gl.constexpr = GROUP * 64 if BLOCK_SIZE_M == 128 else 0
     COLUMN: gl.constexpr = 0 if BLOCK_SIZE_M == 128 else GROUP * COLUMNS
@@ -72,18 +101,13 @@ def multiply(
     wait_for_previous()
     for piece in range(gl.program_id(0), tiles_m * tiles_n * splits, programs):
         t, split, begin, end = piece_at(piece, blocks, splits)
-        tile_m, tile_n = tile_at(t, tiles_m, tiles_n, group_m)
-        row = first_row(tile_m, M, BLOCK_SIZE_M) + ROW
+        row, tile_n = tile_at(t, M, tiles_m, tiles_n, group_m, BLOCK_SIZE_M)
+        row = row + ROW
         column = tile_n * BLOCK_SIZE_N + COLUMN
         acc = gl.zeros([64, COLUMNS], SUM, TILE)
-        for _ in range((end - begin) // 4):
-            slot, phase, acc = sum_blocks(
-                x_ring, w_ring, full, empty, slot, phase, acc, 4, ROW, COLUMN, COLUMNS, STAGES
-            )
-        for _ in range((end - begin) // 4 * 4, end - begin):
-            slot, phase, acc = sum_blocks(
-                x_ring, w_ring, full, empty, slot, phase, acc, 1, ROW, COLUMN, COLUMNS, STAGES
-            )
+        slot, phase, acc = sum_of_piece(
+            x_ring, w_ring, full, empty, slot, phase, acc, end - begin, ROW, COLUMN, COLUMNS, STAGES
+        )
         total = acc.to(gl.float32)
         whole = True
         if SPLIT_K:
@@ -91,14 +115,7 @@ def multiply(
                 total, parts_ptr, counters_ptr, t * 2 + GROUP, split, splits, M - row, COLUMNS, TILE
             )
         if whole:
-            rows = gl.minimum(row + gl.arange(0, 64, gl.SliceLayout(1, TILE)), M - 1)
-            columns = gl.minimum(column + gl.arange(0, COLUMNS, gl.SliceLayout(0, TILE)), N - 1)
-            if SCALES == "row":
-                total = total * gl.load(x_scale_ptr + rows)[:, None] * gl.load(w_scale_ptr + columns)[None, :]
-            if SCALES == "tensor":
-                total = total * (gl.load(x_scale_ptr) * gl.load(w_scale_ptr))
-            if BIAS:
-                total += gl.load(bias_ptr + columns).to(gl.float32)[None, :]
+            total = scaled(total, bias_ptr, x_scale_ptr, w_scale_ptr, row, column, M, N, COLUMNS, TILE, SCALES, BIAS)
             store_tile(total, out, out_stage.index(GROUP), row, column)
     tma.store_wait(0)
 

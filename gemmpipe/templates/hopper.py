@@ -13,16 +13,6 @@ from gemmpipe.templates.gluon_names import cta_barrier, tma_load, tma_store
 
 
 @gluon.jit
-def tile_at(t, tiles_m, tiles_n, group_m):
-    """(row, column) of tile t: columns vary slowest within `group_m` rows, so that weights stay in L2."""
-    width = group_m * tiles_n
-    first = t // width * group_m
-    rows = gl.minimum(tiles_m - first, group_m)
-    within = t % width
-    return first + within % rows, within // rows
-
-
-@gluon.jit
 def piece_at(piece, blocks, splits):
     """(tile, split, first K block, the one after its last) of a piece of work; no split is empty (see normalise)."""
     split = piece % splits
@@ -31,12 +21,18 @@ def piece_at(piece, blocks, splits):
 
 
 @gluon.jit
-def first_row(tile_m, M, BLOCK_SIZE_M: gl.constexpr):
-    """The last row tile is moved up to end with the matrix, so that no copy is partial (rows computed twice agree).
+def tile_at(t, M, tiles_m, tiles_n, group_m, BLOCK_SIZE_M: gl.constexpr):
+    """(first row, column of tiles) of tile t: columns vary slowest within `group_m` rows, so that weights stay in L2.
 
-    A multiple of 4: the coordinate of a copy of fp32 scales must be 16-byte aligned.
+    The last row tile is moved up to end with the matrix, so that no copy is partial (rows computed twice agree); to a
+    multiple of 4, as the coordinate of a copy of fp32 scales must be 16-byte aligned.
     """
-    return gl.minimum(tile_m * BLOCK_SIZE_M, gl.maximum((M - BLOCK_SIZE_M + 3) // 4 * 4, 0))
+    width = group_m * tiles_n
+    first = t // width * group_m
+    rows = gl.minimum(tiles_m - first, group_m)
+    within = t % width
+    tile_m, tile_n = first + within % rows, within // rows
+    return gl.minimum(tile_m * BLOCK_SIZE_M, gl.maximum((M - BLOCK_SIZE_M + 3) // 4 * 4, 0)), tile_n
 
 
 @gluon.jit
@@ -88,8 +84,7 @@ def load_ring(
     BYTES: gl.constexpr = (BLOCK_SIZE_M + BLOCK_SIZE_N) * BLOCK_SIZE_K * x.dtype.primitive_bitwidth // 8
     for piece in range(gl.program_id(0), tiles_m * tiles_n * splits, programs):
         t, _, begin, end = piece_at(piece, blocks, splits)
-        tile_m, tile_n = tile_at(t, tiles_m, tiles_n, group_m)
-        row = first_row(tile_m, M, BLOCK_SIZE_M)
+        row, tile_n = tile_at(t, M, tiles_m, tiles_n, group_m, BLOCK_SIZE_M)
         for k in range(begin, end):
             mbarrier.wait(empty.index(slot), phase)
             bar = full.index(slot)

@@ -13,7 +13,6 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 from gemmpipe.templates.hopper import (
     after,
     barriers,
-    first_row,
     load_ring,
     piece_at,
     store_tile,
@@ -51,6 +50,48 @@ def end_block(acc, flying, scales, w_scale, empty, slot, IN_FLIGHT: gl.constexpr
 
 
 @gluon.jit
+def four_scales(w_scales, k, last):
+    """The weight's scales of K blocks k to k + 3; past the last one its own, which nothing is multiplied by."""
+    return (
+        gl.load(w_scales + gl.minimum(k, last)),
+        gl.load(w_scales + gl.minimum(k + 1, last)),
+        gl.load(w_scales + gl.minimum(k + 2, last)),
+        gl.load(w_scales + gl.minimum(k + 3, last)),
+    )
+
+
+@gluon.jit
+def sum_four(
+    x_ring, w_ring, scale_ring, full, empty, slot, phase, acc, d0, d1,
+    w0, w1, w2, w3, w_scales, begin, batch, last, never,
+    ROW: gl.constexpr, COLUMN: gl.constexpr, COLUMNS: gl.constexpr, ROWS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Add four K blocks, one scaled while the next is multiplied into the other of d0 and d1; none is left in flight.
+
+    w0 to w3 are their scales; those of the batch after this one (`batch`, from K block `begin` on) are loaded under the
+    first product, as their latency would show otherwise. Returns (the next four scales, slot, phase, sum, d0, d1).
+    """
+    slot0 = slot
+    s0, f0 = begin_block(x_ring, w_ring, scale_ring, full, slot, phase, d0, never, ROW, COLUMN, COLUMNS, ROWS)
+    n0, n1, n2, n3 = four_scales(w_scales, begin + batch * 4 + 4, last)
+    slot, phase = after(slot, phase, STAGES)
+    slot1 = slot
+    s1, f1 = begin_block(x_ring, w_ring, scale_ring, full, slot, phase, d1, never, ROW, COLUMN, COLUMNS, ROWS)
+    acc, d0 = end_block(acc, f0, s0, w0, empty, slot0, 1)
+    slot, phase = after(slot, phase, STAGES)
+    slot0 = slot
+    s0, f0 = begin_block(x_ring, w_ring, scale_ring, full, slot, phase, d0, never, ROW, COLUMN, COLUMNS, ROWS)
+    acc, d1 = end_block(acc, f1, s1, w1, empty, slot1, 1)
+    slot, phase = after(slot, phase, STAGES)
+    slot1 = slot
+    s1, f1 = begin_block(x_ring, w_ring, scale_ring, full, slot, phase, d1, never, ROW, COLUMN, COLUMNS, ROWS)
+    acc, d0 = end_block(acc, f0, s0, w2, empty, slot0, 1)
+    acc, d1 = end_block(acc, f1, s1, w3, empty, slot1, 0)
+    slot, phase = after(slot, phase, STAGES)
+    return n0, n1, n2, n3, slot, phase, acc, d0, d1
+
+
+@gluon.jit
 def multiply(
     GROUP: gl.constexpr, out, w_scale_ptr, w_scale_stride, x_ring, w_ring, scale_ring, out_stage, full, empty,
     parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, splits, never,
@@ -76,45 +117,20 @@ def multiply(
     for piece in range(gl.program_id(0), tiles_m * tiles_n * splits, programs):
         t, split, begin, end = piece_at(piece, blocks, splits)
         batches = (end - begin) // 4
-        tile_m, tile_n = tile_at(t, tiles_m, tiles_n, group_m)
-        row = first_row(tile_m, M, BLOCK_SIZE_M)
+        row, tile_n = tile_at(t, M, tiles_m, tiles_n, group_m, BLOCK_SIZE_M)
         column = tile_n * BLOCK_SIZE_N + COLUMN
-        p = w_scale_ptr + gl.minimum(column, N - 1) // SCALE_BLOCK * w_scale_stride
-        # The weight's scales come one batch ahead: their latency would show otherwise.
-        n0 = gl.load(p + gl.minimum(begin, last))
-        n1 = gl.load(p + gl.minimum(begin + 1, last))
-        n2 = gl.load(p + gl.minimum(begin + 2, last))
-        n3 = gl.load(p + gl.minimum(begin + 3, last))
+        w_scales = w_scale_ptr + gl.minimum(column, N - 1) // SCALE_BLOCK * w_scale_stride
+        n0, n1, n2, n3 = four_scales(w_scales, begin, last)
         acc = gl.zeros([64, COLUMNS], gl.float32, TILE)
         for batch in range(batches):
-            w0 = n0
-            w1 = n1
-            w2 = n2
-            w3 = n3
-            slot0 = slot
-            s0, f0 = begin_block(x_ring, w_ring, scale_ring, full, slot, phase, d0, never, ROW, COLUMN, COLUMNS, ROWS)
-            n0 = gl.load(p + gl.minimum(begin + batch * 4 + 4, last))
-            n1 = gl.load(p + gl.minimum(begin + batch * 4 + 5, last))
-            n2 = gl.load(p + gl.minimum(begin + batch * 4 + 6, last))
-            n3 = gl.load(p + gl.minimum(begin + batch * 4 + 7, last))
-            slot, phase = after(slot, phase, STAGES)
-            slot1 = slot
-            s1, f1 = begin_block(x_ring, w_ring, scale_ring, full, slot, phase, d1, never, ROW, COLUMN, COLUMNS, ROWS)
-            acc, d0 = end_block(acc, f0, s0, w0, empty, slot0, 1)
-            slot, phase = after(slot, phase, STAGES)
-            slot0 = slot
-            s0, f0 = begin_block(x_ring, w_ring, scale_ring, full, slot, phase, d0, never, ROW, COLUMN, COLUMNS, ROWS)
-            acc, d1 = end_block(acc, f1, s1, w1, empty, slot1, 1)
-            slot, phase = after(slot, phase, STAGES)
-            slot1 = slot
-            s1, f1 = begin_block(x_ring, w_ring, scale_ring, full, slot, phase, d1, never, ROW, COLUMN, COLUMNS, ROWS)
-            acc, d0 = end_block(acc, f0, s0, w2, empty, slot0, 1)
-            acc, d1 = end_block(acc, f1, s1, w3, empty, slot1, 0)
-            slot, phase = after(slot, phase, STAGES)
+            n0, n1, n2, n3, slot, phase, acc, d0, d1 = sum_four(
+                x_ring, w_ring, scale_ring, full, empty, slot, phase, acc, d0, d1, n0, n1, n2, n3,
+                w_scales, begin, batch, last, never, ROW, COLUMN, COLUMNS, ROWS, STAGES,
+            )  # fmt: skip
         for k in range(begin + batches * 4, end):
-            w0 = gl.load(p + k)
+            w_scale = gl.load(w_scales + k)
             s0, f0 = begin_block(x_ring, w_ring, scale_ring, full, slot, phase, d0, never, ROW, COLUMN, COLUMNS, ROWS)
-            acc, d0 = end_block(acc, f0, s0, w0, empty, slot, 0)
+            acc, d0 = end_block(acc, f0, s0, w_scale, empty, slot, 0)
             slot, phase = after(slot, phase, STAGES)
         whole = True
         if SPLIT_K:
