@@ -5,21 +5,14 @@
 import triton
 import triton.language as tl
 
-from gemmpipe.templates.tiles import place
+from gemmpipe.templates.tiles import load_k, place
 
 
 @triton.jit
 def align(
-    ids_ptr,
-    pairs_ptr,
-    owners_ptr,
-    blocks_ptr,
-    pairs,
-    experts,
-    BLOCK_SIZE_M: tl.constexpr,
-    BINS: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
+    ids_ptr, pairs_ptr, owners_ptr, blocks_ptr, pairs, experts,
+    BLOCK_SIZE_M: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
     """Sort pairs (row * topk + place) by expert, each expert's padded with `pairs` to whole blocks of BLOCK_SIZE_M.
 
     One program an expert: it counts all pairs to know where its own begin, then writes them in their order, and
@@ -73,16 +66,6 @@ def rounded(value, TO: tl.constexpr, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
-def weight_tile(w_ptrs, ks, left, EVEN_K: tl.constexpr, CACHE: tl.constexpr):
-    """[BLOCK_SIZE_K, BLOCK_SIZE_N] of a weight; `left` is how much of K is."""
-    if EVEN_K:
-        w = tl.load(w_ptrs, cache_modifier=CACHE)
-    else:
-        w = tl.load(w_ptrs, mask=ks[:, None] < left, other=0.0, cache_modifier=CACHE)
-    return w
-
-
-@triton.jit
 def scaled_dot(
     x, w, acc, x_scale_ptrs, w_scale_ptrs, SCALES: tl.constexpr, UNIFORM: tl.constexpr, INTERPRETED: tl.constexpr
 ):
@@ -102,33 +85,12 @@ def scaled_dot(
 
 @triton.jit
 def routed(
-    x_ptr,
-    w_ptr,
-    x_scale_ptr,
-    w_scale_ptr,
-    shares_ptr,
-    out_ptr,
-    pairs_ptr,
-    owners_ptr,
-    blocks_ptr,
-    pairs,
-    N,
-    K,
-    w_rows,
-    group_m,
-    BLOCK_SIZE_M: tl.constexpr,
-    BLOCK_SIZE_N: tl.constexpr,
-    BLOCK_SIZE_K: tl.constexpr,
-    TOPK: tl.constexpr,
-    SCALES: tl.constexpr,
-    GROUP: tl.constexpr,
-    UNIFORM: tl.constexpr,
-    ACTIVATION: tl.constexpr,
-    GATED: tl.constexpr,
-    EVEN_K: tl.constexpr,
-    CACHE: tl.constexpr,
-    INTERPRETED: tl.constexpr,
-):
+    x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, shares_ptr, out_ptr, pairs_ptr, owners_ptr, blocks_ptr,
+    pairs, N, K, w_rows, group_m,
+    BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr, BLOCK_SIZE_K: tl.constexpr, TOPK: tl.constexpr,
+    SCALES: tl.constexpr, GROUP: tl.constexpr, UNIFORM: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
+    EVEN_K: tl.constexpr, CACHE: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
     """out[pair, N] = x[pair // TOPK, K] @ w[the pair's expert, N, K]^T, times the pair's share where there are shares.
 
     Blocks of rows are those of `align`. SCALES: `none`, `row` (x_scale [rows], w_scale [E, w_rows]) or `block` (GROUP
@@ -163,15 +125,15 @@ def routed(
         up_scales = w_scale_ptr + (scaled + N) // GROUP * groups
     for k in range(tl.cdiv(K, BLOCK_SIZE_K)):
         left = K - k * BLOCK_SIZE_K
-        if EVEN_K:
+        if EVEN_K:  # load_k's lines: called here, it gives the same IR but ptxas another order, unmeasured
             x = tl.load(x_ptrs)
         else:
             x = tl.load(x_ptrs, mask=ks[None, :] < left, other=0.0)
-        w = weight_tile(w_ptrs, ks, left, EVEN_K, CACHE)
+        w = load_k(w_ptrs, ks[:, None], left, EVEN_K, CACHE)
         group = k * BLOCK_SIZE_K // GROUP
         gate = scaled_dot(x, w, gate, x_scales + group, gate_scales + group, SCALES, UNIFORM, INTERPRETED)
         if GATED:
-            w = weight_tile(w_ptrs + up_offset, ks, left, EVEN_K, CACHE)
+            w = load_k(w_ptrs + up_offset, ks[:, None], left, EVEN_K, CACHE)
             up = scaled_dot(x, w, up, x_scales + group, up_scales + group, SCALES, UNIFORM, INTERPRETED)
         x_ptrs += BLOCK_SIZE_K
         w_ptrs += BLOCK_SIZE_K
@@ -190,24 +152,15 @@ def routed(
         gate *= up
     out_columns = tile_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)
     out_ptrs = out_ptr + pair.to(tl.int64)[:, None] * N + out_columns[None, :]
-    tl.store(
-        out_ptrs, rounded(gate, out_ptr.dtype.element_ty, INTERPRETED), mask=real[:, None] & (out_columns < N)[None, :]
-    )
+    inside = real[:, None] & (out_columns < N)[None, :]
+    tl.store(out_ptrs, rounded(gate, out_ptr.dtype.element_ty, INTERPRETED), mask=inside)
 
 
 @triton.jit
 def activate(
-    x_ptr,
-    out_ptr,
-    scale_ptr,
-    columns,
-    ACTIVATION: tl.constexpr,
-    GATED: tl.constexpr,
-    GROUPS: tl.constexpr,
-    GROUP: tl.constexpr,
-    TOP: tl.constexpr,
-    INTERPRETED: tl.constexpr,
-):
+    x_ptr, out_ptr, scale_ptr, columns, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
+    GROUPS: tl.constexpr, GROUP: tl.constexpr, TOP: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
     """out[row, columns] = act(x[row, :columns]), times x[row, columns:] when GATED, quantised where there are scales.
 
     A program takes GROUPS groups of GROUP columns of one row; a scale is its group's largest magnitude over TOP.
