@@ -173,6 +173,8 @@ def _wanted(entries: Sequence[Entry], path: Path, context: Context) -> tuple[lis
         wanted = {target_device(gfx).gfx for gfx in targets} if targets else None
         found = [e for e in entries if (e.row["gfx"] in wanted if wanted else not _of_cpu(e.row))]
         here = f"target={','.join(targets)}" if targets else "only GPUs have kernels to compile"
+        for gfx in (wanted or set()) - {str(e.row["gfx"]) for e in found} if found else ():
+            context.events.emit("warning", f"target: {path} has no row for {gfx}: nothing is compiled for it")
     if not found:
         rows = ", ".join(_places(e.row for e in entries)) or "nothing"
         raise (UserError if targets or device.kind == "none" else EnvironmentProblem)(
