@@ -10,7 +10,7 @@ from gemmpipe.stages import Context, Stage
 from gemmpipe.tables.merging import Row
 from gemmpipe.tables.recorded import kernel_changed
 from gemmpipe.tables.uniting import Judge
-from gemmpipe.templates.tiled import AXES, SWAP
+from gemmpipe.templates.axes import AXES, SWAP
 
 if TYPE_CHECKING:
     import pandas as pd

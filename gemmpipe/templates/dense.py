@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from gemmpipe.data import Device, Knobs, Scalar
 from gemmpipe.family import GemmSpec, Inputs, Prepared
 from gemmpipe.layouts import PLAIN
+from gemmpipe.templates.axes import integer
 from gemmpipe.templates.fits import tile_misfit
 from gemmpipe.templates.signature import PARTS, operand_pointers, operand_tensors
-from gemmpipe.templates.tiled import Tiled, integer
+from gemmpipe.templates.tiled import Tiled
 
 if TYPE_CHECKING:
     import torch

@@ -3,7 +3,8 @@
 from gemmpipe.data import Device, Knobs
 from gemmpipe.family import GemmSpec
 from gemmpipe.operand_types import element_bytes, native_fp8
-from gemmpipe.templates.tiled import CACHES, SWAP, WGMMA_ROWS, integer, workspace_bytes
+from gemmpipe.templates.axes import CACHES, SWAP, integer
+from gemmpipe.templates.tiled import WGMMA_ROWS, workspace_bytes
 
 _MIB = 2**20
 _WORKSPACE_BYTES = 256 * _MIB

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from gemmpipe.data import Device, Knobs, Scalar
 from gemmpipe.family import GemmSpec, Inputs, Prepared
+from gemmpipe.templates.axes import KIND, integer
 from gemmpipe.templates.fits import common_misfit
 from gemmpipe.templates.signature import operand_pointers, operand_tensors
-from gemmpipe.templates.tiled import KIND, Tiled, ceil_div, facts_of, integer
+from gemmpipe.templates.tiled import Tiled, ceil_div, facts_of
 
 if TYPE_CHECKING:
     import torch

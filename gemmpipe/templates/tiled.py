@@ -1,79 +1,29 @@
-"""What the tiled Triton kernels of all families share: their knobs, grid, workspace and launch."""
+"""What the tiled Triton kernels of all families share: how knobs are normalised, builds, grid, workspace and launch."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from gemmpipe.data import Build, Device, Knobs, Scalar
-from gemmpipe.errors import UserError, nearest
 from gemmpipe.family import Experts, GemmSpec, Inputs, Prepared
 from gemmpipe.launching.builds import find_kernel, is_interpreted, source_hash
 from gemmpipe.launching.launches import Kernel, KernelLaunch
 from gemmpipe.operand_types import element_bytes
+from gemmpipe.templates.axes import AMD_ONLY, AXES, KIND, NEUTRAL, SWAP, check_axes, integer
 
 if TYPE_CHECKING:
     import torch
 
     from gemmpipe.space import Space
 
-NEEDED = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps", "num_stages")
-NEUTRAL: Mapping[str, Scalar] = {"GROUP_SIZE_M": 1, "NUM_KSPLIT": 1, "cache_modifier": ""}
-AMD_ONLY = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
-SWAP = "SWAP_AB"
 WGMMA_ROWS = 64
 """What a Hopper warpgroup multiplies at once."""
-KIND = "kernel_type"
-"""Which kernel of a family an entry of the space is for; `plain` is the tiled one."""
-CACHES = ("", ".ca", ".cg")
-"""How a load of the weight may be cached."""
-AXES = (*NEEDED, *NEUTRAL, *AMD_ONLY, KIND)
 _LINE = 128
 _PREFETCHED_LINES = 16
 _PREFETCHED_BYTES = 13 * 10**6
 _XCDS = {"gfx942": 8, "gfx950": 8}  # MI300X, MI355X; each has its own L2
-
-
-def integer(knobs: Knobs, name: str) -> int:
-    """A knob as an int. Raises UserError when it is none."""
-    value = knobs[name]
-    if type(value) is not int:  # a bool is none
-        raise UserError(f"space.{name}: {value!r}, expected an integer")
-    return value
-
-
-def check_axes(space: "Space", known: Sequence[str]) -> None:
-    """Raise UserError for an axis that is not known, a needed one that is missing, or a value that no tile can have."""
-    for axis in space.axes:
-        if axis not in known:
-            raise UserError(f"space.{axis}: no knob of this kernel{nearest(axis, known)}")
-    for axis in NEEDED:
-        if axis not in space.axes:
-            raise UserError(f"space.{axis}: missing; a tiled kernel needs {', '.join(NEEDED)}")
-    replaced = [
-        (name, v) for entry in space.when for name, values in entry.items() if isinstance(values, tuple) for v in values
-    ]
-    for axis, value in [(axis, v) for axis, values in space.axes.items() for v in values] + replaced:
-        if expected := _out_of_range(axis, value):
-            raise UserError(f"space.{axis}: {value!r}, expected {expected}")
-
-
-def _out_of_range(axis: str, value: Scalar) -> str | None:
-    """What a value of this axis should be, where it is none; null leaves out what a kernel can do without."""
-    if value is None and axis not in NEEDED:
-        return None
-    number = isinstance(value, int) and not isinstance(value, bool)
-    size = value if number and isinstance(value, int) else 0
-    if axis.startswith("BLOCK_SIZE_") or axis == "num_warps":
-        return None if size > 0 and not size & (size - 1) else "a power of two"
-    if axis in ("num_stages", "GROUP_SIZE_M", "NUM_KSPLIT"):
-        return None if size > 0 else "a whole number from 1"
-    if axis in AMD_ONLY:
-        return None if value is None or (number and size >= 0) else "a whole number from 0"
-    if axis == "cache_modifier":
-        return None if value in CACHES else f"one of {', '.join(map(repr, CACHES))}"
-    return (None if isinstance(value, bool) else "true or false") if axis == SWAP else None
 
 
 @lru_cache(maxsize=64)

@@ -9,8 +9,9 @@ from gemmpipe.data import Build, Device, Knobs, Scalar
 from gemmpipe.family import GemmSpec, Inputs, Prepared
 from gemmpipe.launching.launches import Kernel, KernelLaunch
 from gemmpipe.operand_types import element_bytes
+from gemmpipe.templates.axes import integer
 from gemmpipe.templates.signature import TYPES
-from gemmpipe.templates.tiled import ceil_div, facts_of, hash_of, integer
+from gemmpipe.templates.tiled import ceil_div, facts_of, hash_of
 
 if TYPE_CHECKING:
     import torch

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from gemmpipe.data import Device, Knobs, Scalar
 from gemmpipe.family import GemmSpec, Inputs, Prepared
 from gemmpipe.launching.launches import KernelLaunch
+from gemmpipe.templates.axes import integer
 from gemmpipe.templates.dense import Dense, sum_misfit
 from gemmpipe.templates.fits import tile_misfit
 from gemmpipe.templates.signature import PARTS
-from gemmpipe.templates.tiled import integer
 
 if TYPE_CHECKING:
     import torch

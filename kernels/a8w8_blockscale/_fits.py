@@ -3,8 +3,8 @@
 from gemmpipe.data import Device, Knobs
 from gemmpipe.family import GemmSpec
 from gemmpipe.layouts import PLAIN
+from gemmpipe.templates.axes import integer
 from gemmpipe.templates.fits import tile_misfit
-from gemmpipe.templates.tiled import integer
 
 SCALE_BLOCK = 128
 _BLOCKS = ((1, SCALE_BLOCK), (SCALE_BLOCK, SCALE_BLOCK))

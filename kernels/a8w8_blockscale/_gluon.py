@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from gemmpipe.data import Device, Knobs, Scalar
 from gemmpipe.family import GemmSpec, Inputs, Prepared
 from gemmpipe.kernels.a8w8_blockscale._fits import scale_misfit
-from gemmpipe.templates.tiled import integer
+from gemmpipe.templates.axes import integer
 from gemmpipe.templates.warp_specialised import WarpSpecialised
 
 if TYPE_CHECKING:

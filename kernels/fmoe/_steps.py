@@ -7,8 +7,9 @@ from gemmpipe.data import Build, Knobs, Scalar
 from gemmpipe.experts import experts_of
 from gemmpipe.family import GemmSpec, Scaling
 from gemmpipe.launching.workspace import Shape
+from gemmpipe.templates.axes import AMD_ONLY, integer
 from gemmpipe.templates.signature import TYPES
-from gemmpipe.templates.tiled import AMD_ONLY, build_of, ceil_div, integer, next_power
+from gemmpipe.templates.tiled import build_of, ceil_div, next_power
 from gemmpipe.templates.two_stage import FUSED, knobs_of_stage
 
 MODULE = "gemmpipe.kernels.fmoe._kernel"

@@ -11,8 +11,9 @@ from gemmpipe.family import Experts, GemmSpec, Implementation, Inputs, Launch, P
 from gemmpipe.kernels.fmoe._steps import KERNELS, MODULE, Step, dtypes_of, scratch, steps
 from gemmpipe.launching.builds import find_kernel, is_interpreted, load_build
 from gemmpipe.launching.workspace import SCRATCH
+from gemmpipe.templates.axes import AMD_ONLY, NEEDED, check_axes, integer
 from gemmpipe.templates.fits import tile_misfit
-from gemmpipe.templates.tiled import AMD_ONLY, NEEDED, WGMMA_ROWS, check_axes, facts_of, hash_of, integer, next_power
+from gemmpipe.templates.tiled import WGMMA_ROWS, facts_of, hash_of, next_power
 from gemmpipe.templates.two_stage import APART, FUSED, SECOND, knobs_of_stage
 
 if TYPE_CHECKING:
