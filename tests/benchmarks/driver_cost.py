@@ -1,11 +1,13 @@
-"""What the driver costs, without a GPU: python tests/benchmarks/driver_cost.py [--workers 1 2 4 8] [--small]
+"""What the driver costs, without a GPU: python tests/benchmarks/driver_cost.py [--workers 1 2 4 8] [--slow 10]
 
 The real command on 288 problems (scaling.py's 16 products and 18 Ms) with `executor=modelled`: workers and compilers
 are processes that sleep for as long as an H200 would work; the driver, the processes that search, pipes and journal are
 real. Prints a line a run: the time from the moment when all workers are ready to the end of the last stage, the
 driver's CPU time by purpose and that of the search in ms a problem, and at the end t1 / (n * tn). `--small` takes
-scaling.py's reduced space, `--profile FILE` profiles the driver. On a few cores the processes stand in each other's
-way: then the CPU times count, not t.
+scaling.py's reduced space, `--profile FILE` profiles the driver.
+
+On a few cores the processes stand in each other's way. There the CPU times are told as above, and how well the work is
+spread with `--slow 10`, which makes everything modelled last ten times as long: as if all processes had cores to spare.
 """
 
 import argparse
@@ -33,6 +35,7 @@ def command(given: argparse.Namespace, workers: int, folder: Path) -> list[str]:
         "executor=modelled",
         f"executor.workers={workers}",
         "executor.compile_workers=8",  # they sleep
+        f"executor.slow={given.slow}",
         f"hydra.run.dir={folder / str(workers)}",
         f"output={folder / str(workers)}",
     ]
@@ -87,6 +90,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="*", default=[1, 2, 4, 8])
     parser.add_argument("--products", type=int, default=len(PRODUCTS))
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--slow", type=float, default=1.0)
     parser.add_argument("--profile")
     parser.add_argument("--run", nargs=argparse.REMAINDER)
     given = parser.parse_args()

@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import ceil
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
@@ -39,6 +40,7 @@ SPREAD = 0.3  # of log time around the analytic model
 class Modelled(Local):
     """Runs on `workers` devices that sleep."""
 
+    slow: float
     compile_ms: float
 
     def find(self, choice: DeviceChoice) -> tuple[Device, ...]:
@@ -55,8 +57,8 @@ class Modelled(Local):
         check: Callable[[], None],
     ) -> LocalPool:
         # What the processes do is replaced in the two places that start them; all that talks to them stays.
-        hand.worker = SimpleNamespace(main=main)  # type: ignore[attr-defined]
-        compiling._compile = _Compile(self.compile_ms / 1e3)  # type: ignore[assignment]
+        hand.worker = SimpleNamespace(main=partial(main, self.slow))  # type: ignore[attr-defined]
+        compiling._compile = _Compile(self.slow * self.compile_ms / 1e3)  # type: ignore[assignment]
         return Local.start(self, devices, family, backends, python_path, events, check)
 
 
@@ -76,14 +78,14 @@ class _Compile:
         )
 
 
-def main(post: worker.Post, pipe: Connection, cells: MutableSequence[float]) -> None:
+def main(slow: float, post: worker.Post, pipe: Connection, cells: MutableSequence[float]) -> None:
     """A worker whose bench and clock sleep."""
-    worker.ready_tools = _tools
+    worker.ready_tools = partial(_tools, slow)
     worker.main(post, pipe, cells)
 
 
-def _tools(post: worker.Post, cells: MutableSequence[float]) -> Tools:
-    clock = _Clock()
+def _tools(slow: float, post: worker.Post, cells: MutableSequence[float]) -> Tools:
+    clock = _Clock(slow)
     bench: Any = _Bench(load_family(post.family), post.device, clock)
     return Tools(bench=bench, clock=clock, flight=Flight(cells), neighbours=Neighbours(post.device))
 
@@ -91,14 +93,15 @@ def _tools(post: worker.Post, cells: MutableSequence[float]) -> Tools:
 class _Clock(Clock):
     """Time that is owed is slept in whole milliseconds; what a sleep took too long is credited."""
 
-    def __init__(self) -> None:
+    def __init__(self, slow: float) -> None:
+        self._slow = slow
         self._owed_s = 0.0
         self.queued_us = 0.0
         """By launches since the last look."""
         self._dice = random.Random(0)
 
     def owe(self, time_us: float) -> None:
-        self._owed_s += time_us / 1e6
+        self._owed_s += self._slow * time_us / 1e6
         if self._owed_s > 1e-3:
             begun = time.monotonic()
             time.sleep(self._owed_s)
