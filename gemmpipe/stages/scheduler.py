@@ -15,6 +15,7 @@ from gemmpipe.stages.hunting import Hunts
 from gemmpipe.timer import Timer
 
 _BATCH = 64  # requests a job: long enough to hide the exchange with the worker, short enough to lose little
+_AT_ONCE = 4  # problems of a worker
 _AHEAD = 3  # jobs a worker has in hand and next, so that it never waits for the driver
 
 
@@ -148,29 +149,43 @@ class Scheduler:
                 self._journal.trial(trial)
 
     def _dispatch(self) -> None:
-        for worker in range(len(self._pool.devices)):
-            if self._pool.backlog(worker) >= _AHEAD:
-                continue
-            mine = [c for c in self._going.values() if c.worker == worker and c.ready]
-            while self._pool.backlog(worker) < _AHEAD:
-                mine = mine or self._claim(worker)
-                if not mine:
-                    break
-                # While builds arrive, the fullest; afterwards in order, so that small M comes before large.
-                waiting = len(self._built) < len(self._waiting)
-                course = max(mine, key=lambda c: len(c.ready)) if waiting else mine[0]
-                if not self._hand_out(course, worker) or not course.ready:
-                    mine.remove(course)
+        """Keep every worker busy; claims go around, who has the fewest problems first."""
+        own: list[list[Course]] = [[] for _ in self._pool.devices]
+        for course in self._going.values():
+            if course.worker is not None:
+                own[course.worker].append(course)
+        hungry = sorted(range(len(own)), key=lambda worker: len(own[worker]))
+        while hungry:
+            for worker in hungry:
+                self._feed(worker, own[worker])
+            hungry = [worker for worker in hungry if self._claim(worker, own[worker])]
 
-    def _claim(self, worker: int) -> list[Course]:
-        """Who runs out of work takes the most expensive problem that nobody has: so all end together."""
+    def _feed(self, worker: int, own: list[Course]) -> None:
+        """Give a worker what is ready of its own problems."""
+        mine = [c for c in own if c.ready] if self._pool.backlog(worker) < _AHEAD else []
+        while mine and self._pool.backlog(worker) < _AHEAD:
+            # While builds arrive, the fullest; afterwards in order, so that small M comes before large.
+            waiting = len(self._built) < len(self._waiting)
+            course = max(mine, key=lambda c: len(c.ready)) if waiting else mine[0]
+            if not self._hand_out(course, worker) or not course.ready:
+                mine.remove(course)
+
+    def _claim(self, worker: int, own: list[Course]) -> bool:
+        """Who runs out of work takes the most expensive problem that nobody has: so all end together.
+
+        But only who would be idle takes more at a time than hide how long searches think.
+        """
+        backlog = self._pool.backlog(worker)
+        if backlog >= _AHEAD or (backlog and len(own) >= _AT_ONCE):
+            return False
         free = [c for c in self._going.values() if c.worker is None and c.ready]
         if not free:
-            return []
+            return False
         course = max(free, key=lambda c: len(c.outline.ids) * work(c.outline.spec))
         course.worker = worker
+        own.append(course)
         self._context.settle(course.problem.id, worker)
-        return [course]
+        return True
 
     def _hand_out(self, course: Course, worker: int) -> bool:
         """Submit a job of the course's ready requests; False when they must wait for a first result."""
