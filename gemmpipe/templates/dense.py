@@ -29,6 +29,9 @@ class Dense(Tiled):
     """The weight's that it reads (see layouts)."""
     batched: bool = False
     """Whether it computes several products."""
+    short_start: bool = False
+    """Whether a split's place in w is computed in 32 bits: a16w16's shipped winners were measured so, and are another
+    binary in 64, which is a little less code in all others."""
 
     def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """`rule: detail` of the first rule broken, or None."""
@@ -68,6 +71,7 @@ class Dense(Tiled):
             "CACHE": knobs["cache_modifier"],
             "UPCAST": spec.x_dtype == "bfloat16" and self.interpreted(),
             "SWAP_AB": bool(knobs.get("SWAP_AB")),
+            "SHORT_START": self.short_start,
         }
 
     def arguments(self, inputs: Inputs, prepared: Prepared, out: "torch.Tensor") -> Mapping[str, object]:

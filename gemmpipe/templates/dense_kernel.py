@@ -37,12 +37,13 @@ def dense(
     BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr, BLOCK_SIZE_K: tl.constexpr,
     SPLIT_K: tl.constexpr, SCALES: tl.constexpr, SHUFFLED: tl.constexpr, BATCHED: tl.constexpr,
     EVEN_K: tl.constexpr, CACHE: tl.constexpr, UPCAST: tl.constexpr, SWAP_AB: tl.constexpr,
-    XCDS: tl.constexpr, OVERLAP: tl.constexpr,
+    SHORT_START: tl.constexpr, XCDS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """out = (x @ w^T) * x_scale * w_scale + bias; strides in elements between rows, products follow one another.
 
     SPLIT_K: `none`, `parts` (added up by the last program to arrive) or `atomic` (added to an out of zeros).
     SCALES: `none`, `tensor` (one each) or `row` (one a row of x and of w). bias and scales are None where absent.
+    SHORT_START: where a split begins in w is computed in 32 bits (see Dense).
     """
     pid, split, tile_m, tile_n = tile_of(M, N, group_m, BLOCK_SIZE_M, BLOCK_SIZE_N, XCDS)
     if BATCHED:
@@ -60,7 +61,8 @@ def dense(
     begin, end = k_range(K, split, splits, BLOCK_SIZE_K)
     W_STEP: tl.constexpr = BLOCK_SIZE_K * (16 if SHUFFLED else 1)
     x_ptr += first_row.to(tl.int64) * x_stride + begin * BLOCK_SIZE_K
-    w_ptr += first_column.to(tl.int64) * w_stride + begin * W_STEP
+    w_begin = begin if SHORT_START else begin.to(tl.int64)
+    w_ptr += first_column.to(tl.int64) * w_stride + w_begin * W_STEP
     x_at = offsets(rows, x_stride)[:, None] + ks[None, :]
     w_at = weight_at(columns, ks, w_stride, SHUFFLED)
     if OVERLAP:
