@@ -3,10 +3,24 @@
 
 def entry() -> None:
     """Run the command line and exit with its code."""
+    import atexit
+    import os
+    import signal
     import sys
 
     from gemmpipe.cli.main import main
-    from gemmpipe.cli.streams import stand_in_for_the_closed
+    from gemmpipe.cli.streams import silence_the_lost, stand_in_for_the_closed
 
     stand_in_for_the_closed()
-    sys.exit(main(sys.argv[1:]))
+    try:
+        code = main(sys.argv[1:])
+    except KeyboardInterrupt:  # once more, while the first was being told
+        code = 130
+    # While the interpreter ends too: a death by the signal would not be the run's own code.
+    signal.signal(signal.SIGINT, lambda number, frame: os._exit(code))
+    if code == 130:
+        # Python ends itself by SIGINT where a KeyboardInterrupt once left an `exec`, although it was caught later.
+        atexit._run_exitfuncs()
+        silence_the_lost()
+        os._exit(code)
+    sys.exit(code)
