@@ -30,8 +30,8 @@ class Dense(Tiled):
     batched: bool = False
     """Whether it computes several products."""
     short_start: bool = False
-    """Whether a split's place in w is computed in 32 bits: a16w16's shipped winners were measured so, and are another
-    binary in 64, which is a little less code in all others."""
+    """Whether a split's place in w is computed in 32 bits: a family whose shipped winners were measured so keeps them;
+    in 64 bits they are another binary, which was a little less code wherever it was compared."""
 
     def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """`rule: detail` of the first rule broken, or None."""
