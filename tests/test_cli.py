@@ -109,7 +109,7 @@ def test_runs_in_one_second_have_folders_of_their_own(plans: list[Plan]) -> None
         (["kernel=null"], "kernel: no option 'null'; known: a16w16"),
         (["kernel=true"], "kernel: no option 'true'; known: a16w16"),
         (["kernel=3"], "kernel: no option '3'; known: a16w16"),
-        (["hydra/launcher=jolib"], "hydra/launcher: no option 'jolib'; did you mean 'joblib'?"),
+        (["hydra/launcher=basik"], "hydra/launcher: no option 'basik'; did you mean 'basic'?"),
         (["tun"], "tun: no such pipeline; did you mean 'tune'?"),
         (["tune", "quick"], "quick: the pipeline is 'tune' already"),
         (["kernel=a16w16", "tune"], "tune: a pipeline or a recipe comes before the first key=value"),

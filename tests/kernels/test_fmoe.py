@@ -225,7 +225,8 @@ def test_no_library_takes_experts_for_a_plain_product(gfx: str) -> None:
     spec = spec_of(QWEN, gfx)
     for label, backend in library_backends().items():
         fit = [k for k in backend.points(spec, device, NO_SPACE) if backend.misfit(spec, k, device) is None]
-        assert label == "torch" or not fit, label
+        alike = [k for k in fit if k != {"method": "empty"}]  # a launch of nothing is compared with any family
+        assert label == "torch" or not alike, label
 
 
 @pytest.mark.parametrize("gfx", ARCHES)
