@@ -1,4 +1,4 @@
-"""The worked example of docs/own_family.md, word for word: its files, its command, its kernel."""
+"""The worked example of README and docs/own_family.md, word for word: its files, its command, its kernel."""
 
 import csv
 import os
@@ -20,7 +20,8 @@ from gemmpipe.family import KernelDefaults, load_family
 from gemmpipe.launching.builds import compile_build
 from gemmpipe.problem import make_problem
 
-PAGE = (Path(__file__).parents[1] / "docs" / "own_family.md").read_text()
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "own_family.md").read_text()
 FILES = re.findall(r"^`(mine/[\w/.]+)`:\n\n```\w+\n(.*?)```$", PAGE, re.DOTALL | re.MULTILINE)
 (COMMAND,) = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
 
@@ -51,6 +52,11 @@ def test_the_page_shows_every_file_of_its_tree() -> None:
     ]
     for name, _ in FILES:
         assert Path(name).name in PAGE.split("```")[1]
+
+
+def test_the_readme_shows_the_same_example() -> None:
+    shown = re.findall(r"```(?:yaml|bash)\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert {COMMAND, dict(FILES)["mine/kernel/relu2.yaml"], dict(FILES)["mine/space/relu2.yaml"]} <= set(shown)
 
 
 @pytest.mark.usefixtures("own_locks")
