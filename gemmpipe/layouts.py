@@ -45,6 +45,12 @@ def plain(w: "torch.Tensor", layout: str) -> "torch.Tensor":
     return tiles.transpose(1, 2).contiguous().view(rows, columns)
 
 
+def runs_along_k(w: "torch.Tensor") -> "torch.Tensor":
+    """A pre-shuffled [N, K] as [K/16, N/16, 256], a view: where along K, then which 16 rows, then a tile's bytes."""
+    rows, columns = w.shape
+    return w.view(rows // _SIDE, columns // _SIDE, _SIDE * _SIDE).transpose(0, 1)
+
+
 def by_rows(w: "torch.Tensor", columns: int) -> "torch.Tensor":
     """A pre-shuffled weight of so many columns as [N, K], also where it comes as aiter views it: (N/16, K*16)."""
     viewed = w.dim() == 2 and w.shape[1] == _SIDE * columns and w.is_contiguous()

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gemmpipe.errors import UserError
-from gemmpipe.layouts import PLAIN, TILES_16X16, check_tiles, plain, store
+from gemmpipe.layouts import PLAIN, TILES_16X16, check_tiles, plain, runs_along_k, store
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.uint8])
@@ -18,6 +18,9 @@ def test_tiles_are_in_aiters_order(dtype: torch.dtype) -> None:
     assert flat[(n // 16) * 16 * 96 + (k // 16) * 256 + (n % 16) * 16 + k % 16] == w.view(torch.int8)[n, k]
     assert torch.equal(plain(stored, TILES_16X16).view(torch.int8), w.view(torch.int8))
     assert plain(w, PLAIN) is w
+    runs = runs_along_k(stored)
+    assert runs.data_ptr() == stored.data_ptr()
+    assert torch.equal(runs[4, 2].view(torch.int8), w.view(torch.int8)[32:48, 64:80].flatten())
 
 
 def test_what_cannot_be_tiled_is_refused() -> None:

@@ -14,7 +14,9 @@ from gemmpipe.templates.hopper import (
     after,
     barriers,
     load_ring,
+    part_of_w,
     piece_at,
+    ring_of_w,
     store_tile,
     sum_of_parts,
     tile_at,
@@ -32,7 +34,7 @@ def sum_blocks(
     for i in gl.static_range(blocks):
         mbarrier.wait(full.index(slot), phase)
         x = x_ring.index(slot).slice(ROW, 64)
-        w = w_ring.index(slot).slice(COLUMN, COLUMNS).permute((1, 0))
+        w = part_of_w(w_ring, slot, COLUMN, COLUMNS, STAGES)
         flying = warpgroup_mma(x, w, acc, is_async=True)
         if i > 0:
             acc = warpgroup_mma_wait(1, deps=[flying])
@@ -129,7 +131,7 @@ def dense_warp_specialised(
 ):  # fmt: skip
     """out = (x @ w^T) * x_scale * w_scale + bias; x, w, out are tensor descriptors. SCALES: `none`, `tensor`, `row`."""
     x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, BLOCK_SIZE_M, BLOCK_SIZE_K], x.layout)
-    w_ring = gl.allocate_shared_memory(w.dtype, [STAGES, BLOCK_SIZE_N, BLOCK_SIZE_K], w.layout)
+    w_ring = ring_of_w(w, BLOCK_SIZE_N, BLOCK_SIZE_K, BLOCK_SIZE_N * BLOCK_SIZE_M // 128, STAGES)
     out_stage = gl.allocate_shared_memory(out.dtype, [2, 64, out.block_type.shape[1]], out.layout)
     full, empty = barriers(STAGES)
     tiles_m = gl.cdiv(M, BLOCK_SIZE_M)

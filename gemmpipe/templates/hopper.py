@@ -9,7 +9,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from gemmpipe.templates.gluon_names import cta_barrier, tma_load, tma_store
+from gemmpipe.templates.gluon_names import as_box, cta_barrier, tma_load, tma_store
 
 
 @gluon.jit
@@ -69,6 +69,51 @@ def let_next_start():
     )
 
 
+@gluon.constexpr_function
+def tiled_layout(columns, depth):
+    """16 x 16 tiles of bytes (layouts.py) as a matrix instruction reads them without a swizzle: those of the same 16
+    along K side by side, so that every 8 columns of 16 bytes follow one another."""
+    inner = [[0, 1 << i] for i in range(4)] + [[1 << i, 0] for i in range(columns.bit_length() - 1)]
+    return gl.SharedLinearLayout(inner + [[0, 1 << i] for i in range(4, depth.bit_length() - 1)], alignment=128)
+
+
+@gluon.jit
+def ring_of_w(w, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr):
+    """Slots for [BLOCK_SIZE_N, BLOCK_SIZE_K] of w; of a weight in tiles every COLUMNS are a place of their own, as its
+    layout in shared memory cannot be sliced."""
+    if len(w.block_type.shape) == 2:
+        ring = gl.allocate_shared_memory(w.dtype, [STAGES, BLOCK_SIZE_N, BLOCK_SIZE_K], w.layout)
+    else:
+        TILES: gl.constexpr = tiled_layout(COLUMNS, BLOCK_SIZE_K)
+        ring = gl.allocate_shared_memory(w.dtype, [STAGES * (BLOCK_SIZE_N // COLUMNS), COLUMNS, BLOCK_SIZE_K], TILES)
+    return ring
+
+
+@gluon.jit
+def part_of_w(w_ring, slot, COLUMN: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr):
+    """[K, COLUMNS] of a slot, from COLUMN on (see ring_of_w)."""
+    if w_ring.shape[0] == STAGES:
+        part = w_ring.index(slot).slice(COLUMN, COLUMNS)
+    else:
+        part = w_ring.index(slot * (w_ring.shape[0] // STAGES) + COLUMN // COLUMNS)
+    return part.permute((1, 0))
+
+
+@gluon.jit
+def load_w(
+    w, w_ring, slot, column, k, bar, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, STAGES: gl.constexpr
+):
+    """Start the copy of a tile of w into a slot; tiles come as runs of 256 bytes, in the order of tiled_layout."""
+    if len(w.block_type.shape) == 2:
+        tma_load(w, [column, k], bar, w_ring.index(slot))
+    else:
+        PLACES: gl.constexpr = w_ring.shape[0] // STAGES
+        COLUMNS: gl.constexpr = w_ring.shape[1]
+        for i in gl.static_range(PLACES):
+            place = as_box(w_ring.index(slot * PLACES + i), w, BLOCK_SIZE_K // 16, COLUMNS // 16, 256)
+            tma_load(w, [k // 16, (column + i * COLUMNS) // 16, 0], bar, place)
+
+
 @gluon.jit
 def load_ring(
     x, w, scales, x_ring, w_ring, scale_ring, full, empty,
@@ -90,7 +135,7 @@ def load_ring(
             bar = full.index(slot)
             mbarrier.expect(bar, BYTES + (BLOCK_SIZE_M * 4 if SCALED else 0))
             tma_load(x, [row, k * BLOCK_SIZE_K], bar, x_ring.index(slot))
-            tma_load(w, [tile_n * BLOCK_SIZE_N, k * BLOCK_SIZE_K], bar, w_ring.index(slot))
+            load_w(w, w_ring, slot, tile_n * BLOCK_SIZE_N, k * BLOCK_SIZE_K, bar, BLOCK_SIZE_N, BLOCK_SIZE_K, STAGES)
             if SCALED:
                 tma_load(scales, [k * scale_stride + row], bar, scale_ring.index(slot))
             slot, phase = after(slot, phase, STAGES)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gemmpipe.data import Build, Device, Knobs, Scalar
 from gemmpipe.family import GemmSpec, Inputs, Prepared
 from gemmpipe.launching.launches import Kernel, KernelLaunch
+from gemmpipe.layouts import PLAIN, TILES_16X16, runs_along_k
 from gemmpipe.operand_types import element_bytes
 from gemmpipe.templates.axes import integer
 from gemmpipe.templates.signature import TYPES
@@ -44,6 +45,8 @@ class WarpSpecialised(Kernel):
     """`module:attribute` of the JIT function."""
     held: int
     """fp32 tiles that a math warpgroup has in registers at once."""
+    layout: str = PLAIN
+    """The weight's that it reads (see layouts)."""
 
     @abstractmethod
     def operands(self, spec: GemmSpec) -> Mapping[str, str]:
@@ -89,8 +92,8 @@ class WarpSpecialised(Kernel):
             return "no GPU: Triton compiles for GPUs"
         if device.gfx != "sm_90":
             return f"architecture: warpgroup instructions are sm_90's, this is {device.gfx}"
-        if spec.w_layout != "nk" or spec.batch != 1 or spec.experts is not None:
-            return "operands: this kernel reads one row-major [N, K] weight"
+        if spec.w_layout != self.layout or spec.batch != 1 or spec.experts is not None:
+            return f"operands: this kernel reads one weight in the layout '{self.layout}'"
         if spec.out_dtype not in ("bfloat16", "float16"):
             return f"output: {spec.out_dtype} does not fit beside the ring"
         # A descriptor's rows begin at multiples of 16 bytes.
@@ -158,9 +161,13 @@ class WarpSpecialised(Kernel):
         columns = _staged(knobs)
         ring = NVMMASharedLayout(swizzle_byte_width=_ROW_BYTES, element_bitwidth=bits, rank=2)
         stage = NVMMASharedLayout(swizzle_byte_width=min(128, 2 * columns), element_bitwidth=16, rank=2)
+        w_box, w_place = [n, k], ring
+        if self.layout == TILES_16X16:  # runs of a tile each; a warpgroup's columns are copied by themselves
+            w_box = [k // 16, columns_of(knobs) // 16, 256]
+            w_place = NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=bits, rank=3)
         return {
             "x": (TYPES[spec.x_dtype], [m, k], ring),
-            "w": (TYPES[spec.w_dtype], [n, k], ring),
+            "w": (TYPES[spec.w_dtype], w_box, w_place),
             "out": (TYPES[spec.out_dtype], [GROUP_ROWS, columns], stage),
         }
 
@@ -170,7 +177,8 @@ class WarpSpecialised(Kernel):
         """A persistent program a multiprocessor at most; descriptors are made here."""
         (build,) = self.builds(spec, knobs, device)
         grid = Grid.of(spec, knobs, device)
-        arguments: dict[str, object] = {"x": inputs.x, "w": prepared.weights.w, "out": out, "M": spec.m, "N": spec.n}
+        w = prepared.weights.w if self.layout == PLAIN else runs_along_k(prepared.weights.w)
+        arguments: dict[str, object] = {"x": inputs.x, "w": w, "out": out, "M": spec.m, "N": spec.n}
         arguments |= {"programs": grid.programs, "splits": integer(knobs, "NUM_KSPLIT")}
         arguments |= {"blocks": ceil_div(spec.k, integer(knobs, "BLOCK_SIZE_K")), "group_m": knobs["GROUP_SIZE_M"]}
         arguments |= self.values(spec, inputs, prepared)

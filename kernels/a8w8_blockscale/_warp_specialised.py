@@ -14,7 +14,9 @@ from gemmpipe.templates.hopper import (
     after,
     barriers,
     load_ring,
+    part_of_w,
     piece_at,
+    ring_of_w,
     store_tile,
     sum_of_parts,
     tile_at,
@@ -35,7 +37,7 @@ def begin_block(
     mbarrier.wait(full.index(slot), phase)
     scales = scale_ring.index(slot).slice(ROW, 64).load(ROWS_LAYOUT)
     x = x_ring.index(slot).slice(ROW, 64)
-    w = w_ring.index(slot).slice(COLUMN, COLUMNS).permute((1, 0))
+    w = part_of_w(w_ring, slot, COLUMN, COLUMNS, x_ring.shape[0])
     return scales, warpgroup_mma(x, w, product, use_acc=never, is_async=True)
 
 
@@ -151,7 +153,7 @@ def blockscale_warp_specialised(
 ):  # fmt: skip
     """out = (x * x_scale) @ (w * w_scale)^T; x, w, out and scales are tensor descriptors, scales flat and K-major."""
     x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, BLOCK_SIZE_M, BLOCK_SIZE_K], x.layout)
-    w_ring = gl.allocate_shared_memory(w.dtype, [STAGES, BLOCK_SIZE_N, BLOCK_SIZE_K], w.layout)
+    w_ring = ring_of_w(w, BLOCK_SIZE_N, BLOCK_SIZE_K, BLOCK_SIZE_N * BLOCK_SIZE_M // 128, STAGES)
     scale_ring = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_SIZE_M], scales.layout)
     out_stage = gl.allocate_shared_memory(out.dtype, [2, 64, out.block_type.shape[1]], out.layout)
     full, empty = barriers(STAGES)

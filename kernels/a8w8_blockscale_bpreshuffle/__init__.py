@@ -11,8 +11,10 @@ what fits where), _problem.py (keys).
 
 from gemmpipe.cost import bytes_moved, flops
 from gemmpipe.family import Family, KeyColumn
+from gemmpipe.kernels.a8w8_blockscale._gluon import BlockscaleWarpSpecialised
 from gemmpipe.kernels.a8w8_blockscale_bpreshuffle import _problem
 from gemmpipe.kernels.a8w8_blockscale_bpreshuffle._triton import Blockscale
+from gemmpipe.layouts import TILES_16X16
 from gemmpipe.operands import make_inputs, make_weights
 from gemmpipe.reference import product, tolerance
 from gemmpipe.tables.aiter import PLAIN, AiterTable
@@ -39,5 +41,5 @@ FAMILY = Family(
     flops=flops,
     bytes_moved=bytes_moved,
     baseline=("torch",),
-    implementations=(Blockscale(),),
+    implementations=(Blockscale(), BlockscaleWarpSpecialised(layout=TILES_16X16)),
 )

@@ -16,6 +16,7 @@ from gemmpipe.operands import make_inputs, make_weights
 from gemmpipe.reference import product, tolerance
 from gemmpipe.tables.aiter import PLAIN, AiterTable
 from gemmpipe.templates.dense import Dense
+from gemmpipe.templates.dense_gluon import DenseWarpSpecialised
 
 FAMILY = Family(
     name="a8w8_bpreshuffle",
@@ -41,5 +42,5 @@ FAMILY = Family(
     flops=flops,
     bytes_moved=bytes_moved,
     baseline=("torch",),
-    implementations=(Dense(layout=TILES_16X16),),
+    implementations=(Dense(layout=TILES_16X16), DenseWarpSpecialised(layout=TILES_16X16)),
 )

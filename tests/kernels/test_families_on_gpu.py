@@ -102,6 +102,33 @@ def test_triton(
     assert ran >= 2
 
 
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize(("m", "n", "stages"), [(128, 256, 4), (128, 128, 6), (64, 128, 6), (64, 32, 8)])
+@pytest.mark.parametrize("mnk", [(128, 7168, 2048), (76, 1296, 1056), (4096, 1296, 544), (4, 16, 32)])
+@pytest.mark.parametrize(("name", "key", "words"), [case for case in PRODUCTS if "bpreshuffle" in case[0]])
+def test_warp_specialised_on_tiles(
+    device: Device,
+    mnk: tuple[int, int, int],
+    name: str,
+    key: dict[str, object],
+    words: dict[str, object],
+    m: int,
+    n: int,
+    stages: int,
+    splits: int,
+) -> None:
+    if device.gfx != "sm_90":
+        pytest.skip("Hopper's kernel")
+    case = made(name, device, mnk, key, words)
+    kernel = next(i for i in case[0].implementations if i.label == "gluon")
+    knobs: dict[str, Scalar] = {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": 128, "NUM_KSPLIT": splits}
+    knobs |= {"kernel_type": "warp_specialised", "GROUP_SIZE_M": 8, "num_stages": stages}
+    normal = kernel.normalise(case[1], knobs, device)
+    if kernel.misfit(case[1], normal, device):
+        pytest.skip("the tile does not fit this problem")
+    check(kernel, normal, device, case)
+
+
 @pytest.mark.parametrize("mnk", [SIZES[1], SIZES[2]])
 @pytest.mark.parametrize(("name", "key", "words"), PRODUCTS)
 @pytest.mark.parametrize("backend", [Torch(), ScaledMm()], ids=["torch", "scaled_mm"])

@@ -186,6 +186,9 @@ def test_compiles_without_a_gpu_within_the_estimate(name: str, gfx: str) -> None
         ("a8w8_blockscale", 64, 128, 128, 6, 4),
         ("a16w16", 128, 256, 64, 4, 1),
         ("a8w8", 64, 128, 128, 6, 8),
+        ("a8w8_bpreshuffle", 128, 256, 128, 4, 1),
+        ("a8w8_bpreshuffle", 64, 32, 128, 8, 3),
+        ("a8w8_blockscale_bpreshuffle", 64, 128, 128, 6, 4),
     ],
 )
 def test_warp_specialised_kernels_compile_within_the_estimate(
