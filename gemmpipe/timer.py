@@ -17,7 +17,7 @@ _CYCLES_PER_US = 2000  # of the device's clock (1980 MHz at most on an H200)
 _HOST_US = 30.0  # what the host needs to queue a launch and two events, until it is measured
 _REPLAY_US = 500.0  # shorter replays measure what they follow: the clock, other kernels in the caches
 _MOST_LAUNCHES = 64
-_MOST_TOGETHER = 16
+_MOST_TOGETHER = 8
 _QUEUED = 256  # launches with two events each; beyond 1,024 entries the driver makes the host wait for the device
 
 
@@ -51,6 +51,9 @@ class Timer:
 
 class Clock(ABC):
     """Times launches on one device."""
+
+    overlaps = False
+    """Whether launches back to back hide each other's start and end."""
 
     @abstractmethod
     def synchronize(self) -> None:
@@ -98,6 +101,8 @@ class CpuClock(Clock):
 
 class GpuClock(Clock):
     """Device events; a sleep in front lets the host run ahead, so that the device never waits inside a measurement."""
+
+    overlaps = True
 
     def __init__(self, device: Device) -> None:
         import torch

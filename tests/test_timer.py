@@ -55,9 +55,9 @@ def test_a_block_gives_the_time_of_one_of_its_launches() -> None:
 @given(st.floats(0.1, 1e6), st.floats(0, 1000))
 def test_short_launches_are_timed_together(time_us: float, block_us: float) -> None:
     together = replace(TIMER, block_us=block_us).together(time_us)
-    assert 1 <= together <= 16
+    assert 1 <= together <= 8
     assert together == 1 or (together - 1) * time_us < block_us
-    assert together == 16 or together * max(time_us, 1.0) >= block_us
+    assert together == 8 or together * max(time_us, 1.0) >= block_us
 
 
 def test_a_replay_gives_the_time_of_one_launch() -> None:

@@ -221,12 +221,37 @@ def test_finals_beside_another_process_are_raced_again_and_then_marked(
     assert len(found["right"].samples_us) == 5
 
 
+class OverlappingClock(CpuClock):
+    """Launches back to back are worth timing together."""
+
+    overlaps = True
+
+
 def test_short_launches_are_screened_in_blocks(tools: Tools, bench: Workbench) -> None:
-    alone, together = _screen("right", launches=3), _screen("right", launches=3, timer=replace(TIMER, block_us=1e6))
-    [trial] = alone.run(tools)
-    assert (trial.launches, len(trial.samples_us)) == (3, 3)
-    bench.launched.clear()
-    [trial] = together.run(tools)
-    assert (trial.launches, len(trial.samples_us)) == (48, 3)
-    [launched] = bench.launched.values()
-    assert launched >= 48, "what ran is counted"
+    timer = replace(TIMER, block_us=1e6)
+    for clock, launches, samples in ((CpuClock(), 3, 3), (OverlappingClock(), 24, 3)):
+        bench.launched.clear()
+        [trial] = _screen("right", launches=3, timer=timer).run(replace(tools, clock=clock))
+        assert (trial.launches, len(trial.samples_us)) == (launches, samples)
+        [launched] = bench.launched.values()
+        assert launched >= launches, "what ran is counted"
+    [trial] = _screen("right", launches=40, timer=timer).run(replace(tools, clock=OverlappingClock()))
+    assert (trial.launches, len(trial.samples_us)) == (40, 5), "as many launches as were asked for"
+
+
+def test_who_is_far_behind_has_no_blocks(tools: Tools) -> None:
+    requests = tuple(Request(candidate=_candidate("right", pace_ms=pace), launches=3) for pace in (0, 20))
+    job = ScreenJob(stage="screen", problem=PROBLEM, requests=requests, timer=replace(TIMER, block_us=1e6))
+    quick, slow = job.run(replace(tools, clock=OverlappingClock()))
+    assert (quick.launches, slow.launches) == (24, 3)
+
+
+def test_every_round_has_its_own_order(tools: Tools, cells: Cells) -> None:
+    """In any fixed order the same rival would pay for what a hungry kernel does to the clocks."""
+    pair = [_candidate("right", pace_ms=2), _candidate("right", pace_ms=2.1)]
+    trials = _finals(*pair, kept=frozenset(c.id for c in pair)).run(tools)
+    assert [len(t.samples_us) for t in trials] == [5, 5]
+    checked = cells.positions.index(TOGETHER)
+    raced = [position for position in cells.positions[checked:] if position >= 0]
+    assert sorted(raced) == [0] * 5 + [1] * 5
+    assert len({tuple(raced[i : i + 2]) for i in range(0, 10, 2)}) == 2
