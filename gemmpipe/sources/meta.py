@@ -18,7 +18,7 @@ _CODE = re.compile(r"quantization_config|auto_map|_?(attn|experts)_implementatio
 _COUNTS = re.compile(r"layer|expert|head|group|codebook|predict")
 _SIZES = re.compile(r"_(size|dim|rank)(_|$)")
 _MOST_EXPERTS = 200_000
-_ROUTERS = re.compile(r"(?:^|\.)(?:gate|router)(?:\.layer)?$")
+_ROUTERS = re.compile(r"(?:^|\.)(?:gate|router)(?:\.layer|\.classifier)?$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +67,7 @@ def _built(config: Config, where: str) -> tuple[Any, Any]:
             model = maker.from_config(built, trust_remote_code=False, attn_implementation="eager")
             if not headed:  # the language model of a multi-modal one, which has its head beside it
                 model.lm_head = torch.nn.Linear(built.hidden_size, built.vocab_size, bias=False)
+        built.allow_global_per_layer_attribute_access = True  # of heads that differ: modules say which are whose
     except Exception as error:  # noqa: BLE001  whatever another package's constructors raise for these fields
         raise UserError(f"{where}: transformers builds no model of it: {' '.join(str(error).split())[:200]}") from None
     return model, built
@@ -87,8 +88,10 @@ def _bounded(config: Config, where: str) -> None:
 def _heads(built: Any, where: str) -> Heads:
     query = getattr(built, "num_attention_heads", None)
     hidden = getattr(built, "hidden_size", None)
-    if not isinstance(query, int) or not isinstance(hidden, int):
-        raise UserError(f"{where}: {type(built).__name__} tells no num_attention_heads and hidden_size")
+    if not isinstance(hidden, int):
+        raise UserError(f"{where}: {type(built).__name__} tells no hidden_size")
+    if not isinstance(query, int):  # state spaces alone
+        return Heads(query=0, kv=0, width=0)
     kv = getattr(built, "num_key_value_heads", None)
     return Heads(query=query, kv=kv or query, width=getattr(built, "head_dim", None) or hidden // query)
 
@@ -97,17 +100,36 @@ def modules_of(model: Any, built: Any) -> Iterator[Module]:
     """Every matrix that multiplies activations: linear layers, routers, experts; embeddings are none."""
     from torch import nn
 
-    for name, module in model.named_modules():
+    held = dict(model.named_modules())
+    for name, module in held.items():
         weights: Mapping[str, Any] = dict(module.named_parameters(recurse=False))
         weight = weights.get("weight")
         if isinstance(module, nn.Linear):
-            yield Module(name=name, n=module.out_features, k=module.in_features, bias=module.bias is not None)
+            holder, _, leaf = name.rpartition(".")
+            n, k, bias = module.out_features, module.in_features, module.bias is not None
+            parts, units = _within(leaf, held[holder], n)
+            yield Module(name=name, n=n, k=k, bias=bias, parts=parts, units=units)
         elif type(module).__name__ == "Conv1D" and weight is not None:  # GPT-2's linear layer, stored as [K, N]
             yield Module(name=name, n=weight.shape[1], k=weight.shape[0], bias=True)
         elif _ROUTERS.search(name) and weight is not None and weight.dim() == 2:
             yield Module(name=name, n=weight.shape[0], k=weight.shape[1], bias="bias" in weights)
         else:
             yield from _experts(name, weights, int(built.hidden_size))
+
+
+def _within(leaf: str, holder: Any, n: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(parts, units) of a matrix as `Module` has them, by its holder: heads of keys, a state space's groups."""
+    if leaf == "in_proj" and hasattr(holder, "n_groups"):
+        heads, groups = holder.num_heads, holder.n_groups
+        states = groups * holder.ssm_state_size
+        inner = (n - heads - 2 * states) // 2
+        return (inner, inner, states, states, heads), (heads, heads, groups, groups, heads)
+    width = getattr(holder, "head_dim", None)
+    if leaf == "v_proj":
+        width = getattr(holder, "v_head_dim", None) or width
+    if leaf not in ("k_proj", "v_proj") or not isinstance(width, int) or n % width:
+        return (), ()
+    return (n,), (n // width,)
 
 
 def _experts(name: str, weights: Mapping[str, Any], hidden: int) -> Iterator[Module]:
@@ -117,6 +139,7 @@ def _experts(name: str, weights: Mapping[str, Any], hidden: int) -> Iterator[Mod
         if weight is None or weight.dim() != 3:
             continue
         count, rows, columns = weight.shape
-        straight = (columns if k_is_hidden else rows) == hidden
+        ends, others = (columns, rows) if k_is_hidden else (rows, columns)
+        straight = ends == hidden or others != hidden  # of neither width are experts behind a narrower projection
         n, k = (rows, columns) if straight else (columns, rows)
         yield Module(name=f"{name}.{leaf}", n=n, k=k, bias=f"{leaf}_bias" in weights, experts=count)

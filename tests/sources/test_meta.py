@@ -22,8 +22,26 @@ KINDS = (
     *("seed_oss", "internlm3", "ernie4_5", "ernie4_5_moe", "exaone4", "arcee", "apertus", "stablelm", "starcoder2"),
     *("gpt_neox", "opt", "minicpm3", "exaone_moe", "solar_open", "hy_v3", "gptj", "mpt", "jamba", "bloom", "gpt2"),
     *("qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text", "glm4v_text"),
+    *("mamba", "falcon_mamba", "mamba2", "nemotron_h", "granitemoehybrid", "bamba", "falcon_h1", "lfm2", "lfm2_moe"),
+    *("kimi_linear", "mimo_v2_flash", "gemma4_text", "afmoe", "mistral4", "hy_v4"),
 )
 LAYERS = 8
+MIXED: Mapping[str, Mapping[str, object]] = {
+    "granitemoehybrid": {"layer_types": [*["mamba"] * 5, "attention", "mamba", "attention"]},
+    "bamba": {"attn_layer_indices": [3, 6]},
+    "lfm2": {"layer_types": None, "full_attn_idxs": [2, 5], "conv_bias": True},
+    "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention", "conv"] * 2},
+    "nemotron_h": {"layers_block_type": None, "hybrid_override_pattern": "MEM*EM-E", "moe_latent_size": 1024},
+    "gemma4_text": {
+        "layer_types": ["sliding_attention", "full_attention"] * 4,
+        "per_layer_config": {f"0{i}": {"head_dim": 512, "num_key_value_heads": 2} for i in (1, 3, 5, 7)},
+        "enable_moe_block": True,
+        "num_experts": 128,
+        "top_k_experts": 8,
+        "moe_intermediate_size": 704,
+    },
+}
+"""Where the class's own fields, or the first layers of its own, show one kind of layer alone."""
 
 
 def published(kind: str) -> dict[str, object]:
@@ -35,7 +53,9 @@ def published(kind: str) -> dict[str, object]:
         if isinstance(fields.get(name), list):
             fields[name] = fields[name][:LAYERS]
     dropped = ("architectures", "dtype", "quantization_config", "n_layer", "n_layers")
-    return {**{n: v for n, v in fields.items() if n not in dropped}, "model_type": kind, "num_hidden_layers": LAYERS}
+    fields = {**fields, **MIXED.get(kind, {})}
+    fields = {name: value for name, value in fields.items() if value is not None and name not in dropped}
+    return {**fields, "model_type": kind, "num_hidden_layers": LAYERS}
 
 
 def source(config: Mapping[str, object], tp: int = 1, ep: int = 1) -> Meta:
@@ -113,10 +133,10 @@ def test_mistakes_are_one_line(
 
 def test_what_nothing_says_how_to_cut_is_refused() -> None:
     heads = Heads(query=8, kv=8, width=64)
-    odd = [Module(name="model.layers.0.mixer.in_proj", n=64, k=64, bias=False)]
+    odd = [Module(name="model.layers.0.mixer.mystery", n=64, k=64, bias=False)]
     assert products(odd, heads, {}, 1, 1, 0, "here")[0].cut == "whole"
-    assert products(odd, heads, {"in_proj": "colwise"}, 2, 1, 0, "here")[0].n == 32
-    with pytest.raises(UserError, match=r"no rule how 'mixer.in_proj' is cut over tp 2"):
+    assert products(odd, heads, {"mystery": "colwise"}, 2, 1, 0, "here")[0].n == 32
+    with pytest.raises(UserError, match=r"no rule how 'mixer.mystery' is cut over tp 2"):
         products(odd, heads, {}, 2, 1, 0, "here")
 
 

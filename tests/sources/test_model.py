@@ -161,9 +161,9 @@ def test_biases_belong_to_the_key(sixteen: Family, no_words: KernelDefaults) -> 
         ({}, 0, "shapes.tp: 0, expected a whole number"),
         ({"intermediate_size": 14337}, 2, "intermediate_size 14337 does not divide by tp 2"),
         ({"architectures": ["LlamaForCausalLN"]}, 1, "no rule for architecture.*did you mean 'LlamaForCausalLM'"),
-        ({"architectures": ["MambaForCausalLM"]}, 1, "no rule for architecture 'MambaForCausalLM'"),
+        ({"architectures": ["RwkvForCausalLM"]}, 1, "no rule for architecture 'RwkvForCausalLM'"),
         ({"architectures": []}, 1, r"architectures: \[\], expected \[LlamaForCausalLM\]"),
-        ({"architectures": None, "model_type": "mamba"}, 1, "no rule for architecture 'mamba'"),
+        ({"architectures": None, "model_type": "rwkv"}, 1, "no rule for architecture 'rwkv'"),
         ({"kv_lora_rank": 512}, 1, "LlamaForCausalLM with experts or latent attention: no rule"),
     ],
 )

@@ -1,33 +1,36 @@
-"""The products of attention: grouped-query, latent with its indexer, the linear ones, and state spaces."""
+"""The products of attention: grouped-query, or latent with its indexer; and what hybrids have in its place."""
 
 from collections.abc import Callable, Iterator, Mapping
 
 from gemmpipe.errors import UserError
-from gemmpipe.sources.decoder.linear import Linear, Shape, from_zero
-
-_FULL = ("full_attention", "sliding_attention", "chunked_attention", "attention")
-_LINEAR = ("linear_attention",)
+from gemmpipe.sources.decoder.linear import Linear, Shape, single
+from gemmpipe.sources.decoder.mixing import BOTH, FULL, OTHER, layers_with
+from gemmpipe.sources.decoder.recurrent import recurrent
 
 
 def attention(shape: Shape) -> Iterator[Linear]:
-    """The products of every layer's attention, of whichever kind the architecture has."""
-    yield from _KINDS[shape.rule.attention](shape)
+    """The products of every layer's attention, of whichever kinds the architecture has."""
+    full, other = layers_with(shape, FULL, BOTH), layers_with(shape, OTHER, BOTH)
+    if full:
+        yield from _KINDS[shape.rule.attention](shape, full)
+    if other:
+        yield from recurrent(shape, other)
 
 
-def grouped(shape: Shape) -> Iterator[Linear]:
-    """Grouped-query attention in every layer."""
-    yield from _grouped(shape, shape.every_layer)
+def grouped(shape: Shape, places: tuple[int, ...]) -> Iterator[Linear]:
+    """Grouped-query attention: layers of one kind may have other heads than those of another."""
+    for one, alike in shape.alike(places):
+        yield from _grouped(one, alike)
 
 
-def _grouped(shape: Shape, places: tuple[int, ...], *, query_gate: bool = False) -> Iterator[Linear]:
-    """Fused qkv with KV heads replicated where there are fewer than devices, and o.
-
-    With `query_gate` every query head has a gate of its own width beside it.
-    """
+def _grouped(shape: Shape, places: tuple[int, ...]) -> Iterator[Linear]:
+    """Fused qkv with KV heads replicated where there are fewer than devices, and o; values may be narrower."""
     heads, kv_heads, head = _heads(shape)
     own = shape.split(heads, "num_attention_heads")
-    kv = _kv_heads_of_one(shape, kv_heads)
-    parts = (own * head * (2 if query_gate else 1), kv * head, kv * head)
+    kv, value = _kv_heads_of_one(shape, kv_heads), shape.size("v_head_dim", default=head)
+    gated = shape.rule.query_gate and shape.value("attn_output_gate") in (None, True)
+    parts = (own * head * (2 if gated else 1), kv * head, kv * value)
+    bias, out_bias = shape.flag(shape.rule.qkv_bias), shape.flag(shape.rule.o_bias)
     yield Linear(
         layer="qkv_proj",
         n=sum(parts),
@@ -36,16 +39,18 @@ def _grouped(shape: Shape, places: tuple[int, ...], *, query_gate: bool = False)
         cut="column",
         modules=tuple(f"self_attn.{x}_proj" for x in "qkv"),
         parts=parts,
-        bias=shape.flag(shape.rule.qkv_bias),
+        bias=bias,
     )
+    if shape.rule.output_gate:
+        yield single("self_attn.gate_proj", own * value, shape.hidden, "column", places)
     yield Linear(
         layer="o_proj",
         n=shape.hidden,
-        k=own * head,
+        k=own * value,
         places=places,
         cut="row",
         modules=("self_attn.o_proj",),
-        bias=shape.flag(shape.rule.o_bias),
+        bias=out_bias,
     )
 
 
@@ -73,7 +78,7 @@ def _kv_heads_of_one(shape: Shape, kv_heads: int) -> int:
     return 1
 
 
-def latent(shape: Shape) -> Iterator[Linear]:
+def latent(shape: Shape, places: tuple[int, ...]) -> Iterator[Linear]:
     """Multi-head latent attention (DeepSeek, Kimi, GLM-5).
 
     kv_b is a product in prefill; decode absorbs it as two batched products in 16 bits, one matrix a head.
@@ -81,40 +86,42 @@ def latent(shape: Shape) -> Iterator[Linear]:
     heads = shape.split(shape.size("num_attention_heads"), "num_attention_heads")
     kv_rank, rope = shape.size("kv_lora_rank"), shape.size("qk_rope_head_dim")
     nope, value = shape.size("qk_nope_head_dim"), shape.size("v_head_dim")
-    hidden, every = shape.hidden, shape.every_layer
+    hidden = shape.hidden
     kv_a = "self_attn.kv_a_proj_with_mqa"
     if shape.value("q_lora_rank") is None:
         q = ("self_attn.q_proj",)
-        yield Linear(layer="q_proj", n=heads * (nope + rope), k=hidden, places=every, cut="column", modules=q)
-        yield Linear(layer="kv_a_proj", n=kv_rank + rope, k=hidden, places=every, cut="whole", modules=(kv_a,))
+        yield Linear(layer="q_proj", n=heads * (nope + rope), k=hidden, places=places, cut="column", modules=q)
+        yield Linear(layer="kv_a_proj", n=kv_rank + rope, k=hidden, places=places, cut="whole", modules=(kv_a,))
     else:
         q_rank = shape.size("q_lora_rank")
         yield Linear(
             layer="fused_qkv_a_proj",
             n=q_rank + kv_rank + rope,
             k=hidden,
-            places=every,
+            places=places,
             cut="whole",
             modules=("self_attn.q_a_proj", kv_a),
             parts=(q_rank, kv_rank + rope),
         )
         q = ("self_attn.q_b_proj",)
-        yield Linear(layer="q_b_proj", n=heads * (nope + rope), k=q_rank, places=every, cut="column", modules=q)
-        yield from _indexer(shape, q_rank)
+        yield Linear(layer="q_b_proj", n=heads * (nope + rope), k=q_rank, places=places, cut="column", modules=q)
+        yield from _indexer(shape, places, q_rank)
     b = ("self_attn.kv_b_proj",)
-    yield Linear(layer="kv_b_proj", n=heads * (nope + value), k=kv_rank, places=every, cut="column", modules=b)
+    yield Linear(layer="kv_b_proj", n=heads * (nope + value), k=kv_rank, places=places, cut="column", modules=b)
     for layer, n, k in (("kv_b_proj.k (absorbed)", kv_rank, nope), ("kv_b_proj.v (absorbed)", value, kv_rank)):
-        yield Linear(layer=layer, n=n, k=k, places=every, cut="whole", modules=b, batch=heads, sixteen_bit=True)
-    yield Linear(layer="o_proj", n=hidden, k=heads * value, places=every, cut="row", modules=("self_attn.o_proj",))
+        yield Linear(layer=layer, n=n, k=k, places=places, cut="whole", modules=b, batch=heads, sixteen_bit=True)
+    if shape.rule.output_gate:
+        yield single("self_attn.gate_proj", heads * value, hidden, "column", places)
+    yield Linear(layer="o_proj", n=hidden, k=heads * value, places=places, cut="row", modules=("self_attn.o_proj",))
 
 
-def _indexer(shape: Shape, q_rank: int) -> Iterator[Linear]:
+def _indexer(shape: Shape, places: tuple[int, ...], q_rank: int) -> Iterator[Linear]:
     """The indexer of sparse attention (DeepSeek-V3.2, GLM-5), the same on every device; weights_proj stays 16-bit."""
     if shape.value("index_n_heads") is None:
         return
     heads, head, hidden = shape.size("index_n_heads"), shape.size("index_head_dim"), shape.hidden
     kinds = shape.words("indexer_types", ("full", "shared"))
-    places = tuple(i for i in shape.every_layer if not kinds or kinds[i] == "full")
+    places = tuple(i for i in places if not kinds or kinds[i] == "full")
     for name, n, k in (("wq_b", heads * head, q_rank), ("wk", head, hidden), ("weights_proj", heads, hidden)):
         yield Linear(
             layer=f"indexer.{name}",
@@ -127,97 +134,4 @@ def _indexer(shape: Shape, q_rank: int) -> Iterator[Linear]:
         )
 
 
-def delta(shape: Shape) -> Iterator[Linear]:
-    """Gated delta networks with a full-attention layer in between (Qwen3-Next, Qwen3.5)."""
-    full, linear = _split_layers(shape)
-    gate = shape.value("attn_output_gate")
-    yield from _grouped(shape, full, query_gate=gate is None or bool(gate))
-    key_heads = shape.split(shape.size("linear_num_key_heads"), "linear_num_key_heads")
-    value_heads = shape.split(shape.size("linear_num_value_heads"), "linear_num_value_heads")
-    keys = key_heads * shape.size("linear_key_head_dim")
-    values = value_heads * shape.size("linear_value_head_dim")
-    hidden = shape.hidden
-    at = "linear_attn.in_proj_"
-    yield Linear(
-        layer=f"{at}qkvz",
-        n=2 * keys + 2 * values,
-        k=hidden,
-        places=linear,
-        cut="column",
-        modules=(f"{at}qkvz", f"{at}qkv", f"{at}z"),
-        parts=(keys, keys, values, values),
-    )
-    yield Linear(
-        layer=f"{at}ba",
-        n=2 * value_heads,
-        k=hidden,
-        places=linear,
-        cut="column",
-        modules=(f"{at}ba", f"{at}b", f"{at}a"),
-        parts=(value_heads, value_heads),
-        sixteen_bit=True,  # one number a head: no block of scales fits
-    )
-    out = "linear_attn.out_proj"
-    yield Linear(layer=out, n=hidden, k=values, places=linear, cut="row", modules=(out,))
-
-
-def lightning(shape: Shape) -> Iterator[Linear]:
-    """Lightning attention with a full-attention layer in between (MiniMax-Text-01, M1)."""
-    full, linear = _split_layers(shape)
-    yield from _grouped(shape, full)
-    heads, _, head = _heads(shape)
-    inner = shape.split(heads, "num_attention_heads") * head
-    hidden = shape.hidden
-    qkv, gate, out = (f"linear_attn.{name}" for name in ("qkv_proj", "output_gate", "out_proj"))
-    parts = (inner,) * 3
-    at = "self_attn."
-    yield Linear(layer=qkv, n=3 * inner, k=hidden, places=linear, cut="column", modules=(f"{at}qkv_proj",), parts=parts)
-    yield Linear(layer=gate, n=inner, k=hidden, places=linear, cut="column", modules=(f"{at}output_gate",))
-    yield Linear(layer=out, n=hidden, k=inner, places=linear, cut="row", modules=(f"{at}out_proj",))
-
-
-def mamba(shape: Shape) -> Iterator[Linear]:
-    """State spaces with a full-attention layer in between (Jamba)."""
-    period, hidden = shape.size("attn_layer_period"), shape.hidden
-    offset = from_zero(shape, "attn_layer_offset") % period
-    yield from _grouped(shape, tuple(i for i in shape.every_layer if i % period == offset))
-    places = tuple(i for i in shape.every_layer if i % period != offset)
-    inner = shape.split(shape.size("mamba_expand") * hidden, "mamba_expand times hidden_size")
-    automatic = shape.value("mamba_dt_rank") == "auto"
-    rank = -(-hidden // 16) if automatic else shape.size("mamba_dt_rank")
-    bias = shape.flag("mamba_proj_bias")
-    yield _mamba(places, "in_proj", 2 * inner, hidden, "column", bias, parts=(inner, inner))
-    yield _mamba(places, "x_proj", rank + 2 * shape.size("mamba_d_state"), inner, "row", False)
-    yield _mamba(places, "dt_proj", inner, rank, "column", True)
-    yield _mamba(places, "out_proj", hidden, inner, "row", bias)
-
-
-def _mamba(
-    places: tuple[int, ...], name: str, n: int, k: int, cut: str, bias: bool, parts: tuple[int, ...] = ()
-) -> Linear:
-    at = f"mamba.{name}"
-    return Linear(layer=at, n=n, k=k, places=places, cut=cut, modules=(at,), parts=parts, bias=bias)
-
-
-def _split_layers(shape: Shape) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(layers with full attention, layers with linear attention)."""
-    kinds = shape.words("layer_types", _FULL + _LINEAR)
-    by_number = shape.numbers("attn_type_list")  # MiniMax: 1 is full
-    step = shape.size("full_attention_interval", default=4)
-    if by_number and len(by_number) != shape.layers:
-        raise UserError(f"{shape.where}: attn_type_list: {len(by_number)} of them, expected {shape.layers}")
-    full = [
-        i
-        for i in shape.every_layer
-        if (kinds[i] in _FULL if kinds else by_number[i] == 1 if by_number else (i + 1) % step == 0)
-    ]
-    return tuple(full), tuple(i for i in shape.every_layer if i not in full)
-
-
-_KINDS: Mapping[str, Callable[[Shape], Iterator[Linear]]] = {
-    "grouped": grouped,
-    "latent": latent,
-    "delta": delta,
-    "lightning": lightning,
-    "mamba": mamba,
-}
+_KINDS: Mapping[str, Callable[[Shape, tuple[int, ...]], Iterator[Linear]]] = {"grouped": grouped, "latent": latent}

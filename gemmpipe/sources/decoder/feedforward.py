@@ -3,11 +3,15 @@
 from collections.abc import Iterator
 
 from gemmpipe.errors import UserError
-from gemmpipe.sources.decoder.linear import Linear, Shape, from_zero
+from gemmpipe.sources.decoder.linear import Linear, Shape, from_zero, single
+from gemmpipe.sources.decoder.mixing import EXPERTS, MLP, apart, layers_with
 
 COUNTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
 """Fields that say how many experts there are."""
-_TOPK = ("num_experts_per_tok", "experts_per_token", "moe_topk", "moe_k", "num_experts_per_token", "moe_top_k")
+_TOPK = (
+    *("num_experts_per_tok", "experts_per_token", "moe_topk", "moe_k", "num_experts_per_token", "moe_top_k"),
+    "top_k_experts",
+)
 _WIDTHS = ("moe_intermediate_size", "expert_ffn_hidden_size")
 _SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert")
 _SHARED_WIDTHS = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size")
@@ -15,20 +19,40 @@ _DENSE_WIDTHS = ("intermediate_size_mlp", "dense_intermediate_size", "intermedia
 
 
 def feedforward(shape: Shape) -> Iterator[Linear]:
-    """The MLP of every layer, or its experts."""
+    """The MLP of every layer that has one, or its experts."""
     if shape.rule.sparse and any(shape.value(name) for name in COUNTS):
         yield from experts(shape)
-    else:
-        yield from mlp(shape, _width(shape, "intermediate_size"), shape.every_layer)
+    elif shape.rule.dense:
+        yield from _mlps(shape, layers_with(shape, MLP) if apart(shape) else shape.every_layer, shape.rule.dense)
+
+
+def _mlps(shape: Shape, places: tuple[int, ...], *names: str, prefix: str = "") -> Iterator[Linear]:
+    """The MLPs of these layers; Gemma's that share keys and values may be twice as wide."""
+    width = _width(shape, *names) if places else 0
+    shared = from_zero(shape, "num_kv_shared_layers") if shape.value("use_double_wide_mlp") else 0
+    for wide in (1, 2):
+        some = tuple(i for i in places if (i >= shape.layers - shared) == (wide == 2))
+        if some:
+            yield from mlp(shape, wide * width, some, prefix)
 
 
 def _width(shape: Shape, *names: str) -> int:
     """The width of an MLP; four times the hidden one where an ungated architecture says nothing."""
     default = None if shape.rule.gated else shape.size("expansion_ratio", default=4) * shape.hidden
     width = shape.size(*names, default=default)
+    if shape.rule.two_thirds and shape.value("block_auto_adjust_ff_dim") in (None, True):
+        return _two_thirds(shape, width)
     if shape.rule.halved and width % 2:
         raise UserError(f"{shape.where}: {names[0]}: {width}, expected gate and up together, an even number")
     return width // 2 if shape.rule.halved else width
+
+
+def _two_thirds(shape: Shape, width: int) -> int:
+    """LFM2's gated MLP has as many weights as an ungated one of the width said, up to a multiplier and a multiple."""
+    multiplier, multiple = shape.value("block_ffn_dim_multiplier"), shape.size("block_multiple_of", default=256)
+    if isinstance(multiplier, bool) or not isinstance(multiplier, int | float | None) or (multiplier or 1) <= 0:
+        raise UserError(f"{shape.where}: block_ffn_dim_multiplier: {multiplier!r}, expected a number above 0")
+    return -(-int((multiplier or 1) * int(2 * width / 3)) // multiple) * multiple
 
 
 def mlp(shape: Shape, width: int, places: tuple[int, ...], prefix: str = "") -> Iterator[Linear]:
@@ -57,13 +81,12 @@ def experts(shape: Shape) -> Iterator[Linear]:
     dense, sparse = _layers(shape)
     # One width for both in Mixtral and gpt-oss, whose MLPs are all experts.
     width = shape.size(*_WIDTHS, "intermediate_size")
-    if dense:
-        yield from mlp(shape, _width(shape, *_DENSE_WIDTHS), dense, "mlp.")
+    yield from _mlps(shape, shape.every_layer if shape.rule.beside else dense, *_DENSE_WIDTHS, prefix="mlp.")
     shared = _shared_width(shape, width)
     if shared:
         yield from mlp(shape, shared, sparse, "shared_experts.")
     count, hidden = shape.size(*COUNTS), shape.hidden
-    gate = ("mlp.gate", "mlp.router", "block_sparse_moe.gate", "feed_forward.router")
+    gate = ("mlp.gate", "mlp.router", "block_sparse_moe.gate", "block_sparse_moe.router", "feed_forward.router")
     yield Linear(
         layer="router(gate)",
         n=count,
@@ -79,10 +102,15 @@ def experts(shape: Shape) -> Iterator[Linear]:
         yield Linear(
             layer="shared_expert_gate", n=1, k=hidden, places=sparse, cut="whole", modules=one, sixteen_bit=True
         )
-    yield from _grouped(shape, count, width, sparse)
+    inner = shape.size("moe_latent_size", default=hidden)  # Nemotron-H's experts may be narrower than the model
+    if inner != hidden:
+        bias = shape.flag(shape.rule.mlp_bias)
+        yield single("mlp.fc1_latent_proj", inner, hidden, "whole", sparse, bias=bias)
+        yield single("mlp.fc2_latent_proj", hidden, inner, "whole", sparse, bias=bias)
+    yield from _grouped(shape, count, width, inner, sparse)
 
 
-def _grouped(shape: Shape, count: int, width: int, places: tuple[int, ...]) -> Iterator[Linear]:
+def _grouped(shape: Shape, count: int, width: int, hidden: int, places: tuple[int, ...]) -> Iterator[Linear]:
     """The experts' products: cut over tp, or whole experts dealt out over ep."""
     topk = shape.size(*_TOPK) if any(shape.value(name) is not None for name in _TOPK) else 0
     if topk > count:
@@ -90,7 +118,7 @@ def _grouped(shape: Shape, count: int, width: int, places: tuple[int, ...]) -> I
     if count % shape.ep:
         raise UserError(f"{shape.where}: {count} experts do not divide by ep {shape.ep}")
     own = width if shape.ep > 1 else shape.split(width, "moe_intermediate_size")
-    held, hidden = count // shape.ep, shape.hidden
+    held = count // shape.ep
     fused, whole = (2 if shape.rule.gated else 1), shape.ep > 1
     modules = ("mlp.experts", "block_sparse_moe.experts", "feed_forward.experts")
     yield Linear(
@@ -131,6 +159,8 @@ def _shared_width(shape: Shape, width: int) -> int:
 
 def _layers(shape: Shape) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(layers with a plain MLP, layers with experts). Raises UserError for fields that contradict each other."""
+    if apart(shape):
+        return layers_with(shape, MLP), layers_with(shape, EXPERTS)
     kinds = shape.words("mlp_layer_types", ("dense", "sparse"))
     named = shape.numbers("moe_layers") or shape.numbers("moe_layers_enum")
     per_layer = shape.value("moe_layer_freq")
@@ -161,6 +191,17 @@ def _is_sparse(shape: Shape, layer: int) -> bool:
         and (layer + 1) % step == 0
         and layer % shape.size("moe_layer_freq", default=1) == 0
     )
+
+
+def inputs_of_layers(shape: Shape) -> Iterator[Linear]:
+    """Gemma's small embeddings for every layer: made once for all layers, gated and projected in each."""
+    if not shape.value("hidden_size_per_layer_input"):
+        return
+    width = shape.size("hidden_size_per_layer_input")
+    made = shape.split(shape.layers * width, "num_hidden_layers times hidden_size_per_layer_input")
+    yield single("per_layer_model_projection", made, shape.hidden, "column", (0,))
+    yield single("per_layer_input_gate", width, shape.hidden, "whole", shape.every_layer)
+    yield single("per_layer_projection", shape.hidden, width, "whole", shape.every_layer)
 
 
 def lm_head(shape: Shape) -> Linear:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from gemmpipe.errors import UserError
 from gemmpipe.sources.decoder.linear import Linear
 
-_PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.")
+_PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.", "backbone.")
 _WITHIN_S = 5.0
 _MATCH = """
 import json, re, sys

@@ -1,9 +1,10 @@
-"""What the rules speak of: a product of one device, how an architecture differs, and a config.json read for one."""
+"""What the rules speak of: a product of one device, and a config.json read by an architecture's rule."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from gemmpipe.errors import UserError, nearest, one_letter_apart
+from gemmpipe.sources.decoder.rule import Rule
 
 Config = Mapping[str, object]
 
@@ -39,29 +40,29 @@ class Linear:
         return len(self.places)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rule:
-    """How an architecture differs from a plain decoder; a bias is a fixed answer or the field that tells."""
-
-    attention: str = "grouped"
-    """`grouped`, `latent`, `delta` (most layers linear attention), `lightning` or `mamba` (most layers state space)."""
-    qkv_bias: bool | str = "attention_bias"
-    o_bias: bool | str = False
-    gated: bool = True
-    mlp_bias: bool | str = "mlp_bias"
-    sparse: bool = False
-    """Whether its MLPs may be mixtures of experts."""
-    expert_bias: bool = False
-    """Whether routers and experts have biases."""
-    head_bias: bool | str = False
-    shared_gate: bool = False
-    """Whether a product with one output weighs the shared expert."""
-    halved: bool = False
-    """Whether `intermediate_size` counts gate and up together."""
-    fields: Mapping[str, str] = field(default_factory=dict)
-    """Our name of a field -> the architecture's own, `outer.inner` for one of a nested object."""
-    defaults: Mapping[str, int] = field(default_factory=dict)
-    """Sizes that published files leave out where they are the class's own."""
+def single(
+    name: str,
+    n: int,
+    k: int,
+    cut: str,
+    places: tuple[int, ...],
+    *,
+    bias: bool = False,
+    parts: tuple[int, ...] = (),
+    sixteen_bit: bool = False,
+) -> Linear:
+    """A matrix that is merged with no other: the product has the name that a checkpoint gives it."""
+    return Linear(
+        layer=name,
+        n=n,
+        k=k,
+        places=places,
+        cut=cut,
+        modules=(name,),
+        parts=parts,
+        bias=bias,
+        sixteen_bit=sixteen_bit,
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,6 +82,34 @@ class Shape:
         for part in self.rule.fields.get(name, name).split("."):
             found = found.get(part) if isinstance(found, Mapping) else None
         return self.config.get(name) if found is None else found
+
+    def alike(self, places: tuple[int, ...]) -> "list[tuple[Shape, tuple[int, ...]]]":
+        """These layers by what they have for themselves: (the configuration with it, the layers it holds for)."""
+        apart: dict[str, tuple[Shape, list[int]]] = {}
+        for place in places:
+            own = self._own(place)
+            one = self if not own else replace(self, config={**self.config, **own}, rule=replace(self.rule, by_type={}))
+            apart.setdefault(repr(sorted(own.items(), key=str)), (one, []))[1].append(place)
+        return [(one, tuple(held)) for one, held in apart.values()]
+
+    def _own(self, place: int) -> Config:
+        """Fields of one layer: what its type has, and `per_layer_config` of files that transformers 5 wrote."""
+        own: dict[str, object] = {}
+        for ours, theirs in self.rule.by_type.get(self._type(place), {}).items():
+            said = self.value(theirs)
+            own[ours] = self.rule.defaults.get(theirs) if said is None else said
+        listed = self.value("per_layer_config")
+        if isinstance(listed, Mapping):
+            said = next((each for name, each in listed.items() if str(name).lstrip("0") == str(place or "")), None)
+            own |= {str(name): value for name, value in said.items()} if isinstance(said, Mapping) else {}
+        return {name: value for name, value in own.items() if value is not None}
+
+    def _type(self, place: int) -> str:
+        said, sliding = self.value("layer_types"), self.value("hybrid_layer_pattern")
+        for listed in (said, sliding):
+            if self.rule.by_type and isinstance(listed, list | tuple) and place < len(listed):
+                return _BY_NUMBER.get(str(listed[place]), str(listed[place]))
+        return ""
 
     def size(self, *names: str, default: int | None = None) -> int:
         """The first of these fields that is there, a whole number from 1; UserError where there is none."""
@@ -138,7 +167,8 @@ class Shape:
     @property
     def layers(self) -> int:
         """How many decoder layers."""
-        layers = self.size("num_hidden_layers")
+        listed = self.value("layers_block_type")  # Nemotron-H's file as transformers 5 writes it counts no further
+        layers = self.size("num_hidden_layers", default=len(listed) or None if isinstance(listed, list) else None)
         if layers > MOST_LAYERS:
             raise UserError(f"{self.where}: num_hidden_layers: {layers}, expected at most {MOST_LAYERS}")
         return layers
@@ -160,9 +190,11 @@ def from_zero(shape: Shape, *names: str, default: int = 0) -> int:
         if value > shape.layers and not name.endswith("end_index"):
             raise UserError(f"{shape.where}: {name}: {value!r}, expected 0 to {shape.layers} layers")
         return value
-    return default
+    return shape.rule.defaults.get(names[0], default)
 
 
+_BY_NUMBER = {"0": "full_attention", "1": "sliding_attention"}
+"""MiMo's `hybrid_layer_pattern`."""
 MOST_LAYERS = 10_000
 """Far beyond any model; a file that says more is not one."""
 

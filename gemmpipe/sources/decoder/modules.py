@@ -8,6 +8,7 @@ from gemmpipe.errors import UserError, nearest
 from gemmpipe.sources.decoder.linear import Linear
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.(.+)$")
+_IN_ROUTER = re.compile(r"(?<=router)\.(?:layer|gate|proj|classifier)$")
 _MERGED: Mapping[tuple[str, ...], str] = {
     ("q_proj", "k_proj", "v_proj"): "qkv_proj",
     ("query", "key", "value"): "qkv_proj",
@@ -19,19 +20,25 @@ _MERGED: Mapping[tuple[str, ...], str] = {
 }
 """Siblings that engines merge, since they multiply the same input -> the product's name."""
 _QKV = ("qkv_proj", "query_key_value", "qkv", "wqkv", "Wqkv", "c_attn", "W_pack")
+_UNITS = {"qkv_proj": "num_key_value_heads", "in_proj": "heads and groups of its state space"}
 _HEAD = ("lm_head", "embed_out", "output")
 _COLUMN = (
     *("q_proj", "k_proj", "v_proj", "gate_up_proj", "gate_proj", "up_proj", "q_b_proj", "kv_b_proj"),
     *("in_proj_qkvz", "in_proj_ba", "fc1", "fc_in", "c_fc", "dense_h_to_4h", "output_gate", *_QKV, *_HEAD),
-    *("in_proj_xz", "dt_proj"),
+    *("in_proj", "in_proj_xz", "dt_proj", "input_linear", "f_b_proj", "g_b_proj", "b_proj"),
+    "per_layer_model_projection",
 )
-_ROW = ("o_proj", "down_proj", "out_proj", "dense", "fc2", "fc_out", "dense_4h_to_h", "c_proj", "wo", "w2", "x_proj")
+_ROW = (
+    *("o_proj", "down_proj", "out_proj", "dense", "fc2", "fc_out", "dense_4h_to_h", "c_proj", "wo", "w2", "x_proj"),
+    "output_linear",
+)
 _WHOLE = (
     *("fused_qkv_a_proj", "q_a_proj", "kv_a_proj_with_mqa", "kv_a_proj", "gate", "router", "shared_expert_gate"),
-    *("wq_b", "wk", "weights_proj", "gate_weight", "router.layer"),
+    *("wq_b", "wk", "weights_proj", "gate_weight", "f_a_proj", "g_a_proj", "fc1_latent_proj", "fc2_latent_proj"),
+    *("per_layer_input_gate", "per_layer_projection"),
 )
 _PLAN = {"colwise": "column", "rowwise": "row"}
-_SIXTEEN = ("lm_head", "gate", "router", "shared_expert_gate", "weights_proj", "in_proj_ba", "embed_out", "layer")
+_SIXTEEN = ("lm_head", "gate", "router", "shared_expert_gate", "weights_proj", "in_proj_ba", "embed_out", "b_proj")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +50,10 @@ class Module:
     k: int
     bias: bool
     experts: int = 0
+    parts: tuple[int, ...] = ()
+    """The Ns within it that are cut each by itself; empty for one."""
+    units: tuple[int, ...] = ()
+    """How many heads or groups each part is made of, which no cut divides; 0 where it may be cut anywhere."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,27 +75,38 @@ def products(
     """
     if heads.query % tp:
         raise UserError(f"{where}: num_attention_heads {heads.query} does not divide by tp {tp}")
-    whole: dict[tuple[object, ...], Linear] = {}
-    for linear in _merged(modules):
-        key = (linear.layer, linear.n, linear.k, linear.bias, linear.experts, linear.parts)
+    whole: dict[tuple[object, ...], _Uncut] = {}
+    for each in _merged(modules):
+        linear = each.linear
+        key = (linear.layer, linear.n, linear.k, linear.bias, linear.experts, linear.parts, each.units)
         old = whole.get(key)
-        whole[key] = replace(linear, places=old.places + linear.places) if old else linear
+        places = old.linear.places + linear.places if old else linear.places
+        whole[key] = replace(each, linear=replace(linear, places=places))
     cutting = _Cutting(heads=heads, plan=plan, tp=tp, ep=ep, where=where)
-    return [replace(cutting.cut(each), topk=topk if each.experts else 0) for each in whole.values()]
+    return [replace(cutting.cut(each), topk=topk if each.linear.experts else 0) for each in whole.values()]
 
 
-def _merged(modules: Iterable[Module]) -> list[Linear]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Uncut:
+    linear: Linear
+    units: tuple[int, ...]
+    """Of each part of it, as `Module` has them; 0 for any number."""
+
+
+def _merged(modules: Iterable[Module]) -> list[_Uncut]:
     """Siblings of one parent as the product that engines make of them, in the order of the model."""
     by_parent: dict[tuple[int, str], dict[str, Module]] = {}
     for module in modules:
         place, inner = _place(module.name)
         parent, _, leaf = inner.rpartition(".")
         by_parent.setdefault((place, parent), {})[leaf] = module
-    found: list[Linear] = []
+    found: list[_Uncut] = []
     for (place, parent), children in by_parent.items():
         left = dict(children)
         if "x_proj" in left and "in_proj" in left:  # a state space whose two halves are all that in_proj makes
             left["in_proj_xz"] = left.pop("in_proj")
+        if parent == "self_attn" and {"q_proj", "k_proj"} <= set(left) and "v_proj" not in left:
+            left["v_proj"] = left["k_proj"]  # Gemma 4's values may be its keys: engines load the matrix twice
         for leaves, merged in _MERGED.items():
             parts = [left[leaf] for leaf in leaves if leaf in left and not left[leaf].experts]
             if len(parts) == len(leaves) and len({part.k for part in parts}) == 1:
@@ -97,23 +119,25 @@ def _merged(modules: Iterable[Module]) -> list[Linear]:
 def _place(name: str) -> tuple[int, str]:
     """(layer, the name within it); layer 0 and the last part for what a model has once."""
     match = _LAYER.search(name)
-    return (int(match[1]), match[2]) if match else (0, name.rpartition(".")[2])
+    return (int(match[1]), _IN_ROUTER.sub("", match[2])) if match else (0, name.rpartition(".")[2])
 
 
-def _linear(place: int, parent: str, leaf: str, leaves: Sequence[str], parts: Sequence[Module]) -> Linear:
+def _linear(place: int, parent: str, leaf: str, leaves: Sequence[str], parts: Sequence[Module]) -> _Uncut:
     at = f"{parent}." if parent else ""
-    return Linear(
+    within = [(n, unit) for part in parts for n, unit in zip(part.parts or (part.n,), part.units or (0,), strict=True)]
+    linear = Linear(
         layer=f"{at}{leaf}",
         n=sum(part.n for part in parts),
         k=parts[0].k,
         places=(place,),
         cut="",
         modules=tuple(f"{at}{each}" for each in leaves),
-        parts=tuple(part.n for part in parts),
+        parts=tuple(n for n, _ in within),
         bias=any(part.bias for part in parts),
         sixteen_bit=leaf in _SIXTEEN,
         experts=parts[0].experts,
     )
+    return _Uncut(linear=linear, units=tuple(unit for _, unit in within))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,8 +148,9 @@ class _Cutting:
     ep: int
     where: str
 
-    def cut(self, linear: Linear) -> Linear:
+    def cut(self, uncut: _Uncut) -> Linear:
         """The share of one device."""
+        linear = uncut.linear
         leaf = linear.layer.rpartition(".")[2]
         way = self._way(leaf, linear)
         if linear.experts and self.ep > 1:
@@ -134,7 +159,7 @@ class _Cutting:
             return replace(linear, cut=way, k=self._share(linear.k, linear.layer))
         parts = linear.parts
         if way == "column":
-            parts = tuple(self._part(leaf, place, part, linear) for place, part in enumerate(self._parts(leaf, linear)))
+            parts = tuple(self._part(leaf, part, unit, linear) for part, unit in self._parts(leaf, uncut))
         return replace(linear, cut=way, n=sum(parts), parts=parts)
 
     def _way(self, leaf: str, linear: Linear) -> str:
@@ -146,28 +171,30 @@ class _Cutting:
             return planned or "whole"
         raise UserError(f"{self.where}: no rule how '{linear.layer}' is cut over tp {self.tp}{nearest(leaf, _COLUMN)}")
 
-    def _parts(self, leaf: str, linear: Linear) -> tuple[int, ...]:
-        """The Ns of what is cut by itself, also within a matrix that is stored as one."""
-        heads = self.heads
-        query, kv = heads.query * heads.width, heads.kv * heads.width
+    def _parts(self, leaf: str, uncut: _Uncut) -> list[tuple[int, int]]:
+        """(N, units) of what is cut by itself, also within a matrix that is stored as one."""
+        linear, heads = uncut.linear, self.heads
         if len(linear.parts) == 1 and leaf in _QKV:
-            return (query, kv, kv) if linear.n == query + 2 * kv else linear.parts
-        if len(linear.parts) == 1 and leaf == "gate_up_proj":
-            return (linear.n // 2,) * 2
-        return linear.parts
+            query, kv = heads.query * heads.width, heads.kv * heads.width
+            if linear.n == query + 2 * kv:
+                return [(query, 0), (kv, heads.kv), (kv, heads.kv)]
+        if len(linear.parts) == 1 and leaf in ("gate_up_proj", "input_linear"):
+            return [(linear.n // 2, 0)] * 2
+        return list(zip(linear.parts, uncut.units, strict=True))
 
-    def _part(self, leaf: str, place: int, part: int, linear: Linear) -> int:
+    def _part(self, leaf: str, part: int, units: int, linear: Linear) -> int:
         if leaf in _HEAD:
             return self._share(-(-part // 64) * 64, linear.layer)
-        keys = leaf in ("k_proj", "v_proj") or (leaf in _QKV and place > 0)
-        if not keys or part != self.heads.kv * self.heads.width:
+        if not units:
             return self._share(part, linear.layer)
-        if self.heads.kv >= self.tp:
-            return self._divided(self.heads.kv, self.tp, "num_key_value_heads", "tp") * self.heads.width
-        if self.tp % self.heads.kv:
-            why = f"tp {self.tp} is no multiple of {self.heads.kv} KV heads, so they cannot be repeated"
+        if units >= self.tp or leaf not in _QKV:
+            # A state space's group is repeated only where it is the only one.
+            held = 1 if units == 1 else self._divided(units, self.tp, _UNITS.get(leaf, linear.layer), "tp")
+            return held * (part // units)
+        if self.tp % units:
+            why = f"tp {self.tp} is no multiple of {units} KV heads, so they cannot be repeated"
             raise UserError(f"{self.where}: {why}")
-        return self.heads.width
+        return part // units
 
     def _share(self, size: int, layer: str) -> int:
         return self._divided(size, self.tp, layer, "tp")

@@ -1,9 +1,12 @@
 """Which rule an architecture follows: named as config.json's `architectures` and `model_type` name it."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from gemmpipe.errors import UserError, nearest
-from gemmpipe.sources.decoder.linear import Config, Rule
+from gemmpipe.sources.decoder.hybrids import HYBRIDS
+from gemmpipe.sources.decoder.linear import Config
+from gemmpipe.sources.decoder.rule import Rule
 
 _PLAIN = Rule(qkv_bias=False, mlp_bias=False)
 _BIASED_QKV = Rule(qkv_bias=True, mlp_bias=False)
@@ -11,7 +14,9 @@ _BY_FIELD = Rule(mlp_bias=False)
 _LLAMA = Rule(o_bias="attention_bias")
 _SPARSE = Rule(mlp_bias=False, sparse=True)
 _LATENT = Rule(attention="latent", mlp_bias=False, sparse=True)
-_DELTA = Rule(attention="delta", mlp_bias=False, sparse=True, shared_gate=True)
+_EVERY_FOURTH = {"full_attention_interval": 4}
+_DELTA = Rule(between="delta", query_gate=True, mlp_bias=False, sparse=True, shared_gate=True, defaults=_EVERY_FOURTH)
+_LIGHTNING = Rule(between="lightning", qkv_bias=False, mlp_bias=False, sparse=True, defaults=_EVERY_FOURTH)
 _UNGATED = Rule(o_bias="attention_bias", gated=False)
 _FALCON = Rule(
     qkv_bias="bias",
@@ -54,6 +59,7 @@ RULES: Mapping[str, Rule] = {
     "Ministral3": _PLAIN,
     "Mixtral": Rule(qkv_bias=False, mlp_bias=False, sparse=True),
     "MistralLarge3": _LATENT,
+    "Mistral4": _LATENT,
     "Qwen2": _BIASED_QKV,
     "Qwen2Moe": Rule(qkv_bias=True, mlp_bias=False, sparse=True, shared_gate=True),
     "Qwen3": _BY_FIELD,
@@ -95,9 +101,9 @@ RULES: Mapping[str, Rule] = {
     "GraniteMoeShared": Rule(o_bias="attention_bias", mlp_bias=False, sparse=True),
     "Falcon": _FALCON,
     "RW": _FALCON,
-    "MiniMax": Rule(attention="lightning", qkv_bias=False, mlp_bias=False, sparse=True),
-    "MiniMaxText01": Rule(attention="lightning", qkv_bias=False, mlp_bias=False, sparse=True),
-    "MiniMaxM1": Rule(attention="lightning", qkv_bias=False, mlp_bias=False, sparse=True),
+    "MiniMax": _LIGHTNING,
+    "MiniMaxText01": _LIGHTNING,
+    "MiniMaxM1": _LIGHTNING,
     "MiniMaxM2": Rule(qkv_bias=False, mlp_bias=False, sparse=True),
     "SmolLM3": _LLAMA,
     "SeedOss": Rule(o_bias="attention_out_bias"),
@@ -130,7 +136,14 @@ RULES: Mapping[str, Rule] = {
     "GPTJ": Rule(qkv_bias=False, mlp_bias=True, head_bias=True, gated=False, fields=_GPT),
     "MPT": Rule(qkv_bias=False, mlp_bias=False, gated=False, fields=_MPT),
     "Dbrx": Rule(qkv_bias=False, mlp_bias=False, sparse=True, fields=_DBRX),
-    "Jamba": Rule(attention="mamba", qkv_bias=False, mlp_bias=False, sparse=True),
+    "Jamba": Rule(
+        between="mamba",
+        qkv_bias=False,
+        mlp_bias=False,
+        sparse=True,
+        names={"mlp.": "feed_forward."},
+        defaults={"attn_layer_period": 8, "attn_layer_offset": 4},
+    ),
     "GPTNeoX": Rule(o_bias="attention_bias", mlp_bias=True, gated=False),
     "OPT": Rule(
         qkv_bias="enable_bias",
@@ -147,6 +160,7 @@ RULES: Mapping[str, Rule] = {
     "FlexOlmo": Rule(o_bias="attention_bias", mlp_bias=False, sparse=True),
     "Helium": _BY_FIELD,
     "HYV3": Rule(qkv_bias=False, mlp_bias=False, sparse=True),
+    "HYV4": replace(_LATENT, output_gate=True),
     "IQuestCoder": _LLAMA,
     "Jais2": Rule(o_bias="attention_bias", gated=False),
     "Mellum": Rule(qkv_bias=False, mlp_bias=False, sparse=True),
@@ -157,6 +171,7 @@ RULES: Mapping[str, Rule] = {
     "SolarOpen": _SPARSE,
     "VaultGemma": _BY_FIELD,
     "Youtu": _LATENT,
+    **HYBRIDS,
 }
 """The name without ForCausalLM -> how engines cut it. What is not here is refused: other models fuse differently."""
 
@@ -180,6 +195,10 @@ _SAME = {
     "mistral3": "mistral",
     "voxtral": "llama",
     "pixtral": "mistral",
+    "phi3v": "phi3",
+    "gritlm": "mistral",
+    "fairseq2llama": "llama",
+    "gemma4unified": "gemma4",
 }
 """Names of other things whose language model is one of these."""
 NESTED = ("text_config", "llm_config", "language_config")

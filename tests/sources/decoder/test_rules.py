@@ -209,8 +209,8 @@ def test_nested_files(outer: str, inner: Mapping[str, object], layer: object) ->
 
 
 def test_what_the_inner_file_names_decides() -> None:
-    outer = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {**BASE, "model_type": "mamba2"}}
-    with pytest.raises(UserError, match="no rule for architecture 'mamba2'"):
+    outer = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {**BASE, "model_type": "rwkv"}}
+    with pytest.raises(UserError, match="no rule for architecture 'rwkv'"):
         cut(outer)
 
 
