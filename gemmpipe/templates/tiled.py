@@ -10,6 +10,7 @@ from gemmpipe.data import Build, Device, Knobs, Scalar
 from gemmpipe.family import Experts, GemmSpec, Inputs, Prepared
 from gemmpipe.launching.builds import find_kernel, is_interpreted, source_hash
 from gemmpipe.launching.launches import Kernel, KernelLaunch
+from gemmpipe.layouts import PLAIN, TILES_16X16
 from gemmpipe.operand_types import element_bytes
 from gemmpipe.templates.axes import AMD_ONLY, AXES, KIND, NEUTRAL, SWAP, check_axes, integer
 
@@ -195,7 +196,7 @@ def prefetched_lines(spec: GemmSpec, splits: int) -> int:
     before reads, and split products wait for one another rather than for memory (H200, 2026-11-21).
     """
     row_bytes = int(spec.k * element_bytes(spec.w_dtype))
-    if splits > 1 or spec.w_layout != "nk":
+    if splits > 1 or spec.w_layout not in (PLAIN, TILES_16X16):
         return 0
     return min(_PREFETCHED_LINES, row_bytes // _LINE, _PREFETCHED_BYTES // (spec.batch * spec.n * _LINE))
 

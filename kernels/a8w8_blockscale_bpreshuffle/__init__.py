@@ -18,6 +18,7 @@ from gemmpipe.layouts import TILES_16X16
 from gemmpipe.operands import make_inputs, make_weights
 from gemmpipe.reference import product, tolerance
 from gemmpipe.tables.aiter import PLAIN, AiterTable
+from gemmpipe.templates.skinny_tiles import SkinnyTiles
 
 FAMILY = Family(
     name="a8w8_blockscale_bpreshuffle",
@@ -41,5 +42,5 @@ FAMILY = Family(
     flops=flops,
     bytes_moved=bytes_moved,
     baseline=("torch",),
-    implementations=(Blockscale(), BlockscaleWarpSpecialised(layout=TILES_16X16)),
+    implementations=(Blockscale(), BlockscaleWarpSpecialised(layout=TILES_16X16), SkinnyTiles()),
 )

@@ -6,45 +6,48 @@ import triton
 import triton.language as tl
 
 from gemmpipe.kernels.a8w8_blockscale._kernel import scaled_product
-from gemmpipe.templates.tiles import k_range, load_k, out_tile, sum_of_parts, tile_of
+from gemmpipe.templates.tiles import k_range, load_k, offsets, out_tile, rows_of, sum_of_parts, tile_of
+from gemmpipe.templates.weight_tiles import load_tiles, overlap_tiles, runs_of
 
 
 @triton.jit
 def blockscale_tiles(
     x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, out_ptr, parts_ptr, counters_ptr,
-    M, N, K, x_stride, w_stride, x_scale_stride, w_scale_stride, out_stride, group_m, splits,
+    M, N, K, x_stride, w_stride, x_scale_stride, w_scale_stride, out_stride, group_m, splits, lines,
     BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr, BLOCK_SIZE_K: tl.constexpr,
     SCALE_BLOCK: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, CACHE: tl.constexpr,
-    SWAP_AB: tl.constexpr,
+    SWAP_AB: tl.constexpr, XCDS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """out = (x * x_scale) @ (w * w_scale)^T; strides in elements between rows, of x_scale between blocks of K.
 
-    As the row-major weight's kernel, but for where operands and scales lie. Not written for overlapping launches nor
-    for AMD's buffer loads: its rows past the end wrap around instead of repeating the last, and are never stored.
+    As the row-major weight's kernel, but for where weights and the scales of x lie.
     """
-    pid, split, tile_m, tile_n = tile_of(M, N, group_m, BLOCK_SIZE_M, BLOCK_SIZE_N, 1)
-    rows = (tile_m * BLOCK_SIZE_M + tl.arange(0, BLOCK_SIZE_M)) % M
-    columns = (tile_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)) % N
+    pid, split, tile_m, tile_n = tile_of(M, N, group_m, BLOCK_SIZE_M, BLOCK_SIZE_N, XCDS)
+    first_row, rows = rows_of(tile_m, M, BLOCK_SIZE_M)
+    first_column, columns = rows_of(tile_n, N, BLOCK_SIZE_N)
     ks = tl.arange(0, BLOCK_SIZE_K)
     begin, end = k_range(K, split, splits, BLOCK_SIZE_K)
-    x_ptrs = x_ptr + rows.to(tl.int64)[:, None] * x_stride + (begin * BLOCK_SIZE_K + ks)[None, :]
-    # 16 x 16 tiles of bytes, those of 16 columns one after another.
-    w_ptrs = w_ptr + ((columns // 16).to(tl.int64) * w_stride + columns % 16)[None, :] * 16
-    w_ptrs += begin.to(tl.int64) * (BLOCK_SIZE_K * 16) + (ks // 16 * 256 + ks % 16)[:, None]
+    x_ptr += first_row.to(tl.int64) * x_stride + begin * BLOCK_SIZE_K
+    x_at = offsets(rows, x_stride)[:, None] + ks[None, :]
+    w_begin, w_at = runs_of(tile_n, N, w_stride, BLOCK_SIZE_N, BLOCK_SIZE_K)
+    w_ptr += w_begin + begin.to(tl.int64) * (BLOCK_SIZE_K * 16)
+    x_scale_ptr += first_row
     # A tile of at most SCALE_BLOCK columns lies within one block of weight scales.
     UNIFORM: tl.constexpr = BLOCK_SIZE_N <= SCALE_BLOCK
-    scaled_columns = tile_n * BLOCK_SIZE_N if UNIFORM else columns
+    scaled_columns = first_column if UNIFORM else first_column + columns
     w_scale_ptrs = w_scale_ptr + (scaled_columns // SCALE_BLOCK) * w_scale_stride
+    if OVERLAP:
+        overlap_tiles(w_ptr, columns, w_stride, lines)
     acc = tl.zeros((BLOCK_SIZE_N, BLOCK_SIZE_M) if SWAP_AB else (BLOCK_SIZE_M, BLOCK_SIZE_N), tl.float32)
     for k in range(begin, end):
         left = K - k * BLOCK_SIZE_K
-        x = load_k(x_ptrs, ks[None, :], left, EVEN_K, "")
-        w = load_k(w_ptrs, ks[:, None], left, EVEN_K, CACHE)
+        x = load_k(x_ptr + x_at, ks[None, :], left, EVEN_K, "")
+        w = load_tiles(w_ptr + w_at, left, EVEN_K, CACHE)
         block = k * BLOCK_SIZE_K // SCALE_BLOCK
         x_scale = tl.load(x_scale_ptr + block.to(tl.int64) * x_scale_stride + rows)
         acc += scaled_product(x, w, x_scale, tl.load(w_scale_ptrs + block), SWAP_AB, UNIFORM)
-        x_ptrs += BLOCK_SIZE_K
-        w_ptrs += BLOCK_SIZE_K * 16
+        x_ptr += BLOCK_SIZE_K
+        w_ptr += BLOCK_SIZE_K * 16
     if SWAP_AB:
         acc = tl.trans(acc)
     last = True
@@ -52,7 +55,6 @@ def blockscale_tiles(
         left = M - tile_m * BLOCK_SIZE_M
         last, acc = sum_of_parts(acc, parts_ptr, counters_ptr, pid, split, splits, left, BLOCK_SIZE_M, BLOCK_SIZE_N)
     if last:
-        out_rows = tile_m * BLOCK_SIZE_M + tl.arange(0, BLOCK_SIZE_M)
-        out_columns = tile_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)
+        out_rows, out_columns = first_row + tl.arange(0, BLOCK_SIZE_M), first_column + tl.arange(0, BLOCK_SIZE_N)
         out_ptrs, inside = out_tile(out_ptr, out_rows, out_columns, M, N, out_stride)
         tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=inside)

@@ -16,20 +16,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Blockscale(row_major.Blockscale):
-    """`triton`: transposed activation scales, one program a tile and split; its launches do not overlap."""
+    """`triton`: transposed activation scales, one program a tile and split."""
 
     kernel: str = "gemmpipe.kernels.a8w8_blockscale_bpreshuffle._kernel:blockscale_tiles"
-    overlapping: bool = False
 
     def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """The row-major kernel's rules, for the other layout."""
         return _fits.misfit(spec, knobs, device, layout=TILES_16X16)
 
     def integers(self, spec: GemmSpec) -> Mapping[str, int]:
-        """As the row-major kernel's, but for the scales' stride; nothing is fetched ahead."""
-        sizes = {**super().integers(spec), "x_scale_stride": spec.m}
-        del sizes["lines"]
-        return sizes
+        """As the row-major kernel's, but for the scales' stride."""
+        return {**super().integers(spec), "x_scale_stride": spec.m}
 
     def arguments(self, inputs: Inputs, prepared: Prepared, out: "torch.Tensor") -> Mapping[str, object]:
         """The tensors, and the strides that they really have."""

@@ -17,6 +17,7 @@ from gemmpipe.reference import product, tolerance
 from gemmpipe.tables.aiter import PLAIN, AiterTable
 from gemmpipe.templates.dense import Dense
 from gemmpipe.templates.dense_gluon import DenseWarpSpecialised
+from gemmpipe.templates.skinny_tiles import SkinnyTiles
 
 FAMILY = Family(
     name="a8w8_bpreshuffle",
@@ -42,5 +43,5 @@ FAMILY = Family(
     flops=flops,
     bytes_moved=bytes_moved,
     baseline=("torch",),
-    implementations=(Dense(layout=TILES_16X16), DenseWarpSpecialised(layout=TILES_16X16)),
+    implementations=(Dense(layout=TILES_16X16), DenseWarpSpecialised(layout=TILES_16X16), SkinnyTiles()),
 )

@@ -129,6 +129,29 @@ def test_warp_specialised_on_tiles(
     check(kernel, normal, device, case)
 
 
+@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize(("n", "k"), [(8, 512), (16, 1024), (32, 512)])
+@pytest.mark.parametrize("mnk", [(1, 1280, 4096), (3, 7168, 2048), (16, 1296, 1056), (2, 16, 32)])
+@pytest.mark.parametrize(("name", "key", "words"), [case for case in PRODUCTS if "bpreshuffle" in case[0]])
+def test_skinny_on_tiles(
+    device: Device,
+    mnk: tuple[int, int, int],
+    name: str,
+    key: dict[str, object],
+    words: dict[str, object],
+    n: int,
+    k: int,
+    stages: int,
+) -> None:
+    case = made(name, device, mnk, key, words)
+    kernel = next(i for i in case[0].implementations if i.label == "skinny")
+    rows = min(4, 1 << (mnk[0].bit_length() - 1))
+    knobs: dict[str, Scalar] = {"BLOCK_SIZE_M": rows, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": k, "num_warps": 4}
+    normal = kernel.normalise(case[1], {**knobs, "kernel_type": "skinny", "num_stages": stages}, device)
+    assert kernel.misfit(case[1], normal, device) is None
+    check(kernel, normal, device, case)
+
+
 @pytest.mark.parametrize("mnk", [SIZES[1], SIZES[2]])
 @pytest.mark.parametrize(("name", "key", "words"), PRODUCTS)
 @pytest.mark.parametrize("backend", [Torch(), ScaledMm()], ids=["torch", "scaled_mm"])

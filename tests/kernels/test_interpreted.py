@@ -55,6 +55,17 @@ SKINNY = {
         {"mnk": [3, 300, 464], "knobs": [2, 8, 128, 1], "out": "float16"},
         {"mnk": [1, 7, 129], "knobs": [1, 4, 128, 1], "gfx": "gfx942", "out": "float32"},
     ],
+    "a8w8_bpreshuffle": [
+        {"mnk": [1, 48, 512], "knobs": [1, 8, 256, 1]},
+        {"mnk": [5, 80, 352], "knobs": [4, 32, 128, 1], "bias": True, "out": "float32"},
+        {"mnk": [3, 48, 288], "knobs": [2, 16, 64, 1], "dtype": "int8", "key": {"granularity": "tensor"}},
+        {"mnk": [2, 16, 32], "knobs": [1, 16, 64, 1], "dtype": "float8_e4m3fnuz", "gfx": "gfx942"},
+    ],
+    "a8w8_blockscale_bpreshuffle": [
+        {"mnk": [1, 272, 512], "knobs": [1, 16, 256, 1]},
+        {"mnk": [5, 144, 416], "knobs": [4, 32, 64, 1], "out": "float16"},
+        {"mnk": [2, 16, 160], "knobs": [2, 8, 32, 1], "gfx": "gfx942", "out": "float32"},
+    ],
 }
 CASES = [
     ("a16w16", A16W16),

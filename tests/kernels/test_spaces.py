@@ -235,6 +235,24 @@ def test_skinny_kernels_compile(name: str, gfx: str) -> None:
     assert str(kernel.misfit(spec, {**knobs, "BLOCK_SIZE_N": 64}, device)).startswith("registers")
 
 
+@pytest.mark.parametrize("gfx", ARCHES)
+@pytest.mark.parametrize("name", ["a8w8_bpreshuffle", "a8w8_blockscale_bpreshuffle"])
+def test_skinny_kernels_of_tiles_compile_and_convert_no_layout_in_their_loop(name: str, gfx: str) -> None:
+    family, device = load_family(name), arch_device(gfx)
+    kernel = next(i for i in family.implementations if i.label == "skinny")
+    spec = spec_of(family, gfx, 2, 1280, 8192)
+    sizes = {"BLOCK_SIZE_M": 2, "BLOCK_SIZE_N": 16, "BLOCK_SIZE_K": 1024, "num_warps": 4, "num_stages": 1}
+    knobs = kernel.normalise(spec, {**KNOBS, **sizes}, device)
+    assert kernel.misfit(spec, knobs, device) is None
+    assembly = compiled(kernel.builds(spec, knobs, device)[0], device).asm
+    loop = assembly["ttgir"].split("scf.for")[-1].split("scf.yield")[0]
+    assert loop.count("load ") >= 4  # two rows of x, two halves of a row of tiles
+    assert "convert_layout" not in loop
+    assert str(kernel.misfit(spec, {**knobs, "BLOCK_SIZE_N": 4}, device)).startswith("tile")
+    assert str(kernel.misfit(spec, {**knobs, "BLOCK_SIZE_M": 16}, device)).startswith("registers")
+    assert str(kernel.wasteful(spec_of(family, gfx, 17, 1280, 8192), knobs, device)).startswith("rows")
+
+
 @pytest.mark.parametrize("name", ["a16w16", "a8w8", "a8w8_blockscale"])
 @pytest.mark.parametrize("gfx", ["gfx942", "gfx950"])
 def test_amd_kernels_load_through_buffers_and_order_tiles_by_xcd(name: str, gfx: str) -> None:

@@ -1,0 +1,72 @@
+"""The skinny product with a weight in 16 x 16 tiles of bytes: its 16-byte pieces go straight to the threads' registers.
+
+A thread multiplies the 16 bytes along K that it loaded; what threads hold is added up once, after all of K.
+"""
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+import triton
+import triton.language as tl
+
+from gemmpipe.templates.tiles import load_k, out_tile, scaled, tile_of
+from gemmpipe.templates.weight_tiles import overlap_tiles
+
+
+@triton.jit
+def skinny_tiles(
+    x_ptr, w_ptr, bias_ptr, x_scale_ptr, w_scale_ptr, out_ptr,
+    M, N, K, x_stride, w_stride, x_scale_stride, w_scale_stride, out_stride, lines,
+    BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr, BLOCK_SIZE_K: tl.constexpr,
+    SCALES: tl.constexpr, SCALE_BLOCK: tl.constexpr, EVEN_K: tl.constexpr, CACHE: tl.constexpr,
+    STAGES: tl.constexpr, XCDS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """out = (x * x_scale) @ (w * w_scale)^T + bias; strides in elements between rows, of x_scale between blocks of K.
+
+    SCALES: `none`, `tensor` (one each), `row` (one a row of x and of w) or `block` (1 x 128 of x, 128 x 128 of w).
+    Sums run in fp32, for int8 in int32. BLOCK_SIZE_N divides 16: a program's columns lie in one row of tiles.
+    """
+    SUM: tl.constexpr = tl.int32 if x_ptr.dtype.element_ty == tl.int8 else tl.float32
+    DEPTH: tl.constexpr = BLOCK_SIZE_K // 16
+    HALVES: tl.constexpr = BLOCK_SIZE_N // 8
+    _, _, tile_m, tile_n = tile_of(M, N, 16, BLOCK_SIZE_M, BLOCK_SIZE_N, XCDS)
+    first_row, first_column = tile_m * BLOCK_SIZE_M, tile_n * BLOCK_SIZE_N
+    if OVERLAP:
+        run = first_column // 16 * 16
+        columns = tl.minimum(first_column % 16 + tl.arange(0, BLOCK_SIZE_N), N - 1 - run)
+        overlap_tiles(w_ptr + run.to(tl.int64) * w_stride, columns, w_stride, lines)
+    # One row of x and 8 columns after the other: what a thread loads of each is then the same 16 places along K,
+    # whichever order the compiler takes dimensions in, and nothing goes through shared memory.
+    tiles, within = tl.arange(0, DEPTH), tl.arange(0, 128)
+    x_at, w_at = tiles[:, None] * 16 + (within % 16)[None, :], tiles[:, None] * 256 + within[None, :]
+    sums = tl.arange(0, HALVES * BLOCK_SIZE_M)[None, None, :]
+    w_scale_row = w_scale_ptr + first_column // SCALE_BLOCK * w_scale_stride if SCALES == "block" else w_scale_ptr
+    acc = tl.zeros((DEPTH, 8, HALVES * BLOCK_SIZE_M), SUM)
+    for k in tl.range(0, K, BLOCK_SIZE_K, num_stages=STAGES):
+        left, ks = K - k, (tiles * 16)[:, None]
+        groups = tl.minimum(k + tiles * 16, K - 1) // SCALE_BLOCK
+        w_scale = tl.load(w_scale_row + groups) if SCALES == "block" else 1.0
+        xs, scales = (), ()
+        for i in tl.static_range(BLOCK_SIZE_M):
+            row = tl.minimum(first_row + i, M - 1)
+            xs += (load_k(x_ptr + row.to(tl.int64) * x_stride + x_at, ks, left, EVEN_K, "").to(SUM),)
+            if SCALES == "block":
+                scales += (tl.load(x_scale_ptr + row + groups * x_scale_stride) * w_scale,)
+        for half in tl.static_range(HALVES):
+            column = tl.minimum(first_column + half * 8, N - 8)
+            begin = (column // 16).to(tl.int64) * 16 * w_stride + column % 16 * 16
+            w = load_k(w_ptr + begin + w_at, ks, left, EVEN_K, CACHE).to(SUM)
+            for i in tl.static_range(BLOCK_SIZE_M):
+                part = tl.sum(tl.reshape(xs[i] * w, (DEPTH, 8, 16)), axis=2)
+                if SCALES == "block":
+                    part *= scales[i][:, None]
+                acc += tl.where(sums == half * BLOCK_SIZE_M + i, part[:, :, None], 0)
+        x_ptr += BLOCK_SIZE_K
+        w_ptr += BLOCK_SIZE_K * 16
+    total = tl.reshape(tl.sum(acc, axis=0), (8, HALVES, BLOCK_SIZE_M))
+    total = tl.reshape(tl.permute(total, (2, 1, 0)), (BLOCK_SIZE_M, BLOCK_SIZE_N)).to(tl.float32)
+    out_rows = first_row + tl.arange(0, BLOCK_SIZE_M)
+    out_columns = first_column + tl.arange(0, BLOCK_SIZE_N)
+    rows, columns = tl.minimum(out_rows, M - 1), tl.minimum(out_columns, N - 1)
+    total = scaled(total, bias_ptr, x_scale_ptr, w_scale_ptr, 0, rows, 0, columns, SCALES)
+    out_ptrs, inside = out_tile(out_ptr, out_rows, out_columns, M, N, out_stride)
+    tl.store(out_ptrs, total.to(out_ptr.dtype.element_ty), mask=inside)
