@@ -1,5 +1,6 @@
 """Another process at work on the GPU is noticed, and our own work is not mistaken for it."""
 
+import os
 import subprocess
 import sys
 import time
@@ -10,7 +11,11 @@ import torch
 from gemmpipe.conditions import Neighbours, conditions
 from gemmpipe.device import gpu_device
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.skipif(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") != "1", reason="other tests use the GPU: -n 0"),
+]
 _OTHER = """
 import sys, torch
 x = torch.ones(8192, 8192, device="cuda")

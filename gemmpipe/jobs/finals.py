@@ -135,19 +135,24 @@ class FinalsJob(Job):
             count(tools, setup, runner.candidate, len(runner.samples) * runner.per_sample)
 
     def _still_racing(self, racing: "list[_Runner]") -> "list[_Runner]":
-        """Outrun is who has a rival that needs no more weight memory and is faster by the limit of this round."""
+        """Outrun is who has a rival that needs no more weight memory and is faster by the limit of this round.
+
+        Compared round by round: when clocks sag in the middle of a race, medians of the same kernel a round apart lie
+        on either side.
+        """
         times = {r.candidate.id: median(r.samples) for r in racing}
         rounds = max((len(r.samples) for r in racing), default=0)
         library = [r for r in racing if r.candidate.id in self.library]
         baseline = min(library, key=lambda r: (r.extra_bytes, times[r.candidate.id]), default=None)
         stay = []
         for runner in racing:
-            rival_us = min(times[r.candidate.id] for r in racing if r.extra_bytes <= runner.extra_bytes)
-            known = _OUTRUN if rival_us < LONG_US else _OUTRUN_LONG
+            rivals = (r for r in racing if r.extra_bytes <= runner.extra_bytes)
+            rival = min(rivals, key=lambda r: times[r.candidate.id])
+            known = _OUTRUN if times[rival.candidate.id] < LONG_US else _OUTRUN_LONG
             limit = min((ratio for after, ratio in known if rounds >= after), default=float("inf"))
-            runner.outrun = times[runner.candidate.id] > limit * rival_us
-            if not runner.outrun or runner is baseline or runner.candidate.id in self.kept:
-                runner.outrun = False
+            kept = runner is baseline or runner.candidate.id in self.kept
+            runner.outrun = not kept and runner.behind(rival) > limit
+            if not runner.outrun:
                 stay.append(runner)
         return stay
 
@@ -183,3 +188,7 @@ class _Runner:
     extra_bytes: int = 0
     samples: list[float] = field(default_factory=list)
     outrun: bool = False
+
+    def behind(self, rival: "_Runner") -> float:
+        """The ratio of this one's time to the rival's: the median over the rounds that both ran."""
+        return median([mine / other for mine, other in zip(self.samples, rival.samples, strict=True)])

@@ -134,8 +134,8 @@ class _Ready:
 
     @property
     def samples(self) -> int:
-        """No fewer launches than asked for, but a median of three at least where so many are asked for."""
-        return min(self.request.launches, max(3, -(-self.request.launches // self.together)))
+        """No fewer launches than asked for, and two samples where there is more than one."""
+        return min(self.request.launches, max(2, -(-self.request.launches // self.together)))
 
     def block(self, turn: int) -> list[Launch]:
         """The launches of one sample."""

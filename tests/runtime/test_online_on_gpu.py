@@ -49,7 +49,7 @@ def tuned_beside(tmp_path: Path, place: str, word: str) -> dict[int, str]:
     data = tmp_path / "data"
     environment = {
         **os.environ,
-        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")))),
         "XDG_DATA_HOME": str(data),
         "GEMMPIPE_ONLINE_TUNING": word,
         "TMPDIR": str(tmp_path),  # device locks of its own
