@@ -29,9 +29,6 @@ class Dense(Tiled):
     """The weight's that it reads (see layouts)."""
     batched: bool = False
     """Whether it computes several products."""
-    short_start: bool = False
-    """Whether a split's place in w is computed in 32 bits: a family whose shipped winners were measured so keeps them;
-    in 64 bits they are another binary, which was a little less code wherever it was compared."""
 
     def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """`rule: detail` of the first rule broken, or None."""
@@ -71,7 +68,6 @@ class Dense(Tiled):
             "CACHE": knobs["cache_modifier"],
             "UPCAST": spec.x_dtype == "bfloat16" and self.interpreted(),
             "SWAP_AB": bool(knobs.get("SWAP_AB")),
-            "SHORT_START": self.short_start,
         }
 
     def arguments(self, inputs: Inputs, prepared: Prepared, out: "torch.Tensor") -> Mapping[str, object]:

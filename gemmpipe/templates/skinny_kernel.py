@@ -9,7 +9,7 @@ few tiles for the device, a program here takes as few rows of w as it likes.
 import triton
 import triton.language as tl
 
-from gemmpipe.templates.tiles import load_k, out_tile, overlap, scaled, tile_of
+from gemmpipe.templates.tiles import load_k, overlap, scaled, store_tile, tile_of
 
 
 @triton.jit
@@ -51,7 +51,4 @@ def skinny(
         x_ptrs += BLOCK_SIZE_K
         w_ptrs += BLOCK_SIZE_K
     out = scaled(acc.to(tl.float32), bias_ptr, x_scale_ptr, w_scale_ptr, 0, rows, 0, columns, SCALES)
-    out_rows = tile_m * BLOCK_SIZE_M + tl.arange(0, BLOCK_SIZE_M)
-    out_columns = tile_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)
-    out_ptrs, inside = out_tile(out_ptr, out_rows, out_columns, M, N, out_stride)
-    tl.store(out_ptrs, out.to(out_ptr.dtype.element_ty), mask=inside)
+    store_tile(out, out_ptr, tile_m * BLOCK_SIZE_M, tile_n * BLOCK_SIZE_N, M, N, out_stride, False)

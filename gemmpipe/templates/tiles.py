@@ -63,6 +63,20 @@ def k_range(K, split, splits, BLOCK_SIZE_K: tl.constexpr):
 
 
 @triton.jit
+def weight_at(columns, ks, stride, SHUFFLED: tl.constexpr):
+    """Elements from a tile's first column of w to its [K, N].
+
+    SHUFFLED: w is 16 x 16 tiles of bytes, those of 16 columns one after another (layouts.py).
+    """
+    if SHUFFLED:
+        within = columns // 16 * 16 * stride + columns % 16 * 16
+        at = within[None, :] + (ks // 16 * 256 + ks % 16)[:, None]
+    else:
+        at = offsets(columns, stride)[None, :] + ks[:, None]
+    return at
+
+
+@triton.jit
 def load_k(ptrs, ks, left, EVEN_K: tl.constexpr, CACHE: tl.constexpr):
     """What lies at `ptrs`; 0 where its place along K (`ks`, counted from the K block's first) is not below `left`."""
     if EVEN_K:
@@ -135,6 +149,19 @@ def out_tile(out_ptr, rows, columns, M, N, stride):
     """(pointers to a tile of the output, which of them lie inside)."""
     ptrs = out_ptr + rows.to(tl.int64)[:, None] * stride + columns[None, :]
     return ptrs, (rows < M)[:, None] & (columns < N)[None, :]
+
+
+@triton.jit
+def store_tile(total, out_ptr, first_row, first_column, M, N, stride, ADDED: tl.constexpr):
+    """Store what lies inside [M, N] of a tile, in the output's type; ADDED: add it to what is there, in any order."""
+    rows = first_row + tl.arange(0, total.shape[0])
+    columns = first_column + tl.arange(0, total.shape[1])
+    ptrs = out_ptr + rows.to(tl.int64)[:, None] * stride + columns[None, :]
+    inside = (rows < M)[:, None] & (columns < N)[None, :]
+    if ADDED:
+        tl.atomic_add(ptrs, total.to(out_ptr.dtype.element_ty), mask=inside, sem="relaxed")
+    else:
+        tl.store(ptrs, total.to(out_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -46,6 +46,6 @@ FAMILY = Family(
     flops=flops,
     bytes_moved=bytes_moved,
     baseline=("torch", "scaled_mm"),
-    implementations=(Dense(short_start=True), DenseWarpSpecialised(), Skinny()),
+    implementations=(Dense(), DenseWarpSpecialised(), Skinny()),
     lm_head=True,
 )

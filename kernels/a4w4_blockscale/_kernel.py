@@ -5,7 +5,7 @@
 import triton
 import triton.language as tl
 
-from gemmpipe.templates.tiles import k_range, load_k, out_tile, sum_of_parts, tile_of
+from gemmpipe.templates.tiles import k_range, load_k, store_tile, sum_of_parts, tile_of
 
 _ONE = tl.constexpr(127)
 """A scale of 1, as e8m0."""
@@ -58,7 +58,4 @@ def microscaled(
         rest = M - tile_m * BLOCK_SIZE_M
         last, acc = sum_of_parts(acc, parts_ptr, counters_ptr, pid, split, splits, rest, BLOCK_SIZE_M, BLOCK_SIZE_N)
     if last:
-        out_rows = tile_m * BLOCK_SIZE_M + tl.arange(0, BLOCK_SIZE_M)
-        out_columns = tile_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)
-        out_ptrs, inside = out_tile(out_ptr, out_rows, out_columns, M, N, out_stride)
-        tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=inside)
+        store_tile(acc, out_ptr, tile_m * BLOCK_SIZE_M, tile_n * BLOCK_SIZE_N, M, N, out_stride, False)

@@ -5,7 +5,17 @@
 import triton
 import triton.language as tl
 
-from gemmpipe.templates.tiles import k_range, load_k, offsets, out_tile, overlap, rows_of, sides, sum_of_parts, tile_of
+from gemmpipe.templates.tiles import (
+    k_range,
+    load_k,
+    offsets,
+    overlap,
+    rows_of,
+    sides,
+    store_tile,
+    sum_of_parts,
+    tile_of,
+)
 
 
 @triton.jit
@@ -58,13 +68,10 @@ def blockscale(
         acc += scaled_product(x, w, x_scale, w_scale, SWAP_AB, UNIFORM)
         x_ptr += BLOCK_SIZE_K
         w_ptr += BLOCK_SIZE_K
-    if SWAP_AB:
-        acc = tl.trans(acc)
+    total = tl.trans(acc) if SWAP_AB else acc
     last = True
     if SPLIT_K:
-        left = M - tile_m * BLOCK_SIZE_M
-        last, acc = sum_of_parts(acc, parts_ptr, counters_ptr, pid, split, splits, left, BLOCK_SIZE_M, BLOCK_SIZE_N)
+        left = M - first_row
+        last, total = sum_of_parts(total, parts_ptr, counters_ptr, pid, split, splits, left, BLOCK_SIZE_M, BLOCK_SIZE_N)
     if last:
-        out_rows, out_columns = first_row + tl.arange(0, BLOCK_SIZE_M), first_column + tl.arange(0, BLOCK_SIZE_N)
-        out_ptrs, inside = out_tile(out_ptr, out_rows, out_columns, M, N, out_stride)
-        tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=inside)
+        store_tile(total, out_ptr, first_row, first_column, M, N, out_stride, False)
