@@ -21,18 +21,9 @@ from gemmpipe.templates.tiles import (
 
 
 @triton.jit
-def product_of(
-    pid, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, out_ptr, M, N, x_stride, w_stride, out_stride, SCALES: tl.constexpr
-):
-    """The product in the grid's third dimension: its tile's number in the workspace, where its operands begin."""
-    product = tl.program_id(2).to(tl.int64)
-    if SCALES == "row":
-        x_scale_ptr += product * M
-        w_scale_ptr += product * N
-    x_ptr += product * M * x_stride
-    w_ptr += product * N * w_stride
-    out_ptr += product * M * out_stride
-    return pid + product * tl.num_programs(0), x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, out_ptr
+def of_product(ptr, rows, stride):
+    """Where the operand of this program's product begins, of so many rows each: products follow one another."""
+    return ptr + tl.program_id(2).to(tl.int64) * rows * stride
 
 
 @triton.jit
@@ -52,16 +43,18 @@ def dense(
     SPLIT_K: tl.constexpr, SCALES: tl.constexpr, SHUFFLED: tl.constexpr, BATCHED: tl.constexpr, EVEN_K: tl.constexpr,
     CACHE: tl.constexpr, UPCAST: tl.constexpr, SWAP_AB: tl.constexpr, XCDS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """out = (x @ w^T) * x_scale * w_scale + bias; strides in elements between rows, products follow one another.
+    """out = (x @ w^T) * x_scale * w_scale + bias; strides in elements between rows.
 
     SPLIT_K: `none`, `parts` (added up by the last program to arrive) or `atomic` (added to an out of zeros).
     SCALES: `none`, `tensor` (one each) or `row` (one a row of x and of w). bias and scales are None where absent.
     """
     pid, split, tile_m, tile_n = tile_of(M, N, group_m, BLOCK_SIZE_M, BLOCK_SIZE_N, XCDS)
     if BATCHED:
-        pid, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, out_ptr = product_of(
-            pid, x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, out_ptr, M, N, x_stride, w_stride, out_stride, SCALES
-        )
+        pid += tl.program_id(2) * tl.num_programs(0)
+        x_ptr, w_ptr = of_product(x_ptr, M, x_stride), of_product(w_ptr, N, w_stride)
+        out_ptr = of_product(out_ptr, M, out_stride)
+        if SCALES == "row":
+            x_scale_ptr, w_scale_ptr = of_product(x_scale_ptr, M, 1), of_product(w_scale_ptr, N, 1)
     first_row, rows = rows_of(tile_m, M, BLOCK_SIZE_M)
     first_column, columns = rows_of(tile_n, N, BLOCK_SIZE_N)
     ks = tl.arange(0, BLOCK_SIZE_K)

@@ -66,6 +66,24 @@ def rounded(value, TO: tl.constexpr, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
+def rows_of_block(pairs_ptr, owners_ptr, block, pairs, BLOCK_SIZE_M: tl.constexpr, TOPK: tl.constexpr):
+    """(whose a block of rows is, its pairs, which of them are no padding, their rows of x)."""
+    expert = tl.load(owners_ptr + block).to(tl.int64)
+    pair = tl.load(pairs_ptr + block * BLOCK_SIZE_M + tl.arange(0, BLOCK_SIZE_M))
+    real = pair < pairs
+    return expert, pair, real, tl.where(real, pair // TOPK, 0).to(tl.int64)
+
+
+@triton.jit
+def block_scales(x_scale_ptr, w_scale_ptr, expert, rows, columns, N, K, w_rows, GROUP: tl.constexpr):
+    """Where the scales along K begin: of rows of x, of columns of the expert's gate and of its up side."""
+    groups = tl.cdiv(K, GROUP)
+    x_scales = x_scale_ptr + rows * groups
+    w_scale_ptr += expert * tl.cdiv(w_rows, GROUP) * groups
+    return x_scales, w_scale_ptr + columns // GROUP * groups, w_scale_ptr + (columns + N) // GROUP * groups
+
+
+@triton.jit
 def scaled_dot(
     x, w, acc, x_scale_ptrs, w_scale_ptrs, SCALES: tl.constexpr, UNIFORM: tl.constexpr, INTERPRETED: tl.constexpr
 ):
@@ -84,62 +102,14 @@ def scaled_dot(
 
 
 @triton.jit
-def routed(
-    x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, shares_ptr, out_ptr, pairs_ptr, owners_ptr, blocks_ptr,
-    pairs, N, K, w_rows, group_m,
-    BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr, BLOCK_SIZE_K: tl.constexpr, TOPK: tl.constexpr,
-    SCALES: tl.constexpr, GROUP: tl.constexpr, UNIFORM: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
-    EVEN_K: tl.constexpr, CACHE: tl.constexpr, INTERPRETED: tl.constexpr,
+def finished(
+    gate, up, x_scale_ptr, w_scale_ptr, shares_ptr, pair, real, rows, w_row, columns, N,
+    SCALES: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
-    """out[pair, N] = x[pair // TOPK, K] @ w[the pair's expert, N, K]^T, times the pair's share where there are shares.
-
-    Blocks of rows are those of `align`. SCALES: `none`, `row` (x_scale [rows], w_scale [E, w_rows]) or `block` (GROUP
-    wide along K, and along N for w; UNIFORM: never two of them along N in a tile). out is activated by ACTIVATION (or
-    `none`); GATED: w has 2 * N rows, and out is act(first half) * second half.
-    """
-    blocks = tl.load(blocks_ptr)
-    tiles_n = tl.cdiv(N, BLOCK_SIZE_N)
-    pid = tl.program_id(0)
-    if pid >= blocks * tiles_n:
-        return
-    tile_m, tile_n = place(pid, blocks, tiles_n, group_m)
-    expert = tl.load(owners_ptr + tile_m).to(tl.int64)
-    pair = tl.load(pairs_ptr + tile_m * BLOCK_SIZE_M + tl.arange(0, BLOCK_SIZE_M))
-    real = pair < pairs
-    rows = tl.where(real, pair // TOPK, 0).to(tl.int64)
-    # Columns past the end wrap around instead of being masked: their results are never stored.
-    columns = (tile_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)) % N
-    ks = tl.arange(0, BLOCK_SIZE_K)
-    groups = tl.cdiv(K, GROUP)
-    x_ptrs = x_ptr + rows[:, None] * K + ks[None, :]
-    w_ptrs = w_ptr + expert * w_rows * K + columns.to(tl.int64)[None, :] * K + ks[:, None]
-    gate = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), tl.float32)
-    up = gate
-    up_offset = N.to(tl.int64) * K
-    x_scales, gate_scales, up_scales = x_ptrs, w_ptrs, w_ptrs
-    if SCALES == "block":
-        x_scales = x_scale_ptr + rows * groups
-        scaled = tile_n * BLOCK_SIZE_N if UNIFORM else columns
-        w_scale_ptr += expert * tl.cdiv(w_rows, GROUP) * groups
-        gate_scales = w_scale_ptr + scaled // GROUP * groups
-        up_scales = w_scale_ptr + (scaled + N) // GROUP * groups
-    for k in range(tl.cdiv(K, BLOCK_SIZE_K)):
-        left = K - k * BLOCK_SIZE_K
-        if EVEN_K:  # load_k's lines: called here, it gives the same IR but ptxas another order, unmeasured
-            x = tl.load(x_ptrs)
-        else:
-            x = tl.load(x_ptrs, mask=ks[None, :] < left, other=0.0)
-        w = load_k(w_ptrs, ks[:, None], left, EVEN_K, CACHE)
-        group = k * BLOCK_SIZE_K // GROUP
-        gate = scaled_dot(x, w, gate, x_scales + group, gate_scales + group, SCALES, UNIFORM, INTERPRETED)
-        if GATED:
-            w = load_k(w_ptrs + up_offset, ks[:, None], left, EVEN_K, CACHE)
-            up = scaled_dot(x, w, up, x_scales + group, up_scales + group, SCALES, UNIFORM, INTERPRETED)
-        x_ptrs += BLOCK_SIZE_K
-        w_ptrs += BLOCK_SIZE_K
+    """The sums with the scales of whole rows and the pairs' shares, activated; GATED: act(gate) * up."""
     if SCALES == "row":
         x_scale = tl.load(x_scale_ptr + rows)[:, None]
-        w_scale_ptr += expert * w_rows
+        w_scale_ptr += w_row
         gate *= x_scale * tl.load(w_scale_ptr + columns)[None, :]
         if GATED:
             up *= x_scale * tl.load(w_scale_ptr + N + columns)[None, :]
@@ -150,10 +120,64 @@ def routed(
     gate = activation(gate, ACTIVATION)
     if GATED:
         gate *= up
-    out_columns = tile_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)
-    out_ptrs = out_ptr + pair.to(tl.int64)[:, None] * N + out_columns[None, :]
-    inside = real[:, None] & (out_columns < N)[None, :]
-    tl.store(out_ptrs, rounded(gate, out_ptr.dtype.element_ty, INTERPRETED), mask=inside)
+    return gate
+
+
+@triton.jit
+def store_pairs(total, out_ptr, pair, real, first_column, N, INTERPRETED: tl.constexpr):
+    """Store the pairs of a tile that are no padding, in the output's type."""
+    columns = first_column + tl.arange(0, total.shape[1])
+    ptrs = out_ptr + pair.to(tl.int64)[:, None] * N + columns[None, :]
+    inside = real[:, None] & (columns < N)[None, :]
+    tl.store(ptrs, rounded(total, out_ptr.dtype.element_ty, INTERPRETED), mask=inside)
+
+
+@triton.jit
+def routed(
+    x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, shares_ptr, out_ptr, pairs_ptr, owners_ptr, blocks_ptr,
+    pairs, N, K, w_rows, group_m,
+    BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr, BLOCK_SIZE_K: tl.constexpr, TOPK: tl.constexpr,
+    SCALES: tl.constexpr, GROUP: tl.constexpr, UNIFORM: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
+    EVEN_K: tl.constexpr, CACHE: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """out[pair, N] = x[pair // TOPK, K] @ w[the pair's expert, N, K]^T, times the pair's share where there are shares.
+
+    Blocks of rows are those of `align`. SCALES: `none`, `row` (x_scale [rows], w_scale [E, w_rows]) or `block` (GROUP
+    wide along K, and along N for w; UNIFORM: never two of them along N in a tile). out is activated (ACTIVATION, or
+    `none`); GATED: w has 2 * N rows, the gate's then the up side's, and out is act(gate) * up.
+    """
+    blocks, tiles_n = tl.load(blocks_ptr), tl.cdiv(N, BLOCK_SIZE_N)
+    if tl.program_id(0) >= blocks * tiles_n:
+        return
+    block, tile_n = place(tl.program_id(0), blocks, tiles_n, group_m)
+    expert, pair, real, rows = rows_of_block(pairs_ptr, owners_ptr, block, pairs, BLOCK_SIZE_M, TOPK)
+    # Columns past the end wrap around instead of being masked: their results are never stored.
+    columns = (tile_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)) % N
+    ks = tl.arange(0, BLOCK_SIZE_K)
+    x_ptrs = x_ptr + rows[:, None] * K + ks[None, :]
+    w_ptrs = w_ptr + expert * w_rows * K + columns.to(tl.int64)[None, :] * K + ks[:, None]
+    x_scales, gate_scales, up_scales = x_ptr, w_ptr, w_ptr  # never read unless scales vary along K
+    if SCALES == "block":
+        at = tile_n * BLOCK_SIZE_N if UNIFORM else columns
+        x_scales, gate_scales, up_scales = block_scales(x_scale_ptr, w_scale_ptr, expert, rows, at, N, K, w_rows, GROUP)
+    gate = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), tl.float32)
+    up = gate
+    for k in range(tl.cdiv(K, BLOCK_SIZE_K)):
+        left = K - k * BLOCK_SIZE_K
+        x = load_k(x_ptrs, ks[None, :], left, EVEN_K, "")
+        w = load_k(w_ptrs, ks[:, None], left, EVEN_K, CACHE)
+        group = k * BLOCK_SIZE_K // GROUP
+        gate = scaled_dot(x, w, gate, x_scales + group, gate_scales + group, SCALES, UNIFORM, INTERPRETED)
+        if GATED:
+            w = load_k(w_ptrs + N.to(tl.int64) * K, ks[:, None], left, EVEN_K, CACHE)
+            up = scaled_dot(x, w, up, x_scales + group, up_scales + group, SCALES, UNIFORM, INTERPRETED)
+        x_ptrs += BLOCK_SIZE_K
+        w_ptrs += BLOCK_SIZE_K
+    total = finished(
+        gate, up, x_scale_ptr, w_scale_ptr, shares_ptr, pair, real, rows, expert * w_rows, columns, N,
+        SCALES, ACTIVATION, GATED,
+    )  # fmt: skip
+    store_pairs(total, out_ptr, pair, real, tile_n * BLOCK_SIZE_N, N, INTERPRETED)
 
 
 @triton.jit
