@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from gemmpipe.templates.tiles import (
+    empty_sum,
     k_range,
     load_k,
     offsets,
@@ -66,8 +67,7 @@ def dense(
     w_at = weight_at(columns, ks, w_stride, SHUFFLED)
     if OVERLAP:
         overlap(w_ptr, columns, w_stride, K - begin * BLOCK_SIZE_K, 0 if SHUFFLED else lines)
-    SUM: tl.constexpr = tl.int32 if x_ptr.dtype.element_ty == tl.int8 else tl.float32
-    acc = tl.zeros((BLOCK_SIZE_N, BLOCK_SIZE_M) if SWAP_AB else (BLOCK_SIZE_M, BLOCK_SIZE_N), SUM)
+    acc = empty_sum(BLOCK_SIZE_M, BLOCK_SIZE_N, SWAP_AB, x_ptr.dtype.element_ty)
     for k in range(begin, end):
         left = K - k * BLOCK_SIZE_K
         x = load_k(x_ptr + x_at, ks[None, :], left, EVEN_K, "")
@@ -78,8 +78,7 @@ def dense(
     total = (tl.trans(acc) if SWAP_AB else acc).to(tl.float32)
     last = True
     if SPLIT_K == "parts":
-        left = M - first_row
-        last, total = sum_of_parts(total, parts_ptr, counters_ptr, pid, split, splits, left, BLOCK_SIZE_M, BLOCK_SIZE_N)
+        last, total = sum_of_parts(total, parts_ptr, counters_ptr, pid, split, splits, M - first_row)
     if last:
         total = scaled(total, bias_ptr, x_scale_ptr, w_scale_ptr, first_row, rows, first_column, columns, SCALES)
         store_tile(total, out_ptr, first_row, first_column, M, N, out_stride, SPLIT_K == "atomic")

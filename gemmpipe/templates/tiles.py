@@ -98,14 +98,21 @@ def sides(x, w, SWAP_AB: tl.constexpr):
 
 
 @triton.jit
-def sum_of_parts(
-    acc, parts_ptr, counters_ptr, tile, split, splits, rows_left, BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr
-):
+def empty_sum(BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr, SWAP_AB: tl.constexpr, OPERANDS: tl.constexpr):
+    """Zeros to add a tile's products to, laid out by `sides`: int32 for operands of int8, fp32 for others."""
+    SUM: tl.constexpr = tl.int32 if tl.int8 == OPERANDS else tl.float32
+    return tl.zeros((BLOCK_SIZE_N, BLOCK_SIZE_M) if SWAP_AB else (BLOCK_SIZE_M, BLOCK_SIZE_N), SUM)
+
+
+@triton.jit
+def sum_of_parts(acc, parts_ptr, counters_ptr, tile, split, splits, rows_left):
     """Store this split's fp32 part; return (whether it was the last to arrive, then the sum of all parts).
 
     The sum is taken in the order of the splits, so that results do not depend on who came last. The last one sets
     the tile's counter back to 0 for the next launch. Rows from `rows_left` on are padding and take no traffic.
     """
+    BLOCK_SIZE_M: tl.constexpr = acc.shape[0]
+    BLOCK_SIZE_N: tl.constexpr = acc.shape[1]
     # Loads of one batch are in flight together: one after the other, each would cost the latency of L2.
     BATCH: tl.constexpr = 4 if BLOCK_SIZE_M * BLOCK_SIZE_N <= 4096 else 2
     rows = tl.arange(0, BLOCK_SIZE_M)[:, None]

@@ -55,7 +55,6 @@ def microscaled(
         w_scale_ptrs += GROUPS
     last = True
     if SPLIT_K:
-        rest = M - tile_m * BLOCK_SIZE_M
-        last, acc = sum_of_parts(acc, parts_ptr, counters_ptr, pid, split, splits, rest, BLOCK_SIZE_M, BLOCK_SIZE_N)
+        last, acc = sum_of_parts(acc, parts_ptr, counters_ptr, pid, split, splits, M - tile_m * BLOCK_SIZE_M)
     if last:
         store_tile(acc, out_ptr, tile_m * BLOCK_SIZE_M, tile_n * BLOCK_SIZE_N, M, N, out_stride, False)

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from gemmpipe.templates.tiles import (
+    empty_sum,
     k_range,
     load_k,
     offsets,
@@ -58,7 +59,7 @@ def blockscale(
     w_scale_ptrs = w_scale_ptr + (scaled_columns // SCALE_BLOCK) * w_scale_stride
     if OVERLAP:
         overlap(w_ptr, columns, w_stride, K - begin * BLOCK_SIZE_K, lines)
-    acc = tl.zeros((BLOCK_SIZE_N, BLOCK_SIZE_M) if SWAP_AB else (BLOCK_SIZE_M, BLOCK_SIZE_N), tl.float32)
+    acc = empty_sum(BLOCK_SIZE_M, BLOCK_SIZE_N, SWAP_AB, x_ptr.dtype.element_ty)
     for k in range(begin, end):
         left = K - k * BLOCK_SIZE_K
         x = load_k(x_ptr + x_at, ks[None, :], left, EVEN_K, "")
@@ -71,7 +72,6 @@ def blockscale(
     total = tl.trans(acc) if SWAP_AB else acc
     last = True
     if SPLIT_K:
-        left = M - first_row
-        last, total = sum_of_parts(total, parts_ptr, counters_ptr, pid, split, splits, left, BLOCK_SIZE_M, BLOCK_SIZE_N)
+        last, total = sum_of_parts(total, parts_ptr, counters_ptr, pid, split, splits, M - first_row)
     if last:
         store_tile(total, out_ptr, first_row, first_column, M, N, out_stride, False)

@@ -52,8 +52,7 @@ def blockscale_tiles(
         acc = tl.trans(acc)
     last = True
     if SPLIT_K:
-        left = M - tile_m * BLOCK_SIZE_M
-        last, acc = sum_of_parts(acc, parts_ptr, counters_ptr, pid, split, splits, left, BLOCK_SIZE_M, BLOCK_SIZE_N)
+        last, acc = sum_of_parts(acc, parts_ptr, counters_ptr, pid, split, splits, M - tile_m * BLOCK_SIZE_M)
     if last:
         out_rows, out_columns = first_row + tl.arange(0, BLOCK_SIZE_M), first_column + tl.arange(0, BLOCK_SIZE_N)
         out_ptrs, inside = out_tile(out_ptr, out_rows, out_columns, M, N, out_stride)
