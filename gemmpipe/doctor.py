@@ -9,12 +9,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gemmpipe.asking import Raised
 from gemmpipe.data import Device
 from gemmpipe.errors import EnvironmentProblem, GemmpipeError
 from gemmpipe.events import Events
-from gemmpipe.family import Family, GemmSpec, Implementation
+from gemmpipe.family import Family
 from gemmpipe.paths import shipped_tables, user_tables
 from gemmpipe.space import Space
+from gemmpipe.stages.verdict import Judge
 
 if TYPE_CHECKING:
     from gemmpipe.plan import Plan
@@ -80,19 +82,24 @@ def _backend_lines(plan: "Plan", device: Device) -> Iterator[str]:
         if not found:
             yield f"  {name:<12} nothing: the family has no implementation of this kind"
         for implementation in found:
-            reason = implementation.unavailable(device) or _nothing_fits(implementation, spec, device, plan.space)
+            judge = Judge(implementation=implementation, spec=spec, device=device)
+            reason = _nothing_fits(judge, plan.space)
             yield f"  {name:<12} {'available' if reason is None else f'unavailable: {reason}'}"
 
 
-def _nothing_fits(implementation: Implementation, spec: GemmSpec, device: Device, space: Space) -> str | None:
+def _nothing_fits(judge: Judge, space: Space) -> str | None:
     """The most frequent reason when not one configuration fits, else None."""
+    try:
+        offer = judge.offer(space)
+    except Raised as raised:
+        return str(raised)
     reasons: Counter[str] = Counter()
-    for raw in implementation.points(spec, device, space):
-        reason = implementation.misfit(spec, implementation.normalise(spec, raw, device), device)
-        if reason is None:
+    for candidate, failure in map(judge.candidate, offer.points):
+        verdict = failure or judge.verdict(candidate, offer.missing, spared=True)
+        if verdict.status is None:
             return None
-        reasons[reason] += 1
-    return reasons.most_common(1)[0][0] if reasons else "it offers no configuration"
+        reasons[verdict.reason] += 1
+    return offer.missing or (reasons.most_common(1)[0][0] if reasons else "it offers no configuration")
 
 
 def _table_lines(family: Family) -> Iterator[str]:

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
+from gemmpipe.asking import in_words
 from gemmpipe.data import Candidate, Device, Problem, digest
+from gemmpipe.errors import one_line
 from gemmpipe.family import (
     Family,
     GemmSpec,
@@ -86,6 +88,11 @@ class Workbench:
     def implementation(self, candidate: Candidate) -> Implementation:
         """Who computes this candidate."""
         return self._implementations[candidate.backend]
+
+    def in_words(self, candidate: Candidate, error: Exception) -> str:
+        """What was raised while this candidate was run, in a line; with the place where its code is the user's own."""
+        own = self._implementations.get(candidate.backend)
+        return in_words(own, error) if own is not None else one_line(error)
 
     def generator(self, *seed: object) -> "torch.Generator":
         """A generator on the device, seeded by the words given: the same operands on every run and resume."""

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy
@@ -15,10 +16,15 @@ import torch
 import triton
 
 from gemmpipe.cli.main import main
+from gemmpipe.data import Device, Status
 from gemmpipe.device import arch_device
+from gemmpipe.executors.compiling import Compilers
 from gemmpipe.family import KernelDefaults, load_family
 from gemmpipe.launching.builds import compile_build
 from gemmpipe.problem import make_problem
+from gemmpipe.sources.inline import List
+from gemmpipe.space import Space
+from gemmpipe.stages.listing import list_by_family_name, list_candidates
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "own_family.md").read_text()
@@ -104,7 +110,7 @@ def test_a_family_in_a_package_and_of_another_name(mine: Path) -> None:
         ("relu2.py", "import torch\n", "import trch\n", "{file}:{line}: ModuleNotFoundError: No module named 'trch'"),
         ("relu2.py", "import torch\n", "import torch torch\n", "{file}:{line}: SyntaxError: "),
         ("relu2.py", "    baseline", "    basline", "{file}:{made}: TypeError: Family.__init__() got an"),
-        ("relu2.py", 'return ({"in_place": True}', 'return ({"in_place": 1 / 0}', "{file}:{line}: ZeroDivision"),
+        ("relu2.py", "refuse_bias(words", "refuse_bias(word", "{file}:{line}: NameError: name 'word' is not defined"),
     ],
 )
 def test_a_mistake_is_a_line_that_says_where(
@@ -121,9 +127,103 @@ def test_a_mistake_is_a_line_that_says_where(
     assert line.count("\n") == 1
 
 
+def _broken(mine: Path, was: str, becomes: str) -> str:
+    """Change the example's module; where it will raise: the line that says `# here`."""
+    text = (mine / "relu2.py").read_text()
+    assert text.count(was) == 1
+    text = text.replace(was, f"{becomes}  # here")
+    (mine / "relu2.py").write_text(text)
+    return f"{mine / 'relu2.py'}:{text[: text.index('# here')].count(chr(10)) + 1}"
+
+
+_FITS = "def misfit(self, spec, knobs, device):\n        return None"
+_OFFERS = 'return ({"in_place": True}, {"in_place": False})'
+_COMPUTES = "out.copy_(torch.relu(x @ w_t).square())"
+_NORMALISES = "def normalise(self, spec, knobs, device):\n        return"
+_SAYS = 'label = "eager"'
+
+
+@pytest.mark.usefixtures("own_locks")
+@pytest.mark.parametrize(
+    ("was", "becomes", "raised"),
+    [
+        (_FITS, f'{_FITS} if knobs["in_place"] else knobs["quick"]', "KeyError: 'quick'"),
+        (_SAYS, f'{_SAYS}\n\n    {_NORMALISES} {{"in_place": knobs["in_place"] or 1 // 0}}', "ZeroDivisionError: "),
+        (_COMPUTES, "out.copy_(torch.rule(x @ w_t))", "AttributeError: module 'torch' has no attribute 'rule'"),
+        (_OFFERS, 'return ({"in_place": True}, {"in_place": False, "out": torch.empty})', ""),
+    ],
+)
+def test_a_candidate_whose_code_raises_is_a_row(
+    was: str, becomes: str, raised: str, mine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = _broken(mine, was, becomes)
+    if not raised:  # no line of the module complains about knobs that are none: the class is named
+        place, raised = place.rpartition(":")[0], "TypeError: Object of type builtin_function_or_method is not JSON"
+    assert main(shlex.split(COMMAND)[1:]) == 0
+    found = _rows(mine.parent / "tuned" / "relu2_tuned_gemm.csv")
+    assert {(row["M"], row["libtype"], row["config"]) for row in found} >= {("64", "eager", '{"in_place":true}')}
+    (run,) = (mine.parent / "outputs" / "runs" / "tune").iterdir()
+    trials = [row for row in _rows(run / "trials.csv") if row["libtype"] == "eager"]
+    failed = [row for row in trials if row["config"] != '{"in_place":true}']
+    assert [(row["status"], row["samples_us"]) for row in failed] == [("launch_error", "")] * 2
+    assert all(row["error"].startswith(place) and raised in row["error"] for row in failed), failed
+    warned = [line for line in capsys.readouterr().err.splitlines() if place in line]
+    assert [line.split(place)[0] for line in warned] == ["warning: eager: 2 candidates failed: "] * (was != _COMPUTES)
+
+
+@pytest.mark.usefixtures("own_locks")
+@pytest.mark.parametrize(
+    ("was", "becomes", "raised"),
+    [
+        ('kernel: str = "relu2:relu2_product"', 'kernel: str = ""\n\n    def points(self, spec, device, space):\n'
+         "        return space.points({}, spec.rows)", "AttributeError: 'GemmSpec' object has no attribute 'rows'"),
+        (_OFFERS, 'yield from ({"in_place": True}, {"in_place": 1 // 0})', "ZeroDivisionError: "),
+    ],
+)  # fmt: skip
+def test_who_cannot_name_its_candidates_is_left_out(
+    was: str, becomes: str, raised: str, mine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place, label = _broken(mine, was, becomes), "eager" if was == _OFFERS else "triton"
+    solved = label == "triton" or torch.cuda.is_available()
+    assert main([*shlex.split(COMMAND)[1:], "profile=all.csv"]) == (0 if solved else 1)
+    said = capsys.readouterr().err
+    assert said.count(place) == 1
+    assert f"warning: {label}: left out of 2 problems: {place}: {raised}" in said
+    assert said.count("warning: no valid candidate for relu2 M=") == (0 if solved else 2)
+    profiled = [row for row in _rows(mine.parent / "all.csv") if row["libtype"] == label]
+    assert [(row["status"], row["config"]) for row in profiled] == [("launch_error", "{}")] * 2
+    if solved:
+        assert len(_rows(mine.parent / "tuned" / "relu2_tuned_gemm.csv")) == 2
+
+
+def test_what_raises_is_the_same_in_another_process(
+    mine: Path, monkeypatch: pytest.MonkeyPatch, h200: Device, no_words: KernelDefaults
+) -> None:
+    place = _broken(mine, 'if knobs["NUM_KSPLIT"] != 1:', 'if 8 % (knobs["num_warps"] - 4):')
+    monkeypatch.syspath_prepend(str(mine))
+    family = load_family("relu2")
+    [problem] = List(items=[[64, 512, 1024]]).problems(family, no_words, h200.gfx)
+    axes = {"BLOCK_SIZE_M": (64,), "BLOCK_SIZE_N": (128, 256), "BLOCK_SIZE_K": (64,), "num_warps": (4, 8)}
+    space = Space(axes={**axes, "num_stages": (3,), "GROUP_SIZE_M": (1,)}, when=(), pinned=())
+    words = (family.implementations, h200, space, ())
+    here = list_candidates(problem, family, *words)
+    compilers = Compilers(h200, 1, 60.0, (str(mine),))
+    try:
+        there = compilers.aside(partial(list_by_family_name, problem, "relu2", *words)).result(timeout=120)
+    finally:
+        compilers.close(kill=True)
+    assert there == here
+    failed = [t for t in here.passed_over if t.status is Status.LAUNCH_ERROR]
+    assert [t.error.startswith(f"{place}: ZeroDivisionError") for t in failed] == [True, True]
+    assert here.report.warnings() == [f"triton: 2 candidates failed: {here.passed_over[0].error}"]
+    assert {c.knobs["num_warps"] for c in here.candidates if c.backend == "triton"} == {8}
+
+
 _INTERPRET = """
 import json, sys, torch
+from gemmpipe.data import Device, Status
 from gemmpipe.device import arch_device
+from gemmpipe.executors.compiling import Compilers
 from gemmpipe.family import KernelDefaults, load_family
 from gemmpipe.problem import make_problem
 from gemmpipe.reference import error_ratio

@@ -1,11 +1,11 @@
 """How a run that failed ends: one line on stderr and an exit code."""
 
 import os
-import re
 import sys
 import traceback
 from pathlib import Path
 
+from gemmpipe.asking import place_in
 from gemmpipe.cli.streams import readers_may_leave
 from gemmpipe.errors import EnvironmentProblem, GemmpipeError, UserError, printable
 
@@ -33,21 +33,12 @@ def report_bug(error: Exception, config_dir: Path | None = None) -> int:
 
     Where it came out of a Python file of the user's own folder it is the user's, and the line says which.
     """
-    place = _place_in(config_dir, error)
+    place = place_in(config_dir, error) if config_dir else ""
     text = one_line(f"{place or 'internal error'}: {type(error).__name__}: {error}")
     with readers_may_leave():
         _debug(error)
         print(f"gemmpipe: {text} (GEMMPIPE_DEBUG=1 prints the traceback)", file=sys.stderr, flush=True)
     return UserError.exit_code if place else EnvironmentProblem.exit_code
-
-
-def _place_in(config_dir: Path | None, error: Exception) -> str:
-    """The file of that folder and the line at which an error arose, in this process or another; nothing if in none."""
-    if config_dir is None:
-        return ""
-    told = "".join(traceback.format_exception(error))
-    places = re.findall(rf'File "{re.escape(str(config_dir))}/([^"]+)", line (\d+)', told)
-    return f"{config_dir / places[-1][0]}:{places[-1][1]}" if places else ""
 
 
 def _debug(error: BaseException) -> None:

@@ -10,7 +10,6 @@ from typing import TypeVar
 
 from gemmpipe.conditions import Neighbours
 from gemmpipe.data import Candidate, Problem, Status, Trial
-from gemmpipe.errors import one_line
 from gemmpipe.family import Launch
 from gemmpipe.stopwatch import Stopwatch
 from gemmpipe.timer import Clock
@@ -115,7 +114,7 @@ class Job(ABC):
         try:
             return work(candidate)
         except Exception as error:  # noqa: BLE001 - whatever a kernel or library raises is the candidate's failure
-            trials.append(self.failed(candidate, Status.LAUNCH_ERROR, one_line(error)))
+            trials.append(self.failed(candidate, Status.LAUNCH_ERROR, tools.bench.in_words(candidate, error)))
             if isinstance(error, RuntimeError) and not tools.alive():
                 raise Poisoned(trials) from None
             return None

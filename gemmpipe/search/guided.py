@@ -118,9 +118,13 @@ class GuidedHunt(StepHunt):
         room = min(self._seeds_wanted, self._wanted - len(first))
         if room <= 0:
             return first
+        return first + self._opening(evidence, room, set(first))
+
+    def _opening(self, evidence: Evidence, count: int, taken: set[int]) -> list[int]:
+        """Where nothing of this problem is known: by what other problems teach, else seeds."""
         if len(evidence.y) >= self._seeds_wanted:
-            return first + self._promising(evidence, room, set(first))
-        return first + self._seeds(room, set(first))
+            return self._promising(evidence, count, taken)
+        return self._seeds(count, taken)
 
     def _seeds(self, count: int, taken: set[int]) -> list[int]:
         """Half the best by the analytic model, each unlike the others; half far from everything chosen."""
@@ -139,10 +143,12 @@ class GuidedHunt(StepHunt):
     def _explore(self) -> list[int]:
         """The next step: a batch by the surrogate while the share lasts, its last part for neighbours of the best."""
         left = self._wanted - len(self._asked)
-        if left <= 0 or not self._times:
+        if left <= 0:
             return []
         self._look()
         evidence = self._evidence()
+        if not self._times:  # whatever was tried failed
+            return self._opening(evidence, min(self._batch, left), self._asked)
         if left > self._search.polish:
             return self._promising(evidence, min(self._batch, left - self._search.polish), self._asked)
         best = sorted(self._times, key=lambda i: (self._times[i], i))[:2]

@@ -17,6 +17,7 @@ from gemmpipe.search.features import View, Vocabulary
 from gemmpipe.stages import Context
 from gemmpipe.stages.listing import Listing
 from gemmpipe.stages.rows import config_text
+from gemmpipe.stages.verdict import Judge
 from gemmpipe.tables.merging import Row
 from gemmpipe.tables.recorded import Unusable, recorded_candidate
 
@@ -148,6 +149,7 @@ def _engines_choice(files: Sequence[Path], form: EngineJson, listing: Listing, c
     kernel = next((i for i in context.family.implementations if i.label == _PLAIN), None)
     if kernel is None:
         raise Unusable("kernel: the family has none of the engine's form")
+    judge = Judge(implementation=kernel, spec=spec, device=context.device)
     if missing := kernel.unavailable(context.device):
         raise Unusable(missing)
     wanted = form.file_name(spec, re.sub(r"[\s/]+", "_", context.device.name))
@@ -159,9 +161,10 @@ def _engines_choice(files: Sequence[Path], form: EngineJson, listing: Listing, c
     m = min(configurations, key=lambda m: (abs(int(m) - spec.m), int(m)))
     knobs = {"NUM_KSPLIT": configurations[m].get("SPLIT_K", 1), "cache_modifier": "", **configurations[m]}
     knobs.pop("SPLIT_K", None)
-    candidate = Candidate.of(_PLAIN, kernel.normalise(spec, knobs, context.device))
-    if reason := kernel.misfit(spec, candidate.knobs, context.device):
-        raise Unusable(reason)
+    candidate, failure = judge.candidate(knobs)
+    verdict = failure or judge.verdict(candidate, spared=True)
+    if verdict.status is not None:
+        raise Unusable(verdict.reason)
     return candidate
 
 

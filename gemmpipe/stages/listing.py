@@ -1,17 +1,16 @@
 """Every candidate of a problem, what it must have compiled, and what was left out for which reason."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
-from typing import TypeVar
+from functools import partial
 
-from gemmpipe.data import Build, Candidate, Device, Problem, Status, Trial, canonical
+from gemmpipe.asking import Raised
+from gemmpipe.data import Build, Candidate, Device, Knobs, Problem, Status, Trial, canonical
 from gemmpipe.family import Family, GemmSpec, Implementation, load_family
 from gemmpipe.space import Space
 from gemmpipe.stages import Context
-
-T = TypeVar("T")
+from gemmpipe.stages.verdict import Judge, Offer, Verdict
 
 PASSED_OVER = ("candidate", "libtype", "config", "status", "error")
 """What is told of a candidate that is not tried, as columns of the trials table."""
@@ -26,6 +25,12 @@ class SpaceReport:
     rules: Counter[str] = field(default_factory=Counter)
     absent: dict[str, str] = field(default_factory=dict)
     """Label -> why it is not available; of backends that only know their candidates where they are."""
+    left_out: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Problems by (label, what it raised instead of naming its candidates)."""
+    raised: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Candidates by (label, file and line at which its own code raised instead of judging them)."""
+    examples: dict[str, str] = field(default_factory=dict)
+    """By file and line, what was raised there first."""
 
     def add(self, other: "SpaceReport") -> None:
         """Take in another problem's."""
@@ -33,6 +38,25 @@ class SpaceReport:
         self.normalised += other.normalised
         self.rules.update(other.rules)
         self.absent |= other.absent
+        self.left_out.update(other.left_out)
+        self.raised.update(other.raised)
+        self.examples = other.examples | self.examples
+
+    def pass_over(self, label: str, verdict: Verdict) -> None:
+        """Count a candidate that is not tried."""
+        self.rules[f"{label}: {verdict.rule}"] += 1
+        if verdict.status is Status.LAUNCH_ERROR:
+            self.raised[label, verdict.place] += 1
+            self.examples.setdefault(verdict.place, verdict.reason)
+
+    def warnings(self) -> list[str]:
+        """What the implementations' own code did not mean to do."""
+        left_out = [f"{label}: left out of {_many(n, 'problem')}: {text}" for (label, text), n in self.left_out.items()]
+        raised = [
+            f"{label}: {_many(n, 'candidate')} failed: {self.examples[place]}"
+            for (label, place), n in self.raised.items()
+        ]
+        return left_out + raised
 
     def lines(self) -> list[str]:
         """The count before and after each rule."""
@@ -119,50 +143,66 @@ def list_candidates(
     space: Space,
     incumbents: Sequence[Candidate],
 ) -> Listing:
-    """All candidates of a problem: the space's, the libraries' and the incumbents, each once and normalised."""
+    """All candidates of a problem: the space's, the libraries' and the incumbents, each once and normalised.
+
+    Whose own code raises is passed over: a candidate where it was judged, an implementation where it named them.
+    """
     spec = family.spec(problem)
     report = SpaceReport()
-    fit: dict[Candidate, Implementation] = {}
+    fit: dict[Candidate, Verdict] = {}
     passed_over: list[Trial] = []
-    seen: set[Candidate] = set()
-    own = {i.label for i in family.implementations}
     for implementation in implementations:
+        judge = Judge(implementation=implementation, spec=spec, device=device)
         known = [c.knobs for c in incumbents if c.backend == implementation.label]
-        kept = {Candidate.of(implementation.label, implementation.normalise(spec, knobs, device)) for knobs in known}
-        missing = implementation.unavailable(device)
-        points = (*implementation.points(spec, device, space), *known)
-        if missing and not points:
-            report.absent[implementation.label] = missing
-        for point in points:
-            report.points += 1
-            candidate = _same(Candidate.of(implementation.label, implementation.normalise(spec, point, device)))
-            if candidate in seen:
-                continue
-            seen.add(candidate)
-            reason, status = missing or implementation.misfit(spec, candidate.knobs, device), Status.UNFIT
-            if reason is None and candidate not in kept:
-                reason, status = implementation.wasteful(spec, candidate.knobs, device), Status.DROPPED
-            if reason is None:
-                fit[candidate] = implementation
+        for candidate, verdict in _verdicts(judge, space, known, report):
+            if verdict.status is None:
+                fit[candidate] = verdict
             else:
-                report.rules[f"{implementation.label}: {reason.split(':')[0]}"] += 1
-                passed_over.append(
-                    Trial(stage="screen", problem=problem.id, candidate=candidate, status=status, error=reason)
-                )
-    report.normalised += len(seen)
+                passed_over.append(_untried(problem, candidate, verdict))
+    own = {i.label for i in family.implementations}
     return Listing(
         problem=problem,
         spec=spec,
         candidates=tuple(fit),
-        builds={c.id: tuple(_same(b) for b in i.builds(spec, c.knobs, device)) for c, i in fit.items()},
+        builds={c.id: verdict.builds for c, verdict in fit.items()},
         passed_over=tuple(passed_over),
-        kernel_names={c.id: i.kernel_name(c.knobs) for c, i in fit.items()},
+        kernel_names={c.id: verdict.kernel_name for c, verdict in fit.items()},
         report=report,
         given=tuple(c for c in fit if c.backend not in own or c in incumbents),
     )
 
 
-@lru_cache(maxsize=1 << 15)
-def _same(value: T) -> T:
-    """One object for equal ones, also of other problems: its id is computed once, and it is pickled once."""
-    return value
+def _verdicts(
+    judge: Judge, space: Space, known: Sequence[Knobs], report: SpaceReport
+) -> Iterator[tuple[Candidate, Verdict]]:
+    """On each candidate of an implementation once, and on the implementation where it could not name them."""
+    label, offer = judge.implementation.label, Offer()
+    try:
+        offer = judge.offer(space)
+    except Raised as raised:
+        report.left_out[label, str(raised)] += 1
+        yield Candidate.of(label, {}), Verdict.failed(raised)
+    points = (*offer.points, *known)
+    if offer.missing and not points:
+        report.absent[label] = offer.missing
+    kept = {judge.candidate(knobs)[0] for knobs in known}
+    seen: set[Candidate] = set()
+    for point in points:
+        candidate, failure = judge.candidate(point)
+        if candidate not in seen:
+            seen.add(candidate)
+            verdict = failure or judge.verdict(candidate, offer.missing, spared=candidate in kept)
+            if verdict.status is not None:
+                report.pass_over(label, verdict)
+            yield candidate, verdict
+    report.points += len(points)
+    report.normalised += len(seen)
+
+
+def _untried(problem: Problem, candidate: Candidate, verdict: Verdict) -> Trial:
+    status = verdict.status or Status.UNFIT
+    return Trial(stage="screen", problem=problem.id, candidate=candidate, status=status, error=verdict.reason)
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -90,6 +90,8 @@ class Screen(Stage):
             _look_around(scheduler, context)
         for line in report.lines():
             context.events.emit("line", line)
+        for warning in report.warnings():
+            context.events.emit("warning", warning)
         return courses
 
     def _for_buckets(self, courses: list[Course], context: Context) -> list[tuple[Course, list[Request]]]:

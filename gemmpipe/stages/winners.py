@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
+from gemmpipe.asking import Raised
 from gemmpipe.data import Candidate, Device, Problem
 from gemmpipe.errors import UserError
 from gemmpipe.family import GemmSpec, Implementation
 from gemmpipe.stages import Context
+from gemmpipe.stages.verdict import Judge
 from gemmpipe.tables.merging import Row
 from gemmpipe.tables.recorded import Unusable, recorded_candidate
 from gemmpipe.tables.store import timed
@@ -53,13 +56,12 @@ def rivals(context: Context, spec: GemmSpec, most: int) -> Iterator[tuple[Implem
     """The library paths that a winner is held against: the first `most` of each label of the family's baseline."""
     for label in context.family.baseline:
         implementation = context.implementation(label)
-        if implementation is None or implementation.unavailable(context.device):
+        if implementation is None:
             continue
-        found: dict[Candidate, None] = {}
-        for point in implementation.points(spec, context.device, context.space):
-            knobs = implementation.normalise(spec, point, context.device)
-            if implementation.misfit(spec, knobs, context.device) is None:
-                found.setdefault(Candidate.of(label, knobs))
-            if len(found) == most:
-                break
-        yield from ((implementation, candidate) for candidate in found)
+        judge = Judge(implementation=implementation, spec=spec, device=context.device)
+        try:
+            offer = judge.offer(context.space)
+        except Raised as raised:
+            context.events.emit("warning", f"{label}: left out: {raised}")
+            continue
+        yield from ((implementation, candidate) for candidate in islice(judge.fitting(offer), most))

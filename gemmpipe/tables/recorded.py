@@ -2,13 +2,10 @@
 
 import json
 
+from gemmpipe.asking import in_words
 from gemmpipe.data import Candidate, Device, Knobs
-from gemmpipe.errors import UserError
 from gemmpipe.family import GemmSpec, Implementation
 from gemmpipe.tables.merging import Row
-
-_ODD = (UserError, KeyError, TypeError, ValueError, ArithmeticError)
-"""What knobs that nobody checked make an implementation raise."""
 
 
 class Unusable(Exception):
@@ -35,8 +32,10 @@ def recorded_candidate(
         knobs = implementation.normalise(spec, stored, device)
         name = implementation.kernel_name(knobs)
         reason = implementation.misfit(spec, knobs, device)
-    except _ODD as error:
-        raise Unusable(f"knobs: {label}: {type(error).__name__} {error}") from None
+    except Unusable:
+        raise
+    except Exception as error:  # noqa: BLE001 - nobody checked these knobs, and the code may be the user's
+        raise Unusable(f"knobs: {label}: {in_words(implementation, error)}") from None
     before, now = hash_of(row), name.partition("@")[2]
     if before and before != now:
         raise Unusable(f"kernel: its source or library is {now or 'not known'} here, {before} was tuned")
@@ -54,7 +53,7 @@ def kernel_changed(implementation: Implementation, row: Row) -> bool:
     """Whether the kernel that a row names has another source here; False where nobody can tell."""
     try:
         name = implementation.kernel_name(_stored_knobs(row, implementation.label, None))
-    except (Unusable, *_ODD):
+    except Exception:  # noqa: BLE001 - the same
         return False
     return bool(hash_of(row)) and name.partition("@")[2] != hash_of(row)
 

@@ -1,5 +1,6 @@
 """What a worker does with a job: who is in the air, what a failure becomes, who is timed to the end."""
 
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -102,7 +103,7 @@ def test_screening_gives_the_launches_asked_for(tools: Tools, cells: Cells) -> N
         "raise_bind": Status.LAUNCH_ERROR,
         "raise_launch": Status.LAUNCH_ERROR,
     }
-    assert found["raise_launch"].error == "RuntimeError: this kernel cannot"
+    assert re.fullmatch(r"\S+/faulty\.py:\d+: RuntimeError: this kernel cannot", found["raise_launch"].error)
     assert found["raise_launch"].time_us is None
     assert found["untouched"].launches == 2
     assert cells.positions == [SETTING_UP, 0, 1, 2, 3, TOGETHER]

@@ -1,0 +1,72 @@
+"""Asking an implementation: what its own code raises comes back as one line that names file and line."""
+
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from gemmpipe.errors import GemmpipeError, one_line
+
+if TYPE_CHECKING:
+    from gemmpipe.family import Implementation
+
+T = TypeVar("T")
+
+
+class Raised(Exception):
+    """An implementation's own code raised something; the message is one line: `place: type: text`."""
+
+    def __init__(self, place: str, text: str) -> None:
+        super().__init__(place, text)
+        self.place = place
+        """`file:line` in its code."""
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in self.args if part)
+
+
+def ask(implementation: "Implementation", question: Callable[[], T]) -> T:
+    """The answer. Raises Raised for what the implementation did not mean to raise; a UserError is said as it is."""
+    try:
+        return question()
+    except GemmpipeError:
+        raise
+    except Exception as error:
+        home = _home(type(implementation))
+        place = place_in(home, error) if home else ""
+        raise Raised(place or _declared_at(type(implementation)), one_line(error)) from error
+
+
+def in_words(implementation: "Implementation", error: Exception) -> str:
+    """What was raised while a candidate was made or run, in a line; with the place in code that is not gemmpipe's."""
+    kind = type(implementation)
+    home = None if kind.__module__.startswith("gemmpipe.") else _home(kind)
+    place = place_in(home, error) if home else ""
+    return f"{place}: {one_line(error)}" if place else one_line(error)
+
+
+def place_in(folder: Path, error: BaseException) -> str:
+    """The file of that folder and the line at which an error arose, in this process or another; nothing if in none."""
+    told = "".join(traceback.format_exception(error))
+    places = re.findall(rf'File "{re.escape(str(folder))}/([^"]+)", line (\d+)', told)
+    return f"{folder / places[-1][0]}:{places[-1][1]}" if places else ""
+
+
+def _home(kind: type) -> Path | None:
+    """The folder of a class's outermost package, or of its module where that lies in none."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return Path(file).parents[max(0, kind.__module__.count(".") - 1)] if file else None
+
+
+@lru_cache
+def _declared_at(kind: type) -> str:
+    """File and line of a class: for an answer that is no answer, which no line of its own code complained about."""
+    import inspect
+
+    try:
+        return f"{inspect.getsourcefile(kind)}:{inspect.getsourcelines(kind)[1]}"
+    except (OSError, TypeError):
+        return ""
