@@ -3,6 +3,8 @@
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import torch
@@ -10,11 +12,13 @@ from torch import nn
 from torch.backends.mha import get_fastpath_enabled, set_fastpath_enabled
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from gemmpipe.runtime.captured import Recorder
+from gemmpipe.runtime.launched import counted_when_launched
 from gemmpipe.runtime.operands import name_of
 from gemmpipe.runtime.spawned import counted_when_spawned
-from gemmpipe.sources.products import READERS, Argument, Operand, product_of, read_as
+from gemmpipe.sources.products import READERS, Argument, Operand, Seen, foreign_product_of, product_of, read_as
 
 
 class _Here(threading.local):
@@ -22,6 +26,8 @@ class _Here(threading.local):
     modules: tuple[str, ...] = ()
 
 
+_TORCHS = ("aten", "prim", "prims", "c10d", "_c10d_functional", "profiler")
+"""Namespaces of operators that are torch's own; what other ones hold is looked into."""
 HERE = _Here()
 """This thread's state: whether products are counted by someone else, and the names of the modules being called."""
 
@@ -49,26 +55,43 @@ class Counting(TorchDispatchMode):
         self._recorder = recorder
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         packet = getattr(func, "overloadpacket", None)
-        name = "" if packet is None else read_as(packet.__name__)
-        if name not in READERS and packet is not None:
-            # Under inference mode operators come whole that are several otherwise: einsum, attention.
-            with self:
-                out = func.decompose(*args, **(kwargs or {}))
-            if out is not NotImplemented:
-                return out
-        out = func(*args, **(kwargs or {}))
-        if name in READERS and not HERE.quiet and isinstance(out, torch.Tensor):
+        if packet is None:  # of torch's higher order
+            return func(*args, **kwargs)
+        foreign = func.namespace not in _TORCHS
+        name = packet.__name__ if foreign else read_as(packet.__name__)
+        read = foreign_product_of if foreign else product_of
+        arguments = _arguments(func, args, kwargs) if foreign or name in READERS else []
+        if arguments and (name in READERS or read(name, arguments, "")):
             # What torch executes below an operator is not seen again: each product is counted once.
-            found = product_of(name, _arguments(func, args, kwargs or {}), name_of(out.dtype))
-            if found is not None:
-                family, values = found
-                self._recorder.add(family, {**values, "op": name}, layer())
-        return out
+            out = func(*args, **kwargs)
+            self._count(name, read(name, arguments, _dtype_of(out, args)))
+            return out
+        # Under inference mode operators come whole that are several otherwise: einsum, attention.
+        with self:
+            out = func.decompose(*args, **kwargs)
+        if out is not NotImplemented:
+            return out
+        return self._opened(func, args, kwargs) if foreign else func(*args, **kwargs)
+
+    def _count(self, name: str, found: Seen | None) -> None:
+        if found is not None and not HERE.quiet:
+            family, values = found
+            self._recorder.add(family, {**values, "op": name}, layer())
+
+    def _opened(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Someone's own operator, run so that what it is made of is seen: torch leaves the mode for what it calls."""
+        keys = [torch._C._dispatch_keys(each) for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        if not keys or any(each.has(torch._C.DispatchKey.Python) for each in keys):
+            return func(*args, **kwargs)  # a subclass of tensor comes back here
+        below = reduce(or_, keys) & torch._C._after_ADInplaceOrView_keyset
+        with self:
+            return func.redispatch(below, *args, **kwargs)
 
 
 class Watcher:
-    """Counts the products of this thread, and of the threads and processes that multiprocessing starts meanwhile.
+    """Counts the products of this thread, and of threads, processes of multiprocessing and ranks started meanwhile.
 
     Layer names come from the modules being called.
 
@@ -90,6 +113,7 @@ class Watcher:
         self._left.callback(setattr, threading.Thread, "start", threading.Thread.start)
         setattr(threading.Thread, "start", self._starting(threading.Thread.start))  # noqa: B010  mypy knows it as a method
         self._left.enter_context(counted_when_spawned(self._recorder.path, Watcher))
+        self._left.enter_context(counted_when_launched())
         self._left.enter_context(torch.compiler.set_stance("force_eager"))
         # torch's fused encoder layers multiply where nobody sees it; without them they are linear layers.
         self._left.callback(set_fastpath_enabled, get_fastpath_enabled())
@@ -127,6 +151,12 @@ class Watcher:
 def _own_name(name: str) -> str:
     """A module's name without what torch.compile puts around it."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
+def _dtype_of(out: Any, args: tuple[Any, ...]) -> str:
+    """The result's type; an operator that returns nothing writes to its first tensor."""
+    found = next((each for each in (out, *args) if isinstance(each, torch.Tensor)), None)
+    return "" if found is None else name_of(found.dtype)
 
 
 def _arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Argument]:

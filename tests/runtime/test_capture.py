@@ -4,7 +4,9 @@ import csv
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -169,6 +171,37 @@ def test_processes_that_are_started_anew_count_too(tmp_path: Path) -> None:
     assert {row["M"]: row["count"] for row in read(tmp_path / "seen.csv")} == {"2": "2", "3": "3", "4": "4", "5": "5"}
 
 
+RANK = """
+import sys, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+model = DistributedDataParallel(torch.nn.Linear(8, 4))
+for _ in range(3):
+    with torch.no_grad():
+        model(torch.ones(5 + rank, 8))
+dist.destroy_process_group()
+assert sys.argv[1:] == ["word"]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="torch without gloo")
+@pytest.mark.parametrize("launcher", [("-m", "torch.distributed.run"), ("torchrun",)])
+def test_ranks_of_torchrun_write_one_file(tmp_path: Path, launcher: tuple[str, ...]) -> None:
+    (tmp_path / "script.py").write_text(RANK)
+    done = run(tmp_path, *launcher, "--nproc-per-node", "2", "script.py", "word")
+    assert done.returncode == 0, done.stderr
+    found = [(row["M"], row["N"], row["layer"], row["count"]) for row in read(tmp_path / "seen.csv")]
+    assert sorted(found) == [("5", "4", "module", "3"), ("6", "4", "module", "3")]
+
+
+def test_a_command_is_its_script_and_nothing_else(tmp_path: Path) -> None:
+    done = run(tmp_path, "ls")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "/ls' is no Python script" in done.stderr
+
+
 def test_processes_write_one_file_without_losing_a_row(tmp_path: Path) -> None:
     script = """
 import sys
@@ -257,6 +290,72 @@ def test_in_inference_mode_where_operators_come_whole(seen: Recorder) -> None:
         ("2", "16", "32", "16", "1"),
         ("", "32", "48", "32", "1"),
     ]
+
+
+@pytest.fixture(scope="module")
+def own_operators() -> Iterator[Any]:
+    """Operators of someone's own: Python or composite, with products inside or as a kernel that nobody sees into."""
+    library = torch.library.Library("gemmpipe_test", "DEF")
+    bodies = {
+        "block": ("Tensor x, Tensor w", lambda x, w: torch.nn.functional.linear(x, w).relu() @ w),
+        "inner": ("Tensor x, Tensor w", lambda x, w: x @ w.t()),
+        "outer": ("Tensor[] xs, Tensor w", lambda xs, w: torch.ops.gemmpipe_test.inner(xs[0], w)),
+        "block_fp8_matmul": (
+            "Tensor x, Tensor w, Tensor x_scale, Tensor w_scale",
+            lambda x, w, x_scale, w_scale: x.new_zeros(len(x), len(w), dtype=torch.float16),
+        ),
+        "my_gemm": ("Tensor x, Tensor w", lambda x, w: x @ w.t()),
+    }
+    for name, (signature, body) in bodies.items():
+        library.define(f"{name}({signature}) -> Tensor")
+        library.impl(name, body, "CPU")
+    library.define("whole(Tensor x, Tensor w) -> Tensor")
+    library.impl("whole", lambda x, w: torch.nn.functional.linear(x, w), "CompositeImplicitAutograd")
+    yield torch.ops.gemmpipe_test
+    library._destroy()
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_operators_of_someones_own(seen: Recorder, own_operators: Any, mode: Callable[[], Any]) -> None:
+    x, w = torch.randn(16, 256).bfloat16(), torch.randn(128, 256).bfloat16()
+    x8, w8 = x.to(torch.float8_e4m3fn), w.to(torch.float8_e4m3fn)
+    with mode():
+        expected = own_operators.block(x, w)
+        with Watcher(seen):
+            assert torch.equal(own_operators.block(x, w), expected)
+            own_operators.outer([x[:3]], w)
+            own_operators.whole(x[:5], w)
+            own_operators.my_gemm(x[:7], w)
+            own_operators.block_fp8_matmul(x8, w8, torch.ones(16, 2), torch.ones(1, 2))
+    seen.flush()
+    found = [tuple(row[name] for name in ("family", "M", "N", "K", "outdtype", "count")) for row in read(seen.path)]
+    assert found == [
+        ("a16w16", "16", "128", "256", "bfloat16", "1"),
+        ("a16w16", "16", "256", "128", "bfloat16", "1"),
+        ("a16w16", "3", "128", "256", "bfloat16", "1"),
+        ("a16w16", "5", "128", "256", "bfloat16", "1"),
+        ("a16w16", "7", "128", "256", "bfloat16", "1"),
+        ("a8w8_blockscale", "16", "128", "256", "float16", "1"),
+    ]
+
+
+def test_gradients_go_through_operators_that_are_looked_into(seen: Recorder) -> None:
+    @torch.library.custom_op("gemmpipe_test_grad::product", mutates_args=())
+    def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return x @ w
+
+    product.register_autograd(
+        lambda ctx, grad: (grad @ ctx.saved_tensors[0].t(), None),
+        setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[1]),
+    )
+    x, w = torch.randn(4, 8, requires_grad=True), torch.randn(8, 6)
+    product(x, w).sum().backward()
+    expected, x.grad = x.grad, None
+    with Watcher(seen):
+        product(x, w).sum().backward()
+    assert torch.equal(x.grad, expected)
+    seen.flush()
+    assert [(row["M"], row["N"], row["K"]) for row in read(seen.path)] == [("4", "6", "8"), ("4", "8", "6")]
 
 
 def test_fused_layers_of_torchs_own(seen: Recorder) -> None:
