@@ -17,8 +17,8 @@ from gemmpipe.templates.tiles import (
     store_tile,
     sum_of_parts,
     tile_of,
-    weight_at,
 )
+from gemmpipe.templates.weight_tiles import load_weight, overlap_tiles, weight_at
 
 
 @triton.jit
@@ -64,14 +64,16 @@ def dense(
     x_ptr += first_row.to(tl.int64) * x_stride + begin * BLOCK_SIZE_K
     w_ptr += first_column.to(tl.int64) * w_stride + begin * BLOCK_SIZE_K * STEP
     x_at = offsets(rows, x_stride)[:, None] + ks[None, :]
-    w_at = weight_at(columns, ks, w_stride, SHUFFLED)
-    if OVERLAP:
-        overlap(w_ptr, columns, w_stride, K - begin * BLOCK_SIZE_K, 0 if SHUFFLED else lines)
+    w_at = weight_at(tile_n, columns, ks, N, w_stride, SHUFFLED)
+    if OVERLAP and SHUFFLED:
+        overlap_tiles(w_ptr, columns, w_stride, lines)
+    elif OVERLAP:
+        overlap(w_ptr, columns, w_stride, K - begin * BLOCK_SIZE_K, lines)
     acc = empty_sum(BLOCK_SIZE_M, BLOCK_SIZE_N, SWAP_AB, x_ptr.dtype.element_ty)
     for k in range(begin, end):
         left = K - k * BLOCK_SIZE_K
         x = load_k(x_ptr + x_at, ks[None, :], left, EVEN_K, "")
-        w = load_k(w_ptr + w_at, ks[:, None], left, EVEN_K, CACHE)
+        w = load_weight(w_ptr + w_at, ks, left, EVEN_K, CACHE, SHUFFLED)
         acc = add_product(acc, x, w, SWAP_AB, UPCAST)
         x_ptr += BLOCK_SIZE_K
         w_ptr += BLOCK_SIZE_K * STEP

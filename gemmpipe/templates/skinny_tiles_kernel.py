@@ -8,7 +8,7 @@ A thread multiplies the 16 bytes along K that it loaded; what threads hold is ad
 import triton
 import triton.language as tl
 
-from gemmpipe.templates.tiles import load_k, out_tile, scaled, tile_of
+from gemmpipe.templates.tiles import load_k, scaled, store_tile, tile_of
 from gemmpipe.templates.weight_tiles import overlap_tiles
 
 
@@ -64,9 +64,7 @@ def skinny_tiles(
         w_ptr += BLOCK_SIZE_K * 16
     total = tl.reshape(tl.sum(acc, axis=0), (8, HALVES, BLOCK_SIZE_M))
     total = tl.reshape(tl.permute(total, (2, 1, 0)), (BLOCK_SIZE_M, BLOCK_SIZE_N)).to(tl.float32)
-    out_rows = first_row + tl.arange(0, BLOCK_SIZE_M)
-    out_columns = first_column + tl.arange(0, BLOCK_SIZE_N)
-    rows, columns = tl.minimum(out_rows, M - 1), tl.minimum(out_columns, N - 1)
+    rows = tl.minimum(first_row + tl.arange(0, BLOCK_SIZE_M), M - 1)
+    columns = tl.minimum(first_column + tl.arange(0, BLOCK_SIZE_N), N - 1)
     total = scaled(total, bias_ptr, x_scale_ptr, w_scale_ptr, 0, rows, 0, columns, SCALES)
-    out_ptrs, inside = out_tile(out_ptr, out_rows, out_columns, M, N, out_stride)
-    tl.store(out_ptrs, total.to(out_ptr.dtype.element_ty), mask=inside)
+    store_tile(total, out_ptr, first_row, first_column, M, N, out_stride, False)

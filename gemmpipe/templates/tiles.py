@@ -63,20 +63,6 @@ def k_range(K, split, splits, BLOCK_SIZE_K: tl.constexpr):
 
 
 @triton.jit
-def weight_at(columns, ks, stride, SHUFFLED: tl.constexpr):
-    """Elements from a tile's first column of w to its [K, N].
-
-    SHUFFLED: w is 16 x 16 tiles of bytes, those of 16 columns one after another (layouts.py).
-    """
-    if SHUFFLED:
-        within = columns // 16 * 16 * stride + columns % 16 * 16
-        at = within[None, :] + (ks // 16 * 256 + ks % 16)[:, None]
-    else:
-        at = offsets(columns, stride)[None, :] + ks[:, None]
-    return at
-
-
-@triton.jit
 def load_k(ptrs, ks, left, EVEN_K: tl.constexpr, CACHE: tl.constexpr):
     """What lies at `ptrs`; 0 where its place along K (`ks`, counted from the K block's first) is not below `left`."""
     if EVEN_K:
@@ -149,13 +135,6 @@ def scaled(acc, bias_ptr, x_scale_ptr, w_scale_ptr, row, rows, column, columns, 
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + column + columns).to(tl.float32)[None, :]
     return acc
-
-
-@triton.jit
-def out_tile(out_ptr, rows, columns, M, N, stride):
-    """(pointers to a tile of the output, which of them lie inside)."""
-    ptrs = out_ptr + rows.to(tl.int64)[:, None] * stride + columns[None, :]
-    return ptrs, (rows < M)[:, None] & (columns < N)[None, :]
 
 
 @triton.jit

@@ -6,8 +6,17 @@ import triton
 import triton.language as tl
 
 from gemmpipe.kernels.a8w8_blockscale._kernel import scaled_product
-from gemmpipe.templates.tiles import k_range, load_k, offsets, out_tile, rows_of, sum_of_parts, tile_of
-from gemmpipe.templates.weight_tiles import load_tiles, overlap_tiles, runs_of
+from gemmpipe.templates.tiles import (
+    empty_sum,
+    k_range,
+    load_k,
+    offsets,
+    rows_of,
+    store_tile,
+    sum_of_parts,
+    tile_of,
+)
+from gemmpipe.templates.weight_tiles import load_weight, overlap_tiles, weight_at
 
 
 @triton.jit
@@ -29,8 +38,8 @@ def blockscale_tiles(
     begin, end = k_range(K, split, splits, BLOCK_SIZE_K)
     x_ptr += first_row.to(tl.int64) * x_stride + begin * BLOCK_SIZE_K
     x_at = offsets(rows, x_stride)[:, None] + ks[None, :]
-    w_begin, w_at = runs_of(tile_n, N, w_stride, BLOCK_SIZE_N, BLOCK_SIZE_K)
-    w_ptr += w_begin + begin.to(tl.int64) * (BLOCK_SIZE_K * 16)
+    w_ptr += first_column.to(tl.int64) * w_stride + begin * BLOCK_SIZE_K * 16
+    w_at = weight_at(tile_n, columns, ks, N, w_stride, True)
     x_scale_ptr += first_row
     # A tile of at most SCALE_BLOCK columns lies within one block of weight scales.
     UNIFORM: tl.constexpr = BLOCK_SIZE_N <= SCALE_BLOCK
@@ -38,22 +47,19 @@ def blockscale_tiles(
     w_scale_ptrs = w_scale_ptr + (scaled_columns // SCALE_BLOCK) * w_scale_stride
     if OVERLAP:
         overlap_tiles(w_ptr, columns, w_stride, lines)
-    acc = tl.zeros((BLOCK_SIZE_N, BLOCK_SIZE_M) if SWAP_AB else (BLOCK_SIZE_M, BLOCK_SIZE_N), tl.float32)
+    acc = empty_sum(BLOCK_SIZE_M, BLOCK_SIZE_N, SWAP_AB, x_ptr.dtype.element_ty)
     for k in range(begin, end):
         left = K - k * BLOCK_SIZE_K
         x = load_k(x_ptr + x_at, ks[None, :], left, EVEN_K, "")
-        w = load_tiles(w_ptr + w_at, left, EVEN_K, CACHE)
+        w = load_weight(w_ptr + w_at, ks, left, EVEN_K, CACHE, True)
         block = k * BLOCK_SIZE_K // SCALE_BLOCK
         x_scale = tl.load(x_scale_ptr + block.to(tl.int64) * x_scale_stride + rows)
         acc += scaled_product(x, w, x_scale, tl.load(w_scale_ptrs + block), SWAP_AB, UNIFORM)
         x_ptr += BLOCK_SIZE_K
         w_ptr += BLOCK_SIZE_K * 16
-    if SWAP_AB:
-        acc = tl.trans(acc)
+    total = tl.trans(acc) if SWAP_AB else acc
     last = True
     if SPLIT_K:
-        last, acc = sum_of_parts(acc, parts_ptr, counters_ptr, pid, split, splits, M - tile_m * BLOCK_SIZE_M)
+        last, total = sum_of_parts(total, parts_ptr, counters_ptr, pid, split, splits, M - first_row)
     if last:
-        out_rows, out_columns = first_row + tl.arange(0, BLOCK_SIZE_M), first_column + tl.arange(0, BLOCK_SIZE_N)
-        out_ptrs, inside = out_tile(out_ptr, out_rows, out_columns, M, N, out_stride)
-        tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=inside)
+        store_tile(total, out_ptr, first_row, first_column, M, N, out_stride, False)
