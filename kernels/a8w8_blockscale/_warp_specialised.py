@@ -64,7 +64,7 @@ def four_scales(w_scales, k, last):
 
 @gluon.jit
 def sum_four(
-    x_ring, w_ring, scale_ring, full, empty, slot, phase, acc, d0, d1,
+    x_ring, w_ring, scale_ring, full, empty, slot0, phase, acc, d0, d1,
     w0, w1, w2, w3, w_scales, begin, batch, last, never,
     ROW: gl.constexpr, COLUMN: gl.constexpr, COLUMNS: gl.constexpr, ROWS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -73,24 +73,46 @@ def sum_four(
     w0 to w3 are their scales; those of the batch after this one (`batch`, from K block `begin` on) are loaded under the
     first product, as their latency would show otherwise. Returns (the next four scales, slot, phase, sum, d0, d1).
     """
-    slot0 = slot
-    s0, f0 = begin_block(x_ring, w_ring, scale_ring, full, slot, phase, d0, never, ROW, COLUMN, COLUMNS, ROWS)
+    s0, f0 = begin_block(x_ring, w_ring, scale_ring, full, slot0, phase, d0, never, ROW, COLUMN, COLUMNS, ROWS)
     n0, n1, n2, n3 = four_scales(w_scales, begin + batch * 4 + 4, last)
-    slot, phase = after(slot, phase, STAGES)
-    slot1 = slot
-    s1, f1 = begin_block(x_ring, w_ring, scale_ring, full, slot, phase, d1, never, ROW, COLUMN, COLUMNS, ROWS)
+    slot1, phase = after(slot0, phase, STAGES)
+    s1, f1 = begin_block(x_ring, w_ring, scale_ring, full, slot1, phase, d1, never, ROW, COLUMN, COLUMNS, ROWS)
     acc, d0 = end_block(acc, f0, s0, w0, empty, slot0, 1)
-    slot, phase = after(slot, phase, STAGES)
-    slot0 = slot
-    s0, f0 = begin_block(x_ring, w_ring, scale_ring, full, slot, phase, d0, never, ROW, COLUMN, COLUMNS, ROWS)
+    slot0, phase = after(slot1, phase, STAGES)
+    s0, f0 = begin_block(x_ring, w_ring, scale_ring, full, slot0, phase, d0, never, ROW, COLUMN, COLUMNS, ROWS)
     acc, d1 = end_block(acc, f1, s1, w1, empty, slot1, 1)
-    slot, phase = after(slot, phase, STAGES)
-    slot1 = slot
-    s1, f1 = begin_block(x_ring, w_ring, scale_ring, full, slot, phase, d1, never, ROW, COLUMN, COLUMNS, ROWS)
+    slot1, phase = after(slot0, phase, STAGES)
+    s1, f1 = begin_block(x_ring, w_ring, scale_ring, full, slot1, phase, d1, never, ROW, COLUMN, COLUMNS, ROWS)
     acc, d0 = end_block(acc, f0, s0, w2, empty, slot0, 1)
     acc, d1 = end_block(acc, f1, s1, w3, empty, slot1, 0)
-    slot, phase = after(slot, phase, STAGES)
-    return n0, n1, n2, n3, slot, phase, acc, d0, d1
+    slot0, phase = after(slot1, phase, STAGES)
+    return n0, n1, n2, n3, slot0, phase, acc, d0, d1
+
+
+@gluon.jit
+def sum_of_piece(
+    x_ring, w_ring, scale_ring, full, empty, slot, phase, d0, d1, w_scales, begin, batches, end, last, never,
+    ROW: gl.constexpr, COLUMN: gl.constexpr, COLUMNS: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Add the K blocks of a piece of work; returns (slot, phase, sum, d0, d1).
+
+    `batches` of four, then the rest up to `end`, with nothing in flight in between: over a loop's back edge ptxas would
+    serialise every matrix instruction.
+    """
+    ROWS: gl.constexpr = gl.SliceLayout(1, TILE)
+    n0, n1, n2, n3 = four_scales(w_scales, begin, last)
+    acc = gl.zeros([64, COLUMNS], gl.float32, TILE)
+    for batch in range(batches):
+        n0, n1, n2, n3, slot, phase, acc, d0, d1 = sum_four(
+            x_ring, w_ring, scale_ring, full, empty, slot, phase, acc, d0, d1, n0, n1, n2, n3,
+            w_scales, begin, batch, last, never, ROW, COLUMN, COLUMNS, ROWS, STAGES,
+        )  # fmt: skip
+    for k in range(begin + batches * 4, end):
+        w_scale = gl.load(w_scales + k)
+        s0, f0 = begin_block(x_ring, w_ring, scale_ring, full, slot, phase, d0, never, ROW, COLUMN, COLUMNS, ROWS)
+        acc, d0 = end_block(acc, f0, s0, w_scale, empty, slot, 0)
+        slot, phase = after(slot, phase, STAGES)
+    return slot, phase, acc, d0, d1
 
 
 @gluon.jit
@@ -100,16 +122,11 @@ def multiply(
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: gl.constexpr, SCALE_BLOCK: gl.constexpr,
     SPLIT_K: gl.constexpr,
 ):  # fmt: skip
-    """A math warpgroup: its 64 rows of a 128-row tile, or its half of the columns of a 64-row tile.
-
-    K blocks come in batches of four with nothing in flight between batches: over a loop's back edge ptxas would
-    serialise every matrix instruction.
-    """
+    """A math warpgroup: its 64 rows of a 128-row tile, or its half of the columns of a 64-row tile."""
     COLUMNS: gl.constexpr = BLOCK_SIZE_N if BLOCK_SIZE_M == 128 else BLOCK_SIZE_N // 2
     ROW: gl.constexpr = GROUP * 64 if BLOCK_SIZE_M == 128 else 0
     COLUMN: gl.constexpr = 0 if BLOCK_SIZE_M == 128 else GROUP * COLUMNS
     TILE: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLUMNS, 32])
-    ROWS: gl.constexpr = gl.SliceLayout(1, TILE)
     slot = 0
     phase = 0
     d0 = gl.zeros([64, COLUMNS], gl.float32, TILE)
@@ -122,18 +139,10 @@ def multiply(
         row, tile_n = tile_at(t, M, tiles_m, tiles_n, group_m, BLOCK_SIZE_M)
         column = tile_n * BLOCK_SIZE_N + COLUMN
         w_scales = w_scale_ptr + gl.minimum(column, N - 1) // SCALE_BLOCK * w_scale_stride
-        n0, n1, n2, n3 = four_scales(w_scales, begin, last)
-        acc = gl.zeros([64, COLUMNS], gl.float32, TILE)
-        for batch in range(batches):
-            n0, n1, n2, n3, slot, phase, acc, d0, d1 = sum_four(
-                x_ring, w_ring, scale_ring, full, empty, slot, phase, acc, d0, d1, n0, n1, n2, n3,
-                w_scales, begin, batch, last, never, ROW, COLUMN, COLUMNS, ROWS, STAGES,
-            )  # fmt: skip
-        for k in range(begin + batches * 4, end):
-            w_scale = gl.load(w_scales + k)
-            s0, f0 = begin_block(x_ring, w_ring, scale_ring, full, slot, phase, d0, never, ROW, COLUMN, COLUMNS, ROWS)
-            acc, d0 = end_block(acc, f0, s0, w_scale, empty, slot, 0)
-            slot, phase = after(slot, phase, STAGES)
+        slot, phase, acc, d0, d1 = sum_of_piece(
+            x_ring, w_ring, scale_ring, full, empty, slot, phase, d0, d1, w_scales, begin, batches, end, last, never,
+            ROW, COLUMN, COLUMNS, TILE, STAGES,
+        )  # fmt: skip
         whole = True
         if SPLIT_K:
             whole, acc = sum_of_parts(
