@@ -115,6 +115,20 @@ def load_w(
 
 
 @gluon.jit
+def load_x(x, place, row, k, M, bar):
+    """Start the copy of a tile of x; one with more rows than x by parts, the first again for those outside.
+
+    What lies outside would be filled with zeros, slowly, for rows that are never stored.
+    """
+    ROWS: gl.constexpr = x.block_type.shape[0]
+    if place.shape[0] == ROWS:
+        tma_load(x, [row, k], bar, place)
+    else:
+        for i in gl.static_range(place.shape[0] // ROWS):
+            tma_load(x, [gl.where(i * ROWS < M, i * ROWS, 0), k], bar, place.slice(i * ROWS, ROWS))
+
+
+@gluon.jit
 def load_ring(
     x, w, scales, x_ring, w_ring, scale_ring, full, empty,
     M, scale_stride, tiles_m, tiles_n, blocks, programs, group_m, splits,
@@ -134,7 +148,7 @@ def load_ring(
             mbarrier.wait(empty.index(slot), phase)
             bar = full.index(slot)
             mbarrier.expect(bar, BYTES + (BLOCK_SIZE_M * 4 if SCALED else 0))
-            tma_load(x, [row, k * BLOCK_SIZE_K], bar, x_ring.index(slot))
+            load_x(x, x_ring.index(slot), row, k * BLOCK_SIZE_K, M, bar)
             load_w(w, w_ring, slot, tile_n * BLOCK_SIZE_N, k * BLOCK_SIZE_K, bar, BLOCK_SIZE_N, BLOCK_SIZE_K, STAGES)
             if SCALED:
                 tma_load(scales, [k * scale_stride + row], bar, scale_ring.index(slot))

@@ -166,7 +166,7 @@ class WarpSpecialised(Kernel):
             w_box = [k // 16, columns_of(knobs) // 16, 256]
             w_place = NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=bits, rank=3)
         return {
-            "x": (TYPES[spec.x_dtype], [m, k], ring),
+            "x": (TYPES[spec.x_dtype], [_copied_rows(spec, m), k], ring),
             "w": (TYPES[spec.w_dtype], w_box, w_place),
             "out": (TYPES[spec.out_dtype], [GROUP_ROWS, columns], stage),
         }
@@ -215,6 +215,11 @@ class Grid:
 def columns_of(knobs: Knobs) -> int:
     """Columns of a warpgroup: all of a 128-row tile's, half of a 64-row tile's."""
     return integer(knobs, "BLOCK_SIZE_N") * integer(knobs, "BLOCK_SIZE_M") // (2 * GROUP_ROWS)
+
+
+def _copied_rows(spec: GemmSpec, block_m: int) -> int:
+    """Rows of x in a copy: a tile's, or a quarter where x has fewer (see hopper.load_x)."""
+    return block_m if spec.m >= block_m else block_m // 4
 
 
 def _staged(knobs: Knobs) -> int:
