@@ -4,8 +4,8 @@ x is int8, e4m3fn or (gfx942) e4m3fnuz, row-major with K innermost; scales, sums
 x's type and in 16 x 16 tiles: element (n, k) lies at (n // 16) * 16 * K + (k // 16) * 256 + (n % 16) * 16 + k % 16.
 That is what aiter's shuffle_weight(w, layout=(16, 16)) makes (aiter/ops/shuffle.py: [N/16, 16, K/32, 2, 16] permuted to
 [N/16, K/32, 2, 16, 16]) and its kernels view as (N/16, K*16); N is a multiple of 16, K of 32. Read on in
-gemmpipe/layouts.py, gemmpipe/templates/ (shared: dense_kernel.py with device functions, dense.py with launch, builds
-and what fits where), _problem.py (keys).
+gemmpipe/layouts.py, gemmpipe/templates/ (shared: dense_kernel.py and weight_tiles.py with device functions, dense.py
+with launch, builds and what fits where; their Hopper kin, skinny_tiles.py and its kernel), _problem.py (keys).
 """
 
 from gemmpipe.cost import bytes_moved, flops

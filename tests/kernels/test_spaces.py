@@ -253,7 +253,9 @@ def test_skinny_kernels_of_tiles_compile_and_convert_no_layout_in_their_loop(nam
     assert str(kernel.wasteful(spec_of(family, gfx, 17, 1280, 8192), knobs, device)).startswith("rows")
 
 
-@pytest.mark.parametrize("name", ["a16w16", "a8w8", "a8w8_blockscale"])
+@pytest.mark.parametrize(
+    "name", ["a16w16", "a8w8", "a8w8_blockscale", "a8w8_bpreshuffle", "a8w8_blockscale_bpreshuffle"]
+)
 @pytest.mark.parametrize("gfx", ["gfx942", "gfx950"])
 def test_amd_kernels_load_through_buffers_and_order_tiles_by_xcd(name: str, gfx: str) -> None:
     family, device = load_family(name), arch_device(gfx)
