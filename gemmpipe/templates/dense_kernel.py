@@ -10,7 +10,6 @@ from gemmpipe.templates.tiles import (
     k_range,
     load_k,
     offsets,
-    overlap,
     rows_of,
     scaled,
     sides,
@@ -18,7 +17,7 @@ from gemmpipe.templates.tiles import (
     sum_of_parts,
     tile_of,
 )
-from gemmpipe.templates.weight_tiles import load_weight, overlap_tiles, weight_at
+from gemmpipe.templates.weight_tiles import load_weight, overlap_weight, weight_at
 
 
 @triton.jit
@@ -65,10 +64,8 @@ def dense(
     w_ptr += first_column.to(tl.int64) * w_stride + begin * BLOCK_SIZE_K * STEP
     x_at = offsets(rows, x_stride)[:, None] + ks[None, :]
     w_at = weight_at(tile_n, columns, ks, N, w_stride, SHUFFLED)
-    if OVERLAP and SHUFFLED:
-        overlap_tiles(w_ptr, columns, w_stride, lines)
-    elif OVERLAP:
-        overlap(w_ptr, columns, w_stride, K - begin * BLOCK_SIZE_K, lines)
+    if OVERLAP:
+        overlap_weight(w_ptr, columns, w_stride, K - begin * BLOCK_SIZE_K, lines, SHUFFLED)
     acc = empty_sum(BLOCK_SIZE_M, BLOCK_SIZE_N, SWAP_AB, x_ptr.dtype.element_ty)
     for k in range(begin, end):
         left = K - k * BLOCK_SIZE_K

@@ -43,3 +43,12 @@ def overlap_tiles(w_ptr, columns, stride, lines):
     LINE: tl.constexpr = 128
     starts = offsets(columns // 16 * 16, stride) + columns % 16 * (lines * LINE)
     overlap(w_ptr, starts, 1, lines * LINE, lines)
+
+
+@triton.jit
+def overlap_weight(w_ptr, columns, stride, left, lines, SHUFFLED: tl.constexpr):
+    """tiles.overlap for either weight."""
+    if SHUFFLED:
+        overlap_tiles(w_ptr, columns, stride, lines)
+    else:
+        overlap(w_ptr, columns, stride, left, lines)

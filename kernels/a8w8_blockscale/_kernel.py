@@ -10,13 +10,13 @@ from gemmpipe.templates.tiles import (
     k_range,
     load_k,
     offsets,
-    overlap,
     rows_of,
     sides,
     store_tile,
     sum_of_parts,
     tile_of,
 )
+from gemmpipe.templates.weight_tiles import load_weight, overlap_weight, weight_at
 
 
 @triton.jit
@@ -35,40 +35,57 @@ def scaled_product(x, w, x_scale, w_scale, SWAP_AB: tl.constexpr, UNIFORM: tl.co
 
 
 @triton.jit
+def row_scales(ptrs, rows, block, stride, SHUFFLED: tl.constexpr):
+    """Scales of rows of x for a block along K; `ptrs` is where each row's begin, SHUFFLED: where the first block's do."""
+    if SHUFFLED:
+        scales = tl.load(ptrs + block.to(tl.int64) * stride + rows)
+    else:
+        scales = tl.load(ptrs + block)
+    return scales
+
+
+@triton.jit
 def blockscale(
     x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, out_ptr, parts_ptr, counters_ptr,
     M, N, K, x_stride, w_stride, x_scale_stride, w_scale_stride, out_stride, group_m, splits, lines,
     BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr, BLOCK_SIZE_K: tl.constexpr,
     SCALE_BLOCK: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, CACHE: tl.constexpr,
-    SWAP_AB: tl.constexpr, XCDS: tl.constexpr, OVERLAP: tl.constexpr,
+    SWAP_AB: tl.constexpr, SHUFFLED: tl.constexpr, XCDS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    """out = (x * x_scale) @ (w * w_scale)^T; strides in elements between rows, columns are contiguous."""
+    """out = (x * x_scale) @ (w * w_scale)^T; strides in elements between rows, columns are contiguous.
+
+    SHUFFLED: w is tiles (layouts.py), and x_scale lies transposed, its stride between blocks of K.
+    """
     pid, split, tile_m, tile_n = tile_of(M, N, group_m, BLOCK_SIZE_M, BLOCK_SIZE_N, XCDS)
     first_row, rows = rows_of(tile_m, M, BLOCK_SIZE_M)
     first_column, columns = rows_of(tile_n, N, BLOCK_SIZE_N)
     ks = tl.arange(0, BLOCK_SIZE_K)
     begin, end = k_range(K, split, splits, BLOCK_SIZE_K)
+    STEP: tl.constexpr = 16 if SHUFFLED else 1  # elements of w from one k to the next
     x_ptr += first_row.to(tl.int64) * x_stride + begin * BLOCK_SIZE_K
-    w_ptr += first_column.to(tl.int64) * w_stride + begin * BLOCK_SIZE_K
+    w_ptr += first_column.to(tl.int64) * w_stride + begin * BLOCK_SIZE_K * STEP
     x_at = offsets(rows, x_stride)[:, None] + ks[None, :]
-    w_at = offsets(columns, w_stride)[None, :] + ks[:, None]
-    x_scale_ptrs = x_scale_ptr + (first_row + rows) * x_scale_stride
+    w_at = weight_at(tile_n, columns, ks, N, w_stride, SHUFFLED)
+    x_scale_ptrs = x_scale_ptr + (first_row if SHUFFLED else (first_row + rows) * x_scale_stride)
     # A tile of at most SCALE_BLOCK columns lies within one block of weight scales: a scalar, worth 9 % on an H200.
     UNIFORM: tl.constexpr = BLOCK_SIZE_N <= SCALE_BLOCK
     scaled_columns = first_column if UNIFORM else first_column + columns
     w_scale_ptrs = w_scale_ptr + (scaled_columns // SCALE_BLOCK) * w_scale_stride
     if OVERLAP:
-        overlap(w_ptr, columns, w_stride, K - begin * BLOCK_SIZE_K, lines)
+        overlap_weight(w_ptr, columns, w_stride, K - begin * BLOCK_SIZE_K, lines, SHUFFLED)
     acc = empty_sum(BLOCK_SIZE_M, BLOCK_SIZE_N, SWAP_AB, x_ptr.dtype.element_ty)
     for k in range(begin, end):
         left = K - k * BLOCK_SIZE_K
         x = load_k(x_ptr + x_at, ks[None, :], left, EVEN_K, "")
-        w = load_k(w_ptr + w_at, ks[:, None], left, EVEN_K, CACHE)
+        w = load_weight(w_ptr + w_at, ks, left, EVEN_K, CACHE, SHUFFLED)
         block = k * BLOCK_SIZE_K // SCALE_BLOCK
-        x_scale, w_scale = tl.load(x_scale_ptrs + block), tl.load(w_scale_ptrs + block)
+        x_scale, w_scale = (
+            row_scales(x_scale_ptrs, rows, block, x_scale_stride, SHUFFLED),
+            tl.load(w_scale_ptrs + block),
+        )
         acc += scaled_product(x, w, x_scale, w_scale, SWAP_AB, UNIFORM)
         x_ptr += BLOCK_SIZE_K
-        w_ptr += BLOCK_SIZE_K
+        w_ptr += BLOCK_SIZE_K * STEP
     total = tl.trans(acc) if SWAP_AB else acc
     last = True
     if SPLIT_K:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from gemmpipe.data import Device, Knobs, Scalar
 from gemmpipe.family import GemmSpec, Inputs, Prepared
 from gemmpipe.kernels.a8w8_blockscale import _fits
+from gemmpipe.layouts import PLAIN
 from gemmpipe.templates.signature import PARTS, operand_pointers
 from gemmpipe.templates.tiled import Tiled, ceil_div
 
@@ -60,6 +61,7 @@ class Blockscale(Tiled):
             "EVEN_K": spec.k % int(knobs["BLOCK_SIZE_K"] or 1) == 0,
             "CACHE": knobs["cache_modifier"],
             "SWAP_AB": bool(knobs.get("SWAP_AB")),
+            "SHUFFLED": spec.w_layout != PLAIN,
         }
 
     def arguments(self, inputs: Inputs, prepared: Prepared, out: "torch.Tensor") -> Mapping[str, object]:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 class Blockscale(row_major.Blockscale):
     """`triton`: transposed activation scales, one program a tile and split."""
 
-    kernel: str = "gemmpipe.kernels.a8w8_blockscale_bpreshuffle._kernel:blockscale_tiles"
-
     def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """The row-major kernel's rules, for the other layout."""
         return _fits.misfit(spec, knobs, device, layout=TILES_16X16)
