@@ -36,7 +36,7 @@ def scaled_product(x, w, x_scale, w_scale, SWAP_AB: tl.constexpr, UNIFORM: tl.co
 
 @triton.jit
 def row_scales(ptrs, rows, block, stride, SHUFFLED: tl.constexpr):
-    """Scales of rows of x for a block along K; `ptrs` is where each row's begin, SHUFFLED: where the first block's do."""
+    """Scales of rows of x for a block along K; `ptrs`: where each row's begin, SHUFFLED: where the first block's do."""
     if SHUFFLED:
         scales = tl.load(ptrs + block.to(tl.int64) * stride + rows)
     else:
@@ -79,11 +79,8 @@ def blockscale(
         x = load_k(x_ptr + x_at, ks[None, :], left, EVEN_K, "")
         w = load_weight(w_ptr + w_at, ks, left, EVEN_K, CACHE, SHUFFLED)
         block = k * BLOCK_SIZE_K // SCALE_BLOCK
-        x_scale, w_scale = (
-            row_scales(x_scale_ptrs, rows, block, x_scale_stride, SHUFFLED),
-            tl.load(w_scale_ptrs + block),
-        )
-        acc += scaled_product(x, w, x_scale, w_scale, SWAP_AB, UNIFORM)
+        x_scale = row_scales(x_scale_ptrs, rows, block, x_scale_stride, SHUFFLED)
+        acc += scaled_product(x, w, x_scale, tl.load(w_scale_ptrs + block), SWAP_AB, UNIFORM)
         x_ptr += BLOCK_SIZE_K
         w_ptr += BLOCK_SIZE_K * STEP
     total = tl.trans(acc) if SWAP_AB else acc
