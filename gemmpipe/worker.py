@@ -4,7 +4,7 @@ import gc
 import signal
 import sys
 import time
-from collections.abc import MutableSequence
+from collections.abc import Callable, MutableSequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
@@ -19,6 +19,23 @@ from gemmpipe.jobs import Flight, Job, Poisoned, Tools
 from gemmpipe.timer import clock_for
 from gemmpipe.workbench import Workbench
 
+Equip = Callable[["Post", MutableSequence[float]], Tools]
+"""What a worker process does first: its tools for this post; the cells say which candidate is in the air."""
+
+
+def ready_tools(post: "Post", cells: MutableSequence[float]) -> Tools:
+    """Tools on this process's device."""
+    if post.device.kind == "cpu":
+        torch.ones(512, 512).mm(torch.ones(512, 512))  # starts the threads: tens of ms that no candidate should pay
+    else:
+        torch.cuda.set_device(post.device.index)
+    family = load_family(post.family)
+    # The family's own are there whatever was chosen: a table that is verified may hold rows of theirs.
+    chosen = (i for backend in post.backends for i in backend.implementations(family))
+    implementations = {i.label: i for i in (*family.implementations, *chosen)}
+    bench = Workbench(family, implementations, post.device)
+    return Tools(bench=bench, clock=clock_for(post.device), flight=Flight(cells), neighbours=Neighbours(post.device))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Post:
@@ -29,6 +46,7 @@ class Post:
     backends: tuple[Backend, ...]
     python_path: tuple[str, ...]
     """Folders for `sys.path`: where the user's own families and backends lie."""
+    equip: Equip = ready_tools
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,27 +62,13 @@ class Answer:
     lost: str = ""
 
 
-def ready_tools(post: Post, cells: MutableSequence[float]) -> Tools:
-    """Tools on this process's device."""
-    sys.path[:0] = [p for p in post.python_path if p not in sys.path]
-    if post.device.kind == "cpu":
-        torch.ones(512, 512).mm(torch.ones(512, 512))  # starts the threads: tens of ms that no candidate should pay
-    else:
-        torch.cuda.set_device(post.device.index)
-    family = load_family(post.family)
-    # The family's own are there whatever was chosen: a table that is verified may hold rows of theirs.
-    chosen = (i for backend in post.backends for i in backend.implementations(family))
-    implementations = {i.label: i for i in (*family.implementations, *chosen)}
-    bench = Workbench(family, implementations, post.device)
-    return Tools(bench=bench, clock=clock_for(post.device), flight=Flight(cells), neighbours=Neighbours(post.device))
-
-
 def main(post: Post, pipe: Connection, cells: MutableSequence[float]) -> None:
     """Serve jobs until told None, or until the device is lost."""
     end_with_the_driver()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the driver decides what it means
     try:
-        tools = ready_tools(post, cells)
+        sys.path[:0] = [p for p in post.python_path if p not in sys.path]
+        tools = post.equip(post, cells)
     except Exception as error:  # noqa: BLE001 - told in one line by the driver instead of a traceback a start
         pipe.send(Answer(trials=[], spent_s={}, lost=_text(error)))
         return

@@ -12,10 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from gemmpipe import worker
 from gemmpipe.cli.main import main
 from gemmpipe.data import Trial
-from gemmpipe.executors import compiling, hand
 from gemmpipe.stages.hunting.beside import Beside
 
 MODELLED = Path(__file__).parent / "modelled"
@@ -118,8 +116,6 @@ def test_a_run_that_was_stopped_goes_on(
 def test_a_search_process_that_is_killed_is_replaced(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hand, "worker", worker)  # put back what executor=modelled replaces
-    monkeypatch.setattr(compiling, "_compile", compiling._compile)
     learn, heard = Beside.learn, []
 
     def learn_and_kill(hunts: Beside, trial: Trial) -> None:

@@ -47,7 +47,12 @@ def _timed(task: Callable[[], Any]) -> _Stint:
     return _Stint(process=os.getpid(), begun=begun, ended=time.monotonic(), value=value)
 
 
-def _compile(build: Build, device: Device) -> BuildFacts:
+Compile = Callable[[Build, Device], BuildFacts]
+"""What a compile process does with a build for a device."""
+
+
+def into_cache(build: Build, device: Device) -> BuildFacts:
+    """Compile into Triton's disk cache."""
     from gemmpipe.launching.builds import compile_build
 
     return compile_build(build, device)
@@ -56,11 +61,19 @@ def _compile(build: Build, device: Device) -> BuildFacts:
 class Compilers:
     """`slots` processes; results arrive in `done()`, and `bell` becomes readable when one does."""
 
-    def __init__(self, device: Device, slots: int, timeout_s: float, python_path: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        device: Device,
+        slots: int,
+        timeout_s: float,
+        python_path: tuple[str, ...],
+        compiler: Compile = into_cache,
+    ) -> None:
         self.slots = slots
         self._device = device
         self._timeout_s = timeout_s
         self._python_path = python_path
+        self._compiler = compiler
         self._pool: ProcessPool | None = None
         self._results: queue.SimpleQueue[Built] = queue.SimpleQueue()
         self._begun = 0.0
@@ -73,7 +86,7 @@ class Compilers:
     def submit(self, build: Build) -> None:
         """Queue a build."""
         self.pending += 1
-        task = partial(_compile, build, self._device)
+        task = partial(self._compiler, build, self._device)
         future = self._processes().schedule(_timed, args=[task], timeout=self._timeout_s)
         future.add_done_callback(lambda f: self._finished(build, f))
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 
 from gemmpipe.backends import Backend
@@ -14,13 +14,13 @@ from gemmpipe.device import usable_cores
 from gemmpipe.errors import MOST_PROCESSES, at_least, at_most
 from gemmpipe.events import Events
 from gemmpipe.executors import Built, Executor, Finished, Pool, T, Usage
-from gemmpipe.executors.compiling import Compilers
+from gemmpipe.executors.compiling import Compile, Compilers, into_cache
 from gemmpipe.executors.desk import Desk
 from gemmpipe.executors.holding import lock_path, locked_device, refuse_unlike
 from gemmpipe.executors.ledger import Ledger
 from gemmpipe.jobs import Job
 from gemmpipe.stopwatch import IDLE
-from gemmpipe.worker import Post
+from gemmpipe.worker import Equip, Post, ready_tools
 
 _SWEEP_S = 0.5
 
@@ -44,6 +44,16 @@ class Local(Executor):
         at_most(MOST_PROCESSES, workers=self.workers, compile_workers=self.compile_workers)
         at_least(0.1, timeout_s=self.timeout_s, compile_timeout_s=self.compile_timeout_s)
 
+    @property
+    def equip(self) -> Equip:
+        """What a worker process sets itself up with; can be pickled."""
+        return ready_tools
+
+    @property
+    def compiler(self) -> Compile:
+        """What a compile process does with a build; can be pickled."""
+        return into_cache
+
     def start(
         self,
         devices: tuple[Device, ...],
@@ -55,7 +65,8 @@ class Local(Executor):
     ) -> "LocalPool":
         devices = devices[: self.workers] if self.workers else devices
         refuse_unlike(devices)
-        posts = [Post(device=d, family=family, backends=backends, python_path=python_path) for d in devices]
+        same = Post(device=devices[0], family=family, backends=backends, python_path=python_path, equip=self.equip)
+        posts = [replace(same, device=device) for device in devices]
         with ExitStack() as stack:
             # In one order everywhere, so that two runs never wait for each other.
             for device in sorted(devices, key=lock_path):
@@ -71,7 +82,9 @@ class LocalPool(Pool):
         self.builds_done: list[float] = []
         self._locks = locks
         slots = executor.compile_workers or max(1, usable_cores() - len(posts))
-        self._compilers = Compilers(self.devices[0], slots, executor.compile_timeout_s, posts[0].python_path)
+        self._compilers = Compilers(
+            self.devices[0], slots, executor.compile_timeout_s, posts[0].python_path, executor.compiler
+        )
         memory = executor.memory_pct / 100 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         self._given: set[Desk] = set()
         """Desks that may have an answer at once to what they were given."""

@@ -6,26 +6,24 @@ manifest says of 72 problems (2026-11-21). The driver, its desks, pipes and jour
 
 import random
 import time
-from collections.abc import Callable, MutableSequence, Sequence
+from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
-from multiprocessing.connection import Connection
 from types import SimpleNamespace
 from typing import Any
 
-from gemmpipe import worker
-from gemmpipe.backends import Backend
 from gemmpipe.conditions import Neighbours
 from gemmpipe.data import Build, BuildFacts, Candidate, Device, Problem
 from gemmpipe.device import DeviceChoice, arch_device
-from gemmpipe.events import Events
-from gemmpipe.executors import compiling, hand
-from gemmpipe.executors.local import Local, LocalPool
+from gemmpipe.errors import one_line
+from gemmpipe.executors.compiling import Compile
+from gemmpipe.executors.local import Local
 from gemmpipe.family import Family, load_family
 from gemmpipe.jobs import Flight, Tools
 from gemmpipe.search.features import View, Vocabulary
 from gemmpipe.timer import Call, Clock, Replay
+from gemmpipe.worker import Equip, Post
 
 LOAD_US = 280.0  # of a candidate's binary, once a worker
 FIRST_US = 430.0  # of a candidate's first launch on a problem
@@ -47,19 +45,13 @@ class Modelled(Local):
         device = arch_device("sm_90")
         return tuple(replace(device, index=i, uuid=f"modelled-{i}") for i in range(self.workers or 1))
 
-    def start(
-        self,
-        devices: tuple[Device, ...],
-        family: str,
-        backends: tuple[Backend, ...],
-        python_path: tuple[str, ...],
-        events: Events,
-        check: Callable[[], None],
-    ) -> LocalPool:
-        # What the processes do is replaced in the two places that start them; all that talks to them stays.
-        hand.worker = SimpleNamespace(main=partial(main, self.slow))  # type: ignore[attr-defined]
-        compiling._compile = _Compile(self.slow * self.compile_ms / 1e3)  # type: ignore[assignment]
-        return Local.start(self, devices, family, backends, python_path, events, check)
+    @property
+    def equip(self) -> Equip:
+        return partial(_tools, self.slow)
+
+    @property
+    def compiler(self) -> Compile:
+        return _Compile(self.slow * self.compile_ms / 1e3)
 
 
 @dataclass(frozen=True)
@@ -78,13 +70,7 @@ class _Compile:
         )
 
 
-def main(slow: float, post: worker.Post, pipe: Connection, cells: MutableSequence[float]) -> None:
-    """A worker whose bench and clock sleep."""
-    worker.ready_tools = partial(_tools, slow)
-    worker.main(post, pipe, cells)
-
-
-def _tools(slow: float, post: worker.Post, cells: MutableSequence[float]) -> Tools:
+def _tools(slow: float, post: Post, cells: MutableSequence[float]) -> Tools:
     clock = _Clock(slow)
     bench: Any = _Bench(load_family(post.family), post.device, clock)
     return Tools(bench=bench, clock=clock, flight=Flight(cells), neighbours=Neighbours(post.device))
@@ -151,6 +137,9 @@ class _Bench:
             self._ready.add(problem.id)
             self.clock.owe(OPERANDS_US)
         return _Setup(self, problem)
+
+    def in_words(self, candidate: Candidate, error: Exception) -> str:
+        return one_line(error)
 
     def time_us(self, problem: Problem, candidate: Candidate) -> float:
         key = (problem.id, candidate.id)
