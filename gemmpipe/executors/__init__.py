@@ -56,6 +56,12 @@ class Usage:
         for purpose, seconds in spent_s.items():
             self.busy_s[purpose] = self.busy_s.get(purpose, 0.0) + seconds
 
+    def take_in(self, other: "Usage") -> None:
+        """Account the time of another resource of the same kind."""
+        self.wall_s += other.wall_s
+        self.add(other.busy_s)
+        self.idle += other.idle
+
     def idle_within(self, start: float, end: float) -> float:
         """Seconds idle between two moments."""
         return sum(max(0.0, min(end, b) - max(start, a)) for a, b in self.idle)

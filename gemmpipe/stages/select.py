@@ -11,8 +11,9 @@ from gemmpipe.family import GemmSpec
 from gemmpipe.runtime.choosing import library_backends
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.choice import Choice, Finalist, Rules, choose
-from gemmpipe.stages.rows import candidate_of, config_text, problems_of, quantile
-from gemmpipe.tables.merging import CUT_SHORT, SHARED
+from gemmpipe.stages.rows import candidate_of, config_text, problems_of
+from gemmpipe.stages.selections import base_row, comparison, policy
+from gemmpipe.tables.merging import SHARED
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -113,7 +114,7 @@ class Select(Stage):
         incumbents = context.incumbents.get(problem.id, ())
         choice = choose(finalists, context.family.baseline, incumbents, rules)
         self._tell_unaffordable(problem, spec, all_, choice, context)
-        return {**_base_row(problem, spec, choice.chosen, context), **_comparison(choice)}
+        return {**base_row(problem, spec, choice.chosen, context), **comparison(choice)}
 
     def _affordable(self, finalist: Finalist, spec: GemmSpec) -> bool:
         return finalist.extra_weight_bytes * 100 <= self.max_extra_weight_pct * weight_bytes(spec)
@@ -168,13 +169,13 @@ class Select(Stage):
             c: sum(p.weight * found[c].time_us for p, found in zip(inside, by_problem, strict=True)) for c in common
         }
         best = min(common, key=lambda c: (sums[c], c.id))
-        row = _base_row(inside[0], context.family.spec(inside[0]), by_problem[0][best], context)
+        row = base_row(inside[0], context.family.spec(inside[0]), by_problem[0][best], context)
         return row | {
             "format": name,
             "bucket": bucket.name,
             "bucket_low": bucket.low,
             "bucket_high": bucket.high,
-            "policy": _policy(inside, by_problem[0][best], context),
+            "policy": policy(inside, by_problem[0][best], context),
             context.family.rows_column: None,
             "us": sums[best],
             "err_ratio": max(found[best].err_ratio for found in by_problem),
@@ -201,65 +202,3 @@ def _siblings(problems: Iterable[Problem]) -> list[list[Problem]]:
     for problem in problems:
         groups.setdefault(problem.siblings, []).append(problem)
     return [sorted(group, key=lambda p: p.rows) for group in groups.values()]
-
-
-def _policy(problems: Iterable[Problem], finalist: Finalist, context: Context) -> str:
-    """How it was timed: beside another process, or after a search cut short, the row will only fill a gap."""
-    words = [context.policy]
-    if finalist.shared and SHARED not in context.policy:
-        words.append(SHARED)
-    if any(p.id in context.cut for p in problems):
-        words.append(CUT_SHORT)
-    return " ".join(words)
-
-
-def _base_row(problem: Problem, spec: GemmSpec, finalist: Finalist, context: Context) -> dict[str, object]:
-    ordered = sorted(finalist.samples_us)
-    time_us = finalist.time_us
-    return {
-        **dict(problem.key),
-        "problem": problem.id,
-        "format": "",
-        "bucket": "",
-        "gfx": context.device.gfx,
-        "cu_num": context.device.cu_num,
-        "libtype": finalist.candidate.backend,
-        "solidx": finalist.candidate.knobs.get("solidx", 0),  # where a library numbers its kernels
-        "splitK": finalist.candidate.knobs.get("NUM_KSPLIT", 1),
-        "us": round(time_us, 4),
-        "kernelName": finalist.kernel_name,
-        "err_ratio": round(finalist.err_ratio, 4),
-        "tflops": round(context.family.flops(spec) / time_us / 1e6, 2),
-        "bw": round(context.family.bytes_moved(spec) / time_us / 1e3, 2),
-        "config": config_text(finalist.candidate),
-        "p20_us": _rounded(quantile(ordered, 0.2)),
-        "p80_us": _rounded(quantile(ordered, 0.8)),
-        "policy": _policy([problem], finalist, context),
-        "run_id": context.run_id,
-        "device": context.device.name,
-        "candidate": finalist.candidate.id,
-        "extra_weight_bytes": finalist.extra_weight_bytes,
-        "weight": problem.weight,
-        "layer": problem.layer,
-    }
-
-
-def _comparison(choice: Choice) -> dict[str, object]:
-    baseline, ratio = choice.baseline, choice.ratio
-    return {
-        "baseline": baseline.kernel_name if baseline else None,
-        "baseline_us": _rounded(baseline.time_us) if baseline else None,
-        "ratio": _rounded(ratio.median) if ratio else None,
-        "ratio_low": _rounded(ratio.low) if ratio else None,
-        "ratio_high": _rounded(ratio.high) if ratio else None,
-        "near_ties": choice.near_ties,
-        "incumbent_us": _rounded(choice.incumbent.time_us) if choice.incumbent else None,
-        "runner_up": choice.runner_up.kernel_name if choice.runner_up else None,
-        "noise_pct": _rounded(choice.noise_pct),
-        "runner_up_us": _rounded(choice.runner_up.time_us) if choice.runner_up else None,
-        "reason": choice.reason,
-    }
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)

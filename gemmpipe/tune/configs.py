@@ -81,16 +81,26 @@ def tune_and_save_configs(
     warning; raises NoneValid when none has one, UserError for an M or a bucket that is none. Whatever else `tune`
     raises rises; what was found until then is logged.
     """
-    from tqdm.auto import tqdm
-
     ranges = bucket_ranges(buckets, "buckets")
     sizes = sorted(set(batch_sizes))
     if not sizes or sizes[0] < 1:
         raise UserError(f"batch_sizes: {sizes}, expected whole numbers from 1")
+    found = _by_bucket(sizes, ranges, lambda m: _tuned(tune, m, N, K, dtype, search_space), f"{tag} N={N} K={K}")
+    if not found:
+        raise NoneValid(f"N={N} K={K}: no M of {sizes} has a valid configuration")
+    save_configs_to_json(f"{device_name}-GEMM-{tag}.json", save_path, found)
+    return found
+
+
+def _by_bucket(
+    sizes: Sequence[int], ranges: Sequence[Bucket], tuned: Callable[[int], Config], title: str
+) -> dict[str, Config]:
+    from tqdm.auto import tqdm
+
     found: dict[str, Config] = {}
-    for m in tqdm(sizes, desc=f"{tag} N={N} K={K}", unit="size"):
+    for m in tqdm(sizes, desc=title, unit="size"):
         try:
-            config = _tuned(tune, m, N, K, dtype, search_space)
+            config = tuned(m)
         except NoneValid as error:
             _LOG.warning("M=%d: %s", m, error)
             continue
@@ -103,9 +113,6 @@ def tune_and_save_configs(
             _LOG.warning("M=%d: %s has no place in a bucket", m, config)
         else:
             found[bucket.name] = config  # in the buckets' order, as the sizes ascend
-    if not found:
-        raise NoneValid(f"N={N} K={K}: no M of {sizes} has a valid configuration")
-    save_configs_to_json(f"{device_name}-GEMM-{tag}.json", save_path, found)
     return found
 
 

@@ -46,10 +46,7 @@ def tune_kernel(
     with tqdm(configs, desc="tuning", unit="config") as bar:
         for config in bar:
             try:
-                if config_callback is not None:
-                    config_callback(config)
-                with nan_filled_memory():
-                    run, ground_truth = make_run_and_gt_fn(config)
+                run, ground_truth = _made(config, make_run_and_gt_fn, config_callback)
                 time_us = median(measure(run, ground_truth, num_iters=num_iters, atol=atol, rtol=rtol))
             except Exception as error:  # noqa: BLE001 - whatever a kernel raises is this configuration's failure
                 failures.append(f"{config}: {one_line(error)}")
@@ -65,6 +62,13 @@ def tune_kernel(
     if failures:
         _LOG.warning("%d of %d configurations skipped; the first: %s", len(failures), len(configs), failures[0])
     return best[1]
+
+
+def _made(config: Config, make: MakeRun, edit: Callable[[Config], object] | None) -> tuple[Run, object]:
+    if edit is not None:
+        edit(config)
+    with nan_filled_memory():
+        return make(config)
 
 
 def benchmark_config(

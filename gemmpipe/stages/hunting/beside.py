@@ -1,27 +1,24 @@
 """Hunts in processes beside the driver: who hunts what, what all of them hear, and who goes on when one dies."""
 
-import contextlib
 import pickle
-import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from multiprocessing.connection import Connection, wait
 
-from gemmpipe.data import Build, BuildFacts, Problem, Trial
+from gemmpipe.data import BuildFacts, Problem, Trial
 from gemmpipe.device import usable_cores
 from gemmpipe.errors import EnvironmentProblem
 from gemmpipe.events import Events
 from gemmpipe.executors import Usage
-from gemmpipe.executors.hand import forkserver
 from gemmpipe.family import GemmSpec
 from gemmpipe.search.lore import Lore
 from gemmpipe.stages import Context
-from gemmpipe.stages.hunting import Begun, Ground, Hunts, Quarry, hunter
+from gemmpipe.stages.hunting import Begun, Ground, Hunts, Quarry
 from gemmpipe.stages.hunting.far import FarHunt
 from gemmpipe.stages.hunting.here import Here
 from gemmpipe.stages.hunting.hunter import Asked, Failed, News, Told
-from gemmpipe.stopwatch import IDLE
+from gemmpipe.stages.hunting.process import HunterProcess
 
 _AHEAD = 2  # problems that a hunter has to list: more would stand in front of what is asked of it
 _LOSSES = 3  # of one hunter, with no hunt ended in between: it cannot go on
@@ -35,86 +32,12 @@ def hunts_for(context: Context) -> Hunts:
     return Beside(context.ground, context.lore, count, context.events)
 
 
-class _Hunter:
-    """The driver's side of one process."""
-
-    def __init__(self, ground: Ground, lore: Lore) -> None:
-        self._ground, self._lore = ground, lore
-        self.hunted: dict[str, Quarry] = {}
-        """By problem id, what it has been given and has not ended."""
-        self.unlisted = 0
-        self.losses = 0
-        self._builds: dict[str, Build] = {}
-        self._past: list[Usage] = []
-        self.start()
-
-    def start(self) -> None:
-        """A process that knows what the driver does."""
-        context = forkserver()
-        self.pipe: Connection
-        self.pipe, theirs = context.Pipe()
-        self._begun = time.monotonic()
-        self._spent_s: dict[str, float] = {}
-        self._builds = {}
-        arguments = (self._ground, self._lore, self._begun, theirs)
-        self._process = context.Process(target=hunter.main, args=arguments, daemon=True)
-        self._process.start()
-        theirs.close()
-
-    def send(self, message: Quarry | Told) -> None:
-        """Tell it something; whether it lives is looked at elsewhere."""
-        self.send_pickled(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
-
-    def send_pickled(self, message: bytes) -> None:
-        """The same, pickled once for all hunters."""
-        with contextlib.suppress(OSError):
-            self.pipe.send_bytes(message)
-
-    def answers(self) -> Iterator[Asked | Failed | None]:
-        """What it said since the last look; None at the end when it is gone."""
-        try:
-            while self.pipe.poll():
-                yield self.pipe.recv()
-        except (EOFError, OSError):
-            yield None
-
-    def builds_of(self, asked: Asked) -> dict[str, tuple[Build, ...]]:
-        """The builds of whom it asks for."""
-        self._builds |= {build.id: build for build in asked.new_builds}
-        self._spent_s = dict(asked.spent_s)
-        return {name: tuple(self._builds[b] for b in builds) for name, builds in asked.builds.items()}
-
-    def end(self) -> str:
-        """End it; how it ended."""
-        now = time.monotonic()
-        self._past.append(self._usage(now))
-        self._process.kill()
-        self._process.join()
-        self.pipe.close()
-        return f"exit code {self._process.exitcode}"
-
-    def usage(self) -> Usage:
-        """Where its time went, and that of those before it."""
-        whole = Usage(name="")
-        for part in [*self._past, self._usage(time.monotonic())]:
-            whole.wall_s += part.wall_s
-            whole.add(part.busy_s)
-            whole.idle += part.idle
-        return whole
-
-    def _usage(self, now: float) -> Usage:
-        busy = dict(self._spent_s)
-        idle_s = busy.pop(IDLE, 0.0)
-        idle_s += max(0.0, now - self._begun - idle_s - sum(busy.values()))
-        return Usage(name="", wall_s=now - self._begun, busy_s=busy, idle=[(0.0, idle_s)])
-
-
 class Beside(Hunts):
     """Hunts in `count` processes, which start with the first problem."""
 
     def __init__(self, ground: Ground, lore: Lore, count: int, events: Events) -> None:
         self._ground, self._lore, self._count, self._events = ground, lore, count, events
-        self._hunters: list[_Hunter] = []
+        self._hunters: list[HunterProcess] = []
         self._left: deque[Quarry] = deque()
         self._hunts: dict[str, FarHunt] = {}
         self._begun: dict[str, Begun] = {}
@@ -126,7 +49,7 @@ class Beside(Hunts):
 
     def begin(self, quarries: Sequence[Quarry]) -> None:
         if not self._hunters:
-            self._hunters = [_Hunter(self._ground, self._lore) for _ in range(self._count)]
+            self._hunters = [HunterProcess(self._ground, self._lore) for _ in range(self._count)]
         self._left.extend(quarries)
         self._feed()
 
@@ -160,7 +83,7 @@ class Beside(Hunts):
         self._feed()
         return heard
 
-    def _take(self, each: _Hunter, asked: Asked) -> None:
+    def _take(self, each: HunterProcess, asked: Asked) -> None:
         hunt, builds = self._hunts[asked.problem], each.builds_of(asked)
         known = self._begun.get(asked.problem)
         if asked.outline is not None:
@@ -187,12 +110,12 @@ class Beside(Hunts):
             self._hunts[quarry.problem.id] = FarHunt(quarry.problem.id, partial(self._tell, each))
             self._give(each, quarry)
 
-    def _tell(self, each: _Hunter, message: Told) -> None:
+    def _tell(self, each: HunterProcess, message: Told) -> None:
         """In the order in which the driver learnt it, so that hunts here and beside decide alike."""
         self._spread_news()
         each.send(message)
 
-    def _give(self, each: _Hunter, quarry: Quarry) -> None:
+    def _give(self, each: HunterProcess, quarry: Quarry) -> None:
         each.hunted[quarry.problem.id] = quarry
         each.unlisted += 1
         each.send(quarry)
@@ -211,7 +134,7 @@ class Beside(Hunts):
             each.send_pickled(pickled)
         self._heard_of, self._learnt, self._facts = [], [], {}
 
-    def _replace(self, each: _Hunter) -> None:
+    def _replace(self, each: HunterProcess) -> None:
         """Its hunts go on in a new process: what was timed is told again as it is asked for."""
         how = each.end()
         each.losses += 1
@@ -231,10 +154,7 @@ class Beside(Hunts):
             return []
         whole = Usage(name=f"search processes ({len(self._hunters)})")
         for each in self._hunters:
-            part = each.usage()
-            whole.wall_s += part.wall_s
-            whole.add(part.busy_s)
-            whole.idle += part.idle
+            whole.take_in(each.usage())
         return [whole]
 
     def close(self) -> None:

@@ -1,0 +1,74 @@
+"""Rows of the selections table: what was chosen, how it was timed, and against whom."""
+
+from collections.abc import Iterable
+
+from gemmpipe.data import Problem
+from gemmpipe.family import GemmSpec
+from gemmpipe.stages import Context
+from gemmpipe.stages.choice import Choice, Finalist
+from gemmpipe.stages.rows import config_text, quantile
+from gemmpipe.tables.merging import CUT_SHORT, SHARED
+
+
+def policy(problems: Iterable[Problem], finalist: Finalist, context: Context) -> str:
+    """How it was timed: beside another process, or after a search cut short, the row will only fill a gap."""
+    words = [context.policy]
+    if finalist.shared and SHARED not in context.policy:
+        words.append(SHARED)
+    if any(p.id in context.cut for p in problems):
+        words.append(CUT_SHORT)
+    return " ".join(words)
+
+
+def base_row(problem: Problem, spec: GemmSpec, finalist: Finalist, context: Context) -> dict[str, object]:
+    """What was chosen for a problem, and how it was timed."""
+    ordered = sorted(finalist.samples_us)
+    time_us = finalist.time_us
+    return {
+        **dict(problem.key),
+        "problem": problem.id,
+        "format": "",
+        "bucket": "",
+        "gfx": context.device.gfx,
+        "cu_num": context.device.cu_num,
+        "libtype": finalist.candidate.backend,
+        "solidx": finalist.candidate.knobs.get("solidx", 0),  # where a library numbers its kernels
+        "splitK": finalist.candidate.knobs.get("NUM_KSPLIT", 1),
+        "us": round(time_us, 4),
+        "kernelName": finalist.kernel_name,
+        "err_ratio": round(finalist.err_ratio, 4),
+        "tflops": round(context.family.flops(spec) / time_us / 1e6, 2),
+        "bw": round(context.family.bytes_moved(spec) / time_us / 1e3, 2),
+        "config": config_text(finalist.candidate),
+        "p20_us": _rounded(quantile(ordered, 0.2)),
+        "p80_us": _rounded(quantile(ordered, 0.8)),
+        "policy": policy([problem], finalist, context),
+        "run_id": context.run_id,
+        "device": context.device.name,
+        "candidate": finalist.candidate.id,
+        "extra_weight_bytes": finalist.extra_weight_bytes,
+        "weight": problem.weight,
+        "layer": problem.layer,
+    }
+
+
+def comparison(choice: Choice) -> dict[str, object]:
+    """The cells that hold a choice against the baseline, the incumbent and the runner-up."""
+    baseline, ratio = choice.baseline, choice.ratio
+    return {
+        "baseline": baseline.kernel_name if baseline else None,
+        "baseline_us": _rounded(baseline.time_us) if baseline else None,
+        "ratio": _rounded(ratio.median) if ratio else None,
+        "ratio_low": _rounded(ratio.low) if ratio else None,
+        "ratio_high": _rounded(ratio.high) if ratio else None,
+        "near_ties": choice.near_ties,
+        "incumbent_us": _rounded(choice.incumbent.time_us) if choice.incumbent else None,
+        "runner_up": choice.runner_up.kernel_name if choice.runner_up else None,
+        "noise_pct": _rounded(choice.noise_pct),
+        "runner_up_us": _rounded(choice.runner_up.time_us) if choice.runner_up else None,
+        "reason": choice.reason,
+    }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
