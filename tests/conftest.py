@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from searching import HOPPER
 
 from gemmpipe.cli.main import main
 from gemmpipe.data import Device, Problem, Scalar
@@ -108,16 +109,7 @@ def no_words() -> KernelDefaults:
 @pytest.fixture(scope="session")
 def h200() -> Device:
     """The H200, as its driver describes it."""
-    return Device(
-        kind="cuda",
-        index=0,
-        name="NVIDIA H200",
-        gfx="sm_90",
-        cu_num=132,
-        shared_bytes=232448,
-        cache_bytes=62914560,
-        warp_size=32,
-    )
+    return HOPPER
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What a worker is asked to do; the only place where a candidate's failure is caught and becomes a status."""
+"""What a worker is asked to do; where the failure of a candidate that runs is caught and becomes a status."""
 
 import time
 from abc import ABC, abstractmethod
