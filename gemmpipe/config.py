@@ -23,7 +23,7 @@ VERSION = 1
 _FACTS = ("arch", "vendor", "M", "N", "K", "B", "E", "topk", "rows")
 _MOST_POINTS = 20_000_000
 """Of a problem; the largest space that is shipped has some 100,000."""
-_ROOT: Mapping[str, Any] = {
+ROOT: Mapping[str, Any] = {
     "chain": tuple[str, ...],
     "output": str,
     "profile": str | None,
@@ -37,6 +37,7 @@ _ROOT: Mapping[str, Any] = {
     "inputs": tuple[str, ...],
     "target": tuple[str, ...] | None,
 }
+"""The keys that are no group, and what they hold."""
 _NODES = ("version", "kernel", "shapes", "space", "format", "backend", "search", "device", "executor", "stages")
 
 
@@ -66,12 +67,14 @@ def build(cfg: "DictConfig", origin: Origin) -> "Plan":
     from gemmpipe.plan import Plan
 
     tree = {"format": {}, "backend": {}, **_plain(cfg)}  # an empty list of options leaves no node behind
-    _known_keys(tree, (*_NODES, *_ROOT), "")
+    _known_keys(tree, (*_NODES, *ROOT), "")
     if type(tree["version"]) is not int or tree["version"] != VERSION:
         raise UserError(f"version: {tree['version']!r} given, expected {VERSION}")
     _name_table(tree)
     make = functools.partial(_make, allowed=origin.allowed)
-    root = {key: convert(tree[key], hint, key, make) for key, hint in _ROOT.items()}
+    root = {key: convert(tree[key], hint, key, make) for key, hint in ROOT.items()}
+    if not root["output"].strip():
+        raise UserError(f"output: {root['output']!r} given, expected a folder, or NAME.csv")
     if root["batch"] < 1:
         raise UserError(f"batch: {root['batch']} given, expected at least 1")
     if root["budget_s"] is not None and root["budget_s"] <= 0:

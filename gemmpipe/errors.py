@@ -12,6 +12,9 @@ from collections.abc import Iterable
 MOST_PROCESSES = 4096
 """More than any machine has cores: who asks for more starts processes until nothing works."""
 
+_MOST_SHOWN = 12
+_FEW_LETTERS = 3  # of which two are alike by chance: 'gpu' is not meant to be 'cpu'
+
 
 class GemmpipeError(Exception):
     """Base of all errors raised on purpose; the message is one line."""
@@ -39,8 +42,9 @@ def nearest(word: str, known: Iterable[str]) -> str:
     """A clause that names the nearest known words, or lists them: "; did you mean 'x'?"."""
     names = sorted(set(known))
     if close := closest(word, names):
-        return close
-    shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+        sure = len(word) > _FEW_LETTERS or len(names) > _MOST_SHOWN
+        return close if sure else f"{close} known: {', '.join(names)}"
+    shown = ", ".join(names[:_MOST_SHOWN]) + (", ..." if len(names) > _MOST_SHOWN else "")
     return f"; known: {shown}" if names else ""
 
 

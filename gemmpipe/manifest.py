@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -49,7 +50,7 @@ def provenance(plan: "Plan", device: Device) -> dict[str, "Scalar | Mapping[str,
         "cu_num": device.cu_num,
         "versions": dict(devices_of.versions()),
         "conditions": dict(conditions(device)),
-        "recipe": " ".join(["gemmpipe", plan.pipeline, *plan.overrides]),
+        "recipe": shlex.join(["gemmpipe", plan.pipeline, *plan.overrides]),
     }
 
 

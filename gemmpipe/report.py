@@ -26,8 +26,13 @@ def tell(
     resources: Sequence[Usage],
     wall_s: float,
     code: int,
+    *,
+    unfinished: bool,
 ) -> None:
-    """The choices, the time and where it went, the files, and what to type next."""
+    """The choices, the time and where it went, the files, and what to type next.
+
+    `unfinished` says that the run was stopped before its last problem.
+    """
 
     def say(text: str) -> None:
         context.events.emit("line", text)
@@ -48,10 +53,11 @@ def tell(
     for usage in resources if worked else ():
         say(f"  {usage_line(usage)}")
     say(f"run   {plan.run_dir}")
-    if worked:
+    if worked and (unfinished or context.cut):
         say(f"to go on with it: gemmpipe resume={plan.run_dir}")
     if code != Interrupted.exit_code and "artifacts" in tables:
-        for path in native_tables(plan.family, context.output, plan.formats.values()):
+        written = [path for path in native_tables(plan.family, context.output, plan.formats.values()) if path.is_file()]
+        for path in written:
             say(f"export GEMMPIPE_CONFIG_{plan.family.name.upper()}={path.resolve()}")
 
 

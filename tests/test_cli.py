@@ -13,6 +13,7 @@ import pytest
 
 from gemmpipe import __version__
 from gemmpipe.cli.argv import sort_words
+from gemmpipe.cli.folders import Folders
 from gemmpipe.cli.main import main
 from gemmpipe.cli.progress import Terminal
 from gemmpipe.cli.words import quote, readable
@@ -115,6 +116,17 @@ def test_runs_in_one_second_have_folders_of_their_own(plans: list[Plan]) -> None
         (["kernel=a16w16", "tune"], "tune: a pipeline or a recipe comes before the first key=value"),
         (["--cfg", "jb"], "--cfg jb: expected one of job, hydra, all; did you mean 'job'?"),
         (["--multi"], "--multi: no such flag; did you mean '--multirun'?"),
+        (["--kernel=a16w16"], "--kernel=a16w16: no such flag; values have no dashes: kernel=a16w16"),
+        (["--shapes", "llama8b"], "--shapes: no such flag; values have no dashes: shapes=llama8b"),
+        (["--mp=4"], "--mp=4: no such flag; known: --cfg"),
+        (["-p", "space"], "--package: says what --cfg prints; expected --cfg job --package"),
+        (["--cfg", "job", "-p", "spaces"], "--package spaces: no such part of the configuration"),
+        (["shapes"], "shapes: no such pipeline; expected shapes=VALUE"),
+        (["search.budget_s"], "search.budget_s: no such pipeline; expected search.budget_s=VALUE"),
+        (["output="], "output: '' given, expected a folder, or NAME.csv"),
+        (["device=gpu"], "device: no option 'gpu'; did you mean 'cpu'? known: auto, cpu, cuda, hip, shared"),
+        (["--help", "srch"], "--help srch: no such group of options; did you mean 'search'?"),
+        (["--help", "search=halvin"], "--help search=halvin: no option 'halvin'; did you mean 'halving'?"),
         (["--config-name", "x"], "--config-name: not available"),
         (["--config-dir", "nowhere"], "--config-dir nowhere: no such folder"),
         (["--config-dir"], "--config-dir: expected a value"),
@@ -290,6 +302,42 @@ def test_help_version_and_completion(capsys: pytest.CaptureFixture[str], monkeyp
         monkeypatch.setenv("COMP_LINE", line)
         assert main(["-sc", "query=bash"]) == 0
         assert expected in capsys.readouterr().out.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("gemmpipe --cfg ", ["all", "hydra", "job"]),
+        ("gemmpipe --cf", ["--cfg"]),
+        ("gemmpipe search=ga", ["search=gaussian"]),
+        ("gemmpipe search=_", []),
+        ("gemmpipe replay search@search.of=ran", ["search@search.of=random"]),
+        ("gemmpipe timer@stages.bench.timer=a", ["timer@stages.bench.timer=accurate"]),
+    ],
+)
+def test_completion_offers_what_can_be_typed(
+    line: str, offered: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMP_LINE", line)
+    assert main(["-sc", "query=bash"]) == 0
+    out, error = capsys.readouterr()
+    assert (out.split(), error) == (offered, "")
+
+
+def test_help_says_what_an_option_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = folder / "own"
+    (own / "search").mkdir(parents=True)
+    (own / "search" / "short.yaml").write_text("# Ten seconds\ndefaults:\n  - halving\n  - _self_\nbudget_s: 10\n")
+    assert main(["--help", "search", "--config-dir", str(own)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [
+        f"search={name}" for name in Folders(config_dir=own).options["search"]
+    ]
+    assert "  Ten seconds" in next(line for line in lines if "search=short" in line)
+    assert main(["search=short", "stages.screen.keep=3", "--help", "--config-dir", str(own)]) == 0
+    out = capsys.readouterr().out
+    for key in ("budget_s: 10", "keep_ratio: 0.25 # the share", "budget_trials: null # candidates"):
+        assert key in out, "also what the option builds on"
 
 
 def test_showing_the_configuration_is_quick_and_loads_nothing_heavy(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Every shipped option and pipeline builds, and the defaults are those the README promises."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,17 @@ from gemmpipe.typed import convert, fill
 OPTIONS = Folders(config_dir=None).options
 LISTS = ("backend", "format")
 NSETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
+
+
+@pytest.mark.parametrize("group", ["search", "stage", "timer", "executor", "device"])
+def test_every_key_of_an_option_is_explained(group: str) -> None:
+    plain = {"_target_", "defaults", "kind", "looks"} | {"bytes_per_s", "flops_8_per_s", "flops_16_per_s"}
+    plain |= {"cublaslt", "hipblaslt", "torch"}  # of `prefer`, which is explained
+    explained: dict[str, bool] = {}
+    for path in Path("conf", group).glob("*.yaml"):
+        for key, rest in re.findall(r"^ *(\w+):(.*)$", path.read_text(), re.MULTILINE):
+            explained[key] = explained.get(key, False) or "#" in rest or key in plain
+    assert [key for key, said in explained.items() if not said] == []
 
 
 def _words() -> list[str]:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,12 +49,15 @@ def test_a_run_from_end_to_end(run: Run) -> None:
     assert "capture: 2 problems of 1 product" in out
     assert "select: 2 of 2 problems solved" in out
     assert "export GEMMPIPE_CONFIG_FAULTY=" in out
+    assert "to go on with it" not in out, "it is finished"
     folder = _run_folder()
     for name in ("problems", "shortlist", "trials", "selections", "artifacts"):
         assert len(pd.read_csv(folder / f"{name}.csv")), name
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["exit_code"] == 0
     assert manifest["unsolved"] == []
+    typed = shlex.split(manifest["provenance"]["recipe"])
+    assert typed == ["gemmpipe", manifest["pipeline"], *manifest["overrides"]], "a shell reads it as it was typed"
     assert [Path(path).name for path in manifest["files"]] == ["faulty_tuned_gemm.csv"]
     assert {row["M"] for row in _table()} == {8, 16}
     profile = pd.read_csv("all.csv")

@@ -1,9 +1,10 @@
 """The words of a command line, sorted: flags, the pipeline or recipe, and the overrides."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gemmpipe.cli.folders import Folders
 from gemmpipe.errors import UserError, closest, nearest
 
 _ALONE = {
@@ -16,10 +17,13 @@ _ALONE = {
     " ": "--resolve",
 }
 _VALUED = {"-c": "--cfg", "-p": "--package", "-cd": "--config-dir", "-i": "--info"}
-_CHOICES = {
+CHOICES: Mapping[str, Sequence[str]] = {
     "--cfg": ("job", "hydra", "all"),
     "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
 }
+"""The values of flags that have only these."""
+FLAGS = tuple(sorted([*_ALONE.values(), *_VALUED.values()]))
+"""In their long form."""
 _REFUSED = {
     "-cp": "--config-path",
     "-cn": "--config-name",
@@ -30,6 +34,7 @@ _INSTEAD = {
     "--config-name": "the pipeline is the first word: gemmpipe quick ...",
     "--experimental-rerun": "resume=DIR goes on with a run",
 }
+_OF_CFG = ("--package", "--resolve")
 _MODES = ("--run", "--multirun", "--cfg", "--info", "--shell-completion", "--hydra-help")
 
 
@@ -99,7 +104,15 @@ def sort_words(argv: Sequence[str]) -> CommandLine:
     modes = [mode for mode in _MODES if line.has(mode)]
     if len(modes) > 1:
         raise UserError(f"{modes[1]}: cannot be combined with {modes[0]}")
+    for flag in _OF_CFG:
+        if line.has(flag) and not line.has("--cfg"):  # Hydra would ignore it and start the run
+            raise UserError(f"{flag}: says what --cfg prints; expected --cfg job {flag}")
     return line
+
+
+def long_form(flag: str) -> str:
+    """A flag that may be short in its long form."""
+    return (_ALONE | _VALUED | _REFUSED).get(flag, flag)
 
 
 def _flag(word: str, rest: list[str]) -> tuple[str, str | None]:
@@ -107,20 +120,32 @@ def _flag(word: str, rest: list[str]) -> tuple[str, str | None]:
     short, bound, value = word.partition("=")
     if short.strip() in {"-", "--", ""}:
         raise UserError(f"{word}: expected a pipeline, a recipe, a flag or key=value")
-    name = (_ALONE | _VALUED | _REFUSED).get(short, short)
+    name = long_form(short)
     if name in _INSTEAD:
         raise UserError(f"{short}: not available; {_INSTEAD[name]}")
     if name in _ALONE.values() and not bound:
         return name, None
     if name not in _VALUED.values():
-        raise UserError(f"{word}: no such flag{nearest(short, [*_ALONE.values(), *_VALUED.values()])}")
+        raise UserError(f"{word}: no such flag{_instead(word, short, rest)}")
     if not bound:
-        if name == "--info" and (not rest or rest[0] not in _CHOICES[name]):
+        if name == "--info" and (not rest or rest[0] not in CHOICES[name]):
             return name, "all"
         if not rest:
             raise UserError(f"{short}: expected a value after it")
         value = rest.pop(0)
-    choices = _CHOICES.get(name)
+    choices = CHOICES.get(name)
     if choices and value not in choices:
         raise UserError(f"{short} {value}: expected one of {', '.join(choices)}{closest(value, choices)}")
     return name, value
+
+
+def _instead(word: str, flag: str, rest: Sequence[str]) -> str:
+    """What was meant by a flag that there is not: a value, as other tools take them, or a flag with a like name."""
+    from gemmpipe.config import ROOT
+
+    key = flag.lstrip("-").replace("-", "_")
+    if key.split(".")[0] in {*Folders(config_dir=None).options, *ROOT}:
+        value = word.partition("=")[2] or next((w for w in rest[:1] if not w.startswith("-")), "...")
+        return f"; values have no dashes: {key}={value}"
+    alike = closest(key, [name.lstrip("-") for name in FLAGS])  # two dashes would make any two alike
+    return nearest(flag, FLAGS) if alike else f"; known: {', '.join(FLAGS)}"

@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 
-from gemmpipe.cli.argv import CommandLine, sort_words
+from gemmpipe.cli.argv import CHOICES, FLAGS, CommandLine, long_form, sort_words
 from gemmpipe.cli.folders import Folders
 from gemmpipe.errors import GemmpipeError
 
@@ -23,17 +23,32 @@ def typed_line(environ: Mapping[str, str]) -> tuple[CommandLine, str]:
     text = environ.get(_LINE, "")
     words = text.split()[1:]
     current = words.pop() if words and not text.endswith(" ") else ""
+    if words and words[-1].startswith("-") and long_form(words[-1]) in CHOICES:
+        return CommandLine(flags=((long_form(words[-1]), None),), first=None, words=()), current
     try:
         return sort_words(words), current
     except GemmpipeError:
-        return CommandLine(flags=(), first=None, words=tuple(words)), current
+        return CommandLine(flags=(), first=None, words=tuple(w for w in words if not w.startswith("-"))), current
 
 
-def first_words(line: CommandLine, current: str, folders: Folders) -> Iterable[str]:
-    """The pipelines that the word under the cursor could become, where a pipeline may stand."""
-    if line.first is not None or line.words or "=" in current:
-        return ()
-    return sorted(name for name in folders.pipelines if name.startswith(current))
+def is_flag(line: CommandLine, current: str) -> bool:
+    """Whether the word under the cursor is a flag, or the value of one."""
+    waits = bool(line.flags) and line.flags[-1][1] is None and line.flags[-1][0] in CHOICES
+    return waits or current.startswith("-")
+
+
+def own_words(line: CommandLine, current: str, folders: Folders) -> list[str]:
+    """What the word under the cursor could become that Hydra does not know: flags, their values, pipelines, places."""
+    if is_flag(line, current):
+        found: Iterable[str] = FLAGS if current.startswith("-") else CHOICES[line.flags[-1][0]]
+    elif "@" in current and "=" in current:  # timer@stages.bench.timer=
+        key = current.partition("=")[0]
+        found = [f"{key}={name}" for name in folders.options.get(key.partition("@")[0], ())]
+    elif line.first is not None or line.words or "=" in current:
+        found = ()
+    else:
+        found = folders.pipelines
+    return sorted(word for word in found if word.startswith(current))
 
 
 def show_hydra(line: CommandLine, current: str) -> None:
@@ -42,6 +57,6 @@ def show_hydra(line: CommandLine, current: str) -> None:
     os.environ[_LINE] = " ".join(["gemmpipe", *mode, *line.words, current])
 
 
-def without_code(words: str) -> str:
-    """What Hydra offers, without the keys that name a class: those belong to files."""
-    return re.sub(r"\S*_target_=\S*[ \t]*", "", words)
+def for_users(words: str) -> str:
+    """What Hydra offers, without the keys that name a class, which belong to files, and what others only build on."""
+    return re.sub(r"\S*_target_=\S*[ \t]*|[\w@./]+=_\w+[ \t]*", "", words)

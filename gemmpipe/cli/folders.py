@@ -31,6 +31,10 @@ class Folders:
         """The pipelines by name."""
         return {path.stem: path for folder in self._roots("pipelines") for path in sorted(folder.glob("[!_.]*.yaml"))}
 
+    def file(self, group: str, name: str) -> Path:
+        """The file of an option."""
+        return next(path for root in self._roots("conf") if (path := root / group / f"{name}.yaml").is_file())
+
     def _roots(self, folder: str) -> tuple[Path, ...]:
         return (shipped(folder),) if self.config_dir is None else (shipped(folder), self.config_dir)
 

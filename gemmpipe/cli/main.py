@@ -13,7 +13,7 @@ from gemmpipe.cli.argv import CommandLine, sort_words
 from gemmpipe.cli.folders import Folders
 from gemmpipe.cli.reports import INTERRUPTED, report, report_bug
 from gemmpipe.cli.streams import readers_may_leave, silence_the_lost
-from gemmpipe.cli.usage import usage
+from gemmpipe.cli.usage import about, asked_about, usage
 from gemmpipe.errors import EnvironmentProblem, GemmpipeError, UserError
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ def main(argv: Sequence[str]) -> int:
 def _dispatch(argv: Sequence[str]) -> int:
     line = sort_words(argv)
     if not argv or line.has("--help"):
-        print(usage(Folders(config_dir=line.config_dir)))
+        folders = Folders(config_dir=line.config_dir)
+        print("\n".join(about(word, folders) for word in asked_about(line, folders)) or usage(folders))
         return 0
     if line.has("--version"):
         print(f"gemmpipe {__version__}")
@@ -68,15 +69,17 @@ def _complete(line: CommandLine) -> int:
         run_hydra(["--shell-completion", *line.words], _no_job)
         return 0
     folders = Folders(config_dir=typed.config_dir)
-    for name in completion.first_words(typed, current, folders):
-        print(name)
+    for word in completion.own_words(typed, current, folders):
+        print(word)
+    if completion.is_flag(typed, current):
+        return 0
     completion.show_hydra(typed, current)
     pipeline = typed.first if typed.first in folders.pipelines else "tune"
     where = [f"--config-dir={folders.config_dir}"] if folders.config_dir else []
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
         run_hydra(["--shell-completion", f"--config-name={pipeline}", *where, *line.words], _no_job)
-    print(completion.without_code(said.getvalue()), end="")
+    print(completion.for_users(said.getvalue()), end="")
     return 0
 
 
@@ -102,8 +105,12 @@ def _compose(line: CommandLine, request: "Request") -> int:
         codes.append(run_job(cfg, request))
         return codes[-1]
 
+    part, said = line.value("--package"), io.StringIO()
     try:
-        codes += run_hydra([*flags, f"--config-name={request.pipeline}", *request.overrides], job)
+        with contextlib.redirect_stderr(said) if part else contextlib.nullcontext():
+            codes += run_hydra([*flags, f"--config-name={request.pipeline}", *request.overrides], job)
+    except SystemExit:  # Hydra's way to say that there is no such part
+        raise UserError(f"--package {part}: no such part of the configuration; expected one such as space") from None
     except MISTAKES as error:
         raise explain(error, request.folders.options, request.overrides, request.recipe) from error
     except RuntimeError as error:  # jobs' own are told by then; a launcher that finds no SLURM here, say

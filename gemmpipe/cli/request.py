@@ -8,6 +8,7 @@ from gemmpipe.cli.argv import CommandLine, is_recipe
 from gemmpipe.cli.earlier import EarlierRun, find
 from gemmpipe.cli.folders import Folders
 from gemmpipe.cli.words import key_of, quote, readable
+from gemmpipe.config import ROOT
 from gemmpipe.errors import UserError, nearest
 from gemmpipe.family import shipped_families
 from gemmpipe.recipe import read_recipe
@@ -48,7 +49,9 @@ def understand(line: CommandLine) -> Request:
     pipeline = pipeline or _DEFAULT
     folders.check()
     if pipeline not in folders.pipelines:
-        raise UserError(f"{pipeline}: no such pipeline{nearest(pipeline, folders.pipelines)}")
+        known = pipeline.split(".")[0].split("@")[0] in {*folders.options, *ROOT}
+        instead = f"; expected {pipeline}=VALUE" if known else nearest(pipeline, folders.pipelines)
+        raise UserError(f"{pipeline}: no such pipeline{instead}")
     overrides = readable(_later_wins(words), multirun=multirun)
     if not multirun and any(key_of(word) in ("table", "inputs") for word in words):
         from gemmpipe.cli.tables import with_kernel

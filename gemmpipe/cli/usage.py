@@ -1,6 +1,10 @@
 """What `gemmpipe --help` prints."""
 
+import yaml
+
+from gemmpipe.cli.argv import CommandLine, is_recipe
 from gemmpipe.cli.folders import Folders, title
+from gemmpipe.errors import UserError, nearest
 
 _HEAD = """gemmpipe: from a model and a kernel to tuned artifacts that inference engines load
 
@@ -16,6 +20,7 @@ _FLAGS = """flags
   --cfg job                print the configuration, run nothing (--cfg job -p space: a part of it)
   --info                   print where the configuration comes from
   -sc install=bash         print the completion for a shell: eval "$(gemmpipe -sc install=bash)"
+  --help search            what each option of a group is; --help search=halving: its file, with every key
   --version, --help, --hydra-help
 
 Every value is an override: shapes.tp=4 'shapes.nsets=[1,64]' 'space.num_stages=[3,4]' stages.screen.keep=8
@@ -28,3 +33,37 @@ def usage(folders: Folders) -> str:
     pipelines = "\n".join(f"  {name:<12} {title(path)}" for name, path in folders.pipelines.items())
     options = "\n".join(f"  {group:<12} {', '.join(names)}" for group, names in folders.options.items())
     return f"{_HEAD}\npipelines\n{pipelines}\n\noptions (group=option)\n{options}\n\n{_FLAGS}"
+
+
+def asked_about(line: CommandLine, folders: Folders) -> list[str]:
+    """The words that name a group or an option; the rest of a line that was typed with --help says nothing."""
+    first = [line.first] if line.first and line.first not in folders.pipelines and not is_recipe(line.first) else []
+    return first + [word for word in line.words if _group(word) in folders.options]
+
+
+def _group(word: str) -> str:
+    return word.partition("=")[0].partition("@")[0].lstrip("+")
+
+
+def about(word: str, folders: Folders) -> str:
+    """The options of a group, a line each, or for `group=option` its file, and those that it builds on.
+
+    Raises UserError where there is none.
+    """
+    group, name = _group(word), word.partition("=")[2]
+    if group not in folders.options:
+        raise UserError(f"--help {word}: no such group of options{nearest(group, folders.options)}")
+    if not name:
+        return "\n".join(f"  {group}={name:<22} {title(folders.file(group, name))}" for name in folders.options[group])
+    if name not in folders.options[group]:
+        raise UserError(f"--help {word}: no option '{name}'{nearest(name, folders.options[group])}")
+    return "\n".join(_files(group, name, folders))
+
+
+def _files(group: str, name: str, folders: Folders) -> list[str]:
+    """The text of an option's file, then of those of its group that it builds on."""
+    path = folders.file(group, name)
+    text = path.read_text(encoding="utf-8")
+    tree = yaml.safe_load(text)
+    below = [each for each in (tree.get("defaults") or () if isinstance(tree, dict) else ()) if isinstance(each, str)]
+    return [f"# {path}\n{text}", *(part for each in below if each != "_self_" for part in _files(group, each, folders))]

@@ -3,6 +3,7 @@
 import csv
 import json
 import lzma
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -62,7 +63,7 @@ def condense(run_dir: Path, target: Path, backends: tuple[str, ...]) -> None:
         "device": {**session["device"], "uuid": ""},  # type: ignore[dict-item]
         "versions": session["versions"],
         "time": session["time"],
-        "command": " ".join(["gemmpipe", str(session["pipeline"]), *map(str, session["overrides"])]),  # type: ignore[call-overload]
+        "command": shlex.join(["gemmpipe", str(session["pipeline"]), *map(str, session["overrides"])]),  # type: ignore[call-overload]
         "first_launch_s": round(sum(spent) / max(1, record.count), 6),
         "tick_us": _TICK_US,
     }
@@ -112,11 +113,20 @@ def read(path: Path) -> Recording:
     Raises UserError for anything else.
     """
     try:
-        return _read_csv(path) if path.suffix == ".csv" else _read_condensed(path)
+        recording = _read_csv(path) if path.suffix == ".csv" else _read_condensed(path)
     except (OSError, EOFError, lzma.LZMAError) as error:
         raise UserError(f"search.recorded: {path}: cannot be read: {error}") from None
     except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
         raise UserError(f"search.recorded: {path}: no recorded space: {type(error).__name__} {error}") from None
+    for problem, outcomes in recording.problems.items():
+        if all(outcome.time_us is None for outcome in outcomes.values()):
+            raise UserError(
+                f"search.recorded: {path}: none of {len(outcomes)} candidates of {problem.id} has a time; expected"
+                " backends that were timed: python tests/benchmarks/condense.py RUN_DIR OUT BACKEND ..."
+            )
+    if not recording.problems:
+        raise UserError(f"search.recorded: {path}: no recorded space: it holds no problem")
+    return recording
 
 
 def _read_condensed(path: Path) -> Recording:

@@ -1,9 +1,9 @@
 """search=replay: another search, answered from recorded spaces instead of a GPU."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from gemmpipe.errors import UserError, at_least
+from gemmpipe.files.csvfile import named_files
 from gemmpipe.search import Hunt, Search, Subject
 from gemmpipe.search.recording import Recording, read
 from gemmpipe.search.simulating import Terms
@@ -43,7 +43,7 @@ class Replay(Search):
         """The recorded spaces. Raises UserError for what is none."""
         if not self.recorded:
             raise UserError("search.recorded: [] given, expected files such as tests/data/recorded/h200_a8w8.jsonl.xz")
-        return [read(Path(path)) for path in self.recorded]
+        return [read(path) for path in named_files("search.recorded", self.recorded, "a recorded space")]
 
     def terms(self, keep: int) -> Terms:
         """How it is replayed, with so many finalists."""

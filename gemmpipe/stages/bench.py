@@ -46,7 +46,7 @@ class Bench(Stage):
         trials = self._finals(problems, tables["shortlist"], context)
         counts = Counter(str(t.status) for t in trials)
         summary = ", ".join(f"{n:,} {status}" for status, n in counts.most_common())
-        context.events.emit("line", f"bench: {len(problems)} problems, {summary}")
+        context.events.emit("line", f"bench: {len(problems)} problems, {summary or 'no finalist'}")
         if "trials" not in tables:
             return {"trials": trial_frame(trials, {})}
         screened, finalists = tables["trials"], {(t.problem, t.candidate.id) for t in trials}

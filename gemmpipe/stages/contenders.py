@@ -23,6 +23,8 @@ from gemmpipe.tables.recorded import Unusable, recorded_candidate
 
 TUNED, OWN, UNTUNED, AUTOTUNE = "tuned", "own kernels", "untuned", "triton.autotune"
 _PLAIN = "triton"
+_NO_JOURNAL = "a library was chosen, and no journal of that run is here: stages.lineup.own=TABLE"
+_NONE_OF_OURS = "a library was chosen, and no kernel of ours was in the finals of that run: stages.lineup.own=TABLE"
 
 Journals = Callable[[str], journal.Record]
 """The journal of the run of a name; an empty one where that is not at hand."""
@@ -54,7 +56,9 @@ def tuned(
     elif alone:
         yield _first_usable(OWN, alone, listing, context)
     elif winner.candidate is not None:
-        yield _first_usable(OWN, _finalists(rows, own, listing, journals), listing, context)
+        found = _first_usable(OWN, _finalists(rows, own, listing, journals), listing, context)
+        raced = any(journals(str(row.get("run_id"))).of("bench", listing.problem.id) for row in rows)
+        yield replace(found, reason=_NONE_OF_OURS) if raced and found.reason == _NO_JOURNAL else found
 
 
 def _first_usable(name: str, rows: Sequence[Row], listing: Listing, context: Context) -> Contender:
@@ -71,7 +75,7 @@ def _first_usable(name: str, rows: Sequence[Row], listing: Listing, context: Con
             reasons.append(str(error))
     missing = {
         TUNED: "no row in the tables: tune it first",
-        OWN: "a library was chosen, and no journal of that run is here: stages.lineup.own=TABLE",
+        OWN: _NO_JOURNAL,
     }
     return Contender(name=name, reason=reasons[0] if reasons else missing[name])
 

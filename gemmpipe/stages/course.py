@@ -111,7 +111,6 @@ class Course:
         """The budget is spent: what is not under way is dropped, but for what a choice cannot do without."""
         if self._hunt.over:
             return
-        self.cut = True
         idle = [r for r in self._open.values() if r in self.ready or r.candidate.id in self._unbuilt]
         spared = set(self.outline.given) or ({idle[0].candidate} if idle and not self.results else set())
         dropped = {r.candidate.id for r in idle if r.candidate not in spared}
@@ -119,6 +118,8 @@ class Course:
             del self._open[name]
             self._unbuilt.pop(name, None)
         self.ready = deque(r for r in self.ready if r.candidate.id not in dropped)
+        # Where everybody has a time, or is about to, nothing is left for the next run.
+        self.cut = self.cut or not self.outline.ids <= {c.id for c in self.results} | self._open.keys()
         self._hunt.end(len(dropped))
 
     def built(self, build: str, error: str) -> list[Trial]:

@@ -7,11 +7,16 @@ builds; `search.recorded=[OUT.jsonl.xz]` replays it.
 import sys
 from pathlib import Path
 
+from gemmpipe.errors import UserError
 from gemmpipe.search.recording import condense, read
 
 if __name__ == "__main__":
     run_dir, target, *backends = sys.argv[1:]
     condense(Path(run_dir), Path(target), tuple(backends or ("triton", "gluon")))
-    recording = read(Path(target))
+    try:
+        recording = read(Path(target))
+    except UserError as error:
+        Path(target).unlink()
+        sys.exit(str(error))
     points = sum(len(outcomes) for outcomes in recording.problems.values())
     print(f"{target}: {len(recording.problems)} problems, {points:,} points, {Path(target).stat().st_size:,} bytes")

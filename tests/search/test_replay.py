@@ -136,3 +136,20 @@ def test_what_is_no_recording_is_refused_in_one_line(tmp_path: Path) -> None:
     for name in ("a.jsonl.xz", "b.csv", "missing.jsonl.xz"):
         with pytest.raises(UserError, match=r"search\.recorded"):
             read(tmp_path / name)
+
+
+def test_a_record_without_times_is_refused_and_patterns_name_files(tmp_path: Path) -> None:
+    text = lzma.decompress((RECORDED / "h200_batched_bf16.jsonl.xz").read_bytes())
+    rows = [json.loads(line) for line in text.splitlines()]
+    empty = [{**row, "results": []} if row["row"] == "problem" else row for row in rows]
+    path = tmp_path / "a.jsonl.xz"
+    path.write_bytes(lzma.compress("\n".join(map(json.dumps, empty)).encode()))
+    with pytest.raises(UserError, match=r"none of 0 candidates of batched_bf16 .* has a time"):
+        read(path)
+    path.write_bytes(lzma.compress(json.dumps(rows[0]).encode()))
+    with pytest.raises(UserError, match="it holds no problem"):
+        read(path)
+    found = replace(_replay(default_search(), 1), recorded=(str(RECORDED / "h200_b*.xz"),)).recordings()
+    assert [recording.family for recording in found] == ["batched_bf16"]
+    with pytest.raises(UserError, match="no file"):
+        replace(_replay(default_search(), 1), recorded=(str(tmp_path / "*.gone"),)).recordings()

@@ -1,6 +1,7 @@
 """Who takes part in a comparison: engines' files by device and M, rows of tables that cannot run here."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from gemmpipe import journal
 from gemmpipe.backends.autotune import Autotune
 from gemmpipe.backends.own import Own
-from gemmpipe.data import Device
+from gemmpipe.data import Candidate, Device, Status, Trial
 from gemmpipe.family import KernelDefaults, load_family
 from gemmpipe.formats.sglang import Sglang
 from gemmpipe.formats.vllm import Vllm
@@ -95,6 +96,20 @@ def test_a_row_that_cannot_run_gives_way_to_the_next(context: Any) -> None:
     assert "its source or library is" in alone.reason
     _, named = contenders.tuned(listing, [right], [{**right, "config": "{}"}], lambda run: empty, context)
     assert named.candidate is None, "the table that was named has the say"
+
+
+@pytest.mark.parametrize(("raced", "said"), [(True, "no kernel of ours was in the finals"), (False, "no journal of")])
+def test_own_kernels_say_why_they_are_missing(context: Any, raced: bool, said: str) -> None:
+    listing = _listing(context, 64)
+    good = next(c for c in listing.candidates if c.backend == "triton")
+    library = Candidate.of("torch", {"method": "bfloat16_convert"})
+    row = {"libtype": "triton", "config": json.dumps(good.knobs), "kernelName": None, "run_id": "x"}
+    trial = Trial(stage="bench", problem=listing.problem.id, candidate=library, status=Status.OK, samples_us=(1.0,))
+    record = SimpleNamespace(of=lambda stage, problem: [trial] if raced else [])
+    context.family = replace(FAMILY, implementations=())  # its winner is nobody's own, as a library's
+    _, own = contenders.tuned(listing, [row], (), lambda run: record, context)  # type: ignore[arg-type,return-value]
+    assert own.candidate is None
+    assert said in own.reason
 
 
 def test_triton_chooses_among_what_fits(context: Any) -> None:
