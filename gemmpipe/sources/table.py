@@ -1,6 +1,7 @@
 """Problems from CSV tables, untuned and tuned ones, ours and aiter's."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,34 +28,44 @@ class Csv(Source):
     rows_of: str | None
 
     _refused: list[NotComputed] = field(default_factory=list, init=False, repr=False, compare=False)
+    _others: Counter[str] = field(default_factory=Counter, init=False, repr=False, compare=False)
 
     def problems(self, family: Family, defaults: KernelDefaults, gfx: str) -> list[Problem]:
         """Each problem once, weights summed. Raises UserError: `file:row`, column, what was expected."""
         wanted = self.rows_of or family.name
         files = named_files("shapes.path", self.path)
         self._refused.clear()
+        self._others.clear()
         found = [problem for path in files for problem in self._read(path, wanted, family, defaults, gfx)]
         if not found and self._refused:
             raise self._refused[0]
         if not found:
-            raise UserError(f"shapes.path: no problem of {wanted} in {', '.join(map(str, files))}")
+            but = f", but {_counted(self._others)}" if self._others else ""
+            raise UserError(f"shapes.path: no problem of {wanted} in {', '.join(map(str, files))}{but}")
         return unite(found)
 
     def left_out(self, family: Family, defaults: KernelDefaults, gfx: str) -> str:
-        """How many rows the family does not compute, and why the first of them."""
+        """The calls of other families' rows; how many rows the family does not compute, and why the first of them."""
         count = len(self._refused)
-        return f"{count} row{'s' * (count != 1)}, the first: {self._refused[0]}" if count else ""
+        refused = f"{count} row{'s' * (count != 1)}, the first: {self._refused[0]}" if count else ""
+        return "; ".join(said for said in (_counted(self._others), refused) if said)
 
     def _read(self, path: Path, wanted: str, family: Family, defaults: KernelDefaults, gfx: str) -> Iterator[Problem]:
-        for where, values, weight, layer in _rows(path, wanted, family):
+        for where, values, weight, layer in _rows(path, wanted, family, self._others):
             try:
                 yield make_problem(family, values, defaults, gfx, where, weight=weight, layer=layer)
             except NotComputed as error:
                 self._refused.append(error)
 
 
-def _rows(path: Path, wanted: str, family: Family) -> Iterator[tuple[str, dict[str, str], float, str]]:
-    """(`file:row`, the key's cells, weight, layer) of each row of that family."""
+def _counted(others: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} of {name}" for name, count in sorted(others.items()))
+
+
+def _rows(
+    path: Path, wanted: str, family: Family, others: Counter[str]
+) -> Iterator[tuple[str, dict[str, str], float, str]]:
+    """(`file:row`, the key's cells, weight, layer) of each row of that family; those of others are counted."""
     lines = read_cells(path)
     _, header = next(lines, (1, []))
     places = column_places(header, family, f"{path}:1")
@@ -65,13 +76,14 @@ def _rows(path: Path, wanted: str, family: Family) -> Iterator[tuple[str, dict[s
         where = f"{path}:{line}"
         if len(row) != len(header):
             raise UserError(f"{where}: {len(row)} cells, expected {len(header)} as in the header")
-        if "family" in extra and row[extra["family"]] not in ("", wanted):
-            check_family(row[extra["family"]], wanted, where)
-            continue
         weight = row[weight_at] if weight_at is not None else ""
         try:
             number = parse_weight(weight) if weight else 1.0
         except UserError as error:
             raise UserError(f"{where}: column {header[weight_at or 0]}: {error}") from None
+        if "family" in extra and row[extra["family"]] not in ("", wanted):
+            check_family(row[extra["family"]], wanted, where)
+            others[row[extra["family"]]] += round(number)
+            continue
         layer = row[extra["layer"]] if "layer" in extra else ""
         yield where, {name: row[place] for name, place in places.items()}, number, layer

@@ -153,3 +153,15 @@ def test_aiters_untuned_tables_of_every_family(
     table.write_text(text)
     (problem,) = read(path=str(table)).problems(load_family(family), no_words, "sm_90")
     assert tuple(value for _, value in problem.key)[: len(key)] == key
+
+
+def test_rows_of_other_kernels_are_said(table: Path, blockscale: Family, no_words: KernelDefaults) -> None:
+    mine = f"{blockscale.name},1,16,32,5\n"
+    table.write_text(f"family,M,N,K,count\n{mine}other,1,8,8,2\na16w16,4,8,8,3\nother,2,8,8,1\n")
+    source = read(path=str(table))
+    for _ in range(2):  # counted anew
+        assert [p.weight for p in source.problems(blockscale, no_words, "sm_90")] == [5.0]
+        assert source.left_out(blockscale, no_words, "sm_90") == "3 of a16w16, 3 of other"
+    table.write_text(table.read_text().replace(mine, ""))
+    with pytest.raises(UserError, match=rf"no problem of {blockscale.name} in .*, but 3 of a16w16, 3 of other"):
+        source.problems(blockscale, no_words, "sm_90")
