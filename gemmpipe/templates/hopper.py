@@ -115,17 +115,31 @@ def load_w(
 
 
 @gluon.jit
-def load_x(x, place, row, k, M, bar):
-    """Start the copy of a tile of x; one with more rows than x by parts, the first again for those outside.
+def expect_slot(bar, x, M, REST_BYTES: gl.constexpr, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_K: gl.constexpr):
+    """A slot is full after REST_BYTES and those copies of x that load_x starts; a copy engine counts bytes."""
+    ROWS: gl.constexpr = x.block_type.shape[0]
+    BYTES: gl.constexpr = ROWS * BLOCK_SIZE_K * x.dtype.primitive_bitwidth // 8
+    if ROWS == BLOCK_SIZE_M:
+        mbarrier.expect(bar, REST_BYTES + BYTES)
+    else:
+        for i in gl.static_range(BLOCK_SIZE_M // ROWS):
+            last = (i * ROWS < M) & ((i + 1) * ROWS >= M)
+            mbarrier.expect(bar, REST_BYTES + (i + 1) * BYTES, pred=last)
 
-    What lies outside would be filled with zeros, slowly, for rows that are never stored.
+
+@gluon.jit
+def load_x(x, place, row, k, M, bar):
+    """Start the copy of a tile of x; one with more rows than x by parts, without those that lie outside.
+
+    What is not copied is whatever the slot held before, in rows that are never stored. Filled with zeros by the copy
+    engine those rows cost up to a third of the time: all programs ask for the same few lines at once.
     """
     ROWS: gl.constexpr = x.block_type.shape[0]
     if place.shape[0] == ROWS:
         tma_load(x, [row, k], bar, place)
     else:
         for i in gl.static_range(place.shape[0] // ROWS):
-            tma_load(x, [gl.where(i * ROWS < M, i * ROWS, 0), k], bar, place.slice(i * ROWS, ROWS))
+            tma_load(x, [i * ROWS, k], bar, place.slice(i * ROWS, ROWS), pred=i * ROWS < M)
 
 
 @gluon.jit
@@ -140,14 +154,14 @@ def load_ring(
     let_next_start()  # not earlier: kernels further on would start as well, and take the room of this one's programs
     slot = 0
     phase = 1
-    BYTES: gl.constexpr = (BLOCK_SIZE_M + BLOCK_SIZE_N) * BLOCK_SIZE_K * x.dtype.primitive_bitwidth // 8
+    W_BYTES: gl.constexpr = BLOCK_SIZE_N * BLOCK_SIZE_K * w.dtype.primitive_bitwidth // 8
     for piece in range(gl.program_id(0), tiles_m * tiles_n * splits, programs):
         t, _, begin, end = piece_at(piece, blocks, splits)
         row, tile_n = tile_at(t, M, tiles_m, tiles_n, group_m, BLOCK_SIZE_M)
         for k in range(begin, end):
             mbarrier.wait(empty.index(slot), phase)
             bar = full.index(slot)
-            mbarrier.expect(bar, BYTES + (BLOCK_SIZE_M * 4 if SCALED else 0))
+            expect_slot(bar, x, M, W_BYTES + (BLOCK_SIZE_M * 4 if SCALED else 0), BLOCK_SIZE_M, BLOCK_SIZE_K)
             load_x(x, x_ring.index(slot), row, k * BLOCK_SIZE_K, M, bar)
             load_w(w, w_ring, slot, tile_n * BLOCK_SIZE_N, k * BLOCK_SIZE_K, bar, BLOCK_SIZE_N, BLOCK_SIZE_K, STAGES)
             if SCALED:

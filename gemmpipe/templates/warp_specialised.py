@@ -33,6 +33,7 @@ _KNOBS = (
 )
 _ROW_BYTES = 128  # of a ring slot: the widest swizzle
 _STAGED = 64  # from twice as many columns on, half of them are on their way to the output at a time
+_FEW_ROWS = 16
 _WORKSPACE_BYTES = 256 * 2**20
 
 
@@ -218,8 +219,8 @@ def columns_of(knobs: Knobs) -> int:
 
 
 def _copied_rows(spec: GemmSpec, block_m: int) -> int:
-    """Rows of x in a copy: a tile's, or a quarter where x has fewer (see hopper.load_x)."""
-    return block_m if spec.m >= block_m else block_m // 4
+    """Rows of x in a copy: a tile's, or few where x has fewer than a tile (see hopper.load_x)."""
+    return block_m if spec.m >= block_m else _FEW_ROWS
 
 
 def _staged(knobs: Knobs) -> int:
