@@ -2,18 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gemmpipe.data import Device, Knobs, Scalar
-from gemmpipe.family import GemmSpec, Inputs, Prepared
+from gemmpipe.family import GemmSpec
 from gemmpipe.layouts import PLAIN
-from gemmpipe.templates.axes import integer
 from gemmpipe.templates.fits import tile_misfit
-from gemmpipe.templates.signature import PARTS, operand_pointers, operand_tensors
+from gemmpipe.templates.signature import LINES, PARTS, SHARES, loads, operand_pointers, sizes, tile_sizes
 from gemmpipe.templates.tiled import Tiled
-
-if TYPE_CHECKING:
-    import torch
 
 _INT8_K = 2**31 // 2**14
 
@@ -41,38 +36,21 @@ class Dense(Tiled):
         return {**operand_pointers(spec), **PARTS}
 
     def integers(self, spec: GemmSpec) -> Mapping[str, int]:
-        """Sizes and row strides of contiguous operands; the last three are set when bound."""
-        return {
-            "M": spec.m,
-            "N": spec.n,
-            "K": spec.k,
-            "x_stride": spec.k,
-            "w_stride": spec.k,
-            "out_stride": spec.n,
-            "group_m": 1,
-            "splits": 1,
-            "lines": 0,
-        }
+        """Sizes, row strides, and how the work is shared out."""
+        return {**sizes(spec), **SHARES, **LINES}
 
     def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
         """Tile sizes, and which of the code's branches run."""
         return {
-            "BLOCK_SIZE_M": knobs["BLOCK_SIZE_M"],
-            "BLOCK_SIZE_N": knobs["BLOCK_SIZE_N"],
-            "BLOCK_SIZE_K": knobs["BLOCK_SIZE_K"],
+            **tile_sizes(knobs),
             "SPLIT_K": "parts" if knobs["NUM_KSPLIT"] != 1 else "none",
             "SCALES": spec.x_scale.granularity if spec.x_scale else "none",
             "SHUFFLED": spec.w_layout != PLAIN,
             "BATCHED": spec.batch > 1,
-            "EVEN_K": spec.k % integer(knobs, "BLOCK_SIZE_K") == 0,
-            "CACHE": knobs["cache_modifier"],
+            **loads(spec, knobs),
             "UPCAST": spec.x_dtype == "bfloat16" and self.interpreted(),
             "SWAP_AB": bool(knobs.get("SWAP_AB")),
         }
-
-    def arguments(self, inputs: Inputs, prepared: Prepared, out: "torch.Tensor") -> Mapping[str, object]:
-        """The tensors, and the row strides that they really have."""
-        return operand_tensors(inputs, prepared, out)
 
 
 def sum_misfit(spec: GemmSpec) -> str | None:

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from gemmpipe.data import Knobs, Scalar
 from gemmpipe.family import GemmSpec, Inputs, Prepared
+from gemmpipe.templates.axes import integer
 
 if TYPE_CHECKING:
     import torch
@@ -19,9 +21,15 @@ TYPES = {
 """Triton's names of torch's types."""
 PARTS = {"parts_ptr": "*fp32", "counters_ptr": "*i32"}
 """The workspace of split-K."""
+SHARES = {"group_m": 1, "splits": 1}
+"""How tiles are shared out, set when bound: rows of tiles side by side, splits of K."""
+LINES = {"lines": 0}
+"""What is prefetched of each row of w, set when bound (see tiled.prefetched_lines)."""
+SCALE_BLOCK = 128
+"""Elements along K (and rows of w) that share a scale where scales are by blocks."""
 
 
-def operand_pointers(spec: GemmSpec) -> Mapping[str, str]:
+def operand_pointers(spec: GemmSpec) -> dict[str, str]:
     """Operands, bias, scales and output; `constexpr` for those that this product has none of."""
     scale = "*fp32" if spec.x_scale else "constexpr"
     return {
@@ -34,8 +42,34 @@ def operand_pointers(spec: GemmSpec) -> Mapping[str, str]:
     }
 
 
-def operand_tensors(inputs: Inputs, prepared: Prepared, out: "torch.Tensor") -> Mapping[str, object]:
-    """The tensors behind these pointers, and the row strides that they really have."""
+def sizes(spec: GemmSpec, *, packed: int = 1, scale_group: int = 0) -> dict[str, int]:
+    """Sizes, and row strides of contiguous operands: `packed` values lie in an element of x and of w, and
+    `scale_group` of them along K share a scale (0: the kernel takes no strides of scales)."""
+    row, scales = spec.k // packed, -(-spec.k // scale_group) if scale_group else 0
+    scale_strides = {"x_scale_stride": scales, "w_scale_stride": scales} if scale_group else {}
+    return {
+        "M": spec.m,
+        "N": spec.n,
+        "K": spec.k,
+        "x_stride": row,
+        "w_stride": row,
+        **scale_strides,
+        "out_stride": spec.n,
+    }
+
+
+def tile_sizes(knobs: Knobs) -> dict[str, Scalar]:
+    """A tile's sides and its step along K."""
+    return {name: knobs[name] for name in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K")}
+
+
+def loads(spec: GemmSpec, knobs: Knobs) -> dict[str, Scalar]:
+    """How operands are loaded: whether the last step along K is whole, and how loads of the weight are cached."""
+    return {"EVEN_K": spec.k % integer(knobs, "BLOCK_SIZE_K") == 0, "CACHE": knobs["cache_modifier"]}
+
+
+def operand_tensors(inputs: Inputs, prepared: Prepared, out: "torch.Tensor") -> dict[str, object]:
+    """The tensors behind the pointers, None where there is none, and the row strides that they really have."""
     weights = prepared.weights
     return {
         "x_ptr": inputs.x,
@@ -46,5 +80,19 @@ def operand_tensors(inputs: Inputs, prepared: Prepared, out: "torch.Tensor") -> 
         "out_ptr": out,
         "x_stride": inputs.x.stride(-2),
         "w_stride": weights.w.stride(-2),
+        "x_scale_stride": _row_stride(inputs.x_scale),
+        "w_scale_stride": _row_stride(weights.w_scale),
         "out_stride": out.stride(-2),
     }
+
+
+def transposed_scales(inputs: Inputs) -> Mapping[str, object]:
+    """Instead of x's row-major scales, for a kernel that reads them M-major; none where they are not by blocks."""
+    if inputs.x_scale_t is None:
+        return {}
+    return {"x_scale_ptr": inputs.x_scale_t, "x_scale_stride": inputs.x_scale_t.stride(1)}
+
+
+def _row_stride(scales: "torch.Tensor | None") -> int:
+    """0 for none, and for one number for the whole operand."""
+    return scales.stride(0) if scales is not None and scales.dim() else 0

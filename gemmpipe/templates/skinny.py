@@ -5,18 +5,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gemmpipe.data import Device, Knobs, Scalar
-from gemmpipe.family import GemmSpec, Inputs, Prepared
+from gemmpipe.family import GemmSpec
 from gemmpipe.templates.axes import KIND, integer
 from gemmpipe.templates.fits import common_misfit
-from gemmpipe.templates.signature import operand_pointers, operand_tensors
-from gemmpipe.templates.tiled import Tiled, ceil_div, facts_of
+from gemmpipe.templates.signature import LINES, SCALE_BLOCK, loads, operand_pointers, sizes, tile_sizes
+from gemmpipe.templates.tiled import Tiled, facts_of
 
 if TYPE_CHECKING:
-    import torch
-
     from gemmpipe.space import Space
 
-SCALE_BLOCK = 128
 _MOST_ROWS = 16
 _BLOCKS = ((1, SCALE_BLOCK), (SCALE_BLOCK, SCALE_BLOCK))
 _KNOBS = (
@@ -96,41 +93,18 @@ class Skinny(Tiled):
         return operand_pointers(spec)
 
     def integers(self, spec: GemmSpec) -> Mapping[str, int]:
-        """Sizes and row strides of contiguous operands."""
-        groups = ceil_div(spec.k, SCALE_BLOCK)
-        return {
-            "M": spec.m,
-            "N": spec.n,
-            "K": spec.k,
-            "x_stride": spec.k,
-            "w_stride": spec.k,
-            "x_scale_stride": groups,
-            "w_scale_stride": groups,
-            "out_stride": spec.n,
-            "lines": 0,
-        }
+        """Sizes and row strides."""
+        return {**sizes(spec, scale_group=SCALE_BLOCK), **LINES}
 
     def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
         """Tile sizes, and which of the code's branches run."""
         return {
-            "BLOCK_SIZE_M": knobs["BLOCK_SIZE_M"],
-            "BLOCK_SIZE_N": knobs["BLOCK_SIZE_N"],
-            "BLOCK_SIZE_K": knobs["BLOCK_SIZE_K"],
+            **tile_sizes(knobs),
             "SCALES": scaling(spec),
             "SCALE_BLOCK": SCALE_BLOCK,
-            "EVEN_K": spec.k % integer(knobs, "BLOCK_SIZE_K") == 0,
-            "CACHE": knobs["cache_modifier"],
+            **loads(spec, knobs),
             "STAGES": knobs["num_stages"],
         }
-
-    def arguments(self, inputs: Inputs, prepared: Prepared, out: "torch.Tensor") -> Mapping[str, object]:
-        """The tensors, and the row strides that they really have."""
-        weights = prepared.weights
-        strides = {
-            name: tensor.stride(0) if tensor is not None else 0
-            for name, tensor in (("x_scale_stride", inputs.x_scale), ("w_scale_stride", weights.w_scale))
-        }
-        return {**operand_tensors(inputs, prepared, out), **strides}
 
 
 def scaling(spec: GemmSpec) -> str | None:

@@ -9,7 +9,8 @@ from gemmpipe.family import GemmSpec, Inputs, Prepared
 from gemmpipe.layouts import TILES_16X16
 from gemmpipe.templates.axes import integer
 from gemmpipe.templates.fits import common_misfit
-from gemmpipe.templates.skinny import SCALE_BLOCK, Skinny, scaling
+from gemmpipe.templates.signature import SCALE_BLOCK, transposed_scales
+from gemmpipe.templates.skinny import Skinny, scaling
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +46,4 @@ class SkinnyTiles(Skinny):
 
     def arguments(self, inputs: Inputs, prepared: Prepared, out: "torch.Tensor") -> Mapping[str, object]:
         """The tensors, and the strides that they really have."""
-        found = super().arguments(inputs, prepared, out)
-        if inputs.x_scale_t is None:
-            return found
-        return {**found, "x_scale_ptr": inputs.x_scale_t, "x_scale_stride": inputs.x_scale_t.stride(1)}
+        return {**super().arguments(inputs, prepared, out), **transposed_scales(inputs)}

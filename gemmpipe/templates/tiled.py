@@ -13,6 +13,7 @@ from gemmpipe.launching.launches import Kernel, KernelLaunch
 from gemmpipe.layouts import PLAIN, TILES_16X16
 from gemmpipe.operand_types import element_bytes
 from gemmpipe.templates.axes import AMD_ONLY, AXES, KIND, NEUTRAL, SWAP, check_axes, integer
+from gemmpipe.templates.signature import PARTS, operand_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -80,9 +81,9 @@ class Tiled(Kernel):
     def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
         """Every compile-time constant, in order."""
 
-    @abstractmethod
     def arguments(self, inputs: Inputs, prepared: Prepared, out: "torch.Tensor") -> Mapping[str, object]:
-        """The tensors behind the pointers (but the workspace) and the strides of these operands."""
+        """The tensors behind the pointers (but the workspace) and the strides of these operands; others are ignored."""
+        return operand_tensors(inputs, prepared, out)
 
     def check(self, space: "Space") -> None:
         """Raises UserError for an axis that is no knob of this kernel, one that is missing, or a value out of range."""
@@ -175,7 +176,7 @@ class Tiled(Kernel):
         return KernelLaunch(
             build=build,
             grid=(tiles_m * tiles_n, splits, spec.batch),
-            arguments={**sizes, **self.arguments(inputs, prepared, out)},
+            arguments=needed_by(build, {**sizes, **self.arguments(inputs, prepared, out)}),
             parts=parts,
             counters=spec.batch * tiles_m * tiles_n if parts else 0,
         )
@@ -187,6 +188,14 @@ class Tiled(Kernel):
     def interpreted(self) -> bool:
         """Whether the kernel runs under Triton's interpreter."""
         return is_interpreted(find_kernel(self.kernel))
+
+
+def needed_by(build: Build, given: Mapping[str, object]) -> dict[str, object]:
+    """Those of the arguments that a build takes. Raises ValueError for a missing operand."""
+    names = [name for name, kind in build.signature if kind != "constexpr" and name not in PARTS]
+    if absent := [name for name in names if given.get(name) is None]:
+        raise ValueError(f"{build.kernel} needs {', '.join(absent)}")
+    return {name: given[name] for name in names}
 
 
 def prefetched_lines(spec: GemmSpec, splits: int) -> int:

@@ -11,7 +11,7 @@ from gemmpipe.launching.launches import Kernel, KernelLaunch
 from gemmpipe.layouts import PLAIN, TILES_16X16, runs_along_k
 from gemmpipe.operand_types import element_bytes
 from gemmpipe.templates.axes import integer
-from gemmpipe.templates.signature import TYPES
+from gemmpipe.templates.signature import PARTS, TYPES, tile_sizes
 from gemmpipe.templates.tiled import ceil_div, facts_of, hash_of
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class WarpSpecialised(Kernel):
         """One build for every size and number of splits."""
         operands = self.operands(spec)
         constants: dict[str, Scalar] = {name: None for name, kind in operands.items() if kind == "constexpr"}
-        constants |= {name: knobs[name] for name in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K")}
+        constants |= tile_sizes(knobs)
         constants |= {
             "STAGES": knobs["num_stages"],
             "SPLIT_K": knobs["NUM_KSPLIT"] != 1,
@@ -134,7 +134,7 @@ class WarpSpecialised(Kernel):
         signature: dict[str, str] = {
             name: f"tensordesc<{t}{box},{layout!r}>" for name, (t, box, layout) in self.boxes(spec, knobs).items()
         }
-        pointers = {**operands, "parts_ptr": "*fp32", "counters_ptr": "*i32"}
+        pointers = {**operands, **PARTS}
         signature |= {**pointers, **dict.fromkeys(self._integers(spec), "i32"), **dict.fromkeys(constants, "constexpr")}
         build = Build(
             kernel=self.kernel,

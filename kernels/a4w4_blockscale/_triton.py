@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from gemmpipe.data import Device, Knobs, Scalar
 from gemmpipe.family import GemmSpec, Inputs, Prepared
-from gemmpipe.templates.axes import integer
 from gemmpipe.templates.fits import tile_misfit
-from gemmpipe.templates.signature import TYPES
+from gemmpipe.templates.signature import PARTS, SHARES, TYPES, loads, sizes, tile_sizes
 from gemmpipe.templates.tiled import Tiled
 
 if TYPE_CHECKING:
@@ -42,54 +41,25 @@ class Microscaled(Tiled):
             "x_scale_ptr": "*u8",
             "w_scale_ptr": "*u8",
             "out_ptr": f"*{TYPES[spec.out_dtype]}",
-            "parts_ptr": "*fp32",
-            "counters_ptr": "*i32",
+            **PARTS,
         }
 
     def integers(self, spec: GemmSpec) -> Mapping[str, int]:
-        """Sizes and row strides of contiguous operands; the last two are knobs, set when bound."""
-        return {
-            "M": spec.m,
-            "N": spec.n,
-            "K": spec.k,
-            "x_stride": spec.k // 2,
-            "w_stride": spec.k // 2,
-            "x_scale_stride": spec.k // _GROUP,
-            "w_scale_stride": spec.k // _GROUP,
-            "out_stride": spec.n,
-            "group_m": 1,
-            "splits": 1,
-        }
+        """Sizes, row strides, and how the work is shared out."""
+        return {**sizes(spec, packed=2, scale_group=_GROUP), **SHARES}
 
     def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
         """Tile sizes, and which of the code's branches run."""
-        return {
-            "BLOCK_SIZE_M": knobs["BLOCK_SIZE_M"],
-            "BLOCK_SIZE_N": knobs["BLOCK_SIZE_N"],
-            "BLOCK_SIZE_K": knobs["BLOCK_SIZE_K"],
-            "SPLIT_K": integer(knobs, "NUM_KSPLIT") != 1,
-            "EVEN_K": spec.k % integer(knobs, "BLOCK_SIZE_K") == 0,
-            "CACHE": knobs["cache_modifier"],
-        }
+        return {**tile_sizes(knobs), "SPLIT_K": knobs["NUM_KSPLIT"] != 1, **loads(spec, knobs)}
 
     def arguments(self, inputs: Inputs, prepared: Prepared, out: "torch.Tensor") -> Mapping[str, object]:
         """The tensors as bytes, and the row strides that they really have."""
         import torch
 
-        weights = prepared.weights
-        if inputs.x_scale is None or weights.w_scale is None:
-            raise ValueError("this kernel needs x_scale and w_scale")
+        given = super().arguments(inputs, prepared, out)
         return {
-            "x_ptr": inputs.x.view(torch.uint8),
-            "w_ptr": weights.w.view(torch.uint8),
-            "x_scale_ptr": inputs.x_scale.view(torch.uint8),
-            "w_scale_ptr": weights.w_scale.view(torch.uint8),
-            "out_ptr": out,
-            "x_stride": inputs.x.stride(0),
-            "w_stride": weights.w.stride(0),
-            "x_scale_stride": inputs.x_scale.stride(0),
-            "w_scale_stride": weights.w_scale.stride(0),
-            "out_stride": out.stride(0),
+            name: value.view(torch.uint8) if isinstance(value, torch.Tensor) and name != "out_ptr" else value
+            for name, value in given.items()
         }
 
 

@@ -5,8 +5,8 @@ from gemmpipe.family import GemmSpec
 from gemmpipe.layouts import PLAIN
 from gemmpipe.templates.axes import integer
 from gemmpipe.templates.fits import tile_misfit
+from gemmpipe.templates.signature import SCALE_BLOCK
 
-SCALE_BLOCK = 128
 _BLOCKS = ((1, SCALE_BLOCK), (SCALE_BLOCK, SCALE_BLOCK))
 
 

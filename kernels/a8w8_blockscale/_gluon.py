@@ -8,12 +8,11 @@ from gemmpipe.data import Device, Knobs, Scalar
 from gemmpipe.family import GemmSpec, Inputs, Prepared
 from gemmpipe.kernels.a8w8_blockscale._fits import scale_misfit
 from gemmpipe.templates.axes import integer
+from gemmpipe.templates.signature import SCALE_BLOCK
 from gemmpipe.templates.warp_specialised import WarpSpecialised
 
 if TYPE_CHECKING:
     import torch
-
-SCALE_BLOCK = 128
 
 
 @dataclass(frozen=True, kw_only=True)

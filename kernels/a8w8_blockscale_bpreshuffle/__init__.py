@@ -5,8 +5,8 @@ of a row, stored transposed: stride (1, M), as aiter's gemm_a8w8_blockscale_pres
 x's type in 16 x 16 tiles: element (n, k) lies at (n // 16) * 16 * K + (k // 16) * 256 + (n % 16) * 16 + k % 16, what
 aiter's shuffle_weight(w, layout=(16, 16)) makes and its kernels view as (N/16, K*16); N is a multiple of 16, K of 32.
 w_scale is fp32 row-major [ceil(N/128), ceil(K/128)], one for a 128 x 128 tile, not shuffled. Accumulation is fp32, out
-is bf16, fp16 or fp32. Read on in gemmpipe/layouts.py, _triton.py (launch and builds),
-_problem.py (keys); device functions are a8w8_blockscale's, but for the skinny kernel in gemmpipe/templates/skinny_tiles.py.
+is bf16, fp16 or fp32. Read on in gemmpipe/layouts.py, a8w8_blockscale/ (device functions; the skinny kernel lies in
+gemmpipe/templates/), _triton.py (launch, builds and what fits where), _problem.py (keys).
 """
 
 from gemmpipe.cost import bytes_moved, flops

@@ -9,6 +9,7 @@ from gemmpipe.family import GemmSpec, Inputs, Prepared
 from gemmpipe.kernels.a8w8_blockscale import _fits
 from gemmpipe.kernels.a8w8_blockscale import _triton as row_major
 from gemmpipe.layouts import TILES_16X16
+from gemmpipe.templates.signature import transposed_scales
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +29,4 @@ class Blockscale(row_major.Blockscale):
 
     def arguments(self, inputs: Inputs, prepared: Prepared, out: "torch.Tensor") -> Mapping[str, object]:
         """The tensors, and the strides that they really have."""
-        if inputs.x_scale_t is None:
-            raise ValueError("this kernel needs x_scale_t")
-        scales = {"x_scale_ptr": inputs.x_scale_t, "x_scale_stride": inputs.x_scale_t.stride(1)}
-        return {**super().arguments(inputs, prepared, out), **scales}
+        return {**super().arguments(inputs, prepared, out), **transposed_scales(inputs)}

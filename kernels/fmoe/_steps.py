@@ -8,7 +8,7 @@ from gemmpipe.experts import experts_of
 from gemmpipe.family import GemmSpec, Scaling
 from gemmpipe.launching.workspace import Shape
 from gemmpipe.templates.axes import AMD_ONLY, integer
-from gemmpipe.templates.signature import TYPES
+from gemmpipe.templates.signature import TYPES, tile_sizes
 from gemmpipe.templates.tiled import build_of, ceil_div, next_power
 from gemmpipe.templates.two_stage import FUSED, knobs_of_stage
 
@@ -165,9 +165,7 @@ def _routed(
         tensors=tensors,
         integers={"pairs": spec.m * experts_of(spec).topk, **sizes, "group_m": integer(knobs, "GROUP_SIZE_M")},
         constants={
-            "BLOCK_SIZE_M": knobs["BLOCK_SIZE_M"],
-            "BLOCK_SIZE_N": knobs["BLOCK_SIZE_N"],
-            "BLOCK_SIZE_K": knobs["BLOCK_SIZE_K"],
+            **tile_sizes(knobs),
             "TOPK": own["TOPK"],
             "SCALES": spec.w_scale.granularity if spec.w_scale else "none",
             "GROUP": block,
