@@ -57,7 +57,7 @@ class Counting(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         packet = getattr(func, "overloadpacket", None)
-        if packet is None:  # of torch's higher order
+        if packet is None or _nothing_is_executed():  # or an operator of torch's higher order
             return func(*args, **kwargs)
         foreign = func.namespace not in _TORCHS
         name = packet.__name__ if foreign else read_as(packet.__name__)
@@ -151,6 +151,11 @@ class Watcher:
 def _own_name(name: str) -> str:
     """A module's name without what torch.compile puts around it."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
+def _nothing_is_executed() -> bool:
+    """Whether torch.export or the like only looks at shapes; operators taken apart there end the process."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
 def _dtype_of(out: Any, args: tuple[Any, ...]) -> str:

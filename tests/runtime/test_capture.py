@@ -358,6 +358,18 @@ def test_gradients_go_through_operators_that_are_looked_into(seen: Recorder) -> 
     assert [(row["M"], row["N"], row["K"]) for row in read(seen.path)] == [("4", "6", "8"), ("4", "8", "6")]
 
 
+def test_an_export_computes_nothing_and_what_it_made_does(seen: Recorder) -> None:
+    layer, x = torch.nn.Sequential(torch.nn.Linear(32, 8)).bfloat16(), torch.randn(5, 32).bfloat16()
+    with torch.no_grad():
+        expected = layer(x)
+        with Watcher(seen):
+            exported = torch.export.export(layer, (x,)).module()
+            assert not seen.counts
+            assert torch.equal(exported(x), expected)
+    seen.flush()
+    assert [(row["M"], row["N"], row["K"], row["count"]) for row in read(seen.path)] == [("5", "8", "32", "1")]
+
+
 def test_fused_layers_of_torchs_own(seen: Recorder) -> None:
     layer = torch.nn.TransformerEncoderLayer(32, 2, 64, batch_first=True).bfloat16().eval()
     with torch.no_grad(), Watcher(seen):
