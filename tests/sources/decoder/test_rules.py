@@ -30,6 +30,25 @@ MLA = {
     "v_head_dim": 128,
 }
 
+STATES: Mapping[str, object] = {
+    **dict.fromkeys(("mamba_n_heads", "mamba_num_heads", "num_heads", "linear_num_heads"), 64),
+    **dict.fromkeys(("mamba_d_head", "mamba_head_dim", "linear_head_dim", "mamba_d_state", "ssm_state_size"), 64),
+    **dict.fromkeys(("mamba_n_groups", "n_groups"), 8),
+    "mamba_expand": 2,
+    "expand": 2,
+    "state_size": 16,
+    "mamba_dt_rank": "auto",
+    "time_step_rank": 128,
+    **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), 16),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 128),
+    "shared_intermediate_size": 1024,
+}
+SAID = (
+    *("layer_types", "layers_block_type", "hybrid_override_pattern", "attn_type_list", "attn_layer_indices"),
+    *("full_attn_idxs", "attn_layer_period", "full_attention_interval", "linear_attn_config", "per_layer_config"),
+    *("hybrid_layer_pattern", "num_kv_shared_layers", "use_double_wide_mlp", "block_ffn_dim_multiplier"),
+)
+
 
 def cut(config: Mapping[str, object], tp: int = 1, **more: int) -> dict[str, tuple[int, int, int]]:
     return {x.layer: (x.n, x.k, x.calls) for x in linears(config, tp, "here", sixteen_bit=True, **more)}
@@ -254,15 +273,38 @@ def test_one_byte_of_a_file_changes_one_field_or_is_refused(data: st.DataObject)
 
 @given(
     st.dictionaries(
-        st.sampled_from([*MOE, *MLA, "architectures", "text_config", "mlp_only_layers", "moe_layer_freq", "head_dim"]),
-        st.none() | st.integers(-2, 5000) | st.text(max_size=3) | st.lists(st.integers(-1, 3), max_size=3),
+        st.sampled_from(
+            [
+                *MOE,
+                *MLA,
+                *STATES,
+                *SAID,
+                "architectures",
+                "text_config",
+                "mlp_only_layers",
+                "moe_layer_freq",
+                "head_dim",
+            ]
+        ),
+        st.none()
+        | st.integers(-2, 5000)
+        | st.text(max_size=3)
+        | st.sampled_from(["M-E*" * 3, "MM*" * 4])
+        | st.lists(st.integers(-1, 3), max_size=3)
+        | st.lists(
+            st.sampled_from(["mamba", "full_attention", "hybrid", "mlp", "moe", "conv", ""]), min_size=11, max_size=13
+        )
+        | st.dictionaries(
+            st.sampled_from(["0", "11", "head_dim", "full_attn_layers"]), st.integers(-1, 99) | st.none()
+        ),
         max_size=3,
     ),
     st.sampled_from(sorted(RULES)),
     st.sampled_from([1, 2, 3, 8]),
 )
 def test_any_file_is_read_or_refused_in_one_line(change: Mapping[str, object], name: str, tp: int) -> None:
-    config = {**MOE, **MLA, "architectures": [f"{name}ForCausalLM"], **change}
+    whole = {**(MOE if RULES[name].sparse else BASE), **(MLA if RULES[name].attention == "latent" else {}), **STATES}
+    config = {**whole, "architectures": [f"{name}ForCausalLM"], **change}
     said, found = "", []
     try:
         found = linears(config, tp, "here", sixteen_bit=True)
