@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from gemmpipe.data import Device, Knobs, Scalar
 from gemmpipe.family import GemmSpec, Inputs, Prepared
 from gemmpipe.templates.dense import sum_misfit
-from gemmpipe.templates.signature import TYPES
+from gemmpipe.templates.signature import operand_pointers
 from gemmpipe.templates.warp_specialised import WarpSpecialised
 
 
@@ -23,9 +23,8 @@ class DenseWarpSpecialised(WarpSpecialised):
 
     def operands(self, spec: GemmSpec) -> Mapping[str, str]:
         """Bias and scales, left out of builds without them."""
-        scale = "*fp32" if spec.x_scale else "constexpr"
-        bias = f"*{TYPES[spec.out_dtype]}" if spec.bias else "constexpr"
-        return {"bias_ptr": bias, "x_scale_ptr": scale, "w_scale_ptr": scale}
+        pointers = operand_pointers(spec)
+        return {name: pointers[name] for name in ("bias_ptr", "x_scale_ptr", "w_scale_ptr")}
 
     def constants(self, spec: GemmSpec) -> Mapping[str, Scalar]:
         """How the sum is scaled, and whether there is a bias."""

@@ -27,6 +27,8 @@ LINES = {"lines": 0}
 """What is prefetched of each row of w, set when bound (see tiled.prefetched_lines)."""
 SCALE_BLOCK = 128
 """Elements along K (and rows of w) that share a scale where scales are by blocks."""
+SCALE_BLOCKS = ((1, SCALE_BLOCK), (SCALE_BLOCK, SCALE_BLOCK))
+"""Such blocks of x and of w."""
 
 
 def operand_pointers(spec: GemmSpec) -> dict[str, str]:

@@ -8,14 +8,13 @@ from gemmpipe.data import Device, Knobs, Scalar
 from gemmpipe.family import GemmSpec
 from gemmpipe.templates.axes import KIND, integer
 from gemmpipe.templates.fits import common_misfit
-from gemmpipe.templates.signature import LINES, SCALE_BLOCK, loads, operand_pointers, sizes, tile_sizes
+from gemmpipe.templates.signature import LINES, SCALE_BLOCK, SCALE_BLOCKS, loads, operand_pointers, sizes, tile_sizes
 from gemmpipe.templates.tiled import Tiled, facts_of
 
 if TYPE_CHECKING:
     from gemmpipe.space import Space
 
 _MOST_ROWS = 16
-_BLOCKS = ((1, SCALE_BLOCK), (SCALE_BLOCK, SCALE_BLOCK))
 _KNOBS = (
     "BLOCK_SIZE_M",
     "BLOCK_SIZE_N",
@@ -115,5 +114,5 @@ def scaling(spec: GemmSpec) -> str | None:
     if spec.x_scale is None or spec.w_scale is None or spec.x_scale.granularity != spec.w_scale.granularity:
         return None
     if spec.x_scale.granularity == "block":
-        return "block" if (spec.x_scale.block, spec.w_scale.block) == _BLOCKS else None
+        return "block" if (spec.x_scale.block, spec.w_scale.block) == SCALE_BLOCKS else None
     return spec.x_scale.granularity

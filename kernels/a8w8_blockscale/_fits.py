@@ -5,15 +5,13 @@ from gemmpipe.family import GemmSpec
 from gemmpipe.layouts import PLAIN
 from gemmpipe.templates.axes import integer
 from gemmpipe.templates.fits import tile_misfit
-from gemmpipe.templates.signature import SCALE_BLOCK
-
-_BLOCKS = ((1, SCALE_BLOCK), (SCALE_BLOCK, SCALE_BLOCK))
+from gemmpipe.templates.signature import SCALE_BLOCK, SCALE_BLOCKS
 
 
 def scale_misfit(spec: GemmSpec, block_k: int) -> str | None:
     """The first rule about scales that is broken, or None."""
     scaling = tuple(scale.block if scale else None for scale in (spec.x_scale, spec.w_scale))
-    if scaling != _BLOCKS:
+    if scaling != SCALE_BLOCKS:
         return f"scales: this kernel reads 1x128 and 128x128 blocks, not {scaling}"
     # One pair of scales is applied to a whole K block: a block across two groups would be scaled by the first's.
     if block_k < 1 or SCALE_BLOCK % block_k:
