@@ -29,3 +29,8 @@ class Events:
         event = Event(kind=kind, text=text, done=done, total=total)
         for listener in self.listeners:
             listener(event)
+
+
+def counted(number: int, noun: str) -> str:
+    """A number of things in a line for the user: `1 problem`, `1,944 problems`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"

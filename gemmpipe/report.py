@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from gemmpipe.events import counted
 from gemmpipe.executors import Usage
 from gemmpipe.interrupt import Interrupted
 from gemmpipe.stages.incumbents import native_tables
@@ -69,7 +70,7 @@ def saving_lines(selections: "pd.DataFrame") -> list[str]:
     more = "less" if found.pct >= 0 else "more"
     return [
         f"select: the workload's calls take {found.after_us / 1e3:.3f} ms instead of {found.before_us / 1e3:.3f}, "
-        f"{abs(found.pct):.1f} % {more} ({found.problems} problems, each times its calls)"
+        f"{abs(found.pct):.1f} % {more} ({counted(found.problems, 'problem')}, each times its calls)"
     ]
 
 

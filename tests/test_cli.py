@@ -99,6 +99,8 @@ def test_runs_in_one_second_have_folders_of_their_own(plans: list[Plan]) -> None
         (["kernel=fmoe", "+kernel.key.tpk=4"], "kernel.key.tpk: no key column of fmoe; did you mean 'topk'?"),
         (["format.vllm.device_name=x"], "format.vllm: 'vllm' is not chosen; format=[csv,triton_json,vllm] adds it"),
         (["timer=quick"], "timer=quick: chosen for one stage each, as in timer@stages.bench.timer=quick"),
+        (["stages.bench.timer=quick"], "stages.bench.timer=quick: an option, chosen by timer@stages.bench.timer=quick"),
+        (["replay", "search.of=random"], "search.of=random: an option, chosen by search@search.of=random"),
         (["timer@stages.bench.timer=quik"], "timer: no option 'quik'; did you mean 'quick'?"),
         (["stage@stages.screen=bench"], "stages.screen: a Bench stage given, expected one named Screen"),
         (["kernel=a16w16,a8w8_blockscale"], "kernel=a16w16,a8w8_blockscale: several values need -m"),

@@ -73,6 +73,14 @@ def test_a_run_from_end_to_end(run: Run) -> None:
     assert "capture: 2 problems of 1 product, 2 tuned already (retune=true tunes them again)" in out
 
 
+def test_one_problem_is_told_as_one(run: Run) -> None:
+    code, out, _ = run("shapes.items=[{M: 8, N: 32, K: 64}]", "space.KIND=[unfit]", "backend=[triton]")
+    assert code == 1
+    for said in ("capture: 1 problem of 1 product\n", "screen: 1 problem, ", "bench: 1 problem, no finalist\n"):
+        assert said in out
+    assert "export" not in out, "there is no table"
+
+
 def test_batches_of_one_end_like_one_batch(run: Run) -> None:
     shapes = "shapes.items=[{M: 8, N: 32, K: 64}, {M: 8, N: 48, K: 64}, {M: 8, N: 64, K: 64}]"
     assert run(shapes, "batch=1", "space.PACE_MS=[0]")[0] == 0

@@ -14,6 +14,8 @@ _PARTS = re.compile(r"(?P<key>[+~]{0,2}[^=\s]+)=(?P<value>.*)", re.DOTALL)
 _HOME = re.compile(r"(^|[\[,]\s*)~(?=/)")
 _OPEN = "stages.select.prefer."
 """A mapping whose keys are the user's: any backend may be preferred, so that a new key is no mistake there."""
+_CHOSEN = {"search.of": "search", "stages.screen.timer": "timer", "stages.bench.timer": "timer"}
+"""Keys that hold an option, and its group."""
 _PATH_KEYS = ("path", "file", "output", "profile", "table", "reuse", "resume", "inputs")
 
 
@@ -52,6 +54,8 @@ def _readable(word: str, multirun: bool) -> str:
     if key.lstrip("+~").split("/")[0].split("@")[0] in {"timer", "stage"} and "@" not in key:
         place = "stages.bench.timer" if key == "timer" else "stages.bench"
         raise UserError(f"{word}: chosen for one stage each, as in {key}@{place}={value}")
+    if key in _CHOSEN and value.isidentifier() and value != "null":
+        raise UserError(f"{word}: an option, chosen by {_CHOSEN[key]}@{key}={value}")
     value = _HOME.sub(lambda match: match[1] + str(Path.home()), value) if value[:1] in "~[" else value
     plain = f"{key}={value}"
     parsed = _parsed(plain)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from gemmpipe.data import Candidate, Problem, Status, Trial
+from gemmpipe.events import counted
 from gemmpipe.executors import Built, Finished, finishing
 from gemmpipe.jobs import Job
 from gemmpipe.jobs.finals import FinalsJob
@@ -46,7 +47,7 @@ class Bench(Stage):
         trials = self._finals(problems, tables["shortlist"], context)
         counts = Counter(str(t.status) for t in trials)
         summary = ", ".join(f"{n:,} {status}" for status, n in counts.most_common())
-        context.events.emit("line", f"bench: {len(problems)} problems, {summary or 'no finalist'}")
+        context.events.emit("line", f"bench: {counted(len(problems), 'problem')}, {summary or 'no finalist'}")
         if "trials" not in tables:
             return {"trials": trial_frame(trials, {})}
         screened, finalists = tables["trials"], {(t.problem, t.candidate.id) for t in trials}

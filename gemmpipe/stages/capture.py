@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.data import Problem
+from gemmpipe.events import counted
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.incumbents import native_tables
 from gemmpipe.stages.rows import problem_frame
@@ -48,7 +49,7 @@ class Capture(Stage):
         dropped = len(found) - len(fresh)
         context.events.emit(
             "line",
-            f"capture: {len(found)} problems of {products} product{'s' * (products != 1)}"
+            f"capture: {counted(len(found), 'problem')} of {counted(products, 'product')}"
             + (f", {dropped} tuned already (retune=true tunes them again)" if dropped else ""),
         )
         left = context.source.left_out(context.family, context.defaults, context.device.gfx)

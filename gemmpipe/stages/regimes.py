@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from gemmpipe.data import median
 from gemmpipe.errors import nearest
+from gemmpipe.events import counted
 from gemmpipe.stages.contenders import AUTOTUNE, TUNED
 
 if TYPE_CHECKING:
@@ -158,12 +159,8 @@ def _missing(compared: "pd.DataFrame") -> list[str]:
         kinds.setdefault((str(row["name"]), ":".join(reason.split(":")[:2])), []).append(reason)
     told: dict[str, list[str]] = {}
     for (name, _), reasons in kinds.items():
-        told.setdefault(f"{reasons[0]} ({_problems(len(reasons))})", []).append(name)
+        told.setdefault(f"{reasons[0]} ({counted(len(reasons), 'problem')})", []).append(name)
     return [f"not timed: {', '.join(names)}: {reason}" for reason, names in told.items()]
-
-
-def _problems(count: int) -> str:
-    return f"{count} problems" if count != 1 else "1 problem"
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.data import Bucket, Candidate, Problem, Trial
 from gemmpipe.errors import at_least
+from gemmpipe.events import counted
 from gemmpipe.executors import finishing
 from gemmpipe.search import Request
 from gemmpipe.stages import Context, Stage
@@ -127,7 +128,9 @@ class Screen(Stage):
         for course in courses:
             counts.update(course.outline.passed_over["status"])
         summary = ", ".join(f"{n:,} {status}" for status, n in counts.most_common())
-        context.events.emit("line", f"screen: {len(courses)} problems, {summary}; {len(rows):,} go on to bench")
+        context.events.emit(
+            "line", f"screen: {counted(len(courses), 'problem')}, {summary}; {len(rows):,} go on to bench"
+        )
         return {
             "shortlist": pd.DataFrame(rows, columns=list(table.SHORTLIST)),
             "trials": pd.concat([passed_over, trial_frame(trials, names)], ignore_index=True),
