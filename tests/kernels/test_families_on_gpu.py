@@ -146,7 +146,7 @@ def test_skinny_on_tiles(
     case = made(name, device, mnk, key, words)
     kernel = next(i for i in case[0].implementations if i.label == "skinny")
     rows = min(4, 1 << (mnk[0].bit_length() - 1))
-    knobs: dict[str, Scalar] = {"BLOCK_SIZE_M": rows, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": k, "num_warps": 4}
+    knobs: dict[str, Scalar] = {"BLOCK_SIZE_M": rows, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": k, "num_warps": k // 128}
     normal = kernel.normalise(case[1], {**knobs, "kernel_type": "skinny", "num_stages": stages}, device)
     assert kernel.misfit(case[1], normal, device) is None
     check(kernel, normal, device, case)
