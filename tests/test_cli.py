@@ -151,6 +151,19 @@ def test_a_mistake_is_one_line(refusal: Refusal, plans: list[Plan], words: list[
     assert not list(Path("outputs").glob("runs/*/*"))
 
 
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("csv", "a CSV file"),
+        ("log", "a server's log"),
+        ("trace", "a trace of"),
+        ("tunableop", "a CSV file of TunableOp"),
+    ],
+)
+def test_an_option_that_reads_files_says_which(refusal: Refusal, option: str, said: str) -> None:
+    assert refusal("capture", "kernel=a16w16", f"shapes={option}").startswith(f"shapes.path: missing, expected {said}")
+
+
 def test_quoting_survives_every_character() -> None:
     from hydra.core.override_parser.overrides_parser import OverridesParser
 

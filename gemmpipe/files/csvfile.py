@@ -55,14 +55,15 @@ def _lines(stream: IO[str], path: Path) -> Iterator[str]:
         yield line
 
 
-def named_files(key: str, value: str | Sequence[str], what: str = "a CSV file") -> list[Path]:
+def named_files(key: str, value: str | Sequence[str] | None, what: str = "a CSV file") -> list[Path]:
     """The files that a key of the configuration names, globs expanded in sorted order, each once.
 
     Raises UserError where there is none: the key, what is there instead.
     """
     words = [value] if isinstance(value, str) else list(value or ())
     if not words or not all(isinstance(word, str) and word for word in words):
-        raise UserError(f"{key}: {value!r}, expected {what}, a list of files or a glob")
+        given = "missing" if value is None else repr(value)
+        raise UserError(f"{key}: {given}, expected {what}, a list of files or a glob")
     found: list[Path] = []
     for word in words:
         path = Path(word).expanduser()

@@ -31,7 +31,7 @@ class Recorded:
 class Records(Source):
     """Products of the kernel's family, or with `rows_of` of that one, in the files that `path` names."""
 
-    path: str | Sequence[str]
+    path: str | Sequence[str] | None
     rows_of: str | None
 
     _kept: dict[str, list[Recorded]] = field(default_factory=dict, init=False, repr=False, compare=False)

@@ -24,7 +24,7 @@ class Csv(Source):
     are left out; so are rows of formats that the kernel's family does not compute, as aiter's tables mix them.
     """
 
-    path: str | Sequence[str]
+    path: str | Sequence[str] | None
     rows_of: str | None
 
     _refused: list[NotComputed] = field(default_factory=list, init=False, repr=False, compare=False)
