@@ -1,0 +1,46 @@
+"""What the copy engine moves for a tile: all of its rows, or those few at a time that x has."""
+
+import pytest
+
+from gemmpipe.data import Knobs
+from gemmpipe.device import arch_device
+from gemmpipe.family import GemmSpec, KernelDefaults, load_family
+from gemmpipe.problem import make_problem
+from gemmpipe.templates.warp_specialised import WarpSpecialised
+
+SM_90 = arch_device("sm_90")
+FAMILIES = ("a16w16", "a8w8", "a8w8_blockscale", "a8w8_bpreshuffle", "a8w8_blockscale_bpreshuffle")
+
+
+def _kernel(name: str, m: int) -> tuple[WarpSpecialised, GemmSpec]:
+    family = load_family(name)
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = family.spec(make_problem(family, {"M": m, "N": 1280, "K": 8192}, defaults, "sm_90", "test"))
+    (kernel,) = (i for i in family.implementations if isinstance(i, WarpSpecialised))
+    return kernel, spec
+
+
+def _knobs(spec: GemmSpec, block_m: int) -> Knobs:
+    depth = 64 if spec.x_dtype == "bfloat16" else 128
+    sides = {"BLOCK_SIZE_M": block_m, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": depth, "GROUP_SIZE_M": 1}
+    return {"kernel_type": "warp_specialised", **sides, "NUM_KSPLIT": 1, "num_stages": 4}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    ("m", "block_m", "rows"), [(8, 64, 16), (48, 64, 16), (64, 64, 64), (96, 128, 16), (4096, 128, 128)]
+)
+def test_rows_of_a_copy(name: str, m: int, block_m: int, rows: int) -> None:
+    kernel, spec = _kernel(name, m)
+    knobs = _knobs(spec, block_m)
+    assert kernel.misfit(spec, knobs, SM_90) is None
+    assert kernel.boxes(spec, knobs)["x"][1][0] == rows
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_program_that_serves_any_number_of_rows_compiles_a_tile_twice(name: str) -> None:
+    builds = set()
+    for m in (4, 8, 24, 32, 64, 72, 512, 4096):
+        kernel, spec = _kernel(name, m)
+        builds |= set(kernel.builds(spec, _knobs(spec, 64), SM_90))
+    assert len(builds) == 2
