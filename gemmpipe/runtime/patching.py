@@ -16,6 +16,7 @@ from gemmpipe.runtime.operands import name_of
 FAMILY = "a16w16"
 """The family of a linear layer's product."""
 _DTYPES = (torch.bfloat16, torch.float16)
+_MARK = "_gemmpipe_tuned"  # torch 2.11's compiler looks at a layer's attributes again, not at its class
 _LOG = logging.getLogger("gemmpipe.runtime")
 
 
@@ -51,6 +52,7 @@ class Patched:
         for layer in self.layers.values():
             if type(layer) is TunedLinear:
                 layer.__class__ = nn.Linear  # type: ignore[assignment]
+                vars(layer).pop(_MARK, None)
 
     def __str__(self) -> str:
         return f"gemmpipe: {self.replaced} of {self.linear_layers} linear layers use tuned products"
@@ -87,6 +89,7 @@ def patch(model: nn.Module) -> Patched:
             known[key] = _has_row(dispatch, weight, layer.bias is not None)
         if known[key]:
             layer.__class__ = TunedLinear
+            setattr(layer, _MARK, True)
             layers[name] = layer
     patched = Patched(layers=layers, linear_layers=total)
     _LOG.info("%s", patched)
