@@ -184,3 +184,10 @@ def faulty_words() -> tuple[str, ...]:
 def own_locks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Locks of devices lie in the test's folder: a run elsewhere on this machine is none of its business."""
     monkeypatch.setattr("gemmpipe.executors.holding.tempfile", SimpleNamespace(gettempdir=lambda: str(folder)))
+
+
+@pytest.fixture
+def scaled_on_cpu() -> None:
+    """Torch's scaled product on a CPU, which torch 2.11 does not have."""
+    if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::_scaled_mm_v2.out", "CPU"):
+        pytest.skip(f"torch {torch.__version__} multiplies scaled operands on GPUs alone")

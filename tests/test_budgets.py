@@ -100,7 +100,7 @@ def test_the_same_run_resumed_goes_on(run: Run) -> None:
 
 
 def test_a_budget_of_seconds_leaves_what_it_did_not_reach(run: Run) -> None:
-    out = run("search=exhaustive", "search.budget_s=0.001")
+    out = run("search=exhaustive", "search.budget_s=1e-9")
     assert "cut short" in out
     assert "to go on with it: gemmpipe resume=" in out
     assert "select: 2 of 2 problems solved" in out, "the libraries are looked at in any case"
@@ -108,7 +108,7 @@ def test_a_budget_of_seconds_leaves_what_it_did_not_reach(run: Run) -> None:
 
 
 def test_a_budget_that_leaves_nobody_out_cuts_nothing_short(run: Run) -> None:
-    out = run("search=exhaustive", "backend=[torch,onednn]", "device=cpu", "search.budget_s=0.001")
+    out = run("search=exhaustive", "backend=[torch,onednn]", "device=cpu", "search.budget_s=1e-9")
     assert "cut short" not in out, "libraries are looked at in any case, and there is nobody else"
     assert "to go on with it" not in out
     assert not any(provisional(policy) for policy in _policies())

@@ -59,6 +59,7 @@ def test_scaled_mm_pads_the_weight_scales_as_cublaslt_reads_them() -> None:
     assert prepared.extra_bytes == 0
 
 
+@pytest.mark.usefixtures("scaled_on_cpu")
 def test_scaled_mm_is_right_with_one_scale_an_operand() -> None:
     """Its CPU fallback computes the same, slowly: enough to check the arguments."""
     backend, device = ScaledMm(), arch_device("sm_90")

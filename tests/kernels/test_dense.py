@@ -237,6 +237,7 @@ def test_a_wrong_product_is_caught(name: str, key: Mapping[str, object], words: 
         assert error_ratio(output, reference, *tolerance) >= ERR_RATIO, number
 
 
+@pytest.mark.usefixtures("scaled_on_cpu")
 def test_scaled_mm_takes_both_granularities_of_fp8_alone() -> None:
     """Its CPU fallback computes the same, slowly: enough to check the arguments."""
     device, knobs = arch_device("sm_90"), {"use_fast_accum": False}
