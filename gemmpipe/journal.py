@@ -16,6 +16,7 @@ from gemmpipe.errors import EnvironmentProblem, UserError
 
 NAME = "trials.jsonl"
 _SYNC_EVERY_S = 1.0
+_TRIES = 100  # to begin again in a folder that is being deleted
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -36,7 +37,7 @@ class Journal:
         self._synced = time.monotonic()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._file = self._open()
+            self._open()
             if not _ends_whole(self.path):
                 self._file.write("\n")
         except BlockingIOError:
@@ -45,11 +46,9 @@ class Journal:
         except OSError as error:
             raise EnvironmentProblem(f"{self.path}: cannot write the journal: {error.strerror}") from None
 
-    def _open(self) -> IO[str]:
-        file = self.path.open("a+", encoding="utf-8")
-        self._file = file
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process, however that ends
-        return file
+    def _open(self) -> None:
+        self._file: IO[str] = self.path.open("a+", encoding="utf-8")
+        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process, however that ends
 
     def write(self, row: str, **values: object) -> None:
         """Append one row of the kind `row`. Raises EnvironmentProblem when the disk is full."""
@@ -115,15 +114,26 @@ class Journal:
     def sync(self) -> None:
         """Put everything written so far on the disk; under its name, should somebody have deleted that meanwhile."""
         if not self.path.exists():
-            self._file.seek(0)
-            text = self._file.read()
-            self._file.close()
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._open()
-            self._file.write(text)
-            self._file.flush()
+            self._write_again()
         os.fsync(self._file.fileno())
         self._synced = time.monotonic()
+
+    def _write_again(self) -> None:
+        """A new file of this name with all that was written; the old one is held until it stands."""
+        held = self._file
+        held.seek(0)
+        text = held.read()
+        for attempt in range(_TRIES):
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                self._open()
+                break
+            except FileNotFoundError:  # the folder is being deleted right now
+                if attempt == _TRIES - 1:
+                    raise
+        self._file.write(text)
+        self._file.flush()
+        held.close()
 
     def close(self) -> None:
         """Sync and close; closing twice is fine. Rows that a full disk refused were told when they were written."""

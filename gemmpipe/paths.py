@@ -1,5 +1,6 @@
 """Where things lie: the shipped configuration, the shipped tables, the user's data folder, atomic writes."""
 
+import contextlib
 import os
 import platform
 import re
@@ -8,6 +9,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
 CHECKOUT = PACKAGE.parent if (PACKAGE.parent / "pyproject.toml").is_file() else None
+_TRIES = 100  # to write into a folder that is being deleted
 
 
 def shipped(folder: str) -> Path:
@@ -34,8 +36,17 @@ def user_tables() -> Path:
 def write_atomic(path: Path, text: str) -> None:
     """Write `text` to `path` so that a reader sees the old or the new file, never half of one.
 
-    Raises OSError (disk full, read-only) with the old file untouched.
+    Raises OSError (disk full, read-only) with the old file untouched. A folder that somebody deletes meanwhile is made
+    again.
     """
+    for _ in range(_TRIES - 1):
+        with contextlib.suppress(FileNotFoundError):
+            _write(path, text)
+            return
+    _write(path, text)
+
+
+def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     _clear_after_the_killed(path)
     prefix = f".{path.name}.{platform.node()}-{os.getpid()}-"

@@ -2,13 +2,16 @@
 
 import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from gemmpipe.journal import NAME, Journal
 from gemmpipe.paths import write_atomic
 
 _KILLED_WHILE_WRITING = """
@@ -45,3 +48,27 @@ def test_what_cannot_be_written_leaves_the_old_file(tmp_path: Path) -> None:
         write_atomic(path, "\ud800")
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_that_is_deleted_meanwhile_is_made_again(tmp_path: Path) -> None:
+    """Neither a file nor the journal fails because somebody removes the folder at that very moment; no row is lost."""
+    folder = tmp_path / "outputs" / "runs" / "one"
+    journal = Journal(folder)
+    through = threading.Event()
+
+    def delete() -> None:
+        while not through.wait(0.002):
+            shutil.rmtree(tmp_path / "outputs", ignore_errors=True)
+
+    other = threading.Thread(target=delete)
+    other.start()
+    try:
+        for number in range(200):
+            write_atomic(folder / "table.csv", "a,b\n")
+            journal.write("cut", problem=str(number))
+            journal.sync()
+    finally:
+        through.set()
+        other.join()
+    journal.close()
+    assert len((folder / NAME).read_text().splitlines()) == 200

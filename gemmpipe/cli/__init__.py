@@ -16,8 +16,8 @@ def entry() -> None:
         code = main(sys.argv[1:])
     except KeyboardInterrupt:  # once more, while the first was being told
         code = 130
-    # While the interpreter ends too: a death by the signal would not be the run's own code.
-    signal.signal(signal.SIGINT, lambda number, frame: os._exit(code))
+    # The interpreter gives a handler up before it has ended, and a death by the signal would not be the run's own code.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if code == 130:
         # Python ends itself by SIGINT where a KeyboardInterrupt once left an `exec`, although it was caught later.
         atexit._run_exitfuncs()

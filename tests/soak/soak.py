@@ -10,6 +10,7 @@ A fault that is not withstood is printed with its seed, its folder is kept, and 
 import argparse
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -111,6 +112,7 @@ def main() -> int:
         faults = [f for f in faults if f.act not in DISKS]
     sys.path.insert(0, str(TESTS / ("faulty_gpu" if given.gpu else "faulty")))
     outcomes = {fault.name: Outcome() for fault in faults}
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup too: runs would inherit that they ignore it
     seeds, begun = random.Random(given.seed), time.monotonic()
     until = begun + given.minutes * 60
     threads = [

@@ -51,6 +51,15 @@ def ended(started: Started, *codes: int) -> str:
     return without_neighbours(error)
 
 
+def ended_by_a_signal(site: Site, started: Started) -> None:
+    """With code 130; or with 0, where the signal came after the last problem was through."""
+    code, _, error = started.end()
+    through = len(site.rows("done")) == len(MS)
+    assert code in ((130, 0) if through else (130,)), f"exit code {code}, through: {through}: {error[-600:]}"
+    assert "Traceback" not in error, error[-600:]
+    assert started.gone(), "processes are left"
+
+
 def without_neighbours(error: str) -> str:
     """Stderr without what runs of the soak say of each other: several of them share one GPU."""
     return "".join(line for line in error.splitlines(keepends=True) if "another process used the device" not in line)
@@ -167,7 +176,7 @@ def stopped(*signals: signal.Signals) -> Act:
         sent = 0
         for number in signals:
             sent += kill_after(chance, started, 2.0, lambda number=number: started.process.send_signal(number))  # type: ignore[misc]
-        ended(started, 130, *((0,) if sent < len(signals) else ()))
+        ended_by_a_signal(site, started)
         artifacts_are_whole(site)
         done = {row["problem"] for row in site.rows("done")}
         if len(signals) == 1 and sent:

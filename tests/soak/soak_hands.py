@@ -64,7 +64,7 @@ def deleted_outputs(site: Site, chance: random.Random) -> int:
     assert in_session(site, started)
     deletions = 0
     for _ in range(chance.randrange(1, 4)):
-        time.sleep(chance.uniform(0.1, 2.0))
+        time.sleep(chance.uniform(0.1, 1.0))  # what is deleted after the end is lost
         if started.process.poll() is None:
             shutil.rmtree(site.folder / chance.choice(("outputs", "outputs/tuned", "outputs/runs")), ignore_errors=True)
             deletions += 1

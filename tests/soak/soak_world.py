@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from soak_faults import MS, Act, ended, go_on, in_session, problems, without_neighbours
+from soak_faults import MS, Act, ended, ended_by_a_signal, go_on, in_session, problems, without_neighbours
 from soak_runs import Site, artifacts_are_whole, kill_after, nothing_is_lost, nothing_is_repeated, table_is_right
 
 
@@ -177,8 +177,8 @@ def jumping_clock(site: Site, chance: random.Random) -> int:
     preload = {"LD_PRELOAD": str(library)}
     started = site.start(problems(), "space.PACE_MS=[0,5,6]", "search=exhaustive", "batch=2", environment=preload)
     assert in_session(site, started)
-    sent = kill_after(chance, started, 2.0, lambda: started.process.send_signal(signal.SIGINT))
-    ended(started, 130, *(() if sent else (0,)))
+    kill_after(chance, started, 2.0, lambda: started.process.send_signal(signal.SIGINT))
+    ended_by_a_signal(site, started)
     before = site.rows()
     journal = site.journal()
     assert journal is not None
