@@ -82,8 +82,8 @@ class ScreenJob(Job):
         """Give the short ones blocks of launches for samples: alone, a launch is timed with its start and its end.
 
         Finals replay launches back to back, where a kernel can hide both behind its neighbours. Alone, all kernels of
-        5 us take 9 (8192x1024 on an H200, 2026-11-21: the finals' best were ranked 18th to 55th of 110 by single
-        launches, never beyond 5th by blocks). All blocks are of one length, whose share of start and end is the same.
+        5 us take 9 (8192x1024, M <= 64, on an H200, 2026-11-21: what won the finals was ranked 1st to 24th by single
+        launches, 1st to 9th by blocks). All blocks are of one length, whose share of start and end is the same.
         """
         short = [item for item in ready if item.first_us <= LONG_US]
         if not self.timer.block_us or not short or not tools.clock.overlaps:
