@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import hydra
@@ -13,6 +14,7 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig
 
+from gemmpipe.cli.unbegun import forget_sweep
 from gemmpipe.paths import shipped
 
 _RAISE = "HYDRA_FULL_ERROR"
@@ -27,13 +29,19 @@ class PipelinesPath(SearchPathPlugin):
 
 @contextmanager
 def _what_jobs_return() -> Iterator[list[Any]]:
-    """What the jobs of a sweep return, also those that a launcher runs in other processes: Hydra's main drops it."""
+    """What the jobs of a sweep return, also those that a launcher runs in other processes: Hydra's main drops it.
+
+    The folder of a sweep none of whose jobs began is removed.
+    """
     found: list[Any] = []
     multirun = Hydra.multirun
 
     def keeping(self: Hydra, *words: Any, **named: Any) -> Any:
         batches = multirun(self, *words, **named)
-        found.extend(job.return_value for batch in batches or () for job in batch)
+        jobs = [job for batch in batches or () for job in batch]
+        found.extend(job.return_value for job in jobs)
+        for folder in {Path(job.hydra_cfg.hydra.runtime.output_dir).parent for job in jobs}:
+            forget_sweep(folder)
         return batches
 
     Hydra.multirun = keeping  # type: ignore[method-assign]

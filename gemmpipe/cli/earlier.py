@@ -7,10 +7,10 @@ from pathlib import Path
 import yaml
 
 from gemmpipe.cli.folders import Folders
+from gemmpipe.cli.unbegun import JOURNAL, began
 from gemmpipe.errors import UserError
 
 RUNS = Path("outputs/runs")
-_JOURNAL = "trials.jsonl"
 _CODE = re.compile(r"_target_|\$\{|(^|[@./+~])hydra\.(callbacks|searchpath|job)")
 """In a word that someone else may have written: names code."""
 
@@ -32,9 +32,9 @@ def find(key: str, value: str, pipeline: str | None, config_dir_typed: bool) -> 
         raise UserError(f"{key}={value}: no such folder; expected the folder of a run, or 'last'")
     if (folder / "multirun.yaml").is_file():
         raise UserError(f"{key}={value}: the folder of a sweep; expected one of its runs, such as {folder / '0_...'}")
-    if not (folder / _JOURNAL).is_file():
+    if not (folder / JOURNAL).is_file():
         raise UserError(
-            f"{key}={value}: no {_JOURNAL} there; expected the folder of a run, such as outputs/runs/tune/..."
+            f"{key}={value}: no {JOURNAL} there; expected the folder of a run, such as outputs/runs/tune/..."
         )
     run = _read(folder.resolve(), f"{key}={value}", config_dir_typed)
     if pipeline is not None and pipeline != run.pipeline and key == "resume":
@@ -45,18 +45,12 @@ def find(key: str, value: str, pipeline: str | None, config_dir_typed: bool) -> 
 def _last(key: str, pipeline: str | None) -> Path:
     """The folder with the newest journal, of this pipeline if one is named; a run that found no problem is none."""
     name = pipeline or "*"
-    found = [*RUNS.glob(f"{name}/*/{_JOURNAL}"), *RUNS.glob(f"{name}/*/*/{_JOURNAL}")]
-    journals = [journal for journal in found if _began(journal)]
+    found = [*RUNS.glob(f"{name}/*/{JOURNAL}"), *RUNS.glob(f"{name}/*/*/{JOURNAL}")]
+    journals = [journal for journal in found if began(journal.parent)]
     if not journals:
         where = RUNS / pipeline if pipeline else RUNS
         raise UserError(f"{key}=last: no run with a journal under {where}; expected {key}=DIR")
     return max(journals, key=lambda journal: journal.stat().st_mtime_ns).parent
-
-
-def _began(journal: Path) -> bool:
-    """Whether anything follows the first row, which every run writes."""
-    with journal.open("rb") as stream:
-        return bool(stream.readline()) and bool(stream.readline())
 
 
 def _read(folder: Path, where: str, config_dir_typed: bool) -> EarlierRun:

@@ -1,6 +1,5 @@
 """One run: the composed configuration built, carried out, and its end turned into an exit code."""
 
-import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING
 from gemmpipe.cli.progress import Terminal
 from gemmpipe.cli.reports import INTERRUPTED, report, report_bug
 from gemmpipe.cli.request import Request
+from gemmpipe.cli.unbegun import began, forget
 from gemmpipe.errors import EnvironmentProblem, GemmpipeError
 from gemmpipe.events import Events
 
@@ -29,7 +29,7 @@ def run_job(cfg: "DictConfig", request: Request) -> int:
     try:
         code = _carry_out(cfg, request, run_dir, overrides)
     except GemmpipeError as error:
-        _forget_empty(run_dir)
+        forget(run_dir)
         return report(error)
     except KeyboardInterrupt:
         code = INTERRUPTED
@@ -38,8 +38,8 @@ def run_job(cfg: "DictConfig", request: Request) -> int:
     except Exception as error:  # noqa: BLE001 (a bug in one run of a sweep must not end the others)
         return report_bug(error, request.folders.config_dir)
     if code == INTERRUPTED:
-        _forget_empty(run_dir)
-        raise KeyboardInterrupt(*([run_dir] if run_dir.is_dir() else []))  # a sweep would start its next run otherwise
+        forget(run_dir)
+        raise KeyboardInterrupt(*([run_dir] if began(run_dir) else []))  # a sweep would start its next run otherwise
     return code
 
 
@@ -65,9 +65,3 @@ def _carry_out(cfg: "DictConfig", request: Request, run_dir: Path, overrides: tu
         from gemmpipe.runner import run
 
         return run(plan, events)
-
-
-def _forget_empty(run_dir: Path) -> None:
-    """Remove the folder of a run that never began, so that `last` and the eye find real ones only."""
-    if run_dir.is_dir() and [path.name for path in run_dir.iterdir()] == [".hydra"]:
-        shutil.rmtree(run_dir, ignore_errors=True)

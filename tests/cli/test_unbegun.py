@@ -1,0 +1,57 @@
+"""What a refused command leaves behind: no folder of a run; what got as far as a row keeps everything."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gemmpipe.cli.main import main
+
+Refusal = Callable[..., str]
+ONE = ("kernel=a16w16", "shapes=list", "shapes.items=[[1,256,512]]")
+
+
+def runs(folder: Path) -> list[Path]:
+    return sorted(folder.glob("outputs/runs/*/*"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["shapes=csv", "shapes.path=gone.csv"],
+        ["shapes=csv", "shapes.path=broken.csv"],
+        ["capture", "shapes=trace", "shapes.path=broken.csv"],
+        ["kernel=a16w1"],
+        ["stages.screen.kep=3"],
+        ["stages.screen.keep=abc"],
+        ["merge", "inputs=[broken.csv]", "output=c.csv", "kernel=a16w16"],
+        ["verify", "table=gone.csv"],
+        ["verify", "table=broken.csv", "kernel=a16w16"],
+        ["prebuild", "table=gone.csv"],
+        ["replay"],
+        ["-m", "shapes=csv", "shapes.path=gone.csv,broken.csv"],
+        ["-m", "kernel=a16w16,a8w8", "output="],
+    ],
+    ids=" ".join,
+)
+def test_a_refused_command_leaves_no_run(folder: Path, refusal: Refusal, words: list[str]) -> None:
+    (folder / "broken.csv").write_text("M,N,K\n1,two,3\n")
+    if words[0] != "-m":
+        refusal(*words)
+    else:
+        assert main(words) == 2
+    assert runs(folder) == []
+
+
+def test_a_run_that_got_as_far_as_a_row_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(["capture", *ONE]) == 0
+    (begun,) = runs(folder)
+    assert main([f"resume={begun}", "shapes.items=[[1,x,512]]"]) == 2
+    assert runs(folder) == [begun]
+    assert len((begun / "trials.jsonl").read_text().splitlines()) >= 2
+
+
+def test_a_sweep_keeps_the_jobs_that_began(folder: Path) -> None:
+    assert main(["-m", "capture", *ONE, "shapes.items=[[1,x,512]],[[1,256,512]]"]) == 2
+    (sweep,) = runs(folder)
+    assert sorted(path.name for path in sweep.iterdir()) == ["1_a16w16_list", "multirun.yaml"]
