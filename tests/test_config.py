@@ -94,7 +94,7 @@ def test_the_defaults_promised(plans: list[Plan]) -> None:
     plain = ("version", "output", "profile", "batch", "retune", "verbose", "resume", "reuse")
     assert [config[key] for key in plain] == [1, "outputs/tuned", None, 100, False, False, None, None]
     assert list(plans[0].formats) == ["csv", "triton_json"]
-    assert list(plans[0].backends) == ["triton", "gluon", "skinny", "torch", "scaled_mm", "onednn"]
+    assert list(plans[0].backends) == ["triton", "gluon", "skinny", "sliced", "torch", "scaled_mm", "onednn"]
     assert plans[0].executor.timeout_s == 60  # type: ignore[attr-defined]
 
 

@@ -60,6 +60,11 @@ def sum_misfit(spec: GemmSpec) -> str | None:
         return f"scales: one an operand, one a row of both, or none, not {kinds}"
     if spec.x_dtype != spec.w_dtype:
         return f"operands: both of one type, not {spec.x_dtype} and {spec.w_dtype}"
+    return int8_misfit(spec)
+
+
+def int8_misfit(spec: GemmSpec) -> str | None:
+    """Why an int32 sum along K does not hold this product, or None."""
     if spec.x_dtype == "int8" and spec.k > _INT8_K:
         return f"int32 sum: K={spec.k} products of 2**14 can exceed 2**31 from {_INT8_K} on"
     return None

@@ -10,7 +10,8 @@ from gemmpipe.layouts import TILES_16X16
 from gemmpipe.templates.axes import integer
 from gemmpipe.templates.fits import common_misfit
 from gemmpipe.templates.signature import SCALE_BLOCK, transposed_scales
-from gemmpipe.templates.skinny import Skinny, scaling
+from gemmpipe.templates.skinny import Skinny
+from gemmpipe.templates.whole_k import SCALINGS, scaling
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +31,7 @@ class SkinnyTiles(Skinny):
         if reason := common_misfit(spec, knobs, device, layout=TILES_16X16):
             return reason
         if scaling(spec) is None:
-            return "scales: none, one an operand, one a row of both, or 1x128 and 128x128 blocks"
+            return SCALINGS
         if n < _HALF or k < _DEPTH or n > SCALE_BLOCK:
             return f"tile: {n} columns and {k} along K, a program takes rows of 8 x 16 bytes with one scale"
         # Pieces of 16 bytes that a thread has: x's of every row and one of w as numbers, and a sum for each pair.

@@ -15,6 +15,7 @@ from gemmpipe.tables.aiter import AiterTable
 from gemmpipe.templates.dense import Dense
 from gemmpipe.templates.dense_gluon import DenseWarpSpecialised
 from gemmpipe.templates.skinny import Skinny
+from gemmpipe.templates.sliced import Sliced
 
 FAMILY = Family(
     name="a16w16",
@@ -46,6 +47,6 @@ FAMILY = Family(
     flops=flops,
     bytes_moved=bytes_moved,
     baseline=("torch", "scaled_mm"),
-    implementations=(Dense(), DenseWarpSpecialised(), Skinny()),
+    implementations=(Dense(), DenseWarpSpecialised(), Skinny(), Sliced()),
     lm_head=True,
 )

@@ -16,6 +16,7 @@ from gemmpipe.tables.aiter import PLAIN, AiterTable
 from gemmpipe.templates.dense import Dense
 from gemmpipe.templates.dense_gluon import DenseWarpSpecialised
 from gemmpipe.templates.skinny import Skinny
+from gemmpipe.templates.sliced import Sliced
 
 FAMILY = Family(
     name="a8w8",
@@ -41,5 +42,5 @@ FAMILY = Family(
     flops=flops,
     bytes_moved=bytes_moved,
     baseline=("scaled_mm", "torch"),
-    implementations=(Dense(), DenseWarpSpecialised(), Skinny()),
+    implementations=(Dense(), DenseWarpSpecialised(), Skinny(), Sliced()),
 )

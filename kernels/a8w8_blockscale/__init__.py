@@ -16,6 +16,7 @@ from gemmpipe.operands import make_inputs, make_weights
 from gemmpipe.reference import product, tolerance
 from gemmpipe.tables.aiter import PLAIN, AiterTable
 from gemmpipe.templates.skinny import Skinny
+from gemmpipe.templates.sliced import Sliced
 
 FAMILY = Family(
     name="a8w8_blockscale",
@@ -39,5 +40,5 @@ FAMILY = Family(
     flops=flops,
     bytes_moved=bytes_moved,
     baseline=("scaled_mm", "torch"),
-    implementations=(Blockscale(), BlockscaleWarpSpecialised(), Skinny()),
+    implementations=(Blockscale(), BlockscaleWarpSpecialised(), Skinny(), Sliced()),
 )

@@ -50,7 +50,7 @@ def race(bench: Workbench, clock: Clock, problem: Problem, pair: list[Candidate]
 
 def workbench(family: Family, device: Device) -> Workbench:
     """A bench in this process, with every backend that needs no extra."""
-    backends = (Own(label="triton"), Own(label="gluon"), Own(label="skinny"), Torch(), ScaledMm())
+    backends = (Own(label="triton"), Own(label="gluon"), Own(label="skinny"), Own(label="sliced"), Torch(), ScaledMm())
     return Workbench(family, {i.label: i for b in backends for i in b.implementations(family)}, device)
 
 

@@ -67,10 +67,33 @@ SKINNY = {
         {"mnk": [2, 16, 160], "knobs": [2, 8, 32, 1], "gfx": "gfx942", "out": "float32"},
     ],
 }
+# Columns and the least tile of each kind: rows of w on the wide side of the matrix instruction, or x's.
+SLICED = {
+    "a16w16": [
+        {"mnk": [1, 80, 512], "knobs": [8, 16, 256, 1]},
+        {"mnk": [5, 70, 272], "knobs": [16, 8, 128, 1], "bias": True, "out": "float32"},
+        {"mnk": [33, 70, 272], "knobs": [16, 32, 128, 1], "dtype": "float8_e4m3fn", "out": "float16"},
+        {"mnk": [3, 77, 65], "knobs": [8, 32, 64, 1], "dtype": "float16", "bias": True},
+        {"mnk": [16, 1, 129], "knobs": [16, 16, 128, 1], "dtype": "float16", "out": "float32"},
+    ],
+    "a8w8": [
+        {"mnk": [2, 70, 272], "knobs": [8, 16, 128, 1], "dtype": "int8", "bias": True},
+        {"mnk": [3, 70, 320], "knobs": [16, 8, 256, 1], "key": {"granularity": "tensor"}},
+        {"mnk": [17, 33, 600], "knobs": [32, 16, 512, 1], "dtype": "float8_e4m3fn", "out": "float32", "bias": True},
+    ],
+    "a8w8_blockscale": [
+        {"mnk": [1, 144, 512], "knobs": [8, 16, 512, 1]},
+        {"mnk": [3, 300, 464], "knobs": [16, 8, 256, 1], "out": "float16"},
+        {"mnk": [5, 7, 129], "knobs": [8, 32, 512, 1], "out": "float32"},
+        {"mnk": [16, 129, 1400], "knobs": [16, 128, 128, 1]},
+        {"mnk": [33, 40, 640], "knobs": [32, 16, 512, 1]},
+    ],
+}
 CASES = [
     ("a16w16", A16W16),
     ("a8w8_blockscale", BLOCKSCALE),
     *((family, [{**case, "label": "skinny"} for case in cases]) for family, cases in SKINNY.items()),
+    *((family, [{**case, "label": "sliced"} for case in cases]) for family, cases in SLICED.items()),
 ]
 
 

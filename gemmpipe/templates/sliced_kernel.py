@@ -1,0 +1,96 @@
+"""The product for a few rows with K sliced between the warps of one program, on the tensor cores.
+
+A program takes a few rows of w over all of K: nothing is added up between programs. So few rows are a matrix
+instruction of one warp; the warps each take a slice of every step along K, and add up through shared memory at the end.
+"""
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+import triton
+import triton.language as tl
+
+from gemmpipe.templates.tiles import load_k, offsets, overlap, rows_of, scaled, store_tile, tile_of
+
+
+@triton.jit
+def slices_of(rows, stride, SLICES: tl.constexpr, DEPTH: tl.constexpr, INNER: tl.constexpr):
+    """(where the rows' elements lie, their places along K): [SLICES, rows, DEPTH], or K before rows without INNER.
+
+    A slice takes DEPTH neighbours of a step along K, so that a row is read in runs of SLICES * DEPTH.
+    """
+    begins, within = (tl.arange(0, SLICES) * DEPTH)[:, None, None], tl.arange(0, DEPTH)
+    if INNER:
+        ks = begins + within[None, None, :]
+        at = offsets(rows, stride)[None, :, None] + ks
+    else:
+        ks = begins + within[None, :, None]
+        at = offsets(rows, stride)[None, None, :] + ks
+    return at, ks
+
+
+@triton.jit
+def load_rows(ptrs, present, ks, left, EVEN_K: tl.constexpr):
+    """Elements of those rows of x that are `present` and along K below `left`, 0 elsewhere: what is padding is not
+    read at all."""
+    return tl.load(ptrs, mask=present if EVEN_K else present & (ks < left), other=0.0)
+
+
+@triton.jit
+def add_slices(acc, x, w, scale, SWAP_AB: tl.constexpr, UPCAST: tl.constexpr):
+    """acc + x @ w in every slice, transposed with SWAP_AB; scale: [SLICES, rows of x] for the product, or None."""
+    if UPCAST:  # Triton's interpreter multiplies bf16 as raw integers
+        x, w = x.to(tl.float32), w.to(tl.float32)
+    wide, narrow = (w, x) if SWAP_AB else (x, w)
+    if scale is None:
+        acc = tl.dot(wide, narrow, acc, out_dtype=acc.dtype)
+    else:
+        acc += tl.dot(wide, narrow) * (scale[:, None, :] if SWAP_AB else scale[:, :, None])
+    return acc
+
+
+@triton.jit
+def sliced(
+    x_ptr, w_ptr, bias_ptr, x_scale_ptr, w_scale_ptr, out_ptr,
+    M, N, K, x_stride, w_stride, x_scale_stride, w_scale_stride, out_stride, lines,
+    BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr, BLOCK_SIZE_K: tl.constexpr, SLICES: tl.constexpr,
+    SCALES: tl.constexpr, SCALE_BLOCK: tl.constexpr, SWAP_AB: tl.constexpr, UPCAST: tl.constexpr,
+    EVEN_K: tl.constexpr, CACHE: tl.constexpr, STAGES: tl.constexpr, XCDS: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """out = (x * x_scale) @ (w * w_scale)^T + bias; strides in elements between rows.
+
+    SCALES: `none`, `tensor` (one each), `row` (one a row of x and of w) or `block` (1 x 128 of x, 128 x 128 of w).
+    Sums run in fp32, for int8 in int32. SWAP_AB: the rows of w are those of the matrix instruction's wide side.
+    """
+    SUM: tl.constexpr = tl.int32 if x_ptr.dtype.element_ty == tl.int8 else tl.float32
+    DEPTH: tl.constexpr = BLOCK_SIZE_K // SLICES
+    _, _, tile_m, tile_n = tile_of(M, N, 16, BLOCK_SIZE_M, BLOCK_SIZE_N, XCDS)
+    first_row, rows = rows_of(tile_m, M, BLOCK_SIZE_M)
+    first_column, columns = rows_of(tile_n, N, BLOCK_SIZE_N)
+    x_ptr += first_row.to(tl.int64) * x_stride
+    w_ptr += first_column.to(tl.int64) * w_stride
+    x_at, x_ks = slices_of(rows, x_stride, SLICES, DEPTH, not SWAP_AB)
+    w_at, w_ks = slices_of(columns, w_stride, SLICES, DEPTH, SWAP_AB)
+    inside = tl.arange(0, BLOCK_SIZE_M) < M - first_row
+    present = inside[None, None, :] if SWAP_AB else inside[None, :, None]
+    slices = tl.arange(0, SLICES) * DEPTH
+    x_scale_ptrs = x_scale_ptr
+    if SCALES == "block":
+        x_scale_ptrs += ((first_row + rows) * x_scale_stride)[None, :]
+        w_scale_ptr += first_column // SCALE_BLOCK * w_scale_stride
+    if OVERLAP:
+        overlap(w_ptr, columns, w_stride, K, lines)
+    acc = tl.zeros((SLICES, BLOCK_SIZE_N, BLOCK_SIZE_M) if SWAP_AB else (SLICES, BLOCK_SIZE_M, BLOCK_SIZE_N), SUM)
+    for k in tl.range(0, K, BLOCK_SIZE_K, num_stages=STAGES):
+        w = load_k(w_ptr + w_at, w_ks, K - k, EVEN_K, CACHE)
+        x = load_rows(x_ptr + x_at, present, x_ks, K - k, EVEN_K)
+        scale = None
+        if SCALES == "block":
+            group = tl.minimum(k + slices, K - 1) // SCALE_BLOCK
+            scale = tl.load(x_scale_ptrs + group[:, None]) * tl.load(w_scale_ptr + group)[:, None]
+        acc = add_slices(acc, x, w, scale, SWAP_AB, UPCAST)
+        x_ptr += BLOCK_SIZE_K
+        w_ptr += BLOCK_SIZE_K
+    total = tl.sum(acc, axis=0).to(tl.float32)
+    total = tl.trans(total) if SWAP_AB else total
+    total = scaled(total, bias_ptr, x_scale_ptr, w_scale_ptr, first_row, rows, first_column, columns, SCALES)
+    store_tile(total, out_ptr, first_row, first_column, M, N, out_stride, False)
