@@ -15,6 +15,7 @@ LAYERS = {
     "recipe": 8,
     "__main__": 8,
     "config": 7,
+    "space_words": 7,
     "typed": 7,
     "chain": 6,
     "plan": 6,

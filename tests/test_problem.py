@@ -8,16 +8,8 @@ from hypothesis import strategies as st
 
 from gemmpipe.errors import UserError
 from gemmpipe.family import Family, KernelDefaults, KeyColumn
-from gemmpipe.problem import (
-    column_places,
-    make_problem,
-    parse_bool,
-    parse_dtype,
-    parse_int,
-    parse_key,
-    parse_weight,
-    unite,
-)
+from gemmpipe.parsing import parse_bool, parse_dtype, parse_int, parse_key, parse_weight
+from gemmpipe.problem import column_places, make_problem, unite
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,19 @@
 
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
-from gemmpipe.data import Build, BuildFacts, Candidate, Device
+from gemmpipe.data import Build, Device
 from gemmpipe.errors import EnvironmentProblem
 from gemmpipe.events import Events
 from gemmpipe.executors import Built, Finished, Pool, Usage
+from gemmpipe.executors.build_tasks import BuildTasks
 from gemmpipe.executors.holding import refuse_unlike
-from gemmpipe.executors.seat import Heard, Lease, Seat, compile_there
+from gemmpipe.executors.place import Place
+from gemmpipe.executors.seat import Heard, Lease, Seat
 from gemmpipe.jobs import Job
 
 if TYPE_CHECKING:
@@ -23,43 +24,6 @@ _EXCHANGE_S = 2.0
 _LOOK_S = 0.5
 _LISTEN_S = 0.02
 _LOSSES = 5  # so many in a row without a result: the cluster cannot run this
-
-
-@dataclass(kw_only=True)
-class _Place:
-    """One worker of the run, whichever node holds its seat at the moment."""
-
-    name: str
-    seat: Any = None
-    asked: Any = None
-    """The exchange that is on its way: a reference of Ray's."""
-    outbox: deque[Job] = field(default_factory=deque)
-    in_hand: list[tuple[Job, set[Candidate]]] = field(default_factory=list)
-    """Jobs sent, each with its candidates that have no trial yet."""
-    backlog: int = 0
-    forget: bool = False
-    losses: int = 0
-    lost_at: float | None = None
-    """Since when it waits for a new seat."""
-    stand_in: "_Place | None" = None
-    usage: Usage = field(default_factory=lambda: Usage(name=""))
-
-    def cross_out(self, message: Finished) -> None:
-        """Note what a message answers."""
-        answered = {trial.candidate for trial in message.trials}
-        if message.complete:
-            answered |= set(message.job.candidates)
-        same = (message.job.stage, message.job.problem.id)
-        for job, open_ in self.in_hand:
-            if (job.stage, job.problem.id) == same:
-                open_ -= answered
-        self.in_hand = [(job, open_) for job, open_ in self.in_hand if open_]
-
-    def unfinished(self) -> list[Job]:
-        """What is left of the jobs in hand, which are in hand no longer."""
-        left = [job.without(set(job.candidates) - open_) for job, open_ in self.in_hand]
-        self.in_hand, self.backlog = [], 0
-        return left
 
 
 class RayPool(Pool):
@@ -77,24 +41,26 @@ class RayPool(Pool):
         self._environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(folders)}}
         self._inbox: list[Built | Finished] = []
         self.builds_done = []
-        self._builds: deque[Build] = deque()
-        self._compiling: dict[Any, Build] = {}
-        self._open_builds: dict[str, int] = {}
-        """By build id: on how many nodes it is not compiled yet."""
-        self._compiled = Usage(name="compile tasks")
         self._began = time.monotonic()
-        self._places = [_Place(name=f"place-{number}") for number in range(workers)]
+        self._places = [Place(name=f"place-{number}") for number in range(workers)]
         for place in self._places:
             self._seat(place)
         seen = self._whereabouts(check)
         self.devices = tuple(device for device, _ in seen)
         refuse_unlike(self.devices)
-        # Those that need the builds in their caches; one nameless one where all share a cache.
-        self._nodes = [""] if executor.shared_cache else sorted({node for _, node in seen})
+        nodes = [""] if executor.shared_cache else sorted({node for _, node in seen})
+        self._tasks = BuildTasks(
+            executor=executor,
+            device=self.devices[0],
+            nodes=nodes,
+            environment=self._environment,
+            python_path=lease.python_path,
+            began=self._began,
+        )
 
     # Seats
 
-    def _seat(self, place: _Place) -> None:
+    def _seat(self, place: Place) -> None:
         """Ask the cluster for a device."""
         wanted = {"num_gpus": 1, "num_cpus": 0} if self._lease.gpu else {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
         actor = self._ray.remote(Seat).options(max_restarts=0, runtime_env=self._environment, **wanted)
@@ -126,7 +92,7 @@ class RayPool(Pool):
         else:
             self._inbox.append(Finished(job=job, trials=()))
 
-    def _place(self, worker: int) -> _Place:
+    def _place(self, worker: int) -> Place:
         place = self._places[worker]
         while place.stand_in is not None:
             place = place.stand_in
@@ -145,13 +111,13 @@ class RayPool(Pool):
         deadline = time.monotonic() + timeout_s
         while True:
             self._ask()
-            self._compile_more()
+            self._tasks.start_more()
             messages, self._inbox = self._inbox, []
             left = deadline - time.monotonic()
             if messages or left <= 0 or wait(ears, timeout=0):
                 return messages
             asked = {place.asked: place for place in self._places if place.asked is not None}
-            references = [*asked, *self._compiling]
+            references = [*asked, *self._tasks.running]
             if not references:
                 time.sleep(min(left, 0.05))
                 continue
@@ -160,8 +126,9 @@ class RayPool(Pool):
             for reference in ready:
                 if reference in asked:
                     self._hear(asked[reference])
-                else:
-                    self._take_build(reference)
+                elif (built := self._tasks.take(reference)) is not None:
+                    self.builds_done.append(time.monotonic())
+                    self._inbox.append(built)
 
     def _ask(self) -> None:
         """Send jobs to seats that are free to listen; give up waiting for seats that nobody gives."""
@@ -178,7 +145,7 @@ class RayPool(Pool):
             if place.lost_at is not None and time.monotonic() - place.lost_at > self._executor.join_s:
                 self._hand_over(place)
 
-    def _hear(self, place: _Place) -> None:
+    def _hear(self, place: Place) -> None:
         reference, place.asked = place.asked, None
         try:
             heard: Heard = self._ray.get(reference)
@@ -197,7 +164,7 @@ class RayPool(Pool):
         if not heard.backlog:
             place.in_hand.clear()
 
-    def _lost(self, place: _Place, why: str) -> None:
+    def _lost(self, place: Place, why: str) -> None:
         """The node, or the seat on it, is gone: nobody is blamed, what is open is done again on a new one."""
         place.losses += 1
         place.lost_at = place.lost_at or time.monotonic()
@@ -207,7 +174,7 @@ class RayPool(Pool):
         place.outbox.extendleft(reversed(place.unfinished()))
         self._seat(place)
 
-    def _hand_over(self, place: _Place) -> None:
+    def _hand_over(self, place: Place) -> None:
         """No node gives a new seat: another place takes the work."""
         others = [p for p in self._places if p is not place and p.stand_in is None and p.lost_at is None]
         if not others:
@@ -223,51 +190,12 @@ class RayPool(Pool):
     # Builds
 
     def compile(self, build: Build) -> None:
-        self._builds.append(build)
-        self._open_builds[build.id] = len(self._nodes)
-
-    def _compile_more(self) -> None:
-        if not self._builds:
-            return
-        most = self._executor.compile_workers or int(self._resources().get("CPU", 1))
-        while self._builds and len(self._compiling) < most:
-            build = self._builds.popleft()
-            for node in self._nodes:
-                options = {"num_cpus": 1, "max_retries": 2, "runtime_env": self._environment, **self._on(node)}
-                reference = (
-                    self._ray.remote(compile_there)
-                    .options(**options)
-                    .remote(build, self.devices[0], self._executor.compile_timeout_s, self._lease.python_path)
-                )
-                self._compiling[reference] = build
-
-    def _on(self, node: str) -> dict[str, Any]:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=node, soft=False)} if node else {}
-
-    def _take_build(self, reference: Any) -> None:
-        """A build counts when it is in every cache; one whose node is lost is left to the worker that needs it."""
-        build = self._compiling.pop(reference)
-        try:
-            built: Built = self._ray.get(reference)
-        except self._ray.exceptions.RayError:
-            built = Built(build=build, facts=BuildFacts(compile_s=0.0, shared_bytes=None, registers=None, spills=None))
-        self._compiled.add({"compile": built.facts.compile_s})
-        self._compiled.wall_s = time.monotonic() - self._began
-        self._open_builds[build.id] -= 1
-        if self._open_builds[build.id] == 0:
-            self.builds_done.append(time.monotonic())
-            self._inbox.append(built)
-
-    def _resources(self) -> dict[str, float]:
-        found: dict[str, float] = self._ray.cluster_resources()
-        return found
+        self._tasks.submit(build)
 
     # The end
 
     def usage(self) -> list[Usage]:
-        return [self._compiled, *(place.usage for place in self._places)]
+        return [self._tasks.usage, *(place.usage for place in self._places)]
 
     def close(self, *, kill: bool = False) -> None:
         for place in self._places:

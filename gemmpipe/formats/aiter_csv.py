@@ -10,7 +10,7 @@ from gemmpipe.data import Scalar
 from gemmpipe.family import Family, KernelDefaults
 from gemmpipe.formats import Format, Target
 from gemmpipe.formats.united import unite_into
-from gemmpipe.problem import missing
+from gemmpipe.parsing import missing
 from gemmpipe.table import RECORDED, RESULT
 from gemmpipe.tables.aiter import render
 from gemmpipe.tables.merging import Row

@@ -9,7 +9,8 @@ from gemmpipe.data import Scalar
 from gemmpipe.errors import UserError
 from gemmpipe.events import Events
 from gemmpipe.family import Family, GemmSpec, KernelDefaults
-from gemmpipe.problem import make_problem, missing, parse_key
+from gemmpipe.parsing import missing, parse_key
+from gemmpipe.problem import make_problem
 from gemmpipe.tables.merging import Row
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from gemmpipe.data import Device, Problem, Scalar
 from gemmpipe.errors import GemmpipeError, UserError
 from gemmpipe.family import Family, GemmSpec, Implementation, Inputs, Prepared, Weights
 from gemmpipe.launching.workspace import fresh_scratch
-from gemmpipe.problem import parse_key
+from gemmpipe.parsing import parse_key
 from gemmpipe.runtime import online
 from gemmpipe.runtime.calls import kept_form, on
 from gemmpipe.runtime.choosing import Chosen

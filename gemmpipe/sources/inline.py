@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from gemmpipe.data import Problem
 from gemmpipe.errors import UserError, nearest
 from gemmpipe.family import Family, KernelDefaults
-from gemmpipe.problem import make_problem, parse_weight, unite
+from gemmpipe.parsing import parse_weight
+from gemmpipe.problem import make_problem, unite
 from gemmpipe.sources import Source
 
 _MOST = 1_000_000

@@ -9,7 +9,8 @@ from gemmpipe.data import Problem
 from gemmpipe.errors import NotComputed, UserError
 from gemmpipe.family import Family, KernelDefaults
 from gemmpipe.files.csvfile import named_files, read_cells
-from gemmpipe.problem import column_places, make_problem, parse_weight, unite
+from gemmpipe.parsing import parse_weight
+from gemmpipe.problem import column_places, make_problem, unite
 from gemmpipe.sources import Source
 from gemmpipe.sources.header import check_family, check_header
 

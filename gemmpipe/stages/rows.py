@@ -11,7 +11,7 @@ from gemmpipe.data import Candidate, Problem, Trial, canonical
 from gemmpipe.errors import UserError
 from gemmpipe.family import Family
 from gemmpipe.journal import Record
-from gemmpipe.problem import parse_key
+from gemmpipe.parsing import parse_key
 from gemmpipe.stages.listing import PASSED_OVER, Outline
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from gemmpipe.data import ARCHITECTURE, Scalar
 from gemmpipe.errors import UserError
 from gemmpipe.family import Family
 from gemmpipe.files.jsonfile import parse_object
-from gemmpipe.problem import parse_int, parse_key
+from gemmpipe.parsing import parse_int, parse_key
 
 _FLOATS = ("us", "err_ratio", "tflops", "bw", "baseline_us", "p20_us", "p80_us", "ratio_low", "ratio_high")
 _INTS = ("solidx", "splitK", "near_ties")

@@ -12,8 +12,9 @@ from gemmpipe.errors import UserError, nearest
 from gemmpipe.family import Family, KernelDefaults
 from gemmpipe.files.artifact import locked, record_run, sidecar
 from gemmpipe.files.csvfile import read_cells
+from gemmpipe.parsing import parse_key
 from gemmpipe.paths import write_atomic
-from gemmpipe.problem import column_places, parse_key
+from gemmpipe.problem import column_places
 from gemmpipe.table import RESULT
 from gemmpipe.tables.cells import Cells
 from gemmpipe.tables.merging import Conflict, Row, key_of, merge

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from gemmpipe.data import Problem, Scalar
 from gemmpipe.errors import UserError, closest
 from gemmpipe.family import Experts, GemmSpec, KernelDefaults, Scaling
-from gemmpipe.problem import parse_word
+from gemmpipe.parsing import parse_word
 
 WIDE = ("bfloat16", "float16")
 FP8 = ("float8_e4m3fn", "float8_e4m3fnuz")
