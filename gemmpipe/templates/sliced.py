@@ -9,7 +9,7 @@ from gemmpipe.operand_types import element_bytes
 from gemmpipe.templates.axes import integer
 from gemmpipe.templates.dense import int8_misfit
 from gemmpipe.templates.fits import common_misfit
-from gemmpipe.templates.signature import SCALE_BLOCK, loads, tile_sizes
+from gemmpipe.templates.signature import SCALE_BLOCK, loads, sizes, tile_sizes
 from gemmpipe.templates.tiled import next_power
 from gemmpipe.templates.whole_k import SCALINGS, WholeK, scaling
 
@@ -61,6 +61,10 @@ class Sliced(WholeK):
         if m > max(_NARROW, next_power(spec.m)) and not (m == _WIDE and integer(knobs, "BLOCK_SIZE_N") == _NARROW):
             return f"tile beyond the problem: {m} rows for M={spec.m}"
         return None
+
+    def integers(self, spec: GemmSpec) -> Mapping[str, int]:
+        """Sizes and row strides; nothing of w is asked for ahead."""
+        return sizes(spec, scale_group=SCALE_BLOCK)
 
     def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
         """Tile sizes, and which of the code's branches run."""

@@ -8,8 +8,9 @@ instruction of one warp; the warps each take a slice of every step along K, and 
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from gemmpipe.templates.tiles import load_k, offsets, overlap, rows_of, store_tile, tile_of
+from gemmpipe.templates.tiles import load_k, offsets, rows_of, store_tile, tile_of
 
 
 @triton.jit
@@ -83,7 +84,7 @@ def load_end(bias_ptr, x_scale_ptr, w_scale_ptr, rows, columns, SCALES: tl.const
 @triton.jit
 def sliced(
     x_ptr, w_ptr, bias_ptr, x_scale_ptr, w_scale_ptr, out_ptr,
-    M, N, K, x_stride, w_stride, x_scale_stride, w_scale_stride, out_stride, lines,
+    M, N, K, x_stride, w_stride, x_scale_stride, w_scale_stride, out_stride,
     BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr, BLOCK_SIZE_K: tl.constexpr, SLICES: tl.constexpr,
     SCALES: tl.constexpr, SCALE_BLOCK: tl.constexpr, SWAP_AB: tl.constexpr, UPCAST: tl.constexpr,
     EVEN_K: tl.constexpr, CACHE: tl.constexpr, STAGES: tl.constexpr, XCDS: tl.constexpr, OVERLAP: tl.constexpr,
@@ -109,8 +110,9 @@ def sliced(
     if SCALES == "block":
         x_scale_ptrs += ((first_row + rows) * x_scale_stride)[None, :]
         w_scale_ptr += first_column // SCALE_BLOCK * w_scale_stride
-    if OVERLAP:
-        overlap(w_ptr, columns, w_stride, K, lines)
+    if OVERLAP:  # as tiles.overlap, but no hint for w: what programs of few rows ask for early delays what they wait for
+        gdc_wait()
+        gdc_launch_dependents()
     x_end, w_end, bias = load_end(bias_ptr, x_scale_ptr, w_scale_ptr, first_row + rows, first_column + columns, SCALES)
     acc = tl.zeros((SLICES, BLOCK_SIZE_N, BLOCK_SIZE_M) if SWAP_AB else (SLICES, BLOCK_SIZE_M, BLOCK_SIZE_N), SUM)
     for k in tl.range(0, K, BLOCK_SIZE_K, num_stages=STAGES):
