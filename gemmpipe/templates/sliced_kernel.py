@@ -110,7 +110,7 @@ def sliced(
     if SCALES == "block":
         x_scale_ptrs += ((first_row + rows) * x_scale_stride)[None, :]
         w_scale_ptr += first_column // SCALE_BLOCK * w_scale_stride
-    if OVERLAP:  # as tiles.overlap, but no hint for w: what programs of few rows ask for early delays what they wait for
+    if OVERLAP:  # as tiles.overlap, but w is not asked for early: measured, that only delays these programs' own loads
         gdc_wait()
         gdc_launch_dependents()
     x_end, w_end, bias = load_end(bias_ptr, x_scale_ptr, w_scale_ptr, first_row + rows, first_column + columns, SCALES)
