@@ -30,10 +30,21 @@ def slices_of(rows, stride, SLICES: tl.constexpr, DEPTH: tl.constexpr, INNER: tl
 
 
 @triton.jit
-def load_rows(ptrs, present, ks, left, EVEN_K: tl.constexpr):
-    """Elements of those rows of x that are `present` and along K below `left`, 0 elsewhere: what is padding is not
-    read at all."""
+def load_rows(ptrs, rows_left, ks, left, EVEN_K: tl.constexpr, INNER: tl.constexpr):
+    """Elements of the first `rows_left` rows of x and along K below `left`, 0 elsewhere: padding is not read at all."""
+    inside = tl.arange(0, ptrs.shape[1] if INNER else ptrs.shape[2]) < rows_left
+    present = inside[None, :, None] if INNER else inside[None, None, :]
     return tl.load(ptrs, mask=present if EVEN_K else present & (ks < left), other=0.0)
+
+
+@triton.jit
+def scale_of(x_scale_rows, w_scale_row, slices, last, SCALES: tl.constexpr, SCALE_BLOCK: tl.constexpr):
+    """[SLICES, rows of x] for slices that begin at `slices` along K, where scales are by blocks; None elsewhere."""
+    scale = None
+    if SCALES == "block":
+        group = tl.minimum(slices, last) // SCALE_BLOCK
+        scale = tl.load(x_scale_rows[None, :] + group[:, None]) * tl.load(w_scale_row + group)[:, None]
+    return scale
 
 
 @triton.jit
@@ -103,13 +114,8 @@ def sliced(
     w_ptr += first_column.to(tl.int64) * w_stride
     x_at, x_ks = slices_of(rows, x_stride, SLICES, DEPTH, not SWAP_AB)
     w_at, w_ks = slices_of(columns, w_stride, SLICES, DEPTH, SWAP_AB)
-    inside = tl.arange(0, BLOCK_SIZE_M) < M - first_row
-    present = inside[None, None, :] if SWAP_AB else inside[None, :, None]
-    slices = tl.arange(0, SLICES) * DEPTH
-    x_scale_ptrs = x_scale_ptr
-    if SCALES == "block":
-        x_scale_ptrs += ((first_row + rows) * x_scale_stride)[None, :]
-        w_scale_ptr += first_column // SCALE_BLOCK * w_scale_stride
+    x_scales = x_scale_ptr + (first_row + rows) * x_scale_stride if SCALES == "block" else None
+    w_scales = w_scale_ptr + first_column // SCALE_BLOCK * w_scale_stride if SCALES == "block" else None
     if OVERLAP:  # as tiles.overlap, but w is not asked for early: measured, that only delays these programs' own loads
         gdc_wait()
         gdc_launch_dependents()
@@ -117,11 +123,8 @@ def sliced(
     acc = tl.zeros((SLICES, BLOCK_SIZE_N, BLOCK_SIZE_M) if SWAP_AB else (SLICES, BLOCK_SIZE_M, BLOCK_SIZE_N), SUM)
     for k in tl.range(0, K, BLOCK_SIZE_K, num_stages=STAGES):
         w = load_k(w_ptr + w_at, w_ks, K - k, EVEN_K, CACHE)
-        x = load_rows(x_ptr + x_at, present, x_ks, K - k, EVEN_K)
-        scale = None
-        if SCALES == "block":
-            group = tl.minimum(k + slices, K - 1) // SCALE_BLOCK
-            scale = tl.load(x_scale_ptrs + group[:, None]) * tl.load(w_scale_ptr + group)[:, None]
+        x = load_rows(x_ptr + x_at, M - first_row, x_ks, K - k, EVEN_K, not SWAP_AB)
+        scale = scale_of(x_scales, w_scales, k + tl.arange(0, SLICES) * DEPTH, K - 1, SCALES, SCALE_BLOCK)
         acc = add_slices(acc, x, w, scale, SWAP_AB, UPCAST)
         x_ptr += BLOCK_SIZE_K
         w_ptr += BLOCK_SIZE_K
