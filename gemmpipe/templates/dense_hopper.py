@@ -16,6 +16,7 @@ from gemmpipe.templates.hopper import (
     load_ring,
     part_of_w,
     piece_at,
+    pieces_of,
     ring_of_w,
     store_tile,
     sum_of_parts,
@@ -85,7 +86,7 @@ def scaled(
 @gluon.jit
 def multiply(
     GROUP: gl.constexpr, out, bias_ptr, x_scale_ptr, w_scale_ptr, x_ring, w_ring, out_stage, full, empty,
-    parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, splits,
+    parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: gl.constexpr, SPLIT_K: gl.constexpr,
     SCALES: gl.constexpr, BIAS: gl.constexpr,
 ):  # fmt: skip
@@ -101,8 +102,8 @@ def multiply(
     slot = 0
     phase = 0
     wait_for_previous()
-    for piece in range(gl.program_id(0), tiles_m * tiles_n * splits, programs):
-        t, split, begin, end = piece_at(piece, blocks, splits)
+    for piece in range(gl.program_id(0), pieces_of(tiles_m * tiles_n, whole, splits), programs):
+        t, split, begin, end = piece_at(piece, blocks, whole, splits)
         row, tile_n = tile_at(t, M, tiles_m, tiles_n, group_m, BLOCK_SIZE_M)
         row = row + ROW
         column = tile_n * BLOCK_SIZE_N + COLUMN
@@ -111,12 +112,11 @@ def multiply(
             x_ring, w_ring, full, empty, slot, phase, acc, end - begin, ROW, COLUMN, COLUMNS, STAGES
         )
         total = acc.to(gl.float32)
-        whole = True
-        if SPLIT_K:
-            whole, total = sum_of_parts(
-                total, parts_ptr, counters_ptr, t * 2 + GROUP, split, splits, M - row, COLUMNS, TILE
-            )
-        if whole:
+        last = True
+        if SPLIT_K and piece >= whole:
+            place = (t - whole) * 2 + GROUP
+            last, total = sum_of_parts(total, parts_ptr, counters_ptr, place, split, splits, M - row, COLUMNS, TILE)
+        if last:
             total = scaled(total, bias_ptr, x_scale_ptr, w_scale_ptr, row, column, M, N, COLUMNS, TILE, SCALES, BIAS)
             store_tile(total, out, out_stage.index(GROUP), row, column)
     tma.store_wait(0)
@@ -125,7 +125,7 @@ def multiply(
 @gluon.jit
 def dense_warp_specialised(
     x, w, out, bias_ptr, x_scale_ptr, w_scale_ptr, parts_ptr, counters_ptr,
-    M, N, blocks, programs, group_m, splits,
+    M, N, blocks, programs, group_m, whole, splits,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, STAGES: gl.constexpr,
     SPLIT_K: gl.constexpr, SCALES: gl.constexpr, BIAS: gl.constexpr,
 ):  # fmt: skip
@@ -138,11 +138,11 @@ def dense_warp_specialised(
     tiles_n = gl.cdiv(N, BLOCK_SIZE_N)
     gl.warp_specialize([
         (multiply, (0, out, bias_ptr, x_scale_ptr, w_scale_ptr, x_ring, w_ring, out_stage, full, empty,
-                    parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, splits,
+                    parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits,
                     BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SPLIT_K, SCALES, BIAS)),
         (multiply, (1, out, bias_ptr, x_scale_ptr, w_scale_ptr, x_ring, w_ring, out_stage, full, empty,
-                    parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, splits,
+                    parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits,
                     BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SPLIT_K, SCALES, BIAS)),
         (load_ring, (x, w, x, x_ring, w_ring, x_ring, full, empty, M, 0, tiles_m, tiles_n, blocks, programs, group_m,
-                     splits, BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, STAGES, False)),
+                     whole, splits, BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, STAGES, False)),
     ], [4, 1], [232, 24])  # fmt: skip

@@ -13,11 +13,20 @@ from gemmpipe.templates.gluon_names import as_box, cta_barrier, tma_load, tma_st
 
 
 @gluon.jit
-def piece_at(piece, blocks, splits):
+def pieces_of(tiles, whole, splits):
+    """How many pieces of work: `whole` tiles, then the rest of them in splits."""
+    return whole + (tiles - whole) * splits
+
+
+@gluon.jit
+def piece_at(piece, blocks, whole, splits):
     """(tile, split, first K block, the one after its last) of a piece of work; no split is empty (see normalise)."""
-    split = piece % splits
-    share = gl.cdiv(blocks, splits)
-    return piece // splits, split, split * share, gl.minimum(split * share + share, blocks)
+    part = gl.maximum(piece - whole, 0)
+    is_whole = piece < whole
+    split = gl.where(is_whole, 0, part % splits)
+    share = gl.where(is_whole, blocks, gl.cdiv(blocks, splits))
+    tile = gl.where(is_whole, piece, whole + part // splits)
+    return tile, split, split * share, gl.minimum(split * share + share, blocks)
 
 
 @gluon.jit
@@ -145,7 +154,7 @@ def load_x(x, place, row, k, M, bar):
 @gluon.jit
 def load_ring(
     x, w, scales, x_ring, w_ring, scale_ring, full, empty,
-    M, scale_stride, tiles_m, tiles_n, blocks, programs, group_m, splits,
+    M, scale_stride, tiles_m, tiles_n, blocks, programs, group_m, whole, splits,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, STAGES: gl.constexpr,
     SCALED: gl.constexpr,
 ):  # fmt: skip
@@ -155,8 +164,8 @@ def load_ring(
     slot = 0
     phase = 1
     W_BYTES: gl.constexpr = BLOCK_SIZE_N * BLOCK_SIZE_K * w.dtype.primitive_bitwidth // 8
-    for piece in range(gl.program_id(0), tiles_m * tiles_n * splits, programs):
-        t, _, begin, end = piece_at(piece, blocks, splits)
+    for piece in range(gl.program_id(0), pieces_of(tiles_m * tiles_n, whole, splits), programs):
+        t, _, begin, end = piece_at(piece, blocks, whole, splits)
         row, tile_n = tile_at(t, M, tiles_m, tiles_n, group_m, BLOCK_SIZE_M)
         for k in range(begin, end):
             mbarrier.wait(empty.index(slot), phase)

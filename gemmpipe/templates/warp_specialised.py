@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING
 
 from gemmpipe.data import Build, Device, Knobs, Scalar
@@ -34,6 +35,7 @@ _KNOBS = (
 _ROW_BYTES = 128  # of a ring slot: the widest swizzle
 _STAGED = 64  # from twice as many columns on, half of them are on their way to the output at a time
 _FEW_ROWS = 16
+_SHARED_BYTES = 232_448  # a program's, on sm_90
 _WORKSPACE_BYTES = 256 * 2**20
 
 
@@ -82,7 +84,8 @@ class WarpSpecialised(Kernel):
             kept["GROUP_SIZE_M"] = 1
         blocks = ceil_div(spec.k, max(1, integer(kept, "BLOCK_SIZE_K")))
         share = ceil_div(blocks, min(blocks, max(1, integer(kept, "NUM_KSPLIT"))))
-        kept["NUM_KSPLIT"] = ceil_div(blocks, share)
+        whole = Grid.of(spec, kept, device).whole
+        kept["NUM_KSPLIT"] = ceil_div(blocks, share) if whole < prod(tiles_of(spec, kept)) else 1
         return kept
 
     def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
@@ -106,9 +109,7 @@ class WarpSpecialised(Kernel):
         most = 256 if self.held == 1 and spec.x_dtype != "int8" else 128
         if not 16 <= columns_of(knobs) <= most or n & (n - 1) or n > 256:
             return f"registers: {columns_of(knobs)} columns a warpgroup of a {m}x{n} tile, 16 to {most} are held"
-        staged = 2 * 2 * GROUP_ROWS * _staged(knobs)
-        scales = 4 * m if spec.x_scale and spec.x_scale.granularity == "block" else 0
-        needed = stages * ((m + n) * _ROW_BYTES + scales) + staged + 1024
+        needed = _ring_bytes(knobs) + 2 * 2 * GROUP_ROWS * _staged(knobs)
         if stages < 2 or needed > device.shared_bytes:
             return f"shared memory: about {needed} bytes for {stages} stages, {device.shared_bytes} a block"
         if 4 * Grid.of(spec, knobs, device).parts > _WORKSPACE_BYTES:
@@ -147,7 +148,7 @@ class WarpSpecialised(Kernel):
         return (build,)
 
     def _integers(self, spec: GemmSpec) -> tuple[str, ...]:
-        return ("M", "N", "blocks", "programs", "group_m", "splits", *self.sizes(spec))
+        return ("M", "N", "blocks", "programs", "group_m", "whole", "splits", *self.sizes(spec))
 
     def kernel_name(self, knobs: Knobs) -> str:
         """The function and the hash of its source."""
@@ -180,7 +181,7 @@ class WarpSpecialised(Kernel):
         grid = Grid.of(spec, knobs, device)
         w = prepared.weights.w if self.layout == PLAIN else runs_along_k(prepared.weights.w)
         arguments: dict[str, object] = {"x": inputs.x, "w": w, "out": out, "M": spec.m, "N": spec.n}
-        arguments |= {"programs": grid.programs, "splits": integer(knobs, "NUM_KSPLIT")}
+        arguments |= {"programs": grid.programs, "whole": grid.whole, "splits": integer(knobs, "NUM_KSPLIT")}
         arguments |= {"blocks": ceil_div(spec.k, integer(knobs, "BLOCK_SIZE_K")), "group_m": knobs["GROUP_SIZE_M"]}
         arguments |= self.values(spec, inputs, prepared)
         for name, (_, box, layout) in self.boxes(spec, knobs).items():
@@ -190,7 +191,7 @@ class WarpSpecialised(Kernel):
             grid=(grid.programs, 1, 1),
             arguments=arguments,
             parts=grid.parts,
-            counters=2 * grid.tiles if grid.parts else 0,
+            counters=2 * (grid.tiles - grid.whole) if grid.parts else 0,
         )
 
 
@@ -199,18 +200,21 @@ class Grid:
     """How the tiles of a product are shared out."""
 
     tiles: int
+    whole: int
+    """Tiles that a program computes alone; NUM_KSPLIT splits the rest, which would not fill a round over the device."""
     programs: int
     parts: int
-    """fp32 elements of all splits of all tiles; 0 where K is not split."""
+    """fp32 elements of all splits of all tiles that are split; 0 where K is not."""
 
     @classmethod
     def of(cls, spec: GemmSpec, knobs: Knobs, device: Device) -> "Grid":
         """As few programs as the same number of rounds over the device needs."""
-        rows, columns = tiles_of(spec, knobs)
-        tiles, splits = rows * columns, integer(knobs, "NUM_KSPLIT")
-        programs = ceil_div(tiles * splits, ceil_div(tiles * splits, device.cu_num))
+        tiles, splits = prod(tiles_of(spec, knobs)), integer(knobs, "NUM_KSPLIT")
+        whole = tiles if splits == 1 else tiles // device.cu_num * device.cu_num
+        pieces = whole + (tiles - whole) * splits
+        programs = device.cu_num if 0 < whole < tiles else ceil_div(pieces, ceil_div(pieces, device.cu_num))
         size = integer(knobs, "BLOCK_SIZE_M") * integer(knobs, "BLOCK_SIZE_N")
-        return cls(tiles=tiles, programs=programs, parts=tiles * splits * size if splits > 1 else 0)
+        return cls(tiles=tiles, whole=whole, programs=programs, parts=(pieces - whole) * size)
 
 
 def columns_of(knobs: Knobs) -> int:
@@ -219,14 +223,26 @@ def columns_of(knobs: Knobs) -> int:
 
 
 def _copied_rows(spec: GemmSpec, block_m: int) -> int:
-    """Rows of x in a copy: a tile's, or few where x has fewer than a tile (see hopper.load_x)."""
-    return block_m if spec.m >= block_m else _FEW_ROWS
+    """Rows of x in a copy: a tile's, or few where x has fewer than a tile (see hopper.load_x).
+
+    A copy costs the loader warp 12 ns, but one that lies mostly outside x costs more (H200, docs/kernels.md).
+    """
+    if spec.m >= block_m:
+        return block_m
+    return 2 * _FEW_ROWS if -spec.m % (2 * _FEW_ROWS) <= _FEW_ROWS // 2 else _FEW_ROWS
+
+
+def _ring_bytes(knobs: Knobs) -> int:
+    """Shared memory of the slots, with scales for every row, and of the barriers."""
+    m, n, stages = (integer(knobs, name) for name in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "num_stages"))
+    return stages * ((m + n) * _ROW_BYTES + 4 * m) + 1024
 
 
 def _staged(knobs: Knobs) -> int:
-    """Columns of a warpgroup on their way to the output at a time: shared memory left is a slot more in the ring."""
+    """Columns of a warpgroup on their way to the output at a time: all, or half where the ring leaves no more room."""
     columns = columns_of(knobs)
-    return columns // 2 if columns >= 2 * _STAGED else columns
+    room = _SHARED_BYTES - _ring_bytes(knobs)
+    return columns // 2 if columns >= 2 * _STAGED and 2 * 2 * GROUP_ROWS * columns > room else columns
 
 
 def tiles_of(spec: GemmSpec, knobs: Knobs) -> tuple[int, int]:

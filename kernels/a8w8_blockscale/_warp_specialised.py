@@ -16,6 +16,7 @@ from gemmpipe.templates.hopper import (
     load_ring,
     part_of_w,
     piece_at,
+    pieces_of,
     ring_of_w,
     store_tile,
     sum_of_parts,
@@ -91,24 +92,24 @@ def sum_four(
 
 @gluon.jit
 def sum_of_piece(
-    x_ring, w_ring, scale_ring, full, empty, slot, phase, d0, d1, w_scales, begin, batches, end, last, never,
+    x_ring, w_ring, scale_ring, full, empty, slot, phase, d0, d1, w_scales, begin, end, last, never,
     ROW: gl.constexpr, COLUMN: gl.constexpr, COLUMNS: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Add the K blocks of a piece of work; returns (slot, phase, sum, d0, d1).
 
-    `batches` of four, then the rest up to `end`, with nothing in flight in between: over a loop's back edge ptxas would
+    Batches of four, then the rest up to `end`, with nothing in flight in between: over a loop's back edge ptxas would
     serialise every matrix instruction.
     """
     ROWS: gl.constexpr = gl.SliceLayout(1, TILE)
     n0, n1, n2, n3 = four_scales(w_scales, begin, last)
     acc = gl.zeros([64, COLUMNS], gl.float32, TILE)
-    for batch in range(batches):
+    for batch in range((end - begin) // 4):
         n0, n1, n2, n3, slot, phase, acc, d0, d1 = sum_four(
             x_ring, w_ring, scale_ring, full, empty, slot, phase, acc, d0, d1, n0, n1, n2, n3,
             w_scales, begin, batch, last, never, ROW, COLUMN, COLUMNS, ROWS, STAGES,
         )  # fmt: skip
-    for k in range(begin + batches * 4, end):
-        w_scale = gl.load(w_scales + k)
+    for i in range((end - begin) % 4):
+        w_scale = gl.where(i == 0, n0, gl.where(i == 1, n1, n2))  # they came with the last batch
         s0, f0 = begin_block(x_ring, w_ring, scale_ring, full, slot, phase, d0, never, ROW, COLUMN, COLUMNS, ROWS)
         acc, d0 = end_block(acc, f0, s0, w_scale, empty, slot, 0)
         slot, phase = after(slot, phase, STAGES)
@@ -118,7 +119,7 @@ def sum_of_piece(
 @gluon.jit
 def multiply(
     GROUP: gl.constexpr, out, w_scale_ptr, w_scale_stride, x_ring, w_ring, scale_ring, out_stage, full, empty,
-    parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, splits, never,
+    parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits, never,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: gl.constexpr, SCALE_BLOCK: gl.constexpr,
     SPLIT_K: gl.constexpr,
 ):  # fmt: skip
@@ -131,24 +132,21 @@ def multiply(
     phase = 0
     d0 = gl.zeros([64, COLUMNS], gl.float32, TILE)
     d1 = gl.zeros([64, COLUMNS], gl.float32, TILE)
-    last = blocks - 1
     wait_for_previous()
-    for piece in range(gl.program_id(0), tiles_m * tiles_n * splits, programs):
-        t, split, begin, end = piece_at(piece, blocks, splits)
-        batches = (end - begin) // 4
+    for piece in range(gl.program_id(0), pieces_of(tiles_m * tiles_n, whole, splits), programs):
+        t, split, begin, end = piece_at(piece, blocks, whole, splits)
         row, tile_n = tile_at(t, M, tiles_m, tiles_n, group_m, BLOCK_SIZE_M)
         column = tile_n * BLOCK_SIZE_N + COLUMN
         w_scales = w_scale_ptr + gl.minimum(column, N - 1) // SCALE_BLOCK * w_scale_stride
         slot, phase, acc, d0, d1 = sum_of_piece(
-            x_ring, w_ring, scale_ring, full, empty, slot, phase, d0, d1, w_scales, begin, batches, end, last, never,
+            x_ring, w_ring, scale_ring, full, empty, slot, phase, d0, d1, w_scales, begin, end, blocks - 1, never,
             ROW, COLUMN, COLUMNS, TILE, STAGES,
         )  # fmt: skip
-        whole = True
-        if SPLIT_K:
-            whole, acc = sum_of_parts(
-                acc, parts_ptr, counters_ptr, t * 2 + GROUP, split, splits, M - row - ROW, COLUMNS, TILE
-            )
-        if whole:
+        last = True
+        if SPLIT_K and piece >= whole:
+            place = (t - whole) * 2 + GROUP
+            last, acc = sum_of_parts(acc, parts_ptr, counters_ptr, place, split, splits, M - row - ROW, COLUMNS, TILE)
+        if last:
             store_tile(acc, out, out_stage.index(GROUP), row + ROW, column)
     tma.store_wait(0)
 
@@ -156,7 +154,7 @@ def multiply(
 @gluon.jit
 def blockscale_warp_specialised(
     x, w, out, scales, w_scale_ptr, parts_ptr, counters_ptr,
-    M, N, blocks, programs, group_m, splits, w_scale_stride, scale_stride,
+    M, N, blocks, programs, group_m, whole, splits, w_scale_stride, scale_stride,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, STAGES: gl.constexpr,
     SPLIT_K: gl.constexpr, SCALE_BLOCK: gl.constexpr,
 ):  # fmt: skip
@@ -171,11 +169,11 @@ def blockscale_warp_specialised(
     never = M < 0
     gl.warp_specialize([
         (multiply, (0, out, w_scale_ptr, w_scale_stride, x_ring, w_ring, scale_ring, out_stage, full, empty,
-                    parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, splits, never,
+                    parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits, never,
                     BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SCALE_BLOCK, SPLIT_K)),
         (multiply, (1, out, w_scale_ptr, w_scale_stride, x_ring, w_ring, scale_ring, out_stage, full, empty,
-                    parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, splits, never,
+                    parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits, never,
                     BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SCALE_BLOCK, SPLIT_K)),
         (load_ring, (x, w, scales, x_ring, w_ring, scale_ring, full, empty, M, scale_stride, tiles_m, tiles_n, blocks,
-                     programs, group_m, splits, BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, STAGES, True)),
+                     programs, group_m, whole, splits, BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, STAGES, True)),
     ], [4, 1], [232, 24])  # fmt: skip

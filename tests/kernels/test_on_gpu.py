@@ -107,7 +107,8 @@ def test_swapped_operands(device: Device, name: str, mnk: tuple[int, int, int], 
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize(("m", "n", "stages"), [(128, 128, 6), (64, 128, 6), (64, 256, 4), (128, 64, 8), (64, 64, 4)])
 @pytest.mark.parametrize(
-    "mnk", [(128, 4608, 7168), (68, 1320, 1040), (1024, 7168, 8192), (192, 1280, 512), (4, 72, 96)]
+    "mnk",
+    [(128, 4608, 7168), (68, 1320, 1040), (1024, 7168, 8192), (192, 1280, 512), (4, 72, 96), (1096, 2120, 1200)],
 )
 def test_warp_specialised(device: Device, mnk: tuple[int, int, int], m: int, n: int, stages: int, splits: int) -> None:
     check_gluon(device, made("a8w8_blockscale", device, mnk, {}), knobs_of(m, n, 128, splits, 4, stages))
@@ -115,7 +116,7 @@ def test_warp_specialised(device: Device, mnk: tuple[int, int, int], m: int, n: 
 
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize(("m", "n", "stages"), [(128, 256, 4), (128, 128, 6), (64, 128, 6), (64, 32, 4)])
-@pytest.mark.parametrize("mnk", [(128, 4608, 2048), (1, 1320, 1040), (1027, 1280, 512)])
+@pytest.mark.parametrize("mnk", [(128, 4608, 2048), (1, 1320, 1040), (1027, 1280, 512), (1030, 2312, 1200)])
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -1,4 +1,4 @@
-"""What the copy engine moves for a tile: all of its rows, or those few at a time that x has."""
+"""What the copy engine moves for a tile, and how the tiles of a product become pieces of work."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from gemmpipe.data import Knobs
 from gemmpipe.device import arch_device
 from gemmpipe.family import GemmSpec, KernelDefaults, load_family
 from gemmpipe.problem import make_problem
-from gemmpipe.templates.warp_specialised import WarpSpecialised
+from gemmpipe.templates.warp_specialised import Grid, WarpSpecialised
 
 SM_90 = arch_device("sm_90")
 FAMILIES = ("a16w16", "a8w8", "a8w8_blockscale", "a8w8_bpreshuffle", "a8w8_blockscale_bpreshuffle")
@@ -28,7 +28,8 @@ def _knobs(spec: GemmSpec, block_m: int) -> Knobs:
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize(
-    ("m", "block_m", "rows"), [(8, 64, 16), (48, 64, 16), (64, 64, 64), (96, 128, 16), (4096, 128, 128)]
+    ("m", "block_m", "rows"),
+    [(8, 64, 16), (24, 64, 32), (48, 64, 16), (64, 64, 64), (96, 128, 32), (100, 128, 16), (4096, 128, 128)],
 )
 def test_rows_of_a_copy(name: str, m: int, block_m: int, rows: int) -> None:
     kernel, spec = _kernel(name, m)
@@ -38,9 +39,29 @@ def test_rows_of_a_copy(name: str, m: int, block_m: int, rows: int) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_program_that_serves_any_number_of_rows_compiles_a_tile_twice(name: str) -> None:
+def test_a_program_that_serves_any_number_of_rows_compiles_a_tile_three_times(name: str) -> None:
     builds = set()
     for m in (4, 8, 24, 32, 64, 72, 512, 4096):
         kernel, spec = _kernel(name, m)
         builds |= set(kernel.builds(spec, _knobs(spec, 64), SM_90))
-    assert len(builds) == 2
+    assert len(builds) == 3
+
+
+@pytest.mark.parametrize(
+    ("m", "splits", "whole", "programs", "pieces"),
+    [
+        (64, 4, 0, 80, 80),  # 20 tiles, all of them in splits
+        (4096, 1, 1280, 128, 1280),
+        (4096, 4, 1188, 132, 1188 + 92 * 4),  # nine rounds over 132 multiprocessors, and 92 tiles more
+    ],
+)
+def test_only_tiles_that_fill_no_round_are_split(m: int, splits: int, whole: int, programs: int, pieces: int) -> None:
+    _, spec = _kernel("a8w8_blockscale", m)
+    grid = Grid.of(spec, {**_knobs(spec, 64), "NUM_KSPLIT": splits}, SM_90)
+    assert (grid.whole, grid.programs) == (whole, programs)
+    assert grid.parts == (0 if splits == 1 else (pieces - whole) * 64 * 64)
+
+
+def test_there_is_nothing_to_split_where_all_rounds_are_full() -> None:
+    kernel, spec = _kernel("a8w8_blockscale", 64 * 33)  # 33 x 20 tiles on 132 multiprocessors
+    assert kernel.normalise(spec, {**_knobs(spec, 64), "NUM_KSPLIT": 4}, SM_90)["NUM_KSPLIT"] == 1
