@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 from gemmpipe.backends import Backend
 from gemmpipe.backends.aten import is_scaled, unsupported
+from gemmpipe.backends.cublaslt_descriptors import Descriptors, Operation
 from gemmpipe.backends.cublaslt_library import (
     ATTRIBUTES,
-    Descriptors,
-    Operation,
     Unsupported,
     algorithms,
     bindings,

@@ -1,18 +1,18 @@
-"""cuBLASLt through nvmath-python's bindings: descriptors of a product, the algorithms that compute it, and the call.
+"""cuBLASLt through nvmath-python's bindings: the algorithms that compute a product, and what each needs.
 
-Its matrices are column-major: a row-major out[M, N] = x[M, K] @ w[N, K]^T is its D[N, M] = A^T B with A = w as [K, N]
-and B = x as [K, M]. Numbers are those of cublasLt.h, cublas_api.h and library_types.h (CUDA 12.9 on).
+Numbers are those of cublasLt.h (CUDA 12.9 on).
 """
 
 import ctypes
 import itertools
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from types import ModuleType
 from typing import Any
+
+from gemmpipe.backends.cublaslt_descriptors import Descriptors, Operation, types
 
 Attributes = Mapping[str, int]
 """What makes an algorithm the one it is: ATTRIBUTES by name."""
@@ -39,18 +39,9 @@ _CLUSTERS = tuple(range(2, 20))  # 1x1x1 and the shapes of at most 16 blocks
 _ALIGNMENT = 16  # bytes that operands of others are aligned to
 _SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
 
-_COMPUTE_32F, _R_32F = 68, 0
-TYPES = {"float32": 0, "float16": 2, "bfloat16": 14, "float8_e4m3fn": 28, "float8_e5m2": 29}
-"""cudaDataType_t."""
-SCALE_MODES = {"tensor": (0, 0), "row": (3, 3), "block": (5, 4)}
-"""cublasLtMatmulMatrixScale_t of w and x: one scalar, one a row, one a 128x128 and a 1x128 tile."""
-
-_TRANSA, _EPILOGUE, _BIAS_POINTER, _FAST_ACCUM, _BIAS_TYPE = 3, 7, 8, 25, 26
-_A_SCALE, _B_SCALE, _A_SCALE_MODE, _B_SCALE_MODE = 17, 18, 31, 32
-_EPILOGUE_BIAS, _IN_FP32 = 4, 2
 _PREFER_WORKSPACE, _PREFER_ALIGNMENT = 1, (5, 6, 7, 8)
+_IN_FP32 = 2  # of reduction schemes
 _CAN_SPLIT, _TILES, _CUSTOM_MAX, _STAGES = 0, 6, 7, 13
-_SOMEWHERE = 2**21  # stands for a device pointer in questions, which nobody follows
 
 
 class Unsupported(Exception):
@@ -69,67 +60,12 @@ class _Result(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Operation:
-    """A product as the library is told of it; `scale` is a key of SCALE_MODES or empty."""
-
-    m: int
-    n: int
-    k: int
-    dtype: str
-    out_dtype: str
-    scale: str
-    bias: bool
-    fast_accum: bool
-
-
 @dataclass(frozen=True, kw_only=True)
 class Configured:
     """An algorithm ready to be called."""
 
     algo: Any
     workspace_bytes: int
-
-
-class Descriptors:
-    """The library's description of a product, for as long as this lives."""
-
-    def __init__(self, lt: ModuleType, operation: Operation) -> None:
-        self._lt = lt
-        self.matmul = lt.matmul_desc_create(_COMPUTE_32F, _R_32F)
-        ab, d = TYPES[operation.dtype], TYPES[operation.out_dtype]
-        m, n, k = operation.m, operation.n, operation.k
-        self.w = lt.matrix_layout_create(ab, k, n, k)
-        self.x = lt.matrix_layout_create(ab, k, m, k)
-        self.out = lt.matrix_layout_create(d, n, m, n)
-        weakref.finalize(self, _destroy, lt, self.matmul, (self.w, self.x, self.out))
-        self.set(_TRANSA, ctypes.c_int32(1))
-        if operation.scale:
-            w_mode, x_mode = SCALE_MODES[operation.scale]
-            self.set(_A_SCALE_MODE, ctypes.c_int32(w_mode))
-            self.set(_B_SCALE_MODE, ctypes.c_int32(x_mode))
-            self.set(_FAST_ACCUM, ctypes.c_int8(operation.fast_accum))
-        if operation.bias:
-            self.set(_EPILOGUE, ctypes.c_uint32(_EPILOGUE_BIAS))
-            self.set(_BIAS_TYPE, ctypes.c_int32(d))
-        scales = _SOMEWHERE if operation.scale else None
-        self.point(w_scale=scales, x_scale=scales, bias=_SOMEWHERE if operation.bias else None)
-
-    def point(self, *, w_scale: int | None, x_scale: int | None, bias: int | None) -> None:
-        """Say where on the device scales and bias lie."""
-        for attribute, address in ((_A_SCALE, w_scale), (_B_SCALE, x_scale), (_BIAS_POINTER, bias)):
-            if address is not None:
-                self.set(attribute, ctypes.c_void_p(address))
-
-    def set(self, attribute: int, value: Any) -> None:
-        """Set an attribute of the product."""
-        self._lt.matmul_desc_set_attribute(self.matmul, attribute, ctypes.addressof(value), ctypes.sizeof(value))
-
-
-def _destroy(lt: ModuleType, matmul: int, layouts: tuple[int, ...]) -> None:
-    for layout in layouts:
-        lt.matrix_layout_destroy(layout)
-    lt.matmul_desc_destroy(matmul)
 
 
 def bindings() -> ModuleType:
@@ -202,7 +138,7 @@ class Library:
 
     def _axes(self, operation: Operation, algo_id: int) -> dict[str, tuple[int, ...]]:
         algo = (ctypes.c_uint64 * 8)()
-        self.lt.matmul_algo_init(self.handle, *_types(operation), algo_id, ctypes.addressof(algo))
+        self.lt.matmul_algo_init(self.handle, *types(operation), algo_id, ctypes.addressof(algo))
         return {
             "NUM_KSPLIT": _SPLITS if self._cap(algo, _CAN_SPLIT) else (),
             "cluster_shape_id": _CLUSTERS,
@@ -221,7 +157,7 @@ class Library:
         algo, result = (ctypes.c_uint64 * 8)(), _Result()
         address = ctypes.addressof(algo)
         try:
-            lt.matmul_algo_init(self.handle, *_types(operation), attributes["algo_id"], address)
+            lt.matmul_algo_init(self.handle, *types(operation), attributes["algo_id"], address)
             now = self._attributes(algo)
             for name, wanted in attributes.items():
                 if now[name] != wanted:
@@ -270,12 +206,6 @@ class Library:
             ctypes.addressof(algo), number, ctypes.addressof(values), ctypes.sizeof(values), ctypes.addressof(written)
         )
         return tuple(values[: written.value // 4]) or (0,)
-
-
-def _types(operation: Operation) -> tuple[int, ...]:
-    """Of the sum, the scalars, A, B, C and D."""
-    ab, d = TYPES[operation.dtype], TYPES[operation.out_dtype]
-    return _COMPUTE_32F, _R_32F, ab, ab, d, d
 
 
 @lru_cache(maxsize=4096)

@@ -1,6 +1,6 @@
 """What engines import: tuned products by name, weights prepared ahead, tables read again."""
 
-from gemmpipe.runtime.dispatch import reload
+from gemmpipe.runtime.dispatches import reload
 from gemmpipe.runtime.entry_points import (
     batched_gemm_a8w8,
     batched_gemm_bf16,

@@ -4,7 +4,7 @@ from functools import cache
 
 import torch
 
-from gemmpipe.runtime.dispatch import dispatch_of
+from gemmpipe.runtime.dispatches import dispatch_of
 from gemmpipe.runtime.experts import Routed, mixture
 from gemmpipe.runtime.operands import Optional
 

@@ -3,24 +3,21 @@
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import torch
 
 from gemmpipe.data import Device, Problem
 from gemmpipe.device import cpu_device, gpu_device
 from gemmpipe.errors import GemmpipeError
-from gemmpipe.family import Family, GemmSpec, load_family
+from gemmpipe.family import Family, GemmSpec
 from gemmpipe.runtime import online
 from gemmpipe.runtime.bound import kernel_call
 from gemmpipe.runtime.calls import Call, NotInGraph, any_call, capturing, linear_call, padded_call
-from gemmpipe.runtime.captured import Recorder, asked_for
 from gemmpipe.runtime.choosing import fallbacks, first_usable
 from gemmpipe.runtime.operands import Given, Optional, check, problem_of
 from gemmpipe.runtime.selecting import Selected, selections
 from gemmpipe.runtime.selection import LOG, Untuned
 from gemmpipe.runtime.tables import Tables, load_tables, state_of
-from gemmpipe.runtime.watching import layer, quiet
 
 _MOST_CALLS = 16384  # bound calls kept a family: some 2 kB each; a workload of more shapes starts anew
 
@@ -222,60 +219,3 @@ def _degenerate(given: Given) -> torch.Tensor:
     """The product without a row, a column or an inner element, or on a device without memory (meta)."""
     out = torch.zeros(given.out_shape, dtype=given.out_dtype, device=given.x.device)
     return out if given.bias is None else out.add_(given.bias)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recorded(Dispatch):
-    """A dispatch that also counts every product it is asked for."""
-
-    recorder: Recorder
-
-    def __call__(
-        self,
-        x: torch.Tensor,
-        w: torch.Tensor,
-        x_scale: Optional,
-        w_scale: Optional,
-        bias: Optional,
-        out_dtype: torch.dtype,
-    ) -> torch.Tensor:
-        """As the plain one."""
-        given = Given(x=x, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out_dtype=out_dtype)
-        return self._counted(given, lambda: super(Recorded, self).__call__(x, w, x_scale, w_scale, bias, out_dtype))
-
-    def torchs_own(self, given: Given, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """As the plain one."""
-        return self._counted(given, compute)
-
-    def _counted(self, given: Given, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
-        with quiet():
-            out = compute()
-        if out.numel() and given.x.shape[-1]:
-            problem = problem_of(self.family, given)
-            self.recorder.add(self.family.name, {**dict(problem.key), "op": self.family.entry_point}, layer())
-        return out
-
-
-EAGER: dict[str, Dispatch] = {}
-"""The process's dispatches by family, for calls outside compiled graphs; read without a function call."""
-_BORROWED: dict[str, Dispatch] = {}
-_LOCK = threading.Lock()
-
-
-def dispatch_of(family: str, *, borrowed: bool = False) -> Dispatch:
-    """The process's dispatch of a family, made when first asked for."""
-    held = _BORROWED if borrowed else EAGER
-    found = held.get(family)
-    if found is None:
-        with _LOCK:
-            recorder = asked_for()
-            kind = Dispatch if recorder is None else partial(Recorded, recorder=recorder)
-            found = held.setdefault(family, kind(family=load_family(family), borrowed=borrowed))
-    return found
-
-
-def reload() -> None:
-    """Read the tables again at the next call, and find every call anew: after tuning, or a changed environment."""
-    with _LOCK:
-        EAGER.clear()
-        _BORROWED.clear()

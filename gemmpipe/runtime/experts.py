@@ -13,7 +13,8 @@ from gemmpipe.parsing import parse_key
 from gemmpipe.runtime import online
 from gemmpipe.runtime.calls import kept_form, on
 from gemmpipe.runtime.choosing import Chosen
-from gemmpipe.runtime.dispatch import EAGER, Dispatch, Recorded, device_of, dispatch_of
+from gemmpipe.runtime.dispatch import Dispatch, device_of
+from gemmpipe.runtime.dispatches import EAGER, Recorded, dispatch_of
 from gemmpipe.runtime.operands import Optional, aligned, name_of
 from gemmpipe.runtime.selecting import Selected
 from gemmpipe.runtime.selection import LOG

@@ -9,7 +9,8 @@ from torch import nn
 
 from gemmpipe.data import Scalar
 from gemmpipe.runtime.choosing import first_usable
-from gemmpipe.runtime.dispatch import Dispatch, device_of, dispatch_of
+from gemmpipe.runtime.dispatch import Dispatch, device_of
+from gemmpipe.runtime.dispatches import dispatch_of
 from gemmpipe.runtime.entry_points import gemm_a16w16
 from gemmpipe.runtime.operands import name_of
 

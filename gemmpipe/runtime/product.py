@@ -8,7 +8,7 @@ from torch.nn.functional import linear
 
 from gemmpipe.errors import UserError
 from gemmpipe.runtime.compiled import registered
-from gemmpipe.runtime.dispatch import EAGER, dispatch_of
+from gemmpipe.runtime.dispatches import EAGER, dispatch_of
 from gemmpipe.runtime.operands import Given, Optional
 from gemmpipe.runtime.selection import LOG
 

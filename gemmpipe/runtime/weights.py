@@ -9,7 +9,8 @@ from gemmpipe.family import Family, GemmSpec, Implementation, Weights, load_fami
 from gemmpipe.paths import PACKAGE
 from gemmpipe.runtime.calls import kept_form, on
 from gemmpipe.runtime.choosing import Chosen, first_usable
-from gemmpipe.runtime.dispatch import device_of, dispatch_of
+from gemmpipe.runtime.dispatch import device_of
+from gemmpipe.runtime.dispatches import dispatch_of
 from gemmpipe.runtime.operands import name_of
 from gemmpipe.runtime.prepared import FORMS
 

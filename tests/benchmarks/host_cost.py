@@ -24,7 +24,7 @@ from gemmpipe.launching.builds import find_kernel, load_build
 from gemmpipe.launching.launches import COUNTERS, PARTS, Kernel
 from gemmpipe.launching.workspace import WORKSPACES
 from gemmpipe.problem import make_problem
-from gemmpipe.runtime.dispatch import EAGER
+from gemmpipe.runtime.dispatches import EAGER
 from gemmpipe.tables.store import render
 
 CALLS, BATCH = 10_000, 500

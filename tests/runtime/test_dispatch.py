@@ -18,7 +18,7 @@ from gemmpipe.problem import make_problem
 from gemmpipe.runtime import gemm_a8w8_blockscale, gemm_a16w16, reload
 from gemmpipe.runtime.calls import any_call, padded_call
 from gemmpipe.runtime.choosing import fallbacks
-from gemmpipe.runtime.dispatch import dispatch_of
+from gemmpipe.runtime.dispatches import dispatch_of
 from gemmpipe.runtime.operands import Given, problem_of
 from gemmpipe.runtime.selection import LOG
 

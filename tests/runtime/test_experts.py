@@ -18,7 +18,7 @@ from gemmpipe.family import GemmSpec, Inputs, KernelDefaults, Weights, load_fami
 from gemmpipe.problem import make_problem
 from gemmpipe.reference import error_ratio
 from gemmpipe.runtime import fused_moe, reload
-from gemmpipe.runtime.dispatch import dispatch_of
+from gemmpipe.runtime.dispatches import dispatch_of
 from gemmpipe.runtime.selection import LOG
 from gemmpipe.tables.store import render
 

@@ -12,7 +12,7 @@ from gemmpipe.family import Family, GemmSpec, Inputs, KernelDefaults, Weights, l
 from gemmpipe.problem import make_problem
 from gemmpipe.reference import error_ratio
 from gemmpipe.runtime import gemm_a8w8_blockscale, prepare, reload
-from gemmpipe.runtime.dispatch import dispatch_of
+from gemmpipe.runtime.dispatches import dispatch_of
 from gemmpipe.runtime.prepared import FORMS
 from gemmpipe.tables.store import render
 

@@ -14,14 +14,14 @@ from gemmpipe import online as process
 from gemmpipe.device import arch_device, cpu_device
 from gemmpipe.family import load_family
 from gemmpipe.runtime import gemm_a16w16, online
-from gemmpipe.runtime.dispatch import EAGER, dispatch_of
+from gemmpipe.runtime.dispatches import EAGER, dispatch_of
 from gemmpipe.runtime.selection import LOG
 from gemmpipe.tables.store import read
 
 PROGRAM = """
 import time, torch
 from gemmpipe.runtime import gemm_a16w16
-from gemmpipe.runtime.dispatch import EAGER
+from gemmpipe.runtime.dispatches import EAGER
 
 x, w = torch.ones(3, 96).bfloat16(), torch.ones(64, 96).bfloat16()
 first = gemm_a16w16(x, w)

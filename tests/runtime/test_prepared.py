@@ -9,7 +9,7 @@ from torch.nn.functional import linear
 
 from gemmpipe.runtime import forget, gemm_a16w16, prepare
 from gemmpipe.runtime.calls import capturing
-from gemmpipe.runtime.dispatch import dispatch_of
+from gemmpipe.runtime.dispatches import dispatch_of
 from gemmpipe.runtime.prepared import FORMS
 
 PACKED, COPY, MM = {"method": "float32_packed"}, {"method": "float32_copy"}, {"method": "mm"}

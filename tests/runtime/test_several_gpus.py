@@ -13,7 +13,7 @@ from gemmpipe.errors import UserError
 from gemmpipe.family import load_family
 from gemmpipe.reference import error_ratio
 from gemmpipe.runtime import forget, gemm_a8w8_blockscale, gemm_a16w16, prepare, reload
-from gemmpipe.runtime.dispatch import dispatch_of
+from gemmpipe.runtime.dispatches import dispatch_of
 from gemmpipe.runtime.prepared import FORMS
 from gemmpipe.runtime.selection import LOG
 from gemmpipe.tables.store import render

@@ -1,24 +1,13 @@
-"""The command line: what each way of typing reaches, and what each mistake says."""
+"""What each way of typing reaches, and what each mistake says."""
 
-import json
-import os
-import shlex
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from gemmpipe import __version__
 from gemmpipe.cli.argv import sort_words
-from gemmpipe.cli.folders import Folders
 from gemmpipe.cli.main import main
-from gemmpipe.cli.progress import Terminal
 from gemmpipe.cli.words import quote, readable
-from gemmpipe.errors import EnvironmentProblem, UserError
-from gemmpipe.events import Events
 from gemmpipe.plan import Plan
 
 Refusal = Callable[..., str]
@@ -196,84 +185,6 @@ def test_info_does_not_swallow_an_override() -> None:
     assert line.words == ("kernel=a16w16",)
 
 
-def _journal(run_dir: Path) -> None:
-    (run_dir / "trials.jsonl").write_text('{"row":"session"}\n{"row":"problem"}\n')
-
-
-def test_resume_goes_on_in_the_same_folder_with_the_same_words(plans: list[Plan]) -> None:
-    assert main(["quick", "kernel=a16w16", "shapes.tp=2", "output=/x(y)"]) == 0
-    _journal(plans[0].run_dir)
-    before = sorted(path.name for path in (plans[0].run_dir / ".hydra").iterdir())
-    assert main(["resume=last", "batch=7"]) == 0
-    first, second = plans
-    assert second.run_dir == first.run_dir
-    assert (second.pipeline, second.family.name, second.batch, second.output) == ("quick", "a16w16", 7, "/x(y)")
-    assert second.source == first.source
-    assert sorted(path.name for path in (first.run_dir / ".hydra").iterdir()) == before
-
-
-def test_last_is_the_newest_run_with_a_journal(plans: list[Plan], refusal: Refusal) -> None:
-    assert main(["kernel=a16w16"]) == main(["quick"]) == main(["kernel=a8w8_blockscale"]) == 0
-    for plan in plans[:2]:
-        _journal(plan.run_dir)
-    (plans[2].run_dir / "trials.jsonl").write_text('{"row":"session"}\n')  # ended before it found a problem
-    os.utime(plans[0].run_dir / "trials.jsonl", ns=(0, 0))
-    assert main(["resume=last"]) == main(["tune", "resume=last"]) == 0
-    assert [plan.run_dir for plan in plans[3:]] == [plans[1].run_dir, plans[0].run_dir]
-    assert refusal("tune", f"resume={plans[1].run_dir}").endswith("not 'tune'; leave the word out")
-    assert refusal("-m", "resume=last") == "resume: goes on with one run; leave -m out"
-    (plans[2].run_dir / "trials.jsonl").unlink()
-    assert "no trials.jsonl there" in refusal(f"resume={plans[2].run_dir}")
-
-
-def test_reuse_decides_again_in_a_new_folder(plans: list[Plan]) -> None:
-    assert main(["kernel=a16w16", "shapes=qwen8b"]) == 0
-    _journal(plans[0].run_dir)
-    assert main([f"reuse={plans[0].run_dir}", "chain=[select,merge]"]) == 0
-    assert plans[1].family.name == "a16w16"
-    assert plans[1].source == plans[0].source
-    assert plans[1].chain == ("select", "merge")
-    assert plans[1].reuse == str(plans[0].run_dir)
-    assert plans[1].run_dir != plans[0].run_dir
-
-
-def test_a_run_of_a_sweep_can_be_resumed(plans: list[Plan], refusal: Refusal) -> None:
-    assert main(["-m", "kernel=a16w16,a8w8_blockscale"]) == 0
-    _journal(plans[0].run_dir)
-    assert main(["resume=last"]) == 0
-    assert plans[2].family.name == "a16w16"
-    assert plans[2].run_dir == plans[0].run_dir
-    assert "the folder of a sweep" in refusal(f"resume={plans[0].run_dir.parent}")
-
-
-@pytest.mark.parametrize(
-    ("failure", "code"),
-    [(UserError("no"), 2), (EnvironmentProblem("full"), 3), (OSError(28, "No space left"), 3), (ValueError("bug"), 3)],
-)
-def test_exit_codes_of_failures(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failure: Exception, code: int
-) -> None:
-    def run(plan: Plan, events: Events) -> int:
-        raise failure
-
-    monkeypatch.setattr("gemmpipe.runner.run", run)
-    assert main(["kernel=a16w16"]) == code
-    assert capsys.readouterr().err.count("\n") == 1
-    monkeypatch.setenv("GEMMPIPE_DEBUG", "1")
-    assert main(["kernel=a16w16"]) == code
-    assert "Traceback" in capsys.readouterr().err
-
-
-def test_the_worst_code_of_a_sweep_is_returned_and_an_interrupt_ends_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    codes = [1, 0, 130, 0]
-    monkeypatch.setattr("gemmpipe.runner.run", lambda plan, events: codes.pop(0))
-    assert main(["-m", "kernel=a16w16,a8w8_blockscale"]) == 1
-    assert main(["-m", "kernel=a16w16,a8w8_blockscale"]) == 130
-    assert codes == [0]
-
-
 def test_users_folder_brings_options_pipelines_and_python(plans: list[Plan], folder: Path, refusal: Refusal) -> None:
     own = folder / "own"
     (own / "search").mkdir(parents=True)
@@ -299,114 +210,3 @@ def test_users_folder_brings_options_pipelines_and_python(plans: list[Plan], fol
     (own / "nightly.yaml").unlink()
     (own / "space" / "a16w16.yaml").write_text("when: []\n")
     assert "gemmpipe ships an option 'space=a16w16'" in refusal("--config-dir", str(own))
-
-
-def test_help_version_and_completion(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert main([]) == main(["--help"]) == 0
-    assert "exhaustive" in capsys.readouterr().out
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"gemmpipe {__version__}\n"
-    assert main(["-sc", "install=bash"]) == 0
-    assert "hydra_bash_completion" in capsys.readouterr().out
-    for line, expected in {
-        "gemmpipe qu": "quick",
-        "gemmpipe quick kernel=a16": "kernel=a16w16",
-        "gemmpipe quick stages.scr": "stages.screen.",
-        "gemmpipe --config-dir . -m shapes=llama7": "shapes=llama70b",
-    }.items():
-        monkeypatch.setenv("COMP_LINE", line)
-        assert main(["-sc", "query=bash"]) == 0
-        assert expected in capsys.readouterr().out.split()
-
-
-@pytest.mark.parametrize(
-    ("line", "offered"),
-    [
-        ("gemmpipe --cfg ", ["all", "hydra", "job"]),
-        ("gemmpipe --cf", ["--cfg"]),
-        ("gemmpipe search=ga", ["search=gaussian"]),
-        ("gemmpipe search=_", []),
-        ("gemmpipe replay search@search.of=ran", ["search@search.of=random"]),
-        ("gemmpipe timer@stages.bench.timer=a", ["timer@stages.bench.timer=accurate"]),
-    ],
-)
-def test_completion_offers_what_can_be_typed(
-    line: str, offered: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COMP_LINE", line)
-    assert main(["-sc", "query=bash"]) == 0
-    out, error = capsys.readouterr()
-    assert (out.split(), error) == (offered, "")
-
-
-def test_help_says_what_an_option_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    own = folder / "own"
-    (own / "search").mkdir(parents=True)
-    (own / "search" / "short.yaml").write_text("# Ten seconds\ndefaults:\n  - halving\n  - _self_\nbudget_s: 10\n")
-    assert main(["--help", "search", "--config-dir", str(own)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == [
-        f"search={name}" for name in Folders(config_dir=own).options["search"]
-    ]
-    assert "  Ten seconds" in next(line for line in lines if "search=short" in line)
-    assert main(["search=short", "stages.screen.keep=3", "--help", "--config-dir", str(own)]) == 0
-    out = capsys.readouterr().out
-    for key in ("budget_s: 10", "keep_ratio: 0.25 # the share", "budget_trials: null # candidates"):
-        assert key in out, "also what the option builds on"
-
-
-def test_showing_the_configuration_is_quick_and_loads_nothing_heavy(folder: Path) -> None:
-    code = (
-        "import json, sys\nfrom gemmpipe.cli.main import main\ncode = main(['--cfg', 'job'])\n"
-        "heavy = [m for m in ('torch', 'triton', 'pandas', 'numpy') if m in sys.modules]\n"
-        "print(json.dumps([code, heavy]), file=sys.stderr)"
-    )
-    started = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert time.monotonic() - started < 3  # 0.35 s on two idle cores; a busy machine is slower
-    assert json.loads(done.stderr) == [0, []]
-    assert "family: a8w8_blockscale" in done.stdout
-
-
-def test_a_heartbeat_where_there_is_no_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = [0.0]
-    monkeypatch.setattr("gemmpipe.cli.progress.time.monotonic", lambda: now[0])
-    with Terminal(verbose=False) as terminal:
-        events = Events(listeners=[terminal])
-        events.emit("stage", "screen", total=400)
-        for now[0], done in ((4.0, 40), (11.0, 110), (12.0, 120), (22.0, 220)):
-            events.emit("progress", done=done)
-        events.emit("detail", "unseen")
-        events.emit("warning", "hot")
-        events.emit("line", "seen")
-    out, error = capsys.readouterr()
-    assert out == "seen\n"
-    assert error.splitlines() == [
-        "screen 110/400, 11 s, about 29 s left",
-        "screen 220/400, 22 s, about 18 s left",
-        "warning: hot",
-    ]
-
-
-def test_a_caller_that_closed_all_streams_gets_its_run(folder: Path) -> None:
-    """Without anything in their place the journal would be stdout."""
-    words = ["capture", "kernel=a16w16", "shapes=list", "shapes.items=[[1,256,512]]"]
-    closing = f"exec 0<&- 1>&- 2>&-; exec {shlex.quote(sys.executable)} -m gemmpipe {shlex.join(words)}"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    assert subprocess.run(["bash", "-c", closing], env=environment, check=False).returncode == 0
-    (journal,) = folder.glob("outputs/runs/capture/*/trials.jsonl")
-    assert [json.loads(line)["row"] for line in journal.read_text().splitlines()] == ["session", "problem"]
-
-
-def test_a_run_that_is_stopped_before_it_began_is_not_said_to_go_on(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def stopped(plan: Plan, events: Events) -> int:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("gemmpipe.runner.run", stopped)
-    assert main(["kernel=a16w16"]) == 130
-    assert capfd.readouterr().err == "gemmpipe: interrupted\n"
-    assert not list(folder.glob("outputs/runs/tune/*"))

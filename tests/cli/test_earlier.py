@@ -1,0 +1,60 @@
+"""`resume=` and `reuse=`: which run is meant, and that it is the same one."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from gemmpipe.cli.main import main
+from gemmpipe.plan import Plan
+
+Refusal = Callable[..., str]
+
+
+def _journal(run_dir: Path) -> None:
+    (run_dir / "trials.jsonl").write_text('{"row":"session"}\n{"row":"problem"}\n')
+
+
+def test_resume_goes_on_in_the_same_folder_with_the_same_words(plans: list[Plan]) -> None:
+    assert main(["quick", "kernel=a16w16", "shapes.tp=2", "output=/x(y)"]) == 0
+    _journal(plans[0].run_dir)
+    before = sorted(path.name for path in (plans[0].run_dir / ".hydra").iterdir())
+    assert main(["resume=last", "batch=7"]) == 0
+    first, second = plans
+    assert second.run_dir == first.run_dir
+    assert (second.pipeline, second.family.name, second.batch, second.output) == ("quick", "a16w16", 7, "/x(y)")
+    assert second.source == first.source
+    assert sorted(path.name for path in (first.run_dir / ".hydra").iterdir()) == before
+
+
+def test_last_is_the_newest_run_with_a_journal(plans: list[Plan], refusal: Refusal) -> None:
+    assert main(["kernel=a16w16"]) == main(["quick"]) == main(["kernel=a8w8_blockscale"]) == 0
+    for plan in plans[:2]:
+        _journal(plan.run_dir)
+    (plans[2].run_dir / "trials.jsonl").write_text('{"row":"session"}\n')  # ended before it found a problem
+    os.utime(plans[0].run_dir / "trials.jsonl", ns=(0, 0))
+    assert main(["resume=last"]) == main(["tune", "resume=last"]) == 0
+    assert [plan.run_dir for plan in plans[3:]] == [plans[1].run_dir, plans[0].run_dir]
+    assert refusal("tune", f"resume={plans[1].run_dir}").endswith("not 'tune'; leave the word out")
+    assert refusal("-m", "resume=last") == "resume: goes on with one run; leave -m out"
+    (plans[2].run_dir / "trials.jsonl").unlink()
+    assert "no trials.jsonl there" in refusal(f"resume={plans[2].run_dir}")
+
+
+def test_reuse_decides_again_in_a_new_folder(plans: list[Plan]) -> None:
+    assert main(["kernel=a16w16", "shapes=qwen8b"]) == 0
+    _journal(plans[0].run_dir)
+    assert main([f"reuse={plans[0].run_dir}", "chain=[select,merge]"]) == 0
+    assert plans[1].family.name == "a16w16"
+    assert plans[1].source == plans[0].source
+    assert plans[1].chain == ("select", "merge")
+    assert plans[1].reuse == str(plans[0].run_dir)
+    assert plans[1].run_dir != plans[0].run_dir
+
+
+def test_a_run_of_a_sweep_can_be_resumed(plans: list[Plan], refusal: Refusal) -> None:
+    assert main(["-m", "kernel=a16w16,a8w8_blockscale"]) == 0
+    _journal(plans[0].run_dir)
+    assert main(["resume=last"]) == 0
+    assert plans[2].family.name == "a16w16"
+    assert plans[2].run_dir == plans[0].run_dir
+    assert "the folder of a sweep" in refusal(f"resume={plans[0].run_dir.parent}")

@@ -1,0 +1,88 @@
+"""How a command ends: exit codes, interrupts, lost streams, and what is said meanwhile."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gemmpipe.cli.main import main
+from gemmpipe.cli.progress import Terminal
+from gemmpipe.errors import EnvironmentProblem, UserError
+from gemmpipe.events import Events
+from gemmpipe.plan import Plan
+
+
+@pytest.mark.parametrize(
+    ("failure", "code"),
+    [(UserError("no"), 2), (EnvironmentProblem("full"), 3), (OSError(28, "No space left"), 3), (ValueError("bug"), 3)],
+)
+def test_exit_codes_of_failures(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], failure: Exception, code: int
+) -> None:
+    def run(plan: Plan, events: Events) -> int:
+        raise failure
+
+    monkeypatch.setattr("gemmpipe.runner.run", run)
+    assert main(["kernel=a16w16"]) == code
+    assert capsys.readouterr().err.count("\n") == 1
+    monkeypatch.setenv("GEMMPIPE_DEBUG", "1")
+    assert main(["kernel=a16w16"]) == code
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_the_worst_code_of_a_sweep_is_returned_and_an_interrupt_ends_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codes = [1, 0, 130, 0]
+    monkeypatch.setattr("gemmpipe.runner.run", lambda plan, events: codes.pop(0))
+    assert main(["-m", "kernel=a16w16,a8w8_blockscale"]) == 1
+    assert main(["-m", "kernel=a16w16,a8w8_blockscale"]) == 130
+    assert codes == [0]
+
+
+def test_a_heartbeat_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("gemmpipe.cli.progress.time.monotonic", lambda: now[0])
+    with Terminal(verbose=False) as terminal:
+        events = Events(listeners=[terminal])
+        events.emit("stage", "screen", total=400)
+        for now[0], done in ((4.0, 40), (11.0, 110), (12.0, 120), (22.0, 220)):
+            events.emit("progress", done=done)
+        events.emit("detail", "unseen")
+        events.emit("warning", "hot")
+        events.emit("line", "seen")
+    out, error = capsys.readouterr()
+    assert out == "seen\n"
+    assert error.splitlines() == [
+        "screen 110/400, 11 s, about 29 s left",
+        "screen 220/400, 22 s, about 18 s left",
+        "warning: hot",
+    ]
+
+
+def test_a_caller_that_closed_all_streams_gets_its_run(folder: Path) -> None:
+    """Without anything in their place the journal would be stdout."""
+    words = ["capture", "kernel=a16w16", "shapes=list", "shapes.items=[[1,256,512]]"]
+    closing = f"exec 0<&- 1>&- 2>&-; exec {shlex.quote(sys.executable)} -m gemmpipe {shlex.join(words)}"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run(["bash", "-c", closing], env=environment, check=False).returncode == 0
+    (journal,) = folder.glob("outputs/runs/capture/*/trials.jsonl")
+    assert [json.loads(line)["row"] for line in journal.read_text().splitlines()] == ["session", "problem"]
+
+
+def test_a_run_that_is_stopped_before_it_began_is_not_said_to_go_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(plan: Plan, events: Events) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gemmpipe.runner.run", stopped)
+    assert main(["kernel=a16w16"]) == 130
+    assert capfd.readouterr().err == "gemmpipe: interrupted\n"
+    assert not list(folder.glob("outputs/runs/tune/*"))

@@ -1,0 +1,80 @@
+"""What is shown without a run: help, versions, completion, the configuration."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gemmpipe import __version__
+from gemmpipe.cli.folders import Folders
+from gemmpipe.cli.main import main
+
+
+def test_help_version_and_completion(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main([]) == main(["--help"]) == 0
+    assert "exhaustive" in capsys.readouterr().out
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"gemmpipe {__version__}\n"
+    assert main(["-sc", "install=bash"]) == 0
+    assert "hydra_bash_completion" in capsys.readouterr().out
+    for line, expected in {
+        "gemmpipe qu": "quick",
+        "gemmpipe quick kernel=a16": "kernel=a16w16",
+        "gemmpipe quick stages.scr": "stages.screen.",
+        "gemmpipe --config-dir . -m shapes=llama7": "shapes=llama70b",
+    }.items():
+        monkeypatch.setenv("COMP_LINE", line)
+        assert main(["-sc", "query=bash"]) == 0
+        assert expected in capsys.readouterr().out.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("gemmpipe --cfg ", ["all", "hydra", "job"]),
+        ("gemmpipe --cf", ["--cfg"]),
+        ("gemmpipe search=ga", ["search=gaussian"]),
+        ("gemmpipe search=_", []),
+        ("gemmpipe replay search@search.of=ran", ["search@search.of=random"]),
+        ("gemmpipe timer@stages.bench.timer=a", ["timer@stages.bench.timer=accurate"]),
+    ],
+)
+def test_completion_offers_what_can_be_typed(
+    line: str, offered: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMP_LINE", line)
+    assert main(["-sc", "query=bash"]) == 0
+    out, error = capsys.readouterr()
+    assert (out.split(), error) == (offered, "")
+
+
+def test_help_says_what_an_option_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    own = folder / "own"
+    (own / "search").mkdir(parents=True)
+    (own / "search" / "short.yaml").write_text("# Ten seconds\ndefaults:\n  - halving\n  - _self_\nbudget_s: 10\n")
+    assert main(["--help", "search", "--config-dir", str(own)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == [
+        f"search={name}" for name in Folders(config_dir=own).options["search"]
+    ]
+    assert "  Ten seconds" in next(line for line in lines if "search=short" in line)
+    assert main(["search=short", "stages.screen.keep=3", "--help", "--config-dir", str(own)]) == 0
+    out = capsys.readouterr().out
+    for key in ("budget_s: 10", "keep_ratio: 0.25 # the share", "budget_trials: null # candidates"):
+        assert key in out, "also what the option builds on"
+
+
+def test_showing_the_configuration_is_quick_and_loads_nothing_heavy(folder: Path) -> None:
+    code = (
+        "import json, sys\nfrom gemmpipe.cli.main import main\ncode = main(['--cfg', 'job'])\n"
+        "heavy = [m for m in ('torch', 'triton', 'pandas', 'numpy') if m in sys.modules]\n"
+        "print(json.dumps([code, heavy]), file=sys.stderr)"
+    )
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert time.monotonic() - started < 3  # 0.35 s on two idle cores; a busy machine is slower
+    assert json.loads(done.stderr) == [0, []]
+    assert "family: a8w8_blockscale" in done.stdout
