@@ -187,6 +187,9 @@ class Trial:
     candidate: Candidate
     status: Status
     launches: int = 0
+    """That were timed."""
+    asked: int = 0
+    """Launches that a search asked for; 0: as many. Short ones are timed in blocks, who is far behind but once."""
     samples_us: tuple[float, ...] = ()
     err_ratio: float | None = None
     extra_weight_bytes: int = 0
@@ -195,6 +198,11 @@ class Trial:
     error: str = ""
     tuning: Tuning | None = None
     """Where the candidate was chosen in this attempt, by another tuner."""
+
+    @property
+    def look(self) -> int:
+        """How long a look it was: of two, the one that asked for more launches is to be believed."""
+        return self.asked or self.launches
 
     @cached_property
     def time_us(self) -> float | None:

@@ -2,7 +2,7 @@
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -43,6 +43,15 @@ class Prepared:
     weights: Weights
     extra: object = None
     extra_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class Operands:
+    """One set of what a launch works on: `out` is [M, N]."""
+
+    inputs: Inputs
+    prepared: Prepared
+    out: "torch.Tensor"
 
 
 class Implementation(ABC):
@@ -100,6 +109,10 @@ class Implementation(ABC):
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
     ) -> Launch:
         """A call without arguments that computes the product, into `out` [M, N] where it can choose."""
+
+    def bind_each(self, spec: GemmSpec, knobs: Knobs, device: Device, sets: Sequence[Operands]) -> list[Launch]:
+        """`bind` to each of several sets of operands, which are made alike."""
+        return [self.bind(spec, knobs, device, s.inputs, s.prepared, s.out) for s in sets]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

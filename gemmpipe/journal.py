@@ -77,6 +77,8 @@ class Journal:
             "launches": trial.launches,
             "samples_us": list(trial.samples_us),
         }
+        if trial.look != trial.launches:
+            row["asked"] = trial.asked
         if trial.err_ratio is not None:
             row["err_ratio"] = trial.err_ratio
         if trial.extra_weight_bytes:
@@ -155,7 +157,7 @@ def _ends_whole(path: Path) -> bool:
 
 @dataclass(kw_only=True)
 class Record:
-    """A journal read back: the last trial of each (stage, problem, candidate, launches), and finished finals."""
+    """A journal read back: the last trial of each (stage, problem, candidate, look), and finished finals."""
 
     sessions: list[Mapping[str, object]] = field(default_factory=list)
     problems: list[Mapping[str, object]] = field(default_factory=list)
@@ -174,12 +176,12 @@ class Record:
     skipped: list[int] = field(default_factory=list)
     """Numbers of lines that could not be read."""
     _trials: dict[tuple[str, str], dict[tuple[str, int], Trial]] = field(default_factory=dict)
-    """By (stage, problem), then (candidate, launches), the last written last."""
+    """By (stage, problem), then (candidate, look), the last written last."""
 
     def add(self, trial: Trial) -> None:
         """Take a trial, written after all that are here."""
         trials = self._trials.setdefault((trial.stage, trial.problem), {})
-        key = (trial.candidate.id, trial.launches)
+        key = (trial.candidate.id, trial.look)
         trials.pop(key, None)
         trials[key] = trial
 

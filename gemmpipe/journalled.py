@@ -74,6 +74,7 @@ def trial(row: Fields, of: Candidate) -> Trial:
         candidate=of,
         status=Status(str(row["status"])),
         launches=count(row["launches"]),
+        asked=count(row.get("asked", 0)),
         samples_us=samples,
         err_ratio=None if row.get("err_ratio") is None else _finite(row["err_ratio"]),
         extra_weight_bytes=count(row.get("extra_weight_bytes", 0)),

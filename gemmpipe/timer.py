@@ -5,9 +5,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gemmpipe.data import Device
 from gemmpipe.errors import at_least
+
+if TYPE_CHECKING:
+    import torch
 
 Call = Callable[[], object]
 Replay = Callable[[], float]
@@ -15,6 +19,7 @@ Replay = Callable[[], float]
 
 _CYCLES_PER_US = 2000  # of the device's clock (1980 MHz at most on an H200)
 _HOST_US = 30.0  # what the host needs to queue a launch and two events, until it is measured
+_SLOWER_HOST = 1.5  # than it was measured to be; and kernels may be so much faster than expected
 _REPLAY_US = 500.0  # shorter replays measure what they follow: the clock, other kernels in the caches
 _MOST_LAUNCHES = 64
 _MOST_TOGETHER = 8
@@ -49,6 +54,19 @@ class Timer:
         return max(3, min(wanted, affordable))
 
 
+def head_start_us(blocks: Sequence[int], host_us: float, least_us: float) -> float:
+    """How long a device must wait so that the host, `host_us` a launch, has each block queued when its turn comes.
+
+    `blocks` are numbers of launches, each of which takes the device `least_us` or more.
+    """
+    lead_us, launches = 0.0, 0
+    for length in blocks:
+        done_us = launches * least_us / _SLOWER_HOST
+        launches += length
+        lead_us = max(lead_us, launches * host_us * _SLOWER_HOST - done_us)
+    return lead_us
+
+
 class Clock(ABC):
     """Times launches on one device."""
 
@@ -59,13 +77,16 @@ class Clock(ABC):
     def synchronize(self) -> None:
         """Wait until the device has done everything asked so far; raises what a launch raised late."""
 
-    def sequence(self, launches: Sequence[Call]) -> list[float]:
+    def sequence(self, launches: Sequence[Call], least_us: float = 0.0) -> list[float]:
         """Launch each once, in order and back to back; microseconds of each."""
-        return self.blocks([[launch] for launch in launches])
+        return self.blocks([[launch] for launch in launches], least_us)
 
     @abstractmethod
-    def blocks(self, blocks: Sequence[Sequence[Call]]) -> list[float]:
-        """Launch each block once, in order and back to back; microseconds of one launch of each block."""
+    def blocks(self, blocks: Sequence[Sequence[Call]], least_us: float = 0.0) -> list[float]:
+        """Launch each block once, in order and back to back; microseconds of one launch of each block.
+
+        Each launch is expected to take `least_us` or more: the longer, the less has to be queued before they begin.
+        """
 
     @abstractmethod
     def replay(self, launches: Sequence[Call]) -> Replay:
@@ -83,7 +104,7 @@ class CpuClock(Clock):
     def synchronize(self) -> None:
         """Nothing runs behind our back on a CPU."""
 
-    def blocks(self, blocks: Sequence[Sequence[Call]]) -> list[float]:
+    def blocks(self, blocks: Sequence[Sequence[Call]], least_us: float = 0.0) -> list[float]:
         return [self.replay(block)() for block in blocks]
 
     def replay(self, launches: Sequence[Call]) -> Replay:
@@ -111,25 +132,27 @@ class GpuClock(Clock):
         self._device = torch.device(device.torch_name)
         self._host_us = _HOST_US
         self._side = torch.cuda.Stream(self._device)
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def synchronize(self) -> None:
         self._torch.cuda.synchronize(self._device)
 
-    def blocks(self, blocks: Sequence[Sequence[Call]]) -> list[float]:
+    def blocks(self, blocks: Sequence[Sequence[Call]], least_us: float = 0.0) -> list[float]:
         times: list[float] = []
         part: list[Sequence[Call]] = []
         for block in blocks:
             if sum(map(len, part)) + len(block) > _QUEUED:
-                times += self._queued(part)
+                times += self._queued(part, least_us)
                 part = []
             part.append(block)
-        return times + (self._queued(part) if part else [])
+        return times + (self._queued(part, least_us) if part else [])
 
-    def _queued(self, blocks: Sequence[Sequence[Call]]) -> list[float]:
+    def _queued(self, blocks: Sequence[Sequence[Call]], least_us: float) -> list[float]:
         """Times of blocks that all fit into the device's queue."""
-        event, launches = self._torch.cuda.Event, sum(map(len, blocks))
-        pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in blocks]  # type: ignore[no-untyped-call]
-        self._torch.cuda._sleep(int(_CYCLES_PER_US * 1.5 * self._host_us * launches))
+        launches = sum(map(len, blocks))
+        pairs = self._pairs(len(blocks))
+        lead_us = head_start_us([len(block) for block in blocks], self._host_us, least_us)
+        self._torch.cuda._sleep(int(_CYCLES_PER_US * lead_us))
         begun = time.perf_counter_ns()
         for (start, end), block in zip(pairs, blocks, strict=True):
             start.record()
@@ -140,6 +163,13 @@ class GpuClock(Clock):
             self._host_us = (self._host_us + (time.perf_counter_ns() - begun) / 1e3 / launches) / 2
         self.synchronize()
         return [s.elapsed_time(e) * 1e3 / len(block) for (s, e), block in zip(pairs, blocks, strict=True)]
+
+    def _pairs(self, count: int) -> "list[tuple[torch.cuda.Event, torch.cuda.Event]]":
+        """Events to record before and after so many blocks; they serve again once they were read."""
+        while len(self._events) < count:
+            start, end = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
+            self._events.append((start, end))
+        return self._events[:count]
 
     def replay(self, launches: Sequence[Call]) -> Replay:
         torch = self._torch

@@ -2,7 +2,7 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,6 +15,7 @@ from gemmpipe.family import (
     Implementation,
     Inputs,
     Launch,
+    Operands,
     Prepared,
     Weights,
 )
@@ -80,6 +81,8 @@ class Workbench:
         self._cache = OperandCache(_budget(device))
         self.launched: dict[tuple[str, str], int] = {}
         """Launches so far of (problem, candidate)."""
+        self.once_us: dict[str, dict[str, float]] = {}
+        """By problem id and candidate id, what a launch alone took."""
 
     def set_up(self, problem: Problem) -> "Setup":
         """The problem, ready to bind candidates to."""
@@ -116,6 +119,8 @@ class Setup:
         most = _MOST_SETS.get(bench.device.kind, _MOST_SETS_GPU)
         fewest = 1 if bench.device.kind == "cpu" else 2
         self.sets = max(fewest, min(most, math.ceil(_ROTATE * bench.device.cache_bytes / once)))
+        # In words: hashing a spec takes longer than launching a kernel.
+        self._of_weights = str(replace(spec, m=0))
 
     def weights(self, index: int) -> Weights:
         """The weights of set `index`; problems that differ in M alone share them."""
@@ -124,8 +129,7 @@ class Setup:
         return self._bench.cached(key, lambda: family.make_weights(self.spec, self._bench.generator(*key)))
 
     def _weight_key(self, index: int) -> tuple[object, ...]:
-        s = self.spec
-        return ("weights", replace(s, m=0), index)
+        return ("weights", self._of_weights, index)
 
     def inputs(self, index: int) -> Inputs:
         """The activations of set `index`."""
@@ -148,20 +152,24 @@ class Setup:
         """The weights as this candidate wants them."""
         implementation = self._bench.implementation(candidate)
         weights = self.weights(index)
+        if type(implementation).prepare is Implementation.prepare:
+            return implementation.prepare(self.spec, weights, candidate.knobs)  # nothing is made, so nothing is kept
         key = ("prepared", candidate.backend, candidate.items, *self._weight_key(index))
         return self._bench.cached(key, lambda: implementation.prepare(self.spec, weights, candidate.knobs))
 
     def bind(self, candidate: Candidate, index: int) -> Launch:
         """A launch of the candidate on set `index`."""
-        index %= self.sets
-        return self._bench.implementation(candidate).bind(
-            self.spec,
-            candidate.knobs,
-            self._bench.device,
-            self.inputs(index),
-            self.prepared(candidate, index),
-            self.out(index),
-        )
+        [launch] = self.bind_each(candidate, [index])
+        return launch
+
+    def bind_each(self, candidate: Candidate, indices: Iterable[int]) -> list[Launch]:
+        """Launches of the candidate on these sets, in their order; beyond `sets` they begin anew."""
+        implementation = self._bench.implementation(candidate)
+        sets = [self._operands(candidate, index % self.sets) for index in indices]
+        return implementation.bind_each(self.spec, candidate.knobs, self._bench.device, sets) if sets else []
+
+    def _operands(self, candidate: Candidate, index: int) -> Operands:
+        return Operands(inputs=self.inputs(index), prepared=self.prepared(candidate, index), out=self.out(index))
 
     def reference(self) -> "torch.Tensor":
         """The product of set 0 in fp32."""

@@ -27,6 +27,7 @@ LAYERS = {
     "stages": 5,
     "executors": 4,
     "jobs": 4,
+    "preloaded": 4,
     "worker": 4,
     "workbench": 4,
     "runtime": 3,

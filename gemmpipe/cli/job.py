@@ -1,9 +1,11 @@
 """One run: the composed configuration built, carried out, and its end turned into an exit code."""
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gemmpipe import forkserver
 from gemmpipe.cli.progress import Terminal
 from gemmpipe.cli.reports import INTERRUPTED, report, report_bug
 from gemmpipe.cli.request import Request
@@ -43,7 +45,14 @@ def run_job(cfg: "DictConfig", request: Request) -> int:
     return code
 
 
+_BESIDE = {"screen", "bench", "lineup"}
+"""Stages for which processes are started: what these import is imported while the driver imports its own."""
+
+
 def _carry_out(cfg: "DictConfig", request: Request, run_dir: Path, overrides: tuple[str, ...]) -> int:
+    chain = cfg.get("chain")
+    if isinstance(chain, Iterable) and not _BESIDE.isdisjoint(map(str, chain)):
+        forkserver.begin()
     from gemmpipe.config import Origin, build
 
     config_dir = request.folders.config_dir

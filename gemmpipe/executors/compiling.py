@@ -18,7 +18,7 @@ from pebble import ProcessExpired, ProcessPool
 
 from gemmpipe.data import Build, BuildFacts, Device
 from gemmpipe.executors import Built, T, Usage
-from gemmpipe.executors.hand import forkserver
+from gemmpipe.forkserver import forkserver
 from gemmpipe.interrupt import end_with_the_driver
 
 _NICE = 5  # the worker that feeds the GPU goes first

@@ -1,29 +1,18 @@
 """The process that works at a desk: started, spoken to, listened to, and ended."""
 
-import multiprocessing
 import os
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 from gemmpipe import worker
 from gemmpipe.errors import EnvironmentProblem
+from gemmpipe.forkserver import forkserver
 from gemmpipe.jobs import SETTING_UP, Flight, Job
 from gemmpipe.worker import Answer, Post
 
 _END_S = 30.0  # a killed process is gone long before, unless it hangs in a driver
-
-
-def forkserver() -> ForkServerContext:
-    """Where processes are forked from: torch is imported there once (2 to 3 s), whoever starts it first."""
-    # In joblib's processes the default is a method of its own, which processes started by any other cannot look up.
-    if multiprocessing.get_start_method() not in multiprocessing.get_all_start_methods():
-        multiprocessing.set_start_method("forkserver", force=True)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["gemmpipe.worker"])
-    return context
 
 
 class Hand:

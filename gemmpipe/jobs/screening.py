@@ -1,7 +1,7 @@
 """Few launches of many candidates."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from gemmpipe.data import Candidate, Problem, Status, Trial
@@ -11,7 +11,10 @@ from gemmpipe.search import Request
 from gemmpipe.timer import Timer
 from gemmpipe.workbench import Setup
 
-_HOPELESS = 2.0  # times the fastest of the job: its exact time is nobody's business
+_HOPELESS = 2.0  # times the fastest of the problem: its exact time is nobody's business
+_BEHIND = 1.5  # times the pace after one launch: a glance at it is over (H200, 2026-11: of 720 winners none was 1.3)
+_PACE = 4  # th fastest: nothing is checked yet, and a kernel that computes nothing is the fastest
+_ALONE = 0.5  # of the time of a launch alone may be its start and its end, which others hide back to back
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,52 +56,80 @@ class ScreenJob(Job):
         return [ready for ready in attempts if ready is not None]
 
     def _first_launch(self, tools: Tools, setup: Setup, position: int, candidate: Candidate) -> "_Ready":
-        request = self.requests[position]
-        launch, first_us = launch_once(tools, setup, position, candidate)
-        bound = [setup.bind(candidate, position + i) for i in range(1, min(request.launches, setup.sets))]
-        extra = setup.prepared(candidate, position % setup.sets).extra_bytes
+        known_us = self._seen(tools).get(candidate.id)
+        if known_us is None:
+            launch, first_us = launch_once(tools, setup, position, candidate)
+        else:  # it ran in this worker before
+            with tools.spending("load"):
+                launch, first_us = setup.bind(candidate, position), known_us
         return _Ready(
-            request=request, position=position, launches=[launch, *bound], first_us=first_us, extra_bytes=extra
+            request=self.requests[position],
+            position=position,
+            launches=[launch],
+            first_us=first_us,
+            extra_bytes=setup.prepared(candidate, position % setup.sets).extra_bytes,
         )
 
+    def _seen(self, tools: Tools) -> dict[str, float]:
+        """By candidate id, what a launch alone took in this worker."""
+        return tools.bench.once_us.setdefault(self.problem.id, {})
+
     def _time(self, tools: Tools, setup: Setup, ready: "list[_Ready]") -> list[Trial]:
-        samples: dict[int, list[float]] = {i: [] for i in range(len(ready))}
-        self._warm_up(tools, setup, ready)
-        self._put_together(tools, setup, ready)
-        order: list[tuple[int, list[Launch]]] = []
-        for turn in range(max((item.samples for item in ready), default=0)):
-            for i, item in enumerate(ready):
+        self._look_once(tools, setup, ready)
+        staying = [item for item in ready if not item.samples_us]
+        self._bind(tools, setup, staying)
+        self._warm_up(tools, setup, staying)
+        order: list[tuple[_Ready, list[Launch]]] = []
+        for turn in range(max((item.samples for item in staying), default=0)):
+            for item in staying:
                 if item.first_us > LONG_US and tools.bench.device.kind == "cpu":
-                    samples[i] = [item.first_us]
+                    item.samples_us = [item.first_us]
                 elif turn < item.samples:
-                    order.append((i, item.block(turn)))
-        for (i, _), time_us in zip(order, tools.clock.blocks([block for _, block in order]), strict=True):
-            samples[i].append(time_us)
-        for i, item in enumerate(ready):
-            count(tools, setup, item.request.candidate, len(samples[i]) * item.together)
-        return [self._trial(item, samples[i]) for i, item in enumerate(ready)]
+                    order.append((item, item.block(turn)))
+        least_us = _ALONE * min(self._seen(tools).values(), default=0.0)
+        for (item, _), time_us in zip(order, tools.clock.blocks([b for _, b in order], least_us), strict=True):
+            item.samples_us.append(time_us)
+        for item in staying:
+            count(tools, setup, item.request.candidate, len(item.samples_us) * item.together)
+        return [self._trial(item) for item in ready]
 
-    def _put_together(self, tools: Tools, setup: Setup, ready: "list[_Ready]") -> None:
-        """Give the short ones blocks of launches for samples: alone, a launch is timed with its start and its end.
-
-        Finals replay launches back to back, where a kernel can hide both behind its neighbours. Alone, all kernels of
-        5 us take 9 (8192x1024, M <= 64, on an H200, 2026-11-21: what won the finals was ranked 1st to 24th by single
-        launches, 1st to 9th by blocks). All blocks are of one length, whose share of start and end is the same.
-        """
+    def _look_once(self, tools: Tools, setup: Setup, ready: "list[_Ready]") -> None:
+        """Launch each once that was not seen before; with who is far behind that was all."""
+        seen = self._seen(tools)
         short = [item for item in ready if item.first_us <= LONG_US]
-        if not self.timer.block_us or not short or not tools.clock.overlaps:
+        if not tools.clock.overlaps or not short:
             return
-        times = tools.clock.sequence([item.launches[0] for item in short])
-        together = self.timer.together(min(times))
-        for item, time_us in zip(short, times, strict=True):
+        new = [item for item in short if item.request.candidate.id not in seen]
+        times = tools.clock.sequence([item.launches[0] for item in new], _ALONE * min(seen.values(), default=0.0))
+        seen |= {item.request.candidate.id: time_us for item, time_us in zip(new, times, strict=True)}
+        pace_us = sorted(seen.values())[_PACE - 1] if len(seen) >= _PACE else float("inf")
+        for item in short:
+            item.once_us = seen[item.request.candidate.id]
+        for item in new:
             count(tools, setup, item.request.candidate, 1)
-            if together > 1 and time_us <= _HOPELESS * min(times):
-                item.together = together
-                # Far apart, so that a block finds nothing in the cache that the one before it left there.
-                step = max(1, setup.sets // item.together)
-                places = (item.position + step * i for i in range(1, min(item.together, setup.sets)))
-                with tools.spending("load"):
-                    item.launches[1:] = [setup.bind(item.request.candidate, place) for place in places]
+            if item.request.glance and seen[item.request.candidate.id] > _BEHIND * pace_us:
+                item.samples_us, item.behind = [seen[item.request.candidate.id]], True
+
+    def _bind(self, tools: Tools, setup: Setup, staying: "list[_Ready]") -> None:
+        """Decide how often each is launched, and make the launches; the short ones in blocks.
+
+        Finals replay launches back to back, where a kernel can hide its start and its end behind its neighbours.
+        Alone, all kernels of 5 us take 9 (8192x1024, M <= 64, on an H200, 2026-11-21: what won the finals was ranked
+        1st to 24th by single launches, 1st to 9th by blocks). All blocks of a problem are of one length, whose share
+        of start and end is the same.
+        """
+        fastest_us = min(self._seen(tools).values(), default=0.0)
+        for item in staying:
+            if item.once_us is not None:
+                if item.once_us <= _HOPELESS * fastest_us:
+                    item.together = self.timer.together(fastest_us)
+                item.most = max(3, int(self.timer.budget_ms * 1000 / (item.once_us * item.together)))
+            # Far apart, so that a block finds nothing in the cache that the one before it left there.
+            step = max(1, setup.sets // item.together) if item.together > 1 else 1
+            number = min(item.together if item.together > 1 else item.samples, setup.sets)
+            places = (item.position + step * i for i in range(1, number))
+            with tools.spending("load"):
+                item.launches[1:] = setup.bind_each(item.request.candidate, places)
 
     def _warm_up(self, tools: Tools, setup: Setup, ready: "list[_Ready]") -> None:
         """Launches that do not count, for those whose request is more than a glance."""
@@ -109,14 +140,15 @@ class ScreenJob(Job):
                     item.launches[turn % len(item.launches)]()
                     count(tools, setup, item.request.candidate, 1)
 
-    def _trial(self, item: "_Ready", samples: list[float]) -> Trial:
+    def _trial(self, item: "_Ready") -> Trial:
         return Trial(
             stage=self.stage,
             problem=self.problem.id,
             candidate=item.request.candidate,
-            status=Status.OK,
-            launches=max(item.request.launches, len(samples) * item.together),
-            samples_us=rounded(samples),
+            status=Status.DROPPED if item.behind else Status.OK,
+            launches=len(item.samples_us) * item.together,
+            asked=item.request.launches,
+            samples_us=rounded(item.samples_us),
             extra_weight_bytes=item.extra_bytes,
         )
 
@@ -129,13 +161,20 @@ class _Ready:
     """Each on an operand set of its own, the first on set `position`."""
     first_us: float
     extra_bytes: int
+    once_us: float | None = None
+    """What a launch alone took by the device's clock, where that was asked."""
     together: int = 1
     """How many launches one sample takes."""
+    most: int | None = None
+    """Samples that the timer affords."""
+    behind: bool = False
+    samples_us: list[float] = field(default_factory=list)
 
     @property
     def samples(self) -> int:
-        """No fewer launches than asked for, and two samples where there is more than one."""
-        return min(self.request.launches, max(2, -(-self.request.launches // self.together)))
+        """For as many launches as asked for, but two samples where there is more than one; no more than affordable."""
+        wanted = min(self.request.launches, max(2, -(-self.request.launches // self.together)))
+        return wanted if self.most is None else min(wanted, self.most)
 
     def block(self, turn: int) -> list[Launch]:
         """The launches of one sample."""

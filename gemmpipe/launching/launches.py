@@ -1,13 +1,14 @@
 """Implementations of which a call is one launch of one kernel: stated as data, so that it can be bound once."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gemmpipe.data import Build, Device, Knobs
-from gemmpipe.family import GemmSpec, Implementation, Inputs, Launch, Prepared
+from gemmpipe.family import GemmSpec, Implementation, Inputs, Launch, Operands, Prepared
 from gemmpipe.launching.builds import load_build
+from gemmpipe.launching.rebinding import Rebinding
 from gemmpipe.launching.workspace import WORKSPACES
 
 if TYPE_CHECKING:
@@ -62,7 +63,27 @@ class Kernel(Implementation):
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
     ) -> Launch:
         """That launch, ready; its workspace is the stream's that is current now."""
-        one = self.launch(spec, knobs, device, inputs, prepared, out)
-        workspace = WORKSPACES.take(one.parts, one.counters, out.device) if one.parts else (None, None)
-        run = load_build(one.build, device).launcher(one.grid, one.operands(*workspace))
-        return one.call(run, out)
+        [launch] = self._bound(spec, knobs, device, [Operands(inputs=inputs, prepared=prepared, out=out)])
+        return launch
+
+    def bind_each(self, spec: GemmSpec, knobs: Knobs, device: Device, sets: Sequence[Operands]) -> list[Launch]:
+        """What a launch is made of but for addresses is found once."""
+        if type(self).bind is not Kernel.bind:
+            return super().bind_each(spec, knobs, device, sets)
+        return self._bound(spec, knobs, device, sets)
+
+    def _bound(self, spec: GemmSpec, knobs: Knobs, device: Device, sets: Sequence[Operands]) -> list[Launch]:
+        first = sets[0]
+        one = self.launch(spec, knobs, device, first.inputs, first.prepared, first.out)
+        workspace = WORKSPACES.take(one.parts, one.counters, first.out.device) if one.parts else (None, None)
+        loaded = load_build(one.build, device)
+        launches = [one.call(loaded.launcher(one.grid, one.operands(*workspace)), first.out)]
+        again = Rebinding(one.arguments, first) if len(sets) > 1 and not loaded.interpreted else None
+        for other in sets[1:]:
+            arguments = again.to(other) if again is not None and again.complete else None
+            if arguments is None:
+                its = self.launch(spec, knobs, device, other.inputs, other.prepared, other.out)
+            else:
+                its = replace(one, arguments=arguments)
+            launches.append(its.call(loaded.launcher(its.grid, its.operands(*workspace)), other.out))
+        return launches

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gemmpipe.data import Candidate, median
-from gemmpipe.stages.paired import PairedRatio, paired_ratio
+from gemmpipe.paired import PairedRatio, paired_ratio
 
 
 @dataclass(frozen=True, kw_only=True)

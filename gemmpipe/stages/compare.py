@@ -10,9 +10,9 @@ from gemmpipe import journal
 from gemmpipe.backends.same_size import BLOCKWISE, EMPTY, SameSize
 from gemmpipe.data import Problem, Status
 from gemmpipe.errors import at_least
+from gemmpipe.paired import paired_ratio
 from gemmpipe.stages import Context, Stage, regimes
 from gemmpipe.stages.contenders import OWN, TUNED
-from gemmpipe.stages.paired import paired_ratio
 from gemmpipe.stages.plotting import plot
 from gemmpipe.stages.rows import problems_of
 

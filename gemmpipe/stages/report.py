@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 from gemmpipe import table
 from gemmpipe.data import Status
 from gemmpipe.errors import at_least
+from gemmpipe.paired import PairedRatio, paired_ratio
 from gemmpipe.stages import Context, Stage
-from gemmpipe.stages.paired import PairedRatio, paired_ratio
 from gemmpipe.tables.merging import provisional
 
 if TYPE_CHECKING:

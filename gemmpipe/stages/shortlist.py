@@ -40,7 +40,7 @@ def shortlist(results: Mapping[Candidate, Trial], keep: Keep, incumbents: Collec
 
 
 def _rank(trial: Trial) -> tuple[int, float, str]:
-    return -trial.launches, trial.time_us or 0.0, trial.candidate.id
+    return -trial.look, trial.time_us or 0.0, trial.candidate.id
 
 
 def bucket_shortlists(

@@ -14,7 +14,7 @@ from gemmpipe.backends.scaled_mm import ScaledMm
 from gemmpipe.data import Candidate, Device, Problem
 from gemmpipe.device import DeviceChoice
 from gemmpipe.family import Family, load_family
-from gemmpipe.stages.paired import paired_ratio
+from gemmpipe.paired import paired_ratio
 from gemmpipe.stages.rows import candidate_of
 from gemmpipe.tables import store
 from gemmpipe.tables.merging import key_of

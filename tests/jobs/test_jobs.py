@@ -64,6 +64,7 @@ def cells() -> Cells:
 @pytest.fixture
 def tools(bench: Workbench, cells: Cells) -> Tools:
     bench.launched.clear()
+    bench.once_us.clear()
     return Tools(bench=bench, clock=CpuClock(), flight=Flight(cells), neighbours=Neighbours(bench.device))
 
 
@@ -232,6 +233,7 @@ def test_short_launches_are_screened_in_blocks(tools: Tools, bench: Workbench) -
     timer = replace(TIMER, block_us=1e6)
     for clock, launches, samples in ((CpuClock(), 3, 3), (OverlappingClock(), 16, 2)):
         bench.launched.clear()
+        bench.once_us.clear()
         [trial] = _screen("right", launches=3, timer=timer).run(replace(tools, clock=clock))
         assert (trial.launches, len(trial.samples_us)) == (launches, samples)
         [launched] = bench.launched.values()
@@ -241,10 +243,48 @@ def test_short_launches_are_screened_in_blocks(tools: Tools, bench: Workbench) -
 
 
 def test_who_is_far_behind_has_no_blocks(tools: Tools) -> None:
-    requests = tuple(Request(candidate=_candidate("right", pace_ms=pace), launches=3) for pace in (0, 20))
+    requests = tuple(Request(candidate=_candidate("right", pace_ms=pace), launches=3) for pace in (0, 10))
     job = ScreenJob(stage="screen", problem=PROBLEM, requests=requests, timer=replace(TIMER, block_us=1e6))
     quick, slow = job.run(replace(tools, clock=OverlappingClock()))
     assert (quick.launches, slow.launches) == (16, 3)
+
+
+@pytest.mark.parametrize("glance", [True, False])
+def test_a_glance_at_who_is_far_behind_is_one_launch(tools: Tools, bench: Workbench, glance: bool) -> None:
+    paces = (2.0, 2.01, 2.02, 2.03, 2.5, 10.0)
+    requests = tuple(Request(candidate=_candidate("right", pace_ms=p), launches=3, glance=glance) for p in paces)
+    job = ScreenJob(stage="screen", problem=PROBLEM, requests=requests, timer=TIMER)
+    *near, far = job.run(replace(tools, clock=OverlappingClock()))
+    assert {t.status for t in near} == {Status.OK}
+    assert {len(t.samples_us) for t in near} == {3}
+    assert (far.status, far.launches) == ((Status.DROPPED, 1) if glance else (Status.OK, 3))
+    assert far.look == 3, "what was asked for is answered, also for a run that is resumed"
+    assert far.time_us is not None and far.time_us > 10_000
+    # First launches, one of each alone, and the samples.
+    assert bench.launched[PROBLEM.id, far.candidate.id] == (2 if glance else 5)
+
+
+def test_too_few_tell_who_is_far_behind(tools: Tools) -> None:
+    """Nothing is checked yet: a kernel that computes nothing is the fastest, and puts nobody out."""
+    requests = tuple(Request(candidate=_candidate("right", pace_ms=p), launches=3, glance=True) for p in (0, 9, 10))
+    job = ScreenJob(stage="screen", problem=PROBLEM, requests=requests, timer=TIMER)
+    trials = job.run(replace(tools, clock=OverlappingClock()))
+    assert [t.status for t in trials] == [Status.OK] * 3
+
+
+def test_who_was_launched_before_is_not_launched_alone_again(tools: Tools, bench: Workbench) -> None:
+    for launches, expected in ((3, 5), (12, 17)):
+        _screen("right", launches=launches).run(replace(tools, clock=OverlappingClock()))
+        assert list(bench.launched.values()) == [expected]
+
+
+def test_a_long_look_takes_no_more_than_is_affordable(tools: Tools) -> None:
+    request = Request(candidate=_candidate("right", pace_ms=2), launches=40)
+    for budget_ms, samples in ((200, 40), (13, 6), (0, 3)):
+        tools.bench.once_us.clear()
+        job = ScreenJob(stage="screen", problem=PROBLEM, requests=(request,), timer=replace(TIMER, budget_ms=budget_ms))
+        [trial] = job.run(replace(tools, clock=OverlappingClock()))
+        assert len(trial.samples_us) == pytest.approx(samples, abs=1)
 
 
 def test_every_round_has_its_own_order(tools: Tools, cells: Cells) -> None:

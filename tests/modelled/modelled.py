@@ -6,7 +6,7 @@ manifest says of 72 problems (2026-11-21). The driver, its desks, pipes and jour
 
 import random
 import time
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Iterable, MutableSequence, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
@@ -97,7 +97,7 @@ class _Clock(Clock):
         queued, self.queued_us = self.queued_us, 0.0
         self.owe(queued)
 
-    def blocks(self, blocks: Sequence[Sequence[Call]]) -> list[float]:
+    def blocks(self, blocks: Sequence[Sequence[Call]], least_us: float = 0.0) -> list[float]:
         return [self._block(block) for block in blocks]
 
     def _block(self, block: Sequence[Call]) -> float:
@@ -127,6 +127,7 @@ class _Bench:
     def __init__(self, family: Family, device: Device, clock: _Clock) -> None:
         self.family, self.device, self.clock = family, device, clock
         self.launched: dict[tuple[str, str], int] = {}
+        self.once_us: dict[str, dict[str, float]] = {}
         self.loaded: set[str] = set()
         self._vocabulary = Vocabulary()
         self._times: dict[tuple[str, str], float] = {}
@@ -171,6 +172,9 @@ class _Setup:
     def error_ratio(self, output: object) -> float:
         self._bench.clock.owe(CHECK_US)
         return 0.0
+
+    def bind_each(self, candidate: Candidate, indices: Iterable[int]) -> list[Call]:
+        return [self.bind(candidate, index) for index in indices]
 
     def bind(self, candidate: Candidate, index: int) -> Call:
         bench, clock = self._bench, self._bench.clock

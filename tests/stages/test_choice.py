@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gemmpipe.data import Candidate, median
+from gemmpipe.paired import paired_ratio
 from gemmpipe.stages.choice import Choice, Finalist, Rules, choose, rank
-from gemmpipe.stages.paired import paired_ratio
 
 TIMES = st.floats(0.5, 1e6, allow_nan=False)
 RULES = Rules(prefer={"torch": 0.995}, min_improvement_pct=1.0, tie_pct=0.5)

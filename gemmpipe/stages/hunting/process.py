@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 
 from gemmpipe.data import Build
 from gemmpipe.executors import Usage
-from gemmpipe.executors.hand import forkserver
+from gemmpipe.forkserver import forkserver
 from gemmpipe.search.lore import Lore
 from gemmpipe.stages.hunting import Ground, Quarry
 from gemmpipe.stages.hunting.hunter import Asked, Failed, Told, main
