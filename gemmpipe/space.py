@@ -1,7 +1,7 @@
 """A search space: axes of knob values, and entries that replace axes where they match."""
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -25,12 +25,15 @@ class Space:
     when: tuple[Mapping[str, Scalar | tuple[Scalar, ...]], ...]
     pinned: tuple[str, ...]
 
-    def points(self, facts: Facts) -> Iterator[dict[str, Scalar]]:
+    def points(self, facts: Facts, unused: Collection[str] = ()) -> Iterator[dict[str, Scalar]]:
         """Every point of the space for one problem on one device, each once, in the order of the axes.
 
-        Where a fact has an axis' name, only points with that value are made.
+        Where a fact has an axis' name, only points with that value are made; of an `unused` axis, which means nothing
+        on this device, only those with its first value, unless an entry asks about it.
         """
+        single = {name for name in unused if not any(name in e and not _is_list(e[name]) for e in self.when)}
         for axes in self._variants(facts):
+            axes |= {name: axes[name][:1] for name in single & axes.keys()}
             for values in itertools.product(*axes.values()):
                 yield dict(zip(axes, values, strict=True))
 

@@ -39,3 +39,10 @@ def test_globs_and_bounds():
     assert matches(65, ">64") and not matches(64, ">64")
     with pytest.raises(UserError, match="needs a number"):
         matches(3, "<=many")
+
+
+def test_an_axis_that_means_nothing_has_one_value_unless_an_entry_asks_about_it() -> None:
+    s = space({"a": (1, 2), "b": (3, 4, 5)})
+    assert list(s.points({}, unused=("b", "unheard"))) == [{"a": 1, "b": 3}, {"a": 2, "b": 3}]
+    asked = space({"a": (1, 2), "b": (3, 4, 5)}, [{"b": 4, "a": (9,)}])
+    assert list(asked.points({}, unused=("b",))) == list(asked.points({}))

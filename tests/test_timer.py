@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemmpipe.timer import CpuClock, Timer
+from gemmpipe.timer import CpuClock, Timer, head_start_us
 
 TIMER = Timer(warmup=5, iters=101, rounds=15, budget_ms=250)
 
@@ -71,3 +71,24 @@ def test_a_replay_gives_the_time_of_one_launch() -> None:
     assert calls == [], "nothing runs before it is replayed"
     assert 3000 <= replay() < 12_000
     assert len(calls) == 4
+
+
+BLOCKS = st.lists(st.integers(1, 8), min_size=1, max_size=64)
+
+
+@given(BLOCKS, st.floats(1, 50), st.floats(0, 500))
+def test_no_block_begins_before_it_is_queued(blocks: list[int], host_us: float, least_us: float) -> None:
+    """Whatever a launch takes from two thirds of what is expected on, and the host up to half more than it did."""
+    lead_us = head_start_us(blocks, host_us, least_us)
+    queued_us, free_us = 0.0, lead_us
+    for length in blocks:
+        queued_us += length * host_us * 1.5
+        assert queued_us <= free_us * (1 + 1e-9)
+        free_us += length * least_us / 1.5
+    whole = sum(blocks) * host_us * 1.5
+    assert lead_us <= whole * (1 + 1e-9)
+    assert least_us > 0 or lead_us >= whole * (1 - 1e-9), "of which nothing is known: all is queued before"
+
+
+def test_long_launches_need_no_more_than_the_first_block_queued() -> None:
+    assert head_start_us([4] * 60, host_us=10, least_us=400) == 4 * 10 * 1.5

@@ -96,7 +96,8 @@ class Tiled(Kernel):
     def points(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
         """The space's points. Raises UserError for an axis that is no knob of this kernel, or one that is missing."""
         self.check(space)
-        return space.points({**facts_of(spec, device), KIND: "plain"})
+        unused = () if device.vendor == "amd" else AMD_ONLY
+        return space.points({**facts_of(spec, device), KIND: "plain"}, unused)
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
         """Drop what this vendor's compiler ignores, and what this problem makes meaningless."""

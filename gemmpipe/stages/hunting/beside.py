@@ -20,15 +20,18 @@ from gemmpipe.stages.hunting.here import Here
 from gemmpipe.stages.hunting.hunter import Asked, Failed, News, Told
 from gemmpipe.stages.hunting.process import HunterProcess
 
+_OF_A_DEVICE = (
+    2  # one alone lists and thinks for as long as an H200 screens (aiter's space of 1,944 points, 2026-11-21)
+)
 _AHEAD = 2  # problems that a hunter has to list: more would stand in front of what is asked of it
 _LOSSES = 3  # of one hunter, with no hunt ended in between: it cannot go on
 
 
 def hunts_for(context: Context) -> Hunts:
-    """On a CPU in the driver; else beside it, a process for each device, with half of the cores left to the others."""
+    """On a CPU in the driver; else beside it, two processes a device, with half of the cores left to the others."""
     if context.device.kind == "cpu":
         return Here(context.ground, context.lore)
-    count = max(1, min(len(context.pool.devices), usable_cores() // 2))
+    count = max(1, min(_OF_A_DEVICE * len(context.pool.devices), usable_cores() // 2))
     return Beside(context.ground, context.lore, count, context.events)
 
 
