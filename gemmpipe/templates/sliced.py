@@ -16,6 +16,8 @@ from gemmpipe.templates.whole_k import SCALINGS, WholeK, scaling
 _WIDE, _NARROW = 16, 8
 """Rows and columns of one warp's matrix instruction."""
 _MOST_ROWS = 64
+_MOST_HELD = 192
+"""Registers a thread for sums and operands: 176 became 226 or 242, from 224 on some spilled (60 builds, triton 3.6)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +45,11 @@ class Sliced(WholeK):
             return f"minimum tile: {m}x{n}x{depth} a warp, its matrix instruction takes 16x8x{least} or 8x16x{least}"
         if scaling(spec) == "block" and (n > SCALE_BLOCK or depth > SCALE_BLOCK):
             return f"scale group: {n} columns and {depth} along K a slice, one scale is applied to the product of both"
-        # A warp holds the whole tile: its sum, and by blocks the product of a step beside it.
-        held = (2 if scaling(spec) == "block" else 1) * m * n // device.warp_size
-        if held > 128:
-            return f"registers: {held} accumulator registers a thread, 128 leave room for operands"
+        # A warp holds the whole tile: its sum, by blocks a step's product beside it, and its slice of both operands.
+        sums = (2 if scaling(spec) == "block" else 1) * m * n // device.warp_size
+        held = sums + int((m + n) * depth * element_bytes(spec.x_dtype)) // (4 * device.warp_size)
+        if held > _MOST_HELD:
+            return f"registers: {held} a thread for sums and operands, beyond {_MOST_HELD} the compiler spills"
         needed = shared_bytes(spec, m, n, k, warps, stages)
         if needed > device.shared_bytes:
             return f"shared memory: about {needed} bytes, {device.shared_bytes} a block on {device.gfx}"

@@ -17,6 +17,13 @@ from gemmpipe.reference import error_ratio
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 Words = Mapping[str, object]
+DENSE: list[tuple[str, Words]] = [
+    ("a16w16", {"bias": True}),
+    ("a16w16", {"dtype": "float8_e4m3fn"}),
+    ("a8w8", {}),
+    ("a8w8", {"dtype": "int8", "bias": True}),
+    ("a8w8_blockscale", {}),
+]
 
 
 @pytest.fixture(scope="module")
@@ -154,21 +161,20 @@ def check_gluon(device: Device, case: tuple[Family, GemmSpec, Weights, Inputs], 
 
 @pytest.mark.parametrize("mnk", [(1, 1280, 8192), (2, 7168, 2048), (5, 1300, 1000), (16, 1024, 512)])
 @pytest.mark.parametrize("stages", [1, 3])
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("a16w16", {"bias": True}),
-        ("a16w16", {"dtype": "float8_e4m3fn"}),
-        ("a8w8", {}),
-        ("a8w8", {"dtype": "int8", "bias": True}),
-        ("a8w8_blockscale", {}),
-    ],
-)
+@pytest.mark.parametrize(("name", "words"), DENSE)
 def test_skinny(device: Device, mnk: tuple[int, int, int], stages: int, name: str, words: Words) -> None:
     case = made(name, device, mnk, words)
     kernel = next(i for i in case[0].implementations if i.label == "skinny")
     rows = min(4, 1 << (mnk[0].bit_length() - 1))
     check(kernel, knobs_of(rows, 4, 512, 1, 2, stages), device, case)
+
+
+@pytest.mark.parametrize("mnk", [(1, 1280, 8192), (8, 7168, 2048), (13, 1300, 1000), (33, 1030, 528)])
+@pytest.mark.parametrize("tile", [(8, 16, 1024, 1, 8, 3), (16, 8, 256, 1, 4, 4), (32, 16, 512, 1, 8, 4)])
+@pytest.mark.parametrize(("name", "words"), DENSE)
+def test_sliced(device: Device, mnk: tuple[int, int, int], tile: tuple[int, ...], name: str, words: Words) -> None:
+    case = made(name, device, mnk, words)
+    check(next(i for i in case[0].implementations if i.label == "sliced"), knobs_of(*tile), device, case)
 
 
 def test_split_k_survives_many_launches(device: Device) -> None:
@@ -185,11 +191,12 @@ def test_split_k_survives_many_launches(device: Device) -> None:
         assert torch.equal(launch(), first)
 
 
-def test_overlapping_launches_wait_for_one_another(device: Device) -> None:
+@pytest.mark.parametrize(("label", "tile"), [("triton", (16, 64, 64, 4, 4, 4)), ("sliced", (16, 16, 256, 1, 4, 4))])
+def test_overlapping_launches_wait_for_one_another(device: Device, label: str, tile: tuple[int, ...]) -> None:
     """Each reads what the one before wrote: without waiting, one of a hundred chained products would read too early."""
     family, spec, weights, inputs = made("a16w16", device, (16, 1024, 1024), {})
-    kernel = family.implementations[0]
-    knobs = kernel.normalise(spec, knobs_of(16, 64, 64, 4, 4, 4), device)
+    kernel = next(i for i in family.implementations if i.label == label)
+    knobs = kernel.normalise(spec, knobs_of(*tile), device)
     prepared, ends = kernel.prepare(spec, weights, knobs), [inputs.x.clone(), torch.empty_like(inputs.x)]
     steps = [kernel.bind(spec, knobs, device, replace(inputs, x=ends[i]), prepared, ends[1 - i]) for i in range(2)]
     expected = inputs.x

@@ -1,0 +1,109 @@
+"""The sliced-K kernel without a GPU: what fits, what the compiler makes of it, and what waits for the kernel before."""
+
+import re
+
+import pytest
+
+from gemmpipe.data import Device, Scalar
+from gemmpipe.device import arch_device
+from gemmpipe.family import GemmSpec, KernelDefaults, load_family
+from gemmpipe.launching.builds import compile_build, compiled
+from gemmpipe.problem import make_problem
+from gemmpipe.templates.sliced import Sliced, shared_bytes
+
+Tile = tuple[int, int, int, int, int]
+"""BLOCK_SIZE_M, _N, _K, num_warps, num_stages."""
+SM_90 = arch_device("sm_90")
+TILES: list[Tile] = [(8, 32, 512, 4, 6), (16, 8, 512, 8, 3), (16, 32, 512, 4, 3), (32, 32, 512, 8, 4)]
+
+
+def _case(name: str, m: int = 16, k: int = 8192, **words: object) -> tuple[Sliced, GemmSpec]:
+    family = load_family(name)
+    defaults = KernelDefaults(**{"dtype": None, "out_dtype": None, "bias": None, **words})  # type: ignore[arg-type]
+    spec = family.spec(make_problem(family, {"M": m, "N": 1280, "K": k}, defaults, "sm_90", "test"))
+    (kernel,) = (i for i in family.implementations if isinstance(i, Sliced))
+    return kernel, spec
+
+
+def _knobs(tile: Tile) -> dict[str, Scalar]:
+    names = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps", "num_stages")
+    return dict(zip(names, tile, strict=True))
+
+
+def _misfit(kernel: Sliced, spec: GemmSpec, tile: Tile, device: Device = SM_90) -> str | None:
+    return kernel.misfit(spec, kernel.normalise(spec, _knobs(tile), device), device)
+
+
+@pytest.mark.parametrize("gfx", ["sm_90", "sm_100"])
+@pytest.mark.parametrize("tile", TILES)
+@pytest.mark.parametrize(
+    ("name", "k", "words"),
+    [("a16w16", 8192, {"bias": True}), ("a8w8", 1040, {"dtype": "int8"}), ("a8w8_blockscale", 7168, {})],
+)
+def test_compiles_within_the_estimate_and_spills_nothing(
+    name: str, k: int, words: dict[str, object], tile: Tile, gfx: str
+) -> None:
+    (kernel, spec), device = _case(name, k=k, **words), arch_device(gfx)
+    knobs = kernel.normalise(spec, _knobs(tile), device)
+    assert kernel.misfit(spec, knobs, device) is None
+    (build,) = kernel.builds(spec, knobs, device)
+    facts = compile_build(build, device)
+    assert facts.shared_bytes is not None
+    assert facts.shared_bytes <= shared_bytes(spec, *tile)
+    assert facts.spills == 0
+
+
+@pytest.mark.parametrize("name", ["a16w16", "a8w8", "a8w8_blockscale"])
+def test_reads_nothing_before_the_kernel_before_has_ended(name: str) -> None:
+    kernel, spec = _case(name)
+    (build,) = kernel.builds(spec, kernel.normalise(spec, _knobs(TILES[2]), SM_90), SM_90)
+    before, waited = compiled(build, SM_90).asm["ptx"].split("griddepcontrol.wait", 1)
+    memory = r"(ld|st|prefetch)\.global|cp\.async\.c[ag]"
+    assert not re.search(memory, before)
+    assert len(re.findall(memory, waited)) > 10
+    assert "griddepcontrol.launch_dependents" not in before
+    assert "griddepcontrol.launch_dependents" in waited
+
+
+@pytest.mark.parametrize(
+    ("name", "tile", "rule"),
+    [
+        ("a16w16", (8, 8, 512, 4, 3), "minimum tile"),
+        ("a16w16", (16, 4, 512, 4, 3), "minimum tile"),
+        ("a8w8", (16, 16, 128, 8, 3), "minimum tile"),
+        ("a8w8_blockscale", (16, 16, 1024, 4, 3), "scale group"),
+        ("a8w8_blockscale", (8, 256, 512, 8, 3), "scale group"),
+        ("a8w8_blockscale", (64, 64, 512, 8, 3), "registers"),
+        ("a16w16", (64, 64, 512, 8, 3), "registers"),
+        ("a16w16", (64, 32, 512, 4, 3), "registers"),
+        ("a16w16", (16, 32, 512, 8, 6), "shared memory"),
+        ("a16w16", (16, 24, 512, 8, 6), "power of two"),
+        ("a16w16", (16, 16, 4096, 64, 3), "threads"),
+    ],
+)
+def test_misfits_name_their_rule(name: str, tile: Tile, rule: str) -> None:
+    kernel, spec = _case(name)
+    assert _misfit(kernel, spec, TILES[2]) is None
+    assert str(_misfit(kernel, spec, tile)).split(":")[0] == rule
+
+
+def test_is_unfit_on_amd() -> None:
+    kernel, spec = _case("a16w16")
+    assert str(_misfit(kernel, spec, TILES[2], arch_device("gfx942"))).startswith("vendor")
+
+
+@pytest.mark.parametrize(
+    ("m", "tile", "said"),
+    [
+        (1, (8, 16, 512, 4, 3), None),
+        (1, (16, 8, 512, 4, 3), None),
+        (1, (16, 16, 512, 4, 3), "tile beyond the problem"),
+        (9, (16, 16, 512, 4, 3), None),
+        (64, (32, 32, 512, 8, 3), None),
+        (65, (32, 32, 512, 8, 3), "rows"),
+    ],
+)
+def test_padding_and_many_rows_fit_but_are_passed_over(m: int, tile: Tile, said: str | None) -> None:
+    kernel, spec = _case("a16w16", m)
+    reason = kernel.wasteful(spec, kernel.normalise(spec, _knobs(tile), SM_90), SM_90)
+    assert (reason and reason.split(":")[0]) == said
