@@ -15,7 +15,7 @@ from gemmpipe.templates.whole_k import SCALINGS, WholeK, scaling
 
 _WIDE, _NARROW = 16, 8
 """Rows and columns of one warp's matrix instruction."""
-_MOST_ROWS = 64
+_MOST_ROWS = 32
 _MOST_HELD = 192
 """Registers a thread for sums and operands: 176 became 226 or 242, from 224 on some spilled (60 builds, triton 3.6)."""
 

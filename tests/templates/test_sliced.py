@@ -99,8 +99,8 @@ def test_is_unfit_on_amd() -> None:
         (1, (16, 8, 512, 4, 3), None),
         (1, (16, 16, 512, 4, 3), "tile beyond the problem"),
         (9, (16, 16, 512, 4, 3), None),
-        (64, (32, 32, 512, 8, 3), None),
-        (65, (32, 32, 512, 8, 3), "rows"),
+        (32, (32, 32, 512, 8, 3), None),
+        (33, (32, 32, 512, 8, 3), "rows"),
     ],
 )
 def test_padding_and_many_rows_fit_but_are_passed_over(m: int, tile: Tile, said: str | None) -> None:
