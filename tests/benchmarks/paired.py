@@ -31,13 +31,12 @@ def chosen(path: Path, family: Family) -> dict[tuple[object, ...], Candidate]:
 def race(bench: Workbench, clock: Clock, problem: Problem, pair: list[Candidate], rounds: int) -> list[list[float]]:
     """Samples of each candidate, one a round."""
     setup = bench.set_up(problem)
-    replays = []
-    for candidate in pair:
-        launch = setup.bind(candidate, 0)
+    launches = [setup.bind(candidate, 0) for candidate in pair]
+    for launch in launches:
         launch()
-        [time_us] = clock.sequence([launch])
-        count = clock.launches_per_sample(time_us, setup.sets)
-        replays.append(clock.replay([setup.bind(candidate, i) for i in range(count)]))
+    # As many launches a sample for both: starting a graph takes some microseconds.
+    count = clock.launches_per_sample(min(clock.sequence(3 * launches)), setup.sets)
+    replays = [clock.replay([setup.bind(candidate, i) for i in range(count)]) for candidate in pair]
     for _ in range(20):  # the device leaves its idle clocks behind
         for replay in replays:
             replay()

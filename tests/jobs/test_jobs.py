@@ -2,11 +2,12 @@
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from gemmpipe.backends.aten import Torch
 from gemmpipe.conditions import Neighbours
@@ -17,7 +18,7 @@ from gemmpipe.jobs import SETTING_UP, TOGETHER, Flight, Poisoned, ProbeJob, Tool
 from gemmpipe.jobs.finals import FinalsJob, _Runner
 from gemmpipe.jobs.screening import ScreenJob
 from gemmpipe.search import Request
-from gemmpipe.timer import CpuClock, Timer
+from gemmpipe.timer import Call, CpuClock, Timer
 from gemmpipe.workbench import OperandCache, Workbench
 from gemmpipe.worker import Post, ready_tools
 
@@ -301,7 +302,14 @@ def test_every_round_has_its_own_order(tools: Tools, cells: Cells) -> None:
 def test_clocks_that_sag_in_the_middle_put_nobody_out(tools: Tools) -> None:
     """One round apart, two medians of the same two speeds lie on either side."""
     first, second = (
-        _Runner(candidate=_candidate("right", pace_ms=pace), position=0, err_ratio=0.0, samples=samples)
+        _Runner(
+            candidate=_candidate("right", pace_ms=pace),
+            position=0,
+            err_ratio=0.0,
+            time_us=1.0,
+            launch=torch.Tensor,
+            samples=samples,
+        )
         for pace, samples in ((0, [1.0] * 9 + [1.1] * 11), (1, [1.0] * 11 + [1.1] * 9))
     )
     job = _finals(first.candidate, second.candidate)
@@ -309,3 +317,26 @@ def test_clocks_that_sag_in_the_middle_put_nobody_out(tools: Tools) -> None:
     assert job._still_racing([first, second]) == [first, second]
     first.samples[:] = [1.04 * time_us for time_us in second.samples]
     assert job._still_racing([first, second]) == [second]
+
+
+class _Hasty(CpuClock):
+    """Sees every other look at a launch four times too long, as where the host falls behind; no two alike."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def sequence(self, launches: Sequence[Call], least_us: float = 0.0) -> list[float]:
+        times = []
+        for launch in launches:
+            launch()
+            self.looks += 1
+            times.append((36.0 if self.looks % 2 else 9.0) + 0.4 * (self.looks % 5))
+        return times
+
+
+def test_samples_of_all_who_may_win_have_as_many_launches(tools: Tools) -> None:
+    """Starting a graph takes some microseconds: divided by other numbers of launches, it would decide."""
+    finalists = [_candidate("right", pace_ms=pace) for pace in (0, 0.001, 0.002, 0.003)]
+    trials = _finals(*finalists).run(replace(tools, clock=_Hasty()))
+    assert {trial.status for trial in trials} <= {Status.OK, Status.DROPPED}
+    assert len({trial.launches // len(trial.samples_us) for trial in trials}) == 1
