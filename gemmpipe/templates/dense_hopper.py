@@ -127,7 +127,8 @@ def dense_warp_specialised(
     x, w, out, bias_ptr, x_scale_ptr, w_scale_ptr, parts_ptr, counters_ptr,
     M, N, blocks, programs, group_m, whole, splits,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, STAGES: gl.constexpr,
-    SPLIT_K: gl.constexpr, SCALES: gl.constexpr, BIAS: gl.constexpr,
+    SPLIT_K: gl.constexpr, REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr, SCALES: gl.constexpr,
+    BIAS: gl.constexpr,
 ):  # fmt: skip
     """out = (x @ w^T) * x_scale * w_scale + bias; x, w, out are tensor descriptors. SCALES: `none`, `tensor`, `row`."""
     x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, BLOCK_SIZE_M, BLOCK_SIZE_K], x.layout)
@@ -145,4 +146,4 @@ def dense_warp_specialised(
                     BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SPLIT_K, SCALES, BIAS)),
         (load_ring, (x, w, x, x_ring, w_ring, x_ring, full, empty, M, 0, tiles_m, tiles_n, blocks, programs, group_m,
                      whole, splits, BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, STAGES, False)),
-    ], [4, 1], [232, 24])  # fmt: skip
+    ], [4, 1], [REGISTERS, LOADER_REGISTERS])  # fmt: skip

@@ -31,11 +31,14 @@ _KNOBS = (
     "GROUP_SIZE_M",
     "NUM_KSPLIT",
     "num_stages",
+    "CTAS_PER_SM",
 )
 _ROW_BYTES = 128  # of a ring slot: the widest swizzle
 _STAGED = 64  # from twice as many columns on, half of them are on their way to the output at a time
 _FEW_ROWS = 16
-_SHARED_BYTES = 232_448  # a program's, on sm_90
+_SHARED_BYTES = 232_448  # a program's, on sm_90; a multiprocessor has 1 kB more for each
+_REGISTERS = {1: (232, 24), 2: (96, 48)}  # a thread's of a math warpgroup and of the loader, by CTAS_PER_SM
+_LEAST_REGISTERS = 80  # of all threads, so that two programs of 384 fit a multiprocessor
 _WORKSPACE_BYTES = 256 * 2**20
 
 
@@ -80,6 +83,8 @@ class WarpSpecialised(Kernel):
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
         """Its own knobs alone; one row or column of tiles has one order, and no split of K is empty."""
         kept = {"NUM_KSPLIT": 1, **{name: knobs[name] for name in _KNOBS if name in knobs}}
+        if kept.get("CTAS_PER_SM") == 1:
+            del kept["CTAS_PER_SM"]
         if min(tiles_of(spec, kept)) == 1:
             kept["GROUP_SIZE_M"] = 1
         blocks = ceil_div(spec.k, max(1, integer(kept, "BLOCK_SIZE_K")))
@@ -112,6 +117,12 @@ class WarpSpecialised(Kernel):
         needed = _ring_bytes(knobs) + 2 * 2 * GROUP_ROWS * _staged(knobs)
         if stages < 2 or needed > device.shared_bytes:
             return f"shared memory: about {needed} bytes for {stages} stages, {device.shared_bytes} a block"
+        if ctas_of(knobs) > 1 and (
+            columns_of(knobs) > 32 or ctas_of(knobs) * (needed + 1024) > device.shared_bytes + 1024
+        ):
+            return (
+                f"two programs: about {needed} bytes and {columns_of(knobs)} columns a warpgroup, 32 fit the registers"
+            )
         if 4 * Grid.of(spec, knobs, device).parts > _WORKSPACE_BYTES:
             return f"workspace: {Grid.of(spec, knobs, device).parts} elements of split-K parts"
         return None
@@ -130,6 +141,7 @@ class WarpSpecialised(Kernel):
         constants |= {
             "STAGES": knobs["num_stages"],
             "SPLIT_K": knobs["NUM_KSPLIT"] != 1,
+            **dict(zip(("REGISTERS", "LOADER_REGISTERS"), _REGISTERS[ctas_of(knobs)], strict=True)),
             **self.constants(spec),
         }
         signature: dict[str, str] = {
@@ -137,13 +149,14 @@ class WarpSpecialised(Kernel):
         }
         pointers = {**operands, **PARTS}
         signature |= {**pointers, **dict.fromkeys(self._integers(spec), "i32"), **dict.fromkeys(constants, "constexpr")}
+        limit = () if ctas_of(knobs) == 1 else (("maxnreg", _LEAST_REGISTERS),)
         build = Build(
             kernel=self.kernel,
             source_hash=hash_of(self.kernel),
             signature=tuple(signature.items()),
             constants=tuple(constants.items()),
             aligned=tuple(name for name, kind in pointers.items() if kind != "constexpr"),
-            options=(("launch_pdl", True), ("num_warps", 4)),
+            options=(("launch_pdl", True), *limit, ("num_warps", 4)),
         )
         return (build,)
 
@@ -209,12 +222,17 @@ class Grid:
     @classmethod
     def of(cls, spec: GemmSpec, knobs: Knobs, device: Device) -> "Grid":
         """As few programs as the same number of rounds over the device needs."""
-        tiles, splits = prod(tiles_of(spec, knobs)), integer(knobs, "NUM_KSPLIT")
-        whole = tiles if splits == 1 else tiles // device.cu_num * device.cu_num
+        tiles, splits, room = prod(tiles_of(spec, knobs)), integer(knobs, "NUM_KSPLIT"), device.cu_num * ctas_of(knobs)
+        whole = tiles if splits == 1 else tiles // room * room
         pieces = whole + (tiles - whole) * splits
-        programs = device.cu_num if 0 < whole < tiles else ceil_div(pieces, ceil_div(pieces, device.cu_num))
+        programs = room if 0 < whole < tiles else ceil_div(pieces, ceil_div(pieces, room))
         size = integer(knobs, "BLOCK_SIZE_M") * integer(knobs, "BLOCK_SIZE_N")
         return cls(tiles=tiles, whole=whole, programs=programs, parts=(pieces - whole) * size)
+
+
+def ctas_of(knobs: Knobs) -> int:
+    """Programs that share a multiprocessor."""
+    return integer(knobs, "CTAS_PER_SM") if "CTAS_PER_SM" in knobs else 1
 
 
 def columns_of(knobs: Knobs) -> int:

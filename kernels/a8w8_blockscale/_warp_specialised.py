@@ -156,7 +156,7 @@ def blockscale_warp_specialised(
     x, w, out, scales, w_scale_ptr, parts_ptr, counters_ptr,
     M, N, blocks, programs, group_m, whole, splits, w_scale_stride, scale_stride,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, STAGES: gl.constexpr,
-    SPLIT_K: gl.constexpr, SCALE_BLOCK: gl.constexpr,
+    SPLIT_K: gl.constexpr, REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr, SCALE_BLOCK: gl.constexpr,
 ):  # fmt: skip
     """out = (x * x_scale) @ (w * w_scale)^T; x, w, out and scales are tensor descriptors, scales flat and K-major."""
     x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, BLOCK_SIZE_M, BLOCK_SIZE_K], x.layout)
@@ -176,4 +176,4 @@ def blockscale_warp_specialised(
                     BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SCALE_BLOCK, SPLIT_K)),
         (load_ring, (x, w, scales, x_ring, w_ring, scale_ring, full, empty, M, scale_stride, tiles_m, tiles_n, blocks,
                      programs, group_m, whole, splits, BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, STAGES, True)),
-    ], [4, 1], [232, 24])  # fmt: skip
+    ], [4, 1], [REGISTERS, LOADER_REGISTERS])  # fmt: skip

@@ -121,6 +121,17 @@ def test_warp_specialised(device: Device, mnk: tuple[int, int, int], m: int, n: 
     check_gluon(device, made("a8w8_blockscale", device, mnk, {}), knobs_of(m, n, 128, splits, 4, stages))
 
 
+@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize(("n", "stages"), [(64, 6), (32, 8)])
+@pytest.mark.parametrize("mnk", [(64, 4608, 7168), (24, 1320, 1040), (256, 7168, 512), (4, 72, 96)])
+@pytest.mark.parametrize("name", ["a8w8_blockscale", "a16w16", "a8w8"])
+def test_two_programs_a_multiprocessor(
+    device: Device, name: str, mnk: tuple[int, int, int], n: int, stages: int, splits: int
+) -> None:
+    knobs = knobs_of(64, n, 64 if name == "a16w16" else 128, splits, 4, stages)
+    check_gluon(device, made(name, device, mnk, {}), {**knobs, "CTAS_PER_SM": 2})
+
+
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize(("m", "n", "stages"), [(128, 256, 4), (128, 128, 6), (64, 128, 6), (64, 32, 4)])
 @pytest.mark.parametrize("mnk", [(128, 4608, 2048), (1, 1320, 1040), (1027, 1280, 512), (1030, 2312, 1200)])

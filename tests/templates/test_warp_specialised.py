@@ -65,3 +65,14 @@ def test_only_tiles_that_fill_no_round_are_split(m: int, splits: int, whole: int
 def test_there_is_nothing_to_split_where_all_rounds_are_full() -> None:
     kernel, spec = _kernel("a8w8_blockscale", 64 * 33)  # 33 x 20 tiles on 132 multiprocessors
     assert kernel.normalise(spec, {**_knobs(spec, 64), "NUM_KSPLIT": 4}, SM_90)["NUM_KSPLIT"] == 1
+
+
+def test_two_programs_share_a_multiprocessor_where_both_fit() -> None:
+    kernel, spec = _kernel("a8w8_blockscale", 64)
+    knobs = {**_knobs(spec, 64), "num_stages": 6, "CTAS_PER_SM": 2}
+    assert kernel.misfit(spec, knobs, SM_90) is None
+    assert Grid.of(spec, {**knobs, "NUM_KSPLIT": 10}, SM_90).programs == 200  # two rounds for one program each
+    assert Grid.of(spec, {**knobs, "NUM_KSPLIT": 10, "CTAS_PER_SM": 1}, SM_90).programs == 100
+    for more in ({"num_stages": 8}, {"BLOCK_SIZE_N": 128, "num_stages": 3}):
+        assert "two programs" in str(kernel.misfit(spec, {**knobs, **more}, SM_90))
+    assert "CTAS_PER_SM" not in kernel.normalise(spec, {**knobs, "CTAS_PER_SM": 1}, SM_90)
