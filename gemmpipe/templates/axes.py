@@ -16,6 +16,8 @@ SWAP = "SWAP_AB"
 """Weights on the wide side of the matrix instruction."""
 KIND = "kernel_type"
 """Which kernel of a family an entry of the space is for; `plain` is the tiled one."""
+CTAS = "CTAS_PER_SM"
+"""Programs that share a multiprocessor: the warp-specialised kernels', passed over by the tiled ones."""
 CACHES = ("", ".ca", ".cg")
 """How a load of the weight may be cached."""
 AXES = (*NEEDED, *NEUTRAL, *AMD_ONLY, KIND)
@@ -32,7 +34,7 @@ def integer(knobs: Knobs, name: str) -> int:
 def check_axes(space: "Space", known: Sequence[str]) -> None:
     """Raise UserError for an axis that is not known, a needed one that is missing, or a value that no tile can have."""
     for axis in space.axes:
-        if axis not in known:
+        if axis not in (*known, CTAS):
             raise UserError(f"space.{axis}: no knob of this kernel{nearest(axis, known)}")
     for axis in NEEDED:
         if axis not in space.axes:
@@ -55,6 +57,8 @@ def _out_of_range(axis: str, value: Scalar) -> str | None:
         return None if size > 0 and not size & (size - 1) else "a power of two"
     if axis in ("num_stages", "GROUP_SIZE_M", "NUM_KSPLIT"):
         return None if size > 0 else "a whole number from 1"
+    if axis == CTAS:
+        return None if number and value in (1, 2) else "1 or 2"
     if axis in AMD_ONLY:
         return None if value is None or (number and size >= 0) else "a whole number from 0"
     if axis == "cache_modifier":

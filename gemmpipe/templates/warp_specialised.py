@@ -11,7 +11,7 @@ from gemmpipe.family import GemmSpec, Inputs, Prepared
 from gemmpipe.launching.launches import Kernel, KernelLaunch
 from gemmpipe.layouts import PLAIN, TILES_16X16, runs_along_k
 from gemmpipe.operand_types import element_bytes
-from gemmpipe.templates.axes import integer
+from gemmpipe.templates.axes import CTAS, integer
 from gemmpipe.templates.signature import PARTS, TYPES, tile_sizes
 from gemmpipe.templates.tiled import ceil_div, facts_of, hash_of
 
@@ -31,7 +31,7 @@ _KNOBS = (
     "GROUP_SIZE_M",
     "NUM_KSPLIT",
     "num_stages",
-    "CTAS_PER_SM",
+    CTAS,
 )
 _ROW_BYTES = 128  # of a ring slot: the widest swizzle
 _STAGED = 64  # from twice as many columns on, half of them are on their way to the output at a time
@@ -83,8 +83,8 @@ class WarpSpecialised(Kernel):
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
         """Its own knobs alone; one row or column of tiles has one order, and no split of K is empty."""
         kept = {"NUM_KSPLIT": 1, **{name: knobs[name] for name in _KNOBS if name in knobs}}
-        if kept.get("CTAS_PER_SM") == 1:
-            del kept["CTAS_PER_SM"]
+        if kept.get(CTAS) == 1:
+            del kept[CTAS]
         if min(tiles_of(spec, kept)) == 1:
             kept["GROUP_SIZE_M"] = 1
         blocks = ceil_div(spec.k, max(1, integer(kept, "BLOCK_SIZE_K")))
@@ -232,7 +232,7 @@ class Grid:
 
 def ctas_of(knobs: Knobs) -> int:
     """Programs that share a multiprocessor."""
-    return integer(knobs, "CTAS_PER_SM") if "CTAS_PER_SM" in knobs else 1
+    return integer(knobs, CTAS) if CTAS in knobs else 1
 
 
 def columns_of(knobs: Knobs) -> int:
