@@ -2,7 +2,7 @@
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -110,9 +110,9 @@ class Implementation(ABC):
     ) -> Launch:
         """A call without arguments that computes the product, into `out` [M, N] where it can choose."""
 
-    def bind_each(self, spec: GemmSpec, knobs: Knobs, device: Device, sets: Sequence[Operands]) -> list[Launch]:
-        """`bind` to each of several sets of operands, which are made alike."""
-        return [self.bind(spec, knobs, device, s.inputs, s.prepared, s.out) for s in sets]
+    def binder(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Callable[[Operands], Launch]:
+        """`bind` for several sets of operands, which are made alike."""
+        return lambda own: self.bind(spec, knobs, device, own.inputs, own.prepared, own.out)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

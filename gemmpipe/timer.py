@@ -19,6 +19,8 @@ Replay = Callable[[], float]
 
 _CYCLES_PER_US = 2000  # of the device's clock (1980 MHz at most on an H200)
 _HOST_US = 30.0  # what the host needs to queue a launch and two events, until it is measured
+_FIRST_US = 40.0  # what the first launch after a wait may need beyond that
+_TRIES = 3  # to have a block queued before the device comes to it
 _SLOWER_HOST = 1.5  # than it was measured to be; and kernels may be so much faster than expected
 _REPLAY_US = 500.0  # shorter replays measure what they follow: the clock, other kernels in the caches
 _MOST_LAUNCHES = 64
@@ -130,7 +132,8 @@ class GpuClock(Clock):
 
         self._torch = torch
         self._device = torch.device(device.torch_name)
-        self._host_us = _HOST_US
+        self._host_us = {True: _HOST_US, False: _HOST_US}
+        """Of blocks of one launch, and of longer ones, where the events cost less of each launch."""
         self._side = torch.cuda.Stream(self._device)
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
@@ -148,21 +151,36 @@ class GpuClock(Clock):
         return times + (self._queued(part, least_us) if part else [])
 
     def _queued(self, blocks: Sequence[Sequence[Call]], least_us: float) -> list[float]:
-        """Times of blocks that all fit into the device's queue."""
-        launches = sum(map(len, blocks))
-        pairs = self._pairs(len(blocks))
-        lead_us = head_start_us([len(block) for block in blocks], self._host_us, least_us)
+        """Times of blocks that all fit into the device's queue; again of those that the device had to wait for."""
+        times, late = self._in_a_row(blocks, least_us)
+        for _ in range(_TRIES):
+            if not late:
+                break
+            again, still_late = self._in_a_row([blocks[i] for i in late], 0.0)
+            for i, time_us in zip(late, again, strict=True):
+                times[i] = time_us
+            late = [late[i] for i in still_late]
+        return times
+
+    def _in_a_row(self, blocks: Sequence[Sequence[Call]], least_us: float) -> tuple[list[float], list[int]]:
+        """Times of blocks, and the places of those that the device came to before they were queued."""
+        lengths, late = [len(block) for block in blocks], []
+        pairs, single = self._pairs(len(blocks)), sum(lengths) == len(blocks)
+        lead_us = head_start_us(lengths, self._host_us[single], least_us) + _FIRST_US
         self._torch.cuda._sleep(int(_CYCLES_PER_US * lead_us))
         begun = time.perf_counter_ns()
-        for (start, end), block in zip(pairs, blocks, strict=True):
+        for place, ((start, end), block) in enumerate(zip(pairs, blocks, strict=True)):
             start.record()
             for launch in block:
                 launch()
+            if start.query():
+                late.append(place)
             end.record()
-        if launches >= 8:
-            self._host_us = (self._host_us + (time.perf_counter_ns() - begun) / 1e3 / launches) / 2
+        if sum(lengths) >= 8:
+            host_us = (time.perf_counter_ns() - begun) / 1e3 / sum(lengths)
+            self._host_us[single] = max(host_us, (host_us + self._host_us[single]) / 2)
         self.synchronize()
-        return [s.elapsed_time(e) * 1e3 / len(block) for (s, e), block in zip(pairs, blocks, strict=True)]
+        return [s.elapsed_time(e) * 1e3 / n for (s, e), n in zip(pairs, lengths, strict=True)], late
 
     def _pairs(self, count: int) -> "list[tuple[torch.cuda.Event, torch.cuda.Event]]":
         """Events to record before and after so many blocks; they serve again once they were read."""

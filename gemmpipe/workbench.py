@@ -2,7 +2,7 @@
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -83,6 +83,8 @@ class Workbench:
         """Launches so far of (problem, candidate)."""
         self.once_us: dict[str, dict[str, float]] = {}
         """By problem id and candidate id, what a launch alone took."""
+        self.library_us: dict[str, float] = {}
+        """By problem id, the least of a library path that takes no further memory of weights."""
 
     def set_up(self, problem: Problem) -> "Setup":
         """The problem, ready to bind candidates to."""
@@ -159,14 +161,12 @@ class Setup:
 
     def bind(self, candidate: Candidate, index: int) -> Launch:
         """A launch of the candidate on set `index`."""
-        [launch] = self.bind_each(candidate, [index])
-        return launch
+        return self.binder(candidate)(index)
 
-    def bind_each(self, candidate: Candidate, indices: Iterable[int]) -> list[Launch]:
-        """Launches of the candidate on these sets, in their order; beyond `sets` they begin anew."""
-        implementation = self._bench.implementation(candidate)
-        sets = [self._operands(candidate, index % self.sets) for index in indices]
-        return implementation.bind_each(self.spec, candidate.knobs, self._bench.device, sets) if sets else []
+    def binder(self, candidate: Candidate) -> Callable[[int], Launch]:
+        """Makes launches of the candidate on one set after the other; beyond `sets` these begin anew."""
+        bind = self._bench.implementation(candidate).binder(self.spec, candidate.knobs, self._bench.device)
+        return lambda index: bind(self._operands(candidate, index % self.sets))
 
     def _operands(self, candidate: Candidate, index: int) -> Operands:
         return Operands(inputs=self.inputs(index), prepared=self.prepared(candidate, index), out=self.out(index))

@@ -17,6 +17,9 @@ from gemmpipe.workbench import Setup, Workbench
 
 T = TypeVar("T")
 
+Bind = Callable[[int], Launch]
+"""Makes a candidate's launch on the operand set of a number."""
+
 SETTING_UP = -1
 """The position in flight while a job makes operands."""
 TOGETHER = -2
@@ -143,15 +146,16 @@ class ProbeJob(Job):
         return trials
 
 
-def launch_once(tools: Tools, setup: Setup, index: int, candidate: Candidate) -> tuple[Launch, float]:
-    """Bind, launch and wait; the launch and the microseconds the host saw."""
+def launch_once(tools: Tools, setup: Setup, index: int, candidate: Candidate) -> tuple[Bind, Launch, float]:
+    """Bind, launch and wait; what binds to other sets, the launch, and the microseconds the host saw."""
     with tools.spending("load"):
-        launch = setup.bind(candidate, index)
+        bind = setup.binder(candidate)
+        launch = bind(index)
     start = time.perf_counter_ns()
     launch()
     tools.clock.synchronize()
     count(tools, setup, candidate, 1)
-    return launch, (time.perf_counter_ns() - start) / 1e3
+    return bind, launch, (time.perf_counter_ns() - start) / 1e3
 
 
 def count(tools: Tools, setup: Setup, candidate: Candidate, launches: int) -> None:

@@ -1,30 +1,35 @@
 """Few launches of many candidates."""
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from gemmpipe.data import Candidate, Problem, Status, Trial
 from gemmpipe.family import Launch
-from gemmpipe.jobs import LONG_US, SETTING_UP, TOGETHER, Job, Tools, count, launch_once, rounded
+from gemmpipe.jobs import LONG_US, SETTING_UP, TOGETHER, Bind, Job, Tools, count, launch_once, rounded
 from gemmpipe.search import Request
 from gemmpipe.timer import Timer
 from gemmpipe.workbench import Setup
 
 _HOPELESS = 2.0  # times the fastest of the problem: its exact time is nobody's business
-_BEHIND = 1.5  # times the pace after one launch: a glance at it is over (H200, 2026-11: of 720 winners none was 1.3)
-_PACE = 4  # th fastest: nothing is checked yet, and a kernel that computes nothing is the fastest
+_BEHIND = 1.5  # times the pace after one launch: a glance at it is over (H200, 2026-11: of 800 winners none was 1.3)
+_PACE = 4  # th fastest: nothing is checked yet, and a kernel that computes nothing is the fastest; or a library's
 _ALONE = 0.5  # of the time of a launch alone may be its start and its end, which others hide back to back
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScreenJob(Job):
-    """Few launches of many candidates, interleaved. Nothing is checked: bench does that to those who stay."""
+    """Few launches of many candidates, interleaved. Nothing is checked: bench does that to those who stay.
+
+    `library` are the labels of library paths, whose times are believed as they are.
+    """
 
     stage: str
     problem: Problem
     requests: tuple[Request, ...]
     timer: Timer
+    library: frozenset[str] = frozenset()
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -58,13 +63,15 @@ class ScreenJob(Job):
     def _first_launch(self, tools: Tools, setup: Setup, position: int, candidate: Candidate) -> "_Ready":
         known_us = self._seen(tools).get(candidate.id)
         if known_us is None:
-            launch, first_us = launch_once(tools, setup, position, candidate)
+            bind, launch, first_us = launch_once(tools, setup, position, candidate)
         else:  # it ran in this worker before
             with tools.spending("load"):
-                launch, first_us = setup.bind(candidate, position), known_us
+                bind = setup.binder(candidate)
+                launch, first_us = bind(position), known_us
         return _Ready(
             request=self.requests[position],
             position=position,
+            bind=bind,
             launches=[launch],
             first_us=first_us,
             extra_bytes=setup.prepared(candidate, position % setup.sets).extra_bytes,
@@ -102,13 +109,21 @@ class ScreenJob(Job):
         new = [item for item in short if item.request.candidate.id not in seen]
         times = tools.clock.sequence([item.launches[0] for item in new], _ALONE * min(seen.values(), default=0.0))
         seen |= {item.request.candidate.id: time_us for item, time_us in zip(new, times, strict=True)}
-        pace_us = sorted(seen.values())[_PACE - 1] if len(seen) >= _PACE else float("inf")
         for item in short:
             item.once_us = seen[item.request.candidate.id]
+        pace_us = self._pace_us(tools, new)
         for item in new:
             count(tools, setup, item.request.candidate, 1)
             if item.request.glance and seen[item.request.candidate.id] > _BEHIND * pace_us:
                 item.samples_us, item.behind = [seen[item.request.candidate.id]], True
+
+    def _pace_us(self, tools: Tools, new: "list[_Ready]") -> float:
+        """What can be reached, going by all that was seen so far: the fourth fastest, or a library without a copy."""
+        seen, paces = sorted(self._seen(tools).values()), tools.bench.library_us
+        believed = [i for i in new if i.request.candidate.backend in self.library and not i.extra_bytes]
+        times = [item.once_us for item in believed if item.once_us is not None]
+        paces[self.problem.id] = min([paces.get(self.problem.id, math.inf), *times])
+        return min(paces[self.problem.id], seen[_PACE - 1] if len(seen) >= _PACE else math.inf)
 
     def _bind(self, tools: Tools, setup: Setup, staying: "list[_Ready]") -> None:
         """Decide how often each is launched, and make the launches; the short ones in blocks.
@@ -129,7 +144,7 @@ class ScreenJob(Job):
             number = min(item.together if item.together > 1 else item.samples, setup.sets)
             places = (item.position + step * i for i in range(1, number))
             with tools.spending("load"):
-                item.launches[1:] = setup.bind_each(item.request.candidate, places)
+                item.launches[1:] = map(item.bind, places)
 
     def _warm_up(self, tools: Tools, setup: Setup, ready: "list[_Ready]") -> None:
         """Launches that do not count, for those whose request is more than a glance."""
@@ -157,6 +172,7 @@ class ScreenJob(Job):
 class _Ready:
     request: Request
     position: int
+    bind: Bind
     launches: list[Launch]
     """Each on an operand set of its own, the first on set `position`."""
     first_us: float

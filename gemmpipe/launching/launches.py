@@ -1,13 +1,14 @@
 """Implementations of which a call is one launch of one kernel: stated as data, so that it can be bound once."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from gemmpipe.data import Build, Device, Knobs
 from gemmpipe.family import GemmSpec, Implementation, Inputs, Launch, Operands, Prepared
-from gemmpipe.launching.builds import load_build
+from gemmpipe.launching.builds import Loaded, load_build
 from gemmpipe.launching.rebinding import Rebinding
 from gemmpipe.launching.workspace import WORKSPACES
 
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
 
 PARTS, COUNTERS = "parts_ptr", "counters_ptr"
 """The parameters that the stream's workspace is given to."""
+
+Workspace = tuple["torch.Tensor", "torch.Tensor"] | tuple[None, None]
+"""Parts and counters."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,27 +67,42 @@ class Kernel(Implementation):
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
     ) -> Launch:
         """That launch, ready; its workspace is the stream's that is current now."""
-        [launch] = self._bound(spec, knobs, device, [Operands(inputs=inputs, prepared=prepared, out=out)])
-        return launch
+        return _Binder(self, spec, knobs, device)(Operands(inputs=inputs, prepared=prepared, out=out))
 
-    def bind_each(self, spec: GemmSpec, knobs: Knobs, device: Device, sets: Sequence[Operands]) -> list[Launch]:
+    def binder(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Callable[[Operands], Launch]:
         """What a launch is made of but for addresses is found once."""
-        if type(self).bind is not Kernel.bind:
-            return super().bind_each(spec, knobs, device, sets)
-        return self._bound(spec, knobs, device, sets)
+        plain = type(self).bind is Kernel.bind
+        return _Binder(self, spec, knobs, device) if plain else super().binder(spec, knobs, device)
 
-    def _bound(self, spec: GemmSpec, knobs: Knobs, device: Device, sets: Sequence[Operands]) -> list[Launch]:
-        first = sets[0]
-        one = self.launch(spec, knobs, device, first.inputs, first.prepared, first.out)
-        workspace = WORKSPACES.take(one.parts, one.counters, first.out.device) if one.parts else (None, None)
-        loaded = load_build(one.build, device)
-        launches = [one.call(loaded.launcher(one.grid, one.operands(*workspace)), first.out)]
-        again = Rebinding(one.arguments, first) if len(sets) > 1 and not loaded.interpreted else None
-        for other in sets[1:]:
-            arguments = again.to(other) if again is not None and again.complete else None
-            if arguments is None:
-                its = self.launch(spec, knobs, device, other.inputs, other.prepared, other.out)
+
+class _Binder:
+    """Binds a kernel to one set of operands after the other; the workspace is that of the first one's stream."""
+
+    def __init__(self, kernel: Kernel, spec: GemmSpec, knobs: Knobs, device: Device) -> None:
+        self._launch = partial(kernel.launch, spec, knobs, device)
+        self._device = device
+        self._first: tuple[Operands, KernelLaunch, Loaded, Workspace] | None = None
+
+    def __call__(self, own: Operands) -> Launch:
+        if self._first is None:
+            one = self._launch(own.inputs, own.prepared, own.out)
+            workspace: Workspace = (None, None)
+            if one.parts:
+                workspace = WORKSPACES.take(one.parts, one.counters, own.out.device)
+            loaded = load_build(one.build, self._device)
+            self._first = own, one, loaded, workspace
+        else:
+            _, one, loaded, workspace = self._first
+            arguments = self._rebinding.to(own) if self._rebinding is not None else None
+            if arguments is not None:
+                one = replace(one, arguments=arguments)
             else:
-                its = replace(one, arguments=arguments)
-            launches.append(its.call(loaded.launcher(its.grid, its.operands(*workspace)), other.out))
-        return launches
+                one = self._launch(own.inputs, own.prepared, own.out)
+        return one.call(loaded.launcher(one.grid, one.operands(*workspace)), own.out)
+
+    @cached_property
+    def _rebinding(self) -> Rebinding | None:
+        """None where an interpreter wants the operands themselves."""
+        assert self._first is not None
+        own, one, loaded, _ = self._first
+        return None if loaded.interpreted else Rebinding(one.arguments, own)

@@ -28,10 +28,10 @@ class Rebinding:
         """By argument, the place of its tensor in `tensors_of`."""
         self._same: list[tuple[int, int]] = []
         """Operands at one address, as scales of one row in either order are."""
-        self.complete = self._find_roles()
-        """Whether every address among the arguments is known to be an operand's."""
+        self._complete = self._find_roles()
 
     def _find_roles(self) -> bool:
+        """Whether every address among the arguments is known to be an operand's."""
         owners: dict[int, int] = {}
         for role, tensor in enumerate(self._tensors):
             if tensor is not None and owners.setdefault(tensor.data_ptr(), role) != role:
@@ -45,9 +45,9 @@ class Rebinding:
         return True
 
     def to(self, operands: Operands) -> dict[str, object] | None:
-        """The arguments for other operands; None where these do not lie alike."""
+        """The arguments for other operands; None where these do not lie alike, or a role is not known."""
         others = tensors_of(operands)
-        if any(_address_of(others[a]) != _address_of(others[b]) for a, b in self._same):
+        if not self._complete or any(_address_of(others[a]) != _address_of(others[b]) for a, b in self._same):
             return None
         arguments = dict(self._arguments)
         for name, role in self._roles.items():

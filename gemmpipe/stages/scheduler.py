@@ -193,7 +193,13 @@ class Scheduler:
         if not requests:
             return False
         self._journal.launch("screen", course.problem.id, [r.candidate for r in requests])
-        job = ScreenJob(stage="screen", problem=course.problem, requests=tuple(requests), timer=self._timer)
+        job = ScreenJob(
+            stage="screen",
+            problem=course.problem,
+            requests=tuple(requests),
+            timer=self._timer,
+            library=frozenset(self._context.family.baseline),
+        )
         self._pool.submit(job, worker)
         return True
 

@@ -138,8 +138,9 @@ class Screen(Stage):
 
     def _kept(self, courses: list[Course], context: Context) -> dict[str, list[Candidate]]:
         keep = Keep(fastest=self.keep, margin_pct=self.margin_pct, per_bucket=self.bucket_keep)
+        library = context.family.baseline
         kept = {
-            c.problem.id: dict.fromkeys(shortlist(c.results, keep, context.incumbents.get(c.problem.id, ())))
+            c.problem.id: dict.fromkeys(shortlist(c.results, keep, context.incumbents.get(c.problem.id, ()), library))
             for c in courses
         }
         for group in _siblings(courses):

@@ -15,20 +15,25 @@ class Keep:
     fastest: int
     """The fastest of a problem, whatever they are."""
     margin_pct: float
-    """But only who is so near to the fourth."""
+    """But only who is so near to the fourth, or to a library."""
     per_bucket: int
     """The fastest over all Ms of a bucket, among those its format can store."""
 
 
-def shortlist(results: Mapping[Candidate, Trial], keep: Keep, incumbents: Collection[Candidate]) -> list[Candidate]:
+def shortlist(
+    results: Mapping[Candidate, Trial], keep: Keep, incumbents: Collection[Candidate], library: Collection[str] = ()
+) -> list[Candidate]:
     """The fastest, the best of each backend (with and without extra weight memory), and the incumbents.
 
-    Those that were looked at longest come first: a glance is not compared with a long look.
+    Those that were looked at longest come first: a glance is not compared with a long look. Times of backends in
+    `library` are believed: who is behind such a path that takes no further memory of weights is none of the fastest.
     """
     timed = [t for t in results.values() if t.time_us is not None]
     ordered = sorted(timed, key=_rank)
     # Not of the first: nothing is checked yet, and a kernel that computes nothing is the fastest.
     pace_us = max((t.time_us or 0.0 for t in ordered[:_PACE]), default=0.0)
+    believed = [t for t in ordered if t.candidate.backend in library and not t.extra_weight_bytes]
+    pace_us = min([pace_us, *(t.time_us or 0.0 for t in believed)])
     near = [t.candidate for t in ordered if (t.time_us or 0.0) <= pace_us * (1 + keep.margin_pct / 100)]
     chosen = dict.fromkeys(near[: keep.fastest])
     best: dict[tuple[str, bool], Candidate] = {}

@@ -6,7 +6,7 @@ manifest says of 72 problems (2026-11-21). The driver, its desks, pipes and jour
 
 import random
 import time
-from collections.abc import Iterable, MutableSequence, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
@@ -128,6 +128,7 @@ class _Bench:
         self.family, self.device, self.clock = family, device, clock
         self.launched: dict[tuple[str, str], int] = {}
         self.once_us: dict[str, dict[str, float]] = {}
+        self.library_us: dict[str, float] = {}
         self.loaded: set[str] = set()
         self._vocabulary = Vocabulary()
         self._times: dict[tuple[str, str], float] = {}
@@ -173,8 +174,8 @@ class _Setup:
         self._bench.clock.owe(CHECK_US)
         return 0.0
 
-    def bind_each(self, candidate: Candidate, indices: Iterable[int]) -> list[Call]:
-        return [self.bind(candidate, index) for index in indices]
+    def binder(self, candidate: Candidate) -> Callable[[int], Call]:
+        return lambda index: self.bind(candidate, index)
 
     def bind(self, candidate: Candidate, index: int) -> Call:
         bench, clock = self._bench, self._bench.clock

@@ -1,0 +1,103 @@
+"""Who of some finalists is timed further, and when their race is decided."""
+
+from dataclasses import dataclass, field
+
+from gemmpipe.data import Candidate, median
+from gemmpipe.jobs import LONG_US, Bind
+from gemmpipe.paired import paired_ratio
+from gemmpipe.timer import Replay
+
+# (rounds, ratio to the fastest): slower than this is not timed further. Of 576 finals on H200s (2026-11-21) these put
+# out the winner of all rounds twice, 3.8 and 0.01 % behind the one that was left.
+_OUTRUN = ((1, 1.3), (2, 1.15), (3, 1.08), (5, 1.05), (8, 1.03), (15, 1.02))
+_OUTRUN_LONG = ((1, 1.15), (2, 1.08), (3, 1.05))  # one launch of 20 ms and more is its own average
+_FAR = 2.0  # times the fastest, of a launch alone, where short ones differ less: no round at all
+_RESTS = 1.1  # times the fastest: a baseline has been compared with after so many rounds as decide a race
+_DECIDED_AFTER = 10  # rounds, when all but the fastest are behind by more than this with an interval of 95 %: in the
+_DECIDED = 1.005  # same finals the choice of all rounds but for five, which the one chosen is within 0.3 % of
+
+
+def _no_replay() -> float:
+    raise AssertionError("who is wrong or far behind is never replayed")
+
+
+@dataclass(kw_only=True)
+class Runner:
+    """A finalist whose product was looked at."""
+
+    candidate: Candidate
+    position: int
+    err_ratio: float
+    time_us: float
+    """Of one launch by itself."""
+    bind: Bind
+    far: bool = False
+    """Whether that was all."""
+    replay: Replay = _no_replay
+    rounds: int = 0
+    per_sample: int = 1
+    extra_bytes: int = 0
+    samples: list[float] = field(default_factory=list)
+    outrun: bool = False
+
+    def behind(self, rival: "Runner") -> float:
+        """The ratio of this one's time to the rival's: the median over the rounds that both ran."""
+        return median([mine / other for mine, other in zip(self.samples, rival.samples, strict=True)])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """How a race is run; candidates are given by their ids, as in FinalsJob."""
+
+    library: frozenset[str]
+    kept: frozenset[str]
+    unchecked: frozenset[str] = frozenset()
+
+    def baseline(self, runners: list[Runner]) -> Runner | None:
+        """The library path to compare with, going by the launch alone."""
+        library = [r for r in runners if r.candidate.id in self.library]
+        return min(library, key=lambda r: (r.extra_bytes, r.time_us), default=None)
+
+    def is_far(self, runner: Runner, checked: list[Runner]) -> bool:
+        """Whether a launch tells that no round is needed. They are right: what is reached here can be reached."""
+        if runner.candidate.id in self.kept:
+            return False
+        rivals = (r for r in checked if r.extra_bytes <= runner.extra_bytes and r.candidate.id not in self.unchecked)
+        return runner.time_us > _FAR * min(r.time_us for r in rivals)
+
+    def decided(self, racing: list[Runner]) -> bool:
+        """Whether more rounds would only say more exactly what is known: who is the fastest, and of whom."""
+        turn = max((len(runner.samples) for runner in racing), default=0)
+        if turn < _DECIDED_AFTER or any(runner.candidate.id in self.kept for runner in racing):
+            return False
+        fastest = min(racing, key=lambda r: (median(r.samples), r.candidate.id))
+        rivals = [r for r in racing if r is not fastest]
+        return all(paired_ratio(r.samples, fastest.samples).low > _DECIDED for r in rivals)
+
+    def still_racing(self, racing: list[Runner]) -> list[Runner]:
+        """Outrun is who has a rival that needs no more weight memory and is faster by the limit of this round.
+
+        Compared round by round: when clocks sag in the middle of a race, medians of the same kernel a round apart lie
+        on either side.
+        """
+        times = {r.candidate.id: median(r.samples) for r in racing}
+        rounds = max((len(r.samples) for r in racing), default=0)
+        library = [r for r in racing if r.candidate.id in self.library]
+        baseline = min(library, key=lambda r: (r.extra_bytes, times[r.candidate.id]), default=None)
+        stay = []
+        for runner in racing:
+            rivals = (r for r in racing if r.extra_bytes <= runner.extra_bytes)
+            rival = min(rivals, key=lambda r: times[r.candidate.id])
+            known = _OUTRUN if times[rival.candidate.id] < LONG_US else _OUTRUN_LONG
+            limit = min((ratio for after, ratio in known if rounds >= after), default=float("inf"))
+            kept = runner is baseline or runner.candidate.id in self.kept
+            runner.outrun = not kept and runner.behind(rival) > limit
+            if not runner.outrun and not (runner is baseline and self._rests(runner, rival)):
+                stay.append(runner)
+        return stay
+
+    def _rests(self, baseline: Runner, rival: Runner) -> bool:
+        """Whether the baseline's ratio is known well enough for one that decides nothing."""
+        if baseline.candidate.id in self.kept or len(baseline.samples) < _DECIDED_AFTER:
+            return False
+        return paired_ratio(baseline.samples, rival.samples).low > _RESTS

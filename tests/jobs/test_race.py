@@ -1,0 +1,85 @@
+"""Who is put out of a race, when it is over, and what is compared with to the end."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemmpipe.data import Candidate, median
+from gemmpipe.jobs.race import Rules, Runner
+
+SAMPLES = st.lists(st.floats(1.0, 1.2), min_size=10, max_size=30)
+
+
+def _runner(name: str, samples: list[float], *, extra_bytes: int = 0) -> Runner:
+    def never(index: int) -> None:
+        raise AssertionError
+
+    candidate = Candidate.of("faulty", {"NAME": name})
+    return Runner(
+        candidate=candidate,
+        position=0,
+        err_ratio=0.0,
+        time_us=1.0,
+        bind=never,
+        samples=samples,
+        extra_bytes=extra_bytes,  # type: ignore[arg-type]
+    )
+
+
+def _rules(*, library: tuple[Runner, ...] = (), kept: tuple[Runner, ...] = ()) -> Rules:
+    return Rules(library=frozenset(r.candidate.id for r in library), kept=frozenset(r.candidate.id for r in kept))
+
+
+def _around(time_us: float, rounds: int, seed: int = 0) -> list[float]:
+    dice = random.Random(f"{time_us} {rounds} {seed}")
+    return [time_us * dice.gauss(1, 0.002) for _ in range(rounds)]
+
+
+def test_clocks_that_sag_in_the_middle_put_nobody_out() -> None:
+    """One round apart, two medians of the same two speeds lie on either side."""
+    first, second = _runner("a", [1.0] * 9 + [1.1] * 11), _runner("b", [1.0] * 11 + [1.1] * 9)
+    assert median(first.samples) / median(second.samples) > 1.03, "by medians it would be put out"
+    assert _rules().still_racing([first, second]) == [first, second]
+    first.samples[:] = [1.04 * time_us for time_us in second.samples]
+    assert _rules().still_racing([first, second]) == [second]
+
+
+@pytest.mark.parametrize(("rounds", "ratio", "stays"), [(1, 1.25, True), (1, 1.35, False), (5, 1.06, False)])
+def test_the_longer_the_race_the_less_one_may_be_behind(rounds: int, ratio: float, stays: bool) -> None:
+    quick, slow = _runner("a", [5.0] * rounds), _runner("b", [5.0 * ratio] * rounds)
+    assert (slow in _rules().still_racing([quick, slow])) is stays
+    assert slow.outrun is not stays
+    heavy = _runner("c", [4.0] * rounds, extra_bytes=100)
+    assert quick in _rules().still_racing([quick, heavy]), "memory that nobody may afford outruns nobody"
+
+
+@given(SAMPLES, st.integers(10, 30))
+def test_a_race_is_decided_only_where_every_rival_is_behind_for_sure(noise: list[float], rounds: int) -> None:
+    lead = [10.0 * x for x in noise]
+    near, clear = _runner("near", lead[::-1]), _runner("clear", [1.02 * x for x in lead])
+    fastest = _runner("fastest", lead)
+    assert _rules().decided([fastest, clear])
+    assert _rules().decided([fastest])
+    assert not _rules().decided([fastest, _runner("same", [1.004 * x for x in lead])])
+    assert not _rules(kept=(clear,)).decided([fastest, clear]), "who is kept has all its rounds"
+    if sorted(lead) != lead and _rules().decided([fastest, near]):
+        ratios = [a / b for a, b in zip(near.samples, lead, strict=True)]
+        assert median(ratios) > 1.005
+
+
+def test_nothing_is_decided_in_the_first_rounds() -> None:
+    assert not _rules().decided([_runner("a", [1.0] * 9), _runner("b", [9.0] * 9)])
+
+
+def test_a_baseline_far_behind_rests_after_ten_rounds() -> None:
+    quick, library = _runner("a", _around(5, 9)), _runner("b", _around(50, 9))
+    rules = _rules(library=(library,))
+    assert rules.still_racing([quick, library]) == [quick, library]
+    quick.samples, library.samples = _around(5, 10), _around(50, 10)
+    assert rules.still_racing([quick, library]) == [quick]
+    assert not library.outrun, "it was compared with as long as was needed"
+    near = _runner("c", _around(5.3, 10))
+    assert _rules(library=(near,)).still_racing([quick, near]) == [quick, near]
+    assert _rules(library=(library,), kept=(library,)).still_racing([quick, library]) == [quick, library]

@@ -1,0 +1,46 @@
+"""Who goes on to the finals."""
+
+from gemmpipe.data import Candidate, Status, Trial
+from gemmpipe.stages.shortlist import Keep, shortlist
+
+KEEP = Keep(fastest=5, margin_pct=6, per_bucket=1)
+
+
+def _trial(backend: str, number: int, time_us: float, *, look: int = 12, extra: int = 0) -> Trial:
+    return Trial(
+        stage="screen",
+        problem="p",
+        candidate=Candidate.of(backend, {"NUMBER": number}),
+        status=Status.OK,
+        launches=1,
+        asked=look,
+        samples_us=(time_us,),
+        extra_weight_bytes=extra,
+    )
+
+
+def _kept(*trials: Trial, library: tuple[str, ...] = ("library",)) -> list[float]:
+    kept = shortlist({t.candidate: t for t in trials}, KEEP, (), library)
+    times = {t.candidate: t.time_us for t in trials}
+    return [times[c] or 0.0 for c in kept]
+
+
+def test_the_fastest_within_reach_of_the_fourth_go_on() -> None:
+    own = [_trial("own", i, 10.0 + i / 10) for i in range(8)] + [_trial("own", 8, 30.0)]
+    assert _kept(*own) == [10.0, 10.1, 10.2, 10.3, 10.4]
+    wide = [_trial("own", i, time_us) for i, time_us in enumerate((1.0, 10.0, 10.1, 10.2, 10.8, 10.9))]
+    assert _kept(*wide) == [1.0, 10.0, 10.1, 10.2, 10.8], "nothing is checked yet: the first may compute nothing"
+
+
+def test_who_is_behind_a_library_needs_no_finals_but_the_best_of_each() -> None:
+    own = [_trial("own", i, 10.0 + i / 10) for i in range(8)]
+    assert _kept(*own, _trial("library", 0, 6.0)) == [6.0, 10.0]
+    assert len(_kept(*own, _trial("library", 0, 6.0), library=())) == 5
+    assert len(_kept(*own, _trial("library", 0, 6.0, extra=1))) == 5, "memory that nobody may afford shows nothing"
+    assert _kept(*own, _trial("library", 0, 9.6)) == [9.6, 10.0, 10.1]
+
+
+def test_a_longer_look_comes_first_however_many_launches_it_made() -> None:
+    glances = [_trial("own", i, 9.0, look=3) for i in range(5)]
+    looks = [_trial("own", 10 + i, 10.0) for i in range(5)]
+    assert _kept(*glances, *looks) == [10.0] * 5
