@@ -13,6 +13,7 @@ from typing import IO
 from gemmpipe import journalled
 from gemmpipe.data import BuildFacts, Candidate, Trial
 from gemmpipe.errors import EnvironmentProblem, UserError
+from gemmpipe.paths import no_link
 
 NAME = "trials.jsonl"
 _SYNC_EVERY_S = 1.0
@@ -47,7 +48,7 @@ class Journal:
             raise EnvironmentProblem(f"{self.path}: cannot write the journal: {error.strerror}") from None
 
     def _open(self) -> None:
-        self._file: IO[str] = self.path.open("a+", encoding="utf-8")
+        self._file: IO[str] = open(self.path, "a+", encoding="utf-8", opener=no_link)  # noqa: SIM115 (as long as the run)
         fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process, however that ends
 
     def write(self, row: str, **values: object) -> None:

@@ -33,6 +33,11 @@ def user_tables() -> Path:
     return user_data() / "tuned"
 
 
+def no_link(name: str, flags: int) -> int:
+    """`opener` of a file that is ours: raises OSError where somebody put a link to another one in its place."""
+    return os.open(name, flags | os.O_NOFOLLOW, 0o666)
+
+
 def write_atomic(path: Path, text: str) -> None:
     """Write `text` to `path` so that a reader sees the old or the new file, never half of one.
 

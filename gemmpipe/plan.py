@@ -82,6 +82,21 @@ def check_outputs(plan: Plan) -> None:
         writable("profile", Path(plan.profile).parent)
 
 
+def check_below(plan: Plan, recipe: str, typed: frozenset[str]) -> None:
+    """A file that a recipe names lies below the current directory, also behind links of the output folder.
+
+    What the user `typed` may lie anywhere. A link under the file's own name is replaced, never written through.
+    Raises UserError.
+    """
+    roots = [Path.cwd().resolve(), *([Path(plan.output).resolve()] if "output" in typed else [])]
+    for name, each in plan.formats.items():
+        key, path = f"format.{name}.file", each.named(Path(plan.output))
+        if path is None or key in typed:
+            continue
+        if not any(path.parent.resolve().is_relative_to(root) for root in roots):
+            raise UserError(f"{recipe}: {key}: {path} lies elsewhere; expected a place below this folder, or type it")
+
+
 def _files(plan: Plan) -> Iterator[tuple[str, Path]]:
     """The files that the run will write under a name the user may choose."""
     if plan.profile:

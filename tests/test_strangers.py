@@ -17,6 +17,7 @@ from gemmpipe.errors import UserError
 from gemmpipe.events import Event
 from gemmpipe.family import load_family
 from gemmpipe.plan import Plan
+from gemmpipe.runtime.captured import Recorder
 from gemmpipe.tables.store import open_sheet, render
 from gemmpipe.tables.uniting import Judge, entries_of, unite
 
@@ -108,6 +109,32 @@ def test_what_a_recipe_may_not_name_the_command_line_may(folder: Path, plans: li
     assert main([_recipe(folder, "output: here/below"), f"profile={elsewhere}/x.csv"]) == 0
     assert main([_recipe(folder, "kernel: a16w16"), f"output={elsewhere}"]) == 0
     assert [plan.output for plan in plans] == ["here/below", str(elsewhere)]
+
+
+@pytest.mark.parametrize("where", ["", "output: out\n", "sweep: {output: [out, out2]}\n"])
+def test_a_recipe_names_no_file_behind_a_link_of_its_repository(
+    where: str, folder: Path, capsys: pytest.CaptureFixture[str], plans: list[Plan]
+) -> None:
+    """The path from here is harmless; the one from the output folder, which the whole command line tells, is not."""
+    for output in ("out", "out2", "outputs/tuned"):
+        (folder / output).mkdir(parents=True)
+        (folder / output / "link").symlink_to("/tmp")
+    recipe = _recipe(folder, f"{where}format: [csv]\nformat.csv: {{file: link/x.csv}}")
+    assert main([recipe]) == 2
+    assert "link/x.csv lies elsewhere; expected a place below this folder" in capsys.readouterr().err
+    (folder / "outputs" / "tuned" / "aiter").symlink_to("/tmp")
+    assert main([_recipe(folder, "format: [aiter]\nformat.aiter.file: x.csv")]) == 2
+    (folder / "outputs" / "tuned" / "aiter").unlink()
+    assert plans == []
+    (folder / "outputs" / "tuned" / "link").unlink()
+    (folder / "outputs" / "tuned").rmdir()
+    (folder / "outputs" / "tuned").symlink_to("/tmp")
+    assert main([_recipe(folder, "format: [csv]\nformat.csv.file: profile")]) == 2
+    assert plans == []
+    assert main([_recipe(folder, "format: [csv]\nformat.csv.file: x.csv"), "output=/tmp/y"]) == 0
+    assert main([_recipe(folder, "format: [csv]"), "format.csv.file=x.csv"]) == 0
+    assert main([_recipe(folder, "format: [csv]")]) == 0, "your own link to where there is room"
+    assert len(plans) == 3
 
 
 def test_third_party_code_comes_from_words_on_the_command_line_alone(
@@ -241,6 +268,25 @@ def test_links_of_a_stranger_are_not_written_through(folder: Path) -> None:
     for name in ("c.csv.merge.txt", "c.csv.meta.json", ".c.csv.lock"):
         os.symlink("precious", folder / name)
     main(["merge", "inputs=bf16_tuned_gemm.csv", "output=c.csv"])
+    assert (folder / "precious").read_text() == "mine"
+
+
+def test_a_journal_that_is_a_link_is_not_written(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = _run_of_a_stranger(folder, ["kernel=a16w16"])
+    (run / "trials.jsonl").rename(folder / "precious")
+    (run / "trials.jsonl").symlink_to(folder / "precious")
+    before = (folder / "precious").read_text()
+    assert main([f"resume={run}"]) == 3
+    assert "trials.jsonl: cannot write the journal" in capsys.readouterr().err
+    assert (folder / "precious").read_text() == before
+
+
+def test_the_lock_of_captured_products_is_not_written_through(folder: Path) -> None:
+    (folder / "precious").write_text("mine")
+    (folder / ".c.csv.lock").symlink_to("precious")
+    recorder = Recorder(path=folder / "c.csv")
+    recorder.add("a16w16", {"M": 1, "N": 2, "K": 3}, "")
+    recorder.flush()
     assert (folder / "precious").read_text() == "mine"
 
 

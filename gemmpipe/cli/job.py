@@ -54,6 +54,7 @@ def _carry_out(cfg: "DictConfig", request: Request, run_dir: Path, overrides: tu
     if isinstance(chain, Iterable) and not _BESIDE.isdisjoint(map(str, chain)):
         forkserver.begin()
     from gemmpipe.config import Origin, build
+    from gemmpipe.plan import check_below
 
     config_dir = request.folders.config_dir
     origin = Origin(
@@ -67,6 +68,8 @@ def _carry_out(cfg: "DictConfig", request: Request, run_dir: Path, overrides: tu
     with Terminal(verbose=cfg.verbose is True) as terminal:
         events = Events(listeners=[terminal])
         plan = build(cfg, origin)
+        if request.recipe:
+            check_below(plan, request.recipe, request.typed)
         if request.pipeline == "doctor":
             from gemmpipe.doctor import examine
 

@@ -28,6 +28,8 @@ class Request:
     folders: Folders
     recipe: str
     """The recipe's path, or nothing."""
+    typed: frozenset[str]
+    """The keys that stand on the command line itself."""
 
 
 def understand(line: CommandLine) -> Request:
@@ -63,6 +65,7 @@ def understand(line: CommandLine) -> Request:
         multirun=multirun,
         folders=folders,
         recipe=str(recipe.path) if recipe else "",
+        typed=frozenset(key_of(word) for word in line.words),
     )
 
 

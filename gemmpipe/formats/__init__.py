@@ -49,6 +49,10 @@ class Format(ABC):
         """The native table that it keeps in this folder of artifacts, if it does."""
         return None
 
+    def named(self, folder: Path) -> Path | None:
+        """Where the file lies that the user gave a name, `file`, if it has one."""
+        return None
+
     @abstractmethod
     def write(self, family: Family, selections: "pd.DataFrame", target: Target) -> list[Path]:
         """Store the selections (columns `table.SELECTIONS` and the family's key) beside what is there already.

@@ -31,6 +31,10 @@ class AiterCsv(Format):
 
     file: str | None
 
+    def named(self, folder: Path) -> Path | None:
+        """The table's path, where `file` says it."""
+        return folder / "aiter" / self.file if self.file else None
+
     def write(self, family: Family, selections: "pd.DataFrame", target: Target) -> list[Path]:
         """The table and the report of what was united; how many choices were left out is told."""
         import pandas as pd
@@ -52,7 +56,7 @@ class AiterCsv(Format):
             nothing = pd.Series([dict[str, Scalar]() for _ in range(len(kept))], index=kept.index, dtype=object)
             kept = kept.assign(place=f"run {target.run_id}:0", extra=nothing)
         dtypes = [column.name for column in family.key_columns if column.kind == "dtype"]
-        path = target.folder / "aiter" / (self.file or family.csv_name)
+        path = self.named(target.folder) or target.folder / "aiter" / family.csv_name
         plain = kept[[*names, *RECORDED]].astype(object).where(kept[[*names, *RECORDED]].notna(), None)
         text = partial(_text, dtypes=dtypes)
         return unite_into(path, family, plain, target, text=text)

@@ -30,7 +30,11 @@ class Csv(Format):
 
     def table(self, family: Family, folder: Path) -> Path:
         """The table's path."""
-        return folder / (self.file or family.csv_name)
+        return self.named(folder) or folder / family.csv_name
+
+    def named(self, folder: Path) -> Path | None:
+        """The table's path, where `file` says it."""
+        return folder / self.file if self.file else None
 
     def write(self, family: Family, selections: "pd.DataFrame", target: Target) -> list[Path]:
         """The table and nothing else; conflicts are told as details, kept old rows as lines.
