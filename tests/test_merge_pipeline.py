@@ -146,6 +146,19 @@ def test_columns_do_not_depend_on_what_was_merged_first(folder: Path) -> None:
     assert Path("both.csv").read_text().splitlines()[0].endswith(",_tag,note")
 
 
+def test_products_do_not_depend_on_which_sidecars_a_row_met(folder: Path) -> None:
+    """A file that lost its sidecar, merged a second time after another one whose sidecar knows the same run."""
+    head = "gfx,cu_num,M,N,K,libtype,us,run_id"
+    (folder / "a.csv").write_text(f"{head}\nsm_90,132,1,2,3,torch,9,r\n")
+    (folder / "b.csv").write_text(f"{head}\nsm_90,132,2,2,3,torch,4,r\n")
+    (folder / "b.csv.meta.json").write_text('{"runs": {"r": {"device": "NVIDIA H200"}}}')
+    for inputs, output in (("[a.csv,b.csv]", "both.csv"), *((f"[{x}.csv]", "steps.csv") for x in "aba")):
+        assert main(["merge", f"inputs={inputs}", f"output={output}", "kernel=a16w16"]) == 0
+    assert Path("both.csv").read_text() == Path("steps.csv").read_text()
+    rows = store.read(Path("both.csv"), load_family("a16w16"))
+    assert [row["device"] for row in rows] == [None, "NVIDIA H200"]
+
+
 def test_a_format_with_nothing_to_store_says_so(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (folder / "bf16_tuned_gemm.csv").write_text("gfx,cu_num,M,N,K,libtype,us\nsm_90,132,1,2,3,torch,4\n")
     words = ["inputs=bf16_tuned_gemm.csv", "output=c.csv", "format=[csv,triton_json]"]

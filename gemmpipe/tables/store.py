@@ -3,14 +3,14 @@
 import csv
 import difflib
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gemmpipe.data import Scalar
 from gemmpipe.errors import UserError, nearest
 from gemmpipe.family import Family, KernelDefaults
-from gemmpipe.files.artifact import locked, record_run, sidecar
+from gemmpipe.files.artifact import known_runs, locked, record_run, sidecar
 from gemmpipe.files.csvfile import read_cells
 from gemmpipe.parsing import parse_key
 from gemmpipe.paths import write_atomic
@@ -162,6 +162,17 @@ def _count_splits(row: Row, columns: Sequence[str], family: Family, where: str) 
         raise UserError(f"{where}: column splitK: {error}; {_MEND}") from None
 
 
+def name_products(rows: Iterable[Row], runs: Mapping[str, Mapping[str, object]]) -> None:
+    """Say on which product rows were timed that have no column for it, as their runs in the sidecar tell.
+
+    A blank cell in such a column stays blank: what a row says must not depend on which sidecars it met on its way.
+    """
+    for row in rows:
+        if "device" not in row:
+            device = runs.get(str(row.get("run_id")), {}).get("device")
+            row["device"] = device if isinstance(device, str) else None
+
+
 def render(rows: Sequence[Row], family: Family, extra: Sequence[str]) -> str:
     """The CSV text of a native table: dtypes as `torch.bfloat16`, bools True and False, nothing for None."""
     key = (column.name for column in family.key_columns)
@@ -198,6 +209,7 @@ def update(
     """
     with locked(path):
         old = load(path, family) if path.exists() else Table(rows=[], refused=[], extra=())
+        name_products([*old.rows, *(row for row, _ in old.refused)], known_runs(sidecar(path), tell))
         rows, conflicts = merge(old.rows, new, family, min_improvement_pct=min_improvement_pct)
         timed = {key_of(row, family) for row in rows}
         rows += [row for row, _ in old.refused if key_of(row, family) not in timed]

@@ -9,7 +9,7 @@ from gemmpipe.data import Scalar
 from gemmpipe.family import Family
 from gemmpipe.table import RESULT
 from gemmpipe.tables.merging import Key, Row, key_of, provisional
-from gemmpipe.tables.store import Sheet, timed
+from gemmpipe.tables.store import Sheet, name_products, timed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,13 +74,11 @@ class Judge:
 
 
 def entries_of(path: Path, family: Family, sheet: Sheet, runs: Mapping[str, Mapping[str, object]]) -> list[Entry]:
-    """The rows of a table; a run's sidecar says which product it ran on where an older table does not."""
+    """The rows of a table; a run's sidecar says which product it ran on where an older table has no column for it."""
     found = []
+    name_products(sheet.rows, runs)
     for row, line in zip(sheet.rows, sheet.lines, strict=True):
         extra = {name: row.pop(name) for name in sheet.extra}
-        if runs and row.get("device") is None:
-            device = runs.get(str(row.get("run_id")), {}).get("device")
-            row["device"] = device if isinstance(device, str) else None
         found.append(Entry(row=row, extra=extra, place=f"{path}:{line}"))
     return found
 

@@ -108,6 +108,15 @@ def test_unknown_columns_and_provenance_stay(tmp_path: Path, blockscale: Family)
     assert json.loads((tmp_path / "t.csv.meta.json").read_text())["runs"].keys() == {"r1", "r2"}
 
 
+def test_rows_of_before_there_was_a_column_keep_their_product(tmp_path: Path, blockscale: Family) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("gfx,cu_num,M,N,K,libtype,us,run_id\nsm_90,132,1,2,3,torch,9,r\nsm_90,132,2,2,3,torch,0,r\n")
+    (tmp_path / "t.csv.meta.json").write_text('{"runs": {"r": {"device": "NVIDIA H200"}}}')
+    _update(path, blockscale, [_row(M=4, device="NVIDIA H100")])
+    rows = store.open_sheet(path, blockscale).rows
+    assert {row["M"]: row["device"] for row in rows} == {1: "NVIDIA H200", 2: "NVIDIA H200", 4: "NVIDIA H100"}
+
+
 def test_a_broken_sidecar_is_set_aside(tmp_path: Path, blockscale: Family) -> None:
     (tmp_path / "t.csv.meta.json").write_text("{half")
     _update(tmp_path / "t.csv", blockscale, [_row(run_id="r1")])

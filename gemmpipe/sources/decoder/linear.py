@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from gemmpipe.errors import UserError, nearest, one_letter_apart
+from gemmpipe.parsing import MAX_SIZE
 from gemmpipe.sources.decoder.rule import Rule
 
 Config = Mapping[str, object]
@@ -119,8 +120,8 @@ class Shape:
                 continue
             if isinstance(value, list | tuple) and value and all(each == value[0] for each in value):
                 value = value[0]  # said once a layer, the same everywhere
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
-                raise UserError(f"{self.where}: {name}: {value!r}, expected a whole number from 1")
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_SIZE:
+                raise UserError(f"{self.where}: {name}: {value!r}, expected a whole number from 1 to {MAX_SIZE}")
             return value
         default = self.rule.defaults.get(names[0], default)
         if default is None:
