@@ -1,5 +1,6 @@
 """The Triton implementations of both families: knobs, rules, builds, offline compilation."""
 
+import itertools
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -64,6 +65,21 @@ def test_default_space_is_as_large_as_the_measured_one(m: int, least: int) -> No
     family, device = load_family("a8w8_blockscale"), arch_device("sm_90")
     spec = spec_of(family, "sm_90", m, 1280, 8192)
     assert len(list(kernel_of(family).points(spec, device, shipped_space("a8w8_blockscale")))) >= least
+
+
+@pytest.mark.parametrize("gfx", ["sm_90", "gfx942"])
+@pytest.mark.parametrize("m", [1, 64, 4096])
+@pytest.mark.parametrize(
+    "name", ["a16w16", "a8w8", "a8w8_blockscale", "a8w8_bpreshuffle", "a8w8_blockscale_bpreshuffle"]
+)
+def test_a_candidate_has_the_knobs_of_its_kernel_alone(name: str, m: int, gfx: str) -> None:
+    """What is another kernel's would be refused where the row is looked up, and end in files for engines."""
+    family, device, space = load_family(name), arch_device(gfx), shipped_space(name)
+    spec = spec_of(family, gfx, m, 1280, 8192)
+    for kernel in family.implementations:
+        known = set(kernel.knob_names(spec, device))
+        for point in itertools.islice(kernel.points(spec, device, space), 200):
+            assert set(kernel.normalise(spec, point, device)) <= known, kernel.label
 
 
 def test_one_build_serves_every_m_group_and_number_of_splits() -> None:
