@@ -15,6 +15,7 @@ _FAR = 2.0  # times the fastest, of a launch alone, where short ones differ less
 _RESTS = 1.1  # times the fastest: a baseline has been compared with after so many rounds as decide a race
 _DECIDED_AFTER = 10  # rounds, when all but the fastest are behind by more than this with an interval of 95 %: in the
 _DECIDED = 1.005  # same finals the choice of all rounds but for five, which the one chosen is within 0.3 % of
+_STATED_PCT = 2.0  # a run should not state more noise than this where more rounds can say less
 
 
 def _no_replay() -> float:
@@ -72,7 +73,8 @@ class Rules:
             return False
         fastest = min(racing, key=lambda r: (median(r.samples), r.candidate.id))
         rivals = [r for r in racing if r is not fastest]
-        return all(paired_ratio(r.samples, fastest.samples).low > _DECIDED for r in rivals)
+        ratios = [paired_ratio(r.samples, fastest.samples) for r in rivals]
+        return all(ratio.low > _DECIDED and ratio.noise_pct <= _STATED_PCT for ratio in ratios)
 
     def still_racing(self, racing: list[Runner]) -> list[Runner]:
         """Outrun is who has a rival that needs no more weight memory and is faster by the limit of this round.
