@@ -1,0 +1,118 @@
+"""The clock of GPUs on a modelled device: it never shows what the device waited for the host."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemmpipe import timer
+from gemmpipe.data import Device
+from gemmpipe.timer import GpuClock
+
+H200 = Device(kind="cuda", index=0, name="", gfx="sm_90", cu_num=132, shared_bytes=0, cache_bytes=0, warp_size=32)
+
+
+class Modelled:
+    """A host and a device that works off what the host has queued; microseconds."""
+
+    def __init__(self) -> None:
+        self.now_us = self.free_us = 0.0
+        self.slept_us = 0.0
+        self.hiccups: list[float] = []
+        """How much longer the next launches take the host."""
+        self.cuda = SimpleNamespace(
+            Event=lambda enable_timing: Event(self),
+            Stream=lambda device: None,
+            _sleep=lambda cycles: self.work(cycles / 2000, sleep=True),
+            synchronize=lambda device: self.wait(),
+        )
+
+    def device(self, name: str) -> str:
+        return name
+
+    def work(self, time_us: float, *, sleep: bool = False) -> None:
+        self.now_us += 1
+        self.free_us = max(self.free_us, self.now_us) + time_us
+        self.slept_us += time_us * sleep
+
+    def wait(self) -> None:
+        self.now_us = max(self.now_us, self.free_us)
+
+    def launch(self, time_us: float, host_us: float = 10.0) -> Callable[[], None]:
+        def run() -> None:
+            self.now_us += host_us + (self.hiccups.pop() if self.hiccups else 0.0)
+            self.work(time_us)
+
+        return run
+
+
+class Event:
+    """A mark in what is queued."""
+
+    def __init__(self, model: Modelled) -> None:
+        self._model = model
+        self.at_us = 0.0
+
+    def record(self) -> None:
+        self._model.now_us += 1
+        self.at_us = max(self._model.free_us, self._model.now_us)
+
+    def query(self) -> bool:
+        return self.at_us <= self._model.now_us
+
+    def elapsed_time(self, end: "Event") -> float:
+        return (end.at_us - self.at_us) / 1e3
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> Modelled:
+    return _modelled(monkeypatch)
+
+
+def _modelled(monkeypatch: pytest.MonkeyPatch) -> Modelled:
+    found = Modelled()
+    monkeypatch.setitem(__import__("sys").modules, "torch", found)
+    monkeypatch.setattr(timer, "time", SimpleNamespace(perf_counter_ns=lambda: found.now_us * 1e3))
+    return found
+
+
+def test_a_launch_alone_takes_what_the_device_takes(model: Modelled) -> None:
+    clock = GpuClock(H200)
+    times = [5.0, 80.0, 7.0, 2000.0] * 40
+    assert clock.sequence([model.launch(t) for t in times]) == pytest.approx(times)
+    blocks = [[model.launch(t)] * n for t, n in ((5.0, 8), (3.0, 4), (90.0, 1))] * 20
+    assert clock.blocks(blocks, least_us=3.0) == pytest.approx([5.0, 3.0, 90.0] * 20)
+
+
+def test_what_the_host_was_late_for_is_timed_again(model: Modelled) -> None:
+    clock = GpuClock(H200)
+    model.hiccups = [0.0] * 5 + [30_000.0] + [0.0] * 20
+    assert clock.sequence([model.launch(5.0) for _ in range(64)]) == pytest.approx([5.0] * 64)
+
+
+def test_long_launches_are_hardly_waited_for(model: Modelled) -> None:
+    clock = GpuClock(H200)
+    clock.blocks([[model.launch(400.0)] * 3] * 40)
+    known, model.slept_us = model.slept_us, 0.0
+    assert clock.blocks([[model.launch(400.0)] * 3] * 40, least_us=300.0) == pytest.approx([400.0] * 40)
+    assert model.slept_us < known / 10
+
+
+@given(
+    st.lists(st.tuples(st.floats(2, 500), st.integers(1, 8)), min_size=1, max_size=80),
+    st.floats(1, 60),
+    st.lists(st.sampled_from([0.0, 0.0, 0.0, 50.0, 4000.0]), max_size=40),
+)
+def test_no_time_holds_a_wait(blocks: list[tuple[float, int]], host_us: float, hiccups: list[float]) -> None:
+    """Whatever the host does for a while, and whatever was expected of the launches."""
+    with pytest.MonkeyPatch.context() as patch:
+        model = _modelled(patch)
+        clock = GpuClock(H200)
+        clock.blocks([[model.launch(50.0, host_us)] * 2] * 40)
+        clock.sequence([model.launch(50.0, host_us)] * 40)
+        model.hiccups = list(hiccups)
+        found = clock.blocks([[model.launch(t, host_us)] * n for t, n in blocks], min(t for t, _ in blocks))
+    late = sum(h > 0 for h in hiccups) > 3
+    assert late or found == pytest.approx([t for t, _ in blocks], rel=1e-6, abs=0.5)
