@@ -152,22 +152,26 @@ class GpuClock(Clock):
 
     def _queued(self, blocks: Sequence[Sequence[Call]], least_us: float) -> list[float]:
         """Times of blocks that all fit into the device's queue; again of those that the device had to wait for."""
-        times, late = self._in_a_row(blocks, least_us)
+        lengths = [len(block) for block in blocks]
+        single = sum(lengths) == len(blocks)
+        times, late, host_us = self._in_a_row(blocks, head_start_us(lengths, self._host_us[single], least_us))
+        if sum(lengths) >= 8:
+            each_us = host_us / sum(lengths)
+            self._host_us[single] = max(each_us, (each_us + self._host_us[single]) / 2)
         for _ in range(_TRIES):
             if not late:
                 break
-            again, still_late = self._in_a_row([blocks[i] for i in late], 0.0)
+            # An operator of torch may need ten times as long as a kernel of ours: what it took is known now.
+            again, still_late, host_us = self._in_a_row([blocks[i] for i in late], 2 * host_us)
             for i, time_us in zip(late, again, strict=True):
                 times[i] = time_us
             late = [late[i] for i in still_late]
         return times
 
-    def _in_a_row(self, blocks: Sequence[Sequence[Call]], least_us: float) -> tuple[list[float], list[int]]:
-        """Times of blocks, and the places of those that the device came to before they were queued."""
-        lengths, late = [len(block) for block in blocks], []
-        pairs, single = self._pairs(len(blocks)), sum(lengths) == len(blocks)
-        lead_us = head_start_us(lengths, self._host_us[single], least_us) + _FIRST_US
-        self._torch.cuda._sleep(int(_CYCLES_PER_US * lead_us))
+    def _in_a_row(self, blocks: Sequence[Sequence[Call]], lead_us: float) -> tuple[list[float], list[int], float]:
+        """Times of blocks, the places of those that the device came to too soon, and what queueing took the host."""
+        pairs, late = self._pairs(len(blocks)), []
+        self._torch.cuda._sleep(int(_CYCLES_PER_US * (lead_us + _FIRST_US)))
         begun = time.perf_counter_ns()
         for place, ((start, end), block) in enumerate(zip(pairs, blocks, strict=True)):
             start.record()
@@ -176,11 +180,10 @@ class GpuClock(Clock):
             if start.query():
                 late.append(place)
             end.record()
-        if sum(lengths) >= 8:
-            host_us = (time.perf_counter_ns() - begun) / 1e3 / sum(lengths)
-            self._host_us[single] = max(host_us, (host_us + self._host_us[single]) / 2)
+        host_us = (time.perf_counter_ns() - begun) / 1e3
         self.synchronize()
-        return [s.elapsed_time(e) * 1e3 / n for (s, e), n in zip(pairs, lengths, strict=True)], late
+        times = [s.elapsed_time(e) * 1e3 / len(block) for (s, e), block in zip(pairs, blocks, strict=True)]
+        return times, late, host_us
 
     def _pairs(self, count: int) -> "list[tuple[torch.cuda.Event, torch.cuda.Event]]":
         """Events to record before and after so many blocks; they serve again once they were read."""

@@ -92,6 +92,16 @@ def test_what_the_host_was_late_for_is_timed_again(model: Modelled) -> None:
     assert clock.sequence([model.launch(5.0) for _ in range(64)]) == pytest.approx([5.0] * 64)
 
 
+def test_who_costs_the_host_much_more_than_others_is_timed_alike(model: Modelled) -> None:
+    """As an operator of torch among kernels that are bound."""
+    clock = GpuClock(H200)
+    ours, torchs = model.launch(5.0, 8.0), model.launch(6.0, 300.0)
+    for _ in range(5):
+        assert clock.sequence([ours] * 30) == pytest.approx([5.0] * 30)
+        assert clock.sequence([torchs]) == pytest.approx([6.0])
+        assert clock.sequence([*[ours] * 20, torchs, ours, torchs], 5.0) == pytest.approx([5.0] * 20 + [6, 5, 6])
+
+
 def test_long_launches_are_hardly_waited_for(model: Modelled) -> None:
     clock = GpuClock(H200)
     clock.blocks([[model.launch(400.0)] * 3] * 40)
