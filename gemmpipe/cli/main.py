@@ -109,7 +109,10 @@ def _compose(line: CommandLine, request: "Request") -> int:
     try:
         with contextlib.redirect_stderr(said) if part else contextlib.nullcontext():
             codes += run_hydra([*flags, f"--config-name={request.pipeline}", *request.overrides], job)
-    except SystemExit:  # Hydra's way to say that there is no such part
+    except SystemExit:
+        if not part:
+            raise
+        # Hydra's way to say that there is no such part.
         raise UserError(f"--package {part}: no such part of the configuration; expected one such as space") from None
     except MISTAKES as error:
         raise explain(error, request.folders.options, request.overrides, request.recipe) from error

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from gemmpipe.events import Events
 from gemmpipe.executors import Executor
 from gemmpipe.executors.ray_pool import RayPool
 from gemmpipe.executors.seat import Lease
+
+_KNOCK_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,6 +100,8 @@ class Ray(Executor):
         words: dict[str, Any] = {"address": self.address}
         if self.address is None:
             words = {"address": "local", "num_cpus": cores, "include_dashboard": False}
+        if self.address is not None:
+            _knock(self.address)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a tuner tells nobody what it tunes
         with _signals_kept():
             try:
@@ -106,16 +111,33 @@ class Ray(Executor):
         return ray
 
 
+def _knock(address: str) -> None:
+    """Find out within seconds whether anything listens at `host:port`: Ray itself tries for minutes.
+
+    Raises EnvironmentProblem.
+    """
+    host, _, port = address.removeprefix("ray://").partition("/")[0].rpartition(":")
+    if not host or not port.isdecimal():
+        return  # `auto`, or what Ray shall judge
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S):
+            pass
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise EnvironmentProblem(f"executor.address={address}: no Ray cluster there: {error}") from None
+
+
 def _find(choice: DeviceChoice) -> tuple[Device, ...]:
     return DeviceChoice(kind=choice.kind, index=0, shared=choice.shared).find()
 
 
 @contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Ray takes SIGTERM for itself; stopping a run is ours."""
+    """Ray takes SIGTERM for itself, and ends the process; stopping a run is ours."""
     kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
+    except SystemExit:
+        raise KeyboardInterrupt from None
     finally:
         for number, handler in kept.items():
             try:

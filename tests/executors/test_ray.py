@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -13,6 +14,7 @@ from soak_runs import Site, Started, nothing_is_lost, nothing_is_repeated, paren
 
 from gemmpipe.data import Build
 from gemmpipe.device import arch_device
+from gemmpipe.executors.ray import _signals_kept
 from gemmpipe.executors.seat import compile_there
 from gemmpipe.family import load_family
 
@@ -119,6 +121,31 @@ def test_builds_are_compiled_in_a_process_that_may_fail(tmp_path: Path, monkeypa
     build = Build(kernel="odd_kernels:dies", source_hash="", signature=(), constants=(), aligned=(), options=())
     built = compile_there(build, arch_device("sm_90"), 30.0, (str(tmp_path),))
     assert built.facts.error == "the compiler died: exit code 3"
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+def test_a_cluster_that_is_not_there_is_told_within_seconds(site: Site, scheme: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    begun = time.monotonic()
+    code, _, error = site.start("executor=ray", f"executor.address={scheme}127.0.0.1:{port}").end()
+    assert (code, f"{scheme}127.0.0.1:{port}: no Ray cluster there: " in error) == (3, True), error
+    assert len(error.splitlines()) == 1
+    assert time.monotonic() - begun < 60
+
+
+def test_sigterm_while_ray_connects_is_an_interrupt() -> None:
+    """Ray's own handler, which it sets first of all, ends the process."""
+    before = signal.getsignal(signal.SIGTERM)
+
+    def connect() -> None:
+        with _signals_kept():
+            signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        connect()
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 @pytest.mark.parametrize(
