@@ -107,8 +107,16 @@ class Ray(Executor):
             try:
                 ray.init(log_to_driver=False, configure_logging=False, **words)
             except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-                raise EnvironmentProblem(f"executor.address={self.address}: no Ray cluster there: {error}") from None
+                raise EnvironmentProblem(
+                    f"executor.address={self.address}: no Ray cluster there: {error}{self._of_tokens()}"
+                ) from None
         return ray
+
+    def _of_tokens(self) -> str:
+        """Ray (2.60) shows its token to a cluster at an address only where it is told to, and does not say so."""
+        if self.address in (None, "auto") or "RAY_AUTH_MODE" in os.environ:
+            return ""
+        return " (something listens there; a cluster that asks for a token needs RAY_AUTH_MODE=token here)"
 
 
 def _knock(address: str) -> None:
