@@ -19,7 +19,7 @@ from gemmpipe.family import (
     Prepared,
     Weights,
 )
-from gemmpipe.reference import error_ratio
+from gemmpipe.reference import Allowance, allowance, share_beyond
 
 if TYPE_CHECKING:
     import torch
@@ -63,7 +63,7 @@ def _tensor_bytes(value: object) -> int:
         return value.untyped_storage().nbytes() if value.layout is torch.strided else value.numel() * 4
     if isinstance(value, Prepared):
         return value.extra_bytes
-    if isinstance(value, Weights | Inputs):
+    if isinstance(value, Weights | Inputs | Allowance):
         return sum(_tensor_bytes(v) for v in vars(value).values() if v is not None)
     return 0
 
@@ -185,8 +185,13 @@ class Setup:
 
     def error_ratio(self, output: "torch.Tensor") -> float:
         """The share of wrong elements of set 0's product; 1.0 is as wrong as can be."""
-        atol_share, rtol = self._bench.family.tolerance(self.spec)
-        return error_ratio(output, self.reference(), atol_share, rtol)
+        return share_beyond(output, self.reference(), self._allowance())
+
+    def _allowance(self) -> Allowance:
+        return self._bench.cached(
+            ("allowance", self.problem.id),
+            lambda: allowance(self.reference(), *self._bench.family.tolerance(self.spec)),
+        )
 
 
 def _budget(device: Device) -> int:
