@@ -130,6 +130,11 @@ ARCHITECTURE = re.compile(r"gfx[0-9a-f]{3,5}|sm_\d{2,3}[a-z]?|cpu_\w{1,40}", re.
 """What `gfx` may say; it becomes part of file names."""
 
 
+def can_be_a_time(us: object) -> bool:
+    """Whether a number, of microseconds, can have been measured: no call takes a nanosecond or less, or 11 days."""
+    return isinstance(us, int | float) and not isinstance(us, bool) and 1e-3 <= us <= 1e12
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Device:
     """A device, or an architecture to compile for; limits in bytes, per block where the hardware says so."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import cast
 
-from gemmpipe.data import ARCHITECTURE, BuildFacts, Candidate, Device, Scalar, Status, Trial, Tuning
+from gemmpipe.data import ARCHITECTURE, BuildFacts, Candidate, Device, Scalar, Status, Trial, Tuning, can_be_a_time
 
 Fields = Mapping[str, object]
 _LONGEST = 10_000
@@ -64,8 +64,8 @@ def facts(row: Fields) -> BuildFacts:
 
 def trial(row: Fields, of: Candidate) -> Trial:
     """An attempt on a candidate."""
-    samples = tuple(map(float, cast(list[float], row["samples_us"])))
-    if samples and not (min(samples) > 0 and math.isfinite(sum(samples))):
+    samples = tuple(cast(list[float], row["samples_us"]))
+    if not all(map(can_be_a_time, samples)):
         raise ValueError(f"no times: {samples[:9]}")
     error = row.get("error", "")
     return Trial(
@@ -75,7 +75,7 @@ def trial(row: Fields, of: Candidate) -> Trial:
         status=Status(str(row["status"])),
         launches=count(row["launches"]),
         asked=count(row.get("asked", 0)),
-        samples_us=samples,
+        samples_us=tuple(map(float, samples)),
         err_ratio=None if row.get("err_ratio") is None else _finite(row["err_ratio"]),
         extra_weight_bytes=count(row.get("extra_weight_bytes", 0)),
         shared=row.get("shared") is True,

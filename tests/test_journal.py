@@ -240,7 +240,7 @@ SPOILT = [
     *(("candidate", "kernel", name) for name in ("x" * 200_000, "a\x1bb", ["x"])),
     *(("problem", "weight", weight) for weight in (0, -1, float("nan"), float("inf"), "x", None)),
     *(("problem", "key", key) for key in ({"M": "a\nb"}, [1], "M")),
-    *(("trial", "samples_us", times) for times in ([0], [-1.0], [float("nan")], [1e308, 1e308], ["x"], 5, [[1]])),
+    *(("trial", "samples_us", times) for times in ([0], [-1.0], [float("nan")], [1e308, 1e308], [1e-300], [True], ["5"], 5, [[1]])),
     *(("trial", "launches", number) for number in (-1, float("inf"), "3", 1.5, True)),
     *(("trial", "err_ratio", error) for error in (-1, float("nan"), "x", [1])),
     *(("trial", "extra_weight_bytes", number) for number in (float("inf"), -1, "x")),

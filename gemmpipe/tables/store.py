@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gemmpipe.data import Scalar
+from gemmpipe.data import Scalar, can_be_a_time
 from gemmpipe.errors import UserError, nearest
 from gemmpipe.family import Family, KernelDefaults
 from gemmpipe.files.artifact import known_runs, locked, record_run, sidecar
@@ -65,8 +65,7 @@ def load(path: Path, family: Family) -> Table:
 
 def timed(row: Row) -> bool:
     """Whether the row has a time that was measured."""
-    us = row.get("us")
-    return isinstance(us, float) and us > 0
+    return can_be_a_time(row.get("us"))
 
 
 def open_sheet(path: Path, family: Family) -> Sheet:

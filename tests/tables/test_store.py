@@ -58,16 +58,19 @@ def test_missing_key_columns_are_filled(tmp_path: Path, sixteen: Family) -> None
 
 def test_rows_without_a_time_cannot_win(tmp_path: Path, blockscale: Family) -> None:
     path = tmp_path / "t.csv"
-    path.write_text(HEADER + "sm_90,132,1,2,3,triton,0,0,0,auto,0,0,0\nsm_90,132,2,2,3,triton,0,0,,auto,0,0,0\n")
+    times = enumerate((0, "", "1e-300", "1e300"), 1)
+    path.write_text(HEADER + "".join(f"sm_90,132,{m},2,3,triton,0,0,{us},auto,0,0,0\n" for m, us in times))
     table = store.load(path, blockscale)
     assert table.rows == []
     assert [reason for _, reason in table.refused] == [
         f"{path}:2: us is 0.0, no time that was measured",
         f"{path}:3: us is None, no time that was measured",
+        f"{path}:4: us is 1e-300, no time that was measured",
+        f"{path}:5: us is 1e+300, no time that was measured",
     ]
     _update(path, blockscale, [_row(us=99.0)])
     assert [(row["M"], row["us"]) for row in store.read(path, blockscale)] == [(1, 99.0)]
-    assert len(store.load(path, blockscale).refused) == 1
+    assert len(store.load(path, blockscale).refused) == 3
 
 
 @pytest.mark.parametrize(
