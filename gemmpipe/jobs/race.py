@@ -102,4 +102,5 @@ class Rules:
         """Whether the baseline's ratio is known well enough for one that decides nothing."""
         if baseline.candidate.id in self.kept or len(baseline.samples) < _DECIDED_AFTER:
             return False
-        return paired_ratio(baseline.samples, rival.samples).low > _RESTS
+        ratio = paired_ratio(baseline.samples, rival.samples)
+        return ratio.low > _RESTS and ratio.noise_pct <= _STATED_PCT

@@ -80,6 +80,8 @@ def test_a_baseline_far_behind_rests_after_ten_rounds() -> None:
     quick.samples, library.samples = _around(5, 10), _around(50, 10)
     assert rules.still_racing([quick, library]) == [quick]
     assert not library.outrun, "it was compared with as long as was needed"
+    restless = _runner("d", [50.0, 60.0] * 5)
+    assert _rules(library=(restless,)).still_racing([quick, restless]) == [quick, restless], "states 9 % of noise"
     near = _runner("c", _around(5.3, 10))
     assert _rules(library=(near,)).still_racing([quick, near]) == [quick, near]
     assert _rules(library=(library,), kept=(library,)).still_racing([quick, library]) == [quick, library]
