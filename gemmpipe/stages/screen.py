@@ -14,6 +14,7 @@ from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.bounds import Bounds
 from gemmpipe.stages.course import Course
 from gemmpipe.stages.earlier import Recall
+from gemmpipe.stages.exchange import of_neighbours, siblings, tell_of
 from gemmpipe.stages.hunting import Begun, Hunts, Quarry
 from gemmpipe.stages.hunting.here import Here
 from gemmpipe.stages.listing import SpaceReport
@@ -61,6 +62,9 @@ class Screen(Stage):
         with finishing(context.pool, scheduler.hear):
             courses = self._begun(problems, hunts, scheduler, context)
             self._to_the_end(scheduler, context)
+            for course, requests in list(of_neighbours(courses, context)):
+                scheduler.also(course, requests)
+            self._to_the_end(scheduler, context)
             for course, requests in self._for_buckets(courses, context):
                 scheduler.also(course, requests)
             self._to_the_end(scheduler, context)
@@ -98,14 +102,14 @@ class Screen(Stage):
     def _for_buckets(self, courses: list[Course], context: Context) -> list[tuple[Course, list[Request]]]:
         """A bucket's candidate must be timed at each of its Ms: who leads at one of them is timed at the others."""
         asked: list[tuple[Course, list[Request]]] = []
-        for group in _siblings(courses):
+        for group in siblings(courses):
             for bucket in all_buckets([c.problem for c in group], context):
                 inside = [c for c in group if bucket.holds(c.problem.rows)]
                 leaders = bucket_leaders(bucket, [c.results for c in inside], self.bucket_keep)
                 for course in inside:
                     missing = [c for c in leaders if c.id in course.outline.ids and c not in course.results]
                     for candidate in missing:
-                        _tell_of(course, candidate, context)
+                        tell_of(course, candidate, context)
                     glances = [Request(candidate=c, launches=self.timer.iters, glance=True) for c in missing]
                     asked.append((course, glances))
         return asked
@@ -143,7 +147,7 @@ class Screen(Stage):
             c.problem.id: dict.fromkeys(shortlist(c.results, keep, context.incumbents.get(c.problem.id, ()), library))
             for c in courses
         }
-        for group in _siblings(courses):
+        for group in siblings(courses):
             problems = [c.problem for c in group]
             results = {c.problem.id: c.results for c in group}
             leaders = bucket_shortlists(problems, results, all_buckets(problems, context), self.bucket_keep)
@@ -163,15 +167,6 @@ def _look_around(scheduler: Scheduler, context: Context) -> None:
     context.events.emit("progress", f"{scheduler.trials} trials", done=scheduler.over)
 
 
-def _tell_of(course: Course, candidate: Candidate, context: Context) -> None:
-    """What a course must know of a candidate that its search may never have asked for."""
-    implementation = context.implementation(candidate.backend)
-    if candidate.id not in course.builds and implementation is not None:
-        knobs, spec = candidate.knobs, course.outline.spec
-        course.builds[candidate.id] = implementation.builds(spec, knobs, context.device)
-        course.kernel_names[candidate.id] = implementation.kernel_name(knobs)
-
-
 def _mark(courses: list[Course], context: Context) -> None:
     """Remember, also for who goes on with this run, whose search was cut short."""
     for course in courses:
@@ -185,14 +180,6 @@ def _mark(courses: list[Course], context: Context) -> None:
     if any(c.cut for c in courses):
         number = sum(c.cut for c in courses)
         context.events.emit("line", f"screen: {number} searches cut short by the budget; their rows are provisional")
-
-
-def _siblings(courses: list[Course]) -> list[list[Course]]:
-    """Courses whose problems differ in M alone."""
-    groups: dict[object, list[Course]] = {}
-    for course in courses:
-        groups.setdefault(course.problem.siblings, []).append(course)
-    return list(groups.values())
 
 
 def _deadline(context: Context) -> float | None:

@@ -48,6 +48,12 @@ def _rank(trial: Trial) -> tuple[int, float, str]:
     return -trial.look, trial.time_us or 0.0, trial.candidate.id
 
 
+def fastest(results: Mapping[Candidate, Trial], count: int) -> list[Candidate]:
+    """The first few, those that were looked at longest before the others."""
+    timed = [t for t in results.values() if t.time_us is not None]
+    return [t.candidate for t in sorted(timed, key=_rank)[:count]]
+
+
 def bucket_shortlists(
     problems: Sequence[Problem],
     results: Mapping[str, Mapping[Candidate, Trial]],

@@ -1,0 +1,59 @@
+"""Who tries what the nearest Ms found."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from gemmpipe.data import Candidate, Problem, Status, Trial
+from gemmpipe.stages.exchange import of_neighbours
+
+A, B, C = (Candidate.of("triton", {"n": n}) for n in range(3))
+
+
+def _course(m: int, times: dict[Candidate, float], *, n: int = 64, fit: tuple[Candidate, ...] = (A, B, C)) -> Any:
+    problem = Problem(family="x", key=(("M", m), ("N", n)))
+    results = {
+        c: Trial(
+            stage="screen",
+            problem=problem.id,
+            candidate=c,
+            status=Status.OK,
+            launches=6,
+            asked=12,
+            samples_us=(time_us,),
+        )
+        for c, time_us in times.items()
+    }
+    ids = frozenset(c.id for c in fit)
+    built = {c.id: () for c in (A, B, C)}
+    return SimpleNamespace(
+        problem=problem, results=results, outline=SimpleNamespace(ids=ids), cut=False, builds=built, kernel_names={}
+    )
+
+
+def _asked(*courses: Any, budget_trials: int | None = None) -> dict[int, list[tuple[Candidate, int]]]:
+    context: Any = SimpleNamespace(
+        search=SimpleNamespace(budget_trials=budget_trials), implementation=lambda label: SimpleNamespace()
+    )
+    return {
+        course.problem.rows: [(r.candidate, r.launches) for r in requests]
+        for course, requests in of_neighbours(list(courses), context)
+    }
+
+
+def test_the_fastest_of_the_nearest_ms_is_looked_at_as_long_as_others_were() -> None:
+    found = _asked(_course(1, {A: 5.0}), _course(2, {B: 4.0, C: 9.0}), _course(4, {C: 3.0}), _course(8, {C: 3.0}))
+    assert found == {1: [(B, 12), (C, 12)], 2: [(A, 12)], 4: [(A, 12), (B, 12)], 8: [(B, 12)]}
+
+
+def test_nobody_looks_twice_nor_at_what_does_not_fit_nor_at_other_products() -> None:
+    assert _asked(_course(1, {A: 5.0, B: 6.0}), _course(2, {A: 7.0, B: 4.0})) == {}
+    assert _asked(_course(1, {A: 5.0}, fit=(A, C)), _course(2, {B: 4.0, A: 9.0})) == {}
+    assert _asked(_course(1, {A: 5.0}), _course(2, {B: 4.0}, n=128)) == {}
+    assert _asked(_course(1, {}), _course(2, {B: 4.0})) == {}, "its search was given up before it looked at anything"
+
+
+def test_a_budget_is_kept() -> None:
+    pair = _course(1, {A: 5.0}), _course(2, {B: 4.0})
+    assert _asked(*pair, budget_trials=1) == {}
+    pair[0].cut = True
+    assert _asked(*pair) == {2: [(A, 12)]}
