@@ -14,6 +14,19 @@ from gemmpipe.operand_types import element_bytes
 from gemmpipe.templates.axes import CTAS, integer
 from gemmpipe.templates.signature import PARTS, TYPES, tile_sizes
 from gemmpipe.templates.tiled import ceil_div, facts_of, hash_of
+from gemmpipe.templates.warp_specialised_tiles import (
+    GROUP_ROWS,
+    LEAST_REGISTERS,
+    REGISTERS,
+    ROW_BYTES,
+    Grid,
+    columns_of,
+    copied_rows,
+    ctas_of,
+    shared_bytes,
+    staged_columns,
+    tiles_of,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -21,8 +34,6 @@ if TYPE_CHECKING:
     from gemmpipe.space import Space
 
 KIND = "warp_specialised"
-GROUP_ROWS = 64
-"""Rows of a warpgroup's matrix instruction."""
 _KNOBS = (
     "kernel_type",
     "BLOCK_SIZE_M",
@@ -33,12 +44,6 @@ _KNOBS = (
     "num_stages",
     CTAS,
 )
-_ROW_BYTES = 128  # of a ring slot: the widest swizzle
-_STAGED = 64  # from twice as many columns on, half of them are on their way to the output at a time
-_FEW_ROWS = 16
-_SHARED_BYTES = 232_448  # a program's, on sm_90; a multiprocessor has 1 kB more for each
-_REGISTERS = {1: (232, 24), 2: (96, 48)}  # a thread's of a math warpgroup and of the loader, by CTAS_PER_SM
-_LEAST_REGISTERS = 80  # of all threads, so that two programs of 384 fit a multiprocessor
 _WORKSPACE_BYTES = 256 * 2**20
 
 
@@ -83,12 +88,13 @@ class WarpSpecialised(Kernel):
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
         """Its own knobs alone; one row or column of tiles has one order, and no split of K is empty."""
         kept = {"NUM_KSPLIT": 1, **{name: knobs[name] for name in _KNOBS if name in knobs}}
+        kept["NUM_KSPLIT"] = max(1, integer(kept, "NUM_KSPLIT"))
         if kept.get(CTAS) == 1:
             del kept[CTAS]
         if min(tiles_of(spec, kept)) == 1:
             kept["GROUP_SIZE_M"] = 1
         blocks = ceil_div(spec.k, max(1, integer(kept, "BLOCK_SIZE_K")))
-        share = ceil_div(blocks, min(blocks, max(1, integer(kept, "NUM_KSPLIT"))))
+        share = ceil_div(blocks, min(blocks, integer(kept, "NUM_KSPLIT")))
         whole = Grid.of(spec, kept, device).whole
         kept["NUM_KSPLIT"] = ceil_div(blocks, share) if whole < prod(tiles_of(spec, kept)) else 1
         return kept
@@ -108,21 +114,17 @@ class WarpSpecialised(Kernel):
         # A descriptor's rows begin at multiples of 16 bytes.
         if spec.n % 8 or spec.k * size % 16:
             return f"alignment: N={spec.n} K={spec.k}, the copy engine's rows begin at multiples of 16 bytes"
-        if m not in (GROUP_ROWS, 2 * GROUP_ROWS) or integer(knobs, "BLOCK_SIZE_K") * size != _ROW_BYTES:
+        if m not in (GROUP_ROWS, 2 * GROUP_ROWS) or integer(knobs, "BLOCK_SIZE_K") * size != ROW_BYTES:
             return f"tile: {m} rows, BLOCK_SIZE_K={knobs['BLOCK_SIZE_K']}; two warpgroups share 64 or 128 of 128 bytes"
         # Triton has no warpgroup instruction of int8 with 256 columns (3.6 and 3.9).
         most = 256 if self.held == 1 and spec.x_dtype != "int8" else 128
         if not 16 <= columns_of(knobs) <= most or n & (n - 1) or n > 256:
             return f"registers: {columns_of(knobs)} columns a warpgroup of a {m}x{n} tile, 16 to {most} are held"
-        needed = _ring_bytes(knobs) + 2 * 2 * GROUP_ROWS * _staged(knobs)
+        needed = shared_bytes(knobs)
         if stages < 2 or needed > device.shared_bytes:
             return f"shared memory: about {needed} bytes for {stages} stages, {device.shared_bytes} a block"
-        if ctas_of(knobs) > 1 and (
-            columns_of(knobs) > 32 or ctas_of(knobs) * (needed + 1024) > device.shared_bytes + 1024
-        ):
-            return (
-                f"two programs: about {needed} bytes and {columns_of(knobs)} columns a warpgroup, 32 fit the registers"
-            )
+        if reason := _crowded(knobs, device):
+            return reason
         if 4 * Grid.of(spec, knobs, device).parts > _WORKSPACE_BYTES:
             return f"workspace: {Grid.of(spec, knobs, device).parts} elements of split-K parts"
         return None
@@ -141,7 +143,7 @@ class WarpSpecialised(Kernel):
         constants |= {
             "STAGES": knobs["num_stages"],
             "SPLIT_K": knobs["NUM_KSPLIT"] != 1,
-            **dict(zip(("REGISTERS", "LOADER_REGISTERS"), _REGISTERS[ctas_of(knobs)], strict=True)),
+            **dict(zip(("REGISTERS", "LOADER_REGISTERS"), REGISTERS[ctas_of(knobs)], strict=True)),
             **self.constants(spec),
         }
         signature: dict[str, str] = {
@@ -149,7 +151,7 @@ class WarpSpecialised(Kernel):
         }
         pointers = {**operands, **PARTS}
         signature |= {**pointers, **dict.fromkeys(self._integers(spec), "i32"), **dict.fromkeys(constants, "constexpr")}
-        limit = () if ctas_of(knobs) == 1 else (("maxnreg", _LEAST_REGISTERS),)
+        limit = () if ctas_of(knobs) == 1 else (("maxnreg", LEAST_REGISTERS),)
         build = Build(
             kernel=self.kernel,
             source_hash=hash_of(self.kernel),
@@ -173,15 +175,15 @@ class WarpSpecialised(Kernel):
 
         bits = 8 * int(element_bytes(spec.x_dtype))
         m, n, k = (integer(knobs, f"BLOCK_SIZE_{axis}") for axis in "MNK")
-        columns = _staged(knobs)
-        ring = NVMMASharedLayout(swizzle_byte_width=_ROW_BYTES, element_bitwidth=bits, rank=2)
+        columns = staged_columns(knobs)
+        ring = NVMMASharedLayout(swizzle_byte_width=ROW_BYTES, element_bitwidth=bits, rank=2)
         stage = NVMMASharedLayout(swizzle_byte_width=min(128, 2 * columns), element_bitwidth=16, rank=2)
         w_box, w_place = [n, k], ring
         if self.layout == TILES_16X16:  # runs of a tile each; a warpgroup's columns are copied by themselves
             w_box = [k // 16, columns_of(knobs) // 16, 256]
             w_place = NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=bits, rank=3)
         return {
-            "x": (TYPES[spec.x_dtype], [_copied_rows(spec, m), k], ring),
+            "x": (TYPES[spec.x_dtype], [copied_rows(spec, m), k], ring),
             "w": (TYPES[spec.w_dtype], w_box, w_place),
             "out": (TYPES[spec.out_dtype], [GROUP_ROWS, columns], stage),
         }
@@ -208,64 +210,14 @@ class WarpSpecialised(Kernel):
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Grid:
-    """How the tiles of a product are shared out."""
-
-    tiles: int
-    whole: int
-    """Tiles that a program computes alone; NUM_KSPLIT splits the rest, which would not fill a round over the device."""
-    programs: int
-    parts: int
-    """fp32 elements of all splits of all tiles that are split; 0 where K is not."""
-
-    @classmethod
-    def of(cls, spec: GemmSpec, knobs: Knobs, device: Device) -> "Grid":
-        """As few programs as the same number of rounds over the device needs."""
-        tiles, splits, room = prod(tiles_of(spec, knobs)), integer(knobs, "NUM_KSPLIT"), device.cu_num * ctas_of(knobs)
-        whole = tiles if splits == 1 else tiles // room * room
-        pieces = whole + (tiles - whole) * splits
-        programs = room if 0 < whole < tiles else ceil_div(pieces, ceil_div(pieces, room))
-        size = integer(knobs, "BLOCK_SIZE_M") * integer(knobs, "BLOCK_SIZE_N")
-        return cls(tiles=tiles, whole=whole, programs=programs, parts=(pieces - whole) * size)
-
-
-def ctas_of(knobs: Knobs) -> int:
-    """Programs that share a multiprocessor."""
-    return integer(knobs, CTAS) if CTAS in knobs else 1
-
-
-def columns_of(knobs: Knobs) -> int:
-    """Columns of a warpgroup: all of a 128-row tile's, half of a 64-row tile's."""
-    return integer(knobs, "BLOCK_SIZE_N") * integer(knobs, "BLOCK_SIZE_M") // (2 * GROUP_ROWS)
-
-
-def _copied_rows(spec: GemmSpec, block_m: int) -> int:
-    """Rows of x in a copy: a tile's, or few where x has fewer than a tile (see hopper.load_x).
-
-    A copy costs the loader warp 12 ns, but one that lies mostly outside x costs more (H200, docs/kernels.md).
-    """
-    if spec.m >= block_m:
-        return block_m
-    return 2 * _FEW_ROWS if -spec.m % (2 * _FEW_ROWS) <= _FEW_ROWS // 2 else _FEW_ROWS
-
-
-def _ring_bytes(knobs: Knobs) -> int:
-    """Shared memory of the slots, with scales for every row, and of the barriers."""
-    m, n, stages = (integer(knobs, name) for name in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "num_stages"))
-    return stages * ((m + n) * _ROW_BYTES + 4 * m) + 1024
-
-
-def _staged(knobs: Knobs) -> int:
-    """Columns of a warpgroup on their way to the output at a time: all, or half where the ring leaves no more room."""
-    columns = columns_of(knobs)
-    room = _SHARED_BYTES - _ring_bytes(knobs)
-    return columns // 2 if columns >= 2 * _STAGED and 2 * 2 * GROUP_ROWS * columns > room else columns
-
-
-def tiles_of(spec: GemmSpec, knobs: Knobs) -> tuple[int, int]:
-    """Rows and columns of tiles."""
-    return ceil_div(spec.m, integer(knobs, "BLOCK_SIZE_M")), ceil_div(spec.n, integer(knobs, "BLOCK_SIZE_N"))
+def _crowded(knobs: Knobs, device: Device) -> str | None:
+    """Why so many programs cannot share a multiprocessor, or None."""
+    ctas, columns, needed = ctas_of(knobs), columns_of(knobs), shared_bytes(knobs)
+    if ctas not in REGISTERS:
+        return f"{CTAS}: {ctas}, there are registers for 1 or 2 programs"
+    if ctas > 1 and (columns > 32 or ctas * (needed + 1024) > device.shared_bytes + 1024):
+        return f"two programs: about {needed} bytes and {columns} columns a warpgroup, 32 fit the registers"
+    return None
 
 
 def _descriptor(tensor: object, box: list[int], layout: object) -> object:

@@ -6,7 +6,8 @@ from gemmpipe.data import Knobs
 from gemmpipe.device import arch_device
 from gemmpipe.family import GemmSpec, KernelDefaults, load_family
 from gemmpipe.problem import make_problem
-from gemmpipe.templates.warp_specialised import Grid, WarpSpecialised
+from gemmpipe.templates.warp_specialised import WarpSpecialised
+from gemmpipe.templates.warp_specialised_tiles import Grid
 
 SM_90 = arch_device("sm_90")
 FAMILIES = ("a16w16", "a8w8", "a8w8_blockscale", "a8w8_bpreshuffle", "a8w8_blockscale_bpreshuffle")
@@ -76,3 +77,12 @@ def test_two_programs_share_a_multiprocessor_where_both_fit() -> None:
     for more in ({"num_stages": 8}, {"BLOCK_SIZE_N": 128, "num_stages": 3}):
         assert "two programs" in str(kernel.misfit(spec, {**knobs, **more}, SM_90))
     assert "CTAS_PER_SM" not in kernel.normalise(spec, {**knobs, "CTAS_PER_SM": 1}, SM_90)
+
+
+def test_knobs_of_a_stranger_are_refused_in_words() -> None:
+    """A row of a table may say what no space can."""
+    kernel, spec = _kernel("a8w8_blockscale", 64)
+    for splits in (0, -3):
+        assert kernel.normalise(spec, {**_knobs(spec, 64), "NUM_KSPLIT": splits}, SM_90)["NUM_KSPLIT"] == 1
+    reason = kernel.misfit(spec, kernel.normalise(spec, {**_knobs(spec, 64), "CTAS_PER_SM": 3}, SM_90), SM_90)
+    assert reason == "CTAS_PER_SM: 3, there are registers for 1 or 2 programs"
