@@ -91,21 +91,31 @@ class FinalsJob(Job):
         """A replay of each: of as many launches for all who may win, since starting a graph takes some microseconds.
 
         With 22 launches a sample for one and 66 for another, a launch of 5 us seemed up to 7 % longer (H200). On a GPU
-        who is far behind is not replayed at all.
+        who is far behind is not replayed at all: behind those whose replay is here, and not the baseline, whatever
+        failed before.
         """
-        pace_us, baseline = min((r.time_us for r in runners), default=0.0), self._rules.baseline(runners)
-        captured = []
-        for runner in runners:
-            if tools.clock.overlaps and runner is not baseline and self._rules.is_far(runner, runners):
-                runner.samples, runner.far, runner.outrun = [runner.time_us], True, True
-                captured.append(runner)
-                continue
-            paced_us = pace_us if runner.time_us < _ALIKE * pace_us else runner.time_us
+        pace_us = min((r.time_us for r in runners if r.candidate.id not in self.unchecked), default=0.0)
+        captured: list[Runner] = []
+        far: list[Runner] = []
+
+        def replayed(runner: Runner) -> None:
+            paced_us = pace_us if pace_us <= runner.time_us < _ALIKE * pace_us else runner.time_us
             work = partial(self._captured, tools, setup, runner, paced_us)
-            if (replayed := self.attempt(tools, trials, runner.position, work)) is not None:
-                captured.append(replayed)
+            if self.attempt(tools, trials, runner.position, work) is not None:
+                captured.append(runner)
+
+        for runner in sorted(runners, key=lambda r: r.time_us):
+            if tools.clock.overlaps and self._rules.is_far(runner, captured):
+                far.append(runner)
+            else:
+                replayed(runner)
+        while (baseline := self._rules.baseline(captured + far)) is not None and baseline in far:
+            far.remove(baseline)
+            replayed(baseline)
+        for runner in far:
+            runner.samples, runner.far, runner.outrun = [runner.time_us], True, True
         tools.flight.begin(TOGETHER)
-        return captured
+        return captured + far
 
     def _captured(self, tools: Tools, setup: Setup, runner: Runner, paced_us: float, candidate: Candidate) -> Runner:
         """The runner with its replay, warm. Its failure is caught by the caller."""

@@ -61,12 +61,12 @@ class Rules:
         library = [r for r in runners if r.candidate.id in self.library]
         return min(library, key=lambda r: (r.extra_bytes, r.time_us), default=None)
 
-    def is_far(self, runner: Runner, checked: list[Runner]) -> bool:
-        """Whether a launch tells that no round is needed. They are right: what is reached here can be reached."""
+    def is_far(self, runner: Runner, ready: list[Runner]) -> bool:
+        """Whether a launch tells that no round is needed. `ready` are right and can race: what they reach counts."""
         if runner.candidate.id in self.kept:
             return False
-        rivals = (r for r in checked if r.extra_bytes <= runner.extra_bytes and r.candidate.id not in self.unchecked)
-        return runner.time_us > _FAR * min(r.time_us for r in rivals)
+        rivals = (r for r in ready if r.extra_bytes <= runner.extra_bytes and r.candidate.id not in self.unchecked)
+        return runner.time_us > _FAR * min((r.time_us for r in rivals), default=float("inf"))
 
     def decided(self, racing: list[Runner]) -> bool:
         """Whether more rounds could only choose among those that are alike."""
