@@ -69,14 +69,12 @@ class Rules:
         return runner.time_us > _FAR * min((r.time_us for r in rivals), default=float("inf"))
 
     def decided(self, racing: list[Runner]) -> bool:
-        """Whether more rounds could only choose among those that are alike."""
+        """Whether more rounds could only choose among those that are alike, however much memory one may afford."""
         turn = max((len(runner.samples) for runner in racing), default=0)
         if turn < _DECIDED_AFTER or any(runner.candidate.id in self.kept for runner in racing):
             return False
-        fastest = min(racing, key=lambda r: (median(r.samples), r.candidate.id))
-        rivals = [r for r in racing if r is not fastest]
-        ratios = [paired_ratio(r.samples, fastest.samples) for r in rivals]
-        return all(ratio.low > _DECIDED and ratio.noise_pct <= _STATED_PCT for ratio in ratios)
+        budgets = {runner.extra_bytes for runner in racing}
+        return all(_settled([r for r in racing if r.extra_bytes <= budget]) for budget in budgets)
 
     def still_racing(self, racing: list[Runner]) -> list[Runner]:
         """Outrun is who has a rival that needs no more weight memory and is faster by the limit of this round.
@@ -106,3 +104,10 @@ class Rules:
             return False
         ratio = paired_ratio(baseline.samples, rival.samples)
         return ratio.low > _RESTS and ratio.noise_pct <= _STATED_PCT
+
+
+def _settled(racing: list[Runner]) -> bool:
+    """Whether nobody may be faster than the fastest, and how far they are apart is known."""
+    fastest = min(racing, key=lambda r: (median(r.samples), r.candidate.id))
+    ratios = [paired_ratio(r.samples, fastest.samples) for r in racing if r is not fastest]
+    return all(ratio.low > _DECIDED and ratio.noise_pct <= _STATED_PCT for ratio in ratios)

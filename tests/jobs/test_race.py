@@ -75,6 +75,15 @@ def test_a_race_that_may_go_either_way_goes_on(first: list[float], second: list[
     assert _rules().decided(pair) is (ratio.low > 0.998 and ratio.noise_pct <= 2)
 
 
+def test_who_needs_more_memory_decides_nothing_for_those_who_need_none() -> None:
+    """Where no copy may be kept, the choice is between the other two."""
+    copied = _runner("copied", [4.0, 4.01] * 5, extra_bytes=100)
+    first, second = _runner("first", [4.1, 4.2] * 5), _runner("second", [4.2, 4.1] * 5)
+    assert not _rules().decided([first, second])
+    assert not _rules().decided([copied, first, second])
+    assert _rules().decided([copied, first])
+
+
 def test_nothing_is_decided_in_the_first_rounds() -> None:
     assert not _rules().decided([_runner("a", [1.0] * 9), _runner("b", [9.0] * 9)])
 
