@@ -1,30 +1,21 @@
 """A worker's tools for the family whose candidates fail on purpose, on this machine's CPU."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from jobs_at_hand import Cells
 
 from gemmpipe.conditions import Neighbours
+from gemmpipe.data import Candidate
 from gemmpipe.device import DeviceChoice
-from gemmpipe.family import load_family
+from gemmpipe.family import Launch, load_family
 from gemmpipe.jobs import Flight, Tools
-from gemmpipe.timer import CpuClock
-from gemmpipe.workbench import Workbench
-
-
-class Cells(list[float]):
-    """Remembers every position."""
-
-    def __init__(self) -> None:
-        super().__init__([0.0, 0.0])
-        self.positions: list[float] = []
-
-    def __setitem__(self, index: object, value: object) -> None:
-        super().__setitem__(index, value)  # type: ignore[index, assignment]
-        if index == 0:
-            self.positions.append(value)  # type: ignore[arg-type]
+from gemmpipe.timer import Call, CpuClock, Replay
+from gemmpipe.workbench import Setup, Workbench
 
 
 @pytest.fixture(scope="module")
@@ -49,3 +40,44 @@ def tools(bench: Workbench, cells: Cells) -> Tools:
     bench.once_us.clear()
     bench.library_us.clear()
     return Tools(bench=bench, clock=CpuClock(), flight=Flight(cells), neighbours=Neighbours(bench.device))
+
+
+class Paced:
+    """A launch of which its clock knows how long it takes."""
+
+    def __init__(self, launch: Launch, time_us: float) -> None:
+        self._launch, self.time_us = launch, time_us
+
+    def __call__(self) -> torch.Tensor:
+        return self._launch()
+
+
+class PacedClock(CpuClock):
+    """Tells of each launch the time that it is said to take: no machine is too busy for that."""
+
+    overlaps = True
+
+    def blocks(self, blocks: Sequence[Sequence[Call]], least_us: float = 0.0) -> list[float]:
+        return [self.replay(block)() for block in blocks]
+
+    def replay(self, launches: Sequence[Call]) -> Replay:
+        def once() -> float:
+            for launch in launches:
+                launch()
+            return sum(getattr(launch, "time_us", 1.0) for launch in launches) / len(launches)
+
+        return once
+
+
+@pytest.fixture
+def paced(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> Tools:
+    """Tools with which a candidate takes its PACE_MS, without anybody waiting for it."""
+    binder = Setup.binder
+
+    def to(setup: Setup, candidate: Candidate) -> Callable[[int], Paced]:
+        knobs = candidate.knobs
+        bind = binder(setup, Candidate.of("faulty", {**knobs, "PACE_MS": 0}))
+        return lambda index: Paced(bind(index), 1000 * float(str(knobs["PACE_MS"])) or 1.0)
+
+    monkeypatch.setattr(Setup, "binder", to)
+    return replace(tools, clock=PacedClock())

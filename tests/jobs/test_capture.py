@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from jobs_at_hand import PROBLEM, TIMER
 
-from gemmpipe.data import Candidate, Problem, Status, Trial
+from gemmpipe.data import Candidate, Status, Trial
 from gemmpipe.jobs import Flight, Tools
 from gemmpipe.jobs.finals import FinalsJob
-from gemmpipe.timer import Call, CpuClock, Replay, Timer
-
-PROBLEM = Problem(family="faulty", key=(("M", 8), ("N", 16), ("K", 32)))
+from gemmpipe.timer import Call, CpuClock, Replay
 
 
 class RefusingClock(CpuClock):
@@ -58,7 +57,7 @@ def _race(
         library=frozenset(finalists[i].id for i in library),
         kept=free,
         unchecked=free,
-        timer=Timer(warmup=1, iters=2, rounds=5, budget_ms=200),
+        timer=TIMER,
         err_ratio=0.05,
     )
     clock = RefusingClock(tools.flight, times_us, refused)

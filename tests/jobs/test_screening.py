@@ -1,0 +1,104 @@
+"""Screening: how often who is launched, and with whom it ends after one launch."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from jobs_at_hand import PROBLEM, TIMER, Cells, OverlappingClock, by_kind, candidate, screen
+
+from gemmpipe.data import Status
+from gemmpipe.jobs import SETTING_UP, TOGETHER, Tools
+from gemmpipe.jobs.screening import ScreenJob
+from gemmpipe.search import Request
+from gemmpipe.timer import CpuClock
+from gemmpipe.workbench import Setup, Workbench
+
+
+def test_screening_gives_the_launches_asked_for(tools: Tools, cells: Cells) -> None:
+    found = by_kind(screen("right", "raise_bind", "raise_launch", "untouched").run(tools))
+    assert {kind: t.status for kind, t in found.items()} == {
+        "right": Status.OK,
+        "untouched": Status.OK,  # bench checks, screen does not
+        "raise_bind": Status.LAUNCH_ERROR,
+        "raise_launch": Status.LAUNCH_ERROR,
+    }
+    assert re.fullmatch(r"\S+/faulty\.py:\d+: RuntimeError: this kernel cannot", found["raise_launch"].error)
+    assert found["raise_launch"].time_us is None
+    assert found["untouched"].launches == 2
+    assert cells.positions == [SETTING_UP, 0, 1, 2, 3, TOGETHER]
+
+
+def test_one_alone_is_in_the_air_all_the_time(tools: Tools, cells: Cells) -> None:
+    screen("right").run(tools)
+    assert cells.positions == [SETTING_UP, 0, 0]
+
+
+def test_short_launches_are_screened_in_blocks(tools: Tools, bench: Workbench) -> None:
+    timer = replace(TIMER, block_us=1e6)
+    for clock, launches, samples in ((CpuClock(), 3, 3), (OverlappingClock(), 16, 2)):
+        bench.launched.clear()
+        bench.once_us.clear()
+        [trial] = screen("right", launches=3, timer=timer).run(replace(tools, clock=clock))
+        assert (trial.launches, len(trial.samples_us)) == (launches, samples)
+        [launched] = bench.launched.values()
+        assert launched >= launches, "what ran is counted"
+    [trial] = screen("right", launches=40, timer=timer).run(replace(tools, clock=OverlappingClock()))
+    assert (trial.launches, len(trial.samples_us)) == (40, 5), "as many launches as were asked for"
+
+
+def test_who_is_far_behind_has_no_blocks(paced: Tools) -> None:
+    requests = tuple(Request(candidate=candidate("right", pace_ms=pace), launches=3) for pace in (0, 6))
+    job = ScreenJob(stage="screen", problem=PROBLEM, requests=requests, timer=replace(TIMER, block_us=1e6))
+    quick, slow = job.run(paced)
+    assert (quick.launches, slow.launches) == (16, 3)
+
+
+@pytest.mark.parametrize("glance", [True, False])
+def test_a_glance_at_who_is_far_behind_is_one_launch(paced: Tools, bench: Workbench, glance: bool) -> None:
+    paces = (3.0, 3.01, 3.02, 3.03, 3.04, 9.0)
+    requests = tuple(Request(candidate=candidate("right", pace_ms=p), launches=3, glance=glance) for p in paces)
+    job = ScreenJob(stage="screen", problem=PROBLEM, requests=requests, timer=TIMER)
+    *near, far = job.run(paced)
+    assert {t.status for t in near} == {Status.OK}
+    assert {len(t.samples_us) for t in near} == {3}
+    assert (far.status, far.launches) == ((Status.DROPPED, 1) if glance else (Status.OK, 3))
+    assert far.look == 3, "what was asked for is answered, also for a run that is resumed"
+    assert far.time_us == 9_000
+    # First launches, one of each alone, and the samples.
+    assert bench.launched[PROBLEM.id, far.candidate.id] == (2 if glance else 5)
+
+
+def test_too_few_tell_who_is_far_behind(paced: Tools) -> None:
+    """Nothing is checked yet: a kernel that computes nothing is the fastest, and puts nobody out."""
+    requests = tuple(Request(candidate=candidate("right", pace_ms=p), launches=3, glance=True) for p in (0, 5, 6))
+    job = ScreenJob(stage="screen", problem=PROBLEM, requests=requests, timer=TIMER)
+    trials = job.run(paced)
+    assert [t.status for t in trials] == [Status.OK] * 3
+
+
+@pytest.mark.parametrize(("extra_bytes", "dropped"), [(0, True), (1, False)])
+def test_a_librarys_time_is_believed(
+    paced: Tools, monkeypatch: pytest.MonkeyPatch, extra_bytes: int, dropped: bool
+) -> None:
+    """One launch of it tells who is behind, unless it bought its speed with memory."""
+    prepared = Setup.prepared
+    monkeypatch.setattr(Setup, "prepared", lambda *words: replace(prepared(*words), extra_bytes=extra_bytes))
+    requests = tuple(Request(candidate=candidate("right", p), launches=3, glance=True) for p in (1, 6))
+    job = ScreenJob(stage="screen", problem=PROBLEM, requests=requests, timer=TIMER, library=frozenset({"faulty"}))
+    _, slow = job.run(paced)
+    assert slow.status is (Status.DROPPED if dropped else Status.OK)
+
+
+def test_who_was_launched_before_is_not_launched_alone_again(paced: Tools, bench: Workbench) -> None:
+    for launches, expected in ((3, 5), (12, 17)):
+        screen("right", launches=launches).run(paced)
+        assert list(bench.launched.values()) == [expected]
+
+
+def test_a_long_look_takes_no_more_than_is_affordable(paced: Tools) -> None:
+    request = Request(candidate=candidate("right", pace_ms=2), launches=40)
+    for budget_ms, samples in ((200, 40), (13, 6), (0, 3)):
+        paced.bench.once_us.clear()
+        job = ScreenJob(stage="screen", problem=PROBLEM, requests=(request,), timer=replace(TIMER, budget_ms=budget_ms))
+        [trial] = job.run(paced)
+        assert len(trial.samples_us) == samples

@@ -1,0 +1,57 @@
+"""Jobs whose candidates fail on purpose, and what tests of several of them need."""
+
+from gemmpipe.data import Candidate, Problem, Trial
+from gemmpipe.jobs.finals import FinalsJob
+from gemmpipe.jobs.screening import ScreenJob
+from gemmpipe.search import Request
+from gemmpipe.timer import CpuClock, Timer
+
+TIMER = Timer(warmup=1, iters=2, rounds=5, budget_ms=200)
+PROBLEM = Problem(family="faulty", key=(("M", 8), ("N", 16), ("K", 32)))
+
+
+class Cells(list[float]):
+    """Remembers every position."""
+
+    def __init__(self) -> None:
+        super().__init__([0.0, 0.0])
+        self.positions: list[float] = []
+
+    def __setitem__(self, index: object, value: object) -> None:
+        super().__setitem__(index, value)  # type: ignore[index, assignment]
+        if index == 0:
+            self.positions.append(value)  # type: ignore[arg-type]
+
+
+class OverlappingClock(CpuClock):
+    """Launches back to back are worth timing together."""
+
+    overlaps = True
+
+
+def candidate(kind: str, pace_ms: float = 0) -> Candidate:
+    return Candidate.of("faulty", {"KIND": kind, "PACE_MS": pace_ms})
+
+
+def screen(*kinds: str, launches: int = 2, timer: Timer = TIMER) -> ScreenJob:
+    requests = tuple(Request(candidate=candidate(kind), launches=launches) for kind in kinds)
+    return ScreenJob(stage="screen", problem=PROBLEM, requests=requests, timer=timer)
+
+
+def finals(
+    *finalists: Candidate, library: frozenset[str] = frozenset(), kept: frozenset[str] = frozenset()
+) -> FinalsJob:
+    return FinalsJob(
+        stage="bench",
+        problem=PROBLEM,
+        finalists=finalists,
+        library=library,
+        kept=kept,
+        timer=TIMER,
+        err_ratio=0.05,
+    )
+
+
+def by_kind(trials: list[Trial]) -> dict[str, Trial]:
+    assert len({t.candidate for t in trials}) == len(trials)
+    return {str(t.candidate.knobs["KIND"]): t for t in trials}
