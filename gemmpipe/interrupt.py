@@ -1,5 +1,6 @@
-"""Ctrl-C once: stop after the work in hand; twice: stop at once; and no process outlives a killed driver."""
+"""Ctrl-C once: stop after the work in hand; twice: stop at once; and no process outlives who started it."""
 
+import functools
 import multiprocessing
 import os
 import signal
@@ -11,6 +12,8 @@ from types import FrameType
 
 from gemmpipe.errors import GemmpipeError
 from gemmpipe.events import Events
+
+_LOOK_S = 1.0
 
 
 class Interrupted(GemmpipeError):
@@ -74,6 +77,44 @@ def listening(events: Events, budget_s: float | None = None) -> Iterator[Stop]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+class _Sweep:
+    """Who started this process for jobs of a sweep, watched as long as it lives."""
+
+    def __init__(self) -> None:
+        self.starter = os.getppid()
+        self.at_work = False
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        while os.getppid() == self.starter:
+            time.sleep(_LOOK_S)
+        if not self.at_work:
+            os._exit(Interrupted.exit_code)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+_sweep = functools.cache(_Sweep)
+
+
+@contextmanager
+def ending_with_the_sweep() -> Iterator[None]:
+    """In a process that a launcher started for jobs: when the sweep is killed, stop as by SIGTERM, then end.
+
+    joblib's processes would finish the job, for hours, and wait minutes for another one.
+    """
+    if multiprocessing.current_process().name == "MainProcess":
+        yield
+        return
+    sweep = _sweep()
+    sweep.at_work = True
+    try:
+        yield
+    finally:
+        sweep.at_work = False
+        if os.getppid() != sweep.starter:
+            os._exit(Interrupted.exit_code)  # nobody is there to take an exception
 
 
 def end_with_the_driver() -> None:

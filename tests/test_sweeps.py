@@ -3,6 +3,7 @@
 import importlib
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +49,29 @@ def test_the_worst_exit_code_is_returned_wherever_the_jobs_ran(site: Site, launc
     code, _, error = site.start("-m", *words, *only_wrong_at_8).end(timeout_s=200)
     assert code == 1, error
     table_is_right(site, (1,))
+
+
+def test_jobs_end_with_a_sweep_that_is_killed_and_go_on_when_resumed(site: Site) -> None:
+    items = "shapes.items=[{M: [1,2,3,4], N: 32, K: 64}],[{M: [5,6,7,8], N: 32, K: 64}]"
+    paced = ("space.PACE_MS=[0,30,31,32]", "search=exhaustive", "batch=1")
+    started = site.start("-m", _launcher("joblib"), "hydra.launcher.n_jobs=2", *paced, items)
+    deadline = time.monotonic() + 120
+    while len(_journals(site)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    started.process.kill()
+    started.process.wait()
+    assert started.gone(), "jobs outlive their sweep"
+    journals = _journals(site)
+    assert len(journals) == 2
+    for journal in journals:
+        assert site.start(f"resume={journal.parent}").end(timeout_s=100)[0] == 0
+    table_is_right(site, range(1, 9))
+
+
+def _journals(site: Site) -> list[Path]:
+    """Those of a sweep's jobs that have timed a candidate."""
+    found = site.folder.glob("outputs/runs/tune/*/*/trials.jsonl")
+    return [path for path in found if '"row":"trial"' in path.read_text()]
 
 
 def test_the_documented_line_for_slurm_fits_the_launcher(site: Site) -> None:

@@ -93,6 +93,7 @@ def _compose(line: CommandLine, request: "Request") -> int:
     from gemmpipe.cli.job import run_job
     from gemmpipe.cli.mistakes import MISTAKES, explain
     from gemmpipe.cli.words import key_of
+    from gemmpipe.interrupt import ending_with_the_sweep
 
     flags = [flag for flag in line.argv if not flag.startswith(("--config-dir", "--multirun"))]
     if request.multirun:
@@ -102,7 +103,8 @@ def _compose(line: CommandLine, request: "Request") -> int:
     codes: list[int] = []
 
     def job(cfg: "DictConfig") -> int:
-        codes.append(run_job(cfg, request))
+        with ending_with_the_sweep():
+            codes.append(run_job(cfg, request))
         return codes[-1]
 
     part, said = line.value("--package"), io.StringIO()
