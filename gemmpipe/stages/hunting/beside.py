@@ -20,9 +20,8 @@ from gemmpipe.stages.hunting.here import Here
 from gemmpipe.stages.hunting.hunter import Asked, Failed, News, Told
 from gemmpipe.stages.hunting.process import HunterProcess
 
-_OF_A_DEVICE = (
-    2  # one alone lists and thinks for as long as an H200 screens (aiter's space of 1,944 points, 2026-11-21)
-)
+# One alone lists and thinks for as long as an H200 screens (aiter's space of 1,944 points, 2026-11-21).
+_OF_A_DEVICE = 2
 _AHEAD = 2  # problems that a hunter has to list: more would stand in front of what is asked of it
 _LOSSES = 3  # of one hunter, with no hunt ended in between: it cannot go on
 
