@@ -107,6 +107,16 @@ def test_a_budget_of_seconds_leaves_what_it_did_not_reach(run: Run) -> None:
     assert any(provisional(policy) for policy in _policies()), "but for a problem that was through before the clock"
 
 
+@pytest.mark.parametrize(("budget_s", "tried"), [("3600", True), ("1e-9", False)])
+def test_nothing_is_tried_of_other_ms_when_the_time_is_over(
+    run: Run, monkeypatch: pytest.MonkeyPatch, budget_s: str, tried: bool
+) -> None:
+    exchanged: list[object] = []
+    monkeypatch.setattr("gemmpipe.stages.screen.of_neighbours", lambda *words: exchanged.append(words) or ())
+    run("search=exhaustive", f"search.budget_s={budget_s}")
+    assert bool(exchanged) is tried
+
+
 def test_a_budget_that_leaves_nobody_out_cuts_nothing_short(run: Run) -> None:
     out = run("search=exhaustive", "backend=[torch,onednn]", "device=cpu", "search.budget_s=1e-9")
     assert "cut short" not in out, "libraries are looked at in any case, and there is nobody else"

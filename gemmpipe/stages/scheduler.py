@@ -91,9 +91,14 @@ class Scheduler:
         """How many courses are over."""
         return len(self._courses) - len(self._going)
 
+    @property
+    def late(self) -> bool:
+        """Whether the time for searches is over."""
+        return self._deadline is not None and time.monotonic() > self._deadline
+
     def step(self, timeout_s: float, *, more: bool = False) -> bool:
         """Hand out what is ready, hear what is new; False when every course is over and no `more` will be added."""
-        if self._deadline is not None and time.monotonic() > self._deadline:
+        if self.late:
             for course in self._going.values():
                 course.end()
             self._stirred |= self._going

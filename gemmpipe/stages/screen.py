@@ -62,8 +62,9 @@ class Screen(Stage):
         with finishing(context.pool, scheduler.hear):
             courses = self._begun(problems, hunts, scheduler, context)
             self._to_the_end(scheduler, context)
-            for course, requests in list(of_neighbours(courses, context)):
-                scheduler.also(course, requests)
+            if not scheduler.late:
+                for course, requests in list(of_neighbours(courses, context)):
+                    scheduler.also(course, requests)
             self._to_the_end(scheduler, context)
             for course, requests in self._for_buckets(courses, context):
                 scheduler.also(course, requests)
