@@ -47,7 +47,8 @@ class Choice:
     ratio: PairedRatio | None
     """Chosen over baseline."""
     noise_pct: float | None
-    """How far the medians of chosen and runner-up may be apart or change places: half their ratio's interval."""
+    """How far the medians of chosen and runner-up may be apart or change places: half their ratio's interval; None
+    without a second round, which alone can tell noise."""
     near_ties: int
     reason: str
 
@@ -75,7 +76,7 @@ def choose(
         incumbent=incumbent,
         runner_up=runner_up,
         ratio=paired_ratio(chosen.samples_us, baseline.samples_us) if baseline else None,
-        noise_pct=paired_ratio(chosen.samples_us, runner_up.samples_us).noise_pct if runner_up else None,
+        noise_pct=_noise_pct(chosen, runner_up) if runner_up else None,
         near_ties=sum(_ties(f, fastest, rules) for f in ranked if f is not fastest),
         reason=reason,
     )
@@ -107,6 +108,12 @@ def _preferred(ranked: Sequence[Finalist], rules: Rules) -> tuple[Finalist, str]
 def _improves(new: Finalist, old: Finalist, rules: Rules) -> bool:
     ratio = paired_ratio(new.samples_us, old.samples_us)
     return ratio.median <= 1 - rules.min_improvement_pct / 100 and ratio.high < 1
+
+
+def _noise_pct(chosen: Finalist, runner_up: Finalist) -> float | None:
+    if min(len(chosen.samples_us), len(runner_up.samples_us)) < 2:
+        return None  # far behind, or outrun at once
+    return paired_ratio(chosen.samples_us, runner_up.samples_us).noise_pct
 
 
 def _ties(finalist: Finalist, fastest: Finalist, rules: Rules) -> bool:

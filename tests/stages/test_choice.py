@@ -139,3 +139,9 @@ def test_the_noise_is_half_of_the_interval() -> None:
     assert alone.noise_pct is None
     pair = choose([_finalist("triton", 1.0, 1.0), _finalist("gluon", 2.0, 2.0, name=1)], ("torch",), (), RULES)
     assert pair.noise_pct == 0
+
+
+def test_a_runner_up_of_one_round_tells_no_noise() -> None:
+    """That one round has no spread does not mean that there is none."""
+    outrun = replace(_finalist("triton", 2.0, name=1), complete=False)
+    assert choose([_finalist("triton", 1.0, 1.1, 1.2), outrun], (), (), RULES).noise_pct is None
