@@ -7,7 +7,7 @@ from gemmpipe.family import Family, Implementation
 
 @dataclass(frozen=True, kw_only=True)
 class Own:
-    """The implementations in a family's folder that carry this label (`triton`, `skinny`)."""
+    """The implementations in a family's folder that carry this label (`triton`, `gluon`, `skinny`, `sliced`)."""
 
     label: str
 

@@ -2,8 +2,8 @@
 
 x and w are row-major, both with K innermost; accumulation is fp32. With scaleAB: out = (x @ w^T) * x_scale * w_scale (+
 bias), both scales fp32 of shape [1]. out and bias are bf16, fp16 or fp32. Read on in gemmpipe/templates/ (shared:
-dense_kernel.py with device functions, dense.py with launch, builds and what fits where; their Hopper and skinny kin),
-_problem.py (keys and operands).
+dense_kernel.py with device functions, dense.py with launch, builds and what fits where; their Hopper, skinny and sliced
+kin), _problem.py (keys and operands).
 """
 
 from gemmpipe.cost import bytes_moved, flops

@@ -4,7 +4,7 @@ x and w are int8, e4m3fn or (gfx942) e4m3fnuz, row-major with K innermost. The k
 for: `row`, fp32 x_scale [M, 1] per token and w_scale [N, 1] per channel (a [1, N] is the same memory; aiter's gemm_a8w8
 takes that one, its gemm_a8w8_per_token_scale the other), or `tensor`, fp32 [1] each. int8 is summed in int32, fp8 in
 fp32; out and bias are bf16, fp16 or fp32. Read on in gemmpipe/templates/ (shared: dense_kernel.py with device
-functions, dense.py with launch, builds and what fits where; their Hopper and skinny kin), _problem.py (keys).
+functions, dense.py with launch, builds and what fits where; their Hopper, skinny and sliced kin), _problem.py (keys).
 """
 
 from gemmpipe.cost import bytes_moved, flops
