@@ -115,7 +115,7 @@ class FinalsJob(Job):
         for runner in far:
             runner.samples, runner.far, runner.outrun = [runner.time_us], True, True
         tools.flight.begin(TOGETHER)
-        return captured + far
+        return sorted(captured + far, key=lambda r: r.position)
 
     def _captured(self, tools: Tools, setup: Setup, runner: Runner, paced_us: float, candidate: Candidate) -> Runner:
         """The runner with its replay, warm. Its failure is caught by the caller."""

@@ -61,7 +61,10 @@ def _race(
         err_ratio=0.05,
     )
     clock = RefusingClock(tools.flight, times_us, refused)
-    found = {trial.candidate: trial for trial in job.run(replace(tools, clock=clock))}
+    trials = job.run(replace(tools, clock=clock))
+    raced = [trial.candidate for trial in trials if trial.samples_us]
+    assert raced == [finalist for finalist in finalists if finalist in raced], "in the order they were given"
+    found = {trial.candidate: trial for trial in trials}
     return [found[finalist] for finalist in finalists], clock.lengths
 
 
