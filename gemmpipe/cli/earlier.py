@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from gemmpipe.cli.folders import Folders
-from gemmpipe.cli.unbegun import JOURNAL, began
+from gemmpipe.cli.unbegun import JOURNAL, can_go_on
 from gemmpipe.errors import UserError
 
 RUNS = Path("outputs/runs")
@@ -46,7 +46,7 @@ def _last(key: str, pipeline: str | None) -> Path:
     """The folder with the newest journal, of this pipeline if one is named; a run that found no problem is none."""
     name = pipeline or "*"
     found = [*RUNS.glob(f"{name}/*/{JOURNAL}"), *RUNS.glob(f"{name}/*/*/{JOURNAL}")]
-    journals = [journal for journal in found if began(journal.parent)]
+    journals = [journal for journal in found if can_go_on(journal.parent)]
     if not journals:
         where = RUNS / pipeline if pipeline else RUNS
         raise UserError(f"{key}=last: no run with a journal under {where}; expected {key}=DIR")

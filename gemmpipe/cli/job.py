@@ -9,7 +9,7 @@ from gemmpipe import forkserver
 from gemmpipe.cli.progress import Terminal
 from gemmpipe.cli.reports import INTERRUPTED, report, report_bug
 from gemmpipe.cli.request import Request
-from gemmpipe.cli.unbegun import began, forget
+from gemmpipe.cli.unbegun import can_go_on, forget
 from gemmpipe.errors import EnvironmentProblem, GemmpipeError
 from gemmpipe.events import Events
 
@@ -41,7 +41,9 @@ def run_job(cfg: "DictConfig", request: Request) -> int:
         return report_bug(error, request.folders.config_dir)
     if code == INTERRUPTED:
         forget(run_dir)
-        raise KeyboardInterrupt(*([run_dir] if began(run_dir) else []))  # a sweep would start its next run otherwise
+        raise KeyboardInterrupt(
+            *([run_dir] if can_go_on(run_dir) else [])
+        )  # a sweep would start its next run otherwise
     return code
 
 

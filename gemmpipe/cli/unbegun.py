@@ -1,10 +1,13 @@
-"""Folders of runs that never began, because they were refused or stopped before: they go away again."""
+"""What stands in a run's folder: whether it began and can go on; those that never began go away again."""
 
 import contextlib
+import json
 import shutil
 from pathlib import Path
 
-JOURNAL = "trials.jsonl"
+from gemmpipe.cli.reports import INTERRUPTED
+
+JOURNAL, MANIFEST = "trials.jsonl", "manifest.json"
 _OF_THE_WORDS = {".hydra", JOURNAL}
 _OF_A_SWEEP = {"multirun.yaml"}
 
@@ -13,6 +16,15 @@ def began(run_dir: Path) -> bool:
     """Whether anything stands in a run's journal after the first row, which every run writes."""
     with contextlib.suppress(FileNotFoundError), (run_dir / JOURNAL).open("rb") as stream:
         return bool(stream.readline()) and bool(stream.readline())
+    return False
+
+
+def can_go_on(run_dir: Path) -> bool:
+    """Whether a run began, or was stopped by a signal before it did and says so in its manifest."""
+    if began(run_dir):
+        return True
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        return json.loads((run_dir / MANIFEST).read_bytes()).get("exit_code") == INTERRUPTED
     return False
 
 

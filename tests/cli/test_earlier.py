@@ -40,6 +40,17 @@ def test_last_is_the_newest_run_with_a_journal(plans: list[Plan], refusal: Refus
     assert "no trials.jsonl there" in refusal(f"resume={plans[2].run_dir}")
 
 
+def test_last_is_a_run_too_that_was_stopped_before_it_found_a_problem(plans: list[Plan], refusal: Refusal) -> None:
+    assert main(["kernel=a16w16"]) == 0
+    (plans[0].run_dir / "trials.jsonl").write_text('{"row":"session"}\n')
+    for text in ("no JSON", "[]", '{"exit_code": 2}'):
+        (plans[0].run_dir / "manifest.json").write_text(text)
+        assert "no run with a journal" in refusal("resume=last")
+    (plans[0].run_dir / "manifest.json").write_text('{"exit_code": 130}')
+    assert main(["resume=last"]) == 0
+    assert plans[1].run_dir == plans[0].run_dir
+
+
 def test_reuse_decides_again_in_a_new_folder(plans: list[Plan]) -> None:
     assert main(["kernel=a16w16", "shapes=qwen8b"]) == 0
     _journal(plans[0].run_dir)
