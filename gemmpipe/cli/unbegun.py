@@ -24,7 +24,8 @@ def can_go_on(run_dir: Path) -> bool:
     if began(run_dir):
         return True
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        return json.loads((run_dir / MANIFEST).read_bytes()).get("exit_code") == INTERRUPTED
+        manifest = json.loads((run_dir / MANIFEST).read_bytes())
+        return bool(manifest.get("exit_code") == INTERRUPTED)
     return False
 
 
