@@ -91,8 +91,7 @@ class FinalsJob(Job):
         """A replay of each: of as many launches for all who may win, since starting a graph takes some microseconds.
 
         With 22 launches a sample for one and 66 for another, a launch of 5 us seemed up to 7 % longer (H200). On a GPU
-        who is far behind is not replayed at all: behind those whose replay is here, and not the baseline, whatever
-        failed before.
+        who is far behind those that could be captured is not replayed at all, unless no other can be the baseline.
         """
         pace_us = min((r.time_us for r in runners if r.candidate.id not in self.unchecked), default=0.0)
         captured: list[Runner] = []
