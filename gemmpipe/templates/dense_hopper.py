@@ -11,15 +11,18 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 from gemmpipe.templates.hopper import (
+    accumulator,
     after,
+    arrives_last,
     barriers,
     load_ring,
     part_of_w,
     piece_at,
     pieces_of,
     ring_of_w,
+    store_part,
     store_tile,
-    sum_of_parts,
+    sum_of_slice,
     tile_at,
     wait_for_previous,
 )
@@ -95,9 +98,9 @@ def multiply(
     ROW: gl.constexpr = GROUP * 64 if BLOCK_SIZE_M == 128 else 0
     COLUMN: gl.constexpr = 0 if BLOCK_SIZE_M == 128 else GROUP * COLUMNS
     DEPTH: gl.constexpr = 256 // x_ring.dtype.primitive_bitwidth
-    TILE: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLUMNS, DEPTH]
-    )
+    WIDTH: gl.constexpr = out.block_type.shape[1]
+    TILE: gl.constexpr = accumulator(COLUMNS, DEPTH)
+    SLICE: gl.constexpr = accumulator(WIDTH, DEPTH)
     SUM: gl.constexpr = gl.int32 if x_ring.dtype == gl.int8 else gl.float32
     slot = 0
     phase = 0
@@ -112,11 +115,18 @@ def multiply(
             x_ring, w_ring, full, empty, slot, phase, acc, end - begin, ROW, COLUMN, COLUMNS, STAGES
         )
         total = acc.to(gl.float32)
-        last = True
         if SPLIT_K and piece >= whole:
+            SLICES: gl.constexpr = COLUMNS // WIDTH
             place = (t - whole) * 2 + GROUP
-            last, total = sum_of_parts(total, parts_ptr, counters_ptr, place, split, splits, M - row, COLUMNS, TILE)
-        if last:
+            parts = parts_ptr + place.to(gl.int64) * splits * 64 * COLUMNS
+            store_part(total, parts + split * 64 * COLUMNS, M - row, COLUMNS, TILE)
+            if arrives_last(counters_ptr + place, splits):
+                for i in range(SLICES):
+                    here = column + i * WIDTH
+                    part = sum_of_slice(parts + i * 64 * WIDTH, 64 * COLUMNS, splits, M - row, WIDTH, SLICE)
+                    part = scaled(part, bias_ptr, x_scale_ptr, w_scale_ptr, row, here, M, N, WIDTH, SLICE, SCALES, BIAS)
+                    store_tile(part, out, out_stage.index(GROUP), row, here)
+        else:
             total = scaled(total, bias_ptr, x_scale_ptr, w_scale_ptr, row, column, M, N, COLUMNS, TILE, SCALES, BIAS)
             store_tile(total, out, out_stage.index(GROUP), row, column)
     tma.store_wait(0)

@@ -79,6 +79,12 @@ def let_next_start():
 
 
 @gluon.constexpr_function
+def accumulator(columns, depth):
+    """Where a warpgroup's matrix instruction of so many columns, `depth` elements deep, leaves its sums."""
+    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, depth])
+
+
+@gluon.constexpr_function
 def tiled_layout(columns, depth):
     """16 x 16 tiles of bytes (layouts.py) as a matrix instruction reads them without a swizzle: those of the same 16
     along K side by side, so that every 8 columns of 16 bytes follow one another."""
@@ -179,35 +185,50 @@ def load_ring(
 
 
 @gluon.jit
-def sum_of_parts(
-    acc, parts_ptr, counters_ptr, tile, split, splits, rows_left, COLUMNS: gl.constexpr, TILE: gl.constexpr
-):
-    """Store this split's part [64, COLUMNS] of a tile; return (whether it was the last, then the sum of all parts).
+def store_part(acc, part_ptr, rows_left, COLUMNS: gl.constexpr, TILE: gl.constexpr):
+    """Leave this split's part [64, COLUMNS] of a tile where sum_of_slice will look for it."""
+    offsets, inside = _places(rows_left, COLUMNS, TILE)
+    gl.store(part_ptr + offsets, acc, mask=inside)
+    cta_barrier()
 
-    As tiles.sum_of_parts: in the order of the splits, the counter back to 0; padding rows take no traffic.
+
+@gluon.jit
+def arrives_last(counter_ptr, splits):
+    """Whether all other splits have left their part, which may be read then; the counter is back to 0."""
+    last = gl.atomic_add(counter_ptr, 1, sem="acq_rel") == splits - 1
+    if last:
+        gl.store(counter_ptr, 0)
+    return last
+
+
+@gluon.jit
+def sum_of_slice(slice_ptr, part, splits, rows_left, COLUMNS: gl.constexpr, TILE: gl.constexpr):
+    """The sum [64, COLUMNS] of the same columns of all parts, `part` elements apart, in the order of the splits.
+
+    A slice of a wide tile at a time, so that there are registers for several parts on their way.
+    """
+    offsets, inside = _places(rows_left, COLUMNS, TILE)
+    total = gl.zeros([64, COLUMNS], gl.float32, TILE)
+    # Loads of a batch are in flight together, as many as there are registers for.
+    BATCH: gl.constexpr = 4 if COLUMNS <= 32 else 2
+    for i in range(0, splits, BATCH):
+        for j in gl.static_range(BATCH):
+            held = inside & (i + j < splits)
+            total += gl.load(slice_ptr + (i + j) * part + offsets, mask=held, other=0.0, cache_modifier=".cg")
+    return total
+
+
+@gluon.jit
+def _places(rows_left, COLUMNS: gl.constexpr, TILE: gl.constexpr):
+    """(where the elements of [64, COLUMNS] lie in a part, which of them are rows of x: padding takes no traffic).
+
+    In the order of the threads that hold them, so that a warp's pairs lie side by side: by rows and columns a store
+    touched eight lines instead of two (64x1280x8192 in splits on an H200: 8.0 us, 9.1 by rows and columns).
     """
     rows = gl.arange(0, 64, gl.SliceLayout(1, TILE))[:, None]
     columns = gl.arange(0, COLUMNS, gl.SliceLayout(0, TILE))[None, :]
-    inside = (rows < rows_left) & (columns >= 0)
-    size: gl.constexpr = 64 * COLUMNS
-    # In the order of the threads that hold them, so that a warp's pairs lie side by side: by rows and columns a store
-    # touched eight lines instead of two (64x1280x8192 in splits on an H200: 8.0 us, 9.1 by rows and columns).
     offsets = (columns // 8 * 2 + rows % 16 // 8) * 256 + rows // 16 * 64 + rows % 8 * 8 + columns % 8
-    first = parts_ptr + tile.to(gl.int64) * splits * size
-    gl.store(first + split * size + offsets, acc, mask=inside)
-    cta_barrier()
-    arrived = gl.atomic_add(counters_ptr + tile, 1, sem="acq_rel")
-    last = arrived == splits - 1
-    if last:
-        acc = gl.zeros([64, COLUMNS], gl.float32, TILE)
-        # Loads of a batch are in flight together, as many as there are registers for.
-        BATCH: gl.constexpr = 4 if COLUMNS <= 32 else (2 if COLUMNS == 64 else 1)
-        for i in range(0, splits, BATCH):
-            for j in gl.static_range(BATCH):
-                held = inside & (i + j < splits)
-                acc += gl.load(first + (i + j) * size + offsets, mask=held, other=0.0, cache_modifier=".cg")
-        gl.store(counters_ptr + tile, 0)
-    return last, acc
+    return offsets, (rows < rows_left) & (columns >= 0)
 
 
 @gluon.jit

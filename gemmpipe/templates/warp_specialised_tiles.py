@@ -75,10 +75,14 @@ def _ring_bytes(knobs: Knobs) -> int:
 
 
 def staged_columns(knobs: Knobs) -> int:
-    """Columns of a warpgroup on their way to the output at a time: all, or half where the ring leaves no more room."""
+    """Columns of a warpgroup on their way to the output at a time: all, or half where the ring leaves no more room.
+
+    Half as well where K is split: there are registers to add up so much of several parts.
+    """
     columns = columns_of(knobs)
     room = _SHARED_BYTES - _ring_bytes(knobs)
-    return columns // 2 if columns >= 2 * _STAGED and 2 * 2 * GROUP_ROWS * columns > room else columns
+    halved = integer(knobs, "NUM_KSPLIT") > 1 or 2 * 2 * GROUP_ROWS * columns > room
+    return columns // 2 if columns >= 2 * _STAGED and halved else columns
 
 
 def tiles_of(spec: GemmSpec, knobs: Knobs) -> tuple[int, int]:

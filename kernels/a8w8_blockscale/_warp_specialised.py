@@ -11,15 +11,18 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
 from gemmpipe.templates.hopper import (
+    accumulator,
     after,
+    arrives_last,
     barriers,
     load_ring,
     part_of_w,
     piece_at,
     pieces_of,
     ring_of_w,
+    store_part,
     store_tile,
-    sum_of_parts,
+    sum_of_slice,
     tile_at,
     wait_for_previous,
 )
@@ -127,7 +130,9 @@ def multiply(
     COLUMNS: gl.constexpr = BLOCK_SIZE_N if BLOCK_SIZE_M == 128 else BLOCK_SIZE_N // 2
     ROW: gl.constexpr = GROUP * 64 if BLOCK_SIZE_M == 128 else 0
     COLUMN: gl.constexpr = 0 if BLOCK_SIZE_M == 128 else GROUP * COLUMNS
-    TILE: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLUMNS, 32])
+    WIDTH: gl.constexpr = out.block_type.shape[1]
+    TILE: gl.constexpr = accumulator(COLUMNS, 32)
+    SLICE: gl.constexpr = accumulator(WIDTH, 32)
     slot = 0
     phase = 0
     d0 = gl.zeros([64, COLUMNS], gl.float32, TILE)
@@ -142,12 +147,18 @@ def multiply(
             x_ring, w_ring, scale_ring, full, empty, slot, phase, d0, d1, w_scales, begin, end, blocks - 1, never,
             ROW, COLUMN, COLUMNS, TILE, STAGES,
         )  # fmt: skip
-        last = True
+        row = row + ROW
         if SPLIT_K and piece >= whole:
+            SLICES: gl.constexpr = COLUMNS // WIDTH
             place = (t - whole) * 2 + GROUP
-            last, acc = sum_of_parts(acc, parts_ptr, counters_ptr, place, split, splits, M - row - ROW, COLUMNS, TILE)
-        if last:
-            store_tile(acc, out, out_stage.index(GROUP), row + ROW, column)
+            parts = parts_ptr + place.to(gl.int64) * splits * 64 * COLUMNS
+            store_part(acc, parts + split * 64 * COLUMNS, M - row, COLUMNS, TILE)
+            if arrives_last(counters_ptr + place, splits):
+                for i in range(SLICES):
+                    part = sum_of_slice(parts + i * 64 * WIDTH, 64 * COLUMNS, splits, M - row, WIDTH, SLICE)
+                    store_tile(part, out, out_stage.index(GROUP), row, column + i * WIDTH)
+        else:
+            store_tile(acc, out, out_stage.index(GROUP), row, column)
     tma.store_wait(0)
 
 
