@@ -177,9 +177,9 @@ class GpuClock(Clock):
             start.record()
             for launch in block:
                 launch()
-            if start.query():
-                late.append(place)
             end.record()
+            if start.query():  # the device may have waited for any of these, the end's event included
+                late.append(place)
         host_us = (time.perf_counter_ns() - begun) / 1e3
         self.synchronize()
         times = [s.elapsed_time(e) * 1e3 / len(block) for (s, e), block in zip(pairs, blocks, strict=True)]

@@ -1,10 +1,15 @@
 """Jobs whose candidates fail on purpose, and what tests of several of them need."""
 
+from collections.abc import Sequence
+
+import torch
+
 from gemmpipe.data import Candidate, Problem, Trial
+from gemmpipe.family import Launch
 from gemmpipe.jobs.finals import FinalsJob
 from gemmpipe.jobs.screening import ScreenJob
 from gemmpipe.search import Request
-from gemmpipe.timer import CpuClock, Timer
+from gemmpipe.timer import Call, CpuClock, Replay, Timer
 
 TIMER = Timer(warmup=1, iters=2, rounds=5, budget_ms=200)
 PROBLEM = Problem(family="faulty", key=(("M", 8), ("N", 16), ("K", 32)))
@@ -27,6 +32,33 @@ class OverlappingClock(CpuClock):
     """Launches back to back are worth timing together."""
 
     overlaps = True
+
+
+class Paced:
+    """A launch of which its clock knows how long it takes."""
+
+    def __init__(self, launch: Launch, time_us: float) -> None:
+        self._launch, self.time_us = launch, time_us
+
+    def __call__(self) -> torch.Tensor:
+        return self._launch()
+
+
+class PacedClock(CpuClock):
+    """Tells of each launch the time that it is said to take: no machine is too busy for that."""
+
+    overlaps = True
+
+    def blocks(self, blocks: Sequence[Sequence[Call]], least_us: float = 0.0) -> list[float]:
+        return [self.replay(block)() for block in blocks]
+
+    def replay(self, launches: Sequence[Call]) -> Replay:
+        def once() -> float:
+            for launch in launches:
+                launch()
+            return sum(getattr(launch, "time_us", 1.0) for launch in launches) / len(launches)
+
+        return once
 
 
 def candidate(kind: str, pace_ms: float = 0) -> Candidate:

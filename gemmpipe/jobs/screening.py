@@ -15,6 +15,8 @@ from gemmpipe.workbench import Setup
 _HOPELESS = 2.0  # times the fastest of the problem: its exact time is nobody's business
 _BEHIND = 1.5  # times the pace after one launch: a glance at it is over (H200, 2026-11: of 800 winners none was 1.3)
 _PACE = 4  # th fastest: nothing is checked yet, and a kernel that computes nothing is the fastest; or a library's
+_APART = 1.5  # times one another: samples that something came in between (H200: one of 2 ms cost a problem its choice)
+_TOO_FAR = 4.0  # times the pace: few are that slow, so that another launch says whether this one was disturbed
 _ALONE = 0.5  # of the time of a launch alone may be its start and its end, which others hide back to back
 
 
@@ -93,12 +95,18 @@ class ScreenJob(Job):
                     item.samples_us = [item.first_us]
                 elif turn < item.samples:
                     order.append((item, item.block(turn)))
-        least_us = _ALONE * min(self._seen(tools).values(), default=0.0)
-        for (item, _), time_us in zip(order, tools.clock.blocks([b for _, b in order], least_us), strict=True):
-            item.samples_us.append(time_us)
+        self._sample(tools, order)
+        apart = [item for item in staying if item.samples > 1 and max(item.samples_us) > _APART * min(item.samples_us)]
+        self._sample(tools, [(item, item.block(item.samples)) for item in apart])
         for item in staying:
             count(tools, setup, item.request.candidate, len(item.samples_us) * item.together)
         return [self._trial(item) for item in ready]
+
+    def _sample(self, tools: Tools, order: "list[tuple[_Ready, list[Launch]]]") -> None:
+        """A sample of each block for its item."""
+        least_us = _ALONE * min(self._seen(tools).values(), default=0.0)
+        for (item, _), time_us in zip(order, tools.clock.blocks([b for _, b in order], least_us), strict=True):
+            item.samples_us.append(time_us)
 
     def _look_once(self, tools: Tools, setup: Setup, ready: "list[_Ready]") -> None:
         """Launch each once that was not seen before; with who is far behind that was all."""
@@ -107,15 +115,24 @@ class ScreenJob(Job):
         if not tools.clock.overlaps or not short:
             return
         new = [item for item in short if item.request.candidate.id not in seen]
-        times = tools.clock.sequence([item.launches[0] for item in new], _ALONE * min(seen.values(), default=0.0))
-        seen |= {item.request.candidate.id: time_us for item, time_us in zip(new, times, strict=True)}
+        self._launch_once_each(tools, new)
         for item in short:
             item.once_us = seen[item.request.candidate.id]
-        pace_us = self._pace_us(tools, new)
+        far_us = _TOO_FAR * self._pace_us(tools, short)
+        self._launch_once_each(tools, [item for item in new if seen[item.request.candidate.id] > far_us])
+        pace_us = self._pace_us(tools, short)
         for item in new:
             count(tools, setup, item.request.candidate, 1)
             if item.request.glance and seen[item.request.candidate.id] > _BEHIND * pace_us:
                 item.samples_us, item.behind = [seen[item.request.candidate.id]], True
+
+    def _launch_once_each(self, tools: Tools, items: "list[_Ready]") -> None:
+        """Note what a launch of each takes, the least of those seen."""
+        seen = self._seen(tools)
+        times = tools.clock.sequence([i.launches[0] for i in items], _ALONE * min(seen.values(), default=0.0))
+        for item, time_us in zip(items, times, strict=True):
+            item.once_us = min(time_us, seen.get(item.request.candidate.id, math.inf))
+            seen[item.request.candidate.id] = item.once_us
 
     def _pace_us(self, tools: Tools, new: "list[_Ready]") -> float:
         """What can be reached, going by all that was seen so far: the fourth fastest, or a library without a copy."""
