@@ -101,28 +101,10 @@ class WarpSpecialised(Kernel):
 
     def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """`rule: detail` of the first rule broken, or None."""
-        m, n, stages = (integer(knobs, name) for name in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "num_stages"))
-        size = int(element_bytes(spec.x_dtype))
-        if device.kind == "cpu":
-            return "no GPU: Triton compiles for GPUs"
-        if device.gfx != "sm_90":
-            return f"architecture: warpgroup instructions are sm_90's, this is {device.gfx}"
         if spec.w_layout != self.layout or spec.batch != 1 or spec.experts is not None:
             return f"operands: this kernel reads one weight in the layout '{self.layout}'"
-        if spec.out_dtype not in ("bfloat16", "float16"):
-            return f"output: {spec.out_dtype} does not fit beside the ring"
-        # A descriptor's rows begin at multiples of 16 bytes.
-        if spec.n % 8 or spec.k * size % 16:
-            return f"alignment: N={spec.n} K={spec.k}, the copy engine's rows begin at multiples of 16 bytes"
-        if m not in (GROUP_ROWS, 2 * GROUP_ROWS) or integer(knobs, "BLOCK_SIZE_K") * size != ROW_BYTES:
-            return f"tile: {m} rows, BLOCK_SIZE_K={knobs['BLOCK_SIZE_K']}; two warpgroups share 64 or 128 of 128 bytes"
-        # Triton has no warpgroup instruction of int8 with 256 columns (3.6 and 3.9).
-        most = 256 if self.held == 1 and spec.x_dtype != "int8" else 128
-        if not 16 <= columns_of(knobs) <= most or n & (n - 1) or n > 256:
-            return f"registers: {columns_of(knobs)} columns a warpgroup of a {m}x{n} tile, 16 to {most} are held"
-        needed = shared_bytes(knobs)
-        if stages < 2 or needed > device.shared_bytes:
-            return f"shared memory: about {needed} bytes for {stages} stages, {device.shared_bytes} a block"
+        if reason := tile_misfit(spec, knobs, device, held=self.held):
+            return reason
         if reason := _crowded(knobs, device):
             return reason
         if 4 * Grid.of(spec, knobs, device).parts > _WORKSPACE_BYTES:
@@ -200,7 +182,7 @@ class WarpSpecialised(Kernel):
         arguments |= {"blocks": ceil_div(spec.k, integer(knobs, "BLOCK_SIZE_K")), "group_m": knobs["GROUP_SIZE_M"]}
         arguments |= self.values(spec, inputs, prepared)
         for name, (_, box, layout) in self.boxes(spec, knobs).items():
-            arguments[name] = _descriptor(arguments[name], box, layout)
+            arguments[name] = descriptor(arguments[name], box, layout)
         return KernelLaunch(
             build=build,
             grid=(grid.programs, 1, 1),
@@ -208,6 +190,34 @@ class WarpSpecialised(Kernel):
             parts=grid.parts,
             counters=2 * (grid.tiles - grid.whole) if grid.parts else 0,
         )
+
+
+def tile_misfit(spec: GemmSpec, knobs: Knobs, device: Device, *, held: int) -> str | None:
+    """The first rule that a product of these sizes breaks on the ring and the registers, whatever its weight's layout.
+
+    `held` as WarpSpecialised says it.
+    """
+    m, n, stages = (integer(knobs, name) for name in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "num_stages"))
+    size = int(element_bytes(spec.x_dtype))
+    if device.kind == "cpu":
+        return "no GPU: Triton compiles for GPUs"
+    if device.gfx != "sm_90":
+        return f"architecture: warpgroup instructions are sm_90's, this is {device.gfx}"
+    if spec.out_dtype not in ("bfloat16", "float16"):
+        return f"output: {spec.out_dtype} does not fit beside the ring"
+    # A descriptor's rows begin at multiples of 16 bytes.
+    if spec.n % 8 or spec.k * size % 16:
+        return f"alignment: N={spec.n} K={spec.k}, the copy engine's rows begin at multiples of 16 bytes"
+    if m not in (GROUP_ROWS, 2 * GROUP_ROWS) or integer(knobs, "BLOCK_SIZE_K") * size != ROW_BYTES:
+        return f"tile: {m} rows, BLOCK_SIZE_K={knobs['BLOCK_SIZE_K']}; two warpgroups share 64 or 128 of 128 bytes"
+    # Triton has no warpgroup instruction of int8 with 256 columns (3.6 and 3.9).
+    most = 256 if held == 1 and spec.x_dtype != "int8" else 128
+    if not 16 <= columns_of(knobs) <= most or n & (n - 1) or n > 256:
+        return f"registers: {columns_of(knobs)} columns a warpgroup of a {m}x{n} tile, 16 to {most} are held"
+    needed = shared_bytes(knobs)
+    if stages < 2 or needed > device.shared_bytes:
+        return f"shared memory: about {needed} bytes for {stages} stages, {device.shared_bytes} a block"
+    return None
 
 
 def _crowded(knobs: Knobs, device: Device) -> str | None:
@@ -220,7 +230,8 @@ def _crowded(knobs: Knobs, device: Device) -> str | None:
     return None
 
 
-def _descriptor(tensor: object, box: list[int], layout: object) -> object:
+def descriptor(tensor: object, box: list[int], layout: object) -> object:
+    """What the copy engine needs to know of a contiguous tensor: boxes of it, and how they lie in shared memory."""
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), box, layout)  # type: ignore[attr-defined]

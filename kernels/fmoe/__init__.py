@@ -12,6 +12,7 @@ aiter's untuned_fmoe).
 from gemmpipe.experts import bytes_moved, flops, make_inputs, make_weights, product, tolerance
 from gemmpipe.family import Family, KeyColumn
 from gemmpipe.kernels.fmoe import _problem, _table
+from gemmpipe.kernels.fmoe._gluon import GroupedExperts
 from gemmpipe.kernels.fmoe._triton import FusedExperts
 from gemmpipe.tables.aiter import AiterTable
 
@@ -48,6 +49,6 @@ FAMILY = Family(
     flops=flops,
     bytes_moved=bytes_moved,
     baseline=("torch",),
-    implementations=(FusedExperts(),),
+    implementations=(FusedExperts(), GroupedExperts()),
     rows_column="token",
 )

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from gemmpipe.data import Build, Knobs, Scalar
 from gemmpipe.experts import experts_of
@@ -12,12 +13,16 @@ from gemmpipe.templates.signature import TYPES, tile_sizes
 from gemmpipe.templates.tiled import build_of, ceil_div, next_power
 from gemmpipe.templates.two_stage import FUSED, knobs_of_stage
 
+if TYPE_CHECKING:
+    import torch
+
 MODULE = "gemmpipe.kernels.fmoe._kernel"
 KERNELS = ("align", "routed", "activate", "total")
 _CHUNK = 4096
-_COLUMNS = 1024
-_TOP = {"float8_e4m3fn": 448.0, "float8_e4m3fnuz": 240.0}
-_INT, _FP32 = "int32", "float32"
+COLUMNS = 1024
+TOP = {"float8_e4m3fn": 448.0, "float8_e4m3fnuz": 240.0}
+INT, FP32 = "int32", "float32"
+_SIZES = ("N", "K", "columns")  # parameters that a build may count on to be multiples of 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +30,7 @@ class Step:
     """One launch: `tensors` name what stands behind each pointer parameter, None for one that this build leaves out."""
 
     kernel: str
+    module: str = MODULE
     tensors: Mapping[str, str | None]
     integers: Mapping[str, int]
     constants: Mapping[str, Scalar]
@@ -34,8 +40,12 @@ class Step:
     def build(self, dtypes: Mapping[str, str]) -> Build:
         """The build of it; `dtypes` are the tensors'."""
         pointers = {p: f"*{TYPES.get(dtypes[t], 'i32')}" if t else "constexpr" for p, t in self.tensors.items()}
-        aligned = tuple(name for name in ("N", "K", "columns") if self.integers.get(name, 1) % 16 == 0)
-        return build_of(f"{MODULE}:{self.kernel}", pointers, self.integers, self.constants, self.options, aligned)
+        aligned = tuple(name for name in _SIZES if self.integers.get(name, 1) % 16 == 0)
+        return build_of(f"{self.module}:{self.kernel}", pointers, self.integers, self.constants, self.options, aligned)
+
+    def arguments(self, tensors: "Mapping[str, torch.Tensor | None]") -> dict[str, object]:
+        """What every parameter that is no constant gets, of all tensors of the call."""
+        return {**{p: tensors[t] for p, t in self.tensors.items() if t is not None}, **self.integers}
 
 
 def most_blocks(spec: GemmSpec, block_m: int) -> int:
@@ -50,9 +60,9 @@ def scratch(spec: GemmSpec, knobs: Knobs) -> dict[str, Shape]:
     experts = experts_of(spec)
     blocks, block_m, pairs = most_blocks(spec, _size(knobs, "M")), _size(knobs, "M"), spec.m * experts.topk
     found: dict[str, Shape] = {
-        "pairs": ((blocks * block_m,), _INT),
-        "owners": ((blocks,), _INT),
-        "blocks": ((1,), _INT),
+        "pairs": ((blocks * block_m,), INT),
+        "owners": ((blocks,), INT),
+        "blocks": ((1,), INT),
         "inner": ((pairs, experts.inner), spec.w_dtype),
     }
     if experts.topk > 1:
@@ -63,15 +73,15 @@ def scratch(spec: GemmSpec, knobs: Knobs) -> dict[str, Shape]:
         found["wide"] = ((pairs, experts.inner), spec.x_dtype)
     if experts.quantised:
         found["q"] = ((spec.m, spec.k), spec.w_dtype)
-        found["q_scale"] = ((spec.m, _scales(experts.quantised, spec.k)), _FP32)
-        found["inner_scale"] = ((pairs, _scales(experts.quantised, experts.inner)), _FP32)
+        found["q_scale"] = ((spec.m, scales_of(experts.quantised, spec.k)), FP32)
+        found["inner_scale"] = ((pairs, scales_of(experts.quantised, experts.inner)), FP32)
     return found
 
 
 def dtypes_of(spec: GemmSpec, knobs: Knobs) -> dict[str, str]:
     """The dtype of every tensor that a step may name."""
-    given = {"x": spec.x_dtype, "w": spec.w_dtype, "w2": spec.w_dtype, "out": spec.out_dtype, "ids": _INT}
-    given |= dict.fromkeys(("w_scale", "w2_scale", "shares"), _FP32)
+    given = {"x": spec.x_dtype, "w": spec.w_dtype, "w2": spec.w_dtype, "out": spec.out_dtype, "ids": INT}
+    given |= dict.fromkeys(("w_scale", "w2_scale", "shares"), FP32)
     return given | {name: dtype for name, (_, dtype) in scratch(spec, knobs).items()}
 
 
@@ -97,20 +107,23 @@ def steps(spec: GemmSpec, knobs: Knobs, *, interpreted: bool) -> tuple[Step, ...
 def _align(spec: GemmSpec, knobs: Knobs) -> Step:
     experts = experts_of(spec)
     pairs = spec.m * experts.topk
-    chunk = min(_CHUNK, max(128, next_power(pairs)))
+    bins, chunk, warps = bins_and_chunk(spec)
     return Step(
         kernel="align",
         tensors={"ids_ptr": "ids", "pairs_ptr": "pairs", "owners_ptr": "owners", "blocks_ptr": "blocks"},
         integers={"pairs": pairs, "experts": experts.count},
-        # A bin for pairs of no expert, and as many bins as a warp has threads at least.
-        constants={
-            "BLOCK_SIZE_M": knobs["BLOCK_SIZE_M"],
-            "BINS": max(64, next_power(experts.count + 1)),
-            "CHUNK": chunk,
-        },
+        constants={"BLOCK_SIZE_M": knobs["BLOCK_SIZE_M"], "BINS": bins, "CHUNK": chunk},
         grid=(experts.count, 1, 1),
-        options={"num_warps": 8 if chunk == _CHUNK else 4},
+        options={"num_warps": warps},
     )
+
+
+def bins_and_chunk(spec: GemmSpec) -> tuple[int, int, int]:
+    """(bins, pairs at a time, warps) of a program that counts pairs."""
+    experts = experts_of(spec)
+    chunk = min(_CHUNK, max(128, next_power(spec.m * experts.topk)))
+    # A bin for pairs of no expert, and as many bins as a warp has threads at least.
+    return max(64, next_power(experts.count + 1)), chunk, 8 if chunk == _CHUNK else 4
 
 
 def _first(spec: GemmSpec, knobs: Knobs, out: str, fused: bool, interpreted: bool) -> Step:
@@ -192,9 +205,7 @@ def _activate(
     interpreted: bool,
 ) -> Step:
     rows, columns = sizes
-    whole = quantised is not None and quantised.granularity == "row"
-    group = next_power(columns) if whole else 128
-    groups = 1 if whole else min(_COLUMNS // group, next_power(ceil_div(columns, group)))
+    group, groups = groups_of(quantised, columns)
     return Step(
         kernel="activate",
         tensors={"x_ptr": x, "out_ptr": out, "scale_ptr": f"{out}_scale" if quantised else None},
@@ -204,7 +215,7 @@ def _activate(
             "GATED": gated,
             "GROUPS": groups,
             "GROUP": group,
-            "TOP": _TOP.get(spec.w_dtype, 1.0),
+            "TOP": TOP.get(spec.w_dtype, 1.0),
             "INTERPRETED": interpreted,
         },
         grid=(rows, ceil_div(columns, groups * group), 1),
@@ -212,8 +223,15 @@ def _activate(
     )
 
 
+def groups_of(quantised: Scaling | None, columns: int) -> tuple[int, int]:
+    """(columns that share a scale, how many such groups a program takes)."""
+    if quantised is not None and quantised.granularity == "row":
+        return next_power(columns), 1
+    return 128, min(COLUMNS // 128, next_power(ceil_div(columns, 128)))
+
+
 def _total(spec: GemmSpec, interpreted: bool) -> Step:
-    block = min(_COLUMNS, next_power(spec.n))
+    block = min(COLUMNS, next_power(spec.n))
     return Step(
         kernel="total",
         tensors={"parts_ptr": "parts", "out_ptr": "out"},
@@ -223,7 +241,7 @@ def _total(spec: GemmSpec, interpreted: bool) -> Step:
     )
 
 
-def _scales(scaling: Scaling, columns: int) -> int:
+def scales_of(scaling: Scaling, columns: int) -> int:
     """Scales of one row."""
     return ceil_div(columns, scaling.block[1]) if scaling.granularity == "block" else 1
 

@@ -5,28 +5,27 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from gemmpipe.data import Build, Device, Knobs, Scalar, digest
-from gemmpipe.experts import experts_of, routing
-from gemmpipe.family import Experts, GemmSpec, Implementation, Inputs, Launch, Prepared
-from gemmpipe.kernels.fmoe._steps import KERNELS, MODULE, Step, dtypes_of, scratch, steps
-from gemmpipe.launching.builds import find_kernel, is_interpreted, load_build
-from gemmpipe.launching.workspace import SCRATCH
-from gemmpipe.templates.axes import AMD_ONLY, NEEDED, check_axes, integer
+from gemmpipe.data import Device, Knobs, Scalar, digest
+from gemmpipe.experts import experts_of
+from gemmpipe.family import Experts, GemmSpec
+from gemmpipe.kernels.fmoe._launching import LaunchesInARow, Planned
+from gemmpipe.kernels.fmoe._steps import KERNELS, MODULE, dtypes_of, scratch, steps
+from gemmpipe.launching.builds import find_kernel, is_interpreted
+from gemmpipe.launching.workspace import Shape
+from gemmpipe.templates.axes import AMD_ONLY, KIND, NEEDED, check_axes, integer
 from gemmpipe.templates.fits import tile_misfit
 from gemmpipe.templates.tiled import WGMMA_ROWS, facts_of, hash_of, next_power
 from gemmpipe.templates.two_stage import APART, FUSED, SECOND, knobs_of_stage
 
 if TYPE_CHECKING:
-    import torch
-
     from gemmpipe.space import Space
 
 _NEUTRAL: Mapping[str, Scalar] = {"GROUP_SIZE_M": 1, "cache_modifier": ""}
-_AXES = (*NEEDED, *_NEUTRAL, FUSED, *AMD_ONLY, *APART)
+_AXES = (*NEEDED, *_NEUTRAL, FUSED, *AMD_ONLY, KIND, *APART)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FusedExperts(Implementation):
+class FusedExperts(LaunchesInARow):
     """`triton`: sort by expert, product, activation, product, sum; fp8 operands are quantised on the way.
 
     Without FUSED_ACT and knobs of the second stage's own it has the form of vLLM's and SGLang's kernel.
@@ -45,7 +44,7 @@ class FusedExperts(Implementation):
     def points(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
         """The space's points. Raises UserError for an axis that is no knob of these kernels, or one that is missing."""
         self.check(space)
-        return space.points(facts_of(spec, device))
+        return space.points({**facts_of(spec, device), KIND: "plain"})
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
         """Drop what this vendor's compiler ignores, and what says the same as not being there."""
@@ -54,6 +53,7 @@ class FusedExperts(Implementation):
             kept = {name: value for name, value in kept.items() if name not in AMD_ONLY}
         elif device.gfx == "gfx950" and "kpack" in kept:
             kept["kpack"] = 1  # the compiler overrides it from gfx950 on
+        kept.pop(KIND, None)
         if not kept.get(FUSED):
             kept.pop(FUSED, None)
         if spec.m * experts_of(spec).topk == 1:
@@ -116,36 +116,18 @@ class FusedExperts(Implementation):
         }
         return self.normalise(spec, knobs, device)
 
-    def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
-        """A build for each launch; candidates that differ in one stage share the others."""
-        planned = _planned(spec, tuple(sorted(knobs.items())), self.interpreted())
-        return tuple(dict.fromkeys(build for _, build in planned))
+    def planned(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Planned:
+        """The launches with their builds; candidates that differ in one stage share the others."""
+        return _planned(spec, tuple(sorted(knobs.items())), self.interpreted())
+
+    def scratch(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Shape]:
+        """The tensors between the launches."""
+        return scratch(spec, knobs)
 
     def kernel_name(self, knobs: Knobs) -> str:
         """`experts@3fa9c1d2`, `experts_fused@...`, `experts_apart@...`, `experts_fused_apart@...`."""
         words = ("_fused" if knobs.get(FUSED) else "") + ("_apart" if any(name in knobs for name in APART) else "")
         return f"experts{words}@{digest([hash_of(f'{MODULE}:{kernel}') for kernel in KERNELS])[:8]}"
-
-    def bind(
-        self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
-    ) -> Launch:
-        """The launches in a row; what lies between them is the current stream's scratch."""
-        ids, shares = routing(inputs)
-        weights = prepared.weights
-        tensors: dict[str, torch.Tensor | None] = {"x": inputs.x, "ids": ids, "shares": shares, "out": out}
-        tensors |= {"w": weights.w, "w_scale": weights.w_scale, "w2": weights.w2, "w2_scale": weights.w2_scale}
-        tensors |= SCRATCH.take(scratch(spec, knobs), out.device)
-        runs = []
-        for step, build in _planned(spec, tuple(sorted(knobs.items())), self.interpreted()):
-            arguments = {parameter: tensors[name] for parameter, name in step.tensors.items() if name is not None}
-            runs.append(load_build(build, device).launcher(step.grid, {**arguments, **step.integers}))
-
-        def launch() -> "torch.Tensor":
-            for run in runs:
-                run()
-            return out
-
-        return launch
 
     def interpreted(self) -> bool:
         """Whether the kernels run under Triton's interpreter."""
@@ -153,9 +135,7 @@ class FusedExperts(Implementation):
 
 
 @lru_cache(maxsize=4096)
-def _planned(
-    spec: GemmSpec, items: tuple[tuple[str, Scalar], ...], interpreted: bool
-) -> tuple[tuple[Step, Build], ...]:
+def _planned(spec: GemmSpec, items: tuple[tuple[str, Scalar], ...], interpreted: bool) -> Planned:
     """The launches with their builds: a running program asks for the same ones in each call."""
     knobs = dict(items)
     dtypes = dtypes_of(spec, knobs)

@@ -9,7 +9,7 @@ import numpy
 import pytest
 import torch
 import triton
-import yaml
+from experts_at_hand import FMOE, NAMES, QWEN, shipped_space, spec_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +18,7 @@ from gemmpipe.backends.aten import Torch
 from gemmpipe.data import Candidate, Scalar
 from gemmpipe.device import arch_device, cpu_device
 from gemmpipe.errors import UserError
-from gemmpipe.family import GemmSpec, KernelDefaults, load_family
+from gemmpipe.family import KernelDefaults, load_family
 from gemmpipe.kernels.fmoe._steps import most_blocks
 from gemmpipe.kernels.fmoe._triton import FusedExperts
 from gemmpipe.launching.builds import compile_build
@@ -27,33 +27,15 @@ from gemmpipe.reference import error_ratio
 from gemmpipe.runtime.choosing import library_backends
 from gemmpipe.space import Space
 
-ROOT = Path(__file__).parents[2]
-FMOE = load_family("fmoe")
-NAMES = ("token", "model_dim", "inter_dim", "expert", "topk")
 ARCHES = ("sm_90", "sm_100", "gfx942", "gfx950")
 KNOBS: dict[str, Scalar] = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "num_warps": 4, "num_stages": 3}
-QWEN = (64, 2048, 768, 128, 8)
 NO_SPACE = Space(axes={}, when=(), pinned=())
 
 
-def spec_of(
-    sizes: tuple[int, ...], gfx: str = "sm_90", dtype: str | None = None, key: dict[str, object] | None = None
-) -> GemmSpec:
-    words = KernelDefaults(dtype=dtype, out_dtype=None, bias=None)
-    return FMOE.spec(make_problem(FMOE, {**dict(zip(NAMES, sizes, strict=True)), **(key or {})}, words, gfx, "test"))
-
-
 def kernel() -> FusedExperts:
-    (found,) = FMOE.implementations
+    found = FMOE.implementations[0]
     assert isinstance(found, FusedExperts)
     return found
-
-
-def shipped_space(name: str) -> Space:
-    axes = yaml.safe_load((ROOT / "conf" / "space" / f"{name}.yaml").read_text())
-    entries = axes.pop("when", [])
-    listed = [{k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()} for entry in entries]
-    return Space(axes={k: tuple(v) for k, v in axes.items()}, when=tuple(listed), pinned=())
 
 
 def _case(sizes: tuple[int, ...], knobs: list[int], **case: object) -> dict[str, object]:

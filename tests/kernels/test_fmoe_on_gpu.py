@@ -22,6 +22,9 @@ WORDS: dict[str, tuple[str | None, dict[str, object]]] = {
     "per_token": ("fp8", {"q_type": "per_token"}),
     "block": ("fp8", {}),
     "ungated_first": (None, {"use_g1u1": 0, "doweight_stage1": 1}),
+    "first": (None, {"doweight_stage1": 1}),
+    "per_token_first": ("fp8", {"q_type": "per_token", "doweight_stage1": 1, "use_g1u1": 0}),
+    "block_first": ("fp8", {"doweight_stage1": 1, "act_type": "gelu"}),
 }
 SIZES = {  # token, model_dim, inter_dim, expert, topk
     "decode": (1, 2048, 768, 128, 8),
@@ -37,6 +40,23 @@ KNOBS: list[dict[str, Scalar]] = [
     | {"BLOCK_SIZE_K_2": 128, "num_warps_2": 8, "num_stages_2": 3, "FUSED_ACT": True},
 ]
 
+GROUPED_SIZES = {  # as SIZES
+    **SIZES,
+    "one": (1, 2048, 512, 3, 1),
+    "each_of_eight": (333, 512, 384, 8, 8),
+    "uneven": (1031, 1024, 336, 40, 5),
+    "long": (2050, 1536, 640, 9, 4),
+}
+GROUPED: list[tuple[int, int, dict[str, Scalar]]] = [  # rows, columns of a tile
+    (64, 128, {"num_stages": 6, "GROUP_SIZE_M": 1}),
+    (64, 64, {"num_stages": 8, "GROUP_SIZE_M": 1, "BLOCK_SIZE_N_2": 128, "num_stages_2": 6, "GROUP_SIZE_M_2": 4}),
+    (64, 256, {"num_stages": 4, "GROUP_SIZE_M": 2, "FUSED_ACT": True, "BLOCK_SIZE_N_2": 64}),
+    (128, 128, {"num_stages": 5, "GROUP_SIZE_M": 1}),
+    (128, 128, {"num_stages": 5, "GROUP_SIZE_M": 3, "FUSED_ACT": True}),
+    (128, 256, {"num_stages": 3, "GROUP_SIZE_M": 1}),
+    (128, 256, {"num_stages": 4, "GROUP_SIZE_M": 1, "FUSED_ACT": True}),
+]
+
 
 @pytest.fixture(scope="module")
 def device() -> Device:
@@ -47,7 +67,9 @@ def made(device: Device, size: str, words: str) -> Case:
     family, (dtype, key) = load_family("fmoe"), WORDS[words]
     names = ("token", "model_dim", "inter_dim", "expert", "topk")
     defaults = KernelDefaults(dtype=dtype, out_dtype=None, bias=None)
-    problem = make_problem(family, {**dict(zip(names, SIZES[size], strict=True)), **key}, defaults, device.gfx, "test")
+    problem = make_problem(
+        family, {**dict(zip(names, GROUPED_SIZES[size], strict=True)), **key}, defaults, device.gfx, "test"
+    )
     spec = family.spec(problem)
     generator = torch.Generator(device=device.torch_name).manual_seed(11)
     return family, spec, family.make_weights(spec, generator), family.make_inputs(spec, generator)
@@ -76,7 +98,7 @@ def check(implementation: Implementation, knobs: Mapping[str, Scalar], device: D
 @pytest.mark.parametrize("words", WORDS)
 def test_triton(device: Device, size: str, words: str) -> None:
     case = made(device, size, words)
-    (kernel,) = case[0].implementations
+    kernel = case[0].implementations[0]
     ran = 0
     for knobs in KNOBS:
         normal = kernel.normalise(case[1], knobs, device)
@@ -84,6 +106,25 @@ def test_triton(device: Device, size: str, words: str) -> None:
             check(kernel, normal, device, case)
             ran += 1
     assert ran == len(KNOBS)
+
+
+@pytest.mark.parametrize("words", WORDS)
+@pytest.mark.parametrize("size", GROUPED_SIZES)
+def test_warp_specialised(device: Device, size: str, words: str) -> None:
+    if device.gfx != "sm_90":
+        pytest.skip("warpgroup instructions are sm_90's")
+    case = made(device, size, words)
+    kernel, deep = case[0].implementations[1], 128 if case[1].w_dtype.startswith("float8") else 64
+    unfit = set()
+    for m, n, more in GROUPED:
+        tile: dict[str, Scalar] = {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": deep}
+        normal = kernel.normalise(case[1], {"kernel_type": "warp_specialised", **tile, **more}, device)
+        reason = kernel.misfit(case[1], normal, device)
+        if reason is None:
+            check(kernel, normal, device, case)
+        else:
+            unfit.add(reason.split(":")[0])
+    assert unfit <= ({"registers", "fused activation"} if words.startswith("block") else set())
 
 
 @pytest.mark.parametrize("words", WORDS)

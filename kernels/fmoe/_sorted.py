@@ -1,0 +1,122 @@
+"""Device functions of rows sorted by expert: where a pair's row lies, rows brought there, rows activated, the sum."""
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from gemmpipe.kernels.fmoe._kernel import activation, rounded
+
+
+@triton.jit
+def take_turns(INTERPRETED: tl.constexpr):
+    """Programmatic dependent launch: the kernel before has ended; the one after may take the room that there is."""
+    if not INTERPRETED:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+@triton.jit
+def sort_pairs(
+    ids_ptr, places_ptr, owners_ptr, rows_ptr, blocks_ptr, pairs, experts,
+    BLOCK_SIZE_M: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """Give every pair (row * topk + choice) its place among rows sorted by expert; -1 where nobody here is its expert.
+
+    An expert's rows begin a block of BLOCK_SIZE_M. owners_ptr and rows_ptr get each block's expert and how many rows
+    it has, blocks_ptr how many blocks there are. One program an expert: it counts all pairs to know where its own
+    begin.
+    """
+    take_turns(INTERPRETED)
+    expert = tl.program_id(0)
+    bins = tl.arange(0, BINS)
+    lanes = tl.arange(0, CHUNK)
+    counts = tl.zeros((BINS,), tl.int32)
+    for begin in range(0, pairs, CHUNK):
+        ids = tl.load(ids_ptr + begin + lanes, mask=begin + lanes < pairs, other=-1)
+        bin_of = tl.where((ids >= 0) & (ids < experts), ids, BINS - 1)
+        counts += tl.histogram(bin_of, BINS)
+        if expert == 0:
+            tl.store(places_ptr + begin + lanes, ids * 0 - 1, mask=(bin_of == BINS - 1) & (begin + lanes < pairs))
+    blocks = tl.where(bins < experts, tl.cdiv(counts, BLOCK_SIZE_M), 0)
+    first = tl.sum(tl.where(bins < expert, blocks, 0), 0)
+    own = tl.sum(tl.where(bins == expert, counts, 0), 0)
+    if expert == 0:
+        tl.store(blocks_ptr, tl.sum(blocks, 0))
+    for begin in range(0, tl.cdiv(own, BLOCK_SIZE_M), BINS):
+        left = own - (begin + bins) * BLOCK_SIZE_M
+        tl.store(owners_ptr + first + begin + bins, expert + bins * 0, mask=left > 0)
+        tl.store(rows_ptr + first + begin + bins, tl.minimum(left, BLOCK_SIZE_M), mask=left > 0)
+    following = first * BLOCK_SIZE_M
+    for begin in range(0, pairs, CHUNK):
+        mine = tl.load(ids_ptr + begin + lanes, mask=begin + lanes < pairs, other=-1) == expert
+        before = tl.cumsum(mine.to(tl.int32), 0)
+        tl.store(places_ptr + begin + lanes, following + before - 1, mask=mine)
+        following += tl.sum(mine.to(tl.int32), 0)
+
+
+@triton.jit
+def sorted_rows(
+    x_ptr, out_ptr, scale_ptr, shares_ptr, places_ptr, columns, capacity,
+    TOPK: tl.constexpr, SORTED: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr, QUANTISED: tl.constexpr,
+    GROUPS: tl.constexpr, GROUP: tl.constexpr, TOP: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """out[place, columns] = act(x[row, :columns]), times x[row, columns:] when GATED, for each of the row's pairs.
+
+    SORTED: x's rows are at their places already, and a program takes a pair's; else it takes a row of x with its TOPK
+    pairs. A program takes GROUPS groups of GROUP columns; QUANTISED: a group's scale, its largest magnitude over TOP,
+    goes to scale[group, place], times the pair's share where there are shares. Shares alone are one scale a row.
+    """
+    take_turns(INTERPRETED)
+    row = tl.program_id(0)
+    source = row
+    if SORTED:
+        source = tl.load(places_ptr + row)
+        if source < 0:
+            return
+    groups = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    column = groups[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    inside = column < columns
+    x_ptr += source.to(tl.int64) * columns * (2 if GATED else 1)
+    value = activation(tl.load(x_ptr + column, mask=inside, other=0.0).to(tl.float32), ACTIVATION)
+    if GATED:
+        value *= tl.load(x_ptr + columns + column, mask=inside, other=0.0).to(tl.float32)
+    scale = tl.full((GROUPS,), 1.0, tl.float32)
+    scales = 1
+    if QUANTISED:
+        largest = tl.max(tl.abs(value), 1)
+        scale = tl.where(largest > 0, largest / TOP, 1.0)
+        scales = tl.cdiv(columns, GROUP)
+        value = tl.minimum(tl.maximum(value / scale[:, None], -TOP), TOP)
+    result = rounded(value, out_ptr.dtype.element_ty, INTERPRETED)
+    for i in tl.static_range(TOPK):
+        place = tl.load(places_ptr + row * TOPK + i)
+        held = column < tl.where(place >= 0, columns, 0)
+        tl.store(out_ptr + place.to(tl.int64) * columns + column, result, mask=held)
+        if scale_ptr is not None:
+            factor = scale
+            if shares_ptr is not None:
+                factor = scale * tl.load(shares_ptr + row * TOPK + i)
+            held = groups < tl.where(place >= 0, scales, 0)
+            tl.store(scale_ptr + groups.to(tl.int64) * capacity + place, factor, mask=held)
+
+
+@triton.jit
+def total_of_places(
+    parts_ptr, shares_ptr, places_ptr, out_ptr, N, TOPK: tl.constexpr, BLOCK: tl.constexpr, INTERPRETED: tl.constexpr
+):
+    """out[row, N] = the sum of the parts [places, N] of the row's TOPK pairs, times their shares where there are."""
+    take_turns(INTERPRETED)
+    row = tl.program_id(0)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    added = tl.zeros((BLOCK,), tl.float32)
+    for i in tl.static_range(TOPK):
+        place = tl.load(places_ptr + row * TOPK + i)
+        held = columns < tl.where(place >= 0, N, 0)
+        part = tl.load(parts_ptr + place.to(tl.int64) * N + columns, mask=held, other=0.0).to(tl.float32)
+        if shares_ptr is not None:
+            part *= tl.load(shares_ptr + row * TOPK + i)
+        added += part
+    out_ptr += row.to(tl.int64) * N
+    tl.store(out_ptr + columns, rounded(added, out_ptr.dtype.element_ty, INTERPRETED), mask=columns < N)

@@ -1,0 +1,27 @@
+"""Problems of fused experts that tests share, and the spaces that are shipped."""
+
+from pathlib import Path
+
+import yaml
+
+from gemmpipe.family import GemmSpec, KernelDefaults, load_family
+from gemmpipe.problem import make_problem
+from gemmpipe.space import Space
+
+FMOE = load_family("fmoe")
+NAMES = ("token", "model_dim", "inter_dim", "expert", "topk")
+QWEN = (64, 2048, 768, 128, 8)
+
+
+def spec_of(
+    sizes: tuple[int, ...], gfx: str = "sm_90", dtype: str | None = None, key: dict[str, object] | None = None
+) -> GemmSpec:
+    words = KernelDefaults(dtype=dtype, out_dtype=None, bias=None)
+    return FMOE.spec(make_problem(FMOE, {**dict(zip(NAMES, sizes, strict=True)), **(key or {})}, words, gfx, "test"))
+
+
+def shipped_space(name: str) -> Space:
+    axes = yaml.safe_load((Path(__file__).parents[1] / "conf" / "space" / f"{name}.yaml").read_text())
+    entries = axes.pop("when", [])
+    listed = [{k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()} for entry in entries]
+    return Space(axes={k: tuple(v) for k, v in axes.items()}, when=tuple(listed), pinned=())

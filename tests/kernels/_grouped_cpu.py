@@ -1,0 +1,113 @@
+"""Runs fused experts over sorted rows on a CPU: cases as JSON on stdin, the error of each as a line on stdout.
+
+Triton's interpreter runs sorting, activation and sum; the product of a block, which is written in Gluon and has no
+interpreter, is torch's in fp32, on what the launch is given. A program of its own, as TRITON_INTERPRET acts when a
+kernel is decorated.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+
+from gemmpipe.data import Knobs, Scalar
+from gemmpipe.device import arch_device
+from gemmpipe.experts import routing
+from gemmpipe.family import GemmSpec, Inputs, KernelDefaults, Weights, load_family
+from gemmpipe.kernels.fmoe._gluon import GroupedExperts
+from gemmpipe.kernels.fmoe._grouped_steps import TileStep
+from gemmpipe.launching.builds import load_build
+from gemmpipe.problem import make_problem
+from gemmpipe.reference import error_ratio
+
+FMOE = load_family("fmoe")
+ACTS = {"silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu, "none": lambda value: value}
+
+
+def scales_of_x(step: TileStep, given: Mapping[str, torch.Tensor], place: int, rows: int, k: int) -> torch.Tensor:
+    """[rows, k] or [rows, 1] of a block's rows, 1 where there are none."""
+    if step.constants["SCALES"] == "block":
+        own = given["scales"][:, place : place + rows].t()
+        return own.repeat_interleave(int(step.constants["BLOCK_SIZE_K"] or 0), 1)[:, :k]
+    if step.constants["ROW_SCALES"]:
+        return given["row_scale_ptr"][0, place : place + rows, None]
+    return torch.ones(rows, 1)
+
+
+def scales_of_w(step: TileStep, given: Mapping[str, torch.Tensor], expert: int, w_rows: int, k: int) -> torch.Tensor:
+    """[w_rows, k] or [w_rows, 1] of an expert."""
+    if step.constants["SCALES"] == "none":
+        return torch.ones(w_rows, 1)
+    own = given["w_scale_ptr"][expert]
+    if step.constants["SCALES"] == "row":
+        return own
+    return own.repeat_interleave(128, 0)[:w_rows].repeat_interleave(128, 1)[:, :k]
+
+
+def product(step: TileStep, given: Mapping[str, torch.Tensor]) -> None:
+    """What the kernel says that it computes, block by block."""
+    n, w_rows, k = step.integers["N"], step.integers["w_rows"], given["x"].shape[1]
+    for block in range(int(given["blocks_ptr"])):
+        place, rows = block * int(step.constants["BLOCK_SIZE_M"] or 0), int(given["rows_ptr"][block])
+        expert = int(given["owners_ptr"][block])
+        x = given["x"][place : place + rows].float() * scales_of_x(step, given, place, rows, k)
+        total = x @ (given["w"][expert].float() * scales_of_w(step, given, expert, w_rows, k)).T
+        act = ACTS[str(step.constants["ACTIVATION"])]
+        total = act(total[:, :n]) * total[:, n:] if step.constants["GATED"] else act(total)
+        if step.tensors["out_scale_ptr"] is not None:  # quantised, by groups of 128 columns
+            groups = total.reshape(rows, -1, 128)
+            scale = groups.abs().amax(2) / float(step.constants["TOP"] or 0)
+            total = (groups / scale[:, :, None]).reshape(rows, n)
+            given["out_scale_ptr"][:, place : place + rows] = scale.t()
+        given["out"][place : place + rows] = total.to(given["out"].dtype)
+
+
+def call(spec: GemmSpec, knobs: Knobs, inputs: Inputs, weights: Weights) -> torch.Tensor:
+    """All launches of a call, over scratch full of NaN."""
+    device, kernel = arch_device("sm_90"), GroupedExperts()
+    ids, shares = routing(inputs)
+    out = torch.full(spec.out_shape, float("nan"), dtype=getattr(torch, spec.out_dtype))
+    tensors: dict[str, torch.Tensor | None] = {"x": inputs.x, "ids": ids, "shares": shares, "out": out}
+    tensors |= {"w": weights.w, "w_scale": weights.w_scale, "w2": weights.w2, "w2_scale": weights.w2_scale}
+    for name, (shape, dtype) in kernel.scratch(spec, knobs).items():
+        whole = dtype.startswith("int")
+        tensors[name] = torch.full(shape, -(2**30) if whole else float("nan"), dtype=getattr(torch, dtype))
+    for step, build in kernel.planned(spec, knobs, device):
+        if isinstance(step, TileStep):
+            product(step, {p: t for p, name in step.tensors.items() if name and (t := tensors[name]) is not None})
+        else:
+            load_build(build, device).launcher(step.grid, step.arguments(tensors))()
+    return out
+
+
+def run(case: dict[str, object]) -> float:
+    """The error ratio; NaN anywhere counts as wrong."""
+    words = KernelDefaults(dtype=case.get("dtype"), out_dtype=None, bias=None)  # type: ignore[arg-type]
+    spec = FMOE.spec(make_problem(FMOE, case["key"], words, "sm_90", "case"))  # type: ignore[arg-type]
+    generator = torch.Generator().manual_seed(7)
+    weights, inputs = FMOE.make_weights(spec, generator), FMOE.make_inputs(spec, generator)
+    if case.get("away"):  # pairs of experts that another rank holds
+        ids, _ = routing(inputs)
+        ids[::2, 0] = -1
+        ids[1::2, 0] = spec.experts.count if spec.experts else 0
+    knobs: dict[str, Scalar] = {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 128, "GROUP_SIZE_M": 1, "num_stages": 4}
+    knobs |= {"BLOCK_SIZE_K": 128 if case.get("dtype") == "fp8" else 64, **case.get("more", {})}  # type: ignore[dict-item]
+    reference = FMOE.reference(spec, inputs, weights) if not case.get("away") else held_reference(spec, inputs, weights)
+    return error_ratio(call(spec, knobs, inputs, weights), reference, *FMOE.tolerance(spec))
+
+
+def held_reference(spec: GemmSpec, inputs: Inputs, weights: Weights) -> torch.Tensor:
+    """The reference where pairs that nobody here computes add nothing."""
+    ids, shares = routing(inputs)
+    assert spec.experts is not None
+    away = (ids < 0) | (ids >= spec.experts.count)
+    held = Inputs(x=inputs.x, topk_ids=ids.masked_fill(away, 0), topk_weights=shares.masked_fill(away, 0))
+    return FMOE.reference(spec, held, weights)
+
+
+for each in json.load(sys.stdin):
+    print(json.dumps(run(each)), flush=True)

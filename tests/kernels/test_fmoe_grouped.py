@@ -1,0 +1,174 @@
+"""Fused experts over sorted rows, without a GPU: what surrounds the product, the rules, builds for Hopper."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+import triton
+from experts_at_hand import FMOE, NAMES, QWEN, shipped_space, spec_of
+
+from gemmpipe.data import Candidate, Scalar
+from gemmpipe.device import arch_device, cpu_device
+from gemmpipe.family import GemmSpec, KernelDefaults, load_family
+from gemmpipe.kernels.fmoe._gluon import GroupedExperts
+from gemmpipe.kernels.fmoe._grouped_steps import KERNELS, TileStep, steps, whole_knobs
+from gemmpipe.launching.builds import compile_build
+from gemmpipe.problem import make_problem
+from gemmpipe.templates.warp_specialised_tiles import shared_bytes
+
+FUSED: dict[str, Scalar] = {"FUSED_ACT": True}
+HOPPER, KERNEL = arch_device("sm_90"), GroupedExperts()
+
+
+def _case(sizes: tuple[int, ...], dtype: str | None = None, **case: object) -> dict[str, object]:
+    key = dict(zip(NAMES, sizes, strict=True)) | case.pop("key", {})  # type: ignore[operator]
+    return {"key": key, "dtype": dtype, **case}
+
+
+ON_A_CPU = [
+    _case((16, 64, 64, 4, 2)),
+    _case((77, 64, 48, 5, 3), more=FUSED),
+    _case((77, 64, 48, 5, 3), more={**FUSED, "BLOCK_SIZE_M": 128}, key={"doweight_stage1": 1}),
+    _case((77, 64, 48, 5, 3), "float16", key={"doweight_stage1": 1, "use_g1u1": 0, "act_type": "gelu"}),
+    _case((9, 256, 128, 4, 2), "fp8"),
+    _case((9, 208, 128, 4, 2), "fp8", more={**FUSED, "BLOCK_SIZE_N": 256}),
+    _case((33, 256, 256, 6, 3), "fp8", more={**FUSED, "BLOCK_SIZE_N": 256}, key={"doweight_stage1": 1}),
+    _case((9, 208, 192, 4, 2), "fp8", key={"doweight_stage1": 1}),
+    _case((9, 240, 176, 4, 2), "fp8", more=FUSED, key={"q_type": "per_token"}),
+    _case((7, 240, 176, 40, 4), "fp8", key={"q_type": "per_token", "doweight_stage1": 1}),
+    _case((300, 64, 64, 9, 4), away=True),
+    _case((33, 128, 64, 8, 8), "fp8", away=True),
+]
+
+
+@pytest.mark.skipif(
+    triton.__version__.startswith("3.6") and int(numpy.__version__.split(".")[1]) >= 4,
+    reason="triton 3.6 interprets with numpy before 2.4 only",
+)
+def test_what_surrounds_the_product_matches_the_reference() -> None:
+    script, given = Path(__file__).with_name("_grouped_cpu.py"), json.dumps(ON_A_CPU)
+    done = subprocess.run([sys.executable, str(script)], input=given, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    errors = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(errors) == len(ON_A_CPU)
+    for case, error in zip(ON_A_CPU, errors, strict=True):
+        assert error < (0.04 if case["dtype"] == "fp8" else 1e-3), case
+
+
+def knobs_for(m: int, n: int, stages: int, spec: GemmSpec, **more: Scalar) -> dict[str, Scalar]:
+    deep = 128 if spec.w_dtype.startswith("float8") else 64
+    tile: dict[str, Scalar] = {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": deep, "num_stages": stages}
+    return {"kernel_type": "warp_specialised", **tile, "GROUP_SIZE_M": 1, **more}
+
+
+def test_knobs_that_say_the_same_are_one_candidate() -> None:
+    spec = spec_of(QWEN)
+    plain = KERNEL.normalise(spec, knobs_for(64, 128, 6, spec), HOPPER)
+    same = {"BLOCK_SIZE_N_2": 128, "num_stages_2": None, "FUSED_ACT": False, "num_warps": 8, "kpack": 2}
+    assert KERNEL.normalise(spec, {**plain, **same}, HOPPER) == plain
+    apart = KERNEL.normalise(spec, {**plain, "BLOCK_SIZE_N_2": 256, **FUSED}, HOPPER)
+    assert KERNEL.normalise(spec, apart, HOPPER) == apart
+    names = [KERNEL.kernel_name(knobs).split("@")[0] for knobs in (plain, apart)]
+    assert names == ["grouped", "grouped_fused_apart"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sizes", "changes", "rule"),
+    [
+        (None, QWEN, {"BLOCK_SIZE_M": 32}, "tile"),
+        (None, QWEN, {"BLOCK_SIZE_K": 128}, "tile"),
+        (None, QWEN, {"BLOCK_SIZE_N": 512}, "registers"),
+        (None, QWEN, {"BLOCK_SIZE_N_2": 16}, "registers"),
+        (None, QWEN, {"num_stages": 12}, "shared memory"),
+        (None, QWEN, {"num_stages_2": 12}, "shared memory"),
+        (None, QWEN, {"num_warps_2": 8}, "second stage"),
+        (None, (64, 2044, 768, 128, 8), {}, "alignment"),
+        (None, (64, 2048, 764, 128, 8), {"FUSED_ACT": True}, "alignment"),
+        ("fp8", (64, 2048, 760, 128, 8), {}, "alignment"),
+        ("fp8", QWEN, {"FUSED_ACT": True}, "fused activation"),
+        ("fp8", (64, 2048, 704, 128, 8), {"FUSED_ACT": True, "BLOCK_SIZE_N": 256, "num_stages": 4}, "fused activation"),
+        ("fp8", QWEN, {"BLOCK_SIZE_N": 256, "BLOCK_SIZE_M": 128}, "registers"),
+        ("fp8", (2**21, 2**18, 128, 2, 2), {}, "places"),
+    ],
+)
+def test_misfits_name_their_rule(
+    dtype: str | None, sizes: tuple[int, ...], changes: dict[str, Scalar], rule: str
+) -> None:
+    spec = spec_of(sizes, dtype=dtype)
+    fits = spec_of(QWEN, dtype=dtype)
+    assert KERNEL.misfit(fits, KERNEL.normalise(fits, knobs_for(64, 128, 6, fits), HOPPER), HOPPER) is None
+    reason = KERNEL.misfit(spec, {**knobs_for(64, 128, 6, spec), **changes}, HOPPER)
+    assert reason is not None
+    assert reason.split(":")[0] == rule
+    assert "_2" not in str(changes) or rule == "second stage" or reason.endswith("(stage 2)")
+
+
+@pytest.mark.parametrize("gfx", ["sm_100", "gfx942", "cpu"])
+def test_is_hoppers_alone(gfx: str) -> None:
+    device = cpu_device() if gfx == "cpu" else arch_device(gfx)
+    spec = spec_of(QWEN)
+    reason = str(KERNEL.misfit(spec, knobs_for(64, 128, 6, spec), device))
+    assert reason.startswith("no GPU" if gfx == "cpu" else "architecture")
+
+
+def test_is_unfit_for_a_plain_product() -> None:
+    plain = load_family("a16w16")
+    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = plain.spec(make_problem(plain, {"M": 1, "N": 64, "K": 64}, words, "sm_90", "test"))
+    assert str(KERNEL.misfit(spec, knobs_for(64, 128, 6, spec), HOPPER)).startswith("experts")
+
+
+@pytest.mark.parametrize("dtype", [None, "fp8"])
+@pytest.mark.parametrize("token", [1, 256, 4096])
+def test_the_space_has_points_on_hopper_alone(dtype: str | None, token: int) -> None:
+    space = shipped_space("fmoe")
+    spec = spec_of((token, *QWEN[1:]), dtype=dtype)
+    found = [KERNEL.normalise(spec, point, HOPPER) for point in KERNEL.points(spec, HOPPER, space)]
+    fit = {Candidate.of("gluon", knobs) for knobs in found if KERNEL.misfit(spec, knobs, HOPPER) is None}
+    assert len(fit) > 30
+    assert {c.knobs["BLOCK_SIZE_M"] for c in fit} == ({64, 128} if token == 4096 else {64})
+    assert not list(KERNEL.points(spec, arch_device("gfx942"), space))
+    assert not list(KERNEL.points(spec, HOPPER, shipped_space("fmoe_vllm")))
+    for point in FMOE.implementations[0].points(spec, HOPPER, space):
+        assert point["kernel_type"] == "plain"
+
+
+@pytest.mark.parametrize(
+    ("token", "dtype", "key", "tile"),
+    [
+        (64, None, {}, (64, 128, 6)),
+        (4096, None, {}, (128, 256, 4)),
+        (4096, "float16", {"act_type": "gelu", "doweight_stage1": 1, "use_g1u1": 0}, (128, 128, 5)),
+        (64, "fp8", {"q_type": "per_token"}, (64, 256, 4)),
+        (64, "fp8", {}, (64, 256, 4)),
+        (4096, "fp8", {}, (64, 256, 4)),
+        (4096, "fp8", {}, (128, 128, 5)),
+    ],
+)
+def test_compiles_without_a_gpu_within_the_estimate(
+    token: int, dtype: str | None, key: dict[str, object], tile: tuple[int, int, int]
+) -> None:
+    spec = spec_of((token, 2048, 768, 128, 8), dtype=dtype, key=key)
+    more = FUSED if dtype != "fp8" or key or tile[0] == 64 else {}
+    knobs = KERNEL.normalise(spec, knobs_for(*tile, spec, **more), HOPPER)
+    assert KERNEL.misfit(spec, knobs, HOPPER) is None
+    builds = KERNEL.builds(spec, knobs, HOPPER)
+    assert {build.kernel for build in builds} == set(KERNELS)
+    for build in builds:
+        facts = compile_build(build, HOPPER)
+        assert facts.shared_bytes is not None
+        assert facts.shared_bytes <= shared_bytes(whole_knobs(knobs, 1)) <= HOPPER.shared_bytes
+        assert facts.spills is not None
+        assert facts.spills < 16
+
+
+@pytest.mark.parametrize("token", [1, 64, 256, 4096])
+def test_few_rows_are_neither_copied_nor_stored(token: int) -> None:
+    """Of Qwen's 128 experts each gets 16 rows of 256 tokens: blocks of 64 are mostly padding."""
+    spec = spec_of((token, *QWEN[1:]))
+    knobs = knobs_for(64, 128, 6, spec)
+    first = next(step for step in steps(spec, knobs, HOPPER, interpreted=False) if isinstance(step, TileStep))
+    assert (first.boxes["x"][0][0], "out" in first.boxes) == ((64, True) if token == 4096 else (16, False))
