@@ -31,6 +31,6 @@ class Events:
             listener(event)
 
 
-def counted(number: int, noun: str) -> str:
-    """A number of things in a line for the user: `1 problem`, `1,944 problems`."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+def counted(number: int, noun: str, nouns: str = "") -> str:
+    """A number of things in a line for the user: `1 problem`, `1,944 problems`; `nouns` where it is not noun + s."""
+    return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"

@@ -104,6 +104,7 @@ def write(
             for u in resources
         ],
         "unsolved": context.unsolved,
+        "undecided": context.undecided,
         "workload": asdict(found) if "selections" in tables and (found := saving(tables["selections"])) else None,
         "files": tables["artifacts"]["file"].tolist() if "artifacts" in tables else [],
     }

@@ -8,6 +8,7 @@ from gemmpipe.events import counted
 from gemmpipe.executors import Usage
 from gemmpipe.interrupt import Interrupted
 from gemmpipe.stages.incumbents import native_tables
+from gemmpipe.stages.unsolved import undecided_line
 from gemmpipe.stages.worth import saving
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ def tell(
             say(line)
         for line in saving_lines(tables["selections"]):
             say(line)
+    if context.undecided:
+        say(undecided_line(context.undecided, context.search))
     for line in context.closing:
         say(line)
     for line in context.gated[:5]:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gemmpipe import journal as journals
 from gemmpipe import manifest, report
@@ -26,9 +25,6 @@ from gemmpipe.stages.incumbents import incumbents_of, native_tables
 from gemmpipe.stages.rows import record_frames
 from gemmpipe.stopwatch import IDLE
 from gemmpipe.tables.merging import SHARED
-
-if TYPE_CHECKING:
-    pass
 
 
 def run(plan: Plan, events: Events) -> int:

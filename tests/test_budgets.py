@@ -77,6 +77,22 @@ def test_a_budget_of_trials_makes_rows_provisional(run: Run, search: str) -> Non
     assert all(provisional(policy) for policy in _policies())
 
 
+def test_a_budget_too_small_for_anything_valid_says_so_and_can_go_on(
+    run: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = run("search=exhaustive", "backend=[faulty]", "space.KIND=[wrong_at_8]", "search.budget_trials=2")
+    assert "screen: 2 searches cut short by the budget" in out
+    assert "select: search.budget_trials=2 left 1 problem without a valid candidate so far: faulty M=8 N=32 K=64" in out
+    assert "to go on with it: gemmpipe resume=" in out
+    manifest = json.loads((_runs()[-1] / "manifest.json").read_text())
+    assert (manifest["unsolved"], manifest["undecided"]) == ([], ["faulty M=8 N=32 K=64"])
+    assert [row["M"] for row in store.read(TABLE, load_family("faulty"))] == [16]
+    codes = [main(["resume=last"]) for _ in range(3)]
+    assert codes[0] == 0
+    assert codes[-1] == 1, "nobody is left to try: now it is known that there is none"
+    assert "no valid candidate for faulty M=8 N=32 K=64: " in capfd.readouterr().err
+
+
 def test_the_next_run_goes_on_and_repeats_nothing(run: Run) -> None:
     run("search=exhaustive", "search.budget_trials=3")
     first = _screened(_runs()[-1])

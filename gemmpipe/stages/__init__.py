@@ -72,6 +72,8 @@ class Context:
     """Seconds that stages report for the manifest."""
     unsolved: list[str] = field(default_factory=list)
     """Problems without a valid candidate, or whose recorded one is stale."""
+    undecided: list[str] = field(default_factory=list)
+    """Problems whose search the budget ended before anybody valid was found: who goes on may find one."""
     table: Path | None = None
     """The tuned table that the run starts from, if it does."""
     inputs: tuple[str, ...] = ()

@@ -179,8 +179,8 @@ def _mark(courses: list[Course], context: Context) -> None:
             context.journal.write("whole", problem=problem)
             context.cut.discard(problem)
     if any(c.cut for c in courses):
-        number = sum(c.cut for c in courses)
-        context.events.emit("line", f"screen: {number} searches cut short by the budget; their rows are provisional")
+        searches = counted(sum(c.cut for c in courses), "search", "searches")
+        context.events.emit("line", f"screen: {searches} cut short by the budget; their rows are provisional")
 
 
 def _deadline(context: Context) -> float | None:

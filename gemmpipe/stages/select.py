@@ -13,6 +13,7 @@ from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.choice import Choice, Finalist, Rules, choose
 from gemmpipe.stages.rows import candidate_of, config_text, problems_of
 from gemmpipe.stages.selections import base_row, comparison, policy
+from gemmpipe.stages.unsolved import tell_unsolved
 from gemmpipe.tables.merging import SHARED
 
 if TYPE_CHECKING:
@@ -54,8 +55,11 @@ class Select(Stage):
         finalists = self._finalists(tables["trials"])
         rows = []
         for problem in problems:
-            row = self._problem_row(problem, finalists.get(problem.id, []), context)
-            if row is not None:
+            all_ = finalists.get(problem.id, [])
+            row = self._problem_row(problem, all_, context)
+            if row is None:
+                tell_unsolved(problem, tables["trials"], len(all_), self.max_extra_weight_pct, context)
+            else:
                 rows.append(row)
         for group in _siblings(problems):
             rows += self._bucket_rows(group, finalists, context)
@@ -107,8 +111,6 @@ class Select(Stage):
         spec = context.family.spec(problem)
         finalists = [f for f in all_ if self._affordable(f, spec)]
         if not finalists:
-            context.unsolved.append(problem.id)
-            context.events.emit("warning", f"no valid candidate for {problem.id}")
             return None
         rules = Rules(prefer=self.prefer, min_improvement_pct=self.min_improvement_pct, tie_pct=self.tie_pct)
         incumbents = context.incumbents.get(problem.id, ())
