@@ -107,11 +107,22 @@ def _files(plan: Plan) -> Iterator[tuple[str, Path]]:
             yield f"format.{name}", table
 
 
-def writable(key: str, folder: Path) -> None:
-    """Find out before hours of tuning, not after. Raises EnvironmentProblem naming the key."""
+def _stands(path: Path) -> bool:
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):  # nameless: another run may try at this very moment
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
+def writable(key: str, folder: Path) -> None:
+    """Find out before hours of tuning, not after. Raises EnvironmentProblem naming the key.
+
+    A folder that is not there is tried where it would be made: a run that is refused must leave none.
+    """
+    try:
+        there = next(path for path in (folder, *folder.absolute().parents) if _stands(path))
+        with tempfile.TemporaryFile(dir=there):  # nameless: another run may try at this very moment
             pass
     except OSError as error:
         raise EnvironmentProblem(f"{key}: cannot write to {folder}: {error.strerror}") from None

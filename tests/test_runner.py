@@ -141,7 +141,7 @@ def test_capture_alone_writes_the_problems(run: Run) -> None:
         [8, 32, 64],
         [16, 32, 64],
     ]
-    assert not list(Path("outputs/tuned").iterdir())
+    assert not Path("outputs/tuned").exists()
     assert "cpu:" not in out, "no worker was started"
 
 

@@ -90,8 +90,10 @@ def _no_job(cfg: "DictConfig") -> None:
 def _compose(line: CommandLine, request: "Request") -> int:
     """Let Hydra compose and run; every run's exit code is kept, the worst is returned."""
     from gemmpipe.cli.composing import run_hydra
+    from gemmpipe.cli.earlier import RUNS
     from gemmpipe.cli.job import run_job
     from gemmpipe.cli.mistakes import MISTAKES, explain
+    from gemmpipe.cli.unbegun import empty_folders_removed
     from gemmpipe.cli.words import key_of
     from gemmpipe.interrupt import ending_with_the_sweep
 
@@ -109,7 +111,10 @@ def _compose(line: CommandLine, request: "Request") -> int:
 
     part, said = line.value("--package"), io.StringIO()
     try:
-        with contextlib.redirect_stderr(said) if part else contextlib.nullcontext():
+        with (
+            empty_folders_removed(RUNS / request.pipeline),
+            contextlib.redirect_stderr(said) if part else contextlib.nullcontext(),
+        ):
             codes += run_hydra([*flags, f"--config-name={request.pipeline}", *request.overrides], job)
     except SystemExit:
         if not part:

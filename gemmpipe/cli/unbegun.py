@@ -3,6 +3,8 @@
 import contextlib
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from gemmpipe.cli.reports import INTERRUPTED
@@ -41,3 +43,15 @@ def forget_sweep(folder: Path) -> None:
     with contextlib.suppress(OSError):
         if {path.name for path in folder.iterdir()} <= _OF_A_SWEEP:
             shutil.rmtree(folder)
+
+
+@contextmanager
+def empty_folders_removed(folder: Path) -> Iterator[None]:
+    """Of `folder` and those above it, what was not there before and holds nothing after the block is removed."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # the first that holds a run
+            for path in new:
+                path.rmdir()

@@ -1,4 +1,4 @@
-"""What a refused command leaves behind: no folder of a run; what got as far as a row keeps everything."""
+"""What a refused command leaves behind: nothing that was not there; what got as far as a row keeps everything."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -31,16 +31,24 @@ def runs(folder: Path) -> list[Path]:
         ["replay"],
         ["-m", "shapes=csv", "shapes.path=gone.csv,broken.csv"],
         ["-m", "kernel=a16w16,a8w8", "output="],
+        ["shapes=csv", "shapes.path=gone.csv", "output=new/folder", "profile=other/profile.csv"],
     ],
     ids=" ".join,
 )
-def test_a_refused_command_leaves_no_run(folder: Path, refusal: Refusal, words: list[str]) -> None:
+def test_a_refused_command_leaves_nothing(folder: Path, refusal: Refusal, words: list[str]) -> None:
     (folder / "broken.csv").write_text("M,N,K\n1,two,3\n")
     if words[0] != "-m":
         refusal(*words)
     else:
         assert main(words) == 2
-    assert runs(folder) == []
+    assert [path.name for path in folder.iterdir()] == ["broken.csv"]
+
+
+def test_folders_that_were_there_stay(folder: Path, refusal: Refusal) -> None:
+    (folder / "outputs" / "runs").mkdir(parents=True)
+    (folder / "mine").mkdir()
+    refusal("shapes=csv", "shapes.path=gone.csv", "output=mine/tuned")
+    assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) == ["mine", "outputs", "outputs/runs"]
 
 
 def test_a_run_that_got_as_far_as_a_row_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
