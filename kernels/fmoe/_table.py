@@ -22,5 +22,6 @@ def cells(row: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
         own = knobs_of_stage(config, stage)
         tile = "x".join(str(own[f"BLOCK_SIZE_{axis}"]) for axis in "MNK")
         fused = "_fused" if stage == 1 and config.get(FUSED) else ""
-        names.append(f"routed{stage}{fused}_{tile}_w{own['num_warps']}_s{own['num_stages']}@{source}")
+        kernel, warps = ("routed", f"_w{own['num_warps']}") if "num_warps" in own else ("grouped", "")
+        names.append(f"{kernel}{stage}{fused}_{tile}{warps}_s{own['num_stages']}@{source}")
     return {"block_m": config["BLOCK_SIZE_M"], "ksplit": 0, "kernelName1": names[0], "kernelName2": names[1]}

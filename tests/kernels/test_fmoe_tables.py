@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from gemmpipe.data import Candidate, Device
+from gemmpipe.data import Candidate, Device, Problem
 from gemmpipe.device import arch_device
 from gemmpipe.errors import UserError
 from gemmpipe.events import Events
@@ -18,6 +18,7 @@ from gemmpipe.formats.native import Csv
 from gemmpipe.formats.sglang import Sglang
 from gemmpipe.formats.vllm import Vllm
 from gemmpipe.problem import make_problem
+from gemmpipe.runtime.choosing import usable
 from gemmpipe.sources.table import Csv as Tables
 from gemmpipe.tables import aiter as aiter_table
 from gemmpipe.tables import store
@@ -114,13 +115,17 @@ def target(tmp_path: Path) -> Target:
     return Target(folder=tmp_path, device=device, run_id="r1", provenance={}, events=Events())
 
 
+def problem_of(m: int, dtype: str | None = None, **key: object) -> Problem:
+    """Of Qwen3-30B-A3B's experts."""
+    sizes = {"token": m, "model_dim": 2048, "inter_dim": 768, "expert": 128, "topk": 8, **key}
+    return make_problem(FMOE, sizes, KernelDefaults(dtype=dtype, out_dtype=None, bias=None), "sm_90", "test")
+
+
 def chosen(form: str, knobs: dict[str, object], dtype: str | None = None, **key: object) -> "pd.DataFrame":
     """Selections for M 1 and 64 of Qwen3-30B-A3B's experts, in buckets of one M each, or as the problems' own."""
     rows = []
     for m in (1, 64):
-        sizes = {"token": m, "model_dim": 2048, "inter_dim": 768, "expert": 128, "topk": 8, **key}
-        words = KernelDefaults(dtype=dtype, out_dtype=None, bias=None)
-        problem = make_problem(FMOE, sizes, words, "sm_90", "test")
+        problem = problem_of(m, dtype, **key)
         row = {**dict(problem.key), "problem": problem.id, "format": form, "bucket": str(m) if form else ""}
         row |= {"bucket_low": m - 1, "bucket_high": m, "gfx": "sm_90", "cu_num": 132, "libtype": "triton", "us": 9.5}
         row |= {"config": json.dumps({**knobs, "BLOCK_SIZE_M": 16 if m == 1 else 64}), "weight": 1.0}
@@ -145,6 +150,26 @@ def test_our_table_has_aiters_columns(target: Target) -> None:
     assert row["kernelName2"] == "routed2_64x128x128_w4_s3@abcd1234"
     assert ",torch.bfloat16,torch.bfloat16,torch.bfloat16,QuantType.No,1,0,triton," in first
     assert second.startswith("sm_90,132,64,2048,768,128,8,ActivationType.Silu,")
+
+
+GROUPED = {"kernel_type": "warp_specialised", "BLOCK_SIZE_N": 256, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 1}
+GROUPED |= {"num_stages": 4, "FUSED_ACT": True, "BLOCK_SIZE_N_2": 128}
+
+
+def test_rows_of_the_grouped_kernel_are_stored_and_run_as_they_are(target: Target) -> None:
+    kernel, spec = FMOE.implementations[1], FMOE.spec(problem := problem_of(64))
+    knobs = kernel.normalise(spec, {**GROUPED, "BLOCK_SIZE_M": 64}, target.device)  # type: ignore[dict-item]
+    assert kernel.misfit(spec, knobs, target.device) is None
+    named = {"libtype": "gluon", "kernelName": kernel.kernel_name(knobs)}
+    (path,) = Csv(file=None, sort=True).write(FMOE, chosen("", GROUPED).assign(**named), target)
+    row = next(row for row in store.read(path, FMOE) if row["token"] == problem["token"])
+    source = kernel.kernel_name(knobs).split("@")[1]
+    assert row["kernelName1"] == f"grouped1_fused_64x256x64_s4@{source}"
+    assert row["kernelName2"] == f"grouped2_64x128x64_s4@{source}"
+    assert usable(FMOE, row, spec, target.device).candidate == Candidate.of("gluon", knobs)
+    for writer in (Vllm(device_name=None), Sglang(device_name=None)):
+        assert not writer.buckets(FMOE, [64])[0].admits(Candidate.of("gluon", knobs))
+        assert writer.write(FMOE, chosen(writer.name, GROUPED).assign(**named), target) == []
 
 
 NAMES: dict[tuple[str, str], str] = {
