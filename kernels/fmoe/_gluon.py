@@ -8,18 +8,9 @@ from typing import TYPE_CHECKING
 from gemmpipe.data import Device, Knobs, Scalar, digest
 from gemmpipe.experts import experts_of
 from gemmpipe.family import GemmSpec
-from gemmpipe.kernels.fmoe._grouped_steps import (
-    KERNELS,
-    SORTED,
-    by_block,
-    capacity_of,
-    dtypes_of,
-    quantises,
-    scratch,
-    steps,
-    whole_knobs,
-)
-from gemmpipe.kernels.fmoe._launching import LaunchesInARow, Planned
+from gemmpipe.kernels.fmoe._grouped_steps import KERNELS, SORTED, dtypes_of, scratch, steps
+from gemmpipe.kernels.fmoe._grouped_tile import by_block, capacity_of, quantises, whole_knobs
+from gemmpipe.kernels.fmoe._launching import LaunchesInARow, Planned, settled
 from gemmpipe.launching.builds import find_kernel, is_interpreted
 from gemmpipe.launching.workspace import Shape
 from gemmpipe.operand_types import element_bytes
@@ -61,15 +52,7 @@ class GroupedExperts(LaunchesInARow):
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
         """Its own knobs alone, without what says the same as not being there."""
-        kept = {name: knobs[name] for name in _AXES if knobs.get(name) is not None}
-        if not kept.get(FUSED):
-            kept.pop(FUSED, None)
-        if spec.m * experts_of(spec).topk == 1:
-            kept["GROUP_SIZE_M"] = 1  # one row of tiles has one order
-        for name in _OWN:
-            if name in kept and kept[name] == kept.get(name.removesuffix(SECOND)):
-                del kept[name]
-        return kept
+        return settled(spec, {name: knobs[name] for name in _AXES if knobs.get(name) is not None})
 
     def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """`rule: detail` of the first rule that either stage breaks, or None."""

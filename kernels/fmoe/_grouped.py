@@ -11,9 +11,25 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from gemmpipe.kernels.a8w8_blockscale._warp_specialised import sum_of_piece as scaled_sum
+from gemmpipe.kernels.fmoe._kernel import activation
 from gemmpipe.templates.dense_hopper import sum_of_piece as plain_sum
 from gemmpipe.templates.gluon_names import tma_load
-from gemmpipe.templates.hopper import after, barriers, let_next_start, store_tile, tile_at, wait_for_previous
+from gemmpipe.templates.hopper import (
+    accumulator,
+    after,
+    barriers,
+    let_next_start,
+    store_tile,
+    tile_at,
+    wait_for_previous,
+)
+
+
+@gluon.jit
+def owner_of(t, owners_ptr, blocks, tiles_n, group_m, BLOCK_SIZE_M: gl.constexpr):
+    """The expert of tile t; of one that is past the last, 0."""
+    row, _ = tile_at(gl.minimum(t, blocks * tiles_n - 1), blocks * BLOCK_SIZE_M, blocks, tiles_n, group_m, BLOCK_SIZE_M)
+    return gl.load(owners_ptr + row // BLOCK_SIZE_M, mask=t < blocks * tiles_n, other=0)
 
 
 @gluon.jit
@@ -78,16 +94,6 @@ def load_blocks(
 
 
 @gluon.jit
-def activated(value, NAME: gl.constexpr):
-    """silu, gelu (the exact one) or nothing, of fp32 values."""
-    if NAME == "silu":
-        value = value / (1 + gl.exp(-value))
-    if NAME == "gelu":
-        value = 0.5 * value * (1 + gl.erf(value * 0.7071067811865476))
-    return value
-
-
-@gluon.jit
 def finished(
     total, row_scale_ptr, w_scale_ptr, row, expert, column, N, w_rows, TILE: gl.constexpr, HALF: gl.constexpr,
     SCALES: gl.constexpr, ROW_SCALES: gl.constexpr, ACTIVATION: gl.constexpr, GATED: gl.constexpr,
@@ -103,9 +109,9 @@ def finished(
         total = total * gl.load(w_scale_ptr + expert * w_rows + gl.minimum(column + columns, w_rows - 1))[None, :]
     if GATED:
         gate, up = total.reshape([64, 2, total.shape[1] // 2]).permute((0, 2, 1)).split()
-        total = gl.convert_layout(activated(gate, ACTIVATION) * up, HALF)
+        total = gl.convert_layout(activation(gate, ACTIVATION) * up, HALF)
     else:
-        total = activated(total, ACTIVATION)
+        total = activation(total, ACTIVATION)
     return total
 
 
@@ -137,9 +143,9 @@ def quantised_pair(
     meet(meetings.index(0), phase)
     other = swap.index(1 - GROUP).load(LAYOUT).to(gl.float32)
     if GROUP == 0:
-        value = activated(own, ACTIVATION) * other
+        value = activation(own, ACTIVATION) * other
     else:
-        value = activated(other, ACTIVATION) * own
+        value = activation(other, ACTIVATION) * own
     largest = gl.max(gl.abs(value), 1)
     maxima.index(GROUP).store(largest)
     meet(meetings.index(1), phase)
@@ -177,12 +183,8 @@ def multiply_blocks(
     COLUMN: gl.constexpr = 0 if BLOCK_SIZE_M == 128 else GROUP * COLUMNS
     SIDES: gl.constexpr = 2 if GATED else 1
     DEPTH: gl.constexpr = 256 // x_ring.dtype.primitive_bitwidth
-    TILE: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLUMNS, DEPTH]
-    )
-    HALF: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLUMNS // SIDES, DEPTH]
-    )
+    TILE: gl.constexpr = accumulator(COLUMNS, DEPTH)
+    HALF: gl.constexpr = accumulator(COLUMNS // SIDES, DEPTH)
     slot = 0
     phase = 0
     turn = 0
@@ -192,10 +194,13 @@ def multiply_blocks(
     blocks = gl.load(blocks_ptr)
     tiles_n = gl.cdiv(N, BLOCK_SIZE_N // SIDES)
     never = N < 0
+    following = owner_of(gl.program_id(0), owners_ptr, blocks, tiles_n, group_m, BLOCK_SIZE_M)
     for t in range(gl.program_id(0), blocks * tiles_n, programs):
+        # Whose the next tile is, is asked for now: the latency would show before that tile's first scales.
+        expert = following
+        following = owner_of(t + programs, owners_ptr, blocks, tiles_n, group_m, BLOCK_SIZE_M)
         row, tile_n = tile_at(t, blocks * BLOCK_SIZE_M, blocks, tiles_n, group_m, BLOCK_SIZE_M)
-        block = row // BLOCK_SIZE_M
-        expert = gl.load(owners_ptr + block)
+        rows = gl.load(rows_ptr + row // BLOCK_SIZE_M)
         column = (tile_n * BLOCK_SIZE_N + COLUMN) // SIDES
         if SCALES == "block":
             w_row = gl.minimum(tile_n * COLUMNS + GROUP * N if PAIRED else column, w_rows - 1)
@@ -219,7 +224,7 @@ def multiply_blocks(
                 SCALES, ROW_SCALES, ACTIVATION, GATED,
             )  # fmt: skip
         if FEW:
-            store_rows(total, out, row + ROW, column, gl.load(rows_ptr + block) - ROW, N, HALF)
+            store_rows(total, out, row + ROW, column, rows - ROW, N, HALF)
         else:
             store_tile(total, out, out_stage.index(GROUP), row + ROW, column)
     if not FEW:

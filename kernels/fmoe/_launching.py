@@ -4,17 +4,29 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from gemmpipe.data import Build, Device, Knobs
-from gemmpipe.experts import routing
+from gemmpipe.data import Build, Device, Knobs, Scalar
+from gemmpipe.experts import experts_of, routing
 from gemmpipe.family import GemmSpec, Implementation, Inputs, Launch, Prepared
 from gemmpipe.kernels.fmoe._steps import Step
 from gemmpipe.launching.builds import load_build
 from gemmpipe.launching.workspace import SCRATCH, Shape
+from gemmpipe.templates.two_stage import APART, FUSED, SECOND
 
 if TYPE_CHECKING:
     import torch
 
 Planned = tuple[tuple[Step, Build], ...]
+
+
+def settled(spec: GemmSpec, knobs: Knobs) -> dict[str, Scalar]:
+    """The knobs without what says the same as not being there."""
+    kept = {name: value for name, value in knobs.items() if name != FUSED or value}
+    if spec.m * experts_of(spec).topk == 1:
+        kept["GROUP_SIZE_M"] = 1  # one row of tiles has one order
+    for name in APART:
+        if name in kept and kept[name] == kept.get(name.removesuffix(SECOND)):
+            del kept[name]
+    return kept
 
 
 class LaunchesInARow(Implementation):

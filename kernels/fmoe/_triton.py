@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from gemmpipe.data import Device, Knobs, Scalar, digest
 from gemmpipe.experts import experts_of
 from gemmpipe.family import Experts, GemmSpec
-from gemmpipe.kernels.fmoe._launching import LaunchesInARow, Planned
+from gemmpipe.kernels.fmoe._launching import LaunchesInARow, Planned, settled
 from gemmpipe.kernels.fmoe._steps import KERNELS, MODULE, dtypes_of, scratch, steps
 from gemmpipe.launching.builds import find_kernel, is_interpreted
 from gemmpipe.launching.workspace import Shape
 from gemmpipe.templates.axes import AMD_ONLY, KIND, NEEDED, check_axes, integer
 from gemmpipe.templates.fits import tile_misfit
 from gemmpipe.templates.tiled import WGMMA_ROWS, facts_of, hash_of, next_power
-from gemmpipe.templates.two_stage import APART, FUSED, SECOND, knobs_of_stage
+from gemmpipe.templates.two_stage import APART, FUSED, knobs_of_stage
 
 if TYPE_CHECKING:
     from gemmpipe.space import Space
@@ -54,14 +54,7 @@ class FusedExperts(LaunchesInARow):
         elif device.gfx == "gfx950" and "kpack" in kept:
             kept["kpack"] = 1  # the compiler overrides it from gfx950 on
         kept.pop(KIND, None)
-        if not kept.get(FUSED):
-            kept.pop(FUSED, None)
-        if spec.m * experts_of(spec).topk == 1:
-            kept["GROUP_SIZE_M"] = 1  # one row of tiles has one order
-        for name in APART:
-            if name in kept and kept[name] == kept.get(name.removesuffix(SECOND)):
-                del kept[name]
-        return kept
+        return settled(spec, kept)
 
     def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """`rule: detail` of the first rule that either stage breaks, or None."""

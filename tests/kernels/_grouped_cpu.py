@@ -18,8 +18,8 @@ from gemmpipe.data import Knobs, Scalar
 from gemmpipe.device import arch_device
 from gemmpipe.experts import routing
 from gemmpipe.family import GemmSpec, Inputs, KernelDefaults, Weights, load_family
-from gemmpipe.kernels.fmoe._gluon import GroupedExperts
-from gemmpipe.kernels.fmoe._grouped_steps import TileStep
+from gemmpipe.kernels.fmoe._grouped_steps import dtypes_of, scratch, steps
+from gemmpipe.kernels.fmoe._grouped_tile import TileStep
 from gemmpipe.launching.builds import load_build
 from gemmpipe.problem import make_problem
 from gemmpipe.reference import error_ratio
@@ -68,19 +68,19 @@ def product(step: TileStep, given: Mapping[str, torch.Tensor]) -> None:
 
 def call(spec: GemmSpec, knobs: Knobs, inputs: Inputs, weights: Weights) -> torch.Tensor:
     """All launches of a call, over scratch full of NaN."""
-    device, kernel = arch_device("sm_90"), GroupedExperts()
+    device, dtypes = arch_device("sm_90"), dtypes_of(spec, knobs)
     ids, shares = routing(inputs)
     out = torch.full(spec.out_shape, float("nan"), dtype=getattr(torch, spec.out_dtype))
     tensors: dict[str, torch.Tensor | None] = {"x": inputs.x, "ids": ids, "shares": shares, "out": out}
     tensors |= {"w": weights.w, "w_scale": weights.w_scale, "w2": weights.w2, "w2_scale": weights.w2_scale}
-    for name, (shape, dtype) in kernel.scratch(spec, knobs).items():
+    for name, (shape, dtype) in scratch(spec, knobs).items():
         whole = dtype.startswith("int")
         tensors[name] = torch.full(shape, -(2**30) if whole else float("nan"), dtype=getattr(torch, dtype))
-    for step, build in kernel.planned(spec, knobs, device):
+    for step in steps(spec, knobs, device, interpreted=True):
         if isinstance(step, TileStep):
             product(step, {p: t for p, name in step.tensors.items() if name and (t := tensors[name]) is not None})
         else:
-            load_build(build, device).launcher(step.grid, step.arguments(tensors))()
+            load_build(step.build(dtypes), device).launcher(step.grid, step.arguments(tensors))()
     return out
 
 

@@ -14,7 +14,8 @@ from gemmpipe.data import Candidate, Scalar
 from gemmpipe.device import arch_device, cpu_device
 from gemmpipe.family import GemmSpec, KernelDefaults, load_family
 from gemmpipe.kernels.fmoe._gluon import GroupedExperts
-from gemmpipe.kernels.fmoe._grouped_steps import KERNELS, TileStep, steps, whole_knobs
+from gemmpipe.kernels.fmoe._grouped_steps import KERNELS, steps
+from gemmpipe.kernels.fmoe._grouped_tile import TileStep, whole_knobs
 from gemmpipe.launching.builds import compile_build
 from gemmpipe.problem import make_problem
 from gemmpipe.templates.warp_specialised_tiles import shared_bytes
