@@ -1,16 +1,14 @@
-"""trials.jsonl: the append-only truth of a run; everything else is derived from it."""
+"""The writer of a journal."""
 
 import contextlib
 import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO
 
-from gemmpipe import journalled
 from gemmpipe.data import BuildFacts, Candidate, Trial
 from gemmpipe.errors import EnvironmentProblem, UserError
 from gemmpipe.paths import no_link
@@ -154,116 +152,3 @@ def _ends_whole(path: Path) -> bool:
             return True
         stream.seek(-1, os.SEEK_END)
         return stream.read(1) == b"\n"
-
-
-@dataclass(kw_only=True)
-class Record:
-    """A journal read back: the last trial of each (stage, problem, candidate, look), and finished finals."""
-
-    sessions: list[Mapping[str, object]] = field(default_factory=list)
-    problems: list[Mapping[str, object]] = field(default_factory=list)
-    finished: set[tuple[str, str]] = field(default_factory=set)
-    """(stage, problem) whose `done` row stands."""
-    cut: set[str] = field(default_factory=set)
-    """Problems whose search was cut short."""
-    homes: dict[str, str] = field(default_factory=dict)
-    """By problem id: the device (UUID or name) that its candidates were timed on."""
-    kernel_names: dict[str, str] = field(default_factory=dict)
-    """By candidate id."""
-    builds: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
-    """By (problem id, candidate id), the builds that it needed."""
-    facts: dict[str, BuildFacts] = field(default_factory=dict)
-    """By build id, what compiling it gave."""
-    skipped: list[int] = field(default_factory=list)
-    """Numbers of lines that could not be read."""
-    _trials: dict[tuple[str, str], dict[tuple[str, int], Trial]] = field(default_factory=dict)
-    """By (stage, problem), then (candidate, look), the last written last."""
-
-    def add(self, trial: Trial) -> None:
-        """Take a trial, written after all that are here."""
-        trials = self._trials.setdefault((trial.stage, trial.problem), {})
-        key = (trial.candidate.id, trial.look)
-        trials.pop(key, None)
-        trials[key] = trial
-
-    def find(self, stage: str, problem: str, candidate: Candidate, launches: int) -> Trial | None:
-        """The finished trial of exactly this request, or the failure that ended this candidate's attempts."""
-        trials = self._trials.get((stage, problem), {})
-        return trials.get((candidate.id, launches)) or trials.get((candidate.id, 0))
-
-    def of(self, stage: str, problem: str) -> list[Trial]:
-        """The last trial of each candidate of one problem at one stage."""
-        return list({t.candidate: t for t in self._trials.get((stage, problem), {}).values()}.values())
-
-    @property
-    def count(self) -> int:
-        """How many trials there are."""
-        return sum(len(trials) for trials in self._trials.values())
-
-
-def read(folder: Path) -> Record:
-    """Read `folder`/trials.jsonl; lines that are no JSON, or not ours, are skipped and counted."""
-    record = Record()
-    known = _Known()
-    for number, row in _rows(folder / NAME, record.skipped):
-        try:
-            _take(row, record, known)
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-            record.skipped.append(number)
-    return record
-
-
-def _rows(path: Path, skipped: list[int]) -> Iterator[tuple[int, dict[str, object]]]:
-    if not path.exists():
-        return
-    with path.open("rb") as stream:
-        for number, line in enumerate(stream, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                skipped.append(number)
-                continue
-            if isinstance(row, dict):
-                yield number, row
-            else:
-                skipped.append(number)
-
-
-@dataclass(kw_only=True)
-class _Known:
-    """Who was introduced so far, and what each had to have compiled where it was introduced last."""
-
-    candidates: dict[str, Candidate] = field(default_factory=dict)
-    builds: dict[str, tuple[str, ...]] = field(default_factory=dict)
-
-
-def _take(row: dict[str, object], record: Record, known: _Known) -> None:
-    match row["row"]:
-        case "session":
-            journalled.device(row["device"])
-            record.sessions.append(row)
-        case "problem":
-            record.problems.append(journalled.problem(row))
-        case "candidate":
-            name, kernel = str(row["id"]), journalled.text(row.get("kernel", row["backend"]))
-            builds = tuple(map(str, row.get("builds", ())))  # type: ignore[call-overload]
-            known.candidates[name] = journalled.candidate(row)
-            known.builds[name], record.kernel_names[name] = builds, kernel
-        case "cut":
-            record.cut.add(str(row["problem"]))
-        case "whole":
-            record.cut.discard(str(row["problem"]))
-        case "build":
-            record.facts[str(row["id"])] = journalled.facts(row)
-        case "home":
-            record.homes[str(row["problem"])] = str(row["device"])
-        case "done":
-            record.finished.add((str(row["stage"]), str(row["problem"])))
-        case "trial":
-            name = str(row["candidate"])
-            trial = journalled.trial(row, known.candidates[name])
-            record.add(trial)
-            if builds := known.builds[name]:
-                record.builds[trial.problem, trial.candidate.id] = builds
