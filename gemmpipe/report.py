@@ -1,7 +1,7 @@
 """What the user reads at the end of a run."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gemmpipe.events import counted
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gemmpipe.stages import Context
 
 _MOST_ROWS = 200
+_MOST_GATED = 5
 
 
 def tell(
@@ -39,19 +40,8 @@ def tell(
     def say(text: str) -> None:
         context.events.emit("line", text)
 
-    if "selections" in tables and "select" in plan.chain:  # else they were read from tables
-        for line in selection_lines(tables["selections"], plan.family.key_columns):
-            say(line)
-        for line in saving_lines(tables["selections"]):
-            say(line)
-    if context.undecided:
-        say(undecided_line(context.undecided, context.search))
-    for line in context.closing:
+    for line in _found(plan, tables, context):
         say(line)
-    for line in context.gated[:5]:
-        say(f"  gated: {line}; stages.select.max_extra_weight_pct= allows it")
-    if len(context.gated) > 5:
-        say(f"  gated: and {len(context.gated) - 5} more like these")
     say(f"total {wall_s:.1f} s" + "".join(f", {k[:-2]} {v:.1f}" for k, v in context.account.items() if "idle" not in k))
     worked = len(resources) > 1  # beside the driver
     for usage in resources if worked else ():
@@ -63,6 +53,20 @@ def tell(
         written = [path for path in native_tables(plan.family, context.output, plan.formats.values()) if path.is_file()]
         for path in written:
             say(f"export GEMMPIPE_CONFIG_{plan.family.name.upper()}={path.resolve()}")
+
+
+def _found(plan: "Plan", tables: "Mapping[str, pd.DataFrame]", context: "Context") -> Iterator[str]:
+    """The choices and what they save, who has none, and what stages want said at the end."""
+    if "selections" in tables and "select" in plan.chain:  # else they were read from tables
+        yield from selection_lines(tables["selections"], plan.family.key_columns)
+        yield from saving_lines(tables["selections"])
+    if context.undecided:
+        yield undecided_line(context.undecided, context.search)
+    yield from context.closing
+    for line in context.gated[:_MOST_GATED]:
+        yield f"  gated: {line}; stages.select.max_extra_weight_pct= allows it"
+    if more := len(context.gated[_MOST_GATED:]):
+        yield f"  gated: and {more} more like these"
 
 
 def saving_lines(selections: "pd.DataFrame") -> list[str]:

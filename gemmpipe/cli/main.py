@@ -97,11 +97,6 @@ def _compose(line: CommandLine, request: "Request") -> int:
     from gemmpipe.cli.words import key_of
     from gemmpipe.interrupt import ending_with_the_sweep
 
-    flags = [flag for flag in line.argv if not flag.startswith(("--config-dir", "--multirun"))]
-    if request.multirun:
-        flags.append("--multirun")
-    if request.folders.config_dir:
-        flags.append(f"--config-dir={request.folders.config_dir}")
     codes: list[int] = []
 
     def job(cfg: "DictConfig") -> int:
@@ -115,7 +110,7 @@ def _compose(line: CommandLine, request: "Request") -> int:
             empty_folders_removed(RUNS / request.pipeline),
             contextlib.redirect_stderr(said) if part else contextlib.nullcontext(),
         ):
-            codes += run_hydra([*flags, f"--config-name={request.pipeline}", *request.overrides], job)
+            codes += run_hydra([*_for_hydra(line, request), *request.overrides], job)
     except SystemExit:
         if not part:
             raise
@@ -129,3 +124,13 @@ def _compose(line: CommandLine, request: "Request") -> int:
             raise
         raise EnvironmentProblem(f"{launcher}: {error}") from error
     return max(codes, default=0)
+
+
+def _for_hydra(line: CommandLine, request: "Request") -> list[str]:
+    """The flags, with what a recipe or an earlier run has its say in."""
+    flags = [flag for flag in line.argv if not flag.startswith(("--config-dir", "--multirun"))]
+    if request.multirun:
+        flags.append("--multirun")
+    if request.folders.config_dir:
+        flags.append(f"--config-dir={request.folders.config_dir}")
+    return [*flags, f"--config-name={request.pipeline}"]

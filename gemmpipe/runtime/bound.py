@@ -101,6 +101,7 @@ def _roles(one: KernelLaunch, ready: Bound, inputs: Inputs, weights: Weights, ou
 
 
 def _call(one: KernelLaunch, ready: Bound, roles: _Roles, given: Given, device: Device, *, borrowed: bool) -> Call:
+    """One long function within, since whatever it called would be called with every product."""
     values, launch, zeroed, stream_of = list(ready.values), ready.launch, one.zeroed, stream_getter()
     operands, scales, results, strides = roles.operands, roles.scales, roles.out, roles.strides
     make, index, place = _maker(given), device.index, given.x.device
@@ -143,15 +144,21 @@ def _call(one: KernelLaunch, ready: Bound, roles: _Roles, given: Given, device: 
         launch(stream, arguments)
         return out
 
+    copied = _copying(call, m_major=bool(scales))
+    return call
+
+
+def _copying(call: Call, *, m_major: bool) -> Call:
+    """The same call for operands that lie in another way than it takes them."""
+
     def copied(x: torch.Tensor, w: torch.Tensor, x_scale: Optional, w_scale: Optional, bias: Optional) -> torch.Tensor:
-        """The same for operands that lie in another way."""
         rows = x_scale
         if x_scale is not None:
-            rows = as_m_major(x_scale.reshape(-1, x_scale.shape[-1])) if scales else aligned(x_scale)
+            rows = as_m_major(x_scale.reshape(-1, x_scale.shape[-1])) if m_major else aligned(x_scale)
         others = (None if tensor is None else aligned(tensor) for tensor in (w_scale, bias))
         return call(aligned(x), aligned(w), rows, *others)
 
-    return call
+    return copied
 
 
 def _maker(given: Given) -> Callable[[], torch.Tensor]:

@@ -145,11 +145,8 @@ def fused_moe(
     topk_ids [..., topk] are experts from 0 to E - 1; activation is `silu` or `gelu`.
     """
     kind = "cuda" if x.is_cuda else "cpu"
-    if torch.is_autocast_enabled(kind):  # as torch's linear layers: plain operands in autocast's type
-        wide = torch.get_autocast_dtype(kind)
-        x = x.to(wide)
-        if w1_scale is None:
-            w1, w2 = w1.to(wide), w2.to(wide)
+    if torch.is_autocast_enabled(kind):
+        x, w1, w2 = _in_autocasts_type(x, w1, w2, kind, scaled=w1_scale is not None)
         with torch.autocast(kind, enabled=False):
             return fused_moe(x, w1, w2, topk_weights, topk_ids, w1_scale, w2_scale, activation, doweight_stage1)
     if is_compiling():
@@ -170,3 +167,11 @@ def fused_moe(
         weight_first=doweight_stage1,
     )
     return mixture("fmoe", given)
+
+
+def _in_autocasts_type(
+    x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, kind: str, *, scaled: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As torch's linear layers do with operands; weights with scales stay what they are."""
+    wide = torch.get_autocast_dtype(kind)
+    return x.to(wide), w1 if scaled else w1.to(wide), w2 if scaled else w2.to(wide)
