@@ -60,6 +60,20 @@ class Stop:
         self.asked = True
 
 
+_at_work: list[Stop] = []
+"""The run of this process that listens, if one does."""
+
+
+def stop_in_time() -> None:
+    """Have the run of this process stop after the work in hand, unless it does already.
+
+    Raises KeyboardInterrupt where none listens: it has not begun, or has ended.
+    """
+    if not _at_work:
+        raise KeyboardInterrupt
+    _at_work[-1].asked = True
+
+
 @contextmanager
 def listening(events: Events, budget_s: float | None = None) -> Iterator[Stop]:
     """Handle SIGINT, SIGTERM and SIGHUP within the block; outside the main thread there is nothing to handle."""
@@ -72,9 +86,11 @@ def listening(events: Events, budget_s: float | None = None) -> Iterator[Stop]:
             before[number] = signal.signal(number, stop.ask)
         except ValueError:
             break
+    _at_work.append(stop)
     try:
         yield stop
     finally:
+        _at_work.remove(stop)
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -117,13 +133,43 @@ def ending_with_the_sweep() -> Iterator[None]:
             os._exit(Interrupted.exit_code)  # nobody is there to take an exception
 
 
+_OF_THE_GROUP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""What terminals and SLURM send to all processes of a run: the driver alone decides what it means."""
+
+
+@contextmanager
+def left_to_the_driver() -> Iterator[None]:
+    """Processes that are started within the block never hear them, nor does anything that those start."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_GROUP)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)  # who starts them hears what came meanwhile
+
+
 def end_with_the_driver() -> None:
-    """For a worker or compiler: what hangs in a kernel reads no pipe, and must not keep its device for ever."""
+    """For a worker, a compiler or a searcher: it ends when the driver does, or by a SIGTERM of the driver's own.
+
+    What hangs in a kernel reads no pipe, and must not keep its device for ever. Signals from elsewhere wait for ever,
+    also in programs that are started here (ptxas): a healthy candidate would be blamed for them.
+    """
     driver = multiprocessing.parent_process()
+    if driver is None:
+        return
+    signal.pthread_sigmask(signal.SIG_BLOCK, _OF_THE_GROUP)  # of this thread, and so of all that start later
+    may_ask = hasattr(signal, "sigwaitinfo")
+    if not may_ask:  # on macOS
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
     def wait() -> None:
-        if driver is not None:
-            driver.join()
-            os.kill(os.getpid(), signal.SIGKILL)
+        driver.join()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def obey() -> None:
+        while signal.sigwaitinfo({signal.SIGTERM}).si_pid != driver.pid:
+            pass
+        os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=wait, daemon=True).start()
+    if may_ask:
+        threading.Thread(target=obey, daemon=True).start()

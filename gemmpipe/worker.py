@@ -1,7 +1,6 @@
 """One killable process a device: takes jobs, gives back trials, and dies when a candidate kills it."""
 
 import gc
-import signal
 import sys
 import time
 from collections.abc import Callable, MutableSequence
@@ -65,7 +64,6 @@ class Answer:
 def main(post: Post, pipe: Connection, cells: MutableSequence[float]) -> None:
     """Serve jobs until told None, or until the device is lost."""
     end_with_the_driver()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the driver decides what it means
     try:
         sys.path[:0] = [p for p in post.python_path if p not in sys.path]
         tools = post.equip(post, cells)

@@ -139,6 +139,28 @@ def test_a_stopped_batch_keeps_its_finished_finals(start: Start, site: Site, sta
     table_is_right(site, range(1, PROBLEMS + 1))
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_to_all_processes_of_a_run_blames_nobody(start: Start, site: Site, number: signal.Signals) -> None:
+    """As SLURM and terminals send it: the driver decides, its workers finish the work in hand."""
+    slow = ("space.KIND=[right,compile_hang]", "space.PACE_MS=[0,10,11]", "search=exhaustive", "batch=1")
+    started = start(MANY, *slow, "executor.compile_timeout_s=3")
+    site.wait_for(started, "trial", 2)
+    for pid in started.kin():
+        os.kill(pid, number)
+    code, out, error = started.end(timeout_s=20)
+    assert code == 130, error
+    assert "lost" not in out.partition("driver:")[2], "no worker died"
+    assert "died" not in error
+    assert started.gone()
+    code, _, error = start("resume=last").end()
+    assert code == 0, error
+    assert {row["status"] for row in site.rows("trial")} <= {"ok", "dropped", "compile_error"}
+    late = "compiling took longer than executor.compile_timeout_s=3"
+    assert {row["error"] for row in site.rows("build")} == {late}, "no compiler died"
+    nothing_is_repeated(site.rows())
+    table_is_right(site, range(1, PROBLEMS + 1))
+
+
 def test_ctrl_c_twice_stops_at_once(start: Start, site: Site) -> None:
     started = start("space.KIND=[right,hang]", "executor.timeout_s=100")
     site.wait_for(started, "launch")

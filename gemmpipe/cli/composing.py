@@ -40,7 +40,7 @@ def _what_jobs_return() -> Iterator[list[Any]]:
         batches = multirun(self, *words, **named)
         jobs = [job for batch in batches or () for job in batch]
         found.extend(job.return_value for job in jobs)
-        for folder in {Path(job.hydra_cfg.hydra.runtime.output_dir).parent for job in jobs}:
+        for folder in {Path(j.hydra_cfg.hydra.runtime.output_dir).parent for j in jobs if j.hydra_cfg is not None}:
             forget_sweep(folder)
         return batches
 

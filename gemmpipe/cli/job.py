@@ -5,13 +5,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gemmpipe import forkserver
 from gemmpipe.cli.progress import Terminal
 from gemmpipe.cli.reports import INTERRUPTED, report, report_bug
 from gemmpipe.cli.request import Request
 from gemmpipe.cli.unbegun import can_go_on, forget
 from gemmpipe.errors import EnvironmentProblem, GemmpipeError
 from gemmpipe.events import Events
+from gemmpipe.forkserver import forkserver
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -54,7 +54,7 @@ _BESIDE = {"screen", "bench", "lineup"}
 def _carry_out(cfg: "DictConfig", request: Request, run_dir: Path, overrides: tuple[str, ...]) -> int:
     chain = cfg.get("chain")
     if isinstance(chain, Iterable) and not _BESIDE.isdisjoint(map(str, chain)):
-        forkserver.begin()
+        forkserver()
     from gemmpipe.config import Origin, build
     from gemmpipe.plan import check_below
 

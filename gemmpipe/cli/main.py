@@ -4,7 +4,7 @@ import contextlib
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from gemmpipe import __version__
@@ -87,30 +87,42 @@ def _no_job(cfg: "DictConfig") -> None:
     """Completion runs nothing."""
 
 
-def _compose(line: CommandLine, request: "Request") -> int:
-    """Let Hydra compose and run; every run's exit code is kept, the worst is returned."""
-    from gemmpipe.cli.composing import run_hydra
-    from gemmpipe.cli.earlier import RUNS
+def _job(request: "Request", codes: list[int]) -> "Callable[[DictConfig], int]":
+    """What Hydra runs once or for each job of a sweep, here or elsewhere; the codes of those here are kept."""
     from gemmpipe.cli.job import run_job
-    from gemmpipe.cli.mistakes import MISTAKES, explain
-    from gemmpipe.cli.unbegun import empty_folders_removed
-    from gemmpipe.cli.words import key_of
+    from gemmpipe.cli.submitted import carry_out, is_submitted, this_process
     from gemmpipe.interrupt import ending_with_the_sweep
 
-    codes: list[int] = []
+    sweep = this_process()
 
     def job(cfg: "DictConfig") -> int:
+        if is_submitted(sweep):
+            return carry_out(lambda: run_job(cfg, request))
         with ending_with_the_sweep():
             codes.append(run_job(cfg, request))
         return codes[-1]
 
+    return job
+
+
+def _compose(line: CommandLine, request: "Request") -> int:
+    """Let Hydra compose and run; the worst exit code of all runs is returned."""
+    from gemmpipe.cli.composing import run_hydra
+    from gemmpipe.cli.earlier import RUNS
+    from gemmpipe.cli.mistakes import MISTAKES, explain
+    from gemmpipe.cli.sweeping import jobs_elsewhere
+    from gemmpipe.cli.unbegun import empty_folders_removed
+    from gemmpipe.cli.words import key_of
+
+    codes: list[int] = []
     part, said = line.value("--package"), io.StringIO()
     try:
         with (
             empty_folders_removed(RUNS / request.pipeline),
             contextlib.redirect_stderr(said) if part else contextlib.nullcontext(),
+            jobs_elsewhere(request.overrides if request.multirun else ()),
         ):
-            codes += run_hydra([*_for_hydra(line, request), *request.overrides], job)
+            codes += run_hydra([*_for_hydra(line, request), *request.overrides], _job(request, codes))
     except SystemExit:
         if not part:
             raise

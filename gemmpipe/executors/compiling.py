@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import queue
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -28,7 +27,6 @@ def _initialise(python_path: tuple[str, ...]) -> None:
     sys.path[:0] = [p for p in python_path if p not in sys.path]
     end_with_the_driver()
     os.nice(_NICE)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,6 @@
 """A process that lists problems and hunts on them, so that the driver need not: what it is told and what it answers."""
 
 import queue
-import signal
 import threading
 import time
 import traceback
@@ -139,7 +138,6 @@ class _Hunter:
 def main(ground: Ground, lore: Lore, begun: float, pipe: Connection) -> None:
     """Serve until told None, or until the driver is gone. `begun` is when the driver asked for this process."""
     end_with_the_driver()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver decides what Ctrl-C means
     watch = Stopwatch(spent_s={"start": time.monotonic() - begun})
     inbox: queue.SimpleQueue[Quarry | Told | News | None] = queue.SimpleQueue()
     # Always listening: two processes that only speak to each other would wait for ever.
