@@ -18,27 +18,51 @@ def take_turns(INTERPRETED: tl.constexpr):
 
 
 @triton.jit
+def count_chunk(ids_ptr, places_ptr, begin, pairs, experts, writes, BINS: tl.constexpr, CHUNK: tl.constexpr):
+    """How many of CHUNK pairs each expert has; where it `writes`, -1 as the place of those that nobody here has."""
+    at = begin + tl.arange(0, CHUNK)
+    ids = tl.load(ids_ptr + at, mask=at < pairs, other=-1)
+    bin_of = tl.where((ids >= 0) & (ids < experts), ids, BINS - 1)
+    if writes:
+        tl.store(places_ptr + at, ids * 0 - 1, mask=(bin_of == BINS - 1) & (at < pairs))
+    return tl.histogram(bin_of, BINS)
+
+
+@triton.jit
+def count_pairs(
+    ids_ptr, places_ptr, counts_ptr, pairs, experts,
+    BINS: tl.constexpr, CHUNK: tl.constexpr, INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """counts[chunk, expert] of chunks of CHUNK pairs: where each of sort_pairs' programs would count long."""
+    take_turns(INTERPRETED)
+    chunk = tl.program_id(0)
+    counts = count_chunk(ids_ptr, places_ptr, chunk * CHUNK, pairs, experts, True, BINS, CHUNK)
+    tl.store(counts_ptr + chunk * BINS + tl.arange(0, BINS), counts)
+
+
+@triton.jit
 def sort_pairs(
-    ids_ptr, places_ptr, owners_ptr, rows_ptr, blocks_ptr, pairs, experts,
+    ids_ptr, places_ptr, counts_ptr, owners_ptr, rows_ptr, blocks_ptr, pairs, experts, chunks,
     BLOCK_SIZE_M: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Give every pair (row * topk + choice) its place among rows sorted by expert; -1 where nobody here is its expert.
 
     An expert's rows begin a block of BLOCK_SIZE_M. owners_ptr and rows_ptr get each block's expert and how many rows
-    it has, blocks_ptr how many blocks there are. One program an expert: it counts all pairs to know where its own
-    begin.
+    it has, blocks_ptr how many blocks there are. One program an expert; to know where its own pairs begin it adds up
+    what count_pairs counted in so many chunks, or counts all pairs itself where there is nothing counted.
     """
     take_turns(INTERPRETED)
     expert = tl.program_id(0)
     bins = tl.arange(0, BINS)
-    lanes = tl.arange(0, CHUNK)
     counts = tl.zeros((BINS,), tl.int32)
-    for begin in range(0, pairs, CHUNK):
-        ids = tl.load(ids_ptr + begin + lanes, mask=begin + lanes < pairs, other=-1)
-        bin_of = tl.where((ids >= 0) & (ids < experts), ids, BINS - 1)
-        counts += tl.histogram(bin_of, BINS)
-        if expert == 0:
-            tl.store(places_ptr + begin + lanes, ids * 0 - 1, mask=(bin_of == BINS - 1) & (begin + lanes < pairs))
+    if counts_ptr is not None:
+        for begin in range(0, chunks, 16):
+            chunk = begin + tl.arange(0, 16)
+            counted = tl.load(counts_ptr + chunk[:, None] * BINS + bins, mask=(chunk < chunks)[:, None], other=0)
+            counts += tl.sum(counted, 0)
+    else:
+        for begin in range(0, pairs, CHUNK):
+            counts += count_chunk(ids_ptr, places_ptr, begin, pairs, experts, expert == 0, BINS, CHUNK)
     blocks = tl.where(bins < experts, tl.cdiv(counts, BLOCK_SIZE_M), 0)
     first = tl.sum(tl.where(bins < expert, blocks, 0), 0)
     own = tl.sum(tl.where(bins == expert, counts, 0), 0)
@@ -49,6 +73,7 @@ def sort_pairs(
         tl.store(owners_ptr + first + begin + bins, expert + bins * 0, mask=left > 0)
         tl.store(rows_ptr + first + begin + bins, tl.minimum(left, BLOCK_SIZE_M), mask=left > 0)
     following = first * BLOCK_SIZE_M
+    lanes = tl.arange(0, CHUNK)
     for begin in range(0, pairs, CHUNK):
         mine = tl.load(ids_ptr + begin + lanes, mask=begin + lanes < pairs, other=-1) == expert
         before = tl.cumsum(mine.to(tl.int32), 0)

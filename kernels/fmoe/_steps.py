@@ -107,23 +107,20 @@ def steps(spec: GemmSpec, knobs: Knobs, *, interpreted: bool) -> tuple[Step, ...
 def _align(spec: GemmSpec, knobs: Knobs) -> Step:
     experts = experts_of(spec)
     pairs = spec.m * experts.topk
-    bins, chunk, warps = bins_and_chunk(spec)
+    chunk = min(_CHUNK, max(128, next_power(pairs)))
     return Step(
         kernel="align",
         tensors={"ids_ptr": "ids", "pairs_ptr": "pairs", "owners_ptr": "owners", "blocks_ptr": "blocks"},
         integers={"pairs": pairs, "experts": experts.count},
-        constants={"BLOCK_SIZE_M": knobs["BLOCK_SIZE_M"], "BINS": bins, "CHUNK": chunk},
+        constants={"BLOCK_SIZE_M": knobs["BLOCK_SIZE_M"], "BINS": bins_of(spec), "CHUNK": chunk},
         grid=(experts.count, 1, 1),
-        options={"num_warps": warps},
+        options={"num_warps": 8 if chunk == _CHUNK else 4},
     )
 
 
-def bins_and_chunk(spec: GemmSpec) -> tuple[int, int, int]:
-    """(bins, pairs at a time, warps) of a program that counts pairs."""
-    experts = experts_of(spec)
-    chunk = min(_CHUNK, max(128, next_power(spec.m * experts.topk)))
-    # A bin for pairs of no expert, and as many bins as a warp has threads at least.
-    return max(64, next_power(experts.count + 1)), chunk, 8 if chunk == _CHUNK else 4
+def bins_of(spec: GemmSpec) -> int:
+    """A bin an expert, one for pairs of no expert, and as many bins as a warp has threads at least."""
+    return max(64, next_power(experts_of(spec).count + 1))
 
 
 def _first(spec: GemmSpec, knobs: Knobs, out: str, fused: bool, interpreted: bool) -> Step:

@@ -41,6 +41,8 @@ ON_A_CPU = [
     _case((9, 240, 176, 4, 2), "fp8", more=FUSED, key={"q_type": "per_token"}),
     _case((7, 240, 176, 40, 4), "fp8", key={"q_type": "per_token", "doweight_stage1": 1}),
     _case((300, 64, 64, 9, 4), away=True),
+    _case((1025, 16, 16, 9, 4), away=True),
+    _case((2051, 16, 16, 70, 3)),
     _case((33, 128, 64, 8, 8), "fp8", away=True),
 ]
 
@@ -157,7 +159,8 @@ def test_compiles_without_a_gpu_within_the_estimate(
     knobs = KERNEL.normalise(spec, knobs_for(*tile, spec, **more), HOPPER)
     assert KERNEL.misfit(spec, knobs, HOPPER) is None
     builds = KERNEL.builds(spec, knobs, HOPPER)
-    assert {build.kernel for build in builds} == set(KERNELS)
+    absent = set(KERNELS) - {build.kernel for build in builds}
+    assert absent == ({kernel for kernel in KERNELS if "count_pairs" in kernel} if token == 64 else set())
     for build in builds:
         facts = compile_build(build, HOPPER)
         assert facts.shared_bytes is not None
