@@ -94,7 +94,7 @@ def gpu_device(index: int) -> Device:
 def arch_device(gfx: str) -> Device:
     """A device to compile for without having it: `sm_90`, `sm_100`, `gfx942`, `gfx950`. Raises UserError."""
     if gfx not in _ARCHES:
-        raise UserError(f"device: no facts about architecture '{gfx}'{nearest(gfx, _ARCHES)}")
+        raise UserError(f"target: no facts about architecture '{gfx}'{nearest(gfx, _ARCHES)}")
     name, units, shared, cache, warp = _ARCHES[gfx]
     return Device(
         kind="hip" if gfx.startswith("gfx") else "cuda",

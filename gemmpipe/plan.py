@@ -64,7 +64,10 @@ def check_chain(plan: Plan, reused: Record | None) -> None:
     for word in plan.chain:
         missing = set(plan.stages[word].needs) - have
         if missing:
-            raise UserError(f"chain: stage '{word}' needs {', '.join(sorted(missing))}, which no earlier stage gives")
+            givers = [name for name, stage in plan.stages.items() if missing & set(stage.gives) and name != word]
+            those = f"; {' or '.join(sorted(givers))} before it would" if givers else ""
+            lacking = ", ".join(sorted(missing))
+            raise UserError(f"chain: stage '{word}' needs {lacking}, which no earlier stage gives{those}")
         have |= set(plan.stages[word].gives)
     read = {key for word in plan.chain for key in plan.stages[word].reads}
     for key in ("table", "inputs", "target"):

@@ -5,8 +5,10 @@ from dataclasses import replace
 
 from gemmpipe.data import Problem, Scalar
 from gemmpipe.errors import NotComputed, UserError
-from gemmpipe.family import Family, KernelDefaults, KeyColumn
+from gemmpipe.family import Family, KernelDefaults, KeyColumn, load_family, shipped_families
 from gemmpipe.parsing import missing, parse_dtype, parse_key
+
+_MOST_NAMED = 3
 
 
 def make_problem(
@@ -115,8 +117,29 @@ def column_places(header: Sequence[str], family: Family, where: str) -> dict[str
                 break
         else:
             if column.kind == "int" and column.default is None:
+                key = ", ".join(c.name for c in family.key_columns)
+                found = ", ".join(header) or "an empty file"
                 raise UserError(
-                    f"{where}: no column '{column.name}', expected the key of {family.name} "
-                    f"({', '.join(c.name for c in family.key_columns)}), found {', '.join(header) or 'an empty file'}"
+                    f"{where}: no column '{column.name}', expected the key of {family.name} ({key}), found {found}"
+                    f"{_instead(header)}"
                 )
     return places
+
+
+def _instead(header: Sequence[str]) -> str:
+    """What may have been meant by a header that lacks the key: other families' columns, or another separator."""
+    if len(header) == 1 and (odd := next((mark for mark in ";\t|" if mark in header[0]), None)):
+        return f"; columns are separated by commas, not by {odd!r}"
+    return families_with(header)
+
+
+def families_with(columns: Iterable[str]) -> str:
+    """The clause that names the shipped families whose key these columns have: "; kernel=x has these columns"."""
+    here = {name.lower() for name in columns}
+    fit = []
+    for name in shipped_families():
+        needed = [c for c in load_family(name).key_columns if c.kind == "int" and c.default is None]
+        if all(here & {word.lower() for word in (c.name, *c.aliases)} for c in needed):
+            fit.append(name)
+    several = " ..." if len(fit) > _MOST_NAMED else ""
+    return f"; they are of kernel={' or '.join(fit[:_MOST_NAMED])}{several}" if fit else ""

@@ -98,7 +98,7 @@ def _load(path: Path) -> dict[object, object]:
         raise UserError(f"{path}: not UTF-8 text; expected a recipe in YAML") from None
     except yaml.MarkedYAMLError as error:
         line = f" line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise UserError(f"{path}:{line} {error.problem}") from None
+        raise UserError(f"{path}:{line}: {error.problem}" if line else f"{path}: {error.problem}") from None
     except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
         raise UserError(f"{path}: not readable as YAML: {' '.join(str(error).split())}") from None
     if _values_in(body) > _MOST_VALUES:

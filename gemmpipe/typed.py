@@ -4,7 +4,7 @@ import inspect
 import math
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, Literal, Union
@@ -55,7 +55,16 @@ def fill(cls: type, values: Mapping[str, Any], where: str, make: Make) -> Any:
     try:
         return cls(**ready)
     except ValueError as error:
-        raise UserError(f"{where}: {error}") from None
+        raise UserError(_with_key(str(error), where, fields)) from None
+
+
+def _with_key(text: str, where: str, fields: Collection[str]) -> str:
+    """What a constructor says of `field=value`, as of the full key; whatever else it says of all of them."""
+    name, _, rest = text.partition("=")
+    if name.split(".")[0] not in fields:
+        return f"{where}: {text}"
+    value, comma, expected = rest.partition(", ")
+    return f"{where}.{name}: {value}{' given' if comma else ''}{comma}{expected}"
 
 
 def describe(hint: Any) -> str:
@@ -73,7 +82,9 @@ def describe(hint: Any) -> str:
         return f"[{describe(args[0])}, ...]"
     if origin in (Mapping, dict):
         return f"keys, each with {describe(args[1])}"
-    return getattr(hint, "__name__", "a value")
+    if hint in (Any, object) or not isinstance(hint, type):
+        return "a value"
+    return "keys and values"
 
 
 def _converted(value: object, hint: Any, where: str, make: Make) -> Any:

@@ -220,14 +220,14 @@ def test_fields_are_checked_by_name() -> None:
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("stages.screen.keep=0", "stages.screen: keep=0, expected at least 1"),
-        ("executor.workers=0", "executor: workers=0, expected at least 1"),
-        ("executor.memory_pct=0", "executor: memory_pct=0, expected at least 1"),
-        ("stages.bench.err_ratio=-1", "stages.bench: err_ratio=-1, expected above 0 and at most 1"),
-        ("stages.bench.timer.iters=0", "stages.bench.timer: iters=0, expected at least 1"),
-        ("stages.select.tie_pct=-5", "stages.select: tie_pct=-5, expected at least 0"),
-        ("search.share=2", "search: share=2, expected above 0 and at most 1"),
-        ("search.looks.keep_ratio=1", "search.looks: keep_ratio=1, expected between 0 and 1"),
+        ("stages.screen.keep=0", "stages.screen.keep: 0 given, expected at least 1"),
+        ("executor.workers=0", "executor.workers: 0 given, expected at least 1"),
+        ("executor.memory_pct=0", "executor.memory_pct: 0 given, expected at least 1"),
+        ("stages.bench.err_ratio=-1", "stages.bench.err_ratio: -1 given, expected above 0 and at most 1"),
+        ("stages.bench.timer.iters=0", "stages.bench.timer.iters: 0 given, expected at least 1"),
+        ("stages.select.tie_pct=-5", "stages.select.tie_pct: -5 given, expected at least 0"),
+        ("search.share=2", "search.share: 2 given, expected above 0 and at most 1"),
+        ("search.looks.keep_ratio=1", "search.looks.keep_ratio: 1 given, expected between 0 and 1"),
     ],
 )
 def test_numbers_out_of_range_are_refused(

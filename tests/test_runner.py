@@ -176,7 +176,7 @@ def test_what_cannot_be_written_is_told_before_any_tuning(run: Run, key: str) ->
 def test_a_chain_that_cannot_work(run: Run) -> None:
     assert run("chain=[capture,bench]")[::2] == (
         2,
-        "gemmpipe: chain: stage 'bench' needs shortlist, which no earlier stage gives\n",
+        "gemmpipe: chain: stage 'bench' needs shortlist, which no earlier stage gives; screen before it would\n",
     )
 
 

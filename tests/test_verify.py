@@ -145,10 +145,19 @@ def test_a_verification_in_batches_and_resumed_says_the_same(verify: Verify, cap
         (["verify", "inputs=[t.csv]", "kernel=a16w16"], "inputs: this pipeline starts from table=, expected that al"),
         (["verify", "table=no.csv"], "table: no file 'no.csv'"),
         (["verify", "table=t.csv", "kernel=a16w16", "target=sm_90"], "target: rows are verified on the device that"),
-        (["verify", "table=t.csv", "stages.report.within_pct=-1"], "within_pct=-1, expected at least 0"),
-        (["prebuild", "table=t.csv", "target=sm_9"], "device: no facts about architecture 'sm_9'; did you mean 'sm_90"),
-        (["prebuild", "table=t.csv", "target=gfx942"], "table: t.csv has rows for sm_90/132, and target=gfx942"),
-        (["prebuild", "table=t.csv", "stages.prebuild.workers=0"], "workers=0, expected at least 1"),
+        (
+            ["verify", "table=t.csv", "stages.report.within_pct=-1"],
+            "stages.report.within_pct: -1 given, expected at least 0",
+        ),
+        (["prebuild", "table=t.csv", "target=sm_9"], "target: no facts about architecture 'sm_9'; did you mean 'sm_90"),
+        (
+            ["prebuild", "table=t.csv", "target=gfx942"],
+            "table: t.csv has rows for sm_90/132, and none for target=gfx942",
+        ),
+        (
+            ["prebuild", "table=t.csv", "stages.prebuild.workers=0"],
+            "stages.prebuild.workers: 0 given, expected at least 1",
+        ),
         (["tune", "table=t.csv", "kernel=a16w16"], "table: no stage of the pipeline 'tune' reads it"),
         (["tune", "target=sm_90"], "target: no stage of the pipeline 'tune' reads it; merge, verify or prebuild do"),
     ],

@@ -31,6 +31,8 @@ def explain(error: BaseException, options: Mapping[str, Sequence[str]], words: S
         said = f"{key}: no such key; '{index[1]}' stands where a list has only places 0, 1, ..."
     elif "group override must be a string" in str(error):  # nor which option it was
         said = _no_name(words, options) or _rest(error)
+    elif "Multiple values for" in str(error) and (listed := _list_for_one(words, options)):
+        said = listed
     else:
         said = _said(error, options)
     return UserError(f"{recipe}: {said}" if recipe else said)
@@ -43,6 +45,16 @@ def _no_name(words: Sequence[str], options: Mapping[str, Sequence[str]]) -> str:
         if group in options and not is_name(word):
             value = word.partition("=")[2]
             return f"{key}: no option '{value}'{nearest(value, options[group])}"
+    return ""
+
+
+def _list_for_one(words: Sequence[str], options: Mapping[str, Sequence[str]]) -> str:
+    """The first override that gives a list to a group of which one option is chosen: the two exclude each other."""
+    for word in words:
+        group, _, value = word.partition("=")
+        names = [name.strip("\"' ") for name in value.strip("[]").split(",")]
+        if group in options and value.startswith("[") and len(names) > 1:
+            return f"{group}: [{', '.join(names)}] given, expected one option; a sweep is -m {group}={','.join(names)}"
     return ""
 
 
@@ -80,7 +92,7 @@ def _wrong_key(cause: OmegaConfBaseException, options: Mapping[str, Sequence[str
     if "not in struct" not in str(cause) or parent is None:
         return one_line(f"{key}: {str(cause).splitlines()[0]}")
     try:
-        known = [str(name) for name in parent]
+        known = [str(name) for name in parent if name != "_target_"]  # which belongs to files
     except TypeError:
         return f"{key}: no such key; its parent is a single value"
     last = key.rsplit(".", 1)[-1]

@@ -51,9 +51,7 @@ def understand(line: CommandLine) -> Request:
     pipeline = pipeline or _DEFAULT
     folders.check()
     if pipeline not in folders.pipelines:
-        known = pipeline.split(".")[0].split("@")[0] in {*folders.options, *ROOT}
-        instead = f"; expected {pipeline}=VALUE" if known else nearest(pipeline, folders.pipelines)
-        raise UserError(f"{pipeline}: no such pipeline{instead}")
+        raise UserError(f"{pipeline}: no such pipeline{_instead(pipeline, folders)}")
     overrides = readable(_later_wins(words), multirun=multirun)
     if not multirun and any(key_of(word) in ("table", "inputs") for word in words):
         from gemmpipe.cli.tables import with_kernel
@@ -67,6 +65,15 @@ def understand(line: CommandLine) -> Request:
         recipe=str(recipe.path) if recipe else "",
         typed=frozenset(key_of(word) for word in line.words),
     )
+
+
+def _instead(word: str, folders: Folders) -> str:
+    """What was meant by a first word that names no pipeline."""
+    if word.lower().endswith(".csv"):  # as other tuners take it
+        return f"; a file of shapes is 'shapes=csv shapes.path={word}', a tuned one 'verify table={word}'"
+    if word.split(".")[0].split("@")[0] in {*folders.options, *ROOT}:
+        return f"; expected {word}=VALUE"
+    return nearest(word, folders.pipelines)
 
 
 def _with_earlier(

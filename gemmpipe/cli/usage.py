@@ -20,7 +20,7 @@ _FLAGS = """flags
   --cfg job                print the configuration, run nothing (--cfg job -p space: a part of it)
   --info                   print where the configuration comes from
   -sc install=bash         print the completion for a shell: eval "$(gemmpipe -sc install=bash)"
-  --help search            what each option of a group is; --help search=halving: its file, with every key
+  --help search            what each option of a group is; --help search=halving, --help merge: its file, with every key
   --version, --help, --hydra-help
 
 Every value is an override: shapes.tp=4 'shapes.nsets=[1,64]' 'space.num_stages=[3,4]' stages.screen.keep=8
@@ -36,9 +36,10 @@ def usage(folders: Folders) -> str:
 
 
 def asked_about(line: CommandLine, folders: Folders) -> list[str]:
-    """The words that name a group or an option; the rest of a line that was typed with --help says nothing."""
-    first = [line.first] if line.first and line.first not in folders.pipelines and not is_recipe(line.first) else []
-    return first + [word for word in line.words if _group(word) in folders.options]
+    """The words that name a group, an option or a pipeline; the rest of a line with --help says nothing."""
+    first = [line.first] if line.first and not is_recipe(line.first) else []
+    named = [word for word in line.words if _group(word) in folders.options]
+    return named if named and line.first in folders.pipelines else first + named
 
 
 def _group(word: str) -> str:
@@ -46,13 +47,17 @@ def _group(word: str) -> str:
 
 
 def about(word: str, folders: Folders) -> str:
-    """The options of a group, a line each, or for `group=option` its file, and those that it builds on.
+    """The options of a group, a line each; for `group=option` its file, and those that it builds on; a pipeline's file.
 
     Raises UserError where there is none.
     """
     group, name = _group(word), word.partition("=")[2]
+    if word in folders.pipelines:
+        more = f"gemmpipe {word} --cfg job prints every key; gemmpipe --help lists pipelines, options and flags"
+        return f"# {folders.pipelines[word]}\n{folders.pipelines[word].read_text(encoding='utf-8')}\n{more}"
     if group not in folders.options:
-        raise UserError(f"--help {word}: no such group of options{nearest(group, folders.options)}")
+        known = nearest(group, [*folders.options, *folders.pipelines])
+        raise UserError(f"--help {word}: no such group of options, and no pipeline{known}")
     if not name:
         return "\n".join(f"  {group}={name:<22} {title(folders.file(group, name))}" for name in folders.options[group])
     if name not in folders.options[group]:

@@ -82,6 +82,6 @@ def named_files(key: str, value: str | Sequence[str] | None, what: str = "a CSV 
 
 def _neighbours(path: Path) -> str:
     try:
-        return nearest(path.name, (p.name for p in path.parent.iterdir() if p.suffix == path.suffix))
+        return nearest(path.name, (p.name for p in path.parent.iterdir() if p.suffix == path.suffix and p.is_file()))
     except OSError:
         return f"; no folder '{path.parent}'"

@@ -2,14 +2,14 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gemmpipe.data import Problem
 from gemmpipe.errors import UserError, nearest
 from gemmpipe.family import Family, KernelDefaults
 from gemmpipe.parsing import parse_weight
-from gemmpipe.problem import make_problem, unite
+from gemmpipe.problem import families_with, make_problem, unite
 from gemmpipe.sources import Source
 
 _MOST = 1_000_000
@@ -50,7 +50,7 @@ def _problem(values: dict[str, object], family: Family, defaults: KernelDefaults
 def _expanded(item: object, family: Family, where: str) -> Iterator[dict[str, object]]:
     sizes = [c.name for c in family.key_columns if c.kind == "int" and c.default is None]
     if isinstance(item, Mapping):
-        named = {_column(name, family, where): value for name, value in item.items()}
+        named = {_column(name, family, item, where): value for name, value in item.items()}
         count = math.prod(len(_values(value)) for value in named.values())
         if count > _MOST:
             raise UserError(f"{where}: {count:,} problems, expected at most {_MOST:,}")
@@ -59,18 +59,26 @@ def _expanded(item: object, family: Family, where: str) -> Iterator[dict[str, ob
     elif isinstance(item, Sequence) and not isinstance(item, str) and len(item) == len(sizes):
         yield dict(zip(sizes, item, strict=True))
     else:
-        raise UserError(f"{where}: {item!r}, expected [{', '.join(sizes)}] or a mapping with these keys")
+        raise UserError(f"{where}: {_shown(item)}, expected [{', '.join(sizes)}] or a mapping with these keys")
+
+
+def _shown(item: object) -> str:
+    """As it was typed: sequences are tuples by now."""
+    listed = isinstance(item, Sequence) and not isinstance(item, str)
+    return str(list(item)) if isinstance(item, Sequence) and listed else repr(item)
 
 
 def _values(value: object) -> Sequence[object]:
     return value if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
 
 
-def _column(name: object, family: Family, where: str) -> str:
+def _column(name: object, family: Family, item: Iterable[object], where: str) -> str:
     for column in family.key_columns:
         if name == column.name or name in column.aliases:
             return column.name
     if name in ("weight", "layer"):
         return str(name)
     known = [c.name for c in family.key_columns] + ["weight", "layer"]
-    raise UserError(f"{where}: no key column '{name}' in {family.name}{nearest(str(name), known)}")
+    own = any(str(each) in known[:-2] for each in item)
+    instead = nearest(str(name), known) if own else families_with(map(str, item))
+    raise UserError(f"{where}: no key column '{name}' in {family.name}{instead}")

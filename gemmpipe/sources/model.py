@@ -79,7 +79,8 @@ class Model(Source):
     def _config(self) -> tuple[str, Config]:
         if (self.path is None) == (self.config is None):
             both = "are both given" if self.path else "are both empty"
-            raise UserError(f"shapes.path and shapes.config {both}, expected a config.json or its fields inline")
+            yours = "; shapes=model, csv, trace or log reads a file of yours" if self.path else ""
+            raise UserError(f"shapes.path and shapes.config {both}, expected a config.json or its fields inline{yours}")
         if self.config is not None:
             return "shapes.config", self.config
         path = Path(str(self.path)).expanduser()

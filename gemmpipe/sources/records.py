@@ -59,7 +59,8 @@ class Records(Source):
         ]
         if not found:
             others = self.left_out(family, defaults, gfx)
-            raise UserError(f"shapes.path: no product of {wanted} there{f', but {others}' if others else ''}")
+            instead = f", but {others}" if others else f", expected {self.expected()}"
+            raise UserError(f"shapes.path: no product of {wanted} there{instead}")
         return unite(found)
 
     def recorded_us(self, family: Family, defaults: KernelDefaults, gfx: str) -> Mapping[str, float]:

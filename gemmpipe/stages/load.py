@@ -172,7 +172,7 @@ def _wanted(entries: Sequence[Entry], path: Path, context: Context) -> tuple[lis
     else:
         wanted = {target_device(gfx).gfx for gfx in targets} if targets else None
         found = [e for e in entries if (e.row["gfx"] in wanted if wanted else not _of_cpu(e.row))]
-        here = f"target={','.join(targets)}" if targets else "only GPUs have kernels to compile"
+        here = f"none for target={','.join(targets)}" if targets else "only GPUs have kernels to compile"
         for gfx in (wanted or set()) - {str(e.row["gfx"]) for e in found} if found else ():
             context.events.emit("warning", f"target: {path} has no row for {gfx}: nothing is compiled for it")
     if not found:

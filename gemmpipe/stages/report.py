@@ -86,7 +86,7 @@ class Report(Stage):
         if drift is None or drift <= 1 + self.within_pct / 100:
             return ""
         percent = 100 * (drift - 1)
-        return f"slower: {own['us']:.2f} us, {row['us']:g} recorded (+{percent:.0f} %, {self.within_pct:g} allowed)"
+        return f"slower: {own['us']:.2f} us, {row['us']:.2f} recorded (+{percent:.0f} %, {self.within_pct:g} allowed)"
 
     def _behind(self, ratio: PairedRatio | None, library: Mapping[str, object] | None) -> str:
         if ratio is None or library is None or ratio.low <= 1 or ratio.median <= 1 + self.behind_pct / 100:

@@ -67,6 +67,15 @@ def test_help_says_what_an_option_is(folder: Path, capsys: pytest.CaptureFixture
         assert key in out, "also what the option builds on"
 
 
+def test_help_says_what_a_pipeline_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["merge", "--help"]) == main(["--help", "merge"]) == 0
+    once, again = capsys.readouterr().out.split("# Unite tuned tables")[1:]
+    assert "chain: [load, merge]" in once
+    assert "gemmpipe merge --cfg job prints every key" in again
+    assert main(["merge", "search=halving", "--help"]) == 0
+    assert "keep_ratio" in capsys.readouterr().out, "the more particular word is meant"
+
+
 def test_showing_the_configuration_is_quick_and_loads_nothing_heavy(folder: Path) -> None:
     code = (
         "import json, sys\nfrom gemmpipe.cli.main import main\ncode = main(['--cfg', 'job'])\n"

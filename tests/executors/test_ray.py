@@ -152,7 +152,7 @@ def test_sigterm_while_ray_connects_is_an_interrupt() -> None:
     ("word", "said"),
     [
         ("device.index=1", "device.index=1: the Ray cluster gives the devices; use executor.workers"),
-        ("executor.workers=0", "executor: workers=0, expected at least 1"),
+        ("executor.workers=0", "executor.workers: 0 given, expected at least 1"),
         ("executor.adress=x", "executor.adress: no such key; did you mean 'address'?"),
     ],
 )

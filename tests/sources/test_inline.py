@@ -32,7 +32,12 @@ def test_any_key_column_and_its_aliases(sixteen: Family, no_words: KernelDefault
         ("1,2,3", "shapes.items: '1,2,3', expected a list"),
         ([[1, 2]], r"shapes.items\[0\]: \[1, 2\], expected \[M, N, K\]"),
         ([[1, 2, 3], [1, -2, 3]], r"shapes.items\[1\]: column N: -2, expected a whole number"),
-        ([{"M": 1, "N": 2, "k": 3}], r"no key column 'k'"),
+        ([{"M": 1, "N": 2, "k": 3}], r"no key column 'k' in smallblock; .*known: K, M, N"),
+        ([(1, 2)], r"shapes.items\[0\]: \[1, 2\], expected \[M, N, K\]"),
+        (
+            [{"token": 1, "model_dim": 2, "inter_dim": 3, "expert": 4, "topk": 1}],
+            r"no key column 'token' in smallblock; they are of kernel=fmoe$",
+        ),
         ([{"M": 1, "N": 2, "K": 3, "wieght": 1}], "did you mean 'weight'"),
         ([{"M": 1, "N": 2, "K": 3, "weight": 0}], "weight: 0, expected a number above 0"),
     ],

@@ -87,7 +87,7 @@ def test_experts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("nothing here\n", "no product of a8w8_blockscale there$"),
+        ("nothing here\n", "no product of a8w8_blockscale there, expected a server's log$"),
         ("Config file not found at /x/M=1,device_name=A,dtype=fp8_w8a8.json\n", "server.log:1: .*begin with N= or E="),
         ("shape is M:1, N:2, not found tuned config in a.csv\n", "expected `shape is M:.., N:.., K:..` before it"),
         ("[fused_moe] using 1stage default for (304, 8, 4096)\n", "3 values of an untuned fused_moe"),

@@ -94,7 +94,7 @@ def test_kv_heads_that_do_not_divide_are_refused_alike(kind: str) -> None:
         lambda: linears(config, 8, kind, sixteen_bit=True),
         lambda: source(config, 8).linears(config, kind, batched=False),
     ):
-        with pytest.raises(UserError, match=r"num_key_value_heads.* 10 does not divide by tp 8"):
+        with pytest.raises(UserError, match=r"num_key_value_heads.* 10 does not divide by shapes.tp=8"):
             cut()
 
 

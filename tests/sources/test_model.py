@@ -78,7 +78,7 @@ def _shapes(config: Mapping[str, object], tp: int) -> dict[str, tuple[int, int]]
 def test_kv_heads_are_repeated_over_more_devices() -> None:
     config = _config("Qwen3", 2048, 6144, 48, 32, 4, 151936, head_dim=128)
     assert _shapes(config, 8)["qkv_proj"] == (768, 2048)
-    with pytest.raises(UserError, match="num_key_value_heads 10 does not divide by tp 8"):
+    with pytest.raises(UserError, match=r"num_key_value_heads 10 does not divide by shapes.tp=8"):
         _shapes(_config("Phi3", 5120, 17920, 40, 40, 10, 100352), 8)
     with pytest.raises(UserError, match="tp 16 is no multiple of num_key_value_heads 10"):
         _shapes(_config("Phi3", 5120, 17920, 40, 160, 10, 100352), 16)
@@ -86,7 +86,7 @@ def test_kv_heads_are_repeated_over_more_devices() -> None:
 
 def test_lm_head_is_padded_to_64() -> None:
     assert _shapes(_config("Llama", 64, 128, 1, 8, 8, 1000), 8)["lm_head"] == (128, 64)
-    with pytest.raises(UserError, match=r"vocab_size, padded to 64, 1024 does not divide by tp 3"):
+    with pytest.raises(UserError, match=r"vocab_size, padded to 64, 1024 does not divide by shapes.tp=3"):
         _shapes(_config("Llama", 96, 192, 1, 3, 3, 1000), 3)
 
 
@@ -157,9 +157,9 @@ def test_biases_belong_to_the_key(sixteen: Family, no_words: KernelDefaults) -> 
         ({"num_attention_heads": 0}, 1, "config.json: num_attention_heads: 0, expected a whole number from 1"),
         ({"num_attention_heads": 33}, 1, "hidden_size 4096 does not divide by num_attention_heads 33"),
         ({"num_hidden_layers": "32"}, 1, "num_hidden_layers: '32', expected a whole number"),
-        ({}, 5, "num_attention_heads 32 does not divide by tp 5"),
+        ({}, 5, "num_attention_heads 32 does not divide by shapes.tp=5"),
         ({}, 0, "shapes.tp: 0, expected a whole number"),
-        ({"intermediate_size": 14337}, 2, "intermediate_size 14337 does not divide by tp 2"),
+        ({"intermediate_size": 14337}, 2, "intermediate_size 14337 does not divide by shapes.tp=2"),
         ({"architectures": ["LlamaForCausalLN"]}, 1, "no rule for architecture.*did you mean 'LlamaForCausalLM'"),
         ({"architectures": ["RwkvForCausalLM"]}, 1, "no rule for architecture 'RwkvForCausalLM'"),
         ({"architectures": []}, 1, r"architectures: \[\], expected \[LlamaForCausalLM\]"),

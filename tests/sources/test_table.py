@@ -85,6 +85,8 @@ def test_a_list_and_a_glob(tmp_path: Path, blockscale: Family, no_words: KernelD
         ('M,N,K\n1,2,"3\n4,5,6\n', "shapes.csv:2: .*unexpected end of data"),
         ('M,N,K\n1,2,"3\n4,5,6"\n', "shapes.csv:2: a quote that is not closed in its line"),
         ("M,N,K\n", "no problem of smallblock in"),
+        ("M;N;K\n1;2;3\n", "shapes.csv:1: no column 'M'.*found M;N;K; columns are separated by commas, not by ';'"),
+        ("token,model_dim,inter_dim,expert,topk\n1,2,3,4,5\n", "found token, .*, topk; they are of kernel=fmoe$"),
     ],
 )
 def test_wrong_tables(text: str, line: str, table: Path, blockscale: Family, no_words: KernelDefaults) -> None:

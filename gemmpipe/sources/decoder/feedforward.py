@@ -116,7 +116,7 @@ def _grouped(shape: Shape, count: int, width: int, hidden: int, places: tuple[in
     if topk > count:
         raise UserError(f"{shape.where}: {_TOPK[0]} {topk} of {count} experts, expected no more than there are")
     if count % shape.ep:
-        raise UserError(f"{shape.where}: {count} experts do not divide by ep {shape.ep}")
+        raise UserError(f"{shape.where}: {count} experts do not divide by shapes.ep={shape.ep}")
     own = width if shape.ep > 1 else shape.split(width, "moe_intermediate_size")
     held = count // shape.ep
     fused, whole = (2 if shape.rule.gated else 1), shape.ep > 1

@@ -157,7 +157,7 @@ class Shape:
     def split(self, value: int, what: str) -> int:
         """`value` over the devices; UserError where it does not divide."""
         if value % self.tp:
-            raise UserError(f"{self.where}: {what} {value} does not divide by tp {self.tp}")
+            raise UserError(f"{self.where}: {what} {value} does not divide by shapes.tp={self.tp}")
         return value // self.tp
 
     @property

@@ -74,7 +74,7 @@ def products(
     UserError: a module that cannot be cut, or that nothing says how to cut.
     """
     if heads.query % tp:
-        raise UserError(f"{where}: num_attention_heads {heads.query} does not divide by tp {tp}")
+        raise UserError(f"{where}: num_attention_heads {heads.query} does not divide by shapes.tp={tp}")
     whole: dict[tuple[object, ...], _Uncut] = {}
     for each in _merged(modules):
         linear = each.linear
@@ -201,5 +201,5 @@ class _Cutting:
 
     def _divided(self, size: int, by: int, layer: str, what: str) -> int:
         if size % by:
-            raise UserError(f"{self.where}: {layer}: {size} does not divide by {what} {by}")
+            raise UserError(f"{self.where}: {layer}: {size} does not divide by shapes.{what}={by}")
         return size // by

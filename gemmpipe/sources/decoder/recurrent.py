@@ -100,7 +100,9 @@ def mamba2(shape: Shape, places: Places) -> Iterator[Linear]:
     if inner % heads:
         raise UserError(f"{shape.where}: the state space's width {inner} does not divide by mamba_n_heads {heads}")
     if groups > 1 and groups % shape.tp:
-        raise UserError(f"{shape.where}: mamba_n_groups {groups} does not divide by tp {shape.tp}; one is repeated")
+        raise UserError(
+            f"{shape.where}: mamba_n_groups {groups} does not divide by shapes.tp={shape.tp}; one is repeated"
+        )
     held = max(1, groups // shape.tp) * shape.size("mamba_d_state")
     channels = inner // shape.tp
     parts = (channels, channels, held, held, own)

@@ -126,9 +126,9 @@ def test_a_single_group_of_a_state_space_is_on_every_device() -> None:
     assert cut(config, 8)["mamba.out_proj", 4096] == (1024, 7)
     eight = {**PUBLISHED["Nemotron-H-8B"]}
     assert cut(eight, 8)["mamba.in_proj", 2 * 1024 + 2 * 128 + 16] == (4096, 4)
-    with pytest.raises(UserError, match="mamba_n_groups 2 does not divide by tp 4"):
+    with pytest.raises(UserError, match=r"mamba_n_groups 2 does not divide by shapes.tp=4"):
         linears(PUBLISHED["Falcon-H1-7B"], 4, "here", sixteen_bit=True)
-    with pytest.raises(UserError, match="mamba_n_heads 128 does not divide by tp 3"):
+    with pytest.raises(UserError, match=r"mamba_n_heads 128 does not divide by shapes.tp=3"):
         linears({**config, "layer_types": ["mamba"] * 8}, 3, "here", sixteen_bit=True)
 
 
