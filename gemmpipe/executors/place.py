@@ -15,8 +15,10 @@ class Place:
 
     name: str
     seat: Any = None
+    address: str = ""
+    """Of the node that holds it; unknown, and no work is sent, until the seat has said where it is."""
     asked: Any = None
-    """The exchange that is on its way: a reference of Ray's."""
+    """The exchange that is on its way, or the question where it is: a reference of Ray's."""
     outbox: deque[Job] = field(default_factory=deque)
     in_hand: list[tuple[Job, set[Candidate]]] = field(default_factory=list)
     """Jobs sent, each with its candidates that have no trial yet."""

@@ -72,14 +72,17 @@ class Ray(Executor):
     ) -> RayPool:
         ray = self._join()
         gpu = devices[0].kind != "cpu"
-        nodes = sum(node["Alive"] for node in ray.nodes())
+        # A head is often started with no cores to give.
+        nodes = sum(node["Alive"] and node["Resources"].get("CPU", 0) >= 1 for node in ray.nodes())
+        if not gpu and not nodes:
+            raise EnvironmentProblem("no node of the Ray cluster has a core to give (ray start --num-cpus)")
         most = int(ray.cluster_resources().get("GPU", 0)) if gpu else nodes
         if gpu and self.workers and self.workers > most:
             raise EnvironmentProblem(f"executor.workers={self.workers}: the Ray cluster has {most} GPUs")
         lease = Lease(
             family=family,
             backends=backends,
-            python_path=python_path,
+            python_path=tuple(map(os.path.abspath, python_path)),
             timeout_s=self.timeout_s,
             memory_pct=self.memory_pct,
             gpu=gpu,

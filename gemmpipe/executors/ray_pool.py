@@ -7,14 +7,14 @@ from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING, Any
 
-from gemmpipe.data import Build, Device
+from gemmpipe.data import Build
 from gemmpipe.errors import EnvironmentProblem
 from gemmpipe.events import Events
 from gemmpipe.executors import Built, Finished, Pool, Usage
 from gemmpipe.executors.build_tasks import BuildTasks
-from gemmpipe.executors.holding import refuse_unlike
 from gemmpipe.executors.place import Place
 from gemmpipe.executors.seat import Heard, Lease, Seat
+from gemmpipe.executors.whereabouts import Whereabouts, code_of, trouble
 from gemmpipe.jobs import Job
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class RayPool(Pool):
         self._lease = lease
         self._events = events
         # There before anything is unpickled: jobs and backends may name classes of the user's own.
-        folders = [*map(os.path.abspath, lease.python_path), *filter(None, [os.environ.get("PYTHONPATH")])]
+        folders = [*lease.python_path, *filter(None, [os.environ.get("PYTHONPATH")])]
         self._environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(folders)}}
         self._inbox: list[Built | Finished] = []
         self.builds_done = []
@@ -46,9 +46,13 @@ class RayPool(Pool):
         for place in self._places:
             self._seat(place)
         seen = self._whereabouts(check)
-        self.devices = tuple(device for device, _ in seen)
-        refuse_unlike(self.devices)
-        nodes = [""] if executor.shared_cache else sorted({node for _, node in seen})
+        self.devices = tuple(each.device for each in seen)
+        self._first, self._code = seen[0], code_of(lease.python_path)
+        for place, each in zip(self._places, seen, strict=True):
+            if why := trouble(each, self._first, self._code):
+                raise EnvironmentProblem(why)
+            place.address = each.address
+        nodes = [""] if executor.shared_cache else sorted({each.node for each in seen})
         self._tasks = BuildTasks(
             executor=executor,
             device=self.devices[0],
@@ -62,12 +66,13 @@ class RayPool(Pool):
 
     def _seat(self, place: Place) -> None:
         """Ask the cluster for a device."""
+        place.address = ""
         wanted = {"num_gpus": 1, "num_cpus": 0} if self._lease.gpu else {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
         actor = self._ray.remote(Seat).options(max_restarts=0, runtime_env=self._environment, **wanted)
         place.seat = actor.remote(self._lease, place.name)
 
-    def _whereabouts(self, check: Callable[[], None]) -> Sequence[tuple[Device, str]]:
-        """Each seat's device and node, as soon as all have one. Raises what `check` does."""
+    def _whereabouts(self, check: Callable[[], None]) -> Sequence[Whereabouts]:
+        """Where each seat is, as soon as all have a device. Raises what `check` does."""
         found = [place.seat.whereabouts.remote() for place in self._places]
         told = False
         while True:
@@ -79,9 +84,12 @@ class RayPool(Pool):
                 self._events.emit("line", f"waiting for {len(waiting)} of {len(found)} workers of the Ray cluster")
             check()
         try:
-            seen: Sequence[tuple[Device, str]] = self._ray.get(found)
+            seen: Sequence[Whereabouts] = self._ray.get(found)
         except self._ray.exceptions.RayError as error:
-            raise EnvironmentProblem(f"a worker cannot start on the Ray cluster: {_reason(error)}") from None
+            raise EnvironmentProblem(
+                f"a worker cannot start on the Ray cluster: {_reason(error)}; gemmpipe ships no code: every node needs "
+                "what is here"
+            ) from None
         return seen
 
     # Jobs
@@ -135,7 +143,9 @@ class RayPool(Pool):
         for place in self._places:
             if place.stand_in is not None:
                 continue
-            if place.asked is None and (place.outbox or place.backlog or place.forget):
+            if place.asked is None and place.outbox and not place.address:
+                place.asked = place.seat.whereabouts.remote()
+            elif place.asked is None and (place.outbox or place.backlog or place.forget):
                 jobs = list(place.outbox)
                 place.outbox.clear()
                 place.in_hand += [(job, set(job.candidates)) for job in jobs]
@@ -143,16 +153,19 @@ class RayPool(Pool):
                 place.asked = place.seat.exchange.remote(jobs, place.forget, _EXCHANGE_S)
                 place.forget = False
             if place.lost_at is not None and time.monotonic() - place.lost_at > self._executor.join_s:
-                self._hand_over(place)
+                self._hand_over(place, "no node within executor.join_s")
 
     def _hear(self, place: Place) -> None:
         reference, place.asked = place.asked, None
         try:
-            heard: Heard = self._ray.get(reference)
+            heard: Heard | Whereabouts = self._ray.get(reference)
         except self._ray.exceptions.RayTaskError as error:  # not Ray's fault: the desk itself gave up
             raise EnvironmentProblem(f"{place.name}: {error.cause}") from None
         except self._ray.exceptions.RayError as error:
             self._lost(place, _reason(error))
+            return
+        if isinstance(heard, Whereabouts):
+            self._arrived(place, heard)
             return
         place.losses, place.lost_at = 0, None
         place.backlog, place.usage = heard.backlog, replace(heard.usage, name=f"{place.name} {heard.usage.name}")
@@ -169,19 +182,37 @@ class RayPool(Pool):
         place.losses += 1
         place.lost_at = place.lost_at or time.monotonic()
         if place.losses >= _LOSSES:
-            raise EnvironmentProblem(f"{place.name}: lost {place.losses} times in a row on the Ray cluster: {why}")
-        self._events.emit("warning", f"{place.name} lost its node or its Ray worker; its work is done again: {why}")
+            self._give_up(place, f"lost {place.losses} times in a row on the Ray cluster: {why}")
+            return
+        seat = f"{place.name} on {place.address}" if place.address else place.name
+        self._events.emit("warning", f"{seat} lost its node or its Ray worker; its work is done again: {why}")
         place.outbox.extendleft(reversed(place.unfinished()))
+        self._ray.kill(place.seat)  # may be out of reach only, and would keep its device
         self._seat(place)
 
-    def _hand_over(self, place: Place) -> None:
-        """No node gives a new seat: another place takes the work."""
+    def _arrived(self, place: Place, where: Whereabouts) -> None:
+        """A new seat said where it is: on another kind of device, or with other code, it gets no work."""
+        why = trouble(where, self._first, self._code)
+        if why is None:
+            place.address = where.address
+            return
+        place.lost_at = place.lost_at or time.monotonic()
+        self._give_up(place, why)
+
+    def _give_up(self, place: Place, why: str) -> None:
+        """Another place takes the work at once. Raises EnvironmentProblem where there is none."""
+        self._hand_over(place, why)
+        if place.stand_in is None:
+            raise EnvironmentProblem(f"{place.name}: {why}")
+
+    def _hand_over(self, place: Place, why: str) -> None:
+        """Another place takes the work, if there is one that has a node."""
         others = [p for p in self._places if p is not place and p.stand_in is None and p.lost_at is None]
         if not others:
             place.lost_at = time.monotonic()
             return
         place.stand_in = min(others, key=lambda p: len(p.outbox) + p.backlog)
-        self._events.emit("warning", f"{place.name}: no node within executor.join_s; {place.stand_in.name} takes over")
+        self._events.emit("warning", f"{place.name}: {why}; {place.stand_in.name} takes over")
         place.stand_in.outbox.extend([*place.unfinished(), *place.outbox])
         place.outbox.clear()
         place.asked = None

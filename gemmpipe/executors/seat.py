@@ -18,6 +18,7 @@ from gemmpipe.executors.compiling import Compilers
 from gemmpipe.executors.desk import Desk
 from gemmpipe.executors.holding import locked_device
 from gemmpipe.executors.ledger import Ledger
+from gemmpipe.executors.whereabouts import Whereabouts, here
 from gemmpipe.jobs import Job
 from gemmpipe.worker import Post
 
@@ -57,17 +58,16 @@ class Seat:
         self._events: list[Event] = []
         events = Events(listeners=[self._events.append])
         self._held = ExitStack()
+        self._python_path = lease.python_path
         if lease.gpu:  # runs outside Ray must not time on it either; a CPU's cores are Ray's to give
             self._held.enter_context(locked_device(self._device, events, lambda: None))
         memory = lease.memory_pct / 100 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         post = Post(device=self._device, family=lease.family, backends=lease.backends, python_path=lease.python_path)
         self._desk = Desk(post, lease.timeout_s, int(memory), events, Ledger())
 
-    def whereabouts(self) -> tuple[Device, str]:
-        """The device of this seat, and Ray's name of its node."""
-        import ray
-
-        return self._device, ray.get_runtime_context().get_node_id()
+    def whereabouts(self) -> Whereabouts:
+        """The device of this seat, its node, and the code that is there."""
+        return here(self._device, self._python_path)
 
     def exchange(self, jobs: Sequence[Job], forget: bool, wait_s: float) -> Heard:
         """Take jobs, and give what is finished; waits for something, at most so long."""

@@ -80,6 +80,29 @@ def test_a_worker_that_is_killed_in_the_middle_is_replaced_and_nothing_is_lost(s
 
 
 @pytest.mark.slow
+def test_a_node_that_is_lost_in_the_middle_is_replaced_by_one_that_joins(site: Site) -> None:
+    """On a cluster that was there before; its head has no core to give."""
+    utils = pytest.importorskip("ray.cluster_utils")
+    cluster = utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    try:
+        nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+        words = tuple(word for word in WORDS if not word.startswith("executor.workers"))
+        started = site.start(*words, f"executor.address={cluster.address}")
+        assert site.wait_for(started, "trial", 10, within_s=150)
+        cluster.remove_node(nodes[0], allow_graceful=False)
+        cluster.add_node(num_cpus=1)
+        code, _, error = started.end(timeout_s=200)
+    finally:
+        cluster.shutdown()
+    assert code == 0, error
+    assert "lost its node or its Ray worker; its work is done again" in error
+    assert {row["status"] for row in site.rows("trial")} <= {"ok", "dropped"}, "nobody is blamed"
+    assert {row["device"] for row in site.rows("home")} == {"place-0", "place-1"}, "one a node that has cores"
+    nothing_is_repeated(site.rows())
+    table_is_right(site, MS)
+
+
+@pytest.mark.slow
 def test_a_killed_driver_takes_its_cluster_along_and_is_resumed(site: Site) -> None:
     started = site.start(*WORDS)
     assert site.wait_for(started, "trial", 10, within_s=150)
@@ -108,11 +131,20 @@ def test_a_faulty_candidate_is_quarantined_and_ctrl_c_stops_the_run(site: Site) 
 
 
 def _gone(started: Started) -> bool:
-    """Whether the cluster that was started for the run ended with it."""
+    """Whether the cluster that was started for the run ended with it; Ray's agents take a minute to notice."""
     deadline = time.monotonic() + 30
-    while (_seats(started) or started.kin()) and time.monotonic() < deadline:
+    while (left := _seats(started) or [pid for pid in started.kin() if not _is_agent(pid)]) and (
+        time.monotonic() < deadline
+    ):
         time.sleep(0.2)
-    return not _seats(started) and not started.kin()
+    return not left
+
+
+def _is_agent(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith((b"ray::DashboardAgent", b"ray::RuntimeEnvAgent"))
+    except OSError:
+        return True
 
 
 def test_builds_are_compiled_in_a_process_that_may_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

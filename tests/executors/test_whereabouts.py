@@ -1,0 +1,71 @@
+"""Who may work for a driver: a Ray worker whose code and device are those of the others."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gemmpipe.data import Device
+from gemmpipe.executors.whereabouts import Whereabouts, code_of, trouble
+
+
+@pytest.fixture
+def first(h200: Device, tmp_path: Path) -> Whereabouts:
+    (tmp_path / "mine.py").write_text("A = 1\n")
+    return Whereabouts(
+        device=h200,
+        facts={"name": "H200", "torch": "2.11.0"},
+        node="a1",
+        address="10.0.0.1",
+        package="/opt/gemmpipe",
+        code=code_of((str(tmp_path),)),
+    )
+
+
+def test_one_with_the_same_code_and_device_takes_part(first: Whereabouts) -> None:
+    assert trouble(replace(first, node="b2", address="10.0.0.2", package="/elsewhere"), first, first.code) is None
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"name": "H100", "torch": "2.11.0"}, "name H100 instead of H200"),
+        ({"name": "H200", "torch": "2.12.0"}, "torch 2.12.0 instead of 2.11.0"),
+        ({"name": "H200"}, "torch None instead of 2.11.0"),
+    ],
+)
+def test_one_whose_times_would_be_others_does_not(first: Whereabouts, facts: dict[str, str], said: str) -> None:
+    why = trouble(replace(first, address="10.0.0.2", facts=facts), first, first.code)
+    assert why is not None
+    assert why.startswith("10.0.0.2 differs from 10.0.0.1: ")
+    assert said in why
+
+
+def test_one_with_other_code_does_not(first: Whereabouts, tmp_path: Path) -> None:
+    code_of.cache_clear()
+    (tmp_path / "mine.py").write_text("A = 2\n")
+    there = replace(first, address="10.0.0.2", code=code_of((str(tmp_path),)))
+    assert f"10.0.0.2 has other code in {tmp_path}" in str(trouble(there, first, first.code))
+    there = replace(there, code={"gemmpipe": "0", str(tmp_path): "0"})
+    assert "10.0.0.2 has other code in /opt/gemmpipe" in str(trouble(there, first, first.code))
+
+
+def test_one_without_the_users_folder_does_not(first: Whereabouts, tmp_path: Path) -> None:
+    missing = str(tmp_path / "absent")
+    there = replace(first, address="10.0.0.2", code=code_of((str(tmp_path), missing)))
+    assert f"10.0.0.2 has no {missing}" in str(trouble(there, first, {**first.code, missing: "1"}))
+
+
+def test_kernels_behind_a_link_are_code_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package, kernels = tmp_path / "package", tmp_path / "kernels" / "own"
+    package.mkdir()
+    kernels.mkdir(parents=True)
+    (package / "kernels").symlink_to(kernels.parent)
+    monkeypatch.setattr("gemmpipe.executors.whereabouts.PACKAGE", package)
+    hashes = set()
+    for text in ("A = 1\n", "A = 2\n"):
+        (kernels / "kernel.py").write_text(text)
+        code_of.cache_clear()
+        hashes.add(code_of(())["gemmpipe"])
+    code_of.cache_clear()
+    assert len(hashes) == 2
