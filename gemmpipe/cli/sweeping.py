@@ -1,5 +1,6 @@
 """A sweep whose jobs submitit runs elsewhere: what becomes of each is told, and one that is lost takes none along."""
 
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -39,6 +40,7 @@ def jobs_elsewhere(words: Sequence[str]) -> Iterator[None]:
     kind: Any = core.Job
     awaited, results = _Awaited(launcher), kind.results
     kind.results = lambda job: awaited.results(job, results)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     except KeyboardInterrupt:
@@ -46,6 +48,7 @@ def jobs_elsewhere(words: Sequence[str]) -> Iterator[None]:
         raise
     finally:
         kind.results = results
+        signal.signal(signal.SIGTERM, before)
 
 
 class _Awaited:

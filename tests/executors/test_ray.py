@@ -83,6 +83,7 @@ def test_a_worker_that_is_killed_in_the_middle_is_replaced_and_nothing_is_lost(s
 def test_a_node_that_is_lost_in_the_middle_is_replaced_by_one_that_joins(site: Site) -> None:
     """On a cluster that was there before; its head has no core to give."""
     utils = pytest.importorskip("ray.cluster_utils")
+    handler = signal.getsignal(signal.SIGTERM)
     cluster = utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     try:
         nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
@@ -94,6 +95,7 @@ def test_a_node_that_is_lost_in_the_middle_is_replaced_by_one_that_joins(site: S
         code, _, error = started.end(timeout_s=200)
     finally:
         cluster.shutdown()
+        signal.signal(signal.SIGTERM, handler)  # which Ray took
     assert code == 0, error
     assert "lost its node or its Ray worker; its work is done again" in error
     assert {row["status"] for row in site.rows("trial")} <= {"ok", "dropped"}, "nobody is blamed"

@@ -159,6 +159,8 @@ if __name__ == "__main__":
     here.mkdir(parents=True)
     cluster = SlurmCluster(folder=here.resolve(), nodes=int(sys.argv[2]) if len(sys.argv) > 2 else 2)
     print(f"export SLURM_CONF={here.resolve()}/slurm.conf", flush=True)
+    for number in (signal.SIGINT, signal.SIGTERM):  # a shell has its background ignore the first
+        signal.signal(number, signal.default_int_handler)
     try:
         signal.pause()
     except KeyboardInterrupt:
