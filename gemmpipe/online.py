@@ -129,7 +129,13 @@ def _forget_old_runs(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    place = Path(sys.argv[1])
+    place = Path(sys.argv[1] if len(sys.argv) > 1 else "")
+    if not place.name or not place.is_dir():
+        print(
+            "gemmpipe: the run time starts this: GEMMPIPE_ONLINE_TUNING=1, and gemmpipe.runtime.gemm_...",
+            file=sys.stderr,
+        )
+        sys.exit(2)
     with alone(place) as mine:
         if mine:
             os.nice(_NICE)

@@ -30,11 +30,11 @@ def tell(
     wall_s: float,
     code: int,
     *,
-    unfinished: bool,
+    stopped_early: bool,
 ) -> None:
     """The choices, the time and where it went, the files, and what to type next.
 
-    `unfinished` says that the run was stopped before its last problem.
+    `stopped_early`: before the last problem.
     """
 
     def say(text: str) -> None:
@@ -47,7 +47,7 @@ def tell(
     for usage in resources if worked else ():
         say(f"  {usage_line(usage)}")
     say(f"run   {plan.run_dir}")
-    if worked and (unfinished or context.cut):
+    if worked and (stopped_early or context.cut):
         say(f"to go on with it: gemmpipe resume={plan.run_dir}")
     if code != Interrupted.exit_code and "artifacts" in tables:
         written = [path for path in native_tables(plan.family, context.output, plan.formats.values()) if path.is_file()]

@@ -48,7 +48,7 @@ def run(plan: Plan, events: Events) -> int:
             plan.stages[word].check(context)
         tables = record_frames(plan.family, record) if plan.reuse else {}
         context.watch.spent_s["start"] = time.monotonic() - started
-        unfinished = False
+        stopped_early = False
         try:
             tables = before_devices(plan, tables, context)
             context = _with_devices(plan, devices, tables, context, stack)
@@ -56,13 +56,13 @@ def run(plan: Plan, events: Events) -> int:
             code = 1 if context.unsolved else 0
         except Interrupted as stopped:
             tables = what_is_done(plan, tables, context)
-            code, unfinished = stopped.exit_code, True
+            code, stopped_early = stopped.exit_code, True
         with context.watch.spending("write"):
             manifest.write_tables(plan, tables)
         wall_s = time.monotonic() - started
         resources = usages(context, wall_s)
         manifest.write(plan, tables, context, resources, wall_s, code)
-        report.tell(plan, tables, context, resources, wall_s, code, unfinished=unfinished)
+        report.tell(plan, tables, context, resources, wall_s, code, stopped_early=stopped_early)
     return code
 
 

@@ -25,8 +25,11 @@ def main(words: Sequence[str]) -> None:
     Products of its threads, of the processes of multiprocessing and of torchrun's ranks are counted too; other programs
     that it starts count what they call our entry points for.
     """
-    if not words or words[0] in ("-h", "--help") or (words[0] == "-m" and len(words) < 2):
-        raise UserError(_USAGE)
+    if words and words[0] in ("-h", "--help"):
+        print(_USAGE)
+        return
+    if not words or (words[0] == "-m" and len(words) < 2):
+        raise UserError(f"expected a program: {_USAGE}")
     script = "" if words[0] == "-m" else _script(words[0])
     path = file_of(os.environ.get("GEMMPIPE_CAPTURE", ""))
     captured_before(path)  # another file than such a one is a mistake to be told before the program runs

@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gemmpipe.runtime.captured import Recorder
-from gemmpipe.runtime.launched import counted_when_launched
 from gemmpipe.runtime.operands import name_of
+from gemmpipe.runtime.ranks import counted_when_launched
 from gemmpipe.runtime.spawned import counted_when_spawned
 from gemmpipe.sources.products import READERS, Argument, Operand, Seen, foreign_product_of, product_of, read_as
 

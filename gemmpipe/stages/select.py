@@ -55,10 +55,10 @@ class Select(Stage):
         finalists = self._finalists(tables["trials"])
         rows = []
         for problem in problems:
-            all_ = finalists.get(problem.id, [])
-            row = self._problem_row(problem, all_, context)
+            passed = finalists.get(problem.id, [])
+            row = self._problem_row(problem, passed, context)
             if row is None:
-                tell_unsolved(problem, tables["trials"], len(all_), self.max_extra_weight_pct, context)
+                tell_unsolved(problem, tables["trials"], len(passed), self.max_extra_weight_pct, context)
             else:
                 rows.append(row)
         for group in _siblings(problems):
@@ -107,15 +107,15 @@ class Select(Stage):
             found.setdefault(problem, []).append(finalist)
         return found
 
-    def _problem_row(self, problem: Problem, all_: list[Finalist], context: Context) -> dict[str, object] | None:
+    def _problem_row(self, problem: Problem, passed: list[Finalist], context: Context) -> dict[str, object] | None:
         spec = context.family.spec(problem)
-        finalists = [f for f in all_ if self._affordable(f, spec)]
+        finalists = [f for f in passed if self._affordable(f, spec)]
         if not finalists:
             return None
         rules = Rules(prefer=self.prefer, min_improvement_pct=self.min_improvement_pct, tie_pct=self.tie_pct)
         incumbents = context.incumbents.get(problem.id, ())
         choice = choose(finalists, context.family.baseline, incumbents, rules)
-        self._tell_unaffordable(problem, spec, all_, choice, context)
+        self._tell_unaffordable(problem, spec, passed, choice, context)
         return {**base_row(problem, spec, choice.chosen, context), **comparison(choice)}
 
     def _affordable(self, finalist: Finalist, spec: GemmSpec) -> bool:

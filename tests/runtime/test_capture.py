@@ -214,3 +214,19 @@ for m in range(20):
     rows = read(path)
     assert len(rows) == 61
     assert [row["count"] for row in rows if row["N"] == "9"] == ["60"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("gemmpipe.capture", "--help"), 0, "python -m gemmpipe.capture SCRIPT.py ARGS..."),
+        (("gemmpipe.capture",), 2, "gemmpipe: expected a program: python -m gemmpipe.capture SCRIPT.py ARGS..."),
+        (("gemmpipe.capture", "nix.py"), 2, "gemmpipe: no file 'nix.py'; python -m gemmpipe.capture SCRIPT.py"),
+        (("gemmpipe.online",), 2, "gemmpipe: the run time starts this: GEMMPIPE_ONLINE_TUNING=1"),
+        (("gemmpipe.online", "nix"), 2, "gemmpipe: the run time starts this"),
+    ],
+)
+def test_modules_that_are_run_say_how(words: tuple[str, ...], code: int, said: str, tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-m", *words], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (ended.returncode, (ended.stdout + ended.stderr).startswith(said)) == (code, True), ended.stderr
+    assert list(tmp_path.iterdir()) == []
