@@ -4,9 +4,9 @@ x [token, model_dim] and out are bf16 or fp16; w1 is [expert, 2 * inter_dim, mod
 projection's (h = act(gate) * up; without `use_g1u1` [expert, inter_dim, model_dim] and h = act(x @ w1^T)), w2
 [expert, model_dim, inter_dim]. With fp8 weights x and h are quantised on the way: `per_Token` (a scale a row, weights
 a scale a row [expert, rows, 1]) or `per_1x128` (weights 128 x 128). inter_dim is a rank's own share, expert the
-experts that it holds. Read on in _kernel.py (device
-functions), _steps.py (the launches of a call), _triton.py (knobs, what fits where), _problem.py (keys, those of
-aiter's untuned_fmoe).
+experts that it holds. Read on in _kernel.py (device functions), _steps.py (the launches of a call), _triton.py (knobs,
+what fits where), _problem.py (keys, those of aiter's untuned_fmoe); for rows sorted by expert on Hopper in _sorted.py
+and _grouped.py (device functions), _grouped_steps.py and _grouped_tile.py (launches), _gluon.py.
 """
 
 from gemmpipe.experts import bytes_moved, flops, make_inputs, make_weights, product, tolerance

@@ -16,7 +16,7 @@ from gemmpipe.launching.workspace import Shape
 from gemmpipe.operand_types import element_bytes
 from gemmpipe.templates.axes import KIND, integer
 from gemmpipe.templates.signature import SCALE_BLOCK
-from gemmpipe.templates.tiled import facts_of, hash_of, next_power
+from gemmpipe.templates.tiled import ceil_div, facts_of, hash_of, next_power
 from gemmpipe.templates.two_stage import APART, FUSED, SECOND
 from gemmpipe.templates.warp_specialised import KIND as WARP_SPECIALISED
 from gemmpipe.templates.warp_specialised import tile_misfit
@@ -69,7 +69,7 @@ class GroupedExperts(LaunchesInARow):
                 return f"{reason} (stage {stage})"
         if knobs.get(FUSED) and experts.gated and experts.inner * int(element_bytes(spec.out_dtype)) % 16:
             return f"alignment: inter_dim={experts.inner}, the copy engine's rows begin at multiples of 16 bytes"
-        if capacity_of(spec, knobs) > _PLACES // max(1, -(-spec.k // SCALE_BLOCK)):
+        if capacity_of(spec, knobs) > _PLACES // ceil_div(max(spec.k, experts.inner), SCALE_BLOCK):
             return f"places: {capacity_of(spec, knobs)} rows with their scales are over 32 bits"
         return None
 
