@@ -7,7 +7,7 @@ import torch
 
 from gemmpipe.data import Device, Problem, Scalar
 from gemmpipe.errors import GemmpipeError, UserError
-from gemmpipe.family import Family, GemmSpec, Implementation, Inputs, Prepared, Weights
+from gemmpipe.family import Family, GemmSpec, Implementation, Inputs, KeyColumn, Prepared, Weights
 from gemmpipe.launching.workspace import fresh_scratch
 from gemmpipe.parsing import parse_key
 from gemmpipe.runtime import online
@@ -109,7 +109,14 @@ def problem_of(family: Family, given: Routed) -> Problem:
         "use_g1u1": int(given.w.shape[1] == 2 * inner),
         "doweight_stage1": int(given.weight_first),
     }
-    return family.problem(tuple((c.name, parse_key(c, values[c.name], "")) for c in family.key_columns))
+    return family.problem(tuple((c.name, _cell(family, c, values[c.name])) for c in family.key_columns))
+
+
+def _cell(family: Family, column: KeyColumn, value: Scalar) -> Scalar:
+    try:
+        return parse_key(column, value, "")
+    except UserError as error:
+        raise UserError(f"{family.entry_point}: {column.name}: {error}") from None
 
 
 def check(family: Family, given: Routed, spec: GemmSpec) -> None:

@@ -6,6 +6,8 @@ import os
 from collections import Counter
 from dataclasses import dataclass, field
 
+from gemmpipe.events import counted
+
 _LOG = logging.getLogger("gemmpipe.runtime")
 
 
@@ -71,7 +73,7 @@ class SelectionLog:
         parts = []
         for family in sorted({*keys, *self.padded}):
             mine = [found for found in self.untuned.values() if found.family == family]
-            words = f"{family}: {len(mine)} untuned ({sum(found.calls for found in mine)} calls"
+            words = f"{family}: {len(mine)} untuned ({counted(sum(found.calls for found in mine), 'call')}"
             if mine:
                 words += f", most: {max(mine, key=lambda found: found.calls).key.removeprefix(family).strip()}"
             padded = f", {self.padded[family]} answered by a padded M" if self.padded[family] else ""

@@ -86,7 +86,7 @@ def test_operands_of_other_forms() -> None:
         (lambda c: {"topk_ids": c[1].topk_weights}, "topk_ids is float32, expected int32"),
         (lambda c: {"w1_scale": torch.ones(6, 192, 1)}, "q_dtype_w: 'bfloat16', expected"),
         (lambda c: {"w2_scale": torch.ones(6, 128, 1)}, "w2_scale .*expected none for these types"),
-        (lambda c: {"activation": "selu"}, "'selu', expected one of silu"),
+        (lambda c: {"activation": "selu"}, "fused_moe: act_type: 'selu', expected one of silu"),
         (lambda c: {"x": c[1].x.float()}, "dtype: 'float32', expected bfloat16 or float16"),
     ],
 )
