@@ -1,7 +1,9 @@
 """Sweeps by Hydra's launchers, in real processes: one table of all their rows, and the worst exit code."""
 
 import importlib
+import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -66,6 +68,36 @@ def test_jobs_end_with_a_sweep_that_is_killed_and_go_on_when_resumed(site: Site)
     for journal in journals:
         assert site.start(f"resume={journal.parent}").end(timeout_s=100)[0] == 0
     table_is_right(site, range(1, 9))
+
+
+def test_a_job_that_is_killed_takes_neither_the_sweep_nor_the_others_along(site: Site) -> None:
+    items = "shapes.items=[{M: [1,2,3,4], N: 32, K: 64}],[{M: [5,6,7,8], N: 32, K: 64}]"
+    paced = ("space.PACE_MS=[15,15.1,15.2]", "search=exhaustive", "batch=1", "backend=[faulty]")
+    started = site.start("-m", _launcher("submitit_local"), *paced, items)
+    deadline = time.monotonic() + 120
+    while not (journals := _journals(site)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    [run] = {journal.parent for journal in journals}  # the other waits for the device
+    [job] = [pid for pid in started.kin() if _holds(pid, run / "trials.jsonl")]
+    os.kill(job, signal.SIGKILL)
+    code, out, error = started.end(timeout_s=200)
+    assert code == 3, error
+    assert "exit code 0; " in out
+    [said] = [line for line in error.splitlines() if line.startswith("job ")]
+    assert "ended without a result" in said
+    assert f"'gemmpipe resume={run}' goes on" in said
+    other = (5, 6, 7, 8) if run.name.startswith("0_") else (1, 2, 3, 4)
+    table_is_right(site, other)
+    assert site.start(f"resume={run}").end(timeout_s=100)[0] == 0
+    table_is_right(site, range(1, 9))
+
+
+def _holds(pid: int, path: Path) -> bool:
+    """Whether a process has a file open."""
+    try:
+        return any(Path(f"/proc/{pid}/fd/{number}").resolve() == path for number in os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return False
 
 
 def _journals(site: Site) -> list[Path]:
