@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc"),
     pytest.mark.skipif(bool(missing()), reason=missing()),
 ]
-FIRST, SECOND = range(1, 7), range(7, 13)
+FIRST, SECOND = range(1, 13), range(13, 17)
 PACED = ("space.PACE_MS=[15,15.1,15.2]", "search=exhaustive", "batch=1", "backend=[faulty]")
 
 

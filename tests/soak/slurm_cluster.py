@@ -135,7 +135,7 @@ class SlurmCluster:
             daemon.terminate()
         for daemon in self._daemons:
             try:
-                daemon.wait(timeout=10)
+                daemon.wait(timeout=3)
             except subprocess.TimeoutExpired:
                 daemon.send_signal(signal.SIGKILL)
                 daemon.wait()
