@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _MOST_ROWS = 200
 _MOST_GATED = 5
+_LEAST_S = 0.05
+"""Shown with one place, less is 0.0."""
 
 
 def tell(
@@ -44,7 +46,7 @@ def tell(
         say(line)
     say(f"total {wall_s:.1f} s" + "".join(f", {k[:-2]} {v:.1f}" for k, v in context.account.items() if "idle" not in k))
     worked = len(resources) > 1  # beside the driver
-    for usage in resources if worked else ():
+    for usage in (each for each in resources if worked and each.wall_s >= _LEAST_S):
         say(f"  {usage_line(usage)}")
     say(f"run   {plan.run_dir}")
     if worked and (stopped_early or context.cut):
@@ -82,8 +84,9 @@ def saving_lines(selections: "pd.DataFrame") -> list[str]:
 
 
 def usage_line(usage: Usage) -> str:
-    """Where one resource's time went."""
-    spent = ", ".join(f"{k} {v:.1f}" for k, v in sorted(usage.busy_s.items(), key=lambda kv: -kv[1]))
+    """Where one resource's time went, longest first; what would be shown as 0.0 s is left to the manifest."""
+    longest = sorted(usage.busy_s.items(), key=lambda kv: -kv[1])
+    spent = ", ".join(f"{k} {v:.1f}" for k, v in longest if v >= _LEAST_S)
     return f"{usage.name}: {spent or 'nothing to do'}; idle {usage.idle_s:.1f} of {usage.wall_s:.1f} s"
 
 

@@ -132,6 +132,10 @@ def test_nothing_fits(run: Run) -> None:
     assert code == 1
     assert "select: 0 of 2 problems solved" in out
     assert not Path("outputs/tuned/faulty_tuned_gemm.csv").exists()
+    code, out, error = run("backend=[]")
+    assert code == 1
+    assert "screen: 2 problems, no candidate; 0 go on to bench" in out
+    assert "K=64: no candidate of these backends in this space\n" in error
 
 
 def test_capture_alone_writes_the_problems(run: Run) -> None:

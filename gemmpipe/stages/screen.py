@@ -132,7 +132,7 @@ class Screen(Stage):
         counts = Counter(str(t.status) for t in trials)
         for course in courses:
             counts.update(course.outline.passed_over["status"])
-        summary = ", ".join(f"{n:,} {status}" for status, n in counts.most_common())
+        summary = ", ".join(f"{n:,} {status}" for status, n in counts.most_common()) or "no candidate"
         context.events.emit(
             "line", f"screen: {counted(len(courses), 'problem')}, {summary}; {len(rows):,} go on to bench"
         )
