@@ -120,4 +120,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if not torch.cuda.is_available():
+        sys.exit("host_cost.py: needs a GPU: what it times is how launches are queued on one")
     main()
