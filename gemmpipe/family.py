@@ -215,7 +215,8 @@ def load_family(name: str) -> Family:
     except ModuleNotFoundError as error:
         if error.name is None or not f"{place}.".startswith(f"{error.name}."):
             raise
-        raise UserError(f"kernel.family: no family '{name}'{nearest(name, shipped)}") from None
+        beside = f"no family '{name}', and no module of that name beside the folders of --config-dir"
+        raise UserError(f"kernel.family: {beside}{nearest(name, shipped)}") from None
     if not hasattr(module, "FAMILY"):
         raise UserError(f"kernel.family: {place} has no FAMILY{closest('FAMILY', vars(module))}")
     if not isinstance(module.FAMILY, Family):
