@@ -36,8 +36,10 @@ def run_job(cfg: "DictConfig", request: Request) -> int:
     except KeyboardInterrupt:
         code = INTERRUPTED
     except OSError as error:
+        forget(run_dir)
         return report(EnvironmentProblem(f"{error.filename or run_dir}: {error.strerror or error}"), error)
     except Exception as error:  # noqa: BLE001 (a bug in one run of a sweep must not end the others)
+        forget(run_dir)
         return report_bug(error, request.folders.config_dir)
     if code == INTERRUPTED:
         forget(run_dir)

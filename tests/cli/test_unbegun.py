@@ -44,6 +44,19 @@ def test_a_refused_command_leaves_nothing(folder: Path, refusal: Refusal, words:
     assert [path.name for path in folder.iterdir()] == ["broken.csv"]
 
 
+def test_a_user_s_own_code_that_cannot_be_read_leaves_nothing(folder: Path, refusal: Refusal) -> None:
+    for name, text in {
+        "kernel/broken.yaml": "defaults: [/space@_global_.space: broken]\nfamily: broken\n"
+        "dtype: null\nout_dtype: null\nbias: null\n",
+        "space/broken.yaml": "num_warps: [4]\n",
+        "broken.py": "deff broken\n",
+    }.items():
+        (folder / "mine" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "mine" / name).write_text(text)
+    assert "broken.py:1: SyntaxError" in refusal("--config-dir", "mine", *ONE, "kernel=broken")
+    assert [path.name for path in folder.iterdir()] == ["mine"]
+
+
 def test_folders_that_were_there_stay(folder: Path, refusal: Refusal) -> None:
     (folder / "outputs" / "runs").mkdir(parents=True)
     (folder / "mine").mkdir()
