@@ -12,12 +12,17 @@ def entry() -> None:
     from gemmpipe.cli.streams import silence_the_lost, stand_in_for_the_closed
 
     stand_in_for_the_closed()
+    # Before a run listens to these and after it, they interrupt as SIGINT does; nohup: the terminal may go.
+    ending = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    for number in ending:
+        signal.signal(number, signal.default_int_handler)
     try:
         code = main(sys.argv[1:])
     except KeyboardInterrupt:  # once more, while the first was being told
         code = 130
     # The interpreter gives a handler up before it has ended, and a death by the signal would not be the run's own code.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, *ending):
+        signal.signal(number, signal.SIG_IGN)
     if code == 130:
         # Python ends itself by SIGINT where a KeyboardInterrupt once left an `exec`, although it was caught later.
         atexit._run_exitfuncs()

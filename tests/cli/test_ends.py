@@ -76,6 +76,34 @@ def test_a_caller_that_closed_all_streams_gets_its_run(folder: Path) -> None:
     assert [json.loads(line)["row"] for line in journal.read_text().splitlines()] == ["session", "problem"]
 
 
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
+@pytest.mark.parametrize(("when", "code"), [("dispatch", 130), ("exit", 0), ("ignored", 0)])
+def test_a_signal_outside_a_run_is_no_death_by_it(name: str, when: str, code: int) -> None:
+    """Between a run's own handlers and the interpreter's end a terminal that closed gave -1, though all was written."""
+    if when == "ignored" and name != "SIGHUP":
+        pytest.skip("nohup is of SIGHUP alone")
+    script = f"""
+import atexit, os, signal, sys, time
+import gemmpipe.cli.main as command
+from gemmpipe.cli import entry
+when, number = {when!r}, signal.{name}
+if when == "ignored":
+    signal.signal(number, signal.SIG_IGN)
+def strike(argv=()):
+    os.kill(os.getpid(), number)
+    time.sleep(0.2)
+    return 0
+command._dispatch = (lambda argv: 0) if when == "exit" else strike
+if when == "exit":
+    atexit.register(strike)
+sys.argv = ["gemmpipe"]
+entry()
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (code, "gemmpipe: interrupted\n" if code else "")
+
+
 def test_a_run_that_is_stopped_before_it_began_is_not_said_to_go_on(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
