@@ -64,14 +64,19 @@ def at_least(bound: float, /, **values: float | None) -> None:
     """Refuse values below a bound; None is no value. Raises ValueError naming the field, for the configuration."""
     for name, value in values.items():
         if value is not None and value < bound:
-            raise ValueError(f"{name}={value:g}, expected at least {bound:g}")
+            raise ValueError(f"{name}={_number(value)}, expected at least {bound:g}")
 
 
 def at_most(most: float, **values: float | None) -> None:
     """The same for values above a bound."""
     for name, value in values.items():
         if value is not None and value > most:
-            raise ValueError(f"{name}={value:g}, expected at most {most:g}")
+            raise ValueError(f"{name}={_number(value)}, expected at most {most:g}")
+
+
+def _number(value: float) -> str:
+    """As it was typed: 1000000 is not 1e+06."""
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def printable(text: str) -> str:
