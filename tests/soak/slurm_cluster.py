@@ -3,6 +3,7 @@
 `python tests/soak/slurm_cluster.py FOLDER [NODES]` starts one by hand, says what to export, and ends it at Ctrl-C.
 """
 
+import contextlib
 import getpass
 import os
 import shutil
@@ -124,8 +125,8 @@ class SlurmCluster:
         return found.stdout
 
     def running(self) -> list[str]:
-        """The names of jobs that run."""
-        return self.ask("squeue", "-h", "-t", "R", "-o", "%i").split()
+        """The names of jobs that run, those that are told to end and have not yet among them."""
+        return self.ask("squeue", "-h", "-t", "R,CG", "-o", "%i").split()
 
     def close(self) -> None:
         """Cancel what is left, and end the daemons."""
@@ -139,6 +140,11 @@ class SlurmCluster:
             except subprocess.TimeoutExpired:
                 daemon.send_signal(signal.SIGKILL)
                 daemon.wait()
+        for process in Path("/proc").glob("[0-9]*"):  # steps whose node went before it could end them
+            with contextlib.suppress(OSError):
+                mine = f"SLURM_CONF={self.folder}/".encode() in (process / "environ").read_bytes()
+                if mine and (process / "comm").read_text().strip() == "slurmstepd":
+                    os.kill(int(process.name), signal.SIGKILL)
 
 
 def _free_ports(count: int) -> int:
