@@ -139,6 +139,15 @@ def test_a_stopped_batch_keeps_its_finished_finals(start: Start, site: Site, sta
     table_is_right(site, range(1, PROBLEMS + 1))
 
 
+@pytest.fixture
+def hung_up() -> Iterator[None]:
+    """What is started here dies with its terminal, also when these tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hung_up")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_to_all_processes_of_a_run_blames_nobody(start: Start, site: Site, number: signal.Signals) -> None:
     """As SLURM and terminals send it: the driver decides, its workers finish the work in hand."""

@@ -192,8 +192,8 @@ def test_who_cannot_name_its_candidates_is_left_out(
     solved = label == "triton" or torch.cuda.is_available()
     assert main([*shlex.split(COMMAND)[1:], "profile=all.csv"]) == (0 if solved else 1)
     said = capsys.readouterr().err
-    assert said.count(place) == 1
-    assert f"warning: {label}: left out of 2 problems: {place}: {raised}" in said
+    assert said.count(f"warning: {label}: left out of 2 problems: {place}: {raised}") == 1
+    assert said.count(place) == (1 if solved else 3), "who has no candidate says why"
     assert said.count("warning: no valid candidate for relu2 M=") == (0 if solved else 2)
     profiled = [row for row in _rows(mine.parent / "all.csv") if row["libtype"] == label]
     assert [(row["status"], row["config"]) for row in profiled] == [("launch_error", "{}")] * 2
