@@ -166,6 +166,42 @@ def store_rows(total, out_ptr, row, column, rows, N, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
+def sum_of_tile(
+    x_ring, w_ring, scale_ring, full, empty, slot, phase, d0, d1, w_scale_ptr, expert, w_row, w_rows, depth, never,
+    ROW: gl.constexpr, COLUMN: gl.constexpr, COLUMNS: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr,
+    SCALE_BLOCK: gl.constexpr, SCALED: gl.constexpr,
+):  # fmt: skip
+    """A tile's product over all of K, SCALED by block (of w's rows from `w_row` on) or not at all.
+
+    Returns (slot, phase, sum, d0, d1).
+    """
+    if SCALED:
+        blocks = expert * gl.cdiv(w_rows, SCALE_BLOCK) + gl.minimum(w_row, w_rows - 1) // SCALE_BLOCK
+        w_scales = w_scale_ptr + blocks * depth
+        slot, phase, total, d0, d1 = scaled_sum(
+            x_ring, w_ring, scale_ring, full, empty, slot, phase, d0, d1, w_scales, 0, depth, depth - 1, never,
+            ROW, COLUMN, COLUMNS, TILE, STAGES,
+        )  # fmt: skip
+    else:
+        acc = gl.zeros([64, COLUMNS], gl.float32, TILE)
+        slot, phase, total = plain_sum(
+            x_ring, w_ring, full, empty, slot, phase, acc, depth, ROW, COLUMN, COLUMNS, STAGES
+        )
+    return slot, phase, total, d0, d1
+
+
+@gluon.jit
+def store_block(
+    total, out, out_stage, row, column, rows, N, GROUP: gl.constexpr, LAYOUT: gl.constexpr, FEW: gl.constexpr
+):
+    """A warpgroup's [64, columns] on its way to the output; FEW: `rows` of it, as the rest is padding."""
+    if FEW:
+        store_rows(total, out, row, column, rows, N, LAYOUT)
+    else:
+        store_tile(total, out, out_stage.index(GROUP), row, column)
+
+
+@gluon.jit
 def multiply_blocks(
     GROUP: gl.constexpr, out, w_scale_ptr, row_scale_ptr, out_scale_ptr, x_ring, w_ring, scale_ring, out_stage,
     swap, maxima, meetings, full, empty, owners_ptr, rows_ptr, blocks_ptr,
@@ -202,18 +238,11 @@ def multiply_blocks(
         row, tile_n = tile_at(t, blocks * BLOCK_SIZE_M, blocks, tiles_n, group_m, BLOCK_SIZE_M)
         rows = gl.load(rows_ptr + row // BLOCK_SIZE_M)
         column = (tile_n * BLOCK_SIZE_N + COLUMN) // SIDES
-        if SCALES == "block":
-            w_row = gl.minimum(tile_n * COLUMNS + GROUP * N if PAIRED else column, w_rows - 1)
-            w_scales = w_scale_ptr + (expert * gl.cdiv(w_rows, SCALE_BLOCK) + w_row // SCALE_BLOCK) * depth
-            slot, phase, total, d0, d1 = scaled_sum(
-                x_ring, w_ring, scale_ring, full, empty, slot, phase, d0, d1, w_scales, 0, depth, depth - 1, never,
-                ROW, COLUMN, COLUMNS, TILE, STAGES,
-            )  # fmt: skip
-        else:
-            acc = gl.zeros([64, COLUMNS], gl.float32, TILE)
-            slot, phase, total = plain_sum(
-                x_ring, w_ring, full, empty, slot, phase, acc, depth, ROW, COLUMN, COLUMNS, STAGES
-            )
+        w_row = tile_n * COLUMNS + GROUP * N if PAIRED else column
+        slot, phase, total, d0, d1 = sum_of_tile(
+            x_ring, w_ring, scale_ring, full, empty, slot, phase, d0, d1, w_scale_ptr, expert, w_row, w_rows, depth,
+            never, ROW, COLUMN, COLUMNS, TILE, STAGES, SCALE_BLOCK, SCALES == "block",
+        )  # fmt: skip
         if PAIRED:
             scale_ptr = out_scale_ptr + tile_n * capacity + row
             total = quantised_pair(GROUP, total, swap, maxima, meetings, turn, scale_ptr, HALF, ACTIVATION, TOP)
@@ -223,10 +252,7 @@ def multiply_blocks(
                 total, row_scale_ptr, w_scale_ptr, row + ROW, expert, column, N, w_rows, TILE, HALF,
                 SCALES, ROW_SCALES, ACTIVATION, GATED,
             )  # fmt: skip
-        if FEW:
-            store_rows(total, out, row + ROW, column, rows - ROW, N, HALF)
-        else:
-            store_tile(total, out, out_stage.index(GROUP), row + ROW, column)
+        store_block(total, out, out_stage, row + ROW, column, rows - ROW, N, GROUP, HALF, FEW)
     if not FEW:
         tma.store_wait(0)
 
