@@ -17,29 +17,33 @@ from gemmpipe.templates.hopper import (
     barriers,
     load_ring,
     part_of_w,
-    piece_at,
-    pieces_of,
     ring_of_w,
     store_part,
     store_tile,
     sum_of_slice,
-    tile_at,
     wait_for_previous,
 )
+from gemmpipe.templates.hopper_order import piece_at, pieces_of, tile_at
 
 
 @gluon.jit
 def sum_blocks(
     x_ring, w_ring, full, empty, slot, phase, acc, blocks: gl.constexpr,
     ROW: gl.constexpr, COLUMN: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr,
+    leaving=None, out=None, stage=None, out_row=0, out_column=0,
 ):  # fmt: skip
-    """Add `blocks` K blocks with two products in flight and none at the end; returns (slot, phase, sum)."""
+    """Add `blocks` K blocks with two products in flight and none at the end; returns (slot, phase, sum).
+
+    `leaving`: a tile that goes out under the first two products.
+    """
     last = slot
     for i in gl.static_range(blocks):
         mbarrier.wait(full.index(slot), phase)
         x = x_ring.index(slot).slice(ROW, 64)
         w = part_of_w(w_ring, slot, COLUMN, COLUMNS, STAGES)
         flying = warpgroup_mma(x, w, acc, is_async=True)
+        if i == 1 and leaving is not None:
+            store_tile(leaving, out, stage, out_row, out_column)
         if i > 0:
             acc = warpgroup_mma_wait(1, deps=[flying])
             mbarrier.arrive(empty.index(last), count=1)
@@ -70,6 +74,21 @@ def sum_of_piece(
 
 
 @gluon.jit
+def sum_of_tile(
+    x_ring, w_ring, full, empty, slot, phase, acc, blocks, leaving, out, stage, out_row, out_column,
+    ROW: gl.constexpr, COLUMN: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Add all K blocks, a multiple of four, while the tile before leaves; returns (slot, phase, sum)."""
+    slot, phase, acc = sum_blocks(
+        x_ring, w_ring, full, empty, slot, phase, acc, 4, ROW, COLUMN, COLUMNS, STAGES,
+        leaving, out, stage, out_row, out_column,
+    )  # fmt: skip
+    for _ in range(1, blocks // 4):
+        slot, phase, acc = sum_blocks(x_ring, w_ring, full, empty, slot, phase, acc, 4, ROW, COLUMN, COLUMNS, STAGES)
+    return slot, phase, acc
+
+
+@gluon.jit
 def scaled(
     total, bias_ptr, x_scale_ptr, w_scale_ptr, row, column, M, N,
     COLUMNS: gl.constexpr, TILE: gl.constexpr, SCALES: gl.constexpr, BIAS: gl.constexpr,
@@ -87,23 +106,45 @@ def scaled(
 
 
 @gluon.jit
+def end_split(
+    total, out, stage, bias_ptr, x_scale_ptr, w_scale_ptr, parts_ptr, counters_ptr, place, split, splits,
+    row, column, M, N, COLUMNS: gl.constexpr, DEPTH: gl.constexpr, TILE: gl.constexpr, SCALES: gl.constexpr,
+    BIAS: gl.constexpr,
+):  # fmt: skip
+    """Leave this split's part of the tile at `place` among those in splits; the last to arrive finishes their sum."""
+    WIDTH: gl.constexpr = out.block_type.shape[1]
+    SLICE: gl.constexpr = accumulator(WIDTH, DEPTH)
+    parts = parts_ptr + place.to(gl.int64) * splits * 64 * COLUMNS
+    store_part(total, parts + split * 64 * COLUMNS, M - row, COLUMNS, TILE)
+    if arrives_last(counters_ptr + place, splits):
+        for i in range(COLUMNS // WIDTH):
+            here = column + i * WIDTH
+            part = sum_of_slice(parts + i * 64 * WIDTH, 64 * COLUMNS, splits, M - row, WIDTH, SLICE)
+            part = scaled(part, bias_ptr, x_scale_ptr, w_scale_ptr, row, here, M, N, WIDTH, SLICE, SCALES, BIAS)
+            store_tile(part, out, stage, row, here)
+
+
+@gluon.jit
 def multiply(
     GROUP: gl.constexpr, out, bias_ptr, x_scale_ptr, w_scale_ptr, x_ring, w_ring, out_stage, full, empty,
     parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: gl.constexpr, SPLIT_K: gl.constexpr,
-    SCALES: gl.constexpr, BIAS: gl.constexpr,
+    OVERLAPPED: gl.constexpr, SCALES: gl.constexpr, BIAS: gl.constexpr,
 ):  # fmt: skip
     """A math warpgroup: its 64 rows of a 128-row tile, or its half of the columns of a 64-row tile."""
     COLUMNS: gl.constexpr = BLOCK_SIZE_N if BLOCK_SIZE_M == 128 else BLOCK_SIZE_N // 2
     ROW: gl.constexpr = GROUP * 64 if BLOCK_SIZE_M == 128 else 0
     COLUMN: gl.constexpr = 0 if BLOCK_SIZE_M == 128 else GROUP * COLUMNS
     DEPTH: gl.constexpr = 256 // x_ring.dtype.primitive_bitwidth
-    WIDTH: gl.constexpr = out.block_type.shape[1]
     TILE: gl.constexpr = accumulator(COLUMNS, DEPTH)
-    SLICE: gl.constexpr = accumulator(WIDTH, DEPTH)
     SUM: gl.constexpr = gl.int32 if x_ring.dtype == gl.int8 else gl.float32
     slot = 0
     phase = 0
+    stage = out_stage.index(GROUP)
+    if OVERLAPPED:  # the tile before the first one lies outside: nothing of it is written
+        leaving = gl.zeros([64, COLUMNS], out.dtype, TILE)
+        out_row = M
+        out_column = 0
     wait_for_previous()
     for piece in range(gl.program_id(0), pieces_of(tiles_m * tiles_n, whole, splits), programs):
         t, split, begin, end = piece_at(piece, blocks, whole, splits)
@@ -111,24 +152,32 @@ def multiply(
         row = row + ROW
         column = tile_n * BLOCK_SIZE_N + COLUMN
         acc = gl.zeros([64, COLUMNS], SUM, TILE)
-        slot, phase, acc = sum_of_piece(
-            x_ring, w_ring, full, empty, slot, phase, acc, end - begin, ROW, COLUMN, COLUMNS, STAGES
-        )
+        if OVERLAPPED:
+            slot, phase, acc = sum_of_tile(
+                x_ring, w_ring, full, empty, slot, phase, acc, blocks, leaving, out, stage, out_row, out_column,
+                ROW, COLUMN, COLUMNS, STAGES,
+            )  # fmt: skip
+        else:
+            slot, phase, acc = sum_of_piece(
+                x_ring, w_ring, full, empty, slot, phase, acc, end - begin, ROW, COLUMN, COLUMNS, STAGES
+            )
         total = acc.to(gl.float32)
         if SPLIT_K and piece >= whole:
-            SLICES: gl.constexpr = COLUMNS // WIDTH
             place = (t - whole) * 2 + GROUP
-            parts = parts_ptr + place.to(gl.int64) * splits * 64 * COLUMNS
-            store_part(total, parts + split * 64 * COLUMNS, M - row, COLUMNS, TILE)
-            if arrives_last(counters_ptr + place, splits):
-                for i in range(SLICES):
-                    here = column + i * WIDTH
-                    part = sum_of_slice(parts + i * 64 * WIDTH, 64 * COLUMNS, splits, M - row, WIDTH, SLICE)
-                    part = scaled(part, bias_ptr, x_scale_ptr, w_scale_ptr, row, here, M, N, WIDTH, SLICE, SCALES, BIAS)
-                    store_tile(part, out, out_stage.index(GROUP), row, here)
+            end_split(
+                total, out, stage, bias_ptr, x_scale_ptr, w_scale_ptr, parts_ptr, counters_ptr, place, split, splits,
+                row, column, M, N, COLUMNS, DEPTH, TILE, SCALES, BIAS,
+            )  # fmt: skip
         else:
             total = scaled(total, bias_ptr, x_scale_ptr, w_scale_ptr, row, column, M, N, COLUMNS, TILE, SCALES, BIAS)
-            store_tile(total, out, out_stage.index(GROUP), row, column)
+            if OVERLAPPED:
+                leaving = total.to(out.dtype)  # half the registers: the next tile's sum needs the others
+                out_row = row
+                out_column = column
+            else:
+                store_tile(total, out, stage, row, column)
+    if OVERLAPPED:
+        store_tile(leaving, out, stage, out_row, out_column)
     tma.store_wait(0)
 
 
@@ -137,8 +186,8 @@ def dense_warp_specialised(
     x, w, out, bias_ptr, x_scale_ptr, w_scale_ptr, parts_ptr, counters_ptr,
     M, N, blocks, programs, group_m, whole, splits,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, STAGES: gl.constexpr,
-    SPLIT_K: gl.constexpr, REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr, SCALES: gl.constexpr,
-    BIAS: gl.constexpr,
+    SPLIT_K: gl.constexpr, OVERLAPPED: gl.constexpr, REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr,
+    SCALES: gl.constexpr, BIAS: gl.constexpr,
 ):  # fmt: skip
     """out = (x @ w^T) * x_scale * w_scale + bias; x, w, out are tensor descriptors. SCALES: `none`, `tensor`, `row`."""
     x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, BLOCK_SIZE_M, BLOCK_SIZE_K], x.layout)
@@ -150,10 +199,10 @@ def dense_warp_specialised(
     gl.warp_specialize([
         (multiply, (0, out, bias_ptr, x_scale_ptr, w_scale_ptr, x_ring, w_ring, out_stage, full, empty,
                     parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits,
-                    BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SPLIT_K, SCALES, BIAS)),
+                    BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SPLIT_K, OVERLAPPED, SCALES, BIAS)),
         (multiply, (1, out, bias_ptr, x_scale_ptr, w_scale_ptr, x_ring, w_ring, out_stage, full, empty,
                     parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits,
-                    BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SPLIT_K, SCALES, BIAS)),
+                    BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SPLIT_K, OVERLAPPED, SCALES, BIAS)),
         (load_ring, (x, w, x, x_ring, w_ring, x_ring, full, empty, M, 0, tiles_m, tiles_n, blocks, programs, group_m,
                      whole, splits, BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, STAGES, False)),
     ], [4, 1], [REGISTERS, LOADER_REGISTERS])  # fmt: skip

@@ -1,4 +1,4 @@
-"""Device functions that Hopper's warp-specialised kernels share: pieces of work, the ring, the end of a split product.
+"""Device functions that Hopper's warp-specialised kernels share: the ring, a tile's way out, the end of splits.
 
 Written in Gluon, which has no interpreter. A loader warp fills a ring of slots by TMA, two warpgroups empty it.
 """
@@ -10,38 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from gemmpipe.templates.gluon_names import as_box, cta_barrier, tma_load, tma_store
-
-
-@gluon.jit
-def pieces_of(tiles, whole, splits):
-    """How many pieces of work: `whole` tiles, then the rest of them in splits."""
-    return whole + (tiles - whole) * splits
-
-
-@gluon.jit
-def piece_at(piece, blocks, whole, splits):
-    """(tile, split, first K block, the one after its last) of a piece of work; no split is empty (see normalise)."""
-    part = gl.maximum(piece - whole, 0)
-    is_whole = piece < whole
-    split = gl.where(is_whole, 0, part % splits)
-    share = gl.where(is_whole, blocks, gl.cdiv(blocks, splits))
-    tile = gl.where(is_whole, piece, whole + part // splits)
-    return tile, split, split * share, gl.minimum(split * share + share, blocks)
-
-
-@gluon.jit
-def tile_at(t, M, tiles_m, tiles_n, group_m, BLOCK_SIZE_M: gl.constexpr):
-    """(first row, column of tiles) of tile t: columns vary slowest within `group_m` rows, so that weights stay in L2.
-
-    The last row tile is moved up to end with the matrix, so that no copy is partial (rows computed twice agree); to a
-    multiple of 4, as the coordinate of a copy of fp32 scales must be 16-byte aligned.
-    """
-    width = group_m * tiles_n
-    first = t // width * group_m
-    rows = gl.minimum(tiles_m - first, group_m)
-    within = t % width
-    tile_m, tile_n = first + within % rows, within // rows
-    return gl.minimum(tile_m * BLOCK_SIZE_M, gl.maximum((M - BLOCK_SIZE_M + 3) // 4 * 4, 0)), tile_n
+from gemmpipe.templates.hopper_order import piece_at, pieces_of, tile_at
 
 
 @gluon.jit

@@ -17,12 +17,14 @@ from gemmpipe.templates.tiled import ceil_div, facts_of, hash_of
 from gemmpipe.templates.warp_specialised_tiles import (
     GROUP_ROWS,
     LEAST_REGISTERS,
+    MOST_PIECES,
     REGISTERS,
     ROW_BYTES,
     Grid,
     columns_of,
     copied_rows,
     ctas_of,
+    overlapped,
     shared_bytes,
     staged_columns,
     tiles_of,
@@ -107,8 +109,11 @@ class WarpSpecialised(Kernel):
             return reason
         if reason := _crowded(knobs, device):
             return reason
-        if 4 * Grid.of(spec, knobs, device).parts > _WORKSPACE_BYTES:
-            return f"workspace: {Grid.of(spec, knobs, device).parts} elements of split-K parts"
+        grid = Grid.of(spec, knobs, device)
+        if grid.pieces > MOST_PIECES:
+            return f"order: {grid.pieces} pieces of work, {MOST_PIECES} are told apart"
+        if 4 * grid.parts > _WORKSPACE_BYTES:
+            return f"workspace: {grid.parts} elements of split-K parts"
         return None
 
     def wasteful(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
@@ -125,6 +130,7 @@ class WarpSpecialised(Kernel):
         constants |= {
             "STAGES": knobs["num_stages"],
             "SPLIT_K": knobs["NUM_KSPLIT"] != 1,
+            "OVERLAPPED": overlapped(spec, knobs),
             **dict(zip(("REGISTERS", "LOADER_REGISTERS"), REGISTERS[ctas_of(knobs)], strict=True)),
             **self.constants(spec),
         }

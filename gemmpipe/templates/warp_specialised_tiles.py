@@ -18,6 +18,9 @@ LEAST_REGISTERS = 80
 """Of all threads, so that two programs of 384 fit a multiprocessor."""
 _STAGED = 64  # from twice as many columns on, half of them are on their way to the output at a time
 _FEW_ROWS = 16
+_BATCH = 4
+MOST_PIECES = 2**20
+"""Of a product, so that hopper_order.quotient is exact."""
 _SHARED_BYTES = 232_448  # a program's, on sm_90; a multiprocessor has 1 kB more for each
 
 
@@ -29,6 +32,8 @@ class Grid:
     whole: int
     """Tiles that a program computes alone; NUM_KSPLIT splits the rest, which would not fill a round over the device."""
     programs: int
+    pieces: int
+    """Of work: whole tiles, and splits of the rest."""
     parts: int
     """fp32 elements of all splits of all tiles that are split; 0 where K is not."""
 
@@ -40,7 +45,7 @@ class Grid:
         pieces = whole + (tiles - whole) * splits
         programs = room if 0 < whole < tiles else ceil_div(pieces, ceil_div(pieces, room))
         size = integer(knobs, "BLOCK_SIZE_M") * integer(knobs, "BLOCK_SIZE_N")
-        return cls(tiles=tiles, whole=whole, programs=programs, parts=(pieces - whole) * size)
+        return cls(tiles=tiles, whole=whole, programs=programs, pieces=pieces, parts=(pieces - whole) * size)
 
 
 def ctas_of(knobs: Knobs) -> int:
@@ -83,6 +88,15 @@ def staged_columns(knobs: Knobs) -> int:
     room = _SHARED_BYTES - _ring_bytes(knobs)
     halved = integer(knobs, "NUM_KSPLIT") > 1 or 2 * 2 * GROUP_ROWS * columns > room
     return columns // 2 if columns >= 2 * _STAGED and halved else columns
+
+
+def overlapped(spec: GemmSpec, knobs: Knobs) -> bool:
+    """Whether a tile leaves under the first products of the next one (see hopper.store_tile).
+
+    That takes a slot more of the ring, and pays where the way out is long: by halves. Products come in batches of four.
+    """
+    halved = staged_columns(knobs) < columns_of(knobs)
+    return halved and knobs["NUM_KSPLIT"] == 1 and ceil_div(spec.k, integer(knobs, "BLOCK_SIZE_K")) % _BATCH == 0
 
 
 def tiles_of(spec: GemmSpec, knobs: Knobs) -> tuple[int, int]:

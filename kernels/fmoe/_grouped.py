@@ -20,9 +20,9 @@ from gemmpipe.templates.hopper import (
     barriers,
     let_next_start,
     store_tile,
-    tile_at,
     wait_for_previous,
 )
+from gemmpipe.templates.hopper_order import tile_at
 
 
 @gluon.jit
