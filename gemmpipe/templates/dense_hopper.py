@@ -30,20 +30,14 @@ from gemmpipe.templates.hopper_order import piece_at, pieces_of, tile_at
 def sum_blocks(
     x_ring, w_ring, full, empty, slot, phase, acc, blocks: gl.constexpr,
     ROW: gl.constexpr, COLUMN: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr,
-    leaving=None, out=None, stage=None, out_row=0, out_column=0,
 ):  # fmt: skip
-    """Add `blocks` K blocks with two products in flight and none at the end; returns (slot, phase, sum).
-
-    `leaving`: a tile that goes out under the first two products.
-    """
+    """Add `blocks` K blocks with two products in flight and none at the end; returns (slot, phase, sum)."""
     last = slot
     for i in gl.static_range(blocks):
         mbarrier.wait(full.index(slot), phase)
         x = x_ring.index(slot).slice(ROW, 64)
         w = part_of_w(w_ring, slot, COLUMN, COLUMNS, STAGES)
         flying = warpgroup_mma(x, w, acc, is_async=True)
-        if i == 1 and leaving is not None:
-            store_tile(leaving, out, stage, out_row, out_column)
         if i > 0:
             acc = warpgroup_mma_wait(1, deps=[flying])
             mbarrier.arrive(empty.index(last), count=1)
@@ -70,21 +64,6 @@ def sum_of_piece(
         slot, phase, acc = sum_blocks(x_ring, w_ring, full, empty, slot, phase, acc, 4, ROW, COLUMN, COLUMNS, STAGES)
     for _ in range(blocks // 4 * 4, blocks):
         slot, phase, acc = sum_blocks(x_ring, w_ring, full, empty, slot, phase, acc, 1, ROW, COLUMN, COLUMNS, STAGES)
-    return slot, phase, acc
-
-
-@gluon.jit
-def sum_of_tile(
-    x_ring, w_ring, full, empty, slot, phase, acc, blocks, leaving, out, stage, out_row, out_column,
-    ROW: gl.constexpr, COLUMN: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    """Add all K blocks, a multiple of four, while the tile before leaves; returns (slot, phase, sum)."""
-    slot, phase, acc = sum_blocks(
-        x_ring, w_ring, full, empty, slot, phase, acc, 4, ROW, COLUMN, COLUMNS, STAGES,
-        leaving, out, stage, out_row, out_column,
-    )  # fmt: skip
-    for _ in range(1, blocks // 4):
-        slot, phase, acc = sum_blocks(x_ring, w_ring, full, empty, slot, phase, acc, 4, ROW, COLUMN, COLUMNS, STAGES)
     return slot, phase, acc
 
 
@@ -129,7 +108,7 @@ def multiply(
     GROUP: gl.constexpr, out, bias_ptr, x_scale_ptr, w_scale_ptr, x_ring, w_ring, out_stage, full, empty,
     parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: gl.constexpr, SPLIT_K: gl.constexpr,
-    OVERLAPPED: gl.constexpr, SCALES: gl.constexpr, BIAS: gl.constexpr,
+    SCALES: gl.constexpr, BIAS: gl.constexpr,
 ):  # fmt: skip
     """A math warpgroup: its 64 rows of a 128-row tile, or its half of the columns of a 64-row tile."""
     COLUMNS: gl.constexpr = BLOCK_SIZE_N if BLOCK_SIZE_M == 128 else BLOCK_SIZE_N // 2
@@ -141,10 +120,6 @@ def multiply(
     slot = 0
     phase = 0
     stage = out_stage.index(GROUP)
-    if OVERLAPPED:  # the tile before the first one lies outside: nothing of it is written
-        leaving = gl.zeros([64, COLUMNS], out.dtype, TILE)
-        out_row = M
-        out_column = 0
     wait_for_previous()
     for piece in range(gl.program_id(0), pieces_of(tiles_m * tiles_n, whole, splits), programs):
         t, split, begin, end = piece_at(piece, blocks, whole, splits)
@@ -152,15 +127,9 @@ def multiply(
         row = row + ROW
         column = tile_n * BLOCK_SIZE_N + COLUMN
         acc = gl.zeros([64, COLUMNS], SUM, TILE)
-        if OVERLAPPED:
-            slot, phase, acc = sum_of_tile(
-                x_ring, w_ring, full, empty, slot, phase, acc, blocks, leaving, out, stage, out_row, out_column,
-                ROW, COLUMN, COLUMNS, STAGES,
-            )  # fmt: skip
-        else:
-            slot, phase, acc = sum_of_piece(
-                x_ring, w_ring, full, empty, slot, phase, acc, end - begin, ROW, COLUMN, COLUMNS, STAGES
-            )
+        slot, phase, acc = sum_of_piece(
+            x_ring, w_ring, full, empty, slot, phase, acc, end - begin, ROW, COLUMN, COLUMNS, STAGES
+        )
         total = acc.to(gl.float32)
         if SPLIT_K and piece >= whole:
             place = (t - whole) * 2 + GROUP
@@ -170,14 +139,7 @@ def multiply(
             )  # fmt: skip
         else:
             total = scaled(total, bias_ptr, x_scale_ptr, w_scale_ptr, row, column, M, N, COLUMNS, TILE, SCALES, BIAS)
-            if OVERLAPPED:
-                leaving = total.to(out.dtype)  # half the registers: the next tile's sum needs the others
-                out_row = row
-                out_column = column
-            else:
-                store_tile(total, out, stage, row, column)
-    if OVERLAPPED:
-        store_tile(leaving, out, stage, out_row, out_column)
+            store_tile(total, out, stage, row, column)
     tma.store_wait(0)
 
 
@@ -186,7 +148,7 @@ def dense_warp_specialised(
     x, w, out, bias_ptr, x_scale_ptr, w_scale_ptr, parts_ptr, counters_ptr,
     M, N, blocks, programs, group_m, whole, splits,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, STAGES: gl.constexpr,
-    SPLIT_K: gl.constexpr, OVERLAPPED: gl.constexpr, REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr,
+    SPLIT_K: gl.constexpr, REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr,
     SCALES: gl.constexpr, BIAS: gl.constexpr,
 ):  # fmt: skip
     """out = (x @ w^T) * x_scale * w_scale + bias; x, w, out are tensor descriptors. SCALES: `none`, `tensor`, `row`."""
@@ -199,10 +161,10 @@ def dense_warp_specialised(
     gl.warp_specialize([
         (multiply, (0, out, bias_ptr, x_scale_ptr, w_scale_ptr, x_ring, w_ring, out_stage, full, empty,
                     parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits,
-                    BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SPLIT_K, OVERLAPPED, SCALES, BIAS)),
+                    BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SPLIT_K, SCALES, BIAS)),
         (multiply, (1, out, bias_ptr, x_scale_ptr, w_scale_ptr, x_ring, w_ring, out_stage, full, empty,
                     parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits,
-                    BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SPLIT_K, OVERLAPPED, SCALES, BIAS)),
+                    BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SPLIT_K, SCALES, BIAS)),
         (load_ring, (x, w, x, x_ring, w_ring, x_ring, full, empty, M, 0, tiles_m, tiles_n, blocks, programs, group_m,
                      whole, splits, BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, STAGES, False)),
     ], [4, 1], [REGISTERS, LOADER_REGISTERS])  # fmt: skip

@@ -24,7 +24,6 @@ from gemmpipe.templates.warp_specialised_tiles import (
     columns_of,
     copied_rows,
     ctas_of,
-    overlapped,
     shared_bytes,
     staged_columns,
     tiles_of,
@@ -130,7 +129,6 @@ class WarpSpecialised(Kernel):
         constants |= {
             "STAGES": knobs["num_stages"],
             "SPLIT_K": knobs["NUM_KSPLIT"] != 1,
-            "OVERLAPPED": overlapped(spec, knobs),
             **dict(zip(("REGISTERS", "LOADER_REGISTERS"), REGISTERS[ctas_of(knobs)], strict=True)),
             **self.constants(spec),
         }

@@ -18,7 +18,6 @@ LEAST_REGISTERS = 80
 """Of all threads, so that two programs of 384 fit a multiprocessor."""
 _STAGED = 64  # from twice as many columns on, half of them are on their way to the output at a time
 _FEW_ROWS = 16
-_BATCH = 4
 MOST_PIECES = 2**20
 """Of a product, so that hopper_order.quotient is exact."""
 _SHARED_BYTES = 232_448  # a program's, on sm_90; a multiprocessor has 1 kB more for each
@@ -88,15 +87,6 @@ def staged_columns(knobs: Knobs) -> int:
     room = _SHARED_BYTES - _ring_bytes(knobs)
     halved = integer(knobs, "NUM_KSPLIT") > 1 or 2 * 2 * GROUP_ROWS * columns > room
     return columns // 2 if columns >= 2 * _STAGED and halved else columns
-
-
-def overlapped(spec: GemmSpec, knobs: Knobs) -> bool:
-    """Whether a tile leaves under the first products of the next one (see hopper.store_tile).
-
-    That takes a slot more of the ring, and pays where the way out is long: by halves. Products come in batches of four.
-    """
-    halved = staged_columns(knobs) < columns_of(knobs)
-    return halved and knobs["NUM_KSPLIT"] == 1 and ceil_div(spec.k, integer(knobs, "BLOCK_SIZE_K")) % _BATCH == 0
 
 
 def tiles_of(spec: GemmSpec, knobs: Knobs) -> tuple[int, int]:

@@ -69,20 +69,16 @@ def sum_four(
     x_ring, w_ring, scale_ring, full, empty, slot0, phase, acc, d0, d1,
     w0, w1, w2, w3, w_scales, begin, batch, last, never,
     ROW: gl.constexpr, COLUMN: gl.constexpr, COLUMNS: gl.constexpr, ROWS: gl.constexpr, STAGES: gl.constexpr,
-    leaving=None, out=None, stage=None, out_row=0, out_column=0,
 ):  # fmt: skip
     """Add four K blocks, one scaled while the next is multiplied into the other of d0 and d1; none is left in flight.
 
     w0 to w3 are their scales; those of the batch after this one (`batch`, from K block `begin` on) are loaded under the
-    first product, as their latency would show otherwise. `leaving`: a tile that goes out under the first two products.
-    Returns (the next four scales, slot, phase, sum, d0, d1).
+    first product, as their latency would show otherwise. Returns (the next four scales, slot, phase, sum, d0, d1).
     """
     s0, f0 = begin_block(x_ring, w_ring, scale_ring, full, slot0, phase, d0, never, ROW, COLUMN, COLUMNS, ROWS)
     n0, n1, n2, n3 = four_scales(w_scales, begin + batch * 4 + 4, last)
     slot1, phase = after(slot0, phase, STAGES)
     s1, f1 = begin_block(x_ring, w_ring, scale_ring, full, slot1, phase, d1, never, ROW, COLUMN, COLUMNS, ROWS)
-    if leaving is not None:
-        store_tile(leaving, out, stage, out_row, out_column)
     acc, d0 = end_block(acc, f0, s0, w0, empty, slot0, 1)
     slot0, phase = after(slot1, phase, STAGES)
     s0, f0 = begin_block(x_ring, w_ring, scale_ring, full, slot0, phase, d0, never, ROW, COLUMN, COLUMNS, ROWS)
@@ -122,38 +118,15 @@ def sum_of_piece(
 
 
 @gluon.jit
-def sum_of_tile(
-    x_ring, w_ring, scale_ring, full, empty, slot, phase, d0, d1, w_scales, blocks, never,
-    leaving, out, stage, out_row, out_column,
-    ROW: gl.constexpr, COLUMN: gl.constexpr, COLUMNS: gl.constexpr, TILE: gl.constexpr, STAGES: gl.constexpr,
-):  # fmt: skip
-    """Add all K blocks, a multiple of four, while the tile before leaves; returns (slot, phase, sum, d0, d1)."""
-    ROWS: gl.constexpr = gl.SliceLayout(1, TILE)
-    last = blocks - 1
-    n0, n1, n2, n3 = four_scales(w_scales, 0, last)
-    acc = gl.zeros([64, COLUMNS], gl.float32, TILE)
-    n0, n1, n2, n3, slot, phase, acc, d0, d1 = sum_four(
-        x_ring, w_ring, scale_ring, full, empty, slot, phase, acc, d0, d1, n0, n1, n2, n3,
-        w_scales, 0, 0, last, never, ROW, COLUMN, COLUMNS, ROWS, STAGES, leaving, out, stage, out_row, out_column,
-    )  # fmt: skip
-    for batch in range(1, blocks // 4):
-        n0, n1, n2, n3, slot, phase, acc, d0, d1 = sum_four(
-            x_ring, w_ring, scale_ring, full, empty, slot, phase, acc, d0, d1, n0, n1, n2, n3,
-            w_scales, 0, batch, last, never, ROW, COLUMN, COLUMNS, ROWS, STAGES,
-        )  # fmt: skip
-    return slot, phase, acc, d0, d1
-
-
-@gluon.jit
 def end_split(
-    total, out, stage, parts_ptr, counters_ptr, place, split, splits, row, column, M,
+    acc, out, stage, parts_ptr, counters_ptr, place, split, splits, row, column, M,
     COLUMNS: gl.constexpr, TILE: gl.constexpr,
 ):  # fmt: skip
     """Leave this split's part of the tile at `place` among those in splits; the last to arrive stores their sum."""
     WIDTH: gl.constexpr = out.block_type.shape[1]
     SLICE: gl.constexpr = accumulator(WIDTH, 32)
     parts = parts_ptr + place.to(gl.int64) * splits * 64 * COLUMNS
-    store_part(total, parts + split * 64 * COLUMNS, M - row, COLUMNS, TILE)
+    store_part(acc, parts + split * 64 * COLUMNS, M - row, COLUMNS, TILE)
     if arrives_last(counters_ptr + place, splits):
         for i in range(COLUMNS // WIDTH):
             part = sum_of_slice(parts + i * 64 * WIDTH, 64 * COLUMNS, splits, M - row, WIDTH, SLICE)
@@ -165,7 +138,7 @@ def multiply(
     GROUP: gl.constexpr, out, w_scale_ptr, w_scale_stride, x_ring, w_ring, scale_ring, out_stage, full, empty,
     parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits, never,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: gl.constexpr, SCALE_BLOCK: gl.constexpr,
-    SPLIT_K: gl.constexpr, OVERLAPPED: gl.constexpr,
+    SPLIT_K: gl.constexpr,
 ):  # fmt: skip
     """A math warpgroup: its 64 rows of a 128-row tile, or its half of the columns of a 64-row tile."""
     COLUMNS: gl.constexpr = BLOCK_SIZE_N if BLOCK_SIZE_M == 128 else BLOCK_SIZE_N // 2
@@ -177,10 +150,6 @@ def multiply(
     d0 = gl.zeros([64, COLUMNS], gl.float32, TILE)
     d1 = gl.zeros([64, COLUMNS], gl.float32, TILE)
     stage = out_stage.index(GROUP)
-    if OVERLAPPED:  # the tile before the first one lies outside: nothing of it is written
-        acc = gl.zeros([64, COLUMNS], gl.float32, TILE)
-        out_row = M
-        out_column = 0
     wait_for_previous()
     for piece in range(gl.program_id(0), pieces_of(tiles_m * tiles_n, whole, splits), programs):
         t, split, begin, end = piece_at(piece, blocks, whole, splits)
@@ -188,27 +157,15 @@ def multiply(
         row = row + ROW
         column = tile_n * BLOCK_SIZE_N + COLUMN
         w_scales = w_scale_ptr + gl.minimum(column, N - 1) // SCALE_BLOCK * w_scale_stride
-        if OVERLAPPED:
-            slot, phase, acc, d0, d1 = sum_of_tile(
-                x_ring, w_ring, scale_ring, full, empty, slot, phase, d0, d1, w_scales, blocks, never,
-                acc, out, stage, out_row, out_column, ROW, COLUMN, COLUMNS, TILE, STAGES,
-            )  # fmt: skip
-            out_row = row
-            out_column = column
+        slot, phase, acc, d0, d1 = sum_of_piece(
+            x_ring, w_ring, scale_ring, full, empty, slot, phase, d0, d1, w_scales, begin, end, blocks - 1, never,
+            ROW, COLUMN, COLUMNS, TILE, STAGES,
+        )  # fmt: skip
+        if SPLIT_K and piece >= whole:
+            place = (t - whole) * 2 + GROUP
+            end_split(acc, out, stage, parts_ptr, counters_ptr, place, split, splits, row, column, M, COLUMNS, TILE)
         else:
-            slot, phase, total, d0, d1 = sum_of_piece(
-                x_ring, w_ring, scale_ring, full, empty, slot, phase, d0, d1, w_scales, begin, end, blocks - 1, never,
-                ROW, COLUMN, COLUMNS, TILE, STAGES,
-            )  # fmt: skip
-            if SPLIT_K and piece >= whole:
-                place = (t - whole) * 2 + GROUP
-                end_split(
-                    total, out, stage, parts_ptr, counters_ptr, place, split, splits, row, column, M, COLUMNS, TILE
-                )
-            else:
-                store_tile(total, out, stage, row, column)
-    if OVERLAPPED:
-        store_tile(acc, out, stage, out_row, out_column)
+            store_tile(acc, out, stage, row, column)
     tma.store_wait(0)
 
 
@@ -217,7 +174,7 @@ def blockscale_warp_specialised(
     x, w, out, scales, w_scale_ptr, parts_ptr, counters_ptr,
     M, N, blocks, programs, group_m, whole, splits, w_scale_stride, scale_stride,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, STAGES: gl.constexpr,
-    SPLIT_K: gl.constexpr, OVERLAPPED: gl.constexpr, REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr,
+    SPLIT_K: gl.constexpr, REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr,
     SCALE_BLOCK: gl.constexpr,
 ):  # fmt: skip
     """out = (x * x_scale) @ (w * w_scale)^T; x, w, out and scales are tensor descriptors, scales flat and K-major."""
@@ -232,10 +189,10 @@ def blockscale_warp_specialised(
     gl.warp_specialize([
         (multiply, (0, out, w_scale_ptr, w_scale_stride, x_ring, w_ring, scale_ring, out_stage, full, empty,
                     parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits, never,
-                    BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SCALE_BLOCK, SPLIT_K, OVERLAPPED)),
+                    BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SCALE_BLOCK, SPLIT_K)),
         (multiply, (1, out, w_scale_ptr, w_scale_stride, x_ring, w_ring, scale_ring, out_stage, full, empty,
                     parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits, never,
-                    BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SCALE_BLOCK, SPLIT_K, OVERLAPPED)),
+                    BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SCALE_BLOCK, SPLIT_K)),
         (load_ring, (x, w, scales, x_ring, w_ring, scale_ring, full, empty, M, scale_stride, tiles_m, tiles_n, blocks,
                      programs, group_m, whole, splits, BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, STAGES, True)),
     ], [4, 1], [REGISTERS, LOADER_REGISTERS])  # fmt: skip
