@@ -23,7 +23,7 @@ from gemmpipe.templates.hopper import (
     sum_of_slice,
     wait_for_previous,
 )
-from gemmpipe.templates.hopper_order import piece_at, pieces_of, tile_at
+from gemmpipe.templates.hopper_order import pieces_of, place_of
 
 
 @gluon.jit
@@ -122,8 +122,9 @@ def multiply(
     stage = out_stage.index(GROUP)
     wait_for_previous()
     for piece in range(gl.program_id(0), pieces_of(tiles_m * tiles_n, whole, splits), programs):
-        t, split, begin, end = piece_at(piece, blocks, whole, splits)
-        row, tile_n = tile_at(t, M, tiles_m, tiles_n, group_m, BLOCK_SIZE_M)
+        t, split, begin, end, row, tile_n = place_of(
+            piece, M, tiles_m, tiles_n, blocks, group_m, whole, splits, BLOCK_SIZE_M
+        )
         row = row + ROW
         column = tile_n * BLOCK_SIZE_N + COLUMN
         acc = gl.zeros([64, COLUMNS], SUM, TILE)
@@ -155,7 +156,8 @@ def dense_warp_specialised(
     x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, BLOCK_SIZE_M, BLOCK_SIZE_K], x.layout)
     w_ring = ring_of_w(w, BLOCK_SIZE_N, BLOCK_SIZE_K, BLOCK_SIZE_N * BLOCK_SIZE_M // 128, STAGES)
     out_stage = gl.allocate_shared_memory(out.dtype, [2, 64, out.block_type.shape[1]], out.layout)
-    full, empty = barriers(STAGES)
+    ROOM: gl.constexpr = BLOCK_SIZE_M * BLOCK_SIZE_N < 128 * 128 and (REGISTERS > 128 or not SPLIT_K)
+    full, empty = barriers(STAGES, LOOPED=ROOM)
     tiles_m = gl.cdiv(M, BLOCK_SIZE_M)
     tiles_n = gl.cdiv(N, BLOCK_SIZE_N)
     gl.warp_specialize([

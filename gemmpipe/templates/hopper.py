@@ -10,7 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from gemmpipe.templates.gluon_names import as_box, cta_barrier, tma_load, tma_store
-from gemmpipe.templates.hopper_order import piece_at, pieces_of, tile_at
+from gemmpipe.templates.hopper_order import pieces_of, place_of
 
 
 @gluon.jit
@@ -22,21 +22,45 @@ def after(slot, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def barriers(STAGES: gl.constexpr):
-    """(full, empty): a pair of barriers a slot; the two warpgroups give a slot back together."""
+def barriers(STAGES: gl.constexpr, LOOPED: gl.constexpr = False):
+    """(full, empty): a pair of barriers a slot; the two warpgroups give a slot back together.
+
+    LOOPED: as a loop. All of it runs once, and of its copies each takes 60 ns to fetch, an eighth of a short kernel's
+    time together; but a kernel that needs all registers spills some then.
+    """
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=2)
+    if LOOPED:
+        for i in range(hidden(STAGES)):
+            _begin(full.index(i), empty.index(i))
+    else:
+        for i in gl.static_range(STAGES):
+            _begin(full.index(i), empty.index(i))
     fence_async_shared()
     return full, empty
 
 
 @gluon.jit
-def wait_for_previous():
-    """Programmatic dependent launch: the kernel before has ended; what it wrote may be read, what it read written."""
-    gl.inline_asm_elementwise("griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+def _begin(full, empty):
+    mbarrier.init(full, count=1)
+    mbarrier.init(empty, count=2)
+
+
+@gluon.jit
+def hidden(number):
+    """The same number, which the compiler does not know."""
+    return gl.inline_asm_elementwise("mov.u32 $0, $1;", "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def wait_for_previous(number=0):
+    """Programmatic dependent launch: the kernel before has ended; what it wrote may be read, what it read written.
+
+    Returns `number`, which is computed while waiting, as is all that leads to it.
+    """
+    # By a predicate (no number is the least one): ptxas moves a wait without operands ahead of what stands before it.
+    asm: gl.constexpr = "{ .reg .pred p; setp.ne.s32 p, $1, -2147483648; @p griddepcontrol.wait; mov.u32 $0, $1; }"
+    return gl.inline_asm_elementwise(asm, "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -134,14 +158,14 @@ def load_ring(
     SCALED: gl.constexpr,
 ):  # fmt: skip
     """The loader warp: for each piece and K block, x and w (SCALED: and x's scales) into the next empty slot."""
-    wait_for_previous()
-    let_next_start()  # not earlier: kernels further on would start as well, and take the room of this one's programs
     slot = 0
     phase = 1
+    first = gl.program_id(0)
+    _, _, begin, end, row, tile_n = place_of(first, M, tiles_m, tiles_n, blocks, group_m, whole, splits, BLOCK_SIZE_M)
+    row = wait_for_previous(row)
+    let_next_start()  # not earlier: kernels further on would start as well, and take the room of this one's programs
     W_BYTES: gl.constexpr = BLOCK_SIZE_N * BLOCK_SIZE_K * w.dtype.primitive_bitwidth // 8
-    for piece in range(gl.program_id(0), pieces_of(tiles_m * tiles_n, whole, splits), programs):
-        t, _, begin, end = piece_at(piece, blocks, whole, splits)
-        row, tile_n = tile_at(t, M, tiles_m, tiles_n, group_m, BLOCK_SIZE_M)
+    for piece in range(first, pieces_of(tiles_m * tiles_n, whole, splits), programs):
         for k in range(begin, end):
             mbarrier.wait(empty.index(slot), phase)
             bar = full.index(slot)
@@ -151,6 +175,10 @@ def load_ring(
             if SCALED:
                 tma_load(scales, [k * scale_stride + row], bar, scale_ring.index(slot))
             slot, phase = after(slot, phase, STAGES)
+        after_it = piece + programs
+        _, _, begin, end, row, tile_n = place_of(
+            after_it, M, tiles_m, tiles_n, blocks, group_m, whole, splits, BLOCK_SIZE_M
+        )
 
 
 @gluon.jit

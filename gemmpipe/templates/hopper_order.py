@@ -33,7 +33,7 @@ def piece_at(piece, blocks, whole, splits):
     is_whole = piece < whole
     tile = quotient(part, splits)
     split = gl.where(is_whole, 0, part - tile * splits)
-    share = gl.where(is_whole, blocks, gl.cdiv(blocks, splits))
+    share = gl.where(is_whole, blocks, quotient(blocks + splits - 1, splits))
     return gl.where(is_whole, piece, whole + tile), split, split * share, gl.minimum(split * share + share, blocks)
 
 
@@ -52,3 +52,11 @@ def tile_at(t, M, tiles_m, tiles_n, group_m, BLOCK_SIZE_M: gl.constexpr):
     tile_n = quotient(within, rows)
     tile_m = first + within - tile_n * rows
     return gl.minimum(tile_m * BLOCK_SIZE_M, gl.maximum((M - BLOCK_SIZE_M + 3) // 4 * 4, 0)), tile_n
+
+
+@gluon.jit
+def place_of(piece, M, tiles_m, tiles_n, blocks, group_m, whole, splits, BLOCK_SIZE_M: gl.constexpr):
+    """(tile, split, first K block, the one after its last, first row, column of tiles) of a piece of work."""
+    t, split, begin, end = piece_at(piece, blocks, whole, splits)
+    row, tile_n = tile_at(t, M, tiles_m, tiles_n, group_m, BLOCK_SIZE_M)
+    return t, split, begin, end, row, tile_n
