@@ -105,7 +105,7 @@ def end_split(
 
 @gluon.jit
 def multiply(
-    GROUP: gl.constexpr, out, bias_ptr, x_scale_ptr, w_scale_ptr, x_ring, w_ring, out_stage, full, empty,
+    GROUP: gl.constexpr, out, bias_ptr, x_scale_ptr, w_scale_ptr, x_ring, w_ring, out_stage, full, empty, ready,
     parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: gl.constexpr, SPLIT_K: gl.constexpr,
     SCALES: gl.constexpr, BIAS: gl.constexpr,
@@ -120,6 +120,7 @@ def multiply(
     slot = 0
     phase = 0
     stage = out_stage.index(GROUP)
+    mbarrier.wait(ready, 0)
     wait_for_previous()
     for piece in range(gl.program_id(0), pieces_of(tiles_m * tiles_n, whole, splits), programs):
         t, split, begin, end, row, tile_n = place_of(
@@ -156,17 +157,16 @@ def dense_warp_specialised(
     x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, BLOCK_SIZE_M, BLOCK_SIZE_K], x.layout)
     w_ring = ring_of_w(w, BLOCK_SIZE_N, BLOCK_SIZE_K, BLOCK_SIZE_N * BLOCK_SIZE_M // 128, STAGES)
     out_stage = gl.allocate_shared_memory(out.dtype, [2, 64, out.block_type.shape[1]], out.layout)
-    ROOM: gl.constexpr = BLOCK_SIZE_M * BLOCK_SIZE_N < 128 * 128 and (REGISTERS > 128 or not SPLIT_K)
-    full, empty = barriers(STAGES, LOOPED=ROOM)
+    full, empty, ready = barriers(STAGES)
     tiles_m = gl.cdiv(M, BLOCK_SIZE_M)
     tiles_n = gl.cdiv(N, BLOCK_SIZE_N)
     gl.warp_specialize([
-        (multiply, (0, out, bias_ptr, x_scale_ptr, w_scale_ptr, x_ring, w_ring, out_stage, full, empty,
+        (multiply, (0, out, bias_ptr, x_scale_ptr, w_scale_ptr, x_ring, w_ring, out_stage, full, empty, ready,
                     parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits,
                     BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SPLIT_K, SCALES, BIAS)),
-        (multiply, (1, out, bias_ptr, x_scale_ptr, w_scale_ptr, x_ring, w_ring, out_stage, full, empty,
+        (multiply, (1, out, bias_ptr, x_scale_ptr, w_scale_ptr, x_ring, w_ring, out_stage, full, empty, ready,
                     parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits,
                     BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SPLIT_K, SCALES, BIAS)),
-        (load_ring, (x, w, x, x_ring, w_ring, x_ring, full, empty, M, 0, tiles_m, tiles_n, blocks, programs, group_m,
-                     whole, splits, BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, STAGES, False)),
+        (load_ring, (x, w, x, x_ring, w_ring, x_ring, full, empty, ready, M, 0, tiles_m, tiles_n, blocks, programs,
+                     group_m, whole, splits, BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, STAGES, False)),
     ], [4, 1], [REGISTERS, LOADER_REGISTERS])  # fmt: skip

@@ -22,34 +22,26 @@ def after(slot, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def barriers(STAGES: gl.constexpr, LOOPED: gl.constexpr = False):
-    """(full, empty): a pair of barriers a slot; the two warpgroups give a slot back together.
-
-    LOOPED: as a loop. All of it runs once, and of its copies each takes 60 ns to fetch, an eighth of a short kernel's
-    time together; but a kernel that needs all registers spills some then.
-    """
+def barriers(STAGES: gl.constexpr):
+    """(full, empty, ready): a pair of barriers a slot, and one that says that the loader made them (see begin_slots)."""
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    if LOOPED:
-        for i in range(hidden(STAGES)):
-            _begin(full.index(i), empty.index(i))
-    else:
-        for i in gl.static_range(STAGES):
-            _begin(full.index(i), empty.index(i))
+    ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(ready, count=1)
+    return full, empty, ready
+
+
+@gluon.jit
+def begin_slots(full, empty, ready, STAGES: gl.constexpr):
+    """Make the barriers of the slots, which the two warpgroups give back together.
+
+    By the loader warp: Triton synchronises those who make barriers after each pair, which takes four warps 60 ns.
+    """
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=2)
     fence_async_shared()
-    return full, empty
-
-
-@gluon.jit
-def _begin(full, empty):
-    mbarrier.init(full, count=1)
-    mbarrier.init(empty, count=2)
-
-
-@gluon.jit
-def hidden(number):
-    """The same number, which the compiler does not know."""
-    return gl.inline_asm_elementwise("mov.u32 $0, $1;", "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
+    mbarrier.arrive(ready, count=1)
 
 
 @gluon.jit
@@ -152,12 +144,13 @@ def load_x(x, place, row, k, M, bar):
 
 @gluon.jit
 def load_ring(
-    x, w, scales, x_ring, w_ring, scale_ring, full, empty,
+    x, w, scales, x_ring, w_ring, scale_ring, full, empty, ready,
     M, scale_stride, tiles_m, tiles_n, blocks, programs, group_m, whole, splits,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, STAGES: gl.constexpr,
     SCALED: gl.constexpr,
 ):  # fmt: skip
     """The loader warp: for each piece and K block, x and w (SCALED: and x's scales) into the next empty slot."""
+    begin_slots(full, empty, ready, STAGES)
     slot = 0
     phase = 1
     first = gl.program_id(0)

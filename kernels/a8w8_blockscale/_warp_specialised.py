@@ -135,7 +135,7 @@ def end_split(
 
 @gluon.jit
 def multiply(
-    GROUP: gl.constexpr, out, w_scale_ptr, w_scale_stride, x_ring, w_ring, scale_ring, out_stage, full, empty,
+    GROUP: gl.constexpr, out, w_scale_ptr, w_scale_stride, x_ring, w_ring, scale_ring, out_stage, full, empty, ready,
     parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits, never,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: gl.constexpr, SCALE_BLOCK: gl.constexpr,
     SPLIT_K: gl.constexpr,
@@ -150,6 +150,7 @@ def multiply(
     d0 = gl.zeros([64, COLUMNS], gl.float32, TILE)
     d1 = gl.zeros([64, COLUMNS], gl.float32, TILE)
     stage = out_stage.index(GROUP)
+    mbarrier.wait(ready, 0)
     wait_for_previous()
     for piece in range(gl.program_id(0), pieces_of(tiles_m * tiles_n, whole, splits), programs):
         t, split, begin, end, row, tile_n = place_of(
@@ -183,18 +184,17 @@ def blockscale_warp_specialised(
     w_ring = ring_of_w(w, BLOCK_SIZE_N, BLOCK_SIZE_K, BLOCK_SIZE_N * BLOCK_SIZE_M // 128, STAGES)
     scale_ring = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_SIZE_M], scales.layout)
     out_stage = gl.allocate_shared_memory(out.dtype, [2, 64, out.block_type.shape[1]], out.layout)
-    ROOM: gl.constexpr = BLOCK_SIZE_M * BLOCK_SIZE_N < 128 * 128 and (REGISTERS > 128 or not SPLIT_K)
-    full, empty = barriers(STAGES, LOOPED=ROOM)
+    full, empty, ready = barriers(STAGES)
     tiles_m = gl.cdiv(M, BLOCK_SIZE_M)
     tiles_n = gl.cdiv(N, BLOCK_SIZE_N)
     never = M < 0
     gl.warp_specialize([
-        (multiply, (0, out, w_scale_ptr, w_scale_stride, x_ring, w_ring, scale_ring, out_stage, full, empty,
+        (multiply, (0, out, w_scale_ptr, w_scale_stride, x_ring, w_ring, scale_ring, out_stage, full, empty, ready,
                     parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits, never,
                     BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SCALE_BLOCK, SPLIT_K)),
-        (multiply, (1, out, w_scale_ptr, w_scale_stride, x_ring, w_ring, scale_ring, out_stage, full, empty,
+        (multiply, (1, out, w_scale_ptr, w_scale_stride, x_ring, w_ring, scale_ring, out_stage, full, empty, ready,
                     parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits, never,
                     BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SCALE_BLOCK, SPLIT_K)),
-        (load_ring, (x, w, scales, x_ring, w_ring, scale_ring, full, empty, M, scale_stride, tiles_m, tiles_n, blocks,
-                     programs, group_m, whole, splits, BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, STAGES, True)),
+        (load_ring, (x, w, scales, x_ring, w_ring, scale_ring, full, empty, ready, M, scale_stride, tiles_m, tiles_n,
+                     blocks, programs, group_m, whole, splits, BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, STAGES, True)),
     ], [4, 1], [REGISTERS, LOADER_REGISTERS])  # fmt: skip

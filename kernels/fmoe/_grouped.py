@@ -18,6 +18,7 @@ from gemmpipe.templates.hopper import (
     accumulator,
     after,
     barriers,
+    begin_slots,
     let_next_start,
     store_tile,
     wait_for_previous,
@@ -54,7 +55,7 @@ def load_x(x, place, row, k, rows, bar, REST_BYTES: gl.constexpr):
 
 @gluon.jit
 def load_blocks(
-    x, w, scales, x_ring, w_ring, scale_ring, full, empty, owners_ptr, rows_ptr, blocks_ptr,
+    x, w, scales, x_ring, w_ring, scale_ring, full, empty, ready, owners_ptr, rows_ptr, blocks_ptr,
     N, w_rows, capacity, depth, programs, group_m,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, STAGES: gl.constexpr,
     SCALED: gl.constexpr, GATED: gl.constexpr,
@@ -63,6 +64,7 @@ def load_blocks(
 
     GATED: boxes of the gate's rows and of the up side's take turns.
     """
+    begin_slots(full, empty, ready, STAGES)
     wait_for_previous()
     let_next_start()
     slot = 0
@@ -204,7 +206,7 @@ def store_block(
 @gluon.jit
 def multiply_blocks(
     GROUP: gl.constexpr, out, w_scale_ptr, row_scale_ptr, out_scale_ptr, x_ring, w_ring, scale_ring, out_stage,
-    swap, maxima, meetings, full, empty, owners_ptr, rows_ptr, blocks_ptr,
+    swap, maxima, meetings, full, empty, ready, owners_ptr, rows_ptr, blocks_ptr,
     N, w_rows, capacity, depth, programs, group_m,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: gl.constexpr, SCALE_BLOCK: gl.constexpr,
     SCALES: gl.constexpr, ROW_SCALES: gl.constexpr, ACTIVATION: gl.constexpr, GATED: gl.constexpr,
@@ -226,6 +228,7 @@ def multiply_blocks(
     turn = 0
     d0 = gl.zeros([64, COLUMNS], gl.float32, TILE)
     d1 = gl.zeros([64, COLUMNS], gl.float32, TILE)
+    mbarrier.wait(ready, 0)
     wait_for_previous()
     blocks = gl.load(blocks_ptr)
     tiles_n = gl.cdiv(N, BLOCK_SIZE_N // SIDES)
@@ -282,7 +285,7 @@ def grouped_warp_specialised(
     out_stage = x_ring
     if not FEW:
         out_stage = gl.allocate_shared_memory(out.dtype, [2, 64, out.block_type.shape[1]], out.layout)
-    full, empty = barriers(STAGES)
+    full, empty, ready = barriers(STAGES)
     PAIRED: gl.constexpr = GATED and SCALED
     swap = x_ring
     maxima = x_ring
@@ -297,14 +300,14 @@ def grouped_warp_specialised(
         fence_async_shared()
     gl.warp_specialize([
         (multiply_blocks, (0, out, w_scale_ptr, row_scale_ptr, out_scale_ptr, x_ring, w_ring, scale_ring, out_stage,
-                           swap, maxima, meetings, full, empty, owners_ptr, rows_ptr, blocks_ptr, N, w_rows, capacity,
-                           depth, programs, group_m, BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SCALE_BLOCK, SCALES,
+                           swap, maxima, meetings, full, empty, ready, owners_ptr, rows_ptr, blocks_ptr, N, w_rows,
+                           capacity, depth, programs, group_m, BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SCALE_BLOCK, SCALES,
                            ROW_SCALES, ACTIVATION, GATED, PAIRED, TOP, FEW)),
         (multiply_blocks, (1, out, w_scale_ptr, row_scale_ptr, out_scale_ptr, x_ring, w_ring, scale_ring, out_stage,
-                           swap, maxima, meetings, full, empty, owners_ptr, rows_ptr, blocks_ptr, N, w_rows, capacity,
-                           depth, programs, group_m, BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SCALE_BLOCK, SCALES,
+                           swap, maxima, meetings, full, empty, ready, owners_ptr, rows_ptr, blocks_ptr, N, w_rows,
+                           capacity, depth, programs, group_m, BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SCALE_BLOCK, SCALES,
                            ROW_SCALES, ACTIVATION, GATED, PAIRED, TOP, FEW)),
-        (load_blocks, (x, w, scales, x_ring, w_ring, scale_ring, full, empty, owners_ptr, rows_ptr, blocks_ptr,
+        (load_blocks, (x, w, scales, x_ring, w_ring, scale_ring, full, empty, ready, owners_ptr, rows_ptr, blocks_ptr,
                        N, w_rows, capacity, depth, programs, group_m, BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K,
                        STAGES, SCALED, GATED)),
     ], [4, 1], [REGISTERS, LOADER_REGISTERS])  # fmt: skip
