@@ -23,7 +23,7 @@ def after(slot, phase, STAGES: gl.constexpr):
 
 @gluon.jit
 def barriers(STAGES: gl.constexpr):
-    """(full, empty, ready): a pair of barriers a slot, and one that says that the loader made them (see begin_slots)."""
+    """(full, empty, ready): a pair of barriers a slot, and one that says that they are made (see begin_slots)."""
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
