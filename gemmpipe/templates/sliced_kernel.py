@@ -8,9 +8,9 @@ instruction of one warp; the warps each take a slice of every step along K, and 
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents
 
-from gemmpipe.templates.tiles import load_k, offsets, rows_of, store_tile, tile_of
+from gemmpipe.templates.tiles import load_k, offsets, rows_of, store_tile, tile_of, wait_for_previous
 
 
 @triton.jit
@@ -117,7 +117,7 @@ def sliced(
     x_scales = x_scale_ptr + (first_row + rows) * x_scale_stride if SCALES == "block" else None
     w_scales = w_scale_ptr + first_column // SCALE_BLOCK * w_scale_stride if SCALES == "block" else None
     if OVERLAP:  # as tiles.overlap, but w is not asked for early: measured, that only delays these programs' own loads
-        gdc_wait()
+        wait_for_previous(w_ptr)
         gdc_launch_dependents()
     x_end, w_end, bias = load_end(bias_ptr, x_scale_ptr, w_scale_ptr, first_row + rows, first_column + columns, SCALES)
     acc = tl.zeros((SLICES, BLOCK_SIZE_N, BLOCK_SIZE_M) if SWAP_AB else (SLICES, BLOCK_SIZE_M, BLOCK_SIZE_N), SUM)

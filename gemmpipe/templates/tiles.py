@@ -4,7 +4,7 @@
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents
 
 
 @triton.jit
@@ -151,6 +151,16 @@ def store_tile(total, out_ptr, first_row, first_column, M, N, stride, ADDED: tl.
 
 
 @triton.jit
+def wait_for_previous(pointer):
+    """Programmatic dependent launch: the kernel before has ended; what it wrote may be read, what it read written.
+
+    `pointer` is computed while waiting: ptxas moves a wait without operands ahead of such arithmetic.
+    """
+    asm: tl.constexpr = "{ .reg .pred p; setp.ne.s64 p, $1, 0; @p griddepcontrol.wait; mov.u32 $0, 0; }"
+    tl.inline_asm_elementwise(asm, "=r,l", [pointer.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def overlap(w_ptr, rows, w_stride, left, lines):
     """Programmatic dependent launch: ask for this program's first weights, await the last kernel, let the next start.
 
@@ -165,6 +175,6 @@ def overlap(w_ptr, rows, w_stride, left, lines):
         tl.inline_asm_elementwise(
             "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [line], dtype=tl.int32, is_pure=False, pack=1
         )
-    gdc_wait()
+    wait_for_previous(w_ptr)
     # Not earlier: kernels further on would start as well, and take the room of this one's programs.
     gdc_launch_dependents()
