@@ -9,7 +9,7 @@ from gemmpipe.data import Device, Knobs, Scalar, digest
 from gemmpipe.experts import experts_of
 from gemmpipe.family import GemmSpec
 from gemmpipe.kernels.fmoe._grouped_steps import KERNELS, SORTED, dtypes_of, scratch, steps
-from gemmpipe.kernels.fmoe._grouped_tile import by_block, capacity_of, quantises, whole_knobs
+from gemmpipe.kernels.fmoe._grouped_tile import by_block, capacity_of, most_tiles, quantises, whole_knobs
 from gemmpipe.kernels.fmoe._launching import LaunchesInARow, Planned, settled
 from gemmpipe.launching.builds import find_kernel, is_interpreted
 from gemmpipe.launching.workspace import Shape
@@ -20,7 +20,7 @@ from gemmpipe.templates.tiled import ceil_div, facts_of, hash_of, next_power
 from gemmpipe.templates.two_stage import APART, FUSED, SECOND
 from gemmpipe.templates.warp_specialised import KIND as WARP_SPECIALISED
 from gemmpipe.templates.warp_specialised import tile_misfit
-from gemmpipe.templates.warp_specialised_tiles import GROUP_ROWS
+from gemmpipe.templates.warp_specialised_tiles import GROUP_ROWS, MOST_PIECES
 
 if TYPE_CHECKING:
     from gemmpipe.space import Space
@@ -71,6 +71,8 @@ class GroupedExperts(LaunchesInARow):
             return f"alignment: inter_dim={experts.inner}, the copy engine's rows begin at multiples of 16 bytes"
         if capacity_of(spec, knobs) > _PLACES // ceil_div(max(spec.k, experts.inner), SCALE_BLOCK):
             return f"places: {capacity_of(spec, knobs)} rows with their scales are over 32 bits"
+        if (tiles := max(most_tiles(spec, knobs, stage) for stage in (1, 2))) > MOST_PIECES:
+            return f"order: up to {tiles} tiles, {MOST_PIECES} are told apart"
         return None
 
     def wasteful(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:

@@ -92,14 +92,31 @@ def capacity_of(spec: GemmSpec, knobs: Knobs) -> int:
     return most_blocks(spec, block_m) * block_m
 
 
+def columns_in(spec: GemmSpec, knobs: Knobs, stage: int) -> int:
+    """Columns of the first or the second product as it is stored."""
+    experts = experts_of(spec)
+    return spec.n if stage == 2 else experts.inner if _joined(spec, knobs, stage) else experts.wide
+
+
+def most_tiles(spec: GemmSpec, knobs: Knobs, stage: int) -> int:
+    """Tiles of the first or the second product, whatever the routing."""
+    own = whole_knobs(knobs, stage)
+    width = integer(own, "BLOCK_SIZE_N") // (2 if _joined(spec, knobs, stage) else 1)
+    return most_blocks(spec, integer(own, "BLOCK_SIZE_M")) * ceil_div(columns_in(spec, knobs, stage), width)
+
+
+def _joined(spec: GemmSpec, knobs: Knobs, stage: int) -> bool:
+    """Whether a tile's columns are the gate's and the up side's, which it joins."""
+    return stage == 1 and bool(knobs.get(FUSED)) and experts_of(spec).gated
+
+
 def product(spec: GemmSpec, knobs: Knobs, device: Device, stage: int, out: str) -> TileStep:
     """The first or the second product, into the tensor `out`."""
     experts, own, first = experts_of(spec), whole_knobs(knobs, stage), stage == 1
-    gated, paired = first and bool(knobs.get(FUSED)) and experts.gated, first and quantises(spec, knobs)
-    n = experts.inner if gated else experts.wide if first else spec.n
-    block_m, few = integer(own, "BLOCK_SIZE_M"), few_rows(spec, integer(own, "BLOCK_SIZE_M"))
-    tiles = most_blocks(spec, block_m) * ceil_div(n, integer(own, "BLOCK_SIZE_N") // (1 + gated))
-    programs = min(device.cu_num, tiles)
+    gated, paired = _joined(spec, knobs, stage), first and quantises(spec, knobs)
+    n = columns_in(spec, knobs, stage)
+    few = few_rows(spec, integer(own, "BLOCK_SIZE_M"))
+    programs = min(device.cu_num, most_tiles(spec, knobs, stage))
     return TileStep(
         kernel=KERNEL.split(":")[1],
         tensors=_operands(spec, first, out, paired=paired),

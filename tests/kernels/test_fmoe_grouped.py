@@ -95,6 +95,7 @@ def test_knobs_that_say_the_same_are_one_candidate() -> None:
         ("fp8", (64, 2048, 704, 128, 8), {"FUSED_ACT": True, "BLOCK_SIZE_N": 256, "num_stages": 4}, "fused activation"),
         ("fp8", QWEN, {"BLOCK_SIZE_N": 256, "BLOCK_SIZE_M": 128}, "registers"),
         ("fp8", (2**21, 2**18, 128, 2, 2), {}, "places"),
+        ("fp8", (2**20, 2048, 768, 128, 8), {}, "order"),
     ],
 )
 def test_misfits_name_their_rule(

@@ -1,13 +1,16 @@
 """What the copy engine moves for a tile, and how the tiles of a product become pieces of work."""
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gemmpipe.data import Knobs
 from gemmpipe.device import arch_device
 from gemmpipe.family import GemmSpec, KernelDefaults, load_family
 from gemmpipe.problem import make_problem
 from gemmpipe.templates.warp_specialised import WarpSpecialised
-from gemmpipe.templates.warp_specialised_tiles import Grid
+from gemmpipe.templates.warp_specialised_tiles import MOST_PIECES, Grid
 
 SM_90 = arch_device("sm_90")
 FAMILIES = ("a16w16", "a8w8", "a8w8_blockscale", "a8w8_bpreshuffle", "a8w8_blockscale_bpreshuffle")
@@ -86,3 +89,19 @@ def test_knobs_of_a_stranger_are_refused_in_words() -> None:
         assert kernel.normalise(spec, {**_knobs(spec, 64), "NUM_KSPLIT": splits}, SM_90)["NUM_KSPLIT"] == 1
     reason = kernel.misfit(spec, kernel.normalise(spec, {**_knobs(spec, 64), "CTAS_PER_SM": 3}, SM_90), SM_90)
     assert reason == "CTAS_PER_SM: 3, there are registers for 1 or 2 programs"
+
+
+@given(st.integers(1, MOST_PIECES), st.integers(0, MOST_PIECES), st.sampled_from([-2, -1, 0, 1, 2]))
+def test_quotients_are_exact_however_the_reciprocal_is_rounded(divisor: int, number: int, ulps: int) -> None:
+    """hopper_order.quotient, step by step in fp32; a device's reciprocal is good to two units in the last place."""
+    inverse = np.float32(1) / np.float32(divisor)
+    inverse += np.float32(ulps) * np.spacing(inverse)
+    for near in {number, number // divisor * divisor, max(0, number // divisor * divisor - 1)}:
+        assert int((np.float32(near) + np.float32(0.5)) * inverse) == near // divisor
+
+
+def test_more_pieces_than_can_be_told_apart_are_refused() -> None:
+    kernel, spec = _kernel("a8w8_blockscale", (MOST_PIECES // 20 + 1) * 64)  # of 1280 columns in tiles of 64
+    reason = kernel.misfit(spec, _knobs(spec, 64), SM_90)
+    assert reason == f"order: {MOST_PIECES + 4} pieces of work, {MOST_PIECES} are told apart"
+    assert kernel.misfit(spec, _knobs(spec, 128), SM_90) is None
