@@ -153,12 +153,15 @@ def load_ring(
     begin_slots(full, empty, ready, STAGES)
     slot = 0
     phase = 1
-    first = gl.program_id(0)
-    _, _, begin, end, row, tile_n = place_of(first, M, tiles_m, tiles_n, blocks, group_m, whole, splits, BLOCK_SIZE_M)
-    row = wait_for_previous(row)
-    let_next_start()  # not earlier: kernels further on would start as well, and take the room of this one's programs
     W_BYTES: gl.constexpr = BLOCK_SIZE_N * BLOCK_SIZE_K * w.dtype.primitive_bitwidth // 8
-    for piece in range(first, pieces_of(tiles_m * tiles_n, whole, splits), programs):
+    for piece in range(gl.program_id(0), pieces_of(tiles_m * tiles_n, whole, splits), programs):
+        # Not carried over from the piece before: kernels made so by Triton 3.6 hung (64-row tiles in splits, weights in
+        # tiles). What waits only the first time stands in the loop instead.
+        _, _, begin, end, row, tile_n = place_of(
+            piece, M, tiles_m, tiles_n, blocks, group_m, whole, splits, BLOCK_SIZE_M
+        )
+        row = wait_for_previous(row)
+        let_next_start()  # not earlier: kernels further on would start, and take the room of this one's programs
         for k in range(begin, end):
             mbarrier.wait(empty.index(slot), phase)
             bar = full.index(slot)
@@ -168,10 +171,6 @@ def load_ring(
             if SCALED:
                 tma_load(scales, [k * scale_stride + row], bar, scale_ring.index(slot))
             slot, phase = after(slot, phase, STAGES)
-        after_it = piece + programs
-        _, _, begin, end, row, tile_n = place_of(
-            after_it, M, tiles_m, tiles_n, blocks, group_m, whole, splits, BLOCK_SIZE_M
-        )
 
 
 @gluon.jit
