@@ -51,8 +51,9 @@ def _start(started: list[subprocess.Popen[str]], *words: str) -> subprocess.Pope
 
 
 def _rows(folder: Path) -> list[dict[str, object]]:
-    lines = (folder / "run" / "trials.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    """Of a journal that may be written meanwhile: what follows its last line's end is half a row."""
+    whole, _, _ = (folder / "run" / "trials.jsonl").read_text().rpartition("\n")
+    return [json.loads(line) for line in whole.splitlines()]
 
 
 def _screened(folder: Path) -> "Counter[tuple[object, ...]]":
