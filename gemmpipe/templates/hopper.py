@@ -155,8 +155,8 @@ def load_ring(
     phase = 1
     W_BYTES: gl.constexpr = BLOCK_SIZE_N * BLOCK_SIZE_K * w.dtype.primitive_bitwidth // 8
     for piece in range(gl.program_id(0), pieces_of(tiles_m * tiles_n, whole, splits), programs):
-        # Not carried over from the piece before: kernels made so by Triton 3.6 hung (64-row tiles in splits, weights in
-        # tiles). What waits only the first time stands in the loop instead.
+        # Not carried over from the piece before: Triton 3.6 drops `begin` and `end` from what is carried, and splits of
+        # other lengths wait for ever. What waits the first time alone stands in the loop instead.
         _, _, begin, end, row, tile_n = place_of(
             piece, M, tiles_m, tiles_n, blocks, group_m, whole, splits, BLOCK_SIZE_M
         )
