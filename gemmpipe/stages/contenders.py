@@ -25,6 +25,7 @@ TUNED, OWN, UNTUNED, AUTOTUNE = "tuned", "own kernels", "untuned", "triton.autot
 _PLAIN = "triton"
 _NO_JOURNAL = "a library was chosen, and no journal of that run is here: stages.lineup.own=TABLE"
 _NONE_OF_OURS = "a library was chosen, and no kernel of ours was in the finals of that run: stages.lineup.own=TABLE"
+_A_LIBRARYS = "stages.lineup.own: the table's row is a library's; tune it with 'backend=[{}]'"
 
 Journals = Callable[[str], journal.Record]
 """The journal of the run of a name; an empty one where that is not at hand."""
@@ -54,7 +55,9 @@ def tuned(
     if winner.candidate is not None and winner.candidate.backend in own and not alone:
         yield replace(winner, name=OWN)
     elif alone:
-        yield _first_usable(OWN, alone, listing, context)
+        ours = [row for row in alone if row.get("libtype") in own]
+        because = _A_LIBRARYS.format(",".join(sorted(own)))
+        yield _first_usable(OWN, ours, listing, context) if ours else Contender(name=OWN, reason=because)
     elif winner.candidate is not None:
         found = _first_usable(OWN, _finalists(rows, own, listing, journals), listing, context)
         raced = any(journals(str(row.get("run_id"))).of("bench", listing.problem.id) for row in rows)

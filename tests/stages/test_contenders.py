@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from gemmpipe import journal
+from gemmpipe.backends.aten import Torch
 from gemmpipe.backends.autotune import Autotune
 from gemmpipe.backends.own import Own
 from gemmpipe.data import Candidate, Device, Status, Trial
@@ -96,6 +97,22 @@ def test_a_row_that_cannot_run_gives_way_to_the_next(context: Any) -> None:
     assert "its source or library is" in alone.reason
     _, named = contenders.tuned(listing, [right], [{**right, "config": "{}"}], lambda run: empty, context)
     assert named.candidate is None, "the table that was named has the say"
+
+
+def test_no_library_takes_part_as_our_own_kernel(context: Any) -> None:
+    """A table that was tuned with libraries too, named as one of own kernels."""
+    listing = _listing(context, 64)
+    good = next(c for c in listing.candidates if c.backend == "triton")
+    ours = {"libtype": "triton", "config": json.dumps(good.knobs), "kernelName": None, "run_id": "x"}
+    library = {"libtype": "torch", "config": '{"method":"bfloat16_convert"}', "kernelName": None, "run_id": "x"}
+    context.implementation = {"triton": context.implementation("triton"), "torch": Torch()}.get
+    winner, *_ = contenders.tuned(listing, [library], (), lambda run: journal.Record(), context)
+    assert winner.candidate is not None, winner.reason
+    for named, candidate in (([library], None), ([library, ours], good)):
+        _, own = contenders.tuned(listing, [ours], named, lambda run: journal.Record(), context)
+        assert own.candidate == candidate
+    _, own = contenders.tuned(listing, [ours], [library], lambda run: journal.Record(), context)
+    assert own.reason.startswith("stages.lineup.own: the table's row is a library's; tune it with 'backend=[gluon,")
 
 
 @pytest.mark.parametrize(("raced", "said"), [(True, "no kernel of ours was in the finals"), (False, "no journal of")])
