@@ -87,8 +87,8 @@ import atexit, os, signal, sys, time
 import gemmpipe.cli.main as command
 from gemmpipe.cli import entry
 when, number = {when!r}, signal.{name}
-if number != signal.SIGINT:  # these tests may run under nohup
-    signal.signal(number, signal.SIG_IGN if when == "ignored" else signal.SIG_DFL)
+usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+signal.signal(number, signal.SIG_IGN if when == "ignored" else usual)  # these tests may run under nohup, or behind `&`
 def strike(argv=()):
     os.kill(os.getpid(), number)
     time.sleep(0.2)
