@@ -35,6 +35,8 @@ class KernelLaunch:
     counters: int = 0
     """int32 elements of workspace that are 0 before and after."""
     zeroed: bool = False
+    cluster: int = 1
+    """Programs launched side by side, so many times as the grid holds them."""
 
     def operands(self, parts: "torch.Tensor | None", counters: "torch.Tensor | None") -> dict[str, object]:
         """What every parameter that is no constant gets, with this workspace."""
@@ -98,7 +100,7 @@ class _Binder:
                 one = replace(one, arguments=arguments)
             else:
                 one = self._launch(own.inputs, own.prepared, own.out)
-        return one.call(loaded.launcher(one.grid, one.operands(*workspace)), own.out)
+        return one.call(loaded.launcher(one.grid, one.operands(*workspace), one.cluster), own.out)
 
     @cached_property
     def _rebinding(self) -> Rebinding | None:

@@ -18,8 +18,12 @@ KIND = "kernel_type"
 """Which kernel of a family an entry of the space is for; `plain` is the tiled one."""
 CTAS = "CTAS_PER_SM"
 """Programs that share a multiprocessor: the warp-specialised kernels', passed over by the tiled ones."""
+CLUSTER = "CLUSTER_SIZE"
+"""Programs launched side by side in one GPC: the warp-specialised kernels' as well."""
 CACHES = ("", ".ca", ".cg")
 """How a load of the weight may be cached."""
+PORTABLE_CLUSTER = 8
+"""Programs in a cluster that every device of sm_90 and later can launch (CUDA programming guide)."""
 AXES = (*NEEDED, *NEUTRAL, *AMD_ONLY, KIND)
 
 
@@ -34,7 +38,7 @@ def integer(knobs: Knobs, name: str) -> int:
 def check_axes(space: "Space", known: Sequence[str]) -> None:
     """Raise UserError for an axis that is not known, a needed one that is missing, or a value that no tile can have."""
     for axis in space.axes:
-        if axis not in (*known, CTAS):
+        if axis not in (*known, CTAS, CLUSTER):
             raise UserError(f"space.{axis}: no knob of this kernel{nearest(axis, known)}")
     for axis in NEEDED:
         if axis not in space.axes:
@@ -57,6 +61,8 @@ def _out_of_range(axis: str, value: Scalar) -> str | None:
         return None if size > 0 and not size & (size - 1) else "a power of two"
     if axis in ("num_stages", "GROUP_SIZE_M", "NUM_KSPLIT"):
         return None if size > 0 else "a whole number from 1"
+    if axis == CLUSTER:
+        return None if 0 < size <= PORTABLE_CLUSTER else f"a whole number from 1 to {PORTABLE_CLUSTER}"
     if axis == CTAS:
         return None if number and value in (1, 2) else "1 or 2"
     if axis in AMD_ONLY:

@@ -13,17 +13,15 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 from gemmpipe.templates.hopper import (
     accumulator,
     after,
-    arrives_last,
     barriers,
     load_ring,
     part_of_w,
     ring_of_w,
-    store_part,
     store_tile,
-    sum_of_slice,
     wait_for_previous,
 )
 from gemmpipe.templates.hopper_order import pieces_of, place_of
+from gemmpipe.templates.hopper_splits import come_along, share_of_sum, store_part, sum_of_slice
 
 
 @gluon.jit
@@ -88,19 +86,19 @@ def scaled(
 def end_split(
     total, out, stage, bias_ptr, x_scale_ptr, w_scale_ptr, parts_ptr, counters_ptr, place, split, splits,
     row, column, M, N, COLUMNS: gl.constexpr, DEPTH: gl.constexpr, TILE: gl.constexpr, SCALES: gl.constexpr,
-    BIAS: gl.constexpr,
+    BIAS: gl.constexpr, SPLIT_K: gl.constexpr,
 ):  # fmt: skip
-    """Leave this split's part of the tile at `place` among those in splits; the last to arrive finishes their sum."""
+    """Leave this split's part of the tile at `place` among those in splits; finish this split's share of their sum."""
     WIDTH: gl.constexpr = out.block_type.shape[1]
     SLICE: gl.constexpr = accumulator(WIDTH, DEPTH)
     parts = parts_ptr + place.to(gl.int64) * splits * 64 * COLUMNS
     store_part(total, parts + split * 64 * COLUMNS, M - row, COLUMNS, TILE)
-    if arrives_last(counters_ptr + place, splits):
-        for i in range(COLUMNS // WIDTH):
-            here = column + i * WIDTH
-            part = sum_of_slice(parts + i * 64 * WIDTH, 64 * COLUMNS, splits, M - row, WIDTH, SLICE)
-            part = scaled(part, bias_ptr, x_scale_ptr, w_scale_ptr, row, here, M, N, WIDTH, SLICE, SCALES, BIAS)
-            store_tile(part, out, stage, row, here)
+    first, step = share_of_sum(counters_ptr + place, split, splits, COLUMNS // WIDTH, SPLIT_K)
+    for i in range(first, COLUMNS // WIDTH, step):
+        here = column + i * WIDTH
+        part = sum_of_slice(parts + i * 64 * WIDTH, 64 * COLUMNS, splits, M - row, WIDTH, SLICE)
+        part = scaled(part, bias_ptr, x_scale_ptr, w_scale_ptr, row, here, M, N, WIDTH, SLICE, SCALES, BIAS)
+        store_tile(part, out, stage, row, here)
 
 
 @gluon.jit
@@ -133,11 +131,11 @@ def multiply(
             x_ring, w_ring, full, empty, slot, phase, acc, end - begin, ROW, COLUMN, COLUMNS, STAGES
         )
         total = acc.to(gl.float32)
-        if SPLIT_K and piece >= whole:
+        if SPLIT_K == "cluster" or (SPLIT_K == "last" and piece >= whole):
             place = (t - whole) * 2 + GROUP
             end_split(
                 total, out, stage, bias_ptr, x_scale_ptr, w_scale_ptr, parts_ptr, counters_ptr, place, split, splits,
-                row, column, M, N, COLUMNS, DEPTH, TILE, SCALES, BIAS,
+                row, column, M, N, COLUMNS, DEPTH, TILE, SCALES, BIAS, SPLIT_K,
             )  # fmt: skip
         else:
             total = scaled(total, bias_ptr, x_scale_ptr, w_scale_ptr, row, column, M, N, COLUMNS, TILE, SCALES, BIAS)
@@ -153,7 +151,10 @@ def dense_warp_specialised(
     SPLIT_K: gl.constexpr, REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr,
     SCALES: gl.constexpr, BIAS: gl.constexpr,
 ):  # fmt: skip
-    """out = (x @ w^T) * x_scale * w_scale + bias; x, w, out are tensor descriptors. SCALES: `none`, `tensor`, `row`."""
+    """out = (x @ w^T) * x_scale * w_scale + bias; x, w, out are tensor descriptors.
+
+    SCALES: `none`, `tensor`, `row`. SPLIT_K: `none`; `last`: the last split to arrive adds them up; `cluster`: all do.
+    """
     x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, BLOCK_SIZE_M, BLOCK_SIZE_K], x.layout)
     w_ring = ring_of_w(w, BLOCK_SIZE_N, BLOCK_SIZE_K, BLOCK_SIZE_N * BLOCK_SIZE_M // 128, STAGES)
     out_stage = gl.allocate_shared_memory(out.dtype, [2, 64, out.block_type.shape[1]], out.layout)
@@ -168,5 +169,7 @@ def dense_warp_specialised(
                     parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits,
                     BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SPLIT_K, SCALES, BIAS)),
         (load_ring, (x, w, x, x_ring, w_ring, x_ring, full, empty, ready, M, 0, tiles_m, tiles_n, blocks, programs,
-                     group_m, whole, splits, BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, STAGES, False)),
-    ], [4, 1], [REGISTERS, LOADER_REGISTERS])  # fmt: skip
+                     group_m, whole, splits, BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, STAGES, False, SPLIT_K)),
+        (come_along, (SPLIT_K,)),
+        (come_along, (SPLIT_K,)),
+    ], [4, 1, 1, 2], [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip

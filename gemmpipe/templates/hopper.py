@@ -1,4 +1,4 @@
-"""Device functions that Hopper's warp-specialised kernels share: the ring, a tile's way out, the end of splits.
+"""Device functions that Hopper's warp-specialised kernels share: the ring, and a tile's way out.
 
 Written in Gluon, which has no interpreter. A loader warp fills a ring of slots by TMA, two warpgroups empty it.
 """
@@ -9,8 +9,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from gemmpipe.templates.gluon_names import as_box, cta_barrier, tma_load, tma_store
+from gemmpipe.templates.gluon_names import as_box, tma_load, tma_store
 from gemmpipe.templates.hopper_order import pieces_of, place_of
+from gemmpipe.templates.hopper_splits import come_along
 
 
 @gluon.jit
@@ -147,7 +148,7 @@ def load_ring(
     x, w, scales, x_ring, w_ring, scale_ring, full, empty, ready,
     M, scale_stride, tiles_m, tiles_n, blocks, programs, group_m, whole, splits,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, STAGES: gl.constexpr,
-    SCALED: gl.constexpr,
+    SCALED: gl.constexpr, SPLIT_K: gl.constexpr,
 ):  # fmt: skip
     """The loader warp: for each piece and K block, x and w (SCALED: and x's scales) into the next empty slot."""
     begin_slots(full, empty, ready, STAGES)
@@ -171,53 +172,7 @@ def load_ring(
             if SCALED:
                 tma_load(scales, [k * scale_stride + row], bar, scale_ring.index(slot))
             slot, phase = after(slot, phase, STAGES)
-
-
-@gluon.jit
-def store_part(acc, part_ptr, rows_left, COLUMNS: gl.constexpr, TILE: gl.constexpr):
-    """Leave this split's part [64, COLUMNS] of a tile where sum_of_slice will look for it."""
-    offsets, inside = _places(rows_left, COLUMNS, TILE)
-    gl.store(part_ptr + offsets, acc, mask=inside)
-    cta_barrier()
-
-
-@gluon.jit
-def arrives_last(counter_ptr, splits):
-    """Whether all other splits have left their part, which may be read then; the counter is back to 0."""
-    last = gl.atomic_add(counter_ptr, 1, sem="acq_rel") == splits - 1
-    if last:
-        gl.store(counter_ptr, 0)
-    return last
-
-
-@gluon.jit
-def sum_of_slice(slice_ptr, part, splits, rows_left, COLUMNS: gl.constexpr, TILE: gl.constexpr):
-    """The sum [64, COLUMNS] of the same columns of all parts, `part` elements apart, in the order of the splits.
-
-    A slice of a wide tile at a time, so that there are registers for several parts on their way.
-    """
-    offsets, inside = _places(rows_left, COLUMNS, TILE)
-    total = gl.zeros([64, COLUMNS], gl.float32, TILE)
-    # Loads of a batch are in flight together, as many as there are registers for.
-    BATCH: gl.constexpr = 4 if COLUMNS <= 32 else 2
-    for i in range(0, splits, BATCH):
-        for j in gl.static_range(BATCH):
-            held = inside & (i + j < splits)
-            total += gl.load(slice_ptr + (i + j) * part + offsets, mask=held, other=0.0, cache_modifier=".cg")
-    return total
-
-
-@gluon.jit
-def _places(rows_left, COLUMNS: gl.constexpr, TILE: gl.constexpr):
-    """(where the elements of [64, COLUMNS] lie in a part, which of them are rows of x: padding takes no traffic).
-
-    In the order of the threads that hold them, so that a warp's pairs lie side by side: by rows and columns a store
-    touched eight lines instead of two (64x1280x8192 in splits on an H200: 8.0 us, 9.1 by rows and columns).
-    """
-    rows = gl.arange(0, 64, gl.SliceLayout(1, TILE))[:, None]
-    columns = gl.arange(0, COLUMNS, gl.SliceLayout(0, TILE))[None, :]
-    offsets = (columns // 8 * 2 + rows % 16 // 8) * 256 + rows // 16 * 64 + rows % 8 * 8 + columns % 8
-    return offsets, (rows < rows_left) & (columns >= 0)
+    come_along(SPLIT_K)
 
 
 @gluon.jit

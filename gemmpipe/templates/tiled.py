@@ -12,7 +12,7 @@ from gemmpipe.launching.builds import find_kernel, is_interpreted, source_hash
 from gemmpipe.launching.launches import Kernel, KernelLaunch
 from gemmpipe.layouts import PLAIN, TILES_16X16
 from gemmpipe.operand_types import element_bytes
-from gemmpipe.templates.axes import AMD_ONLY, AXES, CTAS, KIND, NEUTRAL, SWAP, check_axes, integer
+from gemmpipe.templates.axes import AMD_ONLY, AXES, CLUSTER, CTAS, KIND, NEUTRAL, SWAP, check_axes, integer
 from gemmpipe.templates.signature import PARTS, operand_tensors
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Tiled(Kernel):
     def points(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
         """The space's points. Raises UserError for an axis that is no knob of this kernel, or one that is missing."""
         self.check(space)
-        unused = (CTAS,) if device.vendor == "amd" else (*AMD_ONLY, CTAS)
+        unused = (CTAS, CLUSTER) if device.vendor == "amd" else (*AMD_ONLY, CTAS, CLUSTER)
         return space.points({**facts_of(spec, device), KIND: "plain"}, unused)
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
@@ -111,6 +111,7 @@ class Tiled(Kernel):
             kept["matrix_instr_nonkdim"] = 16  # the compiler takes the narrow instruction for a narrow tile
         kept.pop(KIND, None)
         kept.pop(CTAS, None)
+        kept.pop(CLUSTER, None)
         if not kept.get(SWAP):
             kept.pop(SWAP, None)  # not swapped is the plain kernel, under the name that it has without the knob
         blocks = ceil_div(spec.k, integer(kept, "BLOCK_SIZE_K"))

@@ -11,7 +11,7 @@ from gemmpipe.family import GemmSpec, Inputs, Prepared
 from gemmpipe.launching.launches import Kernel, KernelLaunch
 from gemmpipe.layouts import PLAIN, TILES_16X16, runs_along_k
 from gemmpipe.operand_types import element_bytes
-from gemmpipe.templates.axes import CTAS, integer
+from gemmpipe.templates.axes import CLUSTER, CTAS, PORTABLE_CLUSTER, integer
 from gemmpipe.templates.signature import PARTS, TYPES, tile_sizes
 from gemmpipe.templates.tiled import ceil_div, facts_of, hash_of
 from gemmpipe.templates.warp_specialised_tiles import (
@@ -21,11 +21,13 @@ from gemmpipe.templates.warp_specialised_tiles import (
     REGISTERS,
     ROW_BYTES,
     Grid,
+    cluster_of,
     columns_of,
     copied_rows,
     ctas_of,
     shared_bytes,
     staged_columns,
+    summed_by,
     tiles_of,
 )
 
@@ -44,6 +46,7 @@ _KNOBS = (
     "NUM_KSPLIT",
     "num_stages",
     CTAS,
+    CLUSTER,
 )
 _WORKSPACE_BYTES = 256 * 2**20
 
@@ -90,14 +93,17 @@ class WarpSpecialised(Kernel):
         """Its own knobs alone; one row or column of tiles has one order, and no split of K is empty."""
         kept = {"NUM_KSPLIT": 1, **{name: knobs[name] for name in _KNOBS if name in knobs}}
         kept["NUM_KSPLIT"] = max(1, integer(kept, "NUM_KSPLIT"))
-        if kept.get(CTAS) == 1:
-            del kept[CTAS]
+        for name in (CTAS, CLUSTER):
+            if kept.get(name) == 1:
+                del kept[name]
         if min(tiles_of(spec, kept)) == 1:
             kept["GROUP_SIZE_M"] = 1
         blocks = ceil_div(spec.k, max(1, integer(kept, "BLOCK_SIZE_K")))
         share = ceil_div(blocks, min(blocks, integer(kept, "NUM_KSPLIT")))
         whole = Grid.of(spec, kept, device).whole
         kept["NUM_KSPLIT"] = ceil_div(blocks, share) if whole < prod(tiles_of(spec, kept)) else 1
+        if summed_by(kept) == "cluster":
+            kept[CLUSTER] = kept["NUM_KSPLIT"]  # it is the splits that meet
         return kept
 
     def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
@@ -109,6 +115,8 @@ class WarpSpecialised(Kernel):
         if reason := _crowded(knobs, device):
             return reason
         grid = Grid.of(spec, knobs, device)
+        if reason := _scattered(knobs, grid):
+            return reason
         if grid.pieces > MOST_PIECES:
             return f"order: {grid.pieces} pieces of work, {MOST_PIECES} are told apart"
         if 4 * grid.parts > _WORKSPACE_BYTES:
@@ -119,6 +127,8 @@ class WarpSpecialised(Kernel):
         """A tile of which one warpgroup's half is padding."""
         if knobs["BLOCK_SIZE_M"] != GROUP_ROWS and spec.m <= GROUP_ROWS:
             return f"tile beyond the problem: {knobs['BLOCK_SIZE_M']} rows for M={spec.m}"
+        if CLUSTER in knobs and summed_by(knobs) == "none" and knobs["GROUP_SIZE_M"] == 1:
+            return f"{CLUSTER}: neighbours that share no columns of the weight"
         return None
 
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
@@ -128,7 +138,7 @@ class WarpSpecialised(Kernel):
         constants |= tile_sizes(knobs)
         constants |= {
             "STAGES": knobs["num_stages"],
-            "SPLIT_K": knobs["NUM_KSPLIT"] != 1,
+            "SPLIT_K": summed_by(knobs),
             **dict(zip(("REGISTERS", "LOADER_REGISTERS"), REGISTERS[ctas_of(knobs)], strict=True)),
             **self.constants(spec),
         }
@@ -190,6 +200,7 @@ class WarpSpecialised(Kernel):
         return KernelLaunch(
             build=build,
             grid=(grid.programs, 1, 1),
+            cluster=cluster_of(knobs),
             arguments=arguments,
             parts=grid.parts,
             counters=2 * (grid.tiles - grid.whole) if grid.parts else 0,
@@ -231,6 +242,16 @@ def _crowded(knobs: Knobs, device: Device) -> str | None:
         return f"{CTAS}: {ctas}, there are registers for 1 or 2 programs"
     if ctas > 1 and (columns > 32 or ctas * (needed + 1024) > device.shared_bytes + 1024):
         return f"two programs: about {needed} bytes and {columns} columns a warpgroup, 32 fit the registers"
+    return None
+
+
+def _scattered(knobs: Knobs, grid: Grid) -> str | None:
+    """Why a cluster cannot have these programs, or None."""
+    size = cluster_of(knobs)
+    if size > PORTABLE_CLUSTER:
+        return f"{CLUSTER}: {size}, {PORTABLE_CLUSTER} programs are portable"
+    if summed_by(knobs) == "cluster" and grid.programs != grid.pieces:
+        return f"{CLUSTER}: {grid.pieces} splits for {grid.programs} programs, those of a tile would not meet"
     return None
 
 

@@ -5,8 +5,8 @@ from math import prod
 
 from gemmpipe.data import Device, Knobs
 from gemmpipe.family import GemmSpec
-from gemmpipe.templates.axes import CTAS, integer
-from gemmpipe.templates.tiled import ceil_div
+from gemmpipe.templates.axes import CLUSTER, CTAS, integer
+from gemmpipe.templates.tiled import ceil_div, next_power
 
 GROUP_ROWS = 64
 """Rows of a warpgroup's matrix instruction."""
@@ -18,6 +18,7 @@ LEAST_REGISTERS = 80
 """Of all threads, so that two programs of 384 fit a multiprocessor."""
 _STAGED = 64  # from twice as many columns on, half of them are on their way to the output at a time
 _FEW_ROWS = 16
+_LEAST_STAGED = 16
 MOST_PIECES = 2**20
 """Of a product, so that hopper_order.quotient is exact."""
 _SHARED_BYTES = 232_448  # a program's, on sm_90; a multiprocessor has 1 kB more for each
@@ -43,6 +44,8 @@ class Grid:
         whole = tiles if splits == 1 else tiles // room * room
         pieces = whole + (tiles - whole) * splits
         programs = room if 0 < whole < tiles else ceil_div(pieces, ceil_div(pieces, room))
+        together = cluster_of(knobs)
+        programs = min(ceil_div(programs, together), room // together) * together
         size = integer(knobs, "BLOCK_SIZE_M") * integer(knobs, "BLOCK_SIZE_N")
         return cls(tiles=tiles, whole=whole, programs=programs, pieces=pieces, parts=(pieces - whole) * size)
 
@@ -50,6 +53,18 @@ class Grid:
 def ctas_of(knobs: Knobs) -> int:
     """Programs that share a multiprocessor."""
     return integer(knobs, CTAS) if CTAS in knobs else 1
+
+
+def cluster_of(knobs: Knobs) -> int:
+    """Programs that are launched side by side."""
+    return max(1, integer(knobs, CLUSTER)) if CLUSTER in knobs else 1
+
+
+def summed_by(knobs: Knobs) -> str:
+    """Who adds up the splits of K: `none`, the `last` to arrive, or all of them in a `cluster`."""
+    if integer(knobs, "NUM_KSPLIT") == 1:
+        return "none"
+    return "last" if cluster_of(knobs) == 1 else "cluster"
 
 
 def columns_of(knobs: Knobs) -> int:
@@ -81,9 +96,12 @@ def _ring_bytes(knobs: Knobs) -> int:
 def staged_columns(knobs: Knobs) -> int:
     """Columns of a warpgroup on their way to the output at a time: all, or half where the ring leaves no more room.
 
-    Half as well where K is split: there are registers to add up so much of several parts.
+    Half as well where K is split: there are registers to add up so much of several parts. In a cluster about as many as
+    each split adds up.
     """
     columns = columns_of(knobs)
+    if summed_by(knobs) == "cluster":
+        return max(_LEAST_STAGED, columns // next_power(integer(knobs, "NUM_KSPLIT")))
     room = _SHARED_BYTES - _ring_bytes(knobs)
     halved = integer(knobs, "NUM_KSPLIT") > 1 or 2 * 2 * GROUP_ROWS * columns > room
     return columns // 2 if columns >= 2 * _STAGED and halved else columns

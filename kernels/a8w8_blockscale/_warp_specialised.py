@@ -13,17 +13,15 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warp
 from gemmpipe.templates.hopper import (
     accumulator,
     after,
-    arrives_last,
     barriers,
     load_ring,
     part_of_w,
     ring_of_w,
-    store_part,
     store_tile,
-    sum_of_slice,
     wait_for_previous,
 )
 from gemmpipe.templates.hopper_order import pieces_of, place_of
+from gemmpipe.templates.hopper_splits import come_along, share_of_sum, store_part, sum_of_slice
 
 
 @gluon.jit
@@ -120,17 +118,17 @@ def sum_of_piece(
 @gluon.jit
 def end_split(
     acc, out, stage, parts_ptr, counters_ptr, place, split, splits, row, column, M,
-    COLUMNS: gl.constexpr, TILE: gl.constexpr,
+    COLUMNS: gl.constexpr, TILE: gl.constexpr, SPLIT_K: gl.constexpr,
 ):  # fmt: skip
-    """Leave this split's part of the tile at `place` among those in splits; the last to arrive stores their sum."""
+    """Leave this split's part of the tile at `place` among those in splits; store this split's share of their sum."""
     WIDTH: gl.constexpr = out.block_type.shape[1]
     SLICE: gl.constexpr = accumulator(WIDTH, 32)
     parts = parts_ptr + place.to(gl.int64) * splits * 64 * COLUMNS
     store_part(acc, parts + split * 64 * COLUMNS, M - row, COLUMNS, TILE)
-    if arrives_last(counters_ptr + place, splits):
-        for i in range(COLUMNS // WIDTH):
-            part = sum_of_slice(parts + i * 64 * WIDTH, 64 * COLUMNS, splits, M - row, WIDTH, SLICE)
-            store_tile(part, out, stage, row, column + i * WIDTH)
+    first, step = share_of_sum(counters_ptr + place, split, splits, COLUMNS // WIDTH, SPLIT_K)
+    for i in range(first, COLUMNS // WIDTH, step):
+        part = sum_of_slice(parts + i * 64 * WIDTH, 64 * COLUMNS, splits, M - row, WIDTH, SLICE)
+        store_tile(part, out, stage, row, column + i * WIDTH)
 
 
 @gluon.jit
@@ -163,9 +161,11 @@ def multiply(
             x_ring, w_ring, scale_ring, full, empty, slot, phase, d0, d1, w_scales, begin, end, blocks - 1, never,
             ROW, COLUMN, COLUMNS, TILE, STAGES,
         )  # fmt: skip
-        if SPLIT_K and piece >= whole:
+        if SPLIT_K == "cluster" or (SPLIT_K == "last" and piece >= whole):
             place = (t - whole) * 2 + GROUP
-            end_split(acc, out, stage, parts_ptr, counters_ptr, place, split, splits, row, column, M, COLUMNS, TILE)
+            end_split(
+                acc, out, stage, parts_ptr, counters_ptr, place, split, splits, row, column, M, COLUMNS, TILE, SPLIT_K
+            )
         else:
             store_tile(acc, out, stage, row, column)
     tma.store_wait(0)
@@ -176,10 +176,12 @@ def blockscale_warp_specialised(
     x, w, out, scales, w_scale_ptr, parts_ptr, counters_ptr,
     M, N, blocks, programs, group_m, whole, splits, w_scale_stride, scale_stride,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, STAGES: gl.constexpr,
-    SPLIT_K: gl.constexpr, REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr,
-    SCALE_BLOCK: gl.constexpr,
+    SPLIT_K: gl.constexpr, REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr, SCALE_BLOCK: gl.constexpr,
 ):  # fmt: skip
-    """out = (x * x_scale) @ (w * w_scale)^T; x, w, out and scales are tensor descriptors, scales flat and K-major."""
+    """out = (x * x_scale) @ (w * w_scale)^T; x, w, out and scales are tensor descriptors, scales flat and K-major.
+
+    SPLIT_K: as dense_hopper.dense_warp_specialised has it.
+    """
     x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, BLOCK_SIZE_M, BLOCK_SIZE_K], x.layout)
     w_ring = ring_of_w(w, BLOCK_SIZE_N, BLOCK_SIZE_K, BLOCK_SIZE_N * BLOCK_SIZE_M // 128, STAGES)
     scale_ring = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_SIZE_M], scales.layout)
@@ -196,5 +198,8 @@ def blockscale_warp_specialised(
                     parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits, never,
                     BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SCALE_BLOCK, SPLIT_K)),
         (load_ring, (x, w, scales, x_ring, w_ring, scale_ring, full, empty, ready, M, scale_stride, tiles_m, tiles_n,
-                     blocks, programs, group_m, whole, splits, BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, STAGES, True)),
-    ], [4, 1], [REGISTERS, LOADER_REGISTERS])  # fmt: skip
+                     blocks, programs, group_m, whole, splits, BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, STAGES, True,
+                     SPLIT_K)),
+        (come_along, (SPLIT_K,)),
+        (come_along, (SPLIT_K,)),
+    ], [4, 1, 1, 2], [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip

@@ -132,6 +132,18 @@ def test_two_programs_a_multiprocessor(
     check_gluon(device, made(name, device, mnk, {}), {**knobs, "CTAS_PER_SM": 2})
 
 
+@pytest.mark.parametrize("splits", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize(("m", "n", "stages"), [(64, 32, 8), (64, 128, 6), (128, 128, 4)])
+@pytest.mark.parametrize("mnk", [(64, 1280, 8192), (4, 72, 1040), (192, 520, 2048), (256, 7168, 512)])
+@pytest.mark.parametrize("name", ["a8w8_blockscale", "a16w16", "a8w8"])
+def test_splits_meet_in_a_cluster(
+    device: Device, name: str, mnk: tuple[int, int, int], m: int, n: int, stages: int, splits: int
+) -> None:
+    """One split: neighbours are a cluster; where their splits need more than a round they do not fit, and none runs."""
+    knobs = knobs_of(m, n, 64 if name == "a16w16" else 128, splits, 4, stages)
+    check_gluon(device, made(name, device, mnk, {}), {**knobs, "GROUP_SIZE_M": 16, "CLUSTER_SIZE": max(2, splits)})
+
+
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize(("m", "n", "stages"), [(128, 256, 4), (128, 128, 6), (64, 128, 6), (64, 32, 4)])
 @pytest.mark.parametrize("mnk", [(128, 4608, 2048), (1, 1320, 1040), (1027, 1280, 512), (1030, 2312, 1200)])

@@ -35,7 +35,7 @@ class Bound:
     def __init__(self, build: Build, device: Device) -> None:
         self.build = build
 
-    def launcher(self, grid: tuple[int, int, int], arguments: Mapping[str, object]) -> Callable[[], None]:
+    def launcher(self, grid: tuple[int, int, int], arguments: Mapping[str, object], cluster: int) -> Callable[[], None]:
         BOUND.append((grid, {name: _plain(value) for name, value in arguments.items()}))
         return lambda: None
 

@@ -82,6 +82,36 @@ def test_two_programs_share_a_multiprocessor_where_both_fit() -> None:
     assert "CTAS_PER_SM" not in kernel.normalise(spec, {**knobs, "CTAS_PER_SM": 1}, SM_90)
 
 
+def test_splits_of_a_tile_are_a_cluster() -> None:
+    kernel, spec = _kernel("a8w8_blockscale", 64)  # 20 tiles
+    knobs = kernel.normalise(spec, {**_knobs(spec, 64), "NUM_KSPLIT": 5, "CLUSTER_SIZE": 2}, SM_90)
+    assert knobs["CLUSTER_SIZE"] == 5
+    assert kernel.misfit(spec, knobs, SM_90) is None
+    assert Grid.of(spec, knobs, SM_90).programs == 100
+    alone = {name: value for name, value in knobs.items() if name != "CLUSTER_SIZE"}
+    (together,), (apart,) = (kernel.builds(spec, k, SM_90) for k in (knobs, alone))
+    assert (dict(together.constants)["SPLIT_K"], dict(apart.constants)["SPLIT_K"]) == ("cluster", "last")
+    for splits, why in ((7, "140 splits for 70 programs"), (11, "11, 8 programs are portable")):
+        more = kernel.normalise(spec, {**knobs, "NUM_KSPLIT": splits}, SM_90)
+        assert why in str(kernel.misfit(spec, more, SM_90))
+
+
+@pytest.mark.parametrize(("splits", "columns"), [(2, 64), (3, 32), (4, 32), (5, 16), (8, 16)])
+def test_a_split_of_a_cluster_adds_up_about_its_share(splits: int, columns: int) -> None:
+    kernel, spec = _kernel("a8w8_blockscale", 128)
+    tile = {**_knobs(spec, 128), "BLOCK_SIZE_N": 128, "NUM_KSPLIT": splits, "CLUSTER_SIZE": splits}
+    assert kernel.boxes(spec, tile)["out"][1] == [64, columns]
+
+
+def test_neighbours_are_launched_together_where_they_share_columns_of_the_weight() -> None:
+    kernel, spec = _kernel("a8w8_blockscale", 192)  # 3 x 20 tiles
+    pairs = {**_knobs(spec, 64), "CLUSTER_SIZE": 2, "GROUP_SIZE_M": 16}
+    assert kernel.misfit(spec, pairs, SM_90) is kernel.wasteful(spec, pairs, SM_90) is None
+    assert "share no columns" in str(kernel.wasteful(spec, {**pairs, "GROUP_SIZE_M": 1}, SM_90))
+    assert Grid.of(spec, {**pairs, "CLUSTER_SIZE": 8}, SM_90).programs == 64  # four of them without a tile
+    assert "CLUSTER_SIZE" not in kernel.normalise(spec, {**pairs, "CLUSTER_SIZE": 1}, SM_90)
+
+
 def test_knobs_of_a_stranger_are_refused_in_words() -> None:
     """A row of a table may say what no space can."""
     kernel, spec = _kernel("a8w8_blockscale", 64)
