@@ -14,10 +14,30 @@ from gemmpipe.templates.gluon_names import cta_barrier
 
 
 @gluon.jit
-def store_part(acc, part_ptr, rows_left, COLUMNS: gl.constexpr, TILE: gl.constexpr):
-    """Leave this split's part [64, COLUMNS] of a tile where sum_of_slice will look for it."""
+def store_part(acc, part_ptr, kept, rows_left, WIDTH: gl.constexpr, COLUMNS: gl.constexpr, TILE: gl.constexpr):
+    """Leave this split's part [64, COLUMNS] of a tile where sum_of_slice will look for it, but for slice `kept`."""
     offsets, inside = _places(rows_left, COLUMNS, TILE)
-    gl.store(part_ptr + offsets, acc, mask=inside)
+    others = gl.arange(0, COLUMNS, gl.SliceLayout(0, TILE)) // WIDTH != kept
+    gl.store(part_ptr + offsets, acc, mask=inside & others[None, :])
+
+
+@gluon.jit
+def kept_slice(acc, kept, SPLIT_K: gl.constexpr, SLICE: gl.constexpr, WIDTH: gl.constexpr):
+    """Slice `kept` of this split's own part, in a cluster from its registers; zeros where none is kept."""
+    if SPLIT_K == "cluster":
+        part = acc
+        for _ in gl.static_range(_halvings(acc.shape[1], WIDTH)):
+            low, high = part.reshape([64, 2, part.shape[1] // 2]).permute((0, 2, 1)).split()
+            part = gl.where((kept & (low.shape[1] // WIDTH)) == 0, low, high)
+        part = gl.convert_layout(part, SLICE)
+    else:
+        part = gl.zeros([64, WIDTH], gl.float32, SLICE)
+    return part
+
+
+@gluon.constexpr_function
+def _halvings(columns, width):
+    return (columns // width).bit_length() - 1
 
 
 @gluon.jit
@@ -66,18 +86,18 @@ def come_along(SPLIT_K: gl.constexpr):
 
 
 @gluon.jit
-def sum_of_slice(slice_ptr, part, splits, rows_left, COLUMNS: gl.constexpr, TILE: gl.constexpr):
-    """The sum [64, COLUMNS] of the same columns of all parts, `part` elements apart, in the order of the splits.
+def sum_of_slice(own, slice_ptr, part, splits, kept, rows_left, COLUMNS: gl.constexpr, TILE: gl.constexpr):
+    """own + the same columns [64, COLUMNS] of all parts, `part` elements apart, in the order of the splits but `kept`.
 
     A slice of a wide tile at a time, so that there are registers for several parts on their way.
     """
     offsets, inside = _places(rows_left, COLUMNS, TILE)
-    total = gl.zeros([64, COLUMNS], gl.float32, TILE)
+    total = own
     # Loads of a batch are in flight together, as many as there are registers for.
     BATCH: gl.constexpr = 128 // COLUMNS
     for i in range(0, splits, BATCH):
         for j in gl.static_range(BATCH):
-            held = inside & (i + j < splits)
+            held = inside & (i + j < splits) & (i + j != kept)
             total += gl.load(slice_ptr + (i + j) * part + offsets, mask=held, other=0.0, cache_modifier=".cg")
     return total
 

@@ -21,7 +21,7 @@ from gemmpipe.templates.hopper import (
     wait_for_previous,
 )
 from gemmpipe.templates.hopper_order import pieces_of, place_of
-from gemmpipe.templates.hopper_splits import come_along, share_of_sum, store_part, sum_of_slice
+from gemmpipe.templates.hopper_splits import come_along, kept_slice, share_of_sum, store_part, sum_of_slice
 
 
 @gluon.jit
@@ -124,11 +124,14 @@ def end_split(
     WIDTH: gl.constexpr = out.block_type.shape[1]
     SLICE: gl.constexpr = accumulator(WIDTH, 32)
     parts = parts_ptr + place.to(gl.int64) * splits * 64 * COLUMNS
-    store_part(acc, parts + split * 64 * COLUMNS, M - row, COLUMNS, TILE)
+    kept = split if SPLIT_K == "cluster" else -1
+    store_part(acc, parts + split * 64 * COLUMNS, kept, M - row, WIDTH, COLUMNS, TILE)
+    own = kept_slice(acc, kept, SPLIT_K, SLICE, WIDTH)
     first, step = share_of_sum(counters_ptr + place, split, splits, COLUMNS // WIDTH, SPLIT_K)
     for i in range(first, COLUMNS // WIDTH, step):
-        part = sum_of_slice(parts + i * 64 * WIDTH, 64 * COLUMNS, splits, M - row, WIDTH, SLICE)
+        part = sum_of_slice(own, parts + i * 64 * WIDTH, 64 * COLUMNS, splits, kept, M - row, WIDTH, SLICE)
         store_tile(part, out, stage, row, column + i * WIDTH)
+        own, kept = gl.zeros([64, WIDTH], gl.float32, SLICE), -1
 
 
 @gluon.jit
