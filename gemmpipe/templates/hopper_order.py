@@ -58,5 +58,8 @@ def tile_at(t, M, tiles_m, tiles_n, group_m, BLOCK_SIZE_M: gl.constexpr):
 def place_of(piece, M, tiles_m, tiles_n, blocks, group_m, whole, splits, BLOCK_SIZE_M: gl.constexpr):
     """(tile, split, first K block, the one after its last, first row, column of tiles) of a piece of work."""
     t, split, begin, end = piece_at(piece, blocks, whole, splits)
-    row, tile_n = tile_at(t, M, tiles_m, tiles_n, group_m, BLOCK_SIZE_M)
+    # Rows computed twice agree to the bit where all tiles are whole, or all in splits; elsewhere no tile is moved up.
+    alike = (whole == 0) | (whole == tiles_m * tiles_n)
+    rows = gl.where(alike, M, tiles_m * BLOCK_SIZE_M)
+    row, tile_n = tile_at(t, rows, tiles_m, tiles_n, group_m, BLOCK_SIZE_M)
     return t, split, begin, end, row, tile_n
