@@ -40,12 +40,17 @@ class Space:
     def _variants(self, facts: Facts) -> Iterator[dict[str, tuple[Scalar, ...]]]:
         """The axes once for every way in which entries that look at axes can match; no two hold the same point."""
         asked = [name for name in self.axes if any(name in e and not _is_list(e[name]) for e in self.when)]
-        base = _narrowed(self._replaced(dict(self.axes), facts, {}), facts)
-        for values in itertools.product(*(base[name] for name in asked)):
+        ever = _narrowed({name: self._ever(name) for name in asked}, facts)
+        for values in itertools.product(*ever.values()):
             fixed = dict(zip(asked, values, strict=True))
             axes = self._replaced(dict(self.axes), facts, fixed)
             if all(value in axes[name] for name, value in fixed.items()):
                 yield _narrowed({**axes, **{name: (value,) for name, value in fixed.items()}}, facts)
+
+    def _ever(self, name: str) -> tuple[Scalar, ...]:
+        """Every value that an axis takes anywhere: an entry may ask about one that another entry brings in."""
+        brought = (e[name] for e in self.when if name in e) if name not in self.pinned else ()
+        return sum((v for v in brought if isinstance(v, tuple)), self.axes[name])
 
     def _replaced(
         self, axes: dict[str, tuple[Scalar, ...]], facts: Facts, fixed: Mapping[str, Scalar]

@@ -29,6 +29,14 @@ def test_an_axis_value_replaces_another_axis_for_its_points_only():
     ]
 
 
+def test_an_entry_asks_about_a_value_that_another_entry_brings_in():
+    s = space(
+        {"kind": ("plain", "cluster"), "a": (1,), "b": (1, 2)}, [{"kind": "cluster", "a": (1, 3)}, {"a": 3, "b": (2,)}]
+    )
+    points = [tuple(point.values()) for point in s.points({})]
+    assert points == [("plain", 1, 1), ("plain", 1, 2), ("cluster", 1, 1), ("cluster", 1, 2), ("cluster", 3, 2)]
+
+
 def test_a_pinned_axis_is_never_replaced():
     s = space({"a": (7,)}, [{"arch": "gfx*", "a": (1, 2)}], pinned=("a",))
     assert list(s.points({"arch": "gfx942"})) == [{"a": 7}]
