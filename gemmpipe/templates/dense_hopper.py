@@ -16,6 +16,7 @@ from gemmpipe.templates.hopper import (
     barriers,
     load_ring,
     part_of_w,
+    prepare,
     ring_of_w,
     store_tile,
     wait_for_previous,
@@ -173,6 +174,6 @@ def dense_warp_specialised(
                     BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SPLIT_K, SCALES, BIAS)),
         (load_ring, (x, w, x, x_ring, w_ring, x_ring, full, empty, ready, M, 0, tiles_m, tiles_n, blocks, programs,
                      group_m, whole, splits, BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, STAGES, False, SPLIT_K)),
-        (come_along, (SPLIT_K,)),
+        (prepare, (full, empty, ready, STAGES, SPLIT_K)),
         (come_along, (SPLIT_K,)),
     ], [4, 1, 1, 2], [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip

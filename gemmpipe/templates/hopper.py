@@ -36,13 +36,20 @@ def barriers(STAGES: gl.constexpr):
 def begin_slots(full, empty, ready, STAGES: gl.constexpr):
     """Make the barriers of the slots, which the two warpgroups give back together.
 
-    By the loader warp: Triton synchronises those who make barriers after each pair, which takes four warps 60 ns.
+    By one warp: Triton synchronises those who make barriers after each pair, which takes four warps 60 ns.
     """
     for i in gl.static_range(STAGES):
         mbarrier.init(full.index(i), count=1)
         mbarrier.init(empty.index(i), count=2)
     fence_async_shared()
     mbarrier.arrive(ready, count=1)
+
+
+@gluon.jit
+def prepare(full, empty, ready, STAGES: gl.constexpr, SPLIT_K: gl.constexpr):
+    """A warp beside the loader's: makes the barriers while that one works out where to begin."""
+    begin_slots(full, empty, ready, STAGES)
+    come_along(SPLIT_K)
 
 
 @gluon.jit
@@ -151,7 +158,6 @@ def load_ring(
     SCALED: gl.constexpr, SPLIT_K: gl.constexpr,
 ):  # fmt: skip
     """The loader warp: for each piece and K block, x and w (SCALED: and x's scales) into the next empty slot."""
-    begin_slots(full, empty, ready, STAGES)
     slot = 0
     phase = 1
     W_BYTES: gl.constexpr = BLOCK_SIZE_N * BLOCK_SIZE_K * w.dtype.primitive_bitwidth // 8
@@ -161,6 +167,7 @@ def load_ring(
         _, _, begin, end, row, tile_n = place_of(
             piece, M, tiles_m, tiles_n, blocks, group_m, whole, splits, BLOCK_SIZE_M
         )
+        mbarrier.wait(ready, 0)
         row = wait_for_previous(row)
         let_next_start()  # not earlier: kernels further on would start, and take the room of this one's programs
         for k in range(begin, end):

@@ -16,6 +16,7 @@ from gemmpipe.templates.hopper import (
     barriers,
     load_ring,
     part_of_w,
+    prepare,
     ring_of_w,
     store_tile,
     wait_for_previous,
@@ -203,6 +204,6 @@ def blockscale_warp_specialised(
         (load_ring, (x, w, scales, x_ring, w_ring, scale_ring, full, empty, ready, M, scale_stride, tiles_m, tiles_n,
                      blocks, programs, group_m, whole, splits, BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, STAGES, True,
                      SPLIT_K)),
-        (come_along, (SPLIT_K,)),
+        (prepare, (full, empty, ready, STAGES, SPLIT_K)),
         (come_along, (SPLIT_K,)),
     ], [4, 1, 1, 2], [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip
