@@ -174,8 +174,9 @@ def load_ring(
             mbarrier.wait(empty.index(slot), phase)
             bar = full.index(slot)
             expect_slot(bar, x, M, W_BYTES + (BLOCK_SIZE_M * 4 if SCALED else 0), BLOCK_SIZE_M, BLOCK_SIZE_K)
-            load_x(x, x_ring.index(slot), row, k * BLOCK_SIZE_K, M, bar)
+            # w first: it comes from memory, x mostly from L2.
             load_w(w, w_ring, slot, tile_n * BLOCK_SIZE_N, k * BLOCK_SIZE_K, bar, BLOCK_SIZE_N, BLOCK_SIZE_K, STAGES)
+            load_x(x, x_ring.index(slot), row, k * BLOCK_SIZE_K, M, bar)
             if SCALED:
                 tma_load(scales, [k * scale_stride + row], bar, scale_ring.index(slot))
             slot, phase = after(slot, phase, STAGES)
