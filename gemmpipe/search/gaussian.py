@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from gemmpipe.search.evidence import Evidence
 from gemmpipe.search.features import Array, Sight
@@ -28,6 +29,8 @@ class Gaussian(Guided):
     """Times next what has the least mean - `boldness` * deviation of log time, given all that is known."""
 
     boldness: float
+    patience: float
+    """Of log time: who is hoped to be slower than the best by more is not timed; a search may end before its share."""
 
     def order(self, evidence: Evidence, pool: Sight, columns: int) -> Array:
         if not len(evidence.y):
@@ -35,6 +38,10 @@ class Gaussian(Guided):
         mean, deviation = predict(evidence, pool, columns)
         order: Array = mean - self.boldness * deviation
         return order
+
+    def hopeless(self, order: Array, best_us: float) -> npt.NDArray[np.bool_]:
+        """Who is slower even so."""
+        return order > math.log(best_us) + self.patience
 
 
 def predict(evidence: Evidence, pool: Sight, columns: int) -> tuple[Array, Array]:

@@ -55,6 +55,10 @@ class Guided(Search):
     def order(self, evidence: Evidence, pool: Sight, columns: int) -> Array:
         """A number for each row of `pool`: the lower, the sooner it should be timed."""
 
+    def hopeless(self, order: Array, best_us: float) -> npt.NDArray[np.bool_]:
+        """Who cannot be faster than the best any more, by this `order`; nobody, where it says nothing of times."""
+        return np.zeros(len(order), dtype=np.bool_)
+
 
 class GuidedHunt(StepHunt):
     """One problem's guided search."""
@@ -150,7 +154,9 @@ class GuidedHunt(StepHunt):
         if not self._times:  # whatever was tried failed
             return self._opening(evidence, min(self._batch, left), self._asked)
         if left > self._search.polish:
-            return self._promising(evidence, min(self._batch, left - self._search.polish), self._asked)
+            chosen = self._promising(evidence, min(self._batch, left - self._search.polish), self._asked)
+            if chosen:
+                return chosen
         best = sorted(self._times, key=lambda i: (self._times[i], i))[:2]
         around = [i for b in best for i in self._near.around(b) if i not in self._asked]
         if not around:
@@ -165,11 +171,20 @@ class GuidedHunt(StepHunt):
         order = self._search.order(evidence, self._sight.take(pool), len(self._vocabulary.columns))
         if self._times:
             self._outlook = pool[np.argsort(order, kind="stable")[:_CONSIDERED]]
+            pool, order = self._hopeful(pool, order)
         return [int(pool[i]) for i in _unlike(self._features(pool), order, count, _TWINS)]
 
     def _ranked(self, evidence: Evidence, pool: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         order = self._search.order(evidence, self._sight.take(pool), len(self._vocabulary.columns))
+        pool, order = self._hopeful(pool, order)
         return pool[np.argsort(order, kind="stable")]
+
+    def _hopeful(self, pool: npt.NDArray[np.int64], order: Array) -> tuple[npt.NDArray[np.int64], Array]:
+        """Without those who cannot be the fastest any more, once as many are known as there are seeds."""
+        if len(self._times) < self._search.seeds:
+            return pool, order
+        kept = ~self._search.hopeless(order, min(self._times.values()))
+        return pool[kept], order[kept]
 
     # What is known
 

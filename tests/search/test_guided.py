@@ -1,5 +1,6 @@
 """Searches that look at a share: how much they ask for, what they must see, budgets, and the winner's neighbours."""
 
+import math
 import random
 
 import pytest
@@ -27,11 +28,16 @@ SPACE = [
 ]
 
 
+def _gaussian(share: float, least: int, patience: float) -> Gaussian:
+    sizes = {"share": share, "least": least, **LIMITS}
+    return Gaussian(boldness=1.5, patience=patience, **sizes, **GUIDED)  # type: ignore[arg-type]
+
+
 def _searches(share: float, least: int) -> list[Search]:
     sizes = {"share": share, "least": least, **LIMITS}
     searches: list[Search] = [
         Random(seed=0, looks=looks(), **sizes),  # type: ignore[arg-type]
-        Gaussian(boldness=1.5, **sizes, **GUIDED),  # type: ignore[arg-type]
+        _gaussian(share, least, math.inf),
     ]
     try:
         import sklearn  # noqa: F401
@@ -91,6 +97,15 @@ def test_the_bottom_is_found_with_a_quarter_of_the_looks(place: int) -> None:
     results = _run(searches[place].start(subject(SPACE, spec=SPEC)), random.Random(1))
     best = min(t.time_us or 0 for t in results.values())
     assert (best == 10.0) == (place > 0), "random search does not; those that learn do"
+
+
+def test_it_ends_before_its_share_where_nobody_else_may_be_the_fastest() -> None:
+    asked = {}
+    for patience in (math.inf, 0.1, 0.0):
+        results = _run(_gaussian(1.0, 8, patience).start(subject(SPACE, spec=SPEC)), random.Random(1))
+        assert min(t.time_us or 0 for t in results.values()) == 10.0
+        asked[patience] = len(results)
+    assert len(SPACE) == asked[math.inf] > asked[0.1] >= asked[0.0] >= GUIDED["seeds"]  # type: ignore[operator]
 
 
 def test_known_winners_come_first() -> None:

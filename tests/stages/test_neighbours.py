@@ -19,9 +19,9 @@ TABLE = shipped("conf").parent / "outputs" / "tuned" / "a8w8_blockscale_tuned_ge
 
 
 def _first(plan: Plan, device: Device, lore: Lore) -> list[Candidate]:
-    """What the default search asks for first on 64 x 2560 x 8192: Llama 70B's qkv projection at TP 4."""
+    """What the default search asks for first on 64 x 8192 x 7168: Llama 70B's down projection at TP 4."""
     words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    problem = make_problem(FAMILY, {"M": 64, "N": 2560, "K": 8192}, words, device.gfx, "case")
+    problem = make_problem(FAMILY, {"M": 64, "N": 8192, "K": 7168}, words, device.gfx, "case")
     backends = tuple(i for b in plan.backends.values() for i in b.implementations(FAMILY))
     ground = Ground(
         family=FAMILY.module,
@@ -38,7 +38,7 @@ def _first(plan: Plan, device: Device, lore: Lore) -> list[Candidate]:
 def test_the_choices_of_tp_8_are_tried_first_at_tp_4(plans: list[Plan], h200: Device) -> None:
     assert main(["kernel=a8w8_blockscale"]) == 0
     rows = [r for r in store.read(Path(TABLE), FAMILY) if r["gfx"] == h200.gfx]  # a machine's own stand beside them
-    [row] = [r for r in rows if (r["M"], r["N"], r["K"]) == (64, 1280, 8192)]
+    [row] = [r for r in rows if (r["M"], r["N"], r["K"]) == (64, 8192, 3584)]
     chosen = candidate_of(str(row["libtype"]), str(row["config"]))
     lore = Lore()
     teach_choices(lore, [TABLE], FAMILY, h200)
