@@ -141,7 +141,7 @@ def test_each_request_comes_once_and_two_processes_share_the_work(
     asked = Driver(hunts).drive(_quarries(no_words, 1, 16, 64, 256))
     assert len(asked) == 4
     for requests in asked.values():
-        assert len(requests) == len(set(requests)) >= 24
+        assert len(requests) == len(set(requests)) >= default_search().seeds
     [usage] = hunts.usage()
     assert {"listing", "search", "start"} <= set(usage.busy_s)
     assert abs(usage.unaccounted_s) < 0.02 * usage.wall_s
@@ -171,7 +171,7 @@ def test_a_hunt_outlives_its_process(beside: Callable[..., Beside], no_words: Ke
     assert sum("died" in event.text for event in said) == 2
     for requests in asked.values():
         assert len(requests) == len(set(requests)), "what was told before is not timed again"
-        assert len(requests) >= 24
+        assert len(requests) >= default_search().seeds
 
 
 def test_a_process_that_always_dies_ends_the_run(beside: Callable[..., Beside], no_words: KernelDefaults) -> None:
