@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from gemmpipe.errors import at_least
 from gemmpipe.search.evidence import Evidence
 from gemmpipe.search.features import Array, Sight
 from gemmpipe.search.guided import Guided
@@ -31,6 +32,10 @@ class Gaussian(Guided):
     boldness: float
     patience: float
     """Of log time: who is hoped to be slower than the best by more is not timed; a search may end before its share."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(0, patience=self.patience)
 
     def order(self, evidence: Evidence, pool: Sight, columns: int) -> Array:
         if not len(evidence.y):

@@ -108,6 +108,11 @@ def test_it_ends_before_its_share_where_nobody_else_may_be_the_fastest() -> None
     assert len(SPACE) == asked[math.inf] > asked[0.1] >= asked[0.0] >= GUIDED["seeds"]  # type: ignore[operator]
 
 
+def test_patience_is_no_less_than_none() -> None:
+    with pytest.raises(ValueError, match=r"patience"):
+        _gaussian(1.0, 8, -0.1)
+
+
 def test_known_winners_come_first() -> None:
     lore = Lore()
     near = subject(SPACE, spec=SPEC, lore=lore)
