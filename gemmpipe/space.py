@@ -41,28 +41,64 @@ class Space:
         """The axes once for every way in which entries that look at axes can match; no two hold the same point."""
         asked = [name for name in self.axes if any(name in e and not _is_list(e[name]) for e in self.when)]
         ever = _narrowed({name: self._ever(name) for name in asked}, facts)
-        for values in itertools.product(*ever.values()):
-            fixed = dict(zip(asked, values, strict=True))
-            axes = self._replaced(dict(self.axes), facts, fixed)
-            if all(value in axes[name] for name, value in fixed.items()):
-                yield _narrowed({**axes, **{name: (value,) for name, value in fixed.items()}}, facts)
+        for fixed, rules in _choices(ever, {}, self.axes, self._rules(facts, asked)):
+            axes = dict(self.axes)
+            for rule in rules:
+                axes |= rule.values
+            yield _narrowed({**axes, **{name: (value,) for name, value in fixed.items()}}, facts)
 
     def _ever(self, name: str) -> tuple[Scalar, ...]:
         """Every value that an axis takes anywhere: an entry may ask about one that another entry brings in."""
         brought = (e[name] for e in self.when if name in e) if name not in self.pinned else ()
         return sum((v for v in brought if isinstance(v, tuple)), self.axes[name])
 
-    def _replaced(
-        self, axes: dict[str, tuple[Scalar, ...]], facts: Facts, fixed: Mapping[str, Scalar]
-    ) -> dict[str, tuple[Scalar, ...]]:
+    def _rules(self, facts: Facts, asked: Collection[str]) -> list["_Rule"]:
+        """The entries that the facts allow, and what they ask of axes."""
+        rules = []
         for entry in self.when:
             conditions = {k: v for k, v in entry.items() if not _is_list(v)}
-            known = {**facts, **fixed}
-            if all(k in known and matches(known[k], v) for k, v in conditions.items()):
-                for name, values in entry.items():
-                    if isinstance(values, tuple) and name not in self.pinned:
-                        axes[name] = values
-        return axes
+            known = [(facts[k], v) for k, v in conditions.items() if k in facts and k not in asked]
+            if all(k in facts or k in asked for k in conditions) and all(matches(*each) for each in known):
+                values = {k: v for k, v in entry.items() if isinstance(v, tuple) and k not in self.pinned}
+                rules.append(_Rule(asks={k: v for k, v in conditions.items() if k in asked}, values=values))
+        return rules
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Rule:
+    """An entry for one problem: what it asks of axes, and the values that it gives others."""
+
+    asks: Mapping[str, Scalar | tuple[Scalar, ...]]
+    values: Mapping[str, tuple[Scalar, ...]]
+
+
+def _choices(
+    ever: Mapping[str, tuple[Scalar, ...]], fixed: dict[str, Scalar], axes: Mapping[str, tuple[Scalar, ...]], rules: list[_Rule]
+) -> Iterator[tuple[dict[str, Scalar], list[_Rule]]]:
+    """Values of the axes in `ever` that stand together, in their order, and the rules that then apply.
+
+    Axis by axis, and no further where one that is fixed cannot have its value any more: all combinations of ten axes
+    are thousands, of which dozens stand (a search spent 84 % of its time on the others, 2026-11-22).
+    """
+    if not all(_stands(name, value, fixed, axes, rules) for name, value in fixed.items()):
+        return
+    if len(fixed) == len(ever):
+        yield fixed, rules
+        return
+    name = list(ever)[len(fixed)]
+    for value in ever[name]:
+        left = [rule for rule in rules if name not in rule.asks or matches(value, rule.asks[name])]
+        yield from _choices(ever, {**fixed, name: value}, axes, left)
+
+
+def _stands(name: str, value: Scalar, fixed: Collection[str], axes: Mapping[str, tuple[Scalar, ...]], rules: list[_Rule]) -> bool:
+    """Whether an axis can have this value: the last rule that applies decides, and those that still might, allow."""
+    stands = value in axes[name]
+    for rule in rules:
+        if name in rule.values:
+            decided = all(asked in fixed for asked in rule.asks)
+            stands = value in rule.values[name] or (stands and not decided)
+    return stands
 
 
 def _narrowed(axes: Mapping[str, tuple[Scalar, ...]], facts: Facts) -> dict[str, tuple[Scalar, ...]]:
