@@ -9,7 +9,6 @@ import torch
 from torch.compiler import is_compiling
 
 from gemmpipe.layouts import by_rows
-from gemmpipe.runtime.compiled import registered
 from gemmpipe.runtime.experts import Routed, mixture
 from gemmpipe.runtime.product import product
 
@@ -150,6 +149,8 @@ def fused_moe(
         with torch.autocast(kind, enabled=False):
             return fused_moe(x, w1, w2, topk_weights, topk_ids, w1_scale, w2_scale, activation, doweight_stage1)
     if is_compiling():
+        from gemmpipe.runtime.compiled import registered  # not above: it loads torch's compiler (2 s)
+
         registered()
         out: torch.Tensor = torch.ops.gemmpipe.mixture(
             "fmoe", x, w1, w2, topk_weights, topk_ids, w1_scale, w2_scale, activation, doweight_stage1

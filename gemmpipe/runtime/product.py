@@ -7,7 +7,6 @@ from torch.compiler import is_compiling
 from torch.nn.functional import linear
 
 from gemmpipe.errors import UserError
-from gemmpipe.runtime.compiled import registered
 from gemmpipe.runtime.dispatches import EAGER, dispatch_of
 from gemmpipe.runtime.operands import Given, Optional
 from gemmpipe.runtime.selection import LOG
@@ -36,6 +35,8 @@ def product(
     ):
         return _with_gradients(family, x, w, x_scale, bias, out_dtype)
     if is_compiling() or type(x) is FakeTensor:  # who looks for sizes alone has no memory to multiply
+        from gemmpipe.runtime.compiled import registered  # not above: it loads torch's compiler (2 s)
+
         registered()
         out: torch.Tensor = torch.ops.gemmpipe.product(family, x, w, x_scale, w_scale, bias, out_dtype)
         return out
