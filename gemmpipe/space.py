@@ -8,6 +8,9 @@ from fnmatch import fnmatchcase
 from gemmpipe.data import Scalar
 from gemmpipe.errors import UserError
 
+Axes = Mapping[str, tuple[Scalar, ...]]
+"""Values by axis."""
+
 Facts = Mapping[str, Scalar]
 """What an entry can ask about besides axes: `arch` (`sm_90`), `vendor`, `M`, `N`, `K`."""
 
@@ -21,7 +24,7 @@ class Space:
     `pinned` (given on the command line) is never replaced.
     """
 
-    axes: Mapping[str, tuple[Scalar, ...]]
+    axes: Axes
     when: tuple[Mapping[str, Scalar | tuple[Scalar, ...]], ...]
     pinned: tuple[str, ...]
 
@@ -69,11 +72,11 @@ class _Rule:
     """An entry for one problem: what it asks of axes, and the values that it gives others."""
 
     asks: Mapping[str, Scalar | tuple[Scalar, ...]]
-    values: Mapping[str, tuple[Scalar, ...]]
+    values: Axes
 
 
 def _choices(
-    ever: Mapping[str, tuple[Scalar, ...]], fixed: dict[str, Scalar], axes: Mapping[str, tuple[Scalar, ...]], rules: list[_Rule]
+    ever: Axes, fixed: dict[str, Scalar], axes: Axes, rules: list[_Rule]
 ) -> Iterator[tuple[dict[str, Scalar], list[_Rule]]]:
     """Values of the axes in `ever` that stand together, in their order, and the rules that then apply.
 
@@ -91,7 +94,7 @@ def _choices(
         yield from _choices(ever, {**fixed, name: value}, axes, left)
 
 
-def _stands(name: str, value: Scalar, fixed: Collection[str], axes: Mapping[str, tuple[Scalar, ...]], rules: list[_Rule]) -> bool:
+def _stands(name: str, value: Scalar, fixed: Collection[str], axes: Axes, rules: list[_Rule]) -> bool:
     """Whether an axis can have this value: the last rule that applies decides, and those that still might, allow."""
     stands = value in axes[name]
     for rule in rules:
@@ -101,7 +104,7 @@ def _stands(name: str, value: Scalar, fixed: Collection[str], axes: Mapping[str,
     return stands
 
 
-def _narrowed(axes: Mapping[str, tuple[Scalar, ...]], facts: Facts) -> dict[str, tuple[Scalar, ...]]:
+def _narrowed(axes: Axes, facts: Facts) -> dict[str, tuple[Scalar, ...]]:
     """Each value of an axis once, and only the one that a fact names."""
     return {
         name: tuple(v for v in dict.fromkeys(values) if name not in facts or v == facts[name])

@@ -1,0 +1,38 @@
+"""What a build's binary holds beside its instructions."""
+
+from pathlib import Path
+
+import pytest
+
+from gemmpipe.data import Build
+from gemmpipe.device import arch_device
+from gemmpipe.family import KernelDefaults, load_family
+from gemmpipe.launching.builds import compiled, find_kernel, is_interpreted
+from gemmpipe.problem import make_problem
+
+SM_90 = arch_device("sm_90")
+
+
+@pytest.fixture
+def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
+    """A skinny kernel, which compiles in a moment, and an empty cache to compile it into."""
+    family = load_family("a16w16")
+    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = family.spec(make_problem(family, {"M": 1, "N": 256, "K": 512}, words, "sm_90", "test"))
+    skinny = next(i for i in family.implementations if i.label == "skinny")
+    knobs = {"BLOCK_SIZE_M": 1, "BLOCK_SIZE_N": 2, "BLOCK_SIZE_K": 512, "num_warps": 1, "num_stages": 1}
+    (build,) = skinny.builds(spec, skinny.normalise(spec, knobs, SM_90), SM_90)
+    if is_interpreted(find_kernel(build.kernel)):
+        pytest.skip("kernels are decorated for the interpreter in this process")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    return build
+
+
+def test_lines_are_told_only_where_asked_for(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    from triton import knobs
+
+    before = knobs.compilation.disable_line_info
+    assert "\t.loc\t" not in compiled(build, SM_90).asm["ptx"]
+    assert knobs.compilation.disable_line_info == before
+    monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "0")
+    assert "\t.loc\t" in compiled(build, SM_90).asm["ptx"]
