@@ -1,6 +1,10 @@
 """Spaces: products, conditions, replacements, pinned axes."""
 
+import itertools
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gemmpipe.errors import UserError
 from gemmpipe.space import Space, matches
@@ -54,3 +58,35 @@ def test_an_axis_that_means_nothing_has_one_value_unless_an_entry_asks_about_it(
     assert list(s.points({}, unused=("b", "unheard"))) == [{"a": 1, "b": 3}, {"a": 2, "b": 3}]
     asked = space({"a": (1, 2), "b": (3, 4, 5)}, [{"b": 4, "a": (9,)}])
     assert list(asked.points({}, unused=("b",))) == list(asked.points({}))
+
+
+AXES = ("a", "b", "c", "d")
+values = st.lists(st.integers(0, 3), min_size=1, max_size=3, unique=True).map(tuple)
+conditions = st.sampled_from([0, 1, 2, 3, "<=1", ">1", "<3"])
+entries = st.dictionaries(st.sampled_from((*AXES, "M")), st.one_of(values, conditions), min_size=1, max_size=3).map(
+    lambda entry: {k: v for k, v in entry.items() if not (k == "M" and isinstance(v, tuple))}
+)
+
+
+def by_trying_all(s, facts):
+    """What `points` promises, literally: every combination, each kept where the entries that it meets allow it."""
+    ever = {
+        a: dict.fromkeys((*s.axes[a], *(v for e in s.when if isinstance(e.get(a), tuple) for v in e[a]))) for a in AXES
+    }
+    found = set()
+    for point in itertools.product(*ever.values()):
+        known, axes = {**facts, **dict(zip(AXES, point, strict=True))}, dict(s.axes)
+        for entry in s.when:
+            if all(matches(known[k], v) for k, v in entry.items() if not isinstance(v, tuple)):
+                axes |= {k: v for k, v in entry.items() if isinstance(v, tuple)}
+        if all(known[a] in axes[a] for a in AXES):
+            found.add(point)
+    return found
+
+
+@given(axes=st.fixed_dictionaries(dict.fromkeys(AXES, values)), when=st.lists(entries, max_size=6), m=st.integers(0, 3))
+def test_no_point_is_lost_where_combinations_are_passed_over(axes, when, m):
+    s = space(axes, when)
+    points = [tuple(point[a] for a in AXES) for point in s.points({"M": m})]
+    assert len(points) == len(set(points))
+    assert set(points) == by_trying_all(s, {"M": m})
