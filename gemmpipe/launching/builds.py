@@ -5,6 +5,7 @@ import importlib
 import inspect
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typing import Any
 from gemmpipe.data import Build, BuildFacts, Device
 from gemmpipe.launching.cubin import resources
 
+_KNOBS = threading.RLock()  # Triton's knobs are the process's: two threads would put back what the other one set
 _KEPT = 2048  # loaded binaries a process keeps; one is some 20 to 100 kB
 
 
@@ -174,7 +176,7 @@ def _without_line_info() -> Iterator[None]:
     """
     from triton import knobs
 
-    with knobs.compilation.scope():
+    with _KNOBS, knobs.compilation.scope():
         if "TRITON_DISABLE_LINE_INFO" not in os.environ:
             knobs.compilation.disable_line_info = True
         yield

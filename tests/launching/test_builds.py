@@ -1,5 +1,8 @@
 """What a build's binary holds beside its instructions."""
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,6 +28,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
     if is_interpreted(find_kernel(build.kernel)):
         pytest.skip("kernels are decorated for the interpreter in this process")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("TRITON_DISABLE_LINE_INFO", raising=False)
     return build
 
 
@@ -36,3 +40,15 @@ def test_lines_are_told_only_where_asked_for(build: Build, monkeypatch: pytest.M
     assert knobs.compilation.disable_line_info == before
     monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "0")
     assert "\t.loc\t" in compiled(build, SM_90).asm["ptx"]
+
+
+def test_threads_leave_the_knobs_as_they_were(build: Build) -> None:
+    from triton import knobs
+
+    before = dict(vars(knobs.compilation))
+    others = [replace(build, options=(*build.options, ("maxnreg", n))) for n in (64, 128, 255)]
+    with ThreadPoolExecutor(4) as pool:
+        binaries = list(pool.map(lambda each: compiled(each, SM_90).asm["ptx"], [build, *others]))
+    assert not any("\t.loc\t" in each for each in binaries)
+    assert vars(knobs.compilation) == before
+    assert "TRITON_DISABLE_LINE_INFO" not in os.environ
