@@ -38,6 +38,19 @@ def no_link(name: str, flags: int) -> int:
     return os.open(name, flags | os.O_NOFOLLOW, 0o666)
 
 
+def make_folder(folder: Path) -> None:
+    """The folder and those above it are there, also where somebody deletes them at that very moment.
+
+    Raises OSError, FileExistsError where a file lies in the way.
+    """
+    for _ in range(_TRIES - 1):
+        # What exists when it is made may be gone when mkdir looks whether it is a folder; so may the one above it.
+        with contextlib.suppress(FileExistsError, FileNotFoundError):
+            folder.mkdir(parents=True, exist_ok=True)
+            return
+    folder.mkdir(parents=True, exist_ok=True)
+
+
 def write_atomic(path: Path, text: str) -> None:
     """Write `text` to `path` so that a reader sees the old or the new file, never half of one.
 
@@ -52,7 +65,7 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     _clear_after_the_killed(path)
     prefix = f".{path.name}.{platform.node()}-{os.getpid()}-"
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=".tmp")

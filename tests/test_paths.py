@@ -1,5 +1,6 @@
 """Files are written whole or not at all, and nobody's leftovers stay."""
 
+import errno
 import os
 import platform
 import shutil
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gemmpipe.journal import NAME, Journal
-from gemmpipe.paths import write_atomic
+from gemmpipe.paths import make_folder, write_atomic
 
 _KILLED_WHILE_WRITING = """
 import os, signal, sys
@@ -72,3 +73,27 @@ def test_a_folder_that_is_deleted_meanwhile_is_made_again(tmp_path: Path) -> Non
         other.join()
     journal.close()
     assert len((folder / NAME).read_text().splitlines()) == 200
+
+
+def test_a_folder_that_is_gone_when_it_is_found_to_exist_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """mkdir says that it exists, and it is deleted before anybody looks whether it is a folder."""
+    folder, make, deleted = tmp_path / "outputs" / "runs", os.mkdir, []
+
+    def there_no_more(path: Path, mode: int = 0o777) -> None:
+        if Path(path) == folder and len(deleted) < 3:
+            deleted.append(path)
+            raise FileExistsError(errno.EEXIST, "File exists", str(path))
+        make(path, mode)
+
+    monkeypatch.setattr(os, "mkdir", there_no_more)
+    make_folder(folder)
+    assert folder.is_dir()
+    assert len(deleted) == 3
+
+
+def test_a_file_in_the_way_of_a_folder_is_told(tmp_path: Path) -> None:
+    (tmp_path / "outputs").write_text("")
+    with pytest.raises(FileExistsError):
+        make_folder(tmp_path / "outputs")

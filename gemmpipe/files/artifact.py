@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gemmpipe.errors import EnvironmentProblem, UserError
 from gemmpipe.files.jsonfile import read_object
-from gemmpipe.paths import write_atomic
+from gemmpipe.paths import make_folder, write_atomic
 
 LOCK_TIMEOUT_S = 120
 SIDECAR_BYTES = 50_000_000
@@ -22,7 +22,7 @@ def locked(path: Path) -> Iterator[None]:
     from filelock import FileLock, Timeout  # not at the top: the run time reads tables and never locks
 
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with FileLock(path.with_name(f".{path.name}.lock"), timeout=LOCK_TIMEOUT_S):
             yield
     except Timeout:

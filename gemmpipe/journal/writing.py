@@ -11,7 +11,7 @@ from typing import IO
 
 from gemmpipe.data import BuildFacts, Candidate, Trial
 from gemmpipe.errors import EnvironmentProblem, UserError
-from gemmpipe.paths import no_link
+from gemmpipe.paths import make_folder, no_link
 
 NAME = "trials.jsonl"
 _SYNC_EVERY_S = 1.0
@@ -35,7 +35,7 @@ class Journal:
         """By (problem id, candidate id): what had to be compiled; goes there too."""
         self._synced = time.monotonic()
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             self._open()
             if not _ends_whole(self.path):
                 self._file.write("\n")
@@ -126,7 +126,7 @@ class Journal:
         text = held.read()
         for attempt in range(_TRIES):
             try:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
+                make_folder(self.path.parent)
                 self._open()
                 break
             except FileNotFoundError:  # the folder is being deleted right now
