@@ -18,7 +18,7 @@ from pathlib import Path
 from gemmpipe.data import Scalar
 from gemmpipe.errors import UserError
 from gemmpipe.files.csvfile import read_cells
-from gemmpipe.paths import no_link, write_atomic
+from gemmpipe.paths import make_folder, no_link, write_atomic
 from gemmpipe.sources.header import capture_columns
 
 DEFAULT_FILE = "gemmpipe_captured.csv"
@@ -95,7 +95,7 @@ def captured_before(path: Path) -> Counter[tuple[str, ...]]:
 
 def _merge(path: Path, counts: Mapping[tuple[str, ...], int]) -> None:
     names = [name for name in columns() if name != "count"]
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     with open(path.with_name(f".{path.name}.lock"), "a", opener=no_link) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         merged = captured_before(path)

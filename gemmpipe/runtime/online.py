@@ -16,7 +16,7 @@ from gemmpipe import online
 from gemmpipe.data import Device, Problem
 from gemmpipe.device import gpu_device
 from gemmpipe.errors import GemmpipeError
-from gemmpipe.paths import user_data
+from gemmpipe.paths import make_folder, user_data
 from gemmpipe.runtime.captured import Recorder, recorder
 from gemmpipe.runtime.lookup import EXACT_M, finely_padded
 from gemmpipe.runtime.selection import LOG, Untuned
@@ -152,7 +152,7 @@ def _started(word: str, device: Device) -> Online | None:
         return None
     folder = user_data() / "online" / f"{device.gfx}-{device.cu_num}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     except OSError as error:
         LOG.warn("online folder", f"{_VARIABLE}: {folder}: {error.strerror}: nothing is tuned")
         return None
