@@ -97,7 +97,8 @@ class Build:
 
     `kernel` is `module:attribute` of the JIT function. `signature` maps each parameter to a Triton type
     (`*fp8e4nv`, `fp32`, `i32`, `constexpr`), `constants` each constexpr to its value, `aligned` names the
-    parameters known to be divisible by 16, `options` are `num_warps`, `num_stages` and the vendor's.
+    parameters known to be divisible by 16, `options` are `num_warps`, `num_stages` and the vendor's. `boxes` are those
+    of tensor descriptors that are no powers of two, which a type cannot say: the copy engine brings so much at a time.
     """
 
     kernel: str
@@ -106,6 +107,7 @@ class Build:
     constants: tuple[tuple[str, Scalar], ...]
     aligned: tuple[str, ...]
     options: tuple[tuple[str, Scalar], ...]
+    boxes: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     @cached_property
     def id(self) -> str:

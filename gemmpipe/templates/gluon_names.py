@@ -21,3 +21,21 @@ def as_box(place, tensor, A: gl.constexpr, B: gl.constexpr, C: gl.constexpr):
     else:
         box = place._reinterpret(place.dtype, [A, B, C], tensor.layout)
     return box
+
+
+@gluon.jit
+def as_ring(places, SLOTS: gl.constexpr, ROWS: gl.constexpr):
+    """The same shared memory, or the first of it, as slots of so many rows."""
+    DEPTH: gl.constexpr = places.shape[2]
+    if _RENAMED:
+        ring = places.reinterpret(places.dtype, [SLOTS, ROWS, DEPTH], places.layout)
+    else:
+        ring = places._reinterpret(places.dtype, [SLOTS, ROWS, DEPTH], places.layout)
+    return ring
+
+
+@gluon.jit
+def as_row(place, LENGTH: gl.constexpr):
+    """Shared memory from this place on as so many int32."""
+    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    return place.reinterpret(gl.int32, [LENGTH], PLAIN) if _RENAMED else place._reinterpret(gl.int32, [LENGTH], PLAIN)

@@ -111,9 +111,17 @@ def part_of_w(w_ring, slot, COLUMN: gl.constexpr, COLUMNS: gl.constexpr, STAGES:
 def load_w(
     w, w_ring, slot, column, k, bar, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, STAGES: gl.constexpr
 ):
-    """Start the copy of a tile of w into a slot; tiles come as runs of 256 bytes, in the order of tiled_layout."""
+    """Start the copy of a tile of w into a slot; tiles come as runs of 256 bytes, in the order of tiled_layout.
+
+    Where slots are several places (hopper_columns) the copy engine fills them all, whatever the box's type says.
+    """
     if len(w.block_type.shape) == 2:
-        tma_load(w, [column, k], bar, w_ring.index(slot))
+        if w_ring.shape[0] == STAGES:
+            place = w_ring.index(slot)
+        else:
+            PARTS: gl.constexpr = BLOCK_SIZE_N // w_ring.shape[1]
+            place = w_ring.index(w_ring.shape[0] - STAGES * PARTS + slot * PARTS)
+        tma_load(w, [column, k], bar, place)
     else:
         PLACES: gl.constexpr = w_ring.shape[0] // STAGES
         COLUMNS: gl.constexpr = w_ring.shape[1]
@@ -157,7 +165,10 @@ def load_ring(
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, STAGES: gl.constexpr,
     SCALED: gl.constexpr, SPLIT_K: gl.constexpr,
 ):  # fmt: skip
-    """The loader warp: for each piece and K block, x and w (SCALED: and x's scales) into the next empty slot."""
+    """The loader warp: for each piece and K block, x and w (SCALED: and x's scales) into the next empty slot.
+
+    SPLIT_K: where the splits of a tile are a `cluster`, this warp comes along to where they meet.
+    """
     slot = 0
     phase = 1
     W_BYTES: gl.constexpr = BLOCK_SIZE_N * BLOCK_SIZE_K * w.dtype.primitive_bitwidth // 8

@@ -1,4 +1,4 @@
-"""Launching Hopper's warp-specialised kernels: their knobs, descriptors, persistent grid, and what fits."""
+"""Launching Hopper's warp-specialised kernels: their knobs, descriptors and persistent grid."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
@@ -11,9 +11,10 @@ from gemmpipe.family import GemmSpec, Inputs, Prepared
 from gemmpipe.launching.launches import Kernel, KernelLaunch
 from gemmpipe.layouts import PLAIN, TILES_16X16, runs_along_k
 from gemmpipe.operand_types import element_bytes
-from gemmpipe.templates.axes import CLUSTER, CTAS, PORTABLE_CLUSTER, integer
+from gemmpipe.templates.axes import CLUSTER, CTAS, integer
 from gemmpipe.templates.signature import PARTS, TYPES, tile_sizes
 from gemmpipe.templates.tiled import ceil_div, facts_of, hash_of
+from gemmpipe.templates.warp_specialised_fits import crowded, scattered, tile_misfit
 from gemmpipe.templates.warp_specialised_tiles import (
     GROUP_ROWS,
     LEAST_REGISTERS,
@@ -25,7 +26,7 @@ from gemmpipe.templates.warp_specialised_tiles import (
     columns_of,
     copied_rows,
     ctas_of,
-    shared_bytes,
+    part_width,
     staged_columns,
     summed_by,
     tiles_of,
@@ -60,6 +61,8 @@ class WarpSpecialised(Kernel):
     """`module:attribute` of the JIT function."""
     held: int
     """fp32 tiles that a math warpgroup has in registers at once."""
+    any_columns: str
+    """The kernel for tiles whose columns are no power of two (see hopper_columns)."""
     layout: str = PLAIN
     """The weight's that it reads (see layouts)."""
 
@@ -110,12 +113,12 @@ class WarpSpecialised(Kernel):
         """`rule: detail` of the first rule broken, or None."""
         if spec.w_layout != self.layout or spec.batch != 1 or spec.experts is not None:
             return f"operands: this kernel reads one weight in the layout '{self.layout}'"
-        if reason := tile_misfit(spec, knobs, device, held=self.held):
+        if reason := tile_misfit(spec, knobs, device, held=self.held, any_columns=self.layout == PLAIN):
             return reason
-        if reason := _crowded(knobs, device):
+        if reason := crowded(knobs, device):
             return reason
         grid = Grid.of(spec, knobs, device)
-        if reason := _scattered(knobs, grid):
+        if reason := scattered(knobs, grid):
             return reason
         if grid.pieces > MOST_PIECES:
             return f"order: {grid.pieces} pieces of work, {MOST_PIECES} are told apart"
@@ -148,25 +151,37 @@ class WarpSpecialised(Kernel):
         pointers = {**operands, **PARTS}
         signature |= {**pointers, **dict.fromkeys(self._integers(spec), "i32"), **dict.fromkeys(constants, "constexpr")}
         limit = () if ctas_of(knobs) == 1 else (("maxnreg", LEAST_REGISTERS),)
+        kernel = self._kernel_of(knobs)
         build = Build(
-            kernel=self.kernel,
-            source_hash=hash_of(self.kernel),
+            kernel=kernel,
+            source_hash=hash_of(kernel),
             signature=tuple(signature.items()),
             constants=tuple(constants.items()),
             aligned=tuple(name for name, kind in pointers.items() if kind != "constexpr"),
             options=(("launch_pdl", True), *limit, ("num_warps", 4)),
+            boxes=()
+            if kernel == self.kernel
+            else (("w", (integer(knobs, "BLOCK_SIZE_N"), integer(knobs, "BLOCK_SIZE_K"))),),
         )
         return (build,)
+
+    def _kernel_of(self, knobs: Knobs) -> str:
+        columns = columns_of(knobs)
+        return self.kernel if part_width(columns) == columns else self.any_columns
 
     def _integers(self, spec: GemmSpec) -> tuple[str, ...]:
         return ("M", "N", "blocks", "programs", "group_m", "whole", "splits", *self.sizes(spec))
 
     def kernel_name(self, knobs: Knobs) -> str:
         """The function and the hash of its source."""
-        return f"{self.kernel.split(':')[1]}@{hash_of(self.kernel)[:8]}"
+        kernel = self._kernel_of(knobs)
+        return f"{kernel.split(':')[1]}@{hash_of(kernel)[:8]}"
 
     def boxes(self, spec: GemmSpec, knobs: Knobs) -> dict[str, tuple[str, list[int], object]]:
-        """Triton type, box and shared-memory layout of each tensor that the copy engine moves."""
+        """Triton type, box and shared-memory layout of each tensor that the copy engine moves.
+
+        A box of no power of two is declared by a part's columns (see Build.boxes).
+        """
         from triton.experimental.gluon.language import NVMMASharedLayout
 
         bits = 8 * int(element_bytes(spec.x_dtype))
@@ -174,7 +189,8 @@ class WarpSpecialised(Kernel):
         columns = staged_columns(knobs)
         ring = NVMMASharedLayout(swizzle_byte_width=ROW_BYTES, element_bitwidth=bits, rank=2)
         stage = NVMMASharedLayout(swizzle_byte_width=min(128, 2 * columns), element_bitwidth=16, rank=2)
-        w_box, w_place = [n, k], ring
+        columns_held = columns_of(knobs)
+        w_box, w_place = [n if part_width(columns_held) == columns_held else part_width(columns_held), k], ring
         if self.layout == TILES_16X16:  # runs of a tile each; a warpgroup's columns are copied by themselves
             w_box = [k // 16, columns_of(knobs) // 16, 256]
             w_place = NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=bits, rank=3)
@@ -205,54 +221,6 @@ class WarpSpecialised(Kernel):
             parts=grid.parts,
             counters=2 * (grid.tiles - grid.whole) if grid.parts else 0,
         )
-
-
-def tile_misfit(spec: GemmSpec, knobs: Knobs, device: Device, *, held: int) -> str | None:
-    """The first rule that a product of these sizes breaks on the ring and the registers, whatever its weight's layout.
-
-    `held` as WarpSpecialised says it.
-    """
-    m, n, stages = (integer(knobs, name) for name in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "num_stages"))
-    size = int(element_bytes(spec.x_dtype))
-    if device.kind == "cpu":
-        return "no GPU: Triton compiles for GPUs"
-    if device.gfx != "sm_90":
-        return f"architecture: warpgroup instructions are sm_90's, this is {device.gfx}"
-    if spec.out_dtype not in ("bfloat16", "float16"):
-        return f"output: {spec.out_dtype} does not fit beside the ring"
-    # A descriptor's rows begin at multiples of 16 bytes.
-    if spec.n % 8 or spec.k * size % 16:
-        return f"alignment: N={spec.n} K={spec.k}, the copy engine's rows begin at multiples of 16 bytes"
-    if m not in (GROUP_ROWS, 2 * GROUP_ROWS) or integer(knobs, "BLOCK_SIZE_K") * size != ROW_BYTES:
-        return f"tile: {m} rows, BLOCK_SIZE_K={knobs['BLOCK_SIZE_K']}; two warpgroups share 64 or 128 of 128 bytes"
-    # Triton has no warpgroup instruction of int8 with 256 columns (3.6 and 3.9).
-    most = 256 if held == 1 and spec.x_dtype != "int8" else 128
-    if not 16 <= columns_of(knobs) <= most or n & (n - 1) or n > 256:
-        return f"registers: {columns_of(knobs)} columns a warpgroup of a {m}x{n} tile, 16 to {most} are held"
-    needed = shared_bytes(knobs)
-    if stages < 2 or needed > device.shared_bytes:
-        return f"shared memory: about {needed} bytes for {stages} stages, {device.shared_bytes} a block"
-    return None
-
-
-def _crowded(knobs: Knobs, device: Device) -> str | None:
-    """Why so many programs cannot share a multiprocessor, or None."""
-    ctas, columns, needed = ctas_of(knobs), columns_of(knobs), shared_bytes(knobs)
-    if ctas not in REGISTERS:
-        return f"{CTAS}: {ctas}, there are registers for 1 or 2 programs"
-    if ctas > 1 and (columns > 32 or ctas * (needed + 1024) > device.shared_bytes + 1024):
-        return f"two programs: about {needed} bytes and {columns} columns a warpgroup, 32 fit the registers"
-    return None
-
-
-def _scattered(knobs: Knobs, grid: Grid) -> str | None:
-    """Why a cluster cannot have these programs, or None."""
-    size = cluster_of(knobs)
-    if size > PORTABLE_CLUSTER:
-        return f"{CLUSTER}: {size}, {PORTABLE_CLUSTER} programs are portable"
-    if summed_by(knobs) == "cluster" and grid.programs != grid.pieces:
-        return f"{CLUSTER}: {grid.pieces} splits for {grid.programs} programs, those of a tile would not meet"
-    return None
 
 
 def descriptor(tensor: object, box: list[int], layout: object) -> object:

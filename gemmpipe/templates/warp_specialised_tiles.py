@@ -16,6 +16,8 @@ REGISTERS = {1: (232, 24), 2: (96, 48)}
 """A thread's of a math warpgroup and of the loader, by CTAS_PER_SM."""
 LEAST_REGISTERS = 80
 """Of all threads, so that two programs of 384 fit a multiprocessor."""
+ANY_COLUMNS = ("bfloat16", "float16", "float8_e4m3fn", "int8")
+"""Elements that hopper_columns has instructions for."""
 _STAGED = 64  # from twice as many columns on, half of them are on their way to the output at a time
 _FEW_ROWS = 16
 _LEAST_STAGED = 16
@@ -72,6 +74,11 @@ def columns_of(knobs: Knobs) -> int:
     return integer(knobs, "BLOCK_SIZE_N") * integer(knobs, "BLOCK_SIZE_M") // (2 * GROUP_ROWS)
 
 
+def part_width(columns: int) -> int:
+    """Columns of a warpgroup that a tensor holds: all, or the greatest power of two in them (see hopper_columns)."""
+    return columns if columns & (columns - 1) == 0 else min(_STAGED, columns & -columns)
+
+
 def copied_rows(spec: GemmSpec, block_m: int) -> int:
     """Rows of x in a copy: a tile's, or few where x has fewer than a tile (see hopper.load_x).
 
@@ -100,6 +107,8 @@ def staged_columns(knobs: Knobs) -> int:
     each split adds up.
     """
     columns = columns_of(knobs)
+    if part_width(columns) != columns:
+        return part_width(columns)
     if summed_by(knobs) == "cluster":
         return max(_LEAST_STAGED, columns // next_power(integer(knobs, "NUM_KSPLIT")))
     room = _SHARED_BYTES - _ring_bytes(knobs)

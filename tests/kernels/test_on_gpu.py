@@ -112,7 +112,10 @@ def test_swapped_operands(device: Device, name: str, mnk: tuple[int, int, int], 
 
 
 @pytest.mark.parametrize("splits", [1, 3])
-@pytest.mark.parametrize(("m", "n", "stages"), [(128, 128, 6), (64, 128, 6), (64, 256, 4), (128, 64, 8), (64, 64, 4)])
+@pytest.mark.parametrize(
+    ("m", "n", "stages"),
+    [(128, 128, 6), (64, 128, 6), (64, 256, 4), (128, 64, 8), (64, 64, 4), (128, 80, 6), (128, 96, 5), (64, 160, 5)],
+)
 @pytest.mark.parametrize(
     "mnk",
     [(128, 4608, 7168), (68, 1320, 1040), (1024, 7168, 8192), (192, 1280, 512), (4, 72, 96), (1096, 2120, 1200)],
@@ -133,7 +136,7 @@ def test_two_programs_a_multiprocessor(
 
 
 @pytest.mark.parametrize("splits", [1, 2, 3, 5, 8])
-@pytest.mark.parametrize(("m", "n", "stages"), [(64, 32, 8), (64, 128, 6), (128, 128, 4)])
+@pytest.mark.parametrize(("m", "n", "stages"), [(64, 32, 8), (64, 128, 6), (128, 128, 4), (128, 96, 5), (64, 160, 4)])
 @pytest.mark.parametrize("mnk", [(64, 1280, 8192), (4, 72, 1040), (192, 520, 2048), (256, 7168, 512)])
 @pytest.mark.parametrize("name", ["a8w8_blockscale", "a16w16", "a8w8"])
 def test_splits_meet_in_a_cluster(
@@ -145,7 +148,10 @@ def test_splits_meet_in_a_cluster(
 
 
 @pytest.mark.parametrize("splits", [1, 3])
-@pytest.mark.parametrize(("m", "n", "stages"), [(128, 256, 4), (128, 128, 6), (64, 128, 6), (64, 32, 4)])
+@pytest.mark.parametrize(
+    ("m", "n", "stages"),
+    [(128, 256, 4), (128, 128, 6), (64, 128, 6), (64, 32, 4), (128, 160, 5), (128, 208, 4), (64, 96, 6)],
+)
 @pytest.mark.parametrize("mnk", [(128, 4608, 2048), (1, 1320, 1040), (1027, 1280, 512), (1030, 2312, 1200)])
 @pytest.mark.parametrize(
     ("name", "words"),

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from gemmpipe.data import Knobs
 from gemmpipe.device import arch_device
 from gemmpipe.family import GemmSpec, KernelDefaults, load_family
+from gemmpipe.launching.builds import compile_build
 from gemmpipe.problem import make_problem
 from gemmpipe.templates.warp_specialised import WarpSpecialised
-from gemmpipe.templates.warp_specialised_tiles import MOST_PIECES, Grid
+from gemmpipe.templates.warp_specialised_tiles import MOST_PIECES, Grid, shared_bytes
 
 SM_90 = arch_device("sm_90")
 FAMILIES = ("a16w16", "a8w8", "a8w8_blockscale", "a8w8_bpreshuffle", "a8w8_blockscale_bpreshuffle")
@@ -135,3 +136,35 @@ def test_more_pieces_than_can_be_told_apart_are_refused() -> None:
     reason = kernel.misfit(spec, _knobs(spec, 64), SM_90)
     assert reason == f"order: {MOST_PIECES + 4} pieces of work, {MOST_PIECES} are told apart"
     assert kernel.misfit(spec, _knobs(spec, 128), SM_90) is None
+
+
+@pytest.mark.parametrize("name", ["a16w16", "a8w8", "a8w8_blockscale"])
+@pytest.mark.parametrize(("block_m", "columns", "part"), [(128, 80, 16), (128, 96, 32), (64, 160, 16), (64, 192, 32)])
+def test_a_tile_of_any_columns_is_copied_whole_and_stored_by_parts(
+    name: str, block_m: int, columns: int, part: int
+) -> None:
+    kernel, spec = _kernel(name, 256)
+    knobs = {**_knobs(spec, block_m), "BLOCK_SIZE_N": columns}
+    assert kernel.misfit(spec, knobs, SM_90) is None
+    (build,), boxes = kernel.builds(spec, knobs, SM_90), kernel.boxes(spec, knobs)
+    assert build.boxes == (("w", (columns, knobs["BLOCK_SIZE_K"])),)
+    assert boxes["w"][1][0] == boxes["out"][1][1] == part
+    facts = compile_build(build, SM_90)
+    assert facts.spills == 0
+    assert facts.shared_bytes is not None
+    assert facts.shared_bytes <= shared_bytes(knobs) + 1024
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "why"),
+    [
+        ("a16w16", 72, "not of 16 columns"),
+        ("a16w16", 240, "16 to 224 are held"),
+        ("a8w8_blockscale", 144, "16 to 96 are held"),
+        ("a8w8_bpreshuffle", 96, "not of 16 columns"),
+    ],
+)
+def test_columns_that_no_instruction_or_register_has(name: str, columns: int, why: str) -> None:
+    kernel, spec = _kernel(name, 256)
+    assert why in str(kernel.misfit(spec, {**_knobs(spec, 128), "BLOCK_SIZE_N": columns}, SM_90))
+    assert kernel.builds(spec, _knobs(spec, 128), SM_90)[0].boxes == ()

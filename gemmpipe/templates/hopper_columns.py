@@ -1,0 +1,123 @@
+"""Hopper's matrix instructions of any multiple of 16 columns, where Triton's own take powers of two alone.
+
+7168 columns are 32 such tiles of 224, 1280 are 8 of 160, so that nearly every multiprocessor has one. Their sums are
+held in parts: tensors [64, WIDTH], WIDTH the greatest power of two in the number of columns, 64 at most. The
+instruction is written in PTX, which is told the addresses of its operands; Gluon does not say them, so x and w lie in
+one allocation, which begins where the program's shared memory does (`prepare_rings` sees to it). Written in Gluon,
+which has no interpreter.
+"""
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from gemmpipe.templates.gluon_names import as_ring, as_row
+from gemmpipe.templates.hopper import prepare
+
+_ASYNC_TYPES = {
+    "bf16": ("k16.f32.bf16.bf16", ", 1, 1, 0, 0"),
+    "fp16": ("k16.f32.f16.f16", ", 1, 1, 0, 0"),
+    "fp8e4nv": ("k32.f32.e4m3.e4m3", ", 1, 1"),
+    "int8": ("k32.s32.s8.s8", ""),
+}
+"""By element: the instruction's types, and what it says besides: neither operand negated or, of 16 bits, transposed."""
+_TOKEN = gl.constexpr(0x47454D4D)
+
+
+@gluon.constexpr_function
+def _instructions(columns, parts, element, fresh):
+    """The four of a K block of 128 bytes, which they read 32 bytes at a time; `fresh`: the first replaces the sums."""
+    types, said = _ASYNC_TYPES[element]
+    sums = columns // 2  # registers of a thread
+    x = sums if fresh else 2 * sums  # the first operand after the sums, as often as a part has registers
+    names = ", ".join(f"${i}" for i in range(sums))
+    lines = ["{ .reg .pred add; .reg .b64 x, w; wgmma.fence.sync.aligned;"]
+    for i in range(4):
+        lines.append(f"setp.ne.b32 add, {0 if fresh and i == 0 else 1}, 0;")
+        lines.append(f"add.s64 x, ${x}, {2 * i}; add.s64 w, ${x + sums // parts}, {2 * i};")
+        lines.append(f"wgmma.mma_async.sync.aligned.m64n{columns}{types} {{{names}}}, x, w, add{said};")
+    return " ".join([*lines, "wgmma.commit_group.sync.aligned; }"])
+
+
+@gluon.constexpr_function
+def _constraints(columns, parts, element, fresh):
+    sums = columns // 2
+    held = [] if fresh else [str(i) for i in range(sums)]
+    return ",".join([("=r" if element == "int8" else "=f")] * sums + held + ["l"] * (2 * sums // parts))
+
+
+@gluon.constexpr_function
+def _types(parts, element):
+    return (gl.int32 if element == "int8" else gl.float32,) * parts
+
+
+@gluon.jit
+def multiply_parts(sums, x_at, w_at, TILE: gl.constexpr, COLUMNS: gl.constexpr, ELEMENT: gl.constexpr):
+    """Start sums + x @ w^T of a K block; of no sums, the product. Returns the parts in flight, for warpgroup_mma_wait.
+
+    x_at, w_at: descriptors of x's 64 rows and of w's COLUMNS in shared memory (`descriptor`). TILE: a part's layout.
+    """
+    WIDTH: gl.constexpr = TILE.instr_shape[1]
+    PARTS: gl.constexpr = COLUMNS // WIDTH
+    FRESH: gl.constexpr = len(sums) == 0
+    text: gl.constexpr = _instructions(COLUMNS, PARTS, ELEMENT, FRESH)
+    constraints: gl.constexpr = _constraints(COLUMNS, PARTS, ELEMENT, FRESH)
+    types: gl.constexpr = _types(PARTS, ELEMENT)
+    everywhere = gl.zeros([64, WIDTH], gl.int64, TILE)
+    operands = sums
+    operands += (everywhere + x_at, everywhere + w_at)
+    return gl.inline_asm_elementwise(text, constraints, operands, dtype=types, is_pure=False, pack=WIDTH // 2)
+
+
+@gluon.jit
+def zeros(PARTS: gl.constexpr, WIDTH: gl.constexpr, TILE: gl.constexpr, SUM: gl.constexpr):
+    """Parts of nothing."""
+    parts = ()
+    for _ in gl.static_range(PARTS):
+        parts += (gl.zeros([64, WIDTH], SUM, TILE),)
+    return parts
+
+
+@gluon.jit
+def rings(x, WIDTH: gl.constexpr, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: gl.constexpr):
+    """(places of WIDTH rows for x's slots and then w's, the slots of x).
+
+    One allocation, so that it is the largest and Triton places it first.
+    """
+    DEPTH: gl.constexpr = x.block_type.shape[1]
+    ROWS: gl.constexpr = STAGES * (BLOCK_SIZE_M + BLOCK_SIZE_N)
+    places = gl.allocate_shared_memory(x.dtype, [ROWS // WIDTH, WIDTH, DEPTH], x.layout)
+    return places, as_ring(places, STAGES, BLOCK_SIZE_M)
+
+
+@gluon.jit
+def descriptor(row):
+    """What an instruction is told of the rings from this row on ("matrix descriptor", PTX ISA, wgmma).
+
+    Sixteenths of the address, which grow by 8 a row; 1024 bytes from one 8 rows to the next; rows of 128 bytes swizzled
+    as a whole.
+    """
+    base = gl.inline_asm_elementwise("mov.u32 $0, global_smem;", "=r", [], dtype=gl.int32, is_pure=True, pack=1)
+    layout: gl.constexpr = 1 << 62 | 1024 // 16 << 32 | 1 << 16
+    return (((base & 0x3FFFF) + row * 128) >> 4).to(gl.int64) | layout
+
+
+@gluon.jit
+def _check_place(places):
+    """Stop the kernel where the rings do not begin where `descriptor` says; by the only warp of a role."""
+    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    token = gl.full([32], _TOKEN, gl.int32, LANES)
+    as_row(places.index(0), 32).store(token)
+    asm: gl.constexpr = (
+        "{ .reg .pred p; .reg .b32 a; bar.warp.sync -1; mov.u32 a, global_smem; ld.shared.b32 a, [a];"
+        " setp.ne.s32 p, a, $1; @p trap; mov.u32 $0, a; }"
+    )
+    gl.inline_asm_elementwise(asm, "=r,r", [_TOKEN], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def prepare_rings(places, full, empty, ready, STAGES: gl.constexpr, SPLIT_K: gl.constexpr):
+    """As hopper.prepare, once the rings are seen to be where they should."""
+    _check_place(places)
+    prepare(full, empty, ready, STAGES, SPLIT_K)
