@@ -25,6 +25,7 @@ _LANES = 2048
 _DRAM_BPS, _CACHE_BPS, _FLOPS = 4.3e12, 8.6e12, 1.0e15  # an H200, 2026-11; only their ratios order candidates
 _LATENCY_S = 1.0e-6  # of one K step that nothing hides
 _START_S = 2.0e-6
+_WARPS = 8  # that hold a tile's sums where no knob says: two math warpgroups (warp_specialised)
 _ROOM = 64  # rows and columns to begin with
 
 
@@ -147,7 +148,7 @@ def _numbers(facts: BuildFacts) -> list[float]:
 def _sight(spec: GemmSpec, device: Device, words: Array, raw: Array, known: Array) -> Sight:
     """A model of a tiled product (waves of blocks, K steps bound by flops, bytes or latency), and its terms."""
     m_tile, n_tile, k_tile, splits, warps, stages, swapped = (raw[:, i] for i in range(len(_RAW)))
-    splits, warps, stages = (np.where(np.isnan(a), b, a) for a, b in ((splits, 1), (warps, 4), (stages, 3)))
+    splits, warps, stages = (np.where(np.isnan(a), b, a) for a, b in ((splits, 1), (warps, _WARPS), (stages, 3)))
     units, item = max(1, device.cu_num), _BYTES.get(spec.w_dtype, 1)
     lanes = warps * device.warp_size
     sums = m_tile * n_tile / lanes  # accumulators a thread
