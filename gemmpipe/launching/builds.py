@@ -98,12 +98,12 @@ def _load(build: Build, device: Device) -> Loaded:
     if is_interpreted(function):
         return Loaded(build=build, kernel=function, interpreted=True)
     kernel = compiled(build, device)
-    _say_boxes(kernel, build)
+    say_boxes(kernel, build)
     kernel.run  # noqa: B018  (the property that loads the binary; function and registers are known from here on)
     return Loaded(build=build, kernel=kernel, interpreted=False)
 
 
-def _say_boxes(kernel: Any, build: Build) -> None:
+def say_boxes(kernel: Any, build: Build) -> None:
     """What Triton's launcher, made later, is to ask of the copy engine beside what the types say."""
     described = [name for name, kind in build.signature if kind.startswith("tensordesc")]
     for name, box in build.boxes:

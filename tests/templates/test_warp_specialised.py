@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from gemmpipe.data import Knobs
 from gemmpipe.device import arch_device
 from gemmpipe.family import GemmSpec, KernelDefaults, load_family
-from gemmpipe.launching.builds import compile_build
+from gemmpipe.launching.builds import compile_build, compiled, say_boxes
 from gemmpipe.problem import make_problem
 from gemmpipe.templates.warp_specialised import WarpSpecialised
 from gemmpipe.templates.warp_specialised_tiles import MOST_PIECES, Grid, shared_bytes
@@ -149,10 +149,14 @@ def test_a_tile_of_any_columns_is_copied_whole_and_stored_by_parts(
     (build,), boxes = kernel.builds(spec, knobs, SM_90), kernel.boxes(spec, knobs)
     assert build.boxes == (("w", (columns, knobs["BLOCK_SIZE_K"])),)
     assert boxes["w"][1][0] == boxes["out"][1][1] == part
-    facts = compile_build(build, SM_90)
+    facts, kernel_made = compile_build(build, SM_90), compiled(build, SM_90)
     assert facts.spills == 0
     assert facts.shared_bytes is not None
     assert facts.shared_bytes <= shared_bytes(knobs) + 1024
+    assert "@p trap" in kernel_made.asm["ptx"]  # where the rings are not what the instructions read
+    say_boxes(kernel_made, build)  # what Triton's launcher encodes for the copy engine
+    said = [each["block_size"] for each in kernel_made.metadata.tensordesc_meta]
+    assert said[:3] == [boxes["x"][1], [columns, knobs["BLOCK_SIZE_K"]], boxes["out"][1]]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,35 @@
+"""What the model that orders candidates says before any build is known."""
+
+import math
+
+import pytest
+
+from gemmpipe.data import Candidate
+from gemmpipe.device import arch_device
+from gemmpipe.family import GemmSpec
+from gemmpipe.search.features import View, Vocabulary
+
+SM_90 = arch_device("sm_90")
+TILE = {"kernel_type": "warp_specialised", "BLOCK_SIZE_M": 128, "BLOCK_SIZE_K": 64, "NUM_KSPLIT": 1, "num_stages": 4}
+
+
+def _estimates(m: int, n: int, k: int, columns: tuple[int, ...]) -> dict[int, float]:
+    """us by the columns of a warp-specialised tile, which no knob gives a number of warps."""
+    spec = GemmSpec(m=m, n=n, k=k, x_dtype="bfloat16", w_dtype="bfloat16", out_dtype="bfloat16")
+    candidates = [Candidate.of("gluon", {**TILE, "BLOCK_SIZE_N": each}) for each in columns]
+    estimate = View(Vocabulary(), spec, SM_90, candidates, {}).look({}).estimate
+    return dict(zip(columns, map(math.exp, estimate), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "best"), [(2048, 1280, 160), (512, 7168, 224), (2048, 7168, 224), (4096, 1280, 160)]
+)
+def test_tiles_that_occupy_the_device_are_seen_first(m: int, n: int, best: int) -> None:
+    """As timed on an H200 (docs/kernels.md)."""
+    found = _estimates(m, n, 8192, (64, 128, 160, 192, 224, 256))
+    assert min(found, key=found.__getitem__) == best
+
+
+def test_a_wide_tile_is_not_thought_to_spill() -> None:
+    found = _estimates(4096, 8192, 8192, (128, 256))
+    assert found[256] < 1.1 * found[128]
