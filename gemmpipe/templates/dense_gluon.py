@@ -16,7 +16,6 @@ class DenseWarpSpecialised(WarpSpecialised):
 
     kernel: str = "gemmpipe.templates.dense_hopper:dense_warp_specialised"
     held: int = 1
-    any_columns: str = "gemmpipe.templates.dense_hopper_columns:dense_any_columns"
 
     def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """`rule: detail` of the first rule broken, or None."""

@@ -10,6 +10,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
+from gemmpipe.templates.dense_hopper_columns import end_split_of_parts, parts_of_piece
 from gemmpipe.templates.hopper import (
     accumulator,
     after,
@@ -17,10 +18,11 @@ from gemmpipe.templates.hopper import (
     load_ring,
     part_of_w,
     prepare,
-    ring_of_w,
+    scaled,
     store_tile,
     wait_for_previous,
 )
+from gemmpipe.templates.hopper_columns import matrix_descriptors, parts_of, prepare_rings, rings, zeros
 from gemmpipe.templates.hopper_order import pieces_of, place_of
 from gemmpipe.templates.hopper_splits import come_along, kept_slice, share_of_sum, store_part, sum_of_slice
 
@@ -67,23 +69,6 @@ def sum_of_piece(
 
 
 @gluon.jit
-def scaled(
-    total, bias_ptr, x_scale_ptr, w_scale_ptr, row, column, M, N,
-    COLUMNS: gl.constexpr, TILE: gl.constexpr, SCALES: gl.constexpr, BIAS: gl.constexpr,
-):  # fmt: skip
-    """total * x_scale * w_scale + bias of [64, COLUMNS] from this row and column on."""
-    rows = gl.minimum(row + gl.arange(0, 64, gl.SliceLayout(1, TILE)), M - 1)
-    columns = gl.minimum(column + gl.arange(0, COLUMNS, gl.SliceLayout(0, TILE)), N - 1)
-    if SCALES == "row":
-        total = total * gl.load(x_scale_ptr + rows)[:, None] * gl.load(w_scale_ptr + columns)[None, :]
-    if SCALES == "tensor":
-        total = total * (gl.load(x_scale_ptr) * gl.load(w_scale_ptr))
-    if BIAS:
-        total += gl.load(bias_ptr + columns).to(gl.float32)[None, :]
-    return total
-
-
-@gluon.jit
 def end_split(
     total, out, stage, bias_ptr, x_scale_ptr, w_scale_ptr, parts_ptr, counters_ptr, place, split, splits,
     row, column, M, N, COLUMNS: gl.constexpr, DEPTH: gl.constexpr, TILE: gl.constexpr, SCALES: gl.constexpr,
@@ -116,12 +101,16 @@ def multiply(
     COLUMNS: gl.constexpr = BLOCK_SIZE_N if BLOCK_SIZE_M == 128 else BLOCK_SIZE_N // 2
     ROW: gl.constexpr = GROUP * 64 if BLOCK_SIZE_M == 128 else 0
     COLUMN: gl.constexpr = 0 if BLOCK_SIZE_M == 128 else GROUP * COLUMNS
+    ELEMENT: gl.constexpr = x_ring.dtype.name
+    PARTS: gl.constexpr = parts_of(COLUMNS)
+    WIDTH: gl.constexpr = COLUMNS // PARTS
     DEPTH: gl.constexpr = 256 // x_ring.dtype.primitive_bitwidth
-    TILE: gl.constexpr = accumulator(COLUMNS, DEPTH)
+    TILE: gl.constexpr = accumulator(WIDTH, DEPTH)
     SUM: gl.constexpr = gl.int32 if x_ring.dtype == gl.int8 else gl.float32
     slot = 0
     phase = 0
     stage = out_stage.index(GROUP)
+    x_at, w_at = matrix_descriptors(PARTS, ROW, STAGES * BLOCK_SIZE_M + COLUMN)
     mbarrier.wait(ready, 0)
     wait_for_previous()
     for piece in range(gl.program_id(0), pieces_of(tiles_m * tiles_n, whole, splits), programs):
@@ -130,20 +119,36 @@ def multiply(
         )
         row = row + ROW
         column = tile_n * BLOCK_SIZE_N + COLUMN
-        acc = gl.zeros([64, COLUMNS], SUM, TILE)
-        slot, phase, acc = sum_of_piece(
-            x_ring, w_ring, full, empty, slot, phase, acc, end - begin, ROW, COLUMN, COLUMNS, STAGES
-        )
-        total = acc.to(gl.float32)
+        sums = zeros(PARTS, WIDTH, TILE, SUM)
+        if PARTS == 1:
+            slot, phase, acc = sum_of_piece(
+                x_ring, w_ring, full, empty, slot, phase, sums[0], end - begin, ROW, COLUMN, COLUMNS, STAGES
+            )
+            sums = (acc,)
+        else:
+            slot, phase, sums = parts_of_piece(
+                sums, x_at, w_at, full, empty, slot, phase, end - begin, TILE, COLUMNS, ELEMENT,
+                BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES,
+            )  # fmt: skip
         if SPLIT_K == "cluster" or (SPLIT_K == "last" and piece >= whole):
             place = (t - whole) * 2 + GROUP
-            end_split(
-                total, out, stage, bias_ptr, x_scale_ptr, w_scale_ptr, parts_ptr, counters_ptr, place, split, splits,
-                row, column, M, N, COLUMNS, DEPTH, TILE, SCALES, BIAS, SPLIT_K,
-            )  # fmt: skip
+            if PARTS == 1:
+                end_split(
+                    sums[0].to(gl.float32), out, stage, bias_ptr, x_scale_ptr, w_scale_ptr, parts_ptr, counters_ptr,
+                    place, split, splits, row, column, M, N, COLUMNS, DEPTH, TILE, SCALES, BIAS, SPLIT_K,
+                )  # fmt: skip
+            else:
+                end_split_of_parts(
+                    sums, out, stage, bias_ptr, x_scale_ptr, w_scale_ptr,
+                    parts_ptr + place.to(gl.int64) * splits * 64 * COLUMNS, counters_ptr + place, split, splits,
+                    row, column, M, N, COLUMNS, TILE, SCALES, BIAS, SPLIT_K,
+                )  # fmt: skip
         else:
-            total = scaled(total, bias_ptr, x_scale_ptr, w_scale_ptr, row, column, M, N, COLUMNS, TILE, SCALES, BIAS)
-            store_tile(total, out, stage, row, column)
+            for j in gl.static_range(PARTS):
+                here = column + j * WIDTH
+                part = sums[j].to(gl.float32)
+                part = scaled(part, bias_ptr, x_scale_ptr, w_scale_ptr, row, here, M, N, WIDTH, TILE, SCALES, BIAS)
+                store_tile(part, out, stage, row, here)
     tma.store_wait(0)
 
 
@@ -159,8 +164,8 @@ def dense_warp_specialised(
 
     SCALES: `none`, `tensor`, `row`. SPLIT_K: `none`; `last`: the last split to arrive adds them up; `cluster`: all do.
     """
-    x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, BLOCK_SIZE_M, BLOCK_SIZE_K], x.layout)
-    w_ring = ring_of_w(w, BLOCK_SIZE_N, BLOCK_SIZE_K, BLOCK_SIZE_N * BLOCK_SIZE_M // 128, STAGES)
+    COLUMNS: gl.constexpr = BLOCK_SIZE_N * BLOCK_SIZE_M // 128
+    x_ring, w_ring = rings(x, w, BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, COLUMNS, STAGES)
     out_stage = gl.allocate_shared_memory(out.dtype, [2, 64, out.block_type.shape[1]], out.layout)
     full, empty, ready = barriers(STAGES)
     tiles_m = gl.cdiv(M, BLOCK_SIZE_M)
@@ -174,6 +179,7 @@ def dense_warp_specialised(
                     BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SPLIT_K, SCALES, BIAS)),
         (load_ring, (x, w, x, x_ring, w_ring, x_ring, full, empty, ready, M, 0, tiles_m, tiles_n, blocks, programs,
                      group_m, whole, splits, BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, STAGES, False, SPLIT_K)),
-        (prepare, (full, empty, ready, STAGES, SPLIT_K)),
+        (prepare, (full, empty, ready, STAGES, SPLIT_K)) if parts_of(COLUMNS) == 1 else
+        (prepare_rings, (w_ring, full, empty, ready, STAGES, SPLIT_K)),
         (come_along, (SPLIT_K,)),
     ], [4, 1, 1, 2], [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip

@@ -26,12 +26,11 @@ def as_box(place, tensor, A: gl.constexpr, B: gl.constexpr, C: gl.constexpr):
 @gluon.jit
 def as_ring(places, SLOTS: gl.constexpr, ROWS: gl.constexpr):
     """The same shared memory, or the first of it, as slots of so many rows."""
-    DEPTH: gl.constexpr = places.shape[2]
-    if _RENAMED:
-        ring = places.reinterpret(places.dtype, [SLOTS, ROWS, DEPTH], places.layout)
-    else:
-        ring = places._reinterpret(places.dtype, [SLOTS, ROWS, DEPTH], places.layout)
-    return ring
+    SHAPE: gl.constexpr = [SLOTS, ROWS, places.shape[2]]
+    KIND: gl.constexpr = places.dtype
+    return (
+        places.reinterpret(KIND, SHAPE, places.layout) if _RENAMED else places._reinterpret(KIND, SHAPE, places.layout)
+    )
 
 
 @gluon.jit

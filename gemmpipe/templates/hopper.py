@@ -195,6 +195,23 @@ def load_ring(
 
 
 @gluon.jit
+def scaled(
+    total, bias_ptr, x_scale_ptr, w_scale_ptr, row, column, M, N,
+    COLUMNS: gl.constexpr, TILE: gl.constexpr, SCALES: gl.constexpr, BIAS: gl.constexpr,
+):  # fmt: skip
+    """total * x_scale * w_scale + bias of [64, COLUMNS] from this row and column on."""
+    rows = gl.minimum(row + gl.arange(0, 64, gl.SliceLayout(1, TILE)), M - 1)
+    columns = gl.minimum(column + gl.arange(0, COLUMNS, gl.SliceLayout(0, TILE)), N - 1)
+    if SCALES == "row":
+        total = total * gl.load(x_scale_ptr + rows)[:, None] * gl.load(w_scale_ptr + columns)[None, :]
+    if SCALES == "tensor":
+        total = total * (gl.load(x_scale_ptr) * gl.load(w_scale_ptr))
+    if BIAS:
+        total += gl.load(bias_ptr + columns).to(gl.float32)[None, :]
+    return total
+
+
+@gluon.jit
 def store_tile(acc, out, stage, row, column):
     """[64, columns] on its way: converted, through shared memory, by TMA; wide ones by halves through one place."""
     STAGED: gl.constexpr = stage.shape[1]

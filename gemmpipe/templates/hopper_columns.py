@@ -13,7 +13,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from gemmpipe.templates.gluon_names import as_ring, as_row
-from gemmpipe.templates.hopper import prepare
+from gemmpipe.templates.hopper import prepare, ring_of_w
 
 _ASYNC_TYPES = {
     "bf16": ("k16.f32.bf16.bf16", ", 1, 1, 0, 0"),
@@ -79,16 +79,40 @@ def zeros(PARTS: gl.constexpr, WIDTH: gl.constexpr, TILE: gl.constexpr, SUM: gl.
     return parts
 
 
-@gluon.jit
-def rings(x, WIDTH: gl.constexpr, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: gl.constexpr):
-    """(places of WIDTH rows for x's slots and then w's, the slots of x).
+@gluon.constexpr_function
+def parts_of(columns):
+    """Into how many parts a warpgroup's columns are held: one where they are a power of two."""
+    return 1 if columns & (columns - 1) == 0 else columns // min(64, columns & -columns)
 
-    One allocation, so that it is the largest and Triton places it first.
+
+@gluon.jit
+def rings(
+    x, w, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, COLUMNS: gl.constexpr,
+    STAGES: gl.constexpr,
+):  # fmt: skip
+    """(x's slots, w's); of a tile in parts, w's come last among places as wide as a part, the first of which are x's.
+
+    One allocation then, so that it is the largest and Triton places it first.
     """
-    DEPTH: gl.constexpr = x.block_type.shape[1]
-    ROWS: gl.constexpr = STAGES * (BLOCK_SIZE_M + BLOCK_SIZE_N)
-    places = gl.allocate_shared_memory(x.dtype, [ROWS // WIDTH, WIDTH, DEPTH], x.layout)
-    return places, as_ring(places, STAGES, BLOCK_SIZE_M)
+    if parts_of(COLUMNS) == 1:
+        x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, BLOCK_SIZE_M, BLOCK_SIZE_K], x.layout)
+        w_ring = ring_of_w(w, BLOCK_SIZE_N, BLOCK_SIZE_K, COLUMNS, STAGES)
+    else:
+        WIDTH: gl.constexpr = COLUMNS // parts_of(COLUMNS)
+        ROWS: gl.constexpr = STAGES * (BLOCK_SIZE_M + BLOCK_SIZE_N)
+        w_ring = gl.allocate_shared_memory(x.dtype, [ROWS // WIDTH, WIDTH, BLOCK_SIZE_K], x.layout)
+        x_ring = as_ring(w_ring, STAGES, BLOCK_SIZE_M)
+    return x_ring, w_ring
+
+
+@gluon.jit
+def matrix_descriptors(PARTS: gl.constexpr, x_row, w_row):
+    """Of a tile in parts, the descriptors of these rows of the rings; else nobody asks."""
+    if PARTS == 1:
+        x_at, w_at = 0, 0
+    else:
+        x_at, w_at = descriptor(x_row), descriptor(w_row)
+    return x_at, w_at
 
 
 @gluon.jit

@@ -61,8 +61,6 @@ class WarpSpecialised(Kernel):
     """`module:attribute` of the JIT function."""
     held: int
     """fp32 tiles that a math warpgroup has in registers at once."""
-    any_columns: str
-    """The kernel for tiles whose columns are no power of two (see hopper_columns)."""
     layout: str = PLAIN
     """The weight's that it reads (see layouts)."""
 
@@ -151,31 +149,24 @@ class WarpSpecialised(Kernel):
         pointers = {**operands, **PARTS}
         signature |= {**pointers, **dict.fromkeys(self._integers(spec), "i32"), **dict.fromkeys(constants, "constexpr")}
         limit = () if ctas_of(knobs) == 1 else (("maxnreg", LEAST_REGISTERS),)
-        kernel = self._kernel_of(knobs)
+        n, k, columns = integer(knobs, "BLOCK_SIZE_N"), integer(knobs, "BLOCK_SIZE_K"), columns_of(knobs)
         build = Build(
-            kernel=kernel,
-            source_hash=hash_of(kernel),
+            kernel=self.kernel,
+            source_hash=hash_of(self.kernel),
             signature=tuple(signature.items()),
             constants=tuple(constants.items()),
             aligned=tuple(name for name, kind in pointers.items() if kind != "constexpr"),
             options=(("launch_pdl", True), *limit, ("num_warps", 4)),
-            boxes=()
-            if kernel == self.kernel
-            else (("w", (integer(knobs, "BLOCK_SIZE_N"), integer(knobs, "BLOCK_SIZE_K"))),),
+            boxes=() if part_width(columns) == columns else (("w", (n, k)),),
         )
         return (build,)
-
-    def _kernel_of(self, knobs: Knobs) -> str:
-        columns = columns_of(knobs)
-        return self.kernel if part_width(columns) == columns else self.any_columns
 
     def _integers(self, spec: GemmSpec) -> tuple[str, ...]:
         return ("M", "N", "blocks", "programs", "group_m", "whole", "splits", *self.sizes(spec))
 
     def kernel_name(self, knobs: Knobs) -> str:
         """The function and the hash of its source."""
-        kernel = self._kernel_of(knobs)
-        return f"{kernel.split(':')[1]}@{hash_of(kernel)[:8]}"
+        return f"{self.kernel.split(':')[1]}@{hash_of(self.kernel)[:8]}"
 
     def boxes(self, spec: GemmSpec, knobs: Knobs) -> dict[str, tuple[str, list[int], object]]:
         """Triton type, box and shared-memory layout of each tensor that the copy engine moves.

@@ -1,20 +1,16 @@
-"""_warp_specialised with tiles of any multiple of 16 columns a warpgroup (gemmpipe/templates/hopper_columns.py).
+"""The steps of _warp_specialised for tiles in parts (gemmpipe/templates/hopper_columns.py).
 
-Such a tile may hold columns of two blocks of w's scales: every part of it takes its own block's.
+Such a tile may hold columns of two blocks of w's scales: every part takes its own block's.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma_wait
 
-from gemmpipe.kernels.a8w8_blockscale._warp_specialised import four_scales
-from gemmpipe.templates.dense_hopper_columns import end_split
-from gemmpipe.templates.hopper import accumulator, after, barriers, load_ring, store_tile, wait_for_previous
-from gemmpipe.templates.hopper_columns import descriptor, multiply_parts, prepare_rings, rings, zeros
-from gemmpipe.templates.hopper_order import pieces_of, place_of
-from gemmpipe.templates.hopper_splits import come_along
+from gemmpipe.templates.hopper import after
+from gemmpipe.templates.hopper_columns import multiply_parts, zeros
 
 
 @gluon.jit
@@ -50,7 +46,18 @@ def end_block(sums, flying, scales, low, high, edge, empty, slot, IN_FLIGHT: gl.
 
 
 @gluon.jit
-def sum_of_piece(
+def four_scales(w_scales, k, last):
+    """The weight's scales of K blocks k to k + 3; past the last one its own, which nothing is multiplied by."""
+    return (
+        gl.load(w_scales + gl.minimum(k, last)),
+        gl.load(w_scales + gl.minimum(k + 1, last)),
+        gl.load(w_scales + gl.minimum(k + 2, last)),
+        gl.load(w_scales + gl.minimum(k + 3, last)),
+    )
+
+
+@gluon.jit
+def parts_of_piece(
     x_at, w_at, scale_ring, full, empty, slot, phase, low_ptr, high_ptr, edge, begin, end, last,
     TILE: gl.constexpr, COLUMNS: gl.constexpr, WIDTH: gl.constexpr, ROW: gl.constexpr, W_ROWS: gl.constexpr,
     STAGES: gl.constexpr,
@@ -84,77 +91,3 @@ def sum_of_piece(
         sums = end_block(sums, f0, s0, low, high, edge, empty, slot, 0, PARTS)
         slot, phase = after(slot, phase, STAGES)
     return slot, phase, sums
-
-
-@gluon.jit
-def multiply(
-    GROUP: gl.constexpr, out, w_scale_ptr, w_scale_stride, scale_ring, out_stage, full, empty, ready,
-    parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits,
-    BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: gl.constexpr, SCALE_BLOCK: gl.constexpr,
-    SPLIT_K: gl.constexpr,
-):  # fmt: skip
-    """A math warpgroup: its 64 rows of a 128-row tile, or its half of the columns of a 64-row tile."""
-    COLUMNS: gl.constexpr = BLOCK_SIZE_N if BLOCK_SIZE_M == 128 else BLOCK_SIZE_N // 2
-    ROW: gl.constexpr = GROUP * 64 if BLOCK_SIZE_M == 128 else 0
-    COLUMN: gl.constexpr = 0 if BLOCK_SIZE_M == 128 else GROUP * COLUMNS
-    WIDTH: gl.constexpr = out.block_type.shape[1]
-    TILE: gl.constexpr = accumulator(WIDTH, 32)
-    slot = 0
-    phase = 0
-    stage = out_stage.index(GROUP)
-    x_at, w_at = descriptor(ROW), descriptor(STAGES * BLOCK_SIZE_M + COLUMN)
-    mbarrier.wait(ready, 0)
-    wait_for_previous()
-    for piece in range(gl.program_id(0), pieces_of(tiles_m * tiles_n, whole, splits), programs):
-        t, split, begin, end, row, tile_n = place_of(
-            piece, M, tiles_m, tiles_n, blocks, group_m, whole, splits, BLOCK_SIZE_M
-        )
-        row = row + ROW
-        column = tile_n * BLOCK_SIZE_N + COLUMN
-        block = gl.minimum(column, N - 1) // SCALE_BLOCK
-        low_ptr = w_scale_ptr + block * w_scale_stride
-        high_ptr = w_scale_ptr + gl.minimum(block + 1, (N - 1) // SCALE_BLOCK) * w_scale_stride
-        slot, phase, sums = sum_of_piece(
-            x_at, w_at, scale_ring, full, empty, slot, phase, low_ptr, high_ptr, (block + 1) * SCALE_BLOCK - column,
-            begin, end, blocks - 1, TILE, COLUMNS, WIDTH, ROW, BLOCK_SIZE_N, STAGES,
-        )  # fmt: skip
-        if SPLIT_K == "cluster" or (SPLIT_K == "last" and piece >= whole):
-            place = (t - whole) * 2 + GROUP
-            end_split(
-                sums, out, stage, w_scale_ptr, w_scale_ptr, w_scale_ptr,
-                parts_ptr + place.to(gl.int64) * splits * 64 * COLUMNS, counters_ptr + place, split, splits,
-                row, column, M, N, COLUMNS, TILE, "none", False, SPLIT_K,
-            )  # fmt: skip
-        else:
-            for j in gl.static_range(COLUMNS // WIDTH):
-                store_tile(sums[j], out, stage, row, column + j * WIDTH)
-    tma.store_wait(0)
-
-
-@gluon.jit
-def blockscale_any_columns(
-    x, w, out, scales, w_scale_ptr, parts_ptr, counters_ptr,
-    M, N, blocks, programs, group_m, whole, splits, w_scale_stride, scale_stride,
-    BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, STAGES: gl.constexpr,
-    SPLIT_K: gl.constexpr, REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr, SCALE_BLOCK: gl.constexpr,
-):  # fmt: skip
-    """As _warp_specialised.blockscale_warp_specialised."""
-    places, x_ring = rings(x, out.block_type.shape[1], BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES)
-    scale_ring = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_SIZE_M], scales.layout)
-    out_stage = gl.allocate_shared_memory(out.dtype, [2, 64, out.block_type.shape[1]], out.layout)
-    full, empty, ready = barriers(STAGES)
-    tiles_m = gl.cdiv(M, BLOCK_SIZE_M)
-    tiles_n = gl.cdiv(N, BLOCK_SIZE_N)
-    gl.warp_specialize([
-        (multiply, (0, out, w_scale_ptr, w_scale_stride, scale_ring, out_stage, full, empty, ready,
-                    parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits,
-                    BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SCALE_BLOCK, SPLIT_K)),
-        (multiply, (1, out, w_scale_ptr, w_scale_stride, scale_ring, out_stage, full, empty, ready,
-                    parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits,
-                    BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SCALE_BLOCK, SPLIT_K)),
-        (load_ring, (x, w, scales, x_ring, places, scale_ring, full, empty, ready, M, scale_stride, tiles_m, tiles_n,
-                     blocks, programs, group_m, whole, splits, BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, STAGES, True,
-                     SPLIT_K)),
-        (prepare_rings, (places, full, empty, ready, STAGES, SPLIT_K)),
-        (come_along, (SPLIT_K,)),
-    ], [4, 1, 1, 2], [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip

@@ -21,7 +21,6 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
 
     kernel: str = "gemmpipe.kernels.a8w8_blockscale._warp_specialised:blockscale_warp_specialised"
     held: int = 3
-    any_columns: str = "gemmpipe.kernels.a8w8_blockscale._columns:blockscale_any_columns"
 
     def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """`rule: detail` of the first rule broken, or None."""

@@ -10,6 +10,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
+from gemmpipe.kernels.a8w8_blockscale._columns import four_scales, parts_of_piece
+from gemmpipe.templates.dense_hopper_columns import end_split_of_parts
 from gemmpipe.templates.hopper import (
     accumulator,
     after,
@@ -17,10 +19,10 @@ from gemmpipe.templates.hopper import (
     load_ring,
     part_of_w,
     prepare,
-    ring_of_w,
     store_tile,
     wait_for_previous,
 )
+from gemmpipe.templates.hopper_columns import matrix_descriptors, parts_of, prepare_rings, rings
 from gemmpipe.templates.hopper_order import pieces_of, place_of
 from gemmpipe.templates.hopper_splits import come_along, kept_slice, share_of_sum, store_part, sum_of_slice
 
@@ -50,17 +52,6 @@ def end_block(acc, flying, scales, w_scale, empty, slot, IN_FLIGHT: gl.constexpr
     acc += product * (scales * w_scale)[:, None]
     # No instruction: holds the additions above the next matrix instruction.
     return warpgroup_mma_wait(IN_FLIGHT, deps=[acc]), product
-
-
-@gluon.jit
-def four_scales(w_scales, k, last):
-    """The weight's scales of K blocks k to k + 3; past the last one its own, which nothing is multiplied by."""
-    return (
-        gl.load(w_scales + gl.minimum(k, last)),
-        gl.load(w_scales + gl.minimum(k + 1, last)),
-        gl.load(w_scales + gl.minimum(k + 2, last)),
-        gl.load(w_scales + gl.minimum(k + 3, last)),
-    )
 
 
 @gluon.jit
@@ -146,12 +137,15 @@ def multiply(
     COLUMNS: gl.constexpr = BLOCK_SIZE_N if BLOCK_SIZE_M == 128 else BLOCK_SIZE_N // 2
     ROW: gl.constexpr = GROUP * 64 if BLOCK_SIZE_M == 128 else 0
     COLUMN: gl.constexpr = 0 if BLOCK_SIZE_M == 128 else GROUP * COLUMNS
-    TILE: gl.constexpr = accumulator(COLUMNS, 32)
+    PARTS: gl.constexpr = parts_of(COLUMNS)
+    WIDTH: gl.constexpr = COLUMNS // PARTS
+    TILE: gl.constexpr = accumulator(WIDTH, 32)
     slot = 0
     phase = 0
-    d0 = gl.zeros([64, COLUMNS], gl.float32, TILE)
-    d1 = gl.zeros([64, COLUMNS], gl.float32, TILE)
+    d0 = gl.zeros([64, WIDTH], gl.float32, TILE)
+    d1 = gl.zeros([64, WIDTH], gl.float32, TILE)
     stage = out_stage.index(GROUP)
+    x_at, w_at = matrix_descriptors(PARTS, ROW, STAGES * BLOCK_SIZE_M + COLUMN)
     mbarrier.wait(ready, 0)
     wait_for_previous()
     for piece in range(gl.program_id(0), pieces_of(tiles_m * tiles_n, whole, splits), programs):
@@ -160,18 +154,37 @@ def multiply(
         )
         row = row + ROW
         column = tile_n * BLOCK_SIZE_N + COLUMN
-        w_scales = w_scale_ptr + gl.minimum(column, N - 1) // SCALE_BLOCK * w_scale_stride
-        slot, phase, acc, d0, d1 = sum_of_piece(
-            x_ring, w_ring, scale_ring, full, empty, slot, phase, d0, d1, w_scales, begin, end, blocks - 1, never,
-            ROW, COLUMN, COLUMNS, TILE, STAGES,
-        )  # fmt: skip
+        if PARTS == 1:
+            w_scales = w_scale_ptr + gl.minimum(column, N - 1) // SCALE_BLOCK * w_scale_stride
+            slot, phase, acc, d0, d1 = sum_of_piece(
+                x_ring, w_ring, scale_ring, full, empty, slot, phase, d0, d1, w_scales, begin, end, blocks - 1, never,
+                ROW, COLUMN, COLUMNS, TILE, STAGES,
+            )  # fmt: skip
+            sums = (acc,)
+        else:
+            block = gl.minimum(column, N - 1) // SCALE_BLOCK
+            low_ptr = w_scale_ptr + block * w_scale_stride
+            high_ptr = w_scale_ptr + gl.minimum(block + 1, (N - 1) // SCALE_BLOCK) * w_scale_stride
+            slot, phase, sums = parts_of_piece(
+                x_at, w_at, scale_ring, full, empty, slot, phase, low_ptr, high_ptr, (block + 1) * SCALE_BLOCK - column,
+                begin, end, blocks - 1, TILE, COLUMNS, WIDTH, ROW, BLOCK_SIZE_N, STAGES,
+            )  # fmt: skip
         if SPLIT_K == "cluster" or (SPLIT_K == "last" and piece >= whole):
             place = (t - whole) * 2 + GROUP
-            end_split(
-                acc, out, stage, parts_ptr, counters_ptr, place, split, splits, row, column, M, COLUMNS, TILE, SPLIT_K
-            )
+            if PARTS == 1:
+                end_split(
+                    sums[0], out, stage, parts_ptr, counters_ptr, place, split, splits, row, column, M,
+                    COLUMNS, TILE, SPLIT_K,
+                )  # fmt: skip
+            else:
+                end_split_of_parts(
+                    sums, out, stage, w_scale_ptr, w_scale_ptr, w_scale_ptr,
+                    parts_ptr + place.to(gl.int64) * splits * 64 * COLUMNS, counters_ptr + place, split, splits,
+                    row, column, M, N, COLUMNS, TILE, "none", False, SPLIT_K,
+                )  # fmt: skip
         else:
-            store_tile(acc, out, stage, row, column)
+            for j in gl.static_range(PARTS):
+                store_tile(sums[j], out, stage, row, column + j * WIDTH)
     tma.store_wait(0)
 
 
@@ -186,8 +199,8 @@ def blockscale_warp_specialised(
 
     SPLIT_K: as dense_hopper.dense_warp_specialised has it.
     """
-    x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, BLOCK_SIZE_M, BLOCK_SIZE_K], x.layout)
-    w_ring = ring_of_w(w, BLOCK_SIZE_N, BLOCK_SIZE_K, BLOCK_SIZE_N * BLOCK_SIZE_M // 128, STAGES)
+    COLUMNS: gl.constexpr = BLOCK_SIZE_N * BLOCK_SIZE_M // 128
+    x_ring, w_ring = rings(x, w, BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, COLUMNS, STAGES)
     scale_ring = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_SIZE_M], scales.layout)
     out_stage = gl.allocate_shared_memory(out.dtype, [2, 64, out.block_type.shape[1]], out.layout)
     full, empty, ready = barriers(STAGES)
@@ -204,6 +217,7 @@ def blockscale_warp_specialised(
         (load_ring, (x, w, scales, x_ring, w_ring, scale_ring, full, empty, ready, M, scale_stride, tiles_m, tiles_n,
                      blocks, programs, group_m, whole, splits, BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, STAGES, True,
                      SPLIT_K)),
-        (prepare, (full, empty, ready, STAGES, SPLIT_K)),
+        (prepare, (full, empty, ready, STAGES, SPLIT_K)) if parts_of(COLUMNS) == 1 else
+        (prepare_rings, (w_ring, full, empty, ready, STAGES, SPLIT_K)),
         (come_along, (SPLIT_K,)),
     ], [4, 1, 1, 2], [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip
