@@ -213,6 +213,7 @@ def test_siblings_stay_together_in_batches() -> None:
     ("word", "said"),
     [
         ("space.BLOCK_SIZE_M=foo", "space.BLOCK_SIZE_M: 'foo', expected a power of two"),
+        ("space.BLOCK_SIZE_N=[72]", "space.BLOCK_SIZE_N: 72, expected a power of two or a multiple of 16"),
         ("space.num_warps=[4,3]", "space.num_warps: 3, expected a power of two"),
         ("space.num_stages=[-1]", "space.num_stages: -1, expected a whole number from 1"),
         ("space.kpack=[x]", "space.kpack: 'x', expected a whole number from 0"),

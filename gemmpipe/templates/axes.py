@@ -57,8 +57,9 @@ def _out_of_range(axis: str, value: Scalar) -> str | None:
         return None
     number = isinstance(value, int) and not isinstance(value, bool)
     size = value if number and isinstance(value, int) else 0
-    if axis == "BLOCK_SIZE_N" and size > 0 and size % 16 == 0:
-        return None  # the warp-specialised kernels'; others pass over what is no power of two
+    if axis == "BLOCK_SIZE_N":  # multiples of 16 are the warp-specialised kernels'; others pass over them
+        wanted = size > 0 and (not size & (size - 1) or size % 16 == 0)
+        return None if wanted else "a power of two or a multiple of 16"
     if axis.startswith("BLOCK_SIZE_") or axis == "num_warps":
         return None if size > 0 and not size & (size - 1) else "a power of two"
     if axis in ("num_stages", "GROUP_SIZE_M", "NUM_KSPLIT"):
