@@ -2,9 +2,9 @@
 
 x and w are e4m3fn (e4m3fnuz on gfx942), row-major with K innermost. x_scale is fp32 [M, ceil(K/128)], one for 128
 elements of a row; w_scale is fp32 [ceil(N/128), ceil(K/128)], one for a 128 x 128 tile. Accumulation is fp32, out is
-bf16, fp16 or fp32; N and K may be ragged. Read on in _kernel.py, _warp_specialised.py and _columns.py (device functions),
-_triton.py and _gluon.py (launch and builds), _fits.py (what fits where), _problem.py (keys and operands), and for few
-rows gemmpipe/templates/ (skinny.py, sliced.py).
+bf16, fp16 or fp32; N and K may be ragged. Read on in _kernel.py, _warp_specialised.py and _columns.py (device
+functions), _triton.py and _gluon.py (launch and builds), _fits.py (what fits where), _problem.py (keys and operands),
+and for few rows gemmpipe/templates/ (skinny.py, sliced.py).
 """
 
 from gemmpipe.cost import bytes_moved, flops
