@@ -10,8 +10,9 @@ from gemmpipe.device import arch_device
 from gemmpipe.family import GemmSpec, KernelDefaults, load_family
 from gemmpipe.launching.builds import compile_build, compiled, say_boxes
 from gemmpipe.problem import make_problem
+from gemmpipe.templates.hopper_columns import parts_of
 from gemmpipe.templates.warp_specialised import WarpSpecialised
-from gemmpipe.templates.warp_specialised_tiles import MOST_PIECES, Grid, shared_bytes
+from gemmpipe.templates.warp_specialised_tiles import MOST_PIECES, Grid, part_width, shared_bytes
 
 SM_90 = arch_device("sm_90")
 FAMILIES = ("a16w16", "a8w8", "a8w8_blockscale", "a8w8_bpreshuffle", "a8w8_blockscale_bpreshuffle")
@@ -172,3 +173,9 @@ def test_columns_that_no_instruction_or_register_has(name: str, columns: int, wh
     kernel, spec = _kernel(name, 256)
     assert why in str(kernel.misfit(spec, {**_knobs(spec, 128), "BLOCK_SIZE_N": columns}, SM_90))
     assert kernel.builds(spec, _knobs(spec, 128), SM_90)[0].boxes == ()
+
+
+def test_host_and_kernel_agree_on_the_width_of_a_part() -> None:
+    """A kernel's source is hashed without what it would call here, so that each has the rule."""
+    for columns in (*range(16, 257, 16), 32, 64, 128, 256):
+        assert parts_of(columns) == columns // part_width(columns)
