@@ -26,18 +26,28 @@ _TOKEN = gl.constexpr(0x47454D4D)
 
 
 @gluon.constexpr_function
-def _instructions(columns, parts, element, fresh):
-    """The four of a K block of 128 bytes, which they read 32 bytes at a time; `fresh`: the first replaces the sums."""
+def steps_of_block(columns, parts, element, fresh):
+    """The four of a K block of 128 bytes, which they read 32 bytes at a time; `fresh`: the first replaces the sums.
+
+    They name a predicate `add` and the 64-bit registers x and w.
+    """
     types, said = _ASYNC_TYPES[element]
     sums = columns // 2  # registers of a thread
     x = sums if fresh else 2 * sums  # the first operand after the sums, as often as a part has registers
     names = ", ".join(f"${i}" for i in range(sums))
-    lines = ["{ .reg .pred add; .reg .b64 x, w; wgmma.fence.sync.aligned;"]
-    for i in range(4):
-        lines.append(f"setp.ne.b32 add, {0 if fresh and i == 0 else 1}, 0;")
-        lines.append(f"add.s64 x, ${x}, {2 * i}; add.s64 w, ${x + sums // parts}, {2 * i};")
-        lines.append(f"wgmma.mma_async.sync.aligned.m64n{columns}{types} {{{names}}}, x, w, add{said};")
-    return " ".join([*lines, "wgmma.commit_group.sync.aligned; }"])
+    return [
+        f"setp.ne.b32 add, {0 if fresh and i == 0 else 1}, 0;"
+        f" add.s64 x, ${x}, {2 * i}; add.s64 w, ${x + sums // parts}, {2 * i};"
+        f" wgmma.mma_async.sync.aligned.m64n{columns}{types} {{{names}}}, x, w, add{said};"
+        for i in range(4)
+    ]
+
+
+@gluon.constexpr_function
+def _instructions(columns, parts, element, fresh):
+    steps = " ".join(steps_of_block(columns, parts, element, fresh))
+    fence = "wgmma.fence.sync.aligned;"
+    return f"{{ .reg .pred add; .reg .b64 x, w; {fence} {steps} wgmma.commit_group.sync.aligned; }}"
 
 
 @gluon.constexpr_function
@@ -58,11 +68,17 @@ def multiply_parts(sums, x_at, w_at, TILE: gl.constexpr, COLUMNS: gl.constexpr, 
 
     x_at, w_at: descriptors of x's 64 rows and of w's COLUMNS in shared memory (`descriptor`). TILE: a part's layout.
     """
+    PARTS: gl.constexpr = COLUMNS // TILE.instr_shape[1]
+    text: gl.constexpr = _instructions(COLUMNS, PARTS, ELEMENT, len(sums) == 0)
+    return run(text, sums, x_at, w_at, TILE, COLUMNS, ELEMENT)
+
+
+@gluon.jit
+def run(text: gl.constexpr, sums, x_at, w_at, TILE: gl.constexpr, COLUMNS: gl.constexpr, ELEMENT: gl.constexpr):
+    """Instructions in PTX, made of steps_of_block, on these sums (none: fresh ones); returns the parts."""
     WIDTH: gl.constexpr = TILE.instr_shape[1]
     PARTS: gl.constexpr = COLUMNS // WIDTH
-    FRESH: gl.constexpr = len(sums) == 0
-    text: gl.constexpr = _instructions(COLUMNS, PARTS, ELEMENT, FRESH)
-    constraints: gl.constexpr = _constraints(COLUMNS, PARTS, ELEMENT, FRESH)
+    constraints: gl.constexpr = _constraints(COLUMNS, PARTS, ELEMENT, len(sums) == 0)
     types: gl.constexpr = _types(PARTS, ELEMENT)
     everywhere = gl.zeros([64, WIDTH], gl.int64, TILE)
     operands = sums

@@ -49,8 +49,8 @@ def _columns_misfit(spec: GemmSpec, m: int, n: int, columns: int, *, held: int, 
     # Triton has no warpgroup instruction of int8 with 256 columns (3.6 and 3.9).
     most = 256 if held == 1 and spec.x_dtype != "int8" else 128
     if n & (n - 1):
-        # Seen to spill nothing with triton 3.6 (3.9: two registers in block-scaled splits of 96); block-scaled 112 did.
-        most = 224 if held == 1 else 96
+        # Seen to spill nothing with triton 3.6 (3.9: two registers in block-scaled splits of 96).
+        most = 224 if held == 1 else 192
         if not any_columns or columns % 16 or spec.x_dtype not in ANY_COLUMNS:
             return f"tile: {m}x{n}, no power of two and not of 16 columns a warpgroup, for {spec.x_dtype}"
     if not 16 <= columns <= most or n > 256:

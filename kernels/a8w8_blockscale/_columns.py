@@ -1,6 +1,7 @@
 """The steps of _warp_specialised for tiles in parts (gemmpipe/templates/hopper_columns.py).
 
-Such a tile may hold columns of two blocks of w's scales: every part takes its own block's.
+Such a tile may hold columns of two blocks of w's scales: every part takes its own block's. Up to 96 columns have two
+products beside the sums, as tiles in one part; more have one, and the warpgroups multiply in turns.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
@@ -10,7 +11,14 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma_wait
 
 from gemmpipe.templates.hopper import after
-from gemmpipe.templates.hopper_columns import multiply_parts, zeros
+from gemmpipe.templates.hopper_columns import multiply_parts, parts_of, zeros
+from gemmpipe.templates.hopper_turns import multiply_in_turn
+
+
+@gluon.constexpr_function
+def takes_turns(columns):
+    """Whether a warpgroup's tile of so many columns leaves no room for a second product."""
+    return parts_of(columns) > 1 and columns > 96
 
 
 @gluon.jit
@@ -29,18 +37,22 @@ def begin_block(
 
 
 @gluon.jit
-def end_block(sums, flying, scales, low, high, edge, empty, slot, IN_FLIGHT: gl.constexpr, PARTS: gl.constexpr):
-    """Wait for the older product in flight, give its slot back, add it scaled; returns the sums.
-
-    low and high: w's scales of the columns before `edge` and from there on.
-    """
-    product = warpgroup_mma_wait(IN_FLIGHT, deps=flying)
-    mbarrier.arrive(empty.index(slot), count=1)
+def added(sums, product, scales, low, high, edge, PARTS: gl.constexpr):
+    """sums + product, scaled; low and high: w's scales of the columns before `edge` and from there on."""
     lows, highs = scales * low, scales * high
     total = ()
     for j in gl.static_range(PARTS):
         scale = gl.where(j * product[j].shape[1] < edge, lows, highs)
         total += (sums[j] + product[j] * scale[:, None],)
+    return total
+
+
+@gluon.jit
+def end_block(sums, flying, scales, low, high, edge, empty, slot, IN_FLIGHT: gl.constexpr, PARTS: gl.constexpr):
+    """Wait for the older product in flight, give its slot back, add it (see `added`); returns the sums."""
+    product = warpgroup_mma_wait(IN_FLIGHT, deps=flying)
+    mbarrier.arrive(empty.index(slot), count=1)
+    total = added(sums, product, scales, low, high, edge, PARTS)
     # No instruction: holds the additions above the next matrix instruction.
     return warpgroup_mma_wait(IN_FLIGHT, deps=total)
 
@@ -90,4 +102,29 @@ def parts_of_piece(
         s0, f0 = begin_block(x_at, w_at, scale_ring, full, slot, phase, TILE, COLUMNS, ROW, W_ROWS)
         sums = end_block(sums, f0, s0, low, high, edge, empty, slot, 0, PARTS)
         slot, phase = after(slot, phase, STAGES)
+    return slot, phase, sums
+
+
+@gluon.jit
+def parts_in_turns(
+    x_at, w_at, scale_ring, full, empty, slot, phase, low_ptr, high_ptr, edge, begin, end, last,
+    TILE: gl.constexpr, COLUMNS: gl.constexpr, WIDTH: gl.constexpr, ROW: gl.constexpr, W_ROWS: gl.constexpr,
+    STAGES: gl.constexpr, GROUP: gl.constexpr,
+):  # fmt: skip
+    """As parts_of_piece, in turns with the other warpgroup: nothing is in flight between K blocks."""
+    PARTS: gl.constexpr = COLUMNS // WIDTH
+    X_ROWS: gl.constexpr = scale_ring.shape[1]
+    low, high = gl.load(low_ptr + begin), gl.load(high_ptr + begin)
+    sums = zeros(PARTS, WIDTH, TILE, gl.float32)
+    for k in range(begin, end):
+        mbarrier.wait(full.index(slot), phase)
+        scales = scale_ring.index(slot).slice(ROW, 64).load(gl.SliceLayout(1, TILE))
+        following = gl.minimum(k + 1, last)
+        next_low, next_high = gl.load(low_ptr + following), gl.load(high_ptr + following)
+        x, w = x_at + slot * X_ROWS * 8, w_at + slot * W_ROWS * 8
+        product = multiply_in_turn(x, w, TILE, COLUMNS, "fp8e4nv", GROUP)
+        mbarrier.arrive(empty.index(slot), count=1)
+        sums = added(sums, product, scales, low, high, edge, PARTS)
+        slot, phase = after(slot, phase, STAGES)
+        low, high = next_low, next_high
     return slot, phase, sums

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import gcd
 from typing import TYPE_CHECKING
 
 from gemmpipe.data import Device, Knobs, Scalar
@@ -10,6 +11,7 @@ from gemmpipe.kernels.a8w8_blockscale._fits import scale_misfit
 from gemmpipe.templates.axes import integer
 from gemmpipe.templates.signature import SCALE_BLOCK
 from gemmpipe.templates.warp_specialised import WarpSpecialised
+from gemmpipe.templates.warp_specialised_tiles import columns_of
 
 if TYPE_CHECKING:
     import torch
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockscaleWarpSpecialised(WarpSpecialised):
-    """`gluon`: sum and two temporaries in registers; the scales of x come with it through the ring."""
+    """`gluon`: sum and two temporaries, or one, in registers; the scales of x come with it through the ring."""
 
     kernel: str = "gemmpipe.kernels.a8w8_blockscale._warp_specialised:blockscale_warp_specialised"
     held: int = 3
@@ -28,6 +30,9 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
             return reason
         if reason := super().misfit(spec, knobs, device):
             return reason
+        columns = columns_of(knobs)
+        if columns > SCALE_BLOCK + gcd(columns, SCALE_BLOCK):  # a multiple of its columns is where a tile begins
+            return f"scales: {columns} columns a warpgroup may lie in three of their blocks, two are looked up"
         # The copy of a tile's scales begins at a multiple of 16 bytes.
         return f"alignment: M={spec.m}, the copy engine needs scales in fours" if spec.m % 4 else None
 

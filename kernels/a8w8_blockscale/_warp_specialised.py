@@ -1,7 +1,8 @@
 """The block-scaled product on Hopper, warp-specialised: a loader warp fills a ring, two warpgroups multiply.
 
 The scaling of one K block by the CUDA cores runs under the matrix instructions of the next, into a second
-temporary accumulator; programs are persistent. Written in Gluon, which has no interpreter.
+temporary accumulator, or of the other warpgroup's where there is room for one alone; programs are persistent. Written
+in Gluon, which has no interpreter.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -10,7 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
-from gemmpipe.kernels.a8w8_blockscale._columns import four_scales, parts_of_piece
+from gemmpipe.kernels.a8w8_blockscale._columns import four_scales, parts_in_turns, parts_of_piece, takes_turns
 from gemmpipe.templates.dense_hopper_columns import end_split_of_parts
 from gemmpipe.templates.hopper import (
     accumulator,
@@ -25,6 +26,7 @@ from gemmpipe.templates.hopper import (
 from gemmpipe.templates.hopper_columns import matrix_descriptors, parts_of, prepare_rings, rings
 from gemmpipe.templates.hopper_order import pieces_of, place_of
 from gemmpipe.templates.hopper_splits import come_along, kept_slice, share_of_sum, store_part, sum_of_slice
+from gemmpipe.templates.hopper_turns import begin_turns, end_turns
 
 
 @gluon.jit
@@ -138,6 +140,7 @@ def multiply(
     ROW: gl.constexpr = GROUP * 64 if BLOCK_SIZE_M == 128 else 0
     COLUMN: gl.constexpr = 0 if BLOCK_SIZE_M == 128 else GROUP * COLUMNS
     PARTS: gl.constexpr = parts_of(COLUMNS)
+    TURNS: gl.constexpr = takes_turns(COLUMNS)
     WIDTH: gl.constexpr = COLUMNS // PARTS
     TILE: gl.constexpr = accumulator(WIDTH, 32)
     slot = 0
@@ -148,6 +151,8 @@ def multiply(
     x_at, w_at = matrix_descriptors(PARTS, ROW, STAGES * BLOCK_SIZE_M + COLUMN)
     mbarrier.wait(ready, 0)
     wait_for_previous()
+    if TURNS:
+        begin_turns(GROUP)
     for piece in range(gl.program_id(0), pieces_of(tiles_m * tiles_n, whole, splits), programs):
         t, split, begin, end, row, tile_n = place_of(
             piece, M, tiles_m, tiles_n, blocks, group_m, whole, splits, BLOCK_SIZE_M
@@ -165,10 +170,17 @@ def multiply(
             block = gl.minimum(column, N - 1) // SCALE_BLOCK
             low_ptr = w_scale_ptr + block * w_scale_stride
             high_ptr = w_scale_ptr + gl.minimum(block + 1, (N - 1) // SCALE_BLOCK) * w_scale_stride
-            slot, phase, sums = parts_of_piece(
-                x_at, w_at, scale_ring, full, empty, slot, phase, low_ptr, high_ptr, (block + 1) * SCALE_BLOCK - column,
-                begin, end, blocks - 1, TILE, COLUMNS, WIDTH, ROW, BLOCK_SIZE_N, STAGES,
-            )  # fmt: skip
+            edge = (block + 1) * SCALE_BLOCK - column
+            if TURNS:
+                slot, phase, sums = parts_in_turns(
+                    x_at, w_at, scale_ring, full, empty, slot, phase, low_ptr, high_ptr, edge, begin, end, blocks - 1,
+                    TILE, COLUMNS, WIDTH, ROW, BLOCK_SIZE_N, STAGES, GROUP,
+                )  # fmt: skip
+            else:
+                slot, phase, sums = parts_of_piece(
+                    x_at, w_at, scale_ring, full, empty, slot, phase, low_ptr, high_ptr, edge, begin, end, blocks - 1,
+                    TILE, COLUMNS, WIDTH, ROW, BLOCK_SIZE_N, STAGES,
+                )  # fmt: skip
         if SPLIT_K == "cluster" or (SPLIT_K == "last" and piece >= whole):
             place = (t - whole) * 2 + GROUP
             if PARTS == 1:
@@ -185,6 +197,8 @@ def multiply(
         else:
             for j in gl.static_range(PARTS):
                 store_tile(sums[j], out, stage, row, column + j * WIDTH)
+    if TURNS:
+        end_turns(GROUP)
     tma.store_wait(0)
 
 

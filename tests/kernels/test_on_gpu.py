@@ -114,7 +114,19 @@ def test_swapped_operands(device: Device, name: str, mnk: tuple[int, int, int], 
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize(
     ("m", "n", "stages"),
-    [(128, 128, 6), (64, 128, 6), (64, 256, 4), (128, 64, 8), (64, 64, 4), (128, 80, 6), (128, 96, 5), (64, 160, 5)],
+    [
+        *[
+            (128, 128, 6),
+            (64, 128, 6),
+            (64, 256, 4),
+            (128, 64, 8),
+            (64, 64, 4),
+            (128, 80, 6),
+            (128, 96, 5),
+            (64, 160, 5),
+        ],
+        *[(128, 112, 5), (128, 144, 5), (128, 160, 5), (128, 192, 5), (64, 224, 4)],  # in turns
+    ],
 )
 @pytest.mark.parametrize(
     "mnk",
@@ -136,7 +148,9 @@ def test_two_programs_a_multiprocessor(
 
 
 @pytest.mark.parametrize("splits", [1, 2, 3, 5, 8])
-@pytest.mark.parametrize(("m", "n", "stages"), [(64, 32, 8), (64, 128, 6), (128, 128, 4), (128, 96, 5), (64, 160, 4)])
+@pytest.mark.parametrize(
+    ("m", "n", "stages"), [(64, 32, 8), (64, 128, 6), (128, 128, 4), (128, 96, 5), (64, 160, 4), (128, 192, 4)]
+)
 @pytest.mark.parametrize("mnk", [(64, 1280, 8192), (4, 72, 1040), (192, 520, 2048), (256, 7168, 512)])
 @pytest.mark.parametrize("name", ["a8w8_blockscale", "a16w16", "a8w8"])
 def test_splits_meet_in_a_cluster(

@@ -1,5 +1,7 @@
 """What the copy engine moves for a tile, and how the tiles of a product become pieces of work."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -139,8 +141,11 @@ def test_more_pieces_than_can_be_told_apart_are_refused() -> None:
     assert kernel.misfit(spec, _knobs(spec, 128), SM_90) is None
 
 
+TILES = [(128, 80, 16), (128, 96, 32), (64, 160, 16), (64, 192, 32), (128, 160, 32), (128, 192, 64)]
+
+
 @pytest.mark.parametrize("name", ["a16w16", "a8w8", "a8w8_blockscale"])
-@pytest.mark.parametrize(("block_m", "columns", "part"), [(128, 80, 16), (128, 96, 32), (64, 160, 16), (64, 192, 32)])
+@pytest.mark.parametrize(("block_m", "columns", "part"), TILES)
 def test_a_tile_of_any_columns_is_copied_whole_and_stored_by_parts(
     name: str, block_m: int, columns: int, part: int
 ) -> None:
@@ -165,7 +170,8 @@ def test_a_tile_of_any_columns_is_copied_whole_and_stored_by_parts(
     [
         ("a16w16", 72, "not of 16 columns"),
         ("a16w16", 240, "16 to 224 are held"),
-        ("a8w8_blockscale", 144, "16 to 96 are held"),
+        ("a8w8_blockscale", 176, "three of their blocks"),
+        ("a8w8_blockscale", 208, "16 to 192 are held"),
         ("a8w8_bpreshuffle", 96, "not of 16 columns"),
     ],
 )
@@ -173,6 +179,20 @@ def test_columns_that_no_instruction_or_register_has(name: str, columns: int, wh
     kernel, spec = _kernel(name, 256)
     assert why in str(kernel.misfit(spec, {**_knobs(spec, 128), "BLOCK_SIZE_N": columns}, SM_90))
     assert kernel.builds(spec, _knobs(spec, 128), SM_90)[0].boxes == ()
+
+
+@pytest.mark.parametrize("columns", [96, 112, 144, 160, 192])
+def test_turns_have_barriers_of_their_own(columns: int) -> None:
+    """Those of Triton, which knows nothing of them, are others; each warpgroup waits for what the other gives."""
+    kernel, spec = _kernel("a8w8_blockscale", 256)
+    (build,) = kernel.builds(spec, {**_knobs(spec, 128), "BLOCK_SIZE_N": columns}, SM_90)
+    compile_build(build, SM_90)
+    ptx = compiled(build, SM_90).asm["ptx"]
+    ours = re.findall(r"bar\.(sync|arrive) (14|15), 256;", ptx)
+    assert len(set(ours)) == (4 if columns > 96 else 0)
+    everyone = [int(number) for number in re.findall(r"\bbar(?:rier)?\.(?:sync|arrive)\s+(\d+)", ptx)]
+    assert sum(number >= 14 for number in everyone) == len(ours)
+    assert 1 in everyone  # Triton's are seen
 
 
 def test_host_and_kernel_agree_on_the_width_of_a_part() -> None:
