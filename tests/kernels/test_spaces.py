@@ -8,13 +8,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gemmpipe.data import Candidate
+from gemmpipe.data import Candidate, Problem
 from gemmpipe.device import arch_device, cpu_device
 from gemmpipe.errors import UserError
 from gemmpipe.family import Family, GemmSpec, KernelDefaults, load_family
 from gemmpipe.launching.builds import compile_build, compiled, find_kernel, source_hash
+from gemmpipe.paths import shipped_tables
 from gemmpipe.problem import make_problem
 from gemmpipe.space import Space
+from gemmpipe.stages.rows import candidate_of
+from gemmpipe.tables import store
 from gemmpipe.templates.tiled import Tiled
 
 ARCHES = ("sm_90", "sm_100", "gfx942", "gfx950")
@@ -65,6 +68,24 @@ def test_default_space_is_as_large_as_the_measured_one(m: int, least: int) -> No
     family, device = load_family("a8w8_blockscale"), arch_device("sm_90")
     spec = spec_of(family, "sm_90", m, 1280, 8192)
     assert len(list(kernel_of(family).points(spec, device, shipped_space("a8w8_blockscale")))) >= least
+
+
+@pytest.mark.parametrize("name", ["a16w16", "a8w8_blockscale", "fmoe"])
+def test_shipped_winners_are_points_of_the_default_space(name: str) -> None:
+    """An entry of a space that takes away more than it should loses some of them."""
+    family, found = load_family(name), 0
+    for row in store.read(shipped_tables() / family.csv_name, family):
+        candidate, device = candidate_of(str(row["libtype"]), str(row["config"])), arch_device(str(row["gfx"]))
+        own = next((i for i in family.implementations if i.label == candidate.backend), None)
+        if own is None:
+            continue
+        spec = family.spec(
+            Problem(family=name, key=tuple((column.name, row[column.name]) for column in family.key_columns))
+        )
+        points = own.points(spec, device, shipped_space(name))
+        assert candidate in {Candidate.of(own.label, own.normalise(spec, point, device)) for point in points}, spec
+        found += 1
+    assert found
 
 
 @pytest.mark.parametrize("gfx", ["sm_90", "gfx942"])
