@@ -59,13 +59,39 @@ def end_split_of_parts(
     """As dense_hopper.end_split; the slices that are shared out are the parts of the tile."""
     WIDTH: gl.constexpr = out.block_type.shape[1]
     PARTS: gl.constexpr = COLUMNS // WIDTH
+    owner = 0  # of part j in a cluster: that split keeps its own in registers
     for j in gl.static_range(PARTS):
+        rows = gl.where(owner == split, 0, M - row) if SPLIT_K == "cluster" else M - row
         to = parts_ptr + (split * PARTS + j) * 64 * WIDTH
-        store_part(sums[j].to(gl.float32), to, -1, M - row, WIDTH, WIDTH, TILE)
+        store_part(sums[j].to(gl.float32), to, -1, rows, WIDTH, WIDTH, TILE)
+        owner = gl.where(owner + 1 == splits, 0, owner + 1)
     first, step = share_of_sum(counter_ptr, split, splits, PARTS, SPLIT_K)
-    for i in range(first, PARTS, step):
-        here = column + i * WIDTH
+    if SPLIT_K == "cluster":
+        owner = 0
+        for j in gl.static_range(PARTS):
+            if owner == split:
+                finish_part(
+                    sums[j].to(gl.float32), split, j, out, stage, bias_ptr, x_scale_ptr, w_scale_ptr, parts_ptr, splits,
+                    row, column, M, N, COLUMNS, TILE, SCALES, BIAS,
+                )  # fmt: skip
+            owner = gl.where(owner + 1 == splits, 0, owner + 1)
+    else:
         none = gl.zeros([64, WIDTH], gl.float32, TILE)
-        part = sum_of_slice(none, parts_ptr + i * 64 * WIDTH, 64 * COLUMNS, splits, -1, M - row, WIDTH, TILE)
-        part = scaled(part, bias_ptr, x_scale_ptr, w_scale_ptr, row, here, M, N, WIDTH, TILE, SCALES, BIAS)
-        store_tile(part, out, stage, row, here)
+        for j in range(first, PARTS, step):
+            finish_part(
+                none, -1, j, out, stage, bias_ptr, x_scale_ptr, w_scale_ptr, parts_ptr, splits,
+                row, column, M, N, COLUMNS, TILE, SCALES, BIAS,
+            )  # fmt: skip
+
+
+@gluon.jit
+def finish_part(
+    own, kept, j, out, stage, bias_ptr, x_scale_ptr, w_scale_ptr, parts_ptr, splits, row, column, M, N,
+    COLUMNS: gl.constexpr, TILE: gl.constexpr, SCALES: gl.constexpr, BIAS: gl.constexpr,
+):  # fmt: skip
+    """Add to `own` part j of all splits but `kept`, and send it on its way."""
+    WIDTH: gl.constexpr = own.shape[1]
+    here = column + j * WIDTH
+    part = sum_of_slice(own, parts_ptr + j * 64 * WIDTH, 64 * COLUMNS, splits, kept, M - row, WIDTH, TILE)
+    part = scaled(part, bias_ptr, x_scale_ptr, w_scale_ptr, row, here, M, N, WIDTH, TILE, SCALES, BIAS)
+    store_tile(part, out, stage, row, here)
