@@ -48,7 +48,9 @@ class Lore:
 
     def kept(self, name: str, make: Callable[[], T]) -> T:
         """What a search keeps over the problems of a run, made when it is not there."""
-        return self._kept.setdefault(name, make())  # type: ignore[return-value]
+        if name not in self._kept:
+            self._kept[name] = make()
+        return self._kept[name]  # type: ignore[return-value]
 
     def hear(self, problem: Problem, spec: GemmSpec, builds: dict[str, tuple[str, ...]] | None = None) -> Tale:
         """The tale of a problem, begun when there is none."""

@@ -1,4 +1,8 @@
-"""Who is one step from whom: equal in all knobs but one, and next to each other there."""
+"""Who is one step from whom: equal in all knobs but one, and next to each other there.
+
+Knobs can hang together: a tile of 160 columns comes with five slots alone, splits of a cluster are as many as its
+programs. Where no candidate along a knob is equal in all others, the step takes another number along.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -16,17 +20,37 @@ class Neighbourhood:
         """By backend and knob, in order."""
 
     def around(self, place: int) -> list[int]:
-        """Places of those one step away; a step goes to the next value of a number, to any value of another knob."""
+        """Places of those one step away: for a number the next either way, any value of another knob."""
         centre = self._candidates[place]
         values = self._values_of(centre.backend)
         found = []
         for name, value in centre.items:
-            for other in _steps(value, values[name]):
-                items = tuple((n, other if n == name else v) for n, v in centre.items)
-                near = self._places.get(Candidate(backend=centre.backend, items=items))
-                if near is not None:
+            for way in _ways(value, values[name]):
+                near = next((p for other in way if (p := self._with(centre, {name: other})) is not None), None)
+                if near is None and way and _is_number(value):
+                    near = self._along(centre, name, way[0], values)
+                if near is not None and near not in found:
                     found.append(near)
         return found
+
+    def _with(self, centre: Candidate, changes: Mapping[str, Scalar]) -> int | None:
+        """Where the candidate stands that has these values, and the centre's of all other knobs."""
+        items = tuple((name, changes.get(name, value)) for name, value in centre.items)
+        return self._places.get(Candidate(backend=centre.backend, items=items))
+
+    def _along(self, centre: Candidate, name: str, value: Scalar, values: Mapping[str, Sequence[Scalar]]) -> int | None:
+        """Where one stands that has this value and one more number that is not the centre's, as near as there is."""
+        others = [
+            (abs(values[n].index(v) - values[n].index(own)), n, v)
+            for n, own in centre.items
+            if n != name and _is_number(own)
+            for v in values[n]
+            if v != own and _is_number(v)
+        ]
+        for _, other, taken in sorted(others, key=lambda each: each[0]):
+            if (place := self._with(centre, {name: value, other: taken})) is not None:
+                return place
+        return None
 
     def _values_of(self, backend: str) -> dict[str, list[Scalar]]:
         if backend not in self._values:
@@ -46,9 +70,10 @@ def _sorted(values: Iterable[Scalar]) -> list[Scalar]:
     return sorted(values, key=lambda v: (not _is_number(v), v if _is_number(v) else str(v)))
 
 
-def _steps(value: Scalar, values: list[Scalar]) -> list[Scalar]:
+def _ways(value: Scalar, values: list[Scalar]) -> list[list[Scalar]]:
+    """The values each way from this one, nearest first; another knob's are a way each."""
     if not _is_number(value):
-        return [v for v in values if v != value]
+        return [[v] for v in values if v != value]
     numbers = [v for v in values if _is_number(v)]
     place = numbers.index(value)
-    return numbers[max(0, place - 1) : place] + numbers[place + 1 : place + 2]
+    return [numbers[:place][::-1], numbers[place + 1 :]]

@@ -10,7 +10,7 @@ from gemmpipe.stages import Context, Stage
 from gemmpipe.tables.merging import Row
 from gemmpipe.tables.recorded import kernel_changed
 from gemmpipe.tables.uniting import Judge
-from gemmpipe.templates.axes import AXES, SWAP
+from gemmpipe.templates.axes import AXES, CLUSTER, CTAS, SWAP
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,7 +31,7 @@ class Merge(Stage):
 
     def check(self, context: Context) -> None:
         """Raises UserError for a bucket that asks for a knob that no candidate has."""
-        known = {*context.space.axes, *AXES, SWAP}
+        known = {*context.space.axes, *AXES, SWAP, CTAS, CLUSTER}
         for _, each in context.formats:
             for where, knobs in each.asks(context.family).items():
                 for knob in knobs:

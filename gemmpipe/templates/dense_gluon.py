@@ -8,6 +8,7 @@ from gemmpipe.family import GemmSpec, Inputs, Prepared
 from gemmpipe.templates.dense import sum_misfit
 from gemmpipe.templates.signature import operand_pointers
 from gemmpipe.templates.warp_specialised import WarpSpecialised
+from gemmpipe.templates.warp_specialised_tiles import DENSE, Widest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +16,7 @@ class DenseWarpSpecialised(WarpSpecialised):
     """`gluon`: 16 or 8 bits, scales by row or tensor or none, bias; 8-bit floats sum in the tensor core's 14 bits."""
 
     kernel: str = "gemmpipe.templates.dense_hopper:dense_warp_specialised"
-    held: int = 1
+    widest: Widest = DENSE
 
     def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """`rule: detail` of the first rule broken, or None."""

@@ -56,15 +56,18 @@ def end_split_of_parts(
     sums, out, stage, bias_ptr, x_scale_ptr, w_scale_ptr, parts_ptr, counter_ptr, split, splits, row, column, M, N,
     COLUMNS: gl.constexpr, TILE: gl.constexpr, SCALES: gl.constexpr, BIAS: gl.constexpr, SPLIT_K: gl.constexpr,
 ):  # fmt: skip
-    """As dense_hopper.end_split; the slices that are shared out are the parts of the tile."""
+    """As dense_hopper.end_split; the slices that are shared out are the parts of the tile, in a cluster in turn.
+
+    There a split keeps the parts that it adds up in registers; scales may be None where SCALES is `none`.
+    """
     WIDTH: gl.constexpr = out.block_type.shape[1]
     PARTS: gl.constexpr = COLUMNS // WIDTH
-    owner = 0  # of part j in a cluster: that split keeps its own in registers
+    owner = 0
     for j in gl.static_range(PARTS):
         rows = gl.where(owner == split, 0, M - row) if SPLIT_K == "cluster" else M - row
         to = parts_ptr + (split * PARTS + j) * 64 * WIDTH
         store_part(sums[j].to(gl.float32), to, -1, rows, WIDTH, WIDTH, TILE)
-        owner = gl.where(owner + 1 == splits, 0, owner + 1)
+        owner = next_owner(owner, splits)
     first, step = share_of_sum(counter_ptr, split, splits, PARTS, SPLIT_K)
     if SPLIT_K == "cluster":
         owner = 0
@@ -74,7 +77,7 @@ def end_split_of_parts(
                     sums[j].to(gl.float32), split, j, out, stage, bias_ptr, x_scale_ptr, w_scale_ptr, parts_ptr, splits,
                     row, column, M, N, COLUMNS, TILE, SCALES, BIAS,
                 )  # fmt: skip
-            owner = gl.where(owner + 1 == splits, 0, owner + 1)
+            owner = next_owner(owner, splits)
     else:
         none = gl.zeros([64, WIDTH], gl.float32, TILE)
         for j in range(first, PARTS, step):
@@ -82,6 +85,12 @@ def end_split_of_parts(
                 none, -1, j, out, stage, bias_ptr, x_scale_ptr, w_scale_ptr, parts_ptr, splits,
                 row, column, M, N, COLUMNS, TILE, SCALES, BIAS,
             )  # fmt: skip
+
+
+@gluon.jit
+def next_owner(owner, splits):
+    """The split of a cluster that adds up the next part."""
+    return gl.where(owner + 1 == splits, 0, owner + 1)
 
 
 @gluon.jit

@@ -15,15 +15,6 @@ from triton.experimental.gluon import language as gl
 from gemmpipe.templates.gluon_names import as_ring, as_row
 from gemmpipe.templates.hopper import prepare, ring_of_w
 
-_ASYNC_TYPES = {
-    "bf16": ("k16.f32.bf16.bf16", ", 1, 1, 0, 0"),
-    "fp16": ("k16.f32.f16.f16", ", 1, 1, 0, 0"),
-    "fp8e4nv": ("k32.f32.e4m3.e4m3", ", 1, 1"),
-    "int8": ("k32.s32.s8.s8", ""),
-}
-"""By element: the instruction's types, and what it says besides: neither operand negated or, of 16 bits, transposed."""
-_TOKEN = gl.constexpr(0x47454D4D)
-
 
 @gluon.constexpr_function
 def steps_of_block(columns, parts, element, fresh):
@@ -31,7 +22,14 @@ def steps_of_block(columns, parts, element, fresh):
 
     They name a predicate `add` and the 64-bit registers x and w.
     """
-    types, said = _ASYNC_TYPES[element]
+    # By element: the types, and what is said besides: neither operand negated or, of 16 bits, transposed. In here, as a
+    # kernel is known by the source of its functions.
+    types, said = {
+        "bf16": ("k16.f32.bf16.bf16", ", 1, 1, 0, 0"),
+        "fp16": ("k16.f32.f16.f16", ", 1, 1, 0, 0"),
+        "fp8e4nv": ("k32.f32.e4m3.e4m3", ", 1, 1"),
+        "int8": ("k32.s32.s8.s8", ""),
+    }[element]
     sums = columns // 2  # registers of a thread
     x = sums if fresh else 2 * sums  # the first operand after the sums, as often as a part has registers
     names = ", ".join(f"${i}" for i in range(sums))
@@ -147,13 +145,14 @@ def descriptor(row):
 def _check_place(places):
     """Stop the kernel where the rings do not begin where `descriptor` says; by the only warp of a role."""
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    token = gl.full([32], _TOKEN, gl.int32, LANES)
+    TOKEN: gl.constexpr = 0x47454D4D
+    token = gl.full([32], TOKEN, gl.int32, LANES)
     as_row(places.index(0), 32).store(token)
     asm: gl.constexpr = (
         "{ .reg .pred p; .reg .b32 a; bar.warp.sync -1; mov.u32 a, global_smem; ld.shared.b32 a, [a];"
         " setp.ne.s32 p, a, $1; @p trap; mov.u32 $0, a; }"
     )
-    gl.inline_asm_elementwise(asm, "=r,r", [_TOKEN], dtype=gl.int32, is_pure=False, pack=1)
+    gl.inline_asm_elementwise(asm, "=r,r", [TOKEN], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit

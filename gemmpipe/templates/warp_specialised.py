@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from gemmpipe.templates.warp_specialised_tiles import (
     REGISTERS,
     ROW_BYTES,
     Grid,
+    Widest,
     cluster_of,
     columns_of,
     copied_rows,
@@ -59,8 +60,8 @@ class WarpSpecialised(Kernel):
     label = "gluon"
     kernel: str
     """`module:attribute` of the JIT function."""
-    held: int
-    """fp32 tiles that a math warpgroup has in registers at once."""
+    widest: Widest
+    """Of a plain weight; any multiple of 16 columns in no other layout."""
     layout: str = PLAIN
     """The weight's that it reads (see layouts)."""
 
@@ -111,7 +112,9 @@ class WarpSpecialised(Kernel):
         """`rule: detail` of the first rule broken, or None."""
         if spec.w_layout != self.layout or spec.batch != 1 or spec.experts is not None:
             return f"operands: this kernel reads one weight in the layout '{self.layout}'"
-        if reason := tile_misfit(spec, knobs, device, held=self.held, any_columns=self.layout == PLAIN):
+        if reason := tile_misfit(
+            spec, knobs, device, self.widest if self.layout == PLAIN else replace(self.widest, parts=0)
+        ):
             return reason
         if reason := crowded(knobs, device):
             return reason

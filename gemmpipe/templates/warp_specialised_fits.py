@@ -10,6 +10,7 @@ from gemmpipe.templates.warp_specialised_tiles import (
     REGISTERS,
     ROW_BYTES,
     Grid,
+    Widest,
     cluster_of,
     columns_of,
     ctas_of,
@@ -18,11 +19,8 @@ from gemmpipe.templates.warp_specialised_tiles import (
 )
 
 
-def tile_misfit(spec: GemmSpec, knobs: Knobs, device: Device, *, held: int, any_columns: bool = False) -> str | None:
-    """The first rule that a product of these sizes breaks on the ring and the registers, whatever its weight's layout.
-
-    `held` as WarpSpecialised says it; `any_columns`: whether tiles may be of any multiple of 16 columns a warpgroup.
-    """
+def tile_misfit(spec: GemmSpec, knobs: Knobs, device: Device, widest: Widest) -> str | None:
+    """The first rule that a product of these sizes breaks on the ring and the registers, or None."""
     m, n, stages = (integer(knobs, name) for name in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "num_stages"))
     size = int(element_bytes(spec.x_dtype))
     if device.kind == "cpu":
@@ -36,7 +34,7 @@ def tile_misfit(spec: GemmSpec, knobs: Knobs, device: Device, *, held: int, any_
         return f"alignment: N={spec.n} K={spec.k}, the copy engine's rows begin at multiples of 16 bytes"
     if m not in (GROUP_ROWS, 2 * GROUP_ROWS) or integer(knobs, "BLOCK_SIZE_K") * size != ROW_BYTES:
         return f"tile: {m} rows, BLOCK_SIZE_K={knobs['BLOCK_SIZE_K']}; two warpgroups share 64 or 128 of 128 bytes"
-    if reason := _columns_misfit(spec, m, n, columns_of(knobs), held=held, any_columns=any_columns):
+    if reason := _columns_misfit(spec, m, n, columns_of(knobs), widest):
         return reason
     needed = shared_bytes(knobs)
     if stages < 2 or needed > device.shared_bytes:
@@ -44,15 +42,18 @@ def tile_misfit(spec: GemmSpec, knobs: Knobs, device: Device, *, held: int, any_
     return None
 
 
-def _columns_misfit(spec: GemmSpec, m: int, n: int, columns: int, *, held: int, any_columns: bool) -> str | None:
+def _columns_misfit(spec: GemmSpec, m: int, n: int, columns: int, widest: Widest) -> str | None:
     """Why a warpgroup cannot hold so many columns, or None."""
-    # Triton has no warpgroup instruction of int8 with 256 columns (3.6 and 3.9).
-    most = 256 if held == 1 and spec.x_dtype != "int8" else 128
     if n & (n - 1):
-        # Seen to spill nothing with triton 3.6 (3.9: two registers in block-scaled splits of 96).
-        most = 224 if held == 1 else 192
-        if not any_columns or columns % 16 or spec.x_dtype not in ANY_COLUMNS:
+        if not widest.parts:
+            return f"tile: {m}x{n}, no power of two; this kernel has no other tiles for the layout of this weight"
+        if columns % 16 or spec.x_dtype not in ANY_COLUMNS:
             return f"tile: {m}x{n}, no power of two and not of 16 columns a warpgroup, for {spec.x_dtype}"
+        # These spill nothing with triton 3.6 and 3.9, but for block-scaled splits of 96 columns: up to four registers.
+        most = widest.parts
+    else:
+        # Triton has no warpgroup instruction of int8 with 256 columns (3.6 and 3.9).
+        most = min(widest.whole, 128) if spec.x_dtype == "int8" else widest.whole
     if not 16 <= columns <= most or n > 256:
         return f"registers: {columns} columns a warpgroup of a {m}x{n} tile, 16 to {most} are held"
     return None

@@ -18,6 +18,22 @@ LEAST_REGISTERS = 80
 """Of all threads, so that two programs of 384 fit a multiprocessor."""
 ANY_COLUMNS = ("bfloat16", "float16", "float8_e4m3fn", "int8")
 """Elements that hopper_columns has instructions for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Widest:
+    """The most columns of a tile that the registers of a warpgroup hold."""
+
+    whole: int
+    """Of a power of two of columns."""
+    parts: int
+    """Of any multiple of 16 (hopper_columns); 0: there are no such tiles."""
+
+
+DENSE = Widest(whole=256, parts=224)
+"""The sums alone."""
+BLOCK_SCALED = Widest(whole=128, parts=192)
+"""Beside the sums two products, or from 112 columns in parts one (a8w8_blockscale/_columns.py)."""
 _STAGED = 64  # from twice as many columns on, half of them are on their way to the output at a time
 _FEW_ROWS = 16
 _LEAST_STAGED = 16

@@ -11,7 +11,7 @@ from gemmpipe.kernels.a8w8_blockscale._fits import scale_misfit
 from gemmpipe.templates.axes import integer
 from gemmpipe.templates.signature import SCALE_BLOCK
 from gemmpipe.templates.warp_specialised import WarpSpecialised
-from gemmpipe.templates.warp_specialised_tiles import columns_of
+from gemmpipe.templates.warp_specialised_tiles import BLOCK_SCALED, Widest, columns_of
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +22,7 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
     """`gluon`: sum and two temporaries, or one, in registers; the scales of x come with it through the ring."""
 
     kernel: str = "gemmpipe.kernels.a8w8_blockscale._warp_specialised:blockscale_warp_specialised"
-    held: int = 3
+    widest: Widest = BLOCK_SCALED
 
     def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """`rule: detail` of the first rule broken, or None."""

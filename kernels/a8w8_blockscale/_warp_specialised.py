@@ -190,7 +190,7 @@ def multiply(
                 )  # fmt: skip
             else:
                 end_split_of_parts(
-                    sums, out, stage, w_scale_ptr, w_scale_ptr, w_scale_ptr,
+                    sums, out, stage, None, None, None,
                     parts_ptr + place.to(gl.int64) * splits * 64 * COLUMNS, counters_ptr + place, split, splits,
                     row, column, M, N, COLUMNS, TILE, "none", False, SPLIT_K,
                 )  # fmt: skip

@@ -20,7 +20,7 @@ from gemmpipe.templates.tiled import ceil_div, facts_of, hash_of, next_power
 from gemmpipe.templates.two_stage import APART, FUSED, SECOND
 from gemmpipe.templates.warp_specialised import KIND as WARP_SPECIALISED
 from gemmpipe.templates.warp_specialised_fits import tile_misfit
-from gemmpipe.templates.warp_specialised_tiles import GROUP_ROWS, MOST_PIECES
+from gemmpipe.templates.warp_specialised_tiles import BLOCK_SCALED, DENSE, GROUP_ROWS, MOST_PIECES
 
 if TYPE_CHECKING:
     from gemmpipe.space import Space
@@ -65,7 +65,8 @@ class GroupedExperts(LaunchesInARow):
             return reason
         for stage, (n, k) in enumerate(((experts.wide, spec.k), (spec.n, experts.inner)), 1):
             plain = replace(spec, n=n, k=k, x_dtype=spec.w_dtype, x_scale=experts.quantised, experts=None)
-            if reason := tile_misfit(plain, whole_knobs(knobs, stage), device, held=3 if by_block(spec) else 1):
+            widest = replace(BLOCK_SCALED if by_block(spec) else DENSE, parts=0)
+            if reason := tile_misfit(plain, whole_knobs(knobs, stage), device, widest):
                 return f"{reason} (stage {stage})"
         if knobs.get(FUSED) and experts.gated and experts.inner * int(element_bytes(spec.out_dtype)) % 16:
             return f"alignment: inter_dim={experts.inner}, the copy engine's rows begin at multiples of 16 bytes"

@@ -139,6 +139,29 @@ def test_a_step_changes_one_knob_to_the_next_value() -> None:
     assert all(len(c) == 1 for c in changed)
 
 
+def test_a_step_passes_over_values_that_nobody_has_or_takes_another_number_along() -> None:
+    """Tiles of 112 columns come with seven slots alone, clusters are of as many programs as there are splits."""
+    tiles = [
+        (64, 4, 1, 1),
+        (128, 4, 1, 1),
+        (256, 4, 1, 1),
+        (112, 7, 1, 1),
+        (192, 5, 1, 1),
+        (128, 4, 2, 2),
+        (128, 4, 5, 5),
+    ]
+    knobs = ("BLOCK_SIZE_N", "num_stages", "NUM_KSPLIT", "CLUSTER_SIZE")
+    space = [Candidate.of("gluon", dict(zip(knobs, each, strict=True))) for each in tiles]
+    near = Neighbourhood(space, {c: i for i, c in enumerate(space)})
+
+    def around(tile: tuple[int, ...]) -> set[tuple[int, ...]]:
+        return {tiles[i] for i in near.around(tiles.index(tile))}  # type: ignore[arg-type]
+
+    assert {(64, 4, 1, 1), (256, 4, 1, 1), (128, 4, 2, 2)} <= around((128, 4, 1, 1))
+    assert {(128, 4, 1, 1), (192, 5, 1, 1)} <= around((112, 7, 1, 1))
+    assert around((128, 4, 2, 2)) == {(128, 4, 1, 1), (128, 4, 5, 5)}
+
+
 def test_an_ended_search_asks_for_no_new_candidate() -> None:
     for search in _searches(0.5, 8):
         hunt = search.start(subject(SPACE, spec=SPEC))
