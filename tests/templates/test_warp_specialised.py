@@ -165,8 +165,8 @@ def test_a_tile_of_any_columns_is_copied_whole_and_stored_by_parts(
     assert said[:3] == [boxes["x"][1], [columns, knobs["BLOCK_SIZE_K"]], boxes["out"][1]]
 
 
-@pytest.mark.parametrize(("splits", "cluster"), [(2, 1), (2, 2), (3, 3)])
-@pytest.mark.parametrize(("block_m", "columns"), [(128, 80), (128, 96), (128, 160), (128, 192), (64, 160)])
+@pytest.mark.parametrize(("splits", "cluster"), [(2, 1), (3, 3)])
+@pytest.mark.parametrize(("block_m", "columns"), [(128, 96), (128, 160), (128, 192), (64, 160)])
 @pytest.mark.parametrize("name", ["a16w16", "a8w8_blockscale"])
 def test_splits_of_such_a_tile_compile_within_the_registers(
     name: str, block_m: int, columns: int, splits: int, cluster: int
