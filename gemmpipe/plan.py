@@ -58,16 +58,18 @@ def check_chain(plan: Plan, reused: Record | None) -> None:
     """Every stage's needs are given by an earlier one, or by the run that is reused. Raises UserError."""
     if not plan.chain:
         raise UserError("chain: empty, expected stages such as [capture,screen,bench,select,merge]")
-    have: set[str] = {"problems", "trials"} if reused else set()
+    have: set[str] = {"problems"} if reused else set()
     if reused and not reused.problems:
         raise UserError(f"reuse: {plan.reuse}: no journal with problems there; expected the folder of an earlier run")
+    if reused and reused.timed:
+        have.add("trials")
     for word in plan.chain:
         missing = set(plan.stages[word].needs) - have
         if missing:
             givers = [name for name, stage in plan.stages.items() if missing & set(stage.gives) and name != word]
             those = f"; {' or '.join(sorted(givers))} before it would" if givers else ""
-            lacking = ", ".join(sorted(missing))
-            raise UserError(f"chain: stage '{word}' needs {lacking}, which no earlier stage gives{those}")
+            lacking, also = ", ".join(sorted(missing)), " nor the run that is reused" if reused else ""
+            raise UserError(f"chain: stage '{word}' needs {lacking}, which no earlier stage{also} gives{those}")
         have |= set(plan.stages[word].gives)
     read = {key for word in plan.chain for key in plan.stages[word].reads}
     for key in ("table", "inputs", "target"):
@@ -81,8 +83,7 @@ def check_outputs(plan: Plan) -> None:
     for key, path in _files(plan):
         if path.is_dir():
             raise UserError(f"{key}: {path} is a folder, expected a file")
-    if plan.profile:
-        writable("profile", Path(plan.profile).parent)
+        writable(key, path.parent)
 
 
 def check_below(plan: Plan, recipe: str, typed: frozenset[str]) -> None:

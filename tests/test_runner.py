@@ -166,13 +166,15 @@ def test_reuse_decides_again_under_other_rules(run: Run) -> None:
     assert {row["M"]: row["libtype"] for row in _table("same/faulty_tuned_gemm.csv")} == first
 
 
-@pytest.mark.parametrize("key", ["output", "profile"])
-def test_what_cannot_be_written_is_told_before_any_tuning(run: Run, key: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "named"), [("output", "output"), ("profile", "profile"), ("format.csv.file", "format.csv")]
+)
+def test_what_cannot_be_written_is_told_before_any_tuning(run: Run, key: str, named: str) -> None:
     Path("file").write_text("")
-    code, out, error = run(f"{key}=file/there/x")
+    code, out, error = run(f"{key}={Path('file').resolve()}/there/x")
     assert code == 3
     assert out == ""
-    assert error.startswith(f"gemmpipe: {key}: cannot write to file/there")
+    assert error.startswith(f"gemmpipe: {named}: cannot write to {Path('file').resolve()}/there")
     assert error.count("\n") == 1
     assert not list(Path("outputs").glob("runs/*/*/trials.jsonl"))
 
@@ -182,6 +184,16 @@ def test_a_chain_that_cannot_work(run: Run) -> None:
         2,
         "gemmpipe: chain: stage 'bench' needs shortlist, which no earlier stage gives; screen before it would\n",
     )
+
+
+def test_a_run_that_only_decided_again_has_no_trials_to_decide_from(run: Run) -> None:
+    assert run()[0] == 0
+    first = _run_folder()
+    assert run(f"reuse={first}", "output=again")[0] == 0
+    second = next(path for path in first.parent.iterdir() if path != first)
+    code, _, error = run(f"reuse={second}", "chain=[select,merge]", "output=third")
+    assert code == 2
+    assert "needs trials, which no earlier stage nor the run that is reused gives" in error
 
 
 def test_a_finished_run_resumed_repeats_nothing_and_says_the_same(run: Run) -> None:

@@ -33,6 +33,11 @@ class Record:
     _trials: dict[tuple[str, str], dict[tuple[str, int], Trial]] = field(default_factory=dict)
     """By (stage, problem), then (candidate, look), the last written last."""
 
+    @property
+    def timed(self) -> bool:
+        """Whether a trial stands in it: a run that only decided again from an earlier one has none."""
+        return bool(self._trials)
+
     def add(self, trial: Trial) -> None:
         """Take a trial, written after all that are here."""
         trials = self._trials.setdefault((trial.stage, trial.problem), {})

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gemmpipe.errors import UserError
+from gemmpipe.errors import EnvironmentProblem, UserError
 from gemmpipe.runtime.captured import captured_before, file_of, recorder
 from gemmpipe.runtime.watching import Watcher
 
@@ -20,7 +20,9 @@ _USAGE = (
 
 
 def main(words: Sequence[str]) -> None:
-    """Run a script or `-m module` with its own arguments. Raises UserError; what the program raises rises.
+    """Run a script or `-m module` with its own arguments.
+
+    Raises UserError, and EnvironmentProblem when what was captured cannot be written; what the program raises rises.
 
     Products of its threads, of the processes of multiprocessing and of torchrun's ranks are counted too; other programs
     that it starts count what they call our entry points for.
@@ -46,8 +48,10 @@ def main(words: Sequence[str]) -> None:
                 runpy.run_path(script, run_name="__main__")
     finally:
         kept.flush()
-        if os.environ.get("LOCAL_RANK", "0") == "0":
+        if os.environ.get("LOCAL_RANK", "0") == "0" and not kept.counts:
             _LOG.warning("gemmpipe: %s", _left_behind(path))
+    if kept.counts:
+        raise EnvironmentProblem(f"{path}: {len(kept.counts)} captured products are lost, as it could not be written")
 
 
 def _script(word: str) -> str:

@@ -99,6 +99,18 @@ assert threading.Thread(target=work, args=(9,)).run() is None
 """
 
 
+def test_what_cannot_be_written_is_not_said_to_be_nothing(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import torch\ntorch.ones(4, 8).bfloat16() @ torch.ones(8, 16).bfloat16()\n")
+    (tmp_path / "file").write_text("")
+    given = {**os.environ, "GEMMPIPE_CAPTURE": str(tmp_path / "file" / "there.csv")}
+    words = [sys.executable, "-m", "gemmpipe.capture", str(script)]
+    done = subprocess.run(words, env=given, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 3, done.stderr
+    assert "captured products are lost" in done.stderr
+    assert "no product" not in done.stderr
+
+
 def test_threads_and_forked_processes_count_and_none_twice(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(THREADS)
     done = run(tmp_path, "script.py")
