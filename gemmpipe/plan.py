@@ -61,7 +61,7 @@ def check_chain(plan: Plan, reused: Record | None) -> None:
     have: set[str] = {"problems"} if reused else set()
     if reused and not reused.problems:
         raise UserError(f"reuse: {plan.reuse}: no journal with problems there; expected the folder of an earlier run")
-    if reused and reused.timed:
+    if reused and reused.count:
         have.add("trials")
     for word in plan.chain:
         missing = set(plan.stages[word].needs) - have

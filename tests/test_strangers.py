@@ -332,7 +332,10 @@ def test_the_journal_of_a_stranger_names_no_file_and_no_device(folder: Path, ref
     device |= {"shared_bytes": 0, "cache_bytes": 0, "warp_size": 32}
     problem = {"id": "a16w16 M=x", "key": {"M": "x"}, "weight": 1, "layer": ""}
     run = _run_of_a_stranger(folder, ["kernel=a16w16"])
+    trial = {"stage": "bench", "problem": problem["id"], "candidate": "c", "status": "ok", "launches": 1}
     rows = [{"row": "session", "device": device}, {"row": "problem", **problem}]
+    rows += [{"row": "candidate", "id": "c", "backend": "triton", "knobs": {}}]
+    rows += [{"row": "trial", **trial, "samples_us": [1.0], "err_ratio": 0.0}]
     (run / "trials.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     asked = (f"reuse={run}", "chain=[select,merge]")
     assert "no row of its journal tells the device" in refusal(*asked)

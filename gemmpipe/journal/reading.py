@@ -33,11 +33,6 @@ class Record:
     _trials: dict[tuple[str, str], dict[tuple[str, int], Trial]] = field(default_factory=dict)
     """By (stage, problem), then (candidate, look), the last written last."""
 
-    @property
-    def timed(self) -> bool:
-        """Whether a trial stands in it: a run that only decided again from an earlier one has none."""
-        return bool(self._trials)
-
     def add(self, trial: Trial) -> None:
         """Take a trial, written after all that are here."""
         trials = self._trials.setdefault((trial.stage, trial.problem), {})
@@ -56,7 +51,7 @@ class Record:
 
     @property
     def count(self) -> int:
-        """How many trials there are."""
+        """How many trials there are; a run that only decided again from an earlier one has none."""
         return sum(len(trials) for trials in self._trials.values())
 
 
