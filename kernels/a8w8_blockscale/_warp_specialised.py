@@ -129,6 +129,40 @@ def end_split(
 
 
 @gluon.jit
+def sums_of_tile(
+    GROUP: gl.constexpr, x_ring, w_ring, scale_ring, full, empty, slot, phase, d0, d1, x_at, w_at,
+    w_scale_ptr, w_scale_stride, column, N, begin, end, last, never,
+    ROW: gl.constexpr, COLUMN: gl.constexpr, COLUMNS: gl.constexpr, TILE: gl.constexpr, BLOCK_SIZE_N: gl.constexpr,
+    STAGES: gl.constexpr, SCALE_BLOCK: gl.constexpr,
+):  # fmt: skip
+    """Add a piece's K blocks in the way that a tile of so many columns has; returns (slot, phase, parts, d0, d1)."""
+    WIDTH: gl.constexpr = TILE.instr_shape[1]
+    if parts_of(COLUMNS) == 1:
+        w_scales = w_scale_ptr + gl.minimum(column, N - 1) // SCALE_BLOCK * w_scale_stride
+        slot, phase, acc, d0, d1 = sum_of_piece(
+            x_ring, w_ring, scale_ring, full, empty, slot, phase, d0, d1, w_scales, begin, end, last, never,
+            ROW, COLUMN, COLUMNS, TILE, STAGES,
+        )  # fmt: skip
+        sums = (acc,)
+    else:
+        block = gl.minimum(column, N - 1) // SCALE_BLOCK
+        low_ptr = w_scale_ptr + block * w_scale_stride
+        high_ptr = w_scale_ptr + gl.minimum(block + 1, (N - 1) // SCALE_BLOCK) * w_scale_stride
+        edge = (block + 1) * SCALE_BLOCK - column
+        if takes_turns(COLUMNS):
+            slot, phase, sums = parts_in_turns(
+                x_at, w_at, scale_ring, full, empty, slot, phase, low_ptr, high_ptr, edge, begin, end, last,
+                TILE, COLUMNS, WIDTH, ROW, BLOCK_SIZE_N, STAGES, GROUP,
+            )  # fmt: skip
+        else:
+            slot, phase, sums = parts_of_piece(
+                x_at, w_at, scale_ring, full, empty, slot, phase, low_ptr, high_ptr, edge, begin, end, last,
+                TILE, COLUMNS, WIDTH, ROW, BLOCK_SIZE_N, STAGES,
+            )  # fmt: skip
+    return slot, phase, sums, d0, d1
+
+
+@gluon.jit
 def multiply(
     GROUP: gl.constexpr, out, w_scale_ptr, w_scale_stride, x_ring, w_ring, scale_ring, out_stage, full, empty, ready,
     parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits, never,
@@ -159,28 +193,10 @@ def multiply(
         )
         row = row + ROW
         column = tile_n * BLOCK_SIZE_N + COLUMN
-        if PARTS == 1:
-            w_scales = w_scale_ptr + gl.minimum(column, N - 1) // SCALE_BLOCK * w_scale_stride
-            slot, phase, acc, d0, d1 = sum_of_piece(
-                x_ring, w_ring, scale_ring, full, empty, slot, phase, d0, d1, w_scales, begin, end, blocks - 1, never,
-                ROW, COLUMN, COLUMNS, TILE, STAGES,
-            )  # fmt: skip
-            sums = (acc,)
-        else:
-            block = gl.minimum(column, N - 1) // SCALE_BLOCK
-            low_ptr = w_scale_ptr + block * w_scale_stride
-            high_ptr = w_scale_ptr + gl.minimum(block + 1, (N - 1) // SCALE_BLOCK) * w_scale_stride
-            edge = (block + 1) * SCALE_BLOCK - column
-            if TURNS:
-                slot, phase, sums = parts_in_turns(
-                    x_at, w_at, scale_ring, full, empty, slot, phase, low_ptr, high_ptr, edge, begin, end, blocks - 1,
-                    TILE, COLUMNS, WIDTH, ROW, BLOCK_SIZE_N, STAGES, GROUP,
-                )  # fmt: skip
-            else:
-                slot, phase, sums = parts_of_piece(
-                    x_at, w_at, scale_ring, full, empty, slot, phase, low_ptr, high_ptr, edge, begin, end, blocks - 1,
-                    TILE, COLUMNS, WIDTH, ROW, BLOCK_SIZE_N, STAGES,
-                )  # fmt: skip
+        slot, phase, sums, d0, d1 = sums_of_tile(
+            GROUP, x_ring, w_ring, scale_ring, full, empty, slot, phase, d0, d1, x_at, w_at,
+            w_scale_ptr, w_scale_stride, column, N, begin, end, blocks - 1, never, ROW, COLUMN, COLUMNS, TILE, BLOCK_SIZE_N, STAGES, SCALE_BLOCK,
+        )  # fmt: skip
         if SPLIT_K == "cluster" or (SPLIT_K == "last" and piece >= whole):
             place = (t - whole) * 2 + GROUP
             if PARTS == 1:

@@ -75,6 +75,8 @@ def test_shipped_winners_are_points_of_the_default_space(name: str) -> None:
     """An entry of a space that takes away more than it should loses some of them."""
     family, found = load_family(name), 0
     for row in store.read(shipped_tables() / family.csv_name, family):
+        if row["gfx"] not in ARCHES:
+            continue  # of a checkout that this machine's CPU was tuned in
         candidate, device = candidate_of(str(row["libtype"]), str(row["config"])), arch_device(str(row["gfx"]))
         own = next((i for i in family.implementations if i.label == candidate.backend), None)
         if own is None:
