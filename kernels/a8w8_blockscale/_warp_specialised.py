@@ -195,7 +195,8 @@ def multiply(
         column = tile_n * BLOCK_SIZE_N + COLUMN
         slot, phase, sums, d0, d1 = sums_of_tile(
             GROUP, x_ring, w_ring, scale_ring, full, empty, slot, phase, d0, d1, x_at, w_at,
-            w_scale_ptr, w_scale_stride, column, N, begin, end, blocks - 1, never, ROW, COLUMN, COLUMNS, TILE, BLOCK_SIZE_N, STAGES, SCALE_BLOCK,
+            w_scale_ptr, w_scale_stride, column, N, begin, end, blocks - 1, never,
+            ROW, COLUMN, COLUMNS, TILE, BLOCK_SIZE_N, STAGES, SCALE_BLOCK,
         )  # fmt: skip
         if SPLIT_K == "cluster" or (SPLIT_K == "last" and piece >= whole):
             place = (t - whole) * 2 + GROUP
