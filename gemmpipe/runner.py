@@ -39,10 +39,9 @@ def run(plan: Plan, events: Events) -> int:
     check_outputs(plan)
     with ExitStack() as stack:
         journal = stack.enter_context(closing(Journal(plan.run_dir)))
-        record = reused or journals.read(plan.run_dir)
         stop = stack.enter_context(listening(events, plan.budget_s))
+        record = _what_stands(plan, reused, events)
         journal.write("session", **manifest.session(plan, devices[0]))
-        _tell_what_stands(plan, record, events)
         context = _context(plan, devices, journal, record, events, stop.check)
         for word in plan.chain:
             plan.stages[word].check(context)
@@ -66,13 +65,24 @@ def run(plan: Plan, events: Events) -> int:
     return code
 
 
-def _tell_what_stands(plan: Plan, record: Record, events: Events) -> None:
-    path = Path(plan.reuse or plan.run_dir) / journals.NAME
+def _what_stands(plan: Plan, reused: Record | None, events: Events) -> Record:
+    """The trials of the run that is reused, then those of this run's earlier sessions."""
+    if reused is not None:
+        _tell_unreadable(Path(str(plan.reuse)), reused, events)
+    before = reused.count if reused is not None else 0
+    record = journals.read(plan.run_dir, after=reused)
+    _tell_unreadable(plan.run_dir, record, events)
+    if record.count > before:
+        own = record.count - before
+        events.emit("line", f"resuming: {own:,} finished trials stand in {plan.run_dir / journals.NAME}")
+    return record
+
+
+def _tell_unreadable(folder: Path, record: Record, events: Events) -> None:
     if record.skipped:
         lines = ", ".join(map(str, record.skipped[:5])) + (" ..." if len(record.skipped) > 5 else "")
+        path = folder / journals.NAME
         events.emit("warning", f"{path}: unreadable lines skipped ({len(record.skipped):,}): {lines}")
-    if record.count and not plan.reuse:
-        events.emit("line", f"resuming: {record.count:,} finished trials stand in {path}")
 
 
 def _with_devices(

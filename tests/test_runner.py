@@ -196,6 +196,21 @@ def test_a_run_that_only_decided_again_has_no_trials_to_decide_from(run: Run) ->
     assert "needs trials, which no earlier stage nor the run that is reused gives" in error
 
 
+def test_a_run_that_reused_another_goes_on_reusing_it(run: Run) -> None:
+    assert run("space.PACE_MS=[0]")[0] == 0
+    first = _run_folder()
+    chain = "chain=[screen,bench,select,merge]"
+    assert run(f"reuse={first}", chain, "space.PACE_MS=[0,1]", "output=again")[0] == 0
+    second = max(first.parent.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    before = (second / "trials.jsonl").read_text().count('"row":"trial"')
+    assert before > 0, "of the points that the first had not"
+    code, out, error = run(f"resume={second}")
+    assert (code, error) == (0, "")
+    assert f"resuming: {before} finished trials stand in {second.resolve()}" in out
+    assert json.loads((second / "manifest.json").read_text())["config"]["reuse"] == str(first.resolve())
+    assert (second / "trials.jsonl").read_text().count('"row":"trial"') == before
+
+
 def test_a_finished_run_resumed_repeats_nothing_and_says_the_same(run: Run) -> None:
     assert run("space.KIND=[right,kill,spoil_row]", "space.PACE_MS=[0]")[0] == 0
     before = (_run_folder() / "trials.jsonl").read_text().splitlines()

@@ -90,10 +90,12 @@ def _with_earlier(
     run = find(key, value, pipeline, config_dir_typed)
     rest = [word for word in words if key_of(word) != key]
     place = [f"{key}={quote(str(run.folder))}"]
+    forgotten = set(_EARLIER)
     if key == "resume":
+        forgotten = {"resume"}  # what it reused, it still does
         _same_configuration(rest, run)
         place += [f"hydra.run.dir={quote(str(run.folder))}", "hydra.output_subdir=null"]
-    kept = [word for word in run.overrides if key_of(word) not in _EARLIER]
+    kept = [word for word in run.overrides if key_of(word) not in forgotten]
     return run, (*kept, *rest, *place)
 
 

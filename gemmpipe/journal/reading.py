@@ -55,9 +55,13 @@ class Record:
         return sum(len(trials) for trials in self._trials.values())
 
 
-def read(folder: Path) -> Record:
-    """Read `folder`/trials.jsonl; lines that are no JSON, or not ours, are skipped and counted."""
-    record = Record()
+def read(folder: Path, after: Record | None = None) -> Record:
+    """Read `folder`/trials.jsonl; lines that are no JSON, or not ours, are skipped and counted.
+
+    after: another run's, which this one went on from; what is read is added to it.
+    """
+    record = Record() if after is None else after
+    record.skipped = []
     known = _Known()
     for number, row in _lines(folder / NAME, record.skipped):
         try:
