@@ -115,6 +115,10 @@ def test_our_tables_keep_their_product_and_its_provenance(folder: Path, capfd: p
         (["inputs=."], "inputs: '.' is a folder, expected a CSV file (or './*.csv')"),
         (["inputs=[old.csv]"], "kernel: missing, and old.csv does not tell by its name; expected kernel= one of a16"),
         (["inputs=[*_dsv3.csv,bf16_tuned_gemm.csv]"], "is a table of a8w8_blockscale, bf16_tuned_gemm.csv one of a16"),
+        (
+            ["inputs=[*_dsv3.csv]", "kernel=a16w16"],
+            "_dsv3.csv is by its name a table of a8w8_blockscale; leave kernel= out, or rename it",
+        ),
         (["inputs=[bad.csv]", "kernel=a16w16"], "bad.csv:2: column M: 'x', expected a whole number"),
         ([f"inputs=[{BLOCKSCALE}_dsv3.csv]", "output=link.csv"], "_dsv3.csv' is also the output, expected another"),
         (

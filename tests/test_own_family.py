@@ -84,6 +84,23 @@ def test_its_command_tunes(mine: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert not [row for row in fused if row["status"] not in ("ok", "dropped", "unfit")]
 
 
+def test_a_table_of_it_is_known_by_its_name(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    header = "gfx,cu_num,M,N,K,dtype,outdtype,libtype,us,config"
+    row = "sm_90,132,1,512,1024,torch.bfloat16,torch.bfloat16,eager,5.0,{}"
+    (mine.parent / "mine_relu2_tuned_gemm.csv").write_text(f"{header}\n{row}\n")
+    (mine / "kernel" / "wide.yaml").write_text((mine / "kernel" / "relu2.yaml").read_text())
+    (mine / "kernel" / "broken.yaml").write_text("family: broken\n")
+    (mine / "broken.py").write_text("raise RuntimeError('at import')\n")
+    words = ["--config-dir", str(mine), "merge", "inputs=[mine_relu2_tuned_gemm.csv]", "output=united"]
+    assert main(words) == 0
+    assert _rows(Path("united/relu2_tuned_gemm.csv"))[0]["libtype"] == "eager"
+    assert main([*words, "kernel=wide", "output=same"]) == 0, "another option of the same family"
+    capsys.readouterr()
+    assert main([*words, "kernel=a16w16"]) == 2
+    assert "is by its name a table of relu2; leave kernel= out" in capsys.readouterr().err
+
+
+
 @pytest.mark.usefixtures("own_locks")
 def test_a_family_in_a_package_and_of_another_name(mine: Path) -> None:
     (mine / "parts").mkdir()

@@ -1,5 +1,6 @@
 """Where options and pipelines are found: the shipped folders, then the user's `--config-dir`."""
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,22 @@ class Folders:
                     f"an option '{name.parts[0]}={path.stem}'" if len(name.parts) > 1 else f"a pipeline '{path.stem}'"
                 )
                 raise UserError(f"{path}: gemmpipe ships {kind}, which would be read instead; expected another name")
+
+    @property
+    def kernels(self) -> dict[str, str]:
+        """By option of `kernel`, the family that its file names; those that inherit it are left out."""
+        trees = {name: _tree(self.file("kernel", name)) for name in self.options["kernel"]}
+        named = {name: tree.get("family") for name, tree in trees.items() if isinstance(tree, Mapping)}
+        return {name: family for name, family in named.items() if isinstance(family, str)}
+
+    @property
+    def python_path(self) -> tuple[str, ...]:
+        """Where the user's own families and backends lie."""
+        return () if self.config_dir is None else (str(self.config_dir),)
+
+    def make_importable(self) -> None:
+        """From here on the user's own modules can be imported."""
+        sys.path[:0] = [folder for folder in self.python_path if folder not in sys.path]
 
     def named_code(self) -> frozenset[str]:
         """Classes and families that the user's own files name: these may be imported although they are not ours."""

@@ -1,6 +1,5 @@
 """One run: the composed configuration built, carried out, and its end turned into an exit code."""
 
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,15 +59,14 @@ def _carry_out(cfg: "DictConfig", request: Request, run_dir: Path, overrides: tu
     from gemmpipe.config import Origin, build
     from gemmpipe.plan import check_below
 
-    config_dir = request.folders.config_dir
     origin = Origin(
         pipeline=request.pipeline,
         run_dir=run_dir,
         overrides=overrides,
-        python_path=(str(config_dir),) if config_dir else (),
+        python_path=request.folders.python_path,
         allowed=request.folders.named_code(),
     )
-    sys.path[:0] = [folder for folder in origin.python_path if folder not in sys.path]
+    request.folders.make_importable()
     with Terminal(verbose=cfg.verbose is True) as terminal:
         events = Events(listeners=[terminal])
         plan = build(cfg, origin)

@@ -10,7 +10,6 @@ from gemmpipe.cli.folders import Folders
 from gemmpipe.cli.words import key_of, quote, readable
 from gemmpipe.config import ROOT
 from gemmpipe.errors import UserError, nearest
-from gemmpipe.family import shipped_families
 from gemmpipe.recipe import read_recipe
 
 _DEFAULT = "tune"
@@ -56,7 +55,7 @@ def understand(line: CommandLine) -> Request:
     if not multirun and any(key_of(word) in ("table", "inputs") for word in words):
         from gemmpipe.cli.tables import with_kernel
 
-        overrides = with_kernel(overrides, shipped_families())
+        overrides = with_kernel(overrides, folders)
     return Request(
         pipeline=pipeline,
         overrides=overrides,

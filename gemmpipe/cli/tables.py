@@ -1,39 +1,60 @@
 """Which kernel the tuned tables on a command line are of, for who does not type `kernel=` beside them."""
 
+import contextlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from gemmpipe.cli.folders import Folders
 from gemmpipe.cli.words import key_of
 from gemmpipe.errors import UserError
-from gemmpipe.family import Family, load_family
+from gemmpipe.family import Family, load_family, shipped_families
 from gemmpipe.files.csvfile import named_files, read_cells
 
 _KEYS = ("table", "inputs")
 
 
-def with_kernel(words: Sequence[str], kernels: Iterable[str]) -> tuple[str, ...]:
+def with_kernel(words: Sequence[str], folders: Folders) -> tuple[str, ...]:
     """The overrides, with the kernel of their tables in front when they name tables and no kernel.
 
-    Raises UserError for tables of several kernels, and where neither name nor columns of one say what it is of.
+    Raises UserError for tables of several kernels, for one whose name tells another kernel than the typed one, and
+    where neither name nor columns of one say what it is of.
     """
     named = {key_of(word): word for word in words}
     asked = [named[key] for key in _KEYS if key in named]
-    if not asked or "kernel" in named:
+    if not asked:
         return tuple(words)
-    families = [load_family(name) for name in kernels]
+    kernels = _kernels(folders)
+    files = [path for word in asked for path in _files(word)]
+    if "kernel" in named:
+        _same_kernel(named["kernel"].split("=", 1)[-1].strip("\"'"), files, kernels, folders.kernels)
+        return tuple(words)
     found: dict[str, Path] = {}
-    for word in asked:
-        for path in _files(word):
-            name = _kernel_of(path, families)
-            if name is not None:
-                found.setdefault(name, path)
+    for path in files:
+        name = _kernel_of(path, kernels)
+        if name is not None:
+            found.setdefault(name, path)
     if len(found) > 1:
         (one, a), (other, b), *_ = found.items()
         raise UserError(f"kernel: {a} is a table of {one}, {b} one of {other}; expected tables of one kernel")
     return (*(f"kernel={name}" for name in found), *words)
+
+
+def _kernels(folders: Folders) -> dict[str, Family]:
+    """The families, the user's among them, each by the option of `kernel` named as it is, or by the first."""
+    folders.make_importable()
+    options: dict[str, str] = {}
+    for option, name in folders.kernels.items():
+        if option == name or name not in options:
+            options[name] = option
+    kernels = {}
+    for name, option in options.items():
+        # A shipped family is sound; a user's module that is broken is told of when it is chosen.
+        with contextlib.nullcontext() if name in shipped_families() else contextlib.suppress(Exception):
+            kernels[option] = load_family(name)
+    return kernels
 
 
 def _files(word: str) -> list[Path]:
@@ -43,19 +64,34 @@ def _files(word: str) -> list[Path]:
     return named_files(key_of(word), texts) if value not in (None, []) else []
 
 
-def _kernel_of(path: Path, families: Sequence[Family]) -> str | None:
-    """By the file's name, else by its columns; None where it cannot be read, which is told later."""
-    stems = {family.csv_name.removesuffix(".csv"): family.name for family in families}
+def _same_kernel(typed: str, files: Sequence[Path], kernels: Mapping[str, Family], families: Mapping[str, str]) -> None:
+    """Refuse tables that are another family's by their names: rows would be read as what they are not."""
+    for path in files:
+        told = _told_by_name(path, kernels)
+        if told is not None and families.get(typed, families[told]) != families[told]:
+            raise UserError(f"kernel={typed}: {path} is by its name a table of {told}; leave kernel= out, or rename it")
+
+
+def _told_by_name(path: Path, kernels: Mapping[str, Family]) -> str | None:
+    """The kernel whose table's name is the longest in the file's."""
+    stems = {family.csv_name.removesuffix(".csv"): option for option, family in kernels.items()}
     fit = [stem for stem in stems if re.search(rf"(^|[^a-z0-9]){re.escape(stem)}([^a-z0-9]|$)", path.name)]
-    if fit:
-        return stems[max(fit, key=len)]
+    return stems[max(fit, key=len)] if fit else None
+
+
+def _kernel_of(path: Path, kernels: Mapping[str, Family]) -> str | None:
+    """By the file's name, else by its columns; None where it cannot be read, which is told later."""
+    told = _told_by_name(path, kernels)
+    if told is not None:
+        return told
     try:
         header = {name.lower() for name in next(read_cells(path), (0, []))[1]}
     except UserError:
         return None
-    possible = [family.name for family in families if _is_key(family, header, families)]
+    families = list(kernels.values())
+    possible = [option for option, family in kernels.items() if _is_key(family, header, families)]
     if len(possible) != 1:
-        known = ", ".join(possible or [family.name for family in families])
+        known = ", ".join(possible or kernels)
         raise UserError(f"kernel: missing, and {path} does not tell by its name; expected kernel= one of {known}")
     return possible[0]
 
