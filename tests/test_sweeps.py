@@ -92,6 +92,26 @@ def test_a_job_that_is_killed_takes_neither_the_sweep_nor_the_others_along(site:
     table_is_right(site, range(1, 9))
 
 
+def test_a_sweep_that_is_stopped_says_how_the_rest_is_done(site: Site) -> None:
+    items = "shapes.items=[{M: [1,2,3,4], N: 32, K: 64}],[{M: [5,6,7,8], N: 32, K: 64}]"
+    line = ("-m", items, "space.PACE_MS=[15,15.1,15.2]", "search=exhaustive", "batch=1", "backend=[faulty]")
+    started = site.start(*line)
+    deadline = time.monotonic() + 120
+    while not _journals(site) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    started.process.send_signal(signal.SIGINT)
+    code, _, error = started.end(timeout_s=60)
+    assert code == 130, error
+    ways = "'gemmpipe resume=last' goes on with this run, then the same line does what is left of the sweep"
+    assert error.endswith(f"gemmpipe: interrupted; {ways}\n")
+    assert len(_journals(site)) == 1, "the sweep's next run did not begin"
+    assert site.start("resume=last").end(timeout_s=100)[0] == 0
+    table_is_right(site, range(1, 5))
+    code, out, error = site.start(*line).end(timeout_s=100)
+    assert (code, "4 tuned already" in out) == (0, True), error
+    table_is_right(site, range(1, 9))
+
+
 def _holds(pid: int, path: Path) -> bool:
     """Whether a process has a file open."""
     try:

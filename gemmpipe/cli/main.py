@@ -29,9 +29,8 @@ def main(argv: Sequence[str]) -> int:
     except GemmpipeError as error:
         return report(error)
     except KeyboardInterrupt as stopped:
-        with readers_may_leave():  # `last` would be a run before this one, where this one had not begun
-            more = "; 'gemmpipe resume=last' goes on" if stopped.args else ""
-            print(f"gemmpipe: interrupted{more}", file=sys.stderr)
+        with readers_may_leave():
+            print("; ".join(["gemmpipe: interrupted", *map(str, stopped.args)]), file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         silence_the_lost()
@@ -123,6 +122,8 @@ def _compose(line: CommandLine, request: "Request") -> int:
             jobs_elsewhere(request.overrides if request.multirun else ()),
         ):
             codes += run_hydra([*_for_hydra(line, request), *request.overrides], _job(request, codes))
+    except KeyboardInterrupt as stopped:
+        raise KeyboardInterrupt(*_ways_on(stopped, request)) from None
     except SystemExit:
         if not part:
             raise
@@ -136,6 +137,16 @@ def _compose(line: CommandLine, request: "Request") -> int:
             raise
         raise EnvironmentProblem(f"{launcher}: {error}") from error
     return max(codes, default=0)
+
+
+def _ways_on(stopped: KeyboardInterrupt, request: "Request") -> list[str]:
+    """How to go on with what was stopped; `last` would be an earlier run where this one had not begun."""
+    if not request.multirun:
+        return ["'gemmpipe resume=last' goes on"] if stopped.args else []
+    if any(word.startswith("hydra/launcher=submitit") for word in request.overrides):
+        return []  # told by then: the jobs are not stopped
+    this = "'gemmpipe resume=last' goes on with this run, then " if stopped.args else ""
+    return [f"{this}the same line does what is left of the sweep"]
 
 
 def _for_hydra(line: CommandLine, request: "Request") -> list[str]:
