@@ -100,7 +100,6 @@ def test_a_table_of_it_is_known_by_its_name(mine: Path, capsys: pytest.CaptureFi
     assert "is by its name a table of relu2; leave kernel= out" in capsys.readouterr().err
 
 
-
 @pytest.mark.usefixtures("own_locks")
 def test_a_family_in_a_package_and_of_another_name(mine: Path) -> None:
     (mine / "parts").mkdir()

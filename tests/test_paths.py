@@ -51,6 +51,27 @@ def test_what_cannot_be_written_leaves_the_old_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+_WITHIN_TEN_BYTES = """
+import resource, signal, sys
+from pathlib import Path
+from gemmpipe import paths
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
+try:
+    paths.write_atomic(Path(sys.argv[1]), "x" * 100)
+except OSError as error:
+    print(type(error).__name__, error.filename, error.strerror)
+"""
+
+
+def test_a_disk_that_is_full_says_for_which_file(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    words = [sys.executable, "-c", _WITHIN_TEN_BYTES, str(path)]
+    done = subprocess.run(words, check=True, capture_output=True, text=True)
+    assert done.stdout == f"OSError {path} File too large\n"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_folder_that_is_deleted_meanwhile_is_made_again(tmp_path: Path) -> None:
     """Neither a file nor the journal fails because somebody removes the folder at that very moment; no row is lost."""
     folder = tmp_path / "outputs" / "runs" / "one"

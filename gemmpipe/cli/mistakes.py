@@ -29,6 +29,8 @@ def explain(error: BaseException, options: Mapping[str, Sequence[str]], words: S
     if index:  # a name where a list has numbers; Hydra does not say which override it was
         key = next((word.split("=")[0] for word in words if f".{index[1]}" in word.split("=")[0]), "")
         said = f"{key}: no such key; '{index[1]}' stands where a list has only places 0, 1, ..."
+    elif (gone := re.match(r"Could not delete '(.*)'\. No match in the defaults", str(error))) and gone[1] in options:
+        said = f"~{gone[1]}: cannot be left out; expected {gone[1]}=NAME, or {gone[1]}=[] where several may be chosen"
     elif "group override must be a string" in str(error):  # nor which option it was
         said = _no_name(words, options) or _rest(error)
     elif "Multiple values for" in str(error) and (listed := _list_for_one(words, options)):
@@ -89,6 +91,8 @@ def _missing_option(error: MissingConfigException, options: Mapping[str, Sequenc
 def _wrong_key(cause: OmegaConfBaseException, options: Mapping[str, Sequence[str]]) -> str:
     parent = cause.parent_node
     key = str(cause.full_key)
+    if "Cannot merge DictConfig with ListConfig" in str(cause):
+        return f"{key}: keys and values given, expected a list"
     if "not in struct" not in str(cause) or parent is None:
         return one_line(f"{key}: {str(cause).splitlines()[0]}")
     try:
@@ -97,7 +101,7 @@ def _wrong_key(cause: OmegaConfBaseException, options: Mapping[str, Sequence[str
         return f"{key}: no such key; its parent is a single value"
     last = key.rsplit(".", 1)[-1]
     place = key.rsplit(".", 1)[0] if "." in key else ""
-    if place in options and last in options[place]:
+    if place in options and last in options[place] and "_target_" not in parent:  # several may be chosen
         return f"{key}: '{last}' is not chosen; {place}=[{','.join([*known, last])}] adds it"
     return f"{key}: no such key{nearest(last, known)}"
 

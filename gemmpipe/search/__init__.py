@@ -72,7 +72,8 @@ class Search(ABC):
     """Folders of earlier runs to learn from."""
 
     def __post_init__(self) -> None:
-        at_least(0.0, budget_s=self.budget_s)
+        if self.budget_s is not None and self.budget_s <= 0:
+            raise ValueError(f"budget_s={self.budget_s:g}, expected more than 0 seconds, or null")
         at_least(1, budget_trials=self.budget_trials)
 
     @abstractmethod

@@ -4,14 +4,14 @@ import csv
 import json
 import lzma
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gemmpipe import journal
 from gemmpipe.data import BuildFacts, Candidate, Device, Problem, Scalar, Status, median
-from gemmpipe.errors import UserError
-from gemmpipe.family import KernelDefaults, load_family
+from gemmpipe.errors import UserError, nearest
+from gemmpipe.family import KernelDefaults, load_family, shipped_families
 from gemmpipe.problem import make_problem
 
 _VERSION = 1
@@ -107,13 +107,15 @@ class _Condenser:
         return [{"row": "candidate", "backend": c.backend, "knobs": c.knobs} for c in self._candidate]
 
 
-def read(path: Path) -> Recording:
+def read(path: Path, chosen: str = "") -> Recording:
     """A recorded space: a condensed file, or a CSV with M, N, K, knobs, time_us, compile_s and static facts.
 
-    Raises UserError for anything else.
+    It is of a shipped family or of the `chosen` one: a file must not name modules to be imported. Raises UserError for
+    anything else.
     """
+    known = (*shipped_families(), *([chosen] if chosen else []))
     try:
-        recording = _read_csv(path) if path.suffix == ".csv" else _read_condensed(path)
+        recording = _read_csv(path, known) if path.suffix == ".csv" else _read_condensed(path, known)
     except (OSError, EOFError, lzma.LZMAError) as error:
         raise UserError(f"search.recorded: {path}: cannot be read: {error}") from None
     except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
@@ -129,12 +131,20 @@ def read(path: Path) -> Recording:
     return recording
 
 
-def _read_condensed(path: Path) -> Recording:
+def _known_family(name: str, known: Sequence[str], path: Path) -> str:
+    if name not in known:
+        expected = f"expected a shipped one, or kernel= its own{nearest(str(name), known)}"
+        raise UserError(f"search.recorded: {path}: of the family '{name}'; {expected}")
+    return name
+
+
+def _read_condensed(path: Path, known: Sequence[str]) -> Recording:
     with lzma.open(path, "rt", encoding="utf-8") as stream:
         rows = [json.loads(line) for line in stream]
     head = rows[0]
     if head["version"] != _VERSION:
         raise UserError(f"search.recorded: {path}: version {head['version']}, expected {_VERSION}")
+    family = _known_family(head["family"], known, path)
     builds = [r for r in rows if r["row"] == "build"]
     facts = {f"b{i}": BuildFacts(**{k: v for k, v in r.items() if k != "row"}) for i, r in enumerate(builds)}
     candidates = [Candidate.of(r["backend"], r["knobs"]) for r in rows if r["row"] == "candidate"]
@@ -147,9 +157,9 @@ def _read_condensed(path: Path) -> Recording:
                 samples_us=tuple((middle + tick) * head["tick_us"] for tick in above),
                 builds=tuple(f"b{b}" for b in needed),
             )
-        problems[Problem(family=head["family"], key=tuple(row["key"].items()))] = outcomes
+        problems[Problem(family=family, key=tuple(row["key"].items()))] = outcomes
     return Recording(
-        family=head["family"],
+        family=family,
         device=Device(**head["device"]),
         first_launch_s=head["first_launch_s"],
         facts=facts,
@@ -157,17 +167,17 @@ def _read_condensed(path: Path) -> Recording:
     )
 
 
-def _read_csv(path: Path) -> Recording:
+def _read_csv(path: Path, known: Sequence[str]) -> Recording:
     """A table of one sample a row; the family and the architecture are the first words of the file's name."""
     device, _, family = path.stem.partition("_")
-    family = family.rpartition("_llama")[0] or family
-    known, words = load_family(family), KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    family = _known_family(family.rpartition("_llama")[0] or family, known, path)
+    loaded, words = load_family(family), KernelDefaults(dtype=None, out_dtype=None, bias=None)
     facts: dict[str, BuildFacts] = {}
     problems: dict[Problem, dict[Candidate, Outcome]] = {}
     for row in _typed(path):
         knobs = {k: v for k, v in row.items() if k not in (*_CSV_SHAPE, *_CSV_RESULT)}
         candidate = Candidate.of("triton", knobs)
-        problem = make_problem(known, {name: row[name] for name in _CSV_SHAPE}, words, "sm_90", str(path))
+        problem = make_problem(loaded, {name: row[name] for name in _CSV_SHAPE}, words, "sm_90", str(path))
         # One build serves every problem; only its first row paid for the compilation.
         build = candidate.id
         if build not in facts:

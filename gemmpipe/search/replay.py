@@ -39,11 +39,11 @@ class Replay(Search):
             budget_trials=self.budget_trials if of.budget_trials is None else of.budget_trials,
         )
 
-    def recordings(self) -> list[Recording]:
-        """The recorded spaces. Raises UserError for what is none."""
+    def recordings(self, chosen: str = "") -> list[Recording]:
+        """The recorded spaces, of shipped families or of the `chosen` one. Raises UserError for what is none."""
         if not self.recorded:
             raise UserError("search.recorded: [] given, expected files such as tests/data/recorded/h200_a8w8.jsonl.xz")
-        return [read(path) for path in named_files("search.recorded", self.recorded, "a recorded space")]
+        return [read(path, chosen) for path in named_files("search.recorded", self.recorded, "a recorded space")]
 
     def terms(self, keep: int) -> Terms:
         """How it is replayed, with so many finalists."""

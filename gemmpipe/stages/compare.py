@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, ClassVar
 from gemmpipe import journal
 from gemmpipe.backends.same_size import BLOCKWISE, EMPTY, SameSize
 from gemmpipe.data import Problem, Status
-from gemmpipe.errors import at_least
+from gemmpipe.errors import UserError, at_least, nearest
 from gemmpipe.paired import paired_ratio
 from gemmpipe.stages import Context, Stage, regimes
-from gemmpipe.stages.contenders import OWN, TUNED
+from gemmpipe.stages.contenders import NAMES, OWN, TUNED
 from gemmpipe.stages.plotting import plot
 from gemmpipe.stages.rows import problems_of
 
@@ -79,6 +79,12 @@ class Compare(Stage):
     needs: ClassVar[tuple[str, ...]] = ("problems", "lineup", "trials")
     gives: ClassVar[tuple[str, ...]] = ("compared", "regimes")
     sees_all_of: ClassVar[tuple[str, ...]] = ("problems", "lineup", "trials")  # a summary is of the whole run
+
+    def check(self, context: Context) -> None:
+        """Raises UserError for a name to be held against that nobody can have."""
+        known = {*NAMES, regimes.LIBRARY, *(i.label for i in context.implementations)}
+        if self.against is not None and not {self.against, self.against.partition(" ")[0]} & known:
+            raise UserError(f"stages.compare.against: nobody is named '{self.against}'{nearest(self.against, known)}")
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """The table, its summary, and compare.html beside them."""

@@ -22,6 +22,9 @@ from gemmpipe.tables.merging import Row
 from gemmpipe.tables.recorded import Unusable, recorded_candidate
 
 TUNED, OWN, UNTUNED, AUTOTUNE = "tuned", "own kernels", "untuned", "triton.autotune"
+VLLM, SGLANG = "vllm", "sglang"
+NAMES = (TUNED, OWN, UNTUNED, AUTOTUNE, VLLM, SGLANG)
+"""The names that are no candidate's: theirs begin with their backend."""
 _PLAIN = "triton"
 _NO_JOURNAL = "a library was chosen, and no journal of that run is here: stages.lineup.own=TABLE"
 _NONE_OF_OURS = "a library was chosen, and no kernel of ours was in the finals of that run: stages.lineup.own=TABLE"

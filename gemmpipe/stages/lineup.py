@@ -85,8 +85,8 @@ class Lineup(Stage):
 
     def _engines(self) -> tuple[tuple[str, list[Path], EngineJson], ...]:
         return (
-            ("vllm", _files(self.vllm, "vllm"), Vllm(device_name=None)),
-            ("sglang", _files(self.sglang, "sglang"), Sglang(device_name=None)),
+            (contenders.VLLM, _files(self.vllm, "vllm"), Vllm(device_name=None)),
+            (contenders.SGLANG, _files(self.sglang, "sglang"), Sglang(device_name=None)),
         )
 
 

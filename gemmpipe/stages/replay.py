@@ -45,7 +45,7 @@ class Replay(Stage):
         if not isinstance(search, ReplaySearch):
             raise UserError(f"search: {type(search).__name__} given, expected search=replay (search@search.of=NAME)")
         rows: list[dict[str, object]] = []
-        recordings = search.recordings()
+        recordings = search.recordings(context.family.module)
         groups = [(recording, group) for recording in recordings for group in groups_of(recording)]
         context.events.emit("stage", "replay", total=len(groups))
         for done, (recording, group) in enumerate(groups):

@@ -232,3 +232,10 @@ def test_products_of_the_same_size(h200: Device) -> None:
 def test_files_that_are_not_there_are_refused(refusal: Callable[..., str]) -> None:
     words = ("compare", "kernel=a8w8_blockscale", "shapes=list", "shapes.items=[[8,256,256]]", "device=cpu")
     assert "stages.lineup.vllm: nowhere: no such file" in refusal(*words, "stages.lineup.vllm=[nowhere]")
+
+
+def test_a_rival_that_nobody_can_be_is_told_before_anything_is_timed(refusal: Callable[..., str]) -> None:
+    words = ("compare", "kernel=a8w8_blockscale", "shapes=list", "shapes.items=[[8,256,256]]", "device=cpu")
+    said = refusal(*words, "stages.compare.against=same_size blokwise", "backend=[torch]")
+    assert said.startswith("stages.compare.against: nobody is named 'same_size blokwise'")
+    assert "did you mean 'torch'?" in refusal(*words, "stages.compare.against=torhc", "backend=[torch]")
