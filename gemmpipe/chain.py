@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from gemmpipe import journal as journals
 from gemmpipe.data import Problem
 from gemmpipe.plan import Plan
+from gemmpipe.problem import siblings
 from gemmpipe.stages import Context
 from gemmpipe.stages.rows import problem_frame, problems_of, record_frames
 
@@ -57,11 +58,8 @@ def in_batches(plan: Plan, tables: Tables, context: Context) -> Tables:
 
 def batches(problems: list[Problem], size: int) -> Iterator[list[Problem]]:
     """Batches of about `size` problems; those that differ in M alone stay together, since buckets span them."""
-    groups: dict[object, list[Problem]] = {}
-    for problem in problems:
-        groups.setdefault(problem.siblings, []).append(problem)
     batch: list[Problem] = []
-    for group in groups.values():
+    for group in siblings(problems):
         if batch and len(batch) + len(group) > size:
             yield batch
             batch = []

@@ -1,7 +1,8 @@
 """From the text of a table, a list or a model to checked problems."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from gemmpipe.data import Problem, Scalar
 from gemmpipe.errors import NotComputed, UserError
@@ -9,6 +10,8 @@ from gemmpipe.family import Family, KernelDefaults, KeyColumn, load_family, ship
 from gemmpipe.parsing import missing, parse_dtype, parse_key
 
 _MOST_NAMED = 3
+
+T = TypeVar("T")
 
 
 def make_problem(
@@ -143,3 +146,16 @@ def families_with(columns: Iterable[str]) -> str:
             fit.append(name)
     several = " ..." if len(fit) > _MOST_NAMED else ""
     return f"; they are of kernel={' or '.join(fit[:_MOST_NAMED])}{several}" if fit else ""
+
+
+def by_siblings(items: Iterable[T], problem_of: Callable[[T], Problem]) -> list[list[T]]:
+    """Those whose problems differ in M alone, together; in the order in which they come."""
+    groups: dict[object, list[T]] = {}
+    for item in items:
+        groups.setdefault(problem_of(item).siblings, []).append(item)
+    return list(groups.values())
+
+
+def siblings(problems: Iterable[Problem]) -> list[list[Problem]]:
+    """Problems that differ in M alone, together; in the order in which they come."""
+    return by_siblings(problems, lambda problem: problem)

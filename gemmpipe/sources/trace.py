@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gemmpipe.data import Problem
 from gemmpipe.family import Family, KernelDefaults
-from gemmpipe.problem import unite
+from gemmpipe.problem import siblings, unite
 from gemmpipe.sources.batch_sizes import batch_sizes
 from gemmpipe.sources.profile import recorded
 from gemmpipe.sources.records import Recorded, Records
@@ -35,11 +35,8 @@ class Trace(Records):
         found = super().problems(family, defaults, gfx)
         if self.nsets is None:
             return found
-        groups: dict[object, list[Problem]] = {}
-        for problem in found:
-            groups.setdefault(problem.siblings, []).append(problem)
         rows, made = family.rows_column, list(found)
-        for group in groups.values():
+        for group in siblings(found):
             most, seen = max(group, key=lambda p: p.weight), {p.rows for p in group}
             for m in batch_sizes(self.nsets):
                 if m not in seen:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from gemmpipe.data import Candidate
+from gemmpipe.problem import by_siblings
 from gemmpipe.search import Request
 from gemmpipe.stages import Context
 from gemmpipe.stages.course import Course
@@ -13,10 +14,7 @@ _REACH = 2  # Ms on either side
 
 def siblings(courses: Sequence[Course]) -> list[list[Course]]:
     """Courses whose problems differ in M alone, M ascending."""
-    groups: dict[object, list[Course]] = {}
-    for course in courses:
-        groups.setdefault(course.problem.siblings, []).append(course)
-    return [sorted(group, key=lambda c: c.problem.rows) for group in groups.values()]
+    return [sorted(group, key=lambda c: c.problem.rows) for group in by_siblings(courses, lambda c: c.problem)]
 
 
 def of_neighbours(courses: Sequence[Course], context: Context) -> Iterator[tuple[Course, list[Request]]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from gemmpipe.data import Candidate, Problem, median
 from gemmpipe.errors import UserError, at_least
 from gemmpipe.family import GemmSpec, load_family
+from gemmpipe.problem import by_siblings
 from gemmpipe.search import Search
 from gemmpipe.search.lore import Lore
 from gemmpipe.search.recording import Outcome, Recording
@@ -58,14 +59,11 @@ class Replay(Stage):
         return {"scores": scores}
 
 
-def groups_of(recording: Recording) -> list[Group]:
+def groups_of(recording: Recording) -> Sequence[Group]:
     """Problems that differ in M alone, together."""
     family = load_family(recording.family)
-    groups: dict[object, list[tuple[Problem, GemmSpec]]] = {}
-    for problem in recording.problems:
-        own = replace(problem, rows_column=family.rows_column)
-        groups.setdefault(own.siblings, []).append((problem, family.spec(problem)))
-    return list(groups.values())
+    problems = [(problem, family.spec(problem)) for problem in recording.problems]
+    return by_siblings(problems, lambda pair: replace(pair[0], rows_column=family.rows_column))
 
 
 def replay_group(search: ReplaySearch, recording: Recording, group: Group, keep: int) -> list[dict[str, object]]:

@@ -1,6 +1,6 @@
 """The select stage: from the finals' trials to one candidate a problem and one a bucket."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -8,6 +8,7 @@ from gemmpipe import table
 from gemmpipe.data import Bucket, Candidate, Problem, Status
 from gemmpipe.errors import UserError, at_least, nearest
 from gemmpipe.family import GemmSpec
+from gemmpipe.problem import siblings
 from gemmpipe.runtime.choosing import library_backends
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.choice import Choice, Finalist, Rules, choose
@@ -61,8 +62,8 @@ class Select(Stage):
                 tell_unsolved(problem, tables["trials"], len(passed), self.max_extra_weight_pct, context)
             else:
                 rows.append(row)
-        for group in _siblings(problems):
-            rows += self._bucket_rows(group, finalists, context)
+        for group in siblings(problems):
+            rows += self._bucket_rows(sorted(group, key=lambda p: p.rows), finalists, context)
         keys = [c.name for c in context.family.key_columns]
         frame = pd.DataFrame(rows, columns=[*table.SELECTIONS, *keys]).astype({context.family.rows_column: "Int64"})
         solved = int((frame["format"] == "").sum())
@@ -196,11 +197,3 @@ def weight_bytes(spec: GemmSpec) -> float:
 
 def _noisy(p20_us: float | None, p80_us: float | None) -> bool:
     return p20_us is not None and p80_us is not None and p80_us > _NOISY * p20_us
-
-
-def _siblings(problems: Iterable[Problem]) -> list[list[Problem]]:
-    """Problems that differ in M alone, M ascending."""
-    groups: dict[object, list[Problem]] = {}
-    for problem in problems:
-        groups.setdefault(problem.siblings, []).append(problem)
-    return [sorted(group, key=lambda p: p.rows) for group in groups.values()]

@@ -43,10 +43,13 @@ def tile_misfit(
     needed = shared_bytes(spec, m, n, k, stages, device, swapped=bool(knobs.get(SWAP)))
     if needed > device.shared_bytes:
         return f"shared memory: about {needed} bytes, {device.shared_bytes} a block on {device.gfx}"
-    if parts and workspace_bytes(spec, knobs) > _WORKSPACE_BYTES:
-        return (
-            f"workspace: {workspace_bytes(spec, knobs) // _MIB} MiB of split-K parts, over {_WORKSPACE_BYTES // _MIB}"
-        )
+    return too_many_parts(workspace_bytes(spec, knobs)) if parts else None
+
+
+def too_many_parts(needed: int) -> str | None:
+    """Why splits' parts of so many bytes are none."""
+    if needed > _WORKSPACE_BYTES:
+        return f"workspace: {needed // _MIB} MiB of split-K parts, over {_WORKSPACE_BYTES // _MIB}"
     return None
 
 

@@ -12,6 +12,7 @@ from gemmpipe.launching.launches import Kernel, KernelLaunch
 from gemmpipe.layouts import PLAIN, TILES_16X16, runs_along_k
 from gemmpipe.operand_types import element_bytes
 from gemmpipe.templates.axes import CLUSTER, CTAS, integer
+from gemmpipe.templates.fits import too_many_parts
 from gemmpipe.templates.signature import PARTS, TYPES, tile_sizes
 from gemmpipe.templates.tiled import ceil_div, facts_of, hash_of
 from gemmpipe.templates.warp_specialised_fits import crowded, scattered, tile_misfit
@@ -50,7 +51,6 @@ _KNOBS = (
     CTAS,
     CLUSTER,
 )
-_WORKSPACE_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,9 +123,7 @@ class WarpSpecialised(Kernel):
             return reason
         if grid.pieces > MOST_PIECES:
             return f"order: {grid.pieces} pieces of work, {MOST_PIECES} are told apart"
-        if 4 * grid.parts > _WORKSPACE_BYTES:
-            return f"workspace: {grid.parts} elements of split-K parts"
-        return None
+        return too_many_parts(4 * grid.parts)
 
     def wasteful(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """A tile of which one warpgroup's half is padding."""
