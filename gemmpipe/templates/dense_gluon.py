@@ -27,7 +27,7 @@ class DenseWarpSpecialised(WarpSpecialised):
         pointers = operand_pointers(spec)
         return {name: pointers[name] for name in ("bias_ptr", "x_scale_ptr", "w_scale_ptr")}
 
-    def constants(self, spec: GemmSpec) -> Mapping[str, Scalar]:
+    def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
         """How the sum is scaled, and whether there is a bias."""
         return {"SCALES": spec.x_scale.granularity if spec.x_scale else "none", "BIAS": spec.bias}
 

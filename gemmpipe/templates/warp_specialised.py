@@ -77,7 +77,7 @@ class WarpSpecialised(Kernel):
         """Names of further integer arguments."""
         return ()
 
-    def constants(self, spec: GemmSpec) -> Mapping[str, Scalar]:
+    def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
         """Further constants."""
         return {}
 
@@ -142,7 +142,7 @@ class WarpSpecialised(Kernel):
             "STAGES": knobs["num_stages"],
             "SPLIT_K": summed_by(knobs),
             **dict(zip(("REGISTERS", "LOADER_REGISTERS"), REGISTERS[ctas_of(knobs)], strict=True)),
-            **self.constants(spec),
+            **self.constants(spec, knobs),
         }
         signature: dict[str, str] = {
             name: f"tensordesc<{t}{box},{layout!r}>" for name, (t, box, layout) in self.boxes(spec, knobs).items()

@@ -58,50 +58,47 @@ def end_block(sums, flying, scales, low, high, edge, empty, slot, IN_FLIGHT: gl.
 
 
 @gluon.jit
-def four_scales(w_scales, k, last):
-    """The weight's scales of K blocks k to k + 3; past the last one its own, which nothing is multiplied by."""
-    return (
-        gl.load(w_scales + gl.minimum(k, last)),
-        gl.load(w_scales + gl.minimum(k + 1, last)),
-        gl.load(w_scales + gl.minimum(k + 2, last)),
-        gl.load(w_scales + gl.minimum(k + 3, last)),
-    )
+def batch_of_blocks(
+    x_at, w_at, scale_ring, full, empty, slot, phase, sums, low_ptr, high_ptr, edge, k, COUNT: gl.constexpr,
+    TILE: gl.constexpr, COLUMNS: gl.constexpr, ROW: gl.constexpr, W_ROWS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Add COUNT K blocks from k on, each scaled while the next is multiplied; none is left in flight.
+
+    Their own scales are asked for as each is begun: there is a product's time until they are needed. Returns (slot,
+    phase, sums).
+    """
+    PARTS: gl.constexpr = COLUMNS // TILE.instr_shape[1]
+    scales, flying = begin_block(x_at, w_at, scale_ring, full, slot, phase, TILE, COLUMNS, ROW, W_ROWS)
+    low, high = gl.load(low_ptr + k), gl.load(high_ptr + k)
+    for i in gl.static_range(1, COUNT):
+        next_slot, phase = after(slot, phase, STAGES)
+        next_scales, newer = begin_block(x_at, w_at, scale_ring, full, next_slot, phase, TILE, COLUMNS, ROW, W_ROWS)
+        next_low, next_high = gl.load(low_ptr + k + i), gl.load(high_ptr + k + i)
+        sums = end_block(sums, flying, scales, low, high, edge, empty, slot, 1, PARTS)
+        slot, flying, scales, low, high = next_slot, newer, next_scales, next_low, next_high
+    sums = end_block(sums, flying, scales, low, high, edge, empty, slot, 0, PARTS)
+    slot, phase = after(slot, phase, STAGES)
+    return slot, phase, sums
 
 
 @gluon.jit
 def parts_of_piece(
-    x_at, w_at, scale_ring, full, empty, slot, phase, low_ptr, high_ptr, edge, begin, end, last,
+    x_at, w_at, scale_ring, full, empty, slot, phase, low_ptr, high_ptr, edge, begin, end,
     TILE: gl.constexpr, COLUMNS: gl.constexpr, WIDTH: gl.constexpr, ROW: gl.constexpr, W_ROWS: gl.constexpr,
-    STAGES: gl.constexpr,
+    STAGES: gl.constexpr, BATCH: gl.constexpr,
 ):  # fmt: skip
-    """As _warp_specialised.sum_of_piece, of parts; returns (slot, phase, parts)."""
-    PARTS: gl.constexpr = COLUMNS // WIDTH
-    l0, l1, l2, l3 = four_scales(low_ptr, begin, last)
-    h0, h1, h2, h3 = four_scales(high_ptr, begin, last)
-    sums = zeros(PARTS, WIDTH, TILE, gl.float32)
-    for batch in range((end - begin) // 4):
-        slot0 = slot
-        s0, f0 = begin_block(x_at, w_at, scale_ring, full, slot0, phase, TILE, COLUMNS, ROW, W_ROWS)
-        m0, m1, m2, m3 = four_scales(low_ptr, begin + batch * 4 + 4, last)
-        n0, n1, n2, n3 = four_scales(high_ptr, begin + batch * 4 + 4, last)
-        slot1, phase = after(slot0, phase, STAGES)
-        s1, f1 = begin_block(x_at, w_at, scale_ring, full, slot1, phase, TILE, COLUMNS, ROW, W_ROWS)
-        sums = end_block(sums, f0, s0, l0, h0, edge, empty, slot0, 1, PARTS)
-        slot0, phase = after(slot1, phase, STAGES)
-        s0, f0 = begin_block(x_at, w_at, scale_ring, full, slot0, phase, TILE, COLUMNS, ROW, W_ROWS)
-        sums = end_block(sums, f1, s1, l1, h1, edge, empty, slot1, 1, PARTS)
-        slot1, phase = after(slot0, phase, STAGES)
-        s1, f1 = begin_block(x_at, w_at, scale_ring, full, slot1, phase, TILE, COLUMNS, ROW, W_ROWS)
-        sums = end_block(sums, f0, s0, l2, h2, edge, empty, slot0, 1, PARTS)
-        sums = end_block(sums, f1, s1, l3, h3, edge, empty, slot1, 0, PARTS)
-        slot, phase = after(slot1, phase, STAGES)
-        l0, l1, l2, l3, h0, h1, h2, h3 = m0, m1, m2, m3, n0, n1, n2, n3
-    for i in range((end - begin) % 4):
-        low = gl.where(i == 0, l0, gl.where(i == 1, l1, l2))  # they came with the last batch
-        high = gl.where(i == 0, h0, gl.where(i == 1, h1, h2))
-        s0, f0 = begin_block(x_at, w_at, scale_ring, full, slot, phase, TILE, COLUMNS, ROW, W_ROWS)
-        sums = end_block(sums, f0, s0, low, high, edge, empty, slot, 0, PARTS)
-        slot, phase = after(slot, phase, STAGES)
+    """As _warp_specialised.sum_of_piece, of parts, in batches of BATCH; returns (slot, phase, parts)."""
+    sums = zeros(COLUMNS // WIDTH, WIDTH, TILE, gl.float32)
+    for batch in range((end - begin) // BATCH):
+        slot, phase, sums = batch_of_blocks(
+            x_at, w_at, scale_ring, full, empty, slot, phase, sums, low_ptr, high_ptr, edge, begin + batch * BATCH,
+            BATCH, TILE, COLUMNS, ROW, W_ROWS, STAGES,
+        )  # fmt: skip
+    for k in range(end - (end - begin) % BATCH, end):
+        slot, phase, sums = batch_of_blocks(
+            x_at, w_at, scale_ring, full, empty, slot, phase, sums, low_ptr, high_ptr, edge, k,
+            1, TILE, COLUMNS, ROW, W_ROWS, STAGES,
+        )  # fmt: skip
     return slot, phase, sums
 
 

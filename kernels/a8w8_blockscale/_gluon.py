@@ -11,10 +11,20 @@ from gemmpipe.kernels.a8w8_blockscale._fits import scale_misfit
 from gemmpipe.templates.axes import integer
 from gemmpipe.templates.signature import SCALE_BLOCK
 from gemmpipe.templates.warp_specialised import WarpSpecialised
-from gemmpipe.templates.warp_specialised_tiles import BLOCK_SCALED, Widest, columns_of
+from gemmpipe.templates.warp_specialised_tiles import BLOCK_SCALED, Widest, columns_of, part_width
 
 if TYPE_CHECKING:
     import torch
+
+
+def _batch(spec: GemmSpec, knobs: Knobs) -> int:
+    """Eight where ptxas has the registers for them and none is left over at the end of K, else four.
+
+    Tiles of 80 columns alone: with 96, or with the end of a split, eight spill (triton 3.6).
+    """
+    few = part_width(columns_of(knobs)) < columns_of(knobs) <= 80
+    whole = integer(knobs, "NUM_KSPLIT") == 1 and spec.k % (8 * integer(knobs, "BLOCK_SIZE_K")) == 0
+    return 8 if few and whole else 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +54,9 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
         """Strides of the scales between rows of w and between K blocks of x."""
         return ("w_scale_stride", "scale_stride")
 
-    def constants(self, spec: GemmSpec) -> Mapping[str, Scalar]:
-        """Rows of w that share a scale."""
-        return {"SCALE_BLOCK": SCALE_BLOCK}
+    def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
+        """Rows of w that share a scale, and how many K blocks are added up before nothing is in flight."""
+        return {"SCALE_BLOCK": SCALE_BLOCK, "BATCH": _batch(spec, knobs)}
 
     def boxes(self, spec: GemmSpec, knobs: Knobs) -> dict[str, tuple[str, list[int], object]]:
         """And x's scales, flat."""

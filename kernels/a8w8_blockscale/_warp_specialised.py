@@ -11,7 +11,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
-from gemmpipe.kernels.a8w8_blockscale._columns import four_scales, parts_in_turns, parts_of_piece, takes_turns
+from gemmpipe.kernels.a8w8_blockscale._columns import parts_in_turns, parts_of_piece, takes_turns
 from gemmpipe.templates.dense_hopper_columns import end_split_of_parts
 from gemmpipe.templates.hopper import (
     accumulator,
@@ -54,6 +54,17 @@ def end_block(acc, flying, scales, w_scale, empty, slot, IN_FLIGHT: gl.constexpr
     acc += product * (scales * w_scale)[:, None]
     # No instruction: holds the additions above the next matrix instruction.
     return warpgroup_mma_wait(IN_FLIGHT, deps=[acc]), product
+
+
+@gluon.jit
+def four_scales(w_scales, k, last):
+    """The weight's scales of K blocks k to k + 3; past the last one its own, which nothing is multiplied by."""
+    return (
+        gl.load(w_scales + gl.minimum(k, last)),
+        gl.load(w_scales + gl.minimum(k + 1, last)),
+        gl.load(w_scales + gl.minimum(k + 2, last)),
+        gl.load(w_scales + gl.minimum(k + 3, last)),
+    )
 
 
 @gluon.jit
@@ -133,7 +144,7 @@ def sums_of_tile(
     GROUP: gl.constexpr, x_ring, w_ring, scale_ring, full, empty, slot, phase, d0, d1, x_at, w_at,
     w_scale_ptr, w_scale_stride, column, N, begin, end, last, never,
     ROW: gl.constexpr, COLUMN: gl.constexpr, COLUMNS: gl.constexpr, TILE: gl.constexpr, BLOCK_SIZE_N: gl.constexpr,
-    STAGES: gl.constexpr, SCALE_BLOCK: gl.constexpr,
+    STAGES: gl.constexpr, SCALE_BLOCK: gl.constexpr, BATCH: gl.constexpr,
 ):  # fmt: skip
     """Add a piece's K blocks in the way that a tile of so many columns has; returns (slot, phase, parts, d0, d1)."""
     WIDTH: gl.constexpr = TILE.instr_shape[1]
@@ -156,8 +167,8 @@ def sums_of_tile(
             )  # fmt: skip
         else:
             slot, phase, sums = parts_of_piece(
-                x_at, w_at, scale_ring, full, empty, slot, phase, low_ptr, high_ptr, edge, begin, end, last,
-                TILE, COLUMNS, WIDTH, ROW, BLOCK_SIZE_N, STAGES,
+                x_at, w_at, scale_ring, full, empty, slot, phase, low_ptr, high_ptr, edge, begin, end,
+                TILE, COLUMNS, WIDTH, ROW, BLOCK_SIZE_N, STAGES, BATCH,
             )  # fmt: skip
     return slot, phase, sums, d0, d1
 
@@ -167,7 +178,7 @@ def multiply(
     GROUP: gl.constexpr, out, w_scale_ptr, w_scale_stride, x_ring, w_ring, scale_ring, out_stage, full, empty, ready,
     parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits, never,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, STAGES: gl.constexpr, SCALE_BLOCK: gl.constexpr,
-    SPLIT_K: gl.constexpr,
+    SPLIT_K: gl.constexpr, BATCH: gl.constexpr,
 ):  # fmt: skip
     """A math warpgroup: its 64 rows of a 128-row tile, or its half of the columns of a 64-row tile."""
     COLUMNS: gl.constexpr = BLOCK_SIZE_N if BLOCK_SIZE_M == 128 else BLOCK_SIZE_N // 2
@@ -196,7 +207,7 @@ def multiply(
         slot, phase, sums, d0, d1 = sums_of_tile(
             GROUP, x_ring, w_ring, scale_ring, full, empty, slot, phase, d0, d1, x_at, w_at,
             w_scale_ptr, w_scale_stride, column, N, begin, end, blocks - 1, never,
-            ROW, COLUMN, COLUMNS, TILE, BLOCK_SIZE_N, STAGES, SCALE_BLOCK,
+            ROW, COLUMN, COLUMNS, TILE, BLOCK_SIZE_N, STAGES, SCALE_BLOCK, BATCH,
         )  # fmt: skip
         if SPLIT_K == "cluster" or (SPLIT_K == "last" and piece >= whole):
             place = (t - whole) * 2 + GROUP
@@ -225,10 +236,12 @@ def blockscale_warp_specialised(
     M, N, blocks, programs, group_m, whole, splits, w_scale_stride, scale_stride,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, STAGES: gl.constexpr,
     SPLIT_K: gl.constexpr, REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr, SCALE_BLOCK: gl.constexpr,
+    BATCH: gl.constexpr,
 ):  # fmt: skip
     """out = (x * x_scale) @ (w * w_scale)^T; x, w, out and scales are tensor descriptors, scales flat and K-major.
 
-    SPLIT_K: as dense_hopper.dense_warp_specialised has it.
+    SPLIT_K: as dense_hopper.dense_warp_specialised has it. BATCH: of tiles in parts with two products, the K blocks
+    after which nothing is in flight.
     """
     COLUMNS: gl.constexpr = BLOCK_SIZE_N * BLOCK_SIZE_M // 128
     x_ring, w_ring = rings(x, w, BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, COLUMNS, STAGES)
@@ -241,10 +254,10 @@ def blockscale_warp_specialised(
     gl.warp_specialize([
         (multiply, (0, out, w_scale_ptr, w_scale_stride, x_ring, w_ring, scale_ring, out_stage, full, empty, ready,
                     parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits, never,
-                    BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SCALE_BLOCK, SPLIT_K)),
+                    BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SCALE_BLOCK, SPLIT_K, BATCH)),
         (multiply, (1, out, w_scale_ptr, w_scale_stride, x_ring, w_ring, scale_ring, out_stage, full, empty, ready,
                     parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits, never,
-                    BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SCALE_BLOCK, SPLIT_K)),
+                    BLOCK_SIZE_M, BLOCK_SIZE_N, STAGES, SCALE_BLOCK, SPLIT_K, BATCH)),
         (load_ring, (x, w, scales, x_ring, w_ring, scale_ring, full, empty, ready, M, scale_stride, tiles_m, tiles_n,
                      blocks, programs, group_m, whole, splits, BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, STAGES, True,
                      SPLIT_K)),
