@@ -49,7 +49,7 @@ def _columns_misfit(spec: GemmSpec, m: int, n: int, columns: int, widest: Widest
             return f"tile: {m}x{n}, no power of two; this kernel has no other tiles for the layout of this weight"
         if columns % 16 or spec.x_dtype not in ANY_COLUMNS:
             return f"tile: {m}x{n}, no power of two and not of 16 columns a warpgroup, for {spec.x_dtype}"
-        # These spill nothing with triton 3.6 and 3.9, but for block-scaled splits of 96 columns: up to four registers.
+        # These spill nothing with triton 3.6 and 3.9, but for block-scaled splits of 96 columns: two registers (3.9).
         most = widest.parts
     else:
         # Triton has no warpgroup instruction of int8 with 256 columns (3.6 and 3.9).
