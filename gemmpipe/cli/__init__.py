@@ -8,9 +8,14 @@ def entry() -> None:
     import signal
     import sys
 
+    heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not where a shell has it ignored
+    if heard:  # in the middle of an import the handler would print where that was
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     from gemmpipe.cli.main import main
     from gemmpipe.cli.streams import silence_the_lost, stand_in_for_the_closed
 
+    if heard:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     stand_in_for_the_closed()
     # Before a run listens to these and after it, they interrupt as SIGINT does; nohup: the terminal may go.
     ending = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]

@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,23 @@ def test_the_worst_code_of_a_sweep_is_returned_and_an_interrupt_ends_it(
     assert main(["-m", "kernel=a16w16,a8w8_blockscale"]) == 1
     assert main(["-m", "kernel=a16w16,a8w8_blockscale"]) == 130
     assert codes == [0]
+
+
+_INTERRUPTED_WHILE_IMPORTING = """
+import os, signal, sys
+class Finder:
+    def find_spec(name, path=None, target=None):
+        if name == "gemmpipe.cli.main":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder)
+from gemmpipe.cli import entry
+entry()
+"""
+
+
+def test_ctrl_c_before_anything_is_imported_is_silent() -> None:
+    done = subprocess.run([sys.executable, "-c", _INTERRUPTED_WHILE_IMPORTING], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 def test_a_heartbeat_where_there_is_no_terminal(
