@@ -133,7 +133,7 @@ def is_interpreted(function: Any) -> bool:
 
 @cache
 def source_hash(function: Any) -> str:
-    """12 hex digits of the source of a JIT function and of all that it calls, wherever their modules lie."""
+    """12 hex digits of the source of a JIT function and of all that it calls or groups values by, wherever it lies."""
     sources: dict[str, str] = {}
     _collect(function.fn, sources)
     return hashlib.sha256("\n".join(sorted(sources.values())).encode()).hexdigest()[:12]
@@ -145,8 +145,10 @@ def _collect(function: Any, sources: dict[str, str]) -> None:
         return
     sources[name] = inspect.getsource(function)
     for used in function.__code__.co_names:
-        called = getattr(function.__globals__.get(used), "fn", None)
-        if inspect.isfunction(called):
+        found = function.__globals__.get(used)
+        if inspect.isclass(found) and issubclass(found, tuple):  # a NamedTuple: the order of its fields
+            sources[f"{found.__module__}.{found.__qualname__}"] = inspect.getsource(found)
+        elif inspect.isfunction(called := getattr(found, "fn", None)):
             _collect(called, sources)
 
 

@@ -28,8 +28,8 @@ class DenseWarpSpecialised(WarpSpecialised):
         return {name: pointers[name] for name in ("bias_ptr", "x_scale_ptr", "w_scale_ptr")}
 
     def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
-        """How the sum is scaled, and whether there is a bias."""
-        return {"SCALES": spec.x_scale.granularity if spec.x_scale else "none", "BIAS": spec.bias}
+        """How the sum is scaled."""
+        return {"SCALES": spec.x_scale.granularity if spec.x_scale else "none"}
 
     def values(self, spec: GemmSpec, inputs: Inputs, prepared: Prepared) -> Mapping[str, object]:
         """The tensors."""

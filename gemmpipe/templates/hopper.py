@@ -1,17 +1,35 @@
-"""Device functions that Hopper's warp-specialised kernels share: the ring, and a tile's way out.
+"""The ring of Hopper's warp-specialised kernels: a loader warp fills its slots by TMA, two warpgroups empty them.
 
-Written in Gluon, which has no interpreter. A loader warp fills a ring of slots by TMA, two warpgroups empty it.
+Written in Gluon, which has no interpreter.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
+from typing import NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from gemmpipe.templates.gluon_names import as_box, tma_load, tma_store
+from gemmpipe.templates.gluon_names import as_box, tma_load
 from gemmpipe.templates.hopper_order import pieces_of, place_of
 from gemmpipe.templates.hopper_splits import come_along
+
+
+class Ring(NamedTuple):
+    """A program's shared memory: slots that the loader fills and both math warpgroups empty, and what says so.
+
+    x [slots, BLOCK_SIZE_M, BLOCK_SIZE_K]; w (see ring_of_w); scales of x's rows [slots, BLOCK_SIZE_M], or None. A
+    warpgroup's tiles leave by way of stage [2, 64, columns]. full, empty, ready: see barriers.
+    """
+
+    x: gl.shared_memory_descriptor
+    w: gl.shared_memory_descriptor
+    scales: gl.shared_memory_descriptor
+    stage: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
+    ready: gl.shared_memory_descriptor
 
 
 @gluon.jit
@@ -33,22 +51,23 @@ def barriers(STAGES: gl.constexpr):
 
 
 @gluon.jit
-def begin_slots(full, empty, ready, STAGES: gl.constexpr):
+def begin_slots(ring):
     """Make the barriers of the slots, which the two warpgroups give back together.
 
     By one warp: Triton synchronises those who make barriers after each pair, which takes four warps 60 ns.
     """
-    for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=2)
+    SLOTS: gl.constexpr = ring.full.shape[0]
+    for i in gl.static_range(SLOTS):
+        mbarrier.init(ring.full.index(i), count=1)
+        mbarrier.init(ring.empty.index(i), count=2)
     fence_async_shared()
-    mbarrier.arrive(ready, count=1)
+    mbarrier.arrive(ring.ready, count=1)
 
 
 @gluon.jit
-def prepare(full, empty, ready, STAGES: gl.constexpr, SPLIT_K: gl.constexpr):
+def prepare(ring, SPLIT_K: gl.constexpr):
     """A warp beside the loader's: makes the barriers while that one works out where to begin."""
-    begin_slots(full, empty, ready, STAGES)
+    begin_slots(ring)
     come_along(SPLIT_K)
 
 
@@ -72,12 +91,6 @@ def let_next_start():
 
 
 @gluon.constexpr_function
-def accumulator(columns, depth):
-    """Where a warpgroup's matrix instruction of so many columns, `depth` elements deep, leaves its sums."""
-    return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, depth])
-
-
-@gluon.constexpr_function
 def tiled_layout(columns, depth):
     """16 x 16 tiles of bytes (layouts.py) as a matrix instruction reads them without a swizzle: those of the same 16
     along K side by side, so that every 8 columns of 16 bytes follow one another."""
@@ -98,35 +111,35 @@ def ring_of_w(w, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, COLUMNS
 
 
 @gluon.jit
-def part_of_w(w_ring, slot, COLUMN: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr):
-    """[K, COLUMNS] of a slot, from COLUMN on (see ring_of_w)."""
-    if w_ring.shape[0] == STAGES:
-        part = w_ring.index(slot).slice(COLUMN, COLUMNS)
+def part_of_w(ring, share, slot):
+    """[K, COLUMNS] of a slot, a warpgroup's share (see ring_of_w)."""
+    SLOTS: gl.constexpr = ring.x.shape[0]
+    if ring.w.shape[0] == SLOTS:
+        part = ring.w.index(slot).slice(share.COLUMN, share.COLUMNS)
     else:
-        part = w_ring.index(slot * (w_ring.shape[0] // STAGES) + COLUMN // COLUMNS)
+        part = ring.w.index(slot * (ring.w.shape[0] // SLOTS) + share.COLUMN // share.COLUMNS)
     return part.permute((1, 0))
 
 
 @gluon.jit
-def load_w(
-    w, w_ring, slot, column, k, bar, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, STAGES: gl.constexpr
-):
+def load_w(w, ring, slot, column, k, bar, BLOCK_SIZE_N: gl.constexpr):
     """Start the copy of a tile of w into a slot; tiles come as runs of 256 bytes, in the order of tiled_layout.
 
     Where slots are several places (hopper_columns) the copy engine fills them all, whatever the box's type says.
     """
+    SLOTS: gl.constexpr = ring.x.shape[0]
+    PLACES: gl.constexpr = ring.w.shape[0]
+    COLUMNS: gl.constexpr = ring.w.shape[1]
     if len(w.block_type.shape) == 2:
-        if w_ring.shape[0] == STAGES:
-            place = w_ring.index(slot)
+        if PLACES == SLOTS:
+            place = ring.w.index(slot)
         else:
-            PARTS: gl.constexpr = BLOCK_SIZE_N // w_ring.shape[1]
-            place = w_ring.index(w_ring.shape[0] - STAGES * PARTS + slot * PARTS)
+            PARTS: gl.constexpr = BLOCK_SIZE_N // COLUMNS
+            place = ring.w.index(PLACES - SLOTS * PARTS + slot * PARTS)
         tma_load(w, [column, k], bar, place)
     else:
-        PLACES: gl.constexpr = w_ring.shape[0] // STAGES
-        COLUMNS: gl.constexpr = w_ring.shape[1]
-        for i in gl.static_range(PLACES):
-            place = as_box(w_ring.index(slot * PLACES + i), w, BLOCK_SIZE_K // 16, COLUMNS // 16, 256)
+        for i in gl.static_range(PLACES // SLOTS):
+            place = as_box(ring.w.index(slot * (PLACES // SLOTS) + i), w, ring.w.shape[2] // 16, COLUMNS // 16, 256)
             tma_load(w, [k // 16, (column + i * COLUMNS) // 16, 0], bar, place)
 
 
@@ -160,72 +173,30 @@ def load_x(x, place, row, k, M, bar):
 
 @gluon.jit
 def load_ring(
-    x, w, scales, x_ring, w_ring, scale_ring, full, empty, ready,
-    M, scale_stride, tiles_m, tiles_n, blocks, programs, group_m, whole, splits,
-    BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, STAGES: gl.constexpr,
-    SCALED: gl.constexpr, SPLIT_K: gl.constexpr,
+    x, w, scales, scale_stride, ring, work, BLOCK_SIZE_N: gl.constexpr, SPLIT_K: gl.constexpr
 ):  # fmt: skip
-    """The loader warp: for each piece and K block, x and w (SCALED: and x's scales) into the next empty slot.
-
-    SPLIT_K: where the splits of a tile are a `cluster`, this warp comes along to where they meet.
-    """
+    """The loader warp: for each piece and K block, x, w and the scales (or None) of x into the next empty slot."""
+    BLOCK_SIZE_M: gl.constexpr = ring.x.shape[1]
+    BLOCK_SIZE_K: gl.constexpr = ring.x.shape[2]
+    W_BYTES: gl.constexpr = BLOCK_SIZE_N * BLOCK_SIZE_K * w.dtype.primitive_bitwidth // 8
+    SCALE_BYTES: gl.constexpr = 0 if ring.scales is None else BLOCK_SIZE_M * 4
     slot = 0
     phase = 1
-    W_BYTES: gl.constexpr = BLOCK_SIZE_N * BLOCK_SIZE_K * w.dtype.primitive_bitwidth // 8
-    for piece in range(gl.program_id(0), pieces_of(tiles_m * tiles_n, whole, splits), programs):
+    for piece in range(gl.program_id(0), pieces_of(work), work.programs):
         # Not carried over from the piece before: Triton 3.6 drops `begin` and `end` from what is carried, and splits of
         # other lengths wait for ever. What waits the first time alone stands in the loop instead.
-        _, _, begin, end, row, tile_n = place_of(
-            piece, M, tiles_m, tiles_n, blocks, group_m, whole, splits, BLOCK_SIZE_M
-        )
-        mbarrier.wait(ready, 0)
-        row = wait_for_previous(row)
+        place = place_of(work, piece, BLOCK_SIZE_M, BLOCK_SIZE_N)
+        mbarrier.wait(ring.ready, 0)
+        row = wait_for_previous(place.row)
         let_next_start()  # not earlier: kernels further on would start, and take the room of this one's programs
-        for k in range(begin, end):
-            mbarrier.wait(empty.index(slot), phase)
-            bar = full.index(slot)
-            expect_slot(bar, x, M, W_BYTES + (BLOCK_SIZE_M * 4 if SCALED else 0), BLOCK_SIZE_M, BLOCK_SIZE_K)
+        for k in range(place.begin, place.end):
+            mbarrier.wait(ring.empty.index(slot), phase)
+            bar = ring.full.index(slot)
+            expect_slot(bar, x, work.M, W_BYTES + SCALE_BYTES, BLOCK_SIZE_M, BLOCK_SIZE_K)
             # w first: it comes from memory, x mostly from L2.
-            load_w(w, w_ring, slot, tile_n * BLOCK_SIZE_N, k * BLOCK_SIZE_K, bar, BLOCK_SIZE_N, BLOCK_SIZE_K, STAGES)
-            load_x(x, x_ring.index(slot), row, k * BLOCK_SIZE_K, M, bar)
-            if SCALED:
-                tma_load(scales, [k * scale_stride + row], bar, scale_ring.index(slot))
-            slot, phase = after(slot, phase, STAGES)
+            load_w(w, ring, slot, place.column, k * BLOCK_SIZE_K, bar, BLOCK_SIZE_N)
+            load_x(x, ring.x.index(slot), row, k * BLOCK_SIZE_K, work.M, bar)
+            if ring.scales is not None:
+                tma_load(scales, [k * scale_stride + row], bar, ring.scales.index(slot))
+            slot, phase = after(slot, phase, ring.x.shape[0])
     come_along(SPLIT_K)
-
-
-@gluon.jit
-def scaled(
-    total, bias_ptr, x_scale_ptr, w_scale_ptr, row, column, M, N,
-    COLUMNS: gl.constexpr, TILE: gl.constexpr, SCALES: gl.constexpr, BIAS: gl.constexpr,
-):  # fmt: skip
-    """total * x_scale * w_scale + bias of [64, COLUMNS] from this row and column on."""
-    rows = gl.minimum(row + gl.arange(0, 64, gl.SliceLayout(1, TILE)), M - 1)
-    columns = gl.minimum(column + gl.arange(0, COLUMNS, gl.SliceLayout(0, TILE)), N - 1)
-    if SCALES == "row":
-        total = total * gl.load(x_scale_ptr + rows)[:, None] * gl.load(w_scale_ptr + columns)[None, :]
-    if SCALES == "tensor":
-        total = total * (gl.load(x_scale_ptr) * gl.load(w_scale_ptr))
-    if BIAS:
-        total += gl.load(bias_ptr + columns).to(gl.float32)[None, :]
-    return total
-
-
-@gluon.jit
-def store_tile(acc, out, stage, row, column):
-    """[64, columns] on its way: converted, through shared memory, by TMA; wide ones by halves through one place."""
-    STAGED: gl.constexpr = stage.shape[1]
-    if acc.shape[1] == STAGED:
-        _put(acc, out, stage, row, column)
-    else:
-        low, high = acc.reshape([64, 2, STAGED]).permute((0, 2, 1)).split()
-        _put(low, out, stage, row, column)
-        _put(high, out, stage, row, column + STAGED)
-
-
-@gluon.jit
-def _put(acc, out, stage, row, column):
-    tma.store_wait(0)  # the last copy out of `stage` has read it
-    stage.store(acc.to(stage.dtype))
-    fence_async_shared()
-    tma_store(out, [row, column], stage)

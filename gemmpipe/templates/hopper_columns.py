@@ -14,6 +14,7 @@ from triton.experimental.gluon import language as gl
 
 from gemmpipe.templates.gluon_names import as_ring, as_row
 from gemmpipe.templates.hopper import prepare, ring_of_w
+from gemmpipe.templates.hopper_share import parts_of
 
 
 @gluon.constexpr_function
@@ -61,42 +62,42 @@ def _types(parts, element):
 
 
 @gluon.jit
-def multiply_parts(sums, x_at, w_at, TILE: gl.constexpr, COLUMNS: gl.constexpr, ELEMENT: gl.constexpr):
+def multiply_slot(sums, ring, share, x_at, w_at, slot):
     """Start sums + x @ w^T of a K block; of no sums, the product. Returns the parts in flight, for warpgroup_mma_wait.
 
-    x_at, w_at: descriptors of x's 64 rows and of w's COLUMNS in shared memory (`descriptor`). TILE: a part's layout.
+    x_at, w_at: as matrix_descriptors gives them, of the first slots.
     """
-    PARTS: gl.constexpr = COLUMNS // TILE.instr_shape[1]
-    text: gl.constexpr = _instructions(COLUMNS, PARTS, ELEMENT, len(sums) == 0)
-    return run(text, sums, x_at, w_at, TILE, COLUMNS, ELEMENT)
+    ELEMENT: gl.constexpr = ring.x.dtype.name
+    x, w = slot_descriptors(ring, share, x_at, w_at, slot)
+    text: gl.constexpr = _instructions(share.COLUMNS, share.PARTS, ELEMENT, len(sums) == 0)
+    return run(text, sums, share, x, w, ELEMENT)
 
 
 @gluon.jit
-def run(text: gl.constexpr, sums, x_at, w_at, TILE: gl.constexpr, COLUMNS: gl.constexpr, ELEMENT: gl.constexpr):
+def slot_descriptors(ring, share, x_at, w_at, slot):
+    """Descriptors of a slot's rows, from those of the first slot's."""
+    W_ROWS: gl.constexpr = share.BLOCK_SIZE_N
+    return x_at + slot * ring.x.shape[1] * 8, w_at + slot * W_ROWS * 8
+
+
+@gluon.jit
+def run(text: gl.constexpr, sums, share, x_at, w_at, ELEMENT: gl.constexpr):
     """Instructions in PTX, made of steps_of_block, on these sums (none: fresh ones); returns the parts."""
-    WIDTH: gl.constexpr = TILE.instr_shape[1]
-    PARTS: gl.constexpr = COLUMNS // WIDTH
-    constraints: gl.constexpr = _constraints(COLUMNS, PARTS, ELEMENT, len(sums) == 0)
-    types: gl.constexpr = _types(PARTS, ELEMENT)
-    everywhere = gl.zeros([64, WIDTH], gl.int64, TILE)
+    constraints: gl.constexpr = _constraints(share.COLUMNS, share.PARTS, ELEMENT, len(sums) == 0)
+    types: gl.constexpr = _types(share.PARTS, ELEMENT)
+    everywhere = gl.zeros([64, share.WIDTH], gl.int64, share.LAYOUT)
     operands = sums
     operands += (everywhere + x_at, everywhere + w_at)
-    return gl.inline_asm_elementwise(text, constraints, operands, dtype=types, is_pure=False, pack=WIDTH // 2)
+    return gl.inline_asm_elementwise(text, constraints, operands, dtype=types, is_pure=False, pack=share.WIDTH // 2)
 
 
 @gluon.jit
-def zeros(PARTS: gl.constexpr, WIDTH: gl.constexpr, TILE: gl.constexpr, SUM: gl.constexpr):
+def zeros(share, SUM: gl.constexpr):
     """Parts of nothing."""
     parts = ()
-    for _ in gl.static_range(PARTS):
-        parts += (gl.zeros([64, WIDTH], SUM, TILE),)
+    for _ in gl.static_range(share.PARTS):
+        parts += (gl.zeros([64, share.WIDTH], SUM, share.LAYOUT),)
     return parts
-
-
-@gluon.constexpr_function
-def parts_of(columns):
-    """Into how many parts a warpgroup's columns are held: one where they are a power of two."""
-    return 1 if columns & (columns - 1) == 0 else columns // min(64, columns & -columns)
 
 
 @gluon.jit
@@ -120,12 +121,12 @@ def rings(
 
 
 @gluon.jit
-def matrix_descriptors(PARTS: gl.constexpr, x_row, w_row):
-    """Of a tile in parts, the descriptors of these rows of the rings; else nobody asks."""
-    if PARTS == 1:
+def matrix_descriptors(ring, share):
+    """Of a tile in parts, the descriptors of a warpgroup's rows of x and of w in the first slots; else nobody asks."""
+    if share.PARTS == 1:
         x_at, w_at = 0, 0
     else:
-        x_at, w_at = descriptor(x_row), descriptor(w_row)
+        x_at, w_at = descriptor(share.ROW), descriptor(ring.x.shape[0] * ring.x.shape[1] + share.COLUMN)
     return x_at, w_at
 
 
@@ -156,7 +157,7 @@ def _check_place(places):
 
 
 @gluon.jit
-def prepare_rings(places, full, empty, ready, STAGES: gl.constexpr, SPLIT_K: gl.constexpr):
+def prepare_rings(ring, SPLIT_K: gl.constexpr):
     """As hopper.prepare, once the rings are seen to be where they should."""
-    _check_place(places)
-    prepare(full, empty, ready, STAGES, SPLIT_K)
+    _check_place(ring.w)
+    prepare(ring, SPLIT_K)

@@ -6,8 +6,41 @@ integers fell behind by 500 clocks a tile (H200, docs/kernels.md).
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
+from typing import NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+
+
+class Work(NamedTuple):
+    """The tiles of a product [M, N] and how programs share them: `whole` tiles as they are, the rest in `splits` of K.
+
+    blocks: of K. group_m: rows of tiles that are worked through together (tile_at). The splits of a tile leave their
+    parts at parts_ptr and are counted at counters_ptr.
+    """
+
+    parts_ptr: gl.tensor
+    counters_ptr: gl.tensor
+    M: gl.tensor
+    N: gl.tensor
+    tiles_m: gl.tensor
+    tiles_n: gl.tensor
+    blocks: gl.tensor
+    programs: gl.tensor
+    group_m: gl.tensor
+    whole: gl.tensor
+    splits: gl.tensor
+
+
+class Place(NamedTuple):
+    """A piece of work: K blocks `begin` up to `end` of a tile, its first row and column."""
+
+    tile: gl.tensor
+    split: gl.tensor
+    begin: gl.tensor
+    end: gl.tensor
+    row: gl.tensor
+    column: gl.tensor
 
 
 @gluon.jit
@@ -21,9 +54,9 @@ def quotient(number, divisor):
 
 
 @gluon.jit
-def pieces_of(tiles, whole, splits):
+def pieces_of(work):
     """How many pieces of work: `whole` tiles, then the rest of them in splits."""
-    return whole + (tiles - whole) * splits
+    return work.whole + (work.tiles_m * work.tiles_n - work.whole) * work.splits
 
 
 @gluon.jit
@@ -55,11 +88,13 @@ def tile_at(t, M, tiles_m, tiles_n, group_m, BLOCK_SIZE_M: gl.constexpr):
 
 
 @gluon.jit
-def place_of(piece, M, tiles_m, tiles_n, blocks, group_m, whole, splits, BLOCK_SIZE_M: gl.constexpr):
-    """(tile, split, first K block, the one after its last, first row, column of tiles) of a piece of work."""
-    t, split, begin, end = piece_at(piece, blocks, whole, splits)
+def place_of(
+    work, piece, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, ROW: gl.constexpr = 0, COLUMN: gl.constexpr = 0
+):  # fmt: skip
+    """Where a piece of work lies; from this row and column of the tile on."""
+    tile, split, begin, end = piece_at(piece, work.blocks, work.whole, work.splits)
     # Rows computed twice agree to the bit where all tiles are whole, or all in splits; elsewhere no tile is moved up.
-    alike = (whole == 0) | (whole == tiles_m * tiles_n)
-    rows = gl.where(alike, M, tiles_m * BLOCK_SIZE_M)
-    row, tile_n = tile_at(t, rows, tiles_m, tiles_n, group_m, BLOCK_SIZE_M)
-    return t, split, begin, end, row, tile_n
+    alike = (work.whole == 0) | (work.whole == work.tiles_m * work.tiles_n)
+    rows = gl.where(alike, work.M, work.tiles_m * BLOCK_SIZE_M)
+    row, tile_n = tile_at(tile, rows, work.tiles_m, work.tiles_n, work.group_m, BLOCK_SIZE_M)
+    return Place(tile, split, begin, end, row + ROW, tile_n * BLOCK_SIZE_N + COLUMN)

@@ -10,7 +10,7 @@ is two of a program's 16 barriers say, the last, as Triton counts from 0. Writte
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from gemmpipe.templates.hopper_columns import run, steps_of_block
+from gemmpipe.templates.hopper_columns import run, slot_descriptors, steps_of_block
 
 
 @gluon.constexpr_function
@@ -34,14 +34,15 @@ def _instructions(columns, parts, element, group):
 
 
 @gluon.jit
-def multiply_in_turn(x_at, w_at, TILE: gl.constexpr, COLUMNS: gl.constexpr, ELEMENT: gl.constexpr, GROUP: gl.constexpr):
-    """x @ w^T of a K block by warpgroup GROUP, once it is its turn; returns the parts of the product, which is done.
+def multiply_in_turn(ring, share, x_at, w_at, slot):
+    """x @ w^T of a K block by its warpgroup, once it is its turn; returns the parts of the product, which is done.
 
-    Arguments as hopper_columns.multiply_parts has them. Both warpgroups call it equally often.
+    Arguments as hopper_columns.multiply_slot has them. Both warpgroups call it equally often.
     """
-    PARTS: gl.constexpr = COLUMNS // TILE.instr_shape[1]
-    text: gl.constexpr = _instructions(COLUMNS, PARTS, ELEMENT, GROUP)
-    return run(text, (), x_at, w_at, TILE, COLUMNS, ELEMENT)
+    ELEMENT: gl.constexpr = ring.x.dtype.name
+    x, w = slot_descriptors(ring, share, x_at, w_at, slot)
+    text: gl.constexpr = _instructions(share.COLUMNS, share.PARTS, ELEMENT, share.GROUP)
+    return run(text, (), share, x, w, ELEMENT)
 
 
 @gluon.jit

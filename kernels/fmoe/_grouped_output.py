@@ -5,33 +5,76 @@ Written in Gluon, which has no interpreter.
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
+from typing import NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 from gemmpipe.kernels.fmoe._kernel import activation
-from gemmpipe.templates.hopper import store_tile
+from gemmpipe.templates.hopper_output import store_tile
+
+
+class Kind(NamedTuple):
+    """What becomes of a product, known when the kernel is compiled (see _grouped.grouped_warp_specialised).
+
+    PAIRED: the gate's columns are one warpgroup's and the up side's the other's.
+    """
+
+    SCALES: gl.constexpr
+    ROW_SCALES: gl.constexpr
+    ACTIVATION: gl.constexpr
+    GATED: gl.constexpr
+    PAIRED: gl.constexpr
+    TOP: gl.constexpr
+    SCALE_BLOCK: gl.constexpr
+
+    def mangle(self) -> str:
+        """Its part of the name of a function that it is given to."""
+        return "kind_" + "_".join(str(each.value) for each in self)
+
+
+@gluon.constexpr_function
+def kind_of(scales, row_scales, act, gated, top, scale_block):
+    """Of a kernel's constants."""
+    found = (scales, row_scales, act, gated, gated and scales == "block", top, scale_block)
+    return Kind(*map(gl.constexpr, found))
+
+
+class Output(NamedTuple):
+    """Where blocks go, a tensor descriptor or a pointer, and the scales on their way, or None."""
+
+    out: object
+    w_scale_ptr: gl.tensor
+    row_scale_ptr: gl.tensor
+    out_scale_ptr: gl.tensor
+
+
+class Pair(NamedTuple):
+    """Where the two warpgroups meet that have one side each: halves of their sums, largest magnitudes, barriers."""
+
+    swap: gl.shared_memory_descriptor
+    maxima: gl.shared_memory_descriptor
+    meetings: gl.shared_memory_descriptor
 
 
 @gluon.jit
-def finished(
-    total, row_scale_ptr, w_scale_ptr, row, expert, column, N, w_rows, TILE: gl.constexpr, HALF: gl.constexpr,
-    SCALES: gl.constexpr, ROW_SCALES: gl.constexpr, ACTIVATION: gl.constexpr, GATED: gl.constexpr,
-):  # fmt: skip
+def finished(total, output, row, expert, column, work, share, kind, HALF: gl.constexpr):
     """[64, columns] with the scales of whole rows and columns, activated; GATED: act(its first half) * its second."""
-    if ROW_SCALES:
-        total = total * gl.load(row_scale_ptr + row + gl.arange(0, 64, gl.SliceLayout(1, TILE)))[:, None]
-    if SCALES == "row":
-        columns = gl.arange(0, total.shape[1], gl.SliceLayout(0, TILE))
-        if GATED:
+    if kind.ROW_SCALES:
+        total = total * gl.load(output.row_scale_ptr + row + gl.arange(0, 64, gl.SliceLayout(1, share.LAYOUT)))[:, None]
+    if kind.SCALES == "row":
+        columns = gl.arange(0, total.shape[1], gl.SliceLayout(0, share.LAYOUT))
+        if kind.GATED:
             SIDE: gl.constexpr = total.shape[1] // 2
-            columns = gl.where(columns < SIDE, columns, columns - SIDE + N)
-        total = total * gl.load(w_scale_ptr + expert * w_rows + gl.minimum(column + columns, w_rows - 1))[None, :]
-    if GATED:
+            columns = gl.where(columns < SIDE, columns, columns - SIDE + work.N)
+        inside = gl.minimum(column + columns, work.w_rows - 1)
+        total = total * gl.load(output.w_scale_ptr + expert * work.w_rows + inside)[None, :]
+    if kind.GATED:
         gate, up = total.reshape([64, 2, total.shape[1] // 2]).permute((0, 2, 1)).split()
-        total = gl.convert_layout(activation(gate, ACTIVATION) * up, HALF)
+        total = gl.convert_layout(activation(gate, kind.ACTIVATION) * up, HALF)
     else:
-        total = activation(total, ACTIVATION)
+        total = activation(total, kind.ACTIVATION)
     return total
 
 
@@ -43,15 +86,13 @@ def meet(bar, phase):
 
 
 @gluon.jit
-def quantised_pair(
-    GROUP: gl.constexpr, total, swap, maxima, meetings, phase, scale_ptr, LAYOUT: gl.constexpr,
-    ACTIVATION: gl.constexpr, TOP: gl.constexpr,
-):  # fmt: skip
+def quantised_pair(total, pair, phase, scale_ptr, share, kind, LAYOUT: gl.constexpr):
     """[64, 128] of the gate in one warpgroup and of the up side in the other: act(gate) * up, half of it in each.
 
     It is one group of columns along the next product's K: quantised by the largest magnitude of a row over TOP, which
     goes to scale_ptr.
     """
+    GROUP: gl.constexpr = share.GROUP
     low, high = total.reshape([64, 2, total.shape[1] // 2]).permute((0, 2, 1)).split()
     if GROUP == 0:
         own = gl.convert_layout(low, LAYOUT)
@@ -59,18 +100,18 @@ def quantised_pair(
     else:
         own = gl.convert_layout(high, LAYOUT)
         given = gl.convert_layout(low, LAYOUT)
-    swap.index(GROUP).store(given.to(swap.dtype))
-    meet(meetings.index(0), phase)
-    other = swap.index(1 - GROUP).load(LAYOUT).to(gl.float32)
+    pair.swap.index(GROUP).store(given.to(pair.swap.dtype))
+    meet(pair.meetings.index(0), phase)
+    other = pair.swap.index(1 - GROUP).load(LAYOUT).to(gl.float32)
     if GROUP == 0:
-        value = activation(own, ACTIVATION) * other
+        value = activation(own, kind.ACTIVATION) * other
     else:
-        value = activation(other, ACTIVATION) * own
+        value = activation(other, kind.ACTIVATION) * own
     largest = gl.max(gl.abs(value), 1)
-    maxima.index(GROUP).store(largest)
-    meet(meetings.index(1), phase)
-    largest = gl.maximum(largest, maxima.index(1 - GROUP).load(gl.SliceLayout(1, LAYOUT)))
-    scale = gl.where(largest > 0, largest / TOP, 1.0)
+    pair.maxima.index(GROUP).store(largest)
+    meet(pair.meetings.index(1), phase)
+    largest = gl.maximum(largest, pair.maxima.index(1 - GROUP).load(gl.SliceLayout(1, LAYOUT)))
+    scale = gl.where(largest > 0, largest / kind.TOP, 1.0)
     if GROUP == 0:
         gl.store(scale_ptr + gl.arange(0, 64, gl.SliceLayout(1, LAYOUT)), scale)
     return value / scale[:, None]
@@ -86,11 +127,9 @@ def store_rows(total, out_ptr, row, column, rows, N, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def store_block(
-    total, out, out_stage, row, column, rows, N, GROUP: gl.constexpr, LAYOUT: gl.constexpr, FEW: gl.constexpr
-):
-    """A warpgroup's [64, columns] on its way to the output; FEW: `rows` of it, as the rest is padding."""
-    if FEW:
+def store_block(total, out, ring, row, column, rows, N, share, LAYOUT: gl.constexpr):
+    """A warpgroup's [64, columns] on its way; where nothing is staged, `rows` of it, as the rest is padding."""
+    if ring.stage is None:
         store_rows(total, out, row, column, rows, N, LAYOUT)
     else:
-        store_tile(total, out, out_stage.index(GROUP), row, column)
+        store_tile(total, out, ring.stage.index(share.GROUP), row, column)

@@ -13,7 +13,7 @@ from gemmpipe.device import arch_device
 from gemmpipe.family import GemmSpec, KernelDefaults, load_family
 from gemmpipe.launching.builds import compile_build, compiled, say_boxes
 from gemmpipe.problem import make_problem
-from gemmpipe.templates.hopper_columns import parts_of
+from gemmpipe.templates.hopper_share import parts_of
 from gemmpipe.templates.warp_specialised import WarpSpecialised
 from gemmpipe.templates.warp_specialised_tiles import MOST_PIECES, Grid, part_width, shared_bytes
 

@@ -1,0 +1,51 @@
+"""What a kernel is known by: its source, that of all that it calls, and the order of the tuples that it groups by."""
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from gemmpipe.launching.builds import source_hash
+
+MODULE = """
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+
+
+class Place(NamedTuple):
+    {fields}
+
+
+@triton.jit
+def first(place):
+    return place.row{more}
+
+
+@triton.jit
+def kernel(x_ptr):
+    place = Place(0, 1)
+    tl.store(x_ptr, first(place))
+"""
+ROW, COLUMN = "row: tl.tensor", "column: tl.tensor"
+
+
+def hash_of(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, **words: str) -> str:
+    (folder / f"{name}.py").write_text(MODULE.format(**words))
+    monkeypatch.syspath_prepend(str(folder))
+    importlib.invalidate_caches()
+    return source_hash(importlib.import_module(name).kernel)
+
+
+def test_a_kernel_is_known_by_what_it_calls_and_groups_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same source has the same hash in any module; a callee's change or another order of fields has another."""
+    rows_first = f"{ROW}\n    {COLUMN}"
+    hashes = [
+        hash_of(tmp_path, monkeypatch, "hashed_once", fields=rows_first, more=""),
+        hash_of(tmp_path, monkeypatch, "hashed_again", fields=rows_first, more=""),
+        hash_of(tmp_path, monkeypatch, "hashed_callee", fields=rows_first, more=" + 1"),
+        hash_of(tmp_path, monkeypatch, "hashed_fields", fields=f"{COLUMN}\n    {ROW}", more=""),
+    ]
+    assert hashes[0] == hashes[1]
+    assert len(set(hashes)) == 3
