@@ -74,7 +74,7 @@ def _means(part: "pd.DataFrame") -> dict[str, float]:
 
 def lines(compared: "pd.DataFrame", regimes: "pd.DataFrame", against: str | None) -> list[str]:
     """What the user reads: everybody over the tuned choice, own kernels against one of them, and who is missing."""
-    rival = against or LIBRARY
+    rival = _full_name(against or LIBRARY, regimes["name"])
     return [
         *_everybody(regimes, set(compared.loc[compared["unlike"], "name"])),
         *_race(regimes, rival),
@@ -82,6 +82,12 @@ def lines(compared: "pd.DataFrame", regimes: "pd.DataFrame", against: str | None
         *_tuning(compared),
         *_missing(compared),
     ]
+
+
+def _full_name(rival: str, timed: "pd.Series[str]") -> str:
+    """Of a backend's label, the only one of its paths that was timed; else as it was typed."""
+    own = {name for name in timed if name.startswith(f"{rival} ")}
+    return own.pop() if len(own) == 1 and rival not in set(timed) else rival
 
 
 def _everybody(regimes: "pd.DataFrame", unlike: Collection[str]) -> list[str]:
@@ -105,6 +111,9 @@ def _span(row: "Mapping[Hashable, Any]", ratio: str) -> str:
 
 def _race(regimes: "pd.DataFrame", rival: str) -> list[str]:
     if rival not in set(regimes["name"]):
+        several = [str(n) for n in dict.fromkeys(regimes["name"]) if n.startswith(f"{rival} ")]
+        if several:
+            return [f"stages.compare.against: '{rival}' has several paths: name one of {', '.join(several)}"]
         return [f"stages.compare.against: nobody who was timed is named '{rival}'{nearest(rival, regimes['name'])}"]
     rows = [
         [f"{rival} over", "own kernels: geomean (least) of problems", "behind", "tuned", "tuned over the floor (most)"]
@@ -159,7 +168,8 @@ def _missing(compared: "pd.DataFrame") -> list[str]:
         kinds.setdefault((str(row["name"]), ":".join(reason.split(":")[:2])), []).append(reason)
     told: dict[str, list[str]] = {}
     for (name, _), reasons in kinds.items():
-        told.setdefault(f"{reasons[0]} ({counted(len(reasons), 'problem')})", []).append(name)
+        alike = "" if len(set(reasons)) == 1 else ", or alike"
+        told.setdefault(f"{reasons[0]}{alike} ({counted(len(reasons), 'problem')})", []).append(name)
     return [f"not timed: {', '.join(names)}: {reason}" for reason, names in told.items()]
 
 

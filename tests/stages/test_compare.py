@@ -181,6 +181,22 @@ def test_the_summary_is_by_regime() -> None:
     assert any("nobody who was timed is named 'bb'; did you mean" in line for line in unknown)
 
 
+def test_a_backends_label_is_enough_for_its_only_path() -> None:
+    compared = _compared([("tuned", 8, 1.0, 1.0), ("own kernels", 8, 1.0, 1.0), ("lib fast", 8, 2.0, 2.0)])
+    assert "own kernels behind lib fast on 0 of 1 problems" in lines(compared, sum_up(compared, [64]), "lib")
+    both = _compared([("tuned", 8, 1.0, 1.0), ("lib fast", 8, 2.0, 2.0), ("lib slow", 8, 3.0, 3.0)])
+    said = lines(both, sum_up(both, [64]), "lib")
+    assert "stages.compare.against: 'lib' has several paths: name one of lib fast, lib slow" in said
+
+
+def test_reasons_that_differ_in_a_number_are_told_once() -> None:
+    compared = _compared([("tuned", 8, 1.0, 1.0), ("lib", 1, None, None), ("lib", 2, None, None)])
+    compared.loc[compared["us"].isna(), "error"] = ["alignment: M=1 is odd", "alignment: M=2 is too small"]
+    assert "not timed: lib: unfit: alignment: M=1 is odd, or alike (2 problems)" in lines(
+        compared, sum_up(compared, [64]), None
+    )
+
+
 def test_what_a_choice_took_is_told() -> None:
     compared = _compared([(name, m, 1.0, 1.0) for name in ("tuned", "triton.autotune") for m in (8, 64)])
     compared.loc[compared["name"] == "triton.autotune", ["tuning_s", "tried", "of", "compiled"]] = [10.0, 25, 900, 20]
