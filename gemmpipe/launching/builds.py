@@ -58,13 +58,24 @@ class Loaded:
     kernel: Any
     interpreted: bool
 
+    def laid_out(self, grid: tuple[int, int, int], cluster: int) -> tuple[tuple[int, int, int], Any]:
+        """The grid and the metadata for Triton's launcher: `cluster` neighbours of x run side by side in one GPC.
+
+        Triton launches so many for each of a grid; a kernel compiled for one knows nothing of it.
+        """
+        metadata = self.kernel.packed_metadata
+        if cluster == 1:
+            return grid, metadata
+        warps, _, *rest = metadata
+        return (grid[0] // cluster, *grid[1:]), (warps, cluster, *rest)
+
     def launcher(
         self, grid: tuple[int, int, int], arguments: Mapping[str, object], cluster: int = 1
     ) -> Callable[[], None]:
         """A launch on whatever stream is current when it is called, safe to capture in a CUDA graph.
 
-        `arguments` names every parameter that is no constant; tensors among them are kept alive. `cluster` neighbours
-        of the grid's first dimension, which is a multiple of it, run side by side in one GPC.
+        `arguments` names every parameter that is no constant; tensors among them are kept alive. `cluster`: see
+        laid_out.
         """
         constants = dict(self.build.constants)
         if self.interpreted:
@@ -72,10 +83,8 @@ class Loaded:
         from triton.runtime import driver
 
         values = tuple(constants[p] if t == "constexpr" else arguments[p] for p, t in self.build.signature)
-        run, function, metadata = self.kernel.run, self.kernel.function, self.kernel.packed_metadata
-        if cluster != 1:  # Triton launches so many for each of a grid; a kernel compiled for one knows nothing of it
-            warps, _, *rest = metadata
-            metadata, grid = (warps, cluster, *rest), (grid[0] // cluster, *grid[1:])
+        run, function = self.kernel.run, self.kernel.function
+        grid, metadata = self.laid_out(grid, cluster)
         current_stream, device = driver.active.get_current_stream, driver.active.get_current_device()
 
         def launch() -> None:

@@ -68,7 +68,7 @@ def kernel_call(chosen: Chosen, spec: GemmSpec, device: Device, given: Given, *,
         if loaded.interpreted:
             return None
         numbers = {name: value for name, value in one.arguments.items() if address_of(value) is None}
-        ready = bound(loaded, one.grid, numbers)
+        ready = bound(loaded, one.grid, one.cluster, numbers)
     roles = _roles(one, ready, inputs, weights, out)
     return None if roles is None else _call(one, ready, roles, given, device, borrowed=borrowed)
 

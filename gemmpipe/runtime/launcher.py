@@ -28,18 +28,18 @@ class Bound:
     """Where each parameter stands in `values`."""
 
 
-def bound(loaded: Loaded, grid: tuple[int, int, int], arguments: Mapping[str, object]) -> Bound:
+def bound(loaded: Loaded, grid: tuple[int, int, int], cluster: int, arguments: Mapping[str, object]) -> Bound:
     """`arguments` names every parameter that is neither constant nor address."""
     known = {**dict(loaded.build.constants), **arguments}
     places = {name: place for place, (name, _) in enumerate(loaded.build.signature)}
-    return Bound(launch=_launch(loaded, grid), values=tuple(known.get(name) for name in places), places=places)
+    return Bound(launch=_launch(loaded, grid, cluster), values=tuple(known.get(name) for name in places), places=places)
 
 
-def _launch(loaded: Loaded, grid: tuple[int, int, int]) -> BoundLaunch:
+def _launch(loaded: Loaded, grid: tuple[int, int, int], cluster: int) -> BoundLaunch:
     from triton import __version__ as version
 
-    run, function, metadata = loaded.kernel.run, loaded.kernel.function, loaded.kernel.packed_metadata
-    x, y, z = grid
+    run, function = loaded.kernel.run, loaded.kernel.function
+    (x, y, z), metadata = loaded.laid_out(grid, cluster)
     if version.startswith(_DIRECT) and type(run).__name__ == "CudaLauncher" and not _scratch_bytes(run):
         start, together, early = run.launch, run.launch_cooperative_grid, run.launch_pdl
 

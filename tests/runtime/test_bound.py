@@ -26,7 +26,7 @@ class Kernel:
     """Stands in for a compiled kernel and keeps what it was launched with."""
 
     launches: list[tuple[object, ...]] = field(default_factory=list)
-    function, packed_metadata = "function", "metadata"
+    function, packed_metadata = "function", (4, 1, 1000)
 
     look: Callable[[dict[str, object]], None] | None = None
     """Called with the kernel's arguments while they live."""
@@ -90,9 +90,9 @@ def made(
 
 
 def arguments(kernel: Kernel, chosen: Chosen, spec: GemmSpec, device: Device) -> tuple[tuple[object, ...], dict]:
-    """(grid and stream, parameter -> value) of the last launch, addresses of tensors in place of tensors."""
+    """(grid, stream, what is launched and how; parameter -> value) of the last launch, tensors by their addresses."""
     (build,) = chosen.implementation.builds(spec, chosen.candidate.knobs, device)
-    *head, _, _, _, _, _ = kernel.launches[-1][:9]
+    *head, _, _, _ = kernel.launches[-1][:9]
     values = dict(zip((name for name, _ in build.signature), kernel.launches[-1][9:], strict=True))
     return tuple(head), {k: v.data_ptr() if isinstance(v, torch.Tensor) else v for k, v in values.items()}
 
@@ -117,6 +117,25 @@ def test_it_launches_what_binding_each_time_would(kernel: Kernel, name: str, spl
     each_time.pop("out_ptr")
     assert bound == each_time, json.dumps([str(bound), str(each_time)])
     assert bound["x_ptr"] == given.x.data_ptr()
+
+
+@pytest.mark.parametrize("name", ["a16w16", "a8w8", "a8w8_blockscale"])
+@pytest.mark.parametrize(("splits", "columns"), [(4, 64), (2, 64), (1, 64), (2, 160)])
+def test_it_launches_clusters_as_they_were_timed(kernel: Kernel, name: str, splits: int, columns: int) -> None:
+    """The splits of a tile that meet are launched side by side: elsewhere they would add up what is not there yet."""
+    deep = {"BLOCK_SIZE_K": 64 if name == "a16w16" else 128, "num_stages": 4, "GROUP_SIZE_M": 8, "num_warps": None}
+    tile = {"BLOCK_SIZE_M": 128, "BLOCK_SIZE_N": columns, "NUM_KSPLIT": splits, "CLUSTER_SIZE": max(2, splits)}
+    knobs = {**deep, **tile, "kernel_type": "warp_specialised"}
+    given, spec, chosen, device = made(name, 256, knobs, "gluon", N=320, K=2048)
+    assert chosen.implementation.misfit(spec, chosen.candidate.knobs, device) is None
+    call = kernel_call(chosen, spec, device, given, borrowed=False)
+    assert call is not None
+    call(given.x, given.w, given.x_scale, given.w_scale, None)
+    head, _ = arguments(kernel, chosen, spec, device)
+    any_call(chosen, spec, device, torch.bfloat16)(given.x, given.w, given.x_scale, given.w_scale, None)
+    head_each_time, _ = arguments(kernel, chosen, spec, device)
+    assert head == head_each_time
+    assert head[-1] == (4, max(2, splits), 1000)
 
 
 def aligned_as(scale: torch.Tensor | None, *, m_major: bool) -> torch.Tensor | None:
