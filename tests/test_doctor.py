@@ -27,3 +27,13 @@ def test_on_a_cpu(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     assert "broken.csv: cannot be used" in out
     assert str(folder / "data" / "gemmpipe" / "tuned" / "bf16_tuned_gemm.csv") in out
     assert [path.name for path in folder.iterdir()] == ["broken.csv"]
+
+
+def test_where_it_stands_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no folder of its own: what it is asked wrongly in is the user's."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["doctor", "device.kind=cuda", "device.index=99"]) != 0
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "config.yaml").write_text("mine: true\n")
+    assert main(["doctor", "device.kind=cuda", "device.index=99"]) != 0
+    assert (tmp_path / ".hydra" / "config.yaml").read_text() == "mine: true\n"

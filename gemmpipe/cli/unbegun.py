@@ -32,8 +32,13 @@ def can_go_on(run_dir: Path) -> bool:
 
 
 def forget(run_dir: Path) -> None:
-    """Remove the folder of a run that never began, so that `last` and the eye find real ones only."""
+    """Remove the folder of a run that never began, so that `last` and the eye find real ones only.
+
+    Not the one that the user stands in, where pipelines without a folder of their own run (doctor).
+    """
     with contextlib.suppress(OSError):  # a disk that gave out; it is only an empty folder
+        if run_dir.samefile(Path.cwd()):
+            return
         if {path.name for path in run_dir.iterdir()} <= _OF_THE_WORDS and not began(run_dir):
             shutil.rmtree(run_dir)
 

@@ -1,7 +1,7 @@
 """The compare stage: the times of the lineup side by side, against the floor of the hardware, as CSV and plot."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -10,6 +10,7 @@ from gemmpipe import journal
 from gemmpipe.backends.same_size import BLOCKWISE, EMPTY, SameSize
 from gemmpipe.data import Problem, Status
 from gemmpipe.errors import UserError, at_least, nearest
+from gemmpipe.files.jsonfile import read_object
 from gemmpipe.paired import paired_ratio
 from gemmpipe.stages import Context, Stage, regimes
 from gemmpipe.stages.contenders import NAMES, OWN, TUNED
@@ -149,8 +150,18 @@ def _what_tuning_took(lineup: "pd.DataFrame", runs: Path) -> Iterator[str]:
     chosen = lineup[(lineup["name"] == TUNED) & (lineup["run_id"] != "")]
     for run_id, part in chosen.groupby("run_id", sort=False):
         for manifest in sorted(runs.glob(f"*/{run_id}/manifest.json"))[:1]:
-            folder, took_s = manifest.parent, json.loads(manifest.read_text())["wall_s"]
-            yield f"tuned: {len(part)} chosen by {folder}, which took {took_s:.0f} s for {_problems(folder)} problems"
+            folder, took_s = manifest.parent, _wall_s(manifest)
+            if took_s is not None:
+                took = f"which took {took_s:.0f} s for {_problems(folder)} problems"
+                yield f"tuned: {len(part)} chosen by {folder}, {took}"
+
+
+def _wall_s(manifest: Path) -> float | None:
+    """None where another's file does not say it: what was timed here is told all the same."""
+    with suppress(UserError):
+        said = read_object(manifest, limit=1 << 26).get("wall_s")
+        return float(said) if isinstance(said, int | float) else None
+    return None
 
 
 def _problems(folder: Path) -> int:

@@ -126,7 +126,8 @@ class Scheduler:
         self._built[message.build.id] = facts.error
         self._hunts.know(message.build.id, facts)
         self._journal.build(message.build.id, facts)
-        for course in self._waiting[message.build.id].values():
+        # None of this batch: one before it was late, and left builds in the pool that nobody waits for.
+        for course in self._waiting.get(message.build.id, {}).values():
             self._stir(course, course.built(message.build.id, facts.error))
 
     def _take_trials(self, message: Finished) -> None:

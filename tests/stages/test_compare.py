@@ -99,6 +99,10 @@ def test_own_kernels_of_the_finals_where_a_library_was_chosen(
     assert "own kernels behind fastest library on 2 of 2 problems" in said
     assert "M=16 N=32 K=64: 0." in said
     assert re.search(r"tuned: 2 chosen by \S+/tune/\S+, which took \d+ s for 2 problems", said)
+    (manifest,) = folder.glob("outputs/runs/tune/*/manifest.json")
+    manifest.write_text('{"wall_s": "a while"}')
+    _, said = compare(*words)
+    assert "tuned: 2 chosen by" not in said, "a manifest that says no time ends no comparison"
     shutil.rmtree(next(folder.glob("outputs/runs/tune")))
     run_dir, said = compare(*words)
     assert "not timed: own kernels: unfit: a library was chosen, and no journal of that run is here" in said
