@@ -8,13 +8,13 @@ import torch
 
 from gemmpipe.data import Device, Problem
 from gemmpipe.device import cpu_device, gpu_device
-from gemmpipe.errors import GemmpipeError
+from gemmpipe.errors import GemmpipeError, UserError
 from gemmpipe.family import Family, GemmSpec
 from gemmpipe.runtime import online
 from gemmpipe.runtime.bound import kernel_call
 from gemmpipe.runtime.calls import Call, NotInGraph, any_call, capturing, linear_call, padded_call
 from gemmpipe.runtime.choosing import fallbacks, first_usable
-from gemmpipe.runtime.operands import Given, Optional, check, problem_of
+from gemmpipe.runtime.operands import Given, Optional, check, not_tensors, problem_of, without_memory
 from gemmpipe.runtime.selecting import Selected, selections
 from gemmpipe.runtime.selection import LOG, Untuned
 from gemmpipe.runtime.tables import Tables, load_tables, state_of
@@ -100,18 +100,23 @@ class Dispatch:
     ) -> torch.Tensor:
         """The product. Raises UserError for operands that are no product of this family."""
         # Everything that a bound call takes for granted; layouts and addresses it looks at itself.
-        key = (
-            x.shape,
-            w.shape,
-            x.dtype,
-            w.dtype,
-            out_dtype,
-            x.get_device(),
-            w.get_device(),
-            None if x_scale is None else (x_scale.shape, x_scale.dtype, x_scale.get_device()),
-            None if w_scale is None else (w_scale.shape, w_scale.dtype, w_scale.get_device()),
-            None if bias is None else (bias.shape, bias.dtype, bias.get_device()),
-        )
+        try:
+            key: CallKey = (
+                x.shape,
+                w.shape,
+                x.dtype,
+                w.dtype,
+                out_dtype,
+                x.get_device(),
+                w.get_device(),
+                None if x_scale is None else (x_scale.shape, x_scale.dtype, x_scale.get_device()),
+                None if w_scale is None else (w_scale.shape, w_scale.dtype, w_scale.get_device()),
+                None if bias is None else (bias.shape, bias.dtype, bias.get_device()),
+            )
+        except AttributeError:
+            raise not_tensors(self.family.entry_point, x, w, x_scale, w_scale, bias) from None
+        if key[5] == -1:
+            key = (*key, *without_memory(x, w, x_scale, w_scale, bias))
         call = self.calls.get(key)
         if call is None:
             given = Given(x=x, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out_dtype=out_dtype)
@@ -128,6 +133,8 @@ class Dispatch:
 
     def _first(self, key: CallKey, given: Given) -> torch.Tensor:
         """The first call of a key: check, look up, bind, run, and keep what ran."""
+        if not isinstance(given.out_dtype, torch.dtype):
+            raise UserError(f"{self.family.entry_point}: out_dtype is {given.out_dtype!r}, expected a torch.dtype")
         problem = problem_of(self.family, given)
         if given.x.device.type not in ("cpu", "cuda") or 0 in (problem["M"], problem["N"], problem["K"]):
             return _degenerate(given)

@@ -6,6 +6,7 @@ operands that are no product of the family.
 """
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.compiler import is_compiling
 
 from gemmpipe.layouts import by_rows
@@ -107,7 +108,7 @@ def gemm_a4w4_blockscale(
 
 
 def _viewed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return tensor.view(dtype) if tensor.dtype == torch.uint8 else tensor
+    return tensor.view(dtype) if isinstance(tensor, torch.Tensor) and tensor.dtype == torch.uint8 else tensor
 
 
 def batched_gemm_bf16(x: torch.Tensor, w: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -143,19 +144,13 @@ def fused_moe(
     type or fp8 with fp32 scales: per token [E, rows, 1], or of 128 x 128 blocks [E, ceil(rows/128), ceil(columns/128)].
     topk_ids [..., topk] are experts from 0 to E - 1; activation is `silu` or `gelu`.
     """
-    kind = "cuda" if x.is_cuda else "cpu"
+    kind = "cuda" if isinstance(x, torch.Tensor) and x.is_cuda else "cpu"
     if torch.is_autocast_enabled(kind):
         x, w1, w2 = _in_autocasts_type(x, w1, w2, kind, scaled=w1_scale is not None)
         with torch.autocast(kind, enabled=False):
             return fused_moe(x, w1, w2, topk_weights, topk_ids, w1_scale, w2_scale, activation, doweight_stage1)
-    if is_compiling():
-        from gemmpipe.runtime.compiled import registered  # not above: it loads torch's compiler (2 s)
-
-        registered()
-        out: torch.Tensor = torch.ops.gemmpipe.mixture(
-            "fmoe", x, w1, w2, topk_weights, topk_ids, w1_scale, w2_scale, activation, doweight_stage1
-        )
-        return out
+    if is_compiling() or type(x) is FakeTensor:  # who looks for sizes alone has no memory to multiply
+        return _as_operator(x, w1, w2, topk_weights, topk_ids, w1_scale, w2_scale, activation, doweight_stage1)
     given = Routed(
         x=x,
         w=w1,
@@ -168,6 +163,15 @@ def fused_moe(
         weight_first=doweight_stage1,
     )
     return mixture("fmoe", given)
+
+
+def _as_operator(*operands: object) -> torch.Tensor:
+    """The mixture as an operator of torch's, which its compiler looks through for sizes alone."""
+    from gemmpipe.runtime.compiled import registered  # not above: it loads torch's compiler (2 s)
+
+    registered()
+    out: torch.Tensor = torch.ops.gemmpipe.mixture("fmoe", *operands)
+    return out
 
 
 def _in_autocasts_type(

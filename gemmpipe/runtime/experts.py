@@ -7,15 +7,15 @@ import torch
 
 from gemmpipe.data import Device, Problem, Scalar
 from gemmpipe.errors import GemmpipeError, UserError
-from gemmpipe.family import Family, GemmSpec, Implementation, Inputs, KeyColumn, Prepared, Weights
+from gemmpipe.family import Family, GemmSpec, Implementation, Inputs, KeyColumn, Prepared, Weights, load_family
 from gemmpipe.launching.workspace import fresh_scratch
 from gemmpipe.parsing import parse_key
 from gemmpipe.runtime import online
-from gemmpipe.runtime.calls import kept_form, on
-from gemmpipe.runtime.choosing import Chosen
+from gemmpipe.runtime.calls import NotInGraph, kept_form, on
+from gemmpipe.runtime.choosing import Chosen, fallbacks
 from gemmpipe.runtime.dispatch import Dispatch, device_of
 from gemmpipe.runtime.dispatches import EAGER, Recorded, dispatch_of
-from gemmpipe.runtime.operands import Optional, aligned, name_of
+from gemmpipe.runtime.operands import Optional, aligned, name_of, no_tensor, without_memory
 from gemmpipe.runtime.selecting import Selected
 from gemmpipe.runtime.selection import LOG
 from gemmpipe.runtime.watching import layer, quiet
@@ -51,10 +51,13 @@ class Routed:
     @property
     def key(self) -> tuple[object, ...]:
         """Everything that an answer takes for granted."""
-        shapes = (None if t is None else (t.shape, t.dtype, t.get_device()) for t in self.tensors.values())
-        return (*shapes, self.activation, self.weight_first)
+        tensors = self.tensors.values()
+        shapes = (None if t is None else (t.shape, t.dtype, t.get_device()) for t in tensors)
+        unlike = without_memory(*tensors) if self.x.get_device() < 0 else ()
+        return (*shapes, *unlike, self.activation, self.weight_first)
 
 
+_OPTIONAL = ("w1_scale", "w2_scale")
 RoutedCall = Callable[[Routed], torch.Tensor]
 
 
@@ -63,20 +66,21 @@ def mixture(family: str, given: Routed, *, borrowed: bool = False) -> torch.Tens
 
     Raises UserError for operands that are no mixture of this family, and where gradients are recorded.
     """
+    try:
+        key = given.key
+    except AttributeError:
+        raise no_tensor(load_family(family).entry_point, given.tensors, optional=_OPTIONAL) from None
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given.tensors.values()):
         raise UserError("fused experts record no gradients: call them under torch.no_grad()")
     dispatch = None if borrowed else EAGER.get(family)
     dispatch = dispatch or dispatch_of(family, borrowed=borrowed)
-    call = dispatch.routed.get(given.key)
-    if call is None:
-        if 0 in given.x.shape[:-1] and given.w2.dim() == 3:
-            return given.x.new_empty((*given.x.shape[:-1], given.w2.shape[1]))
-        problem = problem_of(dispatch.family, given)
-        spec = dispatch.family.spec(problem)
-        check(dispatch.family, given, spec)
-        out = _first(dispatch, problem, spec, given)
-    else:
-        out = call(given)
+    call = dispatch.routed.get(key)
+    if call is None and 0 in given.x.shape[:-1] and given.w2.dim() == 3:
+        return given.x.new_empty((*given.x.shape[:-1], given.w2.shape[1]))
+    try:
+        out = _first(dispatch, given) if call is None else call(given)
+    except NotInGraph:
+        out = _in_graph(dispatch, given)
     if isinstance(dispatch, Recorded):
         values = dict(problem_of(dispatch.family, given).key)
         dispatch.recorder.add(family, {**values, "op": dispatch.family.entry_point}, layer())
@@ -85,6 +89,8 @@ def mixture(family: str, given: Routed, *, borrowed: bool = False) -> torch.Tens
 
 def problem_of(family: Family, given: Routed) -> Problem:
     """The family's key for these operands. Raises UserError: operands whose ranks do not go together."""
+    if any(given.tensors[word] is None for word in ("w1", "w2", "topk_weights", "topk_ids")):
+        raise no_tensor(family.entry_point, given.tensors, optional=_OPTIONAL)
     ranks = {"w1": (given.w, 3), "w2": (given.w2, 3)}
     for word, (tensor, rank) in ranks.items():
         if tensor.dim() != rank:
@@ -156,9 +162,15 @@ def _scale_shapes(spec: GemmSpec, count: int, rows: int, columns: int) -> list[l
     return [[count, -(-rows // spec.w_scale.block[0]), -(-columns // spec.w_scale.block[1])]]
 
 
-def _first(dispatch: Dispatch, problem: Problem, spec: GemmSpec, given: Routed) -> torch.Tensor:
-    """The first call of a key: the first selected candidate that runs, kept unless it is left out of a graph."""
-    device, family = device_of(given.x.get_device()), dispatch.family
+def _first(dispatch: Dispatch, given: Routed) -> torch.Tensor:
+    """The first call of a key: check, then the first selected candidate that runs, kept. Raises NotInGraph."""
+    family = dispatch.family
+    problem = problem_of(family, given)
+    spec = family.spec(problem)
+    check(family, given, spec)
+    if given.x.device.type not in ("cpu", "cuda"):  # a device without memory (meta)
+        return given.x.new_empty((*given.x.shape[:-1], spec.n))
+    device = device_of(given.x.get_device())
     failed: Exception | None = None
     for selected in dispatch.selections(problem, spec, device):
         if selected.chosen.rows is not None:  # rows of padding would be routed too
@@ -167,7 +179,7 @@ def _first(dispatch: Dispatch, problem: Problem, spec: GemmSpec, given: Routed) 
         try:
             with quiet():
                 out = call(given)
-        except torch.OutOfMemoryError:
+        except (torch.OutOfMemoryError, NotInGraph):
             raise
         except Exception as error:  # noqa: BLE001 - what a kernel or library raises must not end a forward pass
             failed = error
@@ -178,6 +190,19 @@ def _first(dispatch: Dispatch, problem: Problem, spec: GemmSpec, given: Routed) 
     if failed is not None:
         raise failed
     raise GemmpipeError(f"{family.entry_point}: nothing here computes {problem.id} on {device.gfx}")
+
+
+def _in_graph(dispatch: Dispatch, given: Routed) -> torch.Tensor:
+    """The fallback, inside a graph whose weights were not prepared before: nothing that it makes is kept."""
+    problem = problem_of(dispatch.family, given)
+    spec, device = dispatch.family.spec(problem), device_of(given.x.get_device())
+    LOG.warn(
+        f"graph {problem.id}",
+        f"{problem.id}: captured in a graph before its weights were prepared, so the fallback is captured; call it "
+        "once before",
+    )
+    chosen = next(fallbacks(dispatch.family, spec, device))
+    return _bound(chosen, spec, device, keep=False)(given)
 
 
 def _keep(
@@ -200,7 +225,8 @@ def _keep(
     dispatch.keep_routed(given.key, call, missed=missed)
 
 
-def _bound(chosen: Chosen, spec: GemmSpec, device: Device, *, borrowed: bool) -> RoutedCall:
+def _bound(chosen: Chosen, spec: GemmSpec, device: Device, *, keep: bool = True, borrowed: bool = False) -> RoutedCall:
+    """Without `keep` weights are prepared in each call, whose graph then has what was made."""
     implementation, knobs = chosen.implementation, chosen.candidate.knobs
     plain = type(implementation).prepare is Implementation.prepare
 
@@ -208,8 +234,10 @@ def _bound(chosen: Chosen, spec: GemmSpec, device: Device, *, borrowed: bool) ->
         with on(device):
             inputs, weights = _inputs(given, spec), _weights(given)
             prepared = Prepared(weights=weights)
-            if not plain:
+            if not plain and keep:
                 prepared = kept_form(chosen, spec, weights, device, borrowed=borrowed)
+            elif not plain:
+                prepared = implementation.prepare(spec, weights, knobs)
             out = torch.empty(spec.m, spec.n, dtype=given.x.dtype, device=given.x.device)
             with fresh_scratch():
                 launch = implementation.bind(spec, knobs, device, inputs, prepared, out)

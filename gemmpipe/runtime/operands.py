@@ -1,5 +1,6 @@
 """What an entry point was given: tensors of any rank, checked once a key against the product that they mean."""
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +36,26 @@ class Given:
         return (*self.x.shape[:-1], self.w.shape[-2])
 
 
+def no_tensor(name: str, operands: Mapping[str, object], *, optional: Collection[str]) -> UserError:
+    """What to raise where an operand has no attribute that tensors have: which it is, and what was expected."""
+    for word, value in operands.items():
+        if not isinstance(value, torch.Tensor) and not (value is None and word in optional):
+            what = "None" if value is None else f"of type {type(value).__name__}"
+            return UserError(f"{name}: {word} is {what}, expected a tensor{' or None' if word in optional else ''}")
+    return UserError(f"{name}: operands of types {[type(v).__name__ for v in operands.values()]}, expected tensors")
+
+
+def not_tensors(name: str, x: object, w: object, x_scale: object, w_scale: object, bias: object) -> UserError:
+    """no_tensor of a product's operands."""
+    operands = {"x": x, "w": w, "x_scale": x_scale, "w_scale": w_scale, "bias": bias}
+    return no_tensor(name, operands, optional=("x_scale", "w_scale", "bias"))
+
+
+def without_memory(*tensors: Optional) -> tuple[bool, ...]:
+    """Which are on `meta`: get_device() says -1 of them as of a CPU's."""
+    return tuple(t is not None and t.is_meta for t in tensors)
+
+
 def name_of(dtype: torch.dtype) -> str:
     """Torch's name without `torch.`."""
     return str(dtype).removeprefix("torch.")
@@ -46,10 +67,12 @@ def problem_of(family: Family, given: Given) -> Problem:
     Raises UserError: operands whose ranks or inner sizes do not go together.
     """
     x, w = given.x, given.w
-    batched = w.dim() == 3 and x.dim() == 3 and x.shape[0] == w.shape[0]
+    batches = any(column.name == "B" for column in family.key_columns)
+    batched = batches and w.dim() == 3 and x.dim() == 3 and x.shape[0] == w.shape[0]
     if not (batched or (w.dim() == 2 and x.dim() >= 1)) or x.shape[-1] != w.shape[-1]:
         shapes = f"x {list(x.shape)} and w {list(w.shape)}"
-        raise UserError(f"{family.entry_point}: {shapes}, expected [..., K] and [N, K], or [B, M, K] and [B, N, K]")
+        expected = "[..., K] and [N, K]" + (", or [B, M, K] and [B, N, K]" if batches else "")
+        raise UserError(f"{family.entry_point}: {shapes}, expected {expected}")
     stored, dtype = x.shape[-1], name_of(w.dtype)
     values: dict[str, Scalar] = {
         "B": w.shape[0] if batched else 1,

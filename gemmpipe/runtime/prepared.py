@@ -9,21 +9,22 @@ import torch
 from gemmpipe.data import Candidate
 from gemmpipe.family import Weights
 
-Place = tuple[Candidate, int, tuple[int, ...], tuple[int, ...], torch.dtype, int]
+Place = tuple[object, ...]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Entry:
     """A candidate's own form of a weight; `version` is torch's count of in-place changes, None where it has none."""
 
-    storage: "weakref.ref[torch.UntypedStorage]"
+    storages: "tuple[weakref.ref[torch.UntypedStorage], ...]"
+    """The weight's; of experts those of both products' weights."""
     version: int | None
     extra: object
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedWeights:
-    """Forms by candidate, address, layout, dtype and scale's address; an entry goes when the weight's storage does.
+    """Forms by candidate and by address, layout and dtype of weights and scales; an entry goes with a weight's storage.
 
     An in-place change that torch counts (`load_state_dict`, `copy_`) makes the form anew. One that it does not count
     (through `.data`, in an inference tensor, by another library) needs `forget(weight)`.
@@ -34,49 +35,59 @@ class PreparedWeights:
     def find(self, candidate: Candidate, weights: Weights) -> Entry | None:
         """The form that is still true of these weights."""
         entry = self.entries.get(_place(candidate, weights))
-        if entry is None or entry.storage() is not weights.w.untyped_storage() or entry.version != _version(weights):
+        if entry is None or entry.version != _version(weights):
             return None
-        return entry
+        held = zip(entry.storages, _storages(weights), strict=True)
+        return entry if all(known() is storage for known, storage in held) else None
 
     def keep(self, candidate: Candidate, weights: Weights, extra: object) -> None:
         """Keep a form until the weight's storage dies; one that shares the weight's memory is not kept."""
-        storage = weights.w.untyped_storage()
-        if isinstance(extra, torch.Tensor) and _shares(extra, storage):
+        storages = _storages(weights)
+        if isinstance(extra, torch.Tensor) and any(_shares(extra, storage) for storage in storages):
             return
         place = _place(candidate, weights)
-        entry = Entry(
-            storage=weakref.ref(storage, _release(self.entries, place)), version=_version(weights), extra=extra
-        )
-        self.entries[place] = entry
+        watched = tuple(weakref.ref(storage, _release(self.entries, place)) for storage in storages)
+        self.entries[place] = Entry(storages=watched, version=_version(weights), extra=extra)
 
     def forget(self, weight: torch.Tensor) -> int:
         """Drop all forms of what lies in this weight's storage; how many there were."""
         storage = weight.untyped_storage()
-        gone = [place for place, entry in list(self.entries.items()) if entry.storage() is storage]
+        gone = [place for place, entry in list(self.entries.items()) if made_of(entry, storage)]
         for place in gone:
             self.entries.pop(place, None)
         return len(gone)
 
 
+def made_of(entry: Entry, storage: torch.UntypedStorage) -> bool:
+    """Whether a form is of a weight that lies there."""
+    return any(known() is storage for known in entry.storages)
+
+
 def _release(entries: dict[Place, Entry], place: Place) -> Callable[[object], None]:
     def release(dead: object) -> None:
         entry = entries.get(place)
-        if entry is not None and entry.storage is dead:  # another weight may lie there by now
+        if entry is not None and any(known is dead for known in entry.storages):  # another may lie there by now
             del entries[place]
 
     return release
 
 
 def _place(candidate: Candidate, weights: Weights) -> Place:
-    scale = 0 if weights.w_scale is None else weights.w_scale.data_ptr()
-    w = weights.w
-    return (candidate, w.data_ptr(), tuple(w.shape), w.stride(), w.dtype, scale)
+    return (candidate, *(t if t is None else (t.data_ptr(), t.shape, t.stride(), t.dtype) for t in _tensors(weights)))
+
+
+def _tensors(weights: Weights) -> tuple[torch.Tensor | None, ...]:
+    return weights.w, weights.w_scale, weights.w2, weights.w2_scale
+
+
+def _storages(weights: Weights) -> tuple[torch.UntypedStorage, ...]:
+    return tuple(t.untyped_storage() for t in (weights.w, weights.w2) if t is not None)
 
 
 def _version(weights: Weights) -> int | None:
-    """In-place changes of the weight and its scales so far; inference tensors do not count them."""
+    """In-place changes of weights and scales so far; inference tensors do not count them."""
     total = 0
-    for tensor in (weights.w, weights.w_scale):
+    for tensor in _tensors(weights):
         if tensor is not None:
             if tensor.is_inference():
                 return None

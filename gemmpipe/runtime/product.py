@@ -7,8 +7,9 @@ from torch.compiler import is_compiling
 from torch.nn.functional import linear
 
 from gemmpipe.errors import UserError
+from gemmpipe.family import load_family
 from gemmpipe.runtime.dispatches import EAGER, dispatch_of
-from gemmpipe.runtime.operands import Given, Optional
+from gemmpipe.runtime.operands import Given, Optional, not_tensors
 from gemmpipe.runtime.selection import LOG
 
 
@@ -26,13 +27,18 @@ def product(
     Where gradients are recorded, a product without scales is torch's own. Raises UserError for operands that are no
     product of the family, and where gradients of one with scales are asked for.
     """
-    if is_autocast_enabled("cuda" if x.is_cuda else "cpu"):
+    try:
+        autocast = is_autocast_enabled("cuda" if x.is_cuda else "cpu")
+        learns = is_grad_enabled() and (
+            x.requires_grad or w.requires_grad or _learns(x_scale) or _learns(w_scale) or _learns(bias)
+        )
+    except AttributeError:
+        raise not_tensors(load_family(family).entry_point, x, w, x_scale, w_scale, bias) from None
+    if autocast:
         return _under_autocast(family, x, w, x_scale, w_scale, bias, out_dtype)
     if out_dtype is None:
         out_dtype = x.dtype
-    if is_grad_enabled() and (
-        x.requires_grad or w.requires_grad or _learns(x_scale) or _learns(w_scale) or _learns(bias)
-    ):
+    if learns:
         return _with_gradients(family, x, w, x_scale, bias, out_dtype)
     if is_compiling() or type(x) is FakeTensor:  # who looks for sizes alone has no memory to multiply
         from gemmpipe.runtime.compiled import registered  # not above: it loads torch's compiler (2 s)

@@ -12,7 +12,7 @@ from gemmpipe.runtime.choosing import Chosen, first_usable
 from gemmpipe.runtime.dispatch import device_of
 from gemmpipe.runtime.dispatches import dispatch_of
 from gemmpipe.runtime.operands import name_of
-from gemmpipe.runtime.prepared import FORMS
+from gemmpipe.runtime.prepared import FORMS, made_of
 
 
 def prepare(weight: torch.Tensor, w_scale: torch.Tensor | None = None) -> int:
@@ -29,7 +29,7 @@ def prepare(weight: torch.Tensor, w_scale: torch.Tensor | None = None) -> int:
                 with torch.no_grad(), on(device):
                     kept_form(chosen, spec, weights, device)
     storage = weight.untyped_storage()
-    return sum(entry.storage() is storage for entry in list(FORMS.entries.values()))
+    return sum(made_of(entry, storage) for entry in list(FORMS.entries.values()))
 
 
 def forget(weight: torch.Tensor) -> int:

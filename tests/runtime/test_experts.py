@@ -11,14 +11,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gemmpipe.device import cpu_device
 from gemmpipe.errors import UserError
 from gemmpipe.family import GemmSpec, Inputs, KernelDefaults, Weights, load_family
 from gemmpipe.problem import make_problem
 from gemmpipe.reference import error_ratio
-from gemmpipe.runtime import fused_moe, reload
+from gemmpipe.runtime import forget, fused_moe, reload
+from gemmpipe.runtime.calls import capturing
 from gemmpipe.runtime.dispatches import dispatch_of
+from gemmpipe.runtime.prepared import FORMS
 from gemmpipe.runtime.selection import LOG
 from gemmpipe.tables.store import render
 
@@ -97,6 +100,13 @@ def test_mistakes_are_one_line(change: Callable[[Made], dict[str, object]], said
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("word", ["x", "w1", "w2", "topk_weights", "topk_ids"])
+@pytest.mark.parametrize(("value", "what"), [(None, "None"), ([[1.0]], "of type list")])
+def test_what_is_no_tensor_is_told(word: str, value: object, what: str) -> None:
+    with pytest.raises(UserError, match=f"^fused_moe: {word} is {what}, expected a tensor$"):
+        run(made(5), **{word: value})
+
+
 def test_gradients_are_refused_rather_than_lost() -> None:
     _, inputs, weights = made(5)
     routing = (inputs.topk_weights, inputs.topk_ids)
@@ -130,9 +140,10 @@ def test_the_first_call_counts() -> None:
     assert untuned.calls == 1
 
 
-def test_a_tuned_row_answers_also_for_fewer_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    device, case = cpu_device(), made(16)
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+@pytest.fixture
+def kept_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 tokens were tuned: fp32 copies of both products' weights, kept."""
+    device, words = cpu_device(), KernelDefaults(dtype=None, out_dtype=None, bias=None)
     sizes = {"token": 16, "model_dim": 128, "inter_dim": 96, "expert": 6, "topk": 2}
     key = dict(make_problem(FMOE, sizes, words, device.gfx, "test").key)
     row = {"gfx": device.gfx, "cu_num": device.cu_num, **key, "libtype": "torch", "us": 1.0}
@@ -140,6 +151,59 @@ def test_a_tuned_row_answers_also_for_fewer_tokens(tmp_path: Path, monkeypatch: 
     path.write_text(render([{**row, "config": json.dumps({"method": "expert_loop_float32_copy"})}], FMOE, ()))
     monkeypatch.setenv("GEMMPIPE_CONFIG_FMOE", str(path))
     reload()
+
+
+@pytest.mark.usefixtures("kept_copies")
+def test_what_was_made_of_the_weights_is_of_both() -> None:
+    spec, inputs, weights = case = made(16)
+    assert weights.w2 is not None
+    assert wrong(case, run(case)) < 0.01
+    other = (spec, inputs, replace(weights, w2=weights.w2.flip(0).contiguous()))
+    assert wrong(other, run(other)) < 0.01, "another second weight beside the same first one"
+    assert wrong(case, run(case)) < 0.01
+    weights.w2.mul_(2)
+    assert wrong(case, run(case)) < 0.01, "changed in place"
+    held = len(FORMS.entries)
+    assert forget(weights.w2) == 1
+    assert len(FORMS.entries) == held - 1
+
+
+@pytest.mark.usefixtures("kept_copies")
+def test_in_a_graph_nothing_is_prepared_and_nothing_kept(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gemmpipe.runtime.calls.capturing", lambda device: True)
+    held, case = len(FORMS.entries), made(16)
+    assert wrong(case, run(case)) < 0.01
+    assert (len(FORMS.entries), len(dispatch_of("fmoe").routed)) == (held, 0)
+    monkeypatch.setattr("gemmpipe.runtime.calls.capturing", capturing)
+    assert wrong(case, run(case)) < 0.01
+    assert (len(FORMS.entries), len(dispatch_of("fmoe").routed)) == (held + 1, 1)
+    monkeypatch.setattr("gemmpipe.runtime.calls.capturing", lambda device: True)
+    later = made(16, use_g1u1=1)
+    assert wrong(later, run(later)) < 0.01, "the key is known, these weights are not"
+    assert [record.getMessage().count("captured in a graph before") for record in caplog.records] == [1]
+
+
+def test_who_looks_for_sizes_alone_gets_them() -> None:
+    case = made(5)
+    _spec, _inputs, _weights = case
+    expected = run(case).shape
+    with FakeTensorMode() as mode:
+        fake = {k: mode.from_tensor(v) for k, v in _operands(case).items()}
+        assert run(case, **fake).shape == expected
+    assert run(case, **{k: v.to("meta") for k, v in _operands(case).items()}).shape == expected
+
+
+def _operands(case: Made) -> dict[str, torch.Tensor]:
+    _, inputs, weights = case
+    named = {"x": inputs.x, "w1": weights.w, "w2": weights.w2}
+    named |= {"topk_weights": inputs.topk_weights, "topk_ids": inputs.topk_ids}
+    return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+
+@pytest.mark.usefixtures("kept_copies")
+def test_a_tuned_row_answers_also_for_fewer_tokens() -> None:
     for token, step in ((16, "exact"), (5, "padded"), (300, "fallback")):
         case = made(token)
         assert wrong(case, run(case)) < 0.01

@@ -1,0 +1,45 @@
+"""What is no operand of a product: told in one line, whatever was called before."""
+
+import numpy
+import pytest
+import torch
+
+from gemmpipe.errors import UserError
+from gemmpipe.runtime import batched_gemm_bf16, gemm_a4w4_blockscale, gemm_a8w8_blockscale, gemm_a16w16
+
+X, W = torch.randn(8, 64).bfloat16(), torch.randn(32, 64).bfloat16()
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize(
+    ("value", "what"), [(None, "None"), ([[1.0]], "of type list"), (numpy.ones((8, 64)), "of type ndarray")]
+)
+def test_what_is_no_tensor(value: object, what: str, inference: bool) -> None:
+    with torch.inference_mode(inference):
+        for operands, word in (((value, W), "x"), ((X, value), "w")):
+            with pytest.raises(UserError, match=f"^gemm_a16w16: {word} is {what}, expected a tensor$"):
+                gemm_a16w16(*operands)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"^gemm_a16w16: bias is of type bool, expected a tensor or None$"):
+        gemm_a16w16(X, W, bias=False)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"^gemm_a8w8_blockscale: x_scale is of type float, expected a tensor or None$"):
+        gemm_a8w8_blockscale(X, W, 2.0, None)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"^gemm_a4w4_blockscale: x is None"):
+        gemm_a4w4_blockscale(None, W, W, W)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"^gemm_a16w16: out_dtype is 'bfloat16', expected a torch.dtype$"):
+        gemm_a16w16(X, W, out_dtype="bfloat16")  # type: ignore[arg-type]
+
+
+def test_an_operand_without_memory_is_told_though_its_shapes_are_known() -> None:
+    """A layer that is not loaded yet beside one of the same size that is."""
+    for _ in range(2):
+        assert gemm_a16w16(X, W).shape == (8, 32)
+        with pytest.raises(UserError, match=r"^gemm_a16w16: w is on meta, expected cpu as x$"):
+            gemm_a16w16(X, W.to("meta"))
+    assert gemm_a16w16(X.to("meta"), W.to("meta")).is_meta
+
+
+def test_batches_are_those_families_that_have_them() -> None:
+    several = X.view(2, 4, 64), torch.stack((W, W))
+    assert batched_gemm_bf16(*several).shape == (2, 4, 32)
+    with pytest.raises(UserError, match=r"w \[2, 32, 64\], expected \[\.\.\., K\] and \[N, K\]$"):
+        gemm_a16w16(*several)
