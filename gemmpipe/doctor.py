@@ -1,7 +1,6 @@
 """What this machine offers: devices, backends and why one is unavailable, versions, where tables are read from."""
 
 import importlib.metadata
-import os
 import platform
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -104,13 +103,13 @@ def _nothing_fits(judge: Judge, space: Space) -> str | None:
 
 def _table_lines(family: Family) -> Iterator[str]:
     yield f"tuned tables of {family.name}, in the order of look-up"
-    variable = f"GEMMPIPE_CONFIG_{family.name.upper()}"
-    named = os.environ.get(variable, "")
-    yield f"  {variable}{'' if named else ' is not set'}"
-    yield from (f"    {line}" for line in _contents((Path(part) for part in named.split(":") if part), family))
-    yield from (f"  {line}" for line in _contents([user_tables() / family.csv_name], family))
-    shipped = sorted(shipped_tables().glob(f"*{family.csv_name}")) or [shipped_tables() / family.csv_name]
-    yield from (f"  {line}" for line in _contents(shipped, family))
+    from gemmpipe.runtime.tables import layers, variable
+
+    named, own, shipped = layers(family)
+    yield f"  {variable(family)}{'' if named else ' is not set'}"
+    yield from (f"    {line}" for line in _contents(named, family))
+    for folder, paths in ((user_tables(), own), (shipped_tables(), shipped)):
+        yield from (f"  {line}" for line in _contents(paths or [folder / family.csv_name], family))
 
 
 def _contents(paths: Iterable[Path], family: Family) -> Iterator[str]:

@@ -1,7 +1,9 @@
 """What the user reads at the end of a run."""
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gemmpipe.events import counted
@@ -14,7 +16,7 @@ from gemmpipe.stages.worth import saving
 if TYPE_CHECKING:
     import pandas as pd
 
-    from gemmpipe.family import KeyColumn
+    from gemmpipe.family import Family, KeyColumn
     from gemmpipe.plan import Plan
     from gemmpipe.stages import Context
 
@@ -50,11 +52,19 @@ def tell(
         say(f"  {usage_line(usage)}")
     say(f"run   {plan.run_dir}")
     if worked and (stopped_early or context.cut):
-        say(f"to go on with it: gemmpipe resume={plan.run_dir}")
+        say(f"to go on with it: {shlex.join(['gemmpipe', f'resume={plan.run_dir}'])}")
     if code != Interrupted.exit_code and "artifacts" in tables:
         written = [path for path in native_tables(plan.family, context.output, plan.formats.values()) if path.is_file()]
         for path in written:
-            say(f"export GEMMPIPE_CONFIG_{plan.family.name.upper()}={path.resolve()}")
+            say(use_line(plan.family, path.resolve()))
+
+
+def use_line(family: "Family", table: Path) -> str:
+    """What to type so that the run time finds a table."""
+    variable = f"GEMMPIPE_CONFIG_{family.name.upper()}"
+    if ":" in str(table):
+        return f"{variable} separates tables by ':': to name {table} there, copy it to a path without one"
+    return f"export {variable}={shlex.quote(str(table))}"
 
 
 def _found(plan: "Plan", tables: "Mapping[str, pd.DataFrame]", context: "Context") -> Iterator[str]:

@@ -26,7 +26,18 @@ def test_on_a_cpu(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     assert "gone.csv: not there" in out
     assert "broken.csv: cannot be used" in out
     assert str(folder / "data" / "gemmpipe" / "tuned" / "bf16_tuned_gemm.csv") in out
-    assert [path.name for path in folder.iterdir()] == ["broken.csv"]
+    own = folder / "data" / "gemmpipe" / "tuned"
+    own.mkdir(parents=True)
+    for name in ("llama_bf16_tuned_gemm.csv", "untuned_bf16_tuned_gemm.csv"):
+        (own / name).write_text("what,ever\n1,2\n")
+    monkeypatch.setenv("GEMMPIPE_CONFIG_A16W16", "~/mine.csv:")
+    monkeypatch.setenv("HOME", str(folder))
+    assert main(["doctor", "kernel=a16w16", "device=cpu"]) == 0
+    out, _ = capsys.readouterr()
+    assert f"{folder / 'mine.csv'}: not there" in out, "as the run time reads it"
+    assert "llama_bf16_tuned_gemm.csv" in out, "a model's own table"
+    assert "untuned_bf16" not in out
+    assert " .: not there" not in out
 
 
 def test_where_it_stands_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -107,7 +108,13 @@ def test_every_way_of_not_holding_is_told_and_decides_the_exit_code(verify: Veri
     folder = max(Path("outputs/runs/verify").glob("*"), key=lambda path: path.stat().st_mtime_ns)
     again = pd.read_csv(folder / "stale.csv")
     assert set(again["M"]) == set(rows) - {20}
-    assert f"shapes.path={folder.resolve() / 'stale.csv'} retune=true" in later
+    (line,) = [line for line in later.splitlines() if "to tune these again: " in line]
+    words = shlex.split(line.partition("again: ")[2])
+    assert words[:2] == ["gemmpipe", "kernel=faulty"]
+    assert f"shapes.path={folder.resolve() / 'stale.csv'}" in words
+    assert {"device=cpu", "retune=true"} < set(words)
+    (output,) = [word.partition("=")[2] for word in words if word.startswith("output=")]
+    assert Path(output).is_file(), "the table that was verified"
 
 
 def test_times_that_mean_something_else_are_not_compared(verify: Verify) -> None:

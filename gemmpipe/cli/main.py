@@ -12,7 +12,7 @@ from gemmpipe.cli import completion
 from gemmpipe.cli.argv import CommandLine, sort_words
 from gemmpipe.cli.folders import Folders
 from gemmpipe.cli.reports import INTERRUPTED, report, report_bug
-from gemmpipe.cli.streams import readers_may_leave, silence_the_lost
+from gemmpipe.cli.streams import any_text_may_be_said, readers_may_leave, silence_the_lost
 from gemmpipe.cli.usage import about, asked_about, usage
 from gemmpipe.errors import EnvironmentProblem, GemmpipeError, UserError
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str]) -> int:
     """Do what the words say and return the exit code: 0, 1, 2, 3 or 130."""
+    any_text_may_be_said()
     try:
         return _dispatch(argv)
     except GemmpipeError as error:

@@ -1,5 +1,6 @@
 """Stdout and stderr when their readers leave: a closed pipe or a lost terminal silences a run, it does not end it."""
 
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,13 @@ def stand_in_for_the_closed() -> None:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number
     sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115 (as long as the process)
     sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
+def any_text_may_be_said() -> None:
+    """Characters that a stream's encoding lacks are escaped: the name of a folder in a line ends no run."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """A sweep whose jobs submitit runs elsewhere: what becomes of each is told, and one that is lost takes none along."""
 
+import shlex
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -95,7 +96,7 @@ def _end_of(job: Any, error: RuntimeError) -> str:
     number = job.submission().args[2]
     sweep = Path(job.paths.folder).parent.parent
     run = next((folder for folder in sweep.glob(f"{number}_*") if can_go_on(folder)), None)
-    more = f"; 'gemmpipe resume={run}' goes on" if run is not None else ""
+    more = f'; "{shlex.join(["gemmpipe", f"resume={run}"])}" goes on' if run is not None else ""
     return one_line(f"{said} ({job.paths.stderr}){more}")
 
 

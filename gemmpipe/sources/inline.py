@@ -51,6 +51,9 @@ def _expanded(item: object, family: Family, where: str) -> Iterator[dict[str, ob
     sizes = [c.name for c in family.key_columns if c.kind == "int" and c.default is None]
     if isinstance(item, Mapping):
         named = {_column(name, family, item, where): value for name, value in item.items()}
+        for name, value in named.items():
+            if not _values(value):
+                raise UserError(f"{where}: {name}: empty, expected a value or a list of them")
         count = math.prod(len(_values(value)) for value in named.values())
         if count > _MOST:
             raise UserError(f"{where}: {count:,} problems, expected at most {_MOST:,}")

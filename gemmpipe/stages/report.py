@@ -1,6 +1,7 @@
 """The report stage of verify: what became of a table's winners on this machine, row by row."""
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -52,8 +53,7 @@ class Report(Stage):
             context.events.emit("line", f"stale: {row['place']}: {row['problem']}: {row['reason']}")
         context.events.emit("line", _summary(rows, self.within_pct))
         if stale:
-            words = f"shapes=csv shapes.path={context.run_dir / 'stale.csv'} retune=true"
-            context.events.emit("line", f"verify: to tune these again: gemmpipe kernel={context.family.name} {words}")
+            context.events.emit("line", f"verify: to tune these again: {_again(stale, context)}")
         keys = [column.name for column in context.family.key_columns]
         lost = {str(row["problem"]) for row in stale}
         selected = tables["selections"]
@@ -93,6 +93,15 @@ class Report(Stage):
             return ""
         percent = 100 * (ratio.median - 1)
         return f"behind: {library['kernelName']} {library['config']} takes {library['us']:.2f} us, {percent:.1f} % less"
+
+
+def _again(stale: Sequence[Mapping[str, object]], context: Context) -> str:
+    """The command that tunes stale rows into the table that they are from, where that is one."""
+    words = [f"kernel={context.family.name}", "shapes=csv", f"shapes.path={context.run_dir / 'stale.csv'}"]
+    tables = {str(row["place"]).rpartition(":")[0] for row in stale}
+    words += [f"output={each}" for each in tables if len(tables) == 1 and each.endswith(".csv")]
+    words += ["device=cpu"] if context.device.kind == "cpu" else []
+    return shlex.join(["gemmpipe", *words, "retune=true"])
 
 
 def _failure(own: Mapping[str, object] | None) -> str:

@@ -19,8 +19,9 @@ from gemmpipe.templates.hopper_splits import come_along
 class Ring(NamedTuple):
     """A program's shared memory: slots that the loader fills and both math warpgroups empty, and what says so.
 
-    x [slots, BLOCK_SIZE_M, BLOCK_SIZE_K]; w (see ring_of_w); scales of x's rows [slots, BLOCK_SIZE_M], or None. A
-    warpgroup's tiles leave by way of stage [2, 64, columns]. full, empty, ready: see barriers.
+    x [slots, BLOCK_SIZE_M, BLOCK_SIZE_K]; w [slots, BLOCK_SIZE_N, BLOCK_SIZE_K], or places that hold as much (see
+    ring_of_w, hopper_columns.rings); scales of x's rows [slots, BLOCK_SIZE_M], or None. A warpgroup's tiles leave by
+    way of stage [2, 64, columns], or None. full, empty, ready: see barriers.
     """
 
     x: gl.shared_memory_descriptor

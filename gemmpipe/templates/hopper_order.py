@@ -33,7 +33,10 @@ class Work(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A piece of work: K blocks `begin` up to `end` of a tile, its first row and column."""
+    """A piece of work: K blocks `begin` up to `end` of a tile, which are its split number `split`.
+
+    row, column: the first of the tile, or of a warpgroup's share of it.
+    """
 
     tile: gl.tensor
     split: gl.tensor

@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from gemmpipe.templates.gluon_names import tma_store
 from gemmpipe.templates.hopper_share import accumulator
-from gemmpipe.templates.hopper_splits import kept_slice, share_of_sum, store_part, sum_of_slice
+from gemmpipe.templates.hopper_splits import kept_slice, slices_to_sum, store_part, sum_of_slice
 
 
 class Output(NamedTuple):
@@ -52,7 +52,7 @@ def end_split(total, share, output, stage, work, place, SPLIT_K: gl.constexpr, S
     kept = split if SPLIT_K == "cluster" else -1
     store_part(total, parts + split * 64 * COLUMNS, kept, work.M - row, WIDTH, COLUMNS, share.LAYOUT)
     own = kept_slice(total, kept, SPLIT_K, SLICE, WIDTH)
-    first, step = share_of_sum(work.counters_ptr + number, split, splits, COLUMNS // WIDTH, SPLIT_K)
+    first, step = slices_to_sum(work.counters_ptr + number, split, splits, COLUMNS // WIDTH, SPLIT_K)
     for i in range(first, COLUMNS // WIDTH, step):
         here = place.column + i * WIDTH
         part = sum_of_slice(own, parts + i * 64 * WIDTH, 64 * COLUMNS, splits, kept, work.M - row, WIDTH, SLICE)
@@ -78,7 +78,7 @@ def end_split_of_parts(sums, share, output, stage, work, place, SPLIT_K: gl.cons
         to = parts + (split * PARTS + j) * 64 * WIDTH
         store_part(sums[j].to(gl.float32), to, -1, rows, WIDTH, WIDTH, share.LAYOUT)
         owner = next_owner(owner, splits)
-    first, step = share_of_sum(work.counters_ptr + number, split, splits, PARTS, SPLIT_K)
+    first, step = slices_to_sum(work.counters_ptr + number, split, splits, PARTS, SPLIT_K)
     if SPLIT_K == "cluster":
         owner = 0
         for j in gl.static_range(PARTS):

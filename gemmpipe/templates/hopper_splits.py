@@ -41,7 +41,7 @@ def _halvings(columns, width):
 
 
 @gluon.jit
-def share_of_sum(counter_ptr, split, splits, slices, SPLIT_K: gl.constexpr):
+def slices_to_sum(counter_ptr, split, splits, slices, SPLIT_K: gl.constexpr):
     """(first, step) of the slices that this split adds up, once all parts that it reads are stored.
 
     SPLIT_K: `last`: all slices where it is the last split to arrive, else none; `cluster`: every splits-th.

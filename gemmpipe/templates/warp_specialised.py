@@ -11,7 +11,7 @@ from gemmpipe.family import GemmSpec, Inputs, Prepared
 from gemmpipe.launching.launches import Kernel, KernelLaunch
 from gemmpipe.layouts import PLAIN, TILES_16X16, runs_along_k
 from gemmpipe.operand_types import element_bytes
-from gemmpipe.templates.axes import CLUSTER, CTAS, integer
+from gemmpipe.templates.axes import CLUSTER, CTAS, KIND, integer
 from gemmpipe.templates.fits import too_many_parts
 from gemmpipe.templates.signature import PARTS, TYPES, tile_sizes
 from gemmpipe.templates.tiled import ceil_div, facts_of, hash_of
@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
     from gemmpipe.space import Space
 
-KIND = "warp_specialised"
+WARP_SPECIALISED = "warp_specialised"
 _KNOBS = (
-    "kernel_type",
+    KIND,
     "BLOCK_SIZE_M",
     "BLOCK_SIZE_N",
     "BLOCK_SIZE_K",
@@ -87,9 +87,9 @@ class WarpSpecialised(Kernel):
 
     def points(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
         """The space's points of this kernel type."""
-        if "kernel_type" not in space.axes:
+        if KIND not in space.axes:
             return ()
-        return space.points({**facts_of(spec, device), "kernel_type": KIND})
+        return space.points({**facts_of(spec, device), KIND: WARP_SPECIALISED})
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
         """Its own knobs alone; one row or column of tiles has one order, and no split of K is empty."""
@@ -126,7 +126,7 @@ class WarpSpecialised(Kernel):
         return too_many_parts(4 * grid.parts)
 
     def wasteful(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
-        """A tile of which one warpgroup's half is padding."""
+        """A tile of which one warpgroup's half is padding; a cluster of tiles that share no columns of the weight."""
         if knobs["BLOCK_SIZE_M"] != GROUP_ROWS and spec.m <= GROUP_ROWS:
             return f"tile beyond the problem: {knobs['BLOCK_SIZE_M']} rows for M={spec.m}"
         if CLUSTER in knobs and summed_by(knobs) == "none" and knobs["GROUP_SIZE_M"] == 1:
@@ -134,7 +134,7 @@ class WarpSpecialised(Kernel):
         return None
 
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
-        """One build for every size and number of splits."""
+        """One build for all sizes whose tiles are copied and added up in the same way."""
         operands = self.operands(spec)
         constants: dict[str, Scalar] = {name: None for name, kind in operands.items() if kind == "constexpr"}
         constants |= tile_sizes(knobs)
@@ -195,7 +195,7 @@ class WarpSpecialised(Kernel):
     def launch(
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
     ) -> KernelLaunch:
-        """A persistent program a multiprocessor at most; descriptors are made here."""
+        """Persistent programs, CTAS_PER_SM a multiprocessor at most; descriptors are made here."""
         (build,) = self.builds(spec, knobs, device)
         grid = Grid.of(spec, knobs, device)
         w = prepared.weights.w if self.layout == PLAIN else runs_along_k(prepared.weights.w)

@@ -18,7 +18,7 @@ from gemmpipe.templates.axes import KIND, integer
 from gemmpipe.templates.signature import SCALE_BLOCK
 from gemmpipe.templates.tiled import ceil_div, facts_of, hash_of, next_power
 from gemmpipe.templates.two_stage import APART, FUSED, SECOND
-from gemmpipe.templates.warp_specialised import KIND as WARP_SPECIALISED
+from gemmpipe.templates.warp_specialised import WARP_SPECIALISED
 from gemmpipe.templates.warp_specialised_fits import tile_misfit
 from gemmpipe.templates.warp_specialised_tiles import BLOCK_SCALED, DENSE, GROUP_ROWS, MOST_PIECES
 

@@ -10,10 +10,18 @@ from typing import NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from gemmpipe.kernels.a8w8_blockscale._warp_specialised import sum_of_piece as scaled_sum
-from gemmpipe.kernels.fmoe._grouped_output import Output, Pair, finished, kind_of, quantised_pair, store_block
+from gemmpipe.kernels.fmoe._grouped_output import (
+    GroupedOutput,
+    Pair,
+    finished,
+    kind_of,
+    pair_of,
+    quantised_pair,
+    store_block,
+)
 from gemmpipe.templates.dense_hopper import sum_of_piece as plain_sum
 from gemmpipe.templates.gluon_names import tma_load
 from gemmpipe.templates.hopper import Ring, after, barriers, begin_slots, let_next_start, wait_for_previous
@@ -25,8 +33,8 @@ class GroupedWork(NamedTuple):
     """Rows sorted by expert, in blocks of a tile's height, and the product that is made of them.
 
     owners_ptr: the expert of each block; rows_ptr: how many rows it has; blocks_ptr: how many blocks there are. Each
-    expert's weight has w_rows, of which N columns leave. capacity: places for rows. depth: K blocks. group_m: see
-    tile_at.
+    expert's weight has w_rows, of which N columns leave. capacity: places for rows. k_blocks: of the product. group_m:
+    see tile_at.
     """
 
     owners_ptr: gl.tensor
@@ -35,7 +43,7 @@ class GroupedWork(NamedTuple):
     N: gl.tensor
     w_rows: gl.tensor
     capacity: gl.tensor
-    depth: gl.tensor
+    k_blocks: gl.tensor
     programs: gl.tensor
     group_m: gl.tensor
 
@@ -93,7 +101,7 @@ def load_blocks(x, w, scales, ring, work, BLOCK_SIZE_N: gl.constexpr, GATED: gl.
         block = row // BLOCK_SIZE_M
         rows = gl.load(work.rows_ptr + block)
         w_row = gl.load(work.owners_ptr + block) * work.w_rows + tile_n * WIDTH
-        for k in range(work.depth):
+        for k in range(work.k_blocks):
             mbarrier.wait(ring.empty.index(slot), phase)
             bar = ring.full.index(slot)
             load_x(x, ring.x.index(slot), row, k * BLOCK_SIZE_K, rows, bar, REST_BYTES)
@@ -116,16 +124,15 @@ def sum_of_tile(
 
     Returns (slot, phase, sum, d0, d1).
     """
-    depth = work.depth
     if ring.scales is not None:
-        blocks = expert * gl.cdiv(work.w_rows, SCALE_BLOCK) + gl.minimum(w_row, work.w_rows - 1) // SCALE_BLOCK
-        w_scales = w_scale_ptr + blocks * depth
+        scale_row = expert * gl.cdiv(work.w_rows, SCALE_BLOCK) + gl.minimum(w_row, work.w_rows - 1) // SCALE_BLOCK
+        w_scales = w_scale_ptr + scale_row * work.k_blocks
         slot, phase, total, d0, d1 = scaled_sum(
-            ring, share, slot, phase, d0, d1, w_scales, 0, depth, depth - 1, never
+            ring, share, slot, phase, d0, d1, w_scales, 0, work.k_blocks, work.k_blocks - 1, never
         )  # fmt: skip
     else:
         acc = gl.zeros([64, share.COLUMNS], gl.float32, share.LAYOUT)
-        slot, phase, total = plain_sum(ring, share, slot, phase, acc, depth)
+        slot, phase, total = plain_sum(ring, share, slot, phase, acc, work.k_blocks)
     return slot, phase, total, d0, d1
 
 
@@ -174,7 +181,7 @@ def multiply_blocks(share, kind, output, ring, pair, work):
 @gluon.jit
 def grouped_warp_specialised(
     x, w, scales, out, w_scale_ptr, row_scale_ptr, out_scale_ptr, owners_ptr, rows_ptr, blocks_ptr,
-    N, w_rows, capacity, depth, programs, group_m,
+    N, w_rows, capacity, k_blocks, programs, group_m,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, STAGES: gl.constexpr,
     REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr, SCALE_BLOCK: gl.constexpr, SCALES: gl.constexpr,
     ROW_SCALES: gl.constexpr, ACTIVATION: gl.constexpr, GATED: gl.constexpr, TOP: gl.constexpr, FEW: gl.constexpr,
@@ -185,10 +192,9 @@ def grouped_warp_specialised(
     padding, and out a pointer. SCALES: `none`, `row` (w_scale [experts, w_rows]) or `block` (SCALE_BLOCK rows of w and
     one K block; scales [K blocks, capacity] of x). ROW_SCALES: each row of the product is multiplied by its own.
     GATED: w has the gate's N rows, then the up side's, and out is act(gate) * up; with scales by `block` it is
-    quantised, to 8 bits of at most TOP, with scales [groups of columns, capacity].
+    quantised, to 8 bits of at most TOP, with scales [groups of columns, capacity]. ACTIVATION: `none`, `silu`, `gelu`.
     """
     BITS: gl.constexpr = x.dtype.primitive_bitwidth
-    PAIRED: gl.constexpr = GATED and SCALES == "block"
     kind: gl.constexpr = kind_of(SCALES, ROW_SCALES, ACTIVATION, GATED, TOP, SCALE_BLOCK)
     x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, BLOCK_SIZE_M, BLOCK_SIZE_K], x.layout)
     w_ring = gl.allocate_shared_memory(w.dtype, [STAGES, BLOCK_SIZE_N, BLOCK_SIZE_K], w.layout)
@@ -200,18 +206,11 @@ def grouped_warp_specialised(
         stage = gl.allocate_shared_memory(out.dtype, [2, 64, out.block_type.shape[1]], out.layout)
     full, empty, ready = barriers(STAGES)
     pair = Pair(None, None, None)
-    if PAIRED:
-        SWAPPED: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-        swap = gl.allocate_shared_memory(gl.bfloat16, [2, 64, BLOCK_SIZE_N // 4], SWAPPED)
-        maxima = gl.allocate_shared_memory(gl.float32, [2, 64], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-        meetings = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-        for i in gl.static_range(2):
-            mbarrier.init(meetings.index(i), count=2)
-        fence_async_shared()
-        pair = Pair(swap, maxima, meetings)
-    output = Output(out, w_scale_ptr, row_scale_ptr, out_scale_ptr)
+    if kind.PAIRED:
+        pair = pair_of(BLOCK_SIZE_N // 2)
+    output = GroupedOutput(out, w_scale_ptr, row_scale_ptr, out_scale_ptr)
     ring = Ring(x_ring, w_ring, scale_ring, stage, full, empty, ready)
-    work = GroupedWork(owners_ptr, rows_ptr, blocks_ptr, N, w_rows, capacity, depth, programs, group_m)
+    work = GroupedWork(owners_ptr, rows_ptr, blocks_ptr, N, w_rows, capacity, k_blocks, programs, group_m)
     gl.warp_specialize([
         (multiply_blocks, (share_of(0, BLOCK_SIZE_M, BLOCK_SIZE_N, BITS), kind, output, ring, pair, work)),
         (multiply_blocks, (share_of(1, BLOCK_SIZE_M, BLOCK_SIZE_N, BITS), kind, output, ring, pair, work)),

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from gemmpipe.kernels.fmoe._kernel import activation
 from gemmpipe.templates.hopper_output import store_tile
@@ -41,7 +41,7 @@ def kind_of(scales, row_scales, act, gated, top, scale_block):
     return Kind(*map(gl.constexpr, found))
 
 
-class Output(NamedTuple):
+class GroupedOutput(NamedTuple):
     """Where blocks go, a tensor descriptor or a pointer, and the scales on their way, or None."""
 
     out: object
@@ -56,6 +56,19 @@ class Pair(NamedTuple):
     swap: gl.shared_memory_descriptor
     maxima: gl.shared_memory_descriptor
     meetings: gl.shared_memory_descriptor
+
+
+@gluon.jit
+def pair_of(COLUMNS: gl.constexpr):
+    """Of tiles whose warpgroups have so many columns each, in shared memory of their own."""
+    SWAPPED: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    swap = gl.allocate_shared_memory(gl.bfloat16, [2, 64, COLUMNS // 2], SWAPPED)
+    maxima = gl.allocate_shared_memory(gl.float32, [2, 64], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    meetings = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(2):
+        mbarrier.init(meetings.index(i), count=2)
+    fence_async_shared()
+    return Pair(swap, maxima, meetings)
 
 
 @gluon.jit

@@ -32,7 +32,7 @@ class TileStep(Step):
     boxes: Mapping[str, Box]
 
     def build(self, dtypes: Mapping[str, str]) -> Build:
-        """The build of it, for every number of rows."""
+        """The build of it, for all numbers of rows that fill their blocks alike (see few_rows)."""
         absent: dict[str, Scalar] = {p: None for p, t in self.tensors.items() if t is None}
         constants = {**absent, **self.constants}
         signature: dict[str, str] = {}
@@ -124,7 +124,7 @@ def product(spec: GemmSpec, knobs: Knobs, device: Device, stage: int, out: str) 
             "N": n,
             "w_rows": experts.wide if first else spec.n,
             "capacity": capacity_of(spec, knobs),
-            "depth": ceil_div(spec.k if first else experts.inner, integer(own, "BLOCK_SIZE_K")),
+            "k_blocks": ceil_div(spec.k if first else experts.inner, integer(own, "BLOCK_SIZE_K")),
             "programs": programs,
             "group_m": integer(own, "GROUP_SIZE_M"),
         },

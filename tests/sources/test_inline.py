@@ -29,6 +29,7 @@ def test_any_key_column_and_its_aliases(sixteen: Family, no_words: KernelDefault
     ("items", "line"),
     [
         ([], "shapes.items: empty"),
+        ([{"M": [], "N": 8, "K": 8}], r"shapes.items\[0\]: M: empty, expected a value or a list"),
         ("1,2,3", "shapes.items: '1,2,3', expected a list"),
         ([[1, 2]], r"shapes.items\[0\]: \[1, 2\], expected \[M, N, K\]"),
         ([[1, 2, 3], [1, -2, 3]], r"shapes.items\[1\]: column N: -2, expected a whole number"),
