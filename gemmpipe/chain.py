@@ -87,7 +87,9 @@ def what_is_done(plan: Plan, tables: Tables, context: Context) -> Tables:
         if "selections" in plan.stages[word].gives:
             # A bucket spans all problems that differ in M alone: it waits until the last of them is finished.
             chosen = done["selections"]
-            rows = zip(chosen["format"], problems_of(plan.family, chosen.assign(M=1)), strict=True)
+            rows = zip(
+                chosen["format"], problems_of(plan.family, chosen.assign(**{plan.family.rows_column: 1})), strict=True
+            )
             done["selections"] = chosen[[form == "" or p.siblings not in missing for form, p in rows]]
     return {**tables, **done, "problems": tables["problems"]}
 

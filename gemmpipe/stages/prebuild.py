@@ -1,13 +1,12 @@
 """The prebuild stage: compiles the kernels of recorded winners into Triton's cache, with or without a GPU."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.data import Build, BuildFacts, Device
-from gemmpipe.device import target_device
+from gemmpipe.device import target_device, usable_cores
 from gemmpipe.errors import MOST_PROCESSES, at_least, at_most
 from gemmpipe.executors.compiling import Compilers
 from gemmpipe.stages import Context, Stage
@@ -83,7 +82,7 @@ class Prebuild(Stage):
         """Facts by build id, as they come. Raises Interrupted when the user asked to stop."""
         if not order.builds:
             return
-        slots = min(self.workers or _cores(), len(order.builds))
+        slots = min(self.workers or usable_cores(), len(order.builds))
         compilers = Compilers(order.device, slots, self.timeout_s, context.python_path)
         done = 0
         try:
@@ -162,7 +161,3 @@ def _cache() -> str:
     from triton import knobs
 
     return str(knobs.cache.dir)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -39,6 +39,11 @@ def ceil_div(whole: int, part: int) -> int:
     return -(-whole // part)
 
 
+def tiles_of(spec: GemmSpec, knobs: Knobs) -> tuple[int, int]:
+    """Rows and columns of tiles."""
+    return ceil_div(spec.m, integer(knobs, "BLOCK_SIZE_M")), ceil_div(spec.n, integer(knobs, "BLOCK_SIZE_N"))
+
+
 def facts_of(spec: GemmSpec, device: Device) -> dict[str, Scalar]:
     """What entries of a space can ask about."""
     return {
@@ -117,7 +122,7 @@ class Tiled(Kernel):
         blocks = ceil_div(spec.k, integer(kept, "BLOCK_SIZE_K"))
         share = ceil_div(blocks, min(blocks, max(1, integer(kept, "NUM_KSPLIT"))))
         kept["NUM_KSPLIT"] = ceil_div(blocks, share)  # splits that would have no K block do not run
-        if 1 in self.tiles(spec, kept):
+        if 1 in tiles_of(spec, kept):
             kept["GROUP_SIZE_M"] = 1  # one row or column of tiles has one order
         return kept
 
@@ -134,13 +139,6 @@ class Tiled(Kernel):
         if knobs.get(SWAP) and (device.vendor != "nvidia" or n < WGMMA_ROWS or m > WGMMA_ROWS):
             return f"swapped operands: a {m}x{n} tile on {device.gfx} has no wider side to offer"
         return None
-
-    def tiles(self, spec: GemmSpec, knobs: Knobs) -> tuple[int, int]:
-        """Rows and columns of tiles."""
-        return (
-            ceil_div(spec.m, integer(knobs, "BLOCK_SIZE_M")),
-            ceil_div(spec.n, integer(knobs, "BLOCK_SIZE_N")),
-        )
 
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
         """One build: GROUP_SIZE_M, the number of splits, M, N and K are arguments of it."""
@@ -170,7 +168,7 @@ class Tiled(Kernel):
     ) -> KernelLaunch:
         """One program a tile, split and product."""
         (build,) = self.builds(spec, knobs, device)
-        tiles_m, tiles_n = self.tiles(spec, knobs)
+        tiles_m, tiles_n = tiles_of(spec, knobs)
         splits = integer(knobs, "NUM_KSPLIT")
         sizes = {**self.integers(spec), "group_m": integer(knobs, "GROUP_SIZE_M"), "splits": splits}
         parts = self.workspace_bytes(spec, knobs) // 4

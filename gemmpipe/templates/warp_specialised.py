@@ -14,7 +14,7 @@ from gemmpipe.operand_types import element_bytes
 from gemmpipe.templates.axes import CLUSTER, CTAS, KIND, integer
 from gemmpipe.templates.fits import too_many_parts
 from gemmpipe.templates.signature import PARTS, TYPES, tile_sizes
-from gemmpipe.templates.tiled import ceil_div, facts_of, hash_of
+from gemmpipe.templates.tiled import ceil_div, facts_of, hash_of, tiles_of
 from gemmpipe.templates.warp_specialised_fits import crowded, scattered, tile_misfit
 from gemmpipe.templates.warp_specialised_tiles import (
     GROUP_ROWS,
@@ -31,7 +31,6 @@ from gemmpipe.templates.warp_specialised_tiles import (
     part_width,
     staged_columns,
     summed_by,
-    tiles_of,
 )
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from math import prod
 from gemmpipe.data import Device, Knobs
 from gemmpipe.family import GemmSpec
 from gemmpipe.templates.axes import CLUSTER, CTAS, integer
-from gemmpipe.templates.tiled import ceil_div, next_power
+from gemmpipe.templates.tiled import ceil_div, next_power, tiles_of
 
 GROUP_ROWS = 64
 """Rows of a warpgroup's matrix instruction."""
@@ -130,8 +130,3 @@ def staged_columns(knobs: Knobs) -> int:
     room = _SHARED_BYTES - _ring_bytes(knobs)
     halved = integer(knobs, "NUM_KSPLIT") > 1 or 2 * 2 * GROUP_ROWS * columns > room
     return columns // 2 if columns >= 2 * _STAGED and halved else columns
-
-
-def tiles_of(spec: GemmSpec, knobs: Knobs) -> tuple[int, int]:
-    """Rows and columns of tiles."""
-    return ceil_div(spec.m, integer(knobs, "BLOCK_SIZE_M")), ceil_div(spec.n, integer(knobs, "BLOCK_SIZE_N"))
