@@ -13,7 +13,7 @@ from gemmpipe.family import Family, GemmSpec
 from gemmpipe.runtime import online
 from gemmpipe.runtime.bound import kernel_call
 from gemmpipe.runtime.calls import Call, NotInGraph, any_call, capturing, linear_call, padded_call
-from gemmpipe.runtime.choosing import fallbacks, first_usable
+from gemmpipe.runtime.choosing import Chosen, fallbacks, first_usable
 from gemmpipe.runtime.operands import Given, Optional, check, not_tensors, problem_of, without_memory
 from gemmpipe.runtime.selecting import Selected, selections
 from gemmpipe.runtime.selection import LOG, Untuned
@@ -195,14 +195,8 @@ class Dispatch:
 
     def _in_graph(self, given: Given) -> torch.Tensor:
         """The fallback, inside a graph whose weight was not prepared before: nothing that it makes is kept."""
-        problem = problem_of(self.family, given)
-        spec, device = self.family.spec(problem), device_of(given.x.get_device())
-        LOG.warn(
-            f"graph {problem.id}",
-            f"{problem.id}: captured in a graph before its weight was prepared, so the fallback is captured; "
-            "call it once before, or gemmpipe.runtime.prepare(weight)",
-        )
-        chosen = next(fallbacks(self.family, spec, device))
+        problem, device = problem_of(self.family, given), device_of(given.x.get_device())
+        spec, chosen = fallback_in_graph(self.family, problem, device, ", or gemmpipe.runtime.prepare(weight)")
         inner_spec = spec if chosen.rows is None else replace(spec, m=chosen.rows)
         call = any_call(chosen, inner_spec, device, given.out_dtype, keep=False)
         if chosen.rows is not None:
@@ -212,6 +206,17 @@ class Dispatch:
     def selections(self, problem: Problem, spec: GemmSpec, device: Device) -> Iterator[Selected]:
         """What may answer, best first: the exact row, padded ones, then the rules."""
         return selections(self.tables(), problem, spec, device)
+
+
+def fallback_in_graph(family: Family, problem: Problem, device: Device, otherwise: str) -> tuple[GemmSpec, Chosen]:
+    """What computes in a graph whose weights were not prepared before it; said once a problem."""
+    LOG.warn(
+        f"graph {problem.id}",
+        f"{problem.id}: captured in a graph before its weights were prepared, so the fallback is captured; "
+        f"call it once before{otherwise}",
+    )
+    spec = family.spec(problem)
+    return spec, next(fallbacks(family, spec, device))
 
 
 def _counted(call: Call, untuned: Untuned) -> Call:

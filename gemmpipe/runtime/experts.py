@@ -12,8 +12,8 @@ from gemmpipe.launching.workspace import fresh_scratch
 from gemmpipe.parsing import parse_key
 from gemmpipe.runtime import online
 from gemmpipe.runtime.calls import NotInGraph, kept_form, on
-from gemmpipe.runtime.choosing import Chosen, fallbacks
-from gemmpipe.runtime.dispatch import Dispatch, device_of
+from gemmpipe.runtime.choosing import Chosen
+from gemmpipe.runtime.dispatch import Dispatch, device_of, fallback_in_graph
 from gemmpipe.runtime.dispatches import EAGER, Recorded, dispatch_of
 from gemmpipe.runtime.operands import Optional, aligned, name_of, no_tensor, without_memory
 from gemmpipe.runtime.selecting import Selected
@@ -194,14 +194,8 @@ def _first(dispatch: Dispatch, given: Routed) -> torch.Tensor:
 
 def _in_graph(dispatch: Dispatch, given: Routed) -> torch.Tensor:
     """The fallback, inside a graph whose weights were not prepared before: nothing that it makes is kept."""
-    problem = problem_of(dispatch.family, given)
-    spec, device = dispatch.family.spec(problem), device_of(given.x.get_device())
-    LOG.warn(
-        f"graph {problem.id}",
-        f"{problem.id}: captured in a graph before its weights were prepared, so the fallback is captured; call it "
-        "once before",
-    )
-    chosen = next(fallbacks(dispatch.family, spec, device))
+    problem, device = problem_of(dispatch.family, given), device_of(given.x.get_device())
+    spec, chosen = fallback_in_graph(dispatch.family, problem, device, "")
     return _bound(chosen, spec, device, keep=False)(given)
 
 
