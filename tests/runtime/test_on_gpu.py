@@ -190,7 +190,7 @@ def test_a_weight_first_seen_in_a_capture_is_not_prepared(tuned, caplog) -> None
     torch.cuda.synchronize()
     right(captured, other)
     assert len(FORMS.entries) == held
-    assert "captured in a graph before its weight was prepared" in caplog.text
+    assert "captured in a graph before its weights were prepared" in caplog.text
     assert prepare(other[2].w, other[2].w_scale) == 1
 
 
