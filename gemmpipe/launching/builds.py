@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from types import CodeType
 from typing import Any
 
 from gemmpipe.data import Build, BuildFacts, Device
@@ -153,12 +154,20 @@ def _collect(function: Any, sources: dict[str, str]) -> None:
     if name in sources:
         return
     sources[name] = inspect.getsource(function)
-    for used in function.__code__.co_names:
+    for used in _names_in(function.__code__):
         found = function.__globals__.get(used)
         if inspect.isclass(found) and issubclass(found, tuple):  # a NamedTuple: the order of its fields
             sources[f"{found.__module__}.{found.__qualname__}"] = inspect.getsource(found)
         elif inspect.isfunction(called := getattr(found, "fn", None)):
             _collect(called, sources)
+
+
+def _names_in(code: CodeType) -> Iterator[str]:
+    """The names that it looks up, with those of comprehensions, which have code of their own before Python 3.12."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names_in(constant)
 
 
 def compiled(build: Build, target: Device) -> Any:

@@ -49,3 +49,35 @@ def test_a_kernel_is_known_by_what_it_calls_and_groups_by(tmp_path: Path, monkey
     ]
     assert hashes[0] == hashes[1]
     assert len(set(hashes)) == 3
+
+
+COMPREHENSION = """
+import triton
+import triton.language as tl
+
+
+@triton.constexpr_function
+def width(i):
+    return i + {one}
+
+
+@triton.constexpr_function
+def most(count):
+    return max([width(i) for i in range(count)])
+
+
+@triton.jit
+def kernel(x_ptr, COUNT: tl.constexpr):
+    tl.store(x_ptr, most(COUNT))
+"""
+
+
+def test_what_a_comprehension_calls_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before Python 3.12 its names are not among those of the function around it."""
+    hashes = set()
+    for name, one in (("listed_one", 1), ("listed_two", 2)):
+        (tmp_path / f"{name}.py").write_text(COMPREHENSION.format(one=one))
+        monkeypatch.syspath_prepend(str(tmp_path))
+        importlib.invalidate_caches()
+        hashes.add(source_hash(importlib.import_module(name).kernel))
+    assert len(hashes) == 2
