@@ -10,8 +10,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.compiler import is_compiling
 
 from gemmpipe.layouts import by_rows
-from gemmpipe.runtime.experts import Routed, mixture
+from gemmpipe.runtime.experts import mixture
 from gemmpipe.runtime.product import product
+from gemmpipe.runtime.routed import Routed
 
 
 def gemm_a16w16(

@@ -7,9 +7,9 @@ import torch
 from gemmpipe.data import Scalar
 from gemmpipe.family import Family, GemmSpec, Implementation, Weights, load_family
 from gemmpipe.paths import PACKAGE
+from gemmpipe.runtime.answering import device_of
 from gemmpipe.runtime.calls import kept_form, on
 from gemmpipe.runtime.choosing import Chosen, first_usable
-from gemmpipe.runtime.dispatch import device_of
 from gemmpipe.runtime.dispatches import dispatch_of
 from gemmpipe.runtime.operands import name_of
 from gemmpipe.runtime.prepared import FORMS, made_of

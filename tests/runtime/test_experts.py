@@ -175,10 +175,10 @@ def test_in_a_graph_nothing_is_prepared_and_nothing_kept(
     monkeypatch.setattr("gemmpipe.runtime.calls.capturing", lambda device: True)
     held, case = len(FORMS.entries), made(16)
     assert wrong(case, run(case)) < 0.01
-    assert (len(FORMS.entries), len(dispatch_of("fmoe").routed)) == (held, 0)
+    assert (len(FORMS.entries), len(dispatch_of("fmoe").calls)) == (held, 0)
     monkeypatch.setattr("gemmpipe.runtime.calls.capturing", capturing)
     assert wrong(case, run(case)) < 0.01
-    assert (len(FORMS.entries), len(dispatch_of("fmoe").routed)) == (held + 1, 1)
+    assert (len(FORMS.entries), len(dispatch_of("fmoe").calls)) == (held + 1, 1)
     monkeypatch.setattr("gemmpipe.runtime.calls.capturing", lambda device: True)
     later = made(16, use_g1u1=1)
     assert wrong(later, run(later)) < 0.01, "the key is known, these weights are not"
@@ -209,7 +209,7 @@ def test_a_tuned_row_answers_also_for_fewer_tokens() -> None:
         assert wrong(case, run(case)) < 0.01
         (answer,) = (found for key, found in LOG.answers.items() if f"token={token} " in key)
         assert answer == step
-    assert len(dispatch_of("fmoe").routed) == 3
+    assert len(dispatch_of("fmoe").calls) == 3
 
 
 def test_a_compiler_sees_an_operator() -> None:
