@@ -11,7 +11,7 @@ from gemmpipe.family import GemmSpec
 from gemmpipe.runtime.answering import Answering, CallKey, FirstCall, device_of, fallback_in_graph
 from gemmpipe.runtime.bound import kernel_call
 from gemmpipe.runtime.calls import Call, NotInGraph, any_call, linear_call, padded_call
-from gemmpipe.runtime.operands import Given, Optional, check, not_tensors, problem_of, without_memory
+from gemmpipe.runtime.operands import Given, Optional, not_tensors, problem_of, product_of, without_memory
 from gemmpipe.runtime.selecting import Selected
 from gemmpipe.runtime.selection import Untuned
 
@@ -69,8 +69,7 @@ class Dispatch(Answering):
         problem = problem_of(self.family, given)
         if given.x.device.type not in ("cpu", "cuda") or 0 in (problem["M"], problem["N"], problem["K"]):
             return _degenerate(given)
-        spec = self.family.spec(problem)
-        check(self.family, given, spec)
+        spec = product_of(self.family, given, problem)
         device = device_of(given.x.get_device())
         asked = FirstCall(
             problem=problem,

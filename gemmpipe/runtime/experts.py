@@ -14,7 +14,7 @@ from gemmpipe.runtime.choosing import Chosen
 from gemmpipe.runtime.dispatch import Dispatch
 from gemmpipe.runtime.dispatches import EAGER, Recorded, dispatch_of
 from gemmpipe.runtime.operands import no_tensor
-from gemmpipe.runtime.routed import OPTIONAL, Routed, check, problem_of, routed_inputs, routed_weights
+from gemmpipe.runtime.routed import OPTIONAL, Routed, experts_of, problem_of, routed_inputs, routed_weights
 from gemmpipe.runtime.selecting import Selected
 from gemmpipe.runtime.selection import Untuned
 from gemmpipe.runtime.watching import layer, quiet
@@ -51,8 +51,7 @@ def mixture(family: str, given: Routed, *, borrowed: bool = False) -> torch.Tens
 def _first(dispatch: Dispatch, key: CallKey, given: Routed) -> torch.Tensor:
     """The first call of a key: check, then the first selected candidate that runs, kept. Raises NotInGraph."""
     problem = problem_of(dispatch.family, given)
-    spec = dispatch.family.spec(problem)
-    check(dispatch.family, given, spec)
+    spec = experts_of(dispatch.family, given, problem)
     if given.x.device.type not in ("cpu", "cuda"):  # a device without memory (meta)
         return given.x.new_empty((*given.x.shape[:-1], spec.n))
     device = device_of(given.x.get_device())

@@ -8,6 +8,7 @@ import torch
 from gemmpipe.data import Problem, Scalar
 from gemmpipe.errors import UserError
 from gemmpipe.family import Family, GemmSpec, Inputs, Scaling, Weights
+from gemmpipe.runtime.mistakes import Means, spec_of
 
 Optional = torch.Tensor | None
 
@@ -90,14 +91,36 @@ def problem_of(family: Family, given: Given) -> Problem:
     return family.problem(key)
 
 
+def product_of(family: Family, given: Given, problem: Problem) -> GemmSpec:
+    """The product that these operands are. Raises UserError for one that is not what it needs."""
+    spec = spec_of(family, problem, lambda means: _mistake(family, given, means))
+    check(family, given, spec)
+    return spec
+
+
+def _mistake(family: Family, given: Given, means: Means) -> str | None:
+    x, w, likely = name_of(given.x.dtype), name_of(given.w.dtype), means.likely()
+    if x != w:
+        return f"x is {x} and w {w}, expected one type"
+    if likely is not None:
+        check(family, given, likely)  # what the types need comes first: scales
+    return means.wrong_type(w, name_of(given.out_dtype))
+
+
 def check(family: Family, given: Given, spec: GemmSpec) -> None:
     """Raises UserError for an operand that is not what the product needs: type, scales, bias, device."""
     name = family.entry_point
     for word, tensor, dtype in (("x", given.x, spec.x_dtype), ("w", given.w, spec.w_dtype)):
         if name_of(tensor.dtype) != dtype:
             raise UserError(f"{name}: {word} is {name_of(tensor.dtype)}, expected {dtype}")
-    _check_scale(f"{name}: x_scale", given.x_scale, spec.x_scale, (spec.batch, spec.m, spec.k))
-    _check_scale(f"{name}: w_scale", given.w_scale, spec.w_scale, (spec.batch, spec.n, spec.k))
+    for word, scale, scaling, rows in (
+        ("x_scale", given.x_scale, spec.x_scale, spec.m),
+        ("w_scale", given.w_scale, spec.w_scale, spec.n),
+    ):
+        if scaling is None and scale is not None:
+            raise UserError(f"{name}: {word}: given, expected none for {spec.w_dtype} operands")
+        if scaling is not None:
+            _check_scale(f"{name}: {word}", scale, scaling, (spec.batch, rows, spec.k))
     if given.bias is not None and tuple(given.bias.shape) != (spec.n,):
         raise UserError(f"{name}: bias {list(given.bias.shape)}, expected [{spec.n}]")
     for word, other in (("w", given.w), ("x_scale", given.x_scale), ("w_scale", given.w_scale), ("bias", given.bias)):
@@ -105,11 +128,7 @@ def check(family: Family, given: Given, spec: GemmSpec) -> None:
             raise UserError(f"{name}: {word} is on {other.device}, expected {given.x.device} as x")
 
 
-def _check_scale(word: str, scale: Optional, scaling: Scaling | None, sizes: tuple[int, int, int]) -> None:
-    if scaling is None:
-        if scale is not None:
-            raise UserError(f"{word}: given, expected none for these types")
-        return
+def _check_scale(word: str, scale: Optional, scaling: Scaling, sizes: tuple[int, int, int]) -> None:
     expected = _scale_shape(scaling, sizes)
     wanted = torch.Size(expected).numel()
     fits = scale is not None and name_of(scale.dtype) in (scaling.dtype, "uint8") and scale.numel() == wanted

@@ -7,11 +7,24 @@ import torch
 from gemmpipe.data import Problem, Scalar
 from gemmpipe.errors import UserError
 from gemmpipe.family import Family, GemmSpec, Inputs, KeyColumn, Weights
+from gemmpipe.operand_types import FP8, WIDE
 from gemmpipe.parsing import parse_key
+from gemmpipe.runtime.mistakes import Means, either, spec_of
 from gemmpipe.runtime.operands import Optional, aligned, name_of, no_tensor, without_memory
 
 OPTIONAL = ("w1_scale", "w2_scale")
 """The operands that may be None."""
+_ARGUMENTS = {
+    "token": "rows of x",
+    "model_dim": "columns of x",
+    "inter_dim": "columns of w2",
+    "expert": "experts of w1",
+    "topk": "columns of topk_ids",
+    "act_type": "activation",
+    "dtype": "type of x",
+    "q_dtype_a": "type of w1",
+}
+"""Where key columns come from."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -76,7 +89,7 @@ def problem_of(family: Family, given: Routed) -> Problem:
         "q_dtype_w": weight,
         "q_type": quantised,
         "use_g1u1": int(given.w.shape[1] == 2 * inner),
-        "doweight_stage1": int(given.weight_first),
+        "doweight_stage1": int(bool(given.weight_first)),
     }
     return family.problem(tuple((c.name, _cell(family, c, values[c.name])) for c in family.key_columns))
 
@@ -85,7 +98,29 @@ def _cell(family: Family, column: KeyColumn, value: Scalar) -> Scalar:
     try:
         return parse_key(column, value, "")
     except UserError as error:
-        raise UserError(f"{family.entry_point}: {column.name}: {error}") from None
+        raise UserError(f"{family.entry_point}: {_ARGUMENTS.get(column.name, column.name)}: {error}") from None
+
+
+def experts_of(family: Family, given: Routed, problem: Problem) -> GemmSpec:
+    """The experts that these operands are. Raises UserError for one that is not what they need."""
+    spec = spec_of(family, problem, lambda means: _mistake(family, given, means))
+    check(family, given, spec)
+    return spec
+
+
+def _mistake(family: Family, given: Routed, means: Means) -> str | None:
+    x, w = name_of(given.x.dtype), name_of(given.w.dtype)
+    if x not in WIDE:
+        return f"x is {x}, expected {either(WIDE)}"
+    if given.w_scale is None and w in FP8:
+        return f"w1_scale: none, expected float32 scales for {w} weights"
+    if given.w_scale is not None and w in WIDE:
+        return f"w1_scale: given, expected none for {w} weights"
+    if w != x and w not in FP8:
+        return f"w1 is {w}, expected {x} as x, or fp8 with scales"
+    (column,) = (c for c in family.key_columns if c.name == "act_type")
+    computed = [word for word, meant in column.words if means.spec({"act_type": meant})]
+    return f"activation: {given.activation!r}, expected {either(computed)}" if computed else None
 
 
 def check(family: Family, given: Routed, spec: GemmSpec) -> None:
@@ -113,7 +148,7 @@ def check(family: Family, given: Routed, spec: GemmSpec) -> None:
             raise UserError(f"{name}: {word} is {name_of(tensor.dtype)}, expected float32")
     if given.w2.dtype != given.w.dtype:
         raise UserError(f"{name}: w2 is {name_of(given.w2.dtype)}, expected {name_of(given.w.dtype)} as w1")
-    if given.topk_ids.is_floating_point():
+    if given.topk_ids.is_floating_point() or given.topk_ids.dtype == torch.bool:
         raise UserError(f"{name}: topk_ids is {name_of(given.topk_ids.dtype)}, expected int32")
 
 

@@ -26,6 +26,7 @@ from gemmpipe.runtime.selection import LOG
 from gemmpipe.tables.store import render
 
 FMOE = load_family("fmoe")
+FP8 = torch.float8_e4m3fn
 Made = tuple[GemmSpec, Inputs, Weights]
 
 
@@ -87,10 +88,21 @@ def test_operands_of_other_forms() -> None:
         (lambda c: {"w1": c[2].w[0]}, r"w1 \[192, 128\], expected 3 dimensions"),
         (lambda c: {"topk_ids": c[1].topk_ids[:3]}, r"topk_ids \[3, 2\], expected \[5, 2\]"),
         (lambda c: {"topk_ids": c[1].topk_weights}, "topk_ids is float32, expected int32"),
-        (lambda c: {"w1_scale": torch.ones(6, 192, 1)}, "q_dtype_w: 'bfloat16', expected"),
+        (lambda c: {"topk_ids": c[1].topk_ids.bool()}, "topk_ids is bool, expected int32"),
+        (lambda c: {"w1_scale": torch.ones(6, 192, 1)}, "w1_scale: given, expected none for bfloat16 weights$"),
+        (
+            lambda c: {"w1": c[2].w.to(FP8), "w2": c[2].w2.to(FP8)},
+            "^fused_moe: w1_scale: none, expected float32 scales for float8_e4m3fn weights$",
+        ),
+        (lambda c: {"w1": c[2].w.float()}, "^fused_moe: w1 is float32, expected bfloat16 as x, or fp8 with scales$"),
         (lambda c: {"w2_scale": torch.ones(6, 128, 1)}, "w2_scale .*expected none for these types"),
-        (lambda c: {"activation": "selu"}, "fused_moe: act_type: 'selu', expected one of silu"),
-        (lambda c: {"x": c[1].x.float()}, "dtype: 'float32', expected bfloat16 or float16"),
+        (lambda c: {"activation": "selu"}, "fused_moe: activation: 'selu', expected one of silu"),
+        (lambda c: {"activation": "swiglu"}, "^fused_moe: activation: 'swiglu', expected silu or gelu$"),
+        (lambda c: {"x": c[1].x.float()}, "^fused_moe: x is float32, expected bfloat16 or float16$"),
+        (
+            lambda c: {"topk_ids": torch.zeros(5, 7, dtype=torch.int32), "topk_weights": torch.zeros(5, 7)},
+            "^fused_moe: topk 7, expected at most the 6 experts$",
+        ),
     ],
 )
 def test_mistakes_are_one_line(change: Callable[[Made], dict[str, object]], said: str) -> None:

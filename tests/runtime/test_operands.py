@@ -1,13 +1,25 @@
 """What is no operand of a product: told in one line, whatever was called before."""
 
+from collections.abc import Callable
+
 import numpy
 import pytest
 import torch
 
 from gemmpipe.errors import UserError
-from gemmpipe.runtime import batched_gemm_bf16, gemm_a4w4_blockscale, gemm_a8w8_blockscale, gemm_a16w16
+from gemmpipe.runtime import (
+    batched_gemm_bf16,
+    gemm_a4w4_blockscale,
+    gemm_a8w8,
+    gemm_a8w8_blockscale,
+    gemm_a8w8_bpreshuffle,
+    gemm_a16w16,
+    gemm_a16w16_atomic,
+)
 
 X, W = torch.randn(8, 64).bfloat16(), torch.randn(32, 64).bfloat16()
+FP8, ONE = torch.float8_e4m3fn, torch.ones(1)
+X8, W8, X_SCALE, W_SCALE = X.to(FP8), W.to(FP8), torch.ones(8, 1), torch.ones(32, 1)
 
 
 @pytest.mark.parametrize("inference", [False, True])
@@ -43,3 +55,39 @@ def test_batches_are_those_families_that_have_them() -> None:
     assert batched_gemm_bf16(*several).shape == (2, 4, 32)
     with pytest.raises(UserError, match=r"w \[2, 32, 64\], expected \[\.\.\., K\] and \[N, K\]$"):
         gemm_a16w16(*several)
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        (lambda: gemm_a16w16(X8, W8), "gemm_a16w16: x_scale: none, expected float32 [1]"),
+        (lambda: gemm_a16w16(X8, W8, w_scale=ONE), "gemm_a16w16: x_scale: none, expected float32 [1]"),
+        (lambda: gemm_a16w16(X8, W8, x_scale=ONE), "gemm_a16w16: w_scale: none, expected float32 [1]"),
+        (lambda: gemm_a16w16(X, W, x_scale=ONE), "gemm_a16w16: x_scale: given, expected none for bfloat16 operands"),
+        (lambda: gemm_a16w16(X, W8), "gemm_a16w16: x is bfloat16 and w float8_e4m3fn, expected one type"),
+        (lambda: gemm_a16w16(X.int(), W.int()), "gemm_a16w16: x and w are int32, expected bfloat16 or float16"),
+        (
+            lambda: gemm_a16w16(X, W, out_dtype=torch.float64),
+            "gemm_a16w16: out_dtype is float64, expected bfloat16, float16 or float32",
+        ),
+        (
+            lambda: gemm_a16w16_atomic(X8, W8),
+            "gemm_a16w16_atomic: x and w are float8_e4m3fn, expected bfloat16 or float16",
+        ),
+        (lambda: gemm_a8w8(X8, W8, None, None), "gemm_a8w8: x_scale: none, expected float32 [8, 1]"),
+        (lambda: gemm_a8w8(X8, W8, None, None, None, None), "gemm_a8w8: x_scale: none, expected float32 [8, 1]"),
+        (
+            lambda: gemm_a8w8(X, W, X_SCALE, W_SCALE),
+            "gemm_a8w8: x and w are bfloat16, expected float8_e4m3fn, float8_e4m3fnuz or int8",
+        ),
+        (
+            lambda: gemm_a8w8_bpreshuffle(X8, W8[:24], X_SCALE, W_SCALE[:24]),
+            "gemm_a8w8_bpreshuffle: a pre-shuffled weight of 24 x 64 bytes, expected multiples of 16 x 32",
+        ),
+    ],
+)
+def test_what_the_types_are_not_is_said_of_the_arguments(call: Callable[[], torch.Tensor], line: str) -> None:
+    """Not of the key that a table would have."""
+    with torch.no_grad(), pytest.raises(UserError) as error:
+        call()
+    assert str(error.value) == line
