@@ -67,9 +67,9 @@ class Dispatch(Answering):
         if not isinstance(given.out_dtype, torch.dtype):
             raise UserError(f"{self.family.entry_point}: out_dtype is {given.out_dtype!r}, expected a torch.dtype")
         problem = problem_of(self.family, given)
-        if given.x.device.type not in ("cpu", "cuda") or 0 in (problem["M"], problem["N"], problem["K"]):
-            return _degenerate(given)
         spec = product_of(self.family, given, problem)
+        if given.x.is_meta or 0 in (spec.batch, spec.m, spec.n, spec.k):
+            return _degenerate(given)
         device = device_of(given.x.get_device())
         asked = FirstCall(
             problem=problem,
@@ -110,6 +110,6 @@ def _counted(call: Call, untuned: Untuned) -> Call:
 
 
 def _degenerate(given: Given) -> torch.Tensor:
-    """The product without a row, a column or an inner element, or on a device without memory (meta)."""
+    """The product without a batch, a row, a column or an inner element, or on a device without memory (meta)."""
     out = torch.zeros(given.out_shape, dtype=given.out_dtype, device=given.x.device)
     return out if given.bias is None else out.add_(given.bias)

@@ -11,8 +11,11 @@ from torch.compiler import is_compiling
 
 from gemmpipe.layouts import by_rows
 from gemmpipe.runtime.experts import mixture
+from gemmpipe.runtime.operands import not_tensors
 from gemmpipe.runtime.product import product
 from gemmpipe.runtime.routed import Routed
+
+_NO_COLUMNS = -1  # tiles without columns lie in no other way
 
 
 def gemm_a16w16(
@@ -58,7 +61,11 @@ def gemm_a8w8_bpreshuffle(
     out_dtype: torch.dtype = torch.bfloat16,
 ) -> torch.Tensor:
     """As gemm_a8w8, with w in 16 x 16 tiles (aiter's `shuffle_weight`, gemmpipe.layouts): [N, K], or [N/16, K*16]."""
-    return product("a8w8_bpreshuffle", x, by_rows(w, x.shape[-1:].numel()), x_scale, w_scale, bias, out_dtype)
+    try:
+        w = by_rows(w, x.shape[-1:].numel() or _NO_COLUMNS)
+    except AttributeError:
+        raise not_tensors("gemm_a8w8_bpreshuffle", x, w, x_scale, w_scale, bias) from None
+    return product("a8w8_bpreshuffle", x, w, x_scale, w_scale, bias, out_dtype)
 
 
 def gemm_a8w8_blockscale(
@@ -87,9 +94,11 @@ def gemm_a8w8_blockscale_bpreshuffle(
     An M-major x_scale (stride (1, M)) is read as it lies. What aiter makes of one, a view as [M, ceil(K/128)] that
     nobody can tell from a row-major tensor, is `x_scale.view(-1, M).t()` here.
     """
-    return product(
-        "a8w8_blockscale_bpreshuffle", x, by_rows(w, x.shape[-1:].numel()), x_scale, w_scale, None, out_dtype
-    )
+    try:
+        w = by_rows(w, x.shape[-1:].numel() or _NO_COLUMNS)
+    except AttributeError:
+        raise not_tensors("gemm_a8w8_blockscale_bpreshuffle", x, w, x_scale, w_scale, None) from None
+    return product("a8w8_blockscale_bpreshuffle", x, w, x_scale, w_scale, None, out_dtype)
 
 
 def gemm_a4w4_blockscale(

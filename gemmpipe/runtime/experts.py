@@ -36,13 +36,11 @@ def mixture(family: str, given: Routed, *, borrowed: bool = False) -> torch.Tens
     dispatch = None if borrowed else EAGER.get(family)
     dispatch = dispatch or dispatch_of(family, borrowed=borrowed)
     call = dispatch.calls.get(key)
-    if call is None and 0 in given.x.shape[:-1] and given.w2.dim() == 3:
-        return given.x.new_empty((*given.x.shape[:-1], given.w2.shape[1]))
     try:
         out = _first(dispatch, key, given) if call is None else call(given)
     except NotInGraph:
         out = _in_graph(dispatch, given)
-    if isinstance(dispatch, Recorded):
+    if isinstance(dispatch, Recorded) and out.numel():
         values = dict(problem_of(dispatch.family, given).key)
         dispatch.recorder.add(family, {**values, "op": dispatch.family.entry_point}, layer())
     return out
@@ -52,7 +50,7 @@ def _first(dispatch: Dispatch, key: CallKey, given: Routed) -> torch.Tensor:
     """The first call of a key: check, then the first selected candidate that runs, kept. Raises NotInGraph."""
     problem = problem_of(dispatch.family, given)
     spec = experts_of(dispatch.family, given, problem)
-    if given.x.device.type not in ("cpu", "cuda"):  # a device without memory (meta)
+    if given.x.is_meta or not spec.m:  # no memory, or nothing to write there
         return given.x.new_empty((*given.x.shape[:-1], spec.n))
     device = device_of(given.x.get_device())
 

@@ -110,6 +110,7 @@ def _mistake(family: Family, given: Given, means: Means) -> str | None:
 def check(family: Family, given: Given, spec: GemmSpec) -> None:
     """Raises UserError for an operand that is not what the product needs: type, scales, bias, device."""
     name = family.entry_point
+    check_place(name, given.x)
     for word, tensor, dtype in (("x", given.x, spec.x_dtype), ("w", given.w, spec.w_dtype)):
         if name_of(tensor.dtype) != dtype:
             raise UserError(f"{name}: {word} is {name_of(tensor.dtype)}, expected {dtype}")
@@ -126,6 +127,12 @@ def check(family: Family, given: Given, spec: GemmSpec) -> None:
     for word, other in (("w", given.w), ("x_scale", given.x_scale), ("w_scale", given.w_scale), ("bias", given.bias)):
         if other is not None and other.device != given.x.device:
             raise UserError(f"{name}: {word} is on {other.device}, expected {given.x.device} as x")
+
+
+def check_place(name: str, x: torch.Tensor) -> None:
+    """Raises UserError for a device on which nothing here computes; on `meta` there is nothing to compute."""
+    if x.device.type not in ("cpu", "cuda", "meta"):
+        raise UserError(f"{name}: x is on {x.device}, expected cpu, cuda or meta")
 
 
 def _check_scale(word: str, scale: Optional, scaling: Scaling, sizes: tuple[int, int, int]) -> None:

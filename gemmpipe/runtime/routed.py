@@ -1,6 +1,6 @@
 """What a mixture of experts was given: tensors of any rank, checked once a key against what the experts need."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -10,7 +10,7 @@ from gemmpipe.family import Family, GemmSpec, Inputs, KeyColumn, Weights
 from gemmpipe.operand_types import FP8, WIDE
 from gemmpipe.parsing import parse_key
 from gemmpipe.runtime.mistakes import Means, either, spec_of
-from gemmpipe.runtime.operands import Optional, aligned, name_of, no_tensor, without_memory
+from gemmpipe.runtime.operands import Optional, aligned, check_place, name_of, no_tensor, without_memory
 
 OPTIONAL = ("w1_scale", "w2_scale")
 """The operands that may be None."""
@@ -55,6 +55,11 @@ class Routed:
         }
 
     @property
+    def rows(self) -> int:
+        """How many rows x has."""
+        return self.x.shape[:-1].numel()
+
+    @property
     def key(self) -> tuple[object, ...]:
         """Everything that an answer takes for granted."""
         tensors = self.tensors.values()
@@ -78,7 +83,7 @@ def problem_of(family: Family, given: Routed) -> Problem:
     if given.w_scale is not None:
         quantised = "per_token" if given.w_scale.numel() == given.w.shape[0] * given.w.shape[1] else "per_1x128"
     values: dict[str, Scalar] = {
-        "token": given.x.shape[:-1].numel(),
+        "token": given.rows or 1,  # without rows nothing is looked up, but all else is checked
         "model_dim": given.x.shape[-1],
         "inter_dim": inner,
         "expert": given.w.shape[0],
@@ -103,7 +108,7 @@ def _cell(family: Family, column: KeyColumn, value: Scalar) -> Scalar:
 
 def experts_of(family: Family, given: Routed, problem: Problem) -> GemmSpec:
     """The experts that these operands are. Raises UserError for one that is not what they need."""
-    spec = spec_of(family, problem, lambda means: _mistake(family, given, means))
+    spec = replace(spec_of(family, problem, lambda means: _mistake(family, given, means)), m=given.rows)
     check(family, given, spec)
     return spec
 
@@ -128,6 +133,7 @@ def check(family: Family, given: Routed, spec: GemmSpec) -> None:
     experts, name = spec.experts, family.entry_point
     if experts is None:
         raise UserError(f"{name}: a family of plain products")
+    check_place(name, given.x)
     routing = [*given.x.shape[:-1], experts.topk]
     expected: dict[str, list[list[int]]] = {
         "w1": [[experts.count, experts.wide, spec.k]],

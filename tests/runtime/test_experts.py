@@ -136,6 +136,30 @@ def test_without_tokens() -> None:
     assert weights.w2 is not None
 
 
+@pytest.mark.parametrize("place", ["cpu", "meta"])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda words: {"w2": None}, "fused_moe: w2 is None, expected a tensor"),
+        (lambda words: {"w2": words["w2"][0]}, r"fused_moe: w2 \[128, 96\], expected 3 dimensions"),
+        (lambda words: {"x": words["x"][:, :64]}, r"fused_moe: w1 \[6, 192, 128\], expected \[6, 192, 64\]"),
+        (lambda words: {"x": words["x"].float()}, "fused_moe: x is float32, expected bfloat16 or float16"),
+        (lambda words: {"topk_ids": words["topk_ids"].new_empty(1, 2)}, r"topk_ids \[1, 2\], expected \[0, 2\]"),
+        (lambda words: {"w1_scale": torch.ones(6, 192, 1)}, "w1_scale: given, expected none for bfloat16 weights"),
+    ],
+)
+def test_without_tokens_the_rest_is_still_checked(
+    change: Callable[[dict[str, torch.Tensor]], dict[str, object]], said: str, place: str
+) -> None:
+    case = made(5)
+    words = {name: tensor.to(place) for name, tensor in _operands(case).items()}
+    words |= {name: words[name][:0] for name in ("x", "topk_weights", "topk_ids")}
+    assert run(case, **words).shape == (0, 128)
+    assert run(case, **{**words, "x": words["x"].view(3, 0, 128)}).shape == (3, 0, 128)
+    with pytest.raises(UserError, match=said):
+        run(case, **{**words, **change(words)})
+
+
 def test_under_autocast_as_torchs_linear() -> None:
     _, inputs, weights = case = made(5)
     assert weights.w2 is not None

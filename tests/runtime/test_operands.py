@@ -12,6 +12,7 @@ from gemmpipe.runtime import (
     gemm_a4w4_blockscale,
     gemm_a8w8,
     gemm_a8w8_blockscale,
+    gemm_a8w8_blockscale_bpreshuffle,
     gemm_a8w8_bpreshuffle,
     gemm_a16w16,
     gemm_a16w16_atomic,
@@ -37,6 +38,10 @@ def test_what_is_no_tensor(value: object, what: str, inference: bool) -> None:
         gemm_a8w8_blockscale(X, W, 2.0, None)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"^gemm_a4w4_blockscale: x is None"):
         gemm_a4w4_blockscale(None, W, W, W)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"^gemm_a8w8_bpreshuffle: w is None"):
+        gemm_a8w8_bpreshuffle(X8, None, X_SCALE, W_SCALE)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"^gemm_a8w8_blockscale_bpreshuffle: x is None"):
+        gemm_a8w8_blockscale_bpreshuffle(None, W8, X_SCALE, W_SCALE)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"^gemm_a16w16: out_dtype is 'bfloat16', expected a torch.dtype$"):
         gemm_a16w16(X, W, out_dtype="bfloat16")  # type: ignore[arg-type]
 
@@ -48,6 +53,24 @@ def test_an_operand_without_memory_is_told_though_its_shapes_are_known() -> None
         with pytest.raises(UserError, match=r"^gemm_a16w16: w is on meta, expected cpu as x$"):
             gemm_a16w16(X, W.to("meta"))
     assert gemm_a16w16(X.to("meta"), W.to("meta")).is_meta
+
+
+def test_a_device_that_nobody_computes_on_is_told() -> None:
+    """Zeros would be an answer."""
+
+    class Elsewhere(torch.Tensor):
+        """A tensor of a device that this machine has not."""
+
+        @classmethod
+        def __torch_dispatch__(cls, func: object, *others: object) -> object:
+            raise AssertionError(func)
+
+    def there(like: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = torch.Tensor._make_wrapper_subclass(Elsewhere, like.shape, dtype=like.dtype, device="xpu")  # type: ignore[attr-defined]
+        return made
+
+    with torch.inference_mode(), pytest.raises(UserError, match=r"^gemm_a16w16: x is on xpu.*, expected cpu, cuda"):
+        gemm_a16w16(there(X), there(W))
 
 
 def test_batches_are_those_families_that_have_them() -> None:
