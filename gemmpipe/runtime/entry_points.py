@@ -1,8 +1,8 @@
 """The functions that engines call: one a family, each a line on top of `product`.
 
-x is [..., K] and w [N, K] unless said otherwise; the result is [..., N] in `out_dtype`, where None means x's type.
-Operands may lie in any strides; those that a kernel does not read as they are are copied. All raise UserError for
-operands that are no product of the family.
+x is [..., K] and w [N, K] unless said otherwise; the result is [..., N] in `out_dtype`, where None means x's type, or
+bf16 for operands with scales. Operands may lie in any strides; those that a kernel does not read as they are are
+copied. All raise UserError for operands that are no product of the family.
 """
 
 import torch
@@ -27,8 +27,6 @@ def gemm_a16w16(
     w_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """x @ w^T + bias [N] for bf16 or fp16 operands; or for fp8 ones with fp32 scales [1] each, by default to bf16."""
-    if out_dtype is None and x_scale is not None:
-        out_dtype = torch.bfloat16
     return product("a16w16", x, w, x_scale, w_scale, bias, out_dtype)
 
 
@@ -43,7 +41,7 @@ def gemm_a8w8(
     x_scale: torch.Tensor,
     w_scale: torch.Tensor,
     bias: torch.Tensor | None = None,
-    out_dtype: torch.dtype = torch.bfloat16,
+    out_dtype: torch.dtype | None = torch.bfloat16,
 ) -> torch.Tensor:
     """(x * x_scale) @ (w * w_scale)^T + bias [N], int8 or fp8.
 
@@ -58,7 +56,7 @@ def gemm_a8w8_bpreshuffle(
     x_scale: torch.Tensor,
     w_scale: torch.Tensor,
     bias: torch.Tensor | None = None,
-    out_dtype: torch.dtype = torch.bfloat16,
+    out_dtype: torch.dtype | None = torch.bfloat16,
 ) -> torch.Tensor:
     """As gemm_a8w8, with w in 16 x 16 tiles (aiter's `shuffle_weight`, gemmpipe.layouts): [N, K], or [N/16, K*16]."""
     try:
@@ -73,7 +71,7 @@ def gemm_a8w8_blockscale(
     w: torch.Tensor,
     x_scale: torch.Tensor,
     w_scale: torch.Tensor,
-    out_dtype: torch.dtype = torch.bfloat16,
+    out_dtype: torch.dtype | None = torch.bfloat16,
 ) -> torch.Tensor:
     """(x * x_scale) @ (w * w_scale)^T for fp8 operands.
 
@@ -87,7 +85,7 @@ def gemm_a8w8_blockscale_bpreshuffle(
     w: torch.Tensor,
     x_scale: torch.Tensor,
     w_scale: torch.Tensor,
-    out_dtype: torch.dtype = torch.bfloat16,
+    out_dtype: torch.dtype | None = torch.bfloat16,
 ) -> torch.Tensor:
     """As gemm_a8w8_blockscale, with w in 16 x 16 tiles ([N, K], or [N/16, K*16]).
 
@@ -106,7 +104,7 @@ def gemm_a4w4_blockscale(
     w: torch.Tensor,
     x_scale: torch.Tensor,
     w_scale: torch.Tensor,
-    out_dtype: torch.dtype = torch.bfloat16,
+    out_dtype: torch.dtype | None = torch.bfloat16,
 ) -> torch.Tensor:
     """(x * x_scale) @ (w * w_scale)^T for mxfp4 operands, two in a byte: x [..., K/2], w [N, K/2].
 
@@ -131,7 +129,7 @@ def batched_gemm_a8w8(
     w: torch.Tensor,
     x_scale: torch.Tensor,
     w_scale: torch.Tensor,
-    out_dtype: torch.dtype = torch.bfloat16,
+    out_dtype: torch.dtype | None = torch.bfloat16,
 ) -> torch.Tensor:
     """(x [B, M, K] * x_scale [B, M, 1]) @ (w [B, N, K] * w_scale [B, 1, N])^T -> [B, M, N], int8 or fp8."""
     return product("batched_a8w8", x, w, x_scale, w_scale, None, out_dtype)

@@ -22,7 +22,7 @@ def product(
     bias: Optional,
     out_dtype: torch.dtype | None,
 ) -> torch.Tensor:
-    """x [..., K] times w [N, K]^T by the family's tuned candidate; out_dtype None means x's type.
+    """x [..., K] times w [N, K]^T by the family's tuned candidate; out_dtype None: x's type, or bf16 beside scales.
 
     Where gradients are recorded, a product without scales is torch's own. Raises UserError for operands that are no
     product of the family, and where gradients of one with scales are asked for.
@@ -37,7 +37,7 @@ def product(
     if autocast:
         return _under_autocast(family, x, w, x_scale, w_scale, bias, out_dtype)
     if out_dtype is None:
-        out_dtype = x.dtype
+        out_dtype = x.dtype if x_scale is None else torch.bfloat16
     if learns:
         return _with_gradients(family, x, w, x_scale, bias, out_dtype)
     if is_compiling() or type(x) is FakeTensor:  # who looks for sizes alone has no memory to multiply

@@ -89,6 +89,15 @@ def test_under_autocast_to_another_type(case: Case) -> None:
     torch.testing.assert_close(found.float(), expected.float(), atol=0.05 * float(expected.float().std()), rtol=0.05)
 
 
+def test_no_type_asked_for_is_the_usual_one(case: Case) -> None:
+    found = case.call(*case.operands, out_dtype=None)
+    assert torch.equal(found, case.out)
+    assert found.dtype == case.out.dtype == torch.bfloat16
+    torch.compiler.reset()
+    compiled = torch.compile(lambda: case.call(*case.operands, out_dtype=None), fullgraph=True, backend="eager")
+    assert compiled().dtype == torch.bfloat16
+
+
 def without_rows(case: Case) -> tuple[torch.Tensor, ...]:
     """The operands of an empty batch."""
     return tuple(
