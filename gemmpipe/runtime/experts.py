@@ -35,19 +35,30 @@ def mixture(family: str, given: Routed, *, borrowed: bool = False) -> torch.Tens
         raise UserError("fused experts record no gradients: call them under torch.no_grad()")
     dispatch = None if borrowed else EAGER.get(family)
     dispatch = dispatch or dispatch_of(family, borrowed=borrowed)
+    if isinstance(dispatch, Recorded):
+        return _recorded(dispatch, key, given)
     call = dispatch.calls.get(key)
     try:
-        out = _first(dispatch, key, given) if call is None else call(given)
+        return _first(dispatch, key, given) if call is None else call(given)
     except NotInGraph:
-        out = _in_graph(dispatch, given)
-    if isinstance(dispatch, Recorded) and out.numel():
+        return _in_graph(dispatch, given)
+
+
+def _recorded(dispatch: Recorded, key: CallKey, given: Routed) -> torch.Tensor:
+    """The mixture counted as one, whatever products of torch's it is computed by."""
+    with quiet():
+        try:
+            out = _first(dispatch, key, given)
+        except NotInGraph:
+            out = _in_graph(dispatch, given)
+    if out.numel():
         values = dict(problem_of(dispatch.family, given).key)
-        dispatch.recorder.add(family, {**values, "op": dispatch.family.entry_point}, layer())
+        dispatch.recorder.add(dispatch.family.name, {**values, "op": dispatch.family.entry_point}, layer())
     return out
 
 
 def _first(dispatch: Dispatch, key: CallKey, given: Routed) -> torch.Tensor:
-    """The first call of a key: check, then the first selected candidate that runs, kept. Raises NotInGraph."""
+    """Check, then the key's call, or the first selected candidate that runs, kept. Raises NotInGraph."""
     problem = problem_of(dispatch.family, given)
     spec = experts_of(dispatch.family, given, problem)
     if given.x.is_meta or not spec.m:  # no memory, or nothing to write there
@@ -59,11 +70,9 @@ def _first(dispatch: Dispatch, key: CallKey, given: Routed) -> torch.Tensor:
             return None
         return _bound(selected.chosen, spec, device, borrowed=dispatch.borrowed)
 
-    def run(call: RoutedCall) -> torch.Tensor:
-        with quiet():
-            return call(given)
-
-    asked = FirstCall(problem=problem, spec=spec, device=device, bind=bind, run=run, counted=_counted)
+    asked = FirstCall(
+        problem=problem, spec=spec, device=device, bind=bind, run=lambda call: call(given), counted=_counted
+    )
     return dispatch.first(key, asked)
 
 
