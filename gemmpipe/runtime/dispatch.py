@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from gemmpipe.data import Device
+from gemmpipe.data import Device, Problem
 from gemmpipe.errors import UserError
 from gemmpipe.family import GemmSpec
 from gemmpipe.runtime.answering import Answering, CallKey, FirstCall, device_of, fallback_in_graph
@@ -62,12 +62,16 @@ class Dispatch(Answering):
         """What is left to torch for a reason other than the tables."""
         return compute()
 
-    def _first(self, key: CallKey, given: Given) -> torch.Tensor:
-        """The first call of a key: check, look up, bind, run, and keep what ran. Raises NotInGraph."""
+    def checked(self, given: Given) -> tuple[Problem, GemmSpec]:
+        """The family's key for these operands, and the product. Raises UserError where they are none."""
         if not isinstance(given.out_dtype, torch.dtype):
             raise UserError(f"{self.family.entry_point}: out_dtype is {given.out_dtype!r}, expected a torch.dtype")
         problem = problem_of(self.family, given)
-        spec = product_of(self.family, given, problem)
+        return problem, product_of(self.family, given, problem)
+
+    def _first(self, key: CallKey, given: Given) -> torch.Tensor:
+        """The first call of a key: check, look up, bind, run, and keep what ran. Raises NotInGraph."""
+        problem, spec = self.checked(given)
         if given.x.is_meta or 0 in (spec.batch, spec.m, spec.n, spec.k):
             return _degenerate(given)
         device = device_of(given.x.get_device())

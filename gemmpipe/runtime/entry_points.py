@@ -185,6 +185,11 @@ def _as_operator(*operands: object) -> torch.Tensor:
 def _in_autocasts_type(
     x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, kind: str, *, scaled: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As torch's linear layers do with operands; weights with scales stay what they are."""
+    """As torch's linear layers do with operands; quantised weights, and what is no tensor, stay what they are."""
     wide = torch.get_autocast_dtype(kind)
-    return x.to(wide), w1 if scaled else w1.to(wide), w2 if scaled else w2.to(wide)
+
+    def cast(tensor: torch.Tensor, *, stays: bool = False) -> torch.Tensor:
+        quantised = isinstance(tensor, torch.Tensor) and tensor.element_size() == 1
+        return tensor if stays or quantised or not isinstance(tensor, torch.Tensor) else tensor.to(wide)
+
+    return cast(x), cast(w1, stays=scaled), cast(w2, stays=scaled)

@@ -9,6 +9,7 @@ import torch
 from gemmpipe.errors import UserError
 from gemmpipe.runtime import (
     batched_gemm_bf16,
+    fused_moe,
     gemm_a4w4_blockscale,
     gemm_a8w8,
     gemm_a8w8_blockscale,
@@ -114,3 +115,36 @@ def test_what_the_types_are_not_is_said_of_the_arguments(call: Callable[[], torc
     with torch.no_grad(), pytest.raises(UserError) as error:
         call()
     assert str(error.value) == line
+
+
+def test_under_autocast_too() -> None:
+    """It casts wide operands alone: what is quantised would lose its scales unseen."""
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        with pytest.raises(UserError, match=r"^gemm_a16w16: w is None, expected a tensor$"):
+            gemm_a16w16(X, None)  # type: ignore[arg-type]
+        for wrong in ((X8, W8), (X8.float(), W8)):
+            with pytest.raises(UserError, match=r"^gemm_a16w16: [^\n]+$"):
+                gemm_a16w16(*wrong)
+        with pytest.raises(UserError, match=r"^gemm_a8w8: x_scale: none, expected float32 \[8, 1\]$"):
+            gemm_a8w8(X8, W8, None, None)  # type: ignore[arg-type]
+        with pytest.raises(UserError, match=r"^fused_moe: w1 is None, expected a tensor$"):
+            fused_moe(X, None, None, None, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda x: gemm_a16w16(x, W, w_scale=ONE), "scaled operands record no gradients"),
+        (lambda x: gemm_a16w16(x, W[:, :5]), r"x \[8, 64\] and w \[32, 5\], expected"),
+        (lambda x: gemm_a16w16(x, W, torch.ones(3)), r"bias \[3\], expected \[32\]"),
+        (lambda x: gemm_a16w16(x, W, out_dtype=torch.int32), "out_dtype is int32, expected bfloat16, float16"),
+        (lambda x: gemm_a16w16(x, W, out_dtype="float32"), "out_dtype is 'float32', expected a torch.dtype"),
+        (lambda x: gemm_a8w8_bpreshuffle(x, W, None, None), "x and w are bfloat16, expected float8_e4m3fn"),
+    ],
+)
+def test_where_gradients_are_recorded_too(call: Callable[[torch.Tensor], torch.Tensor], said: str) -> None:
+    """torch's own product knows neither scales nor weights in tiles."""
+    with pytest.raises(UserError, match=said) as error:
+        call(X.clone().requires_grad_())
+    assert "\n" not in str(error.value)
+    assert gemm_a16w16(X.clone().requires_grad_(), W).requires_grad
