@@ -7,8 +7,14 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
+from gemmpipe.backends.aten import Torch
+from gemmpipe.data import Candidate
+from gemmpipe.device import arch_device
+from gemmpipe.family import KernelDefaults, Weights, load_family
+from gemmpipe.problem import make_problem
 from gemmpipe.runtime import forget, gemm_a16w16, prepare
-from gemmpipe.runtime.calls import capturing
+from gemmpipe.runtime.calls import capturing, kept_form
+from gemmpipe.runtime.choosing import Chosen
 from gemmpipe.runtime.dispatches import dispatch_of
 from gemmpipe.runtime.prepared import FORMS
 
@@ -106,3 +112,39 @@ def test_inside_a_capture_nothing_is_prepared(x, w, monkeypatch, caplog) -> None
     agree(x(8), w)
     assert len(FORMS.entries) == 1 + len(held)
     assert len(dispatch_of("a16w16").calls) == kept + 1
+
+
+def test_scales_that_lie_where_others_lay_are_others() -> None:
+    """What is loaded anew is often put where the old one was, and nobody counts its changes."""
+    memory = bytearray(64)
+    w, before = torch.ones(4, 4), torch.frombuffer(memory, dtype=torch.float32)
+    candidate = Candidate.of("torch", {"method": "float32_copy"})
+    FORMS.keep(candidate, Weights(w=w, w_scale=before), torch.ones(4, 4))
+    assert FORMS.find(candidate, Weights(w=w, w_scale=before.view(16))) is not None
+    after = torch.frombuffer(memory, dtype=torch.float32)
+    assert after.data_ptr() == before.data_ptr()
+    assert FORMS.find(candidate, Weights(w=w, w_scale=after)) is None
+    del before
+    gc.collect()
+    assert not FORMS.entries
+
+
+@pytest.mark.parametrize("borrowed", [False, True])
+def test_a_form_is_complete_before_another_stream_can_find_it(monkeypatch: pytest.MonkeyPatch, borrowed: bool) -> None:
+    happened: list[str] = []
+
+    class Stream:
+        def synchronize(self) -> None:
+            happened.append("complete" if not FORMS.entries else "too late")
+
+    monkeypatch.setattr("gemmpipe.runtime.calls.capturing", lambda device: False)
+    monkeypatch.setattr("torch.cuda.current_stream", lambda index: Stream())
+    family, device, weight = load_family("a16w16"), arch_device("sm_90"), torch.ones(64, 96).bfloat16()
+    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = family.spec(make_problem(family, {"M": 4, "N": 64, "K": 96}, words, device.gfx, "case"))
+    chosen = Chosen(implementation=Torch(), candidate=Candidate.of("torch", COPY))
+    weights = Weights(w=weight)
+    for _ in range(2):
+        kept_form(chosen, spec, weights, device, borrowed=borrowed)
+    assert len(FORMS.entries) == 1
+    assert happened == ([] if borrowed else ["complete"]), "a borrowed one is made and waited for in its own thread"
