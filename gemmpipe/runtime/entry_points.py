@@ -11,7 +11,7 @@ from torch.compiler import is_compiling
 
 from gemmpipe.layouts import by_rows
 from gemmpipe.runtime.experts import mixture
-from gemmpipe.runtime.operands import not_tensors
+from gemmpipe.runtime.operands import bytes_as, not_tensors
 from gemmpipe.runtime.product import product
 from gemmpipe.runtime.routed import Routed
 
@@ -110,13 +110,9 @@ def gemm_a4w4_blockscale(
 
     Scales are e8m0, x_scale [..., K/32] and w_scale [N, K/32]; uint8 tensors are taken as what they hold.
     """
-    x, w = _viewed(x, torch.float4_e2m1fn_x2), _viewed(w, torch.float4_e2m1fn_x2)
-    x_scale, w_scale = _viewed(x_scale, torch.float8_e8m0fnu), _viewed(w_scale, torch.float8_e8m0fnu)
+    x, w = bytes_as(x, torch.float4_e2m1fn_x2), bytes_as(w, torch.float4_e2m1fn_x2)
+    x_scale, w_scale = bytes_as(x_scale, torch.float8_e8m0fnu), bytes_as(w_scale, torch.float8_e8m0fnu)
     return product("a4w4_blockscale", x, w, x_scale, w_scale, None, out_dtype)
-
-
-def _viewed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return tensor.view(dtype) if isinstance(tensor, torch.Tensor) and tensor.dtype == torch.uint8 else tensor
 
 
 def batched_gemm_bf16(x: torch.Tensor, w: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:

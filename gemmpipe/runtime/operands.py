@@ -62,6 +62,17 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def bytes_as(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Bytes as what they hold; any other tensor, and what is none, as it is."""
+    return tensor.view(dtype) if isinstance(tensor, torch.Tensor) and tensor.dtype == torch.uint8 else tensor
+
+
+def inner_size(tensor: torch.Tensor) -> int:
+    """K, in elements where a byte holds several."""
+    stored = tensor.shape[-1]
+    return stored * _PACKED if name_of(tensor.dtype).endswith("_x2") else stored
+
+
 def problem_of(family: Family, given: Given) -> Problem:
     """The family's key for these operands; a column that they do not tell has its default.
 
@@ -74,12 +85,12 @@ def problem_of(family: Family, given: Given) -> Problem:
         shapes = f"x {list(x.shape)} and w {list(w.shape)}"
         expected = "[..., K] and [N, K]" + (", or [B, M, K] and [B, N, K]" if batches else "")
         raise UserError(f"{family.entry_point}: {shapes}, expected {expected}")
-    stored, dtype = x.shape[-1], name_of(w.dtype)
+    dtype = name_of(w.dtype)
     values: dict[str, Scalar] = {
         "B": w.shape[0] if batched else 1,
         "M": x.shape[1] if batched else x.shape[:-1].numel(),
         "N": w.shape[-2],
-        "K": stored * _PACKED if dtype.endswith("_x2") else stored,
+        "K": inner_size(w),
         "bias": given.bias is not None,
         "dtype": dtype,
         "outdtype": name_of(given.out_dtype),
@@ -136,14 +147,20 @@ def check_place(name: str, x: torch.Tensor) -> None:
 
 
 def _check_scale(word: str, scale: Optional, scaling: Scaling, sizes: tuple[int, int, int]) -> None:
-    expected = _scale_shape(scaling, sizes)
-    wanted = torch.Size(expected).numel()
-    fits = scale is not None and name_of(scale.dtype) in (scaling.dtype, "uint8") and scale.numel() == wanted
-    if scale is not None and scaling.granularity == "block":  # as many numbers the other way round would be others
-        fits = fits and scale.shape[-1:] == expected[-1:]
-    if not fits:
+    if not scale_fits(scale, scaling, sizes):
+        expected = _scale_shape(scaling, sizes)
         what = "none" if scale is None else f"{name_of(scale.dtype)} {list(scale.shape)}"
         raise UserError(f"{word}: {what}, expected {scaling.dtype} {list(expected)}")
+
+
+def scale_fits(scale: Optional, scaling: Scaling, sizes: tuple[int, int, int]) -> bool:
+    """Whether these are the scales of one operand's (batch, rows, K)."""
+    if scale is None or name_of(scale.dtype) not in (scaling.dtype, "uint8"):
+        return False
+    expected = _scale_shape(scaling, sizes)
+    if scaling.granularity == "block" and scale.shape[-1:] != expected[-1:]:
+        return False  # as many numbers the other way round would be others
+    return scale.numel() == torch.Size(expected).numel()
 
 
 def _scale_shape(scaling: Scaling, sizes: tuple[int, int, int]) -> tuple[int, ...]:
