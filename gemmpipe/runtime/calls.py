@@ -141,6 +141,14 @@ def linear_call(chosen: Chosen, spec: GemmSpec, given: Given) -> Call | None:
     return call
 
 
+def _complete(make: Callable[[], Prepared], device: Device) -> Prepared:
+    """What others find from now on, on whatever stream they are, is ready for all of them."""
+    prepared = make()
+    if device.kind != "cpu" and prepared.extra is not None:
+        torch.cuda.current_stream(device.index).synchronize()
+    return prepared
+
+
 def kept_form(chosen: Chosen, spec: GemmSpec, weights: Weights, device: Device, *, borrowed: bool = False) -> Prepared:
     """The candidate's form of the weights, kept from before or made and kept now. Raises NotInGraph.
 
@@ -157,7 +165,7 @@ def kept_form(chosen: Chosen, spec: GemmSpec, weights: Weights, device: Device, 
     def make() -> Prepared:
         return implementation.prepare(spec, replace(rows, bias=None), knobs)
 
-    prepared = outside_pools(make, weights.w.device) if borrowed else make()
+    prepared = outside_pools(make, weights.w.device) if borrowed else _complete(make, device)
     if prepared.extra is not None:
         FORMS.keep(chosen.candidate, weights, prepared.extra)
     return Prepared(weights=weights, extra=prepared.extra, extra_bytes=prepared.extra_bytes)

@@ -5,8 +5,9 @@ from functools import cache
 import torch
 
 from gemmpipe.runtime.dispatches import dispatch_of
-from gemmpipe.runtime.experts import Routed, mixture
+from gemmpipe.runtime.experts import mixture
 from gemmpipe.runtime.operands import Optional
+from gemmpipe.runtime.routed import Routed
 
 _SCHEMA = (
     "product(str family, Tensor x, Tensor w, Tensor? x_scale, Tensor? w_scale, Tensor? bias, "

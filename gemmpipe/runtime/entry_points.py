@@ -1,8 +1,8 @@
 """The functions that engines call: one a family, each a line on top of `product`.
 
-x is [..., K] and w [N, K] unless said otherwise; the result is [..., N] in `out_dtype`, where None means x's type.
-Operands may lie in any strides; those that a kernel does not read as they are are copied. All raise UserError for
-operands that are no product of the family.
+x is [..., K] and w [N, K] unless said otherwise; the result is [..., N] in `out_dtype`, where None means x's type, or
+bf16 for operands with scales. Operands may lie in any strides; those that a kernel does not read as they are are
+copied. All raise UserError for operands that are no product of the family.
 """
 
 import torch
@@ -10,8 +10,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.compiler import is_compiling
 
 from gemmpipe.layouts import by_rows
-from gemmpipe.runtime.experts import Routed, mixture
+from gemmpipe.runtime.experts import mixture
+from gemmpipe.runtime.operands import bytes_as, not_tensors
 from gemmpipe.runtime.product import product
+from gemmpipe.runtime.routed import Routed
+
+_NO_COLUMNS = -1  # tiles without columns lie in no other way
 
 
 def gemm_a16w16(
@@ -23,8 +27,6 @@ def gemm_a16w16(
     w_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """x @ w^T + bias [N] for bf16 or fp16 operands; or for fp8 ones with fp32 scales [1] each, by default to bf16."""
-    if out_dtype is None and x_scale is not None:
-        out_dtype = torch.bfloat16
     return product("a16w16", x, w, x_scale, w_scale, bias, out_dtype)
 
 
@@ -39,7 +41,7 @@ def gemm_a8w8(
     x_scale: torch.Tensor,
     w_scale: torch.Tensor,
     bias: torch.Tensor | None = None,
-    out_dtype: torch.dtype = torch.bfloat16,
+    out_dtype: torch.dtype | None = torch.bfloat16,
 ) -> torch.Tensor:
     """(x * x_scale) @ (w * w_scale)^T + bias [N], int8 or fp8.
 
@@ -54,10 +56,14 @@ def gemm_a8w8_bpreshuffle(
     x_scale: torch.Tensor,
     w_scale: torch.Tensor,
     bias: torch.Tensor | None = None,
-    out_dtype: torch.dtype = torch.bfloat16,
+    out_dtype: torch.dtype | None = torch.bfloat16,
 ) -> torch.Tensor:
     """As gemm_a8w8, with w in 16 x 16 tiles (aiter's `shuffle_weight`, gemmpipe.layouts): [N, K], or [N/16, K*16]."""
-    return product("a8w8_bpreshuffle", x, by_rows(w, x.shape[-1:].numel()), x_scale, w_scale, bias, out_dtype)
+    try:
+        w = by_rows(w, x.shape[-1:].numel() or _NO_COLUMNS)
+    except AttributeError:
+        raise not_tensors("gemm_a8w8_bpreshuffle", x, w, x_scale, w_scale, bias) from None
+    return product("a8w8_bpreshuffle", x, w, x_scale, w_scale, bias, out_dtype)
 
 
 def gemm_a8w8_blockscale(
@@ -65,7 +71,7 @@ def gemm_a8w8_blockscale(
     w: torch.Tensor,
     x_scale: torch.Tensor,
     w_scale: torch.Tensor,
-    out_dtype: torch.dtype = torch.bfloat16,
+    out_dtype: torch.dtype | None = torch.bfloat16,
 ) -> torch.Tensor:
     """(x * x_scale) @ (w * w_scale)^T for fp8 operands.
 
@@ -79,16 +85,18 @@ def gemm_a8w8_blockscale_bpreshuffle(
     w: torch.Tensor,
     x_scale: torch.Tensor,
     w_scale: torch.Tensor,
-    out_dtype: torch.dtype = torch.bfloat16,
+    out_dtype: torch.dtype | None = torch.bfloat16,
 ) -> torch.Tensor:
     """As gemm_a8w8_blockscale, with w in 16 x 16 tiles ([N, K], or [N/16, K*16]).
 
     An M-major x_scale (stride (1, M)) is read as it lies. What aiter makes of one, a view as [M, ceil(K/128)] that
     nobody can tell from a row-major tensor, is `x_scale.view(-1, M).t()` here.
     """
-    return product(
-        "a8w8_blockscale_bpreshuffle", x, by_rows(w, x.shape[-1:].numel()), x_scale, w_scale, None, out_dtype
-    )
+    try:
+        w = by_rows(w, x.shape[-1:].numel() or _NO_COLUMNS)
+    except AttributeError:
+        raise not_tensors("gemm_a8w8_blockscale_bpreshuffle", x, w, x_scale, w_scale, None) from None
+    return product("a8w8_blockscale_bpreshuffle", x, w, x_scale, w_scale, None, out_dtype)
 
 
 def gemm_a4w4_blockscale(
@@ -96,19 +104,15 @@ def gemm_a4w4_blockscale(
     w: torch.Tensor,
     x_scale: torch.Tensor,
     w_scale: torch.Tensor,
-    out_dtype: torch.dtype = torch.bfloat16,
+    out_dtype: torch.dtype | None = torch.bfloat16,
 ) -> torch.Tensor:
     """(x * x_scale) @ (w * w_scale)^T for mxfp4 operands, two in a byte: x [..., K/2], w [N, K/2].
 
     Scales are e8m0, x_scale [..., K/32] and w_scale [N, K/32]; uint8 tensors are taken as what they hold.
     """
-    x, w = _viewed(x, torch.float4_e2m1fn_x2), _viewed(w, torch.float4_e2m1fn_x2)
-    x_scale, w_scale = _viewed(x_scale, torch.float8_e8m0fnu), _viewed(w_scale, torch.float8_e8m0fnu)
+    x, w = bytes_as(x, torch.float4_e2m1fn_x2), bytes_as(w, torch.float4_e2m1fn_x2)
+    x_scale, w_scale = bytes_as(x_scale, torch.float8_e8m0fnu), bytes_as(w_scale, torch.float8_e8m0fnu)
     return product("a4w4_blockscale", x, w, x_scale, w_scale, None, out_dtype)
-
-
-def _viewed(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return tensor.view(dtype) if isinstance(tensor, torch.Tensor) and tensor.dtype == torch.uint8 else tensor
 
 
 def batched_gemm_bf16(x: torch.Tensor, w: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -121,7 +125,7 @@ def batched_gemm_a8w8(
     w: torch.Tensor,
     x_scale: torch.Tensor,
     w_scale: torch.Tensor,
-    out_dtype: torch.dtype = torch.bfloat16,
+    out_dtype: torch.dtype | None = torch.bfloat16,
 ) -> torch.Tensor:
     """(x [B, M, K] * x_scale [B, M, 1]) @ (w [B, N, K] * w_scale [B, 1, N])^T -> [B, M, N], int8 or fp8."""
     return product("batched_a8w8", x, w, x_scale, w_scale, None, out_dtype)
@@ -177,6 +181,11 @@ def _as_operator(*operands: object) -> torch.Tensor:
 def _in_autocasts_type(
     x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, kind: str, *, scaled: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As torch's linear layers do with operands; weights with scales stay what they are."""
+    """As torch's linear layers do with operands; quantised weights, and what is no tensor, stay what they are."""
     wide = torch.get_autocast_dtype(kind)
-    return x.to(wide), w1 if scaled else w1.to(wide), w2 if scaled else w2.to(wide)
+
+    def cast(tensor: torch.Tensor, *, stays: bool = False) -> torch.Tensor:
+        quantised = isinstance(tensor, torch.Tensor) and tensor.element_size() == 1
+        return tensor if stays or quantised or not isinstance(tensor, torch.Tensor) else tensor.to(wide)
+
+    return cast(x), cast(w1, stays=scaled), cast(w2, stays=scaled)

@@ -1,63 +1,24 @@
-"""A mixture of experts at run time: operands checked, the tuned candidate found once a key, bound in each call."""
+"""A mixture of experts at run time: the tuned candidate found once a key, bound in each call."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
-from gemmpipe.data import Device, Problem, Scalar
-from gemmpipe.errors import GemmpipeError, UserError
-from gemmpipe.family import Family, GemmSpec, Implementation, Inputs, KeyColumn, Prepared, Weights, load_family
+from gemmpipe.data import Device
+from gemmpipe.errors import UserError
+from gemmpipe.family import GemmSpec, Implementation, Prepared, load_family
 from gemmpipe.launching.workspace import fresh_scratch
-from gemmpipe.parsing import parse_key
-from gemmpipe.runtime import online
+from gemmpipe.runtime.answering import CallKey, FirstCall, device_of, fallback_in_graph
 from gemmpipe.runtime.calls import NotInGraph, kept_form, on
 from gemmpipe.runtime.choosing import Chosen
-from gemmpipe.runtime.dispatch import Dispatch, device_of, fallback_in_graph
+from gemmpipe.runtime.dispatch import Dispatch
 from gemmpipe.runtime.dispatches import EAGER, Recorded, dispatch_of
-from gemmpipe.runtime.operands import Optional, aligned, name_of, no_tensor, without_memory
+from gemmpipe.runtime.operands import no_tensor
+from gemmpipe.runtime.routed import OPTIONAL, Routed, experts_of, problem_of, routed_inputs, routed_weights
 from gemmpipe.runtime.selecting import Selected
-from gemmpipe.runtime.selection import LOG
+from gemmpipe.runtime.selection import Untuned
 from gemmpipe.runtime.watching import layer, quiet
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Routed:
-    """The operands of one call: x [..., K], w [E, wide, K], w2 [E, N, inner], their scales, the routing [..., topk]."""
-
-    x: torch.Tensor
-    w: torch.Tensor
-    w2: torch.Tensor
-    topk_weights: torch.Tensor
-    topk_ids: torch.Tensor
-    w_scale: Optional
-    w2_scale: Optional
-    activation: str
-    weight_first: bool
-
-    @property
-    def tensors(self) -> dict[str, Optional]:
-        """All tensors by the name that a user knows them under."""
-        return {
-            "x": self.x,
-            "w1": self.w,
-            "w2": self.w2,
-            "topk_weights": self.topk_weights,
-            "topk_ids": self.topk_ids,
-            "w1_scale": self.w_scale,
-            "w2_scale": self.w2_scale,
-        }
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        """Everything that an answer takes for granted."""
-        tensors = self.tensors.values()
-        shapes = (None if t is None else (t.shape, t.dtype, t.get_device()) for t in tensors)
-        unlike = without_memory(*tensors) if self.x.get_device() < 0 else ()
-        return (*shapes, *unlike, self.activation, self.weight_first)
-
-
-_OPTIONAL = ("w1_scale", "w2_scale")
 RoutedCall = Callable[[Routed], torch.Tensor]
 
 
@@ -69,127 +30,50 @@ def mixture(family: str, given: Routed, *, borrowed: bool = False) -> torch.Tens
     try:
         key = given.key
     except AttributeError:
-        raise no_tensor(load_family(family).entry_point, given.tensors, optional=_OPTIONAL) from None
+        raise no_tensor(load_family(family).entry_point, given.tensors, optional=OPTIONAL) from None
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given.tensors.values()):
         raise UserError("fused experts record no gradients: call them under torch.no_grad()")
     dispatch = None if borrowed else EAGER.get(family)
     dispatch = dispatch or dispatch_of(family, borrowed=borrowed)
-    call = dispatch.routed.get(key)
-    if call is None and 0 in given.x.shape[:-1] and given.w2.dim() == 3:
-        return given.x.new_empty((*given.x.shape[:-1], given.w2.shape[1]))
-    try:
-        out = _first(dispatch, given) if call is None else call(given)
-    except NotInGraph:
-        out = _in_graph(dispatch, given)
     if isinstance(dispatch, Recorded):
+        return _recorded(dispatch, key, given)
+    call = dispatch.calls.get(key)
+    try:
+        return _first(dispatch, key, given) if call is None else call(given)
+    except NotInGraph:
+        return _in_graph(dispatch, given)
+
+
+def _recorded(dispatch: Recorded, key: CallKey, given: Routed) -> torch.Tensor:
+    """The mixture counted as one, whatever products of torch's it is computed by."""
+    with quiet():
+        try:
+            out = _first(dispatch, key, given)
+        except NotInGraph:
+            out = _in_graph(dispatch, given)
+    if out.numel():
         values = dict(problem_of(dispatch.family, given).key)
-        dispatch.recorder.add(family, {**values, "op": dispatch.family.entry_point}, layer())
+        dispatch.recorder.add(dispatch.family.name, {**values, "op": dispatch.family.entry_point}, layer())
     return out
 
 
-def problem_of(family: Family, given: Routed) -> Problem:
-    """The family's key for these operands. Raises UserError: operands whose ranks do not go together."""
-    if any(given.tensors[word] is None for word in ("w1", "w2", "topk_weights", "topk_ids")):
-        raise no_tensor(family.entry_point, given.tensors, optional=_OPTIONAL)
-    ranks = {"w1": (given.w, 3), "w2": (given.w2, 3)}
-    for word, (tensor, rank) in ranks.items():
-        if tensor.dim() != rank:
-            raise UserError(f"{family.entry_point}: {word} {list(tensor.shape)}, expected {rank} dimensions")
-    if given.x.dim() < 1 or given.topk_ids.dim() < 1:
-        raise UserError(f"{family.entry_point}: x {list(given.x.shape)}, expected [..., K] with topk_ids [..., topk]")
-    inner, weight, x = given.w2.shape[2], name_of(given.w.dtype), name_of(given.x.dtype)
-    quantised = "none"
-    if given.w_scale is not None:
-        quantised = "per_token" if given.w_scale.numel() == given.w.shape[0] * given.w.shape[1] else "per_1x128"
-    values: dict[str, Scalar] = {
-        "token": given.x.shape[:-1].numel(),
-        "model_dim": given.x.shape[-1],
-        "inter_dim": inner,
-        "expert": given.w.shape[0],
-        "topk": given.topk_ids.shape[-1],
-        "act_type": given.activation,
-        "dtype": x,
-        "q_dtype_a": weight,
-        "q_dtype_w": weight,
-        "q_type": quantised,
-        "use_g1u1": int(given.w.shape[1] == 2 * inner),
-        "doweight_stage1": int(given.weight_first),
-    }
-    return family.problem(tuple((c.name, _cell(family, c, values[c.name])) for c in family.key_columns))
-
-
-def _cell(family: Family, column: KeyColumn, value: Scalar) -> Scalar:
-    try:
-        return parse_key(column, value, "")
-    except UserError as error:
-        raise UserError(f"{family.entry_point}: {column.name}: {error}") from None
-
-
-def check(family: Family, given: Routed, spec: GemmSpec) -> None:
-    """Raises UserError for an operand that is not what the experts need: shape, type, device."""
-    experts, name = spec.experts, family.entry_point
-    if experts is None:
-        raise UserError(f"{name}: a family of plain products")
-    routing = [*given.x.shape[:-1], experts.topk]
-    expected: dict[str, list[list[int]]] = {
-        "w1": [[experts.count, experts.wide, spec.k]],
-        "w2": [[experts.count, spec.n, experts.inner]],
-        "topk_weights": [routing, [spec.m, experts.topk]],
-        "topk_ids": [routing, [spec.m, experts.topk]],
-        "w1_scale": _scale_shapes(spec, experts.count, experts.wide, spec.k),
-        "w2_scale": _scale_shapes(spec, experts.count, spec.n, experts.inner),
-    }
-    for word, tensor in given.tensors.items():
-        shapes = expected.get(word)
-        if shapes is not None and (list(tensor.shape) not in shapes if tensor is not None else bool(shapes)):
-            found = "none" if tensor is None else str(list(tensor.shape))
-            raise UserError(f"{name}: {word} {found}, expected {shapes[0] if shapes else 'none for these types'}")
-        if tensor is not None and tensor.device != given.x.device:
-            raise UserError(f"{name}: {word} is on {tensor.device}, expected {given.x.device} as x")
-        if tensor is not None and word.endswith("_scale") and tensor.dtype != torch.float32:
-            raise UserError(f"{name}: {word} is {name_of(tensor.dtype)}, expected float32")
-    if given.w2.dtype != given.w.dtype:
-        raise UserError(f"{name}: w2 is {name_of(given.w2.dtype)}, expected {name_of(given.w.dtype)} as w1")
-    if given.topk_ids.is_floating_point():
-        raise UserError(f"{name}: topk_ids is {name_of(given.topk_ids.dtype)}, expected int32")
-
-
-def _scale_shapes(spec: GemmSpec, count: int, rows: int, columns: int) -> list[list[int]]:
-    if spec.w_scale is None:
-        return []
-    if spec.w_scale.granularity == "row":
-        return [[count, rows, 1], [count, rows]]
-    return [[count, -(-rows // spec.w_scale.block[0]), -(-columns // spec.w_scale.block[1])]]
-
-
-def _first(dispatch: Dispatch, given: Routed) -> torch.Tensor:
-    """The first call of a key: check, then the first selected candidate that runs, kept. Raises NotInGraph."""
-    family = dispatch.family
-    problem = problem_of(family, given)
-    spec = family.spec(problem)
-    check(family, given, spec)
-    if given.x.device.type not in ("cpu", "cuda"):  # a device without memory (meta)
+def _first(dispatch: Dispatch, key: CallKey, given: Routed) -> torch.Tensor:
+    """Check, then the key's call, or the first selected candidate that runs, kept. Raises NotInGraph."""
+    problem = problem_of(dispatch.family, given)
+    spec = experts_of(dispatch.family, given, problem)
+    if given.x.is_meta or not spec.m:  # no memory, or nothing to write there
         return given.x.new_empty((*given.x.shape[:-1], spec.n))
     device = device_of(given.x.get_device())
-    failed: Exception | None = None
-    for selected in dispatch.selections(problem, spec, device):
+
+    def bind(selected: Selected) -> RoutedCall | None:
         if selected.chosen.rows is not None:  # rows of padding would be routed too
-            continue
-        call = _bound(selected.chosen, spec, device, borrowed=dispatch.borrowed)
-        try:
-            with quiet():
-                out = call(given)
-        except (torch.OutOfMemoryError, NotInGraph):
-            raise
-        except Exception as error:  # noqa: BLE001 - what a kernel or library raises must not end a forward pass
-            failed = error
-            LOG.warn(f"{family.name} {selected.source}", f"{problem.id}: {selected.source} is skipped: {error!r}")
-            continue
-        _keep(dispatch, problem, device, selected, given, call)
-        return out
-    if failed is not None:
-        raise failed
-    raise GemmpipeError(f"{family.entry_point}: nothing here computes {problem.id} on {device.gfx}")
+            return None
+        return _bound(selected.chosen, spec, device, borrowed=dispatch.borrowed)
+
+    asked = FirstCall(
+        problem=problem, spec=spec, device=device, bind=bind, run=lambda call: call(given), counted=_counted
+    )
+    return dispatch.first(key, asked)
 
 
 def _in_graph(dispatch: Dispatch, given: Routed) -> torch.Tensor:
@@ -199,24 +83,12 @@ def _in_graph(dispatch: Dispatch, given: Routed) -> torch.Tensor:
     return _bound(chosen, spec, device, keep=False)(given)
 
 
-def _keep(
-    dispatch: Dispatch, problem: Problem, device: Device, selected: Selected, given: Routed, call: RoutedCall
-) -> None:
-    missed = selected.step == "fallback"
-    if missed:
-        untuned = LOG.miss(dispatch.family.name, problem.id)
-        untuned.calls += 1  # the one that was just made
-        online.missed(dispatch, problem, device, untuned)
-        inner = call
+def _counted(call: RoutedCall, untuned: Untuned) -> RoutedCall:
+    def counted(given: Routed) -> torch.Tensor:
+        untuned.calls += 1
+        return call(given)
 
-        def counted(operands: Routed) -> torch.Tensor:
-            untuned.calls += 1
-            return inner(operands)
-
-        call = counted
-    LOG.answer(dispatch.family.name, problem.id, selected.step)
-    LOG.step(f"{problem.id}: {selected.step}: {selected.source}: {selected.chosen.candidate}")
-    dispatch.keep_routed(given.key, call, missed=missed)
+    return counted
 
 
 def _bound(chosen: Chosen, spec: GemmSpec, device: Device, *, keep: bool = True, borrowed: bool = False) -> RoutedCall:
@@ -226,7 +98,7 @@ def _bound(chosen: Chosen, spec: GemmSpec, device: Device, *, keep: bool = True,
 
     def call(given: Routed) -> torch.Tensor:
         with on(device):
-            inputs, weights = _inputs(given, spec), _weights(given)
+            inputs, weights = routed_inputs(given, spec), routed_weights(given)
             prepared = Prepared(weights=weights)
             if not plain and keep:
                 prepared = kept_form(chosen, spec, weights, device, borrowed=borrowed)
@@ -239,17 +111,3 @@ def _bound(chosen: Chosen, spec: GemmSpec, device: Device, *, keep: bool = True,
         return out.view(*given.x.shape[:-1], spec.n)
 
     return call
-
-
-def _inputs(given: Routed, spec: GemmSpec) -> Inputs:
-    return Inputs(
-        x=aligned(given.x.detach().reshape(spec.m, spec.k)),
-        topk_ids=aligned(given.topk_ids.reshape(spec.m, -1).to(torch.int32)),
-        topk_weights=aligned(given.topk_weights.detach().reshape(spec.m, -1).to(torch.float32)),
-    )
-
-
-def _weights(given: Routed) -> Weights:
-    scales = (None if s is None else aligned(s).view(*s.shape[:2], -1) for s in (given.w_scale, given.w2_scale))
-    w_scale, w2_scale = scales
-    return Weights(w=aligned(given.w.detach()), w_scale=w_scale, w2=aligned(given.w2.detach()), w2_scale=w2_scale)

@@ -8,6 +8,7 @@ import torch
 from gemmpipe.data import Problem, Scalar
 from gemmpipe.errors import UserError
 from gemmpipe.family import Family, GemmSpec, Inputs, Scaling, Weights
+from gemmpipe.runtime.mistakes import Means, spec_of
 
 Optional = torch.Tensor | None
 
@@ -61,6 +62,17 @@ def name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def bytes_as(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Bytes as what they hold; any other tensor, and what is none, as it is."""
+    return tensor.view(dtype) if isinstance(tensor, torch.Tensor) and tensor.dtype == torch.uint8 else tensor
+
+
+def inner_size(tensor: torch.Tensor) -> int:
+    """K, in elements where a byte holds several."""
+    stored = tensor.shape[-1]
+    return stored * _PACKED if name_of(tensor.dtype).endswith("_x2") else stored
+
+
 def problem_of(family: Family, given: Given) -> Problem:
     """The family's key for these operands; a column that they do not tell has its default.
 
@@ -73,12 +85,12 @@ def problem_of(family: Family, given: Given) -> Problem:
         shapes = f"x {list(x.shape)} and w {list(w.shape)}"
         expected = "[..., K] and [N, K]" + (", or [B, M, K] and [B, N, K]" if batches else "")
         raise UserError(f"{family.entry_point}: {shapes}, expected {expected}")
-    stored, dtype = x.shape[-1], name_of(w.dtype)
+    dtype = name_of(w.dtype)
     values: dict[str, Scalar] = {
         "B": w.shape[0] if batched else 1,
         "M": x.shape[1] if batched else x.shape[:-1].numel(),
         "N": w.shape[-2],
-        "K": stored * _PACKED if dtype.endswith("_x2") else stored,
+        "K": inner_size(w),
         "bias": given.bias is not None,
         "dtype": dtype,
         "outdtype": name_of(given.out_dtype),
@@ -90,14 +102,37 @@ def problem_of(family: Family, given: Given) -> Problem:
     return family.problem(key)
 
 
+def product_of(family: Family, given: Given, problem: Problem) -> GemmSpec:
+    """The product that these operands are. Raises UserError for one that is not what it needs."""
+    spec = spec_of(family, problem, lambda means: _mistake(family, given, means))
+    check(family, given, spec)
+    return spec
+
+
+def _mistake(family: Family, given: Given, means: Means) -> str | None:
+    x, w, likely = name_of(given.x.dtype), name_of(given.w.dtype), means.likely()
+    if x != w:
+        return f"x is {x} and w {w}, expected one type"
+    if likely is not None:
+        check(family, given, likely)  # what the types need comes first: scales
+    return means.wrong_type(w, name_of(given.out_dtype))
+
+
 def check(family: Family, given: Given, spec: GemmSpec) -> None:
     """Raises UserError for an operand that is not what the product needs: type, scales, bias, device."""
     name = family.entry_point
+    check_place(name, given.x)
     for word, tensor, dtype in (("x", given.x, spec.x_dtype), ("w", given.w, spec.w_dtype)):
         if name_of(tensor.dtype) != dtype:
             raise UserError(f"{name}: {word} is {name_of(tensor.dtype)}, expected {dtype}")
-    _check_scale(f"{name}: x_scale", given.x_scale, spec.x_scale, (spec.batch, spec.m, spec.k))
-    _check_scale(f"{name}: w_scale", given.w_scale, spec.w_scale, (spec.batch, spec.n, spec.k))
+    for word, scale, scaling, rows in (
+        ("x_scale", given.x_scale, spec.x_scale, spec.m),
+        ("w_scale", given.w_scale, spec.w_scale, spec.n),
+    ):
+        if scaling is None and scale is not None:
+            raise UserError(f"{name}: {word}: given, expected none for {spec.w_dtype} operands")
+        if scaling is not None:
+            _check_scale(f"{name}: {word}", scale, scaling, (spec.batch, rows, spec.k))
     if given.bias is not None and tuple(given.bias.shape) != (spec.n,):
         raise UserError(f"{name}: bias {list(given.bias.shape)}, expected [{spec.n}]")
     for word, other in (("w", given.w), ("x_scale", given.x_scale), ("w_scale", given.w_scale), ("bias", given.bias)):
@@ -105,19 +140,27 @@ def check(family: Family, given: Given, spec: GemmSpec) -> None:
             raise UserError(f"{name}: {word} is on {other.device}, expected {given.x.device} as x")
 
 
-def _check_scale(word: str, scale: Optional, scaling: Scaling | None, sizes: tuple[int, int, int]) -> None:
-    if scaling is None:
-        if scale is not None:
-            raise UserError(f"{word}: given, expected none for these types")
-        return
-    expected = _scale_shape(scaling, sizes)
-    wanted = torch.Size(expected).numel()
-    fits = scale is not None and name_of(scale.dtype) in (scaling.dtype, "uint8") and scale.numel() == wanted
-    if scale is not None and scaling.granularity == "block":  # as many numbers the other way round would be others
-        fits = fits and scale.shape[-1:] == expected[-1:]
-    if not fits:
+def check_place(name: str, x: torch.Tensor) -> None:
+    """Raises UserError for a device on which nothing here computes; on `meta` there is nothing to compute."""
+    if x.device.type not in ("cpu", "cuda", "meta"):
+        raise UserError(f"{name}: x is on {x.device}, expected cpu, cuda or meta")
+
+
+def _check_scale(word: str, scale: Optional, scaling: Scaling, sizes: tuple[int, int, int]) -> None:
+    if not scale_fits(scale, scaling, sizes):
+        expected = _scale_shape(scaling, sizes)
         what = "none" if scale is None else f"{name_of(scale.dtype)} {list(scale.shape)}"
         raise UserError(f"{word}: {what}, expected {scaling.dtype} {list(expected)}")
+
+
+def scale_fits(scale: Optional, scaling: Scaling, sizes: tuple[int, int, int]) -> bool:
+    """Whether these are the scales of one operand's (batch, rows, K)."""
+    if scale is None or name_of(scale.dtype) not in (scaling.dtype, "uint8"):
+        return False
+    expected = _scale_shape(scaling, sizes)
+    if scaling.granularity == "block" and scale.shape[-1:] != expected[-1:]:
+        return False  # as many numbers the other way round would be others
+    return scale.numel() == torch.Size(expected).numel()
 
 
 def _scale_shape(scaling: Scaling, sizes: tuple[int, int, int]) -> tuple[int, ...]:

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from gemmpipe.data import Scalar
+from gemmpipe.runtime.answering import Answering, device_of
 from gemmpipe.runtime.choosing import first_usable
-from gemmpipe.runtime.dispatch import Dispatch, device_of
 from gemmpipe.runtime.dispatches import dispatch_of
 from gemmpipe.runtime.entry_points import gemm_a16w16
 from gemmpipe.runtime.operands import name_of
@@ -97,7 +97,7 @@ def patch(model: nn.Module) -> Patched:
     return patched
 
 
-def _has_row(dispatch: Dispatch, weight: torch.Tensor, bias: bool) -> bool:
+def _has_row(dispatch: Answering, weight: torch.Tensor, bias: bool) -> bool:
     """Whether some M of this weight has a row whose candidate runs here."""
     device, dtype = device_of(weight.get_device()), name_of(weight.dtype)
     wanted: dict[str, Scalar] = {"N": weight.shape[0], "K": weight.shape[1], "bias": bias}

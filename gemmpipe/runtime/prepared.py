@@ -17,14 +17,14 @@ class Entry:
     """A candidate's own form of a weight; `version` is torch's count of in-place changes, None where it has none."""
 
     storages: "tuple[weakref.ref[torch.UntypedStorage], ...]"
-    """The weight's; of experts those of both products' weights."""
+    """Of weights and scales: of experts those of both products."""
     version: int | None
     extra: object
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedWeights:
-    """Forms by candidate and by address, layout and dtype of weights and scales; an entry goes with a weight's storage.
+    """Forms by candidate and by address, layout and dtype of weights and scales; an entry goes with their storage.
 
     An in-place change that torch counts (`load_state_dict`, `copy_`) makes the form anew. One that it does not count
     (through `.data`, in an inference tensor, by another library) needs `forget(weight)`.
@@ -41,7 +41,7 @@ class PreparedWeights:
         return entry if all(known() is storage for known, storage in held) else None
 
     def keep(self, candidate: Candidate, weights: Weights, extra: object) -> None:
-        """Keep a form until the weight's storage dies; one that shares the weight's memory is not kept."""
+        """Keep a form until the storage of a weight or scale dies; one that shares their memory is not kept."""
         storages = _storages(weights)
         if isinstance(extra, torch.Tensor) and any(_shares(extra, storage) for storage in storages):
             return
@@ -81,7 +81,7 @@ def _tensors(weights: Weights) -> tuple[torch.Tensor | None, ...]:
 
 
 def _storages(weights: Weights) -> tuple[torch.UntypedStorage, ...]:
-    return tuple(t.untyped_storage() for t in (weights.w, weights.w2) if t is not None)
+    return tuple(t.untyped_storage() for t in _tensors(weights) if t is not None)
 
 
 def _version(weights: Weights) -> int | None:

@@ -22,7 +22,7 @@ def product(
     bias: Optional,
     out_dtype: torch.dtype | None,
 ) -> torch.Tensor:
-    """x [..., K] times w [N, K]^T by the family's tuned candidate; out_dtype None means x's type.
+    """x [..., K] times w [N, K]^T by the family's tuned candidate; out_dtype None: x's type, or bf16 beside scales.
 
     Where gradients are recorded, a product without scales is torch's own. Raises UserError for operands that are no
     product of the family, and where gradients of one with scales are asked for.
@@ -37,9 +37,9 @@ def product(
     if autocast:
         return _under_autocast(family, x, w, x_scale, w_scale, bias, out_dtype)
     if out_dtype is None:
-        out_dtype = x.dtype
+        out_dtype = x.dtype if x_scale is None else torch.bfloat16
     if learns:
-        return _with_gradients(family, x, w, x_scale, bias, out_dtype)
+        return _with_gradients(family, x, w, x_scale, w_scale, bias, out_dtype)
     if is_compiling() or type(x) is FakeTensor:  # who looks for sizes alone has no memory to multiply
         from gemmpipe.runtime.compiled import registered  # not above: it loads torch's compiler (2 s)
 
@@ -55,10 +55,16 @@ def _learns(tensor: Optional) -> bool:
 
 
 def _with_gradients(
-    family: str, x: torch.Tensor, w: torch.Tensor, x_scale: Optional, bias: Optional, out_dtype: torch.dtype
+    family: str,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: Optional,
+    w_scale: Optional,
+    bias: Optional,
+    out_dtype: torch.dtype,
 ) -> torch.Tensor:
     """torch's own product, which knows its gradients; of quantised operands there are none."""
-    if x_scale is not None:
+    if x_scale is not None or w_scale is not None:
         raise UserError(f"{family}: products of scaled operands record no gradients: call them under torch.no_grad()")
 
     def compute() -> torch.Tensor:
@@ -67,13 +73,14 @@ def _with_gradients(
 
     if is_compiling():
         return compute()
+    dispatch, given = dispatch_of(family), Given(x=x, w=w, x_scale=None, w_scale=None, bias=bias, out_dtype=out_dtype)
+    dispatch.checked(given)
     LOG.warn(
         "gradients",
         "products whose operands record gradients are torch's own: tuned ones run under torch.no_grad() or "
         "torch.inference_mode()",
     )
-    given = Given(x=x, w=w, x_scale=None, w_scale=None, bias=bias, out_dtype=out_dtype)
-    return dispatch_of(family).torchs_own(given, compute)
+    return dispatch.torchs_own(given, compute)
 
 
 def _under_autocast(
@@ -87,9 +94,12 @@ def _under_autocast(
 ) -> torch.Tensor:
     """As F.linear: operands without scales in autocast's type; nothing inside is cast once more."""
     kind = x.device.type
-    if x_scale is None:
-        wide = torch.get_autocast_dtype(kind)
-        x, w = x.to(wide), w.to(wide)
-        bias = None if bias is None else bias.to(wide)
+    wide = torch.get_autocast_dtype(kind)
+    try:
+        if x_scale is None:  # what is quantised lacks its scales, which is said inside
+            x, w = (each.to(wide) if each.element_size() > 1 else each for each in (x, w))
+            bias = None if bias is None else bias.to(wide)
+    except AttributeError:
+        raise not_tensors(load_family(family).entry_point, x, w, x_scale, w_scale, bias) from None
     with torch.autocast(kind, enabled=False):
         return product(family, x, w, x_scale, w_scale, bias, out_dtype)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from gemmpipe.data import Device, Knobs, Scalar, digest
 from gemmpipe.experts import experts_of
 from gemmpipe.family import GemmSpec
-from gemmpipe.kernels.fmoe._grouped_steps import KERNELS, SORTED, dtypes_of, scratch, steps
+from gemmpipe.kernels.fmoe._grouped_steps import KERNELS, SORTED, scratch, steps
 from gemmpipe.kernels.fmoe._grouped_tile import by_block, capacity_of, most_tiles, quantises, whole_knobs
 from gemmpipe.kernels.fmoe._launching import LaunchesInARow, Planned, settled
+from gemmpipe.kernels.fmoe._steps import dtypes_of
 from gemmpipe.launching.builds import find_kernel, is_interpreted
 from gemmpipe.launching.workspace import Shape
 from gemmpipe.operand_types import element_bytes
@@ -114,6 +115,6 @@ def _pair_misfit(spec: GemmSpec, knobs: Knobs) -> str | None:
 def _planned(spec: GemmSpec, items: tuple[tuple[str, Scalar], ...], device: Device) -> Planned:
     """The launches with their builds: a running program asks for the same ones in each call."""
     knobs = dict(items)
-    dtypes = dtypes_of(spec, knobs)
+    dtypes = dtypes_of(spec, scratch(spec, knobs))
     interpreted = is_interpreted(find_kernel(f"{SORTED}:sorted_rows"))
     return tuple((step, step.build(dtypes)) for step in steps(spec, knobs, device, interpreted=interpreted))

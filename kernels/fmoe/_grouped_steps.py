@@ -171,13 +171,6 @@ def _rows(
     )
 
 
-def dtypes_of(spec: GemmSpec, knobs: Knobs) -> dict[str, str]:
-    """The dtype of every tensor that a step may name."""
-    given = {"x": spec.x_dtype, "w": spec.w_dtype, "w2": spec.w_dtype, "out": spec.out_dtype, "ids": INT}
-    given |= dict.fromkeys(("w_scale", "w2_scale", "shares"), FP32)
-    return given | {name: dtype for name, (_, dtype) in scratch(spec, knobs).items()}
-
-
 def _total(spec: GemmSpec, interpreted: bool) -> Step:
     experts, block = experts_of(spec), min(COLUMNS, next_power(spec.n))
     return Step(

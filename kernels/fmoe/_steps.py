@@ -78,11 +78,11 @@ def scratch(spec: GemmSpec, knobs: Knobs) -> dict[str, Shape]:
     return found
 
 
-def dtypes_of(spec: GemmSpec, knobs: Knobs) -> dict[str, str]:
-    """The dtype of every tensor that a step may name."""
+def dtypes_of(spec: GemmSpec, between: Mapping[str, Shape]) -> dict[str, str]:
+    """The dtype of every tensor that a step may name, of those between the launches too."""
     given = {"x": spec.x_dtype, "w": spec.w_dtype, "w2": spec.w_dtype, "out": spec.out_dtype, "ids": INT}
     given |= dict.fromkeys(("w_scale", "w2_scale", "shares"), FP32)
-    return given | {name: dtype for name, (_, dtype) in scratch(spec, knobs).items()}
+    return given | {name: dtype for name, (_, dtype) in between.items()}
 
 
 def steps(spec: GemmSpec, knobs: Knobs, *, interpreted: bool) -> tuple[Step, ...]:

@@ -131,5 +131,5 @@ class FusedExperts(LaunchesInARow):
 def _planned(spec: GemmSpec, items: tuple[tuple[str, Scalar], ...], interpreted: bool) -> Planned:
     """The launches with their builds: a running program asks for the same ones in each call."""
     knobs = dict(items)
-    dtypes = dtypes_of(spec, knobs)
+    dtypes = dtypes_of(spec, scratch(spec, knobs))
     return tuple((step, step.build(dtypes)) for step in steps(spec, knobs, interpreted=interpreted))

@@ -18,8 +18,9 @@ from gemmpipe.data import Knobs, Scalar
 from gemmpipe.device import arch_device
 from gemmpipe.experts import routing
 from gemmpipe.family import GemmSpec, Inputs, KernelDefaults, Weights, load_family
-from gemmpipe.kernels.fmoe._grouped_steps import dtypes_of, scratch, steps
+from gemmpipe.kernels.fmoe._grouped_steps import scratch, steps
 from gemmpipe.kernels.fmoe._grouped_tile import TileStep
+from gemmpipe.kernels.fmoe._steps import dtypes_of
 from gemmpipe.launching.builds import load_build
 from gemmpipe.problem import make_problem
 from gemmpipe.reference import error_ratio
@@ -68,7 +69,7 @@ def product(step: TileStep, given: Mapping[str, torch.Tensor]) -> None:
 
 def call(spec: GemmSpec, knobs: Knobs, inputs: Inputs, weights: Weights) -> torch.Tensor:
     """All launches of a call, over scratch full of NaN."""
-    device, dtypes = arch_device("sm_90"), dtypes_of(spec, knobs)
+    device, dtypes = arch_device("sm_90"), dtypes_of(spec, scratch(spec, knobs))
     ids, shares = routing(inputs)
     out = torch.full(spec.out_shape, float("nan"), dtype=getattr(torch, spec.out_dtype))
     tensors: dict[str, torch.Tensor | None] = {"x": inputs.x, "ids": ids, "shares": shares, "out": out}

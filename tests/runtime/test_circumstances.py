@@ -89,14 +89,62 @@ def test_under_autocast_to_another_type(case: Case) -> None:
     torch.testing.assert_close(found.float(), expected.float(), atol=0.05 * float(expected.float().std()), rtol=0.05)
 
 
-def test_no_rows(case: Case) -> None:
-    x, w, *scales = case.operands
-    rows = slice(0, 0)
-    empty = x[:, rows] if case.batched else x[rows]
-    if scales and scales[0].numel() > 1:
-        scales[0] = scales[0][:, rows] if case.batched else scales[0][rows]
-    found = case.call(empty, w, *scales)
+def test_no_type_asked_for_is_the_usual_one(case: Case) -> None:
+    found = case.call(*case.operands, out_dtype=None)
+    assert torch.equal(found, case.out)
+    assert found.dtype == case.out.dtype == torch.bfloat16
+    torch.compiler.reset()
+    compiled = torch.compile(lambda: case.call(*case.operands, out_dtype=None), fullgraph=True, backend="eager")
+    assert compiled().dtype == torch.bfloat16
+
+
+def without_rows(case: Case) -> tuple[torch.Tensor, ...]:
+    """The operands of an empty batch."""
+    return tuple(
+        tensor if place % 2 or tensor.numel() == 1 else tensor[:, :0] if case.batched else tensor[:0]
+        for place, tensor in enumerate(case.operands)
+    )
+
+
+@pytest.mark.parametrize("place", ["cpu", "meta"])
+def test_no_rows(case: Case, place: str) -> None:
+    found = case.call(*(tensor.to(place) for tensor in without_rows(case)))
     assert found.shape == ((2, 0, N) if case.batched else (0, N))
+    assert found.device.type == place
+    assert found.dtype == case.out.dtype
+
+
+def test_no_columns_and_no_inner_elements(case: Case) -> None:
+    x, w, *scales = case.operands
+    by_columns = [scale[:, :, :0] if case.batched else scale[:0] for scale in scales[1:] if scale.numel() > 1]
+    columns = case.call(x, w[..., :0, :], *scales[:1], *(by_columns or scales[1:]))
+    assert columns.shape == (*x.shape[:-1], 0)
+    blocks = len(scales) > 1 and scales[0].shape[-1] > 1
+    found = case.call(x[..., :0], w[..., :0], *(scale[..., :0] if blocks else scale for scale in scales))
+    assert found.shape == case.out.shape
+    assert not found.any()
+
+
+@pytest.mark.parametrize("place", ["cpu", "meta"])
+def test_without_rows_the_rest_is_still_checked(case: Case, place: str) -> None:
+    """What is wrong is told at the first call, not at the first that happens to have rows."""
+    x, w, *scales = (tensor.to(place) for tensor in without_rows(case))
+    wrong = [
+        (x[..., : x.shape[-1] // 2], w, *scales),
+        (x, w[..., : w.shape[-1] // 2], *scales),
+        (x.double(), w, *scales) if x.dtype != torch.float4_e2m1fn_x2 else (x, w[:, :-1], *scales),
+        (torch.empty_like(x, device="meta" if place == "cpu" else "cpu"), w, *scales),
+        *([(x, w, scales[0].new_empty(5, 3), scales[1]), (x, w, scales[0], scales[1][..., :0])] if scales else ()),
+    ]
+    for operands in wrong:
+        with pytest.raises(UserError, match=r"^[^\n]+$"):
+            case.call(*operands)
+
+
+def test_no_batch() -> None:
+    x, scale = torch.zeros(0, 4, 64, dtype=torch.int8), torch.ones(0, 4, 1)
+    found = gemmpipe.runtime.batched_gemm_a8w8(x, torch.zeros(0, 32, 64, dtype=torch.int8), scale, torch.ones(0, 1, 32))
+    assert found.shape == (0, 4, 32)
 
 
 def test_compiled_as_one_graph_for_any_number_of_rows(case: Case) -> None:

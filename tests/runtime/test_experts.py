@@ -26,6 +26,7 @@ from gemmpipe.runtime.selection import LOG
 from gemmpipe.tables.store import render
 
 FMOE = load_family("fmoe")
+FP8 = torch.float8_e4m3fn
 Made = tuple[GemmSpec, Inputs, Weights]
 
 
@@ -87,10 +88,21 @@ def test_operands_of_other_forms() -> None:
         (lambda c: {"w1": c[2].w[0]}, r"w1 \[192, 128\], expected 3 dimensions"),
         (lambda c: {"topk_ids": c[1].topk_ids[:3]}, r"topk_ids \[3, 2\], expected \[5, 2\]"),
         (lambda c: {"topk_ids": c[1].topk_weights}, "topk_ids is float32, expected int32"),
-        (lambda c: {"w1_scale": torch.ones(6, 192, 1)}, "q_dtype_w: 'bfloat16', expected"),
+        (lambda c: {"topk_ids": c[1].topk_ids.bool()}, "topk_ids is bool, expected int32"),
+        (lambda c: {"w1_scale": torch.ones(6, 192, 1)}, "w1_scale: given, expected none for bfloat16 weights$"),
+        (
+            lambda c: {"w1": c[2].w.to(FP8), "w2": c[2].w2.to(FP8)},
+            "^fused_moe: w1_scale: none, expected float32 scales for float8_e4m3fn weights$",
+        ),
+        (lambda c: {"w1": c[2].w.float()}, "^fused_moe: w1 is float32, expected bfloat16 as x, or fp8 with scales$"),
         (lambda c: {"w2_scale": torch.ones(6, 128, 1)}, "w2_scale .*expected none for these types"),
-        (lambda c: {"activation": "selu"}, "fused_moe: act_type: 'selu', expected one of silu"),
-        (lambda c: {"x": c[1].x.float()}, "dtype: 'float32', expected bfloat16 or float16"),
+        (lambda c: {"activation": "selu"}, "fused_moe: activation: 'selu', expected one of silu"),
+        (lambda c: {"activation": "swiglu"}, "^fused_moe: activation: 'swiglu', expected silu or gelu$"),
+        (lambda c: {"x": c[1].x.float()}, "^fused_moe: x is float32, expected bfloat16 or float16$"),
+        (
+            lambda c: {"topk_ids": torch.zeros(5, 7, dtype=torch.int32), "topk_weights": torch.zeros(5, 7)},
+            "^fused_moe: topk 7, expected at most the 6 experts$",
+        ),
     ],
 )
 def test_mistakes_are_one_line(change: Callable[[Made], dict[str, object]], said: str) -> None:
@@ -122,6 +134,30 @@ def test_without_tokens() -> None:
     assert run(case, x=inputs.x[:0], **routing).shape == (0, 128)
     assert not LOG.untuned
     assert weights.w2 is not None
+
+
+@pytest.mark.parametrize("place", ["cpu", "meta"])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda words: {"w2": None}, "fused_moe: w2 is None, expected a tensor"),
+        (lambda words: {"w2": words["w2"][0]}, r"fused_moe: w2 \[128, 96\], expected 3 dimensions"),
+        (lambda words: {"x": words["x"][:, :64]}, r"fused_moe: w1 \[6, 192, 128\], expected \[6, 192, 64\]"),
+        (lambda words: {"x": words["x"].float()}, "fused_moe: x is float32, expected bfloat16 or float16"),
+        (lambda words: {"topk_ids": words["topk_ids"].new_empty(1, 2)}, r"topk_ids \[1, 2\], expected \[0, 2\]"),
+        (lambda words: {"w1_scale": torch.ones(6, 192, 1)}, "w1_scale: given, expected none for bfloat16 weights"),
+    ],
+)
+def test_without_tokens_the_rest_is_still_checked(
+    change: Callable[[dict[str, torch.Tensor]], dict[str, object]], said: str, place: str
+) -> None:
+    case = made(5)
+    words = {name: tensor.to(place) for name, tensor in _operands(case).items()}
+    words |= {name: words[name][:0] for name in ("x", "topk_weights", "topk_ids")}
+    assert run(case, **words).shape == (0, 128)
+    assert run(case, **{**words, "x": words["x"].view(3, 0, 128)}).shape == (3, 0, 128)
+    with pytest.raises(UserError, match=said):
+        run(case, **{**words, **change(words)})
 
 
 def test_under_autocast_as_torchs_linear() -> None:
@@ -175,10 +211,10 @@ def test_in_a_graph_nothing_is_prepared_and_nothing_kept(
     monkeypatch.setattr("gemmpipe.runtime.calls.capturing", lambda device: True)
     held, case = len(FORMS.entries), made(16)
     assert wrong(case, run(case)) < 0.01
-    assert (len(FORMS.entries), len(dispatch_of("fmoe").routed)) == (held, 0)
+    assert (len(FORMS.entries), len(dispatch_of("fmoe").calls)) == (held, 0)
     monkeypatch.setattr("gemmpipe.runtime.calls.capturing", capturing)
     assert wrong(case, run(case)) < 0.01
-    assert (len(FORMS.entries), len(dispatch_of("fmoe").routed)) == (held + 1, 1)
+    assert (len(FORMS.entries), len(dispatch_of("fmoe").calls)) == (held + 1, 1)
     monkeypatch.setattr("gemmpipe.runtime.calls.capturing", lambda device: True)
     later = made(16, use_g1u1=1)
     assert wrong(later, run(later)) < 0.01, "the key is known, these weights are not"
@@ -209,7 +245,7 @@ def test_a_tuned_row_answers_also_for_fewer_tokens() -> None:
         assert wrong(case, run(case)) < 0.01
         (answer,) = (found for key, found in LOG.answers.items() if f"token={token} " in key)
         assert answer == step
-    assert len(dispatch_of("fmoe").routed) == 3
+    assert len(dispatch_of("fmoe").calls) == 3
 
 
 def test_a_compiler_sees_an_operator() -> None:

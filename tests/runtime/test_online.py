@@ -93,7 +93,7 @@ def test_a_graph_takes_what_answered_before_rather_than_load_something_new(row, 
     dispatch = EAGER["a16w16"]
     ((key, before),) = dispatch.calls.items()
     dispatch.renew()
-    monkeypatch.setattr("gemmpipe.runtime.dispatch.capturing", lambda device: True)
+    monkeypatch.setattr("gemmpipe.runtime.answering.capturing", lambda device: True)
     assert torch.equal(gemm_a16w16(x(5), w), expected)
     assert key not in dispatch.calls
     monkeypatch.undo()

@@ -1,13 +1,27 @@
 """What is no operand of a product: told in one line, whatever was called before."""
 
+from collections.abc import Callable
+
 import numpy
 import pytest
 import torch
 
 from gemmpipe.errors import UserError
-from gemmpipe.runtime import batched_gemm_bf16, gemm_a4w4_blockscale, gemm_a8w8_blockscale, gemm_a16w16
+from gemmpipe.runtime import (
+    batched_gemm_bf16,
+    fused_moe,
+    gemm_a4w4_blockscale,
+    gemm_a8w8,
+    gemm_a8w8_blockscale,
+    gemm_a8w8_blockscale_bpreshuffle,
+    gemm_a8w8_bpreshuffle,
+    gemm_a16w16,
+    gemm_a16w16_atomic,
+)
 
 X, W = torch.randn(8, 64).bfloat16(), torch.randn(32, 64).bfloat16()
+FP8, ONE = torch.float8_e4m3fn, torch.ones(1)
+X8, W8, X_SCALE, W_SCALE = X.to(FP8), W.to(FP8), torch.ones(8, 1), torch.ones(32, 1)
 
 
 @pytest.mark.parametrize("inference", [False, True])
@@ -25,6 +39,10 @@ def test_what_is_no_tensor(value: object, what: str, inference: bool) -> None:
         gemm_a8w8_blockscale(X, W, 2.0, None)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"^gemm_a4w4_blockscale: x is None"):
         gemm_a4w4_blockscale(None, W, W, W)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"^gemm_a8w8_bpreshuffle: w is None"):
+        gemm_a8w8_bpreshuffle(X8, None, X_SCALE, W_SCALE)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"^gemm_a8w8_blockscale_bpreshuffle: x is None"):
+        gemm_a8w8_blockscale_bpreshuffle(None, W8, X_SCALE, W_SCALE)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"^gemm_a16w16: out_dtype is 'bfloat16', expected a torch.dtype$"):
         gemm_a16w16(X, W, out_dtype="bfloat16")  # type: ignore[arg-type]
 
@@ -38,8 +56,95 @@ def test_an_operand_without_memory_is_told_though_its_shapes_are_known() -> None
     assert gemm_a16w16(X.to("meta"), W.to("meta")).is_meta
 
 
+def test_a_device_that_nobody_computes_on_is_told() -> None:
+    """Zeros would be an answer."""
+
+    class Elsewhere(torch.Tensor):
+        """A tensor of a device that this machine has not."""
+
+        @classmethod
+        def __torch_dispatch__(cls, func: object, *others: object) -> object:
+            raise AssertionError(func)
+
+    def there(like: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = torch.Tensor._make_wrapper_subclass(Elsewhere, like.shape, dtype=like.dtype, device="xpu")  # type: ignore[attr-defined]
+        return made
+
+    with torch.inference_mode(), pytest.raises(UserError, match=r"^gemm_a16w16: x is on xpu.*, expected cpu, cuda"):
+        gemm_a16w16(there(X), there(W))
+
+
 def test_batches_are_those_families_that_have_them() -> None:
     several = X.view(2, 4, 64), torch.stack((W, W))
     assert batched_gemm_bf16(*several).shape == (2, 4, 32)
     with pytest.raises(UserError, match=r"w \[2, 32, 64\], expected \[\.\.\., K\] and \[N, K\]$"):
         gemm_a16w16(*several)
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        (lambda: gemm_a16w16(X8, W8), "gemm_a16w16: x_scale: none, expected float32 [1]"),
+        (lambda: gemm_a16w16(X8, W8, w_scale=ONE), "gemm_a16w16: x_scale: none, expected float32 [1]"),
+        (lambda: gemm_a16w16(X8, W8, x_scale=ONE), "gemm_a16w16: w_scale: none, expected float32 [1]"),
+        (lambda: gemm_a16w16(X, W, x_scale=ONE), "gemm_a16w16: x_scale: given, expected none for bfloat16 operands"),
+        (lambda: gemm_a16w16(X, W8), "gemm_a16w16: x is bfloat16 and w float8_e4m3fn, expected one type"),
+        (lambda: gemm_a16w16(X.int(), W.int()), "gemm_a16w16: x and w are int32, expected bfloat16 or float16"),
+        (
+            lambda: gemm_a16w16(X, W, out_dtype=torch.float64),
+            "gemm_a16w16: out_dtype is float64, expected bfloat16, float16 or float32",
+        ),
+        (
+            lambda: gemm_a16w16_atomic(X8, W8),
+            "gemm_a16w16_atomic: x and w are float8_e4m3fn, expected bfloat16 or float16",
+        ),
+        (lambda: gemm_a8w8(X8, W8, None, None), "gemm_a8w8: x_scale: none, expected float32 [8, 1]"),
+        (lambda: gemm_a8w8(X8, W8, None, None, None, None), "gemm_a8w8: x_scale: none, expected float32 [8, 1]"),
+        (
+            lambda: gemm_a8w8(X, W, X_SCALE, W_SCALE),
+            "gemm_a8w8: x and w are bfloat16, expected float8_e4m3fn, float8_e4m3fnuz or int8",
+        ),
+        (
+            lambda: gemm_a8w8_bpreshuffle(X8, W8[:24], X_SCALE, W_SCALE[:24]),
+            "gemm_a8w8_bpreshuffle: a pre-shuffled weight of 24 x 64 bytes, expected multiples of 16 x 32",
+        ),
+    ],
+)
+def test_what_the_types_are_not_is_said_of_the_arguments(call: Callable[[], torch.Tensor], line: str) -> None:
+    """Not of the key that a table would have."""
+    with torch.no_grad(), pytest.raises(UserError) as error:
+        call()
+    assert str(error.value) == line
+
+
+def test_under_autocast_too() -> None:
+    """It casts wide operands alone: what is quantised would lose its scales unseen."""
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        with pytest.raises(UserError, match=r"^gemm_a16w16: w is None, expected a tensor$"):
+            gemm_a16w16(X, None)  # type: ignore[arg-type]
+        for wrong in ((X8, W8), (X8.float(), W8)):
+            with pytest.raises(UserError, match=r"^gemm_a16w16: [^\n]+$"):
+                gemm_a16w16(*wrong)
+        with pytest.raises(UserError, match=r"^gemm_a8w8: x_scale: none, expected float32 \[8, 1\]$"):
+            gemm_a8w8(X8, W8, None, None)  # type: ignore[arg-type]
+        with pytest.raises(UserError, match=r"^fused_moe: w1 is None, expected a tensor$"):
+            fused_moe(X, None, None, None, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda x: gemm_a16w16(x, W, w_scale=ONE), "scaled operands record no gradients"),
+        (lambda x: gemm_a16w16(x, W[:, :5]), r"x \[8, 64\] and w \[32, 5\], expected"),
+        (lambda x: gemm_a16w16(x, W, torch.ones(3)), r"bias \[3\], expected \[32\]"),
+        (lambda x: gemm_a16w16(x, W, out_dtype=torch.int32), "out_dtype is int32, expected bfloat16, float16"),
+        (lambda x: gemm_a16w16(x, W, out_dtype="float32"), "out_dtype is 'float32', expected a torch.dtype"),
+        (lambda x: gemm_a8w8_bpreshuffle(x, W, None, None), "x and w are bfloat16, expected float8_e4m3fn"),
+    ],
+)
+def test_where_gradients_are_recorded_too(call: Callable[[torch.Tensor], torch.Tensor], said: str) -> None:
+    """torch's own product knows neither scales nor weights in tiles."""
+    with pytest.raises(UserError, match=said) as error:
+        call(X.clone().requires_grad_())
+    assert "\n" not in str(error.value)
+    assert gemm_a16w16(X.clone().requires_grad_(), W).requires_grad

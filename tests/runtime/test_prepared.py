@@ -1,16 +1,26 @@
 """Forms of weights: made once, true to the weight, gone with it, never made inside a graph."""
 
 import gc
+import json
 import weakref
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 from torch.nn.functional import linear
 
-from gemmpipe.runtime import forget, gemm_a16w16, prepare
-from gemmpipe.runtime.calls import capturing
+from gemmpipe.backends.aten import Torch
+from gemmpipe.data import Candidate
+from gemmpipe.device import arch_device, cpu_device
+from gemmpipe.family import KernelDefaults, Weights, load_family
+from gemmpipe.problem import make_problem
+from gemmpipe.runtime import forget, gemm_a4w4_blockscale, gemm_a8w8, gemm_a16w16, prepare, reload
+from gemmpipe.runtime.calls import capturing, kept_form
+from gemmpipe.runtime.choosing import Chosen
 from gemmpipe.runtime.dispatches import dispatch_of
 from gemmpipe.runtime.prepared import FORMS
+from gemmpipe.tables.store import render
 
 PACKED, COPY, MM = {"method": "float32_packed"}, {"method": "float32_copy"}, {"method": "mm"}
 
@@ -106,3 +116,78 @@ def test_inside_a_capture_nothing_is_prepared(x, w, monkeypatch, caplog) -> None
     agree(x(8), w)
     assert len(FORMS.entries) == 1 + len(held)
     assert len(dispatch_of("a16w16").calls) == kept + 1
+
+
+def test_scales_that_lie_where_others_lay_are_others() -> None:
+    """What is loaded anew is often put where the old one was, and nobody counts its changes."""
+    memory = bytearray(64)
+    w, before = torch.ones(4, 4), torch.frombuffer(memory, dtype=torch.float32)
+    candidate = Candidate.of("torch", {"method": "float32_copy"})
+    FORMS.keep(candidate, Weights(w=w, w_scale=before), torch.ones(4, 4))
+    assert FORMS.find(candidate, Weights(w=w, w_scale=before.view(16))) is not None
+    after = torch.frombuffer(memory, dtype=torch.float32)
+    assert after.data_ptr() == before.data_ptr()
+    assert FORMS.find(candidate, Weights(w=w, w_scale=after)) is None
+    del before
+    gc.collect()
+    assert not FORMS.entries
+
+
+@pytest.mark.parametrize("borrowed", [False, True])
+def test_a_form_is_complete_before_another_stream_can_find_it(monkeypatch: pytest.MonkeyPatch, borrowed: bool) -> None:
+    happened: list[str] = []
+
+    class Stream:
+        def synchronize(self) -> None:
+            happened.append("complete" if not FORMS.entries else "too late")
+
+    monkeypatch.setattr("gemmpipe.runtime.calls.capturing", lambda device: False)
+    monkeypatch.setattr("torch.cuda.current_stream", lambda index: Stream())
+    family, device, weight = load_family("a16w16"), arch_device("sm_90"), torch.ones(64, 96).bfloat16()
+    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = family.spec(make_problem(family, {"M": 4, "N": 64, "K": 96}, words, device.gfx, "case"))
+    chosen = Chosen(implementation=Torch(), candidate=Candidate.of("torch", COPY))
+    weights = Weights(w=weight)
+    for _ in range(2):
+        kept_form(chosen, spec, weights, device, borrowed=borrowed)
+    assert len(FORMS.entries) == 1
+    assert happened == ([] if borrowed else ["complete"]), "a borrowed one is made and waited for in its own thread"
+
+
+FP8, SCALED = torch.float8_e4m3fn, {"N": 256, "K": 384, "outdtype": "bfloat16"}
+
+
+@pytest.fixture
+def scaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A tuned row of a family whose candidate makes a bf16 copy."""
+
+    def write(name: str, **key: object) -> None:
+        device, path = cpu_device(), tmp_path / f"{name}.csv"
+        row = {"gfx": device.gfx, "cu_num": device.cu_num, "M": 4, **SCALED, **key, "libtype": "torch", "us": 1.0}
+        path.write_text(render([{**row, "config": json.dumps({"method": "bfloat16_copy"})}], load_family(name), ()))
+        monkeypatch.setenv(f"GEMMPIPE_CONFIG_{name.upper()}", str(path))
+        reload()
+
+    return write
+
+
+def test_rows_of_another_type_or_with_other_scales_want_nothing(scaled: Callable[..., None]) -> None:
+    w, by_block, by_row = torch.ones(256, 384).to(FP8), torch.ones(2, 3), torch.ones(256)
+    scaled("a8w8", q_dtype_w="int8", granularity="row", bias=False)
+    assert prepare(w, by_row) == prepare(w, by_block) == 0
+    scaled("a8w8", q_dtype_w="float8_e4m3fn", granularity="row", bias=False)
+    assert prepare(w, by_block) == prepare(w) == 0
+    assert prepare(w, by_row) == 1
+    gemm_a8w8(torch.ones(4, 384).to(FP8), w, torch.ones(4, 1), by_row)
+    assert len(FORMS.entries) == 1, "the call finds it, whatever shape its scales were given in"
+
+
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_weights_of_two_elements_a_byte_are_prepared(scaled: Callable[..., None], as_bytes: bool) -> None:
+    scaled("a4w4_blockscale")
+    x, w = torch.zeros(4, 192, dtype=torch.uint8), torch.zeros(256, 192, dtype=torch.uint8)
+    scales = torch.full((4, 12), 127, dtype=torch.uint8), torch.full((256, 12), 127, dtype=torch.uint8)
+    ahead = (w, scales[1]) if as_bytes else (w.view(torch.float4_e2m1fn_x2), scales[1].view(torch.float8_e8m0fnu))
+    assert prepare(*ahead) == 1
+    gemm_a4w4_blockscale(x, w, *scales)
+    assert len(FORMS.entries) == 1

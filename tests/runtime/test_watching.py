@@ -10,7 +10,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gemmpipe.family import KernelDefaults, load_family
-from gemmpipe.runtime import gemm_a8w8_blockscale, gemm_a16w16, reload
+from gemmpipe.runtime import fused_moe, gemm_a8w8_blockscale, gemm_a16w16, reload
 from gemmpipe.runtime.captured import Recorder, recorder
 from gemmpipe.runtime.watching import Watcher
 from gemmpipe.sources.table import Csv
@@ -45,6 +45,16 @@ def test_entry_points_count_themselves_once(seen: Recorder, x, w) -> None:
         ("a16w16", "gemm_a16w16", "5"): "1",
         ("a16w16", "gemm_a16w16", "7"): "1",
     }
+
+
+def test_experts_count_themselves_once_however_often_they_are_called(seen: Recorder) -> None:
+    x, w1, w2 = (torch.ones(*sizes).bfloat16() for sizes in ((3, 32), (4, 32, 32), (4, 32, 16)))
+    ids = torch.tensor([[0, 1], [2, 3], [1, 2]], dtype=torch.int32)
+    with torch.no_grad(), Watcher(seen):
+        for rows in (3, 3, 3, 0):
+            fused_moe(x[:rows], w1, w2, torch.ones(rows, 2), ids[:rows])
+    seen.flush()
+    assert [(row["family"], row["op"], row["count"]) for row in read(seen.path)] == [("fmoe", "fused_moe", "3")]
 
 
 def test_every_kind_of_product(seen: Recorder) -> None:
