@@ -5,6 +5,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from gemmpipe import __version__
@@ -109,6 +110,7 @@ def _compose(line: CommandLine, request: "Request") -> int:
     """Let Hydra compose and run; the worst exit code of all runs is returned."""
     from gemmpipe.cli.composing import run_hydra
     from gemmpipe.cli.earlier import RUNS
+    from gemmpipe.cli.job import check_job
     from gemmpipe.cli.mistakes import MISTAKES, explain
     from gemmpipe.cli.sweeping import jobs_elsewhere
     from gemmpipe.cli.unbegun import empty_folders_removed
@@ -122,7 +124,8 @@ def _compose(line: CommandLine, request: "Request") -> int:
             contextlib.redirect_stderr(said) if part else contextlib.nullcontext(),
             jobs_elsewhere(request.overrides if request.multirun else ()),
         ):
-            codes += run_hydra([*_for_hydra(line, request), *request.overrides], _job(request, codes))
+            argv = [*_for_hydra(line, request), *request.overrides]
+            codes += run_hydra(argv, _job(request, codes), partial(check_job, request=request))
     except KeyboardInterrupt as stopped:
         raise KeyboardInterrupt(*_ways_on(stopped, request)) from None
     except SystemExit:
