@@ -18,10 +18,12 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from gemmpipe.cli.streams import readers_may_leave
 from gemmpipe.cli.unbegun import forget_sweep
 from gemmpipe.paths import shipped
 
 _RAISE = "HYDRA_FULL_ERROR"
+_UNSWEPT = "warning: -m: nothing is swept; a sweep has values with commas, as in -m search=halving,exhaustive"
 
 Check = Callable[[DictConfig, Path], object]
 """Raises what is wrong with the configuration of a job of a sweep, whose folder is the second."""
@@ -68,6 +70,7 @@ def _every_job_first(check: Check) -> Iterator[None]:
 
     def checking(self: Any, batch: Sequence[Sequence[str]]) -> None:
         before = HydraConfig.instance().cfg
+        _tell_of_one(self)
         try:
             for number, words in enumerate(batch):
                 check(*_as_launched(self.hydra_context.config_loader.load_sweep_config(self.config, [*words]), number))
@@ -82,6 +85,16 @@ def _every_job_first(check: Check) -> Iterator[None]:
         yield
     finally:
         Sweeper.validate_batch_is_legal = composing  # type: ignore[method-assign]
+
+
+def _tell_of_one(sweeper: Any) -> None:
+    """Say so where -m means no more than its absence: a comma was left out, or stands in brackets, which are a list."""
+    chosen = sweeper.config.hydra.runtime.choices
+    if any(chosen[f"hydra/{each}"] != "basic" for each in ("sweeper", "launcher")):  # others need -m for one run too
+        return
+    if sum(map(len, sweeper.overrides)) == 1:
+        with readers_may_leave():
+            print(_UNSWEPT, file=sys.stderr, flush=True)
 
 
 def _as_launched(cfg: DictConfig, number: int) -> tuple[DictConfig, Path]:

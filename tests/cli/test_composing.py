@@ -44,3 +44,22 @@ def test_a_mistake_in_the_user_s_own_code_too(plans: list[Plan], folder: Path, r
 def test_values_may_refer_to_the_job(plans: list[Plan]) -> None:
     assert main(["-m", "kernel=a16w16,a8w8", "output=job${hydra:job.num}"]) == 0
     assert [plan.output for plan in plans] == ["job0", "job1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["-m"], True),
+        (["-m", "kernel=a16w16", "shapes.nsets=[1,64]"], True),
+        (["-m", "kernel=a16w16,a8w8"], False),
+        (["-m", "batch=range(1,3)"], False),
+        (["kernel=a16w16"], False),
+    ],
+)
+def test_a_sweep_of_nothing_says_so_and_runs(
+    plans: list[Plan], capsys: pytest.CaptureFixture[str], words: list[str], told: bool
+) -> None:
+    assert main(words) == 0
+    line = "warning: -m: nothing is swept; a sweep has values with commas, as in -m search=halving,exhaustive\n"
+    assert capsys.readouterr().err == (line if told else "")
+    assert plans
