@@ -51,6 +51,27 @@ def make_folder(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
 
+def unwritable(folder: Path) -> str:
+    """Why nothing can be written to a folder; empty where it can.
+
+    A folder that is not there is tried where it would be made: a run that is refused must leave none.
+    """
+    try:
+        there = next(path for path in (folder, *folder.absolute().parents) if _stands(path))
+        with tempfile.TemporaryFile(dir=there):  # nameless: another run may try at this very moment
+            return ""
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def _stands(path: Path) -> bool:
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
+
+
 def write_atomic(path: Path, text: str) -> None:
     """Write `text` to `path` so that a reader sees the old or the new file, never half of one.
 

@@ -1,6 +1,5 @@
 """A plan: everything a run needs, and what can be wrong with it before anything runs."""
 
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from gemmpipe.executors import Executor
 from gemmpipe.family import Family, KernelDefaults
 from gemmpipe.formats import Format
 from gemmpipe.journal import Record
+from gemmpipe.paths import unwritable
 from gemmpipe.search import Search
 from gemmpipe.sources import Source
 from gemmpipe.space import Space
@@ -111,22 +111,7 @@ def _files(plan: Plan) -> Iterator[tuple[str, Path]]:
             yield f"format.{name}", table
 
 
-def _stands(path: Path) -> bool:
-    try:
-        path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
-
-
 def writable(key: str, folder: Path) -> None:
-    """Find out before hours of tuning, not after. Raises EnvironmentProblem naming the key.
-
-    A folder that is not there is tried where it would be made: a run that is refused must leave none.
-    """
-    try:
-        there = next(path for path in (folder, *folder.absolute().parents) if _stands(path))
-        with tempfile.TemporaryFile(dir=there):  # nameless: another run may try at this very moment
-            pass
-    except OSError as error:
-        raise EnvironmentProblem(f"{key}: cannot write to {folder}: {error.strerror}") from None
+    """Find out before hours of tuning, not after. Raises EnvironmentProblem naming the key."""
+    if why := unwritable(folder):
+        raise EnvironmentProblem(f"{key}: cannot write to {folder}: {why}")

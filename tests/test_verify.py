@@ -183,9 +183,9 @@ def test_kernels_are_compiled_once_without_a_gpu_and_found_ever_after(folder: Pa
     rows += ["sm_90,132,64,256,256,triton,5,product@0badcafe," + f'"{config}"\n', "sm_90,132,8,8,8,torch,5,torch,{}\n"]
     Path("bf16_tuned_gemm.csv").write_text("gfx,cu_num,M,N,K,libtype,us,kernelName,config\n" + "".join(rows))
 
-    def prebuild(*words: str) -> tuple[int, str]:
+    def prebuild(*words: str, cache: str = "cache") -> tuple[int, str]:
         environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-        environment |= {"TRITON_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": str(CHECKOUT)}
+        environment |= {"TRITON_CACHE_DIR": str(folder / cache), "PYTHONPATH": str(CHECKOUT)}
         command = [sys.executable, "-m", "gemmpipe", "prebuild", "table=bf16_tuned_gemm.csv", *words]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         return done.returncode, done.stdout + done.stderr
@@ -201,6 +201,12 @@ def test_kernels_are_compiled_once_without_a_gpu_and_found_ever_after(folder: Pa
     assert "prebuild: sm_90: 1 kernels: 0 compiled in 0.0 s of the compilers' time, 1 found compiled" in out
     assert "prebuild: gfx942: 1 kernels: 1 compiled in" in out
     assert f"cache: {folder / 'cache'}" in out
+    (folder / "file").touch()
+    code, out = prebuild(cache="file")
+    assert code == 3
+    said = f"cannot compile into Triton's cache {folder / 'file'}: Not a directory; TRITON_CACHE_DIR names another"
+    assert out.splitlines()[-1] == f"gemmpipe: {said}"
+    assert out.count("Not a directory") == 1
 
 
 def test_what_cannot_be_compiled_is_told(
