@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gemmpipe.cli.progress import Terminal
-from gemmpipe.cli.reports import INTERRUPTED, as_bug, report, report_bug
+from gemmpipe.cli.reports import INTERRUPTED, as_bug, of_the_machine, report, report_bug
 from gemmpipe.cli.request import Request
 from gemmpipe.cli.unbegun import can_go_on, forget
-from gemmpipe.errors import EnvironmentProblem, GemmpipeError
+from gemmpipe.errors import GemmpipeError
 from gemmpipe.events import Events
 from gemmpipe.forkserver import forkserver
 
@@ -53,7 +53,7 @@ def run_job(cfg: "DictConfig", request: Request) -> int:
         code = INTERRUPTED
     except OSError as error:
         forget(run_dir)
-        return report(EnvironmentProblem(f"{error.filename or run_dir}: {error.strerror or error}"), error)
+        return report(of_the_machine(error), error)
     except Exception as error:  # noqa: BLE001 (a bug in one run of a sweep must not end the others)
         forget(run_dir)
         return report_bug(error, request.folders.config_dir)

@@ -12,8 +12,8 @@ from gemmpipe import __version__
 from gemmpipe.cli import completion
 from gemmpipe.cli.argv import CommandLine, sort_words
 from gemmpipe.cli.folders import Folders
-from gemmpipe.cli.reports import INTERRUPTED, report, report_bug
-from gemmpipe.cli.streams import any_text_may_be_said, readers_may_leave, silence_the_lost
+from gemmpipe.cli.reports import INTERRUPTED, of_the_machine, report, report_bug
+from gemmpipe.cli.streams import STDOUT, any_text_may_be_said, readers_may_leave, silence_the_lost, writing
 from gemmpipe.cli.usage import about, asked_about, usage
 from gemmpipe.errors import EnvironmentProblem, GemmpipeError, UserError
 
@@ -38,7 +38,8 @@ def main(argv: Sequence[str]) -> int:
         silence_the_lost()
         return 0
     except OSError as error:
-        return report(EnvironmentProblem(f"{error.filename or 'a file'}: {error.strerror or error}"), error)
+        silence_the_lost()
+        return report(of_the_machine(error), error)
     except Exception as error:  # noqa: BLE001 (the last line of defence)
         return report_bug(error)
 
@@ -47,13 +48,17 @@ def _dispatch(argv: Sequence[str]) -> int:
     line = sort_words(argv)
     if not argv or line.has("--help"):
         folders = Folders(config_dir=line.config_dir)
-        print("\n".join(about(word, folders) for word in asked_about(line, folders)) or usage(folders))
+        text = "\n".join(about(word, folders) for word in asked_about(line, folders)) or usage(folders)
+        with writing(STDOUT):
+            print(text)
         return 0
     if line.has("--version"):
-        print(f"gemmpipe {__version__}")
+        with writing(STDOUT):
+            print(f"gemmpipe {__version__}")
         return 0
     if line.has("--shell-completion"):
-        return _complete(line)
+        with writing(STDOUT):
+            return _complete(line)
     from gemmpipe.cli.request import understand
 
     request = understand(line)
@@ -120,6 +125,7 @@ def _compose(line: CommandLine, request: "Request") -> int:
     part, said = line.value("--package"), io.StringIO()
     try:
         with (
+            writing(STDOUT if line.has("--cfg") or line.has("--info") else _run_folders(request)),
             empty_folders_removed(RUNS / request.pipeline),
             contextlib.redirect_stderr(said) if part else contextlib.nullcontext(),
             jobs_elsewhere(request.overrides if request.multirun else ()),
@@ -141,6 +147,16 @@ def _compose(line: CommandLine, request: "Request") -> int:
             raise
         raise EnvironmentProblem(f"{launcher}: {error}") from error
     return max(codes, default=0)
+
+
+def _run_folders(request: "Request") -> str:
+    """Where Hydra writes what was typed for a run, or for a sweep."""
+    from gemmpipe.cli.earlier import RUNS
+    from gemmpipe.cli.words import key_of
+
+    key = "hydra.sweep.dir" if request.multirun else "hydra.run.dir"
+    typed = [word.partition("=")[2].strip("\"'") for word in request.overrides if key_of(word) == key]
+    return typed[-1] if typed else str(RUNS / request.pipeline)
 
 
 def _ways_on(stopped: KeyboardInterrupt, request: "Request") -> list[str]:

@@ -33,6 +33,14 @@ def report_bug(error: Exception, config_dir: Path | None = None) -> int:
     return report(as_bug(error, config_dir), error)
 
 
+def of_the_machine(error: OSError) -> EnvironmentProblem:
+    """What the system refused as one that can be told: of which file, where it says so."""
+    text = error.strerror or str(error)
+    if error.filename is None:  # no more processes or open files, say
+        return EnvironmentProblem(f"{text} (GEMMPIPE_DEBUG=1 prints the traceback)")
+    return EnvironmentProblem(f"{error.filename}: {text}")
+
+
 def as_bug(error: Exception, config_dir: Path | None = None) -> GemmpipeError:
     """An error nobody meant to raise as one that can be told.
 
