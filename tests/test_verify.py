@@ -151,6 +151,9 @@ def test_a_verification_in_batches_and_resumed_says_the_same(verify: Verify, cap
         (["verify"], "table: missing, expected tuned tables, as in table=outputs/tuned/NAME.csv"),
         (["verify", "inputs=[t.csv]", "kernel=a16w16"], "inputs: this pipeline starts from table=, expected that al"),
         (["verify", "table=no.csv"], "table: no file 'no.csv'"),
+        (["verify", "table=bare.csv"], "table: bare.csv has no rows, expected a tuned table"),
+        (["prebuild", "table=bare.csv"], "table: bare.csv has no rows, expected a tuned table"),
+        (["prebuild", "table=bare.csv", "target=sm_90"], "table: bare.csv has no rows, expected a tuned table"),
         (["verify", "table=t.csv", "kernel=a16w16", "target=sm_90"], "target: rows are verified on the device that"),
         (
             ["verify", "table=t.csv", "stages.report.within_pct=-1"],
@@ -172,6 +175,7 @@ def test_a_verification_in_batches_and_resumed_says_the_same(verify: Verify, cap
 def test_a_mistake_is_one_line(words: list[str], said: str, folder: Path, refusal: Callable[..., str]) -> None:
     columns = "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,us,config\n"
     (folder / "t.csv").write_text(columns + "sm_90,132,1,2,3,False,bfloat16,bfloat16,False,False,torch,4,{}\n")
+    (folder / "bare.csv").write_text(columns)
     assert said in refusal(*words, "device=cpu")
 
 
