@@ -9,6 +9,8 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
 CHECKOUT = PACKAGE.parent if (PACKAGE.parent / "pyproject.toml").is_file() else None
+RUNS = Path("outputs/runs")
+"""Where runs lie, and are looked for."""
 _TRIES = 100  # to write into a folder that is being deleted
 
 
@@ -31,6 +33,11 @@ def user_data() -> Path:
 def user_tables() -> Path:
     """The user's folder of tuned tables."""
     return user_data() / "tuned"
+
+
+def is_among_runs(run_dir: Path) -> bool:
+    """Whether a run lies where they are looked for: there its words are the user's own."""
+    return run_dir.resolve().is_relative_to(RUNS.resolve())
 
 
 def no_link(name: str, flags: int) -> int:

@@ -1,5 +1,6 @@
 """A plan: everything a run needs, and what can be wrong with it before anything runs."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,16 @@ class Plan:
     """The composed configuration as plain values, for the manifest."""
     python_path: tuple[str, ...]
     allow_targets: tuple[str, ...]
+
+
+_WHO_AND_WHERE = ("kernel", "space", "backend", "device", "executor")
+
+
+def said_again(plan: Plan) -> tuple[str, ...]:
+    """The words, as they were typed, of whose kernels are meant and who computes them where: for lines to paste."""
+    groups = [re.split(r"[=.@]", word.lstrip("+~"), maxsplit=1)[0] for word in plan.overrides]
+    typed = [word for word, group in zip(plan.overrides, groups, strict=True) if group in _WHO_AND_WHERE]
+    return (*(f"--config-dir={folder}" for folder in plan.python_path), *typed)
 
 
 def check_chain(plan: Plan, reused: Record | None) -> None:

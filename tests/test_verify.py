@@ -74,7 +74,9 @@ def test_rows_that_hold(verify: Verify) -> None:
     assert all(0 < float(str(row["us"])) < SLOW_US for row in _verified().values())
 
 
-def test_every_way_of_not_holding_is_told_and_decides_the_exit_code(verify: Verify) -> None:
+def test_every_way_of_not_holding_is_told_and_decides_the_exit_code(
+    verify: Verify, faulty_words: tuple[str, ...]
+) -> None:
     rows = {
         1: (_row(1, _right(), us=0.01), r"slower: \S+ us, 0.01 recorded \(\+\d+ %, 10 allowed\)"),
         2: (_row(2, _right(pace_ms=20)), r"behind: torch \S+ takes \S+ us, \S+ % less"),
@@ -110,11 +112,25 @@ def test_every_way_of_not_holding_is_told_and_decides_the_exit_code(verify: Veri
     assert set(again["M"]) == set(rows) - {20}
     (line,) = [line for line in later.splitlines() if "to tune these again: " in line]
     words = shlex.split(line.partition("again: ")[2])
-    assert words[:2] == ["gemmpipe", "kernel=faulty"]
+    assert words[:3] == ["gemmpipe", faulty_words[0], "kernel=faulty"]
     assert f"shapes.path={folder.resolve() / 'stale.csv'}" in words
     assert {"device=cpu", "retune=true"} < set(words)
     (output,) = [word.partition("=")[2] for word in words if word.startswith("output=")]
     assert Path(output).is_file(), "the table that was verified"
+
+
+def test_what_is_printed_tunes_stale_rows_again_as_they_were(verify: Verify, capfd: pytest.CaptureFixture[str]) -> None:
+    """The user's own family, backends and space are not among those that a bare command line finds."""
+    own = ("space.KIND=[right]", "space.PACE_MS=[0]")
+    lenient = [f"stages.report.{key}_pct=1e6" for key in ("within", "behind")]
+    code, out, _ = verify(_row(8, _right(), us=0.01), words=own)
+    assert code == 1
+    words = shlex.split(out.partition("to tune these again: ")[2].splitlines()[0])
+    assert {*own, "backend=[faulty,torch]", "executor.timeout_s=1"} < set(words)
+    assert [word for word in words if word.startswith("device")] == ["device=cpu"]
+    assert main(words[1:]) == 0
+    assert "select: 1 of 1 problems solved" in capfd.readouterr().out
+    assert main(["verify", "table=t.csv", *words[1:3], "device=cpu", *lenient]) == 0
 
 
 def test_times_that_mean_something_else_are_not_compared(verify: Verify) -> None:

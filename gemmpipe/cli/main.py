@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gemmpipe import __version__
@@ -16,6 +17,7 @@ from gemmpipe.cli.reports import INTERRUPTED, of_the_machine, report, report_bug
 from gemmpipe.cli.streams import STDOUT, any_text_may_be_said, readers_may_leave, silence_the_lost, writing
 from gemmpipe.cli.usage import about, asked_about, usage
 from gemmpipe.errors import EnvironmentProblem, GemmpipeError, UserError
+from gemmpipe.paths import RUNS, is_among_runs
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -114,7 +116,6 @@ def _job(request: "Request", codes: list[int]) -> "Callable[[DictConfig], int]":
 def _compose(line: CommandLine, request: "Request") -> int:
     """Let Hydra compose and run; the worst exit code of all runs is returned."""
     from gemmpipe.cli.composing import run_hydra
-    from gemmpipe.cli.earlier import RUNS
     from gemmpipe.cli.job import check_job
     from gemmpipe.cli.mistakes import MISTAKES, explain
     from gemmpipe.cli.sweeping import jobs_elsewhere
@@ -151,7 +152,6 @@ def _compose(line: CommandLine, request: "Request") -> int:
 
 def _run_folders(request: "Request") -> str:
     """Where Hydra writes what was typed for a run, or for a sweep."""
-    from gemmpipe.cli.earlier import RUNS
     from gemmpipe.cli.words import key_of
 
     key = "hydra.sweep.dir" if request.multirun else "hydra.run.dir"
@@ -161,12 +161,22 @@ def _run_folders(request: "Request") -> str:
 
 def _ways_on(stopped: KeyboardInterrupt, request: "Request") -> list[str]:
     """How to go on with what was stopped; `last` would be an earlier run where this one had not begun."""
+    line = _resuming(stopped.args[0], request) if stopped.args else ""
     if not request.multirun:
-        return ["'gemmpipe resume=last' goes on"] if stopped.args else []
+        return [f"{line} goes on"] if line else []
     if any(word.startswith("hydra/launcher=submitit") for word in request.overrides):
         return []  # told by then: the jobs are not stopped
-    this = "'gemmpipe resume=last' goes on with this run, then " if stopped.args else ""
+    this = f"{line} goes on with this run, then " if line else ""
     return [f"{this}the same line does what is left of the sweep"]
+
+
+def _resuming(run_dir: Path, request: "Request") -> str:
+    """The line that goes on with a run, quoted: the last one where runs are looked for, else by its folder."""
+    from gemmpipe.report import resume_line
+
+    if is_among_runs(run_dir):
+        return "'gemmpipe resume=last'"
+    return f'"{resume_line(run_dir, request.folders.python_path)}"'
 
 
 def _for_hydra(line: CommandLine, request: "Request") -> list[str]:

@@ -160,3 +160,25 @@ def test_a_run_that_is_stopped_before_it_began_is_not_said_to_go_on(
     assert main(["kernel=a16w16"]) == 130
     assert capfd.readouterr().err == "gemmpipe: interrupted\n"
     assert not list(folder.glob("outputs/runs/tune/*"))
+
+
+@pytest.mark.parametrize(
+    ("place", "line"),
+    [
+        ("outputs/runs/tune/a", "'gemmpipe resume=last'"),
+        ("else where", "\"gemmpipe --config-dir={0}/mine 'resume={0}/else where'\""),
+    ],
+)
+def test_a_run_that_is_stopped_says_which_it_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], place: str, line: str
+) -> None:
+    """Among the runs here `last` would be another one."""
+
+    def stopped(plan: Plan, events: Events) -> int:
+        plan.run_dir.joinpath("trials.jsonl").write_text("1\n2\n")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gemmpipe.runner.run", stopped)
+    (folder / "mine").mkdir()
+    assert main(["--config-dir=mine", f"hydra.run.dir='{place}'"]) == 130
+    assert capfd.readouterr().err == f"gemmpipe: interrupted; {line.format(folder)} goes on\n"
