@@ -166,6 +166,7 @@ def test_a_verification_in_batches_and_resumed_says_the_same(verify: Verify, cap
     [
         (["verify"], "table: missing, expected tuned tables, as in table=outputs/tuned/NAME.csv"),
         (["verify", "inputs=[t.csv]", "kernel=a16w16"], "inputs: this pipeline starts from table=, expected that al"),
+        (["verify", "table="], "table: '', expected a CSV file, a list of files or a glob"),
         (["verify", "table=no.csv"], "table: no file 'no.csv'"),
         (["verify", "table=bare.csv"], "table: bare.csv has no rows, expected a tuned table"),
         (["prebuild", "table=bare.csv"], "table: bare.csv has no rows, expected a tuned table"),
