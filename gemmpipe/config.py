@@ -134,6 +134,7 @@ def _known_keys(node: object, known: Sequence[str], where: str) -> None:
 
 def _kernel(node: object, allowed: frozenset[str], make: Make) -> dict[str, Any]:
     from gemmpipe.family import KernelDefaults, load_family, shipped_families
+    from gemmpipe.problem import plain_words
 
     given = {"key": {}, **node} if isinstance(node, Mapping) else node
     _known_keys(given, ("family", "dtype", "out_dtype", "bias", "key"), "kernel")
@@ -144,6 +145,7 @@ def _kernel(node: object, allowed: frozenset[str], make: Make) -> dict[str, Any]
         # An override or a recipe may choose a family but not make us import any module that happens to be there.
         raise UserError(f"kernel.family: no family '{name}'{nearest(str(name), shipped)}")
     family, defaults = load_family(str(name)), fill(KernelDefaults, values, "kernel", make)
+    plain_words(defaults, "")  # whatever the architecture, a word that is no dtype is none
     columns = {column.name: column for column in family.key_columns}
     for column, value in defaults.key.items():
         if column not in columns:

@@ -32,20 +32,34 @@ class DeviceChoice:
     index: int | tuple[int, ...] | None
     shared: bool
 
+    def __post_init__(self) -> None:
+        if isinstance(self.index, tuple) and len(set(self.index)) != max(1, len(self.index)):
+            raise ValueError(f"index={self.named}, expected GPUs such as [0,1], each once")
+
     def find(self) -> tuple[Device, ...]:
         """The devices meant; on the CPU exactly one.
 
-        Raises EnvironmentProblem when one that is asked for is absent, UserError for an unknown kind.
+        Raises EnvironmentProblem when one that is asked for is absent, UserError for an unknown kind, and for a GPU's
+        index beside the CPU.
         """
         if self.kind not in KINDS:
             raise UserError(f"device.kind: '{self.kind}' is none of {', '.join(KINDS)}{nearest(self.kind, KINDS)}")
+        if self.kind == "cpu" and self.index is not None:
+            raise UserError(f"device.index: {self.named} given, expected none with device.kind=cpu: it numbers GPUs")
         gpu = gpu_kind()
+        if self.kind == "auto" and gpu is None and self.index is not None:
+            raise EnvironmentProblem(f"device.index={self.named}: torch sees no GPU; use device=cpu without an index")
         if self.kind == "cpu" or (self.kind == "auto" and gpu is None):
             return (replace(cpu_device(), shared=self.shared),)
         if gpu is None or (self.kind != "auto" and self.kind != gpu):
             found = f"torch sees {gpu} devices only" if gpu else "torch sees no GPU"
             raise EnvironmentProblem(f"device.kind={self.kind}: {found}; use device.kind=auto or cpu")
         return tuple(replace(gpu_device(index), shared=self.shared) for index in self._indices())
+
+    @property
+    def named(self) -> str:
+        """The index as it was typed."""
+        return str(self.index) if isinstance(self.index, int) else f"[{','.join(map(str, self.index or ()))}]"
 
     def _indices(self) -> tuple[int, ...]:
         import torch

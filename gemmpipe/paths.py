@@ -9,6 +9,8 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parent
 CHECKOUT = PACKAGE.parent if (PACKAGE.parent / "pyproject.toml").is_file() else None
+RUNS = Path("outputs/runs")
+"""Where runs lie, and are looked for."""
 _TRIES = 100  # to write into a folder that is being deleted
 
 
@@ -33,6 +35,11 @@ def user_tables() -> Path:
     return user_data() / "tuned"
 
 
+def is_among_runs(run_dir: Path) -> bool:
+    """Whether a run lies where they are looked for: there its words are the user's own."""
+    return run_dir.resolve().is_relative_to(RUNS.resolve())
+
+
 def no_link(name: str, flags: int) -> int:
     """`opener` of a file that is ours: raises OSError where somebody put a link to another one in its place."""
     return os.open(name, flags | os.O_NOFOLLOW, 0o666)
@@ -49,6 +56,27 @@ def make_folder(folder: Path) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             return
     folder.mkdir(parents=True, exist_ok=True)
+
+
+def unwritable(folder: Path) -> str:
+    """Why nothing can be written to a folder; empty where it can.
+
+    A folder that is not there is tried where it would be made: a run that is refused must leave none.
+    """
+    try:
+        there = next(path for path in (folder, *folder.absolute().parents) if _stands(path))
+        with tempfile.TemporaryFile(dir=there):  # nameless: another run may try at this very moment
+            return ""
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def _stands(path: Path) -> bool:
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def write_atomic(path: Path, text: str) -> None:

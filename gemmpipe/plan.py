@@ -1,6 +1,6 @@
 """A plan: everything a run needs, and what can be wrong with it before anything runs."""
 
-import tempfile
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +12,7 @@ from gemmpipe.executors import Executor
 from gemmpipe.family import Family, KernelDefaults
 from gemmpipe.formats import Format
 from gemmpipe.journal import Record
+from gemmpipe.paths import unwritable
 from gemmpipe.search import Search
 from gemmpipe.sources import Source
 from gemmpipe.space import Space
@@ -52,6 +53,16 @@ class Plan:
     """The composed configuration as plain values, for the manifest."""
     python_path: tuple[str, ...]
     allow_targets: tuple[str, ...]
+
+
+_WHO_AND_WHERE = ("kernel", "space", "backend", "device", "executor")
+
+
+def said_again(plan: Plan) -> tuple[str, ...]:
+    """The words, as they were typed, of whose kernels are meant and who computes them where: for lines to paste."""
+    groups = [re.split(r"[=.@]", word.lstrip("+~"), maxsplit=1)[0] for word in plan.overrides]
+    typed = [word for word, group in zip(plan.overrides, groups, strict=True) if group in _WHO_AND_WHERE]
+    return (*(f"--config-dir={folder}" for folder in plan.python_path), *typed)
 
 
 def check_chain(plan: Plan, reused: Record | None) -> None:
@@ -111,22 +122,7 @@ def _files(plan: Plan) -> Iterator[tuple[str, Path]]:
             yield f"format.{name}", table
 
 
-def _stands(path: Path) -> bool:
-    try:
-        path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
-
-
 def writable(key: str, folder: Path) -> None:
-    """Find out before hours of tuning, not after. Raises EnvironmentProblem naming the key.
-
-    A folder that is not there is tried where it would be made: a run that is refused must leave none.
-    """
-    try:
-        there = next(path for path in (folder, *folder.absolute().parents) if _stands(path))
-        with tempfile.TemporaryFile(dir=there):  # nameless: another run may try at this very moment
-            pass
-    except OSError as error:
-        raise EnvironmentProblem(f"{key}: cannot write to {folder}: {error.strerror}") from None
+    """Find out before hours of tuning, not after. Raises EnvironmentProblem naming the key."""
+    if why := unwritable(folder):
+        raise EnvironmentProblem(f"{key}: cannot write to {folder}: {why}")

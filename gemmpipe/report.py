@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gemmpipe.events import counted
 from gemmpipe.executors import Usage
 from gemmpipe.interrupt import Interrupted
+from gemmpipe.paths import is_among_runs
 from gemmpipe.stages.incumbents import native_tables
 from gemmpipe.stages.unsolved import undecided_line
 from gemmpipe.stages.worth import saving
@@ -52,11 +53,17 @@ def tell(
         say(f"  {usage_line(usage)}")
     say(f"run   {plan.run_dir}")
     if worked and (stopped_early or context.cut):
-        say(f"to go on with it: {shlex.join(['gemmpipe', f'resume={plan.run_dir}'])}")
+        say(f"to go on with it: {resume_line(plan.run_dir, plan.python_path)}")
     if code != Interrupted.exit_code and "artifacts" in tables:
         written = [path for path in native_tables(plan.family, context.output, plan.formats.values()) if path.is_file()]
         for path in written:
             say(use_line(plan.family, path.resolve()))
+
+
+def resume_line(run_dir: Path, python_path: Sequence[str]) -> str:
+    """What to type to go on with a run; whose code it brings is typed too where runs are not looked for."""
+    own = [f"--config-dir={folder}" for folder in python_path if not is_among_runs(run_dir)]
+    return shlex.join(["gemmpipe", *own, f"resume={run_dir}"])
 
 
 def use_line(family: "Family", table: Path) -> str:

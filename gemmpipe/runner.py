@@ -16,7 +16,7 @@ from gemmpipe.events import Events
 from gemmpipe.executors import Usage
 from gemmpipe.interrupt import Interrupted, listening
 from gemmpipe.journal import Journal, Record
-from gemmpipe.plan import Plan, check_chain, check_outputs
+from gemmpipe.plan import Plan, check_chain, check_outputs, said_again
 from gemmpipe.search.lore import Lore
 from gemmpipe.stages import Context
 from gemmpipe.stages.earlier import journals_of, teach_choices, unfinished
@@ -159,6 +159,7 @@ def _context(
         inputs=plan.inputs,
         targets=plan.target,
         python_path=plan.python_path,
+        words=said_again(plan),
         lore=lore,
         earlier=earlier,
         cut=set(record.cut),

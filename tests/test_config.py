@@ -220,6 +220,7 @@ def test_fields_are_checked_by_name() -> None:
 @pytest.mark.parametrize(
     ("word", "said"),
     [
+        ("kernel.dtype=fp9", "kernel.dtype: 'fp9', expected a dtype such as bfloat16; did you mean 'fp8'?"),
         ("stages.screen.keep=0", "stages.screen.keep: 0 given, expected at least 1"),
         ("executor.workers=0", "executor.workers: 0 given, expected at least 1"),
         ("executor.memory_pct=0", "executor.memory_pct: 0 given, expected at least 1"),
@@ -230,7 +231,7 @@ def test_fields_are_checked_by_name() -> None:
         ("search.looks.keep_ratio=1", "search.looks.keep_ratio: 1 given, expected between 0 and 1"),
     ],
 )
-def test_numbers_out_of_range_are_refused(
+def test_values_out_of_range_are_refused(
     word: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,5 +1,6 @@
 """Finding devices, and architectures to compile for."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,21 @@ def test_an_absent_gpu_is_the_environments_problem() -> None:
     assert DeviceChoice(kind="auto", index=None, shared=False).find()[0].kind == "cpu"
     with pytest.raises(EnvironmentProblem, match=r"device\.kind=cuda: torch sees no GPU"):
         DeviceChoice(kind="cuda", index=None, shared=False).find()
+    with pytest.raises(EnvironmentProblem, match=r"device\.index=3: torch sees no GPU; use device=cpu without"):
+        DeviceChoice(kind="auto", index=3, shared=False).find()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["device=cpu", "device.index=3"], "device.index: 3 given, expected none with device.kind=cpu"),
+        (["device=cpu", "device.index=[0,1]"], "device.index: [0,1] given, expected none with device.kind=cpu"),
+        (["device.index=[]"], "device.index: [] given, expected GPUs such as [0,1], each once"),
+        (["device.index=[0,0]"], "device.index: [0,0] given, expected GPUs such as [0,1], each once"),
+    ],
+)
+def test_an_index_that_names_no_device_is_a_mistake(refusal: Callable[..., str], words: list[str], said: str) -> None:
+    assert refusal("capture", *words).startswith(said)
 
 
 def test_unknown_words_are_the_users_mistake() -> None:

@@ -180,3 +180,13 @@ def test_a_sidecar_that_cannot_be_read_is_told(folder: Path, capfd: pytest.Captu
     assert "no object 'runs' of objects" in error
     assert "set aside as c.csv.meta.json.broken" in error
     assert (folder / "c.csv.meta.json.broken").read_text() == '{"runs": []}'
+
+
+@pytest.mark.usefixtures("tables")
+def test_inputs_without_rows_are_told(capfd: pytest.CaptureFixture[str]) -> None:
+    Path("bare.csv").write_text(f"{HEADER}\n")
+    assert main(["merge", "inputs=[bare.csv]", "kernel=a8w8_blockscale", "output=c.csv"]) == 0
+    assert "merge: c.csv: 0 rows, from 0 of inputs without any; no conflict" in capfd.readouterr().out
+    assert main(["merge", "inputs=[old.csv]", "kernel=a8w8_blockscale", "output=c.csv"]) == 0
+    assert main(["merge", "inputs=[bare.csv]", "kernel=a8w8_blockscale", "output=c.csv"]) == 0
+    assert "merge: c.csv: 3 rows, from 0 of inputs without any and 3 that stood there" in capfd.readouterr().out

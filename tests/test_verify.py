@@ -74,7 +74,9 @@ def test_rows_that_hold(verify: Verify) -> None:
     assert all(0 < float(str(row["us"])) < SLOW_US for row in _verified().values())
 
 
-def test_every_way_of_not_holding_is_told_and_decides_the_exit_code(verify: Verify) -> None:
+def test_every_way_of_not_holding_is_told_and_decides_the_exit_code(
+    verify: Verify, faulty_words: tuple[str, ...]
+) -> None:
     rows = {
         1: (_row(1, _right(), us=0.01), r"slower: \S+ us, 0.01 recorded \(\+\d+ %, 10 allowed\)"),
         2: (_row(2, _right(pace_ms=20)), r"behind: torch \S+ takes \S+ us, \S+ % less"),
@@ -110,11 +112,25 @@ def test_every_way_of_not_holding_is_told_and_decides_the_exit_code(verify: Veri
     assert set(again["M"]) == set(rows) - {20}
     (line,) = [line for line in later.splitlines() if "to tune these again: " in line]
     words = shlex.split(line.partition("again: ")[2])
-    assert words[:2] == ["gemmpipe", "kernel=faulty"]
+    assert words[:3] == ["gemmpipe", faulty_words[0], "kernel=faulty"]
     assert f"shapes.path={folder.resolve() / 'stale.csv'}" in words
     assert {"device=cpu", "retune=true"} < set(words)
     (output,) = [word.partition("=")[2] for word in words if word.startswith("output=")]
     assert Path(output).is_file(), "the table that was verified"
+
+
+def test_what_is_printed_tunes_stale_rows_again_as_they_were(verify: Verify, capfd: pytest.CaptureFixture[str]) -> None:
+    """The user's own family, backends and space are not among those that a bare command line finds."""
+    own = ("space.KIND=[right]", "space.PACE_MS=[0]")
+    lenient = [f"stages.report.{key}_pct=1e6" for key in ("within", "behind")]
+    code, out, _ = verify(_row(8, _right(), us=0.01), words=own)
+    assert code == 1
+    words = shlex.split(out.partition("to tune these again: ")[2].splitlines()[0])
+    assert {*own, "backend=[faulty,torch]", "executor.timeout_s=1"} < set(words)
+    assert [word for word in words if word.startswith("device")] == ["device=cpu"]
+    assert main(words[1:]) == 0
+    assert "select: 1 of 1 problems solved" in capfd.readouterr().out
+    assert main(["verify", "table=t.csv", *words[1:3], "device=cpu", *lenient]) == 0
 
 
 def test_times_that_mean_something_else_are_not_compared(verify: Verify) -> None:
@@ -150,7 +166,11 @@ def test_a_verification_in_batches_and_resumed_says_the_same(verify: Verify, cap
     [
         (["verify"], "table: missing, expected tuned tables, as in table=outputs/tuned/NAME.csv"),
         (["verify", "inputs=[t.csv]", "kernel=a16w16"], "inputs: this pipeline starts from table=, expected that al"),
+        (["verify", "table="], "table: '', expected a CSV file, a list of files or a glob"),
         (["verify", "table=no.csv"], "table: no file 'no.csv'"),
+        (["verify", "table=bare.csv"], "table: bare.csv has no rows, expected a tuned table"),
+        (["prebuild", "table=bare.csv"], "table: bare.csv has no rows, expected a tuned table"),
+        (["prebuild", "table=bare.csv", "target=sm_90"], "table: bare.csv has no rows, expected a tuned table"),
         (["verify", "table=t.csv", "kernel=a16w16", "target=sm_90"], "target: rows are verified on the device that"),
         (
             ["verify", "table=t.csv", "stages.report.within_pct=-1"],
@@ -172,6 +192,7 @@ def test_a_verification_in_batches_and_resumed_says_the_same(verify: Verify, cap
 def test_a_mistake_is_one_line(words: list[str], said: str, folder: Path, refusal: Callable[..., str]) -> None:
     columns = "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,us,config\n"
     (folder / "t.csv").write_text(columns + "sm_90,132,1,2,3,False,bfloat16,bfloat16,False,False,torch,4,{}\n")
+    (folder / "bare.csv").write_text(columns)
     assert said in refusal(*words, "device=cpu")
 
 
@@ -183,9 +204,9 @@ def test_kernels_are_compiled_once_without_a_gpu_and_found_ever_after(folder: Pa
     rows += ["sm_90,132,64,256,256,triton,5,product@0badcafe," + f'"{config}"\n', "sm_90,132,8,8,8,torch,5,torch,{}\n"]
     Path("bf16_tuned_gemm.csv").write_text("gfx,cu_num,M,N,K,libtype,us,kernelName,config\n" + "".join(rows))
 
-    def prebuild(*words: str) -> tuple[int, str]:
+    def prebuild(*words: str, cache: str = "cache") -> tuple[int, str]:
         environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-        environment |= {"TRITON_CACHE_DIR": str(folder / "cache"), "PYTHONPATH": str(CHECKOUT)}
+        environment |= {"TRITON_CACHE_DIR": str(folder / cache), "PYTHONPATH": str(CHECKOUT)}
         command = [sys.executable, "-m", "gemmpipe", "prebuild", "table=bf16_tuned_gemm.csv", *words]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         return done.returncode, done.stdout + done.stderr
@@ -201,6 +222,12 @@ def test_kernels_are_compiled_once_without_a_gpu_and_found_ever_after(folder: Pa
     assert "prebuild: sm_90: 1 kernels: 0 compiled in 0.0 s of the compilers' time, 1 found compiled" in out
     assert "prebuild: gfx942: 1 kernels: 1 compiled in" in out
     assert f"cache: {folder / 'cache'}" in out
+    (folder / "file").touch()
+    code, out = prebuild(cache="file")
+    assert code == 3
+    said = f"cannot compile into Triton's cache {folder / 'file'}: Not a directory; TRITON_CACHE_DIR names another"
+    assert out.splitlines()[-1] == f"gemmpipe: {said}"
+    assert out.count("Not a directory") == 1
 
 
 def test_what_cannot_be_compiled_is_told(

@@ -9,8 +9,8 @@ import yaml
 from gemmpipe.cli.folders import Folders
 from gemmpipe.cli.unbegun import JOURNAL, can_go_on
 from gemmpipe.errors import UserError
+from gemmpipe.paths import RUNS, is_among_runs
 
-RUNS = Path("outputs/runs")
 _CODE = re.compile(r"_target_|\$\{|(^|[@./+~])hydra\.(callbacks|searchpath|job)")
 """In a word that someone else may have written: names code."""
 
@@ -69,8 +69,7 @@ def _read(folder: Path, where: str, config_dir_typed: bool) -> EarlierRun:
     odd = next((str(word) for word in overrides if _brings_code(str(word))), None)
     if odd is not None:
         raise UserError(f"{where}: '{odd}' was typed for that run, which can run code; expected a run of your own")
-    here = folder.is_relative_to(RUNS.resolve())
-    if config_dir and not here and not config_dir_typed:
+    if config_dir and not is_among_runs(folder) and not config_dir_typed:
         raise UserError(f"{where}: that run had --config-dir={config_dir}, whose code would be run; type it too")
     return EarlierRun(
         folder=folder,

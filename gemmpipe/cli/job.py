@@ -5,15 +5,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gemmpipe.cli.progress import Terminal
-from gemmpipe.cli.reports import INTERRUPTED, report, report_bug
+from gemmpipe.cli.reports import INTERRUPTED, as_bug, of_the_machine, report, report_bug
 from gemmpipe.cli.request import Request
 from gemmpipe.cli.unbegun import can_go_on, forget
-from gemmpipe.errors import EnvironmentProblem, GemmpipeError
+from gemmpipe.errors import GemmpipeError
 from gemmpipe.events import Events
 from gemmpipe.forkserver import forkserver
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from gemmpipe.plan import Plan
+
+
+def check_job(cfg: "DictConfig", run_dir: Path, request: Request) -> None:
+    """Find a mistake in a job of a sweep before the jobs in front of it have run for hours.
+
+    Raises what the job would end with, as far as its configuration alone tells.
+    """
+    from gemmpipe.plan import check_chain
+
+    request.folders.make_importable()
+    try:
+        plan = _plan(cfg, request, run_dir)
+        if plan.pipeline != "doctor" and plan.reuse is None:
+            check_chain(plan, None)
+    except (GemmpipeError, OSError):
+        raise
+    except Exception as error:
+        raise as_bug(error, request.folders.config_dir) from error
 
 
 def run_job(cfg: "DictConfig", request: Request) -> int:
@@ -22,13 +42,10 @@ def run_job(cfg: "DictConfig", request: Request) -> int:
     Raises KeyboardInterrupt when the user stopped it, with the run's folder where it can go on.
     """
     from hydra.core.hydra_config import HydraConfig
-    from omegaconf import OmegaConf
 
     run_dir = Path(HydraConfig.get().runtime.output_dir)
-    typed = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)  # unresolved, as it was typed
-    overrides = tuple(str(word) for word in typed) if isinstance(typed, list) else ()
     try:
-        code = _carry_out(cfg, request, run_dir, overrides)
+        code = _carry_out(cfg, request, run_dir)
     except GemmpipeError as error:
         forget(run_dir)
         return report(error)
@@ -36,7 +53,7 @@ def run_job(cfg: "DictConfig", request: Request) -> int:
         code = INTERRUPTED
     except OSError as error:
         forget(run_dir)
-        return report(EnvironmentProblem(f"{error.filename or run_dir}: {error.strerror or error}"), error)
+        return report(of_the_machine(error), error)
     except Exception as error:  # noqa: BLE001 (a bug in one run of a sweep must not end the others)
         forget(run_dir)
         return report_bug(error, request.folders.config_dir)
@@ -52,26 +69,14 @@ _BESIDE = {"screen", "bench", "lineup"}
 """Stages for which processes are started: what these import is imported while the driver imports its own."""
 
 
-def _carry_out(cfg: "DictConfig", request: Request, run_dir: Path, overrides: tuple[str, ...]) -> int:
+def _carry_out(cfg: "DictConfig", request: Request, run_dir: Path) -> int:
     chain = cfg.get("chain")
     if isinstance(chain, Iterable) and not _BESIDE.isdisjoint(map(str, chain)):
         forkserver()
-    from gemmpipe.config import Origin, build
-    from gemmpipe.plan import check_below
-
-    origin = Origin(
-        pipeline=request.pipeline,
-        run_dir=run_dir,
-        overrides=overrides,
-        python_path=request.folders.python_path,
-        allowed=request.folders.named_code(),
-    )
     request.folders.make_importable()
     with Terminal(verbose=cfg.verbose is True) as terminal:
         events = Events(listeners=[terminal])
-        plan = build(cfg, origin)
-        if request.recipe:
-            check_below(plan, request.recipe, request.typed)
+        plan = _plan(cfg, request, run_dir)
         if request.pipeline == "doctor":
             from gemmpipe.doctor import examine
 
@@ -79,3 +84,25 @@ def _carry_out(cfg: "DictConfig", request: Request, run_dir: Path, overrides: tu
         from gemmpipe.runner import run
 
         return run(plan, events)
+
+
+def _plan(cfg: "DictConfig", request: Request, run_dir: Path) -> "Plan":
+    """What the configuration means. Raises UserError for whatever is wrong with it by itself."""
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
+
+    from gemmpipe.config import Origin, build
+    from gemmpipe.plan import check_below
+
+    typed = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)  # unresolved, as it was typed
+    origin = Origin(
+        pipeline=request.pipeline,
+        run_dir=run_dir,
+        overrides=tuple(str(word) for word in typed) if isinstance(typed, list) else (),
+        python_path=request.folders.python_path,
+        allowed=request.folders.named_code(),
+    )
+    plan = build(cfg, origin)
+    if request.recipe:
+        check_below(plan, request.recipe, request.typed)
+    return plan

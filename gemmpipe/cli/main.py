@@ -5,16 +5,19 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gemmpipe import __version__
 from gemmpipe.cli import completion
 from gemmpipe.cli.argv import CommandLine, sort_words
 from gemmpipe.cli.folders import Folders
-from gemmpipe.cli.reports import INTERRUPTED, report, report_bug
-from gemmpipe.cli.streams import any_text_may_be_said, readers_may_leave, silence_the_lost
+from gemmpipe.cli.reports import INTERRUPTED, of_the_machine, report, report_bug
+from gemmpipe.cli.streams import STDOUT, any_text_may_be_said, readers_may_leave, silence_the_lost, writing
 from gemmpipe.cli.usage import about, asked_about, usage
 from gemmpipe.errors import EnvironmentProblem, GemmpipeError, UserError
+from gemmpipe.paths import RUNS, is_among_runs
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -37,7 +40,8 @@ def main(argv: Sequence[str]) -> int:
         silence_the_lost()
         return 0
     except OSError as error:
-        return report(EnvironmentProblem(f"{error.filename or 'a file'}: {error.strerror or error}"), error)
+        silence_the_lost()
+        return report(of_the_machine(error), error)
     except Exception as error:  # noqa: BLE001 (the last line of defence)
         return report_bug(error)
 
@@ -46,13 +50,17 @@ def _dispatch(argv: Sequence[str]) -> int:
     line = sort_words(argv)
     if not argv or line.has("--help"):
         folders = Folders(config_dir=line.config_dir)
-        print("\n".join(about(word, folders) for word in asked_about(line, folders)) or usage(folders))
+        text = "\n".join(about(word, folders) for word in asked_about(line, folders)) or usage(folders)
+        with writing(STDOUT):
+            print(text)
         return 0
     if line.has("--version"):
-        print(f"gemmpipe {__version__}")
+        with writing(STDOUT):
+            print(f"gemmpipe {__version__}")
         return 0
     if line.has("--shell-completion"):
-        return _complete(line)
+        with writing(STDOUT):
+            return _complete(line)
     from gemmpipe.cli.request import understand
 
     request = understand(line)
@@ -108,7 +116,7 @@ def _job(request: "Request", codes: list[int]) -> "Callable[[DictConfig], int]":
 def _compose(line: CommandLine, request: "Request") -> int:
     """Let Hydra compose and run; the worst exit code of all runs is returned."""
     from gemmpipe.cli.composing import run_hydra
-    from gemmpipe.cli.earlier import RUNS
+    from gemmpipe.cli.job import check_job
     from gemmpipe.cli.mistakes import MISTAKES, explain
     from gemmpipe.cli.sweeping import jobs_elsewhere
     from gemmpipe.cli.unbegun import empty_folders_removed
@@ -118,11 +126,13 @@ def _compose(line: CommandLine, request: "Request") -> int:
     part, said = line.value("--package"), io.StringIO()
     try:
         with (
+            writing(STDOUT if line.has("--cfg") or line.has("--info") else _run_folders(request)),
             empty_folders_removed(RUNS / request.pipeline),
             contextlib.redirect_stderr(said) if part else contextlib.nullcontext(),
             jobs_elsewhere(request.overrides if request.multirun else ()),
         ):
-            codes += run_hydra([*_for_hydra(line, request), *request.overrides], _job(request, codes))
+            argv = [*_for_hydra(line, request), *request.overrides]
+            codes += run_hydra(argv, _job(request, codes), partial(check_job, request=request))
     except KeyboardInterrupt as stopped:
         raise KeyboardInterrupt(*_ways_on(stopped, request)) from None
     except SystemExit:
@@ -140,14 +150,33 @@ def _compose(line: CommandLine, request: "Request") -> int:
     return max(codes, default=0)
 
 
+def _run_folders(request: "Request") -> str:
+    """Where Hydra writes what was typed for a run, or for a sweep."""
+    from gemmpipe.cli.words import key_of
+
+    key = "hydra.sweep.dir" if request.multirun else "hydra.run.dir"
+    typed = [word.partition("=")[2].strip("\"'") for word in request.overrides if key_of(word) == key]
+    return typed[-1] if typed else str(RUNS / request.pipeline)
+
+
 def _ways_on(stopped: KeyboardInterrupt, request: "Request") -> list[str]:
     """How to go on with what was stopped; `last` would be an earlier run where this one had not begun."""
+    line = _resuming(stopped.args[0], request) if stopped.args else ""
     if not request.multirun:
-        return ["'gemmpipe resume=last' goes on"] if stopped.args else []
+        return [f"{line} goes on"] if line else []
     if any(word.startswith("hydra/launcher=submitit") for word in request.overrides):
         return []  # told by then: the jobs are not stopped
-    this = "'gemmpipe resume=last' goes on with this run, then " if stopped.args else ""
+    this = f"{line} goes on with this run, then " if line else ""
     return [f"{this}the same line does what is left of the sweep"]
+
+
+def _resuming(run_dir: Path, request: "Request") -> str:
+    """The line that goes on with a run, quoted: the last one where runs are looked for, else by its folder."""
+    from gemmpipe.report import resume_line
+
+    if is_among_runs(run_dir):
+        return "'gemmpipe resume=last'"
+    return f'"{resume_line(run_dir, request.folders.python_path)}"'
 
 
 def _for_hydra(line: CommandLine, request: "Request") -> list[str]:

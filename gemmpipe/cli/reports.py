@@ -29,16 +29,26 @@ def report(error: GemmpipeError, cause: BaseException | None = None) -> int:
 
 
 def report_bug(error: Exception, config_dir: Path | None = None) -> int:
-    """The same for an error nobody meant to raise; never the code of a run that ended well.
+    """The same for an error nobody meant to raise; never the code of a run that ended well."""
+    return report(as_bug(error, config_dir), error)
+
+
+def of_the_machine(error: OSError) -> EnvironmentProblem:
+    """What the system refused as one that can be told: of which file, where it says so."""
+    text = error.strerror or str(error)
+    if error.filename is None:  # no more processes or open files, say
+        return EnvironmentProblem(f"{text} (GEMMPIPE_DEBUG=1 prints the traceback)")
+    return EnvironmentProblem(f"{error.filename}: {text}")
+
+
+def as_bug(error: Exception, config_dir: Path | None = None) -> GemmpipeError:
+    """An error nobody meant to raise as one that can be told.
 
     Where it came out of a Python file of the user's own folder it is the user's, and the line says which.
     """
     place = place_in(config_dir, error) if config_dir else ""
     text = one_line(f"{place or 'internal error'}: {type(error).__name__}: {error}")
-    with readers_may_leave():
-        _debug(error)
-        print(f"gemmpipe: {text} (GEMMPIPE_DEBUG=1 prints the traceback)", file=sys.stderr, flush=True)
-    return UserError.exit_code if place else EnvironmentProblem.exit_code
+    return (UserError if place else EnvironmentProblem)(f"{text} (GEMMPIPE_DEBUG=1 prints the traceback)")
 
 
 def _debug(error: BaseException) -> None:

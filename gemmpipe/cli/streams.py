@@ -1,10 +1,15 @@
 """Stdout and stderr when their readers leave: a closed pipe or a lost terminal silences a run, it does not end it."""
 
+import errno
 import io
+import logging
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+STDOUT = "standard output"
+_OF_A_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def stand_in_for_the_closed() -> None:
@@ -19,7 +24,11 @@ def stand_in_for_the_closed() -> None:
 
 
 def any_text_may_be_said() -> None:
-    """Characters that a stream's encoding lacks are escaped: the name of a folder in a line ends no run."""
+    """Characters that a stream's encoding lacks are escaped: the name of a folder in a line ends no run.
+
+    Nor does Hydra, which says `--info` by logging, print a traceback for each line that nobody reads.
+    """
+    logging.raiseExceptions = False
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -32,6 +41,21 @@ def readers_may_leave() -> Iterator[None]:
         yield
     except OSError:
         silence_the_lost()
+
+
+@contextmanager
+def writing(what: str) -> Iterator[None]:
+    """What the system refuses within the block and does not name (a full disk says no file) is told as of `what`.
+
+    What is still buffered is said within it: at the interpreter's end nobody could tell.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except OSError as error:
+        if error.filename is not None or error.errno not in _OF_A_WRITE:
+            raise
+        raise OSError(error.errno, error.strerror, what) from error
 
 
 def silence_the_lost() -> None:

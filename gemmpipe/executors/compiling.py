@@ -1,5 +1,6 @@
 """The compile pool: processes that fill Triton's disk cache, each build with a deadline."""
 
+import errno
 import multiprocessing
 import os
 import queue
@@ -11,14 +12,17 @@ from concurrent.futures import TimeoutError as CompileTimeout
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
 from gemmpipe.data import Build, BuildFacts, Device
+from gemmpipe.errors import EnvironmentProblem
 from gemmpipe.executors import Built, T, Usage
 from gemmpipe.forkserver import forkserver
 from gemmpipe.interrupt import end_with_the_driver
+from gemmpipe.paths import unwritable
 
 _NICE = 5  # the worker that feeds the GPU goes first
 
@@ -49,6 +53,24 @@ Compile = Callable[[Build, Device], BuildFacts]
 """What a compile process does with a build for a device."""
 
 
+def cache_folder() -> Path:
+    """Triton's disk cache."""
+    from triton import knobs
+
+    return Path(knobs.cache.dir)
+
+
+def _lost_cache(error: OSError) -> str:
+    """What ails Triton's cache where a build failed of it, or nothing: no other build would fare better."""
+    folder = cache_folder()
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)  # a write does not say of which file it was
+    if not full and not Path(str(error.filename)).is_relative_to(folder):
+        return ""
+    # Only what lacks is written: in a read-only folder all that was compiled before is found.
+    why = error.strerror if full else unwritable(folder)
+    return f"cannot compile into Triton's cache {folder}: {why}; TRITON_CACHE_DIR names another" if why else ""
+
+
 def into_cache(build: Build, device: Device) -> BuildFacts:
     """Compile into Triton's disk cache."""
     from gemmpipe.launching.builds import compile_build
@@ -77,6 +99,7 @@ class Compilers:
         self._begun = 0.0
         self._stints: list[tuple[str, _Stint]] = []
         self._lost_s = 0.0
+        self._lost_cache = ""
         self.pending = 0
         self.bell: Connection
         self.bell, self._ring = multiprocessing.Pipe(duplex=False)
@@ -127,9 +150,15 @@ class Compilers:
         elif isinstance(error, ProcessExpired):
             facts = _failed(f"the compiler died: exit code {error.exitcode}")
         else:
+            self._lost_cache = self._lost_cache or (_lost_cache(error) if isinstance(error, OSError) else "")
             facts = _failed(f"{type(error).__name__}: {' '.join(str(error).split())}"[:300])
         self._results.put(Built(build=build, facts=facts))
         self._ring.send_bytes(b".")
+
+    def check(self) -> None:
+        """Raises EnvironmentProblem, naming the folder, once a build could not be put into the cache."""
+        if self._lost_cache:
+            raise EnvironmentProblem(self._lost_cache)
 
     def done(self) -> list[Built]:
         """Results since the last call."""

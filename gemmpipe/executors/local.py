@@ -122,6 +122,7 @@ class LocalPool(Pool):
 
     def _messages(self, heard: Collection[object], speaking: set[Desk]) -> list[Built | Finished]:
         """What compilers and desks have to say; silent ones are only asked twice a second, for deadlines and memory."""
+        self._compilers.check()
         messages: list[Built | Finished] = [*self._compilers.done()] if self._compilers.bell in heard else []
         self.builds_done += [time.monotonic()] * len(messages)
         sweep = time.monotonic() - self._swept >= _SWEEP_S

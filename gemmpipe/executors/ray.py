@@ -51,7 +51,7 @@ class Ray(Executor):
         Raises UserError without Ray, EnvironmentProblem when the cluster cannot be reached or has no such device.
         """
         if choice.index is not None:
-            raise UserError(f"device.index={choice.index}: the Ray cluster gives the devices; use executor.workers")
+            raise UserError(f"device.index={choice.named}: the Ray cluster gives the devices; use executor.workers")
         ray = self._join()
         gpus = int(ray.cluster_resources().get("GPU", 0))
         if choice.kind == "cpu" or (choice.kind == "auto" and not gpus):

@@ -62,7 +62,7 @@ def named_files(key: str, value: str | Sequence[str] | None, what: str = "a CSV 
     """
     words = [value] if isinstance(value, str) else list(value or ())
     if not words or not all(isinstance(word, str) and word for word in words):
-        given = "missing" if value is None else repr(value)
+        given = "missing" if value is None else repr(words[0] if len(words) == 1 else value)
         raise UserError(f"{key}: {given}, expected {what}, a list of files or a glob")
     found: list[Path] = []
     for word in words:

@@ -80,7 +80,7 @@ def _lines(path: Path, files: list[str], given: int, stood: int, union: Union) -
     left = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items(), key=lambda kc: (-kc[1], kc[0])))
     own = f" and {stood:,} that stood there" if stood else ""
     return [
-        f"{path}: {len(union.entries):,} rows, from {given:,} of {', '.join(files)}{own}"
+        f"{path}: {len(union.entries):,} rows, from {given:,} of {', '.join(files) or 'inputs without any'}{own}"
         + (f"; {union.alike:,} said the same" if union.alike else "")
         + (f"; left out: {left}" if left else "; no conflict"),
         *map(str, union.conflicts),

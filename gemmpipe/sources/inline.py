@@ -22,7 +22,7 @@ class List(Source):
     A mapping may name any key column, `weight` and `layer`; a list there stands for each of its values.
     """
 
-    items: Sequence[Sequence[object] | Mapping[str, object]]
+    items: Sequence[object]
 
     def problems(self, family: Family, defaults: KernelDefaults, gfx: str) -> list[Problem]:
         """Each problem once, weights summed. Raises UserError: which item, which column, what was expected."""
@@ -31,11 +31,26 @@ class List(Source):
         if not self.items:
             raise UserError("shapes.items: empty, expected a list such as [[1, 1280, 8192]]")
         found: list[Problem] = []
+        _refuse_flat(self.items, family)
         for place, item in enumerate(self.items):
             where = f"shapes.items[{place}]"
             for values in _expanded(item, family, where):
                 found.append(_problem(values, family, defaults, gfx, where))
         return unite(found)
+
+
+def _refuse_flat(items: Sequence[object], family: Family) -> None:
+    """Raises UserError for the sizes of problems without the brackets that make them one."""
+    if any(isinstance(item, Sequence | Mapping) and not isinstance(item, str) for item in items):
+        return
+    sizes = _sizes(family)
+    given = _shown(items[0] if len(items) == 1 else items)  # one value has been made a list of one
+    meant = f"; one problem is [{given}]" if len(items) == len(sizes) else ""
+    raise UserError(f"shapes.items: {given}, expected a list of problems [[{', '.join(sizes)}], ...]{meant}")
+
+
+def _sizes(family: Family) -> list[str]:
+    return [c.name for c in family.key_columns if c.kind == "int" and c.default is None]
 
 
 def _problem(values: dict[str, object], family: Family, defaults: KernelDefaults, gfx: str, where: str) -> Problem:
@@ -48,7 +63,7 @@ def _problem(values: dict[str, object], family: Family, defaults: KernelDefaults
 
 
 def _expanded(item: object, family: Family, where: str) -> Iterator[dict[str, object]]:
-    sizes = [c.name for c in family.key_columns if c.kind == "int" and c.default is None]
+    sizes = _sizes(family)
     if isinstance(item, Mapping):
         named = {_column(name, family, item, where): value for name, value in item.items()}
         for name, value in named.items():

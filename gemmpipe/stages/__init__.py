@@ -82,6 +82,8 @@ class Context:
     """Architectures to compile for; None: those of the table."""
     python_path: tuple[str, ...] = ()
     """The user's folders of Python, for processes that a stage starts."""
+    words: tuple[str, ...] = ()
+    """What was typed of the kernel, its backends and devices, and the folder of the user's own: for lines to paste."""
     gated: list[str] = field(default_factory=list)
     """Faster candidates that cost more weight memory than the user offered."""
     closing: list[str] = field(default_factory=list)

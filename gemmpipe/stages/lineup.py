@@ -56,6 +56,18 @@ class Lineup(Stage):
         _files(self.vllm, "vllm"), _files(self.sglang, "sglang")
         _files([self.own] if self.own else [], "own")
 
+    def check(self, context: Context) -> None:
+        """Raises UserError for a table of own kernels that has nothing for this device."""
+        if self.own and not self._own(context):
+            device = context.device
+            raise UserError(
+                f"stages.lineup.own: {self.own} has no row for {device.gfx}/{device.cu_num} ({device.name}), "
+                "expected a table tuned here"
+            )
+
+    def _own(self, context: Context) -> dict[Key, list[Row]]:
+        return _of(_rows([Path(self.own).expanduser()] if self.own else [], context), context)
+
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """A shortlist for bench, and `lineup`: who runs under which name, and why somebody takes no part."""
         import pandas as pd
@@ -64,7 +76,7 @@ class Lineup(Stage):
 
         listings = list(_listings(problems_of(context.family, tables["problems"]), context))
         journals = cache(partial(contenders.journal_of, context.run_dir.parent.parent))
-        chosen, own = _chosen(context), _of(_rows([Path(self.own).expanduser()] if self.own else [], context), context)
+        chosen, own = _chosen(context), self._own(context)
         found: dict[str, list[Contender]] = {}
         builds: dict[str, Build] = {}
         for listing in listings:
@@ -132,7 +144,10 @@ def _files(paths: Sequence[str], key: str) -> list[Path]:
         path = Path(text).expanduser()
         if not path.exists():
             raise UserError(f"stages.lineup.{key}: {path}: no such file or folder")
-        found += sorted(path.glob("*.json")) if path.is_dir() else [path]
+        files = sorted(path.glob("*.json")) if path.is_dir() else [path]
+        if not files:
+            raise UserError(f"stages.lineup.{key}: {path}: no JSON file there")
+        found += files
     return found
 
 

@@ -164,6 +164,8 @@ def _places(rows: Iterable[Row]) -> Counter[str]:
 def _wanted(entries: Sequence[Entry], path: Path, context: Context) -> tuple[list[Entry], str]:
     """The rows for this run's device, or without one those for its targets or for any GPU; and which that is."""
     device, targets = context.device, context.targets
+    if not entries:
+        raise UserError(f"table: {path} has no rows, expected a tuned table")
     if device.kind != "none":
         if targets:
             raise UserError("target: rows are verified on the device that is here, expected none")
@@ -176,7 +178,7 @@ def _wanted(entries: Sequence[Entry], path: Path, context: Context) -> tuple[lis
         for gfx in (wanted or set()) - {str(e.row["gfx"]) for e in found} if found else ():
             context.events.emit("warning", f"target: {path} has no row for {gfx}: nothing is compiled for it")
     if not found:
-        rows = ", ".join(_places(e.row for e in entries)) or "nothing"
+        rows = ", ".join(_places(e.row for e in entries))
         raise (UserError if targets or device.kind == "none" else EnvironmentProblem)(
             f"table: {path} has rows for {rows}, and {here}"
         )

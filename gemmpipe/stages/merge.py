@@ -30,7 +30,9 @@ class Merge(Stage):
     sees_all_of: ClassVar[tuple[str, ...]] = ("selections",)  # a default file holds the commonest of all shapes
 
     def check(self, context: Context) -> None:
-        """Raises UserError for a bucket that asks for a knob that no candidate has."""
+        """Tells that nothing is to be stored. Raises UserError for a bucket that asks for a knob no candidate has."""
+        if not context.formats:  # who looks at times alone may mean it
+            context.events.emit("warning", "format=[]: merge stores nothing; format=[csv] keeps the tuned table")
         known = {*context.space.axes, *AXES, SWAP, CTAS, CLUSTER}
         for _, each in context.formats:
             for where, knobs in each.asks(context.family).items():

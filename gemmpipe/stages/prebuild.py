@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from gemmpipe.data import Build, BuildFacts, Device
 from gemmpipe.device import target_device, usable_cores
 from gemmpipe.errors import MOST_PROCESSES, at_least, at_most
-from gemmpipe.executors.compiling import Compilers
+from gemmpipe.executors.compiling import Compilers, cache_folder
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.winners import Winner, winners
 
@@ -79,7 +79,10 @@ class Prebuild(Stage):
         return list(orders.values())
 
     def _compile(self, order: "_Order", context: Context) -> Iterator[tuple[str, BuildFacts]]:
-        """Facts by build id, as they come. Raises Interrupted when the user asked to stop."""
+        """Facts by build id, as they come.
+
+        Raises Interrupted when the user asked to stop, EnvironmentProblem when nothing can be put into the cache.
+        """
         if not order.builds:
             return
         slots = min(self.workers or usable_cores(), len(order.builds))
@@ -91,6 +94,7 @@ class Prebuild(Stage):
             while done < len(order.builds):
                 wait([compilers.bell], timeout=_WAIT_S)
                 context.check()
+                compilers.check()
                 for message in compilers.done():
                     done += 1
                     # The pool's deadline is the executor's in every other pipeline.
@@ -150,14 +154,8 @@ def _tell(order: _Order, facts: dict[str, BuildFacts], context: Context) -> None
     parts += [f"{order.libraries} rows of libraries need none"] if order.libraries else []
     parts += [f"{len(order.refused)} rows do not stand"] if order.refused else []
     kernels = f"{len(facts)} kernels: {', '.join(parts)}" if facts else f"no kernel: {', '.join(parts[1:])}"
-    cache = f"; cache: {_cache()}" if facts else ""
+    cache = f"; cache: {cache_folder()}" if facts else ""
     context.events.emit("line", f"prebuild: {order.device.gfx}: {kernels}{cache}")
     for build, f in failed.items():
         context.events.emit("warning", f"{', '.join(order.needed_by[build][:3])}: {f.error}")
     context.unsolved.extend([*order.refused, *(problem for build in failed for problem in order.needed_by[build])])
-
-
-def _cache() -> str:
-    from triton import knobs
-
-    return str(knobs.cache.dir)

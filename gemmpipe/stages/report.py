@@ -97,10 +97,13 @@ class Report(Stage):
 
 def _again(stale: Sequence[Mapping[str, object]], context: Context) -> str:
     """The command that tunes stale rows into the table that they are from, where that is one."""
-    words = [f"kernel={context.family.name}", "shapes=csv", f"shapes.path={context.run_dir / 'stale.csv'}"]
+    words = [*context.words, "shapes=csv", f"shapes.path={context.run_dir / 'stale.csv'}"]
+    if not any(word.startswith("kernel=") for word in words):
+        words.insert(0, f"kernel={context.family.name}")
     tables = {str(row["place"]).rpartition(":")[0] for row in stale}
     words += [f"output={each}" for each in tables if len(tables) == 1 and each.endswith(".csv")]
-    words += ["device=cpu"] if context.device.kind == "cpu" else []
+    if context.device.kind == "cpu" and not any(word.startswith("device") for word in words):
+        words.append("device=cpu")
     return shlex.join(["gemmpipe", *words, "retune=true"])
 
 

@@ -95,6 +95,33 @@ def test_a_caller_that_closed_all_streams_gets_its_run(folder: Path) -> None:
     assert [json.loads(line)["row"] for line in journal.read_text().splitlines()] == ["session", "problem"]
 
 
+@pytest.mark.parametrize(
+    ("limits", "words", "said"),
+    [
+        ("exec >/dev/full", "--help", "standard output: No space left on device"),
+        ("exec >/dev/full", "--version", "standard output: No space left on device"),
+        ("exec >/dev/full", "--cfg job", "standard output: No space left on device"),
+        ("ulimit -f 0", "capture kernel=a16w16", "outputs/runs/capture: File too large"),
+        ("ulimit -f 0", "-m capture kernel=a16w16,a8w8", "outputs/runs/capture: File too large"),
+        ("ulimit -f 0", "capture hydra.run.dir=here", "here: File too large"),
+    ],
+)
+@pytest.mark.parametrize("buffered", ["", "1"])
+def test_what_takes_no_more_is_named(folder: Path, limits: str, words: str, said: str, buffered: str) -> None:
+    """A write does not say of which file it was; Hydra's are of the run's folder."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUNBUFFERED": buffered}
+    command = f"{limits}; exec {shlex.quote(sys.executable)} -m gemmpipe {words}"
+    ended = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (3, f"gemmpipe: {said}\n")
+
+
+def test_a_reader_of_the_information_may_leave(folder: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = f"{shlex.quote(sys.executable)} -m gemmpipe --info | head -1"
+    ended = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, check=False)
+    assert (ended.stdout.startswith("Hydra"), ended.stderr) == (True, "")
+
+
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
 @pytest.mark.parametrize(("when", "code"), [("dispatch", 130), ("exit", 0), ("ignored", 0)])
 def test_a_signal_outside_a_run_is_no_death_by_it(name: str, when: str, code: int) -> None:
@@ -133,3 +160,25 @@ def test_a_run_that_is_stopped_before_it_began_is_not_said_to_go_on(
     assert main(["kernel=a16w16"]) == 130
     assert capfd.readouterr().err == "gemmpipe: interrupted\n"
     assert not list(folder.glob("outputs/runs/tune/*"))
+
+
+@pytest.mark.parametrize(
+    ("place", "line"),
+    [
+        ("outputs/runs/tune/a", "'gemmpipe resume=last'"),
+        ("else where", "\"gemmpipe --config-dir={0}/mine 'resume={0}/else where'\""),
+    ],
+)
+def test_a_run_that_is_stopped_says_which_it_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], place: str, line: str
+) -> None:
+    """Among the runs here `last` would be another one."""
+
+    def stopped(plan: Plan, events: Events) -> int:
+        plan.run_dir.joinpath("trials.jsonl").write_text("1\n2\n")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gemmpipe.runner.run", stopped)
+    (folder / "mine").mkdir()
+    assert main(["--config-dir=mine", f"hydra.run.dir='{place}'"]) == 130
+    assert capfd.readouterr().err == f"gemmpipe: interrupted; {line.format(folder)} goes on\n"

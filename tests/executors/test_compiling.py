@@ -1,5 +1,7 @@
 """The compile pool: faults of the compiler become facts of the build, and no compiler outlives its driver."""
 
+import contextlib
+import errno
 import os
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from gemmpipe.data import Build, Device
+from gemmpipe.errors import EnvironmentProblem
 from gemmpipe.executors import Built
 from gemmpipe.executors.compiling import Compilers
 
@@ -22,6 +25,8 @@ def __getattr__(name):
         time.sleep(3600)
     if name == "dies":
         os._exit(3)
+    if name.startswith("errno_"):
+        raise OSError(int(name[6:]), "told by the system", os.path.join(CACHE, "hash"))
     raise RuntimeError("ptxas\\nfailed")
 del dies
 """
@@ -33,7 +38,7 @@ def _build(name: str) -> Build:
 
 @pytest.fixture
 def compilers(tmp_path: Path, h200: Device) -> Iterator[Compilers]:
-    (tmp_path / "odd_kernels.py").write_text(KERNELS)
+    (tmp_path / "odd_kernels.py").write_text(f"CACHE = {str(tmp_path / 'cache')!r}{KERNELS}")
     pool = Compilers(h200, 2, 8.0, (str(tmp_path),))
     yield pool
     pool.close(kill=True)
@@ -58,6 +63,25 @@ def test_crash_hang_and_error_of_the_compiler(compilers: Compilers) -> None:
         "hangs": "compiling took longer than executor.compile_timeout_s=8",
     }
     assert compilers.pending == 0
+    compilers.check()
+
+
+@pytest.mark.parametrize(
+    ("number", "file_in_place", "why"),
+    [(errno.ENOTDIR, True, "Not a directory"), (errno.ENOSPC, False, "told by the system"), (errno.ENOENT, False, "")],
+)
+def test_a_cache_that_takes_nothing_is_the_machines_fault(
+    compilers: Compilers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, file_in_place: bool, why: str
+) -> None:
+    """The last: somebody deleted the folder meanwhile, which the next build makes again."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
+    if file_in_place:
+        (tmp_path / "cache").touch()
+    compilers.submit(_build(f"errno_{number}"))
+    assert "told by the system" in _all(compilers, 1)[f"errno_{number}"]
+    said = f"^cannot compile into Triton's cache {tmp_path}/cache: {why}; TRITON_CACHE_DIR names another"
+    with pytest.raises(EnvironmentProblem, match=said) if why else contextlib.nullcontext():
+        compilers.check()
 
 
 DRIVER = """

@@ -1,6 +1,6 @@
 """Lists of problems in the configuration."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -31,6 +31,9 @@ def test_any_key_column_and_its_aliases(sixteen: Family, no_words: KernelDefault
         ([], "shapes.items: empty"),
         ([{"M": [], "N": 8, "K": 8}], r"shapes.items\[0\]: M: empty, expected a value or a list"),
         ("1,2,3", "shapes.items: '1,2,3', expected a list"),
+        ([1, 2, 3], r"items: \[1, 2, 3\], expected .* \[\[M, N, K\], ...\]; one problem is \[\[1, 2, 3\]\]$"),
+        ([1, 2], r"shapes.items: \[1, 2\], expected a list of problems \[\[M, N, K\], ...\]$"),
+        ([[1, 2, 3], 4], r"shapes.items\[1\]: 4, expected \[M, N, K\]"),
         ([[1, 2]], r"shapes.items\[0\]: \[1, 2\], expected \[M, N, K\]"),
         ([[1, 2, 3], [1, -2, 3]], r"shapes.items\[1\]: column N: -2, expected a whole number"),
         ([{"M": 1, "N": 2, "k": 3}], r"no key column 'k' in smallblock; .*known: K, M, N"),
@@ -46,3 +49,16 @@ def test_any_key_column_and_its_aliases(sixteen: Family, no_words: KernelDefault
 def test_wrong_items(items: object, line: str, blockscale: Family, no_words: KernelDefaults) -> None:
     with pytest.raises(UserError, match=line):
         List(items=items).problems(blockscale, no_words, "sm_90")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ("[1,2,3]", "[1, 2, 3], expected a list of problems [[M, N, K], ...]; one problem is [[1, 2, 3]]"),
+        ("[M,N,K]", "['M', 'N', 'K'], expected a list of problems [[M, N, K], ...]; one problem is [['M', 'N', 'K']]"),
+        ("5", "5, expected a list of problems [[M, N, K], ...]"),
+        ("[]", "empty, expected a list such as [[1, 1280, 8192]]"),
+    ],
+)
+def test_items_are_shown_as_they_were_typed(refusal: Callable[..., str], given: str, line: str) -> None:
+    assert refusal("capture", "kernel=a16w16", "shapes=list", f"shapes.items={given}") == f"shapes.items: {line}"

@@ -259,3 +259,24 @@ def test_a_rival_that_nobody_can_be_is_told_before_anything_is_timed(refusal: Ca
     said = refusal(*words, "stages.compare.against=same_size blokwise", "backend=[torch]")
     assert said.startswith("stages.compare.against: nobody is named 'same_size blokwise'")
     assert "did you mean 'torch'?" in refusal(*words, "stages.compare.against=torhc", "backend=[torch]")
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("stages.lineup.own=bare.csv", "stages.lineup.own: bare.csv has no row for cpu_"),
+        ("stages.lineup.own=elsewhere.csv", "stages.lineup.own: elsewhere.csv has no row for cpu_"),
+        ("stages.lineup.own=gone.csv", "stages.lineup.own: gone.csv: no such file or folder"),
+        ("stages.lineup.vllm=[empty]", "stages.lineup.vllm: empty: no JSON file there"),
+    ],
+)
+def test_who_cannot_be_lined_up_is_told_before_anything_runs(
+    folder: Path, refusal: Callable[..., str], word: str, said: str
+) -> None:
+    columns = "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,us,config\n"
+    (folder / "empty").mkdir()
+    (folder / "bare.csv").write_text(columns)
+    (folder / "elsewhere.csv").write_text(
+        columns + "sm_90,132,4,64,128,False,bfloat16,bfloat16,False,False,torch,4,{}\n"
+    )
+    assert refusal("compare", "kernel=a16w16", "shapes=list", ITEMS, "device=cpu", word).startswith(said)

@@ -115,3 +115,12 @@ def test_a_table_broken_by_hand_is_told_before_anything_is_timed(context: Contex
 def test_nothing_selected_writes_nothing(context: Context) -> None:
     assert Merge(device=None).run({"selections": _selections()}, context)["artifacts"].empty
     assert not context.output.exists()
+
+
+def test_no_format_at_all_is_told_before_anything_runs(context: Context, heard: list[Event]) -> None:
+    Merge(device=None).check(context)
+    assert heard == []
+    Merge(device=None).check(replace(context, formats=()))
+    assert [(event.kind, event.text) for event in heard] == [
+        ("warning", "format=[]: merge stores nothing; format=[csv] keeps the tuned table")
+    ]

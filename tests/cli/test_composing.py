@@ -1,0 +1,65 @@
+"""A sweep's jobs are all composed and built before the first runs."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gemmpipe.cli.main import main
+from gemmpipe.plan import Plan
+
+Refusal = Callable[..., str]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["kernel=a16w16,a16w61"], "kernel: no option 'a16w61'; did you mean 'a16w16'?"),
+        (["search=exhaustive,halvingg"], "search: no option 'halvingg'; did you mean 'halving'?"),
+        (["search.share=0.1,7"], "search.share: 7 given, expected above 0 and at most 1"),
+        (["stages.screen.keep=3,abc"], "stages.screen.keep: 'abc' given, expected a whole number"),
+        (["kernel=a16w16", "kernel.dtype=bf16,fp9"], "kernel.dtype: 'fp9', expected a dtype such as bfloat16"),
+        (["chain=[capture],[bench]"], "chain: stage 'bench' needs problems, shortlist, which no earlier stage gives"),
+    ],
+)
+def test_a_mistake_in_any_job_is_told_before_the_first_runs(
+    plans: list[Plan], folder: Path, refusal: Refusal, words: list[str], said: str
+) -> None:
+    assert said in refusal("-m", *words)
+    assert plans == []
+    assert list(folder.iterdir()) == []
+
+
+def test_a_mistake_in_the_user_s_own_code_too(plans: list[Plan], folder: Path, refusal: Refusal) -> None:
+    for name, text in {
+        "mine/search/broken.yaml": "_target_: broken.Broken\n",
+        "mine/broken.py": "raise ValueError('not today')\n",
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    assert "mine/broken.py:1: ValueError: not today" in refusal("-m", "--config-dir=mine", "search=halving,broken")
+    assert plans == []
+
+
+def test_values_may_refer_to_the_job(plans: list[Plan]) -> None:
+    assert main(["-m", "kernel=a16w16,a8w8", "output=job${hydra:job.num}"]) == 0
+    assert [plan.output for plan in plans] == ["job0", "job1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["-m"], True),
+        (["-m", "kernel=a16w16", "shapes.nsets=[1,64]"], True),
+        (["-m", "kernel=a16w16,a8w8"], False),
+        (["-m", "batch=range(1,3)"], False),
+        (["kernel=a16w16"], False),
+    ],
+)
+def test_a_sweep_of_nothing_says_so_and_runs(
+    plans: list[Plan], capsys: pytest.CaptureFixture[str], words: list[str], told: bool
+) -> None:
+    assert main(words) == 0
+    line = "warning: -m: nothing is swept; a sweep has values with commas, as in -m search=halving,exhaustive\n"
+    assert capsys.readouterr().err == (line if told else "")
+    assert plans
