@@ -13,6 +13,9 @@ from gemmpipe import online
 from gemmpipe.family import load_family
 from gemmpipe.tables.store import read
 
+ALONE = pytest.mark.skipif(
+    os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") != "1", reason="other tests use the GPUs, as a row says: -n 0"
+)
 PROGRAM = """
 import sys, time, torch
 from gemmpipe.runtime import answers, gemm_a8w8_blockscale
@@ -91,7 +94,7 @@ def test_beside_the_program(tmp_path: Path, place: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-@pytest.mark.parametrize("word", ["1", "cuda:1"])
+@pytest.mark.parametrize("word", ["1", pytest.param("cuda:1", marks=ALONE)])
 def test_on_a_spare_gpu(tmp_path: Path, word: str) -> None:
     """`1` still means beside the program: a spare GPU 1 is said as cuda:1."""
     policies = tuned_beside(tmp_path, "cuda:0", word)
