@@ -109,7 +109,7 @@ def test_words_of_a_column_mean_one_thing_in_any_case() -> None:
 def test_words_that_are_read_and_not_computed_are_offered_to_nobody() -> None:
     column = KeyColumn(name="act_type", kind="str", words=(("silu", "Silu"),), others=(("swiglu", "Act.Swiglu"),))
     assert [parse_key(column, said, "") for said in ("SwiGLU", "act.swiglu")] == ["Act.Swiglu"] * 2
-    with pytest.raises(UserError, match="'swi', expected one of silu$"):
+    with pytest.raises(UserError, match=r"'swi', expected one of silu$"):
         parse_key(column, "swi", "")
 
 

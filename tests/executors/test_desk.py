@@ -1,8 +1,8 @@
 """Who is blamed when a worker dies, with real workers that really die."""
 
 import os
-import tempfile
 import re
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
