@@ -3,7 +3,7 @@
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from gemmpipe.errors import GemmpipeError, one_line
 
 if TYPE_CHECKING:
-    from gemmpipe.family import Implementation
+    from gemmpipe.family import Family, Implementation
 
 T = TypeVar("T")
 
@@ -35,16 +35,25 @@ def ask(implementation: "Implementation", question: Callable[[], T]) -> T:
     except GemmpipeError:
         raise
     except Exception as error:
-        home = _home(type(implementation))
+        home = _home(type(implementation).__module__)
         place = place_in(home, error) if home else ""
         raise Raised(place or _declared_at(type(implementation)), one_line(error)) from error
 
 
 def in_words(implementation: "Implementation", error: Exception) -> str:
     """What was raised while a candidate was made or run, in a line; with the place in code that is not gemmpipe's."""
-    kind = type(implementation)
-    home = None if kind.__module__.startswith("gemmpipe.") else _home(kind)
-    place = place_in(home, error) if home else ""
+    return _told((type(implementation),), error)
+
+
+def family_in_words(family: "Family", error: Exception) -> str:
+    """The same of what was raised while a problem's operands or its truth were made, by the family's own functions."""
+    return _told(tuple(value for value in vars(family).values() if callable(value)), error)
+
+
+def _told(codes: "Iterable[type | Callable[..., object]]", error: Exception) -> str:
+    modules = {str(getattr(code, "__module__", "gemmpipe.")) for code in codes}
+    homes = {_home(module) for module in modules if not module.startswith("gemmpipe.")}
+    place = next(filter(None, (place_in(home, error) for home in homes if home)), "")
     return f"{place}: {one_line(error)}" if place else one_line(error)
 
 
@@ -55,10 +64,10 @@ def place_in(folder: Path, error: BaseException) -> str:
     return f"{folder / places[-1][0]}:{places[-1][1]}" if places else ""
 
 
-def _home(kind: type) -> Path | None:
-    """The folder of a class's outermost package, or of its module where that lies in none."""
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return Path(file).parents[max(0, kind.__module__.count(".") - 1)] if file else None
+def _home(module: str) -> Path | None:
+    """The folder of a module's outermost package, or of the module where that lies in none."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return Path(file).parents[max(0, module.count(".") - 1)] if file else None
 
 
 @lru_cache

@@ -139,6 +139,8 @@ class KeyColumn:
     aliases: tuple[str, ...] = ()
     words: tuple[tuple[str, str], ...] = ()
     """(what a source may say, in lower case; what it means): the only values of a `str` column; empty: any."""
+    others: tuple[tuple[str, str], ...] = ()
+    """Further ones, read and never offered: other programs' spellings, and what the kernels do not compute."""
 
 
 @dataclass(frozen=True, kw_only=True)

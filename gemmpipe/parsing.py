@@ -129,13 +129,19 @@ def parse_key(column: KeyColumn, value: object, gfx: str) -> Scalar:
         return int(parse_bool(value))
     if column.kind == "dtype":
         return parse_dtype(value, gfx)
-    return parse_word(column.words, value) if column.words else str(value).strip()
+    return parse_word(column.words, value, column.others) if column.words else str(value).strip()
 
 
-def parse_word(words: Sequence[tuple[str, str]], value: object) -> str:
-    """What one of these words means, in any case. Raises UserError (what was expected)."""
-    known = {**dict(words), **{meaning.lower(): meaning for _, meaning in words}}
+def parse_word(words: Sequence[tuple[str, str]], value: object, others: Sequence[tuple[str, str]] = ()) -> str:
+    """What one of these words means, in any case. Raises UserError (what was expected), which offers no `others`."""
+    known = _meanings(words)
     word = str(value).strip().lower()
+    if word in (unoffered := _meanings(others)):
+        return unoffered[word]
     if word not in known:
         raise UserError(f"{value!r}, expected one of {', '.join(dict(words))}{closest(word, known)}")
     return known[word]
+
+
+def _meanings(words: Sequence[tuple[str, str]]) -> dict[str, str]:
+    return {**dict(words), **{meaning.lower(): meaning for _, meaning in words}}

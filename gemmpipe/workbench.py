@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from gemmpipe.asking import in_words
+from gemmpipe.asking import family_in_words, in_words
 from gemmpipe.data import Candidate, Device, Problem, digest
 from gemmpipe.errors import one_line
 from gemmpipe.family import (
@@ -97,7 +97,12 @@ class Workbench:
     def in_words(self, candidate: Candidate, error: Exception) -> str:
         """What was raised while this candidate was run, in a line; with the place where its code is the user's own."""
         own = self._implementations.get(candidate.backend)
-        return in_words(own, error) if own is not None else one_line(error)
+        told = in_words(own, error) if own is not None else one_line(error)
+        return told if told != one_line(error) else self.set_up_in_words(error)  # the tolerance is asked for there too
+
+    def set_up_in_words(self, error: Exception) -> str:
+        """What was raised while a problem was set up, in a line; with the place where its code is the user's own."""
+        return family_in_words(self.family, error)
 
     def generator(self, *seed: object) -> "torch.Generator":
         """A generator on the device, seeded by the words given: the same operands on every run and resume."""

@@ -104,7 +104,7 @@ def _serve(job: Job, tools: Tools) -> Answer:
     except torch.OutOfMemoryError as error:
         return Answer(trials=[], spent_s=dict(tools.spent_s), lost=f"out of memory: {error}"[:300])
     except Exception as error:  # noqa: BLE001 - a fault that surfaced after the first launch, whatever its type
-        return Answer(trials=[], spent_s=dict(tools.spent_s), lost=_text(error))
+        return Answer(trials=[], spent_s=dict(tools.spent_s), lost=tools.bench.set_up_in_words(error))
 
 
 def _text(error: Exception) -> str:

@@ -217,6 +217,30 @@ def test_who_cannot_name_its_candidates_is_left_out(
         assert len(_rows(mine.parent / "tuned" / "relu2_tuned_gemm.csv")) == 2
 
 
+@pytest.mark.usefixtures("own_locks")
+@pytest.mark.parametrize(
+    ("name", "was", "status"),
+    [
+        ("reference", "lambda spec, inputs, weights: product(spec, inputs, weights).relu_().square_(),", "died"),
+        ("make_weights", "make_weights,", "died"),
+        ("tolerance", "squared_tolerance,", "launch_error"),
+    ],
+)
+def test_what_a_family_raises_in_a_worker_is_told_with_its_line(
+    name: str, was: str, status: str, mine: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = _broken(mine, f"{name}={was}", f"{name}=lambda *_: 1 // 0,")
+    assert main(shlex.split(COMMAND)[1:]) == 1
+    said = f"{place}: ZeroDivisionError: "
+    warned = [line for line in capsys.readouterr().err.splitlines() if "warning:" in line]
+    assert warned, "told at all"
+    assert all(said in line for line in warned)
+    (run,) = (mine.parent / "outputs" / "runs" / "tune").iterdir()
+    failed = [row for row in _rows(run / "trials.csv") if row["status"] == status]
+    assert failed
+    assert all(said in row["error"] for row in failed)
+
+
 def test_what_raises_is_the_same_in_another_process(
     mine: Path, monkeypatch: pytest.MonkeyPatch, h200: Device, no_words: KernelDefaults
 ) -> None:

@@ -106,6 +106,13 @@ def test_words_of_a_column_mean_one_thing_in_any_case() -> None:
         parse_key(column, "q", "")
 
 
+def test_words_that_are_read_and_not_computed_are_offered_to_nobody() -> None:
+    column = KeyColumn(name="act_type", kind="str", words=(("silu", "Silu"),), others=(("swiglu", "Act.Swiglu"),))
+    assert [parse_key(column, said, "") for said in ("SwiGLU", "act.swiglu")] == ["Act.Swiglu"] * 2
+    with pytest.raises(UserError, match=r"'swi', expected one of silu$"):
+        parse_key(column, "swi", "")
+
+
 @given(value=st.sampled_from([True, False, 1, 0, "1", "0", "True", "FALSE", "yes"]))
 def test_flags_are_numbers(value: object) -> None:
     flag = parse_key(KeyColumn(name="use_g1u1", kind="flag"), value, "")

@@ -47,7 +47,9 @@ def spec_of(family: Family, problem: Problem, mistake: Callable[[Means], str | N
     try:
         return family.spec(problem)
     except UserError as error:
-        found = mistake(Means(family, problem)) or str(error).removeprefix(f"{problem.id}: ")
+        found = mistake(Means(family, problem)) or str(error).removeprefix(f"{problem.id}: ").removeprefix(
+            f"{family.name}: "
+        )
         raise UserError(f"{family.entry_point}: {found}") from None
 
 

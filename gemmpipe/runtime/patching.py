@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from gemmpipe.data import Scalar
+from gemmpipe.errors import UserError
 from gemmpipe.runtime.answering import Answering, device_of
 from gemmpipe.runtime.choosing import first_usable
 from gemmpipe.runtime.dispatches import dispatch_of
@@ -72,7 +73,10 @@ def patch(model: nn.Module) -> Patched:
 
     A call whose M no row answers goes by the rules, and one that records gradients is torch's own: run the model
     under `torch.no_grad()` or `torch.inference_mode()`. Layers with a forward of their own are left alone.
+    Raises UserError for what is no module.
     """
+    if not isinstance(model, nn.Module):
+        raise UserError(f"patch: model is of type {type(model).__name__}, expected a torch.nn.Module")
     dispatch, known = dispatch_of(FAMILY), dict[tuple[object, ...], bool]()
     layers: dict[str, nn.Linear] = {}
     total = 0

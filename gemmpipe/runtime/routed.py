@@ -125,7 +125,7 @@ def _mistake(family: Family, given: Routed, means: Means) -> str | None:
         return f"w1 is {w}, expected {x} as x, or fp8 with scales"
     (column,) = (c for c in family.key_columns if c.name == "act_type")
     computed = [word for word, meant in column.words if means.spec({"act_type": meant})]
-    return f"activation: {given.activation!r}, expected {either(computed)}" if computed else None
+    return f"activation: {given.activation!r} is not computed, expected {either(computed)}" if computed else None
 
 
 def check(family: Family, given: Routed, spec: GemmSpec) -> None:

@@ -11,6 +11,7 @@ from gemmpipe.data import Device, Scalar
 from gemmpipe.errors import UserError
 from gemmpipe.family import Family
 from gemmpipe.paths import shipped_tables, user_tables
+from gemmpipe.runtime.variables import variable_of, warn_of_slips
 from gemmpipe.tables.merging import Key, Row, key_of, merge, provisional
 from gemmpipe.tables.store import read
 
@@ -53,7 +54,7 @@ class Tables:
 
 def variable(family: Family) -> str:
     """The environment variable that names a family's tables."""
-    return f"GEMMPIPE_CONFIG_{family.name.upper()}"
+    return variable_of(family.name)
 
 
 def layers(family: Family) -> list[list[Path]]:
@@ -85,6 +86,7 @@ def load_tables(family: Family) -> Tables:
 
     A file that cannot be read costs a warning, not the workload.
     """
+    warn_of_slips()
     tables = Tables(family=family, state=state_of(family))
     for files in layers(family):
         fresh: dict[Key, Found] = {}

@@ -1,6 +1,6 @@
 """Preparing weights ahead of their first call, and forgetting what was prepared."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -11,16 +11,19 @@ from gemmpipe.runtime.answering import device_of
 from gemmpipe.runtime.calls import kept_form, on
 from gemmpipe.runtime.choosing import Chosen, first_usable
 from gemmpipe.runtime.dispatches import dispatch_of
-from gemmpipe.runtime.operands import Given, bytes_as, inner_size, name_of, scale_fits, weights_of
+from gemmpipe.runtime.operands import Given, bytes_as, inner_size, name_of, no_tensor, scale_fits, weights_of
 from gemmpipe.runtime.prepared import FORMS, made_of
 
 
 def prepare(weight: torch.Tensor, w_scale: torch.Tensor | None = None) -> int:
     """Make and keep every form of a weight [N, K] that a tuned row of it wants; how many forms are kept for it.
 
+    0 where no row wants one, as of what is no weight of any family. Raises UserError for what is no tensor.
+
     Call it before a CUDA graph is captured, and after weights were reloaded in a way that torch does not count (see
     `forget`). Forms are kept as long as the weight's memory.
     """
+    _check("prepare", {"weight": weight, "w_scale": w_scale})
     scale = None if w_scale is None else bytes_as(w_scale, torch.float8_e8m0fnu)
     given = Weights(w=bytes_as(weight.detach(), torch.float4_e2m1fn_x2), w_scale=scale)
     device = device_of(weight.get_device())
@@ -38,8 +41,16 @@ def forget(weight: torch.Tensor) -> int:
 
     Needed after an in-place reload that torch does not count: through `.data`, into inference tensors, or by another
     library. A CUDA graph captured before still reads the dropped form: capture it again.
+    Raises UserError for what is no tensor.
     """
+    _check("forget", {"weight": weight})
     return FORMS.forget(weight)
+
+
+def _check(name: str, operands: Mapping[str, object]) -> None:
+    known = (torch.Tensor, type(None))
+    if operands["weight"] is None or not all(isinstance(value, known) for value in operands.values()):
+        raise no_tensor(name, operands, optional=("w_scale",))
 
 
 def _families() -> Iterator[Family]:

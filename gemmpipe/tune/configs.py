@@ -11,7 +11,7 @@ from gemmpipe.data import Bucket, Candidate
 from gemmpipe.errors import UserError
 from gemmpipe.formats.triton_json import Limit, bucket_ranges
 from gemmpipe.paths import write_atomic
-from gemmpipe.tune.kernel import Config, NoneValid
+from gemmpipe.tune.kernel import Config, NoneValid, is_count, one_line_of
 
 Tune = Callable[[int, int, int, Any, Sequence[Mapping[str, Any]]], Config]
 """(M, N, K, dtype, search space) -> the best configuration, such as a function around `tune_kernel`."""
@@ -82,14 +82,19 @@ def tune_and_save_configs(
     raises rises; what was found until then is logged.
     """
     ranges = bucket_ranges(buckets, "buckets")
-    sizes = sorted(set(batch_sizes))
-    if not sizes or sizes[0] < 1:
-        raise UserError(f"batch_sizes: {sizes}, expected whole numbers from 1")
+    sizes = _sizes(batch_sizes)
     found = _by_bucket(sizes, ranges, lambda m: _tuned(tune, m, N, K, dtype, search_space), f"{tag} N={N} K={K}")
     if not found:
         raise NoneValid(f"N={N} K={K}: no M of {sizes} has a valid configuration")
     save_configs_to_json(f"{device_name}-GEMM-{tag}.json", save_path, found)
     return found
+
+
+def _sizes(batch_sizes: Iterable[int]) -> list[int]:
+    listed = list(batch_sizes) if isinstance(batch_sizes, Iterable) else []
+    if not listed or not all(map(is_count, listed)):
+        raise UserError(f"batch_sizes: {one_line_of(listed or batch_sizes)}, expected whole numbers from 1")
+    return sorted(set(listed))
 
 
 def _by_bucket(

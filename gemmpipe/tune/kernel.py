@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
+from numbers import Integral
 from statistics import fmean
 from typing import Any
 
@@ -16,6 +17,8 @@ MakeRun = Callable[[Config], tuple[Run, object]]
 """configuration -> (`run`, which takes nothing and returns the output; the output that is right)."""
 
 _LOG = logging.getLogger("gemmpipe.tune")
+_LONGEST = 60
+"""Characters of a wrong argument that are shown."""
 
 
 class NoneValid(GemmpipeError):
@@ -35,12 +38,13 @@ def tune_kernel(
     `config_callback` may edit the configuration that it is given in place; the search space keeps its own. One that
     cannot be made, cannot run, or computes something else than the ground truth within `atol` and `rtol` is skipped
     and counted. Raises NoneValid when all are, EnvironmentProblem when one takes the device down with it, UserError
-    for `num_iters` below 1.
+    for `num_iters` below 1 and arguments of the wrong kind.
     """
     from tqdm.auto import tqdm
 
     _check_iterations(num_iters)
-    configs = [dict(config) for config in search_space]
+    _check_callable("make_run_and_gt_fn", make_run_and_gt_fn)
+    configs = _configs(search_space)
     best: tuple[float, Config] | None = None
     failures: list[str] = []
     with tqdm(configs, desc="tuning", unit="config") as bar:
@@ -78,9 +82,10 @@ def benchmark_config(
 
     Infinity, with the reason as a logged warning, where the output is wrong, `run` asserts something or the device's
     resources do not suffice: scripts compare this number as it is. Whatever else `run` raises rises. Raises UserError
-    for `num_iters` below 1.
+    for `num_iters` below 1 and a `run` that cannot be called.
     """
     _check_iterations(num_iters)
+    _check_callable("run", run)
     survived = _survived()
     try:
         return fmean(measure(run, ground_truth, num_iters=num_iters, atol=atol, rtol=rtol))
@@ -101,8 +106,36 @@ def _survived() -> tuple[type[Exception], ...]:
 
 
 def _check_iterations(num_iters: int) -> None:
-    if num_iters < 1:
-        raise UserError(f"num_iters: {num_iters}, expected a whole number from 1")
+    if not is_count(num_iters):
+        raise UserError(f"num_iters: {num_iters!r}, expected a whole number from 1")
+
+
+def is_count(value: object) -> bool:
+    """Whether this is a whole number from 1, of Python's or numpy's."""
+    return isinstance(value, Integral) and int(value) >= 1
+
+
+def _check_callable(name: str, value: object) -> None:
+    if not callable(value):
+        raise UserError(f"{name}: {one_line_of(value)}, expected a function")
+
+
+def _configs(search_space: Iterable[Mapping[str, Any]]) -> list[Config]:
+    """Copies of the configurations. Raises UserError for axes, which are yet to be combined, and other things."""
+    expected = "expected a list of configurations such as [{'BLOCK_SIZE_M': 64}]"
+    if isinstance(search_space, Mapping | str) or not isinstance(search_space, Iterable):
+        raise UserError(f"search_space: {one_line_of(search_space)}, {expected}")
+    configs = list(search_space)
+    for place, config in enumerate(configs):
+        if not isinstance(config, Mapping):
+            raise UserError(f"search_space[{place}]: {one_line_of(config)}, {expected}")
+    return [dict(config) for config in configs]
+
+
+def one_line_of(value: object) -> str:
+    """What was given in place of something else: its words, cut short."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def _check_device(config: Config, error: Exception, best: tuple[float, Config] | None) -> None:

@@ -22,11 +22,11 @@ _KEY = (
     KeyColumn(name="inter_dim", kind="int"),
     KeyColumn(name="expert", kind="int", aliases=("E",)),
     KeyColumn(name="topk", kind="int"),
-    KeyColumn(name="act_type", kind="str", words=_problem.ACTIVATIONS),
+    KeyColumn(name="act_type", kind="str", words=_problem.ACTIVATIONS, others=_problem.OTHER_ACTIVATIONS),
     KeyColumn(name="dtype", kind="dtype"),
     KeyColumn(name="q_dtype_a", kind="dtype"),
     KeyColumn(name="q_dtype_w", kind="dtype"),
-    KeyColumn(name="q_type", kind="str", words=_problem.QUANTISATIONS),
+    KeyColumn(name="q_type", kind="str", words=_problem.QUANTISATIONS, others=_problem.OTHER_QUANTISATIONS),
     KeyColumn(name="use_g1u1", kind="flag"),
     KeyColumn(name="doweight_stage1", kind="flag"),
 )

@@ -3,15 +3,16 @@
 from collections.abc import Mapping
 
 from gemmpipe.data import Problem, Scalar
-from gemmpipe.errors import UserError, closest
+from gemmpipe.errors import UserError
 from gemmpipe.family import Experts, GemmSpec, KernelDefaults, Scaling
 from gemmpipe.parsing import parse_word
 
 WIDE = ("bfloat16", "float16")
 FP8 = ("float8_e4m3fn", "float8_e4m3fnuz")
 SILU, GELU = "ActivationType.Silu", "ActivationType.Gelu"
-ACTIVATIONS = (("silu", SILU), ("gelu", GELU), ("swiglu", "ActivationType.Swiglu"))
-"""What keys may say, in aiter's words; its tables also hold what these kernels do not compute."""
+ACTIVATIONS = (("silu", SILU), ("gelu", GELU))
+OTHER_ACTIVATIONS = (("swiglu", "ActivationType.Swiglu"),)
+"""What aiter's tables also hold and these kernels do not compute: rows that say so are read, and words that name it."""
 NONE, TOKEN, BLOCK = "QuantType.No", "QuantType.per_Token", "QuantType.per_1x128"
 QUANTISATIONS = (
     ("no", NONE),
@@ -19,6 +20,8 @@ QUANTISATIONS = (
     ("per_token", TOKEN),
     ("per_1x128", BLOCK),
     ("block", BLOCK),
+)
+OTHER_QUANTISATIONS = (
     ("quanttype.per_128x128", BLOCK),  # aiter's older name of the same
     ("per_tensor", "QuantType.per_Tensor"),
     ("per_1x32", "QuantType.per_1x32"),
@@ -39,7 +42,7 @@ def key_defaults(kernel: KernelDefaults, gfx: str) -> Mapping[str, Scalar]:
     if kernel.bias:
         raise UserError("kernel.bias: true, expected false or null (fmoe has no bias)")
     known = kernel.key.get("q_type")
-    q_type = parse_word(QUANTISATIONS, known) if known is not None else None
+    q_type = parse_word(QUANTISATIONS, known, OTHER_QUANTISATIONS) if known is not None else None
     native = "float8_e4m3fnuz" if gfx == "gfx942" else "float8_e4m3fn"
     multiplied = kernel.dtype or (native if q_type in (TOKEN, BLOCK) else "bfloat16")
     _check("kernel.dtype", multiplied, (*WIDE, *FP8))
@@ -66,8 +69,8 @@ def spec(problem: Problem) -> GemmSpec:
     key = dict(problem.key)
     dtype, weight, q_type = str(key["dtype"]), str(key["q_dtype_w"]), str(key["q_type"])
     _check(f"{problem.id}: dtype", dtype, WIDE)
-    _check(f"{problem.id}: act_type", str(key["act_type"]), (SILU, GELU))
-    _check(f"{problem.id}: q_type", q_type, tuple(_SCALING))
+    _check("fmoe: act_type", str(key["act_type"]), (SILU, GELU), " is not computed")
+    _check("fmoe: q_type", q_type, tuple(_SCALING), " is not computed")
     _check(f"{problem.id}: q_dtype_w", weight, (dtype,) if q_type == NONE else FP8)
     _check(f"{problem.id}: q_dtype_a", str(key["q_dtype_a"]), (weight,))
     count, topk = int(key["expert"] or 0), int(key["topk"] or 0)
@@ -94,6 +97,8 @@ def spec(problem: Problem) -> GemmSpec:
     )
 
 
-def _check(where: str, word: str, known: tuple[str, ...]) -> None:
+def _check(where: str, word: str, known: tuple[str, ...], clause: str = "") -> None:
+    """No word is misspelt here, so none is suggested: what is not computed is another thing, not a slip."""
     if word not in known:
-        raise UserError(f"{where}: '{word}', expected {' or '.join(known)}{closest(word, known)}")
+        expected = " or ".join(filter(None, (", ".join(known[:-1]), known[-1])))
+        raise UserError(f"{where}: '{word}'{clause}, expected {expected}")

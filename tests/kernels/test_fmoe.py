@@ -142,9 +142,15 @@ def test_what_a_source_leaves_open(
     ("row", "said"),
     [
         ({"topk": 200}, "topk 200, expected at most the 128 experts"),
-        ({"act_type": "selu"}, "column act_type: 'selu', expected one of silu, gelu.*did you mean 'silu'"),
-        ({"act_type": "swiglu"}, "act_type: 'ActivationType.Swiglu', expected"),
-        ({"q_type": "per_1x32", "q_dtype_w": "fp4x2"}, "q_type: 'QuantType.per_1x32', expected"),
+        ({"act_type": "selu"}, r"column act_type: 'selu', expected one of silu, gelu; did you mean 'silu'\?$"),
+        (
+            {"act_type": "swiglu"},
+            "fmoe: act_type: 'ActivationType.Swiglu' is not computed, expected ActivationType.Silu or .*Gelu$",
+        ),
+        (
+            {"q_type": "per_1x32", "q_dtype_w": "fp4x2"},
+            "fmoe: q_type: 'QuantType.per_1x32' is not computed, expected QuantType.No, .* or QuantType.per_1x128$",
+        ),
         ({"q_dtype_w": "int8"}, "q_dtype_w: 'int8', expected bfloat16"),
         ({"use_g1u1": 2}, "column use_g1u1: 2, expected True or False"),
         ({"dtype": "float32"}, "dtype: 'float32', expected bfloat16 or float16"),

@@ -96,8 +96,14 @@ def test_operands_of_other_forms() -> None:
         ),
         (lambda c: {"w1": c[2].w.float()}, "^fused_moe: w1 is float32, expected bfloat16 as x, or fp8 with scales$"),
         (lambda c: {"w2_scale": torch.ones(6, 128, 1)}, "w2_scale .*expected none for these types"),
-        (lambda c: {"activation": "selu"}, "fused_moe: activation: 'selu', expected one of silu"),
-        (lambda c: {"activation": "swiglu"}, "^fused_moe: activation: 'swiglu', expected silu or gelu$"),
+        (
+            lambda c: {"activation": "relu"},
+            "^fused_moe: activation: 'relu', expected one of silu, gelu; did you mean 'gelu'.$",
+        ),
+        (
+            lambda c: {"activation": "swiglu"},
+            "^fused_moe: activation: 'swiglu' is not computed, expected silu or gelu$",
+        ),
         (lambda c: {"x": c[1].x.float()}, "^fused_moe: x is float32, expected bfloat16 or float16$"),
         (
             lambda c: {"topk_ids": torch.zeros(5, 7, dtype=torch.int32), "topk_weights": torch.zeros(5, 7)},

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import gemmpipe
+from gemmpipe.errors import UserError
 from gemmpipe.runtime.selection import LOG
 
 
@@ -144,3 +145,9 @@ def test_a_hugging_face_model_from_a_config(row, table) -> None:
             assert patched.replaced == patched.linear_layers == 15
             torch.testing.assert_close(model(tokens).logits, before, atol=0.05, rtol=0.05)
         assert torch.equal(model(tokens).logits, before)
+
+
+@pytest.mark.parametrize("wrong", [3, None, nn.Linear])
+def test_what_is_no_module_is_told(wrong: object) -> None:
+    with pytest.raises(UserError, match=r"^patch: model is of type \w+, expected a torch.nn.Module$"):
+        gemmpipe.patch(wrong)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from torch.nn.functional import linear
 from gemmpipe.backends.aten import Torch
 from gemmpipe.data import Candidate
 from gemmpipe.device import arch_device, cpu_device
+from gemmpipe.errors import UserError
 from gemmpipe.family import KernelDefaults, Weights, load_family
 from gemmpipe.problem import make_problem
 from gemmpipe.runtime import forget, gemm_a4w4_blockscale, gemm_a8w8, gemm_a16w16, prepare, reload
@@ -191,3 +192,18 @@ def test_weights_of_two_elements_a_byte_are_prepared(scaled: Callable[..., None]
     assert prepare(*ahead) == 1
     gemm_a4w4_blockscale(x, w, *scales)
     assert len(FORMS.entries) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: prepare(3), "prepare: weight is of type int, expected a tensor"),
+        (lambda: prepare(None), "prepare: weight is None, expected a tensor"),
+        (lambda: prepare(torch.ones(2, 2), 7), "prepare: w_scale is of type int, expected a tensor or None"),
+        (lambda: forget("x"), "forget: weight is of type str, expected a tensor"),
+    ],
+)
+def test_what_is_no_tensor_is_told(call: Callable[[], int], said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        call()
+    assert str(caught.value) == said

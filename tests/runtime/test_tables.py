@@ -1,11 +1,15 @@
 """Which files are asked, in which order, and what is said about them."""
 
+import sys
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from gemmpipe.device import cpu_device
 from gemmpipe.family import load_family
+from gemmpipe.runtime.selection import LOG
 from gemmpipe.runtime.tables import load_tables
 
 NAME = "bf16_tuned_gemm.csv"
@@ -69,3 +73,32 @@ def test_a_table_that_cannot_be_read_costs_a_warning(row, table, tmp_path, monke
         str(tmp_path / name) in record.getMessage()
         for name, record in zip(("broken.csv", "absent.csv"), caplog.records, strict=True)
     ] == [True, True]
+
+
+@pytest.mark.parametrize("name", ["A16W17", "a16w16", "GEMM_A16W16"])
+def test_a_misspelt_variable_is_told_once(name: str, monkeypatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(LOG, "_warned", set())
+    monkeypatch.setenv(f"GEMMPIPE_CONFIG_{name}", "table.csv")
+    load_tables(FAMILY), load_tables(load_family("fmoe"))
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said == (
+        f"gemmpipe: GEMMPIPE_CONFIG_{name} is the variable of no family, and is not read; "
+        "did you mean GEMMPIPE_CONFIG_A16W16?"
+    )
+
+
+def test_variables_of_families_of_ones_own_are_no_slips(
+    monkeypatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(LOG, "_warned", set())
+    (tmp_path / "a16w19.py").write_text("raise RuntimeError('not to be imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    loaded = ModuleType("loaded")
+    loaded.FAMILY = replace(FAMILY, name="a16w18")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "loaded", loaded)
+    for name in ("A16W18", "A16W19", "A16W16", "ELSE"):
+        monkeypatch.setenv(f"GEMMPIPE_CONFIG_{name}", "")
+        monkeypatch.setenv(f"GEMMPIPE_CONFIG_{name}", str(tmp_path / "absent.csv") if name != "A16W16" else "")
+    monkeypatch.setenv("GEMMPIPE_CONFIG_A16W17", "")
+    load_tables(FAMILY)
+    assert not caplog.records

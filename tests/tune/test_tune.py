@@ -290,3 +290,22 @@ def test_on_a_gpu() -> None:
     waits, _ = make({"times": 1, "kind": "waits"})
     event_us, host_us = benchmark_config(right, truth), benchmark_config(waits, truth)
     assert 5 < event_us < host_us * 1.5 < 10_000
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: tune_kernel({"A": [1]}, print), r"search_space: \{'A': \[1\]\}, expected a list of configurations"),
+        (lambda: tune_kernel(3, print), "search_space: 3, expected a list"),
+        (lambda: tune_kernel([{"A": 1}, 2], print), r"search_space\[1\]: 2, expected a list"),
+        (lambda: tune_kernel([{"A": 1}], 3), "make_run_and_gt_fn: 3, expected a function"),
+        (lambda: tune_kernel([{"A": 1}], print, num_iters="x"), "num_iters: 'x', expected a whole number from 1"),
+        (lambda: benchmark_config(3, 3), "run: 3, expected a function"),
+        (lambda: tune_and_save_configs(3, 3, 3, "x", [], "", "d", "t", print), "batch_sizes: 3, expected whole"),
+        (lambda: tune_and_save_configs(["a"], 3, 3, "x", [], "", "d", "t", print), r"batch_sizes: \['a'\], expected"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_are_told_in_a_line(call: Callable[[], object], said: str) -> None:
+    with pytest.raises(UserError, match=f"^{said}") as caught:
+        call()
+    assert "\n" not in str(caught.value)

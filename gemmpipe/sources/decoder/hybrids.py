@@ -101,6 +101,7 @@ _GEMMA4 = Rule(
     mlp_bias=False,
     sparse=True,
     beside=True,
+    activation="gelu_pytorch_tanh",
     inputs_of_layers=True,
     by_type={
         "full_attention": {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"},

@@ -32,6 +32,12 @@ class Rule:
     """Whether layers with experts have their MLP too."""
     expert_bias: bool = False
     """Whether routers and experts have biases."""
+    activation: str = "silu"
+    """What experts compute where no field says."""
+    clamped: bool = False
+    """Whether experts clamp what they activate, whatever `hidden_act` says."""
+    weight_first: bool = False
+    """Whether an expert's input is weighed, not what it gives."""
     inputs_of_layers: bool = False
     """Whether every layer may have an embedding of its own."""
     head_bias: bool | str = False

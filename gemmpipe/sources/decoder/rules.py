@@ -42,6 +42,7 @@ _DBRX = {
     "moe_intermediate_size": "ffn_config.ffn_hidden_size",
     "num_experts": "ffn_config.moe_num_experts",
     "num_experts_per_tok": "ffn_config.moe_top_k",
+    "hidden_act": "ffn_config.ffn_act_fn.name",
 }
 _GEMMA3 = {"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}
 _CHATGLM = {
@@ -82,14 +83,14 @@ RULES: Mapping[str, Rule] = {
     "Glm4MoeLite": _LATENT,
     "GlmMoeDsa": _LATENT,
     "ChatGLM": Rule(qkv_bias="add_qkv_bias", mlp_bias="add_bias_linear", fields=_CHATGLM),
-    "GptOss": Rule(o_bias="attention_bias", mlp_bias=False, sparse=True, expert_bias=True),
+    "GptOss": Rule(o_bias="attention_bias", mlp_bias=False, sparse=True, expert_bias=True, clamped=True),
     "Deepseek": _SPARSE,
     "DeepseekV2": _LATENT,
     "DeepseekV3": _LATENT,
     "DeepseekV32": _LATENT,
     "KimiK2": _LATENT,
     "Dots1": _SPARSE,
-    "Llama4": Rule(o_bias="attention_bias", mlp_bias=False, sparse=True),
+    "Llama4": Rule(o_bias="attention_bias", mlp_bias=False, sparse=True, weight_first=True),
     "Cohere": Rule(o_bias="attention_bias", mlp_bias=False),
     "Cohere2": Rule(o_bias="attention_bias", mlp_bias=False),
     "Olmo": Rule(o_bias="attention_bias", mlp_bias=False),

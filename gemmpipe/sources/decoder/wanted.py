@@ -8,6 +8,7 @@ from gemmpipe.data import Problem, Scalar
 from gemmpipe.errors import UserError
 from gemmpipe.family import Family, GemmSpec, KernelDefaults
 from gemmpipe.problem import make_problem
+from gemmpipe.sources.decoder.activations import between_products
 from gemmpipe.sources.decoder.linear import Config, Linear
 from gemmpipe.sources.decoder.quantization import Quantization
 
@@ -102,8 +103,10 @@ class Wanted:
         """A clause on the (product, quantised) that this family does not take, empty for none that matter."""
         plain = sum(not linear.experts and not linear.sixteen_bit for linear, _ in products)
         said = [f"{plain} products of other kernels ({self._stored()})"] if plain and self.quantization else []
-        if any(linear.experts for linear, _ in products) and not self.grouped:
-            said.append("the experts (kernel=fmoe)")
+        experts = [linear for linear, _ in products if linear.experts]
+        if experts and not self.grouped:
+            none = any(linear.bias for linear in experts)
+            said.append("the experts (no kernel of ours: they have biases)" if none else "the experts (kernel=fmoe)")
         return ", ".join(said)
 
     def _stored(self) -> str:
@@ -139,8 +142,8 @@ class Wanted:
             "topk": linear.topk,
             "use_g1u1": 1,
         }
-        named = config.get("hidden_act") or config.get("hidden_activation")
-        values["act_type"] = "gelu" if str(named).startswith("gelu") else "silu"
+        if "act_type" in self.columns:  # a family of one's own without that column decides by itself
+            values |= between_products(linear, config, self.family.name, where)
         if self.quantization is not None:
             values["q_type"] = self.quantization.experts if quantised else "No"
         return values
