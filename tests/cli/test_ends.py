@@ -102,6 +102,7 @@ def test_a_caller_that_closed_all_streams_gets_its_run(folder: Path) -> None:
     [
         ("exec >/dev/full", "--help", "standard output: No space left on device"),
         ("exec >/dev/full", "--version", "standard output: No space left on device"),
+        ("exec >/dev/full", "doctor", "standard output: No space left on device"),
         ("exec >/dev/full", "--cfg job", "standard output: No space left on device"),
         ("ulimit -f 0", "capture kernel=a16w16", "outputs/runs/capture: File too large"),
         ("ulimit -f 0", "-m capture kernel=a16w16,a8w8", "outputs/runs/capture: File too large"),

@@ -223,3 +223,15 @@ def test_users_folder_brings_options_pipelines_and_python(plans: list[Plan], fol
     (own / "nightly.yaml").unlink()
     (own / "space" / "a16w16.yaml").write_text("when: []\n")
     assert "gemmpipe ships an option 'space=a16w16'" in refusal("--config-dir", str(own))
+
+
+@pytest.mark.parametrize(
+    "words", [["output=a\udcff"], ["\udcff"], ["-cd", "\udcff"], ["shapes=csv", "shapes.path=\udcff"]]
+)
+def test_bytes_that_are_no_text_are_refused_before_anything_runs(
+    plans: list[Plan], refusal: Refusal, words: list[str]
+) -> None:
+    """They could not be written into the manifest, after all timing."""
+    word = words[-1].replace("\udcff", "\\xff")
+    assert f"{word}: bytes that are no UTF-8; expected text" in refusal(*words)
+    assert not plans
