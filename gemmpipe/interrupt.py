@@ -12,6 +12,7 @@ from types import FrameType
 
 from gemmpipe.errors import GemmpipeError
 from gemmpipe.events import Events
+from gemmpipe.starting import start
 
 _LOOK_S = 1.0
 
@@ -76,18 +77,22 @@ def stop_in_time() -> None:
 
 @contextmanager
 def listening(events: Events, budget_s: float | None = None) -> Iterator[Stop]:
-    """Handle SIGINT, SIGTERM and SIGHUP within the block; outside the main thread there is nothing to handle."""
+    """Handle SIGINT, SIGTERM and SIGHUP within the block; outside the main thread there is nothing to handle.
+
+    Raises KeyboardInterrupt where one came before and has not ended the process yet.
+    """
     stop = Stop(events, budget_s)
     before = {}
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-            continue  # nohup: the terminal may go
-        try:
-            before[number] = signal.signal(number, stop.ask)
-        except ValueError:
-            break
     _at_work.append(stop)
     try:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue  # nohup: the terminal may go
+            try:
+                before[number] = signal.signal(number, stop.ask)
+            except ValueError:
+                break
+        start.check()
         yield stop
     finally:
         _at_work.remove(stop)

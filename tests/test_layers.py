@@ -40,6 +40,7 @@ LAYERS = {
     "events": 0,
     "errors": 0,
     "paths": 0,
+    "starting": 0,
     "__init__": 0,
 }
 """By the first part of the name; what is not listed is layer 1."""

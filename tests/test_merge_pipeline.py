@@ -164,10 +164,13 @@ def test_products_do_not_depend_on_which_sidecars_a_row_met(folder: Path) -> Non
 
 
 def test_a_format_with_nothing_to_store_says_so(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (folder / "bf16_tuned_gemm.csv").write_text("gfx,cu_num,M,N,K,libtype,us\nsm_90,132,1,2,3,torch,4\n")
-    words = ["inputs=bf16_tuned_gemm.csv", "output=c.csv", "format=[csv,triton_json]"]
+    """A table's rows are of single Ms: a run that times would have chosen over ranges."""
+    (folder / "bf16_tuned_gemm.csv").write_text("gfx,cu_num,M,N,K,libtype,us\nsm_90,132,1,2,3,triton,4\n")
+    words = ["inputs=bf16_tuned_gemm.csv", "output=c.csv", "format=[csv,vllm,triton_json]"]
     assert main(["merge", *words]) == 0
-    assert "merge: triton_json: nothing to store: no range of M has a choice for it" in capfd.readouterr().out
+    said = capfd.readouterr().out
+    assert "merge: vllm: nothing to store: it has no file for products of a16w16\n" in said
+    assert "merge: triton_json: nothing to store: tables hold no choices over ranges of M, which select makes" in said
 
 
 def test_a_sidecar_that_cannot_be_read_is_told(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

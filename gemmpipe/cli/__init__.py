@@ -13,18 +13,20 @@ def entry() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from gemmpipe.cli.main import main
     from gemmpipe.cli.streams import silence_the_lost, stand_in_for_the_closed
+    from gemmpipe.starting import start
 
     if heard:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, start.hear)
     stand_in_for_the_closed()
     # Before a run listens to these and after it, they interrupt as SIGINT does; nohup: the terminal may go.
     ending = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
     for number in ending:
-        signal.signal(number, signal.default_int_handler)
+        signal.signal(number, start.hear)
     try:
         code = main(sys.argv[1:])
     except KeyboardInterrupt:  # once more, while the first was being told
         code = 130
+    start.settle()
     # The interpreter gives a handler up before it has ended, and a death by the signal would not be the run's own code.
     for number in (signal.SIGINT, *ending):
         signal.signal(number, signal.SIG_IGN)

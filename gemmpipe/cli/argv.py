@@ -1,5 +1,6 @@
 """The words of a command line, sorted: flags, the pipeline or recipe, and the overrides."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +83,7 @@ def is_recipe(word: str) -> bool:
 
 def sort_words(argv: Sequence[str]) -> CommandLine:
     """Sort the words of a command line. Raises UserError for an unknown flag or a second first word."""
+    _check_bytes(argv)
     flags: list[tuple[str, str | None]] = []
     first: str | None = None
     words: list[str] = []
@@ -108,6 +110,14 @@ def sort_words(argv: Sequence[str]) -> CommandLine:
         if line.has(flag) and not line.has("--cfg"):  # Hydra would ignore it and start the run
             raise UserError(f"{flag}: says what --cfg prints; expected --cfg job {flag}")
     return line
+
+
+def _check_bytes(argv: Sequence[str]) -> None:
+    """What was typed is written down in UTF-8 (journal, manifest, sidecars), after hours of timing."""
+    for word in argv:
+        if any("\ud800" <= letter <= "\udfff" for letter in word):  # how Python holds bytes that are no text
+            shown = os.fsencode(word).decode("utf-8", "backslashreplace")
+            raise UserError(f"{shown}: bytes that are no UTF-8; expected text, also in names of files")
 
 
 def long_form(flag: str) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from gemmpipe.cli.progress import Terminal
 from gemmpipe.cli.reports import INTERRUPTED, as_bug, of_the_machine, report, report_bug
 from gemmpipe.cli.request import Request
+from gemmpipe.cli.streams import STDOUT, silence_the_lost, writing
 from gemmpipe.cli.unbegun import can_go_on, forget
 from gemmpipe.errors import GemmpipeError
 from gemmpipe.events import Events
@@ -53,6 +54,7 @@ def run_job(cfg: "DictConfig", request: Request) -> int:
         code = INTERRUPTED
     except OSError as error:
         forget(run_dir)
+        silence_the_lost()  # what is still buffered would be told once more
         return report(of_the_machine(error), error)
     except Exception as error:  # noqa: BLE001 (a bug in one run of a sweep must not end the others)
         forget(run_dir)
@@ -74,13 +76,15 @@ def _carry_out(cfg: "DictConfig", request: Request, run_dir: Path) -> int:
     if isinstance(chain, Iterable) and not _BESIDE.isdisjoint(map(str, chain)):
         forkserver()
     request.folders.make_importable()
-    with Terminal(verbose=cfg.verbose is True) as terminal:
+    examines = request.pipeline == "doctor"
+    with Terminal(verbose=cfg.verbose is True, is_all=examines) as terminal:
         events = Events(listeners=[terminal])
         plan = _plan(cfg, request, run_dir)
-        if request.pipeline == "doctor":
+        if examines:
             from gemmpipe.doctor import examine
 
-            return examine(plan, events)
+            with writing(STDOUT):
+                return examine(plan, events)
         from gemmpipe.runner import run
 
         return run(plan, events)

@@ -36,7 +36,7 @@ def explain(error: BaseException, options: Mapping[str, Sequence[str]], words: S
     elif "Multiple values for" in str(error) and (listed := _list_for_one(words, options)):
         said = listed
     else:
-        said = _said(error, options)
+        said = _said(error, options, words)
     return UserError(f"{recipe}: {said}" if recipe else said)
 
 
@@ -60,9 +60,23 @@ def _list_for_one(words: Sequence[str], options: Mapping[str, Sequence[str]]) ->
     return ""
 
 
-def _said(error: BaseException, options: Mapping[str, Sequence[str]]) -> str:
+def _first_unknown(words: Sequence[str], options: Mapping[str, Sequence[str]]) -> str:
+    """The first override that names an option which is not there: Hydra looks for the others' in an order of its own.
+
+    Of a kernel that is not there, its backends are not either: a folder of options was forgotten or is another one.
+    """
+    for word in words:
+        group, _, value = word.partition("=")
+        for name in value.strip("[]").split(","):
+            name = name.strip("\"' ")
+            if group in options and re.fullmatch(r"[A-Za-z][\w.-]*", name) and name not in options[group]:
+                return f"{group}: no option '{name}'{nearest(name, options[group])}" if is_name(word) else ""
+    return ""
+
+
+def _said(error: BaseException, options: Mapping[str, Sequence[str]], words: Sequence[str]) -> str:
     if isinstance(error, MissingConfigException):
-        return _missing_option(error, options)
+        return _missing_option(error, options, words)
     if isinstance(error, RecursionError):
         return "the defaults lists of the configuration files include each other without end"
     if isinstance(error, OverrideParseException):
@@ -76,7 +90,7 @@ def _said(error: BaseException, options: Mapping[str, Sequence[str]]) -> str:
     return _rest(error)
 
 
-def _missing_option(error: MissingConfigException, options: Mapping[str, Sequence[str]]) -> str:
+def _missing_option(error: MissingConfigException, options: Mapping[str, Sequence[str]], words: Sequence[str]) -> str:
     group, _, name = (error.missing_cfg_file or "").rpartition("/")
     if group not in options:
         if name in _PLUGINS:
@@ -85,7 +99,8 @@ def _missing_option(error: MissingConfigException, options: Mapping[str, Sequenc
         return f"{group}: no option '{name}'{nearest(name, known)}" if known else one_line(str(error).split("\n")[0])
     named = re.match(r"In '([^']+)'", str(error))
     where = f"{named[1]}.yaml: " if named and named[1] != "_base" else ""
-    return f"{where}{group}: no option '{name}'{nearest(name, options[group])}"
+    first = "" if where else _first_unknown(words, options)
+    return first or f"{where}{group}: no option '{name}'{nearest(name, options[group])}"
 
 
 def _wrong_key(cause: OmegaConfBaseException, options: Mapping[str, Sequence[str]]) -> str:

@@ -15,10 +15,14 @@ _HEARTBEAT_S = 10.0
 
 
 class Terminal:
-    """A listener that prints: lines to stdout, bar, heartbeat and warnings to stderr."""
+    """A listener that prints: lines to stdout, bar, heartbeat and warnings to stderr.
 
-    def __init__(self, *, verbose: bool) -> None:
+    `is_all`: nothing is left of the run but what is printed, so that a full disk there is its failure.
+    """
+
+    def __init__(self, *, verbose: bool, is_all: bool = False) -> None:
         self._verbose = verbose
+        self._is_all = is_all
         self._interactive = sys.stderr.isatty()
         self._bar: tqdm[Never] | None = None
         self._stage = ""
@@ -35,7 +39,7 @@ class Terminal:
 
     def __call__(self, event: Event) -> None:
         """Show one event; where nobody reads any more (a closed pipe, a lost terminal), none: the run goes on."""
-        with readers_may_leave():
+        with readers_may_leave(but_not_full=self._is_all):
             self._show(event)
 
     def _show(self, event: Event) -> None:

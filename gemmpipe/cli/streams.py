@@ -35,11 +35,16 @@ def any_text_may_be_said() -> None:
 
 
 @contextmanager
-def readers_may_leave() -> Iterator[None]:
-    """Within the block what cannot be printed is lost; the stream that lost its reader says nothing from then on."""
+def readers_may_leave(*, but_not_full: bool = False) -> Iterator[None]:
+    """Within the block what cannot be printed is lost; the stream that lost its reader says nothing from then on.
+
+    `but_not_full`: raises OSError where the reader is there, but what was said could not be written.
+    """
     try:
         yield
-    except OSError:
+    except OSError as error:
+        if but_not_full and error.errno in _OF_A_WRITE:
+            raise
         silence_the_lost()
 
 

@@ -5,7 +5,9 @@ import os
 import runpy
 import shutil
 import sys
+import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from gemmpipe.errors import EnvironmentProblem, UserError
@@ -36,22 +38,48 @@ def main(words: Sequence[str]) -> None:
     path = file_of(os.environ.get("GEMMPIPE_CAPTURE", ""))
     captured_before(path)  # another file than such a one is a mistake to be told before the program runs
     os.environ["GEMMPIPE_CAPTURE"] = str(path)  # for the entry points, and processes that the program starts
-    kept = recorder(path)
+    kept, before = recorder(path), _stamp(path)
+    started = True
     try:
         with Watcher(kept):
-            if words[0] == "-m":
-                sys.argv = list(words[1:])
-                runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-            else:
-                sys.argv = list(words)
-                sys.path.insert(0, str(Path(script).resolve().parent))
-                runpy.run_path(script, run_name="__main__")
+            _execute(words, script)
+    except _NotStarted:
+        started = False
+        raise
     finally:
         kept.flush()
-        if os.environ.get("LOCAL_RANK", "0") == "0" and not kept.counts:
-            _LOG.warning("gemmpipe: %s", _left_behind(path))
+        if started and os.environ.get("LOCAL_RANK", "0") == "0" and not kept.counts:
+            _LOG.warning("gemmpipe: %s", _left_behind(path, before))
     if kept.counts:
         raise EnvironmentProblem(f"{path}: {len(kept.counts)} captured products are lost, as it could not be written")
+
+
+class _NotStarted(UserError):
+    """A program of which not one line was executed: there is no such module, or it is no Python."""
+
+
+def _execute(words: Sequence[str], script: str) -> None:
+    """Run the program. Raises _NotStarted in place of what Python says of one that it cannot even begin."""
+    try:
+        if words[0] == "-m":
+            sys.argv = list(words[1:])
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = list(words)
+            sys.path.insert(0, str(Path(script).resolve().parent))
+            runpy.run_path(script, run_name="__main__")
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)[1:]
+        if all(frame.filename.startswith("<frozen ") for frame in frames):
+            raise _NotStarted(_why_not(error, words[1] if words[0] == "-m" else script)) from None
+        raise
+
+
+def _why_not(error: Exception, program: str) -> str:
+    if isinstance(error, SyntaxError):
+        return f"{error.filename or program}:{error.lineno}: {error.msg}"
+    said = (error.strerror if isinstance(error, OSError) else "") or error
+    return f"{program}: cannot be started: {said}"
 
 
 def _script(word: str) -> str:
@@ -68,8 +96,18 @@ def _script(word: str) -> str:
     return found
 
 
-def _left_behind(path: Path) -> str:
-    if path.exists():
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Another one where somebody wrote the file anew, be it another process of the program."""
+    with suppress(OSError):
+        found = path.stat()
+        return found.st_ino, found.st_mtime_ns
+    return None
+
+
+def _left_behind(path: Path, before: tuple[int, int] | None) -> str:
+    now = _stamp(path)
+    if now not in (None, before):
         return f"captured products are in {path} (shapes=csv shapes.path={path})"
     seen = "threads, processes of multiprocessing and ranks of torchrun are seen, other programs that it starts are not"
-    return f"the program made no product that torch executes ({seen}); no {path}"
+    there = f"{path} is an earlier run's" if now else f"no {path}"
+    return f"the program made no product that torch executes ({seen}); {there}"

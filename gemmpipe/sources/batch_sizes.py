@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from gemmpipe.errors import UserError, nearest
 from gemmpipe.parsing import MAX_SIZE
 
-_EXPECTED = "expected whole numbers from 1, as in [1, 64, 4096], or vllm"
+_EXPECTED = f"expected whole numbers from 1 to {MAX_SIZE}, as in [1, 64, 4096], or vllm"
 _VLLM_MOST = 512
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.data import Scalar
 from gemmpipe.errors import UserError, nearest
-from gemmpipe.formats import Target
+from gemmpipe.formats import Format, Target
 from gemmpipe.stages import Context, Stage
 from gemmpipe.tables.merging import Row
 from gemmpipe.tables.recorded import kernel_changed
@@ -58,18 +58,23 @@ class Merge(Stage):
             mine = selections[selections["format"].fillna("").isin(["", name])]
             paths = each.write(context.family, mine, target)
             if not paths:
-                context.events.emit("line", f"merge: {name}: nothing to store{_why_nothing(mine, name)}")
+                context.events.emit("line", f"merge: {name}: nothing to store{_why_nothing(mine, name, each, context)}")
             for path in paths:
                 context.events.emit("line", f"merge: {name}: {path}")
                 written.append({"format": name, "file": str(path)})
         return {"artifacts": pd.DataFrame(written, columns=["format", "file"])}
 
 
-def _why_nothing(mine: "pd.DataFrame", name: str) -> str:
+def _why_nothing(mine: "pd.DataFrame", name: str, form: Format, context: Context) -> str:
     if not len(mine):
         return ": no problem has a selection"
-    buckets = int((mine["format"] == name).sum())
-    return ": none of its choices fits what it can hold" if buckets else ": no range of M has a choice for it"
+    if (mine["format"] == name).any():
+        return ": none of its choices fits what it can hold"
+    if not form.buckets(context.family, mine[context.family.rows_column].astype(int).tolist()):
+        return f": it has no file for products of {context.family.name}"
+    if context.inputs:  # times of single Ms, of which no choice over a range can be made
+        return ": tables hold no choices over ranges of M, which select makes in a run that times (tune)"
+    return ": no range of M has a choice for it"
 
 
 class _Changes:

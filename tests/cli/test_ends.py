@@ -14,7 +14,9 @@ from gemmpipe.cli.main import main
 from gemmpipe.cli.progress import Terminal
 from gemmpipe.errors import EnvironmentProblem, UserError
 from gemmpipe.events import Events
+from gemmpipe.interrupt import listening
 from gemmpipe.plan import Plan
+from gemmpipe.starting import _Start
 
 
 @pytest.mark.parametrize(
@@ -100,6 +102,7 @@ def test_a_caller_that_closed_all_streams_gets_its_run(folder: Path) -> None:
     [
         ("exec >/dev/full", "--help", "standard output: No space left on device"),
         ("exec >/dev/full", "--version", "standard output: No space left on device"),
+        ("exec >/dev/full", "doctor", "standard output: No space left on device"),
         ("exec >/dev/full", "--cfg job", "standard output: No space left on device"),
         ("ulimit -f 0", "capture kernel=a16w16", "outputs/runs/capture: File too large"),
         ("ulimit -f 0", "-m capture kernel=a16w16,a8w8", "outputs/runs/capture: File too large"),
@@ -148,6 +151,56 @@ entry()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (code, "gemmpipe: interrupted\n" if code else "")
+
+
+_A_MODULE = """
+import os, signal, time
+for _ in range({times}):
+    try:
+        os.kill(os.getpid(), signal.{name})
+        time.sleep(0.1)
+    except BaseException:  # as torch does with whatever numpy raises
+        pass
+print("whole", flush=True)
+"""
+_IN_AN_IMPORT = """
+import os, signal, sys, time
+import gemmpipe.cli.main as command
+from gemmpipe.cli import entry
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # these tests may run under nohup, or behind `&`
+    signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+def dispatch(argv):
+    import heavy
+    time.sleep(5)
+    return 0
+command._dispatch = dispatch
+entry()
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize(("times", "said"), [(1, "whole\n"), (2, "")])
+def test_a_signal_while_a_module_is_imported_ends_the_command_when_that_is_done(
+    tmp_path: Path, name: str, times: int, said: str
+) -> None:
+    """The second time at once: an import may take long."""
+    (tmp_path / "heavy.py").write_text(_A_MODULE.format(name=name, times=times))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    ended = subprocess.run(
+        [sys.executable, "-c", _IN_AN_IMPORT], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, said, "gemmpipe: interrupted\n")
+
+
+def test_a_signal_that_somebody_swallowed_before_the_run_listens_ends_it_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = _Start()
+    monkeypatch.setattr("gemmpipe.interrupt.start", start)
+    with pytest.raises(KeyboardInterrupt):
+        start.hear(signal.SIGINT, None)
+    usual = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), listening(Events()):
+        pytest.fail("the run went on")
+    assert signal.getsignal(signal.SIGINT) is usual
 
 
 def test_a_run_that_is_stopped_before_it_began_is_not_said_to_go_on(

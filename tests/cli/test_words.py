@@ -75,6 +75,8 @@ def test_runs_in_one_second_have_folders_of_their_own(plans: list[Plan]) -> None
     [
         (["kernl=x"], "kernl: no such key; did you mean 'kernel'?"),
         (["kernel=a16w1"], "kernel: no option 'a16w1'; did you mean 'a16w16'?"),
+        (["kernel=relu2", "backend=[triton,eager]"], "kernel: no option 'relu2'; known: a16w16, a16w16_atomic"),
+        (["backend=[triton,eager]", "kernel=relu2"], "backend: no option 'eager'; did you mean 'aiter'?"),
         (["backend=[trito]"], "backend: no option 'trito'; did you mean 'triton'?"),
         (["shapes=lama70b"], "shapes: no option 'lama70b'; did you mean 'llama70b'?"),
         (["stages.screen.kep=3"], "stages.screen.kep: no such key; did you mean 'keep'?"),
@@ -223,3 +225,15 @@ def test_users_folder_brings_options_pipelines_and_python(plans: list[Plan], fol
     (own / "nightly.yaml").unlink()
     (own / "space" / "a16w16.yaml").write_text("when: []\n")
     assert "gemmpipe ships an option 'space=a16w16'" in refusal("--config-dir", str(own))
+
+
+@pytest.mark.parametrize(
+    "words", [["output=a\udcff"], ["\udcff"], ["-cd", "\udcff"], ["shapes=csv", "shapes.path=\udcff"]]
+)
+def test_bytes_that_are_no_text_are_refused_before_anything_runs(
+    plans: list[Plan], refusal: Refusal, words: list[str]
+) -> None:
+    """They could not be written into the manifest, after all timing."""
+    word = words[-1].replace("\udcff", "\\xff")
+    assert f"{word}: bytes that are no UTF-8; expected text" in refusal(*words)
+    assert not plans

@@ -81,6 +81,36 @@ def test_what_the_program_raises_rises_and_is_no_loss(tmp_path: Path) -> None:
     assert "no file 'absent.py'" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("-m", "nosuch"), "gemmpipe: nosuch: cannot be started: No module named nosuch"),
+        (("-m", "nosuch.part"), "gemmpipe: nosuch.part: cannot be started: Error while finding"),
+        (("-m", "package"), "gemmpipe: package: cannot be started: No module named package.__main__"),
+        (("cut.py",), "gemmpipe: cut.py:1: '(' was never closed"),
+    ],
+)
+def test_a_program_that_cannot_be_started_is_one_line(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+    """Nothing is said of the file, which is an earlier run's."""
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    (tmp_path / "cut.py").write_text("print(1")
+    (tmp_path / "seen.csv").write_text("family,count\na16w16,1\n")
+    done = run(tmp_path, *words)
+    assert (done.returncode, done.stderr.count("\n"), done.stderr[: len(said)]) == (2, 1, said)
+
+
+@pytest.mark.parametrize("words", [("lost.py",), ("-m", "lost"), ("-m", "lost.part"), ("again.py",)])
+def test_what_a_program_raises_once_it_runs_keeps_its_traceback(tmp_path: Path, words: tuple[str, ...]) -> None:
+    (tmp_path / "lost.py").write_text("import nowhere")
+    (tmp_path / "again.py").write_text("import runpy; runpy.run_module('nowhere')")
+    (tmp_path / "seen.csv").write_text("family,count\na16w16,1\n")
+    done = run(tmp_path, *words)
+    assert (done.returncode, "Traceback" in done.stderr, "No module named" in done.stderr) == (1, True, True)
+    assert "captured products are in" not in done.stderr
+    assert "seen.csv is an earlier run's" in done.stderr
+
+
 THREADS = """
 import multiprocessing, threading, torch
 torch.set_num_threads(1)

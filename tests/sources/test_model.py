@@ -11,6 +11,7 @@ import pytest
 from gemmpipe.errors import UserError
 from gemmpipe.family import Family, KernelDefaults
 from gemmpipe.sources.architectures import linears
+from gemmpipe.sources.batch_sizes import batch_sizes
 from gemmpipe.sources.model import Model
 
 model = functools.partial(Model, ep=1, quantization="config")
@@ -215,3 +216,9 @@ def test_against_the_collected_shapes() -> None:
             continue
         found = {x.layer: (x.n, x.k, x.calls) for x in linears(config, tp, model, sixteen_bit=True)}
         assert found == shapes, (model, tp)
+
+
+@pytest.mark.parametrize("most", [0, 2**31])
+def test_a_batch_size_out_of_bounds_names_both_bounds(most: int) -> None:
+    with pytest.raises(UserError, match=rf"^shapes.nsets: {most}, expected whole numbers from 1 to 2147483647, "):
+        batch_sizes([most])
