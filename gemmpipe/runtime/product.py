@@ -12,6 +12,8 @@ from gemmpipe.runtime.dispatches import EAGER, dispatch_of
 from gemmpipe.runtime.operands import Given, Optional, not_tensors
 from gemmpipe.runtime.selection import LOG
 
+_NO_GRADIENTS = "products of scaled operands record no gradients: call them under torch.no_grad()"
+
 
 def product(
     family: str,
@@ -39,7 +41,9 @@ def product(
     if out_dtype is None:
         out_dtype = x.dtype if x_scale is None else torch.bfloat16
     if learns:
-        return _with_gradients(family, x, w, x_scale, w_scale, bias, out_dtype)
+        if x_scale is not None or w_scale is not None:
+            raise UserError(f"{family}: {_NO_GRADIENTS}")
+        return _with_gradients(family, x, w, bias, out_dtype)
     if is_compiling() or type(x) is FakeTensor:  # who looks for sizes alone has no memory to multiply
         from gemmpipe.runtime.compiled import registered  # not above: it loads torch's compiler (2 s)
 
@@ -55,17 +59,9 @@ def _learns(tensor: Optional) -> bool:
 
 
 def _with_gradients(
-    family: str,
-    x: torch.Tensor,
-    w: torch.Tensor,
-    x_scale: Optional,
-    w_scale: Optional,
-    bias: Optional,
-    out_dtype: torch.dtype,
+    family: str, x: torch.Tensor, w: torch.Tensor, bias: Optional, out_dtype: torch.dtype
 ) -> torch.Tensor:
-    """torch's own product, which knows its gradients; of quantised operands there are none."""
-    if x_scale is not None or w_scale is not None:
-        raise UserError(f"{family}: products of scaled operands record no gradients: call them under torch.no_grad()")
+    """torch's own product, which knows its gradients."""
 
     def compute() -> torch.Tensor:
         full = linear(x, w, bias) if w.dim() == 2 else torch.matmul(x, w.mT)
