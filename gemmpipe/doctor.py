@@ -13,7 +13,7 @@ from gemmpipe.data import Device
 from gemmpipe.errors import EnvironmentProblem, GemmpipeError
 from gemmpipe.events import Events
 from gemmpipe.family import Family
-from gemmpipe.paths import shipped_tables, user_tables
+from gemmpipe.paths import shipped_tables, tables_variable, user_tables
 from gemmpipe.space import Space
 from gemmpipe.stages.verdict import Judge
 
@@ -103,10 +103,10 @@ def _nothing_fits(judge: Judge, space: Space) -> str | None:
 
 def _table_lines(family: Family) -> Iterator[str]:
     yield f"tuned tables of {family.name}, in the order of look-up"
-    from gemmpipe.runtime.tables import layers, variable
+    from gemmpipe.runtime.tables import layers
 
     named, own, shipped = layers(family)
-    yield f"  {variable(family)}{'' if named else ' is not set'}"
+    yield f"  {tables_variable(family.name)}{'' if named else ' is not set'}"
     yield from (f"    {line}" for line in _contents(named, family))
     for folder, paths in ((user_tables(), own), (shipped_tables(), shipped)):
         yield from (f"  {line}" for line in _contents(paths or [folder / family.csv_name], family))

@@ -10,6 +10,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parent
 CHECKOUT = PACKAGE.parent if (PACKAGE.parent / "pyproject.toml").is_file() else None
 RUNS = Path("outputs/runs")
+TABLES_PREFIX = "GEMMPIPE_CONFIG_"
 """Where runs lie, and are looked for."""
 _TRIES = 100  # to write into a folder that is being deleted
 
@@ -33,6 +34,11 @@ def user_data() -> Path:
 def user_tables() -> Path:
     """The user's folder of tuned tables."""
     return user_data() / "tuned"
+
+
+def tables_variable(family: str) -> str:
+    """The environment variable that names a family's tables, before all other folders."""
+    return f"{TABLES_PREFIX}{family.upper()}"
 
 
 def is_among_runs(run_dir: Path) -> bool:

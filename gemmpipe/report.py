@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gemmpipe.events import counted
 from gemmpipe.executors import Usage
 from gemmpipe.interrupt import Interrupted
-from gemmpipe.paths import is_among_runs
+from gemmpipe.paths import is_among_runs, tables_variable
 from gemmpipe.stages.incumbents import native_tables
 from gemmpipe.stages.unsolved import undecided_line
 from gemmpipe.stages.worth import saving
@@ -68,7 +68,7 @@ def resume_line(run_dir: Path, python_path: Sequence[str]) -> str:
 
 def use_line(family: "Family", table: Path) -> str:
     """What to type so that the run time finds a table."""
-    variable = f"GEMMPIPE_CONFIG_{family.name.upper()}"
+    variable = tables_variable(family.name)
     if ":" in str(table):
         return f"{variable} separates tables by ':': to name {table} there, copy it to a path without one"
     return f"export {variable}={shlex.quote(str(table))}"

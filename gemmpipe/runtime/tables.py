@@ -10,8 +10,8 @@ from pathlib import Path
 from gemmpipe.data import Device, Scalar
 from gemmpipe.errors import UserError
 from gemmpipe.family import Family
-from gemmpipe.paths import shipped_tables, user_tables
-from gemmpipe.runtime.variables import variable_of, warn_of_slips
+from gemmpipe.paths import shipped_tables, tables_variable, user_tables
+from gemmpipe.runtime.variables import warn_of_slips
 from gemmpipe.tables.merging import Key, Row, key_of, merge, provisional
 from gemmpipe.tables.store import read
 
@@ -52,17 +52,12 @@ class Tables:
         ]
 
 
-def variable(family: Family) -> str:
-    """The environment variable that names a family's tables."""
-    return variable_of(family.name)
-
-
 def layers(family: Family) -> list[list[Path]]:
     """Files by layer: those of the environment variable, the user's folder, the shipped ones.
 
     In a folder the family's default table comes first, then the per-model ones (`*_<csv_name>`) by name.
     """
-    named = [Path(part).expanduser() for part in os.environ.get(variable(family), "").split(":") if part]
+    named = [Path(part).expanduser() for part in os.environ.get(tables_variable(family.name), "").split(":") if part]
     return [named, *(_beside(folder / family.csv_name) for folder in (user_tables(), shipped_tables()))]
 
 
