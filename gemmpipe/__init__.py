@@ -3,15 +3,17 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from gemmpipe.device import get_arch as get_arch
     from gemmpipe.runtime.patching import patch as patch
 
 __version__ = "0.1.0"
+_PLACES = {"patch": "gemmpipe.runtime.patching", "get_arch": "gemmpipe.device"}
 
 
 def __getattr__(name: str) -> object:
-    """`gemmpipe.patch`, loaded when first used: importing the package loads no torch."""
-    if name != "patch":
+    """`gemmpipe.patch` and `gemmpipe.get_arch`, loaded when first used: importing the package loads no torch."""
+    if name not in _PLACES:
         raise AttributeError(f"module 'gemmpipe' has no attribute '{name}'")
     from importlib import import_module
 
-    return import_module("gemmpipe.runtime.patching").patch
+    return getattr(import_module(_PLACES[name]), name)

@@ -9,7 +9,7 @@ from gemmpipe.data import Problem
 from gemmpipe.plan import Plan
 from gemmpipe.problem import siblings
 from gemmpipe.stages import Context
-from gemmpipe.stages.rows import problem_frame, problems_of, record_frames
+from gemmpipe.stages.rows import empty_frame, problem_frame, problems_of, record_frames
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,7 +73,7 @@ def what_is_done(plan: Plan, tables: Tables, context: Context) -> Tables:
     devices = [i for i, word in enumerate(plan.chain) if plan.stages[word].uses_device]
     if plan.reuse or not devices or "problems" not in tables:
         return tables
-    done = record_frames(plan.family, journals.read(plan.run_dir))
+    done = record_frames(plan.family, journals.read(plan.run_dir), context.forms, races=context.races)
     if not len(done["problems"]):
         return tables
     finished = set(done["problems"]["problem"])
@@ -95,6 +95,8 @@ def what_is_done(plan: Plan, tables: Tables, context: Context) -> Tables:
 
 
 def _run_stage(plan: Plan, word: str, tables: Tables, context: Context) -> Tables:
+    if plan.stages[word].races and not context.races:
+        return {name: tables.get(name, empty_frame(name)) for name in plan.stages[word].gives}
     start = time.monotonic()
     with context.watch.spending(word):
         result = plan.stages[word].run(tables, context)

@@ -44,6 +44,21 @@ def conditions(device: Device) -> Mapping[str, Scalar]:
     return state
 
 
+def product_names() -> tuple[str, ...]:
+    """What NVML calls this machine's GPUs, each name once; nothing where it is not there. Imports no torch."""
+    if importlib.util.find_spec("pynvml") is None:
+        return ()
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    except pynvml.NVMLError:
+        return ()
+    names = [_told(pynvml.nvmlDeviceGetName, handle) for handle in handles]
+    return tuple(dict.fromkeys(str(name) for name in names if name))
+
+
 class Neighbours:
     """Notices other processes at work on a GPU, for the one process of ours that holds a context there."""
 

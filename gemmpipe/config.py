@@ -184,8 +184,10 @@ def _choices(tree: Mapping[str, Any], make: Make) -> dict[str, Any]:
 def _stages(node: object, make: Make) -> dict[str, Any]:
     from gemmpipe.stages import Stage
 
-    stages = typing.cast(dict[str, Any], convert(node, Mapping[str, Stage], "stages", make))
-    for key, stage in stages.items():
+    stages: dict[str, Any] = {}
+    each = node.items() if isinstance(node, Mapping) else convert(node, Mapping[str, Stage], "stages", make)
+    for key, words in each:  # one after the other: a stage may have others of them within
+        stages[key] = stage = convert(words, Stage, f"stages.{key}", make)
         kind = type(stage).__name__
         if kind.lower() != key.replace("_", "").lower():
             raise UserError(f"stages.{key}: a {kind} stage given, expected one named {key.capitalize()}")

@@ -64,8 +64,8 @@ class Problem:
 
     @cached_property
     def id(self) -> str:
-        """Readable and unique within a run: `a16w16 M=1 N=1280 K=8192 ...`."""
-        return f"{self.family} " + " ".join(f"{name}={value}" for name, value in self.key)
+        """Readable and unique within a run: `a16w16 M=1 N=1280 K=8192 ...`; columns without a value are left out."""
+        return f"{self.family} " + " ".join(f"{name}={value}" for name, value in self.key if value is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,11 +108,15 @@ class Build:
     aligned: tuple[str, ...]
     options: tuple[tuple[str, Scalar], ...]
     boxes: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    line_info: bool = False
+    """Whether the binary says which lines it comes from, as every binary that a JIT function compiles by itself does:
+    what ptxas makes of a kernel depends on it."""
 
     @cached_property
     def id(self) -> str:
         """12 hex digits of everything that decides the binary but the target and the compiler's version."""
-        return digest([self.kernel, self.source_hash, self.signature, self.constants, self.aligned, self.options])
+        said = [self.kernel, self.source_hash, self.signature, self.constants, self.aligned, self.options]
+        return digest([*said, "line_info"] if self.line_info else said)
 
 
 @dataclass(frozen=True, kw_only=True)

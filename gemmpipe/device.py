@@ -18,6 +18,7 @@ _ARCHES = {  # name, CUs or SMs, bytes of shared memory (LDS) a block may have, 
     "sm_100": ("NVIDIA B200", 148, 232448, 126 * _MIB, 32),
     "gfx942": ("AMD Instinct MI300X", 304, 64 * 1024, 256 * _MIB, 64),
     "gfx950": ("AMD Instinct MI355X", 256, 160 * 1024, 256 * _MIB, 64),
+    "gfx1201": ("AMD Radeon AI PRO R9700", 64, 64 * 1024, 64 * _MIB, 32),
 }
 
 NO_DEVICE = Device(kind="none", index=0, name="", gfx="", cu_num=0, shared_bytes=0, cache_bytes=0, warp_size=1)
@@ -97,7 +98,7 @@ def gpu_device(index: int) -> Device:
         index=index,
         name=props.name,
         gfx=gfx,
-        cu_num=props.multi_processor_count,
+        cu_num=compute_units(gfx, props.multi_processor_count),
         shared_bytes=max(shared, known[2]) if known and kind == "hip" else shared,
         cache_bytes=cache,
         warp_size=getattr(props, "warp_size", 64 if kind == "hip" else 32),
@@ -105,8 +106,25 @@ def gpu_device(index: int) -> Device:
     )
 
 
+def get_arch() -> str:
+    """The architecture of torch's current GPU, or of the CPU where it sees none: `gfx942`, `sm_90`, `cpu_avx512`.
+
+    The word of tables' column `gfx` and of the names of JSON files.
+    """
+    import torch
+
+    return cpu_device().gfx if gpu_kind() is None else gpu_device(torch.cuda.current_device()).gfx
+
+
+def compute_units(gfx: str, reported: int) -> int:
+    """The units that tables count, as rocminfo does; HIP may report pairs of them on RDNA (work group processors)."""
+    known = _ARCHES.get(gfx)
+    pairs = known is not None and gfx.startswith("gfx") and known[4] == 32 and 2 * reported <= known[1]
+    return 2 * reported if pairs else reported
+
+
 def arch_device(gfx: str) -> Device:
-    """A device to compile for without having it: `sm_90`, `sm_100`, `gfx942`, `gfx950`. Raises UserError."""
+    """A device to compile for without having it: `sm_90`, `gfx942`, ... (see _ARCHES). Raises UserError."""
     if gfx not in _ARCHES:
         raise UserError(f"target: no facts about architecture '{gfx}'{nearest(gfx, _ARCHES)}")
     name, units, shared, cache, warp = _ARCHES[gfx]

@@ -8,18 +8,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gemmpipe.aiter_environment import ONLY_GIVEN, advice, only_given, variable_set
 from gemmpipe.asking import Raised
 from gemmpipe.data import Device
 from gemmpipe.errors import EnvironmentProblem, GemmpipeError
-from gemmpipe.events import Events
+from gemmpipe.events import Events, counted
 from gemmpipe.family import Family
-from gemmpipe.paths import shipped_tables, tables_variable, user_tables
+from gemmpipe.paths import shipped_tables, user_tables
 from gemmpipe.space import Space
 from gemmpipe.stages.verdict import Judge
 
 if TYPE_CHECKING:
     from gemmpipe.plan import Plan
 
+_REASONS = 3
+"""Why rows cannot run: the most frequent ones are said."""
 _PACKAGES = ("torch", "triton", "hydra-core", "omegaconf", "pandas", "nvidia-ml-py")
 
 
@@ -36,7 +39,7 @@ def examine(plan: "Plan", events: Events) -> int:
         events.emit("line", f"  {_device_line(device)}")
     if all(device.kind == "cpu" for device in devices):
         events.emit("line", f"  no GPU: {_why_no_gpu()}")
-    for line in (*_backend_lines(plan, devices[0]), *_table_lines(plan.family)):
+    for line in (*_backend_lines(plan, devices[0]), *_table_lines(plan.family, devices[0])):
         events.emit("line", line)
     return 0
 
@@ -101,18 +104,22 @@ def _nothing_fits(judge: Judge, space: Space) -> str | None:
     return offer.missing or (reasons.most_common(1)[0][0] if reasons else "it offers no configuration")
 
 
-def _table_lines(family: Family) -> Iterator[str]:
+def _table_lines(family: Family, device: Device) -> Iterator[str]:
     yield f"tuned tables of {family.name}, in the order of look-up"
     from gemmpipe.runtime.tables import layers
 
-    named, own, shipped = layers(family)
-    yield f"  {tables_variable(family.name)}{'' if named else ' is not set'}"
-    yield from (f"    {line}" for line in _contents(named, family))
-    for folder, paths in ((user_tables(), own), (shipped_tables(), shipped)):
-        yield from (f"  {line}" for line in _contents(paths or [folder / family.csv_name], family))
+    named, *folders = layers(family)
+    yield f"  {variable_set(family)}{'' if named else ' is not set'}"
+    yield from (f"    {line}" for line in _contents(named, family, device))
+    if only_given():
+        yield f"  {ONLY_GIVEN} is set: neither the user's nor the shipped tables are asked"
+    for folder, paths in zip((user_tables(), shipped_tables()), folders, strict=False):
+        yield from (f"  {line}" for line in _contents(paths or [folder / family.csv_name], family, device))
+    yield from (f"  {line}" for line in advice().values())
 
 
-def _contents(paths: Iterable[Path], family: Family) -> Iterator[str]:
+def _contents(paths: Iterable[Path], family: Family, device: Device) -> Iterator[str]:
+    from gemmpipe.runtime.runnable import runnable
     from gemmpipe.tables import store
 
     for path in paths:
@@ -120,9 +127,13 @@ def _contents(paths: Iterable[Path], family: Family) -> Iterator[str]:
             yield f"{path}: not there"
             continue
         try:
-            rows = store.read(path, family)
+            table = store.load(path, family)
         except (GemmpipeError, OSError) as error:
             yield f"{path}: cannot be used: {error}"
             continue
-        devices = sorted({str(row.get("gfx")) for row in rows})
-        yield f"{path}: {len(rows)} rows{', ' + ' '.join(devices) if devices else ''}"
+        count, reasons = runnable(family, table.rows, device)
+        reasons["not timed"] += len(table.refused)
+        why = [f"{reason} ({rows:,})" for reason, rows in reasons.most_common() if rows]
+        more = [f"and {len(why) - _REASONS} more reasons"] if len(why) > _REASONS else []
+        said = f": {'; '.join([*why[:_REASONS], *more])}" if why else ""
+        yield f"{path}: {counted(count + reasons.total(), 'row')}, {count:,} can run here{said}"

@@ -7,12 +7,16 @@ GemmpipeError
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 MOST_PROCESSES = 4096
 """More than any machine has cores: who asks for more starts processes until nothing works."""
 
-_MOST_SHOWN = 12
+_MOST_SHOWN = 16
+_LONGEST = 60
+_MOST_QUOTED = 200
+"""Characters of a cell or a value in a message: a cell may be a book."""
+_LEFT_OUT = " ... "
 _FEW_LETTERS = 3  # of which two are alike by chance: 'gpu' is not meant to be 'cpu'
 
 
@@ -60,6 +64,25 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}"[:300]
 
 
+def shown(value: object) -> str:
+    """A wrong argument in at most 60 characters of one line; an array or a tensor as its type and shape alone."""
+    text = " ".join(_described(value).split())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+def _described(value: object) -> str:
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if isinstance(shape, tuple) and dtype is not None:
+        return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{each!r}: {_described(item)}' for each, item in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_described, value))}]"
+    if type(value) is tuple:
+        return f"({', '.join(map(_described, value))}{',' * (len(value) == 1)})"
+    return repr(value)
+
+
 def at_least(bound: float, /, **values: float | None) -> None:
     """Refuse values below a bound; None is no value. Raises ValueError naming the field, for the configuration."""
     for name, value in values.items():
@@ -77,6 +100,22 @@ def at_most(most: float, **values: float | None) -> None:
 def _number(value: float) -> str:
     """As it was typed: 1000000 is not 1e+06."""
     return str(value) if isinstance(value, int) else f"{value:g}"
+
+
+def quoted(value: object) -> str:
+    """A value that somebody else wrote, as messages quote it: its repr, shortened to 200 characters."""
+    try:
+        return shortened(repr(value))
+    except ValueError:  # a whole number of over 4,300 digits
+        return f"a {type(value).__name__} of thousands of digits"
+
+
+def shortened(text: str, most: int = _MOST_QUOTED) -> str:
+    """A text of at most `most` characters: the middle of a longer one is left out, its beginning and end stay."""
+    if len(text) <= most:
+        return text
+    end = most // 4
+    return f"{text[: most - end - len(_LEFT_OUT)]}{_LEFT_OUT}{text[-end:]}"
 
 
 def printable(text: str) -> str:

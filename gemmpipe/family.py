@@ -92,6 +92,14 @@ class Implementation(ABC):
         """The knobs that its candidates can have: any other would be overlooked. None: it does not say."""
         return None
 
+    def knobs_of(self, row: Mapping[str, Scalar], spec: GemmSpec, device: Device) -> Knobs | None:
+        """What a row of another program's table means, which has no `config`; None: it does not say enough."""
+        return None
+
+    def form_knobs(self, spec: GemmSpec, knobs: Knobs) -> Knobs:
+        """Those of the knobs that decide what `prepare` makes: candidates alike in them share it."""
+        return knobs
+
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
         """What must be compiled before it can run."""
         return ()
@@ -109,6 +117,14 @@ class Implementation(ABC):
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
     ) -> Launch:
         """A call without arguments that computes the product, into `out` [M, N] where it can choose."""
+
+    def orders(self, spec: GemmSpec) -> tuple[str, ...]:
+        """The memory orders of x's block scales in which its consumer may give them: the finals time each."""
+        return spec.possible_orders
+
+    def in_finals(self) -> "Implementation":
+        """What is checked and timed in the finals under its label, where screening may do with a stand-in."""
+        return self
 
     def binder(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Callable[[Operands], Launch]:
         """`bind` for several sets of operands, which are made alike."""
@@ -141,6 +157,8 @@ class KeyColumn:
     """(what a source may say, in lower case; what it means): the only values of a `str` column; empty: any."""
     others: tuple[tuple[str, str], ...] = ()
     """Further ones, read and never offered: other programs' spellings, and what the kernels do not compute."""
+    optional: bool = False
+    """Whether a key may have no value (None), which stands for any: a table has the column only where a row does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +193,8 @@ class Family:
     """The preset of M ranges in its Triton JSON files, unless the user names another."""
     aiter_table: AiterTable | None = None
     """aiter's table of these products, where it has one; its file has the name of the native one."""
+    engine_kernels: Mapping[str, Implementation] = field(default_factory=dict)
+    """By inference engine (`vllm`): a kernel of the form that the engine's own has, under the engine's label."""
     further_columns: tuple[str, ...] = ()
     """Columns that its native table has beside those of all families, for other tools to read."""
     further_cells: Callable[[Mapping[str, Scalar]], Mapping[str, Scalar]] | None = None

@@ -15,6 +15,8 @@ from gemmpipe.events import Events
 from gemmpipe.starting import start
 
 _LOOK_S = 1.0
+_PATIENCE_S = 10.0
+"""How long a run without workers may go on after a signal: what it is at may never end, or take minutes."""
 
 
 class Interrupted(GemmpipeError):
@@ -37,11 +39,15 @@ class Stop:
         self._budget_s = budget_s
         self._began = time.monotonic()
         self.asked = False
+        self.has_workers = False
+        """Whether jobs are on devices: their results are worth waiting for, and the executor bounds their time."""
         self._told = False
+        self._alarm: tuple[object] | None = None
 
     def check(self) -> None:
         """Raises Interrupted when asked to stop, OutOfTime after the budget."""
         if self.asked:
+            self.settle()
             # Not said in the handler: it may have interrupted a print.
             self._tell("warning", "stopping after the work in hand; once more to stop at once")
             raise Interrupted("interrupted")
@@ -57,8 +63,25 @@ class Stop:
     def ask(self, signum: int, frame: FrameType | None) -> None:
         """Signal handler: remember the first time, raise KeyboardInterrupt the second."""
         if self.asked:
+            self.settle()
             raise KeyboardInterrupt
         self.asked = True
+        if not self.has_workers and signal.getitimer(signal.ITIMER_REAL)[0] == 0:
+            self._alarm = (signal.signal(signal.SIGALRM, self._overdue),)
+            signal.setitimer(signal.ITIMER_REAL, _PATIENCE_S)
+
+    def _overdue(self, signum: int, frame: FrameType | None) -> None:
+        """Signal handler: as if the user had asked once more, since `check` was not called meanwhile."""
+        self.settle()
+        if not self.has_workers:
+            raise KeyboardInterrupt
+
+    def settle(self) -> None:
+        """Wait no longer for a call of `check`."""
+        if self._alarm is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            (handler,), self._alarm = self._alarm, None
+            signal.signal(signal.SIGALRM, handler)  # type: ignore[arg-type]
 
 
 _at_work: list[Stop] = []
@@ -96,6 +119,7 @@ def listening(events: Events, budget_s: float | None = None) -> Iterator[Stop]:
         yield stop
     finally:
         _at_work.remove(stop)
+        stop.settle()
         for number, handler in before.items():
             signal.signal(number, handler)
 

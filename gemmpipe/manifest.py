@@ -13,6 +13,7 @@ from gemmpipe import device as devices_of
 from gemmpipe.conditions import conditions
 from gemmpipe.data import Device, Scalar
 from gemmpipe.executors import Usage
+from gemmpipe.files.celltext import is_formula
 from gemmpipe.paths import write_atomic
 from gemmpipe.stages.worth import saving
 
@@ -71,8 +72,15 @@ def _csv(frame: "pd.DataFrame") -> str:
     if "samples_us" in frame:
         texts = [" ".join(f"{s:.3f}" for s in samples) for samples in frame["samples_us"]]
         frame = frame.assign(samples_us=texts)
+    texts_of = frame.select_dtypes(include=["object", "string"]).columns
+    frame = frame.assign(**{name: frame[name].map(_as_text) for name in texts_of})
     text: str = frame.to_csv(index=False, lineterminator="\n")
     return text
+
+
+def _as_text(value: object) -> object:
+    """With an apostrophe in front of what a spreadsheet would take for a formula: names and errors may be anybody's."""
+    return f"'{value}" if isinstance(value, str) and is_formula(value) else value
 
 
 def write(

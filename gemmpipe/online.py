@@ -12,11 +12,15 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from gemmpipe.paths import PACKAGE, user_tables, write_atomic
+from gemmpipe.errors import UserError
+from gemmpipe.family import shipped_families
+from gemmpipe.files.captures import read_captures, shown
+from gemmpipe.paths import PACKAGE, PRIVATE, private_file, user_tables, write_atomic
 
 MISSED = "missed.csv"
 _LOCK = "tuner.lock"
@@ -38,7 +42,7 @@ def start(folder: Path, words: Sequence[str]) -> "subprocess.Popen[bytes]":
     environment = {name: value for name, value in os.environ.items() if name not in own}
     # The program may have found gemmpipe in a way of its own.
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH"))))
-    with log.open("ab" if again else "wb") as stream:
+    with open(log, "ab" if again else "wb", opener=private_file) as stream:
         return subprocess.Popen(
             [sys.executable, "-m", "gemmpipe.online", str(folder), *words],
             cwd=folder,
@@ -59,7 +63,7 @@ def running(folder: Path) -> bool:
 @contextmanager
 def alone(folder: Path) -> Iterator[bool]:
     """Whether this process is the only one on the folder; it stays so within the block."""
-    with (folder / _LOCK).open("w") as lock:
+    with open(folder / _LOCK, "w", opener=private_file) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -72,30 +76,59 @@ def work(folder: Path, words: Sequence[str]) -> None:
     """Tune what is missed until nothing new has come for a while."""
     begun = news = time.monotonic()
     done: set[tuple[str, ...]] = set()
+    told: set[str] = set()
     while time.monotonic() < min(begun + _LIFE_S, news + _IDLE_S):
-        header, missed = _read(folder / MISSED)
-        fresh = {key: count for key, count in missed.items() if key not in done}
-        for family in sorted({key[0] for key in fresh}):
+        queue = _read(folder / MISSED)
+        _tell(queue.skipped, told)
+        fresh = {key: count for key, count in queue.rows.items() if key not in done}
+        for family in shipped_families():  # what is composed below is made of these names, and of no cell
             mine = {key: count for key, count in fresh.items() if key[0] == family}
-            _tune(folder, family, _table(header, mine), words)
-            news = time.monotonic()
+            if mine:
+                _tune(folder, family, _table(queue.header, mine), words)
+                news = time.monotonic()
         done |= set(fresh)
         if not fresh:
             time.sleep(1)
     _forget_old_runs(folder)
 
 
-def _read(path: Path) -> tuple[list[str], dict[tuple[str, ...], int]]:
-    """(the columns without `count`, rows with their counts), most called first."""
+@dataclass(frozen=True, kw_only=True)
+class _Queue:
+    """What is missed, most called first."""
+
+    header: tuple[str, ...]
+    """The columns without `count`, `family` first."""
+    rows: Mapping[tuple[str, ...], int]
+    """Cells in the order of the header -> calls."""
+    skipped: tuple[str, ...]
+    """One line for each row that is not tuned, with the reason."""
+
+
+def _read(path: Path) -> _Queue:
+    """The rows of the families that there are; no row of the file raises."""
     try:
-        with path.open(encoding="utf-8", newline="") as stream:
-            rows = list(csv.DictReader(stream))
-    except FileNotFoundError:
-        rows = []
-    columns = [name for name in (rows[0] if rows else {"family": ""}) if name != "count"]
-    columns.sort(key=lambda name: name != "family")
-    found = {tuple(row.get(name) or "" for name in columns): int(row.get("count") or 1) for row in rows}
-    return columns, dict(sorted(found.items(), key=lambda item: -item[1]))
+        captures = read_captures(path)
+    except UserError as error:
+        return _Queue(header=(), rows={}, skipped=(str(error),) if path.exists() else ())
+    columns = sorted((name for name in captures.header if name != "count"), key=lambda name: name != "family")
+    known = set(shipped_families())
+    skipped = [f"{row.why}: {shown(row.text)}" for row in captures.bad]
+    found: dict[tuple[str, ...], int] = {}
+    for row in captures.rows:
+        if (family := row.cells["family"]) in known:
+            found[tuple(row.cells[name] for name in columns)] = row.count
+        else:
+            skipped.append(f"column family: '{shown(family)}', expected one of {', '.join(sorted(known))}")
+    rows = dict(sorted(found.items(), key=lambda item: -item[1]))
+    return _Queue(header=tuple(columns), rows=rows, skipped=tuple(skipped))
+
+
+def _tell(skipped: Sequence[str], told: set[str]) -> None:
+    """Each line once."""
+    for line in skipped:
+        if line not in told:
+            told.add(line)
+            print(f"{MISSED}: a row is skipped: {line}", flush=True)
 
 
 def _table(header: Sequence[str], rows: dict[tuple[str, ...], int]) -> str:
@@ -109,9 +142,10 @@ def _table(header: Sequence[str], rows: dict[tuple[str, ...], int]) -> str:
 def _tune(folder: Path, family: str, table: str, words: Sequence[str]) -> None:
     """One run of the pipeline in the folder, where it leaves its journal; its rows go to the user's own tables."""
     shapes = folder / f"missed_{family}.csv"
-    write_atomic(shapes, table)
+    write_atomic(shapes, table, mode=PRIVATE)
     output = os.path.relpath(user_tables(), folder)  # relative: nothing in it can be taken for a word of Hydra's
     pipeline = ["online", f"kernel={family}", "shapes=csv", f"shapes.path={shapes.name}", f"output={output}"]
+    pipeline.append("shapes.skip_bad_rows=true")
     pipeline += ["batch=1", f"budget_s={_BUDGET_S}"]  # every product is in the table as soon as it is finished
     print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join([*pipeline, *words])}", flush=True)
     process = subprocess.Popen([sys.executable, "-m", "gemmpipe", *pipeline, *words], cwd=folder)

@@ -3,12 +3,17 @@
 from collections.abc import Sequence
 
 from gemmpipe.errors import UserError, closest
-from gemmpipe.family import KernelDefaults
+from gemmpipe.family import KernelDefaults, KeyColumn
+from gemmpipe.spec import COLUMN, ROW
 
 WIDE = ("bfloat16", "float16")
 FP8 = ("float8_e4m3fn", "float8_e4m3fnuz")
 EIGHT_BITS = (*FP8, "int8")
 OUT = (*WIDE, "float32")
+ORDERS = (ROW, COLUMN)
+"""How block scales of x may lie in memory; None stands for both (see Scaling.order)."""
+X_SCALE = KeyColumn(name="x_scale", kind="str", words=tuple((order, order) for order in ORDERS), optional=True)
+"""The key column of families whose workloads may have x's block scales in either order."""
 
 
 def native_fp8(gfx: str) -> str:

@@ -4,6 +4,7 @@ import torch
 
 from gemmpipe import layouts
 from gemmpipe.family import GemmSpec, Inputs, Scaling, Weights
+from gemmpipe.spec import COLUMN
 
 _FP4 = "float4_e2m1fn_x2"
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -49,15 +50,23 @@ def make_weights(spec: GemmSpec, generator: torch.Generator) -> Weights:
 
 
 def make_inputs(spec: GemmSpec, generator: torch.Generator) -> Inputs:
-    """Random `x` [M, K] of about 1 and its scales, block scales in both layouts; in a batch [B, M, K] and [B, M, 1]."""
+    """Random `x` [M, K] of about 1 and its scales; in a batch [B, M, K] and [B, M, 1].
+
+    Block scales lie in the order that the spec says, row-major where it says none.
+    """
     x, x_scale = stored(signed_normal(spec.batch * spec.m, spec.k, generator), spec.x_dtype, spec.x_scale, generator)
     if spec.batch > 1:
         x = x.view(spec.batch, spec.m, -1)
         if x_scale is not None and spec.x_scale is not None and spec.x_scale.granularity == "row":
             x_scale = x_scale.view(spec.batch, spec.m, 1)
-    if x_scale is None or spec.x_scale is None or spec.x_scale.granularity != "block":
-        return Inputs(x=x, x_scale=x_scale)
-    return Inputs(x=x, x_scale=x_scale, x_scale_t=x_scale.t().contiguous().t())
+    if x_scale is not None and spec.x_scale is not None and spec.x_scale.order == COLUMN:
+        x_scale = x_scale.t().contiguous().t()
+    return Inputs(x=x, x_scale=x_scale)
+
+
+def laid_out(scale: torch.Tensor, order: str) -> torch.Tensor:
+    """Block scales [M, blocks] row-major (`row`) or M-major (`column`): as they are, or a copy."""
+    return scale.contiguous() if order == "row" else scale.mT.contiguous().mT
 
 
 def signed_normal(rows: int, columns: int, generator: torch.Generator) -> torch.Tensor:

@@ -4,8 +4,9 @@ import math
 from collections.abc import Sequence
 
 from gemmpipe.data import Scalar
-from gemmpipe.errors import UserError, closest, nearest
+from gemmpipe.errors import UserError, closest, nearest, quoted, shortened
 from gemmpipe.family import KeyColumn
+from gemmpipe.files.celltext import is_formula, is_number
 from gemmpipe.operand_types import native_fp8
 
 MAX_SIZE = 2**31 - 1
@@ -59,7 +60,8 @@ def parse_dtype(value: object, gfx: str) -> str:
         return native_fp8(gfx)
     name = _ALIASES.get(word, word)
     if name not in DTYPES:
-        raise UserError(f"{value!r}, expected a dtype such as bfloat16{nearest(word, (*DTYPES, *_ALIASES, 'fp8'))}")
+        known = (*DTYPES, *_ALIASES, "fp8")
+        raise UserError(f"{quoted(value)}, expected a dtype such as bfloat16{nearest(shortened(word), known)}")
     return name
 
 
@@ -67,13 +69,13 @@ def parse_bool(value: object) -> bool:
     """True/False, TRUE/FALSE, 1/0, yes/no. Raises UserError (what was expected)."""
     word = str(value).strip().lower()
     if word not in _BOOLS:
-        raise UserError(f"{value!r}, expected True or False")
+        raise UserError(f"{quoted(value)}, expected True or False")
     return _BOOLS[word]
 
 
 def parse_int(value: object) -> int:
     """A whole number from 1 to 2^31 - 1; a bool is none. Raises UserError (what was expected)."""
-    expected = UserError(f"{value!r}, expected a whole number from 1 to {MAX_SIZE}")
+    expected = UserError(f"{quoted(value)}, expected a whole number from 1 to {MAX_SIZE}")
     if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
         raise expected
     try:
@@ -93,20 +95,44 @@ def _digits(text: str) -> str:
     return word.removesuffix(".0")
 
 
+def parse_number(text: str, least: float = -math.inf, most: float = math.inf) -> float:
+    """A finite number in ASCII within these bounds. Raises UserError (what was expected).
+
+    float() alone also takes `1_0.5`, full-width digits and `infinity`, which no table of numbers means.
+    """
+    value = float(text) if is_number(text) else math.nan
+    if not (math.isfinite(value) and least <= value <= most):
+        raise UserError(f"{quoted(text)}, expected a number{_range(least, most)}")
+    return value
+
+
+def parse_whole(text: str, least: int, most: int) -> int:
+    """A whole number in ASCII within these bounds, also written `5.0`. Raises UserError (what was expected)."""
+    digits = text.removesuffix(".0")
+    if not (is_number(digits) and digits.lstrip("+-").isdigit() and least <= int(digits) <= most):
+        raise UserError(f"{quoted(text)}, expected a whole number{_range(least, most)}")
+    return int(digits)
+
+
+def _range(least: float, most: float) -> str:
+    low, high = (f"{bound:g}" if isinstance(bound, float) else str(bound) for bound in (least, most))
+    if math.isinf(most):
+        return "" if math.isinf(least) else f" from {low}"
+    return f" from {low} to {high}"
+
+
 _MOST_CALLS = 1e15
 """Sums of them stay exact, and are no infinity."""
 
 
 def parse_weight(value: object) -> float:
     """A finite number above 0: how often a call is made. Raises UserError (what was expected)."""
-    try:
-        number = float(str(value))
-    except ValueError:
-        number = math.nan
+    text = str(value).strip()
+    number = float(text) if is_number(text) else math.nan
     if isinstance(value, bool) or not (math.isfinite(number) and number > 0):
-        raise UserError(f"{value!r}, expected a number above 0")
+        raise UserError(f"{quoted(value)}, expected a number above 0")
     if number > _MOST_CALLS:
-        raise UserError(f"{value!r}, expected a number of calls up to {_MOST_CALLS:g}")
+        raise UserError(f"{quoted(value)}, expected a number of calls up to {_MOST_CALLS:g}")
     return number
 
 
@@ -120,7 +146,9 @@ def missing(value: object) -> bool:
 
 
 def parse_key(column: KeyColumn, value: object, gfx: str) -> Scalar:
-    """A key column's value in its own type. Raises UserError (what was expected)."""
+    """A key column's value in its own type; None where an optional one says nothing. Raises UserError (expected)."""
+    if column.optional and missing(value):
+        return None
     if column.kind == "int":
         return parse_int(value)
     if column.kind == "bool":
@@ -129,7 +157,14 @@ def parse_key(column: KeyColumn, value: object, gfx: str) -> Scalar:
         return int(parse_bool(value))
     if column.kind == "dtype":
         return parse_dtype(value, gfx)
-    return parse_word(column.words, value, column.others) if column.words else str(value).strip()
+    return parse_word(column.words, value, column.others) if column.words else parse_name(str(value).strip())
+
+
+def parse_name(text: str) -> str:
+    """A name that goes into tables, which people open in spreadsheets. Raises UserError (what was expected)."""
+    if is_formula(text):
+        raise UserError(f"{quoted(text)}, expected a name: spreadsheets take it for a formula")
+    return text
 
 
 def parse_word(words: Sequence[tuple[str, str]], value: object, others: Sequence[tuple[str, str]] = ()) -> str:
@@ -139,7 +174,7 @@ def parse_word(words: Sequence[tuple[str, str]], value: object, others: Sequence
     if word in (unoffered := _meanings(others)):
         return unoffered[word]
     if word not in known:
-        raise UserError(f"{value!r}, expected one of {', '.join(dict(words))}{closest(word, known)}")
+        raise UserError(f"{quoted(value)}, expected one of {', '.join(dict(words))}{closest(shortened(word), known)}")
     return known[word]
 
 

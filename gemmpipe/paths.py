@@ -1,9 +1,12 @@
 """Where things lie: the shipped configuration, the shipped tables, the user's data folder, atomic writes."""
 
 import contextlib
+import errno
 import os
 import platform
+import pwd
 import re
+import stat
 import tempfile
 from pathlib import Path
 
@@ -12,6 +15,9 @@ CHECKOUT = PACKAGE.parent if (PACKAGE.parent / "pyproject.toml").is_file() else 
 RUNS = Path("outputs/runs")
 TABLES_PREFIX = "GEMMPIPE_CONFIG_"
 """Where runs lie, and are looked for."""
+PRIVATE = 0o600
+"""The mode of a file that is the user's alone."""
+_OWN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY  # a FIFO would wait for a reader
 _TRIES = 100  # to write into a folder that is being deleted
 
 
@@ -47,8 +53,54 @@ def is_among_runs(run_dir: Path) -> bool:
 
 
 def no_link(name: str, flags: int) -> int:
-    """`opener` of a file that is ours: raises OSError where somebody put a link to another one in its place."""
-    return os.open(name, flags | os.O_NOFOLLOW, 0o666)
+    """`opener` of a file that is ours: raises OSError where somebody put a link, a FIFO or a device in its place."""
+    return _open_own(name, flags, 0o666)
+
+
+def private_file(name: str, flags: int) -> int:
+    """`opener` as `no_link`, of a file that only the user may read or write."""
+    return _open_own(name, flags, PRIVATE)
+
+
+def _open_own(name: str, flags: int, mode: int) -> int:
+    handle = os.open(name, flags | _OWN, mode)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "no regular file", name)
+    return handle
+
+
+def make_private_folder(folder: Path) -> None:
+    """The folder is there and the user's alone (0700), with what lies in it, also where it was open to others before.
+
+    Raises OSError: as `make_folder`, and where it is a link, or belongs to another user.
+    """
+    make_folder(folder)
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(handle).st_uid != os.geteuid():
+            raise PermissionError(
+                errno.EPERM, f"belongs to {owner(folder)}, expected a folder of your own", str(folder)
+            )
+        os.fchmod(handle, 0o700)
+    finally:
+        os.close(handle)
+    for path in folder.iterdir():
+        if path.is_file() and not path.is_symlink() and path.stat().st_mode & 0o077:
+            path.chmod(PRIVATE)
+
+
+def owner(path: Path) -> str:
+    """The user whom a file or a folder belongs to: the name, or `uid 1234` where there is none. Raises OSError."""
+    return user_name(path.stat().st_uid)
+
+
+def user_name(uid: int) -> str:
+    """The name of a user, or `uid 1234` where there is none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
 
 
 def make_folder(folder: Path) -> None:
@@ -85,20 +137,22 @@ def _stands(path: Path) -> bool:
     return True
 
 
-def write_atomic(path: Path, text: str) -> None:
+def write_atomic(path: Path, text: str, mode: int | None = None) -> None:
     """Write `text` to `path` so that a reader sees the old or the new file, never half of one.
+
+    A new file has `mode` (None: what the umask leaves), one that was there keeps its own.
 
     Raises OSError (disk full, read-only) with the old file untouched. A folder that somebody deletes meanwhile is made
     again.
     """
     for _ in range(_TRIES - 1):
         with contextlib.suppress(FileNotFoundError):
-            _write(path, text)
+            _write(path, text, mode)
             return
-    _write(path, text)
+    _write(path, text, mode)
 
 
-def _write(path: Path, text: str) -> None:
+def _write(path: Path, text: str, mode: int | None) -> None:
     make_folder(path.parent)
     _clear_after_the_killed(path)
     prefix = f".{path.name}.{platform.node()}-{os.getpid()}-"
@@ -108,8 +162,8 @@ def _write(path: Path, text: str) -> None:
             stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
-        mode = path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask()
-        os.chmod(name, mode)
+        fresh = 0o666 & ~_umask() if mode is None else mode
+        os.chmod(name, path.stat().st_mode & 0o777 if path.exists() else fresh)
         os.replace(name, path)
     except BaseException as error:
         Path(name).unlink(missing_ok=True)

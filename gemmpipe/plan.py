@@ -16,7 +16,7 @@ from gemmpipe.paths import unwritable
 from gemmpipe.search import Search
 from gemmpipe.sources import Source
 from gemmpipe.space import Space
-from gemmpipe.stages import Stage
+from gemmpipe.stages import Form, Stage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +63,15 @@ def said_again(plan: Plan) -> tuple[str, ...]:
     groups = [re.split(r"[=.@]", word.lstrip("+~"), maxsplit=1)[0] for word in plan.overrides]
     typed = [word for word, group in zip(plan.overrides, groups, strict=True) if group in _WHO_AND_WHERE]
     return (*(f"--config-dir={folder}" for folder in plan.python_path), *typed)
+
+
+def forms_of(plan: Plan) -> tuple[Form, ...]:
+    """The formats for engines' own functions that a stage of the chain searches.
+
+    Or may have searched, where an earlier run is decided again. Raises UserError.
+    """
+    words = plan.stages if plan.reuse else plan.chain
+    return tuple(form for word in words for form in plan.stages[word].forms(plan.family, plan.formats))
 
 
 def check_chain(plan: Plan, reused: Record | None) -> None:

@@ -5,11 +5,12 @@ from dataclasses import replace
 from typing import TypeVar
 
 from gemmpipe.data import Problem, Scalar
-from gemmpipe.errors import NotComputed, UserError
+from gemmpipe.errors import NotComputed, UserError, shortened
 from gemmpipe.family import Family, KernelDefaults, KeyColumn, load_family, shipped_families
 from gemmpipe.parsing import missing, parse_dtype, parse_key
 
 _MOST_NAMED = 3
+_MOST_FOUND = 120  # characters of a header in a message
 
 T = TypeVar("T")
 
@@ -121,7 +122,7 @@ def column_places(header: Sequence[str], family: Family, where: str) -> dict[str
         else:
             if column.kind == "int" and column.default is None:
                 key = ", ".join(c.name for c in family.key_columns)
-                found = ", ".join(header) or "an empty file"
+                found = shortened(", ".join(header), _MOST_FOUND) or "an empty file"
                 raise UserError(
                     f"{where}: no column '{column.name}', expected the key of {family.name} ({key}), found {found}"
                     f"{_instead(header)}"

@@ -12,13 +12,15 @@ from typing import Any
 
 import yaml
 
+from gemmpipe.cli.nesting import MOST_DEEP
 from gemmpipe.cli.words import quote
-from gemmpipe.errors import UserError
+from gemmpipe.errors import UserError, quoted, shortened
+from gemmpipe.files.regular import read_regular
 
 _VERSION = 1
 _MOST_BYTES = 100_000
 """PyYAML, written in Python, takes a second for these at worst."""
-_MOST_DEEP = 32
+_LONGEST_KEY = 200
 _MOST_NUMBER = 2**63
 _MOST_VALUES = 2_000
 """Hydra's grammar takes milliseconds a value."""
@@ -47,7 +49,18 @@ class Recipe:
     multirun: bool
 
 
-class _PlainLoader(yaml.SafeLoader):
+class ShallowLoader(yaml.SafeLoader):
+    """YAML whose brackets are not nested deeper than a recipe's."""
+
+    def fetch_flow_collection_start(self, TokenClass: type[yaml.Token]) -> None:
+        """PyYAML looks at every open bracket again at each token: some kilobytes of them would take minutes."""
+        if self.flow_level >= MOST_DEEP:
+            problem = f"nested more than {MOST_DEEP} deep; expected a recipe"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=self.get_mark())
+        super().fetch_flow_collection_start(TokenClass)
+
+
+class _PlainLoader(ShallowLoader):
     """Plain YAML: no aliases (a few lines of them expand without end), no tags, and no key twice."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
@@ -72,14 +85,14 @@ def read_recipe(path: Path, groups: frozenset[str]) -> Recipe:
     body = _load(path)
     version = body.get("version")
     if type(version) is not int or version != _VERSION:
-        given = "is missing" if version is None else f"is {version!r}"
+        given = "is missing" if version is None else f"is {quoted(version)}"
         raise UserError(f"{path}: version {given}; expected 'version: {_VERSION}'")
     pipeline = body.get("pipeline")
     if pipeline is not None and not isinstance(pipeline, str):
-        raise UserError(f"{path}: pipeline is {pipeline!r}; expected a name, as in 'pipeline: tune'")
+        raise UserError(f"{path}: pipeline is {quoted(pipeline)}; expected a name, as in 'pipeline: tune'")
     sweep = body.get("sweep")
     if sweep is not None and (not isinstance(sweep, dict) or not sweep):
-        raise UserError(f"{path}: sweep is {sweep!r}; expected keys with lists of values")
+        raise UserError(f"{path}: sweep is {quoted(sweep)}; expected keys with lists of values")
     words = [word for key, value in body.items() if key not in _OWN for word in _overrides(path, key, value, groups)]
     swept = [_sweep(path, key, values, groups) for key, values in (sweep or {}).items()]
     return Recipe(path=path, pipeline=pipeline, overrides=(*words, *swept), multirun=bool(swept))
@@ -87,11 +100,8 @@ def read_recipe(path: Path, groups: frozenset[str]) -> Recipe:
 
 def _load(path: Path) -> dict[object, object]:
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise UserError(f"{path}: larger than {_MOST_BYTES:,} bytes; expected a recipe")
-        if not path.is_file():
-            raise UserError(f"{path}: no regular file; expected a recipe in YAML")
-        body = yaml.load(path.read_text(encoding="utf-8"), _PlainLoader)  # noqa: S506 (derived from SafeLoader)
+        text = read_regular(path, "a recipe in YAML", _MOST_BYTES).decode()
+        body = yaml.load(text, _PlainLoader)  # noqa: S506 (derived from SafeLoader)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -128,22 +138,24 @@ def _refuse_places(path: Path, key: str, value: object, groups: frozenset[str]) 
         return
     for name in value if isinstance(value, list) else [value]:
         if isinstance(name, str) and not _NAME.fullmatch(name):
-            raise UserError(f"{path}: {key}: '{name}'; expected the name of an option, such as --help lists")
+            raise UserError(f"{path}: {key}: '{shortened(name)}'; expected the name of an option, such as --help lists")
 
 
 def _sweep(path: Path, key: object, values: object, groups: frozenset[str]) -> str:
     name = _checked_key(path, key)
     _refuse_places(path, name, values, groups)
     if not isinstance(values, list) or not values:
-        raise UserError(f"{path}: sweep.{name} is {values!r}; expected a list of values")
+        raise UserError(f"{path}: sweep.{name} is {quoted(values)}; expected a list of values")
     return f"{name}=" + ",".join(_value(path, name, value) for value in values)
 
 
 def _checked_key(path: Path, key: object) -> str:
+    if isinstance(key, str) and len(key) > _LONGEST_KEY:
+        raise UserError(f"{path}: key {quoted(key)}; expected a key as on the command line, such as shapes.tp")
     if isinstance(key, str) and _SPECIAL.search(key):
         raise UserError(f"{path}: {key}: not allowed in a recipe, which can choose options but name no code")
     if not isinstance(key, str) or not _KEY.fullmatch(key):
-        raise UserError(f"{path}: key {key!r}; expected a key as on the command line, such as shapes.tp")
+        raise UserError(f"{path}: key {quoted(key)}; expected a key as on the command line, such as shapes.tp")
     if key in _YOURS:
         raise UserError(f"{path}: {key}: {_YOURS[key]}; expected on the command line, not in a recipe")
     if ".." in key or _HYDRA.search(key):
@@ -158,7 +170,9 @@ def _refuse_outside(path: Path, key: str, value: str) -> None:
     except (OSError, ValueError, RuntimeError):  # a null byte, links in a circle, no such home
         inside = False
     if not inside or Path(value).is_absolute():
-        raise UserError(f"{path}: {key}: '{value}' lies elsewhere; expected a place below this folder, or type it")
+        raise UserError(
+            f"{path}: {key}: '{shortened(value)}' lies elsewhere; expected a place below this folder, or type it"
+        )
 
 
 def _is_text(value: str) -> bool:
@@ -168,8 +182,8 @@ def _is_text(value: str) -> bool:
 
 def _value(path: Path, key: str, value: object, depth: int = 0) -> str:
     """A value in Hydra's grammar."""
-    if depth > _MOST_DEEP:
-        raise UserError(f"{path}: {key[:60]}: nested more than {_MOST_DEEP} deep; expected a recipe")
+    if depth > MOST_DEEP:
+        raise UserError(f"{path}: {key[:60]}: nested more than {MOST_DEEP} deep; expected a recipe")
     if key in _YOURS:
         raise UserError(f"{path}: {key}: {_YOURS[key]}; expected on the command line, not in a recipe")
     if value is None:
@@ -184,7 +198,7 @@ def _value(path: Path, key: str, value: object, depth: int = 0) -> str:
         if not _is_text(value):
             raise UserError(f"{path}: {key}: {value[:60]!r} is no text; expected whole characters")
         if "${" in value:
-            raise UserError(f"{path}: {key}: '{value}': interpolations are not allowed in a recipe")
+            raise UserError(f"{path}: {key}: '{shortened(value)}': interpolations are not allowed in a recipe")
         if _WRITTEN.search(key):
             _refuse_outside(path, key, value)
         return quote(str(Path(value).expanduser()) if value.startswith("~/") else value)
@@ -194,4 +208,6 @@ def _value(path: Path, key: str, value: object, depth: int = 0) -> str:
         names = [_checked_key(path, inner) for inner in value]
         texts = [_value(path, f"{key}.{name}", value[name], depth + 1) for name in names]
         return "{" + ",".join(f"{name}:{text}" for name, text in zip(names, texts, strict=True)) + "}"
-    raise UserError(f"{path}: {key}: {value!r} is a {type(value).__name__}; expected text, a number, a list or keys")
+    raise UserError(
+        f"{path}: {key}: {quoted(value)} is a {type(value).__name__}; expected text, a number, a list or keys"
+    )

@@ -1,7 +1,6 @@
 """What the user reads at the end of a run."""
 
 import json
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from gemmpipe.events import counted
 from gemmpipe.executors import Usage
 from gemmpipe.interrupt import Interrupted
 from gemmpipe.paths import is_among_runs, tables_variable
+from gemmpipe.shell import joined, quoted
 from gemmpipe.stages.incumbents import native_tables
 from gemmpipe.stages.unsolved import undecided_line
 from gemmpipe.stages.worth import saving
@@ -63,7 +63,7 @@ def tell(
 def resume_line(run_dir: Path, python_path: Sequence[str]) -> str:
     """What to type to go on with a run; whose code it brings is typed too where runs are not looked for."""
     own = [f"--config-dir={folder}" for folder in python_path if not is_among_runs(run_dir)]
-    return shlex.join(["gemmpipe", *own, f"resume={run_dir}"])
+    return joined(["gemmpipe", *own, f"resume={run_dir}"])
 
 
 def use_line(family: "Family", table: Path) -> str:
@@ -71,7 +71,7 @@ def use_line(family: "Family", table: Path) -> str:
     variable = tables_variable(family.name)
     if ":" in str(table):
         return f"{variable} separates tables by ':': to name {table} there, copy it to a path without one"
-    return f"export {variable}={shlex.quote(str(table))}"
+    return f"export {variable}={quoted(str(table))}"
 
 
 def _found(plan: "Plan", tables: "Mapping[str, pd.DataFrame]", context: "Context") -> Iterator[str]:

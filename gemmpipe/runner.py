@@ -5,9 +5,11 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from gemmpipe import journal as journals
 from gemmpipe import manifest, report
+from gemmpipe.aiter_environment import advice
 from gemmpipe.chain import Tables, before_devices, in_batches, what_is_done
 from gemmpipe.data import Device
 from gemmpipe.device import NO_DEVICE, versions
@@ -16,7 +18,7 @@ from gemmpipe.events import Events
 from gemmpipe.executors import Usage
 from gemmpipe.interrupt import Interrupted, listening
 from gemmpipe.journal import Journal, Record
-from gemmpipe.plan import Plan, check_chain, check_outputs, said_again
+from gemmpipe.plan import Plan, check_chain, check_outputs, forms_of, said_again
 from gemmpipe.search.lore import Lore
 from gemmpipe.stages import Context
 from gemmpipe.stages.earlier import journals_of, teach_choices, unfinished
@@ -25,6 +27,9 @@ from gemmpipe.stages.incumbents import incumbents_of, native_tables
 from gemmpipe.stages.rows import record_frames
 from gemmpipe.stopwatch import IDLE
 from gemmpipe.tables.merging import SHARED
+
+if TYPE_CHECKING:
+    from gemmpipe.backends import Backend
 
 
 def run(plan: Plan, events: Events) -> int:
@@ -37,6 +42,8 @@ def run(plan: Plan, events: Events) -> int:
     check_chain(plan, reused)
     devices = _devices(plan, reused)
     check_outputs(plan)
+    for line in advice().values():
+        events.emit("warning", line)
     with ExitStack() as stack:
         journal = stack.enter_context(closing(Journal(plan.run_dir)))
         stop = stack.enter_context(listening(events, plan.budget_s))
@@ -45,12 +52,13 @@ def run(plan: Plan, events: Events) -> int:
         context = _context(plan, devices, journal, record, events, stop.check)
         for word in plan.chain:
             plan.stages[word].check(context)
-        tables = record_frames(plan.family, record) if plan.reuse else {}
+        tables = record_frames(plan.family, record, context.forms, races=context.races) if plan.reuse else {}
         context.watch.spent_s["start"] = time.monotonic() - started
         stopped_early = False
         try:
             tables = before_devices(plan, tables, context)
             context = _with_devices(plan, devices, tables, context, stack)
+            stop.has_workers = context.running is not None
             tables = in_batches(plan, tables, context)
             code = 1 if context.unsolved else 0
         except Interrupted as stopped:
@@ -91,7 +99,8 @@ def _with_devices(
     """Start the workers, unless no stage needs them or there is nothing to do; they end with the stack."""
     if not any(plan.stages[word].uses_device for word in plan.chain) or not len(tables["problems"]):
         return context
-    backends = tuple(plan.backends.values())
+    engines = [engine for form in context.forms if (engine := form.format.engine()) is not None]
+    backends = cast("tuple[Backend, ...]", (*plan.backends.values(), *engines))
     with context.watch.spending("start"):
         pool = plan.executor.start(
             devices, plan.family.module, backends, plan.python_path, context.events, context.check
@@ -137,6 +146,7 @@ def _context(
         defaults=plan.defaults,
         source=plan.source,
         formats=tuple(plan.formats.items()),
+        forms=forms_of(plan),
         output=Path(plan.output),
         device=devices[0],
         retune=plan.retune,

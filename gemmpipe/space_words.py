@@ -12,17 +12,17 @@ _MOST_POINTS = 20_000_000
 """Of a problem; the largest space that is shipped has some 100,000."""
 
 
-def read_space(node: object, overrides: Sequence[str]) -> Space:
+def read_space(node: object, overrides: Sequence[str], where: str = "space") -> Space:
     """The search space; an axis named by an override `space.X=` is pinned. Raises UserError naming the full key."""
     if not isinstance(node, Mapping):
-        raise UserError(f"space: {node!r} given, expected axes with lists of values")
+        raise UserError(f"{where}: {node!r} given, expected axes with lists of values")
     if "when" not in node:
-        raise UserError("space.when: missing; expected a list of entries, [] for none")
-    axes = {str(name): _axis(f"space.{name}", values) for name, values in node.items() if name != "when"}
+        raise UserError(f"{where}.when: missing; expected a list of entries, [] for none")
+    axes = {str(name): _axis(f"{where}.{name}", values) for name, values in node.items() if name != "when"}
     when = node["when"]
     if not isinstance(when, list):
-        raise UserError(f"space.when: {when!r} given, expected a list of entries")
-    entries = tuple(_entry(f"space.when[{index}]", entry, axes) for index, entry in enumerate(when))
+        raise UserError(f"{where}.when: {when!r} given, expected a list of entries")
+    entries = tuple(_entry(f"{where}.when[{index}]", entry, axes) for index, entry in enumerate(when))
     _bounded(axes, entries)
     return Space(axes=axes, when=entries, pinned=_pinned(axes, overrides))
 

@@ -1,10 +1,14 @@
 """A product: what it computes on which types, and its operands."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
+
+
+ROW, COLUMN = "row", "column"
+"""Memory orders of a matrix of scales: strides (blocks, 1), and (1, M) or more, which is M-major."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,6 +20,9 @@ class Scaling:
     """(rows, columns along K) of a tile; rows are M for x and N for w."""
     dtype: str = "float32"
     """What a scale is stored as: fp32, or `float8_e8m0fnu` for powers of two."""
+    order: str | None = None
+    """Of x's block scales [M, blocks]: ROW or COLUMN, as they lie in memory; None: a workload may have either, and a
+    candidate must compute both."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,6 +79,25 @@ class GemmSpec:
         return (self.m, self.n) if self.batch == 1 else (self.batch, self.m, self.n)
 
     @property
+    def possible_orders(self) -> tuple[str, ...]:
+        """The layouts of x_scale (see Scaling.order) in which a candidate is asked for the product, row-major first.
+
+        One where the workload has that alone, where both are the same memory, and without block scales.
+        """
+        scaling = self.x_scale
+        if scaling is None or scaling.granularity != "block":
+            return (ROW,)
+        if scaling.order is not None:
+            return (scaling.order,)
+        return (ROW,) if self.m == 1 or self.k <= scaling.block[1] else (ROW, COLUMN)
+
+    def in_order(self, order: str) -> "GemmSpec":
+        """The same product with x's block scales in this memory order alone; itself where it has one order anyway."""
+        if self.x_scale is None or len(self.possible_orders) == 1:
+            return self
+        return replace(self, x_scale=replace(self.x_scale, order=order))
+
+    @property
     def weight_elements(self) -> int:
         """Elements of all stored weights."""
         if self.experts is not None:
@@ -96,16 +122,26 @@ class Weights:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Inputs:
-    """The activation side: `x` [M, K] and `x_scale` row-major [M, ceil(K/columns)], [M, 1], [1] or None.
+    """The activation side: `x` [M, K] and `x_scale` [M, ceil(K/columns)], [M, 1], [1] or None.
 
-    `x_scale_t` holds the same block scales stored M-major (shape [M, ceil(K/128)], stride (1, M)). The quantiser
-    that makes the scales writes either layout at the same cost, so a candidate takes the one it wants.
+    Block scales lie in either memory order (see order_of): row-major (strides (blocks, 1)) or M-major (strides (1, M),
+    or (1, M rounded up to a multiple of 4)); a launch looks at the strides that it is given.
     """
 
     x: "torch.Tensor"
     x_scale: "torch.Tensor | None" = None
-    x_scale_t: "torch.Tensor | None" = None
     topk_ids: "torch.Tensor | None" = None
     """int32 [M, topk]: the experts of each row, none twice."""
     topk_weights: "torch.Tensor | None" = None
     """fp32 [M, topk]: what each of them counts."""
+
+
+def order_of(scales: "torch.Tensor") -> str | None:
+    """ROW or COLUMN, the memory order of [M, blocks]; None for strides of neither.
+
+    A single row or a single block lies in both; it counts as a row where its elements are side by side.
+    """
+    (rows, blocks), (row, block) = scales.shape, scales.stride()
+    if blocks == 1 or block == 1:
+        return ROW
+    return COLUMN if rows == 1 or row == 1 else None

@@ -107,7 +107,26 @@ VERIFIED = (
     "ratio",
     "ratio_low",
     "ratio_high",
+    "called_us",
+    "called_ratio",
+    "called_low",
+    "called_high",
+    "called_layout",
     "reason",
 )
 """What became of a table's rows; `verdict` is `holds` or `stale`, `drift` is now over recorded, `ratio` winner over
-baseline, paired."""
+baseline, paired; `called_*` are of the layout of x's scales (`row`, `column`) in which a call costs most."""
+
+CALLED = (
+    "problem",
+    "candidate",
+    "layout",
+    "called_us",
+    "bound_us",
+    "called_ratio",
+    "called_low",
+    "called_high",
+    "called_error",
+)
+"""A row's call through the run time beside its own launch, in one layout of x's scales; `called_ratio` is call over
+launch, paired. `called_error` says why there is no time."""

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, Literal, Union
 
 from gemmpipe.errors import UserError, closest, nearest
+from gemmpipe.space import Space
+from gemmpipe.space_words import read_space
 
 Make = Callable[[Mapping[str, Any], type, str], object]
 """(node with `_target_`, expected class, key) -> the object. Raises UserError."""
@@ -101,6 +103,8 @@ def _converted(value: object, hint: Any, where: str, make: Make) -> Any:
         return _mapped(value, args, where, make)
     if hint in _NAMES:
         return _scalar(value, hint)
+    if hint is Space:
+        return read_space(value, (), where)
     if isinstance(hint, type) and isinstance(value, Mapping):
         if "_target_" in value:
             return make(value, hint, where)

@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from gemmpipe.asking import family_in_words, in_words
+from gemmpipe.backends import Backend
+from gemmpipe.backends.ordered_scales import in_order
 from gemmpipe.data import Candidate, Device, Problem, digest
 from gemmpipe.errors import one_line
 from gemmpipe.family import (
@@ -19,7 +21,9 @@ from gemmpipe.family import (
     Prepared,
     Weights,
 )
+from gemmpipe.launching.launches import Kernel
 from gemmpipe.reference import Allowance, allowance, share_beyond
+from gemmpipe.spec import COLUMN, ROW
 
 if TYPE_CHECKING:
     import torch
@@ -29,6 +33,7 @@ T = TypeVar("T")
 _ROTATE = 3  # operand sets together exceed the last-level cache this many times, so every launch finds it cold
 _MOST_SETS = {"cpu": 4}  # a CPU spends seconds on making a set
 _MOST_SETS_GPU = 32
+_ROUTINGS = 8  # of a mixture of experts: which configuration leads depends on how rows spread over experts
 
 
 class OperandCache:
@@ -86,9 +91,9 @@ class Workbench:
         self.library_us: dict[str, float] = {}
         """By problem id, the least of a library path that takes no further memory of weights."""
 
-    def set_up(self, problem: Problem) -> "Setup":
-        """The problem, ready to bind candidates to."""
-        return Setup(self, problem, self.family.spec(problem))
+    def set_up(self, problem: Problem, *, finals: bool = False) -> "Setup":
+        """The problem, ready to bind candidates to; in `finals` to what stands for them there."""
+        return Setup(self, problem, self.family.spec(problem), finals=finals)
 
     def implementation(self, candidate: Candidate) -> Implementation:
         """Who computes this candidate."""
@@ -118,14 +123,17 @@ class Workbench:
 class Setup:
     """One problem on the bench: operand sets, reference, and launches of candidates."""
 
-    def __init__(self, bench: Workbench, problem: Problem, spec: GemmSpec) -> None:
+    def __init__(self, bench: Workbench, problem: Problem, spec: GemmSpec, *, finals: bool = False) -> None:
         self._bench = bench
+        self._finals = finals
         self.problem = problem
         self.spec = spec
         once = max(1.0, bench.family.bytes_moved(spec))
         most = _MOST_SETS.get(bench.device.kind, _MOST_SETS_GPU)
         fewest = 1 if bench.device.kind == "cpu" else 2
-        self.sets = max(fewest, min(most, math.ceil(_ROTATE * bench.device.cache_bytes / once)))
+        self._weight_sets = max(fewest, min(most, math.ceil(_ROTATE * bench.device.cache_bytes / once)))
+        routings = _ROUTINGS if spec.experts is not None and bench.device.kind != "cpu" else 1
+        self.sets = max(self._weight_sets, routings)
         # In words: hashing a spec takes longer than launching a kernel.
         self._of_weights = str(replace(spec, m=0))
 
@@ -136,13 +144,21 @@ class Setup:
         return self._bench.cached(key, lambda: family.make_weights(self.spec, self._bench.generator(*key)))
 
     def _weight_key(self, index: int) -> tuple[object, ...]:
-        return ("weights", self._of_weights, index)
+        return ("weights", self._of_weights, index % self._weight_sets)
 
-    def inputs(self, index: int) -> Inputs:
-        """The activations of set `index`."""
+    def inputs(self, index: int, order: str | None = None) -> Inputs:
+        """The activations of set `index`; x's block scales in this order, by default the first of the product's."""
+        from gemmpipe.operands import laid_out
+
         key = ("inputs", self.problem.id, index)
         family = self._bench.family
-        return self._bench.cached(key, lambda: family.make_inputs(self.spec, self._bench.generator(*key)))
+        made = self._bench.cached(key, lambda: family.make_inputs(self.spec, self._bench.generator(*key)))
+        scale, scaling = made.x_scale, self.spec.x_scale
+        if scale is None or scaling is None or scaling.granularity != "block":
+            return made
+        wanted = order or self.spec.possible_orders[0]
+        own = self._bench.cached(("x_scale", self.problem.id, index, wanted), lambda: laid_out(scale, wanted))
+        return replace(made, x_scale=own)
 
     def out(self, index: int) -> "torch.Tensor":
         """The output of set `index`, [M, N]; filled with NaN when made."""
@@ -157,24 +173,44 @@ class Setup:
 
     def prepared(self, candidate: Candidate, index: int) -> Prepared:
         """The weights as this candidate wants them."""
-        implementation = self._bench.implementation(candidate)
+        implementation = self.implementation(candidate)
         weights = self.weights(index)
         if type(implementation).prepare is Implementation.prepare:
             return implementation.prepare(self.spec, weights, candidate.knobs)  # nothing is made, so nothing is kept
-        key = ("prepared", candidate.backend, candidate.items, *self._weight_key(index))
+        form = Candidate.of(candidate.backend, implementation.form_knobs(self.spec, candidate.knobs))
+        key = ("prepared", form.backend, form.items, *self._weight_key(index))
         return self._bench.cached(key, lambda: implementation.prepare(self.spec, weights, candidate.knobs))
+
+    def implementation(self, candidate: Candidate) -> Implementation:
+        """What computes it here: in the finals, what stands for it there."""
+        found = self._bench.implementation(candidate)
+        return found.in_finals() if self._finals else found
+
+    def orders(self, candidate: Candidate) -> tuple[str, ...]:
+        """The memory orders of x's block scales in which its consumer may give them."""
+        return self.implementation(candidate).orders(self.spec)
 
     def bind(self, candidate: Candidate, index: int) -> Launch:
         """A launch of the candidate on set `index`."""
         return self.binder(candidate)(index)
 
-    def binder(self, candidate: Candidate) -> Callable[[int], Launch]:
-        """Makes launches of the candidate on one set after the other; beyond `sets` these begin anew."""
-        bind = self._bench.implementation(candidate).binder(self.spec, candidate.knobs, self._bench.device)
-        return lambda index: bind(self._operands(candidate, index % self.sets))
+    def binder(self, candidate: Candidate, order: str | None = None) -> Callable[[int], Launch]:
+        """Makes launches of the candidate on one set after the other; beyond `sets` these begin anew.
 
-    def _operands(self, candidate: Candidate, index: int) -> Operands:
-        return Operands(inputs=self.inputs(index), prepared=self.prepared(candidate, index), out=self.out(index))
+        `order` is that of x's block scales, see `inputs`. Where a kernel does not read it, the copy into one that it
+        reads is part of the launch, as it is of a call at run time.
+        """
+        implementation = self.implementation(candidate)
+        bind = implementation.binder(self.spec, candidate.knobs, self._bench.device)
+        wanted = order or self.spec.possible_orders[0]
+        read = _orders_read(implementation, self.spec)
+        if wanted in read:
+            return lambda index: bind(self._operands(candidate, index % self.sets, order))
+        return lambda index: _laying_out(bind, self._operands(candidate, index % self.sets, order), read[0])
+
+    def _operands(self, candidate: Candidate, index: int, order: str | None) -> Operands:
+        inputs, prepared = self.inputs(index, order), self.prepared(candidate, index)
+        return Operands(inputs=inputs, prepared=prepared, out=self.out(index))
 
     def reference(self) -> "torch.Tensor":
         """The product of set 0 in fp32."""
@@ -183,6 +219,13 @@ class Setup:
             ("reference", self.problem.id),
             lambda: family.reference(self.spec, self.inputs(0), self.weights(0)),
         )
+
+    def release(self) -> None:
+        """Give back what graphs of libraries held, which allocate in them: inside a capture nothing is given back."""
+        import torch
+
+        if self._bench.device.kind != "cpu":
+            torch.cuda.empty_cache()
 
     def poison(self) -> None:
         """Fill the output of set 0 with NaN, so that what a candidate leaves untouched is seen."""
@@ -197,6 +240,27 @@ class Setup:
             ("allowance", self.problem.id),
             lambda: allowance(self.reference(), *self._bench.family.tolerance(self.spec)),
         )
+
+
+def _orders_read(implementation: Implementation, spec: GemmSpec) -> tuple[str, ...]:
+    """The orders of x's block scales that it takes as they lie: a library any, a kernel what it says, else rows."""
+    scaling = spec.x_scale
+    if isinstance(implementation, Backend) or scaling is None or scaling.granularity != "block":
+        return (ROW, COLUMN)
+    return implementation.scale_orders(spec) if isinstance(implementation, Kernel) else (ROW,)
+
+
+def _laying_out(bind: Callable[[Operands], Launch], own: Operands, order: str) -> Launch:
+    """A launch that begins by copying x's scales into this order."""
+    assert own.inputs.x_scale is not None, "block scales are missing"
+    scale, lay = in_order(own.inputs.x_scale, order)
+    bound = bind(replace(own, inputs=replace(own.inputs, x_scale=scale)))
+
+    def launch() -> "torch.Tensor":
+        lay()
+        return bound()
+
+    return launch
 
 
 def _budget(device: Device) -> int:

@@ -75,7 +75,10 @@ def main(post: Post, pipe: Connection, cells: MutableSequence[float]) -> None:
     gc.freeze()
     gc.disable()
     ended = time.monotonic()
-    pipe.send(Answer(trials=[], spent_s={}, ended=ended))
+    try:
+        pipe.send(Answer(trials=[], spent_s={}, ended=ended))
+    except BrokenPipeError:  # the driver took it for dead, and has another one
+        return
     while (job := _next(pipe)) is not None:
         begun = time.monotonic()
         tools.spent_s.clear()

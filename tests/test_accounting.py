@@ -1,8 +1,9 @@
 """Where a run's time went: what every resource did and when it waited is measured, and adds up to the wall time."""
 
+import contextlib
 import json
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,19 +15,22 @@ from gemmpipe.stopwatch import Stopwatch
 pytestmark = pytest.mark.usefixtures("own_locks")
 
 
-def test_a_purpose_within_another_is_taken_off_it() -> None:
+def test_a_purpose_within_another_is_taken_off_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr("gemmpipe.stopwatch.time", SimpleNamespace(monotonic=lambda: now_s[0]))
     watch = Stopwatch()
-    begun = time.monotonic()
     with watch.spending("outer"):
-        time.sleep(0.02)
+        now_s[0] += 2
         with watch.spending("inner"):
-            time.sleep(0.05)
-        with pytest.raises(ValueError), watch.spending("inner"):
+            now_s[0] += 5
+        with contextlib.suppress(ValueError), watch.spending("inner"):
+            now_s[0] += 16
             raise ValueError
-        time.sleep(0.02)
-    wall_s = time.monotonic() - begun
-    assert watch.spent_s["inner"] == pytest.approx(0.05, abs=0.02)
-    assert sum(watch.spent_s.values()) == pytest.approx(wall_s, rel=0.02)
+        now_s[0] += 3
+    now_s[0] += 100
+    with watch.spending("outer"):
+        now_s[0] += 1
+    assert watch.spent_s == {"outer": 6, "inner": 21}
 
 
 def _resources(folder: Path) -> dict[str, dict[str, object]]:

@@ -63,7 +63,7 @@ def _screened(folder: Path) -> "Counter[tuple[object, ...]]":
 
 
 def _wait_for(folder: Path, trials: int, process: "subprocess.Popen[str]") -> None:
-    end = time.monotonic() + 120
+    end = time.monotonic() + 600
     while not (folder / "run" / "trials.jsonl").exists() or sum(_screened(folder).values()) < trials:
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < end
@@ -82,7 +82,7 @@ def _whole(folder: Path) -> None:
 
 def test_candidates_are_introduced_with_their_builds(folder: Path, started: list[subprocess.Popen[str]]) -> None:
     run = _start(started, *WORDS, FOLDER, "executor.workers=2")
-    assert run.wait(timeout=240) == 0, run.communicate()[0]
+    assert run.wait(timeout=600) == 0, run.communicate()[0]
     _whole(folder)
     rows = _rows(folder)
     known: dict[object, dict[str, object]] = {}
@@ -107,10 +107,10 @@ def test_a_run_that_was_stopped_goes_on(
     run = _start(started, *WORDS, FOLDER)
     _wait_for(folder, 60, run)
     run.send_signal(end)
-    said = run.communicate(timeout=120)[0]
+    said = run.communicate(timeout=600)[0]
     assert run.returncode == (130 if end == signal.SIGINT else -signal.SIGKILL), said
     again = _start(started, "resume=run", f"--config-dir={MODELLED}")
-    assert again.wait(timeout=240) == 0, again.communicate()[0]
+    assert again.wait(timeout=600) == 0, again.communicate()[0]
     _whole(folder)
 
 

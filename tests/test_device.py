@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gemmpipe.device import DeviceChoice, _cpu_cache_bytes, arch_device, cpu_device, versions
+from gemmpipe.device import DeviceChoice, _cpu_cache_bytes, arch_device, compute_units, cpu_device, versions
 from gemmpipe.errors import EnvironmentProblem, UserError
 
 
@@ -52,6 +52,13 @@ def test_architectures_know_their_limits() -> None:
     assert (arch_device("sm_90").shared_bytes, arch_device("sm_90").cu_num) == (232448, 132)
     assert (arch_device("gfx942").vendor, arch_device("gfx942").warp_size) == ("amd", 64)
     assert arch_device("gfx950").shared_bytes == 160 * 1024
+    radeon = arch_device("gfx1201")
+    assert (radeon.vendor, radeon.cu_num, radeon.shared_bytes, radeon.warp_size) == ("amd", 64, 64 * 1024, 32)
+
+
+def test_compute_units_are_counted_as_tables_do() -> None:
+    assert [compute_units("gfx1201", reported) for reported in (32, 64, 28, 56)] == [64, 64, 56, 56]
+    assert (compute_units("gfx942", 80), compute_units("sm_90", 66), compute_units("gfx1100", 48)) == (80, 66, 48)
 
 
 def test_cache_size_is_read_or_guessed(tmp_path: Path) -> None:

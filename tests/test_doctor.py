@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from gemmpipe.cli.main import main
+from gemmpipe.device import cpu_device
 
 
 def test_on_a_cpu(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,6 +39,32 @@ def test_on_a_cpu(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     assert "llama_bf16_tuned_gemm.csv" in out, "a model's own table"
     assert "untuned_bf16" not in out
     assert " .: not there" not in out
+
+
+def test_rows_that_can_run_here_are_counted(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device, key = cpu_device(), "False,torch.bfloat16,torch.bfloat16,False,False"
+    header = "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName\n"
+    here = f"{device.gfx},{device.cu_num}"
+    rows = [f"{here},{m},64,96,{key},{lib},0,0,{us},n\n" for m, lib, us in ((1, "torch", 5), (2, "flydsl", 4))]
+    rows += [f"{here},3,64,96,{key},asm,0,0,inf,n\n", f"gfx942,304,4,64,96,{key},asm,0,0,5,n\n"]
+    (folder / "aiters.csv").write_text(header + "".join(rows))
+    (folder / "theirs.csv").write_text(header + rows[3])
+    monkeypatch.setenv("XDG_DATA_HOME", str(folder / "data"))
+    monkeypatch.setenv("AITER_CONFIG_GEMM_BF16", "aiters.csv:theirs.csv")
+    monkeypatch.setenv("GEMMPIPE_GIVEN_TABLES_ONLY", "1")
+    monkeypatch.setenv("AITER_REBUILD", "1")
+    assert main(["doctor", "kernel=a16w16", "device=cpu"]) == 0
+    out, _ = capsys.readouterr()
+    other = f"for gfx942/304, this is {device.gfx}/{device.cu_num} (1)"
+    flydsl = "backend: no 'flydsl' in this installation (1)"
+    assert "  AITER_CONFIG_GEMM_BF16\n" in out
+    assert f"aiters.csv: 4 rows, 1 can run here: {flydsl}; {other}; not timed (1)\n" in out
+    assert f"theirs.csv: 1 row, 0 can run here: {other}\n" in out
+    assert "GEMMPIPE_GIVEN_TABLES_ONLY is set: neither the user's nor the shipped tables are asked" in out
+    assert str(folder / "data") not in out
+    assert "AITER_REBUILD is not read" in out
 
 
 def test_where_it_stands_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Faults injected for real into runs started as a user starts them: nothing lost, nothing repeated, nothing left."""
 
+import contextlib
 import json
 import os
 import random
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from soak_runs import Site, Started, nothing_is_repeated, table_is_right
+from soak_runs import Site, Started, nothing_is_repeated, parent_of, table_is_right
 
 from gemmpipe.cli.main import main
 from gemmpipe.family import load_family
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc"
 
 MANY = "shapes.items=[{M: [1, 2, 3, 4, 5, 6, 7, 8], N: 32, K: 64}]"
 PROBLEMS = 8
+FEW = "shapes.items=[{M: [1, 2], N: 32, K: 64}]"
 LITTLE_PCT = 100 * 700e6 / (os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 """Little more than torch itself needs, as a share of this machine's memory."""
 
@@ -76,7 +78,7 @@ def test_every_fault_ends_as_a_row_and_no_healthy_candidate_suffers(start: Start
         "profile=all.csv",
         f"executor.memory_pct={LITTLE_PCT}",
         "executor.compile_timeout_s=8",
-        "executor.timeout_s=3",  # eating takes a while on a busy machine
+        "executor.timeout_s=5",  # eating takes a while on a busy machine
     )
     code, _, error = started.end()
     assert code == 0, error
@@ -104,7 +106,7 @@ def test_ctrl_c_finishes_the_work_in_hand_and_resume_goes_on(start: Start, site:
     started = start(MANY, "space.PACE_MS=[0,10,11,12,13,14,15]", "search=exhaustive", "batch=1")
     site.wait_for(started, "done")
     started.process.send_signal(signal.SIGINT)
-    code, out, error = started.end(timeout_s=20)
+    code, out, error = started.end()
     assert code == 130
     assert "warning: stopping after the work in hand; once more to stop at once" in error
     assert error.endswith("gemmpipe: interrupted; 'gemmpipe resume=last' goes on\n")
@@ -129,7 +131,7 @@ def test_a_stopped_batch_keeps_its_finished_finals(start: Start, site: Site, sta
     started = start(MANY, "space.PACE_MS=[0,10,11,12,13,14,15]", "search=exhaustive")
     site.wait_for(started, "done" if stage == "bench" else "trial")
     started.process.send_signal(signal.SIGTERM)
-    code, _, error = started.end(timeout_s=20)
+    code, _, error = started.end()
     assert code == 130, error
     done = [row for row in site.rows() if row["row"] == "done"]
     assert site.table.exists() == bool(done) == (stage == "bench")
@@ -156,7 +158,7 @@ def test_a_signal_to_all_processes_of_a_run_blames_nobody(start: Start, site: Si
     site.wait_for(started, "trial", 2)
     for pid in started.kin():
         os.kill(pid, number)
-    code, out, error = started.end(timeout_s=20)
+    code, out, error = started.end()
     assert code == 130, error
     assert "lost" not in out.partition("driver:")[2], "no worker died"
     assert "died" not in error
@@ -171,23 +173,21 @@ def test_a_signal_to_all_processes_of_a_run_blames_nobody(start: Start, site: Si
 
 
 def test_ctrl_c_twice_stops_at_once(start: Start, site: Site) -> None:
-    started = start("space.KIND=[right,hang]", "executor.timeout_s=100")
+    started = start("space.KIND=[right,hang]", "executor.timeout_s=3600")
     site.wait_for(started, "launch")
     time.sleep(0.5)
     started.process.send_signal(signal.SIGINT)
     time.sleep(0.7)
     assert started.process.poll() is None, "it waits for the work in hand"
-    begun = time.monotonic()
     started.process.send_signal(signal.SIGINT)
-    code, _, error = started.end(timeout_s=20)
+    code, _, error = started.end()  # gives up long before the limit of a candidate
     assert code == 130
-    assert time.monotonic() - begun < 8, "a hundred seconds of deadline, or ten of patience"
     assert "Traceback" not in error
     assert started.gone()
 
 
 def test_ctrl_c_ends_a_run_that_waits_for_its_device(start: Start, site: Site) -> None:
-    holder = start("space.KIND=[right,hang]", "executor.timeout_s=100")
+    holder = start("space.KIND=[right,hang]", "executor.timeout_s=3600")
     site.wait_for(holder, "launch")
     waiting = start("space.PACE_MS=[0]")
     assert waiting.process.stdout is not None
@@ -195,13 +195,13 @@ def test_ctrl_c_ends_a_run_that_waits_for_its_device(start: Start, site: Site) -
         if line.startswith("waiting for "):
             break
     waiting.process.send_signal(signal.SIGINT)
-    code, _, error = waiting.end(timeout_s=5)
+    code, _, error = waiting.end()
     assert code == 130, error
     assert "Traceback" not in error
 
 
 def test_a_hanging_worker_does_not_outlive_a_killed_driver(start: Start, site: Site) -> None:
-    started = start("space.KIND=[right,hang]", "executor.timeout_s=100")
+    started = start("space.KIND=[right,hang]", "executor.timeout_s=3600")
     site.wait_for(started, "launch")
     time.sleep(0.5)
     assert len(started.kin()) > 1
@@ -218,7 +218,7 @@ def _killed_at_random(start: Start, site: Site, rounds: int, words: tuple[str, .
         started = start(*(("resume=last",) if resuming else words))
         # Most of a run's life lies behind the imports: kill it at a moment after its session began.
         sessions = sum(row["row"] == "session" for row in site.rows())
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while sum(row["row"] == "session" for row in site.rows()) == sessions and time.monotonic() < deadline:
             if started.process.poll() is not None:
                 break
@@ -245,6 +245,48 @@ def test_killed_at_random_and_resumed(start: Start, site: Site) -> None:
 def test_killed_at_random_again_and_again(start: Start, site: Site, batch: int) -> None:
     words = (MANY, "space.PACE_MS=[0,5,6,7,8,9,10]", "space.KIND=[right,kill,spoil_row]", "search=exhaustive")
     _killed_at_random(start, site, 10, (*words, f"batch={batch}"))
+
+
+def _forkservers(started: Started) -> list[int]:
+    """What the driver started to fork from."""
+    own = [pid for pid in started.kin() if parent_of(pid) == started.process.pid]
+    return [pid for pid in own if b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
+@pytest.mark.parametrize("victims", [_forkservers, Started.workers], ids=["forkserver", "workers"])
+def test_what_is_killed_as_it_starts_is_started_again(
+    victims: Callable[[Started], list[int]], start: Start, site: Site
+) -> None:
+    started, killed = start(FEW, "space.PACE_MS=[0]"), set[int]()
+    deadline = time.monotonic() + 60
+    while len(killed) < 4 and started.process.poll() is None and time.monotonic() < deadline:
+        for pid in set(victims(started)) - killed:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+        time.sleep(0.05)
+    code, _, error = started.end()
+    assert code == 0, error
+    assert len(killed) >= 4
+    assert "Traceback" not in error
+    assert started.gone()
+    table_is_right(site, (1, 2))
+
+
+def test_workers_that_are_killed_for_ever_end_the_run_in_a_line(start: Start, site: Site) -> None:
+    started = start(FEW, "space.PACE_MS=[0]")
+    while started.process.poll() is None:
+        for pid in started.workers():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+    code, _, error = started.end()
+    assert code == 3
+    assert (
+        error.splitlines()[-1] == "gemmpipe: cpu: the worker cannot start: the worker died: signal 9, 6 times in a row"
+    )
+    assert "Traceback" not in error
+    assert started.gone()
 
 
 def test_a_full_disk_ends_in_one_line_and_loses_nothing(start: Start, site: Site) -> None:
@@ -276,7 +318,7 @@ def test_runs_that_merge_at_once_lose_no_row(start: Start, site: Site, faulty_wo
 
 
 def test_a_run_that_is_still_at_work_is_not_resumed(start: Start, site: Site) -> None:
-    started = start("space.KIND=[right,hang]", "executor.timeout_s=100")
+    started = start("space.KIND=[right,hang]", "executor.timeout_s=3600")
     site.wait_for(started, "launch")
     code, _, error = start("resume=last").end()
     assert code == 2

@@ -23,12 +23,20 @@ def test_tiles_are_in_aiters_order(dtype: torch.dtype) -> None:
     assert torch.equal(runs[4, 2].view(torch.int8), w.view(torch.int8)[32:48, 64:80].flatten())
 
 
+def test_tiles_of_16_bit_weights_are_in_aiters_order() -> None:
+    w = torch.randn(48, 96).bfloat16()
+    stored = store(w, TILES_16X16)
+    # aiter/ops/shuffle.py: tiles of 16 rows and 32 elements, those in four quarters of 16 bytes
+    assert torch.equal(stored, w.view(3, 16, 3, 4, 8).permute(0, 2, 3, 1, 4).reshape(48, 96))
+    assert torch.equal(plain(stored, TILES_16X16), w)
+
+
 def test_what_cannot_be_tiled_is_refused() -> None:
-    with pytest.raises(UserError, match="case: a pre-shuffled weight of 24 x 64 bytes"):
+    with pytest.raises(UserError, match="case: a pre-shuffled weight of 24 x 64, expected"):
         check_tiles("case", 24, 64)
     with pytest.raises(ValueError, match="multiples of 16"):
         store(torch.zeros(16, 20, dtype=torch.int8), TILES_16X16)
-    with pytest.raises(ValueError, match="of bytes"):
-        store(torch.zeros(16, 32, dtype=torch.bfloat16), TILES_16X16)
+    with pytest.raises(ValueError, match="of 8 or 16 bits"):
+        store(torch.zeros(16, 32, dtype=torch.float32), TILES_16X16)
     with pytest.raises(ValueError, match="weight layout 'other'"):
         plain(torch.zeros(16, 32, dtype=torch.int8), "other")

@@ -1,13 +1,14 @@
 """Problems from text: dtypes, bools and sizes as people write them, and one line for what is none."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gemmpipe.errors import UserError
-from gemmpipe.family import Family, KernelDefaults, KeyColumn
+from gemmpipe.family import Family, KernelDefaults, KeyColumn, load_family
 from gemmpipe.parsing import parse_bool, parse_dtype, parse_int, parse_key, parse_weight
 from gemmpipe.problem import column_places, make_problem, unite
 
@@ -117,3 +118,16 @@ def test_words_that_are_read_and_not_computed_are_offered_to_nobody() -> None:
 def test_flags_are_numbers(value: object) -> None:
     flag = parse_key(KeyColumn(name="use_g1u1", kind="flag"), value, "")
     assert (type(flag), flag) == (int, int(str(value).lower() in ("true", "1", "yes")))
+
+
+def test_the_layout_of_scales_is_a_word_of_the_kernel_or_a_cell() -> None:
+    family = load_family("a8w8_blockscale")
+    words = KernelDefaults(dtype=None, out_dtype=None, bias=None, key={"x_scale": "column"})
+    sizes = {"M": 8, "N": 128, "K": 256}
+    assert make_problem(family, sizes, words, "sm_90", "list")["x_scale"] == "column"
+    assert make_problem(family, {**sizes, "x_scale": "row"}, words, "sm_90", "list")["x_scale"] == "row"
+    both = make_problem(family, sizes, replace(words, key={}), "sm_90", "list")
+    assert both["x_scale"] is None
+    assert "x_scale" not in both.id, "journals and tables of before know the problem by this name"
+    with pytest.raises(UserError, match="column x_scale: 'rows', expected one of row, column; did you mean 'row'"):
+        make_problem(family, {**sizes, "x_scale": "rows"}, words, "sm_90", "list")

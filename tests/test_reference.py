@@ -1,11 +1,14 @@
 """Operands, the reference, and what the error measure lets pass."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from gemmpipe.family import GemmSpec, Scaling
 from gemmpipe.operands import make_inputs, make_weights, quantise_blockwise, spread
 from gemmpipe.reference import dequantise, error_ratio, product, tolerance
+from gemmpipe.spec import order_of
 
 BLOCK = (Scaling(granularity="block", block=(1, 128)), Scaling(granularity="block", block=(128, 128)))
 
@@ -40,16 +43,32 @@ def test_scales_are_applied_to_their_own_tile() -> None:
     assert values[129, 199] == 4
 
 
-def test_operands_are_signed_spread_over_binades_and_in_both_layouts() -> None:
+def test_operands_are_signed_and_spread_over_binades() -> None:
     inputs, weights = make_inputs(spec(k=1024), generator()), make_weights(spec(k=1024), generator())
     assert inputs.x_scale is not None
-    assert inputs.x_scale_t is not None
     assert weights.w_scale is not None
     assert (inputs.x.float() < 0).float().mean().item() == pytest.approx(0.5, abs=0.05)
     assert inputs.x_scale.max() > 8 * inputs.x_scale.min()
-    assert inputs.x_scale_t.stride() == (1, 33)
-    assert torch.equal(inputs.x_scale, inputs.x_scale_t)
     assert weights.w_scale.shape == (2, 8)
+
+
+@pytest.mark.parametrize(("order", "strides"), [(None, (8, 1)), ("row", (8, 1)), ("column", (1, 33))])
+def test_block_scales_lie_in_the_order_that_the_spec_says(order: str | None, strides: tuple[int, int]) -> None:
+    asked = spec(k=1024)
+    assert asked.x_scale is not None
+    scales = make_inputs(replace(asked, x_scale=replace(asked.x_scale, order=order)), generator()).x_scale
+    assert scales is not None
+    assert scales.stride() == strides
+    assert order_of(scales) == (order or "row")
+    assert torch.equal(scales, make_inputs(asked, generator()).x_scale)
+
+
+def test_strides_say_the_order_of_scales() -> None:
+    held = torch.arange(64.0)
+    known = {(3, 4, 4, 1): "row", (3, 4, 7, 1): "row", (3, 4, 1, 3): "column", (3, 4, 1, 8): "column"}
+    known |= {(1, 4, 4, 1): "row", (1, 4, 1, 4): "column", (3, 1, 1, 1): "row", (3, 1, 5, 9): "row", (3, 4, 8, 2): None}
+    for (rows, blocks, row, block), order in known.items():
+        assert order_of(held.as_strided((rows, blocks), (row, block))) == order, (rows, blocks, row, block)
 
 
 def test_reference_is_the_product_of_the_dequantised_operands() -> None:

@@ -1,7 +1,7 @@
 """Folders whose names shells, streams and GEMMPIPE_CONFIG_* read in another way: what is printed can be pasted."""
 
 import os
-import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -33,11 +33,68 @@ def test_no_name_ends_a_run_and_what_is_printed_can_be_pasted(
     assert (folder / "bf16_tuned_gemm.csv").is_file()
     assert "merge: csv: " in tuned.stdout
     assert "merge: aiter: " in tuned.stdout, "all formats, though the stream cannot say where"
-    (line,) = [line for line in tuned.stdout.splitlines() if line.startswith("export ")]
-    assert shlex.split(line.encode().decode("unicode_escape")) == [
-        "export",
-        f"GEMMPIPE_CONFIG_A16W16={folder / 'bf16_tuned_gemm.csv'}",
-    ]
+    assert _exported(tuned.stdout) == os.fsencode(folder / "bf16_tuned_gemm.csv")
+
+
+def _exported(said: str, shell: str = "sh") -> bytes:
+    """What the printed line gives the variable in a real shell."""
+    (line,) = [line for line in said.splitlines() if line.startswith("export ")]
+    words = [shell, "-c", f'{line}\nprintf %s "$GEMMPIPE_CONFIG_A16W16"']
+    return subprocess.run(words, capture_output=True, check=True).stdout
+
+
+STRANGE = (b"by\xfcte", "ünï".encode(), b"it's $HOME `x` \\ %d", b"li\nne", b"es\x1b[2Jc", b"plain")
+ENCODINGS = ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {"LC_ALL": "C"}, {"LC_ALL": "C.UTF-8"})
+
+
+SAYING = """
+import os
+from pathlib import Path
+from gemmpipe.cli.progress import Terminal
+from gemmpipe.cli.streams import any_text_may_be_said
+from gemmpipe.events import Event
+from gemmpipe.family import load_family
+from gemmpipe.report import resume_line, use_line
+any_text_may_be_said()
+for folder in sorted(os.listdir(b".")):
+    place = Path.cwd() / os.fsdecode(folder)
+    for text in (use_line(load_family("a16w16"), place / "t.csv"), resume_line(place, ())):
+        Terminal(verbose=False)(Event(kind="line", text=text))
+"""
+
+
+@pytest.mark.parametrize("environment", ENCODINGS, ids=["ascii", "C", "UTF-8"])
+def test_what_is_printed_is_used_by_a_shell_whatever_the_name_and_the_locale(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    root = os.fsencode(tmp_path)
+    for name in STRANGE:
+        os.mkdir(os.path.join(root, name))
+    given = {**os.environ, **environment, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", SAYING], cwd=tmp_path, env=given, capture_output=True, check=True)
+    said = done.stdout.decode().splitlines()
+    assert len(said) == 2 * len(STRANGE)
+    for name, use, resume in zip(sorted(STRANGE), said[::2], said[1::2], strict=True):
+        folder = os.path.join(root, name)
+        for shell in filter(shutil.which, ("sh", "bash", "zsh")):
+            assert _exported(use, shell) == os.path.join(folder, b"t.csv")
+        words = subprocess.run(["sh", "-c", f"printf '%s\\n' {resume}"], capture_output=True, check=True).stdout
+        assert words == b"gemmpipe\nresume=" + folder + b"\n"
+        if name.isascii() and name.decode().isprintable():
+            assert "$(printf" not in use
+
+
+@pytest.mark.parametrize("name", [b"by\xfcte", "ünï".encode()])
+def test_a_run_in_a_folder_that_no_locale_names_ends_well(name: bytes, tmp_path: Path) -> None:
+    folder = os.path.join(os.fsencode(tmp_path), name)
+    os.mkdir(folder)
+    given = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), **ENCODINGS[0]}
+    words = [sys.executable, "-m", "gemmpipe", *WORDS, "output=out"]
+    done = subprocess.run(words, cwd=folder, env=given, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+    table = _exported(done.stdout.decode())
+    assert table == os.path.join(folder, b"out/bf16_tuned_gemm.csv")
+    assert os.path.isfile(table)
 
 
 def test_a_path_that_the_variable_would_take_apart_is_told() -> None:

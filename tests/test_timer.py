@@ -1,8 +1,11 @@
 """The clock of the CPU, and how much timing a candidate gets."""
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,30 +29,30 @@ def test_a_sample_takes_every_operand_set_alike(time_us: float, sets: int) -> No
     assert 1 <= launches <= 127
 
 
-def test_each_launch_is_timed_in_order() -> None:
-    order: list[int] = []
+@pytest.fixture
+def launch(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Callable[[], None]]:
+    """Makes a launch of so many microseconds on a processor whose clock stands still otherwise."""
+    now_us = [0]
 
-    def launch(number: int) -> None:
-        order.append(number)
-        time.sleep(0.002 * number)
+    def of(time_us: int) -> Callable[[], None]:
+        def run() -> None:
+            now_us[0] += time_us
 
-    times = CpuClock().sequence([lambda n=n: launch(n) for n in (1, 5, 2)])  # type: ignore[misc]
-    assert order == [1, 5, 2]
-    assert [t >= 2000 * n for t, n in zip(times, order, strict=True)] == [True] * 3
-    assert times[0] < times[1]
+        return run
+
+    monkeypatch.setattr("gemmpipe.timer.time", SimpleNamespace(perf_counter_ns=lambda: now_us[0] * 1000))
+    return of
 
 
-def test_a_block_gives_the_time_of_one_of_its_launches() -> None:
-    order: list[int] = []
+Launch = Callable[[int], Callable[[], None]]
 
-    def launch(number: int) -> None:
-        order.append(number)
-        time.sleep(0.002 * number)
 
-    short, long = lambda: launch(1), lambda: launch(20)
-    first, second = CpuClock().blocks([[short, short, short], [long]])
-    assert order == [1, 1, 1, 20]
-    assert 2000 <= first < second and second >= 40_000
+def test_each_launch_is_timed_in_order(launch: Launch) -> None:
+    assert CpuClock().sequence([launch(n) for n in (1, 5, 2)]) == [1, 5, 2]
+
+
+def test_a_block_gives_the_time_of_one_of_its_launches(launch: Launch) -> None:
+    assert CpuClock().blocks([[launch(2), launch(3), launch(4)], [launch(40)]]) == [3, 40]
 
 
 @given(st.floats(0.1, 1e6), st.floats(0, 1000))
@@ -60,17 +63,17 @@ def test_short_launches_are_timed_together(time_us: float, block_us: float) -> N
     assert together == 8 or together * max(time_us, 1.0) >= block_us
 
 
-def test_a_replay_gives_the_time_of_one_launch() -> None:
+def test_a_replay_gives_the_time_of_one_launch(launch: Launch) -> None:
     calls: list[int] = []
-
-    def launch() -> None:
-        calls.append(1)
-        time.sleep(0.003)
-
-    replay = CpuClock().replay([launch] * 4)
+    replay = CpuClock().replay([launch(3), launch(4), launch(5), lambda: calls.append(1)])
     assert calls == [], "nothing runs before it is replayed"
-    assert 3000 <= replay() < 12_000
-    assert len(calls) == 4
+    assert replay() == 3
+    assert calls == [1]
+
+
+def test_a_launch_takes_time() -> None:
+    [time_us] = CpuClock().sequence([lambda: time.sleep(0.002)])
+    assert time_us >= 2000
 
 
 BLOCKS = st.lists(st.integers(1, 8), min_size=1, max_size=64)

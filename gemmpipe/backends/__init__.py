@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from gemmpipe.data import Device, Knobs
 from gemmpipe.family import Family, GemmSpec, Implementation
@@ -13,6 +14,9 @@ NO_SPACE = Space(axes={}, when=(), pinned=())
 @dataclass(frozen=True, kw_only=True)
 class Backend(Implementation):
     """A library that computes products by their GemmSpec alone, whichever family they belong to."""
+
+    reads_strides: ClassVar[bool] = True
+    """Whether it takes operands in any strides and at any address; binding copies them otherwise."""
 
     def implementations(self, family: Family) -> tuple[Implementation, ...]:
         """What this backend offers for a family."""

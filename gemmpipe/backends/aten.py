@@ -50,7 +50,7 @@ class Torch(Backend):
             return "scaled operands: ATen multiplies them only after dequantising"
         if method == "mm" and not _can_write(spec, device):
             return f"output type: this product of {spec.x_dtype} is not written as {spec.out_dtype} here"
-        if method.startswith("bfloat16") and not is_scaled(spec):
+        if method.startswith("bfloat16") and not is_scaled(spec) and spec.w_layout == PLAIN:
             return "16-bit operands: they need no bf16 copy"
         # On a GPU the tensor cores take bf16; fp32 pays where 16-bit products are slow: up to 7x on a CPU.
         if method.startswith("float32") and device.kind != "cpu":

@@ -1,7 +1,7 @@
 """`cublaslt`: every algorithm that cuBLASLt has for a product, by its attributes (the extra `gemmpipe[cublaslt]`)."""
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
@@ -17,10 +17,12 @@ from gemmpipe.backends.cublaslt_library import (
     library,
     version,
 )
+from gemmpipe.backends.ordered_scales import in_order, nothing
 from gemmpipe.backends.scaled_mm import ScaledMm, scaled_misfit
 from gemmpipe.data import Device, Knobs
 from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared, Weights
 from gemmpipe.launching.workspace import WORKSPACES
+from gemmpipe.spec import COLUMN
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +44,7 @@ class CublasLt(Backend):
     """
 
     label = "cublaslt"
+    reads_strides = False
 
     def unavailable(self, device: Device) -> str | None:
         """It needs an NVIDIA GPU, and nvmath-python, which reaches the library's algorithms."""
@@ -93,7 +96,7 @@ class CublasLt(Backend):
         configured = opened.configure(operation, _attributes(knobs))
         w, x, bias = _dense(prepared.weights.w), _dense(inputs.x), prepared.weights.bias
         bias = None if bias is None else _dense(bias.to(out.dtype))
-        x_scale, w_scale = _scales(spec, inputs, prepared)
+        x_scale, w_scale, lay = _scales(spec, inputs, prepared)
         known = Descriptors(opened.lt, operation)
         known.point(w_scale=_address(w_scale), x_scale=_address(x_scale), bias=_address(bias))
         workspace, _ = WORKSPACES.take(configured.workspace_bytes // 4, 0, out.device)
@@ -107,6 +110,7 @@ class CublasLt(Backend):
 
         def launch() -> "torch.Tensor":
             assert held
+            lay()
             matmul(*arguments, stream(index))
             return out
 
@@ -176,15 +180,18 @@ def _address(tensor: "torch.Tensor | None") -> int | None:
     return None if tensor is None else int(tensor.data_ptr())
 
 
-def _scales(spec: GemmSpec, inputs: Inputs, prepared: Prepared) -> "tuple[torch.Tensor | None, torch.Tensor | None]":
-    """Those of x, M-major where they come in blocks, and of w as prepared."""
+def _scales(
+    spec: GemmSpec, inputs: Inputs, prepared: Prepared
+) -> "tuple[torch.Tensor | None, torch.Tensor | None, Callable[[], object]]":
+    """Those of x, M-major where they come in blocks, those of w as prepared, and what to call first (see in_order)."""
     import torch
 
     if spec.x_scale is None:
-        return None, None
+        return None, None, nothing
     w_scale = prepared.extra
     if inputs.x_scale is None or not isinstance(w_scale, torch.Tensor):
         raise ValueError("cublaslt needs the scales of both operands")
     if spec.x_scale.granularity != "block":
-        return _dense(inputs.x_scale), _dense(w_scale)
-    return (_dense(inputs.x_scale.t()) if inputs.x_scale_t is None else inputs.x_scale_t), w_scale
+        return _dense(inputs.x_scale), _dense(w_scale), nothing
+    x_scale, lay = in_order(inputs.x_scale, COLUMN)
+    return x_scale, w_scale, lay

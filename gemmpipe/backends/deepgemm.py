@@ -38,11 +38,11 @@ class DeepGemm(Backend):
     def bind(
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
     ) -> Launch:
-        """Scales of x as the quantiser stores them for it: M-major."""
+        """Scales of x as they come: those that are not M-major, and padded, it copies in its call."""
         import deep_gemm
 
         weights = prepared.weights
-        x = (inputs.x, inputs.x_scale if inputs.x_scale_t is None else inputs.x_scale_t)
+        x = (inputs.x, inputs.x_scale)
         w = (weights.w, weights.w_scale)
 
         def launch() -> "torch.Tensor":

@@ -4,16 +4,17 @@ Written to the documented interface of aiter, unverified on hardware.
 """
 
 import importlib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from gemmpipe.backends import Backend
 from gemmpipe.backends.aten import is_scaled, unsupported
-from gemmpipe.data import Device, Knobs
+from gemmpipe.data import Device, Knobs, Scalar
 from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared
+from gemmpipe.layouts import PLAIN, TILES_16X16
 from gemmpipe.operands import dtype_of
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from gemmpipe.space import Space
 
 INDEX = "solidx"
+OWN_CHOICE = -1
+"""The index by which `hipb_mm` takes what the library proposes, or what HIP_ONLINE_TUNING=1 has it find."""
 _WIDE = ("bfloat16", "float16")
 
 
@@ -50,13 +53,17 @@ class HipblasLt(Backend):
             return ()
         if _misfit(spec, device) is not None:
             return ({INDEX: -1},)  # one point, to say why
-        return tuple({INDEX: index} for index in _solutions(spec, device.torch_name))
+        return tuple({INDEX: index} for index in (*_solutions(spec, device.torch_name), *_own_choice(spec)))
+
+    def knobs_of(self, row: Mapping[str, Scalar], spec: GemmSpec, device: Device) -> Knobs | None:
+        """A row of aiter's: its `solidx`."""
+        return {INDEX: row[INDEX]} if isinstance(row.get(INDEX), int) else None
 
     def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """The types' rules, then whether the library lists this solution for the product."""
         if reason := _misfit(spec, device):
             return reason
-        if knobs[INDEX] not in _solutions(spec, device.torch_name):
+        if knobs[INDEX] != OWN_CHOICE and knobs[INDEX] not in _solutions(spec, device.torch_name):
             return f"solution: hipBLASLt lists no {knobs[INDEX]} for this product"
         return None
 
@@ -70,7 +77,7 @@ class HipblasLt(Backend):
         """A call of `hipb_mm`, which allocates its output."""
         library, index = _opened(), int(str(knobs[INDEX]))
         weights = prepared.weights
-        w_t = weights.w.t()
+        w_t, shuffled = weights.w.t(), spec.w_layout != PLAIN
 
         def launch() -> "torch.Tensor":
             product: torch.Tensor = library.hipb_mm(
@@ -81,6 +88,7 @@ class HipblasLt(Backend):
                 out_dtype=out.dtype,
                 scaleA=inputs.x_scale,
                 scaleB=weights.w_scale,
+                bpreshuffle=shuffled,
             )
             return product
 
@@ -117,7 +125,8 @@ def _misfit(spec: GemmSpec, device: Device) -> str | None:
     """One `if` a rule on types and layouts."""
     if device.kind != "hip":
         return "no AMD GPU: hipBLASLt computes on these alone"
-    if problem := unsupported(spec):
+    shuffled = spec.w_layout == TILES_16X16 and not is_scaled(spec)
+    if problem := unsupported(replace(spec, w_layout=PLAIN) if shuffled else spec):
         return problem
     if is_scaled(spec):
         kinds = {scale.granularity if scale else "none" for scale in (spec.x_scale, spec.w_scale)}
@@ -127,6 +136,11 @@ def _misfit(spec: GemmSpec, device: Device) -> str | None:
     if spec.x_dtype not in _WIDE or spec.w_dtype != spec.x_dtype:
         return f"types: {spec.x_dtype} x {spec.w_dtype} without scales, expected one of {', '.join(_WIDE)} twice"
     return None
+
+
+def _own_choice(spec: GemmSpec) -> tuple[int, ...]:
+    """Of plain weights the library's proposal is torch's product too; of shuffled ones nothing else computes it."""
+    return () if spec.w_layout == PLAIN else (OWN_CHOICE,)
 
 
 @lru_cache(maxsize=1024)
@@ -145,5 +159,6 @@ def _solutions(spec: GemmSpec, place: str) -> tuple[int, ...]:
         out_dtype=dtype_of(spec.out_dtype),
         scaleA=scale,
         scaleB=scale,
+        bpreshuffle=spec.w_layout != PLAIN,
     )
     return tuple(dict.fromkeys(int(index) for index in found))

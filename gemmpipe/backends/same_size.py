@@ -13,6 +13,7 @@ from gemmpipe.backends.scaled_mm import ScaledMm, scaled_misfit
 from gemmpipe.data import Device, Knobs
 from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared, Weights
 from gemmpipe.operand_types import native_fp8
+from gemmpipe.spec import ROW, order_of
 
 if TYPE_CHECKING:
     import torch
@@ -98,7 +99,10 @@ def _blockwise(spec: GemmSpec, device: Device, inputs: Inputs, prepared: Prepare
     scales = inputs.x_scale
     if scales is None:
         raise ValueError("block scales are missing")
-    padded = Inputs(x=x, x_scale=torch.cat([scales, scales[:1].expand(extra, -1)]))
+    rows = torch.cat([scales, scales[:1].expand(extra, -1)])
+    # Rows of padding are the quantiser's to write, as columns that are padded to fours; the library's order is not.
+    by_rows = spec.m > 1 and order_of(scales) == ROW
+    padded = Inputs(x=x, x_scale=rows if by_rows else rows.t().contiguous().t())
     full = torch.empty(wide.m, wide.n, dtype=out.dtype, device=out.device)
     launch = ScaledMm().bind(wide, {"use_fast_accum": False}, device, padded, prepared, full)
     return lambda: launch()[: spec.m]

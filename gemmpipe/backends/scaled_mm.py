@@ -1,14 +1,16 @@
 """`scaled_mm`: torch's scaled matrix product (cuBLASLt, hipBLASLt) of fp8 operands as they are stored."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gemmpipe.backends import Backend
 from gemmpipe.backends.aten import unsupported
+from gemmpipe.backends.ordered_scales import in_order, nothing
 from gemmpipe.data import Device, Knobs
 from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared, Weights
 from gemmpipe.operand_types import native_fp8
+from gemmpipe.spec import COLUMN
 
 if TYPE_CHECKING:
     import torch
@@ -71,9 +73,10 @@ class ScaledMm(Backend):
         recipes, w_scale = _recipes(spec), prepared.extra
         if recipes is None or inputs.x_scale is None or not isinstance(w_scale, torch.Tensor):
             raise ValueError("scaled_mm needs the scales of both operands")
-        x_scale = inputs.x_scale
+        lay: Callable[[], object]
+        x_scale, lay = inputs.x_scale, nothing
         if recipes[0] == _BLOCK_1X128:
-            x_scale = x_scale.t().contiguous().t() if inputs.x_scale_t is None else inputs.x_scale_t
+            x_scale, lay = in_order(x_scale, COLUMN)
         elif recipes[0] == _ROW:
             x_scale, w_scale = x_scale.reshape(-1, 1), w_scale.reshape(1, -1)
         w_t, bias = prepared.weights.w.t(), prepared.weights.bias
@@ -84,6 +87,7 @@ class ScaledMm(Backend):
         x_recipe, w_recipe = [recipes[0]], [recipes[1]]
 
         def launch() -> "torch.Tensor":
+            lay()
             operator(
                 inputs.x, w_t, [x_scale], x_recipe, [], [w_scale], w_recipe, [], bias, out.dtype, [], fast, out=out
             )

@@ -1,6 +1,7 @@
 """The words of a command line, sorted: flags, the pipeline or recipe, and the overrides."""
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,11 @@ _INSTEAD = {
     "--config-name": "the pipeline is the first word: gemmpipe quick ...",
     "--experimental-rerun": "resume=DIR goes on with a run",
 }
+_KNOWN = frozenset([*_ALONE, *_VALUED, *_REFUSED, *FLAGS, *_REFUSED.values()])
 _OF_CFG = ("--package", "--resolve")
+LINT = "lint"
+"""The pipeline after whose name paths stand without a key."""
+_ENGINES_FILE = re.compile(r"(.*/)?[EN]=[^/]*|.*\.json")
 _MODES = ("--run", "--multirun", "--cfg", "--info", "--shell-completion", "--hydra-help")
 
 
@@ -48,6 +53,8 @@ class CommandLine:
     """The pipeline's name or the recipe's path."""
     words: tuple[str, ...]
     """The overrides, in order."""
+    paths: tuple[str, ...] = ()
+    """What stands without a key after `lint`, and the values of `path=` there."""
 
     def has(self, flag: str) -> bool:
         """Whether the flag was given."""
@@ -87,13 +94,20 @@ def sort_words(argv: Sequence[str]) -> CommandLine:
     flags: list[tuple[str, str | None]] = []
     first: str | None = None
     words: list[str] = []
+    paths: list[str] = []
     rest = list(argv)
     while rest:
         word = rest.pop(0)
         if not word.strip():  # `gemmpipe "$UNSET"` must not tune whatever the defaults are
             raise UserError(f"'{word}': an empty word; expected a pipeline, a recipe, a flag or key=value")
         if word.startswith("-"):
+            if word.partition("=")[0] not in _KNOWN or word.startswith("-i"):
+                from gemmpipe.cli.aiter_words import check_flags  # not above: other command lines do without
+
+                check_flags(argv, _KNOWN)
             flags.append(_flag(word, rest))
+        elif first == LINT and (path := _path_in(word)):
+            paths.append(path)
         elif is_recipe(word) or ("=" not in word and not word.startswith("~")):
             if first is not None:
                 raise UserError(f"{word}: the pipeline is '{first}' already; expected key=value")
@@ -102,7 +116,7 @@ def sort_words(argv: Sequence[str]) -> CommandLine:
             first = word
         else:
             words.append(word)
-    line = CommandLine(flags=tuple(flags), first=first, words=tuple(words))
+    line = CommandLine(flags=tuple(flags), first=first, words=tuple(words), paths=tuple(paths))
     modes = [mode for mode in _MODES if line.has(mode)]
     if len(modes) > 1:
         raise UserError(f"{modes[1]}: cannot be combined with {modes[0]}")
@@ -110,6 +124,19 @@ def sort_words(argv: Sequence[str]) -> CommandLine:
         if line.has(flag) and not line.has("--cfg"):  # Hydra would ignore it and start the run
             raise UserError(f"{flag}: says what --cfg prints; expected --cfg job {flag}")
     return line
+
+
+def _path_in(word: str) -> str:
+    """The path that a word after `lint` is, or that `path=` gives; nothing for another override.
+
+    An engine's file has `=` in its name; a word such as `engine=vllm` is a path only where it lies here.
+    """
+    key, bound, value = word.partition("=")
+    if not bound:
+        return "" if word.startswith("~") and not word.startswith("~/") else word
+    if key == "path":
+        return value
+    return word if _ENGINES_FILE.fullmatch(word) or Path(word).expanduser().exists() else ""
 
 
 def _check_bytes(argv: Sequence[str]) -> None:

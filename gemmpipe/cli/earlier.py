@@ -3,14 +3,20 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from gemmpipe.cli.folders import Folders
+from gemmpipe.cli.nesting import is_too_deep
 from gemmpipe.cli.unbegun import JOURNAL, can_go_on
 from gemmpipe.errors import UserError
+from gemmpipe.files.regular import read_regular
 from gemmpipe.paths import RUNS, is_among_runs
+from gemmpipe.recipe import ShallowLoader
 
+_MOST_BYTES = 1_000_000
+"""What Hydra writes takes some 10,000; PyYAML reads these in seconds."""
 _CODE = re.compile(r"_target_|\$\{|(^|[@./+~])hydra\.(callbacks|searchpath|job)")
 """In a word that someone else may have written: names code."""
 
@@ -27,7 +33,10 @@ class EarlierRun:
 
 def find(key: str, value: str, pipeline: str | None, config_dir_typed: bool) -> EarlierRun:
     """The run that `resume=` or `reuse=` means. Raises UserError when there is none, or it is no run's folder."""
-    folder = _last(key, pipeline) if value == "last" else Path(value).expanduser()
+    try:
+        folder = _last(key, pipeline) if value == "last" else Path(value).expanduser()
+    except RuntimeError:  # of a user that there is not
+        raise UserError(f"{key}={value}: no such home; expected the folder of a run, or 'last'") from None
     if not folder.is_dir():
         raise UserError(f"{key}={value}: no such folder; expected the folder of a run, or 'last'")
     if (folder / "multirun.yaml").is_file():
@@ -56,15 +65,17 @@ def _last(key: str, pipeline: str | None) -> Path:
 def _read(folder: Path, where: str, config_dir_typed: bool) -> EarlierRun:
     """Raises UserError for a run made elsewhere that would bring its own code."""
     try:
-        overrides = yaml.safe_load((folder / ".hydra" / "overrides.yaml").read_text(encoding="utf-8"))
-        hydra = yaml.safe_load((folder / ".hydra" / "hydra.yaml").read_text(encoding="utf-8"))["hydra"]
+        overrides = _loaded(folder / ".hydra" / "overrides.yaml")
+        hydra = _loaded(folder / ".hydra" / "hydra.yaml")["hydra"]
         pipeline = hydra["job"]["config_name"]
         sources = hydra["runtime"]["config_sources"]
         config_dir = next((source["path"] for source in sources if source["provider"] == "command-line"), None)
-    except (OSError, yaml.YAMLError, KeyError, TypeError):
+    # ValueError: bytes that are no UTF-8, numbers and dates that are none.
+    except (OSError, UserError, yaml.YAMLError, KeyError, TypeError, ValueError, OverflowError, RecursionError):
         raise UserError(f"{where}: its .hydra folder does not say what was typed for that run") from None
     words = overrides if isinstance(overrides, list) else [None]
-    if not all(isinstance(word, str) for word in words) or not isinstance(pipeline, str):
+    texts = [*words, pipeline, *([] if config_dir is None else [config_dir])]
+    if not all(isinstance(text, str) for text in texts):
         raise UserError(f"{where}: its .hydra folder does not say what was typed for that run")
     odd = next((str(word) for word in overrides if _brings_code(str(word))), None)
     if odd is not None:
@@ -77,6 +88,14 @@ def _read(folder: Path, where: str, config_dir_typed: bool) -> EarlierRun:
         overrides=tuple(str(word) for word in overrides),
         config_dir=Path(config_dir) if config_dir else None,
     )
+
+
+def _loaded(path: Path) -> Any:
+    """A YAML file of a run, which someone else may have made. Raises OSError, UserError, ValueError or YAMLError."""
+    text = read_regular(path, "a run's configuration", _MOST_BYTES).decode()
+    if is_too_deep(text):
+        raise ValueError(path)
+    return yaml.load(text, ShallowLoader)  # noqa: S506 (derived from SafeLoader)
 
 
 def _brings_code(word: str) -> bool:

@@ -8,7 +8,10 @@ from pathlib import Path
 import yaml
 
 from gemmpipe.errors import UserError
+from gemmpipe.files.regular import read_regular
 from gemmpipe.paths import shipped
+
+_MOST_BYTES = 10_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +81,8 @@ class Folders:
 
 def _tree(path: Path) -> object:
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+        return yaml.safe_load(read_text(path))
+    except (OSError, ValueError, UserError, RecursionError, yaml.YAMLError):
         return None  # a file that is not chosen may be anything; one that is chosen gets Hydra's error
 
 
@@ -93,8 +96,12 @@ def _names(node: object, kernel: bool) -> list[str]:
     return [name for name in own if isinstance(name, str)] + [n for v in node.values() for n in _names(v, kernel=False)]
 
 
+def read_text(path: Path) -> str:
+    """The text of a file of options. Raises UserError for no regular file, OSError and ValueError as reading does."""
+    return read_regular(path, "a file of options", _MOST_BYTES).decode()
+
+
 def title(path: Path) -> str:
     """What a YAML file says it is: its first comment line."""
-    with path.open(encoding="utf-8") as stream:
-        first = stream.readline().strip()
+    first = read_text(path).partition("\n")[0].strip()
     return first.lstrip("# ") if first.startswith("#") else ""

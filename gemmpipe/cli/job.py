@@ -67,7 +67,7 @@ def run_job(cfg: "DictConfig", request: Request) -> int:
     return code
 
 
-_BESIDE = {"screen", "bench", "lineup"}
+_BESIDE = {"screen", "bench", "lineup", "engine"}
 """Stages for which processes are started: what these import is imported while the driver imports its own."""
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gemmpipe import __version__
 from gemmpipe.cli import completion
-from gemmpipe.cli.argv import CommandLine, sort_words
+from gemmpipe.cli.argv import LINT, CommandLine, sort_words
 from gemmpipe.cli.folders import Folders
 from gemmpipe.cli.reports import INTERRUPTED, of_the_machine, report, report_bug
 from gemmpipe.cli.streams import STDOUT, any_text_may_be_said, readers_may_leave, silence_the_lost, writing
@@ -61,6 +61,12 @@ def _dispatch(argv: Sequence[str]) -> int:
     if line.has("--shell-completion"):
         with writing(STDOUT):
             return _complete(line)
+    if line.first == LINT:
+        from gemmpipe.cli.linting import as_overrides, check_files, is_static
+
+        if is_static(line):
+            return check_files(line)
+        line = as_overrides(line)
     from gemmpipe.cli.request import understand
 
     request = understand(line)

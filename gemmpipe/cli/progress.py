@@ -8,10 +8,12 @@ from typing import Never, Self
 from tqdm import tqdm
 
 from gemmpipe.cli.streams import readers_may_leave
-from gemmpipe.errors import printable
+from gemmpipe.errors import printable, shortened
 from gemmpipe.events import Event
 
 _HEARTBEAT_S = 10.0
+_LONGEST = 500
+"""Characters of a warning, as of an error."""
 
 
 class Terminal:
@@ -48,7 +50,7 @@ class Terminal:
         elif event.kind == "progress":
             self._advance(event)
         elif event.kind == "warning":
-            self._print(f"warning: {event.text}", error=True)
+            self._print(shortened(f"warning: {event.text}", _LONGEST), error=True)
         elif event.kind == "line" or self._verbose:
             self._print(event.text)
 

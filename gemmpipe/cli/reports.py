@@ -1,5 +1,6 @@
 """How a run that failed ends: one line on stderr and an exit code."""
 
+import errno
 import os
 import sys
 import traceback
@@ -7,17 +8,16 @@ from pathlib import Path
 
 from gemmpipe.asking import place_in
 from gemmpipe.cli.streams import readers_may_leave
-from gemmpipe.errors import EnvironmentProblem, GemmpipeError, UserError, printable
+from gemmpipe.errors import EnvironmentProblem, GemmpipeError, UserError, printable, shortened
 
 INTERRUPTED = 130
-_LONGEST = 4_000
-"""Characters of an error: it may quote a cell of a table, which may be a book."""
+_LONGEST = 500
+"""Characters of an error: it may name a path or a column of any length."""
 
 
 def one_line(text: str) -> str:
     """A text without line breaks, runs of blanks, or what a terminal takes for a command; its middle may be cut."""
-    line = printable(" ".join(text.split()))
-    return line if len(line) <= _LONGEST else f"{line[: _LONGEST // 2]} ... {line[-_LONGEST // 2 :]}"
+    return shortened(printable(" ".join(text.split())), _LONGEST)
 
 
 def report(error: GemmpipeError, cause: BaseException | None = None) -> int:
@@ -33,11 +33,16 @@ def report_bug(error: Exception, config_dir: Path | None = None) -> int:
     return report(as_bug(error, config_dir), error)
 
 
-def of_the_machine(error: OSError) -> EnvironmentProblem:
-    """What the system refused as one that can be told: of which file, where it says so."""
+def of_the_machine(error: OSError) -> GemmpipeError:
+    """What the system refused as one that can be told: of which file, where it says so.
+
+    A name that no file can have was typed, or stands in a file: that is a mistake in the words.
+    """
     text = error.strerror or str(error)
     if error.filename is None:  # no more processes or open files, say
         return EnvironmentProblem(f"{text} (GEMMPIPE_DEBUG=1 prints the traceback)")
+    if error.errno == errno.ENAMETOOLONG:
+        return UserError(f"{shortened(str(error.filename))}: {text}")
     return EnvironmentProblem(f"{error.filename}: {text}")
 
 

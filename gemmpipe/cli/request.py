@@ -4,12 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gemmpipe.cli.aiter_words import check_words
 from gemmpipe.cli.argv import CommandLine, is_recipe
+from gemmpipe.cli.chosen import check_choices
 from gemmpipe.cli.earlier import EarlierRun, find
 from gemmpipe.cli.folders import Folders
+from gemmpipe.cli.nesting import MOST_DEEP, is_too_deep
 from gemmpipe.cli.words import key_of, quote, readable
 from gemmpipe.config import ROOT
 from gemmpipe.errors import UserError, nearest
+from gemmpipe.paths import shipped
 from gemmpipe.recipe import read_recipe
 
 _DEFAULT = "tune"
@@ -51,11 +55,14 @@ def understand(line: CommandLine) -> Request:
     folders.check()
     if pipeline not in folders.pipelines:
         raise UserError(f"{pipeline}: no such pipeline{_instead(pipeline, folders)}")
-    overrides = readable(_later_wins(words), multirun=multirun)
-    if not multirun and any(key_of(word) in ("table", "inputs") for word in words):
-        from gemmpipe.cli.tables import with_kernel
-
-        overrides = with_kernel(overrides, folders)
+    where = "" if recipe is None else f"{recipe.path}: "
+    _check_words(words, line.words, folders, where)
+    try:
+        overrides = _overrides(words, multirun, folders)
+    except UserError as error:
+        raise UserError(f"{where}{error}") from None
+    if not multirun:
+        overrides = _with_kernel(overrides, folders, pipeline)
     return Request(
         pipeline=pipeline,
         overrides=overrides,
@@ -64,6 +71,40 @@ def understand(line: CommandLine) -> Request:
         recipe=str(recipe.path) if recipe else "",
         typed=frozenset(key_of(word) for word in line.words),
     )
+
+
+def _overrides(words: Sequence[str], multirun: bool, folders: Folders) -> tuple[str, ...]:
+    """The words as Hydra can read them. Raises UserError for one that it cannot, or that chooses no option by name."""
+    for word in words:
+        if is_too_deep(word):
+            raise UserError(f"{key_of(word)[:60]}: nested more than {MOST_DEEP} deep; expected key=value")
+    overrides = readable(_later_wins(words), multirun=multirun)
+    check_choices(overrides, folders.options)
+    return overrides
+
+
+def _check_words(words: Sequence[str], typed: Sequence[str], folders: Folders, recipe: str) -> None:
+    """Raises UserError for words of aiter's; with the recipe in front that has them."""
+    check_words(typed, folders.options)
+    try:
+        check_words(words, folders.options)
+    except UserError as error:
+        raise UserError(f"{recipe}{error}") from None
+
+
+def _with_kernel(words: tuple[str, ...], folders: Folders, pipeline: str) -> tuple[str, ...]:
+    """The overrides with the kernel that the files among them tell, where none is typed."""
+    keys = set(map(key_of, words))
+    if keys & {"table", "inputs"}:
+        from gemmpipe.cli.tables import with_kernel
+
+        return with_kernel(words, folders)
+    # A pipeline of the user's own may well name the kernel itself.
+    if "shapes.path" in keys and folders.pipelines[pipeline].parent == shipped("pipelines"):
+        from gemmpipe.cli.tables import with_kernel_of_shapes
+
+        return with_kernel_of_shapes(words, folders)
+    return words
 
 
 def _instead(word: str, folders: Folders) -> str:

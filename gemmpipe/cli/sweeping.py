@@ -1,6 +1,5 @@
 """A sweep whose jobs submitit runs elsewhere: what becomes of each is told, and one that is lost takes none along."""
 
-import shlex
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,6 +12,7 @@ from gemmpipe.cli.streams import readers_may_leave
 from gemmpipe.cli.unbegun import can_go_on
 from gemmpipe.cli.words import key_of
 from gemmpipe.errors import EnvironmentProblem, UserError
+from gemmpipe.shell import joined
 
 _LAUNCHER = "hydra/launcher"
 _ONE = ("hydra.launcher.nodes", "hydra.launcher.tasks_per_node")
@@ -96,7 +96,7 @@ def _end_of(job: Any, error: RuntimeError) -> str:
     number = job.submission().args[2]
     sweep = Path(job.paths.folder).parent.parent
     run = next((folder for folder in sweep.glob(f"{number}_*") if can_go_on(folder)), None)
-    more = f'; "{shlex.join(["gemmpipe", f"resume={run}"])}" goes on' if run is not None else ""
+    more = f'; "{joined(["gemmpipe", f"resume={run}"])}" goes on' if run is not None else ""
     return one_line(f"{said} ({job.paths.stderr}){more}")
 
 

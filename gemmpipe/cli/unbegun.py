@@ -1,33 +1,47 @@
 """What stands in a run's folder: whether it began and can go on; those that never began go away again."""
 
 import contextlib
-import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from gemmpipe.cli.reports import INTERRUPTED
+from gemmpipe.errors import UserError
+from gemmpipe.files.jsonfile import read_object
+from gemmpipe.files.regular import open_regular
 
 JOURNAL, MANIFEST = "trials.jsonl", "manifest.json"
+_LONGEST_LINE = 10_000_000
 _OF_THE_WORDS = {".hydra", JOURNAL}
+_MOST_BYTES = 50_000_000  # of a manifest, which names every file and every unsolved problem
 _OF_A_SWEEP = {"multirun.yaml"}
 
 
 def began(run_dir: Path) -> bool:
     """Whether anything stands in a run's journal after the first row, which every run writes."""
-    with contextlib.suppress(FileNotFoundError), (run_dir / JOURNAL).open("rb") as stream:
-        return bool(stream.readline()) and bool(stream.readline())
-    return False
+    return _rows(run_dir) > 1
+
+
+def _rows(run_dir: Path) -> int:
+    """0, 1 or 2 (and more): the rows of a run's journal."""
+    with (
+        contextlib.suppress(FileNotFoundError, UserError),
+        open_regular(run_dir / JOURNAL, "a run's journal") as stream,
+    ):
+        return bool(stream.readline(_LONGEST_LINE)) + bool(stream.readline(_LONGEST_LINE))
+    return 0
 
 
 def can_go_on(run_dir: Path) -> bool:
-    """Whether a run began, or was stopped by a signal before it did and says so in its manifest."""
-    if began(run_dir):
+    """Whether a run began, or was stopped before it did: by a signal, as its manifest says, or killed without one."""
+    rows, manifest = _rows(run_dir), run_dir / MANIFEST
+    if rows != 1:
+        return rows > 1
+    if not manifest.exists():
         return True
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        manifest = json.loads((run_dir / MANIFEST).read_bytes())
-        return bool(manifest.get("exit_code") == INTERRUPTED)
+    with contextlib.suppress(OSError, UserError):
+        return read_object(manifest, _MOST_BYTES).get("exit_code") == INTERRUPTED
     return False
 
 

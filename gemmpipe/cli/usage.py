@@ -3,7 +3,7 @@
 import yaml
 
 from gemmpipe.cli.argv import CommandLine, is_recipe
-from gemmpipe.cli.folders import Folders, title
+from gemmpipe.cli.folders import Folders, read_text, title
 from gemmpipe.errors import UserError, nearest
 
 _HEAD = """gemmpipe: from a model and a kernel to tuned artifacts that inference engines load
@@ -13,6 +13,7 @@ _HEAD = """gemmpipe: from a model and a kernel to tuned artifacts that inference
   gemmpipe path/to/recipe.yaml key=value ...           a command line written down
   gemmpipe -m kernel=ONE,ANOTHER ...                   a sweep, one run each
   gemmpipe resume=last                                 go on after a kill
+  gemmpipe lint FILE-OR-FOLDER ...                     what is wrong with engines' files of configurations
 """
 _FLAGS = """flags
   -m, --multirun           a sweep over values with commas
@@ -24,7 +25,8 @@ _FLAGS = """flags
   --version, --help, --hydra-help
 
 Every value is an override: shapes.tp=4 'shapes.nsets=[1,64]' 'space.num_stages=[3,4]' stages.screen.keep=8
-Exit codes: 0 done, 1 a problem without a valid candidate, 2 a mistake in the words, 3 the machine, 130 interrupted
+Exit codes: 0 done, 1 a problem without a valid candidate (lint: an error in a file), 2 a mistake in the words,
+3 the machine, 130 interrupted
 """
 
 
@@ -54,7 +56,7 @@ def about(word: str, folders: Folders) -> str:
     group, name = _group(word), word.partition("=")[2]
     if word in folders.pipelines:
         more = f"gemmpipe {word} --cfg job prints every key; gemmpipe --help lists pipelines, options and flags"
-        return f"# {folders.pipelines[word]}\n{folders.pipelines[word].read_text(encoding='utf-8')}\n{more}"
+        return f"# {folders.pipelines[word]}\n{read_text(folders.pipelines[word])}\n{more}"
     if group not in folders.options:
         known = nearest(group, [*folders.options, *folders.pipelines])
         raise UserError(f"--help {word}: no such group of options, and no pipeline{known}")
@@ -68,7 +70,7 @@ def about(word: str, folders: Folders) -> str:
 def _files(group: str, name: str, folders: Folders) -> list[str]:
     """The text of an option's file, then of those of its group that it builds on."""
     path = folders.file(group, name)
-    text = path.read_text(encoding="utf-8")
+    text = read_text(path)
     tree = yaml.safe_load(text)
     below = [each for each in (tree.get("defaults") or () if isinstance(tree, dict) else ()) if isinstance(each, str)]
     return [f"# {path}\n{text}", *(part for each in below if each != "_self_" for part in _files(group, each, folders))]

@@ -102,6 +102,10 @@ class Pool(ABC):
     def compile(self, build: Build) -> None:
         """Queue a build."""
 
+    @abstractmethod
+    def forget_builds(self) -> None:
+        """Drop the builds that no process has been given."""
+
     def aside(self, task: Callable[[], T]) -> "Future[T] | None":
         """Do work of the driver's that can be pickled in another process; None: there is none to spare."""
         return None

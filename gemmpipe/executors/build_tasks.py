@@ -48,6 +48,10 @@ class BuildTasks:
         self._waiting.append(build)
         self._open[build.id] = len(self._nodes)
 
+    def forget_queued(self) -> None:
+        """Drop the builds that are no task of the cluster's yet."""
+        self._waiting.clear()
+
     def start_more(self) -> None:
         """Keep the cluster's cores busy."""
         if not self._waiting:

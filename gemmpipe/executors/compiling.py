@@ -4,8 +4,9 @@ import errno
 import multiprocessing
 import os
 import queue
-import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as CompileTimeout
@@ -15,22 +16,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from pebble import ProcessExpired, ProcessPool
+from pebble import ProcessExpired
 
 from gemmpipe.data import Build, BuildFacts, Device
 from gemmpipe.errors import EnvironmentProblem
 from gemmpipe.executors import Built, T, Usage
-from gemmpipe.forkserver import forkserver
-from gemmpipe.interrupt import end_with_the_driver
+from gemmpipe.executors.slots import Slots
 from gemmpipe.paths import unwritable
 
-_NICE = 5  # the worker that feeds the GPU goes first
-
-
-def _initialise(python_path: tuple[str, ...]) -> None:
-    sys.path[:0] = [p for p in python_path if p not in sys.path]
-    end_with_the_driver()
-    os.nice(_NICE)
+_AHEAD = 2  # builds that a process has, so that it need not wait for the next
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,14 +86,16 @@ class Compilers:
         self.slots = slots
         self._device = device
         self._timeout_s = timeout_s
-        self._python_path = python_path
         self._compiler = compiler
-        self._pool: ProcessPool | None = None
+        self._slots = Slots(slots, python_path)
+        self._waiting: deque[Build] = deque()
+        self._given = 0
+        self._lock = threading.Lock()
         self._results: queue.SimpleQueue[Built] = queue.SimpleQueue()
         self._begun = 0.0
         self._stints: list[tuple[str, _Stint]] = []
         self._lost_s = 0.0
-        self._lost_cache = ""
+        self._trouble = ""
         self.pending = 0
         self.bell: Connection
         self.bell, self._ring = multiprocessing.Pipe(duplex=False)
@@ -107,14 +103,34 @@ class Compilers:
     def submit(self, build: Build) -> None:
         """Queue a build."""
         self.pending += 1
-        task = partial(self._compiler, build, self._device)
-        future = self._processes().schedule(_timed, args=[task], timeout=self._timeout_s)
-        future.add_done_callback(lambda f: self._finished(build, f))
+        self._begun = self._begun or time.monotonic()
+        self._waiting.append(build)
+        self._give()
+
+    def forget_queued(self) -> None:
+        """Drop the builds that no process has been given."""
+        with self._lock:
+            self.pending -= len(self._waiting)
+            self._waiting.clear()
+
+    def _give(self) -> None:
+        """Keep the processes busy; what is not given yet can be dropped. Called in pebble's thread too."""
+        while (build := self._next()) is not None:
+            task = partial(self._compiler, build, self._device)
+            self._slots.schedule(partial(_timed, task), self._timeout_s, partial(self._finished, build))
+
+    def _next(self) -> Build | None:
+        with self._lock:
+            if not self._waiting or self._given >= _AHEAD * self.slots:
+                return None
+            self._given += 1
+            return self._waiting.popleft()
 
     def aside(self, task: Callable[[], T]) -> "Future[T]":
         """Queue something else."""
         result: Future[T] = Future()
-        self._processes().schedule(_timed, args=[task]).add_done_callback(lambda f: self._set_aside(f, result))
+        self._begun = self._begun or time.monotonic()
+        self._slots.schedule(partial(_timed, task), None, lambda f: self._set_aside(f, result))
         return result
 
     def _set_aside(self, future: "Future[_Stint]", result: "Future[T]") -> None:
@@ -127,17 +143,10 @@ class Compilers:
             self._stints.append(("listing", future.result()))
             result.set_result(future.result().value)
 
-    def _processes(self) -> ProcessPool:
-        """They start with the first work."""
-        if self._pool is None:
-            self._begun = time.monotonic()
-            self._pool = ProcessPool(
-                max_workers=self.slots, context=forkserver(), initializer=_initialise, initargs=[self._python_path]
-            )
-        return self._pool
-
     def _finished(self, build: Build, future: "Future[_Stint]") -> None:
         """Called in pebble's thread: hand the result over and ring."""
+        with self._lock:
+            self._given -= 1
         if future.cancelled():
             return
         error = future.exception()
@@ -149,16 +158,20 @@ class Compilers:
             facts = _failed(f"compiling took longer than executor.compile_timeout_s={self._timeout_s:g}")
         elif isinstance(error, ProcessExpired):
             facts = _failed(f"the compiler died: exit code {error.exitcode}")
+        elif isinstance(error, EnvironmentProblem):
+            self._trouble = self._trouble or str(error)
+            facts = _failed(str(error))
         else:
-            self._lost_cache = self._lost_cache or (_lost_cache(error) if isinstance(error, OSError) else "")
+            self._trouble = self._trouble or (_lost_cache(error) if isinstance(error, OSError) else "")
             facts = _failed(f"{type(error).__name__}: {' '.join(str(error).split())}"[:300])
         self._results.put(Built(build=build, facts=facts))
         self._ring.send_bytes(b".")
+        self._give()
 
     def check(self) -> None:
-        """Raises EnvironmentProblem, naming the folder, once a build could not be put into the cache."""
-        if self._lost_cache:
-            raise EnvironmentProblem(self._lost_cache)
+        """Raises EnvironmentProblem once a build could not be put into the cache, or no process could be started."""
+        if self._trouble:
+            raise EnvironmentProblem(self._trouble)
 
     def done(self) -> list[Built]:
         """Results since the last call."""
@@ -172,7 +185,7 @@ class Compilers:
 
     def usage(self) -> Usage:
         """Seconds of all slots together, from the first work on; a slot without a process is idle."""
-        if self._pool is None:
+        if not self._begun:
             return Usage(name=f"compile slots ({self.slots})")
         now = time.monotonic()
         usage = Usage(name=f"compile slots ({self.slots})", wall_s=(now - self._begun) * self.slots)
@@ -186,16 +199,15 @@ class Compilers:
             ends = [*(s.begun for s in stints[1:]), now]
             usage.idle += [(s.ended, end) for s, end in zip(stints, ends, strict=True)]
         usage.idle += [(self._begun, now)] * (self.slots - len(by_process))
-        if self._lost_s:  # a process that was killed began anew: what is not accounted was its deadline
+        if self._lost_s or len(by_process) > self.slots:  # what began anew was killed: the rest was its deadline
             usage.add({"lost": usage.unaccounted_s})
         return usage
 
     def close(self, *, kill: bool) -> None:
         """Stop the processes."""
-        if self._pool is not None:
-            end = self._pool.stop if kill or self.pending else self._pool.close
-            end()  # type: ignore[no-untyped-call]
-            self._pool.join()
+        kill = kill or bool(self.pending)
+        self.forget_queued()
+        self._slots.close(kill=kill)
 
 
 def _failed(error: str) -> BuildFacts:

@@ -1,6 +1,7 @@
 """One worker: what it is given, what it says, where its time goes, and when it is replaced."""
 
 import contextlib
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from gemmpipe.executors import Finished, Usage
 from gemmpipe.executors.docket import LOSSES, Docket
 from gemmpipe.executors.hand import Hand
 from gemmpipe.executors.ledger import Ledger
+from gemmpipe.forkserver import PAUSES_S
 from gemmpipe.jobs import SETTING_UP, Job, ProbeJob
 from gemmpipe.worker import Answer, Post
 
@@ -26,15 +28,17 @@ _WEIGH_S = 0.1  # between two looks at a worker's memory
 class Desk:
     """Keeps a worker busy, and replaces it when it dies, is late or takes too much memory."""
 
-    def __init__(self, post: Post, timeout_s: float, memory_bytes: int, events: Events, ledger: Ledger) -> None:
+    def __init__(self, post: Post, timeout_s: float | None, memory_bytes: int, events: Events, ledger: Ledger) -> None:
         self._post = post
-        self._timeout_s = timeout_s
+        self._timeout_s = math.inf if timeout_s is None else timeout_s
         self._memory_bytes = memory_bytes
         self._docket = Docket(events, ledger)
         self._sent: deque[Job] = deque()
         """What the worker has: the job it works on, and the next one so that it need not wait for us."""
         self._ready = False
         self._stillborn = 0
+        self._due: float | None = None
+        """When the next worker is started, where one was killed as it started."""
         self._usage = Usage(name=post.device.torch_name)
         self._begun = self._accounted = time.monotonic()
         self._weighed = self._begun
@@ -65,7 +69,7 @@ class Desk:
         messages: list[Finished] = []
         while (answer := self._hand.answer()) is not None:
             messages += self._heard(answer)
-        messages += self._watch()
+        messages += self._watch() if self._due is None else self._start_when_due(self._due)
         self._feed()
         while self._docket.jobs and not self._docket.jobs[0].candidates:
             messages.append(Finished(job=self._docket.jobs.popleft(), trials=()))
@@ -140,8 +144,10 @@ class Desk:
             return self._lost(Status.DIED, self._hand.cause_of_death())
         waited = time.monotonic() - self._hand.flight.since
         limit = self._timeout_s if self._hand.flight.position >= 0 else self._timeout_s * _BETWEEN
-        if not self._ready and waited > max(limit, _LEAST_START_S):
-            return self._lost(Status.TIMEOUT, f"the worker did not start within {max(limit, _LEAST_START_S):g} s")
+        # Starting a process ends some time, also where a candidate may take for ever.
+        start = max(limit, _LEAST_START_S) if math.isfinite(limit) else _BETWEEN * _LEAST_START_S
+        if not self._ready and waited > start:
+            return self._lost(Status.TIMEOUT, f"the worker did not start within {start:g} s")
         if self._sent and waited > limit:
             return self._lost(Status.TIMEOUT, f"no result after executor.timeout_s={self._timeout_s:g}")
         now = time.monotonic()
@@ -167,14 +173,29 @@ class Desk:
         job = self._sent.popleft() if self._sent else None
         self._docket.jobs.extendleft(reversed(self._sent))
         self._sent.clear()
-        self._restart(why)
+        self._restart(why, status, told=answer is not None)
         trials = answer.trials if answer is not None else ()
         return messages if job is None else messages + self._docket.after_loss(job, blamed, status, why, trials)
 
-    def _restart(self, why: str) -> None:
+    def _restart(self, why: str, status: Status, *, told: bool) -> None:
+        """A new worker, at once or after a pause; `told`: the last one itself said why it cannot start.
+
+        What was killed as it started may live the next time, what says why will say it again.
+        """
         self._hand.stop()
         self._stillborn = 0 if self._ready else self._stillborn + 1
-        if self._stillborn >= LOSSES:
-            raise EnvironmentProblem(f"{self._post.device.torch_name}: the worker cannot start: {why}")
+        silent = status is Status.DIED and not told
+        if self._stillborn > (len(PAUSES_S) if silent else LOSSES - 1):
+            times = f", {self._stillborn} times in a row" if silent else ""
+            raise EnvironmentProblem(f"{self._post.device.torch_name}: the worker cannot start: {why}{times}")
         self._ready = False
-        self._hand.start()
+        if silent and self._stillborn > 1:
+            self._due = time.monotonic() + PAUSES_S[self._stillborn - 1]
+        else:
+            self._hand.start()
+
+    def _start_when_due(self, due: float) -> list[Finished]:
+        if time.monotonic() >= due:
+            self._due = None
+            self._hand.start()
+        return []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gemmpipe import worker
 from gemmpipe.errors import EnvironmentProblem
-from gemmpipe.forkserver import forkserver
+from gemmpipe.forkserver import LOST, Forked, forkserver
 from gemmpipe.jobs import SETTING_UP, Flight, Job
 from gemmpipe.worker import Answer, Post
 
@@ -27,12 +27,12 @@ class Hand:
         self.start()
 
     def start(self) -> None:
-        """Begin a new process."""
-        self._pipe, theirs = self._context.Pipe()
+        """Begin a new process. Raises EnvironmentProblem where none can be started."""
+        pipe, theirs = self._context.Pipe()
         self.flight.begin(SETTING_UP)
-        self._process = self._context.Process(target=worker.main, args=(self._post, theirs, self._cells), daemon=True)
-        self._process.start()
-        theirs.close()
+        with theirs:
+            self._process = Forked(worker.main, (self._post, theirs, self._cells))
+        self._pipe = pipe
 
     def send(self, job: Job | None) -> None:
         """Give it a job, or None to end it. Raises OSError when it is gone."""
@@ -47,17 +47,19 @@ class Hand:
 
     def ears(self) -> Sequence[Connection | int]:
         """What to wait on: its voice and its end."""
-        return () if self._pipe.closed else (self._pipe, self._process.sentinel)
+        return () if self._pipe.closed else (self._pipe, self._process.ear)
 
     @property
     def alive(self) -> bool:
         """Whether it runs."""
-        return self._process.is_alive()
+        return self._process.alive
 
     def cause_of_death(self) -> str:
         """How it ended, in words."""
-        self._process.join(timeout=5)
+        self._process.join(timeout_s=5)
         code = self._process.exitcode
+        if code == LOST:
+            return "the worker died: the process that knows how was killed"
         return f"the worker died: {'signal ' + str(-code) if code is not None and code < 0 else f'exit code {code}'}"
 
     def resident_bytes(self) -> int:
@@ -70,15 +72,15 @@ class Hand:
 
     def kill(self) -> None:
         """End it at once; what it has said can still be heard. Raises EnvironmentProblem when it cannot be ended."""
-        if self._process.is_alive():
-            self._process.kill()
-        self._process.join(timeout=_END_S)
-        if self._process.is_alive():
+        self._process.kill()
+        self._process.join(timeout_s=_END_S)
+        if self._process.alive:
             raise EnvironmentProblem(f"{self._post.device.torch_name}: the worker cannot be killed: the driver hangs")
 
     def stop(self, *, patience_s: float = 0.0) -> None:
         """Wait so long for its end, then kill it; nothing is heard afterwards."""
         if not self._pipe.closed:
-            self._process.join(timeout=patience_s)
+            self._process.join(timeout_s=patience_s)
             self.kill()
             self._pipe.close()
+            self._process.close()

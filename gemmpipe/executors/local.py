@@ -33,8 +33,8 @@ class Local(Executor):
     """At most so many devices; None: all."""
     compile_workers: int | None
     """Compile processes; None: the cores left beside the workers."""
-    timeout_s: float
-    """One candidate's launch may take so long."""
+    timeout_s: float | None
+    """One candidate's launch may take so long; None: no limit."""
     compile_timeout_s: float
     memory_pct: float
     """A worker that holds more of the machine's memory is stopped."""
@@ -104,6 +104,9 @@ class LocalPool(Pool):
 
     def compile(self, build: Build) -> None:
         self._compilers.submit(build)
+
+    def forget_builds(self) -> None:
+        self._compilers.forget_queued()
 
     def aside(self, task: Callable[[], T]) -> "Future[T] | None":
         # On a CPU the cores belong to what is timed.

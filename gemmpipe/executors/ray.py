@@ -32,8 +32,8 @@ class Ray(Executor):
     """Builds at a time; None: as many as the cluster has cores."""
     shared_cache: bool
     """Whether all nodes see one Triton cache: then a build is compiled once, else on every node that has a device."""
-    timeout_s: float
-    """One candidate's launch may take so long."""
+    timeout_s: float | None
+    """One candidate's launch may take so long; None: no limit."""
     compile_timeout_s: float
     memory_pct: float
     """A worker that holds more of its machine's memory is stopped."""

@@ -223,6 +223,9 @@ class RayPool(Pool):
     def compile(self, build: Build) -> None:
         self._tasks.submit(build)
 
+    def forget_builds(self) -> None:
+        self._tasks.forget_queued()
+
     # The end
 
     def usage(self) -> list[Usage]:

@@ -30,7 +30,7 @@ class Lease:
     family: str
     backends: tuple[Backend, ...]
     python_path: tuple[str, ...]
-    timeout_s: float
+    timeout_s: float | None
     memory_pct: float
     gpu: bool
     shared: bool

@@ -9,9 +9,11 @@ from pathlib import Path
 from gemmpipe.conditions import limits
 from gemmpipe.data import Device, Scalar
 from gemmpipe.device import versions
+from gemmpipe.files.regular import read_regular
 from gemmpipe.paths import PACKAGE
 
 _OURS = "gemmpipe"
+_MOST_BYTES = 100_000_000
 _DECISIVE = ("torch", "triton", "cuda", "hip")
 
 
@@ -59,7 +61,7 @@ def code_of(python_path: tuple[str, ...]) -> Mapping[str, str]:
 def _hash(root: Path, files: Iterable[Path]) -> str:
     digest = hashlib.sha256()
     for path in sorted(files):
-        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+        digest.update(f"{path.relative_to(root)}\0".encode() + read_regular(path, "a Python file", _MOST_BYTES))
     return digest.hexdigest()[:12]
 
 

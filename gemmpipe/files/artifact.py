@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gemmpipe.errors import EnvironmentProblem, UserError
 from gemmpipe.files.jsonfile import read_object
+from gemmpipe.files.regular import read_regular
 from gemmpipe.paths import make_folder, write_atomic
 
 LOCK_TIMEOUT_S = 120
@@ -75,5 +76,13 @@ def known_runs(path: Path, tell: Callable[[str], object]) -> dict[str, Mapping[s
 def write_runs(path: Path, runs: Mapping[str, Mapping[str, object]]) -> None:
     """Write a sidecar file, unless it says so already."""
     text = json.dumps({"runs": runs}, indent=2, sort_keys=True, default=str) + "\n"
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
+    if not _says(path, text):
         write_atomic(path, text)
+
+
+def _says(path: Path, text: str) -> bool:
+    """Whether a file holds this text already."""
+    try:
+        return read_regular(path, "a sidecar", SIDECAR_BYTES) == text.encode()
+    except FileNotFoundError:
+        return False

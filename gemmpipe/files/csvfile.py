@@ -1,14 +1,18 @@
 """Reading CSV that someone else wrote: one line a row, blanks around cells dropped, blank lines left out."""
 
 import csv
+import io
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO
+from typing import TextIO
 
 from gemmpipe.errors import UserError, nearest
+from gemmpipe.files.regular import open_regular
 
 MAX_BYTES = 1_000_000_000
 """More than any table has: 1,000,000 rows take some 400 MB."""
+_EXPECTED = "a CSV file"
 _MAX_LINE = 1_000_000
 _MAX_CELLS = 1_000
 """Of a row: what looks at a header compares its names with each other."""
@@ -21,12 +25,8 @@ def read_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
     """
     line = 0
     try:
-        if not path.is_file() and path.exists():  # a device or a pipe may never end
-            raise UserError(f"{path}: no regular file, expected a CSV file")
-        if path.stat().st_size > MAX_BYTES:
-            raise UserError(f"{path}: larger than {MAX_BYTES:,} bytes, expected a CSV file")
-        with path.open(encoding="utf-8-sig", newline="") as stream:
-            reader = csv.reader(_lines(stream, path), skipinitialspace=True, strict=True)
+        with open_table(path) as stream:
+            reader = csv.reader(lines_of(stream, path), skipinitialspace=True, strict=True)
             for cells in reader:
                 if reader.line_num != line + 1:  # a stray quote would swallow the rows that follow
                     raise UserError(
@@ -40,19 +40,28 @@ def read_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
-        raise UserError(f"{path}:{line + 1}: not text in UTF-8, expected a CSV file") from None
+        raise UserError(f"{path}:{line + 1}: not text in UTF-8, expected {_EXPECTED}") from None
     except csv.Error as error:
         raise UserError(f"{path}:{line + 1}: no CSV: {error}") from None
 
 
-def _lines(stream: IO[str], path: Path) -> Iterator[str]:
-    """The lines of a file, of which one may not be all of its bytes."""
+def lines_of(stream: TextIO, path: Path) -> Iterator[str]:
+    """The lines of a file, of which one may not be all of its bytes. Raises UserError for a longer one."""
     number = 0
     while line := stream.readline(_MAX_LINE):
         number += 1
         if len(line) == _MAX_LINE and not line.endswith("\n"):
-            raise UserError(f"{path}:{number}: a line of over {_MAX_LINE:,} characters, expected a CSV file")
+            raise UserError(f"{path}:{number}: a line of over {_MAX_LINE:,} characters, expected {_EXPECTED}")
         yield line
+
+
+def open_table(path: Path) -> TextIO:
+    """A file of lines of cells, opened as text: a regular file within `MAX_BYTES`. Raises UserError, OSError."""
+    stream = open_regular(path, _EXPECTED)
+    if os.fstat(stream.fileno()).st_size > MAX_BYTES:
+        stream.close()
+        raise UserError(f"{path}: larger than {MAX_BYTES:,} bytes, expected {_EXPECTED}")
+    return io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
 
 
 def named_files(key: str, value: str | Sequence[str] | None, what: str = "a CSV file") -> list[Path]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from gemmpipe.errors import UserError
+from gemmpipe.files.regular import open_regular
 
 MAX_BYTES = 16_000_000_000
 """Of the text, however small its compressed form is."""
@@ -24,10 +25,8 @@ _BLANKS = re.compile(r"[ \t\r\n]*")
 
 def open_text(path: Path, errors: str = "strict") -> io.TextIOWrapper:
     """A text file in UTF-8, unpacked where it is gzip. Raises UserError where it cannot be read."""
-    if path.exists() and not path.is_file():  # a device or a pipe may never end
-        raise UserError(f"{path}: no regular file, expected a text file, also packed by gzip")
     try:
-        stream = path.open("rb")
+        stream = open_regular(path, "a text file, also packed by gzip")
         packed = stream.read(2) == b"\x1f\x8b"
         stream.seek(0)
     except OSError as error:

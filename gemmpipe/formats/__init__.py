@@ -6,13 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gemmpipe.data import Bucket, Device, Scalar
+from gemmpipe.data import Bucket, Device, Knobs, Scalar
 from gemmpipe.events import Events
-from gemmpipe.family import Family
+from gemmpipe.family import Family, GemmSpec
 from gemmpipe.tables.uniting import Judge
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from gemmpipe.backends.engine import EngineBackend
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +42,15 @@ class Format(ABC):
     def buckets(self, family: Family, ms: Sequence[int]) -> tuple[Bucket, ...]:
         """The ranges of M for which it stores one candidate a (N, K), those without any of `ms` left out."""
         return ()
+
+    def engine(self) -> "EngineBackend | None":
+        """The engine that loads it, if it configures an engine's own function: that function is searched by itself."""
+        return None
+
+    def entries(self, spec: GemmSpec, device: Device, paths: Sequence[Path]) -> Mapping[int, Knobs]:
+        """By M, in the order of the file: what stands for this product in the first of these files, or files in these
+        folders, that has the name which the engine looks for. Raises UserError for a file that is none."""
+        return {}
 
     def asks(self, family: Family) -> Mapping[str, tuple[str, ...]]:
         """By key of the configuration: the knobs that a candidate must have to be stored there."""

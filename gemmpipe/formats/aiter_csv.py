@@ -1,12 +1,13 @@
-"""aiter's own tuned tables, in its header: rows that were its own before, and hipBLASLt's solutions."""
+"""aiter's own tuned tables, in its header: rows that were its own before, hipBLASLt's solutions, its assembly."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gemmpipe.data import Scalar
+from gemmpipe.data import Scalar, can_be_a_time
 from gemmpipe.family import Family, KernelDefaults
 from gemmpipe.formats import Format, Target
 from gemmpipe.formats.united import unite_into
@@ -14,12 +15,16 @@ from gemmpipe.parsing import missing
 from gemmpipe.table import RECORDED, RESULT
 from gemmpipe.tables.aiter import render
 from gemmpipe.tables.merging import Row
+from gemmpipe.tables.store import timed
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _SOLUTIONS = "hipblaslt"
 """The library whose kernels aiter finds by a number that we know too; it finds its own by names that it gave them."""
+_ASSEMBLY = "asm"
+_NAME = "kernelName"
+"""The knob of a choice of assembly that is the name aiter gave the kernel."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +55,8 @@ class AiterCsv(Format):
             target.warn(
                 f"aiter: {len(own) - len(kept):,} of {len(own):,} choices left out, which are no kernels of aiter's"
             )
+        if untimed := len(kept) - sum(map(can_be_a_time, kept["us"])):
+            target.warn(f"aiter: {untimed:,} rows without a time left out")
         if not len(kept):
             return []
         if "place" not in kept:
@@ -58,22 +65,35 @@ class AiterCsv(Format):
         dtypes = [column.name for column in family.key_columns if column.kind == "dtype"]
         path = self.named(target.folder) or target.folder / "aiter" / family.csv_name
         plain = kept[[*names, *RECORDED]].astype(object).where(kept[[*names, *RECORDED]].notna(), None)
+        plain["kernelName"] = [
+            _theirs({"libtype": libtype, "config": config}) or name
+            for libtype, config, name in zip(plain["libtype"], plain["config"], plain["kernelName"], strict=True)
+        ]
         text = partial(_text, dtypes=dtypes)
         return unite_into(path, family, plain, target, text=text)
 
 
 def _text(rows: Sequence[Row], family: Family, extra: Sequence[str], *, dtypes: Sequence[str]) -> str:
-    """Foreign columns have no place there."""
+    """Foreign columns have no place there, nor have rows without a time: aiter would take 0 for the fastest."""
     assert family.aiter_table is not None
-    return render(rows, family.aiter_table, dtypes)
+    return render([row for row in rows if timed(row)], family.aiter_table, dtypes)
+
+
+def _theirs(row: Mapping[str, Scalar]) -> str:
+    """aiter's own name of the kernel that a choice of ours runs, or nothing."""
+    if missing(row.get("config")) or row.get("libtype") != _ASSEMBLY:
+        return ""
+    knobs = json.loads(str(row["config"]))
+    return str(knobs.get(_NAME) or "") if isinstance(knobs, dict) else ""
 
 
 def _can_stand(row: Row, family: Family) -> bool:
     """Whether aiter knows the kernel, and its key says all that ours does."""
     assert family.aiter_table is not None
-    if not (missing(row.get("config")) or row.get("libtype") == _SOLUTIONS):
+    if not (missing(row.get("config")) or row.get("libtype") == _SOLUTIONS or _theirs(row)):
         return False
     words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
     plain = family.key_defaults(words, str(row.get("gfx")))
     others = (column for column in family.key_columns if column.name not in family.aiter_table.columns)
-    return all(row.get(column.name) == plain.get(column.name, column.default) for column in others)
+    said = ((column, None if missing(row.get(column.name)) else row[column.name]) for column in others)
+    return all(value == plain.get(column.name, column.default) for column, value in said)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gemmpipe.data import Scalar
-from gemmpipe.errors import UserError
+from gemmpipe.errors import UserError, quoted
 from gemmpipe.events import Events
 from gemmpipe.family import Family, GemmSpec, KernelDefaults
 from gemmpipe.parsing import missing, parse_key
@@ -89,7 +89,7 @@ def _knobs(config: Scalar, where: str) -> dict[str, Scalar]:
     except ValueError:
         knobs = None
     if not isinstance(knobs, dict):
-        raise UserError(f"{where}: config {config!r}, expected the knobs as a JSON object")
+        raise UserError(f"{where}: config {quoted(config)}, expected the knobs as a JSON object")
     return knobs
 
 

@@ -2,27 +2,35 @@
 
 import re
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from gemmpipe.data import Bucket, Scalar
-from gemmpipe.errors import UserError
+from gemmpipe.backends.engine import EngineBackend
+from gemmpipe.data import Bucket, Device, Knobs, Scalar
+from gemmpipe.errors import UserError, quoted
 from gemmpipe.family import Family, GemmSpec, KernelDefaults
 from gemmpipe.files.artifact import locked, record_run
 from gemmpipe.formats import Format, Target
-from gemmpipe.formats.buckets import Buckets, merge_into, read_buckets
+from gemmpipe.formats.buckets import Buckets, check_knob, merge_into, read_buckets
 from gemmpipe.formats.chosen import Choice, choices
+from gemmpipe.parsing import MAX_SIZE
 from gemmpipe.problem import make_problem
 from gemmpipe.templates.two_stage import FUSED
 
 if TYPE_CHECKING:
     import pandas as pd
 
-NEEDED = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps")
-"""Arguments without a default in the engines' kernel or launch."""
+NEEDED = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
+"""Arguments without a default in the engines' kernel."""
+LAUNCH = ("num_warps", "num_stages")
+"""Options of Triton's launch, which takes its own default for one that is absent or null."""
 AMD = ("matrix_instr_nonkdim", "kpack", "waves_per_eu")
+TMA = "USE_TMA"
+"""How SGLang's kernel of experts loads its operands; taken out before the launch."""
+FLAGS = ("SWAP_AB", TMA)
+"""Knobs that are true or false."""
 _INERT: Mapping[str, tuple[Scalar, ...]] = {"NUM_KSPLIT": (1,), "cache_modifier": ("", None), "SWAP_AB": (None, False)}
 """Knobs that the engines' kernel does not have, with the values that mean the same as not having them."""
 _INERT_EXPERTS: Mapping[str, tuple[Scalar, ...]] = {"cache_modifier": ("", None), FUSED: (None, False)}
@@ -52,6 +60,26 @@ class EngineJson(Format):
         """File name -> the knobs that go there."""
         return {self.file_name(choice.spec, device): choice.knobs}
 
+    def engine(self) -> EngineBackend:
+        """The engine of this name."""
+        return EngineBackend(engine=self.name)
+
+    def entries(self, spec: GemmSpec, device: Device, paths: Sequence[Path]) -> Mapping[int, Knobs]:
+        """The configurations of the file that the engine would load for this product on this device.
+
+        As our kernel of its form can run them: with Triton's defaults for what they leave open, and without `USE_TMA`.
+        """
+        name = self.file_name(spec, self.device_of(device))
+        here = (path / name if path.is_dir() else path for path in paths)
+        path = next((path for path in here if path.name == name and path.is_file()), None)
+        found = {} if path is None else self.read(path)
+        default: Knobs = {"num_warps": 4, "num_stages": 2 if device.vendor == "amd" else 3}  # Triton's own
+        return {int(m): {**default, **{k: v for k, v in knobs.items() if k != TMA}} for m, knobs in found.items()}
+
+    def device_of(self, device: Device) -> str:
+        """The device's name as the engine's files have it."""
+        return re.sub(r"[\s/]+", "_", self.device_name or device.name)
+
     def inert(self, spec: GemmSpec) -> Mapping[str, tuple[Scalar, ...]]:
         """The knobs that the engine's kernel for these products does not have, with the values that do no harm."""
         return _INERT if spec.experts is None else _INERT_EXPERTS
@@ -69,7 +97,7 @@ class EngineJson(Format):
 
     def write(self, family: Family, selections: "pd.DataFrame", target: Target) -> list[Path]:
         """The files of these products, in a folder of the engine's name; Ms that were not tuned this time stay."""
-        device = re.sub(r"[\s/]+", "_", self.device_name or target.device.name)
+        device = self.device_of(target.device)
         folder, files = target.folder / self.name, dict[Path, Buckets]()
         holders: dict[tuple[str, str], Choice] = {}
         for choice in choices(family, selections, self.name, target.device.gfx):
@@ -95,12 +123,12 @@ class EngineJson(Format):
 
     def read(self, path: Path) -> Buckets:
         """The configurations of a file by M. Raises UserError: the entry, and why an engine must not load it."""
-        block = re.search(r"block_shape=\[\d+, ?(\d+)\]", path.name)
-        found = read_buckets(path, _IGNORED)
+        block = re.search(r"block_shape=\[[0-9]+, ?([0-9]+)\]", path.name)
+        found = read_buckets(path, _IGNORED, (*LAUNCH, *AMD))
         for m, knobs in found.items():
-            where = f"{path}: '{m}'"
-            if not re.fullmatch(r"[1-9]\d*", m):
-                raise UserError(f"{where}: expected an M, a whole number from 1, as every name of this file")
+            where = f"{path}: {quoted(m)}"
+            if not re.fullmatch(r"[1-9][0-9]{0,9}", m) or int(m) > MAX_SIZE:
+                raise UserError(f"{where}: expected an M from 1 to {MAX_SIZE}, as every name of this file")
             self._check(knobs, where)
             if block and path.name.startswith("N="):  # the kernel of experts takes at most a group
                 check_group(knobs, int(block[1]), where)
@@ -109,24 +137,27 @@ class EngineJson(Format):
     def _check(self, knobs: Mapping[str, Scalar], where: str) -> None:
         unknown = [knob for knob in knobs if knob not in self.accepted]
         if unknown:
-            raise UserError(f"{where}: {self.name} passes every knob on and has no '{unknown[0]}'")
+            raise UserError(f"{where}: {self.name} passes every knob on and has no {quoted(unknown[0])}")
         lacking = [knob for knob in NEEDED if knob not in knobs]
         if lacking:
             raise UserError(f"{where}: no {lacking[0]}, which the kernel needs")
         for knob, value in knobs.items():
-            if not isinstance(value, int):
-                raise UserError(f"{where}: {knob}: {value!r}, expected a whole number")
+            if type(value) is not int and not (knob in FLAGS and isinstance(value, bool)):
+                raise UserError(f"{where}: {knob}: {quoted(value)}, expected a whole number")
+            check_knob(knob, value, where)
 
     def _body(self, choice: Choice, knobs: Mapping[str, Scalar], target: Target) -> dict[str, Scalar] | None:
         """The knobs as the engine takes them; None, with a warning, for a candidate that is not of its form."""
         where = f"{self.name}: {' '.join(f'{k}={v}' for k, v in choice.key.items())} M={choice.bucket}"
         inert = self.inert(choice.spec)
         odd = [k for k, v in knobs.items() if k not in self.accepted and v not in inert.get(k, (None,))]
-        if choice.libtype != "triton" or odd:
+        if choice.libtype not in ("triton", self.name) or odd:
             reason = f"{odd[0]}={knobs[odd[0]]}" if odd else f"a candidate of {choice.libtype}"
             target.events.emit("warning", f"{where}: not stored: the engine's kernel has no {reason}")
             return None
-        body = {knob: knobs[knob] for knob in self.accepted if knobs.get(knob) is not None}
+        # A flag that is off is left out: SGLang's plain kernel, which then runs, has no such argument.
+        stored = [knob for knob in self.accepted if knobs.get(knob) is not None and knobs[knob] is not False]
+        body: dict[str, Scalar] = {knob: knobs[knob] for knob in stored}
         try:
             self._check(body, where)
             if choice.spec.w_scale is not None and choice.spec.w_scale.granularity == "block":
@@ -145,6 +176,15 @@ def check_group(knobs: Mapping[str, Scalar], group: int, where: str) -> None:
             f"{where}: BLOCK_SIZE_K {size} spans more than a group of {group} along K, of which the kernel would "
             f"use one scale: wrong results; expected a divisor of {group}"
         )
+
+
+def nearest_key(keys: Iterable[int], m: int) -> int:
+    """The key whose entry vLLM and SGLang take for M rows: the nearest; of two as near, the first in the file.
+
+    Both say `min(configs.keys(), key=lambda x: abs(x - M))`, over the keys in the order of the file. Raises ValueError
+    for no key.
+    """
+    return min(keys, key=lambda key: abs(key - m))
 
 
 def engine_dtype(spec: GemmSpec) -> str:

@@ -6,7 +6,7 @@ from importlib import metadata
 from gemmpipe.data import Scalar
 from gemmpipe.family import GemmSpec
 from gemmpipe.formats.chosen import Choice
-from gemmpipe.formats.engine_json import AMD, NEEDED, EngineJson, block_of, engine_dtype
+from gemmpipe.formats.engine_json import AMD, LAUNCH, NEEDED, TMA, EngineJson, block_of, engine_dtype
 from gemmpipe.templates.two_stage import knobs_of_stage
 
 
@@ -19,7 +19,7 @@ class Sglang(EngineJson):
     """
 
     name = "sglang"
-    accepted = (*NEEDED, "num_stages", *AMD, "SWAP_AB", "SPLIT_K")
+    accepted = (*NEEDED, *LAUNCH, *AMD, "SWAP_AB", "SPLIT_K", TMA)
 
     def file_name(self, spec: GemmSpec, device: str) -> str:
         """As SGLang 0.5 looks for it: a blank in the block shape."""

@@ -121,7 +121,7 @@ def _bodies(chosen: Mapping[str, Choice]) -> Buckets:
 
 def _commonest(folder: Path, stem: str) -> Buckets:
     """The knobs that win a bucket most often over all products of this folder; a tie goes to the first file."""
-    shape_file = re.compile(re.escape(stem) + r"(-\w+=\d+)+\.json")
+    shape_file = re.compile(re.escape(stem) + r"(-\w+=[0-9]+)+\.json")
     votes: dict[str, Counter[str]] = {}
     for path in sorted(folder.glob(f"{glob.escape(stem)}-*.json")):
         if shape_file.fullmatch(path.name):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from gemmpipe.data import Scalar
 from gemmpipe.family import GemmSpec
-from gemmpipe.formats.engine_json import AMD, NEEDED, EngineJson, block_of, engine_dtype
+from gemmpipe.formats.engine_json import AMD, LAUNCH, NEEDED, EngineJson, block_of, engine_dtype
 from gemmpipe.templates.two_stage import APART
 
 
@@ -17,10 +17,12 @@ class Vllm(EngineJson):
     """
 
     name = "vllm"
-    accepted = (*NEEDED, "num_stages", *AMD)
+    accepted = (*NEEDED, *LAUNCH, *AMD)
 
     def file_name(self, spec: GemmSpec, device: str) -> str:
-        """As vLLM 0.33 looks for it: no blank in the block shape."""
+        """As vLLM 0.25 looks for it: no blank in the block shape; of experts, one name for all of the H200 family."""
+        if spec.experts is not None and "H200" in device.split("_"):
+            device = "NVIDIA_H200"
         sizes = f"E={spec.experts.count},N={spec.experts.inner}" if spec.experts else f"N={spec.n},K={spec.k}"
         block = block_of(spec)
         shape = f",block_shape=[{block[0]},{block[1]}]" if block else ""

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from gemmpipe.data import Candidate, Problem, Status, Trial
+from gemmpipe.family import Launch
 from gemmpipe.jobs import LONG_US, SETTING_UP, TOGETHER, Job, Tools, count, rounded
 from gemmpipe.jobs.race import Rules, Runner
 from gemmpipe.timer import Timer
@@ -26,6 +27,8 @@ class FinalsJob(Job):
 
     `library` are the candidates among which the baseline is found: the fastest of them races to the end, as do those
     in `kept` (the incumbent), for whom no round is left out. Who is in `unchecked` computes something else on purpose.
+    Where the problem leaves open how x's block scales lie, a candidate is checked and timed in both layouts in every
+    round, and counts by the one in which it is slower.
     """
 
     stage: str
@@ -48,10 +51,15 @@ class FinalsJob(Job):
         trials: list[Trial] = []
         with tools.spending("operands"):
             tools.flight.begin(SETTING_UP)
-            setup = tools.bench.set_up(self.problem)
+            setup = tools.bench.set_up(self.problem, finals=True)
+            setup.release()
+            for candidate in self.finalists:
+                setup.implementation(candidate)  # an engine's is imported now: that takes seconds
             setup.reference()
             for index in range(setup.sets):
-                setup.inputs(index), setup.weights(index), setup.out(index)
+                setup.weights(index), setup.out(index)
+                for order in setup.spec.possible_orders:
+                    setup.inputs(index, order)
             tools.clock.synchronize()
         with tools.spending("checks"):
             runners = self._check(tools, setup, trials)
@@ -72,9 +80,24 @@ class FinalsJob(Job):
         return runners
 
     def _runner(self, tools: Tools, setup: Setup, position: int, candidate: Candidate) -> Runner:
-        """Check the candidate, and look how long a launch takes. Its failure is caught by the caller."""
-        bind = setup.binder(candidate)
-        launch = bind(0)
+        """Check the candidate in each layout, and look how long a launch takes. Failures are caught by the caller."""
+        binds = tuple(setup.binder(candidate, order) for order in setup.orders(candidate))
+        looks: list[tuple[float, float]] = []
+        for bind in binds:
+            looks.append(self._look(tools, setup, candidate, bind(0)))
+            if not self._passes(candidate, looks[-1][0]):
+                break
+        return Runner(
+            candidate=candidate,
+            position=position,
+            err_ratio=max(error for error, _ in looks),
+            first_us=tuple(time_us for _, time_us in looks),
+            binds=binds,
+            extra_bytes=setup.prepared(candidate, 0).extra_bytes,
+        )
+
+    def _look(self, tools: Tools, setup: Setup, candidate: Candidate, launch: Launch) -> tuple[float, float]:
+        """The share of wrong elements, and what a launch takes."""
         outputs: list[torch.Tensor] = []
         setup.poison()
         [time_us] = tools.clock.sequence([lambda: outputs.append(launch())])
@@ -82,10 +105,7 @@ class FinalsJob(Job):
         if time_us < LONG_US and self._passes(candidate, error):  # the first loads things; a long one does not care
             # The least of some: where the host fell behind, a launch seems to take up to four times as long.
             time_us = min(tools.clock.sequence([launch] * _GLANCES))
-        extra_bytes = setup.prepared(candidate, 0).extra_bytes
-        return Runner(
-            candidate=candidate, position=position, err_ratio=error, time_us=time_us, bind=bind, extra_bytes=extra_bytes
-        )
+        return error, time_us
 
     def _capture(self, tools: Tools, setup: Setup, runners: list[Runner], trials: list[Trial]) -> list[Runner]:
         """A replay of each: of as many launches for all who may win, since starting a graph takes some microseconds.
@@ -117,17 +137,19 @@ class FinalsJob(Job):
         return sorted(captured + far, key=lambda r: r.position)
 
     def _captured(self, tools: Tools, setup: Setup, runner: Runner, paced_us: float, candidate: Candidate) -> Runner:
-        """The runner with its replay, warm. Its failure is caught by the caller."""
+        """The runner with its replays, warm. Its failure is caught by the caller."""
         per_sample = tools.clock.launches_per_sample(paced_us, setup.sets)
-        bound = [runner.bind(i) for i in range(min(per_sample, setup.sets))]
-        runner.replay = tools.clock.replay([bound[i % len(bound)] for i in range(per_sample)])
-        runner.per_sample = per_sample
-        runner.rounds = self.timer.rounds_for(runner.time_us, per_sample)
+        replays = []
+        for bind in runner.binds:
+            bound = [bind(i) for i in range(min(per_sample, setup.sets))]
+            replays.append(tools.clock.replay([bound[i % len(bound)] for i in range(per_sample)]))
+        runner.replays, runner.per_sample = tuple(replays), per_sample
+        runner.rounds = self.timer.rounds_for(sum(runner.first_us), per_sample)
+        runner.begin(first=runner.time_us >= LONG_US)
         if runner.time_us < LONG_US:
             for _ in range(min(3, -(-self.timer.warmup // per_sample))):
-                runner.replay()
-        else:
-            runner.samples = [runner.time_us]
+                for replay in replays:
+                    replay()
         return runner
 
     @property
@@ -145,7 +167,7 @@ class FinalsJob(Job):
             return False
         for runner in runners:
             if not runner.far:
-                runner.samples, runner.outrun = [], False
+                runner.begin(first=False)
         self._race(tools, setup, runners)
         return tools.neighbours.look()
 
@@ -164,12 +186,12 @@ class FinalsJob(Job):
                 # Long launches are in the air by name, so that a hang is not blamed on the round.
                 tools.flight.begin(runner.position)
                 if len(runner.samples) <= turn:
-                    runner.samples.append(runner.replay())
+                    runner.run()
             tools.flight.begin(TOGETHER)
             racing = self._rules.still_racing(racing)
             turn += 1
         for runner in runners:
-            count(tools, setup, runner.candidate, len(runner.samples) * runner.per_sample)
+            count(tools, setup, runner.candidate, runner.launches)
 
     def _wrong(self, runner: Runner) -> Trial:
         text = f"error ratio {runner.err_ratio:.4f}, must be below {self.err_ratio:g}"
@@ -181,7 +203,7 @@ class FinalsJob(Job):
             problem=self.problem.id,
             candidate=runner.candidate,
             status=Status.DROPPED if runner.outrun else Status.OK,
-            launches=len(runner.samples) * runner.per_sample,
+            launches=runner.launches,
             samples_us=rounded(runner.samples),
             err_ratio=runner.err_ratio,
             extra_weight_bytes=runner.extra_bytes,

@@ -20,28 +20,49 @@ _DECIDED = 0.998
 _STATED_PCT = 2.0  # a run should not state more noise than this where more rounds can say less
 
 
-def _no_replay() -> float:
-    raise AssertionError("who is wrong or far behind is never replayed")
-
-
 @dataclass(kw_only=True)
 class Runner:
-    """A finalist whose product was looked at."""
+    """A finalist whose product was looked at, in every layout of x's scales that the problem may have."""
 
     candidate: Candidate
     position: int
     err_ratio: float
-    time_us: float
-    """Of one launch by itself."""
-    bind: Bind
+    first_us: tuple[float, ...]
+    """Of one launch by itself, in each layout."""
+    binds: tuple[Bind, ...]
+    """One a layout, as are the replays."""
     far: bool = False
     """Whether that was all."""
-    replay: Replay = _no_replay
+    replays: tuple[Replay, ...] = ()
     rounds: int = 0
     per_sample: int = 1
     extra_bytes: int = 0
     samples: list[float] = field(default_factory=list)
+    """One a round, of the layout in which it is slower so far: nobody chooses the layout of a call."""
     outrun: bool = False
+    _taken: list[list[float]] = field(default_factory=list)
+    """One a round of each layout."""
+
+    @property
+    def time_us(self) -> float:
+        """Of one launch by itself, in the layout in which it is slower."""
+        return max(self.first_us)
+
+    @property
+    def launches(self) -> int:
+        """Those that were timed."""
+        return (sum(map(len, self._taken)) or len(self.samples)) * self.per_sample
+
+    def begin(self, *, first: bool) -> None:
+        """Forget all samples; `first`: but for the first launches, which are long enough to count."""
+        self._taken = [[time_us] if first else [] for time_us in self.first_us]
+        self.samples, self.outrun = [self.time_us] if first else [], False
+
+    def run(self) -> None:
+        """A round: a replay in each layout, one after the other."""
+        for samples, replay in zip(self._taken, self.replays, strict=True):
+            samples.append(replay())
+        self.samples = max(self._taken, key=median)
 
     def behind(self, rival: "Runner") -> float:
         """The ratio of this one's time to the rival's: the median over the rounds that both ran."""

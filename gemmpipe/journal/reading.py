@@ -4,10 +4,15 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 from gemmpipe.data import BuildFacts, Candidate, Trial
+from gemmpipe.files.regular import open_regular
 from gemmpipe.journal import rows
 from gemmpipe.journal.writing import NAME
+
+_LONGEST_LINE = 10_000_000
+"""Bytes; a trial of 100,000 samples takes two million."""
 
 
 @dataclass(kw_only=True)
@@ -49,6 +54,10 @@ class Record:
         """The last trial of each candidate of one problem at one stage."""
         return list({t.candidate: t for t in self._trials.get((stage, problem), {}).values()}.values())
 
+    def at(self, stage: str) -> list[Trial]:
+        """The last trial of each candidate of every problem at one stage."""
+        return [trial for at, problem in self._trials if at == stage for trial in self.of(stage, problem)]
+
     @property
     def count(self) -> int:
         """How many trials there are; a run that only decided again from an earlier one has none."""
@@ -74,8 +83,8 @@ def read(folder: Path, after: Record | None = None) -> Record:
 def _lines(path: Path, skipped: list[int]) -> Iterator[tuple[int, dict[str, object]]]:
     if not path.exists():
         return
-    with path.open("rb") as stream:
-        for number, line in enumerate(stream, 1):
+    with open_regular(path, "a run's journal") as stream:
+        for number, line in enumerate(_bounded(stream), 1):
             if not line.strip():
                 continue
             try:
@@ -87,6 +96,14 @@ def _lines(path: Path, skipped: list[int]) -> Iterator[tuple[int, dict[str, obje
                 yield number, row
             else:
                 skipped.append(number)
+
+
+def _bounded(stream: BinaryIO) -> Iterator[bytes]:
+    """The lines; of one that is longer than any of ours its first bytes, which are no row."""
+    while line := stream.readline(_LONGEST_LINE):
+        yield line
+        while len(line) == _LONGEST_LINE and not line.endswith(b"\n"):
+            line = stream.readline(_LONGEST_LINE)
 
 
 @dataclass(kw_only=True)
@@ -105,7 +122,7 @@ def _take(row: dict[str, object], record: Record, known: _Known) -> None:
         case "problem":
             record.problems.append(rows.problem(row))
         case "candidate":
-            name, kernel = str(row["id"]), rows.text(row.get("kernel", row["backend"]))
+            name, kernel = str(row["id"]), rows.name_of(row.get("kernel", row["backend"]))
             builds = tuple(map(str, row.get("builds", ())))  # type: ignore[call-overload]
             known.candidates[name] = rows.candidate(row)
             known.builds[name], record.kernel_names[name] = builds, kernel

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import cast
 
 from gemmpipe.data import ARCHITECTURE, BuildFacts, Candidate, Device, Scalar, Status, Trial, Tuning, can_be_a_time
+from gemmpipe.files.celltext import is_formula
 
 Fields = Mapping[str, object]
 _LONGEST = 10_000
@@ -19,7 +20,7 @@ def device(values: object) -> Device:
     """The device of a session."""
     found = Device(**cast(dict[str, object], values))  # type: ignore[arg-type]
     for name in (found.kind, found.name, found.gfx, found.uuid):
-        text(name)
+        name_of(name)
     for number in (found.shared_bytes, found.cache_bytes, found.warp_size, found.index):
         count(number)
     if found.kind != "none" and (count(found.cu_num) not in range(1, _MOST) or not ARCHITECTURE.fullmatch(found.gfx)):
@@ -36,7 +37,7 @@ def candidate(row: Fields) -> Candidate:
             text(value)
         elif not (value is None or isinstance(value, int) or math.isfinite(value)):
             raise ValueError(f"no knob: {value!r}")
-    return Candidate.of(text(row["backend"]), knobs)
+    return Candidate.of(name_of(row["backend"]), knobs)
 
 
 def problem(row: Fields) -> Fields:
@@ -44,7 +45,7 @@ def problem(row: Fields) -> Fields:
     text(row["id"]), text(row["layer"])
     for name, value in cast(Mapping[str, Scalar], row["key"]).items():
         text(name), text(str(value))
-    if not 0 < float(cast(float, row["weight"])) < math.inf:
+    if isinstance(row["weight"], bool) or not 0 < float(cast(float, row["weight"])) < math.inf:
         raise ValueError(f"no weight: {row['weight']!r}")
     return row
 
@@ -94,6 +95,14 @@ def text(value: object) -> str:
     if not isinstance(value, str) or len(value) > _LONGEST or not value.isprintable():
         raise ValueError(f"no line of text: {value!r}")
     return value
+
+
+def name_of(value: object) -> str:
+    """A name that goes into tables: no formula of a spreadsheet's."""
+    found = text(value)
+    if is_formula(found):
+        raise ValueError(f"no name: {found!r}")
+    return found
 
 
 def count(value: object) -> int:

@@ -11,6 +11,7 @@ from typing import IO
 
 from gemmpipe.data import BuildFacts, Candidate, Trial
 from gemmpipe.errors import EnvironmentProblem, UserError
+from gemmpipe.files.regular import open_regular
 from gemmpipe.paths import make_folder, no_link
 
 NAME = "trials.jsonl"
@@ -147,7 +148,7 @@ class Journal:
 
 
 def _ends_whole(path: Path) -> bool:
-    with path.open("rb") as stream:
+    with open_regular(path, "a run's journal") as stream:
         if stream.seek(0, os.SEEK_END) == 0:
             return True
         stream.seek(-1, os.SEEK_END)

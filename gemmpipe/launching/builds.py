@@ -1,17 +1,14 @@
 """Compiling a build without a GPU, loading it on one, and binding its arguments to a launch."""
 
-import hashlib
 import importlib
-import inspect
 import os
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from types import CodeType
+from functools import lru_cache
 from typing import Any
 
 from gemmpipe.data import Build, BuildFacts, Device
@@ -141,35 +138,6 @@ def is_interpreted(function: Any) -> bool:
     return type(function).__name__ == "InterpretedFunction"
 
 
-@cache
-def source_hash(function: Any) -> str:
-    """12 hex digits of the source of a JIT function and of all that it calls or groups values by, wherever it lies."""
-    sources: dict[str, str] = {}
-    _collect(function.fn, sources)
-    return hashlib.sha256("\n".join(sorted(sources.values())).encode()).hexdigest()[:12]
-
-
-def _collect(function: Any, sources: dict[str, str]) -> None:
-    name = f"{function.__module__}.{function.__qualname__}"
-    if name in sources:
-        return
-    sources[name] = inspect.getsource(function)
-    for used in _names_in(function.__code__):
-        found = function.__globals__.get(used)
-        if inspect.isclass(found) and issubclass(found, tuple):  # a NamedTuple: the order of its fields
-            sources[f"{found.__module__}.{found.__qualname__}"] = inspect.getsource(found)
-        elif inspect.isfunction(called := getattr(found, "fn", None)):
-            _collect(called, sources)
-
-
-def _names_in(code: CodeType) -> Iterator[str]:
-    """The names that it looks up, with those of comprehensions, which have code of their own before Python 3.12."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names_in(constant)
-
-
 def compiled(build: Build, target: Device) -> Any:
     """Triton's compiled kernel, from its disk cache where it is there; whatever the compiler raises rises."""
     import triton
@@ -192,7 +160,7 @@ def compiled(build: Build, target: Device) -> Any:
     arch = target.gfx if target.kind == "hip" else int(target.gfx.removeprefix("sm_"))
     # Triton 3.9 warns unless told, and 3.10 stops fusing multiply and add: say it, so that numerics stay the same.
     options = {"enable_fp_fusion": True, **dict(build.options)}
-    with _without_line_info():
+    with nullcontext() if build.line_info else _without_line_info():
         return triton.compile(source, target=GPUTarget(target.kind, arch, target.warp_size), options=options)
 
 

@@ -11,6 +11,7 @@ from gemmpipe.family import GemmSpec, Implementation, Inputs, Launch, Operands, 
 from gemmpipe.launching.builds import Loaded, load_build
 from gemmpipe.launching.rebinding import Rebinding
 from gemmpipe.launching.workspace import WORKSPACES
+from gemmpipe.spec import ROW
 
 if TYPE_CHECKING:
     import torch
@@ -59,6 +60,10 @@ class KernelLaunch:
 class Kernel(Implementation):
     """An implementation that says its launch."""
 
+    def scale_orders(self, spec: GemmSpec) -> tuple[str, ...]:
+        """The memory orders of x's block scales that it reads as they lie; others are to be copied to the first."""
+        return (ROW,)
+
     @abstractmethod
     def launch(
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
@@ -100,6 +105,8 @@ class _Binder:
                 one = replace(one, arguments=arguments)
             else:
                 one = self._launch(own.inputs, own.prepared, own.out)
+                if one.build != loaded.build:  # scales in another memory order
+                    loaded = load_build(one.build, self._device)
         return one.call(loaded.launcher(one.grid, one.operands(*workspace), one.cluster), own.out)
 
     @cached_property

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def tensors_of(operands: Operands) -> tuple["torch.Tensor | None", ...]:
     """All that a launch could read or write, in a fixed order."""
     inputs, weights = operands.inputs, operands.prepared.weights
-    x = (inputs.x, inputs.x_scale, inputs.x_scale_t, inputs.topk_ids, inputs.topk_weights)
+    x = (inputs.x, inputs.x_scale, inputs.topk_ids, inputs.topk_weights)
     w = (weights.w, weights.w_scale, weights.bias, weights.w2, weights.w2_scale)
     return (*x, *w, operands.out)
 
@@ -27,7 +27,7 @@ class Rebinding:
         self._roles: dict[str, int] = {}
         """By argument, the place of its tensor in `tensors_of`."""
         self._same: list[tuple[int, int]] = []
-        """Operands at one address, as scales of one row in either order are."""
+        """Operands at one address."""
         self._complete = self._find_roles()
 
     def _find_roles(self) -> bool:

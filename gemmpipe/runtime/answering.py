@@ -11,7 +11,7 @@ from gemmpipe.device import cpu_device, gpu_device
 from gemmpipe.errors import GemmpipeError
 from gemmpipe.family import Family, GemmSpec
 from gemmpipe.runtime import online
-from gemmpipe.runtime.calls import NotInGraph, capturing
+from gemmpipe.runtime.calls import MakeOut, NotInGraph, capturing
 from gemmpipe.runtime.choosing import Chosen, fallbacks, first_usable
 from gemmpipe.runtime.selecting import Selected, selections
 from gemmpipe.runtime.selection import LOG, Untuned
@@ -47,6 +47,8 @@ class FirstCall:
     """The call with the operands at hand."""
     counted: Callable[[AnyCall, Untuned], AnyCall]
     """The call that also counts itself."""
+    orders: tuple[str, ...] = ()
+    """Those in which x's block scales lie, where the tables tell them apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +60,8 @@ class Answering:
 
     family: Family
     borrowed: bool
+    make_out: MakeOut | None = None
+    """Gives the tensor that calls write into; None: each makes its own."""
     calls: dict[CallKey, AnyCall] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
     _tables: list[Tables] = field(default_factory=list)
@@ -96,6 +100,10 @@ class Answering:
         rows = self.tables().find(device, (value for _, value in problem.key))
         return first_usable(self.family, (found.row for found in rows), device) is not None
 
+    def in_graph(self, problem: Problem, device: Device, otherwise: str) -> tuple[GemmSpec, Chosen]:
+        """What computes in a graph that is captured before the weights were prepared."""
+        return fallback_in_graph(self.family, problem, device, otherwise)
+
     def first(self, key: CallKey, asked: FirstCall) -> torch.Tensor:
         """The first call of a key: what answers it is found by one thread, kept, and run.
 
@@ -115,7 +123,7 @@ class Answering:
     def _best(self, asked: FirstCall) -> tuple[Selected, AnyCall, torch.Tensor]:
         """The first of the exact row, padded ones and the rules that runs, with what it gave."""
         failed: Exception | None = None
-        for selected in selections(self.tables(), asked.problem, asked.spec, asked.device):
+        for selected in selections(self.tables(), asked.problem, asked.spec, asked.device, asked.orders):
             try:
                 call = asked.bind(selected)
                 if call is not None:

@@ -9,16 +9,16 @@ from torch.nn.functional import linear
 
 from gemmpipe.backends import Backend
 from gemmpipe.data import Candidate, Device
-from gemmpipe.family import GemmSpec, Implementation, Inputs, Prepared, Weights
+from gemmpipe.family import GemmSpec, Implementation, Prepared, Weights
 from gemmpipe.launching.launches import Kernel
 from gemmpipe.launching.workspace import taking_from
 from gemmpipe.layouts import PLAIN
 from gemmpipe.runtime.borrowed import BORROWED
 from gemmpipe.runtime.choosing import Chosen
+from gemmpipe.runtime.copies import tell_copies, tell_padded
 from gemmpipe.runtime.operands import (
     Given,
     Optional,
-    both_layouts,
     inputs_of,
     kernel_inputs,
     kernel_weights,
@@ -26,9 +26,13 @@ from gemmpipe.runtime.operands import (
 )
 from gemmpipe.runtime.outside import outside_pools
 from gemmpipe.runtime.prepared import FORMS
+from gemmpipe.spec import ROW
 
 Call = Callable[[torch.Tensor, torch.Tensor, Optional, Optional, Optional], torch.Tensor]
 """(x, w, x_scale, w_scale, bias) -> out [..., N], for operands of one shape, type and device."""
+
+MakeOut = Callable[[], torch.Tensor]
+"""Gives the contiguous tensor that a call writes its result into."""
 
 _MM = Candidate.of("torch", {"method": "mm"})
 
@@ -48,16 +52,24 @@ def on(device: Device) -> AbstractContextManager[object]:
 
 
 def any_call(
-    chosen: Chosen, spec: GemmSpec, device: Device, out_dtype: torch.dtype, *, keep: bool = True, borrowed: bool = False
+    chosen: Chosen,
+    spec: GemmSpec,
+    device: Device,
+    out_dtype: torch.dtype,
+    *,
+    keep: bool = True,
+    borrowed: bool = False,
+    make_out: MakeOut | None = None,
 ) -> Call:
     """A call of any candidate: operands made contiguous, the weight prepared on first sight and kept.
 
     The call raises NotInGraph when that first sight is inside a graph capture. Without `keep` it prepares each time:
-    what it makes inside a graph then belongs to the graph. `borrowed`: see Dispatch.
+    what it makes inside a graph then belongs to the graph. `borrowed`, `make_out`: see Dispatch; a library may return
+    another tensor than the one that it was given.
     """
     implementation, knobs = chosen.implementation, chosen.candidate.knobs
     library = isinstance(implementation, Backend)
-    m_major: list[bool] = []
+    orders = scale_orders(implementation, spec)
     shape = spec.out_shape
     # Nothing to keep where preparing makes nothing; whether it does shows the first time.
     plain = [type(implementation).prepare is Implementation.prepare]
@@ -73,14 +85,14 @@ def any_call(
 
     def call(x: torch.Tensor, w: torch.Tensor, x_scale: Optional, w_scale: Optional, bias: Optional) -> torch.Tensor:
         given = Given(x=x, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out_dtype=out_dtype)
-        out = torch.empty(shape, dtype=out_dtype, device=x.device)
+        out = torch.empty(shape, dtype=out_dtype, device=x.device) if make_out is None else make_out().view(shape)
         with on(device):
             inputs, prepared = inputs_of(given, spec), prepared_weights(weights_of(given, spec))
             if not library:  # libraries take any strides; kernels read rows, and other operands are copied each time
                 prepared = replace(prepared, weights=kernel_weights(prepared.weights))
-                if not m_major:
-                    m_major.append(reads_m_major(chosen, spec, device, inputs, prepared.weights, out))
-                inputs = kernel_inputs(inputs, m_major=m_major[0])
+                inputs = kernel_inputs(inputs, spec, orders)
+            elif not implementation.reads_strides:  # type: ignore[attr-defined]  # a Backend's
+                tell_copies(x=inputs.x, w=prepared.weights.w, bias=prepared.weights.bias)
             with taking_from(BORROWED.take) if borrowed else nullcontext():
                 out = implementation.bind(spec, knobs, device, inputs, prepared, out)()
         return out.view(given.out_shape)
@@ -93,6 +105,7 @@ def padded_call(inner: Call, spec: GemmSpec, rows: int) -> Call:
     by_row = spec.x_scale is not None and spec.x_scale.granularity != "tensor"
 
     def call(x: torch.Tensor, w: torch.Tensor, x_scale: Optional, w_scale: Optional, bias: Optional) -> torch.Tensor:
+        tell_padded(x, rows)
         wide = _with_rows(x, spec.m, rows, 0)
         scale = x_scale if x_scale is None or not by_row else _with_rows(x_scale, spec.m, rows, 1)
         out = inner(wide, w, scale, w_scale, bias)[: spec.m]
@@ -108,18 +121,9 @@ def _with_rows(tensor: torch.Tensor, m: int, rows: int, filler: int) -> torch.Te
     return wide
 
 
-def reads_m_major(
-    chosen: Chosen, spec: GemmSpec, device: Device, inputs: Inputs, weights: Weights, out: torch.Tensor
-) -> bool:
-    """Whether a kernel reads block scales M-major; one that does not say what it reads is given both layouts."""
-    both = both_layouts(inputs)
-    if both.x_scale_t is None or both.x_scale is None:
-        return False
-    if not isinstance(chosen.implementation, Kernel):
-        return True
-    prepared = Prepared(weights=weights)
-    one = chosen.implementation.launch(spec, chosen.candidate.knobs, device, both, prepared, out)
-    return both.x_scale_t.data_ptr() in {address_of(value) for value in one.arguments.values()}
+def scale_orders(implementation: Implementation, spec: GemmSpec) -> tuple[str, ...]:
+    """The memory orders of x's block scales that it reads as they lie; rows, where it does not say."""
+    return implementation.scale_orders(spec) if isinstance(implementation, Kernel) else (ROW,)
 
 
 def address_of(argument: object) -> int | None:
@@ -154,12 +158,13 @@ def kept_form(chosen: Chosen, spec: GemmSpec, weights: Weights, device: Device, 
 
     `borrowed`: memory made here belongs to a compiled graph, so what is kept is made elsewhere.
     """
-    entry = FORMS.find(chosen.candidate, weights)
+    implementation, knobs = chosen.implementation, chosen.candidate.knobs
+    form = Candidate.of(implementation.label, {**implementation.form_knobs(spec, knobs), "layout": spec.w_layout})
+    entry = FORMS.find(form, weights)
     if entry is not None:
         return Prepared(weights=weights, extra=entry.extra)
     if capturing(device):
         raise NotInGraph
-    implementation, knobs = chosen.implementation, chosen.candidate.knobs
     rows = weights if isinstance(implementation, Backend) else kernel_weights(weights)
 
     def make() -> Prepared:
@@ -167,5 +172,5 @@ def kept_form(chosen: Chosen, spec: GemmSpec, weights: Weights, device: Device, 
 
     prepared = outside_pools(make, weights.w.device) if borrowed else _complete(make, device)
     if prepared.extra is not None:
-        FORMS.keep(chosen.candidate, weights, prepared.extra)
+        FORMS.keep(form, weights, prepared.extra)
     return Prepared(weights=weights, extra=prepared.extra, extra_bytes=prepared.extra_bytes)

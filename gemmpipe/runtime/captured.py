@@ -9,16 +9,18 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from multiprocessing import util as mp_util
 from pathlib import Path
 
+from gemmpipe.aiter_environment import CAPTURE
 from gemmpipe.data import Scalar
-from gemmpipe.errors import UserError
-from gemmpipe.files.csvfile import read_cells
-from gemmpipe.paths import make_folder, no_link, write_atomic
+from gemmpipe.errors import UserError, one_line, printable
+from gemmpipe.files.captures import MAX_COUNT, BadRow, read_captures
+from gemmpipe.paths import PRIVATE, make_folder, private_file, write_atomic
 from gemmpipe.sources.header import capture_columns
 
 DEFAULT_FILE = "gemmpipe_captured.csv"
@@ -32,7 +34,10 @@ columns = cache(capture_columns)
 
 @dataclass(kw_only=True)
 class Recorder:
-    """Counts products by what they are and adds them to `path`; rows of other processes and runs stay."""
+    """Counts products by what they are and adds them to `path`; rows of other processes and runs stay.
+
+    Nothing of it raises: it works inside a program that is watched.
+    """
 
     path: Path
     counts: Counter[tuple[str, ...]] = field(default_factory=Counter)
@@ -42,9 +47,9 @@ class Recorder:
 
     def add(self, family: str, values: Mapping[str, Scalar], layer: str, count: int = 1) -> None:
         """Count a product; `values` are key columns, `op` and `layout`."""
-        row = {**values, "family": family, "layer": layer}
+        row = {**values, "family": family, "layer": printable(layer)}  # a line break would be two rows
         with self._lock:
-            self.counts[tuple(str(row.get(name, "")) for name in columns() if name != "count")] += count
+            self.counts[tuple(_cell(row.get(name)) for name in columns() if name != "count")] += count
             due = time.monotonic() - self._written > _FLUSH_S
         if due:
             self.flush()
@@ -61,65 +66,97 @@ class Recorder:
             if not self.counts:
                 return
             try:
-                _merge(self.path, self.counts)
+                bad = _merge(self.path, self.counts)
             except (OSError, UserError) as error:
-                self._say(f"{self.path}: captured products are not written: {getattr(error, 'strerror', error)}")
+                self.say(f"{self.path}: captured products are not written: {getattr(error, 'strerror', error)}")
+            except Exception as error:  # noqa: BLE001 - the program that is watched must not end of it
+                self.say(f"{self.path}: captured products are not written: {one_line(error)}")
             else:
                 self.counts.clear()
+                for row in bad:
+                    self.say(f"{self.path}:{row.line}: {row.why}; the row is left as it is and not counted", row.text)
 
-    def _say(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
+    @contextmanager
+    def keeping_errors(self) -> Iterator[None]:
+        """What is raised within the block is said, not raised: the program that is watched must not end of it."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - whatever reading an operator's arguments meets
+            self.say(f"{self.path}: a product is not captured: {one_line(error)}")
+
+    def say(self, text: str, subject: str = "") -> None:
+        """A warning, once a text, or once a `subject` where one is given."""
+        if (subject or text) not in self._said:
+            self._said.add(subject or text)
             _LOG.warning("gemmpipe: %s", text)
 
 
-def captured_before(path: Path) -> Counter[tuple[str, ...]]:
-    """What a file of captured products holds; nothing where there is none.
+def _cell(value: Scalar) -> str:
+    return "" if value is None else str(value)
 
-    Raises UserError for any other file, which must not be written over.
-    """
+
+def check_captured(path: Path) -> None:
+    """Raises UserError for a file that holds anything but captured products, which must not be written over."""
+    if path.exists():
+        _before(path)
+
+
+def _before(path: Path) -> tuple[Counter[tuple[str, ...]], tuple[BadRow, ...]]:
+    """What a file of captured products holds, and its rows that cannot be read; nothing where there is none."""
     found: Counter[tuple[str, ...]] = Counter()
     if not path.exists():
-        return found
-    lines = read_cells(path)
-    _, header = next(lines, (1, []))
-    if header and (set(header) - set(columns()) or not {"family", "count"} <= set(header)):
+        return found, ()
+    captures = read_captures(path)
+    if set(captures.header) - set(columns()):
         raise UserError(f"{path}: no file of captured products, which begins with family; left as it is")
-    for line, cells in lines:
-        row = dict(zip(header, cells, strict=False))
-        if not row.get("count", "").isdecimal():
-            raise UserError(f"{path}:{line}: column count: {row.get('count')!r}, expected a number; left as it is")
-        found[tuple(row.get(name, "") for name in columns() if name != "count")] += int(row["count"])
-    return found
+    for row in captures.rows:
+        found[tuple(row.cells.get(name, "") for name in columns() if name != "count")] += row.count
+    return found, captures.bad
 
 
-def _merge(path: Path, counts: Mapping[tuple[str, ...], int]) -> None:
+def _merge(path: Path, counts: Mapping[tuple[str, ...], int]) -> tuple[BadRow, ...]:
+    """Add to the file; its rows that cannot be read are returned, and stand at its end as they were."""
     names = [name for name in columns() if name != "count"]
     make_folder(path.parent)
-    with open(path.with_name(f".{path.name}.lock"), "a", opener=no_link) as lock:
+    with open(path.with_name(f".{path.name}.lock"), "a", opener=private_file) as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        merged = captured_before(path)
+        merged, bad = _before(path)
         merged.update(counts)
         out = io.StringIO()
         writer = csv.DictWriter(out, columns(), lineterminator="\n")
         writer.writeheader()
         for values, count in merged.items():
-            writer.writerow({**dict(zip(names, values, strict=True)), "count": count})
-        write_atomic(path, out.getvalue())
+            writer.writerow({**dict(zip(names, values, strict=True)), "count": min(count, MAX_COUNT)})
+        out.writelines(f"{row.text}\n" for row in bad)
+        write_atomic(path, out.getvalue(), mode=PRIVATE)
+    return bad
 
 
 _RECORDERS: dict[Path, Recorder] = {}
 
 
 def asked_for() -> Recorder | None:
-    """The recorder that `GEMMPIPE_CAPTURE` (1, or a file) asks for, or None."""
-    word = os.environ.get("GEMMPIPE_CAPTURE", "")
-    return None if word in ("", "0") else recorder(file_of(word))
+    """The recorder that `GEMMPIPE_CAPTURE` (1, or a file), or aiter's variable of that meaning, asks for, or None.
+
+    None also where it names no file.
+    """
+    own, *theirs = (os.environ.get(name, "") for name in CAPTURE)
+    word = own or ("1" if any(each not in ("", "0") for each in theirs) else "")
+    if word in ("", "0"):
+        return None
+    try:
+        return recorder(file_of(word))
+    except UserError as error:
+        _LOG.warning("gemmpipe: %s; nothing is captured", error)
+        return None
 
 
 def file_of(word: str) -> Path:
-    """The file that the variable's value names."""
-    return Path(DEFAULT_FILE if word in ("", "0", "1") else word).expanduser().absolute()
+    """The file that the variable's value names. Raises UserError where there can be none."""
+    try:
+        return Path(DEFAULT_FILE if word in ("", "0", "1") else word).expanduser().absolute()
+    except (RuntimeError, OSError) as error:  # no such user's home; the current folder is deleted
+        raise UserError(f"GEMMPIPE_CAPTURE={word}: names no file here: {one_line(error)}; expected a path") from None
 
 
 def recorder(path: Path) -> Recorder:

@@ -11,7 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from gemmpipe.errors import EnvironmentProblem, UserError
-from gemmpipe.runtime.captured import captured_before, file_of, recorder
+from gemmpipe.files.regular import open_regular
+from gemmpipe.runtime.captured import check_captured, file_of, recorder
 from gemmpipe.runtime.watching import Watcher
 
 _LOG = logging.getLogger("gemmpipe.runtime")
@@ -36,7 +37,7 @@ def main(words: Sequence[str]) -> None:
         raise UserError(f"expected a program: {_USAGE}")
     script = "" if words[0] == "-m" else _script(words[0])
     path = file_of(os.environ.get("GEMMPIPE_CAPTURE", ""))
-    captured_before(path)  # another file than such a one is a mistake to be told before the program runs
+    check_captured(path)  # another file than such a one is a mistake to be told before the program runs
     os.environ["GEMMPIPE_CAPTURE"] = str(path)  # for the entry points, and processes that the program starts
     kept, before = recorder(path), _stamp(path)
     started = True
@@ -89,7 +90,7 @@ def _script(word: str) -> str:
     found = shutil.which(word)
     if found is None:
         raise UserError(f"no file '{word}'; {_USAGE}")
-    with Path(found).open("rb") as stream:
+    with open_regular(Path(found), "a Python script") as stream:
         first = stream.readline(200)
     if not first.startswith(b"#!") or b"python" not in first:
         raise UserError(f"'{found}' is no Python script; {_USAGE}")

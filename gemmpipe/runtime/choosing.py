@@ -12,14 +12,17 @@ from gemmpipe.backends import NO_SPACE, Backend
 from gemmpipe.data import Candidate, Device, Scalar
 from gemmpipe.errors import UserError
 from gemmpipe.family import Family, GemmSpec, Implementation
+from gemmpipe.layouts import PLAIN
 from gemmpipe.runtime.lookup import finely_padded
 from gemmpipe.tables.merging import Row
-from gemmpipe.tables.recorded import Misfit, Unusable, recorded_candidate
+from gemmpipe.tables.recorded import Misfit, Unusable, library_of, recorded_candidate
 
 # What a library does where nothing was measured: no copy of the weight, which nobody agreed to pay for.
 _PLAIN: Mapping[str, tuple[Mapping[str, Scalar], ...]] = {
     "torch": ({"method": "mm"}, {"method": "bfloat16_convert"}, {"method": "float32_convert"}),
     "scaled_mm": ({"use_fast_accum": False},),
+    "hipblaslt": ({"solidx": -1},),  # what the library proposes
+    "asm": ({"kernelName": "", "NUM_KSPLIT": 0},),  # what aiter chooses
 }
 
 
@@ -81,7 +84,7 @@ def first_usable(family: Family, rows: Iterable[Row], device: Device) -> tuple[C
 
 
 def _usable(family: Family, row: Row, spec: GemmSpec, device: Device) -> Chosen:
-    label = str(row.get("libtype") or "")
+    label = library_of(row, family)
     implementation = implementation_of(family, label)
     if implementation is None:
         raise Unusable(f"backend: no '{label}' in this installation")
@@ -102,7 +105,7 @@ def fallbacks(family: Family, spec: GemmSpec, device: Device) -> Iterator[Chosen
         knobs = None if own.unavailable(device) else own.rule(spec, device)
         if knobs is not None and own.misfit(spec, knobs, device) is None:
             yield Chosen(implementation=own, candidate=Candidate.of(own.label, knobs))
-    for label in dict.fromkeys((*family.baseline, "torch")):
+    for label in dict.fromkeys((*_of_shuffled(spec, device), *family.baseline, "torch")):
         implementation = implementation_of(family, label)
         if implementation is None or implementation.unavailable(device):
             continue
@@ -111,6 +114,13 @@ def fallbacks(family: Family, spec: GemmSpec, device: Device) -> Iterator[Chosen
             if fitting is not None:
                 yield Chosen(implementation=implementation, candidate=fitting, rows=rows)
                 break
+
+
+def _of_shuffled(spec: GemmSpec, device: Device) -> tuple[str, ...]:
+    """What reads a 16-bit weight in tiles as it lies, in the order in which aiter takes it."""
+    if spec.w_layout == PLAIN or spec.w_scale is not None:
+        return ()
+    return ("hipblaslt",) if device.gfx == "gfx942" else ("asm", "hipblaslt")
 
 
 def _more_rows(spec: GemmSpec) -> tuple[int, ...]:

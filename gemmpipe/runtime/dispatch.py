@@ -6,19 +6,35 @@ from dataclasses import dataclass, replace
 import torch
 
 from gemmpipe.data import Device, Problem
-from gemmpipe.errors import UserError
+from gemmpipe.errors import UserError, shown
 from gemmpipe.family import GemmSpec
-from gemmpipe.runtime.answering import Answering, CallKey, FirstCall, device_of, fallback_in_graph
+from gemmpipe.runtime.answering import Answering, CallKey, FirstCall, device_of
 from gemmpipe.runtime.bound import kernel_call
 from gemmpipe.runtime.calls import Call, NotInGraph, any_call, linear_call, padded_call
-from gemmpipe.runtime.operands import Given, Optional, not_tensors, problem_of, product_of, without_memory
+from gemmpipe.runtime.operands import (
+    Given,
+    Optional,
+    not_tensors,
+    orders_of,
+    problem_of,
+    product_of,
+    with_order,
+    without_memory,
+)
 from gemmpipe.runtime.selecting import Selected
 from gemmpipe.runtime.selection import Untuned
+
+SHUFFLED = "bpreshuffle"
+"""The key column of families whose weights may lie in tiles or not."""
+_AITERS_MARK = "is_shuffled"
+"""What aiter's `shuffle_weight` sets on the tensor that it returns."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dispatch(Answering):
-    """Everything that calls of one family need."""
+    """Everything that calls of one family need; `flag` is the key column that is true of all of them, or empty."""
+
+    flag: str = ""
 
     def __call__(
         self,
@@ -65,8 +81,11 @@ class Dispatch(Answering):
     def checked(self, given: Given) -> tuple[Problem, GemmSpec]:
         """The family's key for these operands, and the product. Raises UserError where they are none."""
         if not isinstance(given.out_dtype, torch.dtype):
-            raise UserError(f"{self.family.entry_point}: out_dtype is {given.out_dtype!r}, expected a torch.dtype")
-        problem = problem_of(self.family, given)
+            raise UserError(f"{self.family.entry_point}: out_dtype is {shown(given.out_dtype)}, expected a torch.dtype")
+        shuffled = getattr(given.w, _AITERS_MARK, False) is True
+        if shuffled and not self.flag and any(column.name == SHUFFLED for column in self.family.key_columns):
+            raise UserError(f"{self.family.entry_point}: w is shuffled (w.{_AITERS_MARK}), expected {SHUFFLED}=True")
+        problem = problem_of(self.family, given, self.flag)
         return problem, product_of(self.family, given, problem)
 
     def _first(self, key: CallKey, given: Given) -> torch.Tensor:
@@ -74,30 +93,55 @@ class Dispatch(Answering):
         problem, spec = self.checked(given)
         if given.x.is_meta or 0 in (spec.batch, spec.m, spec.n, spec.k):
             return _degenerate(given)
+        if spec.x_scale is not None and spec.x_scale.granularity == "block" and self.tables().orders:
+            call = self.calls[key] = self._by_order(key, given.out_dtype)
+            return call(given.x, given.w, given.x_scale, given.w_scale, given.bias)
+        return self.first(key, self._asked(problem, spec, given))
+
+    def _asked(self, problem: Problem, spec: GemmSpec, given: Given, orders: tuple[str, ...] = ()) -> FirstCall:
         device = device_of(given.x.get_device())
-        asked = FirstCall(
+        return FirstCall(
             problem=problem,
             spec=spec,
             device=device,
             bind=lambda selected: self._bind(selected, spec, device, given),
             run=lambda call: call(given.x, given.w, given.x_scale, given.w_scale, given.bias),
             counted=_counted,
+            orders=orders,
         )
-        return self.first(key, asked)
+
+    def _by_order(self, key: CallKey, out_dtype: torch.dtype) -> Call:
+        """A call that is answered by how x's scales lie, where rows are for one layout of them alone."""
+        calls = self.calls
+
+        def call(
+            x: torch.Tensor, w: torch.Tensor, x_scale: Optional, w_scale: Optional, bias: Optional
+        ) -> torch.Tensor:
+            orders = orders_of(x_scale)
+            own = (*key, orders)
+            found = calls.get(own)
+            if found is not None:
+                out: torch.Tensor = found(x, w, x_scale, w_scale, bias)
+                return out
+            given = Given(x=x, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out_dtype=out_dtype)
+            problem = with_order(problem_of(self.family, given, self.flag), orders)
+            return self.first(own, self._asked(problem, product_of(self.family, given, problem), given, orders))
+
+        return call
 
     def _bind(self, selected: Selected, spec: GemmSpec, device: Device, given: Given) -> Call:
         chosen = selected.chosen
         if chosen.rows is not None:
             inner = any_call(chosen, replace(spec, m=chosen.rows), device, given.out_dtype, borrowed=self.borrowed)
             return padded_call(inner, spec, chosen.rows)
-        bound = linear_call(chosen, spec, given)
-        bound = bound or kernel_call(chosen, spec, device, given, borrowed=self.borrowed)
-        return bound or any_call(chosen, spec, device, given.out_dtype, borrowed=self.borrowed)
+        bound = linear_call(chosen, spec, given) if self.make_out is None else None
+        bound = bound or kernel_call(chosen, spec, device, given, borrowed=self.borrowed, make_out=self.make_out)
+        return bound or any_call(chosen, spec, device, given.out_dtype, borrowed=self.borrowed, make_out=self.make_out)
 
     def _in_graph(self, given: Given) -> torch.Tensor:
         """The fallback, inside a graph whose weight was not prepared before: nothing that it makes is kept."""
-        problem, device = problem_of(self.family, given), device_of(given.x.get_device())
-        spec, chosen = fallback_in_graph(self.family, problem, device, ", or gemmpipe.runtime.prepare(weight)")
+        problem, device = problem_of(self.family, given, self.flag), device_of(given.x.get_device())
+        spec, chosen = self.in_graph(problem, device, ", or gemmpipe.runtime.prepare(weight)")
         inner_spec = spec if chosen.rows is None else replace(spec, m=chosen.rows)
         call = any_call(chosen, inner_spec, device, given.out_dtype, keep=False)
         if chosen.rows is not None:

@@ -10,7 +10,7 @@ import torch
 from gemmpipe.family import load_family
 from gemmpipe.runtime.captured import Recorder, asked_for
 from gemmpipe.runtime.dispatch import Dispatch
-from gemmpipe.runtime.operands import Given, Optional, problem_of
+from gemmpipe.runtime.operands import Given, Optional, orders_of, problem_of, with_order
 from gemmpipe.runtime.watching import layer, quiet
 
 
@@ -41,26 +41,31 @@ class Recorded(Dispatch):
         with quiet():
             out = compute()
         if out.numel() and given.x.shape[-1]:
-            problem = problem_of(self.family, given)
-            self.recorder.add(self.family.name, {**dict(problem.key), "op": self.family.entry_point}, layer())
+            with self.recorder.keeping_errors():
+                orders = orders_of(given.x_scale)  # one row or column lies in both, and says nothing
+                problem = with_order(problem_of(self.family, given, self.flag), orders if len(orders) == 1 else ())
+                self.recorder.add(self.family.name, {**dict(problem.key), "op": self.family.entry_point}, layer())
         return out
 
 
 EAGER: dict[str, Dispatch] = {}
 """The process's dispatches by family, for calls outside compiled graphs; read without a function call."""
 _BORROWED: dict[str, Dispatch] = {}
+OTHERS: dict[tuple[object, ...], Dispatch] = {}
+"""Those of calls that say more than their operands: a configuration, an output to write into."""
 _LOCK = threading.Lock()
 
 
 def dispatch_of(family: str, *, borrowed: bool = False) -> Dispatch:
-    """The process's dispatch of a family, made when first asked for."""
+    """The process's dispatch of a family, made when first asked for; `family+column`: with that key column true."""
     held = _BORROWED if borrowed else EAGER
     found = held.get(family)
     if found is None:
         with _LOCK:
             recorder = asked_for()
             kind = Dispatch if recorder is None else partial(Recorded, recorder=recorder)
-            found = held.setdefault(family, kind(family=load_family(family), borrowed=borrowed))
+            name, _, flag = family.partition("+")
+            found = held.setdefault(family, kind(family=load_family(name), flag=flag, borrowed=borrowed))
     return found
 
 
@@ -69,3 +74,4 @@ def reload() -> None:
     with _LOCK:
         EAGER.clear()
         _BORROWED.clear()
+        OTHERS.clear()

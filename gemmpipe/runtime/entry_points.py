@@ -3,18 +3,30 @@
 x is [..., K] and w [N, K] unless said otherwise; the result is [..., N] in `out_dtype`, where None means x's type, or
 bf16 for operands with scales. Operands may lie in any strides; those that a kernel does not read as they are are
 copied. All raise UserError for operands that are no product of the family.
+
+Beside the operands, all take what scripts written for aiter's functions give. `y` [..., N] is written into and
+returned (its type is the result's; one that is not contiguous at an address divisible by 16 costs a copy). `config`
+are knobs that are run as given instead of what the tables say: those of the family's Triton kernel, of the one that
+`kernel_type` means, or of `backend`; a wrong knob raises UserError, one that cannot run here DoesNotFit. Neither
+records gradients. `dtype` is another name of `out_dtype`; `skip_reduce=True` (the parts of a split) is refused.
 """
+
+from collections.abc import Mapping
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.compiler import is_compiling
 
+from gemmpipe.data import Scalar
 from gemmpipe.layouts import by_rows
+from gemmpipe.runtime.directed import Directions, mixture_as_directed, product_as_directed
 from gemmpipe.runtime.experts import mixture
 from gemmpipe.runtime.operands import bytes_as, not_tensors
 from gemmpipe.runtime.product import product
 from gemmpipe.runtime.routed import Routed
 
+Config = Mapping[str, Scalar]
+"""Knob -> value."""
 _NO_COLUMNS = -1  # tiles without columns lie in no other way
 
 
@@ -25,13 +37,37 @@ def gemm_a16w16(
     out_dtype: torch.dtype | None = None,
     x_scale: torch.Tensor | None = None,
     w_scale: torch.Tensor | None = None,
+    bpreshuffle: bool = False,
+    *,
+    y: torch.Tensor | None = None,
+    config: Config | None = None,
+    skip_reduce: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """x @ w^T + bias [N] for bf16 or fp16 operands; or for fp8 ones with fp32 scales [1] each, by default to bf16."""
-    return product("a16w16", x, w, x_scale, w_scale, bias, out_dtype)
+    """x @ w^T + bias [N] for bf16 or fp16 operands; or for fp8 ones with fp32 scales [1] each, by default to bf16.
+
+    With `bpreshuffle` w is bf16 in aiter's tiles (`shuffle_weight(w, layout=(16, 16))`, gemmpipe.layouts).
+    """
+    family = "a16w16+bpreshuffle" if bpreshuffle else "a16w16"
+    if y is not None or config is not None or dtype is not None or skip_reduce:
+        directed = Directions(out_dtype=out_dtype, dtype=dtype, y=y, config=config, skip_reduce=skip_reduce)
+        return product_as_directed(family, (x, w, x_scale, w_scale, bias), directed)
+    return product(family, x, w, x_scale, w_scale, bias, out_dtype)
 
 
-def gemm_a16w16_atomic(x: torch.Tensor, w: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+def gemm_a16w16_atomic(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    out_dtype: torch.dtype | None = None,
+    y: torch.Tensor | None = None,
+    config: Config | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
     """x @ w^T for bf16 or fp16 operands, splits of K added by atomics: bits may differ from run to run."""
+    if y is not None or config is not None or dtype is not None:
+        directed = Directions(out_dtype=out_dtype, dtype=dtype, y=y, config=config)
+        return product_as_directed("a16w16_atomic", (x, w, None, None, None), directed)
     return product("a16w16_atomic", x, w, None, None, None, out_dtype)
 
 
@@ -42,11 +78,18 @@ def gemm_a8w8(
     w_scale: torch.Tensor,
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = torch.bfloat16,
+    y: torch.Tensor | None = None,
+    config: Config | None = None,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """(x * x_scale) @ (w * w_scale)^T + bias [N], int8 or fp8.
 
     fp32 scales by row (x_scale of M elements, w_scale of N) or by tensor ([1] each).
     """
+    if y is not None or config is not None or dtype is not None:
+        directed = Directions(out_dtype=out_dtype, dtype=dtype, y=y, config=config)
+        return product_as_directed("a8w8", (x, w, x_scale, w_scale, bias), directed)
     return product("a8w8", x, w, x_scale, w_scale, bias, out_dtype)
 
 
@@ -57,12 +100,19 @@ def gemm_a8w8_bpreshuffle(
     w_scale: torch.Tensor,
     bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = torch.bfloat16,
+    y: torch.Tensor | None = None,
+    config: Config | None = None,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """As gemm_a8w8, with w in 16 x 16 tiles (aiter's `shuffle_weight`, gemmpipe.layouts): [N, K], or [N/16, K*16]."""
     try:
         w = by_rows(w, x.shape[-1:].numel() or _NO_COLUMNS)
     except AttributeError:
         raise not_tensors("gemm_a8w8_bpreshuffle", x, w, x_scale, w_scale, bias) from None
+    if y is not None or config is not None or dtype is not None:
+        directed = Directions(out_dtype=out_dtype, dtype=dtype, y=y, config=config)
+        return product_as_directed("a8w8_bpreshuffle", (x, w, x_scale, w_scale, bias), directed)
     return product("a8w8_bpreshuffle", x, w, x_scale, w_scale, bias, out_dtype)
 
 
@@ -72,11 +122,19 @@ def gemm_a8w8_blockscale(
     x_scale: torch.Tensor,
     w_scale: torch.Tensor,
     out_dtype: torch.dtype | None = torch.bfloat16,
+    y: torch.Tensor | None = None,
+    config: Config | None = None,
+    skip_reduce: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """(x * x_scale) @ (w * w_scale)^T for fp8 operands.
 
     x_scale is fp32 [..., ceil(K/128)], row-major or M-major; w_scale fp32 [ceil(N/128), ceil(K/128)].
     """
+    if y is not None or config is not None or dtype is not None or skip_reduce:
+        directed = Directions(out_dtype=out_dtype, dtype=dtype, y=y, config=config, skip_reduce=skip_reduce)
+        return product_as_directed("a8w8_blockscale", (x, w, x_scale, w_scale, None), directed)
     return product("a8w8_blockscale", x, w, x_scale, w_scale, None, out_dtype)
 
 
@@ -86,6 +144,11 @@ def gemm_a8w8_blockscale_bpreshuffle(
     x_scale: torch.Tensor,
     w_scale: torch.Tensor,
     out_dtype: torch.dtype | None = torch.bfloat16,
+    y: torch.Tensor | None = None,
+    config: Config | None = None,
+    skip_reduce: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """As gemm_a8w8_blockscale, with w in 16 x 16 tiles ([N, K], or [N/16, K*16]).
 
@@ -96,6 +159,9 @@ def gemm_a8w8_blockscale_bpreshuffle(
         w = by_rows(w, x.shape[-1:].numel() or _NO_COLUMNS)
     except AttributeError:
         raise not_tensors("gemm_a8w8_blockscale_bpreshuffle", x, w, x_scale, w_scale, None) from None
+    if y is not None or config is not None or dtype is not None or skip_reduce:
+        directed = Directions(out_dtype=out_dtype, dtype=dtype, y=y, config=config, skip_reduce=skip_reduce)
+        return product_as_directed("a8w8_blockscale_bpreshuffle", (x, w, x_scale, w_scale, None), directed)
     return product("a8w8_blockscale_bpreshuffle", x, w, x_scale, w_scale, None, out_dtype)
 
 
@@ -105,6 +171,11 @@ def gemm_a4w4_blockscale(
     x_scale: torch.Tensor,
     w_scale: torch.Tensor,
     out_dtype: torch.dtype | None = torch.bfloat16,
+    y: torch.Tensor | None = None,
+    config: Config | None = None,
+    skip_reduce: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """(x * x_scale) @ (w * w_scale)^T for mxfp4 operands, two in a byte: x [..., K/2], w [N, K/2].
 
@@ -112,11 +183,25 @@ def gemm_a4w4_blockscale(
     """
     x, w = bytes_as(x, torch.float4_e2m1fn_x2), bytes_as(w, torch.float4_e2m1fn_x2)
     x_scale, w_scale = bytes_as(x_scale, torch.float8_e8m0fnu), bytes_as(w_scale, torch.float8_e8m0fnu)
+    if y is not None or config is not None or dtype is not None or skip_reduce:
+        directed = Directions(out_dtype=out_dtype, dtype=dtype, y=y, config=config, skip_reduce=skip_reduce)
+        return product_as_directed("a4w4_blockscale", (x, w, x_scale, w_scale, None), directed)
     return product("a4w4_blockscale", x, w, x_scale, w_scale, None, out_dtype)
 
 
-def batched_gemm_bf16(x: torch.Tensor, w: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+def batched_gemm_bf16(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    out_dtype: torch.dtype | None = None,
+    *,
+    y: torch.Tensor | None = None,
+    config: Config | None = None,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
     """x [B, M, K] @ w [B, N, K]^T -> [B, M, N] for bf16 or fp16 operands."""
+    if y is not None or config is not None or dtype is not None:
+        directed = Directions(out_dtype=out_dtype, dtype=dtype, y=y, config=config)
+        return product_as_directed("batched_bf16", (x, w, None, None, None), directed)
     return product("batched_bf16", x, w, None, None, None, out_dtype)
 
 
@@ -126,8 +211,15 @@ def batched_gemm_a8w8(
     x_scale: torch.Tensor,
     w_scale: torch.Tensor,
     out_dtype: torch.dtype | None = torch.bfloat16,
+    *,
+    y: torch.Tensor | None = None,
+    config: Config | None = None,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """(x [B, M, K] * x_scale [B, M, 1]) @ (w [B, N, K] * w_scale [B, 1, N])^T -> [B, M, N], int8 or fp8."""
+    if y is not None or config is not None or dtype is not None:
+        directed = Directions(out_dtype=out_dtype, dtype=dtype, y=y, config=config)
+        return product_as_directed("batched_a8w8", (x, w, x_scale, w_scale, None), directed)
     return product("batched_a8w8", x, w, x_scale, w_scale, None, out_dtype)
 
 
@@ -141,6 +233,9 @@ def fused_moe(
     w2_scale: torch.Tensor | None = None,
     activation: str = "silu",
     doweight_stage1: bool = False,
+    *,
+    y: torch.Tensor | None = None,
+    config: Config | None = None,
 ) -> torch.Tensor:
     """The weighted sum over each row's experts of act(x @ w1[e]^T) @ w2[e]^T, in x's type; see kernels/fmoe.
 
@@ -152,10 +247,13 @@ def fused_moe(
     if torch.is_autocast_enabled(kind):
         x, w1, w2 = _in_autocasts_type(x, w1, w2, kind, scaled=w1_scale is not None)
         with torch.autocast(kind, enabled=False):
-            return fused_moe(x, w1, w2, topk_weights, topk_ids, w1_scale, w2_scale, activation, doweight_stage1)
+            given = (x, w1, w2, topk_weights, topk_ids, w1_scale, w2_scale, activation, doweight_stage1)
+            return fused_moe(*given, y=y, config=config)
     if is_compiling() or type(x) is FakeTensor:  # who looks for sizes alone has no memory to multiply
-        return _as_operator(x, w1, w2, topk_weights, topk_ids, w1_scale, w2_scale, activation, doweight_stage1)
-    given = Routed(
+        operands = (x, w1, w2, topk_weights, topk_ids, w1_scale, w2_scale)
+        out = _as_operator(config, *operands, activation, doweight_stage1)
+        return out if y is None else y.copy_(out)
+    routed = Routed(
         x=x,
         w=w1,
         w2=w2,
@@ -166,15 +264,18 @@ def fused_moe(
         activation=activation,
         weight_first=doweight_stage1,
     )
-    return mixture("fmoe", given)
+    if y is not None or config is not None:
+        return mixture_as_directed("fmoe", routed, Directions(out_dtype=None, y=y, config=config))
+    return mixture("fmoe", routed)
 
 
-def _as_operator(*operands: object) -> torch.Tensor:
+def _as_operator(config: Config | None, *operands: object) -> torch.Tensor:
     """The mixture as an operator of torch's, which its compiler looks through for sizes alone."""
-    from gemmpipe.runtime.compiled import registered  # not above: it loads torch's compiler (2 s)
+    from gemmpipe.runtime.compiled import as_text, registered  # not above: it loads torch's compiler (2 s)
 
     registered()
-    out: torch.Tensor = torch.ops.gemmpipe.mixture("fmoe", *operands)
+    text = None if config is None else as_text(config, "fused_moe")
+    out: torch.Tensor = torch.ops.gemmpipe.mixture("fmoe", *operands, text)
     return out
 
 

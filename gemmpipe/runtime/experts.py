@@ -8,8 +8,8 @@ from gemmpipe.data import Device
 from gemmpipe.errors import UserError
 from gemmpipe.family import GemmSpec, Implementation, Prepared, load_family
 from gemmpipe.launching.workspace import fresh_scratch
-from gemmpipe.runtime.answering import CallKey, FirstCall, device_of, fallback_in_graph
-from gemmpipe.runtime.calls import NotInGraph, kept_form, on
+from gemmpipe.runtime.answering import CallKey, FirstCall, device_of
+from gemmpipe.runtime.calls import MakeOut, NotInGraph, kept_form, on
 from gemmpipe.runtime.choosing import Chosen
 from gemmpipe.runtime.dispatch import Dispatch
 from gemmpipe.runtime.dispatches import EAGER, Recorded, dispatch_of
@@ -27,16 +27,27 @@ def mixture(family: str, given: Routed, *, borrowed: bool = False) -> torch.Tens
 
     Raises UserError for operands that are no mixture of this family, and where gradients are recorded.
     """
+    key = checked_key(family, given)
+    dispatch = None if borrowed else EAGER.get(family)
+    dispatch = dispatch or dispatch_of(family, borrowed=borrowed)
+    if isinstance(dispatch, Recorded):
+        return recorded(dispatch, dispatch, key, given)
+    return mixed(dispatch, key, given)
+
+
+def checked_key(family: str, given: Routed) -> CallKey:
+    """What a bound call takes for granted. Raises UserError for what is no tensor, and where gradients are recorded."""
     try:
         key = given.key
     except AttributeError:
         raise no_tensor(load_family(family).entry_point, given.tensors, optional=OPTIONAL) from None
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given.tensors.values()):
         raise UserError("fused experts record no gradients: call them under torch.no_grad()")
-    dispatch = None if borrowed else EAGER.get(family)
-    dispatch = dispatch or dispatch_of(family, borrowed=borrowed)
-    if isinstance(dispatch, Recorded):
-        return _recorded(dispatch, key, given)
+    return key
+
+
+def mixed(dispatch: Dispatch, key: CallKey, given: Routed) -> torch.Tensor:
+    """The mixture by this dispatch."""
     call = dispatch.calls.get(key)
     try:
         return _first(dispatch, key, given) if call is None else call(given)
@@ -44,16 +55,13 @@ def mixture(family: str, given: Routed, *, borrowed: bool = False) -> torch.Tens
         return _in_graph(dispatch, given)
 
 
-def _recorded(dispatch: Recorded, key: CallKey, given: Routed) -> torch.Tensor:
-    """The mixture counted as one, whatever products of torch's it is computed by."""
+def recorded(counting: Recorded, dispatch: Dispatch, key: CallKey, given: Routed) -> torch.Tensor:
+    """The mixture by `dispatch`, counted as one, whatever products of torch's it is computed by."""
     with quiet():
-        try:
-            out = _first(dispatch, key, given)
-        except NotInGraph:
-            out = _in_graph(dispatch, given)
+        out = mixed(dispatch, key, given)
     if out.numel():
-        values = dict(problem_of(dispatch.family, given).key)
-        dispatch.recorder.add(dispatch.family.name, {**values, "op": dispatch.family.entry_point}, layer())
+        family = dispatch.family
+        counting.recorder.add(family.name, {**dict(problem_of(family, given).key), "op": family.entry_point}, layer())
     return out
 
 
@@ -68,7 +76,7 @@ def _first(dispatch: Dispatch, key: CallKey, given: Routed) -> torch.Tensor:
     def bind(selected: Selected) -> RoutedCall | None:
         if selected.chosen.rows is not None:  # rows of padding would be routed too
             return None
-        return _bound(selected.chosen, spec, device, borrowed=dispatch.borrowed)
+        return _bound(selected.chosen, spec, device, borrowed=dispatch.borrowed, make_out=dispatch.make_out)
 
     asked = FirstCall(
         problem=problem, spec=spec, device=device, bind=bind, run=lambda call: call(given), counted=_counted
@@ -79,7 +87,7 @@ def _first(dispatch: Dispatch, key: CallKey, given: Routed) -> torch.Tensor:
 def _in_graph(dispatch: Dispatch, given: Routed) -> torch.Tensor:
     """The fallback, inside a graph whose weights were not prepared before: nothing that it makes is kept."""
     problem, device = problem_of(dispatch.family, given), device_of(given.x.get_device())
-    spec, chosen = fallback_in_graph(dispatch.family, problem, device, "")
+    spec, chosen = dispatch.in_graph(problem, device, "")
     return _bound(chosen, spec, device, keep=False)(given)
 
 
@@ -91,7 +99,15 @@ def _counted(call: RoutedCall, untuned: Untuned) -> RoutedCall:
     return counted
 
 
-def _bound(chosen: Chosen, spec: GemmSpec, device: Device, *, keep: bool = True, borrowed: bool = False) -> RoutedCall:
+def _bound(
+    chosen: Chosen,
+    spec: GemmSpec,
+    device: Device,
+    *,
+    keep: bool = True,
+    borrowed: bool = False,
+    make_out: MakeOut | None = None,
+) -> RoutedCall:
     """Without `keep` weights are prepared in each call, whose graph then has what was made."""
     implementation, knobs = chosen.implementation, chosen.candidate.knobs
     plain = type(implementation).prepare is Implementation.prepare
@@ -104,10 +120,14 @@ def _bound(chosen: Chosen, spec: GemmSpec, device: Device, *, keep: bool = True,
                 prepared = kept_form(chosen, spec, weights, device, borrowed=borrowed)
             elif not plain:
                 prepared = implementation.prepare(spec, weights, knobs)
-            out = torch.empty(spec.m, spec.n, dtype=given.x.dtype, device=given.x.device)
+            shape = (spec.m, spec.n)
+            if make_out is None:
+                out = torch.empty(shape, dtype=given.x.dtype, device=given.x.device)
+            else:
+                out = make_out().view(shape)
             with fresh_scratch():
                 launch = implementation.bind(spec, knobs, device, inputs, prepared, out)
-            launch()
+            out = launch()  # a library may return memory of its own
         return out.view(*given.x.shape[:-1], spec.n)
 
     return call

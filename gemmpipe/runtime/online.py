@@ -16,7 +16,8 @@ from gemmpipe import online
 from gemmpipe.data import Device, Problem
 from gemmpipe.device import gpu_device
 from gemmpipe.errors import GemmpipeError
-from gemmpipe.paths import make_folder, user_data
+from gemmpipe.family import shipped_families
+from gemmpipe.paths import make_private_folder, user_data
 from gemmpipe.runtime.captured import Recorder, recorder
 from gemmpipe.runtime.lookup import EXACT_M, finely_padded
 from gemmpipe.runtime.selection import LOG, Untuned
@@ -136,6 +137,13 @@ def missed(dispatch: Renewable, problem: Problem, device: Device, untuned: Untun
     word = os.environ.get(_VARIABLE, "").strip()
     if word in ("", "0"):
         return
+    if problem.family not in shipped_families():
+        LOG.warn(
+            f"online {problem.family}",
+            f"{_VARIABLE}: {problem.family} is a family of your own: gemmpipe --config-dir DIR kernel=... tunes it; "
+            "only shipped ones are tuned beside a program",
+        )
+        return
     # A forked process has the parent's memory without its threads.
     place = (os.getpid(), device.gfx, device.cu_num)
     with _LOCK:
@@ -152,7 +160,7 @@ def _started(word: str, device: Device) -> Online | None:
         return None
     folder = user_data() / "online" / f"{device.gfx}-{device.cu_num}"
     try:
-        make_folder(folder)
+        make_private_folder(folder)
     except OSError as error:
         LOG.warn("online folder", f"{_VARIABLE}: {folder}: {error.strerror}: nothing is tuned")
         return None

@@ -1,14 +1,17 @@
 """What an entry point was given: tensors of any rank, checked once a key against the product that they mean."""
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from gemmpipe.data import Problem, Scalar
 from gemmpipe.errors import UserError
 from gemmpipe.family import Family, GemmSpec, Inputs, Scaling, Weights
+from gemmpipe.operand_types import ORDERS, X_SCALE
+from gemmpipe.runtime.copies import tell_converted, tell_copied
 from gemmpipe.runtime.mistakes import Means, spec_of
+from gemmpipe.spec import COLUMN, order_of
 
 Optional = torch.Tensor | None
 
@@ -73,8 +76,9 @@ def inner_size(tensor: torch.Tensor) -> int:
     return stored * _PACKED if name_of(tensor.dtype).endswith("_x2") else stored
 
 
-def problem_of(family: Family, given: Given) -> Problem:
-    """The family's key for these operands; a column that they do not tell has its default.
+def problem_of(family: Family, given: Given, flag: str = "") -> Problem:
+    """The family's key for these operands; a column that they do not tell has its default, and `flag` names one that
+    is true.
 
     Raises UserError: operands whose ranks or inner sizes do not go together.
     """
@@ -97,9 +101,31 @@ def problem_of(family: Family, given: Given) -> Problem:
         "q_dtype_w": dtype,
         "scaleAB": given.x_scale is not None,
         "granularity": "tensor" if given.w_scale is not None and given.w_scale.numel() == 1 else "row",
+        **({flag: True} if flag else {}),
     }
     key = tuple((column.name, values.get(column.name, column.default)) for column in family.key_columns)
     return family.problem(key)
+
+
+def orders_of(scale: Optional) -> tuple[str, ...]:
+    """In which of operand_types.ORDERS block scales [..., blocks] lie: both where they are one row or one column."""
+    if scale is None or not scale.dim():
+        return ()
+    blocks = scale.shape[-1]
+    rows = scale.numel() // max(1, blocks)
+    contiguous = scale.is_contiguous()
+    if contiguous and 1 in (rows, blocks):
+        return ORDERS
+    if contiguous:
+        return ORDERS[:1]
+    by_columns = scale.dim() == 2 and scale.stride(0) == 1 and scale.stride(1) >= rows
+    return ORDERS[1:] if by_columns else ()
+
+
+def with_order(problem: Problem, orders: Sequence[str]) -> Problem:
+    """The same key with this layout of x's scales, where the family's key has a place for it."""
+    order = orders[0] if orders else None
+    return replace(problem, key=tuple((n, order if n == X_SCALE.name else value) for n, value in problem.key))
 
 
 def product_of(family: Family, given: Given, problem: Problem) -> GemmSpec:
@@ -176,12 +202,18 @@ def _scale_shape(scaling: Scaling, sizes: tuple[int, int, int]) -> tuple[int, ..
 
 def inputs_of(given: Given, spec: GemmSpec) -> Inputs:
     """The activation side as it was given, [M, K] with scales in the shape that the spec says."""
-    x = given.x.reshape(spec.m, -1) if spec.batch == 1 else given.x
+    x = as_rows(given.x, spec.m) if spec.batch == 1 else given.x
     if given.x_scale is None or spec.x_scale is None:
         return Inputs(x=x)
-    scale = given.x_scale.reshape(_scale_shape(spec.x_scale, (spec.batch, spec.m, spec.k)))
-    m_major = spec.x_scale.granularity == "block" and spec.m > 1 and scale.mT.is_contiguous()
-    return Inputs(x=x, x_scale=scale, x_scale_t=scale if m_major else None)
+    return Inputs(x=x, x_scale=given.x_scale.reshape(_scale_shape(spec.x_scale, (spec.batch, spec.m, spec.k))))
+
+
+def as_rows(x: torch.Tensor, m: int) -> torch.Tensor:
+    """[..., K] as [M, K]: a view, or a copy that is told where strides allow no view."""
+    rows = x.reshape(m, -1)
+    if not x.is_contiguous() and rows.data_ptr() != x.data_ptr():
+        tell_copied("x", x)
+    return rows
 
 
 def weights_of(given: Given, spec: GemmSpec) -> Weights:
@@ -196,47 +228,53 @@ def weights_of(given: Given, spec: GemmSpec) -> Weights:
         shape = (spec.batch, 1, spec.n) if by_row else _scale_shape(spec.w_scale, (spec.batch, spec.n, spec.k))
         scale = scale.reshape(shape)
     if bias is not None and bias.dtype != given.out_dtype:
+        tell_converted("bias", bias, given.out_dtype)
         bias = bias.to(given.out_dtype)
     return Weights(w=w, w_scale=scale, bias=bias)
 
 
-def kernel_inputs(inputs: Inputs, *, m_major: bool) -> Inputs:
-    """The inputs as kernels read them: contiguous rows at aligned addresses, and block scales M-major when asked."""
-    scale, other = inputs.x_scale, inputs.x_scale_t
-    if m_major and scale is not None and other is None and scale.dim() == 2:
-        other = scale.mT.contiguous().mT
-    if scale is not None and not m_major:  # who reads the other layout does not read this one
-        scale = aligned(scale)
-    return Inputs(x=aligned(inputs.x), x_scale=scale, x_scale_t=other)
+def kernel_inputs(inputs: Inputs, spec: GemmSpec, orders: Collection[str]) -> Inputs:
+    """The inputs as a kernel reads them: contiguous rows, block scales in one of `orders` (else rows), and all aligned.
 
-
-def both_layouts(inputs: Inputs) -> Inputs:
-    """The inputs as kernels read them, with block scales in rows and M-major, wherever they may lie."""
+    What lies differently is copied.
+    """
     scale = inputs.x_scale
-    if scale is None or scale.dim() != 2:
-        return kernel_inputs(inputs, m_major=False)
-    rows = aligned(scale)
-    # A single row or column lies in one way only.
-    return Inputs(x=aligned(inputs.x), x_scale=rows, x_scale_t=rows if 1 in scale.shape else as_m_major(scale))
+    if scale is not None and not _readable(scale, spec, orders):
+        scale = aligned(scale, "x_scale")
+    return Inputs(x=aligned(inputs.x, "x"), x_scale=scale)
 
 
-def as_m_major(scale: torch.Tensor) -> torch.Tensor:
-    """Scales [M, blocks] in memory as columns: as they are, or a copy."""
-    return aligned(scale.mT).mT
+def _readable(scale: torch.Tensor, spec: GemmSpec, orders: Collection[str]) -> bool:
+    """Whether a kernel that reads these orders takes x's scales as they lie, rows or columns with gaps between too."""
+    by_block = spec.x_scale is not None and spec.x_scale.granularity == "block" and scale.dim() == 2
+    return by_block and COLUMN in orders and order_of(scale) in orders and not scale.data_ptr() & ALIGNMENT
+
+
+def laid_as(tensor: torch.Tensor, strides: tuple[int, ...], word: str) -> torch.Tensor:
+    """The tensor itself where it has these strides at an address divisible by 16; or a copy, which is told."""
+    if tensor.stride() == strides and not tensor.data_ptr() & ALIGNMENT:
+        return tensor
+    tell_copied(word, tensor)
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def kernel_weights(weights: Weights) -> Weights:
     """The weights as kernels read them; one that lies differently is copied."""
     w, scale, bias = weights.w, weights.w_scale, weights.bias
     return Weights(
-        w=aligned(w),
-        w_scale=None if scale is None else aligned(scale),
-        bias=None if bias is None else aligned(bias),
+        w=aligned(w, "w"),
+        w_scale=None if scale is None else aligned(scale, "w_scale"),
+        bias=None if bias is None else aligned(bias, "bias"),
     )
 
 
-def aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor itself when contiguous at an address divisible by 16, for which kernels are compiled; or a copy."""
+def aligned(tensor: torch.Tensor, word: str = "") -> torch.Tensor:
+    """The tensor itself when contiguous at an address divisible by 16, for which kernels are compiled; or a copy.
+
+    The copy of an operand with a name is told, see copies.
+    """
     if tensor.is_contiguous() and not tensor.data_ptr() & ALIGNMENT:
         return tensor
+    if word:
+        tell_copied(word, tensor)
     return tensor.clone(memory_format=torch.contiguous_format)

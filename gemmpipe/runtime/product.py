@@ -12,6 +12,7 @@ from gemmpipe.runtime.dispatches import EAGER, dispatch_of
 from gemmpipe.runtime.operands import Given, Optional, not_tensors
 from gemmpipe.runtime.selection import LOG
 
+_NO_SHUFFLED_GRADIENTS = "products of a weight in tiles record no gradients: call them under torch.no_grad()"
 _NO_GRADIENTS = "products of scaled operands record no gradients: call them under torch.no_grad()"
 
 
@@ -35,7 +36,7 @@ def product(
             x.requires_grad or w.requires_grad or _learns(x_scale) or _learns(w_scale) or _learns(bias)
         )
     except AttributeError:
-        raise not_tensors(load_family(family).entry_point, x, w, x_scale, w_scale, bias) from None
+        raise not_tensors(load_family(family.partition("+")[0]).entry_point, x, w, x_scale, w_scale, bias) from None
     if autocast:
         return _under_autocast(family, x, w, x_scale, w_scale, bias, out_dtype)
     if out_dtype is None:
@@ -43,6 +44,8 @@ def product(
     if learns:
         if x_scale is not None or w_scale is not None:
             raise UserError(f"{family}: {_NO_GRADIENTS}")
+        if "+" in family:  # torch's own product would read the weight as it does not lie
+            raise UserError(f"{family.replace('+', ' with ')}: {_NO_SHUFFLED_GRADIENTS}")
         return _with_gradients(family, x, w, bias, out_dtype)
     if is_compiling() or type(x) is FakeTensor:  # who looks for sizes alone has no memory to multiply
         from gemmpipe.runtime.compiled import registered  # not above: it loads torch's compiler (2 s)
@@ -89,13 +92,20 @@ def _under_autocast(
     out_dtype: torch.dtype | None,
 ) -> torch.Tensor:
     """As F.linear: operands without scales in autocast's type; nothing inside is cast once more."""
-    kind = x.device.type
-    wide = torch.get_autocast_dtype(kind)
+    x, w, bias = in_autocasts_type(family, x, w, x_scale, w_scale, bias)
+    with torch.autocast(x.device.type, enabled=False):
+        return product(family, x, w, x_scale, w_scale, bias, out_dtype)
+
+
+def in_autocasts_type(
+    family: str, x: torch.Tensor, w: torch.Tensor, x_scale: Optional, w_scale: Optional, bias: Optional
+) -> tuple[torch.Tensor, torch.Tensor, Optional]:
+    """x, w and bias as F.linear takes them under autocast; what is quantised stays what it is."""
+    wide = torch.get_autocast_dtype(x.device.type)
     try:
         if x_scale is None:  # what is quantised lacks its scales, which is said inside
             x, w = (each.to(wide) if each.element_size() > 1 else each for each in (x, w))
             bias = None if bias is None else bias.to(wide)
     except AttributeError:
-        raise not_tensors(load_family(family).entry_point, x, w, x_scale, w_scale, bias) from None
-    with torch.autocast(kind, enabled=False):
-        return product(family, x, w, x_scale, w_scale, bias, out_dtype)
+        raise not_tensors(load_family(family.partition("+")[0]).entry_point, x, w, x_scale, w_scale, bias) from None
+    return x, w, bias

@@ -5,12 +5,13 @@ from dataclasses import dataclass, replace
 import torch
 
 from gemmpipe.data import Problem, Scalar
-from gemmpipe.errors import UserError
+from gemmpipe.errors import UserError, shown
 from gemmpipe.family import Family, GemmSpec, Inputs, KeyColumn, Weights
 from gemmpipe.operand_types import FP8, WIDE
 from gemmpipe.parsing import parse_key
+from gemmpipe.runtime.copies import tell_converted
 from gemmpipe.runtime.mistakes import Means, either, spec_of
-from gemmpipe.runtime.operands import Optional, aligned, check_place, name_of, no_tensor, without_memory
+from gemmpipe.runtime.operands import Optional, aligned, as_rows, check_place, name_of, no_tensor, without_memory
 
 OPTIONAL = ("w1_scale", "w2_scale")
 """The operands that may be None."""
@@ -101,6 +102,8 @@ def problem_of(family: Family, given: Routed) -> Problem:
 
 def _cell(family: Family, column: KeyColumn, value: Scalar) -> Scalar:
     try:
+        if value is not None and not isinstance(value, str | int | float):
+            raise UserError(f"{shown(value)}, expected a word")
         return parse_key(column, value, "")
     except UserError as error:
         raise UserError(f"{family.entry_point}: {_ARGUMENTS.get(column.name, column.name)}: {error}") from None
@@ -169,14 +172,23 @@ def _scale_shapes(spec: GemmSpec, count: int, rows: int, columns: int) -> list[l
 def routed_inputs(given: Routed, spec: GemmSpec) -> Inputs:
     """The activations and their routing as kernels read them."""
     return Inputs(
-        x=aligned(given.x.detach().reshape(spec.m, spec.k)),
-        topk_ids=aligned(given.topk_ids.reshape(spec.m, -1).to(torch.int32)),
-        topk_weights=aligned(given.topk_weights.detach().reshape(spec.m, -1).to(torch.float32)),
+        x=aligned(as_rows(given.x.detach(), spec.m), "x"),
+        topk_ids=_as("topk_ids", given.topk_ids.reshape(spec.m, -1), torch.int32),
+        topk_weights=_as("topk_weights", given.topk_weights.detach().reshape(spec.m, -1), torch.float32),
     )
+
+
+def _as(word: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The tensor as kernels read it, of this type."""
+    if tensor.dtype != dtype:
+        tell_converted(word, tensor, dtype)
+        return tensor.to(dtype, memory_format=torch.contiguous_format)
+    return aligned(tensor, word)
 
 
 def routed_weights(given: Routed) -> Weights:
     """The experts' weights and scales as kernels read them."""
-    scales = (None if s is None else aligned(s).view(*s.shape[:2], -1) for s in (given.w_scale, given.w2_scale))
-    w_scale, w2_scale = scales
-    return Weights(w=aligned(given.w.detach()), w_scale=w_scale, w2=aligned(given.w2.detach()), w2_scale=w2_scale)
+    named = (("w1_scale", given.w_scale), ("w2_scale", given.w2_scale))
+    w_scale, w2_scale = (None if s is None else aligned(s, word).view(*s.shape[:2], -1) for word, s in named)
+    w, w2 = aligned(given.w.detach(), "w1"), aligned(given.w2.detach(), "w2")
+    return Weights(w=w, w_scale=w_scale, w2=w2, w2_scale=w2_scale)

@@ -1,10 +1,11 @@
 """What may answer a call, best first: the exact row, padded ones, then the rules."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gemmpipe.data import Device, Problem
 from gemmpipe.family import GemmSpec
+from gemmpipe.operand_types import X_SCALE
 from gemmpipe.runtime.choosing import Chosen, fallbacks, usable
 from gemmpipe.runtime.lookup import levels
 from gemmpipe.runtime.selection import LOG
@@ -35,17 +36,27 @@ class Selected:
         return f"{self.source}: {self.words} failed and is skipped: {type(error).__name__}: {text[0]}"
 
 
-def selections(tables: Tables, problem: Problem, spec: GemmSpec, device: Device) -> Iterator[Selected]:
-    """The rows that can run, in the order of `lookup.levels`, then the rules; a row that cannot costs a warning."""
+def selections(
+    tables: Tables, problem: Problem, spec: GemmSpec, device: Device, orders: Sequence[str] = ()
+) -> Iterator[Selected]:
+    """The rows that can run, in the order of `lookup.levels`, then the rules; a row that cannot costs a warning.
+
+    `orders` are those in which x's scales lie: rows for one of them come before rows for any.
+    """
     for m, step in levels(spec.m, spec.n).items():
-        yield from _at(tables, problem, m, step, spec, device)
+        yield from _at(tables, problem, m, step, spec, device, orders)
     for chosen in fallbacks(tables.family, spec, device):
         yield Selected(step="fallback", source="rules", chosen=chosen)
 
 
-def _at(tables: Tables, problem: Problem, m: int, step: str, spec: GemmSpec, device: Device) -> Iterator[Selected]:
+def _at(
+    tables: Tables, problem: Problem, m: int, step: str, spec: GemmSpec, device: Device, orders: Sequence[str]
+) -> Iterator[Selected]:
     """The rows of one M."""
-    alternatives = tables.find(device, (m if name == problem.rows_column else value for name, value in problem.key))
+    own = {problem.rows_column: m}
+    keys = ({**dict(problem.key), **own, **({X_SCALE.name: order} if order else {})} for order in orders)
+    plain = {**dict(problem.key), **own, **({X_SCALE.name: None} if orders else {})}
+    alternatives = [found for key in (*keys, plain) for found in tables.find(device, key.values())]
     if not alternatives:
         LOG.step(f"{problem.id}: {step} M={m}: no row")
     for found in alternatives:

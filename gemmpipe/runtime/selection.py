@@ -2,10 +2,10 @@
 
 import atexit
 import logging
-import os
 from collections import Counter
 from dataclasses import dataclass, field
 
+from gemmpipe.aiter_environment import LOG_SELECTION, switched_on
 from gemmpipe.events import counted
 
 _LOG = logging.getLogger("gemmpipe.runtime")
@@ -30,11 +30,12 @@ class SelectionLog:
     padded: Counter[str] = field(default_factory=Counter)
     _warned: set[str] = field(default_factory=set)
     _said: set[str] = field(default_factory=set)
+    _seen: set[object] = field(default_factory=set)
     _waiting: bool = False
 
     def step(self, text: str) -> None:
         """One step of a look-up; shown only when asked for."""
-        if os.environ.get("GEMMPIPE_LOG_SELECTION", "") in ("", "0"):
+        if not switched_on(LOG_SELECTION):
             return
         if text in self._said:
             return
@@ -50,6 +51,12 @@ class SelectionLog:
         if subject not in self._warned:
             self._warned.add(subject)
             _LOG.warning("gemmpipe: %s", text)
+
+    def first(self, what: object) -> bool:
+        """Whether this is seen for the first time: what is told of every call need not be put into words each time."""
+        new = what not in self._seen
+        self._seen.add(what)
+        return new
 
     def miss(self, family: str, key: str) -> Untuned:
         """Count a key that no row answered; its calls are counted by whoever makes them."""
@@ -82,7 +89,7 @@ class SelectionLog:
 
     def clear(self) -> None:
         """Forget what was said and counted."""
-        for held in (self.answers, self.untuned, self.padded, self._warned, self._said):
+        for held in (self.answers, self.untuned, self.padded, self._warned, self._said, self._seen):
             held.clear()
 
     def _report_at_exit(self) -> None:

@@ -1,17 +1,20 @@
 """The tuned tables that a process looks things up in: read once a family, merged in memory, never rewritten."""
 
 import logging
-import os
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
+from gemmpipe.aiter_environment import given_tables, only_given
 from gemmpipe.data import Device, Scalar
 from gemmpipe.errors import UserError
 from gemmpipe.family import Family
-from gemmpipe.paths import shipped_tables, tables_variable, user_tables
-from gemmpipe.runtime.variables import warn_of_slips
+from gemmpipe.operand_types import X_SCALE
+from gemmpipe.paths import shipped_tables, user_tables
+from gemmpipe.runtime.variables import warn_of_aiters, warn_of_slips
 from gemmpipe.tables.merging import Key, Row, key_of, merge, provisional
 from gemmpipe.tables.store import read
 
@@ -38,6 +41,11 @@ class Tables:
     """The files as they were when read."""
     rows: dict[Key, list[Found]] = field(default_factory=dict)
 
+    @cached_property
+    def orders(self) -> bool:
+        """Whether a row is for one layout of x's scales alone, so that calls must be told apart by theirs."""
+        return any(found.row.get(X_SCALE.name) is not None for each in self.rows.values() for found in each)
+
     def find(self, device: Device, key: Iterable[Scalar]) -> Sequence[Found]:
         """The rows for the family's key on this device; a later one serves where an earlier one cannot run."""
         return self.rows.get((device.gfx, device.cu_num, *key), ())
@@ -53,17 +61,19 @@ class Tables:
 
 
 def layers(family: Family) -> list[list[Path]]:
-    """Files by layer: those of the environment variable, the user's folder, the shipped ones.
+    """Files by layer: those of the environment variable, the user's folder, the shipped ones; or the first alone.
 
-    In a folder the family's default table comes first, then the per-model ones (`*_<csv_name>`) by name.
+    In a folder the family's default table comes first, then the per-model ones (`<model>_<table>_<tag>.csv`) by name.
     """
-    named = [Path(part).expanduser() for part in os.environ.get(tables_variable(family.name), "").split(":") if part]
-    return [named, *(_beside(folder / family.csv_name) for folder in (user_tables(), shipped_tables()))]
+    folders = () if only_given() else (user_tables(), shipped_tables())
+    return [given_tables(family), *(_beside(folder / family.csv_name) for folder in folders)]
 
 
 def _beside(default: Path) -> list[Path]:
-    models = sorted(default.parent.glob(f"*_{default.name}"))
-    return [path for path in (default, *models) if path.is_file() and "untuned" not in path.name]
+    named = re.compile(rf"([^.].*_)?{re.escape(default.stem)}(_.*)?\.csv")
+    models = [path for path in default.parent.glob(f"*{default.stem}*.csv") if named.fullmatch(path.name)]
+    files = dict.fromkeys((default, *sorted(models)))
+    return [path for path in files if path.is_file() and "untuned" not in path.name]
 
 
 def state_of(family: Family) -> State:
@@ -76,30 +86,44 @@ def state_of(family: Family) -> State:
     return tuple(found)
 
 
-def load_tables(family: Family) -> Tables:
-    """Every layer's rows; within a layer the earlier file wins, and what clashes there is named once.
+def load_tables(family: Family, only: Path | None = None) -> Tables:
+    """Every layer's rows, or those of one file; what clashes within a layer is named once.
+
+    A key has the rows of all files, file after file, since one that cannot run gives way to the next.
 
     A file that cannot be read costs a warning, not the workload.
     """
     warn_of_slips()
+    warn_of_aiters()
     tables = Tables(family=family, state=state_of(family))
-    for files in layers(family):
-        fresh: dict[Key, Found] = {}
+    for files in layers(family) if only is None else [[only]]:
+        first: dict[Key, Found] = {}
         for path in files:
-            _add(fresh, path, family)
-        for key, found in fresh.items():
-            tables.rows.setdefault(key, []).append(found)
+            for found in _rows_of(path, family, first):
+                tables.rows.setdefault(key_of(found.row, family), []).append(found)
     for alternatives in tables.rows.values():
         alternatives.sort(key=lambda found: _provisional(found.row))
     return tables
 
 
-def _add(layer: dict[Key, Found], path: Path, family: Family) -> None:
+def _rows_of(path: Path, family: Family, layer: dict[Key, Found]) -> list[Found]:
+    """A file's rows; `layer` holds what answers first of the layer's files so far, and learns of this one's."""
     try:
         rows = read(path, family)
     except UserError as error:
         _LOG.warning("gemmpipe: a tuned table is left out: %s", error)
-        return
+        return []
+    _tell_of_conflicts(rows, path, family, layer)
+    found = [Found(row=row, path=path) for row in rows]
+    for each in found:
+        key = key_of(each.row, family)
+        known = layer.get(key)
+        if known is None or (_provisional(known.row) and not _provisional(each.row)):
+            layer[key] = each
+    return found
+
+
+def _tell_of_conflicts(rows: Sequence[Row], path: Path, family: Family, layer: dict[Key, Found]) -> None:
     before = [layer[key].row for key in dict.fromkeys(key_of(row, family) for row in rows) if key in layer]
     timed_alone = [row for row in (*before, *rows) if not _provisional(row)]
     _, conflicts = merge(timed_alone, [], family, min_improvement_pct=0)
@@ -112,11 +136,6 @@ def _add(layer: dict[Key, Found], path: Path, family: Family) -> None:
             ", ".join(others),
             _words(conflicts[0].key, family),
         )
-    for row in rows:
-        key = key_of(row, family)
-        known = layer.get(key)
-        if known is None or (_provisional(known.row) and not _provisional(row)):
-            layer[key] = Found(row=row, path=path)
 
 
 def _provisional(row: Row) -> bool:

@@ -6,7 +6,8 @@ import sys
 from importlib.util import find_spec
 from types import ModuleType
 
-from gemmpipe.family import Family, shipped_families
+from gemmpipe.aiter_environment import advice, variables_of
+from gemmpipe.family import Family, load_family, shipped_families
 from gemmpipe.paths import TABLES_PREFIX, tables_variable
 from gemmpipe.runtime.selection import LOG
 
@@ -16,15 +17,30 @@ _ALIKE = 0.8
 
 def warn_of_slips() -> None:
     """One line, once a variable, about each that is nearly a shipped family's and no other's: nothing reads it."""
-    shipped = {tables_variable(name): tables_variable(name) for name in shipped_families()}
-    functions = {tables_variable(f"gemm_{name}"): tables_variable(name) for name in shipped_families()}
-    for name, value in os.environ.items():
-        if not value or not name.startswith(TABLES_PREFIX) or name in shipped or _is_own(name):
+    shipped = {tables_variable(name) for name in shipped_families()}
+    strange = [n for n, value in os.environ.items() if value and n.startswith(TABLES_PREFIX) and n not in shipped]
+    meant = _names_of_families() if strange else {}
+    for name in strange:
+        if name in meant.values() or _is_own(name):
             continue
-        known = {known.removeprefix(TABLES_PREFIX): meant for known, meant in {**functions, **shipped}.items()}
+        known = {known.removeprefix(TABLES_PREFIX): read for known, read in meant.items()}
         close = difflib.get_close_matches(name.removeprefix(TABLES_PREFIX).upper(), known, n=1, cutoff=_ALIKE)
         if close:
             LOG.warn(name, f"{name} is the variable of no family, and is not read; did you mean {known[close[0]]}?")
+
+
+def warn_of_aiters() -> None:
+    """One line, once a variable, about each of aiter's that is set and means something else or nothing here."""
+    for name, line in advice().items():
+        LOG.warn(name, line)
+
+
+def _names_of_families() -> dict[str, str]:
+    """What somebody may write for a shipped family's variable, and the variable that is read: aiter's names too."""
+    found = {tables_variable(f"gemm_{name}"): tables_variable(name) for name in shipped_families()}
+    for family in map(load_family, shipped_families()):
+        found |= {name: name for name in variables_of(family) if name.startswith(TABLES_PREFIX)}
+    return found
 
 
 def _is_own(name: str) -> bool:

@@ -62,11 +62,16 @@ class Counting(TorchDispatchMode):
         foreign = func.namespace not in _TORCHS
         name = packet.__name__ if foreign else read_as(packet.__name__)
         read = foreign_product_of if foreign else product_of
-        arguments = _arguments(func, args, kwargs) if foreign or name in READERS else []
-        if arguments and (name in READERS or read(name, arguments, "")):
+        arguments: list[Argument] = []
+        with self._recorder.keeping_errors():
+            found = _arguments(func, args, kwargs) if foreign or name in READERS else []
+            if found and (name in READERS or read(name, found, "")):
+                arguments = found
+        if arguments:
             # What torch executes below an operator is not seen again: each product is counted once.
             out = func(*args, **kwargs)
-            self._count(name, read(name, arguments, _dtype_of(out, args)))
+            with self._recorder.keeping_errors():
+                self._count(name, read(name, arguments, _dtype_of(out, args)))
             return out
         # Under inference mode operators come whole that are several otherwise: einsum, attention.
         with self:
@@ -141,7 +146,8 @@ class Watcher:
 
     def _enter(self, module: nn.Module, args: object) -> None:
         if not HERE.modules:  # the outermost one knows all names below it
-            self._names.update({id(inner): _own_name(name) for name, inner in module.named_modules()})
+            with self._recorder.keeping_errors():
+                self._names.update({id(inner): _own_name(name) for name, inner in module.named_modules()})
         HERE.modules = (*HERE.modules, self._names.get(id(module), ""))
 
     def _leave(self, module: nn.Module, args: object, out: object) -> None:

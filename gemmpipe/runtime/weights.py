@@ -65,6 +65,7 @@ def _wanted(family: Family, given: Weights) -> Iterator[tuple[Chosen, GemmSpec, 
     if not {"N", "K"} <= names or given.w.dim() < 2:  # a family of products of several weights; no weight
         return
     wanted: dict[str, Scalar] = {"N": given.w.shape[-2], "K": inner_size(given.w), "dtype": name_of(given.w.dtype)}
+    wanted["bpreshuffle"] = False  # a 16-bit weight in tiles is read as it lies
     seen = set()
     for rows in dispatch_of(family.name).tables().like(device, {k: v for k, v in wanted.items() if k in names}):
         chosen, spec = first_usable(family, rows, device) or (None, None)

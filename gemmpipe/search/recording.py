@@ -1,21 +1,26 @@
 """Recorded spaces: every candidate of some problems with its raw times, so that searches can be tried without a GPU."""
 
-import csv
 import json
 import lzma
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from gemmpipe import journal
 from gemmpipe.data import BuildFacts, Candidate, Device, Problem, Scalar, Status, median
-from gemmpipe.errors import UserError, nearest
+from gemmpipe.errors import UserError, nearest, one_line, quoted, shortened
 from gemmpipe.family import KernelDefaults, load_family, shipped_families
+from gemmpipe.files.celltext import is_number
+from gemmpipe.files.csvfile import read_cells
+from gemmpipe.files.regular import open_regular, read_regular
 from gemmpipe.problem import make_problem
 
 _VERSION = 1
 _TICK_US = 0.032  # the resolution of a device event; times are kept as multiples of it
+_MOST_CHARACTERS = 200_000_000
+"""Of a recorded space; those of 20,000 candidates take two million."""
 _CSV_SHAPE = ("M", "N", "K")
 _CSV_RESULT = ("time_us", "compile_s", "registers", "spills", "shared_bytes", "status")
 
@@ -53,7 +58,7 @@ def condense(run_dir: Path, target: Path, backends: tuple[str, ...]) -> None:
     [candidate, [builds], status, ticks of the median, [ticks of each sample above it]].
     """
     record = journal.read(run_dir)
-    manifest = json.loads((run_dir / "manifest.json").read_text())
+    manifest = json.loads(read_regular(run_dir / "manifest.json", "a run's manifest", _MOST_CHARACTERS))
     session = record.sessions[-1]
     spent = [r["busy_s"].get("first_launch", 0.0) for r in manifest["resources"]]
     head = {
@@ -118,8 +123,8 @@ def read(path: Path, chosen: str = "") -> Recording:
         recording = _read_csv(path, known) if path.suffix == ".csv" else _read_condensed(path, known)
     except (OSError, EOFError, lzma.LZMAError) as error:
         raise UserError(f"search.recorded: {path}: cannot be read: {error}") from None
-    except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
-        raise UserError(f"search.recorded: {path}: no recorded space: {type(error).__name__} {error}") from None
+    except (KeyError, ValueError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        raise UserError(f"search.recorded: {path}: no recorded space: {shortened(one_line(error))}") from None
     for problem, outcomes in recording.problems.items():
         if all(outcome.time_us is None for outcome in outcomes.values()):
             raise UserError(
@@ -133,17 +138,16 @@ def read(path: Path, chosen: str = "") -> Recording:
 
 def _known_family(name: str, known: Sequence[str], path: Path) -> str:
     if name not in known:
-        expected = f"expected a shipped one, or kernel= its own{nearest(str(name), known)}"
-        raise UserError(f"search.recorded: {path}: of the family '{name}'; {expected}")
+        expected = f"expected a shipped one, or kernel= its own{nearest(shortened(str(name)), known)}"
+        raise UserError(f"search.recorded: {path}: of the family {quoted(name)}; {expected}")
     return name
 
 
 def _read_condensed(path: Path, known: Sequence[str]) -> Recording:
-    with lzma.open(path, "rt", encoding="utf-8") as stream:
-        rows = [json.loads(line) for line in stream]
+    rows = list(_unpacked(path))
     head = rows[0]
     if head["version"] != _VERSION:
-        raise UserError(f"search.recorded: {path}: version {head['version']}, expected {_VERSION}")
+        raise UserError(f"search.recorded: {path}: version {quoted(head['version'])}, expected {_VERSION}")
     family = _known_family(head["family"], known, path)
     builds = [r for r in rows if r["row"] == "build"]
     facts = {f"b{i}": BuildFacts(**{k: v for k, v in r.items() if k != "row"}) for i, r in enumerate(builds)}
@@ -165,6 +169,17 @@ def _read_condensed(path: Path, known: Sequence[str]) -> Recording:
         facts=facts,
         problems=problems,
     )
+
+
+def _unpacked(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a condensed file, of which some kilobytes may unpack to gigabytes."""
+    left = _MOST_CHARACTERS
+    with open_regular(path, "a recorded space") as packed, lzma.open(packed, "rt", encoding="utf-8") as stream:
+        while line := stream.readline(left + 1):
+            left -= len(line)
+            if left < 0:
+                raise UserError(f"search.recorded: {path}: more than {_MOST_CHARACTERS:,} characters unpacked")
+            yield json.loads(line)
 
 
 def _read_csv(path: Path, known: Sequence[str]) -> Recording:
@@ -199,15 +214,15 @@ def _read_csv(path: Path, known: Sequence[str]) -> Recording:
 
 
 def _typed(path: Path) -> Iterator[dict[str, Scalar]]:
-    with path.open(newline="") as stream:
-        for row in csv.DictReader(stream):
-            yield {name: _number(text) for name, text in row.items()}
+    lines = read_cells(path)
+    _, header = next(lines, (1, []))
+    for line, cells in lines:
+        if len(cells) != len(header):
+            raise UserError(f"search.recorded: {path}:{line}: {len(cells)} cells, expected {len(header)}")
+        yield {name: _number(text) for name, text in zip(header, cells, strict=True)}
 
 
 def _number(text: str) -> Scalar:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
+    if not is_number(text):
+        return text
+    return int(text) if text.lstrip("+-").isdigit() else float(text)

@@ -24,8 +24,8 @@ def linears(
     for each in (config, fields):
         check_names(each, where)
     shape = Shape(config=fields, tp=tp, ep=ep, where=where, architecture=architecture, rule=rule)
-    latent = rule.attention != "latent" and shape.value("kv_lora_rank")
-    if latent or (not rule.sparse and any(shape.value(name) for name in COUNTS)):
+    latent = rule.attention != "latent" and shape.says("kv_lora_rank")
+    if latent or (not rule.sparse and any(shape.says(name) for name in COUNTS)):
         raise UserError(f"{where}: {architecture} with experts or latent attention: no rule for it")
     found = [_named(linear, rule) for linear in _all(shape) if linear.places and bool(linear.batch) == batched]
     return [linear for linear in found if sixteen_bit or batched or not linear.sixteen_bit]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from gemmpipe.errors import UserError, nearest
+from gemmpipe.errors import UserError, nearest, quoted
 from gemmpipe.parsing import MAX_SIZE
 
 _EXPECTED = f"expected whole numbers from 1 to {MAX_SIZE}, as in [1, 64, 4096], or vllm"
@@ -29,7 +29,7 @@ def batch_sizes(nsets: Sequence[int] | int | str) -> list[int]:
     sizes = [nsets] if isinstance(nsets, int) else list(nsets or ())
     for m in sizes:
         if isinstance(m, bool) or not isinstance(m, int) or not 1 <= m <= MAX_SIZE:
-            raise UserError(f"shapes.nsets: {m!r}, {_EXPECTED}")
+            raise UserError(f"shapes.nsets: {quoted(m)}, {_EXPECTED}")
     if not sizes:
         raise UserError(f"shapes.nsets: empty, {_EXPECTED}")
     return list(dict.fromkeys(sizes))

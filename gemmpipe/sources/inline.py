@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gemmpipe.data import Problem
-from gemmpipe.errors import UserError, nearest
+from gemmpipe.errors import UserError, nearest, quoted
 from gemmpipe.family import Family, KernelDefaults
 from gemmpipe.parsing import parse_weight
 from gemmpipe.problem import families_with, make_problem, unite
 from gemmpipe.sources import Source
+from gemmpipe.sources.batch_sizes import batch_sizes
 
 _MOST = 1_000_000
 
@@ -19,15 +20,17 @@ _MOST = 1_000_000
 class List(Source):
     """Problems as `[M, N, K]` or as `{M: [1, 64], N: 1280, K: 8192}`, each item with its own Ms.
 
-    A mapping may name any key column, `weight` and `layer`; a list there stands for each of its values.
+    A mapping may name any key column, `weight` and `layer`; a list there, and in place of a size, stands for each of
+    its values (`[[1, 64], 1280, 8192]`). `nsets` leaves of all these Ms only its own; null: all.
     """
 
     items: Sequence[object]
+    nsets: Sequence[int] | int | str | None = None
 
     def problems(self, family: Family, defaults: KernelDefaults, gfx: str) -> list[Problem]:
         """Each problem once, weights summed. Raises UserError: which item, which column, what was expected."""
         if not isinstance(self.items, Sequence) or isinstance(self.items, str):
-            raise UserError(f"shapes.items: {self.items!r}, expected a list such as [[1, 1280, 8192]]")
+            raise UserError(f"shapes.items: {quoted(self.items)}, expected a list such as [[1, 1280, 8192]]")
         if not self.items:
             raise UserError("shapes.items: empty, expected a list such as [[1, 1280, 8192]]")
         found: list[Problem] = []
@@ -36,7 +39,16 @@ class List(Source):
             where = f"shapes.items[{place}]"
             for values in _expanded(item, family, where):
                 found.append(_problem(values, family, defaults, gfx, where))
-        return unite(found)
+        return unite(found if self.nsets is None else _narrowed(found, batch_sizes(self.nsets)))
+
+
+def _narrowed(found: Sequence[Problem], sizes: Sequence[int]) -> list[Problem]:
+    """The problems of these Ms. Raises UserError where there are none."""
+    kept = [problem for problem in found if problem.rows in sizes]
+    if not kept:
+        there = ", ".join(map(str, sorted({problem.rows for problem in found})))
+        raise UserError(f"shapes.nsets: no item has M of {', '.join(map(str, sizes))}; expected some of {there}")
+    return kept
 
 
 def _refuse_flat(items: Sequence[object], family: Family) -> None:
@@ -66,18 +78,18 @@ def _expanded(item: object, family: Family, where: str) -> Iterator[dict[str, ob
     sizes = _sizes(family)
     if isinstance(item, Mapping):
         named = {_column(name, family, item, where): value for name, value in item.items()}
-        for name, value in named.items():
-            if not _values(value):
-                raise UserError(f"{where}: {name}: empty, expected a value or a list of them")
-        count = math.prod(len(_values(value)) for value in named.values())
-        if count > _MOST:
-            raise UserError(f"{where}: {count:,} problems, expected at most {_MOST:,}")
-        several = [[(name, each) for each in _values(value)] for name, value in named.items()]
-        yield from (dict(pairs) for pairs in itertools.product(*several))
     elif isinstance(item, Sequence) and not isinstance(item, str) and len(item) == len(sizes):
-        yield dict(zip(sizes, item, strict=True))
+        named = dict(zip(sizes, item, strict=True))
     else:
         raise UserError(f"{where}: {_shown(item)}, expected [{', '.join(sizes)}] or a mapping with these keys")
+    for name, value in named.items():
+        if not _values(value):
+            raise UserError(f"{where}: {name}: empty, expected a value or a list of them")
+    count = math.prod(len(_values(value)) for value in named.values())
+    if count > _MOST:
+        raise UserError(f"{where}: {count:,} problems, expected at most {_MOST:,}")
+    several = [[(name, each) for each in _values(value)] for name, value in named.items()]
+    yield from (dict(pairs) for pairs in itertools.product(*several))
 
 
 def _shown(item: object) -> str:

@@ -14,12 +14,14 @@ from gemmpipe.sources.batch_sizes import batch_sizes
 from gemmpipe.sources.products import OTHER
 from gemmpipe.sources.records import Recorded, Records
 
+_MOST = 1_000_000_000
+"""Bytes of a log."""
 _LONGEST = 1 << 16
 """Characters of a line that are looked at together."""
 _DIGITS = 20
 _CONFIG = re.compile(
-    r"(?:E=(?P<expert>\d{1,9}),)?N=(?P<N>\d{1,9})(?:,K=(?P<K>\d{1,9}))?,device_name=[^,/\s'\"]{1,200}"
-    r"(?P<rest>(?:,[a-z_]{1,40}=(?:\[[\d, ]{0,40}\]|[^,\[\]\s'\"/]{1,40}?)){0,8})(?:_down)?\.json"
+    r"(?:E=(?P<expert>[0-9]{1,9}),)?N=(?P<N>[0-9]{1,9})(?:,K=(?P<K>[0-9]{1,9}))?,device_name=[^,/\s'\"]{1,200}"
+    r"(?P<rest>(?:,[a-z_]{1,40}=(?:\[[0-9, ]{0,40}\]|[^,\[\]\s'\"/]{1,40}?)){0,8})(?:_down)?\.json"
 )
 """Everything in it has an end: else each place of a long line where it may begin is followed to the line's end."""
 _STORED = re.compile(r",([a-z_]+)=(\[[^\]]*\]|[^,]+)")
@@ -27,7 +29,7 @@ _SHAPE = re.compile(r"shape(?: is)?:? ?")
 _MISSED = re.compile(r"not found tuned config in (?P<table>[^\s,]+)")
 _PAIR = re.compile(r"\b(\w+)\s*[:=]\s*'?([\w.]+)'?")
 _EXPERTS = re.compile(r"\[fused_moe\] using \w+ default for\s*\((?P<key>[^()]*)\)")
-_SIZES = re.compile(r"(?:cudagraph_capture_sizes['\"]?\s*[:=]\s*|[Cc]apture cuda graph bs )\[(?P<sizes>[\d, ]+)\]")
+_SIZES = re.compile(r"(?:cudagraph_capture_sizes['\"]?\s*[:=]\s*|[Cc]apture cuda graph bs )\[(?P<sizes>[0-9, ]+)\]")
 _NAMES = {"otype": "outdtype", "b": "B", "m": "M", "n": "N", "k": "K"}
 _EXPERT_KEY = (
     *("token", "model_dim", "inter_dim", "expert", "topk", "act_type", "dtype"),
@@ -97,7 +99,7 @@ class Log(Records):
 
 
 def _whole(word: str, where: str) -> int:
-    if not word.strip().isdecimal() or len(word) > _DIGITS:
+    if not (word.isascii() and word.strip().isdecimal()) or len(word) > _DIGITS:
         raise UserError(f"{where}: captured batch sizes: {word.strip()[:40]!r}, expected a whole number")
     return int(word)
 
@@ -154,11 +156,16 @@ def _experts(line: str, where: str) -> Iterator[Recorded]:
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines of a log, packed or not; what is no text in it is passed over."""
+    large = UserError(f"{path}: larger than {_MOST:,} bytes, expected a server's log; cut it to what is new")
     try:
+        if path.is_file() and path.stat().st_size > _MOST:
+            raise large
         with open_text(path, errors="replace") as stream:
-            number = 0
+            number = total = 0
             while line := stream.readline(_LONGEST):
-                number += 1
+                number, total = number + 1, total + len(line)
+                if total > _MOST:  # of one that was packed
+                    raise large
                 yield number, line
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read: {error}") from None

@@ -80,7 +80,7 @@ def foreign_product_of(name: str, arguments: Sequence[Argument], out_dtype: str)
         scales = tuple(each for each in operands[place + 2 : place + 4] if each and each.dtype == "float32")
         turned = w.turned if straight else w
         if x.dtype in _EIGHT and len(scales) == 2:
-            return _scaled(x.rows, turned, (scales[0].numel, scales[1].numel), False, out_dtype)
+            return _scaled(x.rows, turned, (scales[0], scales[1]), False, out_dtype)
         if x.dtype in _WIDE and _NAMED.search(name):
             bias = operands[place + 2] if len(operands) > place + 2 else None
             return _product(x.rows, turned, bias is not None and bias.shape == (turned.shape[1],), x.dtype)
@@ -110,12 +110,13 @@ def _lies(operand: Operand, letters: str) -> str:
     return letters[::-1] if operand.strides[-2] == 1 else letters if operand.strides[-1] == 1 else "strided"
 
 
-def _scaled(x: Operand, w: Operand, sizes: tuple[int, int], bias: bool, out_dtype: str) -> Seen | None:
-    """8-bit operands; `sizes` says how many scales each has."""
+def _scaled(x: Operand, w: Operand, scales: tuple[Operand, Operand], bias: bool, out_dtype: str) -> Seen | None:
+    """8-bit operands with the scales of each."""
     found = _product(x, w, bias, out_dtype)
     if found is None:
         return None
     _, values = found
+    sizes = (scales[0].numel, scales[1].numel)
     m, n, k = x.shape[0], w.shape[1], x.shape[1]
     blocks = -(-k // _BLOCK)
     for key in ("scaleAB", "bpreshuffle"):
@@ -124,9 +125,19 @@ def _scaled(x: Operand, w: Operand, sizes: tuple[int, int], bias: bool, out_dtyp
     # cuBLASLt has the weight's block scales with their K side padded to a multiple of 4.
     by_block = [(m * blocks, -(-n // _BLOCK) * held) for held in (blocks, -(-blocks // 4) * 4)]
     if not granularity and sizes in by_block and not bias and out_dtype in _OUT:
-        return "a8w8_blockscale", values
+        return "a8w8_blockscale", {**values, "x_scale": _order(scales[0])}
     values |= {"q_dtype_w": values.pop("dtype"), "granularity": granularity}
     return ("a8w8" if granularity and out_dtype in _OUT else OTHER), values
+
+
+def _order(scale: Operand) -> str | None:
+    """`row` or `column`, as block scales [M, blocks] lie in memory; None: in neither, in both, or not known."""
+    if len(scale.shape) != 2 or 1 in scale.shape:
+        return None
+    rows, blocks = scale.shape
+    if scale.strides == (blocks, 1):
+        return "row"
+    return "column" if scale.strides[0] == 1 and scale.strides[1] >= rows else None
 
 
 def _is_bias(addend: Operand, rows: int) -> bool:
@@ -165,13 +176,13 @@ def _vector(x: Operand, w: Operand, bias: bool, out: str) -> Seen | None:
 
 
 def _scaled_mm(a: Sequence[Argument], out: str) -> Seen | None:
-    sizes = (_tensor(a[2]).numel, _tensor(a[3]).numel)
-    return _scaled(_tensor(a[0]), _tensor(a[1]), sizes, len(a) > 4 and a[4] is not None, out)
+    scales = (_tensor(a[2]), _tensor(a[3]))
+    return _scaled(_tensor(a[0]), _tensor(a[1]), scales, len(a) > 4 and a[4] is not None, out)
 
 
 def _scaled_mm_v2(a: Sequence[Argument], out: str) -> Seen | None:
     first = [each[0] if isinstance(each, tuple) else _tensor(each) for each in (a[2], a[5])]
-    return _scaled(_tensor(a[0]), _tensor(a[1]), (first[0].numel, first[1].numel), len(a) > 8 and a[8] is not None, out)
+    return _scaled(_tensor(a[0]), _tensor(a[1]), (first[0], first[1]), len(a) > 8 and a[8] is not None, out)
 
 
 def _int_mm(a: Sequence[Argument], out: str) -> Seen | None:

@@ -1,7 +1,7 @@
 """Products in a trace of torch's profiler: each once, however deeply operators are nested, with the time it took."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gemmpipe.data import Scalar
@@ -88,6 +88,8 @@ def _operator(event: Mapping[str, object], order: int, where: str) -> _Operator:
         out = _result(plain, operands, arguments)
         read = product_of if own else foreign_product_of
         seen = read(plain.rpartition("::")[2], operands, out)
+        if seen is not None and arguments.get("Input Strides") is None:
+            seen[1].pop("x_scale", None)  # how scales lie is not known
     return _Operator(
         thread=(event.get("pid"), event.get("tid")),
         start=start,
@@ -139,8 +141,8 @@ def _operands(arguments: Mapping[str, object], where: str) -> list[Argument]:
 
 def _argument(kind: object, sizes: object, strides: object, where: str) -> Argument:
     if kind in _LISTS and isinstance(sizes, list) and sizes and all(isinstance(each, list) for each in sizes):
-        # Of lists the profiler does not say the type: those that products take are scales.
-        return tuple(_tensor("float32", each, None, where) for each in sizes)
+        # Of lists the profiler says neither the type (those that products take are scales) nor the strides.
+        return tuple(replace(_tensor("float32", each, None, where), strides=(0,) * len(each)) for each in sizes)
     dtype = _TYPES.get(str(kind))
     return None if dtype is None else _tensor(dtype, sizes, strides, where)
 

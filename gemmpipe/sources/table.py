@@ -12,7 +12,7 @@ from gemmpipe.files.csvfile import named_files, read_cells
 from gemmpipe.parsing import parse_weight
 from gemmpipe.problem import column_places, make_problem, unite
 from gemmpipe.sources import Source
-from gemmpipe.sources.header import check_family, check_header
+from gemmpipe.sources.header import check_family, check_header, check_name, check_sizes, foreign_sizes
 
 _WEIGHTS = ("weight", "count")
 
@@ -22,13 +22,15 @@ class Csv(Source):
     """Tables with a column for each part of the key; others are ignored, but for weight, count, layer and family.
 
     `path` is a file, a glob, or a list of these. Rows that name another family than the kernel's, or than `rows_of`,
-    are left out; so are rows of formats that the kernel's family does not compute, as aiter's tables mix them.
+    are left out; so are rows of formats that the kernel's family does not compute, as aiter's tables mix them. With
+    `skip_bad_rows` a row with a cell that is no value of its column is left out too, not refused.
     """
 
     path: str | Sequence[str] | None
     rows_of: str | None
+    skip_bad_rows: bool = False
 
-    _refused: list[NotComputed] = field(default_factory=list, init=False, repr=False, compare=False)
+    _refused: list[UserError] = field(default_factory=list, init=False, repr=False, compare=False)
     _others: Counter[str] = field(default_factory=Counter, init=False, repr=False, compare=False)
 
     def problems(self, family: Family, defaults: KernelDefaults, gfx: str) -> list[Problem]:
@@ -46,7 +48,7 @@ class Csv(Source):
         return unite(found)
 
     def left_out(self, family: Family, defaults: KernelDefaults, gfx: str) -> str:
-        """The calls of other families' rows; how many rows the family does not compute, and why the first of them."""
+        """The calls of other families' rows; how many rows are left out otherwise, and why the first of them."""
         count = len(self._refused)
         refused = f"{count} row{'s' * (count != 1)}, the first: {self._refused[0]}" if count else ""
         return "; ".join(said for said in (_counted(self._others), refused) if said)
@@ -55,7 +57,9 @@ class Csv(Source):
         for where, values, weight, layer in _rows(path, wanted, family, self._others):
             try:
                 yield make_problem(family, values, defaults, gfx, where, weight=weight, layer=layer)
-            except NotComputed as error:
+            except UserError as error:
+                if not (self.skip_bad_rows or isinstance(error, NotComputed)):
+                    raise
                 self._refused.append(error)
 
 
@@ -71,6 +75,9 @@ def _rows(
     _, header = next(lines, (1, []))
     places = column_places(header, family, f"{path}:1")
     check_header(header, family, f"{path}:1")
+    if "family" not in header:
+        check_name(path, wanted, family)
+    foreign = foreign_sizes(header, family)
     extra = {name.lower(): place for place, name in reversed(list(enumerate(header)))}
     weight_at = next((extra[name] for name in _WEIGHTS if name in extra), None)
     for line, row in lines:
@@ -86,5 +93,6 @@ def _rows(
             check_family(row[extra["family"]], wanted, where)
             others[row[extra["family"]]] += round(number)
             continue
+        check_sizes(row, foreign, header, family, where)
         layer = row[extra["layer"]] if "layer" in extra else ""
         yield where, {name: row[place] for name, place in places.items()}, number, layer

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gemmpipe.data import Scalar
-from gemmpipe.errors import UserError
+from gemmpipe.errors import UserError, quoted
 from gemmpipe.files.csvfile import read_cells
 from gemmpipe.sources.products import OTHER
 from gemmpipe.sources.records import Recorded, Records
@@ -39,16 +39,16 @@ class Tunableop(Records):
 
 def _row(cells: list[str], where: str) -> Recorded:
     if len(cells) < 2:
-        raise UserError(f"{where}: {cells[0]!r}, expected an operator's signature and its parameters'")
+        raise UserError(f"{where}: {quoted(cells[0])}, expected an operator's signature and its parameters'")
     operation, sizes = OPERATION.fullmatch(cells[0]), SIZES.fullmatch(cells[1])
     if operation is None:
-        raise UserError(f"{where}: {cells[0]!r}, expected {' or '.join(_KINDS)} as in GemmTunableOp_BFloat16_TN")
+        raise UserError(f"{where}: {quoted(cells[0])}, expected {' or '.join(_KINDS)} as in GemmTunableOp_BFloat16_TN")
     layout = operation["layout"].lower()
     if sizes is None or "*" in cells[1] or not cells[1].startswith(f"{layout}_"):
-        raise UserError(f"{where}: {cells[1]!r}, expected sizes such as {layout}_6144_7_4096_ld_4096_4096_6144")
+        raise UserError(f"{where}: {quoted(cells[1])}, expected sizes such as {layout}_6144_7_4096_ld_4096_4096_6144")
     _check_strides(sizes, layout, where)
     if (operation["kind"] == "GemmStridedBatched") != (sizes["batch"] is not None):
-        raise UserError(f"{where}: {cells[1]!r}, expected _B_ for batched products and for these alone")
+        raise UserError(f"{where}: {quoted(cells[1])}, expected _B_ for batched products and for these alone")
     values: dict[str, Scalar] = {"M": int(sizes["n"]), "N": int(sizes["m"]), "K": int(sizes["k"])}
     family, more = _meaning(operation, sizes)
     return Recorded(family=family, values={**values, **more}, where=where)
@@ -78,7 +78,7 @@ def _meaning(operation: "re.Match[str]", sizes: "re.Match[str]") -> tuple[str, d
 def _scaled(operation: "re.Match[str]", rest: str) -> tuple[str, dict[str, Scalar]]:
     """8-bit operands; their scales as ROCm (`_rw_1`) or CUDA (`_ast_1`) says."""
     a, b, out = (TYPES.get(operation[name] or "", "") for name in "abc")
-    rows, numbered = re.search(r"_rw_([01])", rest), re.search(r"_ast_(\d+)_bst_(\d+)", rest)
+    rows, numbered = re.search(r"_rw_([01])", rest), re.search(r"_ast_([0-9]+)_bst_([0-9]+)", rest)
     scales = "row" if rows and rows[1] == "1" else "tensor"
     if numbered:
         pair = {_SCALINGS.get(number, "") for number in numbered.groups()}

@@ -21,7 +21,31 @@ from gemmpipe.stopwatch import Stopwatch
 if TYPE_CHECKING:
     import pandas as pd
 
+    from gemmpipe.backends.engine import EngineImplementation
     from gemmpipe.stages.hunting import Ground, Hunts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """A chosen format for an engine's own function: this function is searched by itself, not by the way."""
+
+    name: str
+    """Of the format in the configuration."""
+    format: Format
+    implementation: "EngineImplementation"
+    published: tuple[Path, ...] = ()
+    """The engine's own files, or folders of them."""
+    further_pct: float = 0.0
+    """An M beside the tuned ones gets a key of its own where the nearest key's entry is slower by more than this."""
+
+    @property
+    def finals(self) -> str:
+        """What its finals are called in trials and journals, apart from those of the problems."""
+        return f"{FINALS} {self.name}"
+
+
+FINALS = "bench"
+"""What the finals of problems are called in trials and journals."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +57,10 @@ class Context:
     source: Source
     formats: tuple[tuple[str, Format], ...]
     """(the name in the configuration, the format)."""
+    forms: tuple[Form, ...] = ()
+    """Those of the formats that are for an engine's own function, in a chain with a stage that searches these."""
+    form: Form | None = None
+    """The one that is searched now; None: all candidates race."""
     output: Path
     """The folder of the artifacts."""
     device: Device
@@ -89,6 +117,16 @@ class Context:
     closing: list[str] = field(default_factory=list)
     """What a stage that sees all batches wants said at the end of the run."""
 
+    @property
+    def races(self) -> bool:
+        """Whether the best of all candidates is wanted for each problem: by all formats but those of engines alone."""
+        return not self.forms or len(self.forms) < len(self.formats)
+
+    @property
+    def finals(self) -> str:
+        """What finals are called now."""
+        return FINALS if self.form is None else self.form.finals
+
     def settle(self, problem: str, worker: int) -> None:
         """From now on this problem's candidates are timed on this worker's device alone."""
         self.homes[problem] = worker
@@ -136,8 +174,14 @@ class Stage(ABC):
     """Whether it must know which device this is, though it runs nothing there."""
     reads: ClassVar[tuple[str, ...]] = ()
     """Keys at the root of the configuration that only such a stage reads: `table`, `inputs`, `target`."""
+    races: ClassVar[bool] = False
+    """Whether it serves the race of all candidates alone: passed over where no format wants that."""
     sees_all_of: ClassVar[tuple[str, ...]] = ()
     """Tables that it gets of all batches so far, not of its own batch alone: what it gives is of all of them too."""
+
+    def forms(self, family: Family, formats: Mapping[str, Format]) -> tuple[Form, ...]:
+        """Those of the formats whose engines' functions it searches for this family. Raises UserError."""
+        return ()
 
     def check(self, context: Context) -> None:
         """Raises UserError for what can be told to be wrong before anything runs."""

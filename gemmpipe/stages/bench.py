@@ -1,7 +1,7 @@
 """The bench stage (accurate-bench): checks the shortlist against the reference and times it in interleaved rounds."""
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -14,6 +14,7 @@ from gemmpipe.jobs import Job
 from gemmpipe.jobs.finals import FinalsJob
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.dealing import hand_out
+from gemmpipe.stages.needed_builds import compile_further
 from gemmpipe.stages.rows import candidate_of, problems_of, trial_frame
 from gemmpipe.stages.weather import Weather
 from gemmpipe.timer import Timer
@@ -34,6 +35,7 @@ class Bench(Stage):
     needs: ClassVar[tuple[str, ...]] = ("problems", "shortlist")
     gives: ClassVar[tuple[str, ...]] = ("trials",)
     uses_device: ClassVar[bool] = True
+    races: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.err_ratio <= 1:
@@ -64,10 +66,10 @@ class Bench(Stage):
         for row in ready.to_dict("records"):
             by_problem.setdefault(str(row["problem"]), []).append(row)
         tally = _Tally(context)
-        jobs = [tally.begin(self._job(p, by_problem.get(p.id, []))) for p in problems]
+        jobs = [tally.begin(self._job(p, by_problem.get(p.id, []), context.finals)) for p in problems]
         total = len(jobs)
         context.events.emit("stage", "bench", total=total)
-        queue: list[Job] = [job for job in jobs if job is not None]
+        queue: list[Job] = list(_compiled([job for job in jobs if job is not None], ready, tally, context))
         weather = Weather(context.journal, context.pool.devices)
         with finishing(context.pool, tally.hear):
             while tally.open:
@@ -79,10 +81,10 @@ class Bench(Stage):
                 context.events.emit("progress", done=total - len(tally.open))
         return tally.trials
 
-    def _job(self, problem: Problem, rows: Sequence[Mapping[Hashable, object]]) -> FinalsJob:
+    def _job(self, problem: Problem, rows: Sequence[Mapping[Hashable, object]], stage: str) -> FinalsJob:
         roles = {str(row["candidate"]): row["role"] for row in rows}
         return FinalsJob(
-            stage="bench",
+            stage=stage,
             problem=problem,
             finalists=tuple(candidate_of(str(row["libtype"]), str(row["config"])) for row in rows),
             library=frozenset(c for c, role in roles.items() if role == "library"),
@@ -108,9 +110,9 @@ class _Tally:
         A finalist that failed in an earlier session is not tried again. Those that were timed are timed again, unless
         all were: their rounds belong together.
         """
-        earlier = {t.candidate: t for t in self._context.record.of("bench", job.problem.id)}
+        earlier = {t.candidate: t for t in self._context.record.of(job.stage, job.problem.id)}
         record = self._context.record
-        if ("bench", job.problem.id) in record.finished and job.problem.id not in record.cut:
+        if (job.stage, job.problem.id) in record.finished and job.problem.id not in record.cut:
             self.trials += earlier.values()
             return None
         if any(c not in earlier for c in job.candidates):
@@ -126,7 +128,7 @@ class _Tally:
 
     def hear(self, message: Built | Finished) -> None:
         """Write what is news of the finals."""
-        if isinstance(message, Built) or message.job.stage != "bench":
+        if isinstance(message, Built) or message.job.stage != self._context.finals:
             return
         job, open_ = message.job, self.open.get(message.job.problem.id, set())
         told = {t.candidate: t for t in message.trials if t.candidate in open_}
@@ -140,4 +142,17 @@ class _Tally:
             self._done(job.problem)
 
     def _done(self, problem: Problem) -> None:
-        self._context.journal.write("done", stage="bench", problem=problem.id)
+        self._context.journal.write("done", stage=self._context.finals, problem=problem.id)
+
+
+def _compiled(jobs: Sequence[FinalsJob], ready: "pd.DataFrame", tally: _Tally, context: Context) -> Iterator[FinalsJob]:
+    """The jobs, once what they launch is compiled; a finalist that cannot be compiled has its trial."""
+    timed = ready[ready["status"] != ""]
+    screened = set(zip(timed["problem"].tolist(), timed["candidate"].tolist(), strict=True))
+    failures = compile_further(jobs, screened, context)
+    for job in jobs:
+        failed = failures.get(job.problem.id, {})
+        trials = tuple(job.failed(c, Status.COMPILE_ERROR, error) for c, error in failed.items())
+        tally.hear(Finished(job=job, trials=trials, complete=False))
+        if len(failed) < len(job.candidates):
+            yield job.without(failed.keys())

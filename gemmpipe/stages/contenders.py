@@ -12,7 +12,7 @@ from gemmpipe.backends.autotune import Autotuned
 from gemmpipe.backends.same_size import BLOCKWISE, SameSize
 from gemmpipe.data import Candidate, Trial, Tuning
 from gemmpipe.errors import UserError
-from gemmpipe.formats.engine_json import EngineJson
+from gemmpipe.formats.engine_json import EngineJson, nearest_key
 from gemmpipe.search.features import View, Vocabulary
 from gemmpipe.stages import Context
 from gemmpipe.stages.listing import Listing
@@ -168,8 +168,8 @@ def _engines_choice(files: Sequence[Path], form: EngineJson, listing: Listing, c
     if path is None:
         raise Unusable(f"file: {len(alike)} for other devices, no {wanted}" if alike else f"file: no {wanted}")
     configurations = form.read(path)
-    m = min(configurations, key=lambda m: (abs(int(m) - spec.m), int(m)))
-    knobs = {"NUM_KSPLIT": configurations[m].get("SPLIT_K", 1), "cache_modifier": "", **configurations[m]}
+    entry = configurations[str(nearest_key(map(int, configurations), spec.m))]
+    knobs = {"NUM_KSPLIT": entry.get("SPLIT_K", 1), "cache_modifier": "", **entry}
     knobs.pop("SPLIT_K", None)
     candidate, failure = judge.candidate(knobs)
     verdict = failure or judge.verdict(candidate, spared=True)

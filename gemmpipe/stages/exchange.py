@@ -7,6 +7,7 @@ from gemmpipe.problem import by_siblings
 from gemmpipe.search import Request
 from gemmpipe.stages import Context
 from gemmpipe.stages.course import Course
+from gemmpipe.stages.needed_builds import screening_builds
 from gemmpipe.stages.shortlist import fastest
 
 _REACH = 2  # Ms on either side
@@ -45,5 +46,5 @@ def tell_of(course: Course, candidate: Candidate, context: Context) -> None:
     implementation = context.implementation(candidate.backend)
     if candidate.id not in course.builds and implementation is not None:
         knobs, spec = candidate.knobs, course.outline.spec
-        course.builds[candidate.id] = implementation.builds(spec, knobs, context.device)
+        course.builds[candidate.id] = screening_builds(implementation, spec, knobs, context.device)
         course.kernel_names[candidate.id] = implementation.kernel_name(knobs)

@@ -152,12 +152,11 @@ def _files(paths: Sequence[str], key: str) -> list[Path]:
 
 
 def _builds(contender: Contender, listing: Listing, context: Context) -> tuple[Build, ...]:
+    """In every order of x's block scales; the listing names those of screening alone."""
     candidate = contender.candidate
-    if candidate is None:
+    implementation = context.implementation(candidate.backend) if candidate is not None else None
+    if candidate is None or implementation is None:
         return ()
-    known, implementation = listing.builds.get(candidate.id), context.implementation(candidate.backend)
-    if known is not None or implementation is None:
-        return known or ()
     return implementation.builds(listing.spec, candidate.knobs, context.device)
 
 

@@ -93,7 +93,7 @@ class Listing:
     spec: GemmSpec
     candidates: tuple[Candidate, ...]
     builds: dict[str, tuple[Build, ...]]
-    """By candidate id."""
+    """By candidate id, what screening needs."""
     passed_over: tuple[Trial, ...]
     kernel_names: dict[str, str]
     """By candidate id."""

@@ -154,7 +154,8 @@ def _contents(sheet: Sheet) -> str:
     said = ", ".join(f"{count:,} {place}" for place, count in sorted(_places(sheet.rows).items()))
     lacking = f"; filled, since it has no such column: {', '.join(sheet.lacking)}" if sheet.lacking else ""
     extra = f"; kept, though unknown: {', '.join(sheet.extra)}" if sheet.extra else ""
-    return f"{len(sheet.rows):,} rows{f' ({said})' if said else ''}{lacking}{extra}"
+    odd = f"; left out, as spreadsheets take them for formulas: cells of {', '.join(sheet.formulas)}"
+    return f"{len(sheet.rows):,} rows{f' ({said})' if said else ''}{lacking}{extra}{odd if sheet.formulas else ''}"
 
 
 def _places(rows: Iterable[Row]) -> Counter[str]:

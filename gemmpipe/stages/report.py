@@ -11,6 +11,7 @@ from gemmpipe.data import Status
 from gemmpipe.errors import at_least
 from gemmpipe.paired import PairedRatio, paired_ratio
 from gemmpipe.stages import Context, Stage
+from gemmpipe.stages.calls import calls_in_words, on_top, worst_calls
 from gemmpipe.tables.merging import provisional
 
 if TYPE_CHECKING:
@@ -25,17 +26,19 @@ class Report(Stage):
     """A row holds when its winner is right, at most `within_pct` slower than recorded, and not behind a library.
 
     Behind is who is slower than the fastest library by more than `behind_pct`, paired round by round, in an interval
-    that excludes 1.
+    that excludes 1. Where calls were timed (the stage `called`), a call through the run time must take at most
+    `called_within_pct` more than the launch itself, in its worse layout of x's scales; None: whatever it takes.
     """
 
     within_pct: float
     behind_pct: float
+    called_within_pct: float | None
 
     needs: ClassVar[tuple[str, ...]] = ("selections", "trials")
     gives: ClassVar[tuple[str, ...]] = ("verified", "stale")
 
     def __post_init__(self) -> None:
-        at_least(0, within_pct=self.within_pct, behind_pct=self.behind_pct)
+        at_least(0, within_pct=self.within_pct, behind_pct=self.behind_pct, called_within_pct=self.called_within_pct)
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """`verified` has a row for each of the table's (`table.VERIFIED`), `stale` the problems to tune again."""
@@ -43,15 +46,18 @@ class Report(Stage):
 
         finals = tables["trials"][tables["trials"]["stage"] == "bench"]
         by_problem = {str(name): trials.to_dict("records") for name, trials in finals.groupby("problem", sort=False)}
-        rows = [
-            self._verdict(row, by_problem.get(str(row["problem"]), []), context)  # type: ignore[arg-type]
-            for row in tables["selections"].to_dict("records")
-        ]
+        calls = worst_calls(tables.get("called"))
+        rows: list[dict[str, object]] = []
+        for recorded in tables["selections"].to_dict("records"):
+            trials = by_problem.get(str(recorded["problem"]), [])
+            verdict = self._verdict(recorded, trials, context)  # type: ignore[arg-type]
+            call = calls.get((str(recorded["problem"]), str(recorded["candidate"])))
+            rows.append(self._as_called(verdict, call, context))
         stale = [row for row in rows if row["verdict"] == "stale"]
         context.unsolved.extend([str(row["problem"]) for row in stale if row["problem"] not in context.unsolved])
         for row in stale[:_MOST_LINES]:
             context.events.emit("line", f"stale: {row['place']}: {row['problem']}: {row['reason']}")
-        context.events.emit("line", _summary(rows, self.within_pct))
+        context.events.emit("line", _summary(rows, self.within_pct) + calls_in_words(rows, self.called_within_pct))
         if stale:
             context.events.emit("line", f"verify: to tune these again: {_again(stale, context)}")
         keys = [column.name for column in context.family.key_columns]
@@ -81,6 +87,21 @@ class Report(Stage):
         said |= {"ratio": ratio.median, "ratio_low": ratio.low, "ratio_high": ratio.high} if ratio else {}
         reason = self._slower(own, row, drift) or self._behind(ratio, library)
         return said | {"verdict": "stale" if reason else "holds", "reason": reason or why}
+
+    def _as_called(
+        self, verdict: dict[str, object], call: Mapping[str, object] | None, context: Context
+    ) -> dict[str, object]:
+        """The row's verdict with what a call takes; one that held falls where too much comes on top."""
+        if call is None:
+            return verdict
+        reason = call["called_error"]
+        if not reason:
+            verdict = {**verdict, "called_layout": call["layout"]}
+            verdict |= {name: call[name] for name in ("called_us", "called_ratio", "called_low", "called_high")}
+            reason = on_top(call, context.family.entry_point, self.called_within_pct)
+        if not reason or verdict["verdict"] == "stale":
+            return verdict
+        return {**verdict, "verdict": "stale", "reason": f"called: {reason}"}
 
     def _slower(self, own: Mapping[str, object], row: Mapping[str, object], drift: float | None) -> str:
         if drift is None or drift <= 1 + self.within_pct / 100:

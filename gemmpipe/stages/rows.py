@@ -8,14 +8,17 @@ import pandas as pd
 
 from gemmpipe import table
 from gemmpipe.data import Candidate, Problem, Trial, canonical
-from gemmpipe.errors import UserError
+from gemmpipe.errors import UserError, quoted, shortened
 from gemmpipe.family import Family
 from gemmpipe.journal import Record
 from gemmpipe.parsing import parse_key
+from gemmpipe.stages import FINALS
 from gemmpipe.stages.listing import PASSED_OVER, Outline
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
+
+    from gemmpipe.stages import Form
 
 
 def problem_frame(family: Family, problems: Iterable[Problem]) -> pd.DataFrame:
@@ -39,8 +42,9 @@ def problems_of(family: Family, frame: pd.DataFrame) -> list[Problem]:
 
 
 def _plain(value: object) -> object:
-    """A numpy scalar as Python's own, so that ids and JSON stay the same."""
-    return value.item() if hasattr(value, "item") else value
+    """A numpy scalar as Python's own, so that ids and JSON stay the same; None for what pandas has in its place."""
+    plain = value.item() if hasattr(value, "item") else value
+    return None if plain != plain else plain
 
 
 def config_text(candidate: Candidate) -> str:
@@ -115,10 +119,19 @@ def candidate_of(libtype: str, config: str) -> Candidate:
     return Candidate.of(libtype, knobs)
 
 
-def record_frames(family: Family, record: Record) -> dict[str, pd.DataFrame]:
+def empty_frame(name: str) -> pd.DataFrame:
+    """A table of screening or finals without a row."""
+    return pd.DataFrame(columns=list({"shortlist": table.SHORTLIST, "trials": table.TRIALS}[name]))
+
+
+def record_frames(
+    family: Family, record: Record, forms: Sequence["Form"] = (), *, races: bool = True
+) -> dict[str, pd.DataFrame]:
     """The problems whose finals an earlier run finished, and their trials, from its journal.
 
-    Raises UserError when the run tuned another family, or another key of it.
+    Finals of `forms`, engines' functions, go along, also those of Ms between the problems'; where all candidates do not
+    race too (`races`), a problem is finished when those are. Raises UserError when the run tuned another family, or
+    another key of it.
     """
     problems = {
         str(row["id"]): _recorded_problem(family, row)
@@ -128,8 +141,10 @@ def record_frames(family: Family, record: Record) -> dict[str, pd.DataFrame]:
     if record.problems and not problems:
         other = str(record.problems[0]["id"]).split(" ")[0]
         raise UserError(f"reuse: that run tuned kernel={other}, this one is kernel={family.name}")
-    done = [p for name, p in problems.items() if ("bench", name) in record.finished]
-    trials = [t for p in done for t in record.of("bench", p.id)]
+    wanted = [FINALS] if races else [form.finals for form in forms]
+    done = [p for name, p in problems.items() if all((finals, name) in record.finished for finals in wanted)]
+    trials = [t for p in done for t in record.of(FINALS, p.id)]
+    trials += [t for form in forms for t in record.at(form.finals)]
     return {"problems": problem_frame(family, done), "trials": trial_frame(trials, record.kernel_names)}
 
 
@@ -137,10 +152,14 @@ def _recorded_problem(family: Family, row: Mapping[str, object]) -> Problem:
     """The problem of a journal's row, whose key must be the family's and what its id says."""
     given: Mapping[str, object] = row["key"]  # type: ignore[assignment]
     try:
-        key = tuple((column.name, parse_key(column, given[column.name], "")) for column in family.key_columns)
+        key = tuple(
+            (column.name, parse_key(column, given.get(column.name) if column.optional else given[column.name], ""))
+            for column in family.key_columns
+        )
     except (KeyError, UserError) as error:
-        raise UserError(f"reuse: problem '{row['id']}' has no key of kernel={family.name}: {error}") from None
+        raise UserError(f"reuse: problem {quoted(row['id'])} has no key of kernel={family.name}: {error}") from None
     problem = family.problem(key, weight=float(str(row["weight"])), layer=str(row["layer"]))
     if problem.id != row["id"]:
-        raise UserError(f"reuse: problem '{row['id']}' has the key of '{problem.id}'; expected a run of this version")
+        said = f"reuse: problem {quoted(row['id'])} has the key of '{shortened(problem.id)}'"
+        raise UserError(f"{said}; expected a run of this version")
     return problem

@@ -41,6 +41,7 @@ class Screen(Stage):
     needs: ClassVar[tuple[str, ...]] = ("problems",)
     gives: ClassVar[tuple[str, ...]] = ("shortlist", "trials")
     uses_device: ClassVar[bool] = True
+    races: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         at_least(1, keep=self.keep)
@@ -69,6 +70,7 @@ class Screen(Stage):
             for course, requests in self._for_buckets(courses, context):
                 scheduler.also(course, requests)
             self._to_the_end(scheduler, context)
+        context.pool.forget_builds()  # of searches that a budget ended: nobody waits for them any more
         context.events.emit("progress", done=len(courses))
         _mark(courses, context)
         _account_idle(context, begun)
@@ -190,8 +192,9 @@ def _deadline(context: Context) -> float | None:
 
 
 def _own(context: Context) -> set[str]:
-    """Labels of the family's own kernels, whose results nobody has checked yet."""
-    return {i.label for i in context.family.implementations}
+    """Labels of the family's own kernels, whose results nobody has checked yet; an engine's stand-in is one."""
+    engines = [context.form.implementation] if context.form is not None else []
+    return {i.label for i in (*context.family.implementations, *engines)}
 
 
 def _in_order(problems: list[Problem], context: Context) -> list[Problem]:
@@ -214,9 +217,9 @@ def _account_idle(context: Context, begun: float) -> None:
 
 
 def all_buckets(problems: list[Problem], context: Context) -> list[Bucket]:
-    """Every bucket that the chosen formats ask for, for problems that differ in M alone."""
-    ms = sorted(p.rows for p in problems)
-    return [b for _, f in context.formats for b in f.buckets(context.family, ms)]
+    """Every bucket that the chosen formats ask for, for problems that differ in M alone; engines' have a search."""
+    ms, apart = sorted(p.rows for p in problems), {form.name for form in context.forms}
+    return [b for name, f in context.formats if name not in apart for b in f.buckets(context.family, ms)]
 
 
 def _shortlist_row(course: Course, candidate: Candidate, trial: Trial, context: Context) -> dict[str, object]:

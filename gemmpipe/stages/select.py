@@ -5,15 +5,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe import table
-from gemmpipe.data import Bucket, Candidate, Problem, Status
+from gemmpipe.data import Bucket, Candidate, Problem
 from gemmpipe.errors import UserError, at_least, nearest
 from gemmpipe.family import GemmSpec
 from gemmpipe.problem import siblings
 from gemmpipe.runtime.choosing import library_backends
-from gemmpipe.stages import Context, Stage
+from gemmpipe.stages import FINALS, Context, Stage
 from gemmpipe.stages.choice import Choice, Finalist, Rules, choose
-from gemmpipe.stages.rows import candidate_of, config_text, problems_of
-from gemmpipe.stages.selections import base_row, comparison, policy
+from gemmpipe.stages.engine_rows import engine_rows
+from gemmpipe.stages.rows import config_text, problems_of
+from gemmpipe.stages.selections import base_row, comparison, finalists_of, policy
 from gemmpipe.stages.unsolved import tell_unsolved
 from gemmpipe.tables.merging import SHARED
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _NOISY = 1.5
-_RACED = {str(Status.OK), str(Status.DROPPED)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +53,9 @@ class Select(Stage):
         import pandas as pd
 
         problems = problems_of(context.family, tables["problems"])
-        finalists = self._finalists(tables["trials"])
+        finalists = finalists_of(tables["trials"], FINALS)
         rows = []
-        for problem in problems:
+        for problem in problems if context.races else ():
             passed = finalists.get(problem.id, [])
             row = self._problem_row(problem, passed, context)
             if row is None:
@@ -64,13 +64,15 @@ class Select(Stage):
                 rows.append(row)
         for group in siblings(problems):
             rows += self._bucket_rows(sorted(group, key=lambda p: p.rows), finalists, context)
+        rows += engine_rows(problems, tables["trials"], context)
         keys = [c.name for c in context.family.key_columns]
         frame = pd.DataFrame(rows, columns=[*table.SELECTIONS, *keys]).astype({context.family.rows_column: "Int64"})
         solved = int((frame["format"] == "").sum())
         above = int((frame.loc[frame["format"] == "", "ratio"] > 1).sum())
-        context.events.emit(
-            "line", f"select: {solved} of {len(problems)} problems solved, {above} above the baseline's time"
-        )
+        if context.races:
+            context.events.emit(
+                "line", f"select: {solved} of {len(problems)} problems solved, {above} above the baseline's time"
+            )
         self._tell_noise(frame, context)
         noisy = sum(_noisy(p20, p80) for p20, p80 in zip(frame["p20_us"], frame["p80_us"], strict=True))
         if noisy:
@@ -89,24 +91,6 @@ class Select(Stage):
         if len(noise):
             text = f"noise: {noise.median():.2f} % between choice and runner-up (median), {noise.quantile(0.99):.2f} %"
             context.events.emit("line", f"{text} on 99 % of problems")
-
-    def _finalists(self, trials: "pd.DataFrame") -> dict[str, list[Finalist]]:
-        raced = trials[(trials["stage"] == "bench") & trials["status"].isin(_RACED) & trials["us"].notna()]
-        found: dict[str, list[Finalist]] = {}
-        columns = ["problem", "libtype", "config", "samples_us", "extra_weight_bytes", "err_ratio", "kernelName"]
-        rows = raced[[*columns, "status", "shared"]].itertuples(index=False)
-        for problem, libtype, config, samples, extra, err, name, status, shared in rows:
-            finalist = Finalist(
-                candidate=candidate_of(libtype, config),
-                samples_us=tuple(samples),
-                extra_weight_bytes=int(extra),
-                err_ratio=float(err),
-                kernel_name=name,
-                complete=status == Status.OK,
-                shared=bool(shared),
-            )
-            found.setdefault(problem, []).append(finalist)
-        return found
 
     def _problem_row(self, problem: Problem, passed: list[Finalist], context: Context) -> dict[str, object] | None:
         spec = context.family.spec(problem)
@@ -139,7 +123,10 @@ class Select(Stage):
     ) -> list[dict[str, object]]:
         ms = sorted(p.rows for p in group)
         rows = []
+        apart = {form.name for form in context.forms}
         for name, form in context.formats:
+            if name in apart:
+                continue
             for bucket in form.buckets(context.family, ms):
                 inside = [p for p in group if bucket.holds(p.rows)]
                 row = self._bucket_row(name, bucket, inside, finalists, context) if inside else None

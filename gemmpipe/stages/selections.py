@@ -1,13 +1,39 @@
 """Rows of the selections table: what was chosen, how it was timed, and against whom."""
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from gemmpipe.data import Problem
+from gemmpipe.data import Problem, Status
 from gemmpipe.family import GemmSpec
 from gemmpipe.stages import Context
 from gemmpipe.stages.choice import Choice, Finalist
-from gemmpipe.stages.rows import config_text, quantile
+from gemmpipe.stages.rows import candidate_of, config_text, quantile
 from gemmpipe.tables.merging import CUT_SHORT, SHARED
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_RACED = {str(Status.OK), str(Status.DROPPED)}
+
+
+def finalists_of(trials: "pd.DataFrame", stage: str) -> dict[str, list[Finalist]]:
+    """By problem id: whose result was right, and who was timed, at this stage of a trials table."""
+    raced = trials[(trials["stage"] == stage) & trials["status"].isin(_RACED) & trials["us"].notna()]
+    found: dict[str, list[Finalist]] = {}
+    columns = ["problem", "libtype", "config", "samples_us", "extra_weight_bytes", "err_ratio", "kernelName"]
+    rows = raced[[*columns, "status", "shared"]].itertuples(index=False)
+    for problem, libtype, config, samples, extra, err, name, status, shared in rows:
+        finalist = Finalist(
+            candidate=candidate_of(libtype, config),
+            samples_us=tuple(samples),
+            extra_weight_bytes=int(extra),
+            err_ratio=float(err),
+            kernel_name=name,
+            complete=status == Status.OK,
+            shared=bool(shared),
+        )
+        found.setdefault(problem, []).append(finalist)
+    return found
 
 
 def policy(problems: Iterable[Problem], finalist: Finalist, context: Context) -> str:

@@ -9,6 +9,7 @@ from gemmpipe.asking import Raised, ask
 from gemmpipe.data import Build, Candidate, Device, Knobs, Status
 from gemmpipe.family import GemmSpec, Implementation
 from gemmpipe.space import Space
+from gemmpipe.stages.needed_builds import screening_builds
 
 T = TypeVar("T")
 
@@ -20,6 +21,7 @@ class Verdict:
     status: Status | None = None
     reason: str = ""
     builds: tuple[Build, ...] = ()
+    """What screening needs of it."""
     kernel_name: str = ""
     place: str = ""
     """`file:line` at which the implementation's own code raised, where it did."""
@@ -88,7 +90,8 @@ class Judge:
         if reason is None and not spared:
             reason, status = own.wasteful(*words), Status.DROPPED
         if reason is None:
-            return Verdict(builds=tuple(same(b) for b in own.builds(*words)), kernel_name=own.kernel_name(knobs))
+            builds = tuple(same(b) for b in screening_builds(own, *words))
+            return Verdict(builds=builds, kernel_name=own.kernel_name(knobs))
         if not isinstance(reason, str):
             raise TypeError(f"{type(reason).__name__} as the reason against a candidate, expected str or None")
         return Verdict(status=status, reason=reason)

@@ -11,7 +11,7 @@ from gemmpipe.family import GemmSpec, Implementation
 from gemmpipe.stages import Context
 from gemmpipe.stages.verdict import Judge
 from gemmpipe.tables.merging import Row
-from gemmpipe.tables.recorded import Unusable, recorded_candidate
+from gemmpipe.tables.recorded import Unusable, library_of, recorded_candidate
 from gemmpipe.tables.store import timed
 
 
@@ -40,7 +40,7 @@ def winners(context: Context, rows: Iterable[Row], device_for: Callable[[Row], D
 
 def _winner(context: Context, row: Row, problem: Problem, device: Device) -> Winner:
     spec = context.family.spec(problem)
-    label = str(row.get("libtype") or "")
+    label = library_of(row, context.family)
     implementation = context.implementation(label)
     if not timed(row):
         raise Unusable(f"time: us is {row.get('us')}, no time that was measured")

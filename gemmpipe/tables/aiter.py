@@ -12,6 +12,7 @@ PLAIN = ("kernelId", "splitK", "us", "kernelName", "tflops", "bw", "errRatio")
 """What follows the key, and `libtype` where several libraries compete."""
 
 _OURS = {"kernelId": "solidx", "errRatio": "err_ratio"}
+_MANGLED = "_ZN"
 _MOST_DOUBLINGS = 16
 _TIMES = ("us", "tflops", "bw")
 
@@ -22,8 +23,15 @@ class AiterTable:
 
     columns: tuple[str, ...]
     """Its header after `gfx,cu_num`, in order."""
+    variable: str = ""
+    """What aiter calls it in the environment: `GEMM_A8W8` for AITER_CONFIG_GEMM_A8W8."""
     powers: tuple[str, ...] = ("", "ck", "cktile")
     """Libraries that write log2 of the number of splits (`""`: those of a table without `libtype`), others write it."""
+
+    def library(self, row: Mapping[str, Scalar]) -> str:
+        """Whose kernel a row names: where `libtype` is empty, assembly by its mangled name, else composable kernels."""
+        said = str(row.get("libtype") or "")
+        return said or ("asm" if str(row.get("kernelName") or "").startswith(_MANGLED) else "ck")
 
     def splits(self, libtype: Scalar, cell: Scalar) -> Scalar:
         """The number of splits that a cell means, 1 for none. Raises UserError for an exponent that is none."""
@@ -59,7 +67,9 @@ def render(rows: Iterable[Mapping[str, Scalar]], table: AiterTable, dtypes: Iter
 def _text(row: Mapping[str, Scalar], name: str, table: AiterTable, dtypes: set[str]) -> Scalar:
     value = row.get(_OURS.get(name, name))
     if name == "splitK":
-        return table.cell(row.get("libtype"), value)
+        return table.cell(table.library(row), value)
+    if name == "libtype":
+        return table.library(row)  # aiter's loader takes no empty one
     if name in dtypes:
         return f"torch.{value}"
     if value is None and name in ("solidx", "kernelId", "errRatio", "err_ratio", *_TIMES):

@@ -38,7 +38,8 @@ class Conflict:
 
 def key_of(row: Mapping[str, Scalar], family: Family) -> Key:
     """(gfx, cu_num, *the family's key)."""
-    return (row["gfx"], row["cu_num"], *(row[column.name] for column in family.key_columns))
+    values = (row.get(c.name) if c.optional else row[c.name] for c in family.key_columns)
+    return (row["gfx"], row["cu_num"], *values)
 
 
 def merge(

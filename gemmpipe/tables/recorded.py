@@ -4,7 +4,8 @@ import json
 
 from gemmpipe.asking import in_words
 from gemmpipe.data import Candidate, Device, Knobs
-from gemmpipe.family import GemmSpec, Implementation
+from gemmpipe.family import Family, GemmSpec, Implementation
+from gemmpipe.launching.source_hash import same_kernel
 from gemmpipe.tables.merging import Row
 
 
@@ -24,7 +25,12 @@ def recorded_candidate(
     Raises Unusable: knobs that are none, a kernel whose source is another one now, or a rule that the knobs break.
     """
     label = implementation.label
-    stored = _stored_knobs(row, label, plain)
+    stored = _stored_knobs(row, label)
+    if stored is None:
+        meant = implementation.knobs_of(row, spec, device)
+        stored = plain if meant is None else meant
+    if stored is None:
+        raise Unusable(f"knobs: the row of {label} has no config, and says too little without")
     try:
         known = implementation.knob_names(spec, device)
         if unknown := [name for name in stored if known is not None and name not in known]:
@@ -37,11 +43,17 @@ def recorded_candidate(
     except Exception as error:  # noqa: BLE001 - nobody checked these knobs, and the code may be the user's
         raise Unusable(f"knobs: {label}: {in_words(implementation, error)}") from None
     before, now = hash_of(row), name.partition("@")[2]
-    if before and before != now:
+    if before and not same_kernel(before, now):
         raise Unusable(f"kernel: its source or library is {now or 'not known'} here, {before} was tuned")
     if reason:
         raise Misfit(f"misfit: {reason}")
     return Candidate.of(label, knobs)
+
+
+def library_of(row: Row, family: Family) -> str:
+    """The `libtype` of a row; of aiter's rows without one what aiter means."""
+    said = str(row.get("libtype") or "")
+    return said if said or row.get("config") or family.aiter_table is None else family.aiter_table.library(row)
 
 
 def hash_of(row: Row) -> str:
@@ -52,19 +64,18 @@ def hash_of(row: Row) -> str:
 def kernel_changed(implementation: Implementation, row: Row) -> bool:
     """Whether the kernel that a row names has another source here; False where nobody can tell."""
     try:
-        name = implementation.kernel_name(_stored_knobs(row, implementation.label, None))
+        name = implementation.kernel_name(_stored_knobs(row, implementation.label) or {})
     except Exception:  # noqa: BLE001 - the same
         return False
-    return bool(hash_of(row)) and name.partition("@")[2] != hash_of(row)
+    return bool(hash_of(row)) and not same_kernel(hash_of(row), name.partition("@")[2])
 
 
-def _stored_knobs(row: Row, label: str, plain: Knobs | None) -> Knobs:
+def _stored_knobs(row: Row, label: str) -> Knobs | None:
+    """The knobs that the row states, or None for a row of another program's."""
     text = row.get("config")
     if isinstance(text, str) and text:
         knobs = json.loads(text)
         if isinstance(knobs, dict):
             return knobs
-        raise Unusable(f"knobs: {text[:40]!r} is no JSON object")
-    if plain is not None:
-        return plain
-    raise Unusable(f"knobs: the row of {label} has no config")
+        raise Unusable(f"knobs: {text[:40]!r} of {label} is no JSON object")
+    return None

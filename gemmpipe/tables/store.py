@@ -4,13 +4,14 @@ import csv
 import difflib
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gemmpipe.data import Scalar, can_be_a_time
-from gemmpipe.errors import UserError, nearest
+from gemmpipe.errors import UserError, nearest, quoted
 from gemmpipe.family import Family, KernelDefaults
 from gemmpipe.files.artifact import known_runs, locked, record_run, sidecar
+from gemmpipe.files.celltext import is_formula
 from gemmpipe.files.csvfile import read_cells
 from gemmpipe.parsing import parse_key
 from gemmpipe.paths import write_atomic
@@ -42,6 +43,8 @@ class Sheet:
     """Foreign columns, kept as text."""
     lacking: tuple[str, ...]
     """Columns of the key that the file does not have: filled with what it means by leaving them out."""
+    formulas: tuple[str, ...] = ()
+    """Foreign columns with cells that a spreadsheet would take for formulas: those cells are left out."""
     rows: list[Row] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
 
@@ -76,7 +79,8 @@ def open_sheet(path: Path, family: Family) -> Sheet:
         raise UserError(f"{path}:1: no header, expected the columns of a tuned table of {family.name}")
     columns = _columns(header, family, f"{path}:1")
     parsers = [Cells(column, family) for column in columns]
-    needed = ("gfx", "cu_num", *(column.name for column in family.key_columns))
+    needed = ("gfx", "cu_num", *(column.name for column in family.key_columns if not column.optional))
+    unsaid = [column.name for column in family.key_columns if column.optional and column.name not in columns]
     lacking = tuple(name for name in needed if name not in columns)
     places = [columns.index(name) for name in needed if name in columns]
     fill: dict[str, Mapping[str, Scalar]] = {}
@@ -90,13 +94,14 @@ def open_sheet(path: Path, family: Family) -> Sheet:
             values = [known[cell] for known, cell in zip(parsers, cells, strict=True)]
         except UserError as error:
             raise UserError(f"{where}: {error}; {_MEND}") from None
-        row: Row = dict(zip(columns, values, strict=True))
+        row: Row = {**dict(zip(columns, values, strict=True)), **dict.fromkeys(unsaid)}
         if lacking or None in [values[place] for place in places]:
             _complete(row, family, fill, where)
         _count_splits(row, columns, family, where)
         sheet.rows.append(row)
         sheet.lines.append(line)
-    return sheet
+    odd = (name for name, known in zip(columns, parsers, strict=True) if name in extra and any(map(is_formula, known)))
+    return replace(sheet, formulas=tuple(odd))
 
 
 def _foreign(name: str, family: Family) -> bool:
@@ -114,6 +119,9 @@ def _columns(header: Sequence[str], family: Family, where: str) -> list[str]:
     twice = next((name for place, name in enumerate(found) if name in found[:place]), None)
     if twice is not None:
         raise UserError(f"{where}: column '{twice}' is there twice, expected once")
+    formula = next(filter(is_formula, found), None)
+    if formula is not None:
+        raise UserError(f"{where}: column {quoted(formula)}, expected a name: spreadsheets take it for a formula")
     theirs = family.aiter_table.columns if family.aiter_table else ()
     for name in found:
         lost = [column for column in known.values() if column not in found]
@@ -141,7 +149,7 @@ def _complete(row: Row, family: Family, fill: dict[str, Mapping[str, Scalar]], w
     if units is None:
         raise UserError(f"{where}: no cu_num, and gfx {gfx} does not tell; add a column cu_num such as 304 or 132")
     for column in family.key_columns:
-        if row.get(column.name) is not None:
+        if column.optional or row.get(column.name) is not None:
             continue
         if str(gfx) not in fill:
             fill[str(gfx)] = family.key_defaults(KernelDefaults(dtype=None, out_dtype=None, bias=None), str(gfx))
@@ -156,7 +164,7 @@ def _count_splits(row: Row, columns: Sequence[str], family: Family, where: str) 
     if family.aiter_table is None or "config" in columns or row.get("splitK") is None:
         return
     try:
-        row["splitK"] = family.aiter_table.splits(row.get("libtype"), row["splitK"])
+        row["splitK"] = family.aiter_table.splits(family.aiter_table.library(row), row["splitK"])
     except UserError as error:
         raise UserError(f"{where}: column splitK: {error}; {_MEND}") from None
 
@@ -173,8 +181,12 @@ def name_products(rows: Iterable[Row], runs: Mapping[str, Mapping[str, object]])
 
 
 def render(rows: Sequence[Row], family: Family, extra: Sequence[str]) -> str:
-    """The CSV text of a native table: dtypes as `torch.bfloat16`, bools True and False, nothing for None."""
-    key = (column.name for column in family.key_columns)
+    """The CSV text of a native table: dtypes as `torch.bfloat16`, bools True and False, nothing for None.
+
+    An optional column of the key is there only where a row has a value in it.
+    """
+    said = {c.name for c in family.key_columns if c.optional and any(row.get(c.name) is not None for row in rows)}
+    key = (column.name for column in family.key_columns if not column.optional or column.name in said)
     columns = list(dict.fromkeys(("gfx", "cu_num", *key, *RESULT, *family.further_columns, *extra)))
     dtypes = [columns.index(column.name) for column in family.key_columns if column.kind == "dtype"]
     out = io.StringIO()

@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gemmpipe.data import Device, Scalar
-from gemmpipe.errors import UserError
+from gemmpipe.errors import UserError, quoted
 from gemmpipe.family import Family, GemmSpec, KernelDefaults
+from gemmpipe.files.csvfile import lines_of, open_table
+from gemmpipe.files.regular import open_regular_text
+from gemmpipe.parsing import parse_number
 from gemmpipe.problem import make_problem
 from gemmpipe.table import RESULT
 from gemmpipe.tables.merging import Row
@@ -29,7 +32,7 @@ OPERATION = re.compile(
     rf"(?P<kind>Gemm|GemmAndBias|GemmStridedBatched|ScaledGemm)TunableOp_(?P<a>{_TYPE})"
     rf"(?:_(?P<b>{_TYPE})_(?P<c>{_TYPE}))?_(?P<layout>[NT]{{2}})"
 )
-_WHOLE = r"\d{1,18}"
+_WHOLE = r"[0-9]{1,18}"
 SIZES = re.compile(
     rf"[nt]{{2}}_(?P<m>{_WHOLE}|\*)_(?P<n>{_WHOLE}|\*)_(?P<k>{_WHOLE}|\*)(?:_B_(?P<batch>{_WHOLE}|\*))?"
     rf"(?:_ld_(?P<lda>{_WHOLE}|\*)_(?P<ldb>{_WHOLE}|\*)_(?P<ldc>{_WHOLE}|\*))?(?P<rest>(?:_.*)?)"
@@ -61,9 +64,9 @@ class Imported:
 def is_results(path: Path) -> bool:
     """Whether a file begins as TunableOp's do: with a validator, or a product and its winner."""
     try:
-        with path.open(encoding="utf-8", errors="replace") as stream:
+        with open_regular_text(path, "a tuned table", errors="replace") as stream:
             first = stream.readline(1000).strip().split(",")
-    except OSError:
+    except (OSError, UserError):  # told by what reads it then
         return False
     return first[0] == "Validator" or (len(first) > 2 and OPERATION.fullmatch(first[0]) is not None)
 
@@ -105,9 +108,10 @@ def read_results(path: Path, family: Family, device: Device) -> Imported:
 def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     """TunableOp splits at every comma and knows no quotes."""
     try:
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            if line.strip():
-                yield number, [cell.strip() for cell in line.split(",")]
+        with open_table(path) as stream:
+            for number, line in enumerate(lines_of(stream, path), 1):
+                if line.strip():
+                    yield number, [cell.strip() for cell in line.split(",")]
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -126,7 +130,8 @@ def _gfx(validators: Mapping[str, str]) -> str:
 def _row(cells: list[str], family: Family, device: Device, validators: Mapping[str, str], where: str) -> Row:
     operation, sizes = OPERATION.fullmatch(cells[0]), SIZES.fullmatch(cells[1])
     if operation is None or sizes is None:
-        raise UserError(f"{where}: '{cells[0]},{cells[1]}', expected a product such as GemmTunableOp_Half_TN,tn_1_2_3")
+        given = quoted(f"{cells[0]},{cells[1]}")
+        raise UserError(f"{where}: {given}, expected a product such as GemmTunableOp_Half_TN,tn_1_2_3")
     said = _said(operation, sizes)
     try:
         words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
@@ -173,7 +178,7 @@ def _said(operation: re.Match[str], sizes: re.Match[str]) -> dict[str, Scalar]:
 
 def _granularity(rest: str) -> str:
     """ROCm says `_rw_1` for scales by row, CUDA torch's numbers of both operands' recipes."""
-    both = re.search(r"_ast_(\d+)_bst_(\d+)", rest)
+    both = re.search(r"_ast_([0-9]+)_bst_([0-9]+)", rest)
     rows = re.search(r"_rw_([01])", rest)
     kinds = set(both.groups()) if both else {rows[1]} if rows else set()
     if len(kinds) != 1 or not kinds <= _GRANULARITIES.keys():
@@ -215,9 +220,6 @@ def _winner(solution: str, spec: GemmSpec, validators: Mapping[str, str]) -> tup
 
 def _time_us(text: str, where: str) -> float:
     try:
-        time_us = float(text) * 1e3
-    except ValueError:
-        time_us = -1.0
-    if not 0 <= time_us < 1e12:
-        raise UserError(f"{where}: time '{text}', expected milliseconds")
-    return round(time_us, 4)
+        return round(parse_number(text, 0, 1e9) * 1e3, 4)
+    except UserError:
+        raise UserError(f"{where}: time {quoted(text)}, expected milliseconds") from None

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gemmpipe.data import Scalar
+from gemmpipe.errors import shortened
 from gemmpipe.family import Family
 from gemmpipe.table import RESULT
 from gemmpipe.tables.merging import Key, Row, key_of, provisional
@@ -26,7 +27,8 @@ class Entry:
         us = self.row.get("us")
         name = self.row.get("kernelName") or self.row.get("solidx")
         words = [word for word in (self.row.get("libtype"), name) if word not in (None, "")]
-        return " ".join([*dict.fromkeys(map(str, words)), "no time" if us is None else f"{us:g} us"])
+        named = dict.fromkeys(shortened(str(word)) for word in words)
+        return " ".join([*named, "no time" if us is None else f"{us:g} us"])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +43,7 @@ class Conflict:
     reason: str
 
     def __str__(self) -> str:
-        words = " ".join("-" if value is None else str(value) for value in self.key)
+        words = " ".join("-" if value is None else shortened(str(value)) for value in self.key)
         return f"{words}: kept {self.kept.place} ({self.kept.told}), left {self.left.place} ({self.left.told}): " + (
             self.reason
         )

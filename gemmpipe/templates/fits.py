@@ -36,8 +36,9 @@ def tile_misfit(
     least_k = int(32 / element_bytes(spec.x_dtype))
     if m < 16 or n < 16 or k < least_k:
         return f"minimum tile: {m}x{n}x{k}, a matrix instruction needs 16x16x{least_k}"
-    # A thread has 255 registers on NVIDIA, 512 on AMD's matrix cores: accumulators beyond that spill in the K loop.
-    held, most = accumulators * m * n // (warps * device.warp_size), 480 if device.vendor == "amd" else 240
+    # A thread has 255 registers on NVIDIA, 512 on AMD's matrix cores, 256 on RDNA: accumulators beyond that spill.
+    cdna = device.vendor == "amd" and device.warp_size == 64
+    held, most = accumulators * m * n // (warps * device.warp_size), 480 if cdna else 240
     if held > most and not _in_tensor_memory(spec, knobs, device):
         return f"registers: {held} accumulator registers a thread, {most} leave none for operands"
     needed = shared_bytes(spec, m, n, k, stages, device, swapped=bool(knobs.get(SWAP)))

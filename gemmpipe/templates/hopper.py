@@ -52,23 +52,23 @@ def barriers(STAGES: gl.constexpr):
 
 
 @gluon.jit
-def begin_slots(ring):
-    """Make the barriers of the slots, which the two warpgroups give back together.
+def begin_slots(ring, FILLERS: gl.constexpr = 1):
+    """Make the barriers of the slots, which FILLERS roles fill and the two warpgroups give back together.
 
     By one warp: Triton synchronises those who make barriers after each pair, which takes four warps 60 ns.
     """
     SLOTS: gl.constexpr = ring.full.shape[0]
     for i in gl.static_range(SLOTS):
-        mbarrier.init(ring.full.index(i), count=1)
+        mbarrier.init(ring.full.index(i), count=FILLERS)
         mbarrier.init(ring.empty.index(i), count=2)
     fence_async_shared()
     mbarrier.arrive(ring.ready, count=1)
 
 
 @gluon.jit
-def prepare(ring, SPLIT_K: gl.constexpr):
+def prepare(ring, SPLIT_K: gl.constexpr, FILLERS: gl.constexpr = 1):
     """A warp beside the loader's: makes the barriers while that one works out where to begin."""
-    begin_slots(ring)
+    begin_slots(ring, FILLERS)
     come_along(SPLIT_K)
 
 

@@ -157,7 +157,7 @@ def _check_place(places):
 
 
 @gluon.jit
-def prepare_rings(ring, SPLIT_K: gl.constexpr):
+def prepare_rings(ring, SPLIT_K: gl.constexpr, FILLERS: gl.constexpr = 1):
     """As hopper.prepare, once the rings are seen to be where they should."""
     _check_place(ring.w)
-    prepare(ring, SPLIT_K)
+    prepare(ring, SPLIT_K, FILLERS)

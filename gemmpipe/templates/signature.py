@@ -1,10 +1,10 @@
 """The parameters that product kernels have in common, in the order of their signatures."""
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from gemmpipe.data import Knobs, Scalar
 from gemmpipe.family import GemmSpec, Inputs, Prepared
+from gemmpipe.spec import COLUMN, order_of
 from gemmpipe.templates.axes import integer
 
 if TYPE_CHECKING:
@@ -82,17 +82,16 @@ def operand_tensors(inputs: Inputs, prepared: Prepared, out: "torch.Tensor") -> 
         "out_ptr": out,
         "x_stride": inputs.x.stride(-2),
         "w_stride": weights.w.stride(-2),
-        "x_scale_stride": _row_stride(inputs.x_scale),
+        "x_scale_stride": scale_stride(inputs.x_scale),
         "w_scale_stride": _row_stride(weights.w_scale),
         "out_stride": out.stride(-2),
     }
 
 
-def transposed_scales(inputs: Inputs) -> Mapping[str, object]:
-    """Instead of x's row-major scales, for a kernel that reads them M-major; none where they are not by blocks."""
-    if inputs.x_scale_t is None:
-        return {}
-    return {"x_scale_ptr": inputs.x_scale_t, "x_scale_stride": inputs.x_scale_t.stride(1)}
+def scale_stride(scales: "torch.Tensor | None") -> int:
+    """Between rows of x's scales; of M-major ones between K blocks."""
+    m_major = scales is not None and scales.dim() == 2 and order_of(scales) == COLUMN
+    return scales.stride(1) if scales is not None and m_major else _row_stride(scales)
 
 
 def _row_stride(scales: "torch.Tensor | None") -> int:

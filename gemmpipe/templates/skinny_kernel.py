@@ -18,12 +18,12 @@ def skinny(
     M, N, K, x_stride, w_stride, x_scale_stride, w_scale_stride, out_stride, lines,
     BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr, BLOCK_SIZE_K: tl.constexpr,
     SCALES: tl.constexpr, SCALE_BLOCK: tl.constexpr, EVEN_K: tl.constexpr, CACHE: tl.constexpr,
-    STAGES: tl.constexpr, XCDS: tl.constexpr, OVERLAP: tl.constexpr,
+    STAGES: tl.constexpr, XCDS: tl.constexpr, OVERLAP: tl.constexpr, M_MAJOR: tl.constexpr,
 ):  # fmt: skip
     """out = (x * x_scale) @ (w * w_scale)^T + bias; strides in elements between rows.
 
     SCALES: `none`, `tensor` (one each), `row` (one a row of x and of w) or `block` (1 x 128 of x, 128 x 128 of w).
-    Sums run in fp32, for int8 in int32.
+    x_scale_stride lies between rows of block scales, M_MAJOR: between blocks of K. Sums run in fp32, for int8 in int32.
     """
     SUM: tl.constexpr = tl.int32 if x_ptr.dtype.element_ty == tl.int8 else tl.float32
     GROUPS: tl.constexpr = BLOCK_SIZE_K // SCALE_BLOCK if SCALES == "block" else 1
@@ -43,7 +43,10 @@ def skinny(
         w = load_k(w_ptrs, ks[None, :], K - k, EVEN_K, CACHE).to(SUM)
         if SCALES == "block":  # both go into x: the rows of w that a program reads have one scale a block of K
             group = tl.minimum(k // SCALE_BLOCK + groups, last_group)
-            x_scale = tl.load(x_scale_ptr + rows[:, None] * x_scale_stride + group[None, :])
+            if M_MAJOR:
+                x_scale = tl.load(x_scale_ptr + rows[:, None] + group[None, :] * x_scale_stride)
+            else:
+                x_scale = tl.load(x_scale_ptr + rows[:, None] * x_scale_stride + group[None, :])
             w_scale = tl.load(w_scale_ptr + tile_n * BLOCK_SIZE_N // SCALE_BLOCK * w_scale_stride + group)
             x = tl.reshape(x, (BLOCK_SIZE_M, GROUPS, SCALE_BLOCK)) * (x_scale * w_scale[None, :])[:, :, None]
             x = tl.reshape(x, (BLOCK_SIZE_M, BLOCK_SIZE_K))

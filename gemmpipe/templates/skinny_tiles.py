@@ -1,27 +1,22 @@
 """Launching the skinny kernel of weights in tiles: what differs from the row-major weight's."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gemmpipe.data import Device, Knobs
-from gemmpipe.family import GemmSpec, Inputs, Prepared
+from gemmpipe.family import GemmSpec
 from gemmpipe.layouts import TILES_16X16
 from gemmpipe.templates.axes import integer
 from gemmpipe.templates.fits import common_misfit
-from gemmpipe.templates.signature import SCALE_BLOCK, transposed_scales
+from gemmpipe.templates.signature import SCALE_BLOCK
 from gemmpipe.templates.skinny import Skinny
 from gemmpipe.templates.whole_k import SCALINGS, scaling
-
-if TYPE_CHECKING:
-    import torch
 
 _HALF, _DEPTH = 8, 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class SkinnyTiles(Skinny):
-    """`skinny`: up to 16 rows on the CUDA cores, transposed activation scales where they are by blocks."""
+    """`skinny`: up to 16 rows on the CUDA cores."""
 
     kernel: str = "gemmpipe.templates.skinny_tiles_kernel:skinny_tiles"
 
@@ -44,7 +39,3 @@ class SkinnyTiles(Skinny):
         if ahead > device.shared_bytes:
             return f"shared memory: about {ahead} bytes, {device.shared_bytes} a block on {device.gfx}"
         return None
-
-    def arguments(self, inputs: Inputs, prepared: Prepared, out: "torch.Tensor") -> Mapping[str, object]:
-        """The tensors, and the strides that they really have."""
-        return {**super().arguments(inputs, prepared, out), **transposed_scales(inputs)}

@@ -23,7 +23,7 @@ def first_pieces(w_ptr, first_column, N, w_stride, lines, BLOCK_SIZE_N: tl.const
 @triton.jit
 def row_pieces(
     x_ptr, x_scale_ptr, x_at, ks, groups, w_scale, first_row, M, left, x_stride, x_scale_stride,
-    ROWS: tl.constexpr, SUM: tl.constexpr, SCALES: tl.constexpr, EVEN_K: tl.constexpr,
+    ROWS: tl.constexpr, SUM: tl.constexpr, SCALES: tl.constexpr, EVEN_K: tl.constexpr, M_MAJOR: tl.constexpr,
 ):  # fmt: skip
     """(each row's pieces of x [DEPTH, 128], each row's scales times w's [DEPTH]) of a block of K, as tuples."""
     xs, scales = (), ()
@@ -31,7 +31,10 @@ def row_pieces(
         row = tl.minimum(first_row + i, M - 1)
         xs += (load_k(x_ptr + row.to(tl.int64) * x_stride + x_at, ks, left, EVEN_K, "").to(SUM),)
         if SCALES == "block":
-            scales += (tl.load(x_scale_ptr + row + groups * x_scale_stride) * w_scale,)
+            if M_MAJOR:
+                scales += (tl.load(x_scale_ptr + row + groups * x_scale_stride) * w_scale,)
+            else:
+                scales += (tl.load(x_scale_ptr + row * x_scale_stride + groups) * w_scale,)
     return xs, scales
 
 
@@ -61,9 +64,9 @@ def skinny_tiles(
     M, N, K, x_stride, w_stride, x_scale_stride, w_scale_stride, out_stride, lines,
     BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr, BLOCK_SIZE_K: tl.constexpr,
     SCALES: tl.constexpr, SCALE_BLOCK: tl.constexpr, EVEN_K: tl.constexpr, CACHE: tl.constexpr,
-    STAGES: tl.constexpr, XCDS: tl.constexpr, OVERLAP: tl.constexpr,
+    STAGES: tl.constexpr, XCDS: tl.constexpr, OVERLAP: tl.constexpr, M_MAJOR: tl.constexpr,
 ):  # fmt: skip
-    """As skinny_kernel.skinny; x_scale_stride lies between blocks of K, BLOCK_SIZE_N is a multiple of 8."""
+    """As skinny_kernel.skinny; BLOCK_SIZE_N is a multiple of 8."""
     SUM: tl.constexpr = tl.int32 if x_ptr.dtype.element_ty == tl.int8 else tl.float32
     DEPTH: tl.constexpr = BLOCK_SIZE_K // 16
     HALVES: tl.constexpr = BLOCK_SIZE_N // 8
@@ -83,7 +86,7 @@ def skinny_tiles(
         w_scale = tl.load(w_scale_row + groups) if SCALES == "block" else 1.0
         xs, scales = row_pieces(
             x_ptr, x_scale_ptr, x_at, ks, groups, w_scale, first_row, M, left, x_stride, x_scale_stride,
-            BLOCK_SIZE_M, SUM, SCALES, EVEN_K,
+            BLOCK_SIZE_M, SUM, SCALES, EVEN_K, M_MAJOR,
         )  # fmt: skip
         acc = add_products(acc, xs, scales, w_ptr, w_at, ks, first_column, N, left, w_stride, SCALES, EVEN_K, CACHE)
         x_ptr += BLOCK_SIZE_K

@@ -38,12 +38,16 @@ def load_rows(ptrs, rows_left, ks, left, EVEN_K: tl.constexpr, INNER: tl.constex
 
 
 @triton.jit
-def scale_of(x_scale_rows, w_scale_row, slices, last, SCALES: tl.constexpr, SCALE_BLOCK: tl.constexpr):
+def scale_of(
+    x_scale_rows, x_scale_stride, w_scale_row, slices, last,
+    SCALES: tl.constexpr, SCALE_BLOCK: tl.constexpr, M_MAJOR: tl.constexpr,
+):  # fmt: skip
     """[SLICES, rows of x] for slices that begin at `slices` along K, where scales are by blocks; None elsewhere."""
     scale = None
     if SCALES == "block":
         group = tl.minimum(slices, last) // SCALE_BLOCK
-        scale = tl.load(x_scale_rows[None, :] + group[:, None]) * tl.load(w_scale_row + group)[:, None]
+        blocks = group * x_scale_stride if M_MAJOR else group
+        scale = tl.load(x_scale_rows[None, :] + blocks[:, None]) * tl.load(w_scale_row + group)[:, None]
     return scale
 
 
@@ -99,11 +103,13 @@ def sliced(
     BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr, BLOCK_SIZE_K: tl.constexpr, SLICES: tl.constexpr,
     SCALES: tl.constexpr, SCALE_BLOCK: tl.constexpr, SWAP_AB: tl.constexpr, UPCAST: tl.constexpr,
     EVEN_K: tl.constexpr, CACHE: tl.constexpr, STAGES: tl.constexpr, XCDS: tl.constexpr, OVERLAP: tl.constexpr,
+    M_MAJOR: tl.constexpr,
 ):  # fmt: skip
     """out = (x * x_scale) @ (w * w_scale)^T + bias; strides in elements between rows.
 
     SCALES: `none`, `tensor` (one each), `row` (one a row of x and of w) or `block` (1 x 128 of x, 128 x 128 of w).
-    Sums run in fp32, for int8 in int32. SWAP_AB: the rows of w are those of the matrix instruction's wide side.
+    x_scale_stride lies between rows of block scales, M_MAJOR: between blocks of K. Sums run in fp32, for int8 in int32.
+    SWAP_AB: the rows of w are those of the matrix instruction's wide side.
     """
     SUM: tl.constexpr = tl.int32 if x_ptr.dtype.element_ty == tl.int8 else tl.float32
     DEPTH: tl.constexpr = BLOCK_SIZE_K // SLICES
@@ -114,7 +120,8 @@ def sliced(
     w_ptr += first_column.to(tl.int64) * w_stride
     x_at, x_ks = slices_of(rows, x_stride, SLICES, DEPTH, not SWAP_AB)
     w_at, w_ks = slices_of(columns, w_stride, SLICES, DEPTH, SWAP_AB)
-    x_scales = x_scale_ptr + (first_row + rows) * x_scale_stride if SCALES == "block" else None
+    scaled_rows = first_row + rows if M_MAJOR else (first_row + rows) * x_scale_stride
+    x_scales = x_scale_ptr + scaled_rows if SCALES == "block" else None
     w_scales = w_scale_ptr + first_column // SCALE_BLOCK * w_scale_stride if SCALES == "block" else None
     if OVERLAP:  # as tiles.overlap, but w is not asked for early: measured, that only delays these programs' own loads
         wait_for_previous(w_ptr)
@@ -124,7 +131,8 @@ def sliced(
     for k in tl.range(0, K, BLOCK_SIZE_K, num_stages=STAGES):
         w = load_k(w_ptr + w_at, w_ks, K - k, EVEN_K, CACHE)
         x = load_rows(x_ptr + x_at, M - first_row, x_ks, K - k, EVEN_K, not SWAP_AB)
-        scale = scale_of(x_scales, w_scales, k + tl.arange(0, SLICES) * DEPTH, K - 1, SCALES, SCALE_BLOCK)
+        slices = k + tl.arange(0, SLICES) * DEPTH
+        scale = scale_of(x_scales, x_scale_stride, w_scales, slices, K - 1, SCALES, SCALE_BLOCK, M_MAJOR)
         acc = add_slices(acc, x, w, scale, SWAP_AB, UPCAST)
         x_ptr += BLOCK_SIZE_K
         w_ptr += BLOCK_SIZE_K

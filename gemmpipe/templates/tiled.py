@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING
 
 from gemmpipe.data import Build, Device, Knobs, Scalar
 from gemmpipe.family import Experts, GemmSpec, Inputs, Prepared
-from gemmpipe.launching.builds import find_kernel, is_interpreted, source_hash
+from gemmpipe.launching.builds import find_kernel, is_interpreted
 from gemmpipe.launching.launches import Kernel, KernelLaunch
+from gemmpipe.launching.source_hash import source_hash
 from gemmpipe.layouts import PLAIN, TILES_16X16
 from gemmpipe.operand_types import element_bytes
+from gemmpipe.spec import COLUMN, ROW, order_of
 from gemmpipe.templates.axes import AMD_ONLY, AXES, CLUSTER, CTAS, KIND, NEUTRAL, SWAP, check_axes, integer
 from gemmpipe.templates.signature import PARTS, operand_tensors
 
@@ -25,6 +27,8 @@ WGMMA_ROWS = 64
 _LINE = 128
 _PREFETCHED_LINES = 16
 _PREFETCHED_BYTES = 13 * 10**6
+_RDNA_WAVE = 32
+_RDNA: Mapping[str, Scalar] = {"matrix_instr_nonkdim": 16, "kpack": 1}
 _XCDS = {"gfx942": 8, "gfx950": 8}  # MI300X, MI355X; each has its own L2
 
 
@@ -71,6 +75,8 @@ class Tiled(Kernel):
     """`module:attribute` of the JIT function."""
     overlapping: bool = False
     """Whether the kernel has the constants of programmatic dependent launch (see tiles.overlap)."""
+    any_order: bool = False
+    """Whether the kernel has the constant M_MAJOR: block scales of x by columns; `x_scale_stride` is theirs then."""
     swaps: bool = False
     """Whether the kernel has the knob SWAP_AB: weights on the wide side of the matrix instruction."""
 
@@ -111,6 +117,8 @@ class Tiled(Kernel):
             kept = {k: v for k, v in kept.items() if k not in AMD_ONLY}
         elif device.gfx == "gfx950" and "kpack" in kept:
             kept["kpack"] = 1  # the compiler overrides it from gfx950 on
+        elif device.warp_size == _RDNA_WAVE:  # its matrix instructions are 16 x 16, and there is nothing to pack
+            kept |= {name: value for name, value in _RDNA.items() if name in kept}
         narrow = min(integer(kept, "BLOCK_SIZE_M"), integer(kept, "BLOCK_SIZE_N"))
         if kept.get("matrix_instr_nonkdim") is not None and integer(kept, "matrix_instr_nonkdim") > narrow:
             kept["matrix_instr_nonkdim"] = 16  # the compiler takes the narrow instruction for a narrow tile
@@ -125,6 +133,17 @@ class Tiled(Kernel):
         if 1 in tiles_of(spec, kept):
             kept["GROUP_SIZE_M"] = 1  # one row or column of tiles has one order
         return kept
+
+    def knobs_of(self, row: Mapping[str, Scalar], spec: GemmSpec, device: Device) -> Knobs | None:
+        """A row that names no knobs (aiter's of `triton`): the first tile that fits, unmeasured, the widest first."""
+        m = max(16, min(64, next_power(spec.m)))
+        k = int(_LINE / element_bytes(spec.x_dtype))
+        for n in (128, 64, 32, 16):
+            tile = {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": k, "GROUP_SIZE_M": 8}
+            knobs = self.normalise(spec, {**tile, "num_warps": 4, "num_stages": 2}, device)
+            if self.misfit(spec, knobs, device) is None:
+                return knobs
+        return None
 
     def wasteful(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """Tiles that are mostly padding, and operands swapped for nothing."""
@@ -141,7 +160,15 @@ class Tiled(Kernel):
         return None
 
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
-        """One build: GROUP_SIZE_M, the number of splits, M, N and K are arguments of it."""
+        """One for each order of block scales; GROUP_SIZE_M, the number of splits, M, N and K are arguments of it."""
+        return tuple(self._build(spec, knobs, device, order) for order in orders_of(spec, self.scale_orders(spec)))
+
+    def scale_orders(self, spec: GemmSpec) -> tuple[str, ...]:
+        """Both where the kernel knows both."""
+        by_block = spec.x_scale is not None and spec.x_scale.granularity == "block"
+        return (ROW, COLUMN) if by_block and self.any_order else (ROW,)
+
+    def _build(self, spec: GemmSpec, knobs: Knobs, device: Device, order: str) -> Build:
         pointers, integers = self.pointers(spec), self.integers(spec)
         # Sizes and strides decide how wide a load or store may be; M and the scales' strides do not.
         aligned = [n for n in ("N", "K", "x_stride", "w_stride", "out_stride") if integers[n] % 16 == 0]
@@ -151,7 +178,9 @@ class Tiled(Kernel):
             constants |= {"XCDS": _XCDS.get(device.gfx, 1), "OVERLAP": self._starts_early(device)}
         if constants.get("OVERLAP"):
             options["launch_pdl"] = True
-        return (build_of(self.kernel, pointers, integers, constants, options, aligned),)
+        if self.any_order:
+            constants["M_MAJOR"] = order == COLUMN
+        return build_of(self.kernel, pointers, integers, constants, options, aligned)
 
     def _starts_early(self, device: Device) -> bool:
         """Whether a launch overlaps the one before it (programmatic dependent launch: sm_90 and later)."""
@@ -167,7 +196,7 @@ class Tiled(Kernel):
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
     ) -> KernelLaunch:
         """One program a tile, split and product."""
-        (build,) = self.builds(spec, knobs, device)
+        build = self._build(spec, knobs, device, order_given(spec, inputs, self.scale_orders(spec)))
         tiles_m, tiles_n = tiles_of(spec, knobs)
         splits = integer(knobs, "NUM_KSPLIT")
         sizes = {**self.integers(spec), "group_m": integer(knobs, "GROUP_SIZE_M"), "splits": splits}
@@ -189,6 +218,26 @@ class Tiled(Kernel):
     def interpreted(self) -> bool:
         """Whether the kernel runs under Triton's interpreter."""
         return is_interpreted(find_kernel(self.kernel))
+
+
+def orders_of(spec: GemmSpec, read: tuple[str, ...]) -> tuple[str, ...]:
+    """The memory orders of x's block scales that this product may come in, of those that are `read` as they lie."""
+    scaling = spec.x_scale
+    if scaling is None or spec.m == 1 or spec.k <= scaling.block[1]:  # a single row or block lies in both
+        return read[:1]
+    if scaling.order is None:
+        return read
+    return (scaling.order,) if scaling.order in read else read[:1]
+
+
+def order_given(spec: GemmSpec, inputs: Inputs, read: tuple[str, ...]) -> str:
+    """The memory order of x's block scales, ROW of others. Raises ValueError for one that is not `read`."""
+    if spec.x_scale is None or spec.x_scale.granularity != "block" or inputs.x_scale is None:
+        return ROW
+    order = order_of(inputs.x_scale)
+    if order not in read:
+        raise ValueError(f"x_scale has strides {tuple(inputs.x_scale.stride())}, expected {' or '.join(read)} order")
+    return order
 
 
 def needed_by(build: Build, given: Mapping[str, object]) -> dict[str, object]:

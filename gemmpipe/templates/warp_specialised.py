@@ -134,13 +134,21 @@ class WarpSpecialised(Kernel):
 
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
         """One build for all sizes whose tiles are copied and added up in the same way."""
+        return (self.build(spec, knobs),)
+
+    def registers(self, knobs: Knobs) -> tuple[int, int]:
+        """A thread's of a math warpgroup and of the other warps."""
+        return REGISTERS[ctas_of(knobs)]
+
+    def build(self, spec: GemmSpec, knobs: Knobs) -> Build:
+        """What its launches need to be compiled."""
         operands = self.operands(spec)
         constants: dict[str, Scalar] = {name: None for name, kind in operands.items() if kind == "constexpr"}
         constants |= tile_sizes(knobs)
         constants |= {
             "STAGES": knobs["num_stages"],
             "SPLIT_K": summed_by(knobs),
-            **dict(zip(("REGISTERS", "LOADER_REGISTERS"), REGISTERS[ctas_of(knobs)], strict=True)),
+            **dict(zip(("REGISTERS", "LOADER_REGISTERS"), self.registers(knobs), strict=True)),
             **self.constants(spec, knobs),
         }
         signature: dict[str, str] = {
@@ -150,7 +158,7 @@ class WarpSpecialised(Kernel):
         signature |= {**pointers, **dict.fromkeys(self._integers(spec), "i32"), **dict.fromkeys(constants, "constexpr")}
         limit = () if ctas_of(knobs) == 1 else (("maxnreg", LEAST_REGISTERS),)
         n, k, columns = integer(knobs, "BLOCK_SIZE_N"), integer(knobs, "BLOCK_SIZE_K"), columns_of(knobs)
-        build = Build(
+        return Build(
             kernel=self.kernel,
             source_hash=hash_of(self.kernel),
             signature=tuple(signature.items()),
@@ -159,7 +167,6 @@ class WarpSpecialised(Kernel):
             options=(("launch_pdl", True), *limit, ("num_warps", 4)),
             boxes=() if part_width(columns) == columns else (("w", (n, k)),),
         )
-        return (build,)
 
     def _integers(self, spec: GemmSpec) -> tuple[str, ...]:
         return ("M", "N", "blocks", "programs", "group_m", "whole", "splits", *self.sizes(spec))
@@ -195,7 +202,7 @@ class WarpSpecialised(Kernel):
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
     ) -> KernelLaunch:
         """Persistent programs, CTAS_PER_SM a multiprocessor at most; descriptors are made here."""
-        (build,) = self.builds(spec, knobs, device)
+        build = self.build(spec, knobs)
         grid = Grid.of(spec, knobs, device)
         w = prepared.weights.w if self.layout == PLAIN else runs_along_k(prepared.weights.w)
         arguments: dict[str, object] = {"x": inputs.x, "w": w, "out": out, "M": spec.m, "N": spec.n}

@@ -8,12 +8,13 @@ from gemmpipe.data import Device, Knobs, Scalar
 from gemmpipe.family import GemmSpec
 from gemmpipe.templates.axes import KIND
 from gemmpipe.templates.signature import LINES, SCALE_BLOCK, SCALE_BLOCKS, operand_pointers, sizes
-from gemmpipe.templates.tiled import Tiled, facts_of
+from gemmpipe.templates.tiled import Tiled, facts_of, next_power
 
 if TYPE_CHECKING:
     from gemmpipe.space import Space
 
 _KNOBS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps", "num_stages", "cache_modifier")
+_ROWS = 16
 SCALINGS = "scales: none, one an operand, one a row of both, or 1x128 and 128x128 blocks"
 """What is said of scales that these kernels do not apply."""
 
@@ -23,6 +24,7 @@ class WholeK(Tiled):
     """No split of K between programs, one order of tiles; its `kernel_type` has the name of its label."""
 
     overlapping: bool = True
+    any_order: bool = True
 
     def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...]:
         """The axes that it knows."""
@@ -41,6 +43,16 @@ class WholeK(Tiled):
         """Its own knobs alone."""
         fixed: dict[str, Scalar] = {KIND: self.label, "cache_modifier": "", "GROUP_SIZE_M": 16, "NUM_KSPLIT": 1}
         return {**fixed, **{name: knobs[name] for name in _KNOBS if name in knobs}}
+
+    def knobs_of(self, row: Mapping[str, Scalar], spec: GemmSpec, device: Device) -> Knobs | None:
+        """A row that names no knobs (aiter's of `skinny`): a few columns of up to 16 rows a program, unmeasured."""
+        rows = min(_ROWS, next_power(spec.m))
+        for warps in (1, 4, 8):
+            sizes = {"BLOCK_SIZE_M": rows, "BLOCK_SIZE_N": 4, "BLOCK_SIZE_K": 512, "num_warps": warps, "num_stages": 1}
+            knobs = self.normalise(spec, sizes, device)
+            if self.misfit(spec, knobs, device) is None:
+                return knobs
+        return None
 
     def pointers(self, spec: GemmSpec) -> Mapping[str, str]:
         """Operands, bias, scales and output."""

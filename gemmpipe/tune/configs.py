@@ -4,14 +4,16 @@ import itertools
 import json
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gemmpipe.data import Bucket, Candidate
-from gemmpipe.errors import UserError
+from gemmpipe.errors import UserError, shown
 from gemmpipe.formats.triton_json import Limit, bucket_ranges
 from gemmpipe.paths import write_atomic
-from gemmpipe.tune.kernel import Config, NoneValid, is_count, one_line_of
+from gemmpipe.tune.kernel import Config, NoneValid, is_count
+from gemmpipe.tune.own_kernels import family_of, tune_own
 
 Tune = Callable[[int, int, int, Any, Sequence[Mapping[str, Any]]], Config]
 """(M, N, K, dtype, search space) -> the best configuration, such as a function around `tune_kernel`."""
@@ -70,30 +72,58 @@ def tune_and_save_configs(
     save_path: str | Path,
     device_name: str,
     tag: str,
-    tune: Tune,
+    tune: Tune | None = None,
     buckets: str | Mapping[str, Limit] = "aiter",
 ) -> dict[str, Config]:
     """`tune(M, N, K, dtype, search_space)` for each M of `batch_sizes`; a configuration for each bucket of M.
 
+    Without `tune` the own kernel of the family that `tag` begins with is tuned (`A8W8_BLOCKSCALE-N=1024-K=1024`), as
+    aiter's scripts tune theirs: see `own_kernels.tune_own`. A bucket that asks for a knob's value (`medium_M32` of
+    `atomic`: BLOCK_SIZE_M=32) is tuned over the configurations of the search space that have it.
+
     Written to `save_path/{device_name}-GEMM-{tag}.json` and returned. `buckets` is a preset of the Triton JSON format
     (`aiter`: small_M to 256, medium_M to 2048, large_M; `m_leq`; `atomic`) or a mapping like its `buckets` key. Where
-    several Ms fall into a bucket, the largest speaks for it. An M without a valid configuration is left out with a
-    warning; raises NoneValid when none has one, UserError for an M or a bucket that is none. Whatever else `tune`
-    raises rises; what was found until then is logged.
+    several Ms fall into a bucket, the largest speaks for it. An M without a valid configuration, or whose bucket asks
+    for what none in the search space has, is left out with a warning; raises NoneValid when none has one, UserError
+    for an M, a bucket or a tag that is none. Whatever else `tune` raises rises; what was found until then is logged.
     """
     ranges = bucket_ranges(buckets, "buckets")
     sizes = _sizes(batch_sizes)
-    found = _by_bucket(sizes, ranges, lambda m: _tuned(tune, m, N, K, dtype, search_space), f"{tag} N={N} K={K}")
+    chosen = _own(tag) if tune is None else tune
+
+    def tuned(m: int) -> Config:
+        return _tuned(chosen, m, N, K, dtype, _for_bucket(m, ranges, search_space))
+
+    found = _by_bucket(sizes, ranges, tuned, f"{tag} N={N} K={K}")
     if not found:
         raise NoneValid(f"N={N} K={K}: no M of {sizes} has a valid configuration")
     save_configs_to_json(f"{device_name}-GEMM-{tag}.json", save_path, found)
     return found
 
 
+def _own(tag: str) -> Tune:
+    family_of(tag)  # a tag that names none is told before anything runs
+    return partial(tune_own, tag)
+
+
+def _for_bucket(
+    m: int, ranges: Sequence[Bucket], search_space: Sequence[Mapping[str, Any]]
+) -> Sequence[Mapping[str, Any]]:
+    """The configurations that M's bucket may hold; all of them where it asks for nothing."""
+    bucket = next((each for each in ranges if each.holds(m)), None)
+    if bucket is None or not bucket.must or not search_space:
+        return search_space
+    fit = [each for each in search_space if all(each.get(name) == value for name, value in bucket.must)]
+    if not fit:
+        asked = ", ".join(f"{name}={value}" for name, value in bucket.must)
+        raise NoneValid(f"no configuration of the search space has {asked}, as {bucket.name} asks")
+    return fit
+
+
 def _sizes(batch_sizes: Iterable[int]) -> list[int]:
     listed = list(batch_sizes) if isinstance(batch_sizes, Iterable) else []
     if not listed or not all(map(is_count, listed)):
-        raise UserError(f"batch_sizes: {one_line_of(listed or batch_sizes)}, expected whole numbers from 1")
+        raise UserError(f"batch_sizes: {shown(listed or batch_sizes)}, expected whole numbers from 1")
     return sorted(set(listed))
 
 
@@ -124,7 +154,7 @@ def _by_bucket(
 def _tuned(tune: Tune, m: int, *rest: Any) -> Config:
     config = tune(m, *rest)
     if not isinstance(config, Mapping):
-        raise UserError(f"tune: {config!r} returned for M={m}, expected a configuration")
+        raise UserError(f"tune: {shown(config)} returned for M={m}, expected a configuration")
     return config
 
 

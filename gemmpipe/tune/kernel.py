@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from gemmpipe.data import median
-from gemmpipe.errors import EnvironmentProblem, GemmpipeError, UserError, one_line
+from gemmpipe.errors import EnvironmentProblem, GemmpipeError, UserError, one_line, shown
 from gemmpipe.tune.measuring import Run, measure, nan_filled_memory
 
 Config = dict[str, Any]
@@ -17,8 +17,6 @@ MakeRun = Callable[[Config], tuple[Run, object]]
 """configuration -> (`run`, which takes nothing and returns the output; the output that is right)."""
 
 _LOG = logging.getLogger("gemmpipe.tune")
-_LONGEST = 60
-"""Characters of a wrong argument that are shown."""
 
 
 class NoneValid(GemmpipeError):
@@ -95,19 +93,23 @@ def benchmark_config(
 
 
 def _survived() -> tuple[type[Exception], ...]:
-    """A wrong output (a Mismatch asserts, as do checks of `run`), and more memory or registers than there are."""
+    """A wrong output (a Mismatch asserts, as do checks of `run`), more memory or registers than there are, and
+    a configuration of ours that the product or device has no place for."""
     import torch
 
+    from gemmpipe.runtime.configured import DoesNotFit
+
+    always = AssertionError, torch.OutOfMemoryError, DoesNotFit
     try:
         from triton.runtime.errors import OutOfResources, PTXASError
     except ImportError:
-        return AssertionError, torch.OutOfMemoryError
-    return AssertionError, torch.OutOfMemoryError, OutOfResources, PTXASError  # ptxas refuses what does not fit too
+        return always
+    return *always, OutOfResources, PTXASError  # ptxas refuses what does not fit too
 
 
 def _check_iterations(num_iters: int) -> None:
     if not is_count(num_iters):
-        raise UserError(f"num_iters: {num_iters!r}, expected a whole number from 1")
+        raise UserError(f"num_iters: {shown(num_iters)}, expected a whole number from 1")
 
 
 def is_count(value: object) -> bool:
@@ -117,25 +119,19 @@ def is_count(value: object) -> bool:
 
 def _check_callable(name: str, value: object) -> None:
     if not callable(value):
-        raise UserError(f"{name}: {one_line_of(value)}, expected a function")
+        raise UserError(f"{name}: {shown(value)}, expected a function")
 
 
 def _configs(search_space: Iterable[Mapping[str, Any]]) -> list[Config]:
     """Copies of the configurations. Raises UserError for axes, which are yet to be combined, and other things."""
     expected = "expected a list of configurations such as [{'BLOCK_SIZE_M': 64}]"
     if isinstance(search_space, Mapping | str) or not isinstance(search_space, Iterable):
-        raise UserError(f"search_space: {one_line_of(search_space)}, {expected}")
+        raise UserError(f"search_space: {shown(search_space)}, {expected}")
     configs = list(search_space)
     for place, config in enumerate(configs):
         if not isinstance(config, Mapping):
-            raise UserError(f"search_space[{place}]: {one_line_of(config)}, {expected}")
+            raise UserError(f"search_space[{place}]: {shown(config)}, {expected}")
     return [dict(config) for config in configs]
-
-
-def one_line_of(value: object) -> str:
-    """What was given in place of something else: its words, cut short."""
-    text = " ".join(repr(value).split())
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def _check_device(config: Config, error: Exception, best: tuple[float, Config] | None) -> None:

@@ -34,7 +34,8 @@ FAMILY = Family(
         columns=(
             *("M", "N", "K", "bias", "dtype", "outdtype", "scaleAB", "bpreshuffle"),
             *("libtype", "solidx", "splitK", "us", "kernelName", "err_ratio", "tflops", "bw"),
-        )
+        ),
+        variable="GEMM_BF16",
     ),
     json_tag="A16W16",
     entry_point="gemm_a16w16",

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 
 from gemmpipe.data import Problem, Scalar
-from gemmpipe.errors import UserError
 from gemmpipe.family import GemmSpec, KernelDefaults, Scaling
+from gemmpipe.layouts import PLAIN, TILES_16X16, check_tiles
 from gemmpipe.operand_types import FP8, OUT, WIDE, check_word
 
 
@@ -25,10 +25,10 @@ def spec(problem: Problem) -> GemmSpec:
     """The product that the key means. Raises UserError when its values contradict each other."""
     key = dict(problem.key)
     dtype, out = str(key["dtype"]), str(key["outdtype"])
-    if key["bpreshuffle"]:
-        raise UserError(
-            f"{problem.id}: bpreshuffle=True is no a16w16 problem; expected False (a16w16 weights are [N, K])"
-        )
+    shuffled = bool(key["bpreshuffle"])
+    if shuffled:  # 8-bit weights in tiles are a8w8_bpreshuffle's
+        check_word(f"{problem.id}: dtype with bpreshuffle=True", dtype, WIDE[:1])
+        check_tiles(problem.id, int(key["N"] or 0), int(key["K"] or 0))
     if key["scaleAB"]:
         check_word(f"{problem.id}: dtype with scaleAB=True", dtype, FP8)
     else:
@@ -44,5 +44,6 @@ def spec(problem: Problem) -> GemmSpec:
         out_dtype=out,
         x_scale=scaling,
         w_scale=scaling,
+        w_layout=TILES_16X16 if shuffled else PLAIN,
         bias=bool(key["bias"]),
     )

@@ -26,7 +26,7 @@ FAMILY = Family(
         KeyColumn(name="outdtype", kind="dtype", default="bfloat16"),
     ),
     csv_name="a4w4_blockscale_tuned_gemm.csv",
-    aiter_table=AiterTable(columns=("M", "N", "K", *PLAIN), powers=("", "ck", "cktile", "asm")),
+    aiter_table=AiterTable(columns=("M", "N", "K", *PLAIN), powers=("", "ck", "cktile", "asm"), variable="GEMM_A4W4"),
     json_tag="AFP4WFP4",
     entry_point="gemm_a4w4_blockscale",
     key_defaults=_problem.key_defaults,

@@ -26,7 +26,7 @@ def spec(problem: Problem) -> GemmSpec:
     check_word(f"{problem.id}: outdtype", out, OUT)
     if k % SCALE_GROUP:
         raise UserError(f"{problem.id}: K={k}, expected a multiple of {SCALE_GROUP} (one scale for so many elements)")
-    scaling = Scaling(granularity="block", block=(1, SCALE_GROUP), dtype="float8_e8m0fnu")
+    scaling = Scaling(granularity="block", block=(1, SCALE_GROUP), dtype="float8_e8m0fnu", order="row")
     return GemmSpec(
         m=int(key["M"] or 0),
         n=int(key["N"] or 0),

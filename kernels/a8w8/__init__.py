@@ -30,7 +30,7 @@ FAMILY = Family(
         KeyColumn(name="bias", kind="bool", default=False),
     ),
     csv_name="a8w8_tuned_gemm.csv",
-    aiter_table=AiterTable(columns=("M", "N", "K", "q_dtype_w", *PLAIN)),
+    aiter_table=AiterTable(columns=("M", "N", "K", "q_dtype_w", *PLAIN), variable="GEMM_A8W8"),
     json_tag="A8W8",
     entry_point="gemm_a8w8",
     key_defaults=_problem.key_defaults,

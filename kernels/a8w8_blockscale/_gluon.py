@@ -1,27 +1,57 @@
 """Launching the warp-specialised block-scaled kernel: the scales beside the operands."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import gcd
 from typing import TYPE_CHECKING
 
-from gemmpipe.data import Device, Knobs, Scalar
+from gemmpipe.data import Build, Device, Knobs, Scalar
 from gemmpipe.family import GemmSpec, Inputs, Prepared
 from gemmpipe.kernels.a8w8_blockscale._fits import scale_misfit
+from gemmpipe.launching.launches import KernelLaunch
+from gemmpipe.spec import COLUMN, ROW, order_of
 from gemmpipe.templates.axes import integer
 from gemmpipe.templates.signature import SCALE_BLOCK
+from gemmpipe.templates.tiled import ceil_div, order_given, orders_of
 from gemmpipe.templates.warp_specialised import WarpSpecialised
 from gemmpipe.templates.warp_specialised_tiles import BLOCK_SCALED, Widest, columns_of, part_width
 
 if TYPE_CHECKING:
     import torch
 
+COPIED, FOURS, STRIDED = "copied", "fours", "strided"
+"""How x's scales come (see the kernel): by the copy engine; by two warps, four side by side or one by one."""
+_STRIDES = {COPIED: ("scale_stride",), FOURS: ("scale_row_stride",), STRIDED: ("scale_stride", "scale_row_stride")}
+"""Those of x's scales that are arguments; another is a constant."""
+_SCALE_LOADER_REGISTERS = 40
+"""A thread's of the warps that hold eight scales of each of two rows; more would be taken from the math warpgroups."""
 
-def _batch(spec: GemmSpec, knobs: Knobs) -> int:
+
+def readings(spec: GemmSpec) -> tuple[str, ...]:
+    """How x's scales may come in the memory orders that the product may have."""
+    found = {
+        ROW: (STRIDED if ceil_div(spec.k, SCALE_BLOCK) % 4 else FOURS,),
+        COLUMN: (COPIED,) if spec.m % 4 == 0 else (COPIED, STRIDED),  # columns are padded to fours, or not
+    }
+    return tuple(dict.fromkeys(each for order in orders_of(spec, (ROW, COLUMN)) for each in found[order]))
+
+
+def reading_of(scales: "torch.Tensor") -> str:
+    """How these scales come; the copy engine and a load of four want every column, or row, to begin at 16 bytes."""
+    (row, block), blocks = scales.stride(), scales.shape[1]
+    if order_of(scales) == COLUMN:
+        return STRIDED if block % 4 else COPIED
+    return STRIDED if row % 4 or blocks % 4 else FOURS
+
+
+def _batch(spec: GemmSpec, knobs: Knobs, reading: str) -> int:
     """Eight where ptxas has the registers for them and none is left over at the end of K, else four.
 
-    Tiles of 80 columns alone: with 96, or with the end of a split, eight spill (triton 3.6).
+    Tiles of 80 columns alone: with 96, with the end of a split, or beside warps that load scales, eight spill (triton
+    3.6).
     """
+    if reading != COPIED:
+        return 4
     few = part_width(columns_of(knobs)) < columns_of(knobs) <= 80
     whole = integer(knobs, "NUM_KSPLIT") == 1 and spec.k % (8 * integer(knobs, "BLOCK_SIZE_K")) == 0
     return 8 if few and whole else 4
@@ -33,6 +63,26 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
 
     kernel: str = "gemmpipe.kernels.a8w8_blockscale._warp_specialised:blockscale_warp_specialised"
     widest: Widest = BLOCK_SCALED
+    reading: str = COPIED
+    """How x's scales come, of the build that is made."""
+
+    def scale_orders(self, spec: GemmSpec) -> tuple[str, ...]:
+        """Both."""
+        return (ROW, COLUMN)
+
+    def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
+        """One for each way in which x's scales may come."""
+        return tuple(replace(self, reading=each).build(spec, knobs) for each in readings(spec))
+
+    def launch(
+        self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
+    ) -> KernelLaunch:
+        """That of the build for scales that lie as these do."""
+        if inputs.x_scale is None or prepared.weights.w_scale is None:
+            raise ValueError("this kernel needs x_scale and w_scale")
+        order_given(spec, inputs, self.scale_orders(spec))
+        own = replace(self, reading=reading_of(inputs.x_scale))
+        return WarpSpecialised.launch(own, spec, knobs, device, inputs, prepared, out)
 
     def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """`rule: detail` of the first rule broken, or None."""
@@ -43,37 +93,50 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
         columns = columns_of(knobs)
         if columns > SCALE_BLOCK + gcd(columns, SCALE_BLOCK):  # a multiple of its columns is where a tile begins
             return f"scales: {columns} columns a warpgroup may lie in three of their blocks, two are looked up"
-        # The copy of a tile's scales begins at a multiple of 16 bytes.
-        return f"alignment: M={spec.m}, the copy engine needs scales in fours" if spec.m % 4 else None
+        return None
 
     def operands(self, spec: GemmSpec) -> Mapping[str, str]:
-        """The weight's scales."""
-        return {"w_scale_ptr": "*fp32"}
+        """The weight's scales; before them x's, where the copy engine does not bring them."""
+        return {**({} if self.reading == COPIED else {"scales": "*fp32"}), "w_scale_ptr": "*fp32"}
 
     def sizes(self, spec: GemmSpec) -> tuple[str, ...]:
-        """Strides of the scales between rows of w and between K blocks of x."""
-        return ("w_scale_stride", "scale_stride")
+        """Strides of the scales between rows of w, and between K blocks and rows of x (1 in `constants`, or passed)."""
+        return ("w_scale_stride", *_STRIDES[STRIDED])
+
+    def registers(self, knobs: Knobs) -> tuple[int, int]:
+        """The loader's are those of the two warps as well, as Triton keeps warps in fours."""
+        math, loader = super().registers(knobs)
+        return math, loader if self.reading == COPIED else max(loader, _SCALE_LOADER_REGISTERS)
 
     def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
-        """Rows of w that share a scale, and how many K blocks are added up before nothing is in flight."""
-        return {"SCALE_BLOCK": SCALE_BLOCK, "BATCH": _batch(spec, knobs)}
+        """Rows of w that share a scale, how many K blocks are added up before nothing is in flight, how scales come."""
+        return {
+            **{name: 1 for name in _STRIDES[STRIDED] if name not in _STRIDES[self.reading]},
+            "SCALE_BLOCK": SCALE_BLOCK,
+            "BATCH": _batch(spec, knobs, self.reading),
+            "READING": self.reading,
+        }
 
     def boxes(self, spec: GemmSpec, knobs: Knobs) -> dict[str, tuple[str, list[int], object]]:
-        """And x's scales, flat."""
+        """And x's scales, flat, where the copy engine brings them."""
+        if self.reading != COPIED:
+            return super().boxes(spec, knobs)
         from triton.experimental.gluon.language import NVMMASharedLayout
 
         flat = NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
         return {**super().boxes(spec, knobs), "scales": ("fp32", [integer(knobs, "BLOCK_SIZE_M")], flat)}
 
     def values(self, spec: GemmSpec, inputs: Inputs, prepared: Prepared) -> Mapping[str, object]:
-        """The M-major scales as one row."""
-        if inputs.x_scale_t is None or prepared.weights.w_scale is None:
-            raise ValueError("this kernel needs x_scale_t and w_scale")
-        scales: torch.Tensor = inputs.x_scale_t.t()
-        w_scale = prepared.weights.w_scale
+        """The scales, M-major ones as one row, and their strides."""
+        scales, w_scale = inputs.x_scale, prepared.weights.w_scale
+        assert scales is not None and w_scale is not None
+        (rows, blocks), (row, block) = scales.shape, scales.stride()
+        if self.reading == COPIED:
+            scales = scales.as_strided(((blocks - 1) * block + rows,), (1,))
+        strides = {"scale_stride": block, "scale_row_stride": row // 4 if self.reading == FOURS else row}
         return {
-            "scales": scales.reshape(-1),
+            "scales": scales,
             "w_scale_ptr": w_scale,
             "w_scale_stride": w_scale.stride(0),
-            "scale_stride": scales.stride(0),
+            **{name: strides[name] for name in _STRIDES[self.reading]},
         }

@@ -35,9 +35,9 @@ def scaled_product(x, w, x_scale, w_scale, SWAP_AB: tl.constexpr, UNIFORM: tl.co
 
 
 @triton.jit
-def row_scales(ptrs, rows, block, stride, SHUFFLED: tl.constexpr):
-    """Scales of rows of x for a block along K; `ptrs`: where each row's begin, SHUFFLED: where the first block's do."""
-    if SHUFFLED:
+def row_scales(ptrs, rows, block, stride, M_MAJOR: tl.constexpr):
+    """Scales of rows of x for a block along K; `ptrs`: where each row's begin, M_MAJOR: where the first block's do."""
+    if M_MAJOR:
         scales = tl.load(ptrs + block.to(tl.int64) * stride + rows)
     else:
         scales = tl.load(ptrs + block)
@@ -51,10 +51,11 @@ def blockscale(
     BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr, BLOCK_SIZE_K: tl.constexpr,
     SCALE_BLOCK: tl.constexpr, SPLIT_K: tl.constexpr, EVEN_K: tl.constexpr, CACHE: tl.constexpr,
     SWAP_AB: tl.constexpr, SHUFFLED: tl.constexpr, XCDS: tl.constexpr, OVERLAP: tl.constexpr,
+    M_MAJOR: tl.constexpr,
 ):  # fmt: skip
     """out = (x * x_scale) @ (w * w_scale)^T; strides in elements between rows, columns are contiguous.
 
-    SHUFFLED: w is tiles (layouts.py), and x_scale lies transposed, its stride between blocks of K.
+    x_scale_stride lies between rows, M_MAJOR: between blocks of K. SHUFFLED: w is tiles (layouts.py).
     """
     pid, split, tile_m, tile_n = tile_of(M, N, group_m, BLOCK_SIZE_M, BLOCK_SIZE_N, XCDS)
     first_row, rows = rows_of(tile_m, M, BLOCK_SIZE_M)
@@ -66,7 +67,7 @@ def blockscale(
     w_ptr += first_column.to(tl.int64) * w_stride + begin * BLOCK_SIZE_K * STEP
     x_at = offsets(rows, x_stride)[:, None] + ks[None, :]
     w_at = weight_at(tile_n, columns, ks, N, w_stride, SHUFFLED)
-    x_scale_ptrs = x_scale_ptr + (first_row if SHUFFLED else (first_row + rows) * x_scale_stride)
+    x_scale_ptrs = x_scale_ptr + (first_row if M_MAJOR else (first_row + rows) * x_scale_stride)
     # A tile of at most SCALE_BLOCK columns lies within one block of weight scales: a scalar, worth 9 % on an H200.
     UNIFORM: tl.constexpr = BLOCK_SIZE_N <= SCALE_BLOCK
     scaled_columns = first_column if UNIFORM else first_column + columns
@@ -79,7 +80,7 @@ def blockscale(
         x = load_k(x_ptr + x_at, ks[None, :], left, EVEN_K, "")
         w = load_weight(w_ptr + w_at, ks, left, EVEN_K, CACHE, SHUFFLED)
         block = k * BLOCK_SIZE_K // SCALE_BLOCK
-        x_scale = row_scales(x_scale_ptrs, rows, block, x_scale_stride, SHUFFLED)
+        x_scale = row_scales(x_scale_ptrs, rows, block, x_scale_stride, M_MAJOR)
         acc += scaled_product(x, w, x_scale, tl.load(w_scale_ptrs + block), SWAP_AB, UNIFORM)
         x_ptr += BLOCK_SIZE_K
         w_ptr += BLOCK_SIZE_K * STEP

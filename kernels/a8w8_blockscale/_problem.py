@@ -28,6 +28,10 @@ def spec(problem: Problem) -> GemmSpec:
         x_dtype=dtype,
         w_dtype=dtype,
         out_dtype=out,
-        x_scale=Scaling(granularity="block", block=(1, 128)),
+        x_scale=Scaling(granularity="block", block=(1, 128), order=_order(key.get("x_scale"))),
         w_scale=Scaling(granularity="block", block=(128, 128)),
     )
+
+
+def _order(value: Scalar) -> str | None:
+    return None if value is None else str(value)

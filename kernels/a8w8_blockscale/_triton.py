@@ -22,11 +22,12 @@ from gemmpipe.templates.tiled import Tiled
 
 @dataclass(frozen=True, kw_only=True)
 class Blockscale(Tiled):
-    """`triton`: row-major scales, one program a tile and split."""
+    """`triton`: one program a tile and split."""
 
     kernel: str = "gemmpipe.kernels.a8w8_blockscale._kernel:blockscale"
     swaps: bool = True
     overlapping: bool = True
+    any_order: bool = True
 
     def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """See _fits."""

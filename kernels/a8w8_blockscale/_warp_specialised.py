@@ -16,6 +16,7 @@ from gemmpipe.templates.hopper import Ring, after, barriers, load_ring, part_of_
 from gemmpipe.templates.hopper_columns import matrix_descriptors, prepare_rings, rings
 from gemmpipe.templates.hopper_order import Work, pieces_of, place_of
 from gemmpipe.templates.hopper_output import Output, leave
+from gemmpipe.templates.hopper_scales import load_scales
 from gemmpipe.templates.hopper_share import parts_of, share_of
 from gemmpipe.templates.hopper_splits import come_along
 from gemmpipe.templates.hopper_turns import begin_turns, end_turns
@@ -156,19 +157,22 @@ def multiply(
 @gluon.jit
 def blockscale_warp_specialised(
     x, w, out, scales, w_scale_ptr, parts_ptr, counters_ptr,
-    M, N, blocks, programs, group_m, whole, splits, w_scale_stride, scale_stride,
+    M, N, blocks, programs, group_m, whole, splits, w_scale_stride, scale_stride, scale_row_stride,
     BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, STAGES: gl.constexpr,
     SPLIT_K: gl.constexpr, REGISTERS: gl.constexpr, LOADER_REGISTERS: gl.constexpr, SCALE_BLOCK: gl.constexpr,
-    BATCH: gl.constexpr,
+    BATCH: gl.constexpr, READING: gl.constexpr,
 ):  # fmt: skip
-    """out = (x * x_scale) @ (w * w_scale)^T; x, w, out and scales are tensor descriptors, scales flat and K-major.
+    """out = (x * x_scale) @ (w * w_scale)^T; x, w and out are tensor descriptors.
 
     SPLIT_K: as dense_hopper.dense_warp_specialised has it. BATCH: of tiles in parts with two products, the K blocks
-    after which nothing is in flight.
+    after which nothing is in flight. READING: how x's scales come; scale_stride lies between K blocks, scale_row_stride
+    between rows. `copied`: by the copy engine, M-major; `scales` is a descriptor of them as one row. `fours` and
+    `strided`: by two warps (hopper_scales.load_scales); `scales` is a pointer.
     """
     COLUMNS: gl.constexpr = BLOCK_SIZE_N * BLOCK_SIZE_M // 128
+    FLAT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
     x_ring, w_ring = rings(x, w, BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, COLUMNS, STAGES)
-    scale_ring = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_SIZE_M], scales.layout)
+    scale_ring = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_SIZE_M], FLAT)
     stage = gl.allocate_shared_memory(out.dtype, [2, 64, out.block_type.shape[1]], out.layout)
     full, empty, ready = barriers(STAGES)
     ring = Ring(x_ring, w_ring, scale_ring, stage, full, empty, ready)
@@ -177,12 +181,18 @@ def blockscale_warp_specialised(
     work = Work(parts_ptr, counters_ptr, M, N, tiles_m, tiles_n, blocks, programs, group_m, whole, splits)
     output = Output(out, None, None, None)
     never = M < 0
+    COPIED: gl.constexpr = READING == "copied"
+    FOURS: gl.constexpr = READING == "fours"
+    FILLERS: gl.constexpr = 1 if COPIED else 2
+    bare = Ring(x_ring, w_ring, None, stage, full, empty, ready)  # of slots whose scales others fill
     gl.warp_specialize([
         (multiply, (share_of(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), output, w_scale_ptr, w_scale_stride, ring, work, never,
                     SCALE_BLOCK, SPLIT_K, BATCH)),
         (multiply, (share_of(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), output, w_scale_ptr, w_scale_stride, ring, work, never,
                     SCALE_BLOCK, SPLIT_K, BATCH)),
-        (load_ring, (x, w, scales, scale_stride, ring, work, BLOCK_SIZE_N, SPLIT_K)),
-        (prepare, (ring, SPLIT_K)) if parts_of(COLUMNS) == 1 else (prepare_rings, (ring, SPLIT_K)),
-        (come_along, (SPLIT_K,)),
+        (load_ring, (x, w, scales, scale_stride, ring, work, BLOCK_SIZE_N, SPLIT_K)) if COPIED else
+        (load_ring, (x, w, None, 0, bare, work, BLOCK_SIZE_N, SPLIT_K)),
+        (prepare, (ring, SPLIT_K, FILLERS)) if parts_of(COLUMNS) == 1 else (prepare_rings, (ring, SPLIT_K, FILLERS)),
+        (come_along, (SPLIT_K,)) if COPIED else
+        (load_scales, (scales, scale_row_stride, scale_stride, ring, work, BLOCK_SIZE_N, FOURS, SPLIT_K)),
     ], [4, 1, 1, 2], [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip

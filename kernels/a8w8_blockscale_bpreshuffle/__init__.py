@@ -15,6 +15,7 @@ from gemmpipe.kernels.a8w8_blockscale._gluon import BlockscaleWarpSpecialised
 from gemmpipe.kernels.a8w8_blockscale_bpreshuffle import _problem
 from gemmpipe.kernels.a8w8_blockscale_bpreshuffle._triton import Blockscale
 from gemmpipe.layouts import TILES_16X16
+from gemmpipe.operand_types import X_SCALE
 from gemmpipe.operands import make_inputs, make_weights
 from gemmpipe.reference import product, tolerance
 from gemmpipe.tables.aiter import PLAIN, AiterTable
@@ -28,9 +29,10 @@ FAMILY = Family(
         KeyColumn(name="K", kind="int"),
         KeyColumn(name="dtype", kind="dtype", default="float8_e4m3fn", aliases=("q_dtype_w",)),
         KeyColumn(name="outdtype", kind="dtype", default="bfloat16"),
+        X_SCALE,
     ),
     csv_name="a8w8_blockscale_bpreshuffle_tuned_gemm.csv",
-    aiter_table=AiterTable(columns=("M", "N", "K", "libtype", *PLAIN)),
+    aiter_table=AiterTable(columns=("M", "N", "K", "libtype", *PLAIN), variable="GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE"),
     json_tag="A8W8_BLOCKSCALE_PRESHUFFLED",
     entry_point="gemm_a8w8_blockscale_bpreshuffle",
     key_defaults=_problem.key_defaults,

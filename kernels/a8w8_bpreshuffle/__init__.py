@@ -31,7 +31,7 @@ FAMILY = Family(
         KeyColumn(name="bias", kind="bool", default=False),
     ),
     csv_name="a8w8_bpreshuffle_tuned_gemm.csv",
-    aiter_table=AiterTable(columns=("M", "N", "K", "q_dtype_w", "libtype", *PLAIN)),
+    aiter_table=AiterTable(columns=("M", "N", "K", "q_dtype_w", "libtype", *PLAIN), variable="GEMM_A8W8_BPRESHUFFLE"),
     json_tag="A8W8_PRESHUFFLED",
     entry_point="gemm_a8w8_bpreshuffle",
     key_defaults=_problem.key_defaults,

@@ -26,7 +26,7 @@ FAMILY = Family(
         KeyColumn(name="outdtype", kind="dtype", default="bfloat16"),
     ),
     csv_name="a8w8_tuned_batched_gemm.csv",
-    aiter_table=AiterTable(columns=("B", "M", "N", "K", *PLAIN)),
+    aiter_table=AiterTable(columns=("B", "M", "N", "K", *PLAIN), variable="A8W8_BATCHED_GEMM"),
     json_tag="BATCHED_A8W8",
     entry_point="batched_gemm_a8w8",
     key_defaults=_problem.key_defaults,

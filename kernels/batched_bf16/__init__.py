@@ -25,7 +25,7 @@ FAMILY = Family(
         KeyColumn(name="outdtype", kind="dtype", default="bfloat16"),
     ),
     csv_name="bf16_tuned_batched_gemm.csv",
-    aiter_table=AiterTable(columns=("B", "M", "N", "K", *PLAIN)),
+    aiter_table=AiterTable(columns=("B", "M", "N", "K", *PLAIN), variable="BF16_BATCHED_GEMM"),
     json_tag="BATCHED_A16W16",
     entry_point="batched_gemm_bf16",
     key_defaults=_problem.key_defaults,

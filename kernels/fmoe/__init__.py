@@ -12,6 +12,7 @@ and _grouped.py (device functions), _grouped_steps.py and _grouped_tile.py (laun
 from gemmpipe.experts import bytes_moved, flops, make_inputs, make_weights, product, tolerance
 from gemmpipe.family import Family, KeyColumn
 from gemmpipe.kernels.fmoe import _problem, _table
+from gemmpipe.kernels.fmoe._engine import ENGINES
 from gemmpipe.kernels.fmoe._gluon import GroupedExperts
 from gemmpipe.kernels.fmoe._triton import FusedExperts
 from gemmpipe.tables.aiter import AiterTable
@@ -35,7 +36,7 @@ FAMILY = Family(
     name="fmoe",
     key_columns=_KEY,
     csv_name="tuned_fmoe.csv",
-    aiter_table=AiterTable(columns=(*(column.name for column in _KEY), *_table.COLUMNS, *_table.REST)),
+    aiter_table=AiterTable(columns=(*(column.name for column in _KEY), *_table.COLUMNS, *_table.REST), variable="FMOE"),
     further_columns=_table.COLUMNS,
     further_cells=_table.cells,
     json_tag="FMOE",
@@ -50,5 +51,6 @@ FAMILY = Family(
     bytes_moved=bytes_moved,
     baseline=("torch",),
     implementations=(FusedExperts(), GroupedExperts()),
+    engine_kernels=ENGINES,
     rows_column="token",
 )

@@ -90,21 +90,21 @@ def steps(spec: GemmSpec, knobs: Knobs, *, interpreted: bool) -> tuple[Step, ...
     experts = experts_of(spec)
     quantised, fused = experts.quantised, bool(knobs.get(FUSED))
     pairs = spec.m * experts.topk
-    found = [_align(spec, knobs)]
+    found = [align_step(spec, knobs)]
     if quantised:
-        found.append(_activate(spec, quantised, "x", "q", (spec.m, spec.k), "none", False, interpreted))
+        found.append(activate_step(spec, quantised, "x", "q", (spec.m, spec.k), "none", False, interpreted))
     wide = "wide" if quantised or not fused else "inner"
     found.append(_first(spec, knobs, wide, fused, interpreted))
     if wide != "inner":
         name, gated = ("none", False) if fused else (experts.activation, experts.gated)
-        found.append(_activate(spec, quantised, wide, "inner", (pairs, experts.inner), name, gated, interpreted))
+        found.append(activate_step(spec, quantised, wide, "inner", (pairs, experts.inner), name, gated, interpreted))
     found.append(_second(spec, knobs, interpreted))
     if experts.topk > 1:
-        found.append(_total(spec, interpreted))
+        found.append(total_step(spec, interpreted))
     return tuple(found)
 
 
-def _align(spec: GemmSpec, knobs: Knobs) -> Step:
+def align_step(spec: GemmSpec, knobs: Knobs) -> Step:
     experts = experts_of(spec)
     pairs = spec.m * experts.topk
     chunk = min(_CHUNK, max(128, next_power(pairs)))
@@ -191,7 +191,7 @@ def _routed(
     )
 
 
-def _activate(
+def activate_step(
     spec: GemmSpec,
     quantised: Scaling | None,
     x: str,
@@ -227,7 +227,7 @@ def groups_of(quantised: Scaling | None, columns: int) -> tuple[int, int]:
     return 128, min(COLUMNS // 128, next_power(ceil_div(columns, 128)))
 
 
-def _total(spec: GemmSpec, interpreted: bool) -> Step:
+def total_step(spec: GemmSpec, interpreted: bool) -> Step:
     block = min(COLUMNS, next_power(spec.n))
     return Step(
         kernel="total",

@@ -6,15 +6,14 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from gemmpipe.data import Device, Knobs, Scalar, digest
-from gemmpipe.experts import experts_of
 from gemmpipe.family import Experts, GemmSpec
-from gemmpipe.kernels.fmoe._launching import LaunchesInARow, Planned, settled
+from gemmpipe.kernels.fmoe._launching import LaunchesInARow, Planned, mostly_padding, settled
 from gemmpipe.kernels.fmoe._steps import KERNELS, MODULE, dtypes_of, scratch, steps
 from gemmpipe.launching.builds import find_kernel, is_interpreted
 from gemmpipe.launching.workspace import Shape
 from gemmpipe.templates.axes import AMD_ONLY, KIND, NEEDED, check_axes, integer
 from gemmpipe.templates.fits import tile_misfit
-from gemmpipe.templates.tiled import WGMMA_ROWS, facts_of, hash_of, next_power
+from gemmpipe.templates.tiled import facts_of, hash_of
 from gemmpipe.templates.two_stage import APART, FUSED, knobs_of_stage
 
 if TYPE_CHECKING:
@@ -87,14 +86,7 @@ class FusedExperts(LaunchesInARow):
 
     def wasteful(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """Blocks that are mostly padding: no expert gets more rows than there are."""
-        m = integer(knobs, "BLOCK_SIZE_M")
-        if m > WGMMA_ROWS and m >= 2 * next_power(spec.m):
-            return f"tile beyond the problem: {m} rows for {spec.m} an expert at most"
-        for stage, columns in ((1, experts_of(spec).wide), (2, spec.n)):
-            n = integer(knobs_of_stage(knobs, stage), "BLOCK_SIZE_N")
-            if n > WGMMA_ROWS and n >= 2 * next_power(columns):
-                return f"tile beyond the problem: {n} columns for {columns} (stage {stage})"
-        return None
+        return mostly_padding(spec, knobs)
 
     def rule(self, spec: GemmSpec, device: Device) -> Knobs | None:
         """Few rows an expert: small blocks, as the weights' traffic is all; many: tiles that feed the matrix units."""

@@ -1,150 +1,56 @@
-"""Contract tests of the AMD backends: a stand-in for the package aiter, with its documented signatures, on the CPU.
+"""Contract tests of the AMD backends: a stand-in for the package aiter, with its signatures, on the CPU.
 
 They show that arguments arrive in the right places, shapes and layouts; nothing here has run on AMD hardware.
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
+import aiter_at_hand
 import pytest
 import torch
+from aiter_at_hand import CALLS, pretended
 
 from gemmpipe.backends import NO_SPACE, hipblaslt
-from gemmpipe.backends import aiter as kernels_of_aiter
 from gemmpipe.backends.aiter import Aiter
+from gemmpipe.backends.aiter_asm import Asm
+from gemmpipe.backends.aiter_ck import Ck
+from gemmpipe.backends.aiter_package import shuffled_scales
 from gemmpipe.backends.hipblaslt import HipblasLt
 from gemmpipe.data import Device, Knobs
-from gemmpipe.device import arch_device, cpu_device
+from gemmpipe.device import cpu_device
 from gemmpipe.family import GemmSpec, Implementation, KernelDefaults, load_family
-from gemmpipe.layouts import plain
 from gemmpipe.problem import make_problem
 from gemmpipe.reference import error_ratio
-
-Optional = torch.Tensor | None
-
-
-class PretendedHip(Device):
-    """An MI300X whose memory is the CPU's."""
-
-    @property
-    def torch_name(self) -> str:
-        return "cpu"
 
 
 @pytest.fixture
 def device() -> Device:
-    known = arch_device("gfx942")
-    return PretendedHip(**{name: getattr(known, name) for name in known.__dataclass_fields__})
-
-
-def hipb_mm(
-    mat1: torch.Tensor,
-    mat2: torch.Tensor,
-    solution_index: int,
-    bias: Optional = None,
-    out_dtype: torch.dtype | None = None,
-    scaleA: Optional = None,
-    scaleB: Optional = None,
-    scaleOut: Optional = None,
-    bpreshuffle: bool | None = None,
-) -> torch.Tensor:
-    assert solution_index in (7, 21434)
-    full = mat1.float() @ mat2.float()
-    full = full if scaleA is None or scaleB is None else full * scaleA * scaleB
-    return (full if bias is None else full + bias.float()).to(out_dtype)
-
-
-def hipb_findallsols(
-    mat1: torch.Tensor,
-    mat2: torch.Tensor,
-    bias: Optional = None,
-    out_dtype: torch.dtype | None = None,
-    scaleA: Optional = None,
-    scaleB: Optional = None,
-    scaleC: Optional = None,
-    bpreshuffle: bool = False,
-) -> list[int]:
-    assert mat1.shape[1] == mat2.shape[0]
-    assert (scaleA is None) == (mat1.dtype.itemsize > 1)
-    return [21434, 7, 21434]
-
-
-def gemm_a16w16_asm(
-    A: torch.Tensor,
-    B: torch.Tensor,
-    out: torch.Tensor,
-    bias: Optional = None,
-    splitK: int | None = None,
-    kernelName: str | None = None,
-    bpreshuffle: bool = False,
-) -> torch.Tensor:
-    assert splitK is not None
-    assert 1 <= splitK <= 16
-    full = A.float() @ B.float().T
-    return out.copy_(full if bias is None else full + bias.float())
-
-
-def _ck(least_m_major: bool, shuffled: bool) -> Callable[..., torch.Tensor]:
-    def tune(
-        XQ: torch.Tensor,
-        WQ: torch.Tensor,
-        x_scale: torch.Tensor,
-        w_scale: torch.Tensor,
-        Out: torch.Tensor,
-        kernelId: int = 0,
-        splitK: int = 0,
-    ) -> torch.Tensor:
-        assert 0 <= splitK <= 3
-        w = (plain(WQ, "n16k16") if shuffled else WQ).float()
-        if x_scale.shape[-1] == 1:
-            assert w_scale.shape[-2] == 1, "the weight's scales are a row [1, N]"
-            return Out.copy_((XQ.float() @ w.mT) * x_scale * w_scale)
-        rows, blocks = x_scale.shape
-        spread = x_scale.reshape(blocks, rows).T if least_m_major else x_scale
-        x = XQ.float() * spread.repeat_interleave(128, 1)[:, : XQ.shape[1]]
-        scales = w_scale.repeat_interleave(128, 0)[: w.shape[0]].repeat_interleave(128, 1)[:, : w.shape[1]]
-        return Out.copy_(x @ (w * scales).T)
-
-    return tune
+    return pretended("gfx942")
 
 
 @pytest.fixture
-def package(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    module = ModuleType("aiter")
-    module.opened = []  # type: ignore[attr-defined]
-    module.hipb_create_extension = lambda: module.opened.append(1)  # type: ignore[attr-defined]
-    for function in (hipb_mm, hipb_findallsols, gemm_a16w16_asm):
-        setattr(module, function.__name__, function)
-    module.gemm_a8w8_tune = _ck(False, False)  # type: ignore[attr-defined]
-    module.gemm_a8w8_blockscale_tune = _ck(False, False)  # type: ignore[attr-defined]
-    module.gemm_a8w8_bpreshuffle_tune = _ck(False, True)  # type: ignore[attr-defined]
-    module.gemm_a8w8_blockscale_bpreshuffle_tune = _ck(True, True)  # type: ignore[attr-defined]
-    module.batched_gemm_a8w8_tune = _ck(False, False)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "aiter", module)
-    monkeypatch.setattr(
-        "torch.cuda.tunable.get_validators", lambda: (("PT_VERSION", "2.11"), ("HIPBLASLT_VERSION", "100101-abc"))
-    )
-    cached = (
-        hipblaslt.aiter_missing,
-        hipblaslt._opened,
-        hipblaslt._version,
-        hipblaslt._solutions,
-        kernels_of_aiter._version,
-    )
-    for function in cached:
-        function.cache_clear()
-    yield module
-    for function in cached:
-        function.cache_clear()
+def package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModuleType]:
+    with aiter_at_hand.package(monkeypatch, tmp_path) as module:
+        yield module
 
 
 def _spec(family: str, m: int, n: int, k: int, **words: object) -> GemmSpec:
-    given = {"dtype": None, "out_dtype": None, "bias": None, **words}
     key = {"B": 3} if family.startswith("batched") else {}
+    key |= {name: words.pop(name) for name in ("bpreshuffle",) if name in words}
+    given = {"dtype": None, "out_dtype": None, "bias": None, **words}
     defaults = KernelDefaults(**given)  # type: ignore[arg-type]
     found = load_family(family)
     return found.spec(make_problem(found, {"M": m, "N": n, "K": k, **key}, defaults, "gfx942", "test"))
+
+
+def _mixture(**words: object) -> GemmSpec:
+    family = load_family("fmoe")
+    cells = {"token": 9, "model_dim": 128, "inter_dim": 128, "expert": 5, "topk": 2, **words}
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    return family.spec(make_problem(family, cells, defaults, "gfx942", "test"))
 
 
 def _error(family: str, spec: GemmSpec, implementation: Implementation, knobs: Knobs, device: Device) -> float:
@@ -171,6 +77,7 @@ def test_hipblaslts_solutions(family: str, words: dict[str, object], package: Mo
     assert backend.unavailable(device) is None
     points = list(backend.points(spec, device, NO_SPACE))
     assert points == [{"solidx": 21434}, {"solidx": 7}]
+    assert backend.misfit(spec, {"solidx": -1}, device) is None, "what the library proposes"
     for knobs in points:
         assert backend.misfit(spec, knobs, device) is None
         assert _error(family, spec, backend, knobs, device) == 0
@@ -179,30 +86,38 @@ def test_hipblaslts_solutions(family: str, words: dict[str, object], package: Mo
     assert package.opened == [1]
 
 
-@pytest.mark.parametrize(
-    ("family", "words", "label", "count"),
-    [
-        ("a16w16", {}, "asm", 8),
-        ("a16w16", {"bias": True, "out_dtype": "float32"}, "asm", 8),
-        ("a8w8", {"dtype": "int8"}, "ck", 86 * 4),
-        ("a8w8", {"dtype": "float8_e4m3fnuz"}, "ck", 86 * 4),
-        ("a8w8_blockscale", {}, "ck", 19 * 4),
-        ("a8w8_bpreshuffle", {"dtype": "int8"}, "ck", 159 * 4),
-        ("a8w8_blockscale_bpreshuffle", {}, "ck", 18 * 4),
-        ("batched_a8w8", {"dtype": "int8"}, "ck", 86 * 4),
-    ],
-)
+CASES = [
+    # family, words, gfx, how many candidates of each library
+    ("a16w16", {}, "gfx942", {"asm": 5 + 1}),  # K / 64 = 6 splits at most, 2 to 6; and the kernel that does not split
+    ("a16w16", {"bias": True, "out_dtype": "float32"}, "gfx942", {"asm": 5 + 1}),
+    ("a16w16", {"bpreshuffle": True}, "gfx942", {"asm": 5 + 1}),
+    ("a16w16", {"bpreshuffle": True, "bias": True}, "gfx942", {"asm": 5}),
+    ("a8w8", {"dtype": "int8"}, "gfx942", {"ck": 86 * 4}),
+    ("a8w8", {"dtype": "float8_e4m3fnuz"}, "gfx942", {"ck": 86 * 4}),
+    ("a8w8_blockscale", {}, "gfx942", {"ck": 19 * 4}),
+    ("a8w8_bpreshuffle", {"dtype": "int8"}, "gfx942", {"ck": 159 * 4, "asm": 3 + 1}),
+    ("a8w8_blockscale_bpreshuffle", {}, "gfx942", {"ck": 18 * 4, "asm": 3}),
+    ("a4w4_blockscale", {}, "gfx950", {"ck": 20 * 4, "asm": 4 + 1}),
+    ("a4w4_blockscale", {}, "gfx942", {}),
+    ("batched_a8w8", {"dtype": "int8"}, "gfx942", {"ck": 86 * 4}),
+    ("batched_bf16", {}, "gfx942", {"ck": 86 * 4}),
+]
+
+
+@pytest.mark.parametrize("rows", [5, 32])
+@pytest.mark.parametrize(("family", "words", "gfx", "counts"), CASES)
 @pytest.mark.usefixtures("package")
-def test_aiters_kernels(family: str, words: dict[str, object], label: str, count: int, device: Device) -> None:
-    spec = _spec(family, 32, 256, 384, **words)
+def test_aiters_kernels(family: str, words: dict[str, object], gfx: str, counts: dict[str, int], rows: int) -> None:
+    spec, device = _spec(family, rows, 256, 384, **words), pretended(gfx)
     fitting = {}
     for implementation in Aiter().implementations(load_family(family)):
         assert implementation.unavailable(device) is None
         points = list(implementation.points(spec, device, NO_SPACE))
         fitting[implementation.label] = [p for p in points if implementation.misfit(spec, p, device) is None]
-        for knobs in fitting[implementation.label][:: max(1, count // 4)]:
+        assert all(set(point) == set(implementation.knob_names(spec, device)) for point in points)
+        for knobs in fitting[implementation.label][:: max(1, len(points) // 4)]:
             assert _error(family, spec, implementation, knobs, device) == 0
-    assert {name: len(points) for name, points in fitting.items() if points} == {label: count}
+    assert {name: len(points) for name, points in fitting.items() if points} == counts
 
 
 def test_without_the_package_or_the_hardware_they_offer_nothing(device: Device) -> None:
@@ -213,3 +128,67 @@ def test_without_the_package_or_the_hardware_they_offer_nothing(device: Device) 
         assert "no AMD GPU" in str(backend.unavailable(cpu))
         assert "the package aiter cannot be imported: No module named 'aiter'" in str(backend.unavailable(device))
         assert list(backend.points(spec, device, NO_SPACE)) == list(backend.points(spec, cpu, NO_SPACE)) == []
+
+
+@pytest.mark.usefixtures("package")
+def test_a_shuffled_16_bit_weight_is_multiplied_by_hipblaslt(device: Device) -> None:
+    spec, backend = _spec("a16w16", 5, 48, 64, bpreshuffle=True), HipblasLt()
+    points = list(backend.points(spec, device, NO_SPACE))
+    assert points == [{"solidx": 7}, {"solidx": -1}], "its own choice, since torch reads no tiles"
+    for knobs in points:
+        assert backend.misfit(spec, knobs, device) is None
+        assert _error("a16w16", spec, backend, knobs, device) == 0
+    assert CALLS[-2:] == [("hipb_mm", (7, True)), ("hipb_mm", (-1, True))]
+
+
+@pytest.mark.usefixtures("package")
+def test_assembly_is_chosen_by_name_and_splits(device: Device) -> None:
+    spec = _spec("a16w16", 5, 256, 384)
+    assert _error("a16w16", spec, Asm(), {"kernelName": "bf16_32x64_splitk", "NUM_KSPLIT": 4}, device) == 0
+    assert _error("a16w16", spec, Asm(), {"kernelName": "", "NUM_KSPLIT": 0}, device) == 0
+    assert CALLS == [("gemm_a16w16_asm", ("bf16_32x64_splitk", 4, False)), ("gemm_a16w16_asm", (None, None, False))]
+    wide = _spec("a16w16", 4096, 4096, 384)
+    for case, name, splits, said in (
+        (spec, "bf16_999x9", 1, "kernel: this version of aiter has no bf16_999x9"),
+        (spec, "bf16_64x64_bshuffle_splitk", 2, "reads another layout of the weight"),
+        (spec, "bf16_32x64_clean", 2, "splits: bf16_32x64_clean does not split K"),
+        (spec, "bf16_32x64_splitk", 17, "splits: 17, from 1 to 16"),
+        (wide, "bf16_32x64_splitk", 2, "grid: 8192 tiles with K split, at most 1024"),
+        (_spec("a16w16", 5, 256, 32), "", 1, "alignment: N=256 and K=32 must be multiples of 64"),
+    ):
+        assert said in str(Asm().misfit(case, {"kernelName": name, "NUM_KSPLIT": splits}, device))
+
+
+def test_without_a_list_of_kernels_assembly_is_aiters_own_choice(package: ModuleType, device: Device) -> None:
+    del sys.modules["aiter.jit.core"].get_asm_dir
+    points = list(Asm().points(_spec("a16w16", 5, 256, 384), device, NO_SPACE))
+    assert points == [{"kernelName": "", "NUM_KSPLIT": n} for n in (1, 2, 3, 4, 6, 8, 12, 16)]
+
+
+def test_fp4_scales_lie_as_aiters_shuffle_puts_them() -> None:
+    scales = torch.randint(0, 250, (300, 20), dtype=torch.uint8)
+    made = shuffled_scales(scales.view(torch.float8_e8m0fnu)).view(torch.uint8)
+    assert made.shape == (512, 24)
+    wide = torch.zeros(512, 24, dtype=torch.uint8)
+    wide[:300, :20] = scales
+    theirs = wide.view(16, 2, 16, 3, 2, 4).permute(0, 3, 5, 2, 4, 1).reshape(512, 24)  # aiter/ops/shuffle.py
+    there = torch.zeros(512, 24, dtype=torch.uint8)
+    there[:300, :20] = 1
+    there = there.view(16, 2, 16, 3, 2, 4).permute(0, 3, 5, 2, 4, 1).reshape(512, 24).bool()
+    assert torch.equal(made[there], theirs[there]), "all that is no padding"
+
+
+@pytest.mark.parametrize("words", [{}, {"q_type": "per_Token"}, {"q_type": "per_1x128"}, {"act_type": "gelu"}])
+@pytest.mark.parametrize("weight_first", [0, 1])
+@pytest.mark.usefixtures("package")
+def test_experts_by_composable_kernels(words: dict[str, object], weight_first: int, device: Device) -> None:
+    spec = _mixture(doweight_stage1=weight_first, **words)
+    points = [p for p in Ck().points(spec, device, NO_SPACE) if Ck().misfit(spec, p, device) is None]
+    assert [(p["block_m"], p["shuffled"]) for p in points] == [(b, s) for s in (False, True) for b in (16, 32, 64, 128)]
+    for knobs in points[::3]:
+        CALLS.clear()
+        error = _error("fmoe", spec, Ck(), knobs, device)
+        # What is quantised between the stages was bf16 there and fp32 in the reference: some values round otherwise.
+        assert error < 0.02 if "q_type" in words else error == 0
+        assert [(f"ck_moe_stage{i}_fwd", ("", knobs["block_m"], knobs["shuffled"])) for i in (1, 2)] == CALLS
+    assert "no composable kernel" in str(Ck().misfit(spec, {**points[0], "kernelName1": "flydsl_x"}, device))

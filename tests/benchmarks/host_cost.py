@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -25,6 +26,7 @@ from gemmpipe.launching.launches import COUNTERS, PARTS, Kernel
 from gemmpipe.launching.workspace import WORKSPACES
 from gemmpipe.problem import make_problem
 from gemmpipe.runtime.dispatches import EAGER
+from gemmpipe.spec import COLUMN, ROW
 from gemmpipe.tables.store import render
 
 CALLS, BATCH = 10_000, 500
@@ -54,8 +56,8 @@ def median_us(call: Callable[[], object]) -> float:
     return statistics.median(times) / 1000
 
 
-def measure(name: str, label: str, m: int, n: int, k: int, **knobs: Scalar) -> None:
-    """One line: the family's numbers with these knobs."""
+def measure(name: str, label: str, m: int, n: int, k: int, order: str, **knobs: Scalar) -> None:
+    """One line: the family's numbers with these knobs, block scales of x in this memory order."""
     family, device = load_family(name), gpu_device(0)
     words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
     problem = make_problem(family, {"M": m, "N": n, "K": k}, words, device.gfx, "case")
@@ -73,7 +75,7 @@ def measure(name: str, label: str, m: int, n: int, k: int, **knobs: Scalar) -> N
     generator = torch.Generator(device="cuda").manual_seed(1)
     weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
     function = getattr(runtime, family.entry_point)
-    scale = inputs.x_scale if label == "triton" else inputs.x_scale_t
+    scale = inputs.x_scale if order == ROW or inputs.x_scale is None else inputs.x_scale.t().contiguous().t()
     scales = () if scale is None else (scale, weights.w_scale)
     whole = lambda: function(inputs.x, weights.w, *scales)  # noqa: E731
     whole()
@@ -81,14 +83,15 @@ def measure(name: str, label: str, m: int, n: int, k: int, **knobs: Scalar) -> N
     (bound,) = dispatch.calls.values()
     assert bound.__module__ == "gemmpipe.runtime.bound", "the call did not land on a bound kernel"
     numbers = {"nothing": median_us(lambda: None)}
-    numbers["kernel[grid]"] = median_us(plain_call(implementation, spec, knobs, device, inputs, weights))
+    laid = replace(inputs, x_scale=scale)
+    numbers["kernel[grid]"] = median_us(plain_call(implementation, spec, knobs, device, laid, weights))
     numbers["whole call"] = median_us(whole)
     numbers["bound call"] = median_us(lambda: bound(inputs.x, weights.w, scale, weights.w_scale, None))
     for key in list(dispatch.calls):
         dispatch.calls[key] = lambda *operands: None
     numbers["look-up hit"] = median_us(whole)
     us = {word: value - numbers["nothing"] for word, value in numbers.items() if word != "nothing"}
-    print(f"{name} {label} M={m} N={n} K={k} splits={knobs.get('NUM_KSPLIT', 1)}: ", end="")
+    print(f"{name} {label} M={m} N={n} K={k} splits={knobs.get('NUM_KSPLIT', 1)} scales by {order}: ", end="")
     print(", ".join(f"{word} {value:.2f}" for word, value in us.items()), end="")
     print(f" us; whole call over kernel[grid] {us['whole call'] / us['kernel[grid]']:.2f}", flush=True)
 
@@ -115,8 +118,9 @@ def main() -> None:
     cases.append(("a8w8_blockscale", "gluon", 128, {"kernel_type": "warp_specialised", "BLOCK_SIZE_M": 64}))
     with torch.inference_mode():
         for name, label, rows, knobs in cases:
-            measure(name, label, rows, n, k, **knobs)
-            EAGER.clear()
+            for order in (ROW, COLUMN) if name == "a8w8_blockscale" else (ROW,):
+                measure(name, label, rows, n, k, order, **knobs)
+                EAGER.clear()
 
 
 if __name__ == "__main__":

@@ -36,7 +36,9 @@ def winners(family: Family) -> Iterator[tuple[str, Row, Implementation, tuple[Bu
             continue
         key = tuple((column.name, row[column.name]) for column in family.key_columns)
         builds = own.builds(family.spec(Problem(family=family.name, key=key)), candidate.knobs, device)
-        yield json.dumps([device.gfx, [v for _, v in key], row["libtype"], row["config"]]), row, own, builds, device
+        columns = zip(family.key_columns, key, strict=True)
+        said = [value for column, (_, value) in columns if value is not None or not column.optional]
+        yield json.dumps([device.gfx, said, row["libtype"], row["config"]]), row, own, builds, device
 
 
 def digest(build: Build, device: Device) -> str:
@@ -63,7 +65,7 @@ def carry(family: Family, before: dict[str, list[str]]) -> None:
     names: dict[str, str] = {}
     for name, row, own, _, _ in winners(family):
         candidate = candidate_of(str(row["libtype"]), str(row["config"]))
-        if before.get(name) != now[name]:
+        if not before.get(name) or not set(before[name]) <= set(now[name]):  # there may be further builds now
             stale += 1
             print("another binary:", family.name, name)
         else:

@@ -1,8 +1,13 @@
 """`resume=` and `reuse=`: which run is meant, and that it is the same one."""
 
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from gemmpipe.cli.main import main
 from gemmpipe.plan import Plan
@@ -30,7 +35,8 @@ def test_last_is_the_newest_run_with_a_journal(plans: list[Plan], refusal: Refus
     assert main(["kernel=a16w16"]) == main(["quick"]) == main(["kernel=a8w8_blockscale"]) == 0
     for plan in plans[:2]:
         _journal(plan.run_dir)
-    (plans[2].run_dir / "trials.jsonl").write_text('{"row":"session"}\n')  # ended before it found a problem
+    (plans[2].run_dir / "trials.jsonl").write_text('{"row":"session"}\n')
+    (plans[2].run_dir / "manifest.json").write_text('{"exit_code": 0}')  # ended without a problem
     os.utime(plans[0].run_dir / "trials.jsonl", ns=(0, 0))
     assert main(["resume=last"]) == main(["tune", "resume=last"]) == 0
     assert [plan.run_dir for plan in plans[3:]] == [plans[1].run_dir, plans[0].run_dir]
@@ -49,6 +55,27 @@ def test_last_is_a_run_too_that_was_stopped_before_it_found_a_problem(plans: lis
     (plans[0].run_dir / "manifest.json").write_text('{"exit_code": 130}')
     assert main(["resume=last"]) == 0
     assert plans[1].run_dir == plans[0].run_dir
+
+
+def test_last_is_a_run_too_that_was_killed_after_its_first_row(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A real run, killed at the very row; where it found no problem yet, `resume=last` finds them."""
+    words = [sys.executable, "-m", "gemmpipe", "kernel=a16w16", "device=cpu", "shapes=list", "shapes.items=[[8,64,64]]"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(folder)}
+    script = folder / "sitecustomize.py"
+    script.write_text(
+        "import os, signal\nfrom gemmpipe.journal.writing import Journal\nwrite = Journal.write\n"
+        "def once(self, row, **values):\n    write(self, row, **values)\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "Journal.write = once\n"
+    )
+    killed = {**environment, "PYTHONPATH": f"{folder}{os.pathsep}{environment['PYTHONPATH']}"}
+    assert subprocess.run(words, env=killed, cwd=folder, check=False).returncode == -signal.SIGKILL
+    (journal,) = folder.glob("outputs/runs/tune/*/trials.jsonl")
+    assert len(journal.read_text().splitlines()) == 1
+    again = [*words[:3], "resume=last", "chain=[capture]"]
+    done = subprocess.run(again, env=environment, cwd=folder, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert list(folder.glob("outputs/runs/tune/*/trials.jsonl")) == [journal]
+    assert len(journal.read_text().splitlines()) > 2
 
 
 def test_reuse_decides_again_in_a_new_folder(plans: list[Plan]) -> None:

@@ -75,14 +75,13 @@ def test_help_says_what_a_pipeline_is(folder: Path, capsys: pytest.CaptureFixtur
     assert "keep_ratio" in capsys.readouterr().out, "the more particular word is meant"
 
 
-def test_showing_the_configuration_is_quick_and_loads_nothing_heavy(folder: Path) -> None:
+def test_showing_the_configuration_loads_nothing_heavy(folder: Path) -> None:
     code = (
-        "import json, sys, time\nfrom gemmpipe.cli.main import main\ncode = main(['--cfg', 'job'])\n"
+        "import json, sys\nfrom gemmpipe.cli.main import main\ncode = main(['--cfg', 'job'])\n"
         "heavy = [m for m in ('torch', 'triton', 'pandas', 'numpy') if m in sys.modules]\n"
-        "print(json.dumps([code, heavy, time.process_time()]), file=sys.stderr)"
+        "print(json.dumps([code, heavy]), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    exit_code, heavy, cpu_s = json.loads(done.stderr)
+    exit_code, heavy = json.loads(done.stderr)
     assert (exit_code, heavy) == (0, [])
-    assert cpu_s < 3  # 0.35 of its own time, whoever else is busy
     assert "family: a8w8_blockscale" in done.stdout

@@ -17,7 +17,7 @@ def test_defaults_reach_the_runner(plans: list[Plan], folder: Path) -> None:
     assert main(["shapes=llama70b"]) == 0
     (plan,) = plans
     assert plan.pipeline == "tune"
-    assert plan.chain == ("capture", "screen", "bench", "select", "merge")
+    assert plan.chain == ("capture", "screen", "bench", "engine", "select", "merge")
     assert plan.family.name == "a8w8_blockscale"
     assert plan.overrides == ("shapes=llama70b",)
     assert plan.run_dir.parent == folder / "outputs" / "runs" / "tune"
@@ -111,7 +111,7 @@ def test_runs_in_one_second_have_folders_of_their_own(plans: list[Plan]) -> None
         (["--multi"], "--multi: no such flag; did you mean '--multirun'?"),
         (["--kernel=a16w16"], "--kernel=a16w16: no such flag; values have no dashes: kernel=a16w16"),
         (["--shapes", "llama8b"], "--shapes: no such flag; values have no dashes: shapes=llama8b"),
-        (["--mp=4"], "--mp=4: no such flag; known: --cfg"),
+        (["--pm=4"], "--pm=4: no such flag; known: --cfg"),
         (["-p", "space"], "--package: says what --cfg prints; expected --cfg job --package"),
         (["--cfg", "job", "-p", "spaces"], "--package spaces: no such part of the configuration"),
         (["shapes"], "shapes: no such pipeline; expected shapes=VALUE"),
@@ -133,7 +133,7 @@ def test_runs_in_one_second_have_folders_of_their_own(plans: list[Plan]) -> None
         (["search._target_=gemmpipe.paths.write_atomic"], "search._target_: gemmpipe.paths.write_atomic is no Search"),
         (["kernel.family=this"], "kernel.family: no family 'this'"),
         (["version=2"], "version: 2 given, expected 1"),
-        (["-i", "shapes.csv"], "shapes.csv: no such pipeline; a file of shapes is 'shapes=csv shapes.path=shapes.csv'"),
+        (["shapes.csv"], "shapes.csv: no such pipeline; a file of shapes is 'shapes=csv shapes.path=shapes.csv'"),
         (
             ["kernel=[a16w16, a8w8]"],
             "kernel: [a16w16, a8w8] given, expected one option; a sweep is -m kernel=a16w16,a8",
@@ -166,6 +166,19 @@ def test_a_mistake_is_one_line(refusal: Refusal, plans: list[Plan], words: list[
 )
 def test_an_option_that_reads_files_says_which(refusal: Refusal, option: str, said: str) -> None:
     assert refusal("capture", "kernel=a16w16", f"shapes={option}").startswith(f"shapes.path: missing, expected {said}")
+
+
+@pytest.mark.parametrize("group", ["kernel", "device", "+device", "timer@stages.bench.timer"])
+def test_a_name_that_no_file_can_have_is_no_option(refusal: Refusal, group: str) -> None:
+    said = refusal(f"{group}={'x' * 5000}")
+    assert said.startswith(f"{group.lstrip('+').split('@')[0]}: no option 'xxx")
+    assert len(said) <= 500
+
+
+def test_a_path_that_no_file_can_have_is_a_mistake(refusal: Refusal) -> None:
+    said = refusal("capture", "kernel=a16w16", "shapes=csv", f"shapes.path={'x' * 5000}")
+    assert said.endswith("File name too long")
+    assert len(said) <= 500
 
 
 def test_quoting_survives_every_character() -> None:

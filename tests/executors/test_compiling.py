@@ -46,7 +46,7 @@ def compilers(tmp_path: Path, h200: Device) -> Iterator[Compilers]:
 
 def _all(compilers: Compilers, count: int) -> dict[str, str]:
     found: list[Built] = []
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while len(found) < count and time.monotonic() < deadline:
         compilers.bell.poll(1)
         found += compilers.done()
@@ -64,6 +64,25 @@ def test_crash_hang_and_error_of_the_compiler(compilers: Compilers) -> None:
     }
     assert compilers.pending == 0
     compilers.check()
+
+
+def test_builds_that_no_process_has_been_given_can_be_dropped(compilers: Compilers) -> None:
+    """As those of searches that a budget ended: the finals' would wait behind them."""
+    for i in range(20):
+        compilers.submit(_build(f"raises_{i}"))
+    compilers.forget_queued()
+    given = compilers.pending
+    assert 0 < given < 20
+    assert len(_all(compilers, given)) == given
+    assert compilers.pending == 0
+    compilers.submit(_build("raises_again"))
+    assert [*_all(compilers, 1)] == ["raises_again"]
+
+
+def test_every_build_of_a_long_queue_is_done(compilers: Compilers) -> None:
+    for i in range(20):
+        compilers.submit(_build(f"raises_{i}"))
+    assert len(_all(compilers, 20)) == 20
 
 
 @pytest.mark.parametrize(
@@ -104,13 +123,13 @@ def test_a_hanging_compiler_does_not_outlive_a_killed_driver(tmp_path: Path) -> 
     mark = f"compiler-{uuid.uuid4()}"
     words = [sys.executable, "driver.py", str(tmp_path)]
     driver = subprocess.Popen(words, cwd=tmp_path, env={**os.environ, "COMPILER_MARK": mark}, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not (tmp_path / "hung").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert (tmp_path / "hung").exists()
     driver.kill()
     driver.wait()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while _kin(mark) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert _kin(mark) == []

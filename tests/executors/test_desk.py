@@ -2,9 +2,12 @@
 
 import os
 import re
+import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import forkserver as server
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ from gemmpipe.events import Event, Events
 from gemmpipe.executors import Finished
 from gemmpipe.executors.desk import Desk
 from gemmpipe.executors.ledger import Ledger
+from gemmpipe.forkserver import Forked, forkserver
 from gemmpipe.jobs import Job
 from gemmpipe.jobs.autotuning import AutotuneJob
 from gemmpipe.jobs.finals import FinalsJob
@@ -59,7 +63,7 @@ def _finals(*kinds: str) -> FinalsJob:
 class Office:
     """A desk with all that was heard from it."""
 
-    def __init__(self, timeout_s: float, memory_bytes: int, backends: tuple[Any, ...] = ()) -> None:
+    def __init__(self, timeout_s: float | None, memory_bytes: int, backends: tuple[Any, ...] = ()) -> None:
         self.said: list[Event] = []
         cpu = devices.DeviceChoice(kind="cpu", index=None, shared=False).find()[0]
         chosen = (Own(label="faulty"), *backends)
@@ -67,7 +71,7 @@ class Office:
         self.desk = Desk(post, timeout_s, memory_bytes, Events(listeners=[self.said.append]), Ledger())
         self.messages: list[Finished] = []
 
-    def work(self, *jobs: Job, limit_s: float = 60) -> dict[str, Status]:
+    def work(self, *jobs: Job, limit_s: float = 300) -> dict[str, Status]:
         """Do the jobs to their end; the status of each KIND (by M too where there are several)."""
         for job in jobs:
             self.desk.submit(job)
@@ -278,23 +282,21 @@ def test_a_problem_that_cannot_be_set_up_fails_its_candidates(office: Open) -> N
 
 
 def test_a_worker_that_is_killed_from_outside_is_replaced(office: Open) -> None:
-    here = office()
+    here = office(timeout_s=3600)
     here.work(_screen("right"))
     here.desk._hand._process.kill()
-    begun = time.monotonic()
     here.messages.clear()
     assert here.work(_screen("right", m=8)) == {"right": Status.OK}
-    assert time.monotonic() - begun < 5
+    assert here.quarantined == 0
 
 
-def test_the_next_trial_runs_within_five_seconds_of_a_death(office: Open) -> None:
-    here = office()
+def test_a_death_is_noticed_without_waiting_for_the_time_limit(office: Open) -> None:
+    """Death, the probe's death, and the others' trials: `work` gives up long before the limit."""
+    here = office(timeout_s=3600)
     here.work(_screen("right"))
-    begun = time.monotonic()
     here.messages.clear()
-    here.work(_screen("segfault", "right", m=8))
-    # Death, the probe's death, and the others' trials.
-    assert time.monotonic() - begun < 10
+    assert here.work(_screen("segfault", "right", m=8)) == {"segfault": Status.DIED, "right": Status.OK}
+    _once_each(here, jobs=1)
 
 
 def test_a_worker_that_cannot_start_is_the_environments_fault(tmp_path: Path) -> None:
@@ -304,7 +306,7 @@ def test_a_worker_that_cannot_start_is_the_environments_fault(tmp_path: Path) ->
     desk.submit(_screen("right"))
 
     def wait() -> None:
-        for _ in range(600):
+        for _ in range(6000):
             desk.messages()
             time.sleep(0.05)
 
@@ -313,14 +315,106 @@ def test_a_worker_that_cannot_start_is_the_environments_fault(tmp_path: Path) ->
     desk.close(kill=True)
 
 
-def test_closing_twice_and_while_it_works(office: Open) -> None:
+def _server() -> int:
+    return int(vars(server)["_forkserver"]._forkserver_pid or 0)
+
+
+def _is_over(pid: int) -> bool:
+    """Whether a process has ended; its parent may not have asked for its end yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def _kill_as_they_start(desk: Desk, times: int) -> set[int]:
+    """Kill so many workers, each before it can work."""
+    killed: set[int] = set()
+    deadline = time.monotonic() + 60
+    while len(killed) < times and time.monotonic() < deadline:
+        pid = desk._hand._process.pid
+        if pid not in killed and desk._hand._process.alive:
+            os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+        desk.messages()
+        time.sleep(0.01)
+    return killed
+
+
+def test_a_worker_that_is_killed_as_it_starts_is_started_again(office: Open) -> None:
+    here = office()
+    assert len(_kill_as_they_start(here.desk, 5)) == 5
+    assert here.work(_screen("right")) == {"right": Status.OK}
+    _once_each(here, jobs=1)
+    here.desk._hand._process.kill()  # later deaths are counted anew
+    assert here.work(_screen("other")) == {"right": Status.OK, "other": Status.OK}
+
+
+def test_a_worker_that_is_killed_each_time_it_starts_is_given_up_in_a_line(office: Open) -> None:
+    here = office()
+    with pytest.raises(EnvironmentProblem) as raised:
+        _kill_as_they_start(here.desk, 100)
+    assert str(raised.value) == "cpu: the worker cannot start: the worker died: signal 9, 6 times in a row"
+
+
+def test_a_forkserver_that_is_killed_while_a_worker_starts_is_another_try(office: Open) -> None:
+    """The fork that was asked of it fails, or nobody is left who knows how the worker ended."""
+    os.kill(forkserver() and _server(), signal.SIGKILL)
+    killers = [threading.Timer(delay_s, lambda: os.kill(_server(), signal.SIGKILL)) for delay_s in (0.05, 0.5, 1.5)]
+    for killer in killers:
+        killer.start()
+    here = office()
+    assert here.work(_screen("right")) == {"right": Status.OK}
+    for killer in killers:
+        killer.join()
+
+
+def test_a_worker_outlives_its_forkserver_and_ends_with_its_desk(office: Open) -> None:
     here = office()
     here.work(_screen("right"))
-    here.desk.submit(_screen("hang"))
-    begun = time.monotonic()
-    here.desk.close(kill=False)
+    pid = here.desk._hand._process.pid
+    os.kill(_server(), signal.SIGKILL)
+    here.messages.clear()
+    assert here.work(_screen("right", "other", m=8)) == {"right": Status.OK, "other": Status.OK}
+    assert here.desk._hand._process.pid == pid, "the same one"
+    here.messages.clear()
+    assert here.work(_screen("kill", "right", m=9)) == {"kill": Status.DIED, "right": Status.OK}
+    assert _is_over(pid)
+    pid = here.desk._hand._process.pid
+    os.kill(_server(), signal.SIGKILL)
     here.desk.close(kill=True)
-    assert time.monotonic() - begun < 4
+    assert _is_over(pid), "it would go on with the device"
+
+
+def test_a_process_that_never_starts_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The forkserver is killed each time it was asked for a process, before it forks."""
+    monkeypatch.setattr("gemmpipe.forkserver.PAUSES_S", (0.0, 0.1))
+    kind = type(forkserver().Process(target=print))
+    start, asked = kind.start, []
+
+    def stopped(process: Any) -> None:
+        forkserver()
+        pid = _server()
+        os.kill(pid, signal.SIGSTOP)
+        asked.append(pid)
+        threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()
+        start(process)
+
+    monkeypatch.setattr(kind, "start", stopped)
+    with pytest.raises(EnvironmentProblem, match="no process can be started: "):
+        Forked(print, ())
+    assert len(set(asked)) == 3
+
+
+def test_closing_twice_and_while_it_works(office: Open) -> None:
+    """A worker with work in hand, which would go on for an hour, is killed whatever was asked."""
+    here = office(timeout_s=3600)
+    here.work(_screen("right"))
+    here.desk.submit(_screen("hang"))
+    process = here.desk._hand._process
+    here.desk.close(kill=False)
+    assert process.exitcode == -signal.SIGKILL
+    here.desk.close(kill=True)
     assert list(here.desk.ears()) == []
 
 
@@ -333,3 +427,8 @@ def test_a_tuner_that_kills_its_worker_is_tried_twice_and_given_up(office: Open,
     assert open_.work(job, _screen("right")) == {"None": Status.DIED, "right": Status.OK}
     assert open_.quarantined == 1
     assert [done.stage for done in open_.complete] == ["autotune", "screen"]
+
+
+def test_without_a_limit_a_candidate_takes_its_time() -> None:
+    office = Office(None, 64 * GB)
+    assert office.work(_screen("slow")) == {"slow": Status.OK}

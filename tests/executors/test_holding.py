@@ -1,7 +1,15 @@
 """Devices are held alone, and those of one run are alike."""
 
-from collections.abc import Callable
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -38,6 +46,101 @@ def test_who_waits_for_a_device_hears_the_user() -> None:
         ]
     with locked_device(device, Events(), _after(1)):
         assert lock_path(device).exists()
+
+
+OTHER = """
+import os, sys, time
+from pathlib import Path
+from gemmpipe.device import cpu_device
+from gemmpipe.errors import EnvironmentProblem
+from gemmpipe.events import Events
+from gemmpipe.executors.holding import locked_device
+os.umask(0o077)
+os.setgroups([])
+os.setgid(int(sys.argv[1]))
+os.setuid(int(sys.argv[1]))
+def check():
+    raise TimeoutError
+try:
+    with locked_device(cpu_device(), Events(listeners=[lambda event: print(event.text, flush=True)]), check):
+        print("held", flush=True)
+        sys.stdin.readline()
+except (EnvironmentProblem, TimeoutError) as error:
+    print(f"{type(error).__name__}: {error}", flush=True)
+"""
+
+
+@pytest.fixture
+def another(folder: Path, monkeypatch: pytest.MonkeyPatch) -> "Iterator[Callable[..., subprocess.Popen[str]]]":
+    """Starts a process of another user that takes the lock, in a folder like /tmp, until it is told to end."""
+    if os.geteuid() != 0:
+        pytest.skip("becomes another user")
+    place = Path(tempfile.mkdtemp())  # the test's own folder lies below one that is the user's alone
+    place.chmod(0o1777)
+    monkeypatch.setattr("gemmpipe.executors.holding.tempfile", SimpleNamespace(gettempdir=lambda: str(place)))
+    started: list[subprocess.Popen[str]] = []
+
+    def start(uid: int) -> "subprocess.Popen[str]":
+        words = [sys.executable, "-c", OTHER, str(uid)]
+        given = {**os.environ, "TMPDIR": str(place), "PYTHONPATH": str(Path(__file__).parents[2])}
+        pipe = subprocess.PIPE
+        started.append(subprocess.Popen(words, env=given, stdin=pipe, stdout=pipe, text=True, cwd="/"))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.kill()
+        each.communicate()
+    shutil.rmtree(place)
+
+
+def _said(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().rstrip("\n")
+
+
+def test_another_users_run_is_named_and_its_lock_is_taken_when_it_ends(
+    another: "Callable[..., subprocess.Popen[str]]",
+) -> None:
+    device, heard = cpu_device(), list[Event]()
+    theirs = another(12345)
+    assert _said(theirs) == "held"
+    with pytest.raises(Interrupted), locked_device(device, Events(listeners=[heard.append]), _after(2)):
+        pytest.fail("two hold one device")
+    assert [event.text for event in heard] == [
+        f"waiting for {device.name}: a gemmpipe run of uid 12345 (process {theirs.pid}) is timing on it"
+    ]
+    third = another(12346)
+    assert _said(third) == heard[0].text
+    assert _said(third) == "TimeoutError: "
+    theirs.communicate("\n")
+    assert _said(another(12346)) == "held", "although the file is another's"
+
+
+def test_a_lock_that_another_user_closed_to_all_is_told(another: "Callable[..., subprocess.Popen[str]]") -> None:
+    device = cpu_device()
+    path = lock_path(device)
+    path.touch()
+    os.chown(path, 12345, -1)
+    said = f"EnvironmentProblem: {path}: the lock of {device.name} "
+    for mode, end in (
+        (0o644, "held"),
+        (0o600, f"{said}belongs to uid 12345, and nobody else may open it; TMPDIR names"),
+    ):
+        path.chmod(mode)
+        assert _said(another(12346)).startswith(end)
+    path.unlink()
+    path.symlink_to("/etc/passwd")
+    with pytest.raises(EnvironmentProblem, match="is a link; TMPDIR names another folder"), _lock(device):
+        pass
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(EnvironmentProblem, match="is no regular file"), _lock(device):
+        pass
+
+
+def _lock(device: Device) -> "AbstractContextManager[None]":
+    return locked_device(device, Events(), _after(1))
 
 
 def test_a_lock_is_by_uuid(h200: Device) -> None:

@@ -18,7 +18,8 @@ from gemmpipe.files.jsonfile import read_object
         (b"\xff\xfe{}", "not text in UTF-8"),
         (b'{"a": ' + b"[" * 100_000, "nested more than"),
         (b" " * 1_000_001, "larger than 1,000,000 bytes"),
-        (b'{"a": ' + b"9" * 5000 + b"}", "x.json"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "a number of 5,000 digits, expected at most 1000"),
+        (b"null", "a JSON null, expected an object"),
     ],
 )
 def test_refused(raw: bytes, line: str, tmp_path: Path) -> None:

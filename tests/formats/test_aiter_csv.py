@@ -39,6 +39,18 @@ def test_aiters_tables_are_united_and_cleaned(folder: Path, capsys: pytest.Captu
     )
 
 
+@pytest.mark.usefixtures("own_locks")
+def test_a_table_without_libtype_is_written_with_what_aiter_means(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    header, row = HEADER.replace("libtype,", ""), ROW.replace("ck,", "")
+    (folder / "a.csv").write_text(header + row.format(m=1, us="6.61") + row.format(m=2, us="inf"))
+    assert main(["merge", "kernel=a8w8_blockscale", "inputs=[a.csv]", "format=[aiter]", "output=out"]) == 0
+    path = folder / "out" / "aiter" / "a8w8_blockscale_tuned_gemm.csv"
+    assert path.read_text() == HEADER + ROW.format(m=1, us="6.61")
+    assert "aiter: 1 rows without a time left out" in capsys.readouterr().err
+
+
 @pytest.fixture
 def mi300x() -> Device:
     return arch_device("gfx942")
@@ -59,17 +71,21 @@ def test_hipblaslts_solutions_are_stored_and_our_kernels_are_not(tmp_path: Path,
         {"M": 1, "libtype": "hipblaslt", "solidx": 21434, "config": json.dumps({"solidx": 21434}), "kernelName": "h@1"},
         {"M": 2, "libtype": "triton", "config": '{"BLOCK_SIZE_M":16}', "kernelName": "product@abc"},
         {"M": 3, "libtype": "torch", "config": '{"method":"mm"}', "kernelName": "torch"},
+        {"M": 4, "libtype": "ck", "config": '{"solidx":3,"NUM_KSPLIT":1}', "kernelName": "ck_3@1"},
+        {"M": 5, "libtype": "asm", "config": '{"kernelName":"","NUM_KSPLIT":1}', "kernelName": "asm_own_choice@1"},
+        {"M": 6, "libtype": "asm", "splitK": 4, "config": '{"kernelName":"_ZN5a","NUM_KSPLIT":4}', "kernelName": "a@1"},
     )
     path, _ = AiterCsv(file=None).write(load_family("a16w16"), _selections(*rows), target)
     assert path == tmp_path / "aiter" / "bf16_tuned_gemm.csv"
-    header, line = path.read_text().splitlines()
+    header, line, assembly = path.read_text().splitlines()
     assert header == BF16
     bf16 = "False,torch.bfloat16,torch.bfloat16,False,False"
     assert line == f"gfx942,304,1,1280,8192,{bf16},hipblaslt,21434,0,4.5,h@1,0.0,0,0"
-    assert "aiter: 2 of 3 choices left out, which are no kernels of aiter's" in [e.text for e in heard]
-    (row,) = store.read(path, load_family("a16w16"))
+    assert assembly == f"gfx942,304,6,1280,8192,{bf16},asm,0,4,4.5,_ZN5a,0.0,0,0", "which aiter finds by its own name"
+    assert "aiter: 4 of 6 choices left out, which are no kernels of aiter's" in [e.text for e in heard]
+    row, _ = store.read(path, load_family("a16w16"))
     assert (row["solidx"], row["splitK"]) == (21434, 1)
-    assert AiterCsv(file=None).write(load_family("a16w16"), _selections(*rows[1:]), target) == []
+    assert AiterCsv(file=None).write(load_family("a16w16"), _selections(*rows[1:5]), target) == []
 
 
 def test_a_family_that_aiter_has_no_table_of(tmp_path: Path, mi300x: Device) -> None:

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from gemmpipe.data import Candidate, Device, Scalar
 from gemmpipe.errors import UserError
 from gemmpipe.events import Event, Events
-from gemmpipe.family import Family
+from gemmpipe.family import Experts, Family, GemmSpec, KernelDefaults
 from gemmpipe.formats import Target
 from gemmpipe.formats.buckets import read_buckets, render_buckets
 from gemmpipe.formats.engine_json import EngineJson
 from gemmpipe.formats.sglang import Sglang
 from gemmpipe.formats.triton_json import TritonJson
 from gemmpipe.formats.vllm import Vllm
+from gemmpipe.problem import make_problem
 from gemmpipe.table import SELECTIONS
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
@@ -224,15 +225,50 @@ def test_the_reader_refuses_what_fails_at_load(body: dict[str, object], line: st
         Vllm(device_name=None).read(path)
 
 
+@pytest.mark.parametrize(
+    ("m", "knob", "value", "said"),
+    [
+        ("9" * 5000, None, None, "expected an M from 1 to 2147483647"),
+        ("\u0663", None, None, "expected an M from 1"),
+        ("2147483648", None, None, "expected an M from 1"),
+        *(("1", "BLOCK_SIZE_M", value, "expected a whole number") for value in (True, 0, -64, 10**30, 1.5, "16", None)),
+        ("1", "num_stages", -1, "expected a whole number from 0 to 65536"),
+        ("1", "BLOCK_SIZE_M", {}, "expected one value"),
+        ("1", "y" * 90_000, 1, "passes every knob on and has no"),
+    ],
+    ids=lambda each: str(each)[:20],
+)
+def test_knobs_and_ms_that_no_kernel_takes(m: str, knob: str | None, value: object, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "N=1,K=1,device_name=x,dtype=fp8_w8a8,block_shape=[128,128].json"
+    knobs = {name: size for name, size in KNOBS.items() if name not in ("NUM_KSPLIT", "cache_modifier")}
+    path.write_text(json.dumps({m: knobs | ({knob: value} if knob else {})}))
+    with pytest.raises(UserError, match=said) as caught:
+        Vllm(device_name=None).read(path)
+    assert len(str(caught.value).replace(str(path), "")) <= 500
+
+
+def test_an_empty_file_of_buckets_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("{}")
+    with pytest.raises(UserError, match=r"x\.json: an empty object, expected"):
+        read_buckets(tmp_path / "x.json")
+
+
 _VALUE = (
-    st.none() | st.booleans() | st.integers() | st.text(max_size=5) | st.floats(allow_nan=False, allow_infinity=False)
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**16), 2**16)
+    | st.text(max_size=5)
+    | st.floats(allow_nan=False, allow_infinity=False)
 )
 
 
 @settings(max_examples=60)
 @given(
     st.dictionaries(
-        st.text(max_size=8), st.dictionaries(st.text(max_size=8), _VALUE, min_size=1, max_size=4), max_size=5
+        st.text(max_size=8),
+        st.dictionaries(st.text(max_size=8), _VALUE, min_size=1, max_size=4),
+        min_size=1,
+        max_size=5,
     )
 )
 def test_what_is_written_is_read(
@@ -311,3 +347,25 @@ def test_aiters_own_files() -> None:
     for path in (DATA / "aiter").glob("gfx*-GEMM-*.json"):
         found = read_buckets(path)
         assert json.loads(render_buckets(found)) == found
+
+
+def test_entries_as_sglang_ships_them_are_read(tmp_path: Path, h200: Device, blockscale: Family) -> None:
+    form = Sglang(device_name=None)
+    knobs = {name: value for name, value in KNOBS.items() if name.startswith(("BLOCK", "GROUP"))}
+    path = tmp_path / "N=128,K=256,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128, 128].json"
+    path.write_text(json.dumps({"8": knobs | {"num_warps": None, "USE_TMA": True}, "64": knobs | {"SWAP_AB": True}}))
+    assert form.read(path) == {"8": knobs | {"USE_TMA": True}, "64": knobs | {"SWAP_AB": True}}
+    values = {"M": 8, "N": 128, "K": 256}
+    problem = make_problem(blockscale, values, KernelDefaults(dtype=None, out_dtype=None, bias=None), "sm_90", "x")
+    found = form.entries(blockscale.spec(problem), h200, [tmp_path])
+    assert found[8] == {"num_warps": 4, "num_stages": 3, **knobs}
+    path.write_text(json.dumps({"8": knobs | {"USE_TMA": 1.5}}))
+    with pytest.raises(UserError, match="USE_TMA"):
+        form.read(path)
+
+
+def test_experts_files_of_the_h200_family_have_one_name(sixteen: Family) -> None:
+    experts = Experts(count=8, topk=2, inner=512, activation="silu", gated=True)
+    spec = GemmSpec(m=1, n=1, k=1, x_dtype="bfloat16", w_dtype="bfloat16", out_dtype="bfloat16", experts=experts)
+    assert Vllm(device_name=None).file_name(spec, "NVIDIA_H200_NVL") == "E=8,N=512,device_name=NVIDIA_H200.json"
+    assert "device_name=NVIDIA_H200_NVL" in Sglang(device_name=None).file_name(spec, "NVIDIA_H200_NVL")

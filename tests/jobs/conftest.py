@@ -46,9 +46,9 @@ def paced(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> Tools:
     """Tools with which a candidate takes its PACE_MS, without anybody waiting for it."""
     binder = Setup.binder
 
-    def to(setup: Setup, candidate: Candidate) -> Callable[[int], Paced]:
+    def to(setup: Setup, candidate: Candidate, order: str | None = None) -> Callable[[int], Paced]:
         knobs = candidate.knobs
-        bind = binder(setup, Candidate.of("faulty", {**knobs, "PACE_MS": 0}))
+        bind = binder(setup, Candidate.of("faulty", {**knobs, "PACE_MS": 0}), order)
         return lambda index: Paced(bind(index), 1000 * float(str(knobs["PACE_MS"])) or 1.0)
 
     monkeypatch.setattr(Setup, "binder", to)

@@ -22,8 +22,8 @@ def _runner(name: str, samples: list[float], *, extra_bytes: int = 0) -> Runner:
         candidate=candidate,
         position=0,
         err_ratio=0.0,
-        time_us=1.0,
-        bind=never,
+        first_us=(1.0,),
+        binds=(never,),
         samples=samples,
         extra_bytes=extra_bytes,  # type: ignore[arg-type]
     )
@@ -100,3 +100,18 @@ def test_a_baseline_far_behind_rests_after_ten_rounds() -> None:
     near = _runner("c", _around(5.3, 10))
     assert _rules(library=(near,)).still_racing([quick, near]) == [quick, near]
     assert _rules(library=(library,), kept=(library,)).still_racing([quick, library]) == [quick, library]
+
+
+def test_who_may_be_called_in_two_layouts_counts_by_the_slower_one() -> None:
+    runner = _runner("a", [])
+    times = iter([5.0, 7.0, 9.0, 7.0, 5.0, 7.0])
+    runner.first_us, runner.replays = (5.0, 7.0), (lambda: next(times),) * 2
+    assert runner.time_us == 7.0
+    runner.begin(first=False)
+    runner.run()
+    assert runner.samples == [7.0]
+    runner.run(), runner.run()
+    assert runner.samples == [7.0, 7.0, 7.0], "a round in which something came in between changes no layout"
+    assert runner.launches == 6
+    runner.begin(first=True)
+    assert runner.samples == [7.0]

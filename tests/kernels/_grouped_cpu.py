@@ -1,16 +1,10 @@
-"""Runs fused experts over sorted rows on a CPU: cases as JSON on stdin, the error of each as a line on stdout.
+"""Runs fused experts over sorted rows on a CPU, for _interpret.py, in a process that interprets Triton's kernels.
 
 Triton's interpreter runs sorting, activation and sum; the product of a block, which is written in Gluon and has no
-interpreter, is torch's in fp32, on what the launch is given. A program of its own, as TRITON_INTERPRET acts when a
-kernel is decorated.
+interpreter, is torch's in fp32, on what the launch is given.
 """
 
-import json
-import os
-import sys
 from collections.abc import Mapping
-
-os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 
@@ -18,6 +12,7 @@ from gemmpipe.data import Knobs, Scalar
 from gemmpipe.device import arch_device
 from gemmpipe.experts import routing
 from gemmpipe.family import GemmSpec, Inputs, KernelDefaults, Weights, load_family
+from gemmpipe.kernels.fmoe import _grouped_steps
 from gemmpipe.kernels.fmoe._grouped_steps import scratch, steps
 from gemmpipe.kernels.fmoe._grouped_tile import TileStep
 from gemmpipe.kernels.fmoe._steps import dtypes_of
@@ -85,8 +80,20 @@ def call(spec: GemmSpec, knobs: Knobs, inputs: Inputs, weights: Weights) -> torc
     return out
 
 
+def set_chunks(counted: int, scanned: int) -> None:
+    """How many pairs a program counts, and how many one looks through at a time.
+
+    With fewer than on a GPU, a few hundred pairs are as many chunks as thousands are there.
+    """
+    _grouped_steps._COUNTED, _grouped_steps._SCANNED = counted, scanned
+
+
+SHIPPED_CHUNKS = (_grouped_steps._COUNTED, _grouped_steps._SCANNED)
+
+
 def run(case: dict[str, object]) -> float:
     """The error ratio; NaN anywhere counts as wrong."""
+    set_chunks(*case.get("chunks", SHIPPED_CHUNKS))  # type: ignore[misc]
     words = KernelDefaults(dtype=case.get("dtype"), out_dtype=None, bias=None)  # type: ignore[arg-type]
     spec = FMOE.spec(make_problem(FMOE, case["key"], words, "sm_90", "case"))  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(7)
@@ -108,7 +115,3 @@ def held_reference(spec: GemmSpec, inputs: Inputs, weights: Weights) -> torch.Te
     away = (ids < 0) | (ids >= spec.experts.count)
     held = Inputs(x=inputs.x, topk_ids=ids.masked_fill(away, 0), topk_weights=shares.masked_fill(away, 0))
     return FMOE.reference(spec, held, weights)
-
-
-for each in json.load(sys.stdin):
-    print(json.dumps(run(each)), flush=True)

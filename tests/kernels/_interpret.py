@@ -1,20 +1,34 @@
-"""Runs kernels under Triton's interpreter: cases as JSON on stdin, one result a line on stdout.
+"""Runs kernels under Triton's interpreter: a case as JSON a line on stdin, its result or error a line on stdout.
 
-A program of its own, because TRITON_INTERPRET acts when a kernel is decorated.
+A program of its own, because TRITON_INTERPRET acts when a kernel is decorated; interpreting.py talks to it.
 """
 
 import json
 import os
 import sys
+import traceback
+from dataclasses import replace
 
 os.environ["TRITON_INTERPRET"] = "1"
 
+import _grouped_cpu
 import torch
 
 from gemmpipe.device import arch_device
 from gemmpipe.family import GemmSpec, KernelDefaults, load_family
 from gemmpipe.problem import make_problem
 from gemmpipe.reference import error_ratio
+
+
+def laid(scales: torch.Tensor | None, how: str | None) -> torch.Tensor | None:
+    """The same scales in memory as rows, as columns, or as columns (rows) with NaN in gaps between."""
+    if scales is None or how is None:
+        return scales
+    rows, blocks = scales.shape
+    padded = -(-rows // 4) * 4 + 4
+    strides = {"rows": (blocks, 1), "columns": (1, rows), "padded": (1, padded), "padded_rows": (blocks + 3, 1)}[how]
+    held = torch.full(((rows - 1) * strides[0] + (blocks - 1) * strides[1] + 1,), float("nan"))
+    return held.as_strided((rows, blocks), strides).copy_(scales)
 
 
 def run(case: dict) -> dict:
@@ -26,7 +40,9 @@ def run(case: dict) -> dict:
     spec: GemmSpec = family.spec(problem)
     generator = torch.Generator().manual_seed(7)
     weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
-    kernel = next(i for i in family.implementations if i.label == case.get("label", "triton"))
+    inputs = replace(inputs, x_scale=laid(inputs.x_scale, case.get("scales")))
+    known = (*family.implementations, *family.engine_kernels.values())
+    kernel = next(i for i in known if i.label == case.get("label", "triton"))
     sizes = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "NUM_KSPLIT")
     knobs = dict(zip(sizes, case["knobs"], strict=False)) | {"GROUP_SIZE_M": 3, "num_warps": 4, "num_stages": 2}
     knobs |= {"SWAP_AB": case.get("swap", False)} if "mnk" in case else case.get("more", {})
@@ -45,5 +61,12 @@ def run(case: dict) -> dict:
     }
 
 
-for case in json.load(sys.stdin):
-    print(json.dumps(run(case)), flush=True)
+PROGRAMS = {"kernel": run, "grouped": _grouped_cpu.run}
+
+for line in sys.stdin:
+    program, case = json.loads(line)
+    try:
+        answer = [PROGRAMS[program](case), None]
+    except Exception:  # noqa: BLE001  (whatever a kernel raises is the case's)
+        answer = [None, traceback.format_exc()]
+    print(json.dumps(answer), flush=True)

@@ -1,15 +1,12 @@
 """Families on the dense kernel: the interpreter against the reference, offline compilation, rules, the CPU's paths."""
 
-import json
-import subprocess
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 
-import numpy
 import pytest
 import torch
 import triton
+from interpreting import INTERPRETED, Interpreter
+from pairwise import pairwise
 
 from gemmpipe.backends.aten import Torch
 from gemmpipe.backends.onednn import OneDnn
@@ -145,52 +142,49 @@ def nan_output(spec: GemmSpec) -> torch.Tensor:
     return torch.full(shape, float("nan"), dtype=getattr(torch, spec.out_dtype))
 
 
-@pytest.mark.skipif(
-    triton.__version__.startswith("3.6") and int(numpy.__version__.split(".")[1]) >= 4,
-    reason="triton 3.6 interprets with numpy before 2.4 only",
-)
+@INTERPRETED
 @pytest.mark.parametrize("family", CASES)
-def test_matches_the_reference_on_odd_and_even_sizes(family: str) -> None:
-    given = json.dumps([{"family": family, **case} for case in CASES[family]])
-    script = Path(__file__).with_name("_interpret.py")
-    done = subprocess.run([sys.executable, str(script)], input=given, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    results = [json.loads(line) for line in done.stdout.splitlines()]
-    for case, result in zip(CASES[family], results, strict=True):
+def test_matches_the_reference_on_odd_and_even_sizes(interpreter: Interpreter, family: str) -> None:
+    for case in CASES[family]:
+        result = interpreter.run("kernel", {"family": family, **case})
         assert result["misfit"] is None, case
         assert result["error"] < (0.01 if "atomic" in family else 1e-9), case
         assert result["same"], f"two runs differ: {case}"
         assert (result["splits"] > 1) == (case["knobs"][3] > 1), case
 
 
-@pytest.mark.parametrize("gfx", ["sm_90", "sm_100", "gfx942", "gfx950"])
-@pytest.mark.parametrize(("name", "key", "words"), COMPILED)
+POINTS = [[16, 32, 128, 4, 3, False], [64, 64, 64, 1, 2, True], [16, 256, 32, 1, 1, False]]
+"""BLOCK_SIZE_M, _N, _K, NUM_KSPLIT, num_stages, SWAP_AB."""
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "words", "gfx", "point"), pairwise(COMPILED, ["sm_90", "sm_100", "gfx942", "gfx950"], POINTS)
+)
 def test_compiles_without_a_gpu_within_the_estimate(
-    name: str, key: Mapping[str, object], words: Mapping[str, object], gfx: str
+    name: str, key: Mapping[str, object], words: Mapping[str, object], gfx: str, point: list[int]
 ) -> None:
     if "a4w4" in name and gfx == "gfx942" and triton.__version__.startswith("3.6"):
         pytest.skip("this triton has no MXFP4 product for gfx942")
     (family, spec), device = spec_of(name, (64, 1280, 8224), key, words, gfx), arch_device(gfx)
     kernel = family.implementations[0]
     assert isinstance(kernel, Tiled)
-    points = ((16, 32, 128, 4, 3, False), (64, 64, 64, 1, 2, True), (16, 256, 32, 1, 1, False))
-    for m, n, k, splits, stages, swap in points:
-        if "float4" in spec.w_dtype:
-            k = max(k, 64)  # the least that their matrix instruction takes
-        sizes: dict[str, Scalar] = {
-            "BLOCK_SIZE_M": m,
-            "BLOCK_SIZE_N": n,
-            "BLOCK_SIZE_K": k,
-            "NUM_KSPLIT": splits,
-            "num_stages": stages,
-        }
-        swapped: dict[str, Scalar] = {"SWAP_AB": swap and gfx.startswith("sm")}
-        knobs = dict(kernel.normalise(spec, {**KNOBS, **sizes, **swapped}, device))
-        assert kernel.misfit(spec, knobs, device) is None
-        facts = compile_build(kernel.builds(spec, knobs, device)[0], device)
-        assert facts.shared_bytes is not None
-        assert facts.shared_bytes <= shared_bytes(spec, m, n, k, stages, device)
-        assert not facts.spills
+    m, n, k, splits, stages, swap = point
+    if "float4" in spec.w_dtype:
+        k = max(k, 64)  # the least that their matrix instruction takes
+    sizes: dict[str, Scalar] = {
+        "BLOCK_SIZE_M": m,
+        "BLOCK_SIZE_N": n,
+        "BLOCK_SIZE_K": k,
+        "NUM_KSPLIT": splits,
+        "num_stages": stages,
+    }
+    swapped: dict[str, Scalar] = {"SWAP_AB": bool(swap) and gfx.startswith("sm")}
+    knobs = dict(kernel.normalise(spec, {**KNOBS, **sizes, **swapped}, device))
+    assert kernel.misfit(spec, knobs, device) is None
+    facts = compile_build(kernel.builds(spec, knobs, device)[0], device)
+    assert facts.shared_bytes is not None
+    assert facts.shared_bytes <= shared_bytes(spec, m, n, k, stages, device)
+    assert not facts.spills
 
 
 @pytest.mark.parametrize(("name", "key", "words"), PRODUCTS)
@@ -226,7 +220,7 @@ def test_a_wrong_product_is_caught(name: str, key: Mapping[str, object], words: 
     columns[[3, 4]] = columns[[4, 3]]
     wrong = [row, nan, right[..., columns], nan_output(spec), right * 1.05]
     if inputs.x_scale is not None and inputs.x_scale.numel() > 1:
-        shifted = Inputs(x=inputs.x, x_scale=inputs.x_scale.roll(1, -2), x_scale_t=inputs.x_scale_t)
+        shifted = Inputs(x=inputs.x, x_scale=inputs.x_scale.roll(1, -2))
         wrong.append(family.reference(spec, shifted, weights).to(right.dtype))
     if weights.w_scale is not None and weights.w_scale.numel() > 1:
         moved = Weights(w=weights.w, w_scale=weights.w_scale.roll(1, -1 if spec.batch > 1 else 0), bias=weights.bias)

@@ -1,17 +1,12 @@
 """Fused experts without a GPU: keys, knobs, kernels under Triton's interpreter, library candidates, builds."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
-import numpy
 import pytest
 import torch
 import triton
 from experts_at_hand import FMOE, NAMES, QWEN, shipped_space, spec_of
 from hypothesis import given
 from hypothesis import strategies as st
+from interpreting import INTERPRETED, Interpreter
 
 from gemmpipe import experts
 from gemmpipe.backends.aten import Torch
@@ -44,7 +39,7 @@ def _case(sizes: tuple[int, ...], knobs: list[int], **case: object) -> dict[str,
 
 
 FUSED = {"FUSED_ACT": True}
-INTERPRETED = [
+CASES = [
     _case((16, 64, 64, 4, 2), [16, 32, 32]),
     _case((5, 64, 48, 4, 2), [16, 32, 32], more=FUSED),
     _case((1, 80, 40, 9, 3), [16, 32, 32], more={"BLOCK_SIZE_N_2": 64, "GROUP_SIZE_M_2": 1}),
@@ -62,24 +57,15 @@ INTERPRETED = [
 ]
 
 
-@pytest.mark.skipif(
-    triton.__version__.startswith("3.6") and int(numpy.__version__.split(".")[1]) >= 4,
-    reason="triton 3.6 interprets with numpy before 2.4 only",
-)
-def test_matches_the_reference_under_the_interpreter() -> None:
-    script = Path(__file__).with_name("_interpret.py")
-    # Before triton 3.9 the interpreter cannot make e4m3fnuz, gfx942's fp8.
-    old = tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 9)
-    cases = [case for case in INTERPRETED if not (old and case.get("gfx") == "gfx942")]
-    given = json.dumps(cases)
-    done = subprocess.run([sys.executable, str(script)], input=given, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    results = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(results) == len(cases)
-    for case, result in zip(cases, results, strict=True):
-        assert result["misfit"] is None, case
-        assert result["error"] < (0.04 if case.get("dtype") == "fp8" else 1e-3), case
-        assert result["same"], f"two runs differ: {case}"
+@INTERPRETED
+@pytest.mark.parametrize("case", CASES)
+def test_matches_the_reference_under_the_interpreter(interpreter: Interpreter, case: dict[str, object]) -> None:
+    if case.get("gfx") == "gfx942" and tuple(int(part) for part in triton.__version__.split(".")[:2]) < (3, 9):
+        pytest.skip("before triton 3.9 the interpreter cannot make e4m3fnuz, gfx942's fp8")
+    result = interpreter.run("kernel", case)
+    assert result["misfit"] is None
+    assert result["error"] < (0.04 if case.get("dtype") == "fp8" else 1e-3)
+    assert result["same"], "two runs differ"
 
 
 @pytest.mark.parametrize(

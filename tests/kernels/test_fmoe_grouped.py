@@ -1,14 +1,8 @@
 """Fused experts over sorted rows, without a GPU: what surrounds the product, the rules, builds for Hopper."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
-import numpy
 import pytest
-import triton
 from experts_at_hand import FMOE, NAMES, QWEN, shipped_space, spec_of
+from interpreting import INTERPRETED, Interpreter
 
 from gemmpipe.data import Candidate, Scalar
 from gemmpipe.device import arch_device, cpu_device
@@ -36,29 +30,39 @@ ON_A_CPU = [
     _case((77, 64, 48, 5, 3), "float16", key={"doweight_stage1": 1, "use_g1u1": 0, "act_type": "gelu"}),
     _case((9, 256, 128, 4, 2), "fp8"),
     _case((9, 208, 128, 4, 2), "fp8", more={**FUSED, "BLOCK_SIZE_N": 256}),
-    _case((33, 256, 256, 6, 3), "fp8", more={**FUSED, "BLOCK_SIZE_N": 256}, key={"doweight_stage1": 1}),
+    _case((17, 256, 256, 6, 3), "fp8", more={**FUSED, "BLOCK_SIZE_N": 256}, key={"doweight_stage1": 1}),
     _case((9, 208, 192, 4, 2), "fp8", key={"doweight_stage1": 1}),
     _case((9, 240, 176, 4, 2), "fp8", more=FUSED, key={"q_type": "per_token"}),
     _case((7, 240, 176, 40, 4), "fp8", key={"q_type": "per_token", "doweight_stage1": 1}),
-    _case((300, 64, 64, 9, 4), away=True),
-    _case((1025, 16, 16, 9, 4), away=True),
-    _case((2051, 16, 16, 70, 3)),
     _case((33, 128, 64, 8, 8), "fp8", away=True),
+    # 133 pairs in 5 chunks with 1 pair in the last, 195 in 7 with 3, and 260 of which 128 are looked through at a time.
+    _case((65, 16, 16, 9, 4), away=True),
+    _case((19, 16, 16, 9, 7), away=True, chunks=[32, 128]),
+    _case((65, 16, 16, 70, 3), chunks=[32, 8192]),
+    _case((65, 16, 16, 9, 4), away=True, chunks=[1024, 128]),
 ]
+# So many pairs that the chunks are a GPU's.
+MANY_PAIRS = [_case((1025, 16, 16, 9, 4), away=True), _case((2051, 16, 16, 70, 3))]
 
 
-@pytest.mark.skipif(
-    triton.__version__.startswith("3.6") and int(numpy.__version__.split(".")[1]) >= 4,
-    reason="triton 3.6 interprets with numpy before 2.4 only",
-)
-def test_what_surrounds_the_product_matches_the_reference() -> None:
-    script, given = Path(__file__).with_name("_grouped_cpu.py"), json.dumps(ON_A_CPU)
-    done = subprocess.run([sys.executable, str(script)], input=given, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    errors = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(errors) == len(ON_A_CPU)
-    for case, error in zip(ON_A_CPU, errors, strict=True):
-        assert error < (0.04 if case["dtype"] == "fp8" else 1e-3), case
+def matches(interpreter: Interpreter, case: dict[str, object]) -> None:
+    error = interpreter.run("grouped", case)
+    assert error < (0.04 if case["dtype"] == "fp8" else 1e-3), error
+
+
+@INTERPRETED
+@pytest.mark.parametrize("case", ON_A_CPU)
+def test_what_surrounds_the_product_matches_the_reference(interpreter: Interpreter, case: dict[str, object]) -> None:
+    matches(interpreter, case)
+
+
+@INTERPRETED
+@pytest.mark.slow
+@pytest.mark.parametrize("case", MANY_PAIRS, ids=["counted", "counted of many experts"])
+def test_what_surrounds_a_product_of_thousands_of_pairs_matches_the_reference(
+    interpreter: Interpreter, case: dict[str, object]
+) -> None:
+    matches(interpreter, case)
 
 
 def knobs_for(m: int, n: int, stages: int, spec: GemmSpec, **more: Scalar) -> dict[str, Scalar]:

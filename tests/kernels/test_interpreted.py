@@ -1,19 +1,9 @@
 """Triton kernels against the reference, under Triton's interpreter."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
-import numpy
 import pytest
-import triton
+from interpreting import INTERPRETED, Interpreter
 
-# Triton 3.6's interpreter loops over one-element arrays, which numpy 2.4 no longer turns into integers.
-pytestmark = pytest.mark.skipif(
-    triton.__version__.startswith("3.6") and int(numpy.__version__.split(".")[1]) >= 4,
-    reason="triton 3.6 interprets with numpy before 2.4 only",
-)
+pytestmark = INTERPRETED
 
 A16W16 = [
     {"mnk": [32, 64, 128], "knobs": [16, 32, 64, 1]},
@@ -67,6 +57,11 @@ SKINNY = {
         {"mnk": [2, 16, 160], "knobs": [2, 8, 32, 1], "gfx": "gfx942", "out": "float32"},
     ],
 }
+SHUFFLED = [
+    {"mnk": [33, 160, 416], "knobs": [16, 64, 128, 3]},
+    {"mnk": [5, 144, 352], "knobs": [16, 64, 64, 2], "out": "float32"},
+]
+ORDERS = ("rows", "columns", "padded", "padded_rows")
 # Columns and the least tile of each kind: rows of w on the wide side of the matrix instruction, or x's.
 SLICED = {
     "a16w16": [
@@ -94,19 +89,34 @@ CASES = [
     ("a8w8_blockscale", BLOCKSCALE),
     *((family, [{**case, "label": "skinny"} for case in cases]) for family, cases in SKINNY.items()),
     *((family, [{**case, "label": "sliced"} for case in cases]) for family, cases in SLICED.items()),
+    ("a8w8_blockscale_bpreshuffle", SHUFFLED),
 ]
 
 
 @pytest.mark.parametrize(("family", "cases"), CASES)
-def test_matches_the_reference_on_odd_and_even_sizes(family: str, cases: list[dict]) -> None:
-    script = Path(__file__).with_name("_interpret.py")
-    given = json.dumps([{"family": family, **case} for case in cases])
-    done = subprocess.run([sys.executable, str(script)], input=given, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    results = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(results) == len(cases)
-    for case, result in zip(cases, results, strict=True):
+def test_matches_the_reference_on_odd_and_even_sizes(interpreter: Interpreter, family: str, cases: list[dict]) -> None:
+    for case in cases:
+        result = interpreter.run("kernel", {"family": family, **case})
         assert result["misfit"] is None, case
         assert result["error"] == 0, case
         assert result["same"], f"two runs differ: {case}"
         assert (result["splits"] > 1) == (case["knobs"][3] > 1), case
+
+
+@pytest.mark.parametrize("scales", ORDERS)
+@pytest.mark.parametrize(
+    ("family", "label", "cases"),
+    [
+        ("a8w8_blockscale", "triton", BLOCKSCALE[1:4] + BLOCKSCALE[5:9:3]),
+        ("a8w8_blockscale", "skinny", SKINNY["a8w8_blockscale"]),
+        ("a8w8_blockscale", "sliced", SLICED["a8w8_blockscale"][1:4]),
+        ("a8w8_blockscale_bpreshuffle", "triton", SHUFFLED),
+        ("a8w8_blockscale_bpreshuffle", "skinny", SKINNY["a8w8_blockscale_bpreshuffle"]),
+    ],
+)
+def test_block_scales_of_either_order_are_read_as_they_lie(
+    interpreter: Interpreter, family: str, label: str, cases: list[dict], scales: str
+) -> None:
+    """Every Triton kernel of the block-scaled families; between columns, and rows, lies NaN."""
+    laid = [{**case, "label": label, "scales": scales} for case in cases]
+    test_matches_the_reference_on_odd_and_even_sizes(interpreter, family, laid)

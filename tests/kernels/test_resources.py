@@ -26,7 +26,7 @@ ARCHES = ("sm_90", "sm_100", "gfx942", "gfx950")
 FAMILIES = sorted(path.parent.name for path in (ROOT / "kernels").glob("*/__init__.py"))
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 ACCEPTED = 3
-"""Points compiled of each family and architecture."""
+"""Points compiled of each family's Triton kernel and architecture, of other kernels one; all but the first are slow."""
 REFUSED = 200
 
 
@@ -90,9 +90,10 @@ def points(name: str, gfx: str, m: int) -> list[Point]:
     return list(found.values())
 
 
+@pytest.mark.parametrize("drawn", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in range(1, ACCEPTED))])
 @pytest.mark.parametrize("gfx", ARCHES)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_what_fits_is_not_refused_for_resources(name: str, gfx: str) -> None:
+def test_what_fits_is_not_refused_for_resources(name: str, gfx: str, drawn: int) -> None:
     draw = random.Random(f"{name} {gfx}")
     fit = [p for m in (16, 512) for p in points(name, gfx, m) if p.reason is None]
     if not fit:
@@ -102,9 +103,26 @@ def test_what_fits_is_not_refused_for_resources(name: str, gfx: str) -> None:
     for point in fit:
         by_label.setdefault(point.implementation.label, []).append(point)
     for label, listed in by_label.items():
-        for point in draw.sample(listed, min(len(listed), ACCEPTED if label == "triton" else 1)):
+        for point in draw.sample(listed, min(len(listed), ACCEPTED if label == "triton" else 1))[drawn : drawn + 1]:
             shared, _ = point.compile()
             assert shared <= point.device.shared_bytes, (label, dict(point.knobs))
+
+
+@pytest.mark.parametrize("name", ["a16w16", "a8w8_blockscale", "a4w4_blockscale"])
+@pytest.mark.parametrize("m", [1, 300])
+def test_a_row_without_knobs_names_a_kernel_that_compiles_for_a_workstation_gpu(name: str, m: int) -> None:
+    family, device = load_family(name), arch_device("gfx1201")
+    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = family.spec(make_problem(family, keys_of(family, m), words, device.gfx, "test"))
+    for implementation in family.implementations:
+        knobs = implementation.knobs_of({}, spec, device)
+        if implementation.label not in ("triton", "skinny"):
+            continue
+        assert knobs is not None, implementation.label
+        point = Point(implementation=implementation, spec=spec, device=device, knobs=knobs, reason=None)
+        assert implementation.misfit(spec, knobs, device) is None
+        shared, _ = point.compile()
+        assert shared <= device.shared_bytes
 
 
 @pytest.mark.slow

@@ -2,17 +2,20 @@
 
 import itertools
 import pickle
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
+from pairwise import pairwise
 
 from gemmpipe.data import Candidate, Problem
 from gemmpipe.device import arch_device, cpu_device
 from gemmpipe.errors import UserError
 from gemmpipe.family import Family, GemmSpec, KernelDefaults, load_family
-from gemmpipe.launching.builds import compile_build, compiled, find_kernel, source_hash
+from gemmpipe.launching.builds import compile_build, compiled, find_kernel
+from gemmpipe.launching.source_hash import source_hash
 from gemmpipe.paths import shipped_tables
 from gemmpipe.problem import make_problem
 from gemmpipe.space import Space
@@ -112,7 +115,7 @@ def test_one_build_serves_every_m_group_and_number_of_splits() -> None:
         spec = spec_of(family, "sm_90", m, n, k)
         knobs = kernel.normalise(spec, {**KNOBS, "GROUP_SIZE_M": group, "NUM_KSPLIT": splits}, device)
         builds.update(build.id for build in kernel.builds(spec, knobs, device))
-    assert len(builds) == 1
+    assert len(builds) == 2  # one for each memory order of x's scales
 
 
 def test_normalises_to_what_runs() -> None:
@@ -198,19 +201,24 @@ def test_builds_and_implementations_travel_between_processes() -> None:
     assert build.source_hash == source_hash(find_kernel(build.kernel))
 
 
-@pytest.mark.parametrize("gfx", ARCHES)
-@pytest.mark.parametrize("name", ["a16w16", "a8w8_blockscale"])
-def test_compiles_without_a_gpu_within_the_estimate(name: str, gfx: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "gfx", "m", "n", "k", "splits", "stages"),
+    pairwise(["a16w16", "a8w8_blockscale"], ARCHES, [(16, 32, 128, 4, 3), (64, 64, 64, 1, 2), (16, 256, 32, 1, 1)]),
+)
+def test_compiles_without_a_gpu_within_the_estimate(
+    name: str, gfx: str, m: int, n: int, k: int, splits: int, stages: int
+) -> None:
     from gemmpipe.templates.fits import shared_bytes
 
     family, device = load_family(name), arch_device(gfx)
     kernel, spec = kernel_of(family), spec_of(family, gfx, 64, 1280, 8200, bias=True if name == "a16w16" else None)
-    for m, n, k, splits, stages in ((16, 32, 128, 4, 3), (64, 64, 64, 1, 2), (16, 256, 32, 1, 1)):
-        sizes = {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": k}
-        knobs = {**KNOBS, **sizes, "NUM_KSPLIT": splits, "num_stages": stages, "cache_modifier": ".cg"}
-        knobs = dict(kernel.normalise(spec, knobs, device))
-        assert kernel.misfit(spec, knobs, device) is None
-        (build,) = kernel.builds(spec, knobs, device)
+    sizes = {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": k}
+    knobs = {**KNOBS, **sizes, "NUM_KSPLIT": splits, "num_stages": stages, "cache_modifier": ".cg"}
+    knobs = dict(kernel.normalise(spec, knobs, device))
+    assert kernel.misfit(spec, knobs, device) is None
+    builds = kernel.builds(spec, knobs, device)
+    assert len(builds) == (1 if name == "a16w16" else 2)  # one for each memory order of x's scales
+    for build in builds:
         facts = compile_build(build, device)
         assert facts.shared_bytes is not None
         assert facts.shared_bytes <= shared_bytes(spec, m, n, k, stages, device)
@@ -240,12 +248,67 @@ def test_warp_specialised_kernels_compile_within_the_estimate(
     words = {"kernel_type": "warp_specialised", "NUM_KSPLIT": splits}
     knobs = kernel.normalise(spec, {**KNOBS, **sizes, **words}, device)
     assert kernel.misfit(spec, knobs, device) is None
-    (build,) = kernel.builds(spec, knobs, device)
-    facts = compile_build(build, device)
     columns = n if m == 128 else n // 2
-    assert facts.shared_bytes is not None
-    assert facts.shared_bytes <= stages * ((m + n) * 128 + 4 * m) + 256 * columns + 1024
-    assert not facts.spills
+    for build in kernel.builds(spec, knobs, device):
+        facts = compile_build(build, device)
+        assert facts.shared_bytes is not None
+        assert facts.shared_bytes <= stages * ((m + n) * 128 + 4 * m) + 256 * columns + 1024
+        assert not facts.spills, dict(build.constants).get("READING")
+
+
+@pytest.mark.parametrize("name", ["a8w8_blockscale", "a8w8_blockscale_bpreshuffle"])
+@pytest.mark.parametrize(
+    ("m", "k", "order", "readings"),
+    [
+        (256, 8192, None, ["fours", "copied"]),
+        (256, 8192, "row", ["fours"]),
+        (256, 8192, "column", ["copied"]),
+        (255, 8192, "column", ["copied", "strided"]),  # padded to fours, or not
+        (255, 8192 - 128, "row", ["strided"]),
+        (1, 8192, "column", ["fours"]),  # a single row lies in both
+        (256, 128, None, ["strided"]),
+    ],
+)
+def test_builds_for_the_memory_orders_that_scales_may_have(
+    name: str, m: int, k: int, order: str | None, readings: list[str]
+) -> None:
+    family, device = load_family(name), arch_device("sm_90")
+    kernel = next(i for i in family.implementations if i.label == "gluon")
+    spec = spec_of(family, "sm_90", m, 7168, k)
+    spec = replace(spec, x_scale=replace(spec.x_scale, order=order))
+    words = {"kernel_type": "warp_specialised", "BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 128}
+    knobs = kernel.normalise(spec, {**KNOBS, **words, "num_stages": 4}, device)
+    assert kernel.misfit(spec, knobs, device) is None
+    builds = kernel.builds(spec, knobs, device)
+    assert [dict(build.constants)["READING"] for build in builds] == readings
+    fours = [name for build in builds for name, kind in build.signature if name == "scales" and kind == "*fp32"]
+    assert len(fours) == sum(reading != "copied" for reading in readings)
+    triton = family.implementations[0]
+    plain = triton.normalise(spec, KNOBS, device)
+    orders = [dict(build.constants)["M_MAJOR"] for build in triton.builds(spec, plain, device)]
+    assert orders == ([False] if m == 1 or k == 128 else [False, True] if order is None else [order == "column"])
+
+
+@pytest.mark.parametrize("reading", ["fours", "strided"])
+@pytest.mark.parametrize(("columns", "splits", "clusters"), [(128, 1, 1), (192, 1, 1), (64, 3, 3)])
+def test_two_warps_that_bring_scales_arrive_once_a_slot(reading: str, columns: int, splits: int, clusters: int) -> None:
+    """Of the roles of a program: barriers that two fill, one load of 16 bytes a row for four K blocks."""
+    family, device = load_family("a8w8_blockscale"), arch_device("sm_90")
+    kernel = next(i for i in family.implementations if i.label == "gluon")
+    spec = spec_of(family, "sm_90", 256, 1280, 8192 if reading == "fours" else 8192 - 128)
+    spec = replace(spec, x_scale=replace(spec.x_scale, order="row"))
+    words = {"kernel_type": "warp_specialised", "BLOCK_SIZE_M": 128, "BLOCK_SIZE_N": columns, "BLOCK_SIZE_K": 128}
+    words |= {"NUM_KSPLIT": splits, "CLUSTER_SIZE": clusters, "num_stages": 4}
+    knobs = kernel.normalise(spec, {**KNOBS, **words}, device)
+    assert kernel.misfit(spec, knobs, device) is None
+    (build,) = kernel.builds(spec, knobs, device)
+    kept = compiled(build, device).asm
+    assert len(re.findall(r"init_barrier.*, 2 :", kept["ttgir"])) == 2 * 4  # full and empty of each slot
+    role = kept["ttgir"].split("partition3")[1].split("warp_return")[0]
+    assert role.count("arrive_barrier") == role.count("local_store") == 4  # of four K blocks, each where it is one
+    assert ("ld.global.v4.b32" in kept["ptx"]) == (reading == "fours")
+    arrivals = len(re.findall(r"barrier\.cluster\.arrive", role))
+    assert arrivals == (1 if clusters > 1 else 0)
 
 
 def test_int8_has_no_warpgroup_instruction_of_256_columns() -> None:
@@ -299,12 +362,14 @@ def test_skinny_kernels_of_tiles_compile_and_convert_no_layout_in_their_loop(nam
 def test_amd_kernels_load_through_buffers_and_order_tiles_by_xcd(name: str, gfx: str) -> None:
     family, device = load_family(name), arch_device(gfx)
     kernel, spec = kernel_of(family), spec_of(family, gfx, 256, 7168, 8192)
-    (build,) = kernel.builds(spec, kernel.normalise(spec, KNOBS, device), device)
-    assembly = compiled(build, device).asm["amdgcn"]
-    assert dict(build.constants)["XCDS"] == 8
-    assert "buffer_load_dwordx4" in assembly
-    assert "v_mfma_f32_16x16" in assembly
-    assert "global_load_dwordx4" not in assembly  # no operand of the loop is addressed by 64 bits
+    builds = kernel.builds(spec, kernel.normalise(spec, KNOBS, device), device)
+    assert len(builds) == len(kernel.scale_orders(spec))
+    for build in builds:
+        assembly = compiled(build, device).asm["amdgcn"]
+        assert dict(build.constants)["XCDS"] == 8
+        assert "buffer_load_dwordx4" in assembly
+        assert "v_mfma_f32_16x16" in assembly
+        assert "global_load_dwordx4" not in assembly  # no operand of the loop is addressed by 64 bits
 
 
 @pytest.mark.parametrize("programs", [1, 7, 8, 9, 64, 1000])

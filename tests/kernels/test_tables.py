@@ -18,6 +18,7 @@ FAMILIES = sorted(path.parent.name for path in (PACKAGE / "kernels").glob("*/__i
 AITERS = [name for name in FAMILIES if load_family(name).aiter_table is not None]
 DTYPES = ("bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e4m3fnuz", "int8")
 TIMES = st.floats(min_value=1e-3, max_value=1e6).map(lambda value: round(value, 4))
+SHARES = st.floats(0, 1).map(lambda value: round(value, 4))
 NAMES = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=12)
 
 
@@ -39,7 +40,7 @@ def _rows(draw: st.DrawFn, family: Family) -> list[Row]:
         row |= dict(zip((column.name for column in family.key_columns), key, strict=True))
         row |= {"libtype": draw(st.sampled_from(["triton", "ck", "asm"])), "us": draw(TIMES), "splitK": 4, "solidx": 3}
         row |= {"kernelName": draw(NAMES), "config": draw(st.sampled_from([None, "{}", '{"a":1,"b":null}']))}
-        rows.append(row | {"err_ratio": draw(TIMES), "near_ties": draw(st.none() | st.integers(0, 9))})
+        rows.append(row | {"err_ratio": draw(SHARES), "near_ties": draw(st.none() | st.integers(0, 9))})
     return rows
 
 
@@ -105,7 +106,7 @@ def _aiters_rows(draw: st.DrawFn, family: Family) -> list[Row]:
         row |= {column.name: fill.get(column.name, column.default) for column in family.key_columns}
         row |= dict(zip((column.name for column in own), key, strict=True))
         cells: Row = {"solidx": draw(st.integers(-1, 999)), "splitK": draw(st.sampled_from([1, 2, 4, 8]))}
-        cells |= {"us": draw(TIMES), "kernelName": draw(NAMES), "err_ratio": draw(TIMES), "tflops": 1.5}
+        cells |= {"us": draw(TIMES), "kernelName": draw(NAMES), "err_ratio": draw(SHARES), "tflops": 1.5}
         cells |= {"bw": draw(TIMES), "libtype": draw(st.sampled_from(["ck", "asm", "opus"]))}
         theirs = [_OURS.get(name, name) for name in table.columns]
         rows.append({**row, **{name: cells.get(name) for name in theirs if name not in row}})

@@ -24,7 +24,7 @@ OLD = triton.__version__.startswith("3.6") and int(numpy.__version__.split(".")[
 def _run(mode: str, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     script = Path(__file__).with_name("_autotune.py")
     done = subprocess.run(
-        [sys.executable, str(script), mode], input=json.dumps(cases), capture_output=True, text=True, timeout=280
+        [sys.executable, str(script), mode], input=json.dumps(cases), capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in done.stdout.splitlines()]

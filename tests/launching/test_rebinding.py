@@ -113,9 +113,9 @@ def test_what_lies_otherwise_is_bound_anew() -> None:
 def test_operands_at_one_address_must_share_one_again() -> None:
     _, (first, second, third) = _sets("a8w8_blockscale", 16)
     scale = first.inputs.x_scale
-    shared = replace(first, inputs=replace(first.inputs, x_scale_t=scale))
+    shared = replace(first, inputs=replace(first.inputs, topk_weights=scale))
     again = Rebinding({"scale": scale}, shared)
     assert again.to(second) is None
-    alike = replace(third, inputs=replace(third.inputs, x_scale_t=third.inputs.x_scale))
+    alike = replace(third, inputs=replace(third.inputs, topk_weights=third.inputs.x_scale))
     assert again.to(alike) == {"scale": third.inputs.x_scale}
-    assert len(tensors_of(first)) == 11
+    assert len(tensors_of(first)) == 10

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmpipe.launching.builds import source_hash
+from gemmpipe.launching.source_hash import earlier_hashes, same_kernel, source_hash
 
 MODULE = """
 from typing import NamedTuple
@@ -81,3 +81,67 @@ def test_what_a_comprehension_calls_counts(tmp_path: Path, monkeypatch: pytest.M
         importlib.invalidate_caches()
         hashes.add(source_hash(importlib.import_module(name).kernel))
     assert len(hashes) == 2
+
+
+DOCUMENTED = """
+import triton
+import triton.language as tl
+
+SIZE: tl.constexpr = tl.constexpr({size})
+
+
+@triton.jit
+def {callee}(value, ROWS: tl.constexpr):
+    return value * ROWS
+
+
+@triton.jit
+def kernel(x_ptr, {operand}, COUNT{constexpr}):
+    {prose}
+    {total} = {callee}({operand}, ROWS=2) + SIZE  {comment}
+    tl.store(x_ptr, {total} {sign} COUNT)
+"""
+PLAIN = {
+    "size": 4,
+    "callee": "twice",
+    "operand": "value",
+    "constexpr": ": tl.constexpr",
+    "prose": '"""A kernel."""',
+    "total": "total",
+    "comment": "",
+    "sign": "+",
+}
+
+
+def _hash(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, **other: object) -> str:
+    (folder / f"{name}.py").write_text(DOCUMENTED.format(**{**PLAIN, **other}))
+    monkeypatch.syspath_prepend(str(folder))
+    importlib.invalidate_caches()
+    return source_hash(importlib.import_module(name).kernel)
+
+
+def test_prose_and_renames_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = _hash(tmp_path, monkeypatch, "plain")
+    for number, other in enumerate(
+        (
+            {"prose": '"""Other words."""'},
+            {"comment": "# why"},
+            {"operand": "number"},
+            {"total": "sum_of_all"},
+            {"callee": "doubled"},
+        )
+    ):
+        assert _hash(tmp_path, monkeypatch, f"renamed_{number}", **other) == plain, other
+
+
+def test_code_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [_hash(tmp_path, monkeypatch, "first")]
+    for number, other in enumerate(({"sign": "-"}, {"constexpr": ""}, {"size": 5})):
+        found.append(_hash(tmp_path, monkeypatch, f"changed_{number}", **other))
+    assert len(set(found)) == len(found)
+
+
+def test_earlier_hashes_stand_for_the_kernels_of_now() -> None:
+    known = {old: new for old, news in earlier_hashes().items() for new in news}
+    assert all(same_kernel(old, new) for old, new in known.items())
+    assert not same_kernel("00000000", "11111111")

@@ -40,6 +40,8 @@ class Modelled(Local):
 
     slow: float
     compile_ms: float
+    fails: str | None
+    """A constant of kernels: builds in which it is true do not compile."""
 
     def find(self, choice: DeviceChoice) -> tuple[Device, ...]:
         device = arch_device("sm_90")
@@ -51,16 +53,19 @@ class Modelled(Local):
 
     @property
     def compiler(self) -> Compile:
-        return _Compile(self.slow * self.compile_ms / 1e3)
+        return _Compile(self.slow * self.compile_ms / 1e3, self.fails)
 
 
 @dataclass(frozen=True)
 class _Compile:
     seconds: float
+    fails: str | None
 
     def __call__(self, build: Build, device: Device) -> BuildFacts:
         time.sleep(self.seconds)
         known = dict(build.constants)
+        if known.get(self.fails or ""):
+            raise RuntimeError(f"{self.fails} does not compile")
         m, n, k = (int(known.get(f"BLOCK_SIZE_{axis}") or known.get(f"BLOCK_{axis}") or 64) for axis in "MNK")
         warps = int(dict(build.options).get("num_warps") or 4)
         registers = min(255, 24 + int(1.6 * m * n / (32 * warps)))
@@ -134,7 +139,7 @@ class _Bench:
         self._times: dict[tuple[str, str], float] = {}
         self._ready: set[str] = set()
 
-    def set_up(self, problem: Problem) -> "_Setup":
+    def set_up(self, problem: Problem, *, finals: bool = False) -> "_Setup":
         if problem.id not in self._ready:
             self._ready.add(problem.id)
             self.clock.owe(OPERANDS_US)
@@ -158,10 +163,16 @@ class _Setup:
 
     def __init__(self, bench: _Bench, problem: Problem) -> None:
         self._bench, self.problem = bench, problem
-        once = bench.family.bytes_moved(bench.family.spec(problem))
+        self.spec = bench.family.spec(problem)
+        once = bench.family.bytes_moved(self.spec)
         self.sets = max(2, min(32, ceil(3 * bench.device.cache_bytes / once)))
 
-    def inputs(self, index: int) -> None: ...
+    def implementation(self, candidate: Candidate) -> None: ...
+    def orders(self, candidate: Candidate) -> tuple[str, ...]:
+        return self.spec.possible_orders
+
+    def release(self) -> None: ...
+    def inputs(self, index: int, order: str | None = None) -> None: ...
     def weights(self, index: int) -> None: ...
     def out(self, index: int) -> None: ...
     def reference(self) -> None: ...
@@ -174,7 +185,7 @@ class _Setup:
         self._bench.clock.owe(CHECK_US)
         return 0.0
 
-    def binder(self, candidate: Candidate) -> Callable[[int], Call]:
+    def binder(self, candidate: Candidate, order: str | None = None) -> Callable[[int], Call]:
         return lambda index: self.bind(candidate, index)
 
     def bind(self, candidate: Candidate, index: int) -> Call:

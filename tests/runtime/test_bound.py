@@ -17,6 +17,7 @@ from gemmpipe.runtime.bound import kernel_call
 from gemmpipe.runtime.calls import any_call
 from gemmpipe.runtime.choosing import Chosen
 from gemmpipe.runtime.operands import Given
+from gemmpipe.spec import order_of
 
 TILES = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128, "num_warps": 4, "num_stages": 2}
 
@@ -89,9 +90,19 @@ def made(
     return given, spec, Chosen(implementation=implementation, candidate=Candidate.of(label, knobs)), device
 
 
-def arguments(kernel: Kernel, chosen: Chosen, spec: GemmSpec, device: Device) -> tuple[tuple[object, ...], dict]:
-    """(grid, stream, what is launched and how; parameter -> value) of the last launch, tensors by their addresses."""
+def build_of(chosen: Chosen, spec: GemmSpec, device: Device, scale: torch.Tensor | None) -> Build:
+    """The one build for scales that lie as these do."""
+    if spec.x_scale is not None and scale is not None and scale.dim() == 2:
+        spec = replace(spec, x_scale=replace(spec.x_scale, order=order_of(scale)))
     (build,) = chosen.implementation.builds(spec, chosen.candidate.knobs, device)
+    return build
+
+
+def arguments(
+    kernel: Kernel, chosen: Chosen, spec: GemmSpec, device: Device, scale: torch.Tensor | None = None
+) -> tuple[tuple[object, ...], dict]:
+    """(grid, stream, what is launched and how; parameter -> value) of the last launch, tensors by their addresses."""
+    build = build_of(chosen, spec, device, scale)
     *head, _, _, _ = kernel.launches[-1][:9]
     values = dict(zip((name for name, _ in build.signature), kernel.launches[-1][9:], strict=True))
     return tuple(head), {k: v.data_ptr() if isinstance(v, torch.Tensor) else v for k, v in values.items()}
@@ -106,12 +117,13 @@ def test_it_launches_what_binding_each_time_would(kernel: Kernel, name: str, spl
     given, spec, chosen, device = made(name, m, {"NUM_KSPLIT": splits})
     call = kernel_call(chosen, spec, device, given, borrowed=False)
     assert call is not None
-    given = replace(given, x_scale=aligned_as(given.x_scale, m_major=name.endswith("scale_bpreshuffle")))
+    if name.endswith("scale_bpreshuffle"):
+        given = replace(given, x_scale=aligned_as(given.x_scale, m_major=True))
     out = call(given.x, given.w, given.x_scale, given.w_scale, None)
     assert out.shape == (m, 256)
-    head, bound = arguments(kernel, chosen, spec, device)
+    head, bound = arguments(kernel, chosen, spec, device, given.x_scale)
     any_call(chosen, spec, device, torch.bfloat16)(given.x, given.w, given.x_scale, given.w_scale, None)
-    head_each_time, each_time = arguments(kernel, chosen, spec, device)
+    head_each_time, each_time = arguments(kernel, chosen, spec, device, given.x_scale)
     assert head == head_each_time
     assert bound.pop("out_ptr") == out.data_ptr()
     each_time.pop("out_ptr")
@@ -131,9 +143,9 @@ def test_it_launches_clusters_as_they_were_timed(kernel: Kernel, name: str, spli
     call = kernel_call(chosen, spec, device, given, borrowed=False)
     assert call is not None
     call(given.x, given.w, given.x_scale, given.w_scale, None)
-    head, _ = arguments(kernel, chosen, spec, device)
+    head, _ = arguments(kernel, chosen, spec, device, given.x_scale)
     any_call(chosen, spec, device, torch.bfloat16)(given.x, given.w, given.x_scale, given.w_scale, None)
-    head_each_time, _ = arguments(kernel, chosen, spec, device)
+    head_each_time, _ = arguments(kernel, chosen, spec, device, given.x_scale)
     assert head == head_each_time
     assert head[-1] == (4, max(2, splits), 1000)
 
@@ -142,46 +154,72 @@ def aligned_as(scale: torch.Tensor | None, *, m_major: bool) -> torch.Tensor | N
     return scale.mT.contiguous().mT if scale is not None and m_major else scale
 
 
+GLUON = {"kernel_type": "warp_specialised", "BLOCK_SIZE_N": 128, "GROUP_SIZE_M": 1, "BLOCK_SIZE_M": 64}
+
+
+def address(value: object) -> object:
+    return value.base.data_ptr() if hasattr(value, "base") else value
+
+
+def padded(scale: torch.Tensor) -> torch.Tensor:
+    """In columns with a gap after each."""
+    rows, blocks = scale.shape
+    held = torch.full((blocks, -(-rows // 4) * 4 + 4), float("nan"))
+    return held[:, :rows].copy_(scale.mT).mT
+
+
 @pytest.mark.parametrize("name", ["a8w8_blockscale", "a8w8_blockscale_bpreshuffle"])
-@pytest.mark.parametrize("m", [1, 32])
-@pytest.mark.parametrize("m_major", [False, True])
+@pytest.mark.parametrize("label", ["triton", "gluon"])
+@pytest.mark.parametrize("m", [32, 33])
 @pytest.mark.parametrize("first", [False, True])
-def test_block_scales_are_read_as_the_kernel_wants_them(
-    kernel: Kernel, name: str, m: int, m_major: bool, first: bool
+def test_block_scales_of_either_order_are_read_where_they_lie(
+    kernel: Kernel, name: str, label: str, m: int, first: bool
 ) -> None:
-    """However they lay when the kernel was bound, and however they lie now."""
-    given, spec, chosen, device = made(name, m, {})
-    bound_as, scale = aligned_as(given.x_scale, m_major=first), aligned_as(given.x_scale, m_major=m_major)
-    call = kernel_call(chosen, spec, device, replace(given, x_scale=bound_as), borrowed=False)
+    """However they lay when the kernel was bound: it is bound for each of their strides, and none is copied."""
+    given, spec, chosen, device = made(name, m, GLUON if label == "gluon" else {}, label)
+    assert chosen.implementation.misfit(spec, chosen.candidate.knobs, device) is None
+    assert given.x_scale is not None
+    rows, columns = aligned_as(given.x_scale, m_major=False), aligned_as(given.x_scale, m_major=True)
+    call = kernel_call(chosen, spec, device, replace(given, x_scale=columns if first else rows), borrowed=False)
+    for scale in (rows, columns, padded(rows), rows, columns):
+        call(given.x, given.w, scale, given.w_scale, None)
+        values = kernel.launches[-1][9:]
+        assert scale.data_ptr() in [address(value) for value in values], scale.stride()
+        any_call(chosen, spec, device, torch.bfloat16)(given.x, given.w, scale, given.w_scale, None)
+        each_time = kernel.launches[-1][9:]
+        assert len(values) == len(each_time), "another build"
+        numbers = [v for v in values if isinstance(v, int) and not isinstance(v, bool) and v < 2**31]
+        assert numbers == [v for v in each_time if isinstance(v, int) and not isinstance(v, bool) and v < 2**31]
+
+
+def test_scales_in_neither_order_and_at_odd_addresses_are_copied(kernel: Kernel) -> None:
+    given, spec, chosen, device = made("a8w8_blockscale", 32, {})
+    call = kernel_call(chosen, spec, device, given, borrowed=False)
+    kernel.build = build_of(chosen, spec, device, given.x_scale)
     seen: list[torch.Tensor] = []
     kernel.look = lambda values: seen.append(
-        torch.frombuffer((c_float * (4 * m)).from_address(values["x_scale_ptr"]), dtype=torch.float32).clone()
+        torch.frombuffer((c_float * (4 * 32)).from_address(values["x_scale_ptr"]), dtype=torch.float32).clone()
     )
-    (kernel.build,) = chosen.implementation.builds(spec, chosen.candidate.knobs, device)
-    for _ in range(2):
+    assert given.x_scale is not None
+    odd = torch.zeros(32 * 4 + 1)[1:].view(32, 4).copy_(given.x_scale)
+    strange = torch.zeros(64, 8)[::2, ::2].copy_(given.x_scale)
+    for scale in (odd, strange, odd, strange):
         call(given.x, given.w, scale, given.w_scale, None)
-    columns = name.endswith("bpreshuffle")
-    expected = given.x_scale.mT.contiguous() if columns else given.x_scale.contiguous()
-    assert all(torch.equal(found, expected.flatten()) for found in seen)
-    assert len(seen) == 2
-    odd = torch.zeros(m * 4 + 1)[1:].view(m, 4).copy_(scale)
-    call(given.x, given.w, odd, given.w_scale, None)
-    assert torch.equal(seen[-1], expected.flatten())
+        assert torch.equal(seen[-1], given.x_scale.flatten())
 
 
 @pytest.mark.parametrize("m_major", [False, True])
 def test_descriptors_are_made_once_an_address(kernel: Kernel, m_major: bool) -> None:
-    knobs = {"kernel_type": "warp_specialised", "BLOCK_SIZE_N": 128, "GROUP_SIZE_M": 1, "BLOCK_SIZE_M": 64}
-    given, spec, chosen, device = made("a8w8_blockscale", 64, knobs, "gluon")
+    given, spec, chosen, device = made("a8w8_blockscale", 64, GLUON, "gluon")
     call = kernel_call(chosen, spec, device, given, borrowed=False)
     given = replace(given, x_scale=aligned_as(given.x_scale, m_major=m_major))
     out = call(given.x, given.w, given.x_scale, given.w_scale, None)
-    first = arguments(kernel, chosen, spec, device)[1]
+    first = arguments(kernel, chosen, spec, device, given.x_scale)[1]
     call(given.x, given.w, given.x_scale, given.w_scale, None)
-    second = arguments(kernel, chosen, spec, device)[1]
+    second = arguments(kernel, chosen, spec, device, given.x_scale)[1]
     assert first["w"] is second["w"]
     any_call(chosen, spec, device, torch.bfloat16)(given.x, given.w, given.x_scale, given.w_scale, None)
-    each_time = arguments(kernel, chosen, spec, device)[1]
+    each_time = arguments(kernel, chosen, spec, device, given.x_scale)[1]
     for name, value in each_time.items():
         if not hasattr(value, "base"):
             assert first[name] == value
@@ -190,7 +228,7 @@ def test_descriptors_are_made_once_an_address(kernel: Kernel, m_major: bool) -> 
         assert first[name].layout == value.layout
     assert first["out"].base.data_ptr() == out.data_ptr()
     assert first["x"].base.data_ptr() == given.x.data_ptr()
-    assert (first["scales"].base.data_ptr() == given.x_scale.data_ptr()) == m_major
+    assert address(first["scales"]) == given.x_scale.data_ptr()
     assert not isinstance(first["x"].base, torch.Tensor), "a descriptor keeps no operand alive"
 
 
@@ -261,3 +299,16 @@ def test_addresses_and_strides_that_the_kernel_was_not_compiled_for_are_copied(k
         assert (values["x_stride"], values["w_stride"]) == (512, 512)
         assert (values["x_ptr"] == x.data_ptr()) == (x is given.x)
         assert (values["w_ptr"] == w.data_ptr()) == (w is given.w)
+
+
+@pytest.mark.parametrize("name", ["a16w16_atomic", "a8w8_blockscale"])
+def test_a_given_output_is_what_the_kernel_writes_into(kernel: Kernel, name: str) -> None:
+    given, spec, chosen, device = made(name, 16, {"NUM_KSPLIT": 2})
+    y = torch.full((16, 256), float("nan"), dtype=torch.bfloat16)
+    call = kernel_call(chosen, spec, device, given, borrowed=False, make_out=lambda: y)
+    assert call is not None
+    assert call(given.x, given.w, given.x_scale, given.w_scale, None) is y
+    assert len(kernel.launches) == 1  # nothing is copied
+    _, values = arguments(kernel, chosen, spec, device, given.x_scale)
+    assert values["out_ptr"] == y.data_ptr()
+    assert name != "a16w16_atomic" or not y.any()  # splits are added to zeros

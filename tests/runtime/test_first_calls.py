@@ -43,7 +43,7 @@ def test_of_several_threads_is_found_once(family: str, product: Product, monkeyp
     start = threading.Barrier(2)
 
     def work(_: int) -> torch.Tensor:
-        start.wait(timeout=60)
+        start.wait(timeout=600)
         return product()
 
     with ThreadPoolExecutor(2) as pool:

@@ -106,7 +106,7 @@ def test_batches_are_those_families_that_have_them() -> None:
         ),
         (
             lambda: gemm_a8w8_bpreshuffle(X8, W8[:24], X_SCALE, W_SCALE[:24]),
-            "gemm_a8w8_bpreshuffle: a pre-shuffled weight of 24 x 64 bytes, expected multiples of 16 x 32",
+            "gemm_a8w8_bpreshuffle: a pre-shuffled weight of 24 x 64, expected multiples of 16 x 32",
         ),
     ],
 )

@@ -146,7 +146,7 @@ def test_a_thread_a_gpu(write, splits: int) -> None:
     def work(index: int) -> None:
         try:
             x, w = operands(f"cuda:{index % 2}", seed=index)
-            start.wait(timeout=120)
+            start.wait(timeout=600)
             for _ in range(50):
                 out = gemm_a16w16(x, w)
             right(out, x, w)

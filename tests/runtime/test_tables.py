@@ -9,8 +9,9 @@ import pytest
 
 from gemmpipe.device import cpu_device
 from gemmpipe.family import load_family
+from gemmpipe.runtime import answers, gemm_a16w16, reload
 from gemmpipe.runtime.selection import LOG
-from gemmpipe.runtime.tables import load_tables
+from gemmpipe.runtime.tables import layers, load_tables
 
 NAME = "bf16_tuned_gemm.csv"
 FAMILY = load_family("a16w16")
@@ -52,6 +53,99 @@ def test_in_a_list_the_earlier_file_wins_and_what_clashes_is_named_once(
     assert "M=1 N=64 K=96" in said
     assert _found(3) == ("b.csv", '{"method": "mm"}')
     assert (first.read_bytes(), second.read_bytes()) == before
+
+
+def _all(m: int) -> list[tuple[str, str]]:
+    found = load_tables(FAMILY).find(cpu_device(), (m, 64, 96, False, "bfloat16", "bfloat16", False, False))
+    return [(each.path.name, str(each.row["libtype"])) for each in found]
+
+
+def test_a_key_has_the_rows_of_all_files(row, table, tmp_path: Path, monkeypatch) -> None:
+    user, beside = tmp_path / "data" / "gemmpipe" / "tuned", "host interleaved shared_gpu"
+    first = table(row(1, "asm", {"kernelName": "x"}), path=tmp_path / "first.csv")
+    second = table(row(1, "flydsl", None), row(1, "ck", None, policy=beside), path=tmp_path / "second.csv")
+    table(row(1, "onednn", MM), path=user / NAME)
+    table(row(1, "torch", MM), path=user / f"b_{NAME}")
+    table(row(1, "torch", COPY), path=tmp_path / "shipped" / NAME)
+    monkeypatch.setenv("GEMMPIPE_CONFIG_A16W16", f"{first}:{second}")
+    alone = [("first.csv", "asm"), ("second.csv", "flydsl"), (NAME, "onednn"), (f"b_{NAME}", "torch"), (NAME, "torch")]
+    assert _all(1) == [*alone, ("second.csv", "ck")], "what was timed beside other work comes last"
+
+
+def test_a_row_that_cannot_run_gives_way_within_a_variable_and_a_folder(
+    row, table, x, w, tmp_path: Path, monkeypatch
+) -> None:
+    user = tmp_path / "data" / "gemmpipe" / "tuned"
+    theirs = table(row(16, "asm", None), path=tmp_path / "theirs.csv")
+    mine = table(row(16, "torch", COPY), path=tmp_path / "mine.csv")
+    table(row(3, "asm", None), path=user / NAME)
+    table(row(3, "torch", COPY), path=user / f"b_{NAME}")
+    monkeypatch.setenv("GEMMPIPE_CONFIG_A16W16", f"{theirs}:{mine}")
+    reload()
+    for m in (16, 3):
+        gemm_a16w16(x(m), w)
+    assert set(answers().values()) == {"exact"}
+
+
+def test_files_whose_name_goes_on_are_found(row, table, tmp_path: Path) -> None:
+    user = tmp_path / "data" / "gemmpipe" / "tuned"
+    names = [NAME, "a_bf16_tuned_gemm_fp4.csv", "b_bf16_tuned_gemm.csv", "bf16_tuned_gemm_qwen3.5_397b.csv"]
+    others = ["bf16_tuned_gemmx.csv", "bf16_untuned_gemm_a.csv", "xbf16_tuned_gemm.csv", ".a_bf16_tuned_gemm.csv"]
+    for name in (*names, *others):
+        table(row(1, "torch", MM), path=user / name)
+    assert [path.name for path in layers(FAMILY)[1]] == names
+
+
+def test_the_given_tables_alone(row, table, tmp_path: Path, monkeypatch) -> None:
+    table(row(2, "torch", MM), path=tmp_path / "data" / "gemmpipe" / "tuned" / NAME)
+    table(row(3, "torch", MM), path=tmp_path / "shipped" / NAME)
+    table(row(1, "torch", MM))
+    for word, found in (("0", [1, 2, 3]), ("1", [1])):
+        monkeypatch.setenv("GEMMPIPE_GIVEN_TABLES_ONLY", word)
+        assert [m for m in (1, 2, 3) if _found(m)] == found
+
+
+@pytest.mark.parametrize("us", ["inf", "-1", "0", "", "nan"])
+def test_a_row_without_a_time_costs_no_table(us: str, row, table, tmp_path: Path, caplog) -> None:
+    path = table(row(1, "torch", MM, us=7.0), row(2, "torch", MM, us=9.5))
+    path.write_text(path.read_text().replace(",9.5,", f",{us},"))
+    assert _found(1) is not None
+    assert _found(2) is None
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("name", ["GEMMPIPE_CONFIG_GEMM_BF16", "AITER_CONFIG_GEMM_BF16"])
+def test_aiters_names_of_a_table_are_read(name: str, row, table, tmp_path: Path, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(LOG, "_warned", set())
+    file = table(row(1, "torch", MM), path=tmp_path / "theirs.csv")
+    monkeypatch.setenv(name, str(file))
+    assert _found(1) == ("theirs.csv", '{"method": "mm"}')
+    assert not caplog.records
+    own = table(row(1, "torch", COPY), path=tmp_path / "own.csv")
+    monkeypatch.setenv("GEMMPIPE_CONFIG_A16W16", str(own))
+    assert _found(1) == ("own.csv", '{"method": "float32_copy"}')
+    assert [record.getMessage() for record in caplog.records] == [
+        f"gemmpipe: {name} is not read, as GEMMPIPE_CONFIG_A16W16 is set too"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("AITER_CONFIG_GROUPED_FMOE", "names a table of none of the families here, and is not read"),
+        ("HIP_ONLINE_TUNING", "GEMMPIPE_ONLINE_TUNING=1"),
+        ("PREBUILD_KERNELS", "gemmpipe prebuild"),
+        ("AITER_REBUILD", "gemmpipe.runtime.reload()"),
+        ("GEMM_A4W4_BLOCKWISE_HIP_CLANG_PATH", "Triton brings its compiler"),
+    ],
+)
+def test_what_aiters_other_variables_are_here_is_told_once(name: str, said: str, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(LOG, "_warned", set())
+    monkeypatch.setenv(name, "1")
+    load_tables(FAMILY), load_tables(load_family("fmoe"))
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith(f"gemmpipe: {name} ")
+    assert said in line
 
 
 def test_rows_timed_beside_other_work_come_after_all_others(row, table, tmp_path, monkeypatch) -> None:

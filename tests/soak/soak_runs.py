@@ -36,7 +36,7 @@ class Started:
     process: "subprocess.Popen[str]"
     mark: str
 
-    def end(self, timeout_s: float = 120) -> tuple[int, str, str]:
+    def end(self, timeout_s: float = 600) -> tuple[int, str, str]:
         """Its exit code, stdout and stderr."""
         out, error = self.process.communicate(timeout=timeout_s)
         return self.process.returncode, out, error
@@ -56,7 +56,7 @@ class Started:
         kin = set(self.kin()) - {self.process.pid}
         return [pid for pid in kin if parent_of(pid) in kin]
 
-    def gone(self, within_s: float = 10) -> bool:
+    def gone(self, within_s: float = 60) -> bool:
         """Whether nothing of it is left after so long at most."""
         deadline = time.monotonic() + within_s
         while self.kin() and time.monotonic() < deadline:
@@ -149,7 +149,7 @@ class Site:
         """The rows of the tuned table; raises for one that is half-written."""
         return store.read(self.table, self.family) if self.table.exists() else []
 
-    def wait_for(self, started: Started, kind: str, count: int = 1, within_s: float = 60) -> bool:
+    def wait_for(self, started: Started, kind: str, count: int = 1, within_s: float = 300) -> bool:
         """Wait until the journal holds so many rows of a kind; False when the run ended before."""
         deadline = time.monotonic() + within_s
         while len(self.rows(kind)) < count:

@@ -25,6 +25,27 @@ def test_any_key_column_and_its_aliases(sixteen: Family, no_words: KernelDefault
     assert (problem["bias"], problem["outdtype"], problem.layer) == (True, "float32", "head")
 
 
+def test_a_list_in_place_of_a_size_stands_for_each_of_its_values(blockscale: Family, no_words: KernelDefaults) -> None:
+    items = [((512, 1024), 2048, 768), [1, [16, 32], 64]]
+    assert [key[:3] for key in _keys(items, blockscale, no_words)] == [
+        (512, 2048, 768),
+        (1024, 2048, 768),
+        (1, 16, 64),
+        (1, 32, 64),
+    ]
+
+
+def test_nsets_leave_some_of_the_ms(blockscale: Family, no_words: KernelDefaults) -> None:
+    items = [[[512, 1024], 2048, 768], {"M": [1, 512], "N": 16, "K": 32}, [7, 8, 8]]
+    kept = List(items=items, nsets=[512, 3]).problems(blockscale, no_words, "sm_90")
+    assert [(p["M"], p["N"]) for p in kept] == [(512, 2048), (512, 16)]
+    assert {p["M"] for p in List(items=items, nsets="vllm").problems(blockscale, no_words, "sm_90")} == {512, 1}
+    with pytest.raises(UserError, match=r"^shapes.nsets: no item has M of 2, 3; expected some of 1, 7, 512, 1024$"):
+        List(items=items, nsets=[2, 3]).problems(blockscale, no_words, "sm_90")
+    with pytest.raises(UserError, match=r"^shapes.nsets: 0, expected whole numbers"):
+        List(items=items, nsets=0).problems(blockscale, no_words, "sm_90")
+
+
 @pytest.mark.parametrize(
     ("items", "line"),
     [
@@ -37,6 +58,7 @@ def test_any_key_column_and_its_aliases(sixteen: Family, no_words: KernelDefault
         ([[1, 2]], r"shapes.items\[0\]: \[1, 2\], expected \[M, N, K\]"),
         ([[1, 2, 3], [1, -2, 3]], r"shapes.items\[1\]: column N: -2, expected a whole number"),
         ([{"M": 1, "N": 2, "k": 3}], r"no key column 'k' in smallblock; .*known: K, M, N"),
+        ([[[], 2, 3]], r"shapes.items\[0\]: M: empty, expected a value or a list"),
         ([(1, 2)], r"shapes.items\[0\]: \[1, 2\], expected \[M, N, K\]"),
         (
             [{"token": 1, "model_dim": 2, "inter_dim": 3, "expert": 4, "topk": 1}],

@@ -7,7 +7,7 @@ import pytest
 from gemmpipe.data import Problem
 from gemmpipe.errors import UserError
 from gemmpipe.family import KernelDefaults, load_family
-from gemmpipe.sources.log import Log
+from gemmpipe.sources.log import Log, _lines
 
 NOTHING = KernelDefaults(dtype=None, out_dtype=None, bias=None)
 VLLM = "/vllm/model_executor/layers/quantization/utils/configs/"
@@ -103,3 +103,11 @@ def test_captured_sizes_that_are_not_there(tmp_path: Path) -> None:
         made(tmp_path, "a8w8_blockscale", LOG.partition("\n")[2], nsets="log")
     sglang = LOG.partition("\n")[2] + "[TP0] Capture cuda graph bs [1, 2, 24]\n"
     assert [p["M"] for p in made(tmp_path, "a8w8_blockscale", sglang, nsets="log")][:3] == [1, 2, 24]
+
+
+def test_a_log_that_is_larger_than_any_is_refused_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    with path.open("wb") as stream:
+        stream.truncate(6_000_000_000)  # sparse: nothing is written
+    with pytest.raises(UserError, match="larger than 1,000,000,000 bytes"):
+        next(_lines(path))

@@ -222,3 +222,49 @@ def test_against_the_collected_shapes() -> None:
 def test_a_batch_size_out_of_bounds_names_both_bounds(most: int) -> None:
     with pytest.raises(UserError, match=rf"^shapes.nsets: {most}, expected whole numbers from 1 to 2147483647, "):
         batch_sizes([most])
+
+
+def _source(config: Mapping[str, object]) -> Model:
+    return model(path=None, config=config, tp=1, nsets=[1])
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"hidden_size": [1]}, r"hidden_size: \[1\], expected a whole number"),
+        ({"hidden_size": [4096] * 31}, "hidden_size: .*expected a whole number"),
+        ({"hidden_size": True}, "hidden_size: True, expected a whole number"),
+        ({"hidden_size": "4096"}, "hidden_size: '4096', expected a whole number"),
+        ({"attention_bias": "no"}, "attention_bias: 'no', expected true or false"),
+        ({"num_experts": {}}, "num_experts: {}, expected a whole number"),
+        ({"kv_lora_rank": []}, r"kv_lora_rank: \[\], expected a whole number"),
+        ({"num_hidden_layers": [32]}, r"num_hidden_layers: \[32\], expected a whole number"),
+        ({f"x{i}": 1 for i in range(3000)}, "3,007 fields, expected at most 2,000"),
+        ({"per_layer_config": {f"x{i}": {} for i in range(33)}}, "per_layer_config: 33 names for 32 layers"),
+        ({"architectures": ["y" * 90_000]}, "no rule for architecture 'yyy"),
+    ],
+    ids=lambda each: str(each)[:30],
+)
+def test_a_field_of_the_wrong_kind_is_one_short_line(
+    fields: Mapping[str, object], said: str, sixteen: Family, no_words: KernelDefaults
+) -> None:
+    with pytest.raises(UserError, match=said) as caught:
+        _source({**LLAMA_8B, **fields}).problems(sixteen, no_words, "sm_90")
+    assert len(str(caught.value)) <= 500
+
+
+def test_lists_as_long_as_the_layers_say_a_size_for_all(sixteen: Family, no_words: KernelDefaults) -> None:
+    listed = {**LLAMA_8B, "intermediate_size": [14336] * 32}
+    found, plain = (_source(each).problems(sixteen, no_words, "sm_90") for each in (listed, LLAMA_8B))
+    assert found == plain
+
+
+def test_thousands_of_layers_with_fields_of_their_own_are_read_once(sixteen: Family, no_words: KernelDefaults) -> None:
+    """Each layer used to be looked for among all names: a hundred million comparisons a call."""
+    many = {**LLAMA_8B, "num_hidden_layers": 10_000, "head_dim": 128}
+    many["per_layer_config"] = {f"{i:05}": {"num_key_value_heads": 4} for i in range(5_000)}
+    found = _source(many).problems(sixteen, no_words, "sm_90")
+    assert {(p["N"], p.weight) for p in found if "qkv" in p.layer} == {(5120, 5_000.0), (6144, 5_000.0)}
+    many["per_layer_config"] = {str(i): {"head_dim": 64 + i} for i in range(5_000)}
+    with pytest.raises(UserError, match="layers of more than 256 kinds"):
+        _source(many).problems(sixteen, no_words, "sm_90")

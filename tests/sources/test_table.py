@@ -52,7 +52,7 @@ def test_bf16_columns(table: Path, sixteen: Family, no_words: KernelDefaults) ->
 
 def test_rows_of_formats_that_the_family_has_not_are_left_out(table: Path, no_words: KernelDefaults) -> None:
     family, source = load_family("a16w16"), read(path=str(table))
-    bf16, shuffled = "1,16,32,False,torch.bfloat16,False,False", "2,16,32,False,torch.bfloat16,False,True"
+    bf16, shuffled = "1,16,32,False,torch.bfloat16,False,False", "2,16,32,False,torch.float16,False,True"
     table.write_text("\n".join(["M,N,K,bias,dtype,scaleAB,bpreshuffle", bf16, shuffled, shuffled]))
     assert [p["M"] for p in source.problems(family, no_words, "sm_90")] == [1]
     assert source.left_out(family, no_words, "sm_90").startswith(f"2 rows, the first: {table}:3: a16w16 M=2")
@@ -60,7 +60,7 @@ def test_rows_of_formats_that_the_family_has_not_are_left_out(table: Path, no_wo
     source.problems(family, no_words, "sm_90")
     assert source.left_out(family, no_words, "sm_90") == ""
     table.write_text("\n".join(["M,N,K,bias,dtype,scaleAB,bpreshuffle", shuffled]))
-    with pytest.raises(UserError, match=r"shapes.csv:2: a16w16 M=2 .*bpreshuffle=True is no a16w16 problem"):
+    with pytest.raises(UserError, match=r"shapes.csv:2: a16w16 M=2 .*dtype with bpreshuffle=True: 'float16'"):
         source.problems(family, no_words, "sm_90")
 
 
@@ -167,3 +167,17 @@ def test_rows_of_other_kernels_are_said(table: Path, blockscale: Family, no_word
     table.write_text(table.read_text().replace(mine, ""))
     with pytest.raises(UserError, match=rf"no problem of {blockscale.name} in .*, but 3 of a16w16, 3 of other"):
         source.problems(blockscale, no_words, "sm_90")
+
+
+def test_bad_rows_are_left_out_where_that_is_asked_for(tmp_path: Path) -> None:
+    path, words = tmp_path / "t.csv", KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    path.write_text("M,N,K\n8,32,64\neight,32,64\n-1,32,64\n16,32,64\n")
+    family = load_family("a16w16")
+    with pytest.raises(UserError, match=r"t\.csv:3: column M: 'eight'"):
+        Csv(path=str(path), rows_of=None).problems(family, words, "sm_90")
+    source = Csv(path=str(path), rows_of=None, skip_bad_rows=True)
+    assert [problem["M"] for problem in source.problems(family, words, "sm_90")] == [8, 16]
+    assert "2 rows, the first: " in source.left_out(family, words, "sm_90")
+    path.write_text("M,N,K\neight,32,64\n")
+    with pytest.raises(UserError, match="column M: 'eight'"):
+        source.problems(family, words, "sm_90")

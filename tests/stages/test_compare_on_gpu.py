@@ -20,7 +20,7 @@ ENGINE = {
 
 def _gemmpipe(folder: Path, *words: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "gemmpipe", *words], cwd=folder, capture_output=True, text=True, timeout=280, check=False
+        [sys.executable, "-m", "gemmpipe", *words], cwd=folder, capture_output=True, text=True, timeout=600, check=False
     )
     print(done.stdout, done.stderr)
     assert done.returncode == 0

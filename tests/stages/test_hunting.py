@@ -76,7 +76,7 @@ class Driver:
     """Answers everything that hunts ask for, a problem's requests together."""
 
     hunts: Hunts
-    deadline_s: float = 120.0
+    deadline_s: float = 600.0
 
     def drive(self, quarries: list[Quarry], meanwhile: Callable[[int], None] = lambda answered: None) -> Asked:
         """What each problem's hunt asked for, in order."""
@@ -175,7 +175,7 @@ def test_a_hunt_outlives_its_process(beside: Callable[..., Beside], no_words: Ke
 
 
 def test_a_process_that_always_dies_ends_the_run(beside: Callable[..., Beside], no_words: KernelDefaults) -> None:
-    with pytest.raises(EnvironmentProblem, match="died 3 times"):
+    with pytest.raises(EnvironmentProblem, match="died 6 times"):
         Driver(beside(Deadly(**LIMITS, looks=looks()))).drive(_quarries(no_words, 16))
 
 
@@ -200,7 +200,7 @@ def test_an_ended_hunt_asks_for_nobody_new(beside: Callable[..., Beside], no_wor
     problem = begun[0].outline.problem.id
     hunt.tell([_trial(problem, r) for r in requests[:half]])
     hunt.end(len(requests) - half)
-    timed, end = {r.candidate for r in requests[:half]}, time.monotonic() + 60
+    timed, end = {r.candidate for r in requests[:half]}, time.monotonic() + 300
     while not hunt.over:
         assert time.monotonic() < end
         hunts.hear()

@@ -39,7 +39,7 @@ def test_another_process_lists_the_same(h200: Device, no_words: KernelDefaults) 
     here = list_candidates(problem, family, *rest)
     compilers = Compilers(h200, 1, 60.0, ())
     try:
-        there = compilers.aside(partial(list_by_family_name, problem, family.name, *rest)).result(timeout=120)
+        there = compilers.aside(partial(list_by_family_name, problem, family.name, *rest)).result(timeout=600)
     finally:
         compilers.close(kill=True)
     assert there == here

@@ -1,12 +1,13 @@
 """Tables of equal standing: which row of a key stays, in whatever order they come, and what is said about it."""
 
 import itertools
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from work_done import grows_linearly
 
 from gemmpipe.family import Family
 from gemmpipe.table import RESULT
@@ -150,22 +151,21 @@ def _no_worse(conflict: Conflict) -> bool:
     return True
 
 
-def test_a_table_of_a_hundred_thousand_rows_is_linear(tmp_path: Path, sixteen: Family) -> None:
-    spent: list[float] = []
-    for count in (25_000, 100_000):
-        path = tmp_path / f"{count}.csv"
-        rows = [_row16(m, 5.0 + m % 7) for m in range(count // 2)]
-        path.write_text(store.render(rows, sixteen, ()))
-        other = tmp_path / f"{count}b.csv"
-        other.write_text(store.render([_row16(m, 5.0 + m % 5) for m in range(count // 2)], sixteen, ()))
-        start = time.process_time()
-        entries = [e for p in (path, other) for e in entries_of(p, sixteen, store.open_sheet(p, sixteen), {})]
-        union = unite(entries, sixteen, JUDGE)
-        store.render([{**e.row, **e.extra} for e in union.entries], sixteen, ())
-        spent.append(time.process_time() - start)
-        assert len(union.entries) == count // 2
-    assert spent[1] < 5
-    assert spent[1] < 4 * 2 * spent[0], "four times the rows"
+def test_uniting_grows_with_the_rows_of_the_tables(tmp_path: Path, sixteen: Family) -> None:
+    def union(count: int) -> Callable[[], None]:
+        paths = [tmp_path / f"{count}{name}.csv" for name in "ab"]
+        for path, cycle in zip(paths, (7, 5), strict=True):
+            path.write_text(store.render([_row16(m, 5.0 + m % cycle) for m in range(count)], sixteen, ()))
+
+        def unite_them() -> None:
+            entries = [e for p in paths for e in entries_of(p, sixteen, store.open_sheet(p, sixteen), {})]
+            union = unite(entries, sixteen, JUDGE)
+            store.render([{**e.row, **e.extra} for e in union.entries], sixteen, ())
+            assert len(union.entries) == count
+
+        return unite_them
+
+    grows_linearly(union, 500)
 
 
 def _row16(m: int, us: float) -> Row:

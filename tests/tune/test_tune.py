@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+import gemmpipe
 import gemmpipe.tune as api
+from gemmpipe.device import cpu_device, gpu_device
 from gemmpipe.errors import UserError
 from gemmpipe.tune import (
     benchmark_config,
@@ -21,6 +23,7 @@ from gemmpipe.tune import (
 )
 from gemmpipe.tune.kernel import NoneValid
 from gemmpipe.tune.measuring import Mismatch, measure, nan_filled_memory
+from gemmpipe.tune.own_kernels import family_of
 
 Config = dict[str, Any]
 
@@ -234,6 +237,66 @@ def test_other_buckets(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None
     assert list(_save(tmp_path, [1, 3, 9000], buckets="m_leq")) == ["M_LEQ_1", "M_LEQ_4", "any"]
     with pytest.raises(UserError, match=r"^buckets: 'aitre'"):
         _save(tmp_path, [1], buckets="aitre")
+
+
+def test_a_bucket_that_asks_for_a_value_is_tuned_over_what_has_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: dict[int, list[int]] = {}
+
+    def tune(m: int, n: int, k: int, dtype: object, space: Any) -> Config:
+        seen[m] = [config["BLOCK_SIZE_M"] for config in space]
+        return dict(space[-1])  # the largest block wins, which is not the bucket's
+
+    space = [{"BLOCK_SIZE_M": size} for size in (16, 32, 64)]
+    arguments = (48, 64, torch.bfloat16, space, tmp_path, "gfx942", "X", tune)
+    found = tune_and_save_configs([16, 32, 64, 128, 256], *arguments, buckets="atomic")
+    assert seen == {16: [16, 32, 64], 32: [32], 64: [64], 256: [16, 32, 64]}
+    assert {name: config["BLOCK_SIZE_M"] for name, config in found.items()} == {
+        "small": 64,
+        "medium_M32": 32,
+        "medium_M64": 64,
+        "large": 64,
+    }
+    assert caplog.messages == ["M=128: no configuration of the search space has BLOCK_SIZE_M=128, as medium_M128 asks"]
+
+
+@pytest.mark.parametrize("tag", ["MINE", "A8W8BLOCKSCALE-N=1024-K=1024", "FMOE", 3])
+def test_without_a_function_the_tag_names_a_family(tag: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^tag: .* begins with no family's tag, expected one of A16W16, .* or tune="):
+        tune_and_save_configs([1], 48, 64, torch.bfloat16, [], tmp_path, "gfx942", tag)
+
+
+@pytest.mark.parametrize(
+    ("tag", "family"),
+    [
+        ("A16W16", "a16w16"),
+        ("A16W16-ATOMIC-N=1-K=2", "a16w16_atomic"),
+        ("A8W8_BLOCKSCALE-N=1024-K=1024", "a8w8_blockscale"),
+        ("A8W8_BLOCKSCALE_PRESHUFFLED-N=1-K=2", "a8w8_blockscale_bpreshuffle"),
+        ("BATCHED_A16W16-B=16-N=512-K=128", "batched_bf16"),
+    ],
+)
+def test_a_tag_names_the_family_whose_files_have_it(tag: str, family: str) -> None:
+    assert family_of(tag).name == family
+
+
+@pytest.mark.parametrize(
+    ("tag", "dtype", "said"),
+    [
+        ("A16W16", "bfloat17", "'bfloat17', expected a dtype"),
+        ("BATCHED_A16W16", torch.bfloat16, "tag: column B: no value"),
+        ("A8W8", torch.int64, "'int64', expected a dtype"),
+    ],
+)
+def test_what_is_no_product_of_the_family_is_told(tag: str, dtype: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=said):
+        tune_and_save_configs([1], 48, 64, dtype, [{}], tmp_path, "gfx942", tag)
+
+
+def test_the_architecture_is_the_word_of_files_and_tables() -> None:
+    expected = gpu_device(0).gfx if torch.cuda.is_available() else cpu_device().gfx
+    assert gemmpipe.get_arch() == expected
 
 
 def test_nothing_valid_writes_nothing(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from gemmpipe.data import Scalar
-from gemmpipe.errors import UserError
+from gemmpipe.errors import UserError, quoted
 from gemmpipe.sources.decoder.linear import Config, Linear, Shape
 from gemmpipe.sources.decoder.rule import Rule
 from gemmpipe.sources.decoder.rules import rule_of
@@ -27,7 +27,8 @@ def between_products(linear: Linear, config: Config, family: str, where: str) ->
     word = _WORDS.get(str(said).lower())
     if word is None:
         named = field or "experts' activation"
-        raise UserError(f"{where}: {named}: {said!r}, which kernel={family} does not compute: silu, or gelu by erf")
+        other = f"which kernel={family} does not compute: silu, or gelu by erf"
+        raise UserError(f"{where}: {named}: {quoted(said)}, {other}")
     return {"act_type": word, **({"doweight_stage1": 1} if shape.rule.weight_first else {})}
 
 

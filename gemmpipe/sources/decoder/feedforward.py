@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from gemmpipe.errors import UserError
+from gemmpipe.errors import UserError, quoted
 from gemmpipe.sources.decoder.linear import Linear, Shape, from_zero, single
 from gemmpipe.sources.decoder.mixing import EXPERTS, MLP, apart, layers_with
 
@@ -12,6 +12,7 @@ _TOPK = (
     *("num_experts_per_tok", "experts_per_token", "moe_topk", "moe_k", "num_experts_per_token", "moe_top_k"),
     "top_k_experts",
 )
+_MOST_TIMES = 1000
 _WIDTHS = ("moe_intermediate_size", "expert_ffn_hidden_size")
 _SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert")
 _SHARED_WIDTHS = ("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size", "shared_intermediate_size")
@@ -20,7 +21,7 @@ _DENSE_WIDTHS = ("intermediate_size_mlp", "dense_intermediate_size", "intermedia
 
 def feedforward(shape: Shape) -> Iterator[Linear]:
     """The MLP of every layer that has one, or its experts."""
-    if shape.rule.sparse and any(shape.value(name) for name in COUNTS):
+    if shape.rule.sparse and any(shape.says(name) for name in COUNTS):
         yield from experts(shape)
     elif shape.rule.dense:
         yield from _mlps(shape, layers_with(shape, MLP) if apart(shape) else shape.every_layer, shape.rule.dense)
@@ -29,7 +30,7 @@ def feedforward(shape: Shape) -> Iterator[Linear]:
 def _mlps(shape: Shape, places: tuple[int, ...], *names: str, prefix: str = "") -> Iterator[Linear]:
     """The MLPs of these layers; Gemma's that share keys and values may be twice as wide."""
     width = _width(shape, *names) if places else 0
-    shared = from_zero(shape, "num_kv_shared_layers") if shape.value("use_double_wide_mlp") else 0
+    shared = from_zero(shape, "num_kv_shared_layers") if shape.flag("use_double_wide_mlp") else 0
     for wide in (1, 2):
         some = tuple(i for i in places if (i >= shape.layers - shared) == (wide == 2))
         if some:
@@ -50,8 +51,10 @@ def _width(shape: Shape, *names: str) -> int:
 def _two_thirds(shape: Shape, width: int) -> int:
     """LFM2's gated MLP has as many weights as an ungated one of the width said, up to a multiplier and a multiple."""
     multiplier, multiple = shape.value("block_ffn_dim_multiplier"), shape.size("block_multiple_of", default=256)
-    if isinstance(multiplier, bool) or not isinstance(multiplier, int | float | None) or (multiplier or 1) <= 0:
-        raise UserError(f"{shape.where}: block_ffn_dim_multiplier: {multiplier!r}, expected a number above 0")
+    known = multiplier is None or (isinstance(multiplier, int | float) and 0 < multiplier <= _MOST_TIMES)
+    if isinstance(multiplier, bool) or not isinstance(multiplier, int | float | None) or not known:
+        expected = f"expected a number above 0, at most {_MOST_TIMES}"
+        raise UserError(f"{shape.where}: block_ffn_dim_multiplier: {quoted(multiplier)}, {expected}")
     return -(-int((multiplier or 1) * int(2 * width / 3)) // multiple) * multiple
 
 
@@ -151,10 +154,9 @@ def _shared_width(shape: Shape, width: int) -> int:
     if shape.architecture.startswith("Llama4"):  # one beside the routed ones, and no field says so
         return width
     for name in _SHARED_WIDTHS:
-        value = shape.value(name)
-        if value and (not isinstance(value, list | tuple) or any(value)):
+        if shape.says(name):
             return shape.size(name)
-    return next((width * shape.size(name) for name in _SHARED if shape.value(name)), 0)
+    return next((width * shape.size(name) for name in _SHARED if shape.says(name)), 0)
 
 
 def _layers(shape: Shape) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -167,35 +169,43 @@ def _layers(shape: Shape) -> tuple[tuple[int, ...], tuple[int, ...]]:
     if kinds:
         sparse = [i for i in shape.every_layer if kinds[i] == "sparse"]
     elif named:
-        sparse = [i for i in shape.every_layer if i in named]
+        sparse = sorted({*named} & {*shape.every_layer})
     elif isinstance(per_layer, list | tuple):
         flags = shape.numbers("moe_layer_freq")
         if len(flags) != shape.layers:
             raise UserError(f"{shape.where}: moe_layer_freq: {len(flags)} of them, expected {shape.layers}")
         sparse = [i for i in shape.every_layer if flags[i]]
     else:
-        sparse = [i for i in shape.every_layer if _is_sparse(shape, i)]
-    return tuple(i for i in shape.every_layer if i not in sparse), tuple(sparse)
+        sparse = _by_steps(shape)
+    dense = sorted({*shape.every_layer} - {*sparse})
+    return tuple(dense), tuple(sparse)
 
 
-def _is_sparse(shape: Shape, layer: int) -> bool:
-    """By the first dense layers, every how many layers, and between which (DeepSeek, Qwen, Llama 4, Ernie, Jamba)."""
+def _by_steps(shape: Shape) -> list[int]:
+    """The layers with experts, where no list names them (DeepSeek, Qwen, Llama 4, Ernie, Jamba).
+
+    Fields say the first of them, every how many layers there is one, and between which layers they are.
+    """
     step = shape.size("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval", default=1)
     period = shape.size("expert_layer_period", default=1)
     first = from_zero(shape, "first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
     last = from_zero(shape, "moe_layer_end_index", default=shape.layers - 1)
-    return (
-        first <= layer <= last
-        and layer not in shape.numbers("mlp_only_layers")
-        and layer % period == from_zero(shape, "expert_layer_offset") % period
+    plain, offset = frozenset(shape.numbers("mlp_only_layers")), from_zero(shape, "expert_layer_offset") % period
+    frequency = shape.size("moe_layer_freq", default=1)
+    return [
+        layer
+        for layer in shape.every_layer
+        if first <= layer <= last
+        and layer not in plain
+        and layer % period == offset
         and (layer + 1) % step == 0
-        and layer % shape.size("moe_layer_freq", default=1) == 0
-    )
+        and layer % frequency == 0
+    ]
 
 
 def inputs_of_layers(shape: Shape) -> Iterator[Linear]:
     """Gemma's small embeddings for every layer: made once for all layers, gated and projected in each."""
-    if not shape.value("hidden_size_per_layer_input"):
+    if not shape.says("hidden_size_per_layer_input"):
         return
     width = shape.size("hidden_size_per_layer_input")
     made = shape.split(shape.layers * width, "num_hidden_layers times hidden_size_per_layer_input")

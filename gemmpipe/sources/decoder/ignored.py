@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from gemmpipe.errors import UserError
+from gemmpipe.errors import UserError, quoted
 from gemmpipe.sources.decoder.linear import Linear
 
 _PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.", "backbone.")
@@ -61,7 +61,7 @@ def _expression(pattern: str) -> str:
     try:
         return re.compile(pattern.removeprefix("re:")).pattern
     except (re.error, OverflowError, RecursionError) as error:
-        raise UserError(f"quantization_config: ignored module {pattern!r}: {error}") from None
+        raise UserError(f"quantization_config: ignored module {quoted(pattern)}: {error}") from None
 
 
 def _full(linear: Linear, place: int, module: str) -> str:

@@ -1,9 +1,11 @@
 """What the rules speak of: a product of one device, and a config.json read by an architecture's rule."""
 
-from collections.abc import Iterable, Mapping
+import re
+from collections import ChainMap
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gemmpipe.errors import UserError, nearest, one_letter_apart
+from gemmpipe.errors import UserError, nearest, one_letter_apart, quoted
 from gemmpipe.parsing import MAX_SIZE
 from gemmpipe.sources.decoder.rule import Rule
 
@@ -86,24 +88,49 @@ class Shape:
 
     def alike(self, places: tuple[int, ...]) -> "list[tuple[Shape, tuple[int, ...]]]":
         """These layers by what they have for themselves: (the configuration with it, the layers it holds for)."""
-        apart: dict[str, tuple[Shape, list[int]]] = {}
+        apart: dict[tuple[str, str], tuple[Shape, list[int]]] = {}
+        listed = self._by_layer()
         for place in places:
-            own = self._own(place)
-            one = self if not own else replace(self, config={**self.config, **own}, rule=replace(self.rule, by_type={}))
-            apart.setdefault(repr(sorted(own.items(), key=str)), (one, []))[1].append(place)
+            said = listed.get(place, {})
+            kind = (self._type(place), repr(sorted(said.items(), key=str)))
+            if kind not in apart:
+                if len(apart) == _MOST_KINDS:
+                    raise UserError(f"{self.where}: layers of more than {_MOST_KINDS:,} kinds, expected fewer")
+                apart[kind] = (self._with(self._of_type(kind[0]) | said), [])
+            apart[kind][1].append(place)
         return [(one, tuple(held)) for one, held in apart.values()]
 
-    def _own(self, place: int) -> Config:
-        """Fields of one layer: what its type has, and `per_layer_config` of files that transformers 5 wrote."""
-        own: dict[str, object] = {}
-        for ours, theirs in self.rule.by_type.get(self._type(place), {}).items():
-            said = self.value(theirs)
-            own[ours] = self.rule.defaults.get(theirs) if said is None else said
+    def _with(self, own: Config) -> "Shape":
+        """The same with fields of some layers in front."""
+        if not own:
+            return self
+        return replace(self, config=ChainMap(dict(own), dict(self.config)), rule=replace(self.rule, by_type={}))
+
+    def _of_type(self, name: str) -> dict[str, object]:
+        """The fields that layers of this type have for themselves."""
+        fields = self.rule.by_type.get(name, {})
+        said = {ours: (self.value(theirs), self.rule.defaults.get(theirs)) for ours, theirs in fields.items()}
+        found = {ours: default if value is None else value for ours, (value, default) in said.items()}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _by_layer(self) -> dict[int, dict[str, object]]:
+        """`per_layer_config` of files that transformers 5 wrote: layers to their fields; names that are none left out.
+
+        Raises UserError for more names than layers.
+        """
         listed = self.value("per_layer_config")
-        if isinstance(listed, Mapping):
-            said = next((each for name, each in listed.items() if str(name).lstrip("0") == str(place or "")), None)
-            own |= {str(name): value for name, value in said.items()} if isinstance(said, Mapping) else {}
-        return {name: value for name, value in own.items() if value is not None}
+        if not isinstance(listed, Mapping):
+            return {}
+        if len(listed) > self.layers:
+            names = f"{len(listed):,} names for {self.layers:,} layers"
+            raise UserError(f"{self.where}: per_layer_config: {names}, expected at most one a layer")
+        found: dict[int, dict[str, object]] = {}
+        for name, said in listed.items():
+            place = str(name)
+            if place.isascii() and place.isdecimal() and len(place) < _LONGEST_PLACE and isinstance(said, Mapping):
+                own = {str(field): value for field, value in said.items() if value is not None}
+                found.setdefault(int(place), own)
+        return found
 
     def _type(self, place: int) -> str:
         said, sliding = self.value("layer_types"), self.value("hybrid_layer_pattern")
@@ -118,15 +145,32 @@ class Shape:
             value = self.value(name)
             if value is None:
                 continue
-            if isinstance(value, list | tuple) and value and all(each == value[0] for each in value):
-                value = value[0]  # said once a layer, the same everywhere
+            if isinstance(value, list | tuple) and value and "num_hidden_layers" not in names:
+                value = self._everywhere(value)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_SIZE:
-                raise UserError(f"{self.where}: {name}: {value!r}, expected a whole number from 1 to {MAX_SIZE}")
+                raise UserError(f"{self.where}: {name}: {quoted(value)}, expected a whole number from 1 to {MAX_SIZE}")
             return value
         default = self.rule.defaults.get(names[0], default)
         if default is None:
             raise UserError(f"{self.where}: no field '{names[0]}', which {self.architecture} needs")
         return default
+
+    def _everywhere(self, value: Sequence[object]) -> object:
+        """What a list says once a layer, where that is the same everywhere; else the list."""
+        same = len(value) == self.layers and all(each == value[0] for each in value)
+        return value[0] if same else value
+
+    def says(self, name: str) -> bool:
+        """Whether a field tells of something that the model has: a number above 0, also for one layer of a list.
+
+        Nothing, null, 0 and false tell that it has none. Raises UserError for anything else.
+        """
+        value = self.value(name)
+        listed = value if isinstance(value, list | tuple) and len(value) == self.layers else [value]
+        for each in listed:
+            if not (each is None or isinstance(each, int)):
+                raise UserError(f"{self.where}: {name}: {quoted(value)}, expected a whole number")
+        return any(listed)
 
     def numbers(self, name: str) -> tuple[int, ...]:
         """A list of whole numbers from 0; empty where the field is not there."""
@@ -134,9 +178,11 @@ class Shape:
         if value is None:
             return ()
         if isinstance(value, str):  # "3,4,5", as Step has it
-            value = [int(word) if word.strip().isdecimal() else word for word in value.split(",")]
+            value = [int(word) if _PLACE.fullmatch(word.strip()) else word for word in value.split(",")]
         if not isinstance(value, list | tuple) or any(type(each) is not int or each < 0 for each in value):
-            raise UserError(f"{self.where}: {name}: {value!r}, expected a list of whole numbers")
+            raise UserError(f"{self.where}: {name}: {quoted(value)}, expected a list of whole numbers")
+        if len(value) > MOST_LAYERS:
+            raise UserError(f"{self.where}: {name}: {len(value):,} of them, expected at most {MOST_LAYERS:,}")
         return tuple(value)
 
     def words(self, name: str, known: Iterable[str]) -> tuple[str, ...]:
@@ -145,14 +191,19 @@ class Shape:
         if value is None:
             return ()
         if not isinstance(value, list | tuple) or any(each not in allowed for each in value):
-            raise UserError(f"{self.where}: {name}: {value!r}, expected a list of {' and '.join(allowed)}")
+            raise UserError(f"{self.where}: {name}: {quoted(value)}, expected a list of {' and '.join(allowed)}")
         if len(value) != self.layers:
             raise UserError(f"{self.where}: {name}: {len(value)} of them, expected one a layer ({self.layers})")
         return tuple(value)
 
     def flag(self, word: bool | str) -> bool:
         """A fixed answer, or what the field of this name says."""
-        return bool(self.value(word)) if isinstance(word, str) else word
+        if not isinstance(word, str):
+            return word
+        value = self.value(word)
+        if value not in (None, False, True):
+            raise UserError(f"{self.where}: {word}: {quoted(value)}, expected true or false")
+        return bool(value)
 
     def split(self, value: int, what: str) -> int:
         """`value` over the devices; UserError where it does not divide."""
@@ -187,13 +238,18 @@ def from_zero(shape: Shape, *names: str, default: int = 0) -> int:
         if value is None or (name.endswith("end_index") and value == -1):  # Ernie: -1 is the last
             continue
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise UserError(f"{shape.where}: {name}: {value!r}, expected 0 to {shape.layers} layers")
+            raise UserError(f"{shape.where}: {name}: {quoted(value)}, expected 0 to {shape.layers} layers")
         if value > shape.layers and not name.endswith("end_index"):
-            raise UserError(f"{shape.where}: {name}: {value!r}, expected 0 to {shape.layers} layers")
+            raise UserError(f"{shape.where}: {name}: {quoted(value)}, expected 0 to {shape.layers} layers")
         return value
     return shape.rule.defaults.get(names[0], default)
 
 
+_PLACE = re.compile(r"[0-9]{1,9}")
+_LONGEST_PLACE = 10
+_MOST_KINDS = 256
+"""Of layers, by their sizes; each kind has products of its own."""
+_MOST_FIELDS = 2_000
 _BY_NUMBER = {"0": "full_attention", "1": "sliding_attention"}
 """MiMo's `hybrid_layer_pattern`."""
 MOST_LAYERS = 10_000
@@ -214,6 +270,8 @@ _READ = (
 
 def check_names(config: Config, where: str) -> None:
     """Raises UserError for a field one letter away from one that is read, which is not there itself."""
+    if len(config) > _MOST_FIELDS:
+        raise UserError(f"{where}: {len(config):,} fields, expected at most {_MOST_FIELDS:,}, as a model has")
     for name in config:
         close = [each for each in _READ if each not in config and one_letter_apart(str(name), each)]
         if close and name not in _READ:

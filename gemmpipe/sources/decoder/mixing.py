@@ -1,6 +1,6 @@
 """What each layer of a decoder does (attention, its substitute, an MLP), from whichever field says it."""
 
-from gemmpipe.errors import UserError
+from gemmpipe.errors import UserError, quoted
 from gemmpipe.sources.decoder.linear import Shape, from_zero
 
 FULL, OTHER, BOTH = "full", "other", "both"
@@ -45,9 +45,8 @@ def _kinds(shape: Shape) -> tuple[str, ...]:
 
 def _spelt(shape: Shape, pattern: object) -> tuple[str, ...]:
     if not isinstance(pattern, str) or set(pattern) - set(_LETTERS) or len(pattern) != shape.layers:
-        raise UserError(
-            f"{shape.where}: hybrid_override_pattern: {pattern!r}, expected {shape.layers} of {' '.join(_LETTERS)}"
-        )
+        expected = f"expected {shape.layers} of {' '.join(_LETTERS)}"
+        raise UserError(f"{shape.where}: hybrid_override_pattern: {quoted(pattern)}, {expected}")
     return tuple(_LETTERS[letter] for letter in pattern)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from gemmpipe.errors import UserError, nearest
 from gemmpipe.sources.decoder.linear import Linear
 
-_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.(.+)$")
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.([0-9]+)\.(.+)$")
 _IN_ROUTER = re.compile(r"(?<=router)\.(?:layer|gate|proj|classifier)$")
 _MERGED: Mapping[tuple[str, ...], str] = {
     ("q_proj", "k_proj", "v_proj"): "qkv_proj",

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gemmpipe.data import Scalar
-from gemmpipe.errors import UserError
+from gemmpipe.errors import UserError, quoted
 from gemmpipe.sources.decoder.ignored import ignored_places
 from gemmpipe.sources.decoder.linear import Config, Linear
 
@@ -51,7 +51,7 @@ def quantization_of(config: Config, where: str) -> Quantization | None:
         if said is None:
             continue
         if not isinstance(said, Mapping):
-            raise UserError(f"{where}: quantization_config: {said!r}, expected an object")
+            raise UserError(f"{where}: quantization_config: {quoted(said)}, expected an object")
         found = _read(said, where)
         return None if found is None else replace(found, ignored=_patterns(said, where))
     return None
@@ -105,7 +105,7 @@ def _read(said: Mapping[str, object], where: str) -> Quantization | None:
 def _blocks(size: object, where: str) -> Quantization:
     block = tuple(size) if isinstance(size, list | tuple) else ()
     if len(block) != 2 or any(type(each) is not int or each < 1 for each in block):
-        raise UserError(f"{where}: weight_block_size: {size!r}, expected two whole numbers such as [128, 128]")
+        raise UserError(f"{where}: weight_block_size: {quoted(size)}, expected two whole numbers such as [128, 128]")
     return Quantization(
         what=f"fp8 in blocks of {block[0]}x{block[1]}",
         families=_BLOCK_FAMILIES if block == (128, 128) else (),
@@ -164,7 +164,7 @@ def _quark(said: Mapping[str, object]) -> Quantization:
 def _patterns(said: Mapping[str, object], where: str) -> tuple[str, ...]:
     found = next((said[name] for name in _IGNORED if said.get(name)), ())
     if not isinstance(found, list | tuple) or any(not isinstance(word, str) for word in found):
-        raise UserError(f"{where}: quantization_config: {found!r}, expected a list of module names")
+        raise UserError(f"{where}: quantization_config: {quoted(found)}, expected a list of module names")
     if len(found) > _MOST_PATTERNS:
         raise UserError(
             f"{where}: quantization_config: {len(found)} ignored modules, expected at most {_MOST_PATTERNS}"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from gemmpipe.errors import UserError, nearest
+from gemmpipe.errors import UserError, nearest, quoted, shortened
 from gemmpipe.sources.decoder.hybrids import HYBRIDS
 from gemmpipe.sources.decoder.linear import Config
 from gemmpipe.sources.decoder.rule import Rule
@@ -176,6 +176,7 @@ RULES: Mapping[str, Rule] = {
 }
 """The name without ForCausalLM -> how engines cut it. What is not here is refused: other models fuse differently."""
 
+_LONGEST_NAME = 60  # characters of it in a message
 _SUFFIXES = ("ForCausalLM", "ForConditionalGeneration", "Model")
 _SAME = {
     "qwen2vl": "qwen2",
@@ -222,6 +223,7 @@ def rule_of(config: Config, where: str) -> tuple[str, Rule]:
     name = _name(language_model(config), where) or _name(config, where) or "Llama"
     known = _known(name)
     if known is None:
+        name = shortened(name, _LONGEST_NAME)
         near = nearest(name, [f"{each}ForCausalLM" for each in RULES])
         raise UserError(f"{where}: no rule for architecture '{name}'{near}; shapes=meta has transformers build it")
     return f"{known}ForCausalLM", RULES[known]
@@ -233,7 +235,7 @@ def _name(config: Config, where: str) -> str | None:
         return None if kind is None else str(kind)
     listed = [named] if isinstance(named, str) else named
     if not isinstance(listed, list | tuple) or not listed or not isinstance(listed[0], str):
-        raise UserError(f"{where}: architectures: {named!r}, expected [LlamaForCausalLM] or the like")
+        raise UserError(f"{where}: architectures: {quoted(named)}, expected [LlamaForCausalLM] or the like")
     return listed[0]
 
 

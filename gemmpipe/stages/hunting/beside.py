@@ -1,6 +1,7 @@
 """Hunts in processes beside the driver: who hunts what, what all of them hear, and who goes on when one dies."""
 
 import pickle
+import time
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
@@ -12,6 +13,7 @@ from gemmpipe.errors import EnvironmentProblem
 from gemmpipe.events import Events
 from gemmpipe.executors import Usage
 from gemmpipe.family import GemmSpec
+from gemmpipe.forkserver import PAUSES_S
 from gemmpipe.search.lore import Lore
 from gemmpipe.stages import Context
 from gemmpipe.stages.hunting import Begun, Ground, Hunts, Quarry
@@ -23,7 +25,6 @@ from gemmpipe.stages.hunting.process import HunterProcess
 # One alone lists and thinks for as long as an H200 screens (aiter's space of 1,944 points, 2026-11-21).
 _OF_A_DEVICE = 2
 _AHEAD = 2  # problems that a hunter has to list: more would stand in front of what is asked of it
-_LOSSES = 3  # of one hunter, with no hunt ended in between: it cannot go on
 
 
 def hunts_for(context: Context) -> Hunts:
@@ -140,11 +141,12 @@ class Beside(Hunts):
         """Its hunts go on in a new process: what was timed is told again as it is asked for."""
         how = each.end()
         each.losses += 1
-        if each.losses >= _LOSSES:
+        if each.losses > len(PAUSES_S):  # with no hunt ended in between: it cannot go on
             raise EnvironmentProblem(f"a process that searches died {each.losses} times in a row: {how}")
         self._events.emit(
             "warning", f"a process that searches died ({how}); its {len(each.hunted)} searches begin anew"
         )
+        time.sleep(PAUSES_S[each.losses - 1] if each.losses > 1 else 0)
         each.start()
         each.unlisted = 0
         for quarry in each.hunted.values():

@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 
 from gemmpipe.data import Build
 from gemmpipe.executors import Usage
-from gemmpipe.forkserver import forkserver
+from gemmpipe.forkserver import Forked, forkserver
 from gemmpipe.search.lore import Lore
 from gemmpipe.stages.hunting import Ground, Quarry
 from gemmpipe.stages.hunting.hunter import Asked, Failed, Told, main
@@ -31,17 +31,16 @@ class HunterProcess:
         self.start()
 
     def start(self) -> None:
-        """A process that knows what the driver does."""
-        context = forkserver()
+        """A process that knows what the driver does. Raises EnvironmentProblem where none can be started."""
         self.pipe: Connection
-        self.pipe, theirs = context.Pipe()
+        pipe, theirs = forkserver().Pipe()
         self._begun = time.monotonic()
         self._spent_s: dict[str, float] = {}
         self._builds = {}
         arguments = (self._ground, self._lore, self._begun, theirs)
-        self._process = context.Process(target=main, args=arguments, daemon=True)
-        self._process.start()
-        theirs.close()
+        with theirs:
+            self._process = Forked(main, arguments)
+        self.pipe = pipe
 
     def send(self, message: Quarry | Told) -> None:
         """Tell it something; whether it lives is looked at elsewhere."""
@@ -72,6 +71,7 @@ class HunterProcess:
         self._past.append(self._usage(now))
         self._process.kill()
         self._process.join()
+        self._process.close()
         self.pipe.close()
         return f"exit code {self._process.exitcode}"
 

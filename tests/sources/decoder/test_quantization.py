@@ -1,13 +1,13 @@
 """Which kernel computes a checkpoint's layers, by what it says of its quantisation."""
 
 import json
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from work_done import grows_linearly
 
 from gemmpipe.errors import UserError
 from gemmpipe.family import KernelDefaults, load_family
@@ -147,11 +147,17 @@ def test_a_pattern_that_takes_for_ever_is_refused(pattern: str, monkeypatch: pyt
         calls({**BLOCKS, "ignore": [f"re:{pattern}"]}, "a8w8_blockscale")
 
 
-def test_many_names_in_many_layers_are_no_matter() -> None:
-    names = [f"model.layers.{i}.self_attn.{name}_proj" for i in range(0, 2_000, 2) for name in "qkvo"]
-    begun = time.monotonic()
-    assert calls({**BLOCKS, "ignore": names}, "a16w16", layers=2_000)["qkv_proj"] == 1_000
-    assert time.monotonic() - begun < 20
+def test_work_grows_with_names_and_layers() -> None:
+    def read(layers: int) -> Callable[[], None]:
+        names = [f"model.layers.{i}.self_attn.{name}_proj" for i in range(0, layers, 2) for name in "qkvo"]
+
+        def ask() -> None:
+            found = calls({**BLOCKS, "ignore": names}, "a16w16", layers=layers)
+            assert found["qkv_proj"] == (layers + 1) // 2
+
+        return ask
+
+    grows_linearly(read, 200)
 
 
 @given(

@@ -1,0 +1,286 @@
+"""`asm`: aiter's assembly kernels, by the name of the kernel (which says its tile) and the number of splits.
+
+Written to the functions and the lists of aiter, unverified on hardware.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from gemmpipe.backends.aiter_ck import fp4_form, fp4_launch, row_or_block_scales
+from gemmpipe.backends.aiter_package import (
+    GFX,
+    SPLITS,
+    AiterBackend,
+    Assembly,
+    assembly,
+    exponent,
+    function,
+    version,
+    whole,
+)
+from gemmpipe.data import Device, Knobs, Scalar
+from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared, Weights
+from gemmpipe.layouts import PLAIN, TILES_16X16
+from gemmpipe.operand_types import FP8
+
+if TYPE_CHECKING:
+    import torch
+
+    from gemmpipe.space import Space
+
+NAME = "kernelName"
+"""The knob that says which kernel; empty: aiter's own choice."""
+_FP4 = "float4_e2m1fn_x2"
+_MOST_TILES = 1024
+"""Of a product whose K is split: aiter counts them in a workspace of so many counters."""
+_PART_K = 128
+"""The block along K in which 8-bit kernels split."""
+_LITERAL = (1, 2, 3, 4, 6, 8, 12, 16)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Products:
+    """What the kernels of a list compute."""
+
+    path: str
+    dtypes: tuple[str, ...]
+    scales: str
+    layouts: tuple[str, ...]
+    out: tuple[str, ...]
+    most_splits: int
+    powers: bool = False
+    """Whether splits are powers of two, of which the function takes the log2."""
+    gfx: tuple[str, ...] = GFX
+
+
+_LISTS = (
+    _Products(
+        path="bf16gemm/bf16gemm_fp32bf16.csv",
+        dtypes=("bfloat16",),
+        scales="",
+        layouts=(PLAIN, TILES_16X16),
+        out=("bfloat16", "float32"),
+        most_splits=16,
+    ),
+    _Products(
+        path="i8gemm/i8gemm_bf16_perTokenI8.csv",
+        dtypes=("int8",),
+        scales="row",
+        layouts=(TILES_16X16,),
+        out=("bfloat16",),
+        most_splits=8,
+    ),
+    _Products(
+        path="fp8gemm_blockscale/fp8gemm_bf16_blockscale.csv",
+        dtypes=FP8,
+        scales="block",
+        layouts=(TILES_16X16,),
+        out=("bfloat16",),
+        most_splits=8,
+    ),
+    _Products(
+        path="f4gemm/f4gemm_bf16_per1x32Fp4.csv",
+        dtypes=(_FP4,),
+        scales="block",
+        layouts=(PLAIN,),
+        out=("bfloat16",),
+        most_splits=8,
+        powers=True,
+        gfx=("gfx950",),
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asm(AiterBackend):
+    """`asm`: by `kernelName` and the number of splits; without a name aiter chooses the tile, with 0 the splits."""
+
+    label = "asm"
+
+    def points(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
+        """Every kernel of the list in every number of splits that it can have; without a list aiter's own choice."""
+        if self.unavailable(device) is not None:
+            return ()
+        products = _for(spec)
+        if products is None:
+            return ({NAME: "", SPLITS: 1},)  # one point, to say why
+        kernels = [kernel for kernel in assembly(products.path) if _reads(kernel, spec)]
+        if not kernels:
+            counts = _LITERAL if products.scales == "" else (0,)
+            return tuple({NAME: "", SPLITS: splits} for splits in counts)
+        return tuple(
+            {NAME: kernel.name, SPLITS: splits}
+            for kernel in kernels
+            for splits in _splits(kernel, products, spec, device)
+        )
+
+    def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...]:
+        """Which kernel, and in how many splits."""
+        return NAME, SPLITS
+
+    def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
+        """A candidate that names no kernel leaves it to aiter."""
+        return {NAME: "", **knobs}
+
+    def knobs_of(self, row: Mapping[str, Scalar], spec: GemmSpec, device: Device) -> Knobs | None:
+        """A row of aiter's: its `kernelName` and `splitK`."""
+        return {NAME: str(row.get(NAME) or ""), SPLITS: max(1, whole(row.get("splitK"), 1))}
+
+    def kernel_name(self, knobs: Knobs) -> str:
+        """`asm_<name>@0.1.8`: aiter's name of the kernel, and the package's version."""
+        return f"{self.label}_{knobs.get(NAME) or 'own_choice'}@{version()}"
+
+    def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        """One `if` a rule, as aiter's tuners have them."""
+        products, splits = _for(spec), whole(knobs.get(SPLITS), 1)
+        if device.gfx not in GFX:
+            return f"architecture: aiter has assembly for {' and '.join(GFX)}, not {device.gfx}"
+        if products is None:
+            return f"product: aiter has no assembly for {spec.x_dtype} in '{spec.w_layout}' scaled like this"
+        if device.gfx not in products.gfx:
+            return f"architecture: {products.path} is for {' and '.join(products.gfx)}, not {device.gfx}"
+        if spec.out_dtype not in products.out:
+            return f"output type: {' or '.join(products.out)}, not {spec.out_dtype}"
+        if reason := _unaligned(spec, device):
+            return reason
+        if splits not in range(products.most_splits + 1) or (products.powers and splits & (splits - 1)):
+            return f"splits: {splits}, from 1 to {products.most_splits}{' in powers of two' if products.powers else ''}"
+        return _wrong_kernel(str(knobs.get(NAME) or ""), splits, products, spec)
+
+    def form_knobs(self, spec: GemmSpec, knobs: Knobs) -> Knobs:
+        """All kernels read one form of a weight."""
+        return {}
+
+    def prepare(self, spec: GemmSpec, weights: Weights, knobs: Knobs) -> Prepared:
+        """A 4-bit weight in tiles with its scales shuffled; nothing for others."""
+        return fp4_form(weights) if spec.w_dtype == _FP4 else Prepared(weights=weights)
+
+    def bind(
+        self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
+    ) -> Launch:
+        """A call of the function for these types into `out`."""
+        name, splits = str(knobs.get(NAME) or ""), whole(knobs.get(SPLITS), 1)
+        if spec.x_dtype == _FP4:
+            call = function("gemm_a4w4_asm")
+
+            def fp4(*operands: "torch.Tensor") -> object:
+                return call(*operands, name, None, bpreshuffle=True, log2_k_split=exponent(splits) if splits else None)
+
+            return fp4_launch(spec, inputs, prepared, out, fp4)
+        if spec.x_scale is None:
+            return _bf16(spec, name, splits, inputs, prepared, out)
+        return _scaled(spec, name, splits, inputs, prepared, out)
+
+
+def _bf16(spec: GemmSpec, name: str, splits: int, inputs: Inputs, prepared: Prepared, out: "torch.Tensor") -> Launch:
+    call, x, weights = function("gemm_a16w16_asm"), inputs.x.contiguous(), prepared.weights
+    w, shuffled = weights.w.contiguous(), spec.w_layout != PLAIN
+
+    def launch() -> "torch.Tensor":
+        call(x, w, out, weights.bias, splits or None, name or None, shuffled)
+        return out
+
+    return launch
+
+
+def _scaled(spec: GemmSpec, name: str, splits: int, inputs: Inputs, prepared: Prepared, out: "torch.Tensor") -> Launch:
+    x, w = inputs.x.contiguous(), prepared.weights.w.contiguous()
+    x_scale, w_scale, lay = row_or_block_scales(spec, inputs, prepared)
+    if spec.x_dtype == "int8":
+        eight_bits, zeros = function("gemm_a8w8_asm"), _zeros(spec.n, str(out.device))  # it insists on a bias
+        return lambda: (eight_bits(x, w, x_scale, w_scale, out, name, zeros, splitK=splits or None), out)[1]
+    blockwise = function("gemm_a8w8_blockscale_bpreshuffle_asm")
+
+    def launch() -> "torch.Tensor":
+        lay()
+        blockwise(x, w, out, x_scale, w_scale, splitK=splits or None, kernelName=name or None)
+        return out
+
+    return launch
+
+
+@cache
+def _zeros(columns: int, place: str) -> "torch.Tensor":
+    import torch
+
+    return torch.zeros(1, columns, dtype=torch.float32, device=place)
+
+
+def _for(spec: GemmSpec) -> _Products | None:
+    """The list for this product, or None."""
+    scales = {scale.granularity if scale else "" for scale in (spec.x_scale, spec.w_scale)}
+    if spec.experts is not None or spec.batch != 1 or spec.x_dtype != spec.w_dtype:
+        return None
+    return next(
+        (
+            products
+            for products in _LISTS
+            if scales == {products.scales} and spec.x_dtype in products.dtypes and spec.w_layout in products.layouts
+        ),
+        None,
+    )
+
+
+def _reads(kernel: Assembly, spec: GemmSpec) -> bool:
+    """Whether a kernel reads the weight as it lies (fp4 weights are prepared in tiles) and adds the bias."""
+    shuffled = spec.w_layout != PLAIN or spec.w_dtype == _FP4
+    return kernel.shuffled == shuffled and (kernel.bias or not spec.bias)
+
+
+def _splits(kernel: Assembly, products: _Products, spec: GemmSpec, device: Device) -> Iterable[int]:
+    """The counts that aiter's tuners try, those first that give every compute unit a tile."""
+    if not kernel.splits:
+        return (1,)
+    if products.powers:
+        return tuple(1 << power for power in range(exponent(products.most_splits) + 1))
+    if products.scales:
+        return [n for n in range(1, products.most_splits + 1) if _even(spec.k, n)]
+    tiles = _tiles(kernel, spec)
+    most = device.cu_num // tiles if tiles < device.cu_num else 4
+    return [n for n in range(2, min(most, products.most_splits) + 1) if spec.k // n >= kernel.least_k]
+
+
+def _even(k: int, splits: int) -> bool:
+    """Whether so many splits of whole blocks each have something."""
+    part = ceil_div(ceil_div(k, splits), _PART_K) * _PART_K
+    return ceil_div(k, part) == splits
+
+
+def ceil_div(whole: int, part: int) -> int:
+    """How many parts cover the whole."""
+    return -(-whole // part)
+
+
+def _tiles(kernel: Assembly, spec: GemmSpec) -> int:
+    return ceil_div(spec.m, kernel.tile_m) * ceil_div(spec.n, kernel.tile_n)
+
+
+def _unaligned(spec: GemmSpec, device: Device) -> str | None:
+    if spec.x_scale is None and (spec.k % 64 or (device.gfx == "gfx950" and spec.n % 64)):
+        return f"alignment: N={spec.n} and K={spec.k} must be multiples of 64"
+    if spec.x_dtype == _FP4 and (spec.n % 16 or spec.k % 64):
+        return f"alignment: N={spec.n} and K={spec.k}, expected multiples of 16 and 64"
+    if spec.bias and spec.x_scale is not None:
+        return "epilogue: scaled products have no bias here"
+    return None
+
+
+def _wrong_kernel(name: str, splits: int, products: _Products, spec: GemmSpec) -> str | None:
+    """Why this version's kernel of the name does not compute the product in so many splits, or None."""
+    kernels = {kernel.name: kernel for kernel in assembly(products.path)}
+    if not name or not kernels:
+        return None
+    if not splits:
+        return f"splits: 0, expected how many for {name}"
+    if name not in kernels:
+        return f"kernel: this version of aiter has no {name}"
+    kernel = kernels[name]
+    if not _reads(kernel, spec):
+        return f"kernel: {name} reads another layout of the weight, or adds no bias"
+    if splits != 1 and not kernel.splits:
+        return f"splits: {name} does not split K"
+    if splits > 1 and _tiles(kernel, spec) > _MOST_TILES:
+        return f"grid: {_tiles(kernel, spec)} tiles with K split, at most {_MOST_TILES}"
+    return None

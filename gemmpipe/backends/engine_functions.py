@@ -1,0 +1,118 @@
+"""The functions of inference engines that take their configuration from a file: called with one that is given."""
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from gemmpipe.data import Scalar
+from gemmpipe.errors import one_line
+
+if TYPE_CHECKING:
+    import torch
+
+    from gemmpipe.family import Launch
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineFunction:
+    """A function of an engine's, and the look-up of configurations in the same module, which a call can replace.
+
+    Imported at the first call, never before: engines take seconds and gigabytes to import.
+    """
+
+    package: str
+    module: str
+    function: str
+    """(x, w, x_scale, w_scale, block, output dtype) -> the output."""
+    lookup: str
+    """(N, K, block rows, block columns) -> configurations by M, or None."""
+    default_items: tuple[tuple[str, Scalar], ...]
+    """What it takes where there is no file, its sides along N and K left out."""
+
+    @property
+    def default(self) -> Mapping[str, Scalar]:
+        """The same, by knob."""
+        return dict(self.default_items)
+
+    def folders(self) -> tuple[Path, ...]:
+        """`configs` beside the module, where the package is installed; imports nothing."""
+        try:
+            found = find_spec(self.package)
+        except (ImportError, ValueError):
+            found = None
+        within = Path(*self.module.split(".")[1:-1], "configs")
+        roots = [] if found is None else list(found.submodule_search_locations or ())
+        return tuple(path for root in roots if (path := Path(root) / within).is_dir())
+
+    def absent(self) -> str | None:
+        """Why it cannot be called, or None; imports the engine."""
+        found = _imported(self)
+        return found if isinstance(found, str) else None
+
+    def launch(
+        self,
+        operands: Sequence["torch.Tensor | None"],
+        block: list[int],
+        dtype: "torch.dtype",
+        configuration: dict[str, Scalar],
+    ) -> "Launch":
+        """A call with this configuration, whichever M it is. Raises RuntimeError where it cannot be imported."""
+        module = _imported(self)
+        if isinstance(module, str):
+            raise RuntimeError(module)
+        call: Callable[..., torch.Tensor] = getattr(module, self.function)
+
+        def launch() -> "torch.Tensor":
+            with given(module, self.lookup, lambda *_: {1: configuration}):
+                return call(*operands, block, dtype)
+
+        return launch
+
+
+@contextmanager
+def given(module: ModuleType, name: str, value: Any) -> Iterator[None]:
+    """Another value under this name of a module, within the block."""
+    before = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)
+
+
+@lru_cache
+def _imported(function: EngineFunction) -> ModuleType | str:
+    """The module; or why there is none, in a line."""
+    if find_spec(function.package) is None:
+        return f"the package {function.package} is not installed"
+    try:
+        module = importlib.import_module(function.module)
+    except Exception as error:  # noqa: BLE001 - engines run much code when they are imported
+        return f"{function.package} cannot be imported: {one_line(error)}"
+    absent = [name for name in (function.function, function.lookup) if not hasattr(module, name)]
+    return f"this {function.package} has no {absent[0]} in {function.module}" if absent else module
+
+
+DENSE: Mapping[str, EngineFunction] = {
+    "vllm": EngineFunction(
+        package="vllm",
+        module="vllm.model_executor.layers.quantization.utils.fp8_utils",
+        function="w8a8_triton_block_scaled_mm",
+        lookup="get_w8a8_block_fp8_configs",
+        default_items=(("BLOCK_SIZE_M", 64), ("GROUP_SIZE_M", 32), ("num_warps", 4), ("num_stages", 2)),
+    ),
+    "sglang": EngineFunction(
+        package="sglang",
+        module="sglang.kernels.ops.gemm.fp8_kernel",
+        function="w8a8_block_fp8_matmul_triton",
+        lookup="get_w8a8_block_fp8_configs",
+        default_items=(("BLOCK_SIZE_M", 64), ("GROUP_SIZE_M", 32), ("num_warps", 4), ("num_stages", 3)),
+    ),
+}
+"""Of block-scaled products, by engine: as of vLLM 0.25 and SGLang 0.5.23."""

@@ -1,0 +1,145 @@
+"""Processes that take tasks one after another: a pool, begun anew where its processes are killed from outside."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from typing import Any
+
+from pebble import ProcessExpired, ProcessPool
+
+from gemmpipe.errors import EnvironmentProblem
+from gemmpipe.forkserver import LOST, PAUSES_S, forkserver
+from gemmpipe.interrupt import end_with_the_driver
+
+_NICE = 5  # the worker that feeds the GPU goes first
+_FROM_OUTSIDE = (LOST, -signal.SIGKILL)
+"""Exit codes of a process that was killed, or whose forkserver was: a compiler that crashes has others."""
+
+
+def _initialise(python_path: tuple[str, ...]) -> None:
+    sys.path[:0] = [p for p in python_path if p not in sys.path]
+    end_with_the_driver()
+    os.nice(_NICE)
+
+
+@dataclass(kw_only=True, eq=False)
+class _Task:
+    """A task that has no result yet."""
+
+    call: Callable[[], Any]
+    timeout_s: float | None
+    done: Callable[["Future[Any]"], object]
+    tries: int = 0
+    future: "Future[Any] | None" = None
+    """Of the pool that has it; one of an earlier pool says nothing."""
+
+
+class Slots:
+    """`count` processes, which start with the first task. Thread-safe."""
+
+    def __init__(self, count: int, python_path: tuple[str, ...]) -> None:
+        self.count = count
+        self._python_path = python_path
+        self._pool: ProcessPool | None = None
+        self._open: set[_Task] = set()
+        self._breaks = 0
+        """Pools in a row that broke before a task of theirs ended."""
+        self._renewing = False
+        self._closed = False
+        self._lock = threading.RLock()
+
+    def schedule(
+        self, call: Callable[[], Any], timeout_s: float | None, done: Callable[["Future[Any]"], object]
+    ) -> None:
+        """Have a process do `call`, which can be pickled; `done` gets its future, in a thread of the pool's.
+
+        A call whose process was killed from outside is made again; its future has an EnvironmentProblem where processes
+        cannot be started at all.
+        """
+        task = _Task(call=call, timeout_s=timeout_s, done=done)
+        with self._lock:
+            self._open.add(task)
+            self._hand_over(task)
+
+    def _hand_over(self, task: _Task) -> None:
+        if self._renewing:
+            return  # it is handed over then
+        try:
+            if self._pool is None:
+                self._pool = ProcessPool(
+                    max_workers=self.count,
+                    context=forkserver(),
+                    initializer=_initialise,
+                    initargs=[self._python_path],
+                )
+            task.future = self._pool.schedule(task.call, timeout=task.timeout_s)
+        except (BrokenProcessPool, RuntimeError, OSError, EOFError):
+            self._begin_anew()
+            return
+        task.future.add_done_callback(lambda future: self._ended(task, future))
+
+    def _ended(self, task: _Task, future: "Future[Any]") -> None:
+        error = None if future.cancelled() else future.exception()
+        broken = isinstance(error, BrokenProcessPool)
+        killed = isinstance(error, ProcessExpired) and error.exitcode in _FROM_OUTSIDE
+        with self._lock:
+            if task.future is not future:
+                return
+            if broken and not self._closed:
+                self._begin_anew()
+                return
+            if killed and task.tries < len(PAUSES_S) and not self._closed:
+                task.tries += 1
+                self._hand_over(task)
+                return
+            self._breaks = 0
+            self._open.discard(task)
+        task.done(future)
+
+    def _begin_anew(self) -> None:
+        """All that is open goes to a new pool, after a pause that this thread does not wait for."""
+        if not self._renewing:
+            self._renewing = True
+            threading.Thread(target=self._renew, daemon=True).start()
+
+    def _renew(self) -> None:
+        self._breaks += 1
+        lost = self._breaks > len(PAUSES_S)
+        time.sleep(0 if lost else PAUSES_S[self._breaks - 1])
+        with self._lock:
+            self._retire()
+            self._renewing = False
+            tasks = [*self._open] if not self._closed else []
+            for task in tasks:
+                task.future = None
+                if lost:
+                    self._open.discard(task)
+                else:
+                    self._hand_over(task)
+        for task in tasks if lost else ():
+            failed: Future[Any] = Future()
+            failed.set_exception(EnvironmentProblem("compile processes are killed again and again as they start"))
+            task.done(failed)
+
+    def _retire(self) -> None:
+        """What is left of a broken pool ends in a thread of its own: it may wait for a process that is gone."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.stop()  # type: ignore[no-untyped-call]
+            threading.Thread(target=pool.join, daemon=True).start()
+
+    def close(self, *, kill: bool) -> None:
+        """Stop the processes; without `kill` those that still work finish first."""
+        with self._lock:
+            self._closed = True
+            pool, self._pool = self._pool, None
+        if pool is not None:
+            end = pool.stop if kill or self._renewing else pool.close
+            end()  # type: ignore[no-untyped-call]
+            pool.join()

@@ -1,0 +1,224 @@
+"""The lint stages: checks of engines' files of configurations, and their entries timed against engines' defaults."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from gemmpipe.backends.engine import EngineBackend, EngineImplementation
+from gemmpipe.data import Candidate, Device, Knobs, Problem, Scalar, Status
+from gemmpipe.errors import UserError, at_least, nearest
+from gemmpipe.formats.engine_json import EngineJson
+from gemmpipe.formats.engine_knobs import check_entry
+from gemmpipe.formats.engine_lint import LintedFile, findings_of, lint
+from gemmpipe.formats.engine_names import DENSE, ENGINES, EXPERTS, SGLANG, VLLM, EngineName
+from gemmpipe.formats.findings import ERROR, NOTE, WARNING, Finding, summary
+from gemmpipe.formats.sglang import Sglang
+from gemmpipe.formats.vllm import Vllm
+from gemmpipe.paired import paired_ratio
+from gemmpipe.problem import make_problem, unite
+from gemmpipe.stages import Context, Stage
+from gemmpipe.stages.rows import problem_frame, untimed_row
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_FORMATS: Mapping[str, EngineJson] = {VLLM: Vllm(device_name=None), SGLANG: Sglang(device_name=None)}
+_ENTRIES = ("problem", "path", "M", "entry", "default")
+_FINDINGS = ("file", "key", "severity", "text", "remedy")
+_RAN = {str(Status.OK), str(Status.DROPPED)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lint(Stage):
+    """Checks the files at `paths`; `timed`: gives each entry, at its M, to the finals beside the engine's default.
+
+    `model_dim` and `topk` are what the name of an experts' file does not say of a product.
+    """
+
+    paths: tuple[str, ...]
+    engine: str | None
+    timed: bool
+    model_dim: int | None
+    topk: int | None
+
+    needs: ClassVar[tuple[str, ...]] = ()
+    gives: ClassVar[tuple[str, ...]] = ("problems", "shortlist", "entries", "findings")
+    asks_device: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        at_least(1, model_dim=self.model_dim, topk=self.topk)
+        if self.engine is not None and self.engine not in ENGINES:
+            raise ValueError(f"engine={self.engine}, expected vllm or sglang{nearest(self.engine, ENGINES)}")
+
+    def check(self, context: Context) -> None:
+        """Raises UserError where there is no path."""
+        if not self.paths:
+            raise UserError("lint: no path; expected files of an engine's configurations, or folders of them")
+
+    def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
+        """`findings`, a row each; `entries`, those that are timed; the problems and the shortlist of their finals.
+
+        An error makes the run end with 1. Raises UserError for a path that is not there.
+        """
+        import pandas as pd
+
+        from gemmpipe.table import SHORTLIST
+
+        present = () if context.device.kind == "cpu" else (context.device.name,)
+        files = lint([Path(path).expanduser() for path in self.paths], self.engine, present)
+        timing = _Timing(lint=self, context=context)
+        for file in files if self.timed else ():
+            timing.add(file)
+        found = [*findings_of(files), *timing.notes]
+        tell(found, context)
+        context.events.emit("line", summary(len(files), found))
+        rows = [(str(f.path), f.key, f.severity, f.text, f.remedy) for f in found]
+        return {
+            "problems": problem_frame(context.family, unite(timing.problems)),
+            "shortlist": pd.DataFrame(list(timing.shortlist.values()), columns=list(SHORTLIST)),
+            "entries": pd.DataFrame(timing.entries, columns=list(_ENTRIES)),
+            "findings": pd.DataFrame(rows, columns=list(_FINDINGS)),
+        }
+
+
+def tell(findings: list[Finding], context: Context) -> None:
+    """Say each finding in a line; files with an error make the run end with 1."""
+    for finding in findings:
+        context.events.emit("line", finding.line)
+    broken = dict.fromkeys(str(finding.path) for finding in findings if finding.severity == ERROR)
+    context.unsolved.extend(path for path in broken if path not in context.unsolved)
+
+
+class _Timing:
+    """What is timed of the files, and why the others are not."""
+
+    def __init__(self, *, lint: Lint, context: Context) -> None:
+        self._lint, self._context = lint, context
+        self.notes: list[Finding] = []
+        self.problems: list[Problem] = []
+        self.shortlist: dict[tuple[str, str], dict[str, object]] = {}
+        self.entries: list[tuple[str, str, int, str, str]] = []
+
+    def add(self, file: LintedFile) -> None:
+        """Take in a file's entries; what cannot be timed is a note."""
+        why = self._why_not(file.name)
+        if why is None and file.name is not None:
+            why = self._entries(file, file.name)
+        if why is not None:
+            remedy = "the checks without a device stand"
+            self.notes.append(Finding(path=file.path, severity=NOTE, text=f"not timed: {why}", remedy=remedy))
+
+    def _why_not(self, name: EngineName | None) -> str | None:
+        if name is None:
+            return "its name says no product"
+        if name.kind not in (DENSE, EXPERTS) or name.down:
+            return "no function that reads such a file is timed here"
+        if name.kind == EXPERTS and (self._lint.model_dim is None or self._lint.topk is None):
+            return "its name does not say all of the product: model_dim= and topk= do"
+        device = _FORMATS[name.engine].device_of(self._context.device)
+        if self._context.device.kind != "cpu" and name.device not in (device, self._context.device.name):
+            return f"it is for {name.device}, this is {device}"
+        return None
+
+    def _entries(self, file: LintedFile, name: EngineName) -> str | None:
+        """Take in the entries of a file. Returns why there is none, or None."""
+        context = self._context
+        found = EngineBackend(engine=name.engine).implementations(context.family)
+        if not found:
+            return f"{name.engine} has no function for {context.family.name}; kernel= chooses another family"
+        before = len(self.entries)
+        for m, given in file.entries.items():
+            try:
+                problem = make_problem(
+                    context.family, self._sizes(name, m), context.defaults, context.device.gfx, str(file.path)
+                )
+            except UserError as error:
+                return f"{error}; kernel= chooses another family"
+            spec = context.family.spec(problem)
+            if _FORMATS[name.engine].file_name(spec, name.device) != replace(name, device=name.device).expected:
+                return f"{context.family.name} computes another product; kernel= and kernel.key.*= say which"
+            default = found[0].default(spec, context.device)
+            knobs = _runnable(found[0], given, name, spec_of=problem, context=context)
+            if default is not None and knobs is not None:
+                self._add(file.path, problem, m, found[0], knobs, default)
+        return None if len(self.entries) > before else "no entry runs here, or the default is not known"
+
+    def _sizes(self, name: EngineName, m: int) -> Mapping[str, Scalar]:
+        if name.kind == DENSE:
+            return {"M": m, "N": name.sizes[0], "K": name.sizes[1]}
+        sizes: dict[str, Scalar] = {"token": m, "expert": name.sizes[0], "inter_dim": name.sizes[1]}
+        return {**sizes, "model_dim": self._lint.model_dim, "topk": self._lint.topk}
+
+    def _add(
+        self, path: Path, problem: Problem, m: int, engine: EngineImplementation, knobs: Knobs, default: Knobs
+    ) -> None:
+        spec, device = self._context.family.spec(problem), self._context.device
+        both = [Candidate.of(engine.label, engine.normalise(spec, each, device)) for each in (knobs, default)]
+        self.problems.append(problem)
+        for candidate in both:
+            self.shortlist[problem.id, candidate.id] = untimed_row(problem.id, candidate, "incumbent")
+        self.entries.append((problem.id, str(path), m, both[0].id, both[1].id))
+
+
+def _runnable(
+    engine: EngineImplementation, given: Mapping[str, object], name: EngineName, *, spec_of: Problem, context: Context
+) -> Knobs | None:
+    """The knobs of an entry as they are timed, or None where they cannot run here."""
+    if any(severity == ERROR for severity, _, _ in check_entry(given, name)) or given.get("USE_TMA"):
+        return None
+    knobs: dict[str, Scalar] = {"num_warps": 4, "num_stages": _stages(context.device)}
+    knobs |= {k: v for k, v in given.items() if isinstance(v, str | int | float) and k != "USE_TMA"}
+    spec = context.family.spec(spec_of)
+    fits = engine.misfit(spec, engine.normalise(spec, knobs, context.device), context.device) is None
+    return knobs if fits or engine.absent() is None else None
+
+
+def _stages(device: Device) -> int:
+    """What Triton takes where an entry says nothing of it."""
+    return 2 if device.vendor == "amd" else 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slower(Stage):
+    """Entries that take longer than the engine's default by more than `slower_pct`, paired round by round."""
+
+    slower_pct: float
+
+    needs: ClassVar[tuple[str, ...]] = ("entries", "trials")
+    gives: ClassVar[tuple[str, ...]] = ("slower",)
+
+    def __post_init__(self) -> None:
+        at_least(0, slower_pct=self.slower_pct)
+
+    def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
+        """`slower`, a row a finding; an entry that fails where it was timed is an error."""
+        import pandas as pd
+
+        trials = {(str(t["problem"]), str(t["candidate"])): t for t in tables["trials"].to_dict("records")}
+        found = list(self._findings(tables["entries"].to_dict("records"), trials))  # type: ignore[arg-type]
+        tell(found, context)
+        context.events.emit("line", summary(tables["entries"]["path"].nunique(), found).replace("lint:", "timed:"))
+        rows = [(str(f.path), f.key, f.severity, f.text, f.remedy) for f in found]
+        return {"slower": pd.DataFrame(rows, columns=list(_FINDINGS))}
+
+    def _findings(
+        self, entries: list[Mapping[str, object]], trials: Mapping[tuple[str, str], Mapping[object, object]]
+    ) -> Iterator[Finding]:
+        for row in entries:
+            path, key = Path(str(row["path"])), str(row["M"])
+            entry = trials.get((str(row["problem"]), str(row["entry"])))
+            default = trials.get((str(row["problem"]), str(row["default"])))
+            if entry is None or default is None or str(default["status"]) not in _RAN:
+                continue
+            if str(entry["status"]) not in _RAN:
+                text = f"fails on this device: {entry['status']}: {entry['error']}"
+                yield Finding(path=path, key=key, severity=ERROR, text=text, remedy="delete or tune this entry")
+                continue
+            ratio = paired_ratio(tuple(entry["samples_us"]), tuple(default["samples_us"]))  # type: ignore[arg-type]
+            if row["entry"] != row["default"] and ratio.low > 1 and ratio.median > 1 + self.slower_pct / 100:
+                text = (
+                    f"takes {entry['us']:.2f} us, {ratio.median:.2f} times as long as the engine's default "
+                    f"({ratio.low:.2f} to {ratio.high:.2f})"
+                )
+                yield Finding(path=path, key=key, severity=WARNING, text=text, remedy="tune this M")

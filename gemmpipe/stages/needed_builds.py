@@ -1,0 +1,85 @@
+"""What a candidate must have compiled: for screening in one memory order of x's block scales, for the finals in all."""
+
+from collections.abc import Collection, Iterable, Mapping
+
+from gemmpipe.asking import Raised, ask
+from gemmpipe.data import Build, Candidate, Device, Knobs
+from gemmpipe.events import counted
+from gemmpipe.executors import Built, finishing
+from gemmpipe.family import GemmSpec, Implementation
+from gemmpipe.jobs.finals import FinalsJob
+from gemmpipe.stages import Context
+
+_WAIT_S = 0.5
+
+
+def screening_builds(implementation: Implementation, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
+    """For the order in which screening times it, the first of `GemmSpec.possible_orders`."""
+    return implementation.builds(spec.in_order(spec.possible_orders[0]), knobs, device)
+
+
+def further_builds(implementation: Implementation, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
+    """For the other orders in which the finals time it; those that screening needs are left out."""
+    if len(spec.possible_orders) == 1:
+        return ()
+    known = {build.id for build in screening_builds(implementation, spec, knobs, device)}
+    needed = (
+        b for order in implementation.orders(spec) for b in implementation.builds(spec.in_order(order), knobs, device)
+    )
+    return tuple({b.id: b for b in needed if b.id not in known}.values())
+
+
+def compile_further(
+    jobs: Iterable[FinalsJob], screened: Collection[tuple[str, str]], context: Context
+) -> dict[str, dict[Candidate, str]]:
+    """Compile side by side what finalists need beyond screening, before any worker would do so one by one.
+
+    `screened` are (problem id, candidate id) of those that screening timed: a stage before has compiled all that the
+    others need, or nothing is known of it. Returns, by problem id, the compiler's error of each candidate that has one.
+    On a CPU kernels are interpreted and nothing is compiled. Raises Interrupted.
+    """
+    if context.device.kind == "cpu":
+        return {}
+    builds: dict[str, Build] = {}
+    needed_by: dict[str, list[tuple[str, Candidate]]] = {}
+    for job in jobs:
+        spec = context.family.spec(job.problem)
+        for candidate in (c for c in job.candidates if (job.problem.id, c.id) in screened):
+            for build in _further(candidate, spec, context):
+                builds[build.id] = build
+                needed_by.setdefault(build.id, []).append((job.problem.id, candidate))
+    failures: dict[str, dict[Candidate, str]] = {}
+    for build_id, error in _compile(builds, context).items():
+        for problem, candidate in needed_by[build_id]:
+            failures.setdefault(problem, {})[candidate] = error
+    return failures
+
+
+def _further(candidate: Candidate, spec: GemmSpec, context: Context) -> tuple[Build, ...]:
+    implementation = context.implementation(candidate.backend)
+    if implementation is None:
+        return ()
+    try:
+        return ask(implementation, lambda: further_builds(implementation, spec, candidate.knobs, context.device))
+    except Raised:
+        return ()  # a launch in this order raises the same, and that is the candidate's row
+
+
+def _compile(builds: Mapping[str, Build], context: Context) -> dict[str, str]:
+    """Wait until all are compiled; errors by build id. Nothing else is timed meanwhile, so that nothing disturbs it."""
+    for build in builds.values():
+        context.pool.compile(build)
+    errors: dict[str, str] = {}
+    open_ = set(builds)
+    with finishing(context.pool, lambda message: None):
+        while open_:
+            context.check()
+            for message in context.pool.poll(_WAIT_S):
+                if isinstance(message, Built) and message.build.id in open_:  # others are left over from screening
+                    open_.discard(message.build.id)
+                    context.journal.build(message.build.id, message.facts)
+                    if message.facts.error:
+                        errors[message.build.id] = message.facts.error
+    if builds:
+        context.events.emit("detail", f"bench: {counted(len(builds), 'kernel')} for the other order of x's scales")
+    return errors

@@ -1,0 +1,67 @@
+"""The block-scaled product in the form that vLLM's and SGLang's Triton functions have, for tuning their configurations.
+
+One program a tile, tiles in groups of rows of tiles, one scale of w a column, nothing prefetched and no split of K: a
+configuration takes on it what it takes there.
+"""
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def engine_product(
+    x_ptr, w_ptr, x_scale_ptr, w_scale_ptr, out_ptr,
+    M, N, K, scale_rows, scale_step, x_stride, w_stride, out_stride, x_scale_stride, w_scale_stride, group_m,
+    BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr, BLOCK_SIZE_K: tl.constexpr,
+    MASKED: tl.constexpr, STEPPED: tl.constexpr,
+):  # fmt: skip
+    """out = (x * x_scale) @ (w * w_scale)^T; strides in elements between rows, columns are contiguous.
+
+    A scale of w is for `scale_rows` rows of it, and a scale of x or w for `scale_step` elements along K. MASKED: the
+    last tile along K may be ragged. STEPPED: pointers to scales move on with the last tile of a group, instead of being
+    computed from the tile's place.
+    """
+    pid = tl.program_id(0)
+    tiles_m, tiles_n = tl.cdiv(M, BLOCK_SIZE_M), tl.cdiv(N, BLOCK_SIZE_N)
+    whole = group_m * tiles_n
+    top = (pid // whole) * group_m
+    height = min(tiles_m - top, group_m)
+    tile_m, tile_n = top + (pid % height), (pid % whole) // height
+    first_row, first_column = tile_m * BLOCK_SIZE_M, tile_n * BLOCK_SIZE_N
+    ks = tl.arange(0, BLOCK_SIZE_K)
+    # Rows and columns beyond the end are those of the beginning again: no load but along K needs a mask.
+    rows = (first_row + tl.arange(0, BLOCK_SIZE_M)) % M
+    columns = (first_column + tl.arange(0, BLOCK_SIZE_N)) % N
+    x_ptrs = x_ptr + (rows[:, None] * x_stride + ks[None, :])
+    w_ptrs = w_ptr + (ks[:, None] + columns[None, :] * w_stride)
+    x_scale_ptrs = x_scale_ptr + rows * x_scale_stride
+    w_scale_ptrs = w_scale_ptr + (columns // scale_rows) * w_scale_stride
+    acc = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), dtype=tl.float32)
+    for k in range(tl.cdiv(K, BLOCK_SIZE_K)):
+        if MASKED:
+            left = K - k * BLOCK_SIZE_K
+            x = tl.load(x_ptrs, mask=ks[None, :] < left, other=0.0)
+            w = tl.load(w_ptrs, mask=ks[:, None] < left, other=0.0)
+        else:
+            x = tl.load(x_ptrs)
+            w = tl.load(w_ptrs)
+        if STEPPED:
+            x_scale = tl.load(x_scale_ptrs)
+            w_scale = tl.load(w_scale_ptrs)
+            moved = tl.where((k + 1) % (scale_step // BLOCK_SIZE_K) == 0, 1, 0)
+            x_scale_ptrs += moved
+            w_scale_ptrs += moved
+        else:
+            block = k * BLOCK_SIZE_K // scale_step
+            x_scale = tl.load(x_scale_ptrs + block)
+            w_scale = tl.load(w_scale_ptrs + block)
+        acc += tl.dot(x, w) * x_scale[:, None] * w_scale[None, :]
+        x_ptrs += BLOCK_SIZE_K
+        w_ptrs += BLOCK_SIZE_K
+    out_rows = first_row + tl.arange(0, BLOCK_SIZE_M)
+    out_columns = first_column + tl.arange(0, BLOCK_SIZE_N)
+    inside = (out_rows[:, None] < M) & (out_columns[None, :] < N)
+    out_ptrs = out_ptr + out_stride * out_rows[:, None] + out_columns[None, :]
+    tl.store(out_ptrs, acc.to(out_ptr.dtype.element_ty), mask=inside)

@@ -1,0 +1,131 @@
+"""Engines' functions with a configuration that is given: found without importing, called, and left as they were."""
+
+import pickle
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from gemmpipe.backends.engine import EngineBackend, EngineProduct
+from gemmpipe.backends.engine_functions import DENSE, EngineFunction
+from gemmpipe.data import Device
+from gemmpipe.device import cpu_device
+from gemmpipe.family import Family, KernelDefaults, load_family
+from gemmpipe.formats.sglang import Sglang
+from gemmpipe.formats.vllm import Vllm
+from gemmpipe.operands import make_inputs, make_weights
+from gemmpipe.problem import make_problem
+
+MODULE = '''
+"""An engine of a test: its function multiplies, and remembers the configuration that it took."""
+import torch
+
+SEEN = []
+
+def lookup(n, k, rows, columns):
+    return {16: {"BLOCK_SIZE_M": 16}, 64: {"BLOCK_SIZE_M": 64}}
+
+def multiply(x, w, x_scale, w_scale, block, dtype):
+    configs = lookup(w.shape[0], w.shape[1], *block)
+    SEEN.append(configs[min(configs.keys(), key=lambda each: abs(each - x.shape[0]))])
+    assert x_scale.is_contiguous()
+    x_wide = x.float() * x_scale.repeat_interleave(block[1], 1)[:, : x.shape[1]]
+    w_all = w_scale.repeat_interleave(block[0], 0)[: w.shape[0]].repeat_interleave(block[1], 1)[:, : w.shape[1]]
+    return (x_wide @ (w.float() * w_all).T).to(dtype)
+'''
+
+
+@pytest.fixture
+def function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineFunction]:
+    """Of a package that is importable for the test alone."""
+    package = f"engine_{tmp_path.name}"  # what was imported once is remembered
+    folder = tmp_path / package / "layers"
+    (folder / "configs").mkdir(parents=True)
+    for path in (folder, folder.parent):
+        (path / "__init__.py").write_text("")
+    (folder / "products.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield EngineFunction(
+        package=package,
+        module=f"{package}.layers.products",
+        function="multiply",
+        lookup="lookup",
+        default_items=(("BLOCK_SIZE_M", 64),),
+    )
+    for name in [name for name in sys.modules if name.startswith(package)]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def scaled() -> Family:
+    return load_family("a8w8_blockscale")
+
+
+def test_its_folder_is_found_without_importing_it(function: EngineFunction) -> None:
+    (folder,) = function.folders()
+    assert folder.name == "configs"
+    assert function.module not in sys.modules
+    missing = replace(function, package="no_such_engine", module="no_such_engine.x")
+    assert missing.folders() == ()
+    assert missing.absent() == "the package no_such_engine is not installed"
+
+
+def test_an_engine_that_cannot_be_imported_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "brokenengine.py").write_text("import no_such_module\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    broken = EngineFunction(package="brokenengine", module="brokenengine", function="f", lookup="g", default_items=())
+    assert str(broken.absent()).startswith("brokenengine cannot be imported: ModuleNotFoundError")
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(5, 144, 300), (64, 128, 256)])
+def test_the_function_runs_with_the_configuration_given(
+    function: EngineFunction, scaled: Family, m: int, n: int, k: int
+) -> None:
+    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    problem = make_problem(scaled, {"M": m, "N": n, "K": k}, words, "sm_90", "test")
+    spec, device = scaled.spec(problem), cpu_device()
+    generator = torch.Generator().manual_seed(3)
+    weights, inputs = make_weights(spec, generator), make_inputs(spec, generator)
+    own = EngineProduct(kernel=scaled.engine_kernels["vllm"], function=function)
+    final = own.in_finals()
+    knobs = {"BLOCK_SIZE_M": 32, "num_warps": 8}
+    out = torch.full(spec.out_shape, float("nan"), dtype=torch.bfloat16)
+    launch = final.bind(spec, knobs, device, inputs, final.prepare(spec, weights, knobs), out)
+    module = sys.modules[function.module]
+    before = module.lookup
+    result = launch()
+    assert [knobs] == module.SEEN, "not what the file says"
+    assert module.lookup is before
+    reference = scaled.reference(spec, inputs, weights)
+    torch.testing.assert_close(result.float(), reference, rtol=0.02, atol=0.02 * float(reference.std()))
+
+
+def test_a_call_that_fails_leaves_the_look_up_as_it_was(function: EngineFunction) -> None:
+    launch = function.launch((None, None, None, None), [128, 128], torch.bfloat16, {})
+    module = sys.modules[function.module]
+    before = module.lookup
+    with pytest.raises(AttributeError):
+        launch()
+    assert module.lookup is before
+
+
+@pytest.mark.parametrize("form", [Vllm(device_name=None), Sglang(device_name=None)])
+def test_a_format_brings_its_engine(form: Vllm | Sglang, scaled: Family, h200: Device) -> None:
+    (found,) = form.engine().implementations(scaled)
+    assert found.label == form.name
+    assert pickle.loads(pickle.dumps(found)) == found, "hunters and workers are sent it"
+    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = scaled.spec(make_problem(scaled, {"M": 4, "N": 256, "K": 512}, words, "sm_90", "test"))
+    default = found.default(spec, h200)
+    assert default is not None
+    assert found.misfit(spec, found.normalise(spec, default, h200), h200) is None
+    assert set(default) <= set(form.accepted)
+    assert set(found.knob_names(spec, h200) or ()) <= set(form.accepted)
+
+
+def test_an_engine_has_nothing_for_other_families() -> None:
+    for engine in DENSE:
+        assert EngineBackend(engine=engine).implementations(load_family("a16w16")) == ()

@@ -1,0 +1,278 @@
+"""Engines' own Triton functions on this GPU: python tests/benchmarks/engine_forms.py agree|files ...
+
+agree: our kernel of an engine's form against the engine's function, over random products and configurations: the
+share within 3 % and the worst. files FOLDER: the engine's function with the files in FOLDER against its published
+file, or its default where there is none: geometric mean and worst by regime of M, the geometric middles between keys
+included.
+
+Both time in CUDA graphs, on cold weights in rotation, interleaved, and write a CSV. The engine must be importable;
+`--without-library` defines the operators that vLLM asks for at import, for a vLLM without its compiled library.
+"""
+
+import argparse
+import csv
+import itertools
+import math
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gemmpipe.backends.engine import EngineBackend, EngineProduct
+from gemmpipe.data import Candidate, Device, Knobs, Problem, median
+from gemmpipe.device import DeviceChoice
+from gemmpipe.family import Family, KernelDefaults, load_family
+from gemmpipe.formats.engine_json import EngineJson, nearest_key
+from gemmpipe.formats.sglang import Sglang
+from gemmpipe.formats.vllm import Vllm
+from gemmpipe.paired import paired_ratio
+from gemmpipe.problem import make_problem
+from gemmpipe.timer import clock_for
+from gemmpipe.workbench import Workbench
+
+FAMILY = "a8w8_blockscale"
+FORMATS: Mapping[str, EngineJson] = {"vllm": Vllm(device_name=None), "sglang": Sglang(device_name=None)}
+SIZES = (
+    (2304, 7168), (7168, 2304), (4096, 512), (512, 7168), (1536, 7168), (7168, 16384), (24576, 1536), (32768, 512),
+    (2112, 7168), (1280, 8192), (8192, 1024), (7168, 8192), (3000, 4224), (576, 7168),
+)  # fmt: skip
+MS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
+REGIMES = ((1, 64), (65, 127), (128, 256), (257, 1023), (1024, 1 << 30))
+LIMIT_PCT = 3.0
+OPERATORS = ("cutlass_scaled_mm_supports_fp8", "cutlass_scaled_mm_supports_block_fp8", "cutlass_group_gemm_supported")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Two candidates (label, knobs) of one product, side by side."""
+
+    m: int
+    n: int
+    k: int
+    pair: tuple[Candidate, Candidate]
+
+
+class Stand:
+    """What a process times with: `own` is our kernel of the form, `real` the engine's function."""
+
+    def __init__(self, engine: str) -> None:
+        self.family: Family = load_family(FAMILY)
+        self.device: Device = DeviceChoice(kind="auto", index=None, shared=False).find()[0]
+        (found,) = EngineBackend(engine=engine).implementations(self.family)
+        if reason := found.absent():
+            raise SystemExit(f"engine_forms: {reason}")
+        assert isinstance(found, EngineProduct)
+        self.product, self.clock = found, clock_for(self.device)
+        self.bench = Workbench(self.family, {"own": found.kernel, "real": found.in_finals()}, self.device)
+
+    def problem(self, case: Case) -> Problem:
+        """The product of a case."""
+        words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+        key = {"M": case.m, "N": case.n, "K": case.k}
+        return make_problem(self.family, key, words, self.device.gfx, "case")
+
+    def fits(self, m: int, n: int, k: int, knobs: Knobs) -> bool:
+        """Whether a configuration of the form can run."""
+        case = Case(m=m, n=n, k=k, pair=(Candidate.of("own", knobs),) * 2)
+        return self.product.misfit(self.family.spec(self.problem(case)), knobs, self.device) is None
+
+    def once(self, case: Case) -> None:
+        """Launch both once: what they have to have compiled is in Triton's disk cache then."""
+        setup = self.bench.set_up(self.problem(case))
+        for candidate in case.pair:
+            setup.bind(candidate, 0)()
+        self.clock.synchronize()
+
+    def race(self, case: Case, rounds: int) -> tuple[list[float], list[float], float]:
+        """A sample of each a round, us; and how far the second's result is from the first's, over its norm."""
+        setup, clock = self.bench.set_up(self.problem(case)), self.clock
+        first, second = (setup.bind(candidate, 0) for candidate in case.pair)
+        a, b = first().float().clone(), second().float().clone()
+        apart = float((a - b).norm() / a.norm())
+        count = clock.launches_per_sample(min(clock.sequence([first, second] * 3)), setup.sets)
+        replays = [clock.replay([setup.bind(c, i) for i in range(count)]) for c in case.pair]
+        for _ in range(5):
+            for replay in replays:
+                replay()
+        samples: tuple[list[float], list[float]] = ([], [])
+        for turn in range(rounds):
+            for i in (0, 1) if turn % 2 else (1, 0):
+                samples[i].append(replays[i]())
+        return *samples, apart
+
+
+def random_cases(stand: Stand, count: int, configurations: int, seed: int) -> list[Case]:
+    """Random products, each with one of so many random configurations; Ms that are 1, odd and multiples of 16."""
+    draw = random.Random(seed)
+    grid = [
+        {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": k, "GROUP_SIZE_M": g, "num_warps": w, "num_stages": s}
+        for m in (16, 32, 64, 128, 256) for n in (32, 64, 128, 256) for k in (64, 128)
+        for g in (1, 16, 32, 64) for w in (4, 8) for s in (2, 3, 4, 5)
+    ]  # fmt: skip
+    chosen = draw.sample([knobs for knobs in grid if stand.fits(64, 512, 1024, knobs)], configurations)
+    cases = []
+    while len(cases) < count:
+        (n, k), m, knobs = draw.choice(SIZES), draw.choice((*MS, 3, 11, 39, 181, 724, 2896)), draw.choice(chosen)
+        tiles = -(-m // knobs["BLOCK_SIZE_M"]) * -(-n // knobs["BLOCK_SIZE_N"])
+        if tiles <= 20_000 and knobs["BLOCK_SIZE_M"] <= max(64, 2 * m):
+            cases.append(Case(m=m, n=n, k=k, pair=(Candidate.of("own", knobs), Candidate.of("real", knobs))))
+    return cases
+
+
+def file_cases(
+    stand: Stand, form: EngineJson, ours: Path, published: Sequence[Path], sizes: Iterable[tuple[int, int]]
+) -> list[Case]:
+    """Each product and M: our entry against what the engine takes without the file."""
+    between = {round(math.sqrt(a * b)) for a, b in itertools.pairwise(MS)}
+    cases = []
+    for n, k in sizes:
+        for m in sorted({*MS, *between}):
+            case = Case(m=m, n=n, k=k, pair=(Candidate.of("real", {}),) * 2)
+            spec = stand.family.spec(stand.problem(case))
+            entries, theirs = (form.entries(spec, stand.device, paths) for paths in ([ours], published))
+            if not entries:
+                print(f"N={n} K={k}: no {form.file_name(spec, stand.device.name)} in {ours}", flush=True)
+                break
+            before = theirs[nearest_key(theirs, m)] if theirs else stand.product.default(spec, stand.device)
+            now = entries[nearest_key(entries, m)]
+            pair = (Candidate.of("real", now), Candidate.of("real", before or {}))
+            cases.append(Case(m=m, n=n, k=k, pair=pair))
+    return cases
+
+
+def compile_ahead(words: argparse.Namespace, argv: Sequence[str]) -> None:
+    """Processes that launch each a share of the cases once, so that everything is in Triton's disk cache."""
+    begun = time.monotonic()
+    these = [
+        subprocess.Popen([sys.executable, __file__, *argv, "--share", f"{i}/{words.processes}"])
+        for i in range(words.processes)
+    ]
+    for process in these:
+        left = words.limit_s / 2 - (time.monotonic() - begun)
+        try:
+            process.wait(timeout=max(1.0, left))
+        except subprocess.TimeoutExpired:
+            process.kill()
+    print(f"compiled ahead in {time.monotonic() - begun:.1f} s", flush=True)
+
+
+def results(
+    stand: Stand, cases: Sequence[Case], words: argparse.Namespace, begun: float
+) -> Iterator[dict[str, object]]:
+    """A row a case, until the time is over."""
+    for case in cases:
+        if time.monotonic() - begun > words.limit_s:
+            print(f"stopped after {words.limit_s:g} s", flush=True)
+            return
+        row: dict[str, object] = {"M": case.m, "N": case.n, "K": case.k}
+        a, b = case.pair
+        try:
+            first, second, apart = ([1.0], [1.0], 0.0) if a == b else stand.race(case, words.rounds)
+        except Exception as error:  # noqa: BLE001 - whatever a kernel or an engine raises is a row
+            print(f"{row}: {type(error).__name__}: {str(error)[:150]}", flush=True)
+            continue
+        row |= {"us": round(median(first), 3), "other_us": round(median(second), 3)}
+        row |= {"ratio": round(paired_ratio(first, second).median, 4), "same": a == b, "apart": f"{apart:.1e}"}
+        yield row | {"config": dict(a.items), "other_config": dict(b.items)}
+
+
+def tell_agreement(rows: Sequence[Mapping[str, object]]) -> None:
+    """The share of cases within LIMIT_PCT, and the worst."""
+    off = sorted(rows, key=lambda row: abs(math.log(float(str(row["ratio"])))))
+    within = sum(abs(float(str(row["ratio"])) - 1) <= LIMIT_PCT / 100 for row in rows) / len(rows)
+    mean = math.exp(sum(math.log(float(str(row["ratio"]))) for row in rows) / len(rows))
+    print(f"{len(rows)} cases: {within:.1%} within {LIMIT_PCT:g} %, geometric mean of own / engine {mean:.4f}")
+    for row in off[-8:]:
+        print("  ", row)
+
+
+def tell_files(rows: Sequence[Mapping[str, object]]) -> None:
+    """Ours over what the engine takes without the file, by regime."""
+    for low, high in REGIMES:
+        these = [row for row in rows if low <= int(str(row["M"])) <= high]
+        if these:
+            ratios = [float(str(row["ratio"])) for row in these]
+            worst = max(these, key=lambda row: float(str(row["ratio"])))
+            mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+            print(f"M {low}..{high if high < 1 << 30 else ''}: {len(these)} cases, geometric mean {mean:.3f}, worst "
+                  f"{max(ratios):.3f} (M={worst['M']} N={worst['N']} K={worst['K']})")  # fmt: skip
+
+
+def define_operators() -> None:
+    """Operators that vLLM asks at import whether this GPU has kernels of its library: none."""
+    import torch
+
+    library = torch.library.Library("_C", "FRAGMENT")
+    for name in OPERATORS:
+        library.define(f"{name}(int capability) -> bool")
+        library.impl(name, lambda capability: False, "CompositeImplicitAutograd")
+    define_operators.kept = library  # type: ignore[attr-defined]
+
+
+def parsed(argv: Sequence[str]) -> argparse.Namespace:
+    """The words."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("mode", choices=("agree", "files"))
+    parser.add_argument("folder", type=Path, nargs="?", help="files: the engine's folder below output=")
+    parser.add_argument("--engine", choices=tuple(FORMATS), default="vllm")
+    parser.add_argument("--published", type=Path, nargs="*", help="files or folders; default: the engine's own")
+    parser.add_argument("--sizes", nargs="*", help="NxK ...; default: those of the files, or a list for agree")
+    parser.add_argument("--cases", type=int, default=240)
+    parser.add_argument("--configurations", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--limit-s", type=float, default=110.0)
+    parser.add_argument("--processes", type=int, default=12, help="that compile ahead; 0: none")
+    parser.add_argument("--without-library", action="store_true")
+    parser.add_argument("--out", type=Path, default=Path("engine_forms.csv"))
+    parser.add_argument("--share", help=argparse.SUPPRESS)
+    return parser.parse_args(argv)
+
+
+def sizes_of(words: argparse.Namespace) -> list[tuple[int, int]]:
+    """The (N, K) that were named, or those of the files."""
+    if words.sizes:
+        return [(int(n), int(k)) for n, _, k in (size.partition("x") for size in words.sizes)]
+    found = sorted(words.folder.glob("N=*,K=*,device_name=*.json")) if words.folder else []
+    return [tuple(int(part[2:]) for part in path.name.split(",")[:2]) for path in found]  # type: ignore[misc]
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run a mode; or, in a process that compiles ahead, its share of the cases."""
+    begun, words = time.monotonic(), parsed(argv)
+    if words.without_library:
+        define_operators()
+    if words.mode == "files" and words.folder is None:
+        raise SystemExit("engine_forms: files needs the folder of the files")
+    if not words.share and words.processes:
+        compile_ahead(words, argv)
+    stand = Stand(words.engine)
+    if words.mode == "agree":
+        cases = random_cases(stand, words.cases, words.configurations, words.seed)
+    else:
+        published = words.published or list(stand.product.folders())
+        cases = file_cases(stand, FORMATS[words.engine], words.folder, published, sizes_of(words))
+    if words.share:
+        part, _, parts = words.share.partition("/")
+        for case in cases[int(part) :: int(parts)]:
+            try:
+                stand.once(case)
+            except Exception as error:  # noqa: BLE001 - it is told where it is timed
+                print(f"ahead: {type(error).__name__}", flush=True)
+        return
+    rows = list(results(stand, cases, words, begun))
+    if not rows:
+        raise SystemExit("engine_forms: nothing was timed")
+    with words.out.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    (tell_agreement if words.mode == "agree" else tell_files)(rows)
+    print(f"{words.out}, {time.monotonic() - begun:.1f} s")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

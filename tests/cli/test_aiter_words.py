@@ -1,0 +1,145 @@
+"""Every flag and word of aiter's tuning scripts, typed here, is answered by the words that do it: these compose."""
+
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gemmpipe.cli.aiter_words import _SHORT, _WORDS
+from gemmpipe.cli.main import main
+from gemmpipe.plan import Plan
+
+DEFAULT = "triton,gluon,skinny,sliced,torch,scaled_mm,onednn"
+FLAGS = {
+    "--errRatio 0.01": "stages.bench.err_ratio=0.01",
+    "--mp 4": "executor.workers=4",
+    "--mp=4": "executor.workers=4",
+    "--all": "retune=true",
+    "--retune": "retune=true",
+    "--sort": "format.csv.sort=true",
+    "--sort True": "format.csv.sort=true",
+    "--warmup 3": "stages.bench.timer.warmup=3",
+    "--iters 200": "stages.bench.timer.iters=200",
+    "--timeout 30": "executor.timeout_s=30",
+    "--timeout None": "executor.timeout_s=null",
+    "--libtype asm": "'backend=[aiter]'",
+    "--libtype triton hipblaslt ck": "'backend=[triton,hipblaslt,aiter]'",
+    "--libtype triton,torch": "'backend=[triton,torch]'",
+    "--libtype all": f"'backend=[{DEFAULT},hipblaslt,aiter]'",
+    "--with-hipblaslt": f"'backend=[{DEFAULT},hipblaslt]'",
+    "--model_dir X": "shapes=model shapes.path=X",
+    "--model_dir=X": "shapes=model shapes.path=X",
+    "--tp 8": "shapes.tp=8",
+    "--nsets 1 512": "'shapes.nsets=[1,512]'",
+    "--batch-size 512": "'shapes.nsets=[512]'",
+    "--batch 50": "batch=50",
+    "--update_improved": "stages.select.min_improvement_pct=3",
+    "--min_improvement_pct 2": "stages.select.min_improvement_pct=2",
+    "-v": "verbose=true",
+    "--verbose": "verbose=true",
+    "-o b.csv": "output=b.csv",
+    "--tune_file b.csv:c.csv": "output=b.csv",
+    "--tuned_file b.csv": "output=b.csv",
+    "-i a.csv": "shapes=csv shapes.path=a.csv",
+    "-i=a.csv": "shapes=csv shapes.path=a.csv",
+    "--untune_file a.csv": "shapes=csv shapes.path=a.csv",
+    "--input_file a.csv": "shapes=csv shapes.path=a.csv",
+    "-o2 all.csv": "profile=all.csv",
+    "--profile_file all.csv": "profile=all.csv",
+    "--indtype bf16": "kernel.dtype=bf16",
+    "--input-type bf16": "kernel.dtype=bf16",
+    "--outdtype f32": "kernel.out_dtype=f32",
+    "--out-dtype f32": "kernel.out_dtype=f32",
+    "--all_bias": "-m kernel.bias=false,true",
+    "-i a.csv -o b.csv --mp 2 -v": "shapes=csv shapes.path=a.csv output=b.csv executor.workers=2 verbose=true",
+}
+KEYS = {
+    "errRatio=0.01": "stages.bench.err_ratio=0.01",
+    "mp=4": "executor.workers=4",
+    "tp=8": "shapes.tp=8",
+    "nsets=1": "'shapes.nsets=[1]'",
+    "nsets=[1,64]": "'shapes.nsets=[1,64]'",
+    "iters=200": "stages.bench.timer.iters=200",
+    "libtype=asm": "'backend=[aiter]'",
+    "sort=true": "format.csv.sort=true",
+    "sort=false": "format.csv.sort=false",
+    "all=true": "retune=true",
+    "timeout=null": "executor.timeout_s=null",
+    "untune_file=a.csv": "shapes=csv shapes.path=a.csv",
+}
+
+
+@pytest.mark.parametrize("typed", FLAGS)
+def test_a_flag(typed: str, refusal: Callable[..., str]) -> None:
+    what = "flags" if len(re.findall(r"(?:^| )-", typed)) > 1 else "a flag"
+    assert refusal(*typed.split(), "kernel=a16w16") == f"{typed}: {what} of aiter's; here {FLAGS[typed]}"
+
+
+@pytest.mark.parametrize("typed", KEYS)
+def test_a_key(typed: str, refusal: Callable[..., str]) -> None:
+    assert refusal("kernel=a16w16", typed) == f"{typed}: a word of aiter's; here {KEYS[typed]}"
+
+
+def test_all_that_is_answered_can_be_typed(plans: list[Plan], folder: Path) -> None:
+    (folder / "a.csv").write_text("M,N,K\n1,64,64\n")
+    for said in {*FLAGS.values(), *KEYS.values()}:
+        shapes = [] if "shapes=" in said else ["shapes=llama8b"]
+        assert main(["kernel=a16w16", *shapes, *shlex.split(said)]) == 0, said
+    assert len(plans) >= len({*FLAGS.values(), *KEYS.values()})
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("--run_config x.csv", "here gemmpipe verify table=x.csv"),
+        ("--run_config", "here gemmpipe verify table=VALUE"),
+        ("--compare", "here gemmpipe compare"),
+        ("--errRatio", "here stages.bench.err_ratio=VALUE"),
+        ("-k", "splits of K are part of every search; 'space.NUM_KSPLIT=[1]' leaves them out"),
+        ("--shape_grouped", "the candidates of a problem are timed on one GPU always"),
+        ("--preshuffle", "the kernel's name says it: kernel="),
+        ("--libtype flydsl", "no backend here runs flydsl"),
+        ("--libtype opus torch", "here 'backend=[torch]'; no backend here runs opus"),
+        ("--last", "nothing here does it"),
+    ],
+)
+def test_what_is_another_command_or_nothing(typed: str, said: str, refusal: Callable[..., str]) -> None:
+    assert refusal(*typed.split()).startswith(f"{typed}: a flag of aiter's; {said}")
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("backend=asm", "backend: no option 'asm'; its kernels are run by 'backend=[aiter]'"),
+        ("backend=[triton,ck]", "backend: no option 'ck'; its kernels are run by 'backend=[triton,aiter]'"),
+        ("backend=all", "backend: no option 'all'; leave it out for what an installation has; with AMD's 'backend=["),
+        ("backend=[flydsl]", "backend: no option 'flydsl': no backend here runs flydsl"),
+        ("backend=nope", "backend: no option 'nope'; known: aiter, autotune, cublaslt, deepgemm, gluon, hipblaslt, "),
+        ("inputs=a.csv:b.csv", "inputs: several files are a list: 'inputs=[a.csv,b.csv]'"),
+        ("libtype=opus", "libtype=opus: a word of aiter's; no backend here runs opus"),
+    ],
+)
+def test_libtypes_and_lists_of_files(typed: str, said: str, refusal: Callable[..., str]) -> None:
+    line = refusal(typed)
+    assert line.startswith(said)
+    assert not line.endswith("...")
+
+
+def test_a_recipe_is_named(refusal: Callable[..., str], folder: Path) -> None:
+    (folder / "r.yaml").write_text("version: 1\npipeline: tune\nerrRatio: 0.01\n")
+    assert refusal("r.yaml").startswith("r.yaml: errRatio=0.01: a word of aiter's; here stages.bench.err_ratio=0.01")
+
+
+def test_our_own_flags_stay_ours(refusal: Callable[..., str]) -> None:
+    assert refusal("--kernel=a16w16") == "--kernel=a16w16: no such flag; values have no dashes: kernel=a16w16"
+    assert refusal("--multi") == "--multi: no such flag; did you mean '--multirun'?"
+    assert main(["--info", "config", "kernel=a16w16"]) == 0
+
+
+def test_the_readme_has_every_flag() -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    table = text[text.index("## Coming from aiter") : text.index("## Map")].lower().replace("-", "_")
+    for name in _WORDS:
+        assert f"{'_' if name in _SHORT else '__'}{name}`" in table, name

@@ -1,0 +1,103 @@
+"""Which kernel a list of shapes is of: told by its name, its columns or its rows, and never against them."""
+
+from pathlib import Path
+
+import pytest
+
+from gemmpipe.cli.main import main
+from gemmpipe.plan import Plan
+
+MNK = "M,N,K\n1,1280,8192\n"
+BMNK = "B,M,N,K\n16,1,1280,8192\n"
+BF16 = "M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle\n64,256,512,False,torch.bfloat16,torch.bfloat16,False,False\n"
+CAPTURED = "family,M,N,K,count\na16w16,1,64,64,3\nother,2,64,64,1\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kernel"),
+    [
+        ("a4w4_blockscale_untuned_gemm.csv", MNK, "a4w4_blockscale"),
+        ("dsv3_a8w8_bpreshuffle_untuned_gemm_x.csv", "M,N,K,q_dtype_w\n1,128,256,torch.int8\n", "a8w8_bpreshuffle"),
+        ("a8w8_untuned_batched_gemm.csv", BMNK, "batched_a8w8"),
+        ("llama70B_untuned_gemm_bf16.csv", MNK, "a16w16"),
+        ("qwen_untuned_gemm.csv", BF16, "a16w16"),
+        ("gemmpipe_captured.csv", CAPTURED, "a16w16"),
+        ("llama70B_untuned_gemm.csv", MNK, "a8w8_blockscale"),  # of no kernel: the default
+    ],
+)
+def test_without_kernel_the_file_tells_it(plans: list[Plan], folder: Path, name: str, text: str, kernel: str) -> None:
+    (folder / name).write_text(text)
+    assert main(["capture", "shapes=csv", f"shapes.path={name}"]) == 0
+    assert plans[0].family.name == kernel
+
+
+def test_what_is_typed_wins_where_the_file_leaves_it_open(plans: list[Plan], folder: Path) -> None:
+    (folder / "bf16_untuned_gemm.csv").write_text(BF16)
+    (folder / "list.csv").write_text(MNK)
+    assert main(["capture", "kernel=a8w8", "shapes=csv", "shapes.path=list.csv"]) == 0
+    words = ["kernel=a16w16_atomic", "shapes=csv", "shapes.path=bf16_untuned_gemm.csv", "shapes.rows_of=a16w16"]
+    assert main(["capture", *words]) == 0
+    assert [plan.family.name for plan in plans] == ["a8w8", "a16w16_atomic"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kernel", "said"),
+    [
+        (
+            "a4w4_blockscale_untuned_gemm.csv",
+            MNK,
+            "a8w8_blockscale",
+            "kernel=a8w8_blockscale: a4w4_blockscale_untuned_gemm.csv is by its name a list of a4w4_blockscale; "
+            "expected kernel=a4w4_blockscale, or shapes.rows_of=a4w4_blockscale to take its rows all the same",
+        ),
+        (
+            "bf16_untuned_batched_gemm.csv",
+            BMNK,
+            "a16w16",
+            "kernel=a16w16: bf16_untuned_batched_gemm.csv is by its name a list of batched_bf16",
+        ),
+        (
+            "mine.csv",
+            BMNK,
+            "a16w16",
+            "mine.csv:2: column B: 16, which a16w16 does not have; kernel=batched_a8w8 or batched_bf16 has",
+        ),
+    ],
+)
+def test_a_file_of_another_kernel_is_refused(
+    refusal, folder: Path, name: str, text: str, kernel: str, said: str
+) -> None:
+    (folder / name).write_text(text)
+    assert refusal("capture", f"kernel={kernel}", "shapes=csv", f"shapes.path={name}", "device=cpu").startswith(said)
+
+
+def test_a_column_of_batches_is_never_lost(refusal, folder: Path) -> None:
+    (folder / "mine.csv").write_text(BMNK)  # of two kernels, so that the default is left
+    said = refusal("capture", "shapes=csv", "shapes.path=mine.csv", "device=cpu")
+    assert said.startswith("mine.csv:2: column B: 16, which a8w8_blockscale does not have; kernel=batched_a8w8")
+
+
+def test_lists_of_several_kernels_are_told(refusal, folder: Path) -> None:
+    (folder / "a8w8_untuned_gemm.csv").write_text(MNK)
+    (folder / "bf16_untuned_gemm.csv").write_text(BF16)
+    said = refusal("capture", "shapes=csv", "shapes.path=[a8w8_untuned_gemm.csv,bf16_untuned_gemm.csv]")
+    assert said == (
+        "kernel: a8w8_untuned_gemm.csv is a list of a8w8, bf16_untuned_gemm.csv one of a16w16; "
+        "expected lists of one kernel"
+    )
+
+
+def test_a_pipeline_of_the_users_own_says_its_kernel_itself(plans: list[Plan], folder: Path) -> None:
+    (folder / "mine").mkdir()
+    (folder / "mine" / "look.yaml").write_text(
+        "# Mine\ndefaults:\n  - _base\n  - override kernel: a8w8\n  - _self_\n\nchain: [capture]\n"
+    )
+    (folder / "gemmpipe_captured.csv").write_text("family,M,N,K,count\na16w16,1,64,64,3\na8w8,2,64,64,1\n")
+    (folder / "list.csv").write_text("M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle\n1,64,64,False,int8,bf16,0,0\n")
+    assert main(["--config-dir", "mine", "look", "shapes=csv", "shapes.path=list.csv"]) == 0
+    assert plans[0].family.name == "a8w8"
+
+
+def test_no_limit_of_time(plans: list[Plan]) -> None:
+    assert main(["executor.timeout_s=null"]) == 0
+    assert plans[0].executor.timeout_s is None  # type: ignore[attr-defined]

@@ -1,0 +1,86 @@
+"""Processes for tasks, killed for real: no task is lost or blamed, and who kills them for ever is told in one line."""
+
+import os
+import queue
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from functools import partial
+from multiprocessing import forkserver as server
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gemmpipe.errors import EnvironmentProblem
+from gemmpipe.executors import slots
+from gemmpipe.executors.slots import Slots
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+
+
+def _square(number: int) -> int:
+    time.sleep(0.05)
+    return number * number
+
+
+def _server() -> int:
+    return int(vars(server)["_forkserver"]._forkserver_pid or 0)
+
+
+def _children(parent: int) -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()] if parent else []
+
+
+@pytest.fixture
+def begun() -> Iterator[Slots]:
+    made = Slots(2, ())
+    yield made
+    made.close(kill=True)
+
+
+def _schedule(begun: Slots, count: int) -> "queue.SimpleQueue[Future[Any]]":
+    found: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
+    for number in range(count):
+        begun.schedule(partial(_square, number), 30.0, found.put)
+    return found
+
+
+def _all(found: "queue.SimpleQueue[Future[Any]]", count: int) -> list[int]:
+    return sorted(found.get(timeout=60).result() for _ in range(count))
+
+
+def test_a_forkserver_that_is_killed_again_and_again_loses_no_task(begun: Slots) -> None:
+    found = _schedule(begun, 40)
+    for pause_s in (0.0, 0.3, 1.5):
+        time.sleep(pause_s)
+        os.kill(_server(), signal.SIGKILL)
+    assert _all(found, 40) == [number * number for number in range(40)]
+    assert found.empty(), "each has one end"
+
+
+def test_processes_that_are_killed_as_they_start_or_work_lose_no_task(begun: Slots) -> None:
+    found, killed = _schedule(begun, 40), 0
+    deadline = time.monotonic() + 30
+    while killed < 4 and time.monotonic() < deadline:
+        for pid in _children(_server()):
+            os.kill(pid, signal.SIGKILL)
+            killed += 1
+            time.sleep(0.2)
+    assert _all(found, 40) == [number * number for number in range(40)]
+    assert killed >= 4
+
+
+def test_what_can_never_start_is_the_machines_fault(begun: Slots, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "PAUSES_S", (0.0, 0.1))
+    monkeypatch.setattr(slots, "_initialise", _die)
+    found = _schedule(begun, 3)
+    for _ in range(3):
+        with pytest.raises(EnvironmentProblem, match="compile processes are killed again and again as they start"):
+            found.get(timeout=60).result()
+
+
+def _die(python_path: tuple[str, ...]) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,66 @@
+"""Programs run by a process that has imported torch before: a fork a program, whose end is that of a real one."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SERVER = """
+import json, os, runpy, sys
+import gemmpipe.runtime.capturing, torch._dynamo  # which torch imports when it is needed
+
+def begin(case):
+    os.chdir(case["folder"])
+    os.environ.clear()
+    os.environ.update(case["environment"])
+    for number, path in ((0, os.devnull), (1, case["out"]), (2, case["error"])):
+        os.dup2(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), number)
+    sys.argv = ["", *case["words"]]
+    sys.path[0] = case["folder"]
+    sys.modules.pop(case["module"], None)  # which runpy would warn of
+    runpy.run_module(case["module"], run_name="__main__", alter_sys=True)
+
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        begin(json.loads(line))
+        break
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@dataclass(kw_only=True, eq=False)
+class Forking:
+    """`python -m MODULE WORDS...` without the seconds that importing torch takes; `folder` is for what programs print.
+
+    Good for a process that ends as Python does, with all that is to be done at exit: the fork becomes the program.
+    """
+
+    folder: Path
+    process: "subprocess.Popen[str] | None" = None
+    runs: int = 0
+
+    def run(
+        self, folder: Path, environment: Mapping[str, str], module: str, words: Sequence[str]
+    ) -> "subprocess.CompletedProcess[str]":
+        """What subprocess.run would return."""
+        if self.process is None:
+            pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+            self.process = subprocess.Popen([sys.executable, "-c", SERVER], **pipes)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.runs += 1
+        out, error = (self.folder / f"{name}{self.runs}" for name in ("out", "error"))
+        case = {"folder": str(folder), "environment": dict(environment), "module": module, "words": list(words)}
+        print(json.dumps({**case, "out": str(out), "error": str(error)}), file=self.process.stdin, flush=True)
+        code = int(self.process.stdout.readline())
+        return subprocess.CompletedProcess(list(words), code, out.read_text(), error.read_text())
+
+    def close(self) -> None:
+        """End the process."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.communicate()

@@ -1,0 +1,173 @@
+"""Finals of a problem whose scales may lie in two ways: both are checked and timed, and the slower one counts."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from gemmpipe.backends.aten import Torch
+from gemmpipe.conditions import Neighbours
+from gemmpipe.data import Candidate, Device, Knobs, Problem, Status, Trial
+from gemmpipe.device import cpu_device
+from gemmpipe.family import GemmSpec, Implementation, Inputs, KernelDefaults, Launch, Prepared, load_family
+from gemmpipe.jobs import Flight, Tools
+from gemmpipe.jobs.finals import FinalsJob
+from gemmpipe.jobs.screening import ScreenJob
+from gemmpipe.problem import make_problem
+from gemmpipe.search import Request
+from gemmpipe.space import Space
+from gemmpipe.timer import Call, CpuClock, Replay, Timer
+from gemmpipe.workbench import Workbench
+
+FAMILY = load_family("a8w8_blockscale")
+TIMER = Timer(warmup=1, iters=2, rounds=5, budget_ms=50)
+SAME, COPIES, MIXED = ("same", "copies", "mixed")
+TIMES_US = {SAME: {"row": 6.0, "column": 6.0}, COPIES: {"row": 5.0, "column": 8.0}, MIXED: {"row": 1.0, "column": 1.0}}
+
+
+class Told:
+    """A launch of which its clock knows how long it takes."""
+
+    def __init__(self, launch: Launch, time_us: float) -> None:
+        self._launch, self.time_us = launch, time_us
+
+    def __call__(self) -> torch.Tensor:
+        return self._launch()
+
+
+class ToldClock(CpuClock):
+    def blocks(self, blocks: Sequence[Sequence[Call]], least_us: float = 0.0) -> list[float]:
+        return [self.replay(block)() for block in blocks]
+
+    def replay(self, launches: Sequence[Call]) -> Replay:
+        def once() -> float:
+            for launch in launches:
+                launch()
+            return next((each.time_us for each in launches if isinstance(each, Told)), 3.0)
+
+        return once
+
+    def launches_per_sample(self, time_us: float, sets: int) -> int:
+        return sets
+
+
+class Layouts(Torch):
+    """torch's product, said to take what TIMES_US says of each layout; `mixed` takes M-major scales for rows."""
+
+    label = "layouts"
+    seen: list[tuple[str, tuple[int, ...]]] = []  # noqa: RUF012 (of the class: a worker makes its own)
+
+    def bind(
+        self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: torch.Tensor
+    ) -> Launch:
+        assert inputs.x_scale is not None
+        name, scale = str(knobs["name"]), inputs.x_scale
+        self.seen.append((name, scale.stride()))
+        order = "row" if scale.is_contiguous() else "column"
+        if name == MIXED and order == "column":
+            inputs = replace(inputs, x_scale=scale.mT.contiguous().view(scale.shape))
+        launch = super().bind(spec, knobs, device, inputs, prepared, out)
+        return Told(launch, TIMES_US[name][order])  # type: ignore[return-value]
+
+
+class Rows(Implementation):
+    """A kernel of a family of one's own, which reads row-major scales and says nothing of it."""
+
+    label = "rows"
+
+    def points(self, spec: GemmSpec, device: Device, space: Space) -> list[Knobs]:
+        return [{}]
+
+    def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        return None
+
+    def bind(
+        self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: torch.Tensor
+    ) -> Launch:
+        assert inputs.x_scale is not None
+        assert inputs.x_scale.is_contiguous(), "it would read other numbers"
+        return Torch().bind(spec, {"method": "float32_convert"}, device, inputs, prepared, out)
+
+
+@pytest.fixture
+def tools() -> Tools:
+    device = cpu_device()
+    Layouts.seen.clear()
+    bench = Workbench(FAMILY, {"layouts": Layouts(), "rows": Rows()}, device)
+    return Tools(bench=bench, clock=ToldClock(), flight=Flight([0.0, 0.0]), neighbours=Neighbours(device))
+
+
+def _problem(m: int = 8, **key: object) -> Problem:
+    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    return make_problem(FAMILY, {"M": m, "N": 128, "K": 256, **key}, words, "cpu_avx2", "test")
+
+
+def _candidate(name: str) -> Candidate:
+    return Candidate.of("layouts", {"name": name, "method": "float32_convert"})
+
+
+def _finals(tools: Tools, problem: Problem, *names: str) -> dict[str, Trial]:
+    job = FinalsJob(
+        stage="bench",
+        problem=problem,
+        finalists=tuple(map(_candidate, names)),
+        library=frozenset(),
+        kept=frozenset(_candidate(name).id for name in names),
+        timer=TIMER,
+        err_ratio=0.05,
+    )
+    return {str(t.candidate.knobs["name"]): t for t in job.run(tools)}
+
+
+def test_the_slower_layout_counts_and_both_are_checked(tools: Tools) -> None:
+    found = _finals(tools, _problem(), SAME, COPIES, MIXED)
+    assert found[SAME].time_us == 6.0
+    assert found[COPIES].time_us == 8.0, "it is the fastest in one layout, and no call chooses its layout"
+    assert found[MIXED].status is Status.WRONG
+    assert found[SAME].launches == 2 * len(found[SAME].samples_us) * tools.bench.set_up(_problem()).sets
+    assert {strides for name, strides in Layouts.seen if name == SAME} == {(2, 1), (1, 8)}
+
+
+@pytest.mark.parametrize(("order", "time_us", "strides"), [("row", 5.0, (2, 1)), ("column", 8.0, (1, 8))])
+def test_a_workload_of_one_layout_is_timed_in_it_alone(
+    tools: Tools, order: str, time_us: float, strides: tuple[int, ...]
+) -> None:
+    found = _finals(tools, _problem(x_scale=order), COPIES)
+    assert found[COPIES].time_us == time_us
+    assert {each for _, each in Layouts.seen} == {strides}
+
+
+@pytest.mark.parametrize("sizes", [{"m": 1}, {"K": 128}])
+def test_what_lies_in_both_layouts_at_once_is_timed_once(tools: Tools, sizes: dict[str, int]) -> None:
+    problem = _problem(**sizes)  # type: ignore[arg-type]
+    found = _finals(tools, problem, SAME)
+    assert found[SAME].launches == len(found[SAME].samples_us) * tools.bench.set_up(problem).sets
+
+
+def test_scales_are_copied_in_the_launch_of_a_kernel_that_reads_rows_alone(tools: Tools) -> None:
+    setup = tools.bench.set_up(_problem())
+    launch = setup.binder(Candidate.of("rows", {}), "column")(0)
+    assert setup.error_ratio(launch()) == 0
+    setup.inputs(0, "column").x_scale.mul_(2)
+    doubled = launch()
+    torch.testing.assert_close(doubled.float(), 2 * setup.reference(), atol=0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize(("order", "strides"), [(None, (2, 1)), ("column", (1, 8))])
+def test_screening_looks_at_one_layout(tools: Tools, order: str | None, strides: tuple[int, ...]) -> None:
+    asked = (Request(candidate=_candidate(COPIES), launches=2),)
+    job = ScreenJob(stage="screen", problem=_problem(x_scale=order), requests=asked, timer=TIMER)
+    (trial,) = job.run(tools)
+    assert trial.status is Status.OK
+    assert {each for _, each in Layouts.seen} == {strides}
+
+
+def test_scales_of_both_layouts_are_the_same_numbers(tools: Tools) -> None:
+    setup = tools.bench.set_up(_problem())
+    row, column = setup.inputs(0, "row"), setup.inputs(0, "column")
+    assert torch.equal(row.x_scale, column.x_scale)
+    assert row.x is column.x
+    make: Callable[[], object] = partial(setup.inputs, 0)
+    assert make().x_scale is row.x_scale  # type: ignore[attr-defined]

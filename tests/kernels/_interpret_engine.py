@@ -1,0 +1,48 @@
+"""Runs the kernels of the engines' form under Triton's interpreter: cases as JSON on stdin, one result a line.
+
+A program of its own, because TRITON_INTERPRET acts when a kernel is decorated.
+"""
+
+import json
+import os
+import sys
+from dataclasses import replace
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+
+from gemmpipe.device import arch_device
+from gemmpipe.family import KernelDefaults, load_family
+from gemmpipe.problem import make_problem
+from gemmpipe.reference import error_ratio
+
+
+def run(case: dict) -> dict:
+    family = load_family("a8w8_blockscale")
+    device = arch_device(case.get("gfx", "sm_90"))
+    words = KernelDefaults(dtype=None, out_dtype=case.get("out"), bias=None)
+    problem = make_problem(family, dict(zip("MNK", case["mnk"], strict=True)), words, device.gfx, "case")
+    spec = family.spec(problem)
+    generator = torch.Generator().manual_seed(7)
+    weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
+    if case.get("m_major"):
+        inputs = replace(inputs, x_scale=inputs.x_scale.t().contiguous().t())
+    kernel = family.engine_kernels[case["engine"]]
+    sizes = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K")
+    knobs = dict(zip(sizes, case["knobs"], strict=True)) | {"GROUP_SIZE_M": 2, "num_warps": 4, "num_stages": 2}
+    knobs = kernel.normalise(spec, knobs, device)
+    out = torch.full(spec.out_shape, float("nan"), dtype=getattr(torch, spec.out_dtype))
+    launch = kernel.bind(spec, knobs, device, inputs, kernel.prepare(spec, weights, knobs), out)
+    reference = family.reference(spec, inputs, weights)
+    first = launch().clone()
+    out.fill_(float("nan"))
+    return {
+        "misfit": kernel.misfit(spec, knobs, device),
+        "error": error_ratio(first, reference, *family.tolerance(spec)),
+        "same": torch.equal(first, launch()),
+    }
+
+
+for case in json.load(sys.stdin):
+    print(json.dumps(run(case)), flush=True)

@@ -1,0 +1,14 @@
+"""What tests of kernels share: one process that interprets them."""
+
+from collections.abc import Iterator
+
+import pytest
+from interpreting import Interpreter
+
+
+@pytest.fixture(scope="session")
+def interpreter() -> Iterator[Interpreter]:
+    """Runs cases under Triton's interpreter."""
+    running = Interpreter()
+    yield running
+    running.close()

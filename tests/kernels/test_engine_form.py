@@ -1,0 +1,99 @@
+"""The kernel of the engines' form: right for ragged sizes, the engines' knobs alone, compiled for each architecture."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy
+import pytest
+import triton
+
+from gemmpipe.device import arch_device
+from gemmpipe.family import Family, GemmSpec, Implementation, KernelDefaults, load_family
+from gemmpipe.launching.builds import compile_build
+from gemmpipe.problem import make_problem
+from gemmpipe.space import Space
+
+ENGINES = ("vllm", "sglang")
+KNOBS = {
+    "BLOCK_SIZE_M": 64,
+    "BLOCK_SIZE_N": 64,
+    "BLOCK_SIZE_K": 128,
+    "GROUP_SIZE_M": 16,
+    "num_warps": 4,
+    "num_stages": 3,
+}
+CASES = [
+    {"mnk": [32, 128, 256], "knobs": [16, 64, 128]},
+    {"mnk": [33, 160, 400], "knobs": [16, 64, 64]},
+    {"mnk": [1, 144, 333], "knobs": [16, 32, 64], "out": "float16"},
+    {"mnk": [50, 300, 130], "knobs": [16, 256, 128], "out": "float32"},
+    {"mnk": [3, 1, 16], "knobs": [16, 16, 32]},
+    {"mnk": [70, 129, 257], "knobs": [32, 128, 128], "m_major": True},
+    {"mnk": [16, 128, 256], "knobs": [16, 128, 128], "gfx": "gfx942"},
+]
+
+
+@pytest.fixture(scope="module")
+def family() -> Family:
+    return load_family("a8w8_blockscale")
+
+
+def _spec(family: Family, gfx: str = "sm_90", m: int = 64, n: int = 512, k: int = 1024) -> GemmSpec:
+    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    return family.spec(make_problem(family, {"M": m, "N": n, "K": k}, words, gfx, "test"))
+
+
+# Triton 3.6's interpreter loops over one-element arrays, which numpy 2.4 no longer turns into integers.
+@pytest.mark.skipif(
+    triton.__version__.startswith("3.6") and int(numpy.__version__.split(".")[1]) >= 4,
+    reason="triton 3.6 interprets with numpy before 2.4 only",
+)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_interpreted_it_matches_the_reference(engine: str) -> None:
+    script = Path(__file__).with_name("_interpret_engine.py")
+    cases = json.dumps([{**case, "engine": engine} for case in CASES])
+    done = subprocess.run([sys.executable, script], input=cases, capture_output=True, text=True, check=True)
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(results) == len(CASES)
+    for case, result in zip(CASES, results, strict=True):
+        assert result == {"misfit": None, "error": 0.0, "same": True}, case
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("gfx", "m"), [("sm_90", 1), ("sm_90", 39), ("sm_100", 64), ("gfx942", 16)])
+def test_it_compiles(family: Family, engine: str, gfx: str, m: int) -> None:
+    kernel, device = family.engine_kernels[engine], arch_device(gfx)
+    spec = _spec(family, gfx, m=m)
+    knobs = kernel.normalise(spec, {**KNOBS, "num_stages": 2, "waves_per_eu": 0}, device)
+    assert kernel.misfit(spec, knobs, device) is None
+    (build,) = kernel.builds(spec, knobs, device)
+    assert dict(build.constants).get("M") == (1 if m == 1 else None)
+    assert compile_build(build, device).error == ""
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_it_has_the_engines_knobs_and_no_others(family: Family, engine: str) -> None:
+    kernel, device, spec = family.engine_kernels[engine], arch_device("sm_90"), _spec(family)
+    ours = {**KNOBS, "NUM_KSPLIT": 1, "cache_modifier": "", "SWAP_AB": False, "kpack": 1}
+    assert kernel.normalise(spec, ours, device) == KNOBS
+    for odd in ({"NUM_KSPLIT": 4}, {"SWAP_AB": True}, {"SPLIT_K": 2}, {"cache_modifier": ".cg"}):
+        knobs = kernel.normalise(spec, {**KNOBS, **odd}, device)
+        assert str(kernel.misfit(spec, knobs, device)).startswith(f"form: {engine}'s kernel has no {next(iter(odd))}=")
+    assert "scale group" in str(kernel.misfit(spec, {**KNOBS, "BLOCK_SIZE_K": 256}, device))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_order_of_tiles_that_is_none_is_listed_once(family: Family, engine: str) -> None:
+    kernel, device = family.engine_kernels[engine], arch_device("sm_90")
+    axes = {**{name: (value,) for name, value in KNOBS.items()}, "GROUP_SIZE_M": (1, 16, 32)}
+    space = Space(axes=axes, when=(), pinned=())
+
+    def groups(kernel: Implementation, m: int) -> list[object]:
+        return [point["GROUP_SIZE_M"] for point in kernel.points(_spec(family, m=m), device, space)]
+
+    assert groups(kernel, 64) == [1], "one row of tiles"
+    assert groups(kernel, 65) == [1, 16, 32]
+    entry = {**KNOBS, "GROUP_SIZE_M": 32}
+    assert kernel.normalise(_spec(family, m=1), entry, device) == entry, "a file's entry serves other Ms too"

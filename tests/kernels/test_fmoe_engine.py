@@ -1,0 +1,142 @@
+"""Experts in the form of vLLM's and SGLang's kernel: right under the interpreter, compiled everywhere, limits."""
+
+from importlib.util import find_spec
+
+import pytest
+from experts_at_hand import FMOE, QWEN, shipped_space, spec_of
+from hypothesis import given
+from hypothesis import strategies as st
+from interpreting import INTERPRETED, Interpreter
+
+from gemmpipe.data import Scalar
+from gemmpipe.device import arch_device
+from gemmpipe.kernels.fmoe._engine import ENGINES, EngineExperts
+from gemmpipe.kernels.fmoe._engine_steps import VLLM, engine_tiles, is_naive
+from gemmpipe.kernels.fmoe._steps import most_blocks
+from gemmpipe.launching.builds import compile_build
+
+NAMES = ("token", "model_dim", "inter_dim", "expert", "topk")
+KNOBS: dict[str, Scalar] = {
+    "BLOCK_SIZE_M": 16,
+    "BLOCK_SIZE_N": 64,
+    "BLOCK_SIZE_K": 64,
+    "GROUP_SIZE_M": 1,
+    "num_warps": 4,
+    "num_stages": 3,
+}
+
+
+def _engine(label: str) -> EngineExperts:
+    return ENGINES[label]
+
+
+def _case(label: str, sizes: tuple[int, ...], knobs: list[int], dtype: str = "bfloat16", **key: object) -> dict:
+    more = key.pop("more", {})
+    values = {**dict(zip(NAMES, sizes, strict=True)), **key}
+    return {"family": "fmoe", "label": label, "key": values, "knobs": knobs, "dtype": dtype, "more": more}
+
+
+FP8 = "float8_e4m3fn"
+CASES = [
+    _case("vllm", (16, 64, 64, 4, 2), [16, 32, 32]),
+    _case("vllm", (1, 80, 48, 9, 2), [16, 64, 32]),  # unsorted: a tile per pair
+    _case("vllm", (5, 80, 40, 5, 2), [16, 32, 32], "float16", act_type="gelu"),
+    _case("vllm", (9, 64, 48, 4, 1), [16, 32, 32], doweight_stage1=1),
+    _case("vllm", (9, 256, 128, 4, 2), [16, 64, 64], FP8),  # the weight on the wide side
+    _case("vllm", (1, 256, 128, 80, 2), [16, 64, 64], FP8),
+    _case("vllm", (70, 256, 128, 4, 1), [64, 64, 64], FP8, q_type="per_token"),
+    _case("sglang", (5, 80, 48, 9, 3), [16, 64, 32]),
+    _case("sglang", (70, 64, 48, 9, 5), [16, 32, 32]),  # more parts a row than the engines' own sum takes
+    _case("sglang", (9, 256, 384, 4, 2), [16, 64, 128], FP8, more={"BLOCK_SIZE_N_2": 32}),
+]
+
+
+@INTERPRETED
+@pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
+def test_matches_the_reference_under_the_interpreter(interpreter: Interpreter, case: dict) -> None:
+    result = interpreter.run("kernel", case)
+    assert result["misfit"] is None
+    assert result["error"] < 0.05
+    assert result["same"]
+
+
+@pytest.mark.parametrize("arch", ["sm_90", "gfx942"])
+@pytest.mark.parametrize("dtype", [None, "fp8"])
+def test_every_launch_compiles(arch: str, dtype: str | None) -> None:
+    device = arch_device(arch)
+    own = dtype and ("float8_e4m3fnuz" if arch == "gfx942" else FP8)
+    spec = spec_of((64, 512, 256, 8, 2), arch, own)
+    kernel = _engine("vllm")
+    knobs = kernel.normalise(spec, KNOBS, device)
+    builds = kernel.builds(spec, knobs, device)
+    assert len(builds) >= 4
+    for build in builds:
+        facts = compile_build(build, device)
+        assert not facts.error, facts.error
+
+
+@given(st.integers(1, 300), st.integers(1, 64), st.integers(1, 8), st.sampled_from([16, 32, 64, 128]))
+def test_tiles_hold_every_block_of_any_routing(m: int, experts: int, topk: int, block_m: int) -> None:
+    spec = spec_of((m, 256, 128, experts, min(topk, experts)))
+    assert engine_tiles(spec, block_m) >= most_blocks(spec, block_m)
+
+
+def test_experts_whose_groups_of_scales_are_not_whole_are_left_to_others() -> None:
+    spec = spec_of((4, 4096, 192, 128, 8), dtype=FP8)
+    reason = _engine("vllm").misfit(spec, KNOBS, arch_device("sm_90"))
+    assert reason is not None
+    assert reason.startswith("quantiser")
+
+
+def test_few_pairs_stay_unsorted_in_vllm_alone() -> None:
+    assert is_naive(VLLM, spec_of((4, 2048, 768, 128, 8)))  # 4 * 8 * 4 = 128
+    assert not is_naive(VLLM, spec_of((5, 2048, 768, 128, 8)))
+    assert not is_naive(_engine("sglang").form, spec_of((1, 2048, 768, 128, 8)))
+
+
+def test_knobs_are_what_the_engine_would_run() -> None:
+    device, spec = arch_device("sm_90"), spec_of(QWEN, dtype=FP8)
+    vllm = _engine("vllm")
+    wide = vllm.normalise(spec, {**KNOBS, "BLOCK_SIZE_K": 256, "kpack": 2}, device)
+    assert wide == {**KNOBS, "BLOCK_SIZE_K": 128}  # the engine takes at most a group of scales; kpack is AMD's
+    assert "BLOCK_SIZE_N_2" not in vllm.knob_names(spec, device)
+    assert "BLOCK_SIZE_N_2" in _engine("sglang").knob_names(spec, device)
+    reason = vllm.misfit(spec, {**KNOBS, "BLOCK_SIZE_K": 96}, device)
+    assert reason is not None
+    assert reason.startswith("scale group")
+
+
+def test_the_space_of_vllms_script_is_one_of_its_form() -> None:
+    device, spec = arch_device("sm_90"), spec_of(QWEN)
+    space = shipped_space("fmoe_vllm")
+    points = list(_engine("vllm").points(spec, device, space))
+    assert points
+    fit = [
+        p for p in points if _engine("vllm").misfit(spec, _engine("vllm").normalise(spec, p, device), device) is None
+    ]
+    assert 0 < len(fit) <= len(points)
+
+
+def test_without_the_engine_its_form_stands_for_it() -> None:
+    vllm, sglang = _engine("vllm"), _engine("sglang")
+    assert sglang.in_finals() is sglang  # its function runs inside a server alone
+    if find_spec("vllm") is None:
+        assert vllm.absent() == "the package vllm is not installed"
+        assert vllm.in_finals() is vllm
+        assert vllm.default(spec_of(QWEN), arch_device("sm_90")) is None
+
+
+def test_sglangs_default_is_known_without_it() -> None:
+    device, sglang = arch_device("sm_90"), _engine("sglang")
+    few, many = (sglang.default(spec_of((m, 2048, 768, 128, 8)), device) for m in (8, 512))
+    assert few is not None
+    assert many is not None
+    assert (few["BLOCK_SIZE_M"], many["BLOCK_SIZE_M"]) == (16, 64)
+    fp8 = sglang.default(spec_of(QWEN, dtype=FP8), device)
+    assert fp8 is not None
+    assert (fp8["BLOCK_SIZE_N"], fp8["GROUP_SIZE_M"]) == (128, 32)
+
+
+def test_the_family_names_both_engines() -> None:
+    assert set(FMOE.engine_kernels) == {"vllm", "sglang"}
+    assert not {i.label for i in FMOE.implementations} & {"vllm", "sglang"}

@@ -1,0 +1,197 @@
+"""x_scale in either memory order on a GPU: every own kernel of the block-scaled families, as it lies."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gemmpipe.data import Device, Scalar
+from gemmpipe.device import DeviceChoice
+from gemmpipe.family import Family, GemmSpec, Inputs, KernelDefaults, Weights, load_family
+from gemmpipe.launching.launches import Kernel
+from gemmpipe.problem import make_problem
+from gemmpipe.reference import error_ratio
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+LAYOUTS = ("rows", "columns", "padded", "padded_rows")
+FAMILIES = ("a8w8_blockscale", "a8w8_blockscale_bpreshuffle")
+Made = tuple[Family, GemmSpec, Weights, Inputs]
+
+
+@pytest.fixture(scope="module")
+def device() -> Device:
+    return DeviceChoice(kind="auto", index=0, shared=False).find()[0]
+
+
+def made(name: str, device: Device, m: int, n: int, k: int) -> Made:
+    family, words = load_family(name), KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = family.spec(make_problem(family, {"M": m, "N": n, "K": k}, words, device.gfx, "test"))
+    generator = torch.Generator(device=device.torch_name).manual_seed(13)
+    return family, spec, family.make_weights(spec, generator), family.make_inputs(spec, generator)
+
+
+def laid(scales: torch.Tensor, how: str) -> torch.Tensor:
+    """The same scales in memory as rows or columns, with NaN in the gaps of padded ones."""
+    rows, blocks = scales.shape
+    strides = {
+        "rows": (blocks, 1),
+        "columns": (1, rows),
+        "padded": (1, -(-rows // 4) * 4),
+        "padded_rows": (-(-blocks // 4) * 4 + 4, 1),
+    }[how]
+    length = (rows - 1) * strides[0] + (blocks - 1) * strides[1] + 1
+    held = torch.full((length,), float("nan"), device=scales.device)
+    return held.as_strided((rows, blocks), strides).copy_(scales)
+
+
+def kernel_of(case: Made, label: str) -> Kernel:
+    kernel = next(i for i in case[0].implementations if i.label == label)
+    assert isinstance(kernel, Kernel)
+    return kernel
+
+
+def check(kernel: Kernel, knobs: Mapping[str, Scalar], device: Device, case: Made) -> None:
+    """Every layout gives the same bits, right, into NaN, in a graph as well, also after the operands have changed."""
+    family, spec, weights, inputs = case
+    knobs = kernel.normalise(spec, knobs, device)
+    reason = kernel.misfit(spec, knobs, device)
+    if reason is not None and "would not meet" in reason:
+        pytest.skip(reason)
+    assert reason is None
+    prepared, expected = kernel.prepare(spec, weights, knobs), None
+    reference, tolerance = family.reference(spec, inputs, weights), family.tolerance(spec)
+    for how in LAYOUTS:
+        assert inputs.x_scale is not None
+        own = replace(inputs, x=inputs.x.clone(), x_scale=laid(inputs.x_scale, how))
+        out = torch.full(spec.out_shape, float("nan"), dtype=torch.bfloat16, device=device.torch_name)
+        launch = kernel.bind(spec, knobs, device, own, prepared, out)
+        first = launch().clone()
+        assert error_ratio(first, reference, *tolerance) < 0.01, how
+        expected = first if expected is None else expected
+        assert torch.equal(first, expected), how
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            launch()
+            launch()
+        assert own.x_scale is not None
+        own.x_scale.mul_(2)  # exact
+        out.fill_(float("nan"))
+        graph.replay()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(out.float(), first.float() * 2), how
+
+
+def gluon(m: int, n: int, stages: int, splits: int = 1, **more: Scalar) -> dict[str, Scalar]:
+    sides = {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 8, "NUM_KSPLIT": splits}
+    return {"kernel_type": "warp_specialised", **sides, "num_stages": stages, **more}
+
+
+TILES = [
+    *[gluon(64, 64, 6), gluon(64, 128, 6), gluon(128, 128, 5), gluon(128, 80, 6), gluon(128, 96, 5)],
+    *[gluon(128, 160, 5), gluon(128, 192, 4), gluon(64, 64, 8, 3), gluon(128, 128, 4, 2), gluon(64, 64, 6, 5)],
+    *[gluon(64, 64, 6, 4, CLUSTER_SIZE=4), gluon(128, 128, 4, 3, CLUSTER_SIZE=3)],
+    *[gluon(128, 160, 4, 2, CLUSTER_SIZE=2), gluon(64, 64, 6, CTAS_PER_SM=2), gluon(64, 64, 6, 4, CTAS_PER_SM=2)],
+]
+
+
+@pytest.mark.parametrize("knobs", TILES, ids=lambda k: "-".join(str(v) for v in list(k.values())[1:]))
+@pytest.mark.parametrize("m", [1, 3, 5, 64, 100, 127, 4096])
+@pytest.mark.parametrize(("n", "k"), [(1280, 8192), (1320, 1040), (520, 128), (2112, 7168)])
+def test_warp_specialised(device: Device, m: int, n: int, k: int, knobs: Mapping[str, Scalar]) -> None:
+    """K blocks: 64 in fours; nine, the last of them partial; one; 56."""
+    if device.gfx != "sm_90":
+        pytest.skip("Hopper's kernel")
+    case = made("a8w8_blockscale", device, m, n, k)
+    check(kernel_of(case, "gluon"), knobs, device, case)
+
+
+@pytest.mark.parametrize("knobs", [gluon(64, 64, 6), gluon(128, 128, 5), gluon(64, 128, 6, 3)], ids=str)
+@pytest.mark.parametrize("m", [1, 3, 64, 127, 1000])
+@pytest.mark.parametrize(("n", "k"), [(1280, 8192), (528, 1056)])
+def test_warp_specialised_with_a_shuffled_weight(
+    device: Device, m: int, n: int, k: int, knobs: Mapping[str, Scalar]
+) -> None:
+    if device.gfx != "sm_90":
+        pytest.skip("Hopper's kernel")
+    case = made("a8w8_blockscale_bpreshuffle", device, m, n, k)
+    check(kernel_of(case, "gluon"), knobs, device, case)
+
+
+def tile(m: int, n: int, k: int, splits: int, warps: int, stages: int, **more: Scalar) -> dict[str, Scalar]:
+    sides = {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": k, "GROUP_SIZE_M": 8, "NUM_KSPLIT": splits}
+    return {**sides, "num_warps": warps, "num_stages": stages, "cache_modifier": "", **more}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("knobs", [tile(16, 64, 128, 4, 4, 3), tile(64, 128, 64, 1, 4, 3), tile(64, 64, 128, 3, 4, 4)])
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 1280, 8192), (5, 1312, 1056), (127, 528, 2048), (1000, 1280, 512)])
+def test_plain(device: Device, name: str, m: int, n: int, k: int, knobs: Mapping[str, Scalar]) -> None:
+    case = made(name, device, m, n, k)
+    for more in ({}, {"SWAP_AB": True}) if device.vendor == "nvidia" else ({},):
+        check(kernel_of(case, "triton"), {**knobs, **more}, device, case)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 1280, 8192), (3, 1312, 1056), (16, 528, 2048)])
+def test_skinny(device: Device, name: str, m: int, n: int, k: int) -> None:
+    case = made(name, device, m, n, k)
+    check(kernel_of(case, "skinny"), tile(2, 8, 512, 1, 2, 2), device, case)
+
+
+@pytest.mark.parametrize("knobs", [tile(8, 16, 1024, 1, 8, 3), tile(16, 8, 256, 1, 4, 4), tile(32, 16, 512, 1, 8, 4)])
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 1280, 8192), (5, 1300, 1000), (33, 1030, 528)])
+def test_sliced(device: Device, m: int, n: int, k: int, knobs: Mapping[str, Scalar]) -> None:
+    if device.vendor != "nvidia":
+        pytest.skip("NVIDIA's instructions")
+    case = made("a8w8_blockscale", device, m, n, k)
+    check(kernel_of(case, "sliced"), knobs, device, case)
+
+
+def test_many_launches_of_different_operands(device: Device) -> None:
+    """A scale read before the kernel before has written it, or a slot's from the round before, would show."""
+    if device.gfx != "sm_90":
+        pytest.skip("Hopper's kernel")
+    case = family, spec, weights, inputs = made("a8w8_blockscale", device, 300, 7168, 2048)
+    kernel, knobs = kernel_of(case, "gluon"), gluon(128, 128, 4)
+    knobs, prepared = kernel.normalise(spec, knobs, device), kernel.prepare(spec, weights, knobs)
+    assert inputs.x_scale is not None
+    out = torch.empty(spec.out_shape, dtype=torch.bfloat16, device=device.torch_name)
+    scales = torch.empty_like(inputs.x_scale)
+    launch = kernel.bind(spec, knobs, device, replace(inputs, x_scale=scales), prepared, out)
+    scales.copy_(inputs.x_scale)
+    expected = launch().float()
+    assert error_ratio(expected, family.reference(spec, inputs, weights), *family.tolerance(spec)) < 0.01
+    for i in range(300):
+        factor = 2.0 ** (i % 5 - 2)
+        torch.mul(inputs.x_scale, factor, out=scales)  # the kernel before
+        out.fill_(float("nan"))
+        torch.mul(inputs.x_scale, factor, out=scales)
+        assert torch.equal(launch().float(), expected * factor), i
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("m", [1, 3, 16, 100, 512])
+def test_a_call_is_one_kernel_in_either_order(device: Device, name: str, m: int) -> None:
+    """The run-time function, in a graph: nothing is copied."""
+    from torch.profiler import ProfilerActivity, profile
+
+    from gemmpipe import runtime
+
+    case = made(name, device, m, 1280, 8192)
+    _, _, weights, inputs = case
+    function = getattr(runtime, case[0].entry_point)
+    assert inputs.x_scale is not None
+    counts = {}
+    with torch.inference_mode():
+        for how in LAYOUTS:
+            scales = laid(inputs.x_scale, how)
+            function(inputs.x, weights.w, scales, weights.w_scale)
+            torch.cuda.synchronize()
+            with profile(activities=[ProfilerActivity.CUDA]) as seen:
+                function(inputs.x, weights.w, scales, weights.w_scale)
+                torch.cuda.synchronize()
+            counts[how] = [event.name for event in seen.events() if event.device_type.name == "CUDA"]
+    assert all(len(names) == 1 for names in counts.values()), counts

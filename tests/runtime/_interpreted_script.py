@@ -1,0 +1,107 @@
+"""A tuning script as kernel authors write them, on our own kernels under Triton's interpreter; results as JSON lines.
+
+A program of its own, because TRITON_INTERPRET acts when a kernel is decorated. What is pretended is the device alone.
+"""
+
+import json
+import os
+import sys
+from contextlib import nullcontext
+from unittest import mock
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import torch
+
+import gemmpipe
+from gemmpipe.device import arch_device
+from gemmpipe.family import KernelDefaults, load_family
+from gemmpipe.problem import make_problem
+from gemmpipe.reference import error_ratio
+from gemmpipe.runtime import gemm_a8w8_blockscale
+from gemmpipe.tune import benchmark_config, tune_and_save_configs, tune_kernel
+
+SPACE = [
+    {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": 32, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 1, "num_warps": 4, "num_stages": 2}
+    for m in (16, 32)
+]
+SIZES = {"M": 5, "N": 64, "K": 256, "B": 2}
+SIZES |= {"token": 5, "model_dim": 128, "inter_dim": 64, "expert": 4, "topk": 2}
+H200 = arch_device("sm_90")
+
+
+def on_an_h200() -> list[mock._patch]:
+    places = ["runtime.dispatch.device_of", "runtime.experts.device_of"]
+    replaced = [mock.patch(f"gemmpipe.{place}", return_value=H200) for place in places]
+    modules = ("calls", "experts", "bound")
+    replaced += [mock.patch(f"gemmpipe.runtime.{module}.on", return_value=nullcontext()) for module in modules]
+    return [*replaced, mock.patch("gemmpipe.device.get_arch", return_value="sm_90")]
+
+
+def every_family(name: str) -> dict:
+    """One call with a configuration into a given output, against the family's reference."""
+    family = load_family(name)
+    values = {column.name: SIZES[column.name] for column in family.key_columns if column.name in SIZES}
+    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = family.spec(make_problem(family, values, words, H200.gfx, "case"))
+    generator = torch.Generator().manual_seed(3)
+    weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
+    operands = [inputs.x, weights.w, *(() if weights.w_scale is None else (inputs.x_scale, weights.w_scale))]
+    if spec.experts is not None:
+        operands = [inputs.x, weights.w, weights.w2, inputs.topk_weights, inputs.topk_ids]
+    y = torch.full(spec.out_shape, float("nan"), dtype=getattr(torch, spec.out_dtype))
+    config = {**SPACE[0], "BLOCK_SIZE_K": 64 if spec.experts else 128}
+    function = getattr(gemmpipe.runtime, family.entry_point)
+    out = function(*operands, y=y, config=config)
+    return {
+        "same": out is y,
+        "error": error_ratio(y, family.reference(spec, inputs, weights), *family.tolerance(spec)),
+        "alone": torch.equal(function(*operands, config=config), y) or name.endswith("atomic"),
+    }
+
+
+def the_documents_script(folder: str) -> dict:
+    """`make_run_and_gt_fn` around a run-time function with y and config given by place, then everything by tag."""
+    family = load_family("a8w8_blockscale")
+    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = family.spec(make_problem(family, {"M": 4, "N": 32, "K": 128}, words, H200.gfx, "case"))
+    generator = torch.Generator().manual_seed(3)
+    weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
+    truth = family.reference(spec, inputs, weights).bfloat16()
+
+    def make(config: dict) -> tuple:
+        y = torch.empty(4, 32, dtype=torch.bfloat16)
+
+        def run() -> torch.Tensor:
+            scales = (inputs.x_scale, weights.w_scale)
+            return gemm_a8w8_blockscale(
+                inputs.x, weights.w, *scales, torch.bfloat16, y, config=config, skip_reduce=False
+            )
+
+        return run, truth
+
+    best = tune_kernel([*SPACE, {**SPACE[0], "BLOCK_SIZE_K": 256}], make, num_iters=1, atol=0.2, rtol=0.1)
+    unfit, _ = make({**SPACE[0], "BLOCK_SIZE_K": 256})
+    found = tune_and_save_configs(
+        batch_sizes=[4, 33],
+        N=32,
+        K=128,
+        dtype=torch.bfloat16,
+        search_space=SPACE,
+        save_path=folder,
+        device_name=gemmpipe.get_arch(),
+        tag="A8W8_BLOCKSCALE-N=32-K=128",
+        buckets={"small": 32, "wide": {"high": None, "BLOCK_SIZE_M": 32}},
+    )
+    return {"best": best in SPACE, "unfit": benchmark_config(unfit, truth), "found": found}
+
+
+if __name__ == "__main__":
+    for patched in on_an_h200():
+        patched.start()
+    with torch.inference_mode():
+        if sys.argv[1] == "families":
+            for name in sys.argv[2:]:
+                print(json.dumps(every_family(name)), flush=True)
+        else:
+            print(json.dumps(the_documents_script(sys.argv[2])))

@@ -1,0 +1,42 @@
+"""aiter's variables where they mean the same as ours."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from gemmpipe.runtime import gemm_a16w16, reload
+from gemmpipe.runtime.captured import DEFAULT_FILE, asked_for
+from gemmpipe.runtime.selection import LOG
+
+
+@pytest.mark.parametrize("name", ["GEMMPIPE_TUNE_GEMM", "AITER_TUNE_GEMM"])
+def test_captured_shapes_are_asked_for(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GEMMPIPE_CAPTURE", raising=False)
+    assert asked_for() is None
+    monkeypatch.setenv(name, "0")
+    assert asked_for() is None
+    monkeypatch.setenv(name, "1")
+    recorder = asked_for()
+    assert recorder is not None
+    assert recorder.path == tmp_path / DEFAULT_FILE
+    monkeypatch.setenv("GEMMPIPE_CAPTURE", str(tmp_path / "mine.csv"))
+    named = asked_for()
+    assert named is not None
+    assert named.path == tmp_path / "mine.csv"
+    monkeypatch.setenv("GEMMPIPE_CAPTURE", "0")
+    assert asked_for() is None, "what is asked for here counts"
+
+
+@pytest.mark.parametrize("name", ["GEMMPIPE_LOG_TUNED_CONFIG", "AITER_LOG_TUNED_CONFIG"])
+def test_steps_are_logged(name: str, x, w, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gemmpipe.runtime")
+    monkeypatch.setenv(name, "0")
+    gemm_a16w16(x(3), w)
+    assert "no row" not in caplog.text
+    monkeypatch.setenv(name, "1")
+    LOG.clear()
+    reload()
+    gemm_a16w16(x(3), w)
+    assert "exact M=3: no row" in caplog.text

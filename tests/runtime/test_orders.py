@@ -1,0 +1,135 @@
+"""Rows for one layout of x's block scales: which row answers a call, and what a capture says of the layout."""
+
+import csv
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from gemmpipe.device import cpu_device
+from gemmpipe.family import KernelDefaults, load_family
+from gemmpipe.problem import make_problem
+from gemmpipe.runtime import gemm_a8w8_blockscale, reload
+from gemmpipe.runtime.operands import orders_of
+from gemmpipe.runtime.selection import LOG
+from gemmpipe.sources.table import Csv
+from gemmpipe.tables.store import read, render
+
+NAME = "a8w8_blockscale"
+FAMILY = load_family(NAME)
+M, N, K = 8, 128, 256
+Call = Callable[[str, int], torch.Tensor]
+METHODS = {"row": "bfloat16_convert", "column": "float32_convert", None: "bfloat16_copy"}
+"""What the row for each layout says, so that the answer shows which row it was."""
+
+
+def _row(order: str | None, m: int = M) -> dict[str, object]:
+    device = cpu_device()
+    key = {"M": m, "N": N, "K": K, "dtype": "float8_e4m3fn", "outdtype": "bfloat16", "x_scale": order}
+    config = json.dumps({"method": METHODS[order]})
+    return {"gfx": device.gfx, "cu_num": device.cu_num, **key, "libtype": "torch", "us": 1.0, "config": config}
+
+
+@pytest.fixture
+def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    def write(*rows: dict[str, object]) -> Path:
+        path = tmp_path / "t.csv"
+        path.write_text(render(rows, FAMILY, ()))
+        monkeypatch.setenv("GEMMPIPE_CONFIG_A8W8_BLOCKSCALE", str(path))
+        monkeypatch.setenv("GEMMPIPE_LOG_SELECTION", "1")
+        reload()
+        return path
+
+    return write
+
+
+def _operands(order: str, m: int = M) -> tuple[torch.Tensor, ...]:
+    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = FAMILY.spec(make_problem(FAMILY, {"M": m, "N": N, "K": K}, words, "cpu_avx2", "test"))
+    generator = torch.Generator().manual_seed(1)
+    inputs, weights = FAMILY.make_inputs(spec, generator), FAMILY.make_weights(spec, generator)
+    scale = inputs.x_scale if order == "row" else inputs.x_scale.mT.contiguous().mT
+    return inputs.x, weights.w, scale, weights.w_scale
+
+
+def _answers(caplog: pytest.LogCaptureFixture, order: str, m: int = M) -> str:
+    """The method of the candidate that answered."""
+    caplog.clear(), LOG.clear()
+    with caplog.at_level(logging.INFO, "gemmpipe.runtime"):
+        gemm_a8w8_blockscale(*_operands(order, m))
+    (said,) = [each.getMessage() for each in caplog.records if "torch method=" in each.getMessage()]
+    return said.partition("method=")[2].split()[0]
+
+
+def test_a_row_for_the_calls_own_layout_comes_before_one_for_both(
+    tables: Callable[..., Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    tables(_row("column"), _row(None))
+    assert [_answers(caplog, order) for order in ("row", "column")] == [METHODS[None], METHODS["column"]]
+    tables(_row("column"), _row("row"), _row(None))
+    assert [_answers(caplog, order) for order in ("row", "column")] == [METHODS["row"], METHODS["column"]]
+    tables(_row(None))
+    assert _answers(caplog, "column") == METHODS[None]
+
+
+def test_what_answered_stays_with_its_layout(tables: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
+    tables(_row("column"), _row("row"))
+    expected = gemm_a8w8_blockscale(*_operands("row"))
+    with caplog.at_level(logging.INFO, "gemmpipe.runtime"):
+        for order in ("column", "row", "column"):
+            torch.testing.assert_close(gemm_a8w8_blockscale(*_operands(order)), expected, atol=0.02, rtol=0.02)
+    said = [each.getMessage() for each in caplog.records if "torch method=" in each.getMessage()]
+    assert len(said) == 2, "each layout is looked up once"
+    assert [text.split(":")[1].rpartition(" ")[2] for text in said] == ["x_scale=row", "x_scale=column"]
+
+
+def test_one_row_of_scales_lies_in_both_layouts(tables: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
+    tables(_row("column", 1), _row(None, 1))
+    assert _answers(caplog, "row", 1) == METHODS["column"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride", "orders"),
+    [
+        ((6, 3), (3, 1), ("row",)),
+        ((6, 3), (1, 6), ("column",)),
+        ((6, 3), (1, 8), ("column",)),
+        ((6, 3), (1, 5), ()),
+        ((6, 3), (6, 1), ()),
+        ((1, 3), (3, 1), ("row", "column")),
+        ((6, 1), (1, 1), ("row", "column")),
+        ((2, 3, 3), (9, 3, 1), ("row",)),
+    ],
+)
+def test_how_scales_lie(shape: tuple[int, ...], stride: tuple[int, ...], orders: tuple[str, ...]) -> None:
+    assert orders_of(torch.empty_strided(shape, stride)) == orders
+
+
+def test_a_table_has_the_column_only_where_a_row_says_something(tables: Callable[..., Path]) -> None:
+    header = render([_row(None)], FAMILY, ()).splitlines()[0]
+    assert "x_scale" not in header.split(",")
+    path = tables(_row(None), _row("row"))
+    assert "x_scale" in path.read_text().splitlines()[0].split(",")
+    assert [each["x_scale"] for each in read(path, FAMILY)] == [None, "row"]
+    path.write_text(render([_row(None)], FAMILY, ()))
+    assert [each["x_scale"] for each in read(path, FAMILY)] == [None]
+
+
+def test_a_capture_says_how_scales_lay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gemmpipe.runtime.captured import recorder
+
+    path = tmp_path / "captured.csv"
+    monkeypatch.setenv("GEMMPIPE_CAPTURE", str(path))
+    reload()
+    for order, m in (("row", M), ("column", M), ("column", M), ("row", 1)):
+        gemm_a8w8_blockscale(*_operands(order, m))
+    recorder(path).flush()
+    rows = [(row["M"], row["x_scale"], row["count"]) for row in csv.DictReader(path.open())]
+    assert rows == [("8", "row", "1"), ("8", "column", "2"), ("1", "", "1")]
+    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    found = Csv(path=str(path), rows_of=None).problems(FAMILY, words, "cpu_avx2")
+    assert [(p["M"], p["x_scale"], p.weight) for p in found] == [(8, "row", 1.0), (8, "column", 2.0), (1, None, 1.0)]
+    assert [FAMILY.spec(p).x_scale.order for p in found] == ["row", "column", None]

@@ -1,0 +1,206 @@
+"""Every reader of files that others made, with files to begin from and the mutations that suit them."""
+
+import gzip
+import lzma
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import fuzz_seeds as seeds
+from fuzz_mutations import Mutation, bytewise, cellwise, linewise, linewise_values, valuewise, wordwise
+from searching import HOPPER
+
+from gemmpipe import journal
+from gemmpipe.cli.earlier import find
+from gemmpipe.cli.unbegun import can_go_on
+from gemmpipe.data import can_be_a_time
+from gemmpipe.family import KernelDefaults, load_family
+from gemmpipe.files.artifact import runs_of
+from gemmpipe.formats.buckets import read_buckets
+from gemmpipe.formats.sglang import Sglang
+from gemmpipe.formats.vllm import Vllm
+from gemmpipe.recipe import read_recipe
+from gemmpipe.runtime.captured import check_captured
+from gemmpipe.search import recording
+from gemmpipe.sources.log import Log
+from gemmpipe.sources.model import Model
+from gemmpipe.sources.table import Csv
+from gemmpipe.sources.trace import Trace
+from gemmpipe.sources.tunableop import Tunableop
+from gemmpipe.stages.rows import record_frames
+from gemmpipe.tables.store import load, open_sheet, render
+from gemmpipe.tables.tunableop import is_results, read_results, tuned_gfx
+from gemmpipe.tables.uniting import Judge, entries_of, unite
+
+NOTHING = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+GROUPS = frozenset(("kernel", "shapes", "search", "format", "space", "executor", "backend"))
+LINES: tuple[Mutation, ...] = (bytewise, linewise, wordwise)
+CELLS: tuple[Mutation, ...] = (*LINES, cellwise, cellwise)
+TREES: tuple[Mutation, ...] = (bytewise, wordwise, valuewise, valuewise, valuewise)
+ROWS: tuple[Mutation, ...] = (*LINES, linewise_values, linewise_values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reader:
+    """What reads a file; `read` takes its path, and raises AssertionError for what it should not have accepted."""
+
+    name: str
+    file: str
+    """The file's name in a folder of its own."""
+    seeds: tuple[bytes, ...]
+    mutations: tuple[Mutation, ...]
+    read: Callable[[Path], object]
+    pack: Callable[[bytes], bytes] = bytes
+    """From the text to what stands in the file; mutated itself once in eight times, where it packs."""
+
+    def input(self, rng: random.Random) -> bytes:
+        """One input, by this random state."""
+        raw = rng.choice(self.seeds)
+        for _ in range(rng.choice((1, 1, 2, 3))):
+            raw = rng.choice(self.mutations)(raw, rng)
+        packed = self.pack(raw)
+        return bytewise(packed, rng) if self.pack is not bytes and rng.random() < 0.125 else packed
+
+
+def native(path: Path) -> None:
+    """Read a table, unite it with itself, and read again what is written."""
+    family = load_family("a16w16")
+    sheet = open_sheet(path, family)
+    load(path, family)
+    union = unite(entries_of(path, family, sheet, {}), family, Judge(device=None, changed=lambda row: False))
+    for entry in union.entries:
+        us = entry.row.get("us")
+        assert us is None or us in (0, -1) or (isinstance(us, float) and us >= 0), us
+    extra = sorted({name for entry in union.entries for name in entry.extra})
+    path.write_text(render([{**e.row, **e.extra} for e in union.entries], family, extra), newline="")
+    again = open_sheet(path, family)
+    assert [row.get("us") for row in again.rows] == [entry.row.get("us") for entry in union.entries]
+
+
+def tuned_by_aiter(path: Path) -> None:
+    """A table of aiter's, of two families."""
+    for name in ("a8w8_blockscale", "a8w8"):
+        rows = load(path, load_family(name)).rows
+        assert all(can_be_a_time(row["us"]) for row in rows)
+
+
+def shapes(path: Path) -> None:
+    """Problems of a table."""
+    for problem in Csv(path=str(path), rows_of=None).problems(load_family("a16w16"), NOTHING, "sm_90"):
+        assert 0 < problem.weight < 1e18
+
+
+def captured(path: Path) -> None:
+    """Captured products, as a source and as the file that is added to."""
+    check_captured(path)
+    shapes(path)
+
+
+def model(path: Path) -> None:
+    """A config.json for a plain and a grouped family, and for what its quantization says."""
+    for family, quantization in (("a16w16", "ignore"), ("a8w8_blockscale", "config"), ("fmoe", "ignore")):
+        source = Model(path=str(path), config=None, tp=2, ep=1, nsets=[1, 16], quantization=quantization)  # type: ignore[arg-type]
+        loaded = load_family(family)
+        for problem in _unless_none(lambda s=source, f=loaded: s.problems(f, NOTHING, "sm_90")):  # type: ignore[misc]
+            sizes = [value for _, value in problem.key if isinstance(value, int)]
+            assert all(0 <= size < 2**31 for size in sizes), problem
+        _unless_none(lambda s=source, f=loaded: s.left_out(f, NOTHING, "sm_90"))  # type: ignore[misc]
+
+
+def _unless_none(act: Callable[[], Sequence[object]]) -> Sequence[object]:
+    """What a reader gives; nothing where the file has nothing for it."""
+    from gemmpipe.errors import UserError
+
+    try:
+        return act()
+    except UserError as error:
+        if "no experts in this model" in str(error) or "nothing is left to" in str(error):
+            return ()
+        raise
+
+
+def trace(path: Path) -> None:
+    """A trace as problems, with their times."""
+    source = Trace(path=str(path), nsets=[1, 4], rows_of=None)
+    source.problems(load_family("a16w16"), NOTHING, "sm_90")
+    source.recorded_us(load_family("a16w16"), NOTHING, "sm_90")
+
+
+def log(path: Path) -> None:
+    """A server's log for three families."""
+    for family in ("a8w8_blockscale", "a16w16", "fmoe"):
+        source = Log(path=str(path), rows_of=None, nsets="log", model_dim=7168, topk=8)
+        source.problems(load_family(family), NOTHING, "gfx942" if family == "fmoe" else "sm_90")
+
+
+def results_of_tunableop(path: Path) -> None:
+    """Results of TunableOp as rows, and as problems."""
+    is_results(path)
+    tuned_gfx(path)
+    read_results(path, load_family("a16w16"), replace(HOPPER, gfx="gfx942", cu_num=304))
+    untuned_by_tunableop(path)
+
+
+def untuned_by_tunableop(path: Path) -> None:
+    """What TunableOp recorded, as problems."""
+    Tunableop(path=str(path), rows_of=None).problems(load_family("a16w16"), NOTHING, "sm_90")
+
+
+def run(path: Path) -> None:
+    """The journal of a run, and the tables that `reuse=` makes of it."""
+    record_frames(load_family("a16w16"), journal.read(path.parent))
+
+
+def hydra(path: Path) -> None:
+    """What was typed for a run."""
+    (path.parent.parent / "trials.jsonl").write_text("{}\n{}\n")
+    words = "hydra: {job: {config_name: tune}, runtime: {config_sources: []}}\n"
+    path.with_name("hydra.yaml").write_text(words)
+    find("resume", str(path.parent.parent), None, False)
+
+
+def _reader(
+    name: str, file: str, mutations: tuple[Mutation, ...], read: Callable[[Path], object], *raw: bytes
+) -> Reader:
+    return Reader(name=name, file=file, seeds=raw, mutations=mutations, read=read)
+
+
+_ENGINE = "N=1280,K=8192,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"
+READERS = (
+    _reader("native table", "t.csv", CELLS, native, seeds.NATIVE),
+    _reader("aiter CSV", "t.csv", CELLS, tuned_by_aiter, seeds.AITER),
+    _reader("aiter CSV of experts", "t.csv", CELLS, lambda p: load(p, load_family("fmoe")), seeds.AITER_FMOE),
+    _reader("untuned CSV", "s.csv", CELLS, shapes, seeds.UNTUNED),
+    _reader("captured CSV", "c.csv", CELLS, captured, seeds.CAPTURED),
+    _reader("engine JSON: vllm", _ENGINE, TREES, lambda p: Vllm(device_name=None).read(p), seeds.ENGINE),
+    _reader("engine JSON: sglang", _ENGINE, TREES, lambda p: Sglang(device_name=None).read(p), seeds.ENGINE),
+    _reader("engine JSON: triton_json", "x.json", TREES, read_buckets, seeds.TRITON),
+    _reader("config.json", "config.json", TREES, model, seeds.DENSE, seeds.SPARSE, seeds.HYBRID),
+    _reader("profiler trace", "trace.json", TREES, trace, seeds.TRACE),
+    Reader(
+        name="profiler trace, packed",
+        file="trace.json.gz",
+        seeds=(seeds.TRACE,),
+        mutations=TREES,
+        read=trace,
+        pack=lambda raw: gzip.compress(raw, 1, mtime=0),
+    ),
+    _reader("server log", "server.log", LINES, log, seeds.LOG),
+    _reader("TunableOp results", "r.csv", CELLS, results_of_tunableop, seeds.TUNABLEOP),
+    _reader("TunableOp untuned", "r.csv", CELLS, untuned_by_tunableop, seeds.TUNABLEOP_UNTUNED),
+    _reader("journal", "trials.jsonl", ROWS, run, seeds.JOURNAL),
+    _reader("manifest", "manifest.json", TREES, lambda p: can_go_on(p.parent), seeds.MANIFEST),
+    _reader("sidecar", "t.csv.meta.json", TREES, runs_of, seeds.SIDECAR),
+    _reader("recipe", "r.yaml", LINES, lambda p: read_recipe(p, GROUPS), seeds.RECIPE),
+    _reader("words of a run", "run/.hydra/overrides.yaml", LINES, hydra, seeds.HYDRA),
+    Reader(
+        name="recording",
+        file="h200_a16w16.jsonl.xz",
+        seeds=(seeds.RECORDING,),
+        mutations=ROWS,
+        read=recording.read,
+        pack=lambda raw: lzma.compress(raw, preset=0),
+    ),
+    _reader("recording CSV", "h200_a16w16.csv", CELLS, recording.read, seeds.RECORDING_CSV),
+)

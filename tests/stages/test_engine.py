@@ -1,0 +1,166 @@
+"""Whole runs with a format for an engine's own function: what is searched, what is written, what is gone on with."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from gemmpipe import journal
+from gemmpipe.cli.main import main
+
+LIKE = Path(__file__).parents[1] / "engine_like"
+NAME = "N=128,K=128,device_name={},dtype=fp8_w8a8,block_shape=[128,128].json"
+PLAIN = {
+    "BLOCK_SIZE_M": 16,
+    "BLOCK_SIZE_N": 128,
+    "BLOCK_SIZE_K": 128,
+    "GROUP_SIZE_M": 1,
+    "num_warps": 4,
+    "num_stages": 3,
+}
+Run = Callable[..., tuple[int, str, str]]
+
+pytestmark = pytest.mark.usefixtures("own_locks")
+
+
+@pytest.fixture
+def run(folder: Path, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Tunes two Ms for an engine whose function takes what it is said to; exit code, stdout and stderr."""
+
+    def typed(*words: str) -> tuple[int, str, str]:
+        capfd.readouterr()
+        given = (
+            f"--config-dir={LIKE}",
+            "kernel=engine_like",
+            "space@stages.engine.spaces.dense=engine_like",
+            "shapes=list",
+            "shapes.items=[{M: [8, 64], N: 128, K: 128}]",
+            "device=cpu",
+            "format=[vllm]",
+            "timer@stages.bench.timer=quick",
+            "executor=told",
+        )
+        code = main([*given, *words])
+        out, error = capfd.readouterr()
+        return code, out, error
+
+    return typed
+
+
+def _file() -> Mapping[str, Mapping[str, object]]:
+    (path,) = Path("outputs/tuned/vllm").glob("N=*.json")
+    found: Mapping[str, Mapping[str, object]] = json.loads(path.read_text())
+    return found
+
+
+def _run_folder() -> Path:
+    return max(Path("outputs/runs").glob("*/*"), key=lambda path: path.stat().st_mtime_ns)
+
+
+def _trials(stage: str) -> set[str]:
+    """Problems with trials at a stage of the latest run."""
+    return {trial.problem for trial in journal.read(_run_folder()).at(stage)}
+
+
+def _published(entries: Mapping[str, Mapping[str, object]]) -> str:
+    """A folder with the engine's own file for this machine."""
+    from gemmpipe.device import cpu_device
+
+    folder = Path("published")
+    folder.mkdir(exist_ok=True)
+    name = "_".join(cpu_device().name.replace("/", " ").split())
+    (folder / NAME.format(name)).write_text(json.dumps(entries))
+    return f"stages.engine.published=[{folder}]"
+
+
+def test_an_engines_format_alone_is_all_that_is_searched(run: Run) -> None:
+    code, out, error = run()
+    assert (code, error) == (0, "")
+    assert {m: (e["BLOCK_SIZE_M"], e["num_stages"]) for m, e in _file().items()} == {"8": (16, 3), "64": (64, 3)}
+    assert _trials("bench") == set(), "nobody wants the best of all"
+    timed = {int(p.split("M=")[1].split()[0]) for p in _trials("bench vllm")}
+    assert timed == {1, 8, 23, 64, 128}, "keys, the middle, and what lies beyond"
+    assert "engine: vllm: this engine is a test's: a kernel of its form is timed" in out
+    assert "select: vllm: 2 entries, 2 new, 0 as the engine has them" in out
+    assert "engine_vllm " in out, "what it costs is said"
+    chosen = pd.read_csv(_run_folder() / "selections.csv")
+    assert set(chosen["format"]) == {"vllm"}
+    assert (chosen["ratio_high"] < 1).all()
+
+
+def test_beside_other_formats_all_candidates_race_too(run: Run) -> None:
+    code, out, error = run("format=[csv,vllm]", "backend=[torch]")
+    assert (code, error) == (0, "")
+    assert "select: 2 of 2 problems solved" in out
+    assert len(_trials("bench")) == 2
+    assert set(_file()) == {"8", "64"}
+    table = pd.read_csv("outputs/tuned/engine_like_tuned_gemm.csv")
+    assert set(table["libtype"]) == {"torch"}, "an engine's function is none of the problems' candidates"
+
+
+def test_without_such_a_format_nothing_of_it_runs(run: Run) -> None:
+    code, out, _ = run("format=[csv]", "backend=[torch]")
+    assert code == 0
+    assert "engine:" not in out
+    assert _trials("bench vllm") == set()
+
+
+def test_what_is_published_stays_where_nothing_is_ahead(run: Run) -> None:
+    best = {**PLAIN, "GROUP_SIZE_M": 64}  # as fast as the space's best for 8 rows, and none of its points
+    slow = {**PLAIN, "BLOCK_SIZE_M": 64, "num_stages": 1}
+    entries = {"8": best, "64": slow, "4096": {**slow, "num_warps": 8}}
+    code, _, error = run(_published(entries))
+    assert (code, error) == (0, "")
+    found = _file()
+    assert found["8"] == best
+    assert found["64"]["num_stages"] == 3
+    assert found["4096"] == entries["4096"], "what is not tuned is not lost"
+
+
+def test_what_cannot_be_timed_here_stays(run: Run) -> None:
+    entries = {"8": {**PLAIN, "num_stages": 7}, "64": {**PLAIN, "num_stages": 1}}
+    assert run(_published(entries))[0] == 0
+    assert _file()["8"] == entries["8"]
+    assert _file()["64"]["num_stages"] == 3
+
+
+def test_a_middle_gets_a_key_where_it_wants_another(run: Run) -> None:
+    shapes = "shapes.items=[{M: [16, 256], N: 128, K: 128}]"
+    # 16 rows of tiles for 256 rows, 4 for 64: a tile of 16 rows is best for 16 of them, one of 64 for the middle.
+    assert run(shapes)[0] == 0
+    assert {m: e["BLOCK_SIZE_M"] for m, e in _file().items()} == {"16": 16, "64": 64, "256": 64}
+
+
+def test_the_outputs_own_entries_are_held_against_too(run: Run) -> None:
+    assert run()[0] == 0
+    first = _file()
+    assert run("space.num_stages=[1]", "stages.engine.spaces.dense.num_stages=[1]")[0] == 0
+    assert _file() == first, "worse ones do not take their place"
+
+
+def test_a_finished_run_is_gone_on_with_without_timing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run()[0] == 0
+    first, folder = _file(), _run_folder()
+    before = journal.read(folder).count
+    (path,) = Path("outputs/tuned/vllm").glob("N=*.json")
+    path.unlink()
+    assert main([f"--config-dir={LIKE}", f"resume={folder}"]) == 0
+    assert journal.read(folder).count == before
+    assert _file() == first
+
+
+def test_an_earlier_run_is_decided_again_without_a_device(run: Run) -> None:
+    assert run()[0] == 0
+    first, folder = _file(), _run_folder()
+    code, _, error = run(f"reuse={folder}", "chain=[select,merge]", "output=again")
+    assert (code, error) == (0, "")
+    (path,) = Path("again/vllm").glob("N=*.json")
+    assert json.loads(path.read_text()) == first
+
+
+def test_a_path_that_is_none_is_a_mistake_in_the_words(run: Run) -> None:
+    code, _, error = run("stages.engine.published=[no/such/folder]")
+    assert code == 2
+    assert "stages.engine.published: no/such/folder: no such file or folder" in error

@@ -1,0 +1,105 @@
+"""Which configuration an engine's file gets: nothing slower than what the engine takes without it, at no timed M."""
+
+from collections.abc import Mapping
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gemmpipe.data import Candidate
+from gemmpipe.formats.engine_json import nearest_key
+from gemmpipe.paired import paired_ratio
+from gemmpipe.stages.choice import Finalist
+from gemmpipe.stages.engine_choice import Point, choose_entries
+from gemmpipe.stages.engine_grid import Grid, grid_of
+
+ROUNDS = 12
+
+
+def _candidate(name: int) -> Candidate:
+    return Candidate.of("vllm", {"n": name})
+
+
+def _finalist(name: int, us: float, noise: float = 0.0) -> Finalist:
+    samples = tuple(us * (1 + noise * (i % 3 - 1)) for i in range(ROUNDS))
+    return Finalist(
+        candidate=_candidate(name), samples_us=samples, extra_weight_bytes=0, err_ratio=0.0, kernel_name="k"
+    )
+
+
+def _point(m: int, times: Mapping[int, float], taken: int = 0) -> Point:
+    these = tuple(_finalist(name, us) for name, us in times.items())
+    return Point(m=m, finalists=these, taken=(_candidate(taken),))
+
+
+def _keys(grid: Grid, points: list[Point]) -> dict[int, int]:
+    entries = choose_entries(grid, {p.m: p for p in points}, 2.0)
+    return {e.m: int(str(e.candidate.knobs["n"])) for e in entries}
+
+
+GRID = Grid(keys=(64, 128), further=(91,), carried=(), standing=())
+
+
+def test_one_configuration_for_a_key_and_what_it_serves() -> None:
+    points = [_point(64, {0: 9, 1: 5.0, 2: 5.05}), _point(91, {0: 9, 1: 8.0, 2: 6}), _point(128, {0: 9, 3: 7})]
+    assert _keys(GRID, points) == {64: 2, 128: 3}, "1 is ahead by 1 % at 64, and behind by a third at 91"
+
+
+def test_a_middle_that_wants_another_gets_a_key() -> None:
+    points = [_point(64, {0: 9, 1: 5}), _point(91, {0: 9, 1: 12, 3: 6}), _point(128, {0: 9, 3: 7})]
+    assert _keys(GRID, points) == {64: 1, 91: 3, 128: 3}
+
+
+def test_a_key_that_would_change_nothing_is_left_out() -> None:
+    grid = Grid(keys=(16, 256), further=(1, 64), carried=(), standing=())
+    points = [_point(1, {0: 9, 1: 5, 2: 6}), _point(16, {0: 9, 1: 5, 2: 6}), _point(64, {0: 9, 1: 6, 2: 5})]
+    assert _keys(grid, [*points, _point(256, {0: 9, 2: 5})]) == {16: 1, 64: 2, 256: 2}
+
+
+def test_what_the_engine_takes_stays_unless_something_is_ahead() -> None:
+    level = [_point(m, {0: 5.0, 1: 5.0}) for m in (64, 91, 128)]
+    assert set(_keys(GRID, level).values()) == {0}
+    noisy = Point(m=64, finalists=(_finalist(0, 5.0, 0.1), _finalist(1, 4.95)), taken=(_candidate(0),))
+    assert _keys(GRID, [noisy, *level[1:]])[64] == 0, "its interval holds 1"
+
+
+def test_what_could_not_be_timed_stays() -> None:
+    held = Point(m=64, finalists=(_finalist(1, 5.0),), taken=(_candidate(0),), untried=frozenset([_candidate(0)]))
+    entries = choose_entries(GRID, {64: held, 91: _point(91, {0: 9, 1: 3}), 128: _point(128, {0: 9, 1: 3})}, 2.0)
+    assert [(e.m, e.candidate.knobs["n"], e.finalist is None) for e in entries] == [
+        (64, 0, True),
+        (91, 1, False),
+        (128, 1, False),
+    ]
+
+
+def test_where_what_it_takes_is_wrong_the_fastest_is_taken() -> None:
+    points = [_point(m, {1: 5.0, 2: 4.0}) for m in (64, 91, 128)]
+    assert _keys(GRID, points) == {64: 2, 128: 2}
+
+
+def test_a_key_that_nothing_ran_for_is_left_out() -> None:
+    empty = Point(m=128, finalists=(), taken=(_candidate(0),))
+    assert _keys(GRID, [_point(64, {0: 5}), _point(91, {0: 5}), empty]) == {64: 0}
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_no_timed_m_gets_slower(data: st.DataObject) -> None:
+    ms = data.draw(st.sets(st.integers(1, 300), min_size=1, max_size=5))
+    published = data.draw(st.sets(st.integers(1, 300), max_size=4))
+    grid = grid_of(ms, published, data.draw(st.sets(st.integers(1, 300), max_size=3)))
+    points: dict[int, Point] = {}
+    for m in grid.points:
+        times = {0: data.draw(st.floats(2, 9))}
+        times |= {n: data.draw(st.floats(1, 20)) for n in data.draw(st.sets(st.integers(1, 5), max_size=4))}
+        points[m] = _point(m, times)
+    chosen = {e.m: e.candidate for e in choose_entries(grid, points, 2.0)}
+    assert set(grid.keys) <= chosen.keys() <= set(grid.points)
+    for m, point in points.items():
+        key = nearest_key(sorted({*chosen, *grid.carried, *grid.standing}), m)
+        got = chosen.get(key)
+        assert got is not None, "another's key took it over"
+        mine, before = point.of(got), point.of(_candidate(0))
+        assert mine is not None
+        assert before is not None
+        assert paired_ratio(mine.samples_us, before.samples_us).median <= 1

@@ -1,0 +1,83 @@
+"""Whole runs of `lint` on a device: entries beside the default of an engine whose function takes what it is said to."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from gemmpipe.cli.main import main
+
+LIKE = Path(__file__).parents[1] / "engine_like"
+NAME = "N=128,K=128,device_name=X,dtype=fp8_w8a8,block_shape=[128,128].json"
+DEFAULT: Mapping[str, object] = {
+    "BLOCK_SIZE_M": 64,
+    "BLOCK_SIZE_N": 128,
+    "BLOCK_SIZE_K": 128,
+    "GROUP_SIZE_M": 32,
+    "num_warps": 4,
+    "num_stages": 2,
+}
+Run = Callable[..., tuple[int, str, str]]
+
+pytestmark = pytest.mark.usefixtures("own_locks")
+
+
+@pytest.fixture
+def run(folder: Path, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Lints the folder `vllm`, which holds one file of these entries; exit code, stdout and stderr."""
+
+    def typed(entries: Mapping[str, object], *words: str, name: str = NAME) -> tuple[int, str, str]:
+        path = Path("vllm") / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(entries))
+        capfd.readouterr()
+        given = ("kernel=engine_like", "device=cpu", "timer@stages.bench.timer=quick", "executor=told")
+        code = main([f"--config-dir={LIKE}", "lint", "vllm", *given, *words])
+        out, error = capfd.readouterr()
+        return code, out, error
+
+    return typed
+
+
+def _table(name: str) -> pd.DataFrame:
+    (path,) = Path("outputs/runs/lint").glob(f"*/{name}.csv")
+    return pd.read_csv(path)
+
+
+def test_entries_slower_than_the_default_are_found(run: Run) -> None:
+    # Of 8 rows the default takes 10 * (1 + 2 + 2), of 64 rows as much; a tile of 16 rows with 2 stages 35 and 65.
+    slow, fast = {**DEFAULT, "BLOCK_SIZE_M": 16}, {**DEFAULT, "num_stages": 3}
+    code, out, error = run({"8": slow, "64": slow, "256": fast, "1024": DEFAULT})
+    assert (code, error) == (0, "")
+    assert "64: warning: takes 65.00 us, 1.30 times as long as the engine's default (1.30 to 1.30); tune this M" in out
+    assert "timed: 1 file: 1 warning" in out
+    assert _table("slower")["key"].astype(str).tolist() == ["64"]
+    assert sorted(_table("entries")["M"]) == [8, 64, 256, 1024]
+
+
+def test_what_counts_as_slower_may_be_said(run: Run) -> None:
+    slow = {**DEFAULT, "BLOCK_SIZE_M": 16}
+    assert "timed: 1 file: nothing found" in run({"64": slow}, "stages.slower.slower_pct=31")[1]
+
+
+def test_entries_that_cannot_run_are_not_timed(run: Run) -> None:
+    code, out, _ = run({"8": {**DEFAULT, "num_stages": 7}, "64": {**DEFAULT, "BLOCK_SIZE_M": 48}})
+    assert code == 1, "a side that is no power of two is an error without a device too"
+    assert "not timed: no entry runs here" in out
+    assert "bench:" not in out
+
+
+def test_experts_need_the_sizes_that_their_name_does_not_say(run: Run) -> None:
+    name = "E=8,N=128,device_name=X.json"
+    assert "not timed: its name does not say all of the product: model_dim= and topk= do" in run({}, name=name)[1]
+    out = run({"8": DEFAULT}, "model_dim=64", "topk=2", name=name)[1]
+    assert "kernel= chooses another family" in out or "computes another product" in out
+
+
+def test_without_timing_the_configuration_has_its_say_too(run: Run) -> None:
+    code, out, error = run({"8": DEFAULT}, "timed=false")
+    assert (code, error) == (0, "")
+    assert "lint: 1 file: 1 warning" in out
+    assert "bench:" not in out

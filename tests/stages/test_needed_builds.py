@@ -1,0 +1,145 @@
+"""Builds for the two memory orders of x's block scales: screening needs one, the finals compile the other ahead."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from gemmpipe import journal
+from gemmpipe.cli.main import main
+from gemmpipe.data import Build, Candidate, Knobs, Problem, Trial
+from gemmpipe.device import arch_device
+from gemmpipe.executors.local import LocalPool
+from gemmpipe.family import Implementation, KernelDefaults, load_family
+from gemmpipe.sources.inline import List
+from gemmpipe.spec import COLUMN, ROW
+from gemmpipe.stages import Context
+from gemmpipe.stages.bench import Bench
+from gemmpipe.stages.contenders import Contender
+from gemmpipe.stages.lineup import _builds
+from gemmpipe.stages.needed_builds import further_builds, screening_builds
+
+FAMILY = load_family("a8w8_blockscale")
+DEVICE = arch_device("sm_90")
+MODELLED = Path(__file__).parents[1] / "modelled"
+FLIPS = "M_MAJOR"  # the constant by which two builds of a Triton kernel differ
+WORDS = (
+    f"--config-dir={MODELLED}",
+    "kernel=a8w8_blockscale",
+    "shapes=list",
+    "shapes.items=[{M: [1, 16, 64], N: 1280, K: 8192}]",
+    "executor=modelled",
+    "executor.compile_workers=2",
+    "format=[csv]",
+    "retune=true",
+    "space.BLOCK_SIZE_K=[128]",
+    "space.num_stages=[3]",
+    "space.num_warps=[4]",
+    "hydra.run.dir=run",
+)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Build]]:
+    """Builds that the pool is asked for, by the stage that does."""
+    found: dict[str, list[Build]] = {"screen": [], "bench": []}
+    stage, finals, compile_ = ["screen"], Bench.run, LocalPool.compile
+
+    def in_finals(own: Bench, tables: dict[str, pd.DataFrame], context: Context) -> dict[str, pd.DataFrame]:
+        stage[0] = "bench"
+        return finals(own, tables, context)
+
+    def noted(pool: LocalPool, build: Build) -> None:
+        found[stage[0]].append(build)
+        compile_(pool, build)
+
+    monkeypatch.setattr(Bench, "run", in_finals)
+    monkeypatch.setattr(LocalPool, "compile", noted)
+    return found
+
+
+@pytest.fixture
+def problems(no_words: KernelDefaults) -> list[Problem]:
+    """Those of WORDS."""
+    return List(items=[[m, 1280, 8192] for m in (1, 16, 64)]).problems(FAMILY, no_words, DEVICE.gfx)
+
+
+def _finals(folder: Path, problems: list[Problem]) -> list[tuple[Problem, Trial]]:
+    record = journal.read(folder / "run")
+    assert {p.id for p in problems} == {name for stage, name in record.finished if stage == "bench"}
+    return [(problem, trial) for problem in problems for trial in record.of("bench", problem.id)]
+
+
+def _further(problem: Problem, candidate: Candidate) -> set[Build]:
+    own = {i.label: i for i in FAMILY.implementations}.get(candidate.backend)
+    return set(further_builds(own, FAMILY.spec(problem), candidate.knobs, DEVICE)) if own else set()
+
+
+def test_the_other_order_is_compiled_for_finalists_alone(
+    folder: Path, asked: dict[str, list[Build]], problems: list[Problem]
+) -> None:
+    assert main([*WORDS]) == 0
+    assert not any(map(_flipped, asked["screen"]))
+    assert any(map(_flipped, asked["bench"]))
+    finals = [b.id for b in asked["bench"]]
+    needed = [_further(problem, trial.candidate) for problem, trial in _finals(folder, problems)]
+    assert sorted(finals) == sorted({b.id for builds in needed for b in builds}), "each once"
+    assert len(finals) < len(asked["screen"])
+    rows = [json.loads(line) for line in (folder / "run" / "trials.jsonl").read_text().splitlines()]
+    built = [i for i, row in enumerate(rows) if row["row"] == "build" and row["id"] in finals]
+    launched = [i for i, row in enumerate(rows) if row["row"] == "launch" and row["stage"] == "bench"]
+    assert len(built) == len(finals)
+    assert max(built) < min(launched), "no worker compiles what the pool is about to"
+
+
+def test_a_finalist_whose_other_order_does_not_compile_has_a_row(folder: Path, problems: list[Problem]) -> None:
+    assert main([*WORDS, f"executor.fails={FLIPS}"]) == 0
+    trials = _finals(folder, problems)
+    errors = {(p.id, t.candidate.id): t.error for p, t in trials if t.status == "compile_error"}
+    assert errors.keys() == {(p.id, t.candidate.id) for p, t in trials if any(map(_flipped, _further(p, t.candidate)))}
+    assert set(errors.values()) == {f"RuntimeError: {FLIPS} does not compile"}
+    assert len(errors) < len(trials)
+
+
+def _flipped(build: Build) -> bool:
+    return bool(dict(build.constants).get(FLIPS))
+
+
+def _triton(problem: Problem) -> tuple[Implementation, Knobs]:
+    own = next(i for i in FAMILY.implementations if i.label == "triton")
+    knobs = own.knobs_of({}, FAMILY.spec(problem), DEVICE)
+    assert knobs is not None
+    return own, knobs
+
+
+def test_the_two_together_are_all_builds(problems: list[Problem]) -> None:
+    own, knobs = _triton(problems[1])
+    spec = FAMILY.spec(problems[1])
+    first, others = screening_builds(own, spec, knobs, DEVICE), further_builds(own, spec, knobs, DEVICE)
+    assert (len(first), len(others)) == (1, 1)
+    assert {*first, *others} == set(own.builds(spec, knobs, DEVICE))
+    assert [_flipped(b) for b in (*first, *others)] == [False, True]
+
+
+def test_a_workload_of_one_order_has_that_alone(problems: list[Problem]) -> None:
+    own, knobs = _triton(problems[1])
+    for order in (ROW, COLUMN):
+        spec = FAMILY.spec(problems[1]).in_order(order)
+        assert spec.possible_orders == (order,)
+        assert screening_builds(own, spec, knobs, DEVICE) == own.builds(spec, knobs, DEVICE)
+        assert not further_builds(own, spec, knobs, DEVICE)
+    single = FAMILY.spec(problems[0])
+    assert single.in_order(COLUMN) is single, "one row lies in both orders"
+    assert not further_builds(own, single, knobs, DEVICE)
+
+
+def test_a_comparison_compiles_every_order_at_once(problems: list[Problem]) -> None:
+    own, knobs = _triton(problems[1])
+    candidate, spec = Candidate.of("triton", knobs), FAMILY.spec(problems[1])
+    screened = {candidate.id: screening_builds(own, spec, knobs, DEVICE)}
+    listing: Any = SimpleNamespace(spec=spec, builds=screened)
+    context: Any = SimpleNamespace(device=DEVICE, implementation=lambda label: own)
+    assert len(_builds(Contender(name="tuned", candidate=candidate), listing, context)) == 2
