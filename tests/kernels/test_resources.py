@@ -128,12 +128,15 @@ def test_a_row_without_knobs_names_a_kernel_that_compiles_for_a_workstation_gpu(
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_what_is_refused_would_not_have_fitted() -> None:
-    """Of 200 refused points at most 5 % compile within the device's shared memory and without a spilled register."""
+    """Of 200 points refused for want of memory or registers at most 5 % compile within both.
+
+    What is refused for another reason (splits of a tile that would wait for each other for ever) compiles, of course.
+    """
     draw, refused = random.Random(2), []
     for name in FAMILIES:
         for gfx in ARCHES:
             for m in (1, 64, 512, 4096):
-                listed = [p for p in points(name, gfx, m) if p.reason and not p.reason.startswith("compiler:")]
+                listed = [p for p in points(name, gfx, m) if str(p.reason).startswith(("shared memory", "registers"))]
                 refused += draw.sample(listed, min(len(listed), 25))
     fitted = []
     for point in draw.sample(refused, REFUSED):
