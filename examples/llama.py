@@ -22,8 +22,8 @@ import torch
 from llama_model import Fp8Linear, Llama, Sizes, library_product, llama
 
 import gemmpipe
-from gemmpipe.runtime import answers, gemm_a8w8_blockscale
-from gemmpipe.runtime.lookup import levels
+from gemmpipe.runtime import dispatch_report, gemm_a8w8_blockscale
+from gemmpipe.runtime.select import padding_levels
 
 _HEAD = {"a16w16": "bf16_tuned_gemm.csv"}
 FAMILIES = {"bf16": _HEAD, "fp8": {**_HEAD, "a8w8_blockscale": "a8w8_blockscale_tuned_gemm.csv"}}
@@ -81,10 +81,10 @@ def agree(model: Llama, device: str, rows: tuple[int, ...]) -> None:
 def steps(rows: tuple[int, ...], known: tuple[int, ...]) -> None:
     """Print how the shapes of each row count were answered. Raises AssertionError where tables say otherwise."""
     found: dict[int, Counter[str]] = {count: Counter() for count in rows}
-    for key, step in answers().items():
+    for key, step in dispatch_report().items():
         found[int(re.search(r" M=(\d+)", key)[1])][step] += 1  # type: ignore[index]
     for count, counts in found.items():
-        expected = next((step for m, step in levels(count, 1).items() if m in known), "fallback")
+        expected = next((step for m, step in padding_levels(count, 1).items() if m in known), "fallback")
         assert set(counts) == {expected}, f"{count} rows: {dict(counts)}, expected {expected}"
     unseen = ", ".join(f"{count}: {', '.join(found[count])}" for count in rows if count not in known)
     print("  shapes answered:", dict(sum(found.values(), Counter())), f"({unseen})" if unseen else "", flush=True)

@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gemmpipe.device import get_arch as get_arch
-    from gemmpipe.runtime.patching import patch as patch
+    from gemmpipe.core.device import get_arch as get_arch
+    from gemmpipe.runtime.patch import patch as patch
 
 __version__ = "0.1.0"
-_PLACES = {"patch": "gemmpipe.runtime.patching", "get_arch": "gemmpipe.device"}
+_PLACES = {"patch": "gemmpipe.runtime.patch", "get_arch": "gemmpipe.core.device"}
 
 
 def __getattr__(name: str) -> object:

@@ -3,11 +3,11 @@
 import sys
 from importlib import import_module
 
-from gemmpipe.errors import GemmpipeError
+from gemmpipe.core.errors import GemmpipeError
 
 if __name__ == "__main__":
     try:
-        import_module("gemmpipe.runtime.capturing").main(sys.argv[1:])  # by name: it lies above this layer
+        import_module("gemmpipe.runtime.capture.__main__").main(sys.argv[1:])  # by name: it lies above this layer
     except GemmpipeError as error:
         print(f"gemmpipe: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -17,24 +17,24 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from gemmpipe.errors import UserError
+from gemmpipe.core.capture_file import read_captures, shown_cell
+from gemmpipe.core.errors import UserError
+from gemmpipe.core.paths import PACKAGE, PRIVATE_MODE, open_private, user_tables, write_atomic
 from gemmpipe.family import shipped_families
-from gemmpipe.files.captures import read_captures, shown
-from gemmpipe.paths import PACKAGE, PRIVATE, private_file, user_tables, write_atomic
 
 MISSED = "missed.csv"
 _LOCK = "tuner.lock"
 _LOG = "tuner.log"
 _IDLE_S = 20.0  # a program that warms up misses again and again: importing all anew each time would cost more
-_LIFE_S = 1800.0
+_MAX_LIFE_S = 1800.0
 _BUDGET_S = 120  # of a run, that is of one family's misses
-_HANG_S = 600.0  # a run that does not end after its budget is stopped
-_RUNS_KEPT = 10
+_TIMEOUT_S = 600.0  # a run that does not end after its budget is stopped
+_KEPT_RUNS = 10
 _NICE = 10  # the program's own threads come first
 _LOG_BYTES = 1_000_000
 
 
-def start(folder: Path, words: Sequence[str]) -> "subprocess.Popen[bytes]":
+def start_tuner(folder: Path, overrides: Sequence[str]) -> "subprocess.Popen[bytes]":
     """Start the process for the misses in `folder`; `words` of the command line name the device. Raises OSError."""
     log = folder / _LOG
     again = log.exists() and log.stat().st_size < _LOG_BYTES
@@ -42,9 +42,9 @@ def start(folder: Path, words: Sequence[str]) -> "subprocess.Popen[bytes]":
     environment = {name: value for name, value in os.environ.items() if name not in own}
     # The program may have found gemmpipe in a way of its own.
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH"))))
-    with open(log, "ab" if again else "wb", opener=private_file) as stream:
+    with open(log, "ab" if again else "wb", opener=open_private) as stream:
         return subprocess.Popen(
-            [sys.executable, "-m", "gemmpipe.online", str(folder), *words],
+            [sys.executable, "-m", "gemmpipe.online", str(folder), *overrides],
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -54,16 +54,16 @@ def start(folder: Path, words: Sequence[str]) -> "subprocess.Popen[bytes]":
         )
 
 
-def running(folder: Path) -> bool:
+def is_running(folder: Path) -> bool:
     """Whether some program's process works on this folder."""
-    with alone(folder) as mine:
+    with exclusively(folder) as mine:
         return not mine
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[bool]:
+def exclusively(folder: Path) -> Iterator[bool]:
     """Whether this process is the only one on the folder; it stays so within the block."""
-    with open(folder / _LOCK, "w", opener=private_file) as lock:
+    with open(folder / _LOCK, "w", opener=open_private) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -72,24 +72,24 @@ def alone(folder: Path) -> Iterator[bool]:
             yield True
 
 
-def work(folder: Path, words: Sequence[str]) -> None:
+def tune_until_idle(folder: Path, overrides: Sequence[str]) -> None:
     """Tune what is missed until nothing new has come for a while."""
     begun = news = time.monotonic()
     done: set[tuple[str, ...]] = set()
     told: set[str] = set()
-    while time.monotonic() < min(begun + _LIFE_S, news + _IDLE_S):
+    while time.monotonic() < min(begun + _MAX_LIFE_S, news + _IDLE_S):
         queue = _read(folder / MISSED)
-        _tell(queue.skipped, told)
+        _print_once(queue.skipped, told)
         fresh = {key: count for key, count in queue.rows.items() if key not in done}
         for family in shipped_families():  # what is composed below is made of these names, and of no cell
             mine = {key: count for key, count in fresh.items() if key[0] == family}
             if mine:
-                _tune(folder, family, _table(queue.header, mine), words)
+                _tune(folder, family, _table(queue.header, mine), overrides)
                 news = time.monotonic()
         done |= set(fresh)
         if not fresh:
             time.sleep(1)
-    _forget_old_runs(folder)
+    _remove_old_runs(folder)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,18 +112,18 @@ def _read(path: Path) -> _Queue:
         return _Queue(header=(), rows={}, skipped=(str(error),) if path.exists() else ())
     columns = sorted((name for name in captures.header if name != "count"), key=lambda name: name != "family")
     known = set(shipped_families())
-    skipped = [f"{row.why}: {shown(row.text)}" for row in captures.bad]
+    skipped = [f"{row.reason}: {shown_cell(row.text)}" for row in captures.bad_rows]
     found: dict[tuple[str, ...], int] = {}
     for row in captures.rows:
         if (family := row.cells["family"]) in known:
             found[tuple(row.cells[name] for name in columns)] = row.count
         else:
-            skipped.append(f"column family: '{shown(family)}', expected one of {', '.join(sorted(known))}")
+            skipped.append(f"column family: '{shown_cell(family)}', expected one of {', '.join(sorted(known))}")
     rows = dict(sorted(found.items(), key=lambda item: -item[1]))
     return _Queue(header=tuple(columns), rows=rows, skipped=tuple(skipped))
 
 
-def _tell(skipped: Sequence[str], told: set[str]) -> None:
+def _print_once(skipped: Sequence[str], told: set[str]) -> None:
     """Each line once."""
     for line in skipped:
         if line not in told:
@@ -139,26 +139,26 @@ def _table(header: Sequence[str], rows: dict[tuple[str, ...], int]) -> str:
     return out.getvalue()
 
 
-def _tune(folder: Path, family: str, table: str, words: Sequence[str]) -> None:
+def _tune(folder: Path, family: str, table: str, overrides: Sequence[str]) -> None:
     """One run of the pipeline in the folder, where it leaves its journal; its rows go to the user's own tables."""
     shapes = folder / f"missed_{family}.csv"
-    write_atomic(shapes, table, mode=PRIVATE)
+    write_atomic(shapes, table, mode=PRIVATE_MODE)
     output = os.path.relpath(user_tables(), folder)  # relative: nothing in it can be taken for a word of Hydra's
     pipeline = ["online", f"kernel={family}", "shapes=csv", f"shapes.path={shapes.name}", f"output={output}"]
     pipeline.append("shapes.skip_bad_rows=true")
     pipeline += ["batch=1", f"budget_s={_BUDGET_S}"]  # every product is in the table as soon as it is finished
-    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join([*pipeline, *words])}", flush=True)
-    process = subprocess.Popen([sys.executable, "-m", "gemmpipe", *pipeline, *words], cwd=folder)
+    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join([*pipeline, *overrides])}", flush=True)
+    process = subprocess.Popen([sys.executable, "-m", "gemmpipe", *pipeline, *overrides], cwd=folder)
     try:
-        process.wait(timeout=_HANG_S)
+        process.wait(timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()  # its workers end with it
-        print(f"stopped after {_HANG_S:g} s", flush=True)
+        print(f"stopped after {_TIMEOUT_S:g} s", flush=True)
 
 
-def _forget_old_runs(folder: Path) -> None:
+def _remove_old_runs(folder: Path) -> None:
     runs = sorted((folder / "outputs" / "runs" / "online").glob("*"), key=lambda path: path.name)
-    for path in runs[:-_RUNS_KEPT]:
+    for path in runs[:-_KEPT_RUNS]:
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -170,7 +170,7 @@ if __name__ == "__main__":
             file=sys.stderr,
         )
         sys.exit(2)
-    with alone(place) as mine:
+    with exclusively(place) as mine:
         if mine:
             os.nice(_NICE)
-            work(place, sys.argv[2:])
+            tune_until_idle(place, sys.argv[2:])

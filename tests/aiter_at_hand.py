@@ -17,11 +17,11 @@ from types import ModuleType
 import pytest
 import torch
 
-from gemmpipe.backends import aiter_asm, aiter_package, hipblaslt
-from gemmpipe.data import Device
-from gemmpipe.device import arch_device
-from gemmpipe.layouts import plain
-from gemmpipe.operands import unpack_mx
+from gemmpipe.backends import aiter, aiter_package, hipblaslt
+from gemmpipe.core.data import Device
+from gemmpipe.core.device import arch_device
+from gemmpipe.family.layouts import unshuffle
+from gemmpipe.family.operands import unpack_mx
 
 Optional = torch.Tensor | None
 
@@ -85,7 +85,7 @@ def hipb_mm(
 ) -> torch.Tensor:
     assert solution_index in (-1, 7, 21434)
     CALLS.append(("hipb_mm", (solution_index, bool(bpreshuffle))))
-    w = plain(mat2.t(), "n16k16").t() if bpreshuffle else mat2
+    w = unshuffle(mat2.t(), "n16k16").t() if bpreshuffle else mat2
     full = mat1.float() @ w.float()
     full = full if scaleA is None or scaleB is None else full * scaleA * scaleB
     return (full if bias is None else full + bias.float()).to(out_dtype)
@@ -118,7 +118,7 @@ def gemm_a16w16_asm(
 ) -> torch.Tensor:
     assert splitK is None or 1 <= splitK <= 16
     CALLS.append(("gemm_a16w16_asm", (kernelName, splitK, bpreshuffle)))
-    full = A.float() @ (plain(B, "n16k16") if bpreshuffle else B).float().T
+    full = A.float() @ (unshuffle(B, "n16k16") if bpreshuffle else B).float().T
     return out.copy_(full if bias is None else full + bias.float())
 
 
@@ -137,7 +137,7 @@ def gemm_a8w8_asm(
     assert (bias.dtype, tuple(bias.shape)) == (torch.float32, (1, WQ.shape[0]))
     assert bpreshuffle
     CALLS.append(("gemm_a8w8_asm", (kernelName, splitK)))
-    return Out.copy_((XQ.float() @ plain(WQ, "n16k16").float().T) * x_scale * w_scale + bias)
+    return Out.copy_((XQ.float() @ unshuffle(WQ, "n16k16").float().T) * x_scale * w_scale + bias)
 
 
 def gemm_a8w8_blockscale_bpreshuffle_asm(
@@ -154,7 +154,7 @@ def gemm_a8w8_blockscale_bpreshuffle_asm(
 ) -> torch.Tensor:
     assert bpreshuffle
     CALLS.append(("gemm_a8w8_blockscale_bpreshuffle_asm", (kernelName, splitK)))
-    return out.copy_(_blockwise(A, plain(B, "n16k16"), A_scale, B_scale, m_major=True))
+    return out.copy_(_blockwise(A, unshuffle(B, "n16k16"), A_scale, B_scale, m_major=True))
 
 
 def gemm_a4w4_asm(
@@ -210,7 +210,7 @@ def _tune(name: str, *, m_major: bool, shuffled: bool) -> Callable[..., torch.Te
     ) -> torch.Tensor:
         assert 0 <= splitK <= 3
         CALLS.append((name, (kernelId, splitK)))
-        w = plain(WQ, "n16k16") if shuffled else WQ
+        w = unshuffle(WQ, "n16k16") if shuffled else WQ
         if x_scale.shape[-1] == 1:
             assert w_scale.shape[-2] == 1, "the weight's scales are a row [1, N]"
             return Out.copy_((XQ.float() @ w.float().mT) * x_scale * w_scale)
@@ -235,7 +235,7 @@ def _fp4(
 ) -> torch.Tensor:
     assert out.shape[0] % 32 == 0
     rows = x.shape[0]
-    tiles = plain(w.view(torch.uint8), "n16k16").view(w.dtype)
+    tiles = unshuffle(w.view(torch.uint8), "n16k16").view(w.dtype)
     full = torch.zeros(out.shape, dtype=torch.float32)
     full[:rows] = _scaled_fp4(x, x_scale) @ _scaled_fp4(tiles, w_scale).T
     return full
@@ -387,7 +387,7 @@ def _rescaled(values: torch.Tensor, scale: Optional) -> torch.Tensor:
 
 
 def _expert(w: torch.Tensor, scale: Optional, expert: int) -> torch.Tensor:
-    one = (plain(w[expert], "n16k16") if getattr(w, "is_shuffled", False) else w[expert]).float()
+    one = (unshuffle(w[expert], "n16k16") if getattr(w, "is_shuffled", False) else w[expert]).float()
     if scale is None:
         return one
     if scale.shape[-2] == one.shape[0]:
@@ -434,8 +434,8 @@ def package(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[ModuleTyp
         "torch.cuda.tunable.get_validators", lambda: (("PT_VERSION", "2.11"), ("HIPBLASLT_VERSION", "100101-abc"))
     )
     cached = (
-        *(hipblaslt.aiter_missing, hipblaslt._opened, hipblaslt._version, hipblaslt._solutions),
-        *(aiter_package.version, aiter_package.assembly, aiter_asm._zeros),
+        *(hipblaslt.aiter_import_problem, hipblaslt._library, hipblaslt._version, hipblaslt._solutions),
+        *(aiter_package.aiter_version, aiter_package.asm_kernels, aiter._zeros),
     )
     CALLS.clear()
     for function in cached:

@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, settings
 from searching import HOPPER
 
 from gemmpipe.cli.main import main
-from gemmpipe.data import Device, Problem, Scalar
-from gemmpipe.events import Events
+from gemmpipe.core.data import Device, Problem, Scalar
+from gemmpipe.core.events import Events
 from gemmpipe.family import Family, GemmSpec, Inputs, KernelDefaults, KeyColumn, Scaling, Weights
-from gemmpipe.plan import Plan
+from gemmpipe.pipeline.plan import Plan
 
 # A busy machine is slow, which says nothing of what is tested.
 settings.register_profile(
@@ -128,7 +128,7 @@ def plans(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
         found.append(plan)
         return 0
 
-    monkeypatch.setattr("gemmpipe.runner.run", run)
+    monkeypatch.setattr("gemmpipe.pipeline.runner.run", run)
     return found
 
 
@@ -183,7 +183,7 @@ def faulty_words() -> tuple[str, ...]:
 @pytest.fixture
 def own_locks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Locks of devices lie in the test's folder: a run elsewhere on this machine is none of its business."""
-    monkeypatch.setattr("gemmpipe.executors.holding.tempfile", SimpleNamespace(gettempdir=lambda: str(folder)))
+    monkeypatch.setattr("gemmpipe.executors.local.tempfile", SimpleNamespace(gettempdir=lambda: str(folder)))
 
 
 @pytest.fixture

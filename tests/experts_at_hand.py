@@ -5,8 +5,8 @@ from pathlib import Path
 import yaml
 
 from gemmpipe.family import GemmSpec, KernelDefaults, load_family
-from gemmpipe.problem import make_problem
-from gemmpipe.space import Space
+from gemmpipe.family.problem import make_problem
+from gemmpipe.family.space import Space
 
 FMOE = load_family("fmoe")
 NAMES = ("token", "model_dim", "inter_dim", "expert", "topk")

@@ -10,7 +10,7 @@ from typing import Any
 
 SERVER = """
 import json, os, runpy, sys
-import gemmpipe.runtime.capturing, torch._dynamo  # which torch imports when it is needed
+import gemmpipe.runtime.capture.__main__, torch._dynamo  # which torch imports when it is needed
 
 def begin(case):
     os.chdir(case["folder"])

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import torch
 
-from gemmpipe.data import Candidate, Problem, Trial
+from gemmpipe.bench.finals import FinalsJob
+from gemmpipe.bench.screening import ScreenJob
+from gemmpipe.bench.timer import CpuClock, TimedCall, TimedReplay, Timer
+from gemmpipe.core.data import Candidate, Problem, Trial
 from gemmpipe.family import Launch
-from gemmpipe.jobs.finals import FinalsJob
-from gemmpipe.jobs.screening import ScreenJob
-from gemmpipe.search import Request
-from gemmpipe.timer import Call, CpuClock, Replay, Timer
+from gemmpipe.search import TrialRequest
 
 TIMER = Timer(warmup=1, iters=2, rounds=5, budget_ms=200)
 PROBLEM = Problem(family="faulty", key=(("M", 8), ("N", 16), ("K", 32)))
@@ -49,10 +49,10 @@ class PacedClock(CpuClock):
 
     overlaps = True
 
-    def blocks(self, blocks: Sequence[Sequence[Call]], least_us: float = 0.0) -> list[float]:
+    def blocks(self, blocks: Sequence[Sequence[TimedCall]], least_us: float = 0.0) -> list[float]:
         return [self.replay(block)() for block in blocks]
 
-    def replay(self, launches: Sequence[Call]) -> Replay:
+    def replay(self, launches: Sequence[TimedCall]) -> TimedReplay:
         def once() -> float:
             for launch in launches:
                 launch()
@@ -66,19 +66,19 @@ def candidate(kind: str, pace_ms: float = 0) -> Candidate:
 
 
 def screen(*kinds: str, launches: int = 2, timer: Timer = TIMER) -> ScreenJob:
-    requests = tuple(Request(candidate=candidate(kind), launches=launches) for kind in kinds)
+    requests = tuple(TrialRequest(candidate=candidate(kind), launches=launches) for kind in kinds)
     return ScreenJob(stage="screen", problem=PROBLEM, requests=requests, timer=timer)
 
 
 def finals(
-    *finalists: Candidate, library: frozenset[str] = frozenset(), kept: frozenset[str] = frozenset()
+    *finalists: Candidate, library: frozenset[str] = frozenset(), always_timed: frozenset[str] = frozenset()
 ) -> FinalsJob:
     return FinalsJob(
         stage="bench",
         problem=PROBLEM,
         finalists=finalists,
         library=library,
-        kept=kept,
+        always_timed=always_timed,
         timer=TIMER,
         err_ratio=0.05,
     )

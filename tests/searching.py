@@ -7,15 +7,13 @@ from dataclasses import dataclass
 
 import yaml
 
-from gemmpipe.data import Candidate, Device, Problem
+from gemmpipe.core.data import Candidate, Device, Problem
+from gemmpipe.core.paths import shipped
 from gemmpipe.family import GemmSpec
-from gemmpipe.paths import shipped
-from gemmpipe.search import Hunt, Subject
-from gemmpipe.search.exhaustive import Exhaustive
-from gemmpipe.search.gaussian import Gaussian
-from gemmpipe.search.halving import Halving
-from gemmpipe.search.looks import Looks
-from gemmpipe.search.lore import Lore
+from gemmpipe.search import SearchProblem, SearchSession
+from gemmpipe.search.gaussian_process import Gaussian
+from gemmpipe.search.history import History
+from gemmpipe.search.simple import Exhaustive, Halving, HalvingConfig
 
 EXHAUSTIVE = Exhaustive(budget_s=None, budget_trials=None, journals=())
 PROBLEM = Problem(family="f", key=(("M", 1), ("N", 2), ("K", 3)))
@@ -35,12 +33,16 @@ HOPPER = Device(
 LIMITS = {"budget_s": None, "budget_trials": None, "journals": ()}
 
 
-def looks(keep_ratio: float = 0.25, most_launches: int = 16, cutoff: float = 3.0, first_launches: int = 1) -> Looks:
-    return Looks(keep_ratio=keep_ratio, first_launches=first_launches, most_launches=most_launches, cutoff=cutoff)
+def looks(
+    keep_fraction: float = 0.25, max_launches: int = 16, cutoff: float = 3.0, first_launches: int = 1
+) -> HalvingConfig:
+    return HalvingConfig(
+        keep_fraction=keep_fraction, first_launches=first_launches, max_launches=max_launches, cutoff=cutoff
+    )
 
 
 def halving(**words: float) -> Halving:
-    return Halving(budget_s=None, budget_trials=None, journals=(), looks=looks(**words))  # type: ignore[arg-type]
+    return Halving(budget_s=None, budget_trials=None, journals=(), rungs=looks(**words))  # type: ignore[arg-type]
 
 
 def subject(
@@ -48,19 +50,19 @@ def subject(
     *,
     launches: int = 2,
     keep: int = 5,
-    given: Sequence[Candidate] = (),
+    required: Sequence[Candidate] = (),
     spec: GemmSpec = SPEC,
-    lore: Lore | None = None,
-) -> Subject:
-    return Subject(
+    history: History | None = None,
+) -> SearchProblem:
+    return SearchProblem(
         problem=PROBLEM,
         spec=spec,
         device=HOPPER,
         candidates=tuple(candidates),
-        given=given,
+        required=required,
         launches=launches,
         keep=keep,
-        lore=lore or Lore(),
+        history=history or History(),
     )
 
 
@@ -74,14 +76,14 @@ def default_search() -> Gaussian:
     words = {**_yaml("_budget"), **_yaml("_looks"), **_yaml("_guided"), **_yaml("gaussian")}
     rungs = {**_yaml("_looks")["looks"], **_yaml("_guided")["looks"]}  # type: ignore[dict-item]
     rungs.pop("_target_")
-    return Gaussian(**{**words, "journals": (), "looks": Looks(**rungs)})  # type: ignore[arg-type]
+    return Gaussian(**{**words, "journals": (), "looks": HalvingConfig(**rungs)})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Deadly(Halving):
     """Ends whatever process it begins in."""
 
-    def start(self, subject: Subject) -> Hunt:
+    def start(self, subject: SearchProblem) -> SearchSession:
         os.kill(os.getpid(), signal.SIGKILL)
         return super().start(subject)
 
@@ -92,5 +94,5 @@ class Raising(Halving):
 
     error: Exception
 
-    def start(self, subject: Subject) -> Hunt:
+    def start(self, subject: SearchProblem) -> SearchSession:
         raise self.error

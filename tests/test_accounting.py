@@ -8,27 +8,27 @@ from types import SimpleNamespace
 import pytest
 
 from gemmpipe.cli.main import main
+from gemmpipe.core.events import TimeAccount
 from gemmpipe.executors import Usage
-from gemmpipe.report import usage_line
-from gemmpipe.stopwatch import Stopwatch
+from gemmpipe.pipeline.report import usage_line
 
 pytestmark = pytest.mark.usefixtures("own_locks")
 
 
 def test_a_purpose_within_another_is_taken_off_it(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [100.0]
-    monkeypatch.setattr("gemmpipe.stopwatch.time", SimpleNamespace(monotonic=lambda: now_s[0]))
-    watch = Stopwatch()
-    with watch.spending("outer"):
+    monkeypatch.setattr("gemmpipe.core.events.time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    watch = TimeAccount()
+    with watch.timed("outer"):
         now_s[0] += 2
-        with watch.spending("inner"):
+        with watch.timed("inner"):
             now_s[0] += 5
-        with contextlib.suppress(ValueError), watch.spending("inner"):
+        with contextlib.suppress(ValueError), watch.timed("inner"):
             now_s[0] += 16
             raise ValueError
         now_s[0] += 3
     now_s[0] += 100
-    with watch.spending("outer"):
+    with watch.timed("outer"):
         now_s[0] += 1
     assert watch.spent_s == {"outer": 6, "inner": 21}
 

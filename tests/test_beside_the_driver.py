@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from gemmpipe.cli.main import main
-from gemmpipe.data import Trial
-from gemmpipe.stages.hunting.beside import Beside
+from gemmpipe.core.data import Trial
+from gemmpipe.stages.screen.search_processes import ProcessSearchPool
 
 MODELLED = Path(__file__).parent / "modelled"
 WORDS = (
@@ -117,15 +117,15 @@ def test_a_run_that_was_stopped_goes_on(
 def test_a_search_process_that_is_killed_is_replaced(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learn, heard = Beside.learn, []
+    learn, heard = ProcessSearchPool.learn, []
 
-    def learn_and_kill(hunts: Beside, trial: Trial) -> None:
+    def learn_and_kill(hunts: ProcessSearchPool, trial: Trial) -> None:
         heard.append(trial)
         if len(heard) == 30:  # none of the four searches has ended
-            os.kill(hunts._hunters[0]._process.pid or 0, signal.SIGKILL)
+            os.kill(hunts._workers[0]._process.pid or 0, signal.SIGKILL)
         learn(hunts, trial)
 
-    monkeypatch.setattr(Beside, "learn", learn_and_kill)
+    monkeypatch.setattr(ProcessSearchPool, "learn", learn_and_kill)
     assert main([*WORDS, FOLDER]) == 0
     assert "a process that searches died (exit code -9); its 4 searches begin anew" in capsys.readouterr().err
     _whole(folder)

@@ -10,7 +10,7 @@ from gemmpipe import journal
 from gemmpipe.cli.main import main
 from gemmpipe.family import load_family
 from gemmpipe.tables import store
-from gemmpipe.tables.merging import provisional
+from gemmpipe.tables.merge import is_provisional
 
 Run = Callable[..., str]
 TABLE = Path("outputs/tuned/faulty_tuned_gemm.csv")
@@ -64,7 +64,7 @@ def test_each_search_resumed_goes_on_and_repeats_nothing(run: Run, search: str, 
     timed = _timed(_runs()[-1])
     assert len(timed) == len(set(timed)), "no finished trial is made again"
     assert len(_screened(_runs()[-1])) == 2 * 9
-    assert not any(provisional(policy) for policy in _policies())
+    assert not any(is_provisional(policy) for policy in _policies())
 
 
 @pytest.mark.parametrize("search", SEARCHES)
@@ -74,7 +74,7 @@ def test_a_budget_of_trials_makes_rows_provisional(run: Run, search: str) -> Non
     out = run(f"search={search}", "search.budget_trials=3")
     assert "2 searches cut short by the budget; their rows are provisional" in out
     assert len(_screened(_runs()[-1])) == 2 * 3
-    assert all(provisional(policy) for policy in _policies())
+    assert all(is_provisional(policy) for policy in _policies())
 
 
 def test_a_budget_too_small_for_anything_valid_says_so_and_can_go_on(
@@ -101,7 +101,7 @@ def test_the_next_run_goes_on_and_repeats_nothing(run: Run) -> None:
     later = _screened(_runs()[-1])
     assert later
     assert not first & later
-    assert not any(provisional(policy) for policy in _policies())
+    assert not any(is_provisional(policy) for policy in _policies())
     assert "2 tuned already" in run("search=exhaustive")
 
 
@@ -120,7 +120,7 @@ def test_a_budget_of_seconds_leaves_what_it_did_not_reach(run: Run) -> None:
     assert "cut short" in out
     assert "to go on with it: gemmpipe resume=" in out
     assert "select: 2 of 2 problems solved" in out, "the libraries are looked at in any case"
-    assert any(provisional(policy) for policy in _policies()), "but for a problem that was through before the clock"
+    assert any(is_provisional(policy) for policy in _policies()), "but for a problem that was through before the clock"
 
 
 @pytest.mark.parametrize(("budget_s", "tried"), [("3600", True), ("1e-9", False)])
@@ -128,7 +128,7 @@ def test_nothing_is_tried_of_other_ms_when_the_time_is_over(
     run: Run, monkeypatch: pytest.MonkeyPatch, budget_s: str, tried: bool
 ) -> None:
     exchanged: list[object] = []
-    monkeypatch.setattr("gemmpipe.stages.screen.of_neighbours", lambda *words: exchanged.append(words) or ())
+    monkeypatch.setattr("gemmpipe.stages.screen.stage.of_neighbours", lambda *words: exchanged.append(words) or ())
     run("search=exhaustive", f"search.budget_s={budget_s}")
     assert bool(exchanged) is tried
 
@@ -137,7 +137,7 @@ def test_a_budget_that_leaves_nobody_out_cuts_nothing_short(run: Run) -> None:
     out = run("search=exhaustive", "backend=[torch,onednn]", "device=cpu", "search.budget_s=1e-9")
     assert "cut short" not in out, "libraries are looked at in any case, and there is nobody else"
     assert "to go on with it" not in out
-    assert not any(provisional(policy) for policy in _policies())
+    assert not any(is_provisional(policy) for policy in _policies())
 
 
 def test_journals_teach_the_same_and_other_problems(run: Run) -> None:

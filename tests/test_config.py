@@ -10,15 +10,15 @@ from typing import Literal
 import pytest
 import yaml
 
-from gemmpipe.cli.folders import Folders
+from gemmpipe.cli.folders import ConfigFolders
 from gemmpipe.cli.main import main
-from gemmpipe.data import Device
-from gemmpipe.errors import UserError
-from gemmpipe.paths import shipped
-from gemmpipe.plan import Plan
-from gemmpipe.typed import convert, fill
+from gemmpipe.core.data import Device
+from gemmpipe.core.errors import UserError
+from gemmpipe.core.paths import shipped
+from gemmpipe.pipeline.config_types import construct, convert
+from gemmpipe.pipeline.plan import Plan
 
-OPTIONS = Folders(config_dir=None).options
+OPTIONS = ConfigFolders(config_dir=None).options
 LISTS = ("backend", "format")
 NSETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
 
@@ -61,7 +61,7 @@ def _pipeline(stage: str) -> list[str]:
     """The pipeline that has the stage, where it is not the default one."""
     homes = {"load": "merge", "report": "verify", "called": "verify", "lineup": "compare", "slower": "lint"}
     home = homes.get(stage, stage)
-    return [home] if home in Folders(config_dir=None).pipelines else []
+    return [home] if home in ConfigFolders(config_dir=None).pipelines else []
 
 
 @pytest.mark.parametrize("name", OPTIONS["stage"])
@@ -71,7 +71,7 @@ def test_every_stage_builds(plans: list[Plan], name: str) -> None:
     assert len(plans) == 1
 
 
-@pytest.mark.parametrize("name", sorted(Folders(config_dir=None).pipelines))
+@pytest.mark.parametrize("name", sorted(ConfigFolders(config_dir=None).pipelines))
 def test_every_pipeline_builds(plans: list[Plan], capsys: pytest.CaptureFixture[str], name: str) -> None:
     assert main([name]) == 0
     assert name == "doctor" or plans[0].pipeline == name
@@ -138,22 +138,22 @@ def test_shapes_of_aiters_script(plans: list[Plan]) -> None:
 
 def _counts(plan: Plan, device: Device, m: int) -> tuple[int, int, int]:
     """Points of the space, different ones once normalised, and those of them that fit."""
-    from gemmpipe.data import Candidate
+    from gemmpipe.core.data import Candidate
 
     family = plan.family
     values = {"M": m, "N": 7168, "K": 8192}
-    from gemmpipe.problem import make_problem
+    from gemmpipe.family.problem import make_problem
 
     problem = make_problem(family, values, plan.defaults, device.gfx, "test")
     spec = family.spec(problem)
     (triton,) = plan.backends["triton"].implementations(family)
-    points = list(triton.points(spec, device, plan.space))
+    points = list(triton.configs(spec, device, plan.space))
     different = {Candidate.of("triton", triton.normalise(spec, knobs, device)) for knobs in points}
-    return len(points), len(different), sum(triton.misfit(spec, c.knobs, device) is None for c in different)
+    return len(points), len(different), sum(triton.unsupported_reason(spec, c.knobs, device) is None for c in different)
 
 
 def test_aiters_space_has_its_points_and_collapses_on_nvidia(plans: list[Plan], h200: Device) -> None:
-    from gemmpipe.device import arch_device
+    from gemmpipe.core.device import arch_device
 
     assert main(["space=a8w8_blockscale_aiter"]) == 0
     assert _counts(plans[0], arch_device("gfx942"), 4096)[:2] == (5832, 5832)
@@ -220,11 +220,11 @@ class _Pair:
 
 
 def test_fields_are_checked_by_name() -> None:
-    assert fill(_Pair, {"first": 1, "second": None}, "k", _refuse) == _Pair(first=1, second=None)
+    assert construct(_Pair, {"first": 1, "second": None}, "k", _refuse) == _Pair(first=1, second=None)
     with pytest.raises(UserError, match=r"k\.frist: no such key; did you mean 'first'\?"):
-        fill(_Pair, {"frist": 1}, "k", _refuse)
+        construct(_Pair, {"frist": 1}, "k", _refuse)
     with pytest.raises(UserError, match=r"k\.second: missing, expected text or null"):
-        fill(_Pair, {"first": 1}, "k", _refuse)
+        construct(_Pair, {"first": 1}, "k", _refuse)
 
 
 @pytest.mark.parametrize(

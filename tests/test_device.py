@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gemmpipe.device import DeviceChoice, _cpu_cache_bytes, arch_device, compute_units, cpu_device, versions
-from gemmpipe.errors import EnvironmentProblem, UserError
+from gemmpipe.core.device import DeviceChoice, _cpu_cache_bytes, arch_device, compute_units, cpu_device, versions
+from gemmpipe.core.errors import EnvironmentProblem, UserError
 
 
 def test_cpu_is_one_device() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gemmpipe.cli.main import main
-from gemmpipe.device import cpu_device
+from gemmpipe.core.device import cpu_device
 
 
 def test_on_a_cpu(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

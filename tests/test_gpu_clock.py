@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemmpipe import timer
-from gemmpipe.data import Device
-from gemmpipe.timer import GpuClock
+from gemmpipe.bench import timer
+from gemmpipe.bench.timer import GpuClock
+from gemmpipe.core.data import Device
 
 H200 = Device(kind="cuda", index=0, name="", gfx="sm_90", cu_num=132, shared_bytes=0, cache_bytes=0, warp_size=32)
 

@@ -8,8 +8,8 @@ import time
 import pytest
 import torch
 
-from gemmpipe.conditions import Neighbours, conditions
-from gemmpipe.device import gpu_device
+from gemmpipe.core.device import gpu_device
+from gemmpipe.core.nvml import ForeignProcesses, conditions
 
 pytestmark = [
     pytest.mark.gpu,
@@ -35,24 +35,24 @@ def _work(x: torch.Tensor) -> None:
 def test_another_process_is_seen_while_it_works() -> None:
     device = gpu_device(0)
     x = torch.ones(8192, 8192, device="cuda")
-    neighbours = Neighbours(device)
+    neighbours = ForeignProcesses(device)
     if conditions(device)["sm_mhz"] is None:
         pytest.skip("NVML tells nothing here")
     _work(x)
-    assert not neighbours.look(), "our own work is nobody else's"
+    assert not neighbours.detect(), "our own work is nobody else's"
     other = subprocess.Popen([sys.executable, "-c", _OTHER], stdout=subprocess.PIPE, text=True)
     try:
         assert other.stdout is not None
         assert other.stdout.readline() == "up\n"
         time.sleep(2)
-        neighbours.look()
+        neighbours.detect()
         time.sleep(1)
         _work(x)
-        assert neighbours.look()
+        assert neighbours.detect()
     finally:
         other.kill()
         other.communicate()
     time.sleep(3)
-    neighbours.look()
+    neighbours.detect()
     _work(x)
-    assert not neighbours.look(), "it is gone"
+    assert not neighbours.detect(), "it is gone"

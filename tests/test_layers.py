@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmpipe.paths import PACKAGE, shipped
+from gemmpipe.core.paths import PACKAGE, shipped
 
 LAYERS = {
     "cli": 8,
@@ -120,7 +120,7 @@ def test_importing_the_package_is_lazy() -> None:
 
 
 def test_a_worker_needs_neither_pandas_nor_hydra() -> None:
-    assert _loaded("import gemmpipe.worker", "pandas hydra omegaconf") == set()
+    assert _loaded("import gemmpipe.bench.worker", "pandas hydra omegaconf") == set()
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))

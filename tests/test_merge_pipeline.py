@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from gemmpipe.cli.main import main
+from gemmpipe.core.paths import shipped_tables
 from gemmpipe.family import load_family
-from gemmpipe.paths import shipped_tables
 from gemmpipe.tables import store
 
 HEADER = "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio"

@@ -16,15 +16,15 @@ import torch
 import triton
 
 from gemmpipe.cli.main import main
-from gemmpipe.data import Device, Status
-from gemmpipe.device import arch_device
-from gemmpipe.executors.compiling import Compilers
+from gemmpipe.core.data import Device, Status
+from gemmpipe.core.device import arch_device
+from gemmpipe.executors.compile_pool import CompilePool
 from gemmpipe.family import KernelDefaults, load_family
-from gemmpipe.launching.builds import compile_build
-from gemmpipe.problem import make_problem
-from gemmpipe.sources.inline import List
-from gemmpipe.space import Space
-from gemmpipe.stages.listing import list_by_family_name, list_candidates
+from gemmpipe.family.problem import make_problem
+from gemmpipe.family.space import Space
+from gemmpipe.launch.build import compile_build
+from gemmpipe.sources.inline import InlineShapes
+from gemmpipe.stages.screen.candidates import list_by_family_name, list_candidates
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "own_family.md").read_text()
@@ -247,20 +247,20 @@ def test_what_raises_is_the_same_in_another_process(
     place = _broken(mine, 'if knobs["NUM_KSPLIT"] != 1:', 'if 8 % (knobs["num_warps"] - 4):')
     monkeypatch.syspath_prepend(str(mine))
     family = load_family("relu2")
-    [problem] = List(items=[[64, 512, 1024]]).problems(family, no_words, h200.gfx)
+    [problem] = InlineShapes(items=[[64, 512, 1024]]).problems(family, no_words, h200.gfx)
     axes = {"BLOCK_SIZE_M": (64,), "BLOCK_SIZE_N": (128, 256), "BLOCK_SIZE_K": (64,), "num_warps": (4, 8)}
     space = Space(axes={**axes, "num_stages": (3,), "GROUP_SIZE_M": (1,)}, when=(), pinned=())
     words = (family.implementations, h200, space, ())
     here = list_candidates(problem, family, *words)
-    compilers = Compilers(h200, 1, 60.0, (str(mine),))
+    compilers = CompilePool(h200, 1, 60.0, (str(mine),))
     try:
-        there = compilers.aside(partial(list_by_family_name, problem, "relu2", *words)).result(timeout=600)
+        there = compilers.submit_task(partial(list_by_family_name, problem, "relu2", *words)).result(timeout=600)
     finally:
         compilers.close(kill=True)
     assert there == here
-    failed = [t for t in here.passed_over if t.status is Status.LAUNCH_ERROR]
+    failed = [t for t in here.excluded if t.status is Status.LAUNCH_ERROR]
     assert [t.error.startswith(f"{place}: ZeroDivisionError") for t in failed] == [True, True]
-    assert here.report.warnings() == [f"triton: 2 candidates failed: {here.passed_over[0].error}"]
+    assert here.report.warnings() == [f"triton: 2 candidates failed: {here.excluded[0].error}"]
     assert {c.knobs["num_warps"] for c in here.candidates if c.backend == "triton"} == {8}
 
 
@@ -312,6 +312,6 @@ def test_its_kernel_compiles_without_a_gpu(mine: Path, monkeypatch: pytest.Monke
     spec = family.spec(make_problem(family, {"M": 64, "N": 512, "K": 1024}, words, gfx, "test"))
     sizes = {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 64}
     knobs = kernel.normalise(spec, {**sizes, "num_warps": 4, "num_stages": 2}, device)
-    assert kernel.misfit(spec, knobs, device) is None
+    assert kernel.unsupported_reason(spec, knobs, device) is None
     (build,) = kernel.builds(spec, knobs, device)
     assert compile_build(build, device).error == ""

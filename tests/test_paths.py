@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from gemmpipe.core.paths import make_folder, write_atomic
 from gemmpipe.journal import NAME, Journal
-from gemmpipe.paths import make_folder, write_atomic
 
 _KILLED_WHILE_WRITING = """
 import os, signal, sys

@@ -7,10 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemmpipe.errors import UserError
+from gemmpipe.core.errors import UserError
 from gemmpipe.family import Family, KernelDefaults, KeyColumn, load_family
-from gemmpipe.parsing import parse_bool, parse_dtype, parse_int, parse_key, parse_weight
-from gemmpipe.problem import column_places, make_problem, unite
+from gemmpipe.family.problem import (
+    locate_key_columns,
+    make_problem,
+    merge_duplicates,
+    parse_bool,
+    parse_dtype,
+    parse_int,
+    parse_key_value,
+    parse_weight,
+)
 
 
 @pytest.mark.parametrize(
@@ -85,38 +93,38 @@ def test_unite_sums_weights_and_joins_layers(blockscale: Family, no_words: Kerne
         make_problem(blockscale, {"M": m, "N": 2, "K": 3}, no_words, "sm_90", "x", weight, layer)
         for m, weight, layer in ((1, 32.0, "o"), (2, 1.0, ""), (1, 4.0, "q"), (1, 1.0, "o"))
     ]
-    assert [(p["M"], p.weight, p.layer) for p in unite(made)] == [(1, 37.0, "o+q"), (2, 1.0, "")]
+    assert [(p["M"], p.weight, p.layer) for p in merge_duplicates(made)] == [(1, 37.0, "o+q"), (2, 1.0, "")]
 
 
 def test_columns_are_found_by_name_alias_and_lower_case(sixteen: Family) -> None:
-    assert column_places(["k", "n", "m", "out_dtype"], sixteen, "x:1") == {"M": 2, "N": 1, "K": 0, "outdtype": 3}
+    assert locate_key_columns(["k", "n", "m", "out_dtype"], sixteen, "x:1") == {"M": 2, "N": 1, "K": 0, "outdtype": 3}
     with pytest.raises(UserError, match=r"x:1: no column 'K'.*found M, N"):
-        column_places(["M", "N"], sixteen, "x:1")
+        locate_key_columns(["M", "N"], sixteen, "x:1")
     with pytest.raises(UserError, match="'M' is there 2 times"):
-        column_places(["M", "N", "K", "M"], sixteen, "x:1")
+        locate_key_columns(["M", "N", "K", "M"], sixteen, "x:1")
 
 
 def test_words_of_a_column_mean_one_thing_in_any_case() -> None:
     column = KeyColumn(name="act_type", kind="str", words=(("silu", "ActivationType.Silu"), ("gelu", "G")))
     for said in ("silu", "SILU", " ActivationType.Silu", "activationtype.silu"):
-        assert parse_key(column, said, "") == "ActivationType.Silu"
-    assert parse_key(column, "g", "") == "G"
+        assert parse_key_value(column, said, "") == "ActivationType.Silu"
+    assert parse_key_value(column, "g", "") == "G"
     with pytest.raises(UserError, match=r"'silo', expected one of silu, gelu; did you mean 'silu'\?$"):
-        parse_key(column, "silo", "")
+        parse_key_value(column, "silo", "")
     with pytest.raises(UserError, match=r"'q', expected one of silu, gelu$"):
-        parse_key(column, "q", "")
+        parse_key_value(column, "q", "")
 
 
 def test_words_that_are_read_and_not_computed_are_offered_to_nobody() -> None:
     column = KeyColumn(name="act_type", kind="str", words=(("silu", "Silu"),), others=(("swiglu", "Act.Swiglu"),))
-    assert [parse_key(column, said, "") for said in ("SwiGLU", "act.swiglu")] == ["Act.Swiglu"] * 2
+    assert [parse_key_value(column, said, "") for said in ("SwiGLU", "act.swiglu")] == ["Act.Swiglu"] * 2
     with pytest.raises(UserError, match=r"'swi', expected one of silu$"):
-        parse_key(column, "swi", "")
+        parse_key_value(column, "swi", "")
 
 
 @given(value=st.sampled_from([True, False, 1, 0, "1", "0", "True", "FALSE", "yes"]))
 def test_flags_are_numbers(value: object) -> None:
-    flag = parse_key(KeyColumn(name="use_g1u1", kind="flag"), value, "")
+    flag = parse_key_value(KeyColumn(name="use_g1u1", kind="flag"), value, "")
     assert (type(flag), flag) == (int, int(str(value).lower() in ("true", "1", "yes")))
 
 

@@ -8,8 +8,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import QuotedString
 
 from gemmpipe.cli.main import main
-from gemmpipe.plan import Plan
-from gemmpipe.recipe import read_recipe
+from gemmpipe.cli.recipes import read_recipe
+from gemmpipe.pipeline.plan import Plan
 
 Refusal = Callable[..., str]
 GROUPS = frozenset({"kernel", "shapes", "space", "format", "stage", "search"})

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gemmpipe.core.spec import scale_order
 from gemmpipe.family import GemmSpec, Scaling
-from gemmpipe.operands import make_inputs, make_weights, quantise_blockwise, spread
-from gemmpipe.reference import dequantise, error_ratio, product, tolerance
-from gemmpipe.spec import order_of
+from gemmpipe.family.operands import apply_scales, make_inputs, make_weights, quantise_blockwise
+from gemmpipe.family.reference import dequantise, error_ratio, product, tolerance
 
 BLOCK = (Scaling(granularity="block", block=(1, 128)), Scaling(granularity="block", block=(128, 128)))
 
@@ -36,7 +36,7 @@ def test_quantising_ragged_tiles_and_back_is_close(dtype: torch.dtype) -> None:
 
 def test_scales_are_applied_to_their_own_tile() -> None:
     scales = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    values = spread(scales, (128, 128), torch.ones(130, 200))
+    values = apply_scales(scales, (128, 128), torch.ones(130, 200))
     assert values[0, 0] == 1
     assert values[127, 128] == 2
     assert values[128, 127] == 3
@@ -59,7 +59,7 @@ def test_block_scales_lie_in_the_order_that_the_spec_says(order: str | None, str
     scales = make_inputs(replace(asked, x_scale=replace(asked.x_scale, order=order)), generator()).x_scale
     assert scales is not None
     assert scales.stride() == strides
-    assert order_of(scales) == (order or "row")
+    assert scale_order(scales) == (order or "row")
     assert torch.equal(scales, make_inputs(asked, generator()).x_scale)
 
 
@@ -68,7 +68,7 @@ def test_strides_say_the_order_of_scales() -> None:
     known = {(3, 4, 4, 1): "row", (3, 4, 7, 1): "row", (3, 4, 1, 3): "column", (3, 4, 1, 8): "column"}
     known |= {(1, 4, 4, 1): "row", (1, 4, 1, 4): "column", (3, 1, 1, 1): "row", (3, 1, 5, 9): "row", (3, 4, 8, 2): None}
     for (rows, blocks, row, block), order in known.items():
-        assert order_of(held.as_strided((rows, blocks), (row, block))) == order, (rows, blocks, row, block)
+        assert scale_order(held.as_strided((rows, blocks), (row, block))) == order, (rows, blocks, row, block)
 
 
 def test_reference_is_the_product_of_the_dequantised_operands() -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from gemmpipe.chain import batches
 from gemmpipe.cli.main import main
-from gemmpipe.data import Problem
+from gemmpipe.core.data import Problem
 from gemmpipe.family import load_family
+from gemmpipe.pipeline.runner import batches
 from gemmpipe.tables import store
 
 Run = Callable[..., tuple[int, str, str]]
@@ -97,7 +97,7 @@ def test_a_budget_of_time_ends_a_run_with_what_is_finished(run: Run, monkeypatch
         def monotonic() -> float:
             return 7.0 if Path("outputs/tuned/faulty_tuned_gemm.csv").exists() else 0.0
 
-    monkeypatch.setattr("gemmpipe.interrupt.time", Clock)
+    monkeypatch.setattr("gemmpipe.core.signals.time", Clock)
     shapes = "shapes.items=[{M: 8, N: 32, K: 64}, {M: 8, N: 48, K: 64}, {M: 8, N: 64, K: 64}]"
     code, out, error = run(shapes, "batch=1", "budget_s=6")
     assert (code, error) == (0, "")

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from gemmpipe.data import Device, Problem
-from gemmpipe.device import arch_device
+from gemmpipe.core.data import Device, Problem
+from gemmpipe.core.device import arch_device
+from gemmpipe.core.paths import PACKAGE, shipped_tables
 from gemmpipe.family import Family, load_family
-from gemmpipe.paths import PACKAGE, shipped_tables
-from gemmpipe.runtime.choosing import usable
+from gemmpipe.runtime.select import usable_candidate
 from gemmpipe.stages.rows import candidate_of
 from gemmpipe.tables import store
 
@@ -36,6 +36,6 @@ def test_every_row_names_a_kernel_that_is_still_the_same(name: str) -> None:
         key = tuple((c.name, row[c.name]) for c in family.key_columns)
         spec = family.spec(Problem(family=family.name, key=key))
         for implementation in own:
-            assert implementation.misfit(spec, candidate.knobs, device) is None, row
+            assert implementation.unsupported_reason(spec, candidate.knobs, device) is None, row
             assert implementation.kernel_name(candidate.knobs) == row["kernelName"], row
-            assert usable(family, row, spec, device).candidate == candidate, "the run time takes it as it is"
+            assert usable_candidate(family, row, spec, device).candidate == candidate, "the run time takes it as it is"

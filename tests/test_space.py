@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemmpipe.errors import UserError
-from gemmpipe.space import Space, matches
+from gemmpipe.core.errors import UserError
+from gemmpipe.family.space import Space, matches
 
 
 def space(axes, when=(), pinned=()):
@@ -15,18 +15,18 @@ def space(axes, when=(), pinned=()):
 
 
 def test_points_are_the_product_of_the_axes():
-    assert len(list(space({"a": (1, 2), "b": (3, 4, 5)}).points({}))) == 6
+    assert len(list(space({"a": (1, 2), "b": (3, 4, 5)}).configs({}))) == 6
 
 
 def test_a_fact_replaces_an_axis():
     s = space({"a": (1, 2), "b": (3,)}, [{"M": "<=64", "b": (3, 4)}])
-    assert len(list(s.points({"M": 64}))) == 4
-    assert len(list(s.points({"M": 65}))) == 2
+    assert len(list(s.configs({"M": 64}))) == 4
+    assert len(list(s.configs({"M": 65}))) == 2
 
 
 def test_an_axis_value_replaces_another_axis_for_its_points_only():
     s = space({"kind": ("plain", "pingpong"), "warps": (4, 8)}, [{"kind": "pingpong", "warps": (8,)}])
-    assert list(s.points({})) == [
+    assert list(s.configs({})) == [
         {"kind": "plain", "warps": 4},
         {"kind": "plain", "warps": 8},
         {"kind": "pingpong", "warps": 8},
@@ -37,13 +37,13 @@ def test_an_entry_asks_about_a_value_that_another_entry_brings_in():
     s = space(
         {"kind": ("plain", "cluster"), "a": (1,), "b": (1, 2)}, [{"kind": "cluster", "a": (1, 3)}, {"a": 3, "b": (2,)}]
     )
-    points = [tuple(point.values()) for point in s.points({})]
+    points = [tuple(point.values()) for point in s.configs({})]
     assert points == [("plain", 1, 1), ("plain", 1, 2), ("cluster", 1, 1), ("cluster", 1, 2), ("cluster", 3, 2)]
 
 
 def test_a_pinned_axis_is_never_replaced():
     s = space({"a": (7,)}, [{"arch": "gfx*", "a": (1, 2)}], pinned=("a",))
-    assert list(s.points({"arch": "gfx942"})) == [{"a": 7}]
+    assert list(s.configs({"arch": "gfx942"})) == [{"a": 7}]
 
 
 def test_globs_and_bounds():
@@ -55,9 +55,9 @@ def test_globs_and_bounds():
 
 def test_an_axis_that_means_nothing_has_one_value_unless_an_entry_asks_about_it() -> None:
     s = space({"a": (1, 2), "b": (3, 4, 5)})
-    assert list(s.points({}, unused=("b", "unheard"))) == [{"a": 1, "b": 3}, {"a": 2, "b": 3}]
+    assert list(s.configs({}, unused=("b", "unheard"))) == [{"a": 1, "b": 3}, {"a": 2, "b": 3}]
     asked = space({"a": (1, 2), "b": (3, 4, 5)}, [{"b": 4, "a": (9,)}])
-    assert list(asked.points({}, unused=("b",))) == list(asked.points({}))
+    assert list(asked.configs({}, unused=("b",))) == list(asked.configs({}))
 
 
 AXES = ("a", "b", "c", "d")
@@ -87,6 +87,6 @@ def by_trying_all(s, facts):
 @given(axes=st.fixed_dictionaries(dict.fromkeys(AXES, values)), when=st.lists(entries, max_size=6), m=st.integers(0, 3))
 def test_no_point_is_lost_where_combinations_are_passed_over(axes, when, m):
     s = space(axes, when)
-    points = [tuple(point[a] for a in AXES) for point in s.points({"M": m})]
+    points = [tuple(point[a] for a in AXES) for point in s.configs({"M": m})]
     assert len(points) == len(set(points))
     assert set(points) == by_trying_all(s, {"M": m})

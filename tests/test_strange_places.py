@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gemmpipe.family import load_family
-from gemmpipe.report import use_line
+from gemmpipe.pipeline.report import use_line
 
 ROOT = Path(__file__).parents[1]
 WORDS = ("kernel=a16w16", "device=cpu", "shapes=list", "shapes.items=[[8,64,64]]", "timer@stages.bench.timer=quick")

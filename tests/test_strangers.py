@@ -11,16 +11,16 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemmpipe.cli.earlier import find
 from gemmpipe.cli.main import main
 from gemmpipe.cli.progress import Terminal
-from gemmpipe.errors import UserError
-from gemmpipe.events import Event
+from gemmpipe.cli.runs import find_run
+from gemmpipe.core.errors import UserError
+from gemmpipe.core.events import Event
 from gemmpipe.family import load_family
-from gemmpipe.plan import Plan
-from gemmpipe.runtime.captured import Recorder
-from gemmpipe.tables.store import open_sheet, render
-from gemmpipe.tables.uniting import Judge, entries_of, unite
+from gemmpipe.pipeline.plan import Plan
+from gemmpipe.runtime.capture.recorder import Recorder
+from gemmpipe.tables.store import parse_table, render
+from gemmpipe.tables.unite import RowPreference, entries_of, unite_tables
 
 Refusal = Callable[..., str]
 AXES = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "NUM_KSPLIT", "num_warps", "num_stages")
@@ -241,7 +241,7 @@ def test_any_bytes_in_the_folder_of_a_run_are_a_line(raw: bytes, name: str, fold
     run = _run_of_a_stranger(folder, ["kernel=a16w16"])
     (run / ".hydra" / name).write_bytes(raw)
     with suppress(UserError):
-        assert all(isinstance(word, str) for word in find("resume", str(run), None, False).overrides)
+        assert all(isinstance(word, str) for word in find_run("resume", str(run), None, False).overrides)
 
 
 def test_the_home_of_nobody_is_no_folder_of_a_run(refusal: Refusal) -> None:
@@ -300,7 +300,7 @@ def test_thousands_of_brackets_are_refused_before_they_are_parsed(
     def parsed(*words: object, **named: object) -> object:
         raise AssertionError("parsed")
 
-    monkeypatch.setattr("gemmpipe.cli.words.OverridesParser.create", parsed)
+    monkeypatch.setattr("gemmpipe.cli.overrides.OverridesParser.create", parsed)
     said = refusal(_recipe(folder, f"batch: {text}"))
     if text.startswith("'"):  # text for YAML, and a word of the command line then
         assert said.endswith("r.yaml: batch: nested more than 32 deep; expected key=value")
@@ -485,7 +485,7 @@ def test_what_tuners_write_for_no_time_is_no_time(us: str, folder: Path) -> None
     rows = "".join(f"sm_90,132,1,2,3,torch,{each},x,{{}}\n" for each in (us, "5"))
     (folder / "bf16_tuned_gemm.csv").write_text(TABLE + rows)
     assert main(["merge", "inputs=bf16_tuned_gemm.csv", "output=c.csv"]) == 0
-    assert [row["us"] for row in open_sheet(folder / "c.csv", load_family("a16w16")).rows] == [5.0]
+    assert [row["us"] for row in parse_table(folder / "c.csv", load_family("a16w16")).rows] == [5.0]
     assert "without a time" in (folder / "c.csv.merge.txt").read_text()
 
 
@@ -495,7 +495,7 @@ def test_a_comment_that_is_a_formula_is_not_carried_on(folder: Path, capfd: pyte
     (folder / "bf16_tuned_gemm.csv").write_text("\n".join([f"{header},note", *lines, ""]))
     assert main(["merge", "inputs=bf16_tuned_gemm.csv", "output=c.csv"]) == 0
     assert "left out, as spreadsheets take them for formulas: cells of note" in capfd.readouterr().out
-    notes = [row["note"] for row in open_sheet(folder / "c.csv", load_family("a16w16")).rows]
+    notes = [row["note"] for row in parse_table(folder / "c.csv", load_family("a16w16")).rows]
     assert notes == [None, None, "-0.5", "--", "fine"]
 
 
@@ -541,13 +541,13 @@ def test_a_table_of_any_bytes_is_read_whole_or_refused_in_a_line(
     path, family = folder / "t.csv", load_family("a16w16")
     path.write_bytes(raw)
     try:
-        entries = entries_of(path, family, open_sheet(path, family), {})
+        entries = entries_of(path, family, parse_table(path, family), {})
     except UserError:
         return
-    union = unite(entries, family, Judge(device=None, changed=lambda row: False))
+    union = unite_tables(entries, family, RowPreference(device=None, is_stale=lambda row: False))
     extra = sorted({name for entry in union.entries for name in entry.extra})
     path.write_text(render([{**e.row, **e.extra} for e in union.entries], family, extra), newline="")
-    again = open_sheet(path, family)
+    again = parse_table(path, family)
     assert [row.get("us") for row in again.rows] == [entry.row.get("us") for entry in union.entries]
 
 

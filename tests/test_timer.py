@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemmpipe.timer import CpuClock, Timer, head_start_us
+from gemmpipe.bench.timer import CpuClock, Timer, head_start_us
 
 TIMER = Timer(warmup=5, iters=101, rounds=15, budget_ms=250)
 
@@ -40,7 +40,7 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Callable[[], None
 
         return run
 
-    monkeypatch.setattr("gemmpipe.timer.time", SimpleNamespace(perf_counter_ns=lambda: now_us[0] * 1000))
+    monkeypatch.setattr("gemmpipe.bench.timer.time", SimpleNamespace(perf_counter_ns=lambda: now_us[0] * 1000))
     return of
 
 
@@ -57,7 +57,7 @@ def test_a_block_gives_the_time_of_one_of_its_launches(launch: Launch) -> None:
 
 @given(st.floats(0.1, 1e6), st.floats(0, 1000))
 def test_short_launches_are_timed_together(time_us: float, block_us: float) -> None:
-    together = replace(TIMER, block_us=block_us).together(time_us)
+    together = replace(TIMER, block_us=block_us).launches_per_block(time_us)
     assert 1 <= together <= 8
     assert together == 1 or (together - 1) * time_us < block_us
     assert together == 8 or together * max(time_us, 1.0) >= block_us

@@ -12,8 +12,8 @@ import pandas as pd
 import pytest
 
 from gemmpipe.cli.main import main
-from gemmpipe.device import cpu_device
-from gemmpipe.paths import CHECKOUT
+from gemmpipe.core.device import cpu_device
+from gemmpipe.core.paths import CHECKOUT
 
 pytestmark = pytest.mark.usefixtures("own_locks")
 

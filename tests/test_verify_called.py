@@ -9,10 +9,9 @@ import pandas as pd
 import pytest
 
 from gemmpipe.cli.main import main
-from gemmpipe.device import cpu_device
+from gemmpipe.core.device import cpu_device
 from gemmpipe.family import load_family
-from gemmpipe.stages.calls import calls_in_words, on_top, worst_calls
-from gemmpipe.stages.report import Report
+from gemmpipe.stages.verify_report import VerifyReport, call_overhead, calls_summary, worst_calls
 from gemmpipe.tables.store import render
 
 pytestmark = pytest.mark.usefixtures("own_locks")
@@ -113,10 +112,10 @@ CALL = {
 
 def test_what_comes_on_top_is_told_in_us_and_percent() -> None:
     said = "gemm_x with M-major x_scale takes 5.00 us, 3.00 us on top of the launch (+150.0 %, 3 allowed)"
-    assert on_top(CALL, "gemm_x", 3) == said
-    assert on_top(CALL, "gemm_x", 200) == ""
-    assert on_top(CALL, "gemm_x", None) == ""
-    assert on_top({**CALL, "called_low": 0.9}, "gemm_x", 3) == "", "rounds that disagree prove nothing"
+    assert call_overhead(CALL, "gemm_x", 3) == said
+    assert call_overhead(CALL, "gemm_x", 200) == ""
+    assert call_overhead(CALL, "gemm_x", None) == ""
+    assert call_overhead({**CALL, "called_low": 0.9}, "gemm_x", 3) == "", "rounds that disagree prove nothing"
 
 
 def test_the_worse_layout_counts_and_no_time_at_all_is_the_worst() -> None:
@@ -129,11 +128,11 @@ def test_the_worse_layout_counts_and_no_time_at_all_is_the_worst() -> None:
 
 def test_the_share_of_rows_within_is_printed() -> None:
     ratios = [1.0, 1.02, 1.03, 1.5, None]
-    text = calls_in_words([{"called_ratio": ratio} for ratio in ratios], 3)
+    text = calls_summary([{"called_ratio": ratio} for ratio in ratios], 3)
     assert text == "; as called: 3 of 4 within 3 % of their launch (75.0 %), +50.0 % at most"
-    assert calls_in_words([{"called_ratio": None}], 3) == ""
+    assert calls_summary([{"called_ratio": None}], 3) == ""
 
 
 def test_less_than_nothing_cannot_be_allowed() -> None:
     with pytest.raises(ValueError, match="called_within_pct=-1, expected at least 0"):
-        Report(within_pct=1, behind_pct=1, called_within_pct=-1)
+        VerifyReport(max_drift_pct=1, max_behind_pct=1, max_call_overhead_pct=-1)

@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gemmpipe.data import Device, Knobs
+from gemmpipe.core.data import Device, Knobs
 from gemmpipe.family import Family, GemmSpec, Implementation
-from gemmpipe.space import Space
+from gemmpipe.family.space import Space
 
 NO_SPACE = Space(axes={}, when=(), pinned=())
 
@@ -22,11 +22,11 @@ class Backend(Implementation):
         """What this backend offers for a family."""
         return (self,)
 
-    def points(self, spec: GemmSpec, device: Device, space: Space) -> Iterable[Knobs]:
+    def configs(self, spec: GemmSpec, device: Device, space: Space) -> Iterable[Knobs]:
         """Every way this library has; a library's ways do not come from the space of knobs."""
         return ({},)
 
     def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...]:
         """The knobs that its candidates can have."""
-        known = {name: None for point in self.points(spec, device, NO_SPACE) for name in point}
+        known = {name: None for point in self.configs(spec, device, NO_SPACE) for name in point}
         return tuple(known)

@@ -9,61 +9,66 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gemmpipe import layouts
-from gemmpipe.backends import aiter_experts
+from gemmpipe.backends import aiter_moe
 from gemmpipe.backends.aiter_package import (
     GFX,
     SPLITS,
     AiterBackend,
-    exponent,
-    function,
+    aiter_function,
+    aiter_version,
+    int_or_default,
+    log2_exact,
     shuffled_scales,
-    version,
-    whole,
 )
-from gemmpipe.backends.ordered_scales import in_order, nothing
-from gemmpipe.data import Device, Knobs, Scalar
-from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared, Weights
-from gemmpipe.layouts import PLAIN, TILES_16X16
-from gemmpipe.operand_types import FP8
-from gemmpipe.spec import COLUMN, ROW
+from gemmpipe.backends.scaled_mm import no_copy, scales_in_order
+from gemmpipe.core.data import Device, Knobs, Scalar
+from gemmpipe.core.spec import COLUMN, ROW
+from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared, Weights, layouts
+from gemmpipe.family.dtypes import FP8_DTYPES
+from gemmpipe.family.layouts import ROW_MAJOR, TILES_16X16
 
 if TYPE_CHECKING:
     import torch
 
-    from gemmpipe.space import Space
+    from gemmpipe.family.space import Space
 
-INDEX = "solidx"
-_POWERS = (1, 2, 4, 8)
+SOLIDX = "solidx"
+_SPLIT_COUNTS = (1, 2, 4, 8)
 """What aiter's tuners try; the functions take their log2."""
 _FP4 = "float4_e2m1fn_x2"
-_ROWS = 32
+_FP4_ROW_MULTIPLE = 32
 """What the output of an fp4 product is padded to."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Kernels:
+class _TuneFunction:
     """A function of aiter's: which products it computes, and how many kernels stand behind its `kernelId`."""
 
     function: str
     count: int
     dtypes: tuple[str, ...]
     scales: str = ""
-    layout: str = PLAIN
+    layout: str = ROW_MAJOR
     batched: bool = False
     gfx: tuple[str, ...] = GFX
 
 
 _LISTS = (
-    _Kernels(function="gemm_a8w8_tune", count=86, dtypes=("int8", *FP8), scales="row"),
-    _Kernels(function="gemm_a8w8_blockscale_tune", count=19, dtypes=FP8, scales="block"),
-    _Kernels(function="gemm_a8w8_bpreshuffle_tune", count=159, dtypes=("int8", *FP8), scales="row", layout=TILES_16X16),
-    _Kernels(
-        function="gemm_a8w8_blockscale_bpreshuffle_tune", count=18, dtypes=FP8, scales="block", layout=TILES_16X16
+    _TuneFunction(function="gemm_a8w8_tune", count=86, dtypes=("int8", *FP8_DTYPES), scales="row"),
+    _TuneFunction(function="gemm_a8w8_blockscale_tune", count=19, dtypes=FP8_DTYPES, scales="block"),
+    _TuneFunction(
+        function="gemm_a8w8_bpreshuffle_tune", count=159, dtypes=("int8", *FP8_DTYPES), scales="row", layout=TILES_16X16
     ),
-    _Kernels(function="batched_gemm_a8w8_tune", count=86, dtypes=("int8",), scales="row", batched=True),
-    _Kernels(function="batched_gemm_bf16_tune", count=86, dtypes=("bfloat16",), batched=True),
-    _Kernels(function="gemm_a4w4_blockscale_tune", count=20, dtypes=(_FP4,), scales="block", gfx=("gfx950",)),
+    _TuneFunction(
+        function="gemm_a8w8_blockscale_bpreshuffle_tune",
+        count=18,
+        dtypes=FP8_DTYPES,
+        scales="block",
+        layout=TILES_16X16,
+    ),
+    _TuneFunction(function="batched_gemm_a8w8_tune", count=86, dtypes=("int8",), scales="row", batched=True),
+    _TuneFunction(function="batched_gemm_bf16_tune", count=86, dtypes=("bfloat16",), batched=True),
+    _TuneFunction(function="gemm_a4w4_blockscale_tune", count=20, dtypes=(_FP4,), scales="block", gfx=("gfx950",)),
 )
 
 
@@ -73,78 +78,82 @@ class Ck(AiterBackend):
 
     label = "ck"
 
-    def points(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
+    def configs(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
         """Every kernel of the list that is for this product, in every split."""
         if self.unavailable(device) is not None:
             return ()
         if spec.experts is not None:
-            return aiter_experts.POINTS
-        kernels = _for(spec)
+            return aiter_moe.CONFIGS
+        kernels = _tune_function(spec)
         count = kernels.count if kernels else 1  # one point, to say why
-        return tuple({INDEX: index, SPLITS: splits} for splits in _POWERS for index in range(count))
+        return tuple({SOLIDX: index, SPLITS: splits} for splits in _SPLIT_COUNTS for index in range(count))
 
     def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...]:
         """Which kernel, and in how many splits."""
-        return aiter_experts.KNOBS if spec.experts is not None else (INDEX, SPLITS)
+        return aiter_moe.KNOBS if spec.experts is not None else (SOLIDX, SPLITS)
 
-    def knobs_of(self, row: Mapping[str, Scalar], spec: GemmSpec, device: Device) -> Knobs | None:
+    def knobs_from_row(self, row: Mapping[str, Scalar], spec: GemmSpec, device: Device) -> Knobs | None:
         """A row of aiter's: its `kernelId` and `splitK`, or its stages."""
         if spec.experts is not None:
-            return aiter_experts.knobs_of(row)
-        index = row.get(INDEX)
-        return {INDEX: index, SPLITS: whole(row.get("splitK"), 1)} if isinstance(index, int) else None
+            return aiter_moe.knobs_from_row(row)
+        index = row.get(SOLIDX)
+        return {SOLIDX: index, SPLITS: int_or_default(row.get("splitK"), 1)} if isinstance(index, int) else None
 
     def kernel_name(self, knobs: Knobs) -> str:
         """`ck_34@0.1.8`: the kernel's number, and the package's version whose it is."""
-        name = aiter_experts.name_of(knobs) if INDEX not in knobs else f"{self.label}_{knobs[INDEX]}"
-        return f"{name}@{version()}"
+        name = aiter_moe.kernel_name(knobs) if SOLIDX not in knobs else f"{self.label}_{knobs[SOLIDX]}"
+        return f"{name}@{aiter_version()}"
 
-    def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+    def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """One `if` a rule; what a kernel itself does not take it says when launched."""
         if device.gfx not in GFX:
             return f"architecture: aiter has composable kernels for {' and '.join(GFX)}, not {device.gfx}"
         if spec.experts is not None:
-            return aiter_experts.misfit(spec, spec.experts, knobs)
-        kernels, splits = _for(spec), whole(knobs.get(SPLITS), 1)
+            return aiter_moe.unsupported_reason(spec, spec.experts, knobs)
+        kernels, splits = _tune_function(spec), int_or_default(knobs.get(SPLITS), 1)
         if kernels is None:
             return f"product: aiter has no composable kernel for {spec.x_dtype} in '{spec.w_layout}' scaled like this"
         if device.gfx not in kernels.gfx:
             return f"architecture: {kernels.function} is for {' and '.join(kernels.gfx)}, not {device.gfx}"
         if spec.bias or spec.out_dtype not in ("bfloat16", "float16"):
             return f"epilogue: a composable kernel writes bf16 or fp16 without bias, not {spec.out_dtype}"
-        if splits not in _POWERS:
-            return f"splits: {splits}, expected one of {_POWERS}"
-        if not 0 <= whole(knobs.get(INDEX), -1) < kernels.count:
-            return f"kernel: {kernels.function} has numbers from 0 to {kernels.count - 1}, not {knobs.get(INDEX)}"
+        if splits not in _SPLIT_COUNTS:
+            return f"splits: {splits}, expected one of {_SPLIT_COUNTS}"
+        if not 0 <= int_or_default(knobs.get(SOLIDX), -1) < kernels.count:
+            return f"kernel: {kernels.function} has numbers from 0 to {kernels.count - 1}, not {knobs.get(SOLIDX)}"
         if spec.x_dtype == _FP4 and (spec.n % 16 or spec.k % 64):
             return f"alignment: N={spec.n} and K={spec.k}, expected multiples of 16 and 64"
         return None
 
-    def form_knobs(self, spec: GemmSpec, knobs: Knobs) -> Knobs:
+    def prepare_knobs(self, spec: GemmSpec, knobs: Knobs) -> Knobs:
         """All kernels read one form of a weight; of experts `shuffled` says which."""
-        return aiter_experts.form_knobs(knobs) if spec.experts is not None else {}
+        return aiter_moe.prepare_knobs(knobs) if spec.experts is not None else {}
 
     def prepare(self, spec: GemmSpec, weights: Weights, knobs: Knobs) -> Prepared:
         """A 4-bit weight in tiles with its scales shuffled, experts' weights in tiles; nothing for others."""
         if spec.experts is not None:
-            return aiter_experts.prepare(weights, knobs)
-        return fp4_form(weights) if spec.w_dtype == _FP4 else Prepared(weights=weights)
+            return aiter_moe.prepare(weights, knobs)
+        return prepare_fp4(weights) if spec.w_dtype == _FP4 else Prepared(weights=weights)
 
     def bind(
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
     ) -> Launch:
         """A call by number, into `out`."""
         if spec.experts is not None:
-            return aiter_experts.bind(spec, spec.experts, knobs, inputs, prepared, out)
-        kernels = _for(spec)
+            return aiter_moe.bind(spec, spec.experts, knobs, inputs, prepared, out)
+        kernels = _tune_function(spec)
         if kernels is None:
             raise ValueError("no composable kernel computes this product")
-        call, number, power = function(kernels.function), whole(knobs[INDEX]), exponent(whole(knobs[SPLITS], 1))
+        call, number, power = (
+            aiter_function(kernels.function),
+            int_or_default(knobs[SOLIDX]),
+            log2_exact(int_or_default(knobs[SPLITS], 1)),
+        )
         if spec.x_dtype == _FP4:
             return fp4_launch(spec, inputs, prepared, out, lambda *operands: call(*operands, number, power))
         x, w = inputs.x.contiguous(), prepared.weights.w.contiguous()
         scales: list[torch.Tensor] = []
-        lay: Callable[[], object] = nothing
+        lay: Callable[[], object] = no_copy
         if kernels.scales:
             *scales, lay = row_or_block_scales(spec, inputs, prepared)
 
@@ -156,7 +165,7 @@ class Ck(AiterBackend):
         return launch
 
 
-def _for(spec: GemmSpec) -> _Kernels | None:
+def _tune_function(spec: GemmSpec) -> _TuneFunction | None:
     """aiter's composable kernels for this product, or None."""
     scales = {scale.granularity if scale else "" for scale in (spec.x_scale, spec.w_scale)}
     return next(
@@ -184,19 +193,19 @@ def row_or_block_scales(
     if x_scale is None or w_scale is None:
         raise ValueError("aiter's kernels need the scales of both operands")
     if spec.x_scale is not None and spec.x_scale.granularity == "block":
-        ordered, lay = in_order(x_scale, ROW if spec.w_layout == PLAIN else COLUMN)
-        x_scale = ordered if spec.w_layout == PLAIN else ordered.t().view(x_scale.shape)
+        ordered, lay = scales_in_order(x_scale, ROW if spec.w_layout == ROW_MAJOR else COLUMN)
+        x_scale = ordered if spec.w_layout == ROW_MAJOR else ordered.t().view(x_scale.shape)
         return x_scale, w_scale.contiguous(), lay
-    return x_scale.contiguous(), w_scale.contiguous() if spec.batch > 1 else w_scale.reshape(1, -1), nothing
+    return x_scale.contiguous(), w_scale.contiguous() if spec.batch > 1 else w_scale.reshape(1, -1), no_copy
 
 
-def fp4_form(weights: Weights) -> Prepared:
+def prepare_fp4(weights: Weights) -> Prepared:
     """The weight [N, K/2] in 16 x 16 tiles of bytes and its scales shuffled, both beside what is stored."""
     import torch
 
     if weights.w_scale is None:
         raise ValueError("fp4 weights need scales")
-    tiles = layouts.store(weights.w.contiguous().view(torch.uint8), TILES_16X16).view(weights.w.dtype)
+    tiles = layouts.preshuffle(weights.w.contiguous().view(torch.uint8), TILES_16X16).view(weights.w.dtype)
     form = (tiles, shuffled_scales(weights.w_scale))
     return Prepared(weights=weights, extra=form, extra_bytes=sum(each.numel() for each in form))
 
@@ -209,7 +218,7 @@ def fp4_launch(spec: GemmSpec, inputs: Inputs, prepared: Prepared, out: "torch.T
     if not isinstance(form, tuple) or x_scale is None:
         raise ValueError("an fp4 kernel needs a prepared weight and the scales of x")
     w, w_scale = form
-    rows = -(-spec.m // _ROWS) * _ROWS
+    rows = -(-spec.m // _FP4_ROW_MULTIPLE) * _FP4_ROW_MULTIPLE
     wide = out if rows == spec.m else torch.empty(rows, spec.n, dtype=out.dtype, device=out.device)
 
     def launch() -> "torch.Tensor":

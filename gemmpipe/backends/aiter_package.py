@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gemmpipe.backends import Backend
-from gemmpipe.backends.hipblaslt import aiter_missing
-from gemmpipe.data import Device, Scalar
-from gemmpipe.errors import UserError
-from gemmpipe.files.regular import open_regular_text
+from gemmpipe.backends.hipblaslt import aiter_import_problem
+from gemmpipe.core.data import Device, Scalar
+from gemmpipe.core.errors import UserError
+from gemmpipe.core.files import open_regular_text
 
 if TYPE_CHECKING:
     import torch
@@ -32,11 +32,11 @@ class AiterBackend(Backend):
         """It needs an AMD GPU and the package."""
         if device.kind != "hip":
             return "no AMD GPU: aiter's kernels are for these alone"
-        return aiter_missing()
+        return aiter_import_problem()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Assembly:
+class AsmKernel:
     """A kernel of one of aiter's lists."""
 
     name: str
@@ -52,14 +52,14 @@ class Assembly:
     """What a split must have along K at least."""
 
 
-def function(name: str, module: str = "aiter") -> Callable[..., Any]:
+def aiter_function(name: str, module: str = "aiter") -> Callable[..., Any]:
     """A function of the package. Raises ImportError and AttributeError where this version lacks it."""
     found: Callable[..., Any] = getattr(importlib.import_module(module), name)
     return found
 
 
 @cache
-def version() -> str:
+def aiter_version() -> str:
     """The package's version, or `unknown` for one that was never installed."""
     for name in ("amd-aiter", "aiter"):
         try:
@@ -70,26 +70,28 @@ def version() -> str:
 
 
 @cache
-def assembly(path: str) -> tuple[Assembly, ...]:
+def asm_kernels(path: str) -> tuple[AsmKernel, ...]:
     """The kernels of a list, `bf16gemm/bf16gemm_fp32bf16.csv`, for the architecture of this machine; none without it.
 
     The lists spell their columns in several ways: `tileM`, `tile_m`, `tile_M`.
     """
     try:
-        folder = Path(function("get_asm_dir", "aiter.jit.core")())
+        folder = Path(aiter_function("get_asm_dir", "aiter.jit.core")())
         with open_regular_text(folder / path, "a list of kernels", newline="") as lines:
-            rows = [{_plain(name): cell for name, cell in row.items() if name} for row in csv.DictReader(lines)]
+            rows = [
+                {_normalised_header(name): cell for name, cell in row.items() if name} for row in csv.DictReader(lines)
+            ]
     except (ImportError, AttributeError, OSError, UserError):
         return ()
-    return tuple(_kernel(row) for row in rows)
+    return tuple(_parse_kernel(row) for row in rows)
 
 
-def _plain(name: str) -> str:
+def _normalised_header(name: str) -> str:
     return name.strip().lower().replace("_", "")
 
 
-def _kernel(row: Mapping[str, str]) -> Assembly:
-    return Assembly(
+def _parse_kernel(row: Mapping[str, str]) -> AsmKernel:
+    return AsmKernel(
         name=row["knlname"].strip(),
         tile_m=int(row["tilem"]),
         tile_n=int(row["tilen"]),
@@ -100,12 +102,12 @@ def _kernel(row: Mapping[str, str]) -> Assembly:
     )
 
 
-def whole(value: Scalar, default: int = 0) -> int:
+def int_or_default(value: Scalar, default: int = 0) -> int:
     """A cell or knob as a whole number."""
     return value if isinstance(value, int) else default
 
 
-def exponent(splits: int) -> int:
+def log2_exact(splits: int) -> int:
     """log2 of a power of two."""
     return splits.bit_length() - 1
 

@@ -4,16 +4,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gemmpipe.backends import Backend, routed
-from gemmpipe.data import Device, Knobs
-from gemmpipe.errors import nearest
+from gemmpipe.backends import Backend, torch_moe
+from gemmpipe.core.data import Device, Knobs
+from gemmpipe.core.errors import suggest_or_list
 from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared, Weights
-from gemmpipe.layouts import PLAIN
+from gemmpipe.family.layouts import ROW_MAJOR
 
 if TYPE_CHECKING:
     import torch
 
-    from gemmpipe.space import Space
+    from gemmpipe.family.space import Space
 
 METHODS = {
     "mm": "the operands as they are stored",
@@ -31,26 +31,26 @@ class Torch(Backend):
 
     label = "torch"
 
-    def points(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
+    def configs(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
         """Every method; those that cannot compute this product are unfit."""
-        return tuple({"method": method} for method in (routed.METHODS if spec.experts else METHODS))
+        return tuple({"method": method} for method in (torch_moe.METHODS if spec.experts else METHODS))
 
-    def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+    def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """One `if` a rule."""
         method = str(knobs["method"])
         if spec.experts is not None:
-            return routed.misfit(spec, spec.experts, method, device)
+            return torch_moe.unsupported_reason(spec, spec.experts, method, device)
         if method not in METHODS:
-            return f"method: no '{method}'{nearest(method, METHODS)}"
+            return f"method: no '{method}'{suggest_or_list(method, METHODS)}"
         if method == "int_mm":
-            return _int_misfit(spec, device)
-        if method == "mm" and spec.w_layout != PLAIN:
+            return _int_mm_violation(spec, device)
+        if method == "mm" and spec.w_layout != ROW_MAJOR:
             return f"weight layout: ATen reads row-major weights, not '{spec.w_layout}'"
         if method == "mm" and is_scaled(spec):
             return "scaled operands: ATen multiplies them only after dequantising"
         if method == "mm" and not _can_write(spec, device):
             return f"output type: this product of {spec.x_dtype} is not written as {spec.out_dtype} here"
-        if method.startswith("bfloat16") and not is_scaled(spec) and spec.w_layout == PLAIN:
+        if method.startswith("bfloat16") and not is_scaled(spec) and spec.w_layout == ROW_MAJOR:
             return "16-bit operands: they need no bf16 copy"
         # On a GPU the tensor cores take bf16; fp32 pays where 16-bit products are slow: up to 7x on a CPU.
         if method.startswith("float32") and device.kind != "cpu":
@@ -60,13 +60,13 @@ class Torch(Backend):
     def prepare(self, spec: GemmSpec, weights: Weights, knobs: Knobs) -> Prepared:
         """The dequantised copy where the method keeps one; all its bytes are beside the stored weight."""
         if spec.experts is not None:
-            return routed.prepare(spec, weights, str(knobs["method"]))
+            return torch_moe.prepare(spec, weights, str(knobs["method"]))
         if not str(knobs["method"]).endswith("_copy"):
             return Prepared(weights=weights)
-        from gemmpipe.operands import dtype_of
-        from gemmpipe.reference import dequantised
+        from gemmpipe.family.operands import torch_dtype
+        from gemmpipe.family.reference import dequantise_weight
 
-        copy = dequantised(spec, weights, dtype_of(str(knobs["method"]).split("_")[0]))
+        copy = dequantise_weight(spec, weights, torch_dtype(str(knobs["method"]).split("_")[0]))
         return Prepared(weights=weights, extra=copy, extra_bytes=copy.numel() * copy.element_size())
 
     def bind(
@@ -75,22 +75,22 @@ class Torch(Backend):
         """A call that multiplies into `out`, dequantising the activations each time as an engine would."""
         import torch
 
-        from gemmpipe.reference import dequantise, dequantised
+        from gemmpipe.family.reference import dequantise, dequantise_weight
 
         method, bias = str(knobs["method"]), prepared.weights.bias
         if spec.experts is not None:
-            return routed.bind(spec, spec.experts, method, inputs, prepared, out)
+            return torch_moe.bind(spec, spec.experts, method, inputs, prepared, out)
         if method == "mm":
-            return _plain(inputs.x, prepared.weights.w.mT, bias, out)
+            return _launch_mm(inputs.x, prepared.weights.w.mT, bias, out)
         if method == "int_mm":
-            return _integers(inputs, prepared.weights, out)
+            return _launch_int_mm(inputs, prepared.weights, out)
         compute = getattr(torch, method.split("_")[0])
         kept = prepared.extra
         added = None if bias is None else bias.to(compute)
 
         def launch() -> "torch.Tensor":
             x = dequantise(inputs.x, inputs.x_scale, spec.x_scale, compute)
-            w = kept if isinstance(kept, torch.Tensor) else dequantised(spec, prepared.weights, compute)
+            w = kept if isinstance(kept, torch.Tensor) else dequantise_weight(spec, prepared.weights, compute)
             if out.dtype == compute:
                 return _multiply(x, w.mT, added, out)
             if w.dim() == 2:
@@ -106,9 +106,9 @@ def is_scaled(spec: GemmSpec) -> bool:
     return spec.x_scale is not None or spec.w_scale is not None
 
 
-def unsupported(spec: GemmSpec) -> str | None:
+def library_violation(spec: GemmSpec) -> str | None:
     """Why no library path through one row-major [N, K] weight computes this product, or None."""
-    if spec.w_layout != PLAIN:
+    if spec.w_layout != ROW_MAJOR:
         return f"weight layout: '{spec.w_layout}' is another kernel's"
     if spec.batch != 1:
         return "batch: one product at a time"
@@ -117,9 +117,9 @@ def unsupported(spec: GemmSpec) -> str | None:
     return None
 
 
-def _int_misfit(spec: GemmSpec, device: Device) -> str | None:
+def _int_mm_violation(spec: GemmSpec, device: Device) -> str | None:
     """torch._int_mm's own checks, and that scales do not vary along K."""
-    if problem := unsupported(spec):
+    if problem := library_violation(spec):
         return problem
     if spec.x_dtype != "int8" or spec.w_dtype != "int8":
         return f"int8 only: the operands are {spec.x_dtype} and {spec.w_dtype}"
@@ -137,7 +137,7 @@ def _can_write(spec: GemmSpec, device: Device) -> bool:
     return device.kind == "cuda" and spec.out_dtype == "float32" and spec.x_dtype == spec.w_dtype
 
 
-def _plain(x: "torch.Tensor", w_t: "torch.Tensor", bias: "torch.Tensor | None", out: "torch.Tensor") -> Launch:
+def _launch_mm(x: "torch.Tensor", w_t: "torch.Tensor", bias: "torch.Tensor | None", out: "torch.Tensor") -> Launch:
     import torch
 
     if out.dtype == x.dtype:
@@ -150,7 +150,7 @@ def _plain(x: "torch.Tensor", w_t: "torch.Tensor", bias: "torch.Tensor | None", 
     return widened
 
 
-def _integers(inputs: Inputs, weights: Weights, out: "torch.Tensor") -> Launch:
+def _launch_int_mm(inputs: Inputs, weights: Weights, out: "torch.Tensor") -> Launch:
     """int32 sums, then fp32 scales ([1], or [M, 1] and [N, 1]) and bias."""
     import torch
 

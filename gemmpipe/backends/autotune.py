@@ -4,19 +4,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gemmpipe.data import Device, Knobs
-from gemmpipe.errors import at_least
+from gemmpipe.core.data import Device, Knobs
+from gemmpipe.core.errors import check_at_least
 from gemmpipe.family import Family, GemmSpec, Implementation, Inputs, Launch, Prepared, Weights
-from gemmpipe.launching.autotuning import Bench, Choice, choose, jit_launch
-from gemmpipe.launching.launches import Kernel
+from gemmpipe.launch.launch import KernelImplementation
+from gemmpipe.launch.triton_autotune import AutotuneResult, BenchFunction, jit_launch, run_autotune
 
 if TYPE_CHECKING:
     import torch
 
-    from gemmpipe.space import Space
+    from gemmpipe.family.space import Space
 
 LABEL = "autotune"
-_OF = "triton"
+_KERNEL_LABEL = "triton"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,35 +27,37 @@ class Autotune:
     """Seconds of tuning a problem, after which it looks at no further configuration; None: it looks at all."""
 
     def __post_init__(self) -> None:
-        at_least(0, limit_s=self.limit_s)
+        check_at_least(0, limit_s=self.limit_s)
 
     def implementations(self, family: Family) -> tuple[Implementation, ...]:
         """One, on the family's Triton kernel if it has one that a call launches once."""
-        kernels = (i for i in family.implementations if i.label == _OF and isinstance(i, Kernel))
+        kernels = (
+            i for i in family.implementations if i.label == _KERNEL_LABEL and isinstance(i, KernelImplementation)
+        )
         return (Autotuned(kernel=next(kernels, None), limit_s=self.limit_s),)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Autotuned(Implementation):
-    """Lists no candidate: a comparison has it `choose` one of the kernel's, and times that beside the others."""
+    """Lists no candidate: a comparison has it `run_autotune` one of the kernel's, and times that beside the others."""
 
     label = LABEL
-    kernel: Kernel | None
+    kernel: KernelImplementation | None
     limit_s: float | None
 
     def unavailable(self, device: Device) -> str | None:
         """Triton times on a GPU alone."""
         return "no GPU: Triton tunes on one" if device.kind == "cpu" else None
 
-    def points(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
+    def configs(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
         """None that are known before it has tuned."""
         return ()
 
-    def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+    def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """The kernel's own rules."""
         if self.kernel is None:
             return "kernel: triton.autotune tunes one, and a call of this family launches several"
-        return self.kernel.misfit(spec, knobs, device) if knobs else None
+        return self.kernel.unsupported_reason(spec, knobs, device) if knobs else None
 
     def prepare(self, spec: GemmSpec, weights: Weights, knobs: Knobs) -> Prepared:
         """As the kernel wants them."""
@@ -78,14 +80,14 @@ class Autotuned(Implementation):
         prepared: Prepared,
         out: "torch.Tensor",
         before_each: Callable[[], object],
-        bench: Bench | None = None,
-    ) -> Choice:
+        bench: BenchFunction | None = None,
+    ) -> AutotuneResult:
         """Have `triton.autotune` choose among these; `before_each` is called before it looks at one."""
         launches = [self._kernel.launch(spec, knobs, device, inputs, prepared, out) for knobs in configurations]
-        return choose(launches, out, self.limit_s, before_each, bench)
+        return run_autotune(launches, out, self.limit_s, before_each, bench)
 
     @property
-    def _kernel(self) -> Kernel:
+    def _kernel(self) -> KernelImplementation:
         if self.kernel is None:
             raise ValueError("a family without a kernel for triton.autotune was asked to launch it")
         return self.kernel

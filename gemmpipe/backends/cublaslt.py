@@ -7,30 +7,30 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from gemmpipe.backends import Backend
-from gemmpipe.backends.aten import is_scaled, unsupported
-from gemmpipe.backends.cublaslt_descriptors import Descriptors, Operation
-from gemmpipe.backends.cublaslt_library import (
+from gemmpipe.backends.aten import is_scaled, library_violation
+from gemmpipe.backends.cublaslt_api import (
     ATTRIBUTES,
-    Unsupported,
+    MatmulDescriptors,
+    Operation,
+    UnsupportedAlgorithm,
     algorithms,
     bindings,
     library,
     version,
 )
-from gemmpipe.backends.ordered_scales import in_order, nothing
-from gemmpipe.backends.scaled_mm import ScaledMm, scaled_misfit
-from gemmpipe.data import Device, Knobs
+from gemmpipe.backends.scaled_mm import ScaledMm, no_copy, scaled_mm_violation, scales_in_order
+from gemmpipe.core.data import Device, Knobs
+from gemmpipe.core.spec import COLUMN
 from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared, Weights
-from gemmpipe.launching.workspace import WORKSPACES
-from gemmpipe.spec import COLUMN
+from gemmpipe.launch.workspace import WORKSPACES
 
 if TYPE_CHECKING:
     import torch
 
-    from gemmpipe.space import Space
+    from gemmpipe.family.space import Space
 
-FAST = "use_fast_accum"
-_WIDE = ("bfloat16", "float16")
+FAST_ACCUM = "use_fast_accum"
+_DTYPES = ("bfloat16", "float16")
 _ALIGNMENT = 16  # bytes; algorithms are asked for under this assumption
 _ONE, _ZERO = ctypes.c_float(1.0), ctypes.c_float(0.0)
 
@@ -50,31 +50,31 @@ class CublasLt(Backend):
         """It needs an NVIDIA GPU, and nvmath-python, which reaches the library's algorithms."""
         if device.kind != "cuda":
             return "no NVIDIA GPU: cuBLASLt computes on these alone"
-        return _missing()
+        return _import_problem()
 
     def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...]:
         """Every attribute, and the switch."""
-        return (*ATTRIBUTES, FAST)
+        return (*ATTRIBUTES, FAST_ACCUM)
 
-    def points(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
+    def configs(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
         """Every algorithm the library lists; nothing where the library is not there."""
         if self.unavailable(device) is not None:
             return ()
-        if _misfit(spec, device) is not None:
+        if _type_violation(spec, device) is not None:
             return ({},)  # one point, to say why
         return tuple(
-            {**attributes, **({FAST: fast} if is_scaled(spec) else {})}
+            {**attributes, **({FAST_ACCUM: fast} if is_scaled(spec) else {})}
             for fast in ((False, True) if _has_switch(spec) else (False,))
             for attributes in algorithms(device.index, _operation(spec, fast))
         )
 
-    def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+    def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """The types' rules, then what the library itself says of the algorithm and this product."""
-        if reason := _misfit(spec, device):
+        if reason := _type_violation(spec, device):
             return reason
         try:
-            library(device.index).configure(_operation(spec, bool(knobs.get(FAST))), _attributes(knobs))
-        except Unsupported as reason:
+            library(device.index).configure(_operation(spec, bool(knobs.get(FAST_ACCUM))), _attributes(knobs))
+        except UnsupportedAlgorithm as reason:
             return str(reason)
         return None
 
@@ -92,13 +92,13 @@ class CublasLt(Backend):
         """A call of the library on the current stream; operands at odd addresses or strides are copied once."""
         import torch
 
-        opened, operation = library(device.index), _operation(spec, bool(knobs.get(FAST)))
+        opened, operation = library(device.index), _operation(spec, bool(knobs.get(FAST_ACCUM)))
         configured = opened.configure(operation, _attributes(knobs))
-        w, x, bias = _dense(prepared.weights.w), _dense(inputs.x), prepared.weights.bias
-        bias = None if bias is None else _dense(bias.to(out.dtype))
+        w, x, bias = _aligned(prepared.weights.w), _aligned(inputs.x), prepared.weights.bias
+        bias = None if bias is None else _aligned(bias.to(out.dtype))
         x_scale, w_scale, lay = _scales(spec, inputs, prepared)
-        known = Descriptors(opened.lt, operation)
-        known.point(w_scale=_address(w_scale), x_scale=_address(x_scale), bias=_address(bias))
+        known = MatmulDescriptors(opened.lt, operation)
+        known.set_pointers(w_scale=_address(w_scale), x_scale=_address(x_scale), bias=_address(bias))
         workspace, _ = WORKSPACES.take(configured.workspace_bytes // 4, 0, out.device)
         held = (known, configured, w, x, bias, x_scale, w_scale, workspace)  # by address only in what follows
         arguments = (
@@ -118,7 +118,7 @@ class CublasLt(Backend):
 
 
 @cache
-def _missing() -> str | None:
+def _import_problem() -> str | None:
     try:
         bindings()
     except ImportError:
@@ -130,16 +130,16 @@ def _missing() -> str | None:
     return None
 
 
-def _misfit(spec: GemmSpec, device: Device) -> str | None:
+def _type_violation(spec: GemmSpec, device: Device) -> str | None:
     """One `if` a rule on types and layouts."""
     if device.kind != "cuda":
         return "no NVIDIA GPU: cuBLASLt computes on these alone"
-    if problem := unsupported(spec):
+    if problem := library_violation(spec):
         return problem
     if is_scaled(spec):
-        return scaled_misfit(spec, device)
-    if spec.x_dtype not in _WIDE or spec.w_dtype != spec.x_dtype:
-        return f"types: {spec.x_dtype} x {spec.w_dtype} without scales, expected one of {', '.join(_WIDE)} twice"
+        return scaled_mm_violation(spec, device)
+    if spec.x_dtype not in _DTYPES or spec.w_dtype != spec.x_dtype:
+        return f"types: {spec.x_dtype} x {spec.w_dtype} without scales, expected one of {', '.join(_DTYPES)} twice"
     if spec.out_dtype not in (spec.x_dtype, "float32"):
         return f"output type: a product of {spec.x_dtype} is written as that or fp32, not {spec.out_dtype}"
     # Rows of either operand and of the output begin at multiples of 16 bytes, as every algorithm's loads are wide.
@@ -171,7 +171,7 @@ def _attributes(knobs: Knobs) -> dict[str, int]:
     return {name: int(str(knobs[name])) for name in ATTRIBUTES}
 
 
-def _dense(tensor: "torch.Tensor") -> "torch.Tensor":
+def _aligned(tensor: "torch.Tensor") -> "torch.Tensor":
     rows = tensor.contiguous()
     return rows.clone() if rows.data_ptr() % _ALIGNMENT else rows
 
@@ -187,11 +187,11 @@ def _scales(
     import torch
 
     if spec.x_scale is None:
-        return None, None, nothing
+        return None, None, no_copy
     w_scale = prepared.extra
     if inputs.x_scale is None or not isinstance(w_scale, torch.Tensor):
         raise ValueError("cublaslt needs the scales of both operands")
     if spec.x_scale.granularity != "block":
-        return _dense(inputs.x_scale), _dense(w_scale), nothing
-    x_scale, lay = in_order(inputs.x_scale, COLUMN)
+        return _aligned(inputs.x_scale), _aligned(w_scale), no_copy
+    x_scale, lay = scales_in_order(inputs.x_scale, COLUMN)
     return x_scale, w_scale, lay

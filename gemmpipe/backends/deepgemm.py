@@ -5,8 +5,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from gemmpipe.backends import Backend
-from gemmpipe.backends.scaled_mm import scaled_misfit
-from gemmpipe.data import Device, Knobs
+from gemmpipe.backends.scaled_mm import scaled_mm_violation
+from gemmpipe.core.data import Device, Knobs
 from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class DeepGemm(Backend):
             return "no NVIDIA GPU: DeepGEMM has kernels for these alone"
         return None if find_spec("deep_gemm") else "the package deep_gemm is not installed"
 
-    def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+    def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """1x128 by 128x128 scales and bf16 output; any M."""
         from dataclasses import replace
 
@@ -33,7 +33,7 @@ class DeepGemm(Backend):
             return "scales: 1x128 x 128x128 only"
         if spec.out_dtype != "bfloat16":
             return f"output: bfloat16 only, not {spec.out_dtype}"
-        return scaled_misfit(replace(spec, m=4), device)
+        return scaled_mm_violation(replace(spec, m=4), device)
 
     def bind(
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"

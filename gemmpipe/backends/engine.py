@@ -6,20 +6,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gemmpipe.backends.engine_compile import dtype_of, empty_on_meta, scales_shape
-from gemmpipe.backends.engine_functions import DENSE, EngineFunction
-from gemmpipe.data import Build, Device, Knobs
+from gemmpipe.backends.engine_compile import empty_meta, scales_shape, torch_dtype
+from gemmpipe.backends.engine_functions import GEMM_FUNCTIONS, EngineFunction
+from gemmpipe.core.data import Build, Device, Knobs
+from gemmpipe.core.spec import ROW
 from gemmpipe.family import Family, GemmSpec, Implementation, Inputs, Launch, Operands, Prepared, Weights
-from gemmpipe.spec import ROW
 
 if TYPE_CHECKING:
     import torch
 
-    from gemmpipe.space import Space
+    from gemmpipe.family.space import Space
 
 
-DENSE_KIND, EXPERTS_KIND = "dense", "experts"
-KINDS = (DENSE_KIND, EXPERTS_KIND)
+GEMM_KIND, MOE_KIND = "dense", "experts"
+KINDS = (GEMM_KIND, MOE_KIND)
 """What engines' functions compute; each kind has a space of its own."""
 
 
@@ -30,9 +30,9 @@ class EngineImplementation(Implementation):
     function where it is installed (`in_finals`).
     """
 
-    kind: str = DENSE_KIND
+    kind: str = GEMM_KIND
 
-    def orders(self, spec: GemmSpec) -> tuple[str, ...]:
+    def timed_scale_orders(self, spec: GemmSpec) -> tuple[str, ...]:
         """Row by row alone: so the engines' quantisers write scales for their Triton functions."""
         return (ROW,)
 
@@ -45,11 +45,11 @@ class EngineImplementation(Implementation):
         """Where the installed engine keeps the files that it ships; nothing is imported."""
 
     @abstractmethod
-    def absent(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         """Why the engine's own function does not take part, or None. May import the engine."""
 
     @abstractmethod
-    def call_without_memory(self, spec: GemmSpec, knobs: Knobs) -> None:
+    def call_on_meta(self, spec: GemmSpec, knobs: Knobs) -> None:
         """Call the engine's own function on tensors of `meta`: its Triton kernels compile (see engine_compile)."""
 
 
@@ -57,10 +57,10 @@ class EngineImplementation(Implementation):
 class EngineProduct(EngineImplementation):
     """One product by an engine's function; `kernel` is a family's kernel of that form, under the engine's label."""
 
-    kind = DENSE_KIND
+    kind = GEMM_KIND
     kernel: Implementation
     function: EngineFunction
-    final: bool = False
+    calls_engine: bool = False
     """Whether the engine's function is called instead of the kernel."""
 
     @property
@@ -80,21 +80,21 @@ class EngineProduct(EngineImplementation):
         """Those that the engine passes on."""
         return self.kernel.knob_names(spec, device)
 
-    def points(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
+    def configs(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
         """The space's points, as far as the engine has these knobs."""
-        return self.kernel.points(spec, device, space)
+        return self.kernel.configs(spec, device, space)
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
         """The engine's knobs alone."""
         return self.kernel.normalise(spec, knobs, device)
 
-    def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+    def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """What the kernel of its form cannot do."""
-        return self.kernel.misfit(spec, knobs, device)
+        return self.kernel.unsupported_reason(spec, knobs, device)
 
-    def wasteful(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+    def dominated_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """As the kernel of its form."""
-        return self.kernel.wasteful(spec, knobs, device)
+        return self.kernel.dominated_reason(spec, knobs, device)
 
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
         """Those of the kernel of its form; the engine's function compiles at its first call."""
@@ -119,29 +119,29 @@ class EngineProduct(EngineImplementation):
         """The folder beside its module."""
         return self.function.folders()
 
-    def absent(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         """Why it cannot be imported."""
-        return self.function.absent()
+        return self.function.unavailable_reason()
 
-    def call_without_memory(self, spec: GemmSpec, knobs: Knobs) -> None:
+    def call_on_meta(self, spec: GemmSpec, knobs: Knobs) -> None:
         """The function on operands without memory."""
         if spec.x_scale is None or spec.w_scale is None:
             raise ValueError("block scales are missing")
-        x, w = empty_on_meta((spec.m, spec.k), spec.x_dtype), empty_on_meta((spec.n, spec.k), spec.w_dtype)
-        x_scale = empty_on_meta(scales_shape(spec.x_scale, spec.m, spec.k), spec.x_scale.dtype)
-        w_scale = empty_on_meta(scales_shape(spec.w_scale, spec.n, spec.k), spec.w_scale.dtype)
+        x, w = empty_meta((spec.m, spec.k), spec.x_dtype), empty_meta((spec.n, spec.k), spec.w_dtype)
+        x_scale = empty_meta(scales_shape(spec.x_scale, spec.m, spec.k), spec.x_scale.dtype)
+        w_scale = empty_meta(scales_shape(spec.w_scale, spec.n, spec.k), spec.w_scale.dtype)
         operands = (x, w, x_scale, w_scale)
-        self.function.launch(operands, list(spec.w_scale.block), dtype_of(spec.out_dtype), dict(knobs))()
+        self.function.launch(operands, list(spec.w_scale.block), torch_dtype(spec.out_dtype), dict(knobs))()
 
-    def in_finals(self) -> Implementation:
+    def finals_implementation(self) -> Implementation:
         """The engine's function, where it can be imported."""
-        return self if self.final or self.absent() else replace(self, final=True)
+        return self if self.calls_engine or self.unavailable_reason() else replace(self, calls_engine=True)
 
     def bind(
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
     ) -> Launch:
         """The engine's function returns an output of its own; x_scale is given row by row, as its quantiser writes."""
-        if not self.final:
+        if not self.calls_engine:
             return self.kernel.bind(spec, knobs, device, inputs, prepared, out)
         if inputs.x_scale is None or spec.w_scale is None:
             raise ValueError("block scales are missing")
@@ -151,7 +151,7 @@ class EngineProduct(EngineImplementation):
 
     def binder(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Callable[[Operands], Launch]:
         """That of the kernel, unless the engine's function is called."""
-        return super().binder(spec, knobs, device) if self.final else self.kernel.binder(spec, knobs, device)
+        return super().binder(spec, knobs, device) if self.calls_engine else self.kernel.binder(spec, knobs, device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,4 +167,4 @@ class EngineBackend:
             return ()
         if isinstance(kernel, EngineImplementation):
             return (kernel,)
-        return (EngineProduct(kernel=kernel, function=DENSE[self.engine]),)
+        return (EngineProduct(kernel=kernel, function=GEMM_FUNCTIONS[self.engine]),)

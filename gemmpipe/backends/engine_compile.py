@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gemmpipe.data import Device, Knobs
-from gemmpipe.spec import GemmSpec, Scaling
+from gemmpipe.core.data import Device, Knobs
+from gemmpipe.core.spec import GemmSpec, Scaling
 
 if TYPE_CHECKING:
     import torch
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 _LOCK = threading.RLock()
 
 
-class CallsWithoutMemory(Protocol):
+class MetaCallable(Protocol):
     """What an engine's implementation offers for this."""
 
-    def call_without_memory(self, spec: GemmSpec, knobs: Knobs) -> None:
+    def call_on_meta(self, spec: GemmSpec, knobs: Knobs) -> None:
         """Call the engine's function on tensors of `meta`."""
 
 
@@ -30,17 +30,17 @@ class CallsWithoutMemory(Protocol):
 class CompileCalls:
     """A task for another process: compile what these calls of an engine's function need."""
 
-    implementation: CallsWithoutMemory
+    implementation: MetaCallable
     device: Device
     calls: Sequence[tuple[GemmSpec, Knobs]]
 
     def __call__(self) -> int:
         """How many of the calls compiled; one that fails here fails in the finals, where its row says why."""
         done = 0
-        with compiling_for(self.device):
+        with compile_only_for(self.device):
             for spec, knobs in self.calls:
                 try:
-                    self.implementation.call_without_memory(spec, knobs)
+                    self.implementation.call_on_meta(spec, knobs)
                     done += 1
                 except Exception:  # noqa: BLE001 - the engine's code; the finals tell of it
                     continue
@@ -48,7 +48,7 @@ class CompileCalls:
 
 
 @contextmanager
-def compiling_for(device: Device) -> Iterator[None]:
+def compile_only_for(device: Device) -> Iterator[None]:
     """Triton's JIT functions compile for this device and launch nothing, within the block."""
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
@@ -60,7 +60,7 @@ def compiling_for(device: Device) -> Iterator[None]:
 
     with _LOCK:
         before = driver._active
-        driver.set_active(_Target(device))
+        driver.set_active(_CompileOnlyDriver(device))
         JITFunction.run = compile_only
         try:
             yield
@@ -69,7 +69,7 @@ def compiling_for(device: Device) -> Iterator[None]:
             driver._active = before
 
 
-class _Target:
+class _CompileOnlyDriver:
     """What Triton asks of a driver before it compiles."""
 
     def __init__(self, device: Device) -> None:
@@ -92,14 +92,14 @@ class _Target:
         return 0
 
 
-def empty_on_meta(shape: tuple[int, ...], dtype: str) -> "torch.Tensor":
+def empty_meta(shape: tuple[int, ...], dtype: str) -> "torch.Tensor":
     """A tensor without memory, whose address counts as aligned."""
     import torch
 
-    return torch.empty(shape, dtype=dtype_of(dtype), device="meta")
+    return torch.empty(shape, dtype=torch_dtype(dtype), device="meta")
 
 
-def dtype_of(name: str) -> "torch.dtype":
+def torch_dtype(name: str) -> "torch.dtype":
     """The torch dtype of a name without `torch.`."""
     import torch
 

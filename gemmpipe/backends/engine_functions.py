@@ -10,8 +10,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from gemmpipe.data import Scalar
-from gemmpipe.errors import one_line
+from gemmpipe.core.data import Scalar
+from gemmpipe.core.errors import one_line
 
 if TYPE_CHECKING:
     import torch
@@ -50,9 +50,9 @@ class EngineFunction:
         roots = [] if found is None else list(found.submodule_search_locations or ())
         return tuple(path for root in roots if (path := Path(root) / within).is_dir())
 
-    def absent(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         """Why it cannot be called, or None; imports the engine."""
-        found = _imported(self)
+        found = _import_module(self)
         return found if isinstance(found, str) else None
 
     def launch(
@@ -63,20 +63,20 @@ class EngineFunction:
         configuration: dict[str, Scalar],
     ) -> "Launch":
         """A call with this configuration, whichever M it is. Raises RuntimeError where it cannot be imported."""
-        module = _imported(self)
+        module = _import_module(self)
         if isinstance(module, str):
             raise RuntimeError(module)
         call: Callable[..., torch.Tensor] = getattr(module, self.function)
 
         def launch() -> "torch.Tensor":
-            with given(module, self.lookup, lambda *_: {1: configuration}):
+            with patched_attribute(module, self.lookup, lambda *_: {1: configuration}):
                 return call(*operands, block, dtype)
 
         return launch
 
 
 @contextmanager
-def given(module: ModuleType, name: str, value: Any) -> Iterator[None]:
+def patched_attribute(module: ModuleType, name: str, value: Any) -> Iterator[None]:
     """Another value under this name of a module, within the block."""
     before = getattr(module, name)
     setattr(module, name, value)
@@ -87,7 +87,7 @@ def given(module: ModuleType, name: str, value: Any) -> Iterator[None]:
 
 
 @lru_cache
-def _imported(function: EngineFunction) -> ModuleType | str:
+def _import_module(function: EngineFunction) -> ModuleType | str:
     """The module; or why there is none, in a line."""
     if find_spec(function.package) is None:
         return f"the package {function.package} is not installed"
@@ -99,7 +99,7 @@ def _imported(function: EngineFunction) -> ModuleType | str:
     return f"this {function.package} has no {absent[0]} in {function.module}" if absent else module
 
 
-DENSE: Mapping[str, EngineFunction] = {
+GEMM_FUNCTIONS: Mapping[str, EngineFunction] = {
     "vllm": EngineFunction(
         package="vllm",
         module="vllm.model_executor.layers.quantization.utils.fp8_utils",

@@ -11,21 +11,21 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from gemmpipe.backends import Backend
-from gemmpipe.backends.aten import is_scaled, unsupported
-from gemmpipe.data import Device, Knobs, Scalar
+from gemmpipe.backends.aten import is_scaled, library_violation
+from gemmpipe.core.data import Device, Knobs, Scalar
 from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared
-from gemmpipe.layouts import PLAIN, TILES_16X16
-from gemmpipe.operands import dtype_of
+from gemmpipe.family.layouts import ROW_MAJOR, TILES_16X16
+from gemmpipe.family.operands import torch_dtype
 
 if TYPE_CHECKING:
     import torch
 
-    from gemmpipe.space import Space
+    from gemmpipe.family.space import Space
 
-INDEX = "solidx"
-OWN_CHOICE = -1
+SOLIDX = "solidx"
+LIBRARY_CHOICE = -1
 """The index by which `hipb_mm` takes what the library proposes, or what HIP_ONLINE_TUNING=1 has it find."""
-_WIDE = ("bfloat16", "float16")
+_DTYPES = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,43 +41,43 @@ class HipblasLt(Backend):
         """It needs an AMD GPU and the package aiter."""
         if device.kind != "hip":
             return "no AMD GPU: hipBLASLt computes on these alone"
-        return aiter_missing()
+        return aiter_import_problem()
 
     def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...]:
         """The index."""
-        return (INDEX,)
+        return (SOLIDX,)
 
-    def points(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
+    def configs(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
         """Every solution the library lists; nothing where it is not there."""
         if self.unavailable(device) is not None:
             return ()
-        if _misfit(spec, device) is not None:
-            return ({INDEX: -1},)  # one point, to say why
-        return tuple({INDEX: index} for index in (*_solutions(spec, device.torch_name), *_own_choice(spec)))
+        if _type_violation(spec, device) is not None:
+            return ({SOLIDX: -1},)  # one point, to say why
+        return tuple({SOLIDX: index} for index in (*_solutions(spec, device.torch_name), *_library_choice(spec)))
 
-    def knobs_of(self, row: Mapping[str, Scalar], spec: GemmSpec, device: Device) -> Knobs | None:
+    def knobs_from_row(self, row: Mapping[str, Scalar], spec: GemmSpec, device: Device) -> Knobs | None:
         """A row of aiter's: its `solidx`."""
-        return {INDEX: row[INDEX]} if isinstance(row.get(INDEX), int) else None
+        return {SOLIDX: row[SOLIDX]} if isinstance(row.get(SOLIDX), int) else None
 
-    def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+    def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """The types' rules, then whether the library lists this solution for the product."""
-        if reason := _misfit(spec, device):
+        if reason := _type_violation(spec, device):
             return reason
-        if knobs[INDEX] != OWN_CHOICE and knobs[INDEX] not in _solutions(spec, device.torch_name):
-            return f"solution: hipBLASLt lists no {knobs[INDEX]} for this product"
+        if knobs[SOLIDX] != LIBRARY_CHOICE and knobs[SOLIDX] not in _solutions(spec, device.torch_name):
+            return f"solution: hipBLASLt lists no {knobs[SOLIDX]} for this product"
         return None
 
     def kernel_name(self, knobs: Knobs) -> str:
         """`hipblaslt_21434@100101-1a2b3c`: the index, and the version whose it is."""
-        return f"{self.label}_{knobs[INDEX]}@{_version()}"
+        return f"{self.label}_{knobs[SOLIDX]}@{_version()}"
 
     def bind(
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
     ) -> Launch:
         """A call of `hipb_mm`, which allocates its output."""
-        library, index = _opened(), int(str(knobs[INDEX]))
+        library, index = _library(), int(str(knobs[SOLIDX]))
         weights = prepared.weights
-        w_t, shuffled = weights.w.t(), spec.w_layout != PLAIN
+        w_t, shuffled = weights.w.t(), spec.w_layout != ROW_MAJOR
 
         def launch() -> "torch.Tensor":
             product: torch.Tensor = library.hipb_mm(
@@ -96,7 +96,7 @@ class HipblasLt(Backend):
 
 
 @cache
-def aiter_missing() -> str | None:
+def aiter_import_problem() -> str | None:
     """Why the package aiter cannot be used here, or None."""
     try:
         importlib.import_module("aiter")
@@ -106,7 +106,7 @@ def aiter_missing() -> str | None:
 
 
 @cache
-def _opened() -> ModuleType:
+def _library() -> ModuleType:
     library = importlib.import_module("aiter")
     library.hipb_create_extension()
     return library
@@ -121,26 +121,26 @@ def _version() -> str:
     return str(dict(said).get("HIPBLASLT_VERSION", "unknown"))
 
 
-def _misfit(spec: GemmSpec, device: Device) -> str | None:
+def _type_violation(spec: GemmSpec, device: Device) -> str | None:
     """One `if` a rule on types and layouts."""
     if device.kind != "hip":
         return "no AMD GPU: hipBLASLt computes on these alone"
     shuffled = spec.w_layout == TILES_16X16 and not is_scaled(spec)
-    if problem := unsupported(replace(spec, w_layout=PLAIN) if shuffled else spec):
+    if problem := library_violation(replace(spec, w_layout=ROW_MAJOR) if shuffled else spec):
         return problem
     if is_scaled(spec):
         kinds = {scale.granularity if scale else "none" for scale in (spec.x_scale, spec.w_scale)}
         if kinds != {"tensor"} or not spec.x_dtype.startswith("float8"):
             return f"scales: hipb_mm takes fp8 with one scale an operand, not {spec.x_dtype} by {sorted(kinds)}"
         return None
-    if spec.x_dtype not in _WIDE or spec.w_dtype != spec.x_dtype:
-        return f"types: {spec.x_dtype} x {spec.w_dtype} without scales, expected one of {', '.join(_WIDE)} twice"
+    if spec.x_dtype not in _DTYPES or spec.w_dtype != spec.x_dtype:
+        return f"types: {spec.x_dtype} x {spec.w_dtype} without scales, expected one of {', '.join(_DTYPES)} twice"
     return None
 
 
-def _own_choice(spec: GemmSpec) -> tuple[int, ...]:
+def _library_choice(spec: GemmSpec) -> tuple[int, ...]:
     """Of plain weights the library's proposal is torch's product too; of shuffled ones nothing else computes it."""
-    return () if spec.w_layout == PLAIN else (OWN_CHOICE,)
+    return () if spec.w_layout == ROW_MAJOR else (LIBRARY_CHOICE,)
 
 
 @lru_cache(maxsize=1024)
@@ -149,16 +149,16 @@ def _solutions(spec: GemmSpec, place: str) -> tuple[int, ...]:
     import torch
 
     def empty(*shape: int, dtype: str) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype_of(dtype), device=place)
+        return torch.empty(shape, dtype=torch_dtype(dtype), device=place)
 
     scale = torch.ones(1, device=place) if spec.x_scale else None
-    found: list[int] = _opened().hipb_findallsols(
+    found: list[int] = _library().hipb_findallsols(
         empty(spec.m, spec.k, dtype=spec.x_dtype),
         empty(spec.n, spec.k, dtype=spec.w_dtype).t(),
         bias=empty(spec.n, dtype=spec.out_dtype) if spec.bias else None,
-        out_dtype=dtype_of(spec.out_dtype),
+        out_dtype=torch_dtype(spec.out_dtype),
         scaleA=scale,
         scaleB=scale,
-        bpreshuffle=spec.w_layout != PLAIN,
+        bpreshuffle=spec.w_layout != ROW_MAJOR,
     )
     return tuple(dict.fromkeys(int(index) for index in found))

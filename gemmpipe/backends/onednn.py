@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gemmpipe.backends import Backend
-from gemmpipe.backends.aten import is_scaled, unsupported
-from gemmpipe.data import Device, Knobs
-from gemmpipe.errors import nearest
+from gemmpipe.backends.aten import is_scaled, library_violation
+from gemmpipe.core.data import Device, Knobs
+from gemmpipe.core.errors import suggest_or_list
 from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared, Weights
 
 if TYPE_CHECKING:
     import torch
 
-    from gemmpipe.space import Space
+    from gemmpipe.family.space import Space
 
 METHODS = ("float32_packed", "bfloat16_packed")
 
@@ -32,20 +32,20 @@ class OneDnn(Backend):
             return "no CPU run: oneDNN is used on CPUs only"
         return None if torch._C._has_mkldnn else "this torch is built without oneDNN"
 
-    def points(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
+    def configs(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
         """A packed weight of each type."""
         return tuple({"method": method} for method in METHODS)
 
-    def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+    def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """One `if` a rule."""
         import torch
 
         method = str(knobs["method"])
         if method not in METHODS:
-            return f"method: no '{method}'{nearest(method, METHODS)}"
+            return f"method: no '{method}'{suggest_or_list(method, METHODS)}"
         if device.kind != "cpu":
             return "no CPU run: oneDNN is used on CPUs only"
-        if problem := unsupported(spec):
+        if problem := library_violation(spec):
             return problem
         # Packed 16-bit weights need avx512 or avx_ne_convert; without, oneDNN refuses them.
         if method == "bfloat16_packed" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
@@ -60,10 +60,12 @@ class OneDnn(Backend):
         """The packed weight; of a bf16 weight the packed bf16 one is the same bytes and replaces it, all others add."""
         import torch
 
-        from gemmpipe.reference import dequantised
+        from gemmpipe.family.reference import dequantise_weight
 
         dtype = str(knobs["method"]).removesuffix("_packed")
-        packed = torch.ops.mkldnn._reorder_linear_weight(dequantised(spec, weights, getattr(torch, dtype)), spec.m)
+        packed = torch.ops.mkldnn._reorder_linear_weight(
+            dequantise_weight(spec, weights, getattr(torch, dtype)), spec.m
+        )
         replaces = not is_scaled(spec) and spec.w_dtype == dtype
         return Prepared(
             weights=weights, extra=packed, extra_bytes=0 if replaces else packed.numel() * packed.element_size()
@@ -75,7 +77,7 @@ class OneDnn(Backend):
         """A call that converts the activations, multiplies, and writes `out`."""
         import torch
 
-        from gemmpipe.reference import dequantise
+        from gemmpipe.family.reference import dequantise
 
         compute = getattr(torch, str(knobs["method"]).removesuffix("_packed"))
         bias = prepared.weights.bias

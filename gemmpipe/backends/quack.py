@@ -5,14 +5,14 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from gemmpipe.backends import Backend
-from gemmpipe.backends.aten import is_scaled, unsupported
-from gemmpipe.data import Device, Knobs
+from gemmpipe.backends.aten import is_scaled, library_violation
+from gemmpipe.core.data import Device, Knobs
 from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared
 
 if TYPE_CHECKING:
     import torch
 
-_WIDE = ("bfloat16", "float16")
+_DTYPES = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +27,11 @@ class Quack(Backend):
             return "no NVIDIA GPU: Quack has kernels for these alone"
         return None if find_spec("quack") else "the package quack is not installed"
 
-    def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+    def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """Plain 16-bit products."""
-        if problem := unsupported(spec):
+        if problem := library_violation(spec):
             return problem
-        if is_scaled(spec) or spec.x_dtype not in _WIDE:
+        if is_scaled(spec) or spec.x_dtype not in _DTYPES:
             return f"16-bit operands only: {spec.x_dtype}"
         if spec.bias or spec.out_dtype != spec.x_dtype or spec.batch > 1:
             return "form: no bias, one product, and the output in the operands' type"

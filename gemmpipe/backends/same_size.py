@@ -9,20 +9,20 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gemmpipe.backends import Backend
-from gemmpipe.backends.scaled_mm import ScaledMm, scaled_misfit
-from gemmpipe.data import Device, Knobs
+from gemmpipe.backends.scaled_mm import ScaledMm, scaled_mm_violation
+from gemmpipe.core.data import Device, Knobs
+from gemmpipe.core.spec import ROW, scale_order
 from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared, Weights
-from gemmpipe.operand_types import native_fp8
-from gemmpipe.spec import ROW, order_of
+from gemmpipe.family.dtypes import native_fp8
 
 if TYPE_CHECKING:
     import torch
 
-    from gemmpipe.space import Space
+    from gemmpipe.family.space import Space
 
 BLOCKWISE, EMPTY = "blockwise", "empty"
 _METHODS = ("mm", "rowwise", "tensorwise", BLOCKWISE, EMPTY)
-_ROWS = 4
+_ROW_MULTIPLE = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +31,11 @@ class SameSize(Backend):
 
     label = "same_size"
 
-    def points(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
+    def configs(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
         """One a method."""
         return tuple({"method": method} for method in _METHODS)
 
-    def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+    def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """One `if` a rule."""
         method = knobs["method"]
         if method != "mm" and device.kind == "cpu":
@@ -47,7 +47,7 @@ class SameSize(Backend):
         if method == "mm":
             return None
         if method == BLOCKWISE:
-            return scaled_misfit(_padded(spec), device)
+            return scaled_mm_violation(_padded(spec), device)
         if native_fp8(device.gfx) is None:
             return f"fp8 format: {device.gfx} multiplies none"
         if spec.n % 16 or spec.k % 16:
@@ -75,7 +75,7 @@ class SameSize(Backend):
         if method == BLOCKWISE:
             return _blockwise(spec, device, inputs, prepared, out)
         if method == EMPTY:
-            launch_nothing = _nothing()
+            launch_nothing = _empty_launch()
             return lambda: (launch_nothing(), out)[1]
         w: Any = prepared.extra
         x = torch.randn(spec.m, spec.k, device=out.device, dtype=torch.bfloat16)
@@ -86,13 +86,13 @@ class SameSize(Backend):
 
 
 def _padded(spec: GemmSpec) -> GemmSpec:
-    return replace(spec, m=-(-spec.m // _ROWS) * _ROWS)
+    return replace(spec, m=-(-spec.m // _ROW_MULTIPLE) * _ROW_MULTIPLE)
 
 
 def _blockwise(spec: GemmSpec, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor") -> Launch:
     import torch
 
-    wide, extra = _padded(spec), -spec.m % _ROWS
+    wide, extra = _padded(spec), -spec.m % _ROW_MULTIPLE
     if not extra:
         return ScaledMm().bind(spec, {"use_fast_accum": False}, device, inputs, prepared, out)
     x = torch.cat([inputs.x.view(torch.uint8), inputs.x.view(torch.uint8)[:1].expand(extra, -1)]).view(inputs.x.dtype)
@@ -101,7 +101,7 @@ def _blockwise(spec: GemmSpec, device: Device, inputs: Inputs, prepared: Prepare
         raise ValueError("block scales are missing")
     rows = torch.cat([scales, scales[:1].expand(extra, -1)])
     # Rows of padding are the quantiser's to write, as columns that are padded to fours; the library's order is not.
-    by_rows = spec.m > 1 and order_of(scales) == ROW
+    by_rows = spec.m > 1 and scale_order(scales) == ROW
     padded = Inputs(x=x, x_scale=rows if by_rows else rows.t().contiguous().t())
     full = torch.empty(wide.m, wide.n, dtype=out.dtype, device=out.device)
     launch = ScaledMm().bind(wide, {"use_fast_accum": False}, device, padded, prepared, full)
@@ -117,7 +117,7 @@ def _scaled(method: str, x: "torch.Tensor", w: "torch.Tensor", fp8: "torch.dtype
     return lambda: torch._scaled_mm(a, b, x_scale, w_scale, out_dtype=torch.bfloat16, use_fast_accum=True)
 
 
-def _nothing() -> Callable[[], None]:
+def _empty_launch() -> Callable[[], None]:
     """A launch of an empty kernel."""
     from gemmpipe.backends._empty import empty
 

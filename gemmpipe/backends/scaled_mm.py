@@ -1,25 +1,47 @@
-"""`scaled_mm`: torch's scaled matrix product (cuBLASLt, hipBLASLt) of fp8 operands as they are stored."""
+"""`scaled_mm`: torch's scaled matrix product (cuBLASLt, hipBLASLt) of fp8 operands as they are stored.
+
+Scales in the memory order that a library insists on; the copy that this takes is part of the library's call.
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gemmpipe.backends import Backend
-from gemmpipe.backends.aten import unsupported
-from gemmpipe.backends.ordered_scales import in_order, nothing
-from gemmpipe.data import Device, Knobs
+from gemmpipe.backends.aten import library_violation
+from gemmpipe.core.data import Device, Knobs
+from gemmpipe.core.spec import COLUMN
 from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared, Weights
-from gemmpipe.operand_types import native_fp8
-from gemmpipe.spec import COLUMN
+from gemmpipe.family.dtypes import native_fp8
 
 if TYPE_CHECKING:
     import torch
 
-    from gemmpipe.space import Space
+    from gemmpipe.family.space import Space
+
+
+def scales_in_order(scales: "torch.Tensor", order: str) -> "tuple[torch.Tensor, Callable[[], object]]":
+    """(scales [M, blocks] without gaps in this order, what is to be called before each product that reads them).
+
+    Scales that lie so already are given back themselves, and the call does nothing; others are copied by it.
+    """
+    import torch
+
+    if (scales.mT if order == COLUMN else scales).is_contiguous():
+        return scales, no_copy
+    rows, blocks = scales.shape
+    strides = (1, rows) if order == COLUMN else (blocks, 1)
+    kept = torch.empty_strided((rows, blocks), strides, dtype=scales.dtype, device=scales.device)
+    return kept, lambda: kept.copy_(scales)
+
+
+def no_copy() -> object:
+    """What is to be called before a product whose scales lie as they should."""
+
 
 # torch.nn.functional.ScalingType, whose numbers the operator takes
 _TENSOR, _ROW, _BLOCK_1X128, _BLOCK_128X128 = 0, 1, 4, 5
-_PAD = 4  # cuBLASLt reads the 128x128 scales in fours along K
+_K_BLOCK_MULTIPLE = 4  # cuBLASLt reads the 128x128 scales in fours along K
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +58,7 @@ class ScaledMm(Backend):
             return "no GPU: on a CPU the operator is a slow fallback"
         return None if hasattr(torch, "_scaled_mm_v2") else f"torch {torch.__version__} has no _scaled_mm_v2"
 
-    def points(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
+    def configs(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
         """Both ways to accumulate."""
         return ({"use_fast_accum": False}, {"use_fast_accum": True})
 
@@ -45,11 +67,11 @@ class ScaledMm(Backend):
         fast = knobs["use_fast_accum"] and device.kind == "cuda" and _recipes(spec) != (_BLOCK_1X128, _BLOCK_128X128)
         return {"use_fast_accum": bool(fast)}
 
-    def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+    def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """One `if` a rule; the alignments are the operator's own checks."""
         if device.kind == "cpu":
             return "no GPU: on a CPU the operator is a slow fallback"
-        return scaled_misfit(spec, device)
+        return scaled_mm_violation(spec, device)
 
     def prepare(self, spec: GemmSpec, weights: Weights, knobs: Knobs) -> Prepared:
         """The weight scales in the operator's layout.
@@ -61,7 +83,9 @@ class ScaledMm(Backend):
 
         if weights.w_scale is None or _recipes(spec) != (_BLOCK_1X128, _BLOCK_128X128):
             return Prepared(weights=weights, extra=None if weights.w_scale is None else weights.w_scale)
-        padded = torch.nn.functional.pad(weights.w_scale, (0, -weights.w_scale.shape[1] % _PAD)).contiguous()
+        padded = torch.nn.functional.pad(
+            weights.w_scale, (0, -weights.w_scale.shape[1] % _K_BLOCK_MULTIPLE)
+        ).contiguous()
         return Prepared(weights=weights, extra=padded.t())
 
     def bind(
@@ -74,9 +98,9 @@ class ScaledMm(Backend):
         if recipes is None or inputs.x_scale is None or not isinstance(w_scale, torch.Tensor):
             raise ValueError("scaled_mm needs the scales of both operands")
         lay: Callable[[], object]
-        x_scale, lay = inputs.x_scale, nothing
+        x_scale, lay = inputs.x_scale, no_copy
         if recipes[0] == _BLOCK_1X128:
-            x_scale, lay = in_order(x_scale, COLUMN)
+            x_scale, lay = scales_in_order(x_scale, COLUMN)
         elif recipes[0] == _ROW:
             x_scale, w_scale = x_scale.reshape(-1, 1), w_scale.reshape(1, -1)
         w_t, bias = prepared.weights.w.t(), prepared.weights.bias
@@ -96,9 +120,9 @@ class ScaledMm(Backend):
         return launch
 
 
-def scaled_misfit(spec: GemmSpec, device: Device) -> str | None:
+def scaled_mm_violation(spec: GemmSpec, device: Device) -> str | None:
     """Why cuBLASLt or hipBLASLt does not multiply these scaled operands; the alignments are the operator's checks."""
-    if problem := unsupported(spec):
+    if problem := library_violation(spec):
         return problem
     kinds = _recipes(spec)
     if kinds is None:

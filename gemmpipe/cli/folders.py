@@ -7,15 +7,15 @@ from pathlib import Path
 
 import yaml
 
-from gemmpipe.errors import UserError
-from gemmpipe.files.regular import read_regular
-from gemmpipe.paths import shipped
+from gemmpipe.core.errors import UserError
+from gemmpipe.core.files import read_regular
+from gemmpipe.core.paths import shipped
 
-_MOST_BYTES = 10_000_000
+_MAX_BYTES = 10_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Folders:
+class ConfigFolders:
     """The names a command line can use: options by group, and pipelines."""
 
     config_dir: Path | None
@@ -24,7 +24,7 @@ class Folders:
     def options(self) -> dict[str, list[str]]:
         """The options of each group, those that only others build on left out."""
         found: dict[str, set[str]] = {}
-        for folder in self._roots("conf"):
+        for folder in self._search_roots("conf"):
             for path in folder.glob("[a-z]*/[!_.]*.yaml"):
                 if path.parent.name not in {"hydra", "pipelines"}:
                     found.setdefault(path.parent.name, set()).add(path.stem)
@@ -33,13 +33,15 @@ class Folders:
     @property
     def pipelines(self) -> dict[str, Path]:
         """The pipelines by name."""
-        return {path.stem: path for folder in self._roots("pipelines") for path in sorted(folder.glob("[!_.]*.yaml"))}
+        return {
+            path.stem: path for folder in self._search_roots("pipelines") for path in sorted(folder.glob("[!_.]*.yaml"))
+        }
 
-    def file(self, group: str, name: str) -> Path:
+    def option_file(self, group: str, name: str) -> Path:
         """The file of an option."""
-        return next(path for root in self._roots("conf") if (path := root / group / f"{name}.yaml").is_file())
+        return next(path for root in self._search_roots("conf") if (path := root / group / f"{name}.yaml").is_file())
 
-    def _roots(self, folder: str) -> tuple[Path, ...]:
+    def _search_roots(self, folder: str) -> tuple[Path, ...]:
         return (shipped(folder),) if self.config_dir is None else (shipped(folder), self.config_dir)
 
     def check(self) -> None:
@@ -58,7 +60,7 @@ class Folders:
     @property
     def kernels(self) -> dict[str, str]:
         """By option of `kernel`, the family that its file names; those that inherit it are left out."""
-        trees = {name: _tree(self.file("kernel", name)) for name in self.options["kernel"]}
+        trees = {name: _read_yaml(self.option_file("kernel", name)) for name in self.options["kernel"]}
         named = {name: tree.get("family") for name, tree in trees.items() if isinstance(tree, Mapping)}
         return {name: family for name, family in named.items() if isinstance(family, str)}
 
@@ -71,37 +73,41 @@ class Folders:
         """From here on the user's own modules can be imported."""
         sys.path[:0] = [folder for folder in self.python_path if folder not in sys.path]
 
-    def named_code(self) -> frozenset[str]:
+    def target_names(self) -> frozenset[str]:
         """Classes and families that the user's own files name: these may be imported although they are not ours."""
         if self.config_dir is None:
             return frozenset()
         files = [*self.config_dir.glob("*.yaml"), *self.config_dir.glob("*/*.yaml")]
-        return frozenset(name for path in files for name in _names(_tree(path), path.parent.name == "kernel"))
+        return frozenset(
+            name for path in files for name in _referenced_code(_read_yaml(path), path.parent.name == "kernel")
+        )
 
 
-def _tree(path: Path) -> object:
+def _read_yaml(path: Path) -> object:
     try:
         return yaml.safe_load(read_text(path))
     except (OSError, ValueError, UserError, RecursionError, yaml.YAMLError):
         return None  # a file that is not chosen may be anything; one that is chosen gets Hydra's error
 
 
-def _names(node: object, kernel: bool) -> list[str]:
+def _referenced_code(node: object, kernel: bool) -> list[str]:
     """The `_target_`s in a tree, and the family of an option of `kernel`."""
     if isinstance(node, list):
-        return [name for item in node for name in _names(item, kernel=False)]
+        return [name for item in node for name in _referenced_code(item, kernel=False)]
     if not isinstance(node, Mapping):
         return []
     own = [node.get("_target_"), node.get("family") if kernel else None]
-    return [name for name in own if isinstance(name, str)] + [n for v in node.values() for n in _names(v, kernel=False)]
+    return [name for name in own if isinstance(name, str)] + [
+        n for v in node.values() for n in _referenced_code(v, kernel=False)
+    ]
 
 
 def read_text(path: Path) -> str:
     """The text of a file of options. Raises UserError for no regular file, OSError and ValueError as reading does."""
-    return read_regular(path, "a file of options", _MOST_BYTES).decode()
+    return read_regular(path, "a file of options", _MAX_BYTES).decode()
 
 
-def title(path: Path) -> str:
+def summary_line(path: Path) -> str:
     """What a YAML file says it is: its first comment line."""
     first = read_text(path).partition("\n")[0].strip()
     return first.lstrip("# ") if first.startswith("#") else ""

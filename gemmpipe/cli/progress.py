@@ -7,12 +7,12 @@ from typing import Never, Self
 
 from tqdm import tqdm
 
-from gemmpipe.cli.streams import readers_may_leave
-from gemmpipe.errors import printable, shortened
-from gemmpipe.events import Event
+from gemmpipe.cli import tolerating_closed_pipes
+from gemmpipe.core.errors import printable, shortened
+from gemmpipe.core.events import Event
 
 _HEARTBEAT_S = 10.0
-_LONGEST = 500
+_MAX_LINE = 500
 """Characters of a warning, as of an error."""
 
 
@@ -41,7 +41,7 @@ class Terminal:
 
     def __call__(self, event: Event) -> None:
         """Show one event; where nobody reads any more (a closed pipe, a lost terminal), none: the run goes on."""
-        with readers_may_leave(but_not_full=self._is_all):
+        with tolerating_closed_pipes(but_not_full=self._is_all):
             self._show(event)
 
     def _show(self, event: Event) -> None:
@@ -50,7 +50,7 @@ class Terminal:
         elif event.kind == "progress":
             self._advance(event)
         elif event.kind == "warning":
-            self._print(shortened(f"warning: {event.text}", _LONGEST), error=True)
+            self._print(shortened(f"warning: {event.text}", _MAX_LINE), error=True)
         elif event.kind == "line" or self._verbose:
             self._print(event.text)
 
@@ -93,6 +93,6 @@ class Terminal:
 
     def _close(self) -> None:
         if self._bar is not None:
-            with readers_may_leave():
+            with tolerating_closed_pipes():
                 self._bar.close()
             self._bar = None

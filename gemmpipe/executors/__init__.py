@@ -10,12 +10,11 @@ from multiprocessing.connection import Connection
 from typing import Self, TypeVar
 
 from gemmpipe.backends import Backend
-from gemmpipe.data import Build, BuildFacts, Device, Trial
-from gemmpipe.device import DeviceChoice
-from gemmpipe.events import Events
-from gemmpipe.interrupt import Interrupted
-from gemmpipe.jobs import Job
-from gemmpipe.stopwatch import Stopwatch
+from gemmpipe.bench.jobs import Job
+from gemmpipe.core.data import Build, BuildFacts, Device, Trial
+from gemmpipe.core.device import DeviceChoice
+from gemmpipe.core.events import Events, TimeAccount
+from gemmpipe.core.signals import Interrupted
 
 T = TypeVar("T")
 
@@ -23,7 +22,7 @@ _DRAIN_S = 10.0  # who asked to stop does not wait longer for the work in hand
 
 
 @dataclass(frozen=True, kw_only=True)
-class Built:
+class BuildResult:
     """A build is compiled, or failed to (`facts.error`)."""
 
     build: Build
@@ -31,7 +30,7 @@ class Built:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finished:
+class JobResult:
     """A job is done: every one of its candidates has its trial here or in an earlier message."""
 
     job: Job
@@ -56,7 +55,7 @@ class Usage:
         for purpose, seconds in spent_s.items():
             self.busy_s[purpose] = self.busy_s.get(purpose, 0.0) + seconds
 
-    def take_in(self, other: "Usage") -> None:
+    def merge(self, other: "Usage") -> None:
         """Account the time of another resource of the same kind."""
         self.wall_s += other.wall_s
         self.add(other.busy_s)
@@ -83,7 +82,7 @@ class Pool(ABC):
     devices: tuple[Device, ...]
     builds_done: list[float]
     """When each build was finished, on the monotonic clock."""
-    watch: Stopwatch = Stopwatch()
+    time_account: TimeAccount = TimeAccount()
     """The driver's: a pool that waits for others says so there."""
 
     @abstractmethod
@@ -95,7 +94,7 @@ class Pool(ABC):
         """Jobs given to a worker and not finished."""
 
     @abstractmethod
-    def forget_queued(self, worker: int) -> None:
+    def cancel_pending(self, worker: int) -> None:
         """Drop the jobs that a worker has not begun."""
 
     @abstractmethod
@@ -103,15 +102,15 @@ class Pool(ABC):
         """Queue a build."""
 
     @abstractmethod
-    def forget_builds(self) -> None:
+    def cancel_builds(self) -> None:
         """Drop the builds that no process has been given."""
 
-    def aside(self, task: Callable[[], T]) -> "Future[T] | None":
+    def submit_task(self, task: Callable[[], T]) -> "Future[T] | None":
         """Do work of the driver's that can be pickled in another process; None: there is none to spare."""
         return None
 
     @abstractmethod
-    def poll(self, timeout_s: float, ears: Sequence[Connection | int] = ()) -> Sequence[Built | Finished]:
+    def poll(self, timeout_s: float, handles: Sequence[Connection | int] = ()) -> Sequence[BuildResult | JobResult]:
         """What happened since the last call; waits for something, or for one of these `ears`, at most so long."""
 
     @abstractmethod
@@ -130,18 +129,18 @@ class Pool(ABC):
 
 
 @contextmanager
-def finishing(pool: Pool, hear: Callable[[Built | Finished], object]) -> Iterator[None]:
+def drain_on_interrupt(pool: Pool, receive: Callable[[BuildResult | JobResult], object]) -> Iterator[None]:
     """When the block is interrupted, hear what workers finish of the work in hand; what is queued is dropped."""
     try:
         yield
     except Interrupted:
         workers = range(len(pool.devices))
         for worker in workers:
-            pool.forget_queued(worker)
+            pool.cancel_pending(worker)
         deadline = time.monotonic() + _DRAIN_S
         while any(pool.backlog(w) for w in workers) and time.monotonic() < deadline:
             for message in pool.poll(0.5):
-                hear(message)
+                receive(message)
         raise
 
 

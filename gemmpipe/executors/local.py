@@ -1,28 +1,141 @@
-"""All devices of this machine: one killable worker process each, a lock a device, a shared compile pool."""
+"""All devices of this machine: one killable worker process each, a lock a device, a shared compile pool.
 
+Taking devices: each locked for one run at a time, and all of a run alike.
+"""
+
+import contextlib
+import errno
+import fcntl
 import os
+import stat
+import tempfile
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 
 from gemmpipe.backends import Backend
-from gemmpipe.data import Build, Device
-from gemmpipe.device import usable_cores
-from gemmpipe.errors import MOST_PROCESSES, at_least, at_most
-from gemmpipe.events import Events
-from gemmpipe.executors import Built, Executor, Finished, Pool, T, Usage
-from gemmpipe.executors.compiling import Compile, Compilers, into_cache
-from gemmpipe.executors.desk import Desk
-from gemmpipe.executors.holding import lock_path, locked_device, refuse_unlike
-from gemmpipe.executors.ledger import Ledger
-from gemmpipe.jobs import Job
-from gemmpipe.stopwatch import IDLE
-from gemmpipe.worker import Equip, Post, ready_tools
+from gemmpipe.bench.jobs import Job
+from gemmpipe.bench.worker import WorkerConfig, WorkerContextFactory, make_worker_context
+from gemmpipe.core.data import Build, Device
+from gemmpipe.core.device import usable_cores
+from gemmpipe.core.errors import MAX_PROCESSES, EnvironmentProblem, check_at_least, check_at_most
+from gemmpipe.core.events import IDLE, Events
+from gemmpipe.core.nvml import limits
+from gemmpipe.core.paths import owner, user_name
+from gemmpipe.executors import BuildResult, Executor, JobResult, Pool, T, Usage
+from gemmpipe.executors.compile_pool import CompileFn, CompilePool, compile_into_cache
+from gemmpipe.executors.supervisor import CrashHistory, WorkerSupervisor
 
-_SWEEP_S = 0.5
+_POLL_S = 0.2
+_TRIES = 100  # where a cleaner of temporary files is at work
+
+
+def lock_path(device: Device) -> Path:
+    """The file whose lock is the device's: by UUID, so that it is one file whatever a process calls the device."""
+    name = device.uuid or device.torch_name.replace(":", "-")
+    return Path(tempfile.gettempdir()) / f"gemmpipe-{name}.lock"
+
+
+@contextmanager
+def device_lock(device: Device, events: Events, check: Callable[[], None]) -> Iterator[None]:
+    """Hold the device alone, against all users of the machine: a second timed process on it would spoil both runs.
+
+    Waits as long as another holds it, and tells whose it is; `check` is called meanwhile and may raise. Raises
+    EnvironmentProblem where the lock cannot be opened.
+    """
+    path = lock_path(device)
+    handle = _open_lock(path, device)
+    reported = False
+    try:
+        while not _try_lock(handle):
+            if not reported:
+                events.emit("line", f"waiting for {device.name}: {_holder(handle)} is timing on it")
+            reported = True
+            check()
+            time.sleep(_POLL_S)
+        yield
+    finally:
+        os.close(handle)  # which lets go of the lock
+
+
+def _open_lock(path: Path, device: Device) -> int:
+    """The open file of a lock, which any user may open: to read it is enough to take it."""
+    for _ in range(_TRIES):
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                return _regular(path)
+            with contextlib.suppress(FileExistsError):  # made by another at this moment
+                handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+                os.fchmod(handle, 0o666)  # whatever the umask: another user waits for it too
+                return handle
+        except OSError as error:
+            raise EnvironmentProblem(
+                f"{path}: the lock of {device.name} {_why_not(path, error)}; TMPDIR names another folder for it"
+            ) from None
+    raise EnvironmentProblem(f"{path}: the lock of {device.name} is deleted again and again")
+
+
+def _regular(path: Path) -> int:
+    """Raises OSError."""
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except PermissionError:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "is no regular file")
+    return handle
+
+
+def _why_not(path: Path, error: OSError) -> str:
+    if error.errno == errno.ELOOP:
+        return "is a link"
+    if isinstance(error, PermissionError):
+        with contextlib.suppress(OSError):
+            return f"belongs to {owner(path)}, and nobody else may open it"
+    return f"cannot be opened: {error.strerror}"
+
+
+def _try_lock(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _holder(handle: int) -> str:
+    """Whose run holds a lock: by name where it is another user's and the system (Linux) says so."""
+    try:
+        held = os.fstat(handle)
+        lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+        of_file = [cells for cells in lines if "FLOCK" in cells and cells[-3].rpartition(":")[2] == str(held.st_ino)]
+        place = f"{os.major(held.st_dev):02x}:{os.minor(held.st_dev):02x}:{held.st_ino}"
+        exact = [cells for cells in of_file if cells[-3] == place]  # some file systems show another device
+        pid = next(int(cells[-4]) for cells in exact or of_file if "->" not in cells)
+        user = Path(f"/proc/{pid}").stat().st_uid
+    except (OSError, ValueError, IndexError, StopIteration):
+        return "another gemmpipe run"
+    return "another gemmpipe run" if user == os.geteuid() else f"a gemmpipe run of {user_name(user)} (process {pid})"
+
+
+def require_alike(devices: Sequence[Device]) -> None:
+    """Devices of one run share their tuned rows, so they must be alike. Raises EnvironmentProblem naming the first."""
+    first, facts = devices[0], limits(devices[0])
+    for device in devices[1:]:
+        for name, value in limits(device).items():
+            if value != facts[name]:
+                raise EnvironmentProblem(
+                    f"{device.torch_name} differs from {first.torch_name}: {name} {value} instead of {facts[name]}; "
+                    f"tune them apart, such as device={first.kind} device.index={first.index}"
+                )
+
+
+_HEALTH_CHECK_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,19 +153,19 @@ class Local(Executor):
     """A worker that holds more of the machine's memory is stopped."""
 
     def __post_init__(self) -> None:
-        at_least(1, workers=self.workers, compile_workers=self.compile_workers, memory_pct=self.memory_pct)
-        at_most(MOST_PROCESSES, workers=self.workers, compile_workers=self.compile_workers)
-        at_least(0.1, timeout_s=self.timeout_s, compile_timeout_s=self.compile_timeout_s)
+        check_at_least(1, workers=self.workers, compile_workers=self.compile_workers, memory_pct=self.memory_pct)
+        check_at_most(MAX_PROCESSES, workers=self.workers, compile_workers=self.compile_workers)
+        check_at_least(0.1, timeout_s=self.timeout_s, compile_timeout_s=self.compile_timeout_s)
 
     @property
-    def equip(self) -> Equip:
+    def make_context(self) -> WorkerContextFactory:
         """What a worker process sets itself up with; can be pickled."""
-        return ready_tools
+        return make_worker_context
 
     @property
-    def compiler(self) -> Compile:
+    def compiler(self) -> CompileFn:
         """What a compile process does with a build; can be pickled."""
-        return into_cache
+        return compile_into_cache
 
     def start(
         self,
@@ -64,83 +177,92 @@ class Local(Executor):
         check: Callable[[], None],
     ) -> "LocalPool":
         devices = devices[: self.workers] if self.workers else devices
-        refuse_unlike(devices)
-        same = Post(device=devices[0], family=family, backends=backends, python_path=python_path, equip=self.equip)
-        posts = [replace(same, device=device) for device in devices]
+        require_alike(devices)
+        same = WorkerConfig(
+            device=devices[0], family=family, backends=backends, python_path=python_path, make_context=self.make_context
+        )
+        configs = [replace(same, device=device) for device in devices]
         with ExitStack() as stack:
             # In one order everywhere, so that two runs never wait for each other.
             for device in sorted(devices, key=lock_path):
-                stack.enter_context(locked_device(device, events, check))
-            return LocalPool(self, posts, events, stack.pop_all())
+                stack.enter_context(device_lock(device, events, check))
+            return LocalPool(self, configs, events, stack.pop_all())
 
 
 class LocalPool(Pool):
     """Desks (a worker and its queue) and compilers."""
 
-    def __init__(self, executor: Local, posts: Sequence[Post], events: Events, locks: ExitStack) -> None:
-        self.devices = tuple(post.device for post in posts)
+    def __init__(self, executor: Local, configs: Sequence[WorkerConfig], events: Events, locks: ExitStack) -> None:
+        self.devices = tuple(config.device for config in configs)
         self.builds_done: list[float] = []
         self._locks = locks
-        slots = executor.compile_workers or max(1, usable_cores() - len(posts))
-        self._compilers = Compilers(
-            self.devices[0], slots, executor.compile_timeout_s, posts[0].python_path, executor.compiler
+        slots = executor.compile_workers or max(1, usable_cores() - len(configs))
+        self._compilers = CompilePool(
+            self.devices[0], slots, executor.compile_timeout_s, configs[0].python_path, executor.compiler
         )
         memory = executor.memory_pct / 100 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        self._given: set[Desk] = set()
+        self._given: set[WorkerSupervisor] = set()
         """Desks that may have an answer at once to what they were given."""
-        self._swept = time.monotonic()
-        ledger = Ledger()
-        self._desks = [Desk(post, executor.timeout_s, int(memory), events, ledger) for post in posts]
+        self._health_checked = time.monotonic()
+        crashes = CrashHistory()
+        self._supervisors = [
+            WorkerSupervisor(config, executor.timeout_s, int(memory), events, crashes) for config in configs
+        ]
 
     def submit(self, job: Job, worker: int) -> None:
-        self._given.add(self._desks[worker])
-        self._desks[worker].submit(job)
+        self._given.add(self._supervisors[worker])
+        self._supervisors[worker].submit(job)
 
     def backlog(self, worker: int) -> int:
-        return self._desks[worker].backlog
+        return self._supervisors[worker].backlog
 
-    def forget_queued(self, worker: int) -> None:
-        self._desks[worker].forget_queued()
+    def cancel_pending(self, worker: int) -> None:
+        self._supervisors[worker].cancel_pending()
 
     def compile(self, build: Build) -> None:
         self._compilers.submit(build)
 
-    def forget_builds(self) -> None:
-        self._compilers.forget_queued()
+    def cancel_builds(self) -> None:
+        self._compilers.cancel_pending()
 
-    def aside(self, task: Callable[[], T]) -> "Future[T] | None":
+    def submit_task(self, task: Callable[[], T]) -> "Future[T] | None":
         # On a CPU the cores belong to what is timed.
-        return None if self.devices[0].kind == "cpu" else self._compilers.aside(task)
+        return None if self.devices[0].kind == "cpu" else self._compilers.submit_task(task)
 
-    def poll(self, timeout_s: float, ears: Sequence[Connection | int] = ()) -> Sequence[Built | Finished]:
+    def poll(self, timeout_s: float, handles: Sequence[Connection | int] = ()) -> Sequence[BuildResult | JobResult]:
         deadline = time.monotonic() + timeout_s
         while True:
             left = max(0.0, deadline - time.monotonic())
-            own = {ear: desk for desk in self._desks for ear in desk.ears()}
-            with self.watch.spending(IDLE):
-                heard = wait([self._compilers.bell, *own, *ears], timeout=0.0 if self._given else min(left, _SWEEP_S))
-            messages = self._messages(heard, {own[ear] for ear in heard if ear in own})
-            if messages or not left or not set(ears).isdisjoint(heard):
+            own = {handle: supervisor for supervisor in self._supervisors for handle in supervisor.wait_handles()}
+            with self.time_account.timed(IDLE):
+                ready = wait(
+                    [self._compilers.ready_pipe, *own, *handles],
+                    timeout=0.0 if self._given else min(left, _HEALTH_CHECK_S),
+                )
+            messages = self._messages(ready, {own[handle] for handle in ready if handle in own})
+            if messages or not left or not set(handles).isdisjoint(ready):
                 return messages
 
-    def _messages(self, heard: Collection[object], speaking: set[Desk]) -> list[Built | Finished]:
+    def _messages(self, ready: Collection[object], answered: set[WorkerSupervisor]) -> list[BuildResult | JobResult]:
         """What compilers and desks have to say; silent ones are only asked twice a second, for deadlines and memory."""
         self._compilers.check()
-        messages: list[Built | Finished] = [*self._compilers.done()] if self._compilers.bell in heard else []
+        messages: list[BuildResult | JobResult] = (
+            [*self._compilers.done()] if self._compilers.ready_pipe in ready else []
+        )
         self.builds_done += [time.monotonic()] * len(messages)
-        sweep = time.monotonic() - self._swept >= _SWEEP_S
-        for desk in self._desks:
-            if sweep or desk in speaking or desk in self._given:
-                messages += desk.messages()
-        self._swept = time.monotonic() if sweep else self._swept
+        sweep = time.monotonic() - self._health_checked >= _HEALTH_CHECK_S
+        for supervisor in self._supervisors:
+            if sweep or supervisor in answered or supervisor in self._given:
+                messages += supervisor.messages()
+        self._health_checked = time.monotonic() if sweep else self._health_checked
         self._given.clear()
         return messages
 
     def usage(self) -> list[Usage]:
-        return [self._compilers.usage(), *(desk.usage() for desk in self._desks)]
+        return [self._compilers.usage(), *(supervisor.usage() for supervisor in self._supervisors)]
 
     def close(self, *, kill: bool = False) -> None:
-        for desk in self._desks:
-            desk.close(kill=kill)
+        for supervisor in self._supervisors:
+            supervisor.close(kill=kill)
         self._compilers.close(kill=kill)
         self._locks.close()

@@ -1,23 +1,387 @@
-"""A Ray cluster: a seat (device, desk, killable worker) on each of its GPUs, builds on its cores, one driver here."""
+"""A Ray cluster: a seat (device, desk, killable worker) on each of its GPUs, builds on its cores, one driver here.
+
+Builds as tasks on a Ray cluster: once on every node that needs them in its cache.
+
+One worker of a run on a Ray cluster: what it was given, and what of that has no answer yet.
+
+The driver's side of a Ray cluster: who has which job in hand, and what is done again when a node is lost.
+"""
 
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from gemmpipe.backends import Backend
-from gemmpipe.data import Device
-from gemmpipe.device import DeviceChoice
-from gemmpipe.errors import MOST_PROCESSES, EnvironmentProblem, UserError, at_least, at_most
-from gemmpipe.events import Events
-from gemmpipe.executors import Executor
-from gemmpipe.executors.ray_pool import RayPool
-from gemmpipe.executors.seat import Lease
+from gemmpipe.bench.jobs import Job
+from gemmpipe.core.data import Build, BuildFacts, Candidate, Device
+from gemmpipe.core.device import DeviceChoice
+from gemmpipe.core.errors import MAX_PROCESSES, EnvironmentProblem, UserError, check_at_least, check_at_most
+from gemmpipe.core.events import Events
+from gemmpipe.executors import BuildResult, Executor, JobResult, Pool, Usage
+from gemmpipe.executors.ray_worker import (
+    NodeInfo,
+    RayWorker,
+    RayWorkerConfig,
+    WorkerReport,
+    code_hashes,
+    compile_on_node,
+    mismatch,
+)
 
-_KNOCK_S = 10.0
+
+class BuildTasks:
+    """What is to be compiled on the nodes, and what of that is."""
+
+    def __init__(
+        self,
+        *,
+        executor: "Ray",
+        device: Device,
+        nodes: Sequence[str],
+        environment: Mapping[str, Any],
+        python_path: tuple[str, ...],
+        began: float,
+    ) -> None:
+        """`nodes` are those that need the builds in their caches; one nameless one where all share a cache."""
+        import ray
+
+        self._ray: Any = ray
+        self._executor = executor
+        self._device = device
+        self._nodes = nodes
+        self._environment = environment
+        self._python_path = python_path
+        self._began = began
+        self._waiting: deque[Build] = deque()
+        self.running: dict[Any, Build] = {}
+        """By Ray's reference of the task."""
+        self._open: dict[str, int] = {}
+        """By build id: on how many nodes it is not compiled yet."""
+        self.usage = Usage(name="compile tasks")
+
+    def submit(self, build: Build) -> None:
+        """Queue a build."""
+        self._waiting.append(build)
+        self._open[build.id] = len(self._nodes)
+
+    def cancel_pending(self) -> None:
+        """Drop the builds that are no task of the cluster's yet."""
+        self._waiting.clear()
+
+    def start_more(self) -> None:
+        """Keep the cluster's cores busy."""
+        if not self._waiting:
+            return
+        most = self._executor.compile_workers or int(self._ray.cluster_resources().get("CPU", 1))
+        while self._waiting and len(self.running) < most:
+            build = self._waiting.popleft()
+            for node in self._nodes:
+                options = {"num_cpus": 1, "max_retries": 2, "runtime_env": self._environment, **self._placement(node)}
+                reference = (
+                    self._ray.remote(compile_on_node)
+                    .options(**options)
+                    .remote(build, self._device, self._executor.compile_timeout_s, self._python_path)
+                )
+                self.running[reference] = build
+
+    def _placement(self, node: str) -> dict[str, Any]:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=node, soft=False)} if node else {}
+
+    def take(self, reference: Any) -> BuildResult | None:
+        """The build of a task that ended, when it is in every cache.
+
+        One whose node is lost counts as compiled: it is left to the worker that needs it.
+        """
+        build = self.running.pop(reference)
+        try:
+            built: BuildResult = self._ray.get(reference)
+        except self._ray.exceptions.RayError:
+            built = BuildResult(
+                build=build, facts=BuildFacts(compile_s=0.0, shared_bytes=None, registers=None, spills=None)
+            )
+        self.usage.add({"compile": built.facts.compile_s})
+        self.usage.wall_s = time.monotonic() - self._began
+        self._open[build.id] -= 1
+        return None if self._open[build.id] else built
+
+
+@dataclass(kw_only=True)
+class RayWorkerHandle:
+    """One worker of the run, whichever node holds its seat at the moment."""
+
+    name: str
+    actor: Any = None
+    address: str = ""
+    """Of the node that holds it; unknown, and no work is sent, until the seat has said where it is."""
+    reply: Any = None
+    """The exchange that is on its way, or the question where it is: a reference of Ray's."""
+    outbox: deque[Job] = field(default_factory=deque)
+    sent: list[tuple[Job, set[Candidate]]] = field(default_factory=list)
+    """Jobs sent, each with its candidates that have no trial yet."""
+    backlog: int = 0
+    cancel: bool = False
+    losses: int = 0
+    lost_at: float | None = None
+    """Since when it waits for a new seat."""
+    replacement: "RayWorkerHandle | None" = None
+    usage: Usage = field(default_factory=lambda: Usage(name=""))
+
+    def mark_answered(self, message: JobResult) -> None:
+        """Note what a message answers."""
+        answered = {trial.candidate for trial in message.trials}
+        if message.complete:
+            answered |= set(message.job.candidates)
+        same = (message.job.stage, message.job.problem.id)
+        for job, open_ in self.sent:
+            if (job.stage, job.problem.id) == same:
+                open_ -= answered
+        self.sent = [(job, open_) for job, open_ in self.sent if open_]
+
+    def unfinished(self) -> list[Job]:
+        """What is left of the jobs in hand, which are in hand no longer."""
+        left = [job.without(set(job.candidates) - open_) for job, open_ in self.sent]
+        self.sent, self.backlog = [], 0
+        return left
+
+
+_EXCHANGE_S = 2.0
+_POLL_S = 0.5
+_BUSY_POLL_S = 0.02
+_MAX_LOSSES = 5  # so many in a row without a result: the cluster cannot run this
+
+
+class RayPool(Pool):
+    """Seats on a cluster. A lost seat's unfinished work is done again on a new one, or by another place."""
+
+    def __init__(
+        self, executor: "Ray", config: RayWorkerConfig, workers: int, events: Events, check: Callable[[], None]
+    ) -> None:
+        import ray
+
+        self._ray: Any = ray
+        self._executor = executor
+        self._config = config
+        self._events = events
+        # There before anything is unpickled: jobs and backends may name classes of the user's own.
+        folders = [*config.python_path, *filter(None, [os.environ.get("PYTHONPATH")])]
+        self._environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(folders)}}
+        self._inbox: list[BuildResult | JobResult] = []
+        self.builds_done = []
+        self._began = time.monotonic()
+        self._workers = [RayWorkerHandle(name=f"place-{number}") for number in range(workers)]
+        for handle in self._workers:
+            self._start_actor(handle)
+        seen = self._wait_for_nodes(check)
+        self.devices = tuple(each.device for each in seen)
+        self._first, self._code = seen[0], code_hashes(config.python_path)
+        for handle, each in zip(self._workers, seen, strict=True):
+            if why := mismatch(each, self._first, self._code):
+                raise EnvironmentProblem(why)
+            handle.address = each.address
+        nodes = [""] if executor.shared_cache else sorted({each.node for each in seen})
+        self._tasks = BuildTasks(
+            executor=executor,
+            device=self.devices[0],
+            nodes=nodes,
+            environment=self._environment,
+            python_path=config.python_path,
+            began=self._began,
+        )
+
+    # Seats
+
+    def _start_actor(self, handle: RayWorkerHandle) -> None:
+        """Ask the cluster for a device."""
+        handle.address = ""
+        wanted = (
+            {"num_gpus": 1, "num_cpus": 0} if self._config.gpu else {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
+        )
+        actor = self._ray.remote(RayWorker).options(max_restarts=0, runtime_env=self._environment, **wanted)
+        handle.actor = actor.remote(self._config, handle.name)
+
+    def _wait_for_nodes(self, check: Callable[[], None]) -> Sequence[NodeInfo]:
+        """Where each seat is, as soon as all have a device. Raises what `check` does."""
+        found = [handle.actor.node_info.remote() for handle in self._workers]
+        reported = False
+        while True:
+            _, waiting = self._ray.wait(found, num_returns=len(found), timeout=_POLL_S)
+            if not waiting:
+                break
+            if not reported and time.monotonic() - self._began > 20:
+                reported = True
+                self._events.emit("line", f"waiting for {len(waiting)} of {len(found)} workers of the Ray cluster")
+            check()
+        try:
+            seen: Sequence[NodeInfo] = self._ray.get(found)
+        except self._ray.exceptions.RayError as error:
+            raise EnvironmentProblem(
+                f"a worker cannot start on the Ray cluster: {_reason(error)}; gemmpipe ships no code: every node needs "
+                "what is here"
+            ) from None
+        return seen
+
+    # Jobs
+
+    def submit(self, job: Job, worker: int) -> None:
+        if job.candidates:
+            self._worker(worker).outbox.append(job)
+        else:
+            self._inbox.append(JobResult(job=job, trials=()))
+
+    def _worker(self, worker: int) -> RayWorkerHandle:
+        handle = self._workers[worker]
+        while handle.replacement is not None:
+            handle = handle.replacement
+        return handle
+
+    def backlog(self, worker: int) -> int:
+        handle = self._worker(worker)
+        return len(handle.outbox) + handle.backlog
+
+    def cancel_pending(self, worker: int) -> None:
+        handle = self._worker(worker)
+        handle.outbox.clear()
+        handle.cancel = True
+
+    def poll(self, timeout_s: float, handles: Sequence[Connection | int] = ()) -> Sequence[BuildResult | JobResult]:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self._exchange()
+            self._tasks.start_more()
+            messages, self._inbox = self._inbox, []
+            left = deadline - time.monotonic()
+            if messages or left <= 0 or wait(handles, timeout=0):
+                return messages
+            pending = {handle.reply: handle for handle in self._workers if handle.reply is not None}
+            references = [*pending, *self._tasks.running]
+            if not references:
+                time.sleep(min(left, 0.05))
+                continue
+            poll_s = _BUSY_POLL_S if handles else _POLL_S  # Ray waits for its own alone
+            ready, _ = self._ray.wait(references, num_returns=1, timeout=min(left, poll_s))
+            for reference in ready:
+                if reference in pending:
+                    self._take_reply(pending[reference])
+                elif (built := self._tasks.take(reference)) is not None:
+                    self.builds_done.append(time.monotonic())
+                    self._inbox.append(built)
+
+    def _exchange(self) -> None:
+        """Send jobs to seats that are free to listen; give up waiting for seats that nobody gives."""
+        for handle in self._workers:
+            if handle.replacement is not None:
+                continue
+            if handle.reply is None and handle.outbox and not handle.address:
+                handle.reply = handle.actor.node_info.remote()
+            elif handle.reply is None and (handle.outbox or handle.backlog or handle.cancel):
+                jobs = list(handle.outbox)
+                handle.outbox.clear()
+                handle.sent += [(job, set(job.candidates)) for job in jobs]
+                handle.backlog += len(jobs)
+                handle.reply = handle.actor.exchange.remote(jobs, handle.cancel, _EXCHANGE_S)
+                handle.cancel = False
+            if handle.lost_at is not None and time.monotonic() - handle.lost_at > self._executor.join_s:
+                self._hand_over(handle, "no node within executor.join_s")
+
+    def _take_reply(self, handle: RayWorkerHandle) -> None:
+        reference, handle.reply = handle.reply, None
+        try:
+            report: WorkerReport | NodeInfo = self._ray.get(reference)
+        except self._ray.exceptions.RayTaskError as error:  # not Ray's fault: the desk itself gave up
+            raise EnvironmentProblem(f"{handle.name}: {error.cause}") from None
+        except self._ray.exceptions.RayError as error:
+            self._worker_lost(handle, _reason(error))
+            return
+        if isinstance(report, NodeInfo):
+            self._node_ready(handle, report)
+            return
+        handle.losses, handle.lost_at = 0, None
+        handle.backlog, handle.usage = report.backlog, replace(report.usage, name=f"{handle.name} {report.usage.name}")
+        for event in report.events:
+            self._events.emit(event.kind, event.text)
+        for message in report.messages:
+            handle.mark_answered(message)
+        self._inbox += report.messages
+        if not report.backlog:
+            handle.sent.clear()
+
+    def _worker_lost(self, handle: RayWorkerHandle, why: str) -> None:
+        """The node, or the seat on it, is gone: nobody is blamed, what is open is done again on a new one."""
+        handle.losses += 1
+        handle.lost_at = handle.lost_at or time.monotonic()
+        if handle.losses >= _MAX_LOSSES:
+            self._give_up(handle, f"lost {handle.losses} times in a row on the Ray cluster: {why}")
+            return
+        seat = f"{handle.name} on {handle.address}" if handle.address else handle.name
+        self._events.emit("warning", f"{seat} lost its node or its Ray worker; its work is done again: {why}")
+        handle.outbox.extendleft(reversed(handle.unfinished()))
+        self._ray.kill(handle.actor)  # may be out of reach only, and would keep its device
+        self._start_actor(handle)
+
+    def _node_ready(self, handle: RayWorkerHandle, node_info: NodeInfo) -> None:
+        """A new seat said where it is: on another kind of device, or with other code, it gets no work."""
+        why = mismatch(node_info, self._first, self._code)
+        if why is None:
+            handle.address = node_info.address
+            return
+        handle.lost_at = handle.lost_at or time.monotonic()
+        self._give_up(handle, why)
+
+    def _give_up(self, handle: RayWorkerHandle, why: str) -> None:
+        """Another place takes the work at once. Raises EnvironmentProblem where there is none."""
+        self._hand_over(handle, why)
+        if handle.replacement is None:
+            raise EnvironmentProblem(f"{handle.name}: {why}")
+
+    def _hand_over(self, handle: RayWorkerHandle, why: str) -> None:
+        """Another place takes the work, if there is one that has a node."""
+        others = [p for p in self._workers if p is not handle and p.replacement is None and p.lost_at is None]
+        if not others:
+            handle.lost_at = time.monotonic()
+            return
+        handle.replacement = min(others, key=lambda p: len(p.outbox) + p.backlog)
+        self._events.emit("warning", f"{handle.name}: {why}; {handle.replacement.name} takes over")
+        handle.replacement.outbox.extend([*handle.unfinished(), *handle.outbox])
+        handle.outbox.clear()
+        handle.reply = None
+        self._ray.kill(handle.actor)
+
+    # Builds
+
+    def compile(self, build: Build) -> None:
+        self._tasks.submit(build)
+
+    def cancel_builds(self) -> None:
+        self._tasks.cancel_pending()
+
+    # The end
+
+    def usage(self) -> list[Usage]:
+        return [self._tasks.usage, *(handle.usage for handle in self._workers)]
+
+    def close(self, *, kill: bool = False) -> None:
+        for handle in self._workers:
+            if handle.actor is not None:
+                self._ray.kill(handle.actor)  # its worker process ends with it
+                handle.actor = None
+        self._ray.shutdown()
+
+
+def _reason(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[-1] if lines else type(error).__name__)[:200]
+
+
+_CONNECT_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,9 +405,9 @@ class Ray(Executor):
     """A lost worker's work waits so long for a new node."""
 
     def __post_init__(self) -> None:
-        at_least(1, workers=self.workers, compile_workers=self.compile_workers, memory_pct=self.memory_pct)
-        at_most(MOST_PROCESSES, workers=self.workers, compile_workers=self.compile_workers)
-        at_least(0.1, timeout_s=self.timeout_s, compile_timeout_s=self.compile_timeout_s, join_s=self.join_s)
+        check_at_least(1, workers=self.workers, compile_workers=self.compile_workers, memory_pct=self.memory_pct)
+        check_at_most(MAX_PROCESSES, workers=self.workers, compile_workers=self.compile_workers)
+        check_at_least(0.1, timeout_s=self.timeout_s, compile_timeout_s=self.compile_timeout_s, join_s=self.join_s)
 
     def find(self, choice: DeviceChoice) -> tuple[Device, ...]:
         """One device of the cluster's, which the others must be like.
@@ -51,8 +415,10 @@ class Ray(Executor):
         Raises UserError without Ray, EnvironmentProblem when the cluster cannot be reached or has no such device.
         """
         if choice.index is not None:
-            raise UserError(f"device.index={choice.named}: the Ray cluster gives the devices; use executor.workers")
-        ray = self._join()
+            raise UserError(
+                f"device.index={choice.index_text}: the Ray cluster gives the devices; use executor.workers"
+            )
+        ray = self._connect()
         gpus = int(ray.cluster_resources().get("GPU", 0))
         if choice.kind == "cpu" or (choice.kind == "auto" and not gpus):
             return DeviceChoice(kind="cpu", index=None, shared=choice.shared).find()
@@ -70,7 +436,7 @@ class Ray(Executor):
         events: Events,
         check: Callable[[], None],
     ) -> RayPool:
-        ray = self._join()
+        ray = self._connect()
         gpu = devices[0].kind != "cpu"
         # A head is often started with no cores to give.
         nodes = sum(node["Alive"] and node["Resources"].get("CPU", 0) >= 1 for node in ray.nodes())
@@ -79,7 +445,7 @@ class Ray(Executor):
         most = int(ray.cluster_resources().get("GPU", 0)) if gpu else nodes
         if gpu and self.workers and self.workers > most:
             raise EnvironmentProblem(f"executor.workers={self.workers}: the Ray cluster has {most} GPUs")
-        lease = Lease(
+        config = RayWorkerConfig(
             family=family,
             backends=backends,
             python_path=tuple(map(os.path.abspath, python_path)),
@@ -88,9 +454,9 @@ class Ray(Executor):
             gpu=gpu,
             shared=devices[0].shared,
         )
-        return RayPool(self, lease, self.workers or most, events, check)
+        return RayPool(self, config, self.workers or most, events, check)
 
-    def _join(self) -> Any:
+    def _connect(self) -> Any:
         """Ray, connected to the cluster."""
         try:
             import ray
@@ -100,29 +466,29 @@ class Ray(Executor):
             return ray
         # A core more than the CPU workers hold, so that there is one to compile on.
         cores = max(os.cpu_count() or 1, (self.workers or 1) + 1)
-        words: dict[str, Any] = {"address": self.address}
+        options: dict[str, Any] = {"address": self.address}
         if self.address is None:
-            words = {"address": "local", "num_cpus": cores, "include_dashboard": False}
+            options = {"address": "local", "num_cpus": cores, "include_dashboard": False}
         if self.address is not None:
-            _knock(self.address)
+            _require_reachable(self.address)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a tuner tells nobody what it tunes
-        with _signals_kept():
+        with _keep_signal_handlers():
             try:
-                ray.init(log_to_driver=False, configure_logging=False, **words)
+                ray.init(log_to_driver=False, configure_logging=False, **options)
             except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
                 raise EnvironmentProblem(
-                    f"executor.address={self.address}: no Ray cluster there: {error}{self._of_tokens()}"
+                    f"executor.address={self.address}: no Ray cluster there: {error}{self._token_hint()}"
                 ) from None
         return ray
 
-    def _of_tokens(self) -> str:
+    def _token_hint(self) -> str:
         """Ray (2.60) shows its token to a cluster at an address only where it is told to, and does not say so."""
         if self.address in (None, "auto") or "RAY_AUTH_MODE" in os.environ:
             return ""
         return " (something listens there; a cluster that asks for a token needs RAY_AUTH_MODE=token here)"
 
 
-def _knock(address: str) -> None:
+def _require_reachable(address: str) -> None:
     """Find out within seconds whether anything listens at `host:port`: Ray itself tries for minutes.
 
     Raises EnvironmentProblem.
@@ -131,7 +497,7 @@ def _knock(address: str) -> None:
     if not host or not port.isdecimal():
         return  # `auto`, or what Ray shall judge
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S):
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S):
             pass
     except (OSError, OverflowError, UnicodeError) as error:
         raise EnvironmentProblem(f"executor.address={address}: no Ray cluster there: {error}") from None
@@ -142,7 +508,7 @@ def _find(choice: DeviceChoice) -> tuple[Device, ...]:
 
 
 @contextmanager
-def _signals_kept() -> Iterator[None]:
+def _keep_signal_handlers() -> Iterator[None]:
     """Ray takes SIGTERM for itself, and ends the process; stopping a run is ours."""
     kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -13,18 +13,18 @@ from typing import Any
 
 from pebble import ProcessExpired, ProcessPool
 
-from gemmpipe.errors import EnvironmentProblem
-from gemmpipe.forkserver import LOST, PAUSES_S, forkserver
-from gemmpipe.interrupt import end_with_the_driver
+from gemmpipe.bench.forkserver import EXIT_UNKNOWN, RETRY_PAUSES_S, forkserver
+from gemmpipe.core.errors import EnvironmentProblem
+from gemmpipe.core.signals import exit_with_driver
 
 _NICE = 5  # the worker that feeds the GPU goes first
-_FROM_OUTSIDE = (LOST, -signal.SIGKILL)
+_KILLED_EXTERNALLY = (EXIT_UNKNOWN, -signal.SIGKILL)
 """Exit codes of a process that was killed, or whose forkserver was: a compiler that crashes has others."""
 
 
 def _initialise(python_path: tuple[str, ...]) -> None:
     sys.path[:0] = [p for p in python_path if p not in sys.path]
-    end_with_the_driver()
+    exit_with_driver()
     os.nice(_NICE)
 
 
@@ -40,7 +40,7 @@ class _Task:
     """Of the pool that has it; one of an earlier pool says nothing."""
 
 
-class Slots:
+class ProcessSlots:
     """`count` processes, which start with the first task. Thread-safe."""
 
     def __init__(self, count: int, python_path: tuple[str, ...]) -> None:
@@ -50,7 +50,7 @@ class Slots:
         self._open: set[_Task] = set()
         self._breaks = 0
         """Pools in a row that broke before a task of theirs ended."""
-        self._renewing = False
+        self._restarting = False
         self._closed = False
         self._lock = threading.RLock()
 
@@ -65,10 +65,10 @@ class Slots:
         task = _Task(call=call, timeout_s=timeout_s, done=done)
         with self._lock:
             self._open.add(task)
-            self._hand_over(task)
+            self._schedule(task)
 
-    def _hand_over(self, task: _Task) -> None:
-        if self._renewing:
+    def _schedule(self, task: _Task) -> None:
+        if self._restarting:
             return  # it is handed over then
         try:
             if self._pool is None:
@@ -80,48 +80,48 @@ class Slots:
                 )
             task.future = self._pool.schedule(task.call, timeout=task.timeout_s)
         except (BrokenProcessPool, RuntimeError, OSError, EOFError):
-            self._begin_anew()
+            self._restart()
             return
         task.future.add_done_callback(lambda future: self._ended(task, future))
 
     def _ended(self, task: _Task, future: "Future[Any]") -> None:
         error = None if future.cancelled() else future.exception()
         broken = isinstance(error, BrokenProcessPool)
-        killed = isinstance(error, ProcessExpired) and error.exitcode in _FROM_OUTSIDE
+        killed = isinstance(error, ProcessExpired) and error.exitcode in _KILLED_EXTERNALLY
         with self._lock:
             if task.future is not future:
                 return
             if broken and not self._closed:
-                self._begin_anew()
+                self._restart()
                 return
-            if killed and task.tries < len(PAUSES_S) and not self._closed:
+            if killed and task.tries < len(RETRY_PAUSES_S) and not self._closed:
                 task.tries += 1
-                self._hand_over(task)
+                self._schedule(task)
                 return
             self._breaks = 0
             self._open.discard(task)
         task.done(future)
 
-    def _begin_anew(self) -> None:
+    def _restart(self) -> None:
         """All that is open goes to a new pool, after a pause that this thread does not wait for."""
-        if not self._renewing:
-            self._renewing = True
-            threading.Thread(target=self._renew, daemon=True).start()
+        if not self._restarting:
+            self._restarting = True
+            threading.Thread(target=self._replace_pool, daemon=True).start()
 
-    def _renew(self) -> None:
+    def _replace_pool(self) -> None:
         self._breaks += 1
-        lost = self._breaks > len(PAUSES_S)
-        time.sleep(0 if lost else PAUSES_S[self._breaks - 1])
+        lost = self._breaks > len(RETRY_PAUSES_S)
+        time.sleep(0 if lost else RETRY_PAUSES_S[self._breaks - 1])
         with self._lock:
             self._retire()
-            self._renewing = False
+            self._restarting = False
             tasks = [*self._open] if not self._closed else []
             for task in tasks:
                 task.future = None
                 if lost:
                     self._open.discard(task)
                 else:
-                    self._hand_over(task)
+                    self._schedule(task)
         for task in tasks if lost else ():
             failed: Future[Any] = Future()
             failed.set_exception(EnvironmentProblem("compile processes are killed again and again as they start"))
@@ -140,6 +140,6 @@ class Slots:
             self._closed = True
             pool, self._pool = self._pool, None
         if pool is not None:
-            end = pool.stop if kill or self._renewing else pool.close
+            end = pool.stop if kill or self._restarting else pool.close
             end()  # type: ignore[no-untyped-call]
             pool.join()

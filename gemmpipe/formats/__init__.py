@@ -1,15 +1,22 @@
-"""What a format is: a kind of artifact that engines load."""
+"""What a format is: a kind of artifact that engines load.
 
+Selections as formats want them: plain values, problems apart from buckets, one choice a bucket and product.
+"""
+
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gemmpipe.data import Bucket, Device, Knobs, Scalar
-from gemmpipe.events import Events
-from gemmpipe.family import Family, GemmSpec
-from gemmpipe.tables.uniting import Judge
+from gemmpipe.core.data import Bucket, Device, Knobs, Scalar
+from gemmpipe.core.errors import UserError, quoted_repr
+from gemmpipe.core.events import Events
+from gemmpipe.family import Family, GemmSpec, KernelDefaults
+from gemmpipe.family.problem import is_missing, make_problem, parse_key_value
+from gemmpipe.tables.merge import Row
+from gemmpipe.tables.unite import RowPreference
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,7 +35,7 @@ class Target:
     """Versions, clocks and recipe of the run: goes to the sidecar."""
     events: Events
     """Hears what was not stored, and why."""
-    judge: Judge = Judge(device=None, changed=lambda row: False)
+    preference: RowPreference = RowPreference(device=None, is_stale=lambda row: False)
     """Decides between rows of several tables."""
 
     def warn(self, text: str) -> None:
@@ -52,7 +59,7 @@ class Format(ABC):
         folders, that has the name which the engine looks for. Raises UserError for a file that is none."""
         return {}
 
-    def asks(self, family: Family) -> Mapping[str, tuple[str, ...]]:
+    def constraints(self, family: Family) -> Mapping[str, tuple[str, ...]]:
         """By key of the configuration: the knobs that a candidate must have to be stored there."""
         return {}
 
@@ -60,7 +67,7 @@ class Format(ABC):
         """The native table that it keeps in this folder of artifacts, if it does."""
         return None
 
-    def named(self, folder: Path) -> Path | None:
+    def named_file(self, folder: Path) -> Path | None:
         """Where the file lies that the user gave a name, `file`, if it has one."""
         return None
 
@@ -72,3 +79,104 @@ class Format(ABC):
         files written. Raises UserError for a file that someone broke by hand, which is left as it is, and
         EnvironmentProblem where it cannot write.
         """
+
+
+ProductKey = tuple[tuple[str, int], ...]
+"""The family's sizes (`N` and `K`, with `B` in front) with their values: what a file of buckets is for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BucketSelection:
+    """The candidate selected for a bucket of one product."""
+
+    bucket: str
+    low: int
+    knobs: dict[str, Scalar]
+    libtype: str
+    weight: float
+    key: Mapping[str, Scalar]
+    """The family's key without M."""
+    spec: GemmSpec
+    """At the bucket's lowest M."""
+
+
+def typed_rows(family: Family, selections: "pd.DataFrame", name: str) -> list[Row]:
+    """The selections of one format (`""`: the problems' own), key columns typed, nothing as None.
+
+    Rows without a chosen candidate are left out. Raises UserError for a key that is none.
+    """
+    found: list[Row] = []
+    for record in selections.to_dict("records"):
+        row: Row = {str(column): _plain_value(value) for column, value in record.items()}
+        if (row.get("format") or "") != name or row.get("libtype") is None:
+            continue
+        for column in family.key_columns:
+            value = row.get(column.name)
+            if value is not None:
+                row[column.name] = parse_key_value(column, value, str(row.get("gfx") or ""))
+        found.append(row)
+    return found
+
+
+def _plain_value(value: object) -> Scalar:
+    if value.__class__.__name__ in ("NAType", "NaTType") or is_missing(value):
+        return None
+    item = getattr(value, "item", None)
+    plain = item() if callable(item) else value
+    return plain if isinstance(plain, str | int | float | bool) else json.dumps(plain)
+
+
+def bucket_selections(family: Family, selections: "pd.DataFrame", name: str, gfx: str) -> list[BucketSelection]:
+    """The bucket selections of one format. Raises UserError for knobs that are no JSON object."""
+    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    found: list[BucketSelection] = []
+    for row in typed_rows(family, selections, name):
+        where = f"selections: {name} {row.get('bucket')}"
+        low = int(row.get("bucket_low") or 0)
+        problem = make_problem(family, {**row, family.rows_column: low + 1}, words, gfx, where)
+        found.append(
+            BucketSelection(
+                bucket=str(row["bucket"]),
+                low=low,
+                knobs=_knobs(row.get("config"), where),
+                libtype=str(row["libtype"]),
+                weight=float(row.get("weight") or 0.0),
+                key={column: value for column, value in problem.key if column != family.rows_column},
+                spec=family.spec(problem),
+            )
+        )
+    return found
+
+
+def _knobs(config: Scalar, where: str) -> dict[str, Scalar]:
+    try:
+        knobs = json.loads(str(config or "{}"))
+    except ValueError:
+        knobs = None
+    if not isinstance(knobs, dict):
+        raise UserError(f"{where}: config {quoted_repr(config)}, expected the knobs as a JSON object")
+    return knobs
+
+
+def by_product(
+    family: Family, found: list[BucketSelection], events: Events
+) -> dict[ProductKey, dict[str, BucketSelection]]:
+    """Product -> bucket -> choice, in the order of first sight.
+
+    A file has no place for the other columns of a key (dtypes, bias): where they differ within a product, the one
+    with the most calls is taken and a warning says so.
+    """
+    shapes: dict[ProductKey, dict[str, BucketSelection]] = {}
+    clashes: set[ProductKey] = set()
+    for choice in found:
+        shape = tuple((name, int(str(choice.key[name]))) for name in family.sizes)
+        buckets = shapes.setdefault(shape, {})
+        before = buckets.get(choice.bucket)
+        if before is not None:
+            clashes.add(shape)
+        if before is None or choice.weight > before.weight:
+            buckets[choice.bucket] = choice
+    for shape in sorted(clashes):
+        named = ",".join(f"{name}={value}" for name, value in shape)
+        events.emit("warning", f"{named}: one file for several dtypes or biases; it holds the one with the most calls")
+    return shapes

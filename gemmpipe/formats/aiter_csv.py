@@ -7,15 +7,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gemmpipe.data import Scalar, can_be_a_time
+from gemmpipe.core.data import Scalar, is_plausible_time_us
+from gemmpipe.core.schema import RECORDED, RESULT
 from gemmpipe.family import Family, KernelDefaults
+from gemmpipe.family.aiter_table import render
+from gemmpipe.family.problem import is_missing
 from gemmpipe.formats import Format, Target
-from gemmpipe.formats.united import unite_into
-from gemmpipe.parsing import missing
-from gemmpipe.table import RECORDED, RESULT
-from gemmpipe.tables.aiter import render
-from gemmpipe.tables.merging import Row
-from gemmpipe.tables.store import timed
+from gemmpipe.formats.native import unite_into
+from gemmpipe.tables.merge import Row
+from gemmpipe.tables.store import is_timed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,7 +36,7 @@ class AiterCsv(Format):
 
     file: str | None
 
-    def named(self, folder: Path) -> Path | None:
+    def named_file(self, folder: Path) -> Path | None:
         """The table's path, where `file` says it."""
         return folder / "aiter" / self.file if self.file else None
 
@@ -50,12 +50,12 @@ class AiterCsv(Format):
         own = selections[selections["format"].fillna("") == ""]
         names = ["gfx", "cu_num", *(column.name for column in family.key_columns), *RESULT]
         rows = [dict(zip(names, values, strict=True)) for values in own[names].itertuples(index=False, name=None)]
-        kept = own[[_can_stand(row, family) for row in rows]]
+        kept = own[[_fits_aiter(row, family) for row in rows]]
         if len(kept) < len(own):
             target.warn(
                 f"aiter: {len(own) - len(kept):,} of {len(own):,} choices left out, which are no kernels of aiter's"
             )
-        if untimed := len(kept) - sum(map(can_be_a_time, kept["us"])):
+        if untimed := len(kept) - sum(map(is_plausible_time_us, kept["us"])):
             target.warn(f"aiter: {untimed:,} rows without a time left out")
         if not len(kept):
             return []
@@ -63,10 +63,10 @@ class AiterCsv(Format):
             nothing = pd.Series([dict[str, Scalar]() for _ in range(len(kept))], index=kept.index, dtype=object)
             kept = kept.assign(place=f"run {target.run_id}:0", extra=nothing)
         dtypes = [column.name for column in family.key_columns if column.kind == "dtype"]
-        path = self.named(target.folder) or target.folder / "aiter" / family.csv_name
+        path = self.named_file(target.folder) or target.folder / "aiter" / family.csv_name
         plain = kept[[*names, *RECORDED]].astype(object).where(kept[[*names, *RECORDED]].notna(), None)
         plain["kernelName"] = [
-            _theirs({"libtype": libtype, "config": config}) or name
+            _aiter_kernel_name({"libtype": libtype, "config": config}) or name
             for libtype, config, name in zip(plain["libtype"], plain["config"], plain["kernelName"], strict=True)
         ]
         text = partial(_text, dtypes=dtypes)
@@ -76,24 +76,24 @@ class AiterCsv(Format):
 def _text(rows: Sequence[Row], family: Family, extra: Sequence[str], *, dtypes: Sequence[str]) -> str:
     """Foreign columns have no place there, nor have rows without a time: aiter would take 0 for the fastest."""
     assert family.aiter_table is not None
-    return render([row for row in rows if timed(row)], family.aiter_table, dtypes)
+    return render([row for row in rows if is_timed(row)], family.aiter_table, dtypes)
 
 
-def _theirs(row: Mapping[str, Scalar]) -> str:
+def _aiter_kernel_name(row: Mapping[str, Scalar]) -> str:
     """aiter's own name of the kernel that a choice of ours runs, or nothing."""
-    if missing(row.get("config")) or row.get("libtype") != _ASSEMBLY:
+    if is_missing(row.get("config")) or row.get("libtype") != _ASSEMBLY:
         return ""
     knobs = json.loads(str(row["config"]))
     return str(knobs.get(_NAME) or "") if isinstance(knobs, dict) else ""
 
 
-def _can_stand(row: Row, family: Family) -> bool:
+def _fits_aiter(row: Row, family: Family) -> bool:
     """Whether aiter knows the kernel, and its key says all that ours does."""
     assert family.aiter_table is not None
-    if not (missing(row.get("config")) or row.get("libtype") == _SOLUTIONS or _theirs(row)):
+    if not (is_missing(row.get("config")) or row.get("libtype") == _SOLUTIONS or _aiter_kernel_name(row)):
         return False
     words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
     plain = family.key_defaults(words, str(row.get("gfx")))
     others = (column for column in family.key_columns if column.name not in family.aiter_table.columns)
-    said = ((column, None if missing(row.get(column.name)) else row[column.name]) for column in others)
+    said = ((column, None if is_missing(row.get(column.name)) else row[column.name]) for column in others)
     return all(value == plain.get(column.name, column.default) for column, value in said)

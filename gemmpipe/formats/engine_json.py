@@ -1,39 +1,48 @@
-"""What vLLM's and SGLang's files of block-scaled GEMM configurations have in common."""
+"""What vLLM's and SGLang's files of block-scaled GEMM configurations have in common.
+
+vLLM's configurations of its Triton kernels (block-scaled fp8, fused experts), in files that it loads unchanged.
+
+SGLang's configurations of its Triton kernels (block-scaled fp8, fused experts), in files that it loads unchanged.
+"""
 
 import re
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.backends.engine import EngineBackend
-from gemmpipe.data import Bucket, Device, Knobs, Scalar
-from gemmpipe.errors import UserError, quoted
+from gemmpipe.core.artifact import locked, record_run
+from gemmpipe.core.data import Bucket, Device, Knobs, Scalar
+from gemmpipe.core.errors import UserError, quoted_repr
 from gemmpipe.family import Family, GemmSpec, KernelDefaults
-from gemmpipe.files.artifact import locked, record_run
-from gemmpipe.formats import Format, Target
-from gemmpipe.formats.buckets import Buckets, check_knob, merge_into, read_buckets
-from gemmpipe.formats.chosen import Choice, choices
-from gemmpipe.parsing import MAX_SIZE
-from gemmpipe.problem import make_problem
-from gemmpipe.templates.two_stage import FUSED
+from gemmpipe.family.problem import MAX_SIZE, make_problem
+from gemmpipe.formats import BucketSelection, Format, Target, bucket_selections
+from gemmpipe.formats.triton_json import Buckets, check_knob, merge_buckets, read_buckets
+from gemmpipe.templates.tiled import FUSED_ACT, STAGE2_KNOBS, stage_knobs
 
 if TYPE_CHECKING:
     import pandas as pd
 
-NEEDED = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
+
+REQUIRED_KNOBS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
 """Arguments without a default in the engines' kernel."""
-LAUNCH = ("num_warps", "num_stages")
+LAUNCH_KNOBS = ("num_warps", "num_stages")
 """Options of Triton's launch, which takes its own default for one that is absent or null."""
-AMD = ("matrix_instr_nonkdim", "kpack", "waves_per_eu")
+AMD_LAUNCH_KNOBS = ("matrix_instr_nonkdim", "kpack", "waves_per_eu")
 TMA = "USE_TMA"
 """How SGLang's kernel of experts loads its operands; taken out before the launch."""
-FLAGS = ("SWAP_AB", TMA)
+BOOLEAN_KNOBS = ("SWAP_AB", TMA)
 """Knobs that are true or false."""
-_INERT: Mapping[str, tuple[Scalar, ...]] = {"NUM_KSPLIT": (1,), "cache_modifier": ("", None), "SWAP_AB": (None, False)}
+_NEUTRAL: Mapping[str, tuple[Scalar, ...]] = {
+    "NUM_KSPLIT": (1,),
+    "cache_modifier": ("", None),
+    "SWAP_AB": (None, False),
+}
 """Knobs that the engines' kernel does not have, with the values that mean the same as not having them."""
-_INERT_EXPERTS: Mapping[str, tuple[Scalar, ...]] = {"cache_modifier": ("", None), FUSED: (None, False)}
+_NEUTRAL_EXPERTS: Mapping[str, tuple[Scalar, ...]] = {"cache_modifier": ("", None), FUSED_ACT: (None, False)}
 _IGNORED = ("triton_version",)
 """Names beside the Ms in vLLM's newer files of experts."""
 
@@ -56,7 +65,7 @@ class EngineJson(Format):
     def file_name(self, spec: GemmSpec, device: str) -> str:
         """The name under which the engine looks: by N and K, or by the experts (E) and their inner size (N)."""
 
-    def bodies(self, choice: Choice, device: str) -> dict[str, dict[str, Scalar]]:
+    def file_contents(self, choice: BucketSelection, device: str) -> dict[str, dict[str, Scalar]]:
         """File name -> the knobs that go there."""
         return {self.file_name(choice.spec, device): choice.knobs}
 
@@ -80,18 +89,18 @@ class EngineJson(Format):
         """The device's name as the engine's files have it."""
         return re.sub(r"[\s/]+", "_", self.device_name or device.name)
 
-    def inert(self, spec: GemmSpec) -> Mapping[str, tuple[Scalar, ...]]:
+    def neutral_knobs(self, spec: GemmSpec) -> Mapping[str, tuple[Scalar, ...]]:
         """The knobs that the engine's kernel for these products does not have, with the values that do no harm."""
-        return _INERT if spec.experts is None else _INERT_EXPERTS
+        return _NEUTRAL if spec.experts is None else _NEUTRAL_EXPERTS
 
     def buckets(self, family: Family, ms: Sequence[int]) -> tuple[Bucket, ...]:
         """One for each M, of the form that the engine's own kernel has; none for a family it has no such file for."""
-        sample = _sample(family)
-        if sample is None or not _known(sample):
+        sample = _sample_spec(family)
+        if sample is None or not _has_engine_kernel(sample):
             return ()
-        must = tuple((knob, values[0]) for knob, values in self.inert(sample).items())
+        must = tuple((knob, values[0]) for knob, values in self.neutral_knobs(sample).items())
         return tuple(
-            Bucket(format=self.name, name=str(m), low=m - 1, high=m, must=must, backends=("triton",))
+            Bucket(format=self.name, name=str(m), low=m - 1, high=m, required_knobs=must, backends=("triton",))
             for m in sorted(set(ms))
         )
 
@@ -99,11 +108,11 @@ class EngineJson(Format):
         """The files of these products, in a folder of the engine's name; Ms that were not tuned this time stay."""
         device = self.device_of(target.device)
         folder, files = target.folder / self.name, dict[Path, Buckets]()
-        holders: dict[tuple[str, str], Choice] = {}
-        for choice in choices(family, selections, self.name, target.device.gfx):
-            if not _known(choice.spec):
+        holders: dict[tuple[str, str], BucketSelection] = {}
+        for choice in bucket_selections(family, selections, self.name, target.device.gfx):
+            if not _has_engine_kernel(choice.spec):
                 continue
-            for name, knobs in self.bodies(choice, device).items():
+            for name, knobs in self.file_contents(choice, device).items():
                 holder, body = holders.get((name, choice.bucket)), self._body(choice, knobs, target)
                 if holder is not None:
                     target.events.emit("warning", f"{name}: one file for several products; the one most called stays")
@@ -118,15 +127,15 @@ class EngineJson(Format):
             record_run(meta, target.run_id, target.provenance, None, target.warn)
             for path, bodies in files.items():
                 order = {m: float(m) for m in (*old[path], *bodies)}
-                merge_into(path, bodies, old[path], order)
+                merge_buckets(path, bodies, old[path], order)
         return list(files)
 
     def read(self, path: Path) -> Buckets:
         """The configurations of a file by M. Raises UserError: the entry, and why an engine must not load it."""
         block = re.search(r"block_shape=\[[0-9]+, ?([0-9]+)\]", path.name)
-        found = read_buckets(path, _IGNORED, (*LAUNCH, *AMD))
+        found = read_buckets(path, _IGNORED, (*LAUNCH_KNOBS, *AMD_LAUNCH_KNOBS))
         for m, knobs in found.items():
-            where = f"{path}: {quoted(m)}"
+            where = f"{path}: {quoted_repr(m)}"
             if not re.fullmatch(r"[1-9][0-9]{0,9}", m) or int(m) > MAX_SIZE:
                 raise UserError(f"{where}: expected an M from 1 to {MAX_SIZE}, as every name of this file")
             self._check(knobs, where)
@@ -137,19 +146,19 @@ class EngineJson(Format):
     def _check(self, knobs: Mapping[str, Scalar], where: str) -> None:
         unknown = [knob for knob in knobs if knob not in self.accepted]
         if unknown:
-            raise UserError(f"{where}: {self.name} passes every knob on and has no {quoted(unknown[0])}")
-        lacking = [knob for knob in NEEDED if knob not in knobs]
+            raise UserError(f"{where}: {self.name} passes every knob on and has no {quoted_repr(unknown[0])}")
+        lacking = [knob for knob in REQUIRED_KNOBS if knob not in knobs]
         if lacking:
             raise UserError(f"{where}: no {lacking[0]}, which the kernel needs")
         for knob, value in knobs.items():
-            if type(value) is not int and not (knob in FLAGS and isinstance(value, bool)):
-                raise UserError(f"{where}: {knob}: {quoted(value)}, expected a whole number")
+            if type(value) is not int and not (knob in BOOLEAN_KNOBS and isinstance(value, bool)):
+                raise UserError(f"{where}: {knob}: {quoted_repr(value)}, expected a whole number")
             check_knob(knob, value, where)
 
-    def _body(self, choice: Choice, knobs: Mapping[str, Scalar], target: Target) -> dict[str, Scalar] | None:
+    def _body(self, choice: BucketSelection, knobs: Mapping[str, Scalar], target: Target) -> dict[str, Scalar] | None:
         """The knobs as the engine takes them; None, with a warning, for a candidate that is not of its form."""
         where = f"{self.name}: {' '.join(f'{k}={v}' for k, v in choice.key.items())} M={choice.bucket}"
-        inert = self.inert(choice.spec)
+        inert = self.neutral_knobs(choice.spec)
         odd = [k for k, v in knobs.items() if k not in self.accepted and v not in inert.get(k, (None,))]
         if choice.libtype not in ("triton", self.name) or odd:
             reason = f"{odd[0]}={knobs[odd[0]]}" if odd else f"a candidate of {choice.libtype}"
@@ -197,7 +206,7 @@ def block_of(spec: GemmSpec) -> tuple[int, int] | None:
     return spec.w_scale.block if spec.w_scale is not None and spec.w_scale.granularity == "block" else None
 
 
-def _known(spec: GemmSpec) -> bool:
+def _has_engine_kernel(spec: GemmSpec) -> bool:
     """Whether the engines have a Triton kernel for it: gated experts, or a block-scaled fp8 product without bias."""
     if spec.experts is not None:
         return spec.experts.gated
@@ -211,7 +220,7 @@ def _known(spec: GemmSpec) -> bool:
     )
 
 
-def _sample(family: Family) -> GemmSpec | None:
+def _sample_spec(family: Family) -> GemmSpec | None:
     """The spec of the family's plainest problem, or None where sizes alone make none."""
     words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
     sizes = {column.name: 256 for column in family.key_columns if column.kind == "int" and column.default is None}
@@ -219,3 +228,61 @@ def _sample(family: Family) -> GemmSpec | None:
         return family.spec(make_problem(family, sizes, words, "sm_90", family.name))
     except UserError:
         return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vllm(EngineJson):
+    """Writes `vllm/N=..,K=..,device_name=..,dtype=fp8_w8a8,block_shape=[128,128].json`.
+
+    For experts `vllm/E=..,N=..,device_name=..[,dtype=fp8_w8a8][,block_shape=[128,128]].json`, N a rank's inner size.
+    """
+
+    name = "vllm"
+    accepted = (*REQUIRED_KNOBS, *LAUNCH_KNOBS, *AMD_LAUNCH_KNOBS)
+
+    def file_name(self, spec: GemmSpec, device: str) -> str:
+        """As vLLM 0.25 looks for it: no blank in the block shape; of experts, one name for all of the H200 family."""
+        if spec.experts is not None and "H200" in device.split("_"):
+            device = "NVIDIA_H200"
+        sizes = f"E={spec.experts.count},N={spec.experts.inner}" if spec.experts else f"N={spec.n},K={spec.k}"
+        block = block_of(spec)
+        shape = f",block_shape=[{block[0]},{block[1]}]" if block else ""
+        return f"{sizes},device_name={device}{engine_dtype(spec)}{shape}.json"
+
+    def neutral_knobs(self, spec: GemmSpec) -> Mapping[str, tuple[Scalar, ...]]:
+        """One configuration serves both stages of the experts."""
+        apart = {} if spec.experts is None else dict.fromkeys(STAGE2_KNOBS, (None,))
+        return {**super().neutral_knobs(spec), **apart}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sglang(EngineJson):
+    """Writes `sglang/N=..,K=..,device_name=..,dtype=fp8_w8a8,block_shape=[128, 128].json`.
+
+    For experts `sglang/configs/triton_X_Y_Z/E=..,N=..,device_name=...json` and its `_down` twin, the second stage's:
+    `SGLANG_MOE_CONFIG_DIR` is the folder `sglang`.
+    """
+
+    name = "sglang"
+    accepted = (*REQUIRED_KNOBS, *LAUNCH_KNOBS, *AMD_LAUNCH_KNOBS, "SWAP_AB", "SPLIT_K", TMA)
+
+    def file_name(self, spec: GemmSpec, device: str) -> str:
+        """As SGLang 0.5 looks for it: a blank in the block shape."""
+        block = block_of(spec)
+        shape = f",block_shape=[{block[0]}, {block[1]}]" if block else ""
+        if spec.experts is None:
+            return f"N={spec.n},K={spec.k},device_name={device}{engine_dtype(spec)}{shape}.json"
+        by_row = spec.w_scale is not None and block is None
+        sizes = f"E={spec.experts.count},N={spec.experts.inner},device_name={device}"
+        return f"{sizes}{engine_dtype(spec)}{shape}{',per_channel_quant=True' if by_row else ''}.json"
+
+    def file_contents(self, choice: BucketSelection, device: str) -> dict[str, dict[str, Scalar]]:
+        """For experts a file a stage, in the folder of the triton that they were tuned with."""
+        if choice.spec.experts is None:
+            return super().file_contents(choice, device)
+        folder = f"configs/triton_{metadata.version('triton').split('+')[0].replace('.', '_')}"
+        name = self.file_name(choice.spec, device).removesuffix(".json")
+        return {
+            f"{folder}/{name}.json": stage_knobs(choice.knobs, 1),
+            f"{folder}/{name}_down.json": stage_knobs(choice.knobs, 2),
+        }

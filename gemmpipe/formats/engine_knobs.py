@@ -9,10 +9,10 @@ vLLM 0.25.1 `_w8a8_triton_block_scaled_mm`, `_w8a8_block_int8_matmul`, `fused_mo
 import re
 from collections.abc import Iterator, Mapping
 
-from gemmpipe.errors import nearest, quoted
-from gemmpipe.formats.buckets import MOST
-from gemmpipe.formats.engine_names import CHANNELWISE, DENSE, EXPERTS, FLYDSL, SGLANG, VLLM, EngineName
+from gemmpipe.core.errors import quoted_repr, suggest_or_list
+from gemmpipe.formats.engine_filenames import CHANNELWISE, DENSE, EXPERTS, FLYDSL, SGLANG, VLLM, EngineFileName
 from gemmpipe.formats.findings import ERROR, WARNING
+from gemmpipe.formats.triton_json import MAX_KNOB_VALUE
 
 _TILES = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K")
 _GROUP = "GROUP_SIZE_M"
@@ -27,13 +27,13 @@ _AMD: Mapping[str, tuple[int, int]] = {"waves_per_eu": (0, 32), "matrix_instr_no
 _HOPPER = re.compile(r"NVIDIA_(GH200|H20|H100|H200|H800)([_-]|$)")
 _POWERS = ("num_warps", "num_ctas", "SPLIT_K", *_TILES)
 _FLAGS = ("SWAP_AB", "USE_TMA")
-_LEAST_K = 16
+_MIN_K = 16
 
-Found = tuple[str, str, str]
+KnobFinding = tuple[str, str, str]
 """Severity, what is wrong, what to do."""
 
 
-def accepted(name: EngineName) -> tuple[str, ...]:
+def accepted_knobs(name: EngineFileName) -> tuple[str, ...]:
     """The knobs that the engine's kernel for such a file takes; another makes the launch fail."""
     vendor = tuple(_AMD) if not name.device.startswith("NVIDIA") else ()
     common = (*_TILES, *(() if name.kind == CHANNELWISE else (_GROUP,)), *_OPTIONS, *vendor)
@@ -44,20 +44,20 @@ def accepted(name: EngineName) -> tuple[str, ...]:
     return common
 
 
-def needed(name: EngineName) -> tuple[str, ...]:
+def required_knobs(name: EngineFileName) -> tuple[str, ...]:
     """The knobs without a default in the engine's kernel."""
     return _TILES if name.kind == CHANNELWISE else (*_TILES, _GROUP)
 
 
-def check_entry(knobs: Mapping[str, object], name: EngineName) -> Iterator[Found]:
+def check_entry(knobs: Mapping[str, object], name: EngineFileName) -> Iterator[KnobFinding]:
     """What is wrong with the knobs of one entry."""
     if name.kind == FLYDSL:
         return  # no Triton kernel: its knobs are its own
-    known = accepted(name)
+    known = accepted_knobs(name)
     for knob in knobs:
         if knob not in known:
             yield _unknown(knob, name, known)
-    for knob in needed(name):
+    for knob in required_knobs(name):
         if knobs.get(knob) is None:
             said = "is null" if knob in knobs else "is missing"
             yield ERROR, f"{knob} {said}: {name.engine}'s kernel has no default for it", "expected a value"
@@ -75,30 +75,30 @@ def check_entry(knobs: Mapping[str, object], name: EngineName) -> Iterator[Found
         yield WARNING, f"SPLIT_K {values['SPLIT_K']}: vLLM sets it to 1", "leave it out"
 
 
-def _unknown(knob: str, name: EngineName, known: tuple[str, ...]) -> Found:
+def _unknown(knob: str, name: EngineFileName, known: tuple[str, ...]) -> KnobFinding:
     if knob in _AMD:
         return ERROR, f"{knob} is an option for AMD, which Triton refuses on {name.device}", "leave it out"
-    text = f"{name.engine} passes every knob on, and its kernel has no {quoted(knob)}: the launch fails"
-    return ERROR, text, f"leave it out{nearest(knob, known)}"
+    text = f"{name.engine} passes every knob on, and its kernel has no {quoted_repr(knob)}: the launch fails"
+    return ERROR, text, f"leave it out{suggest_or_list(knob, known)}"
 
 
-def _wrong_value(knob: str, value: object, name: EngineName) -> Found | None:
+def _wrong_value(knob: str, value: object, name: EngineFileName) -> KnobFinding | None:
     if knob in _FLAGS:
-        return None if isinstance(value, bool) else (ERROR, f"{knob}: {quoted(value)}", "expected true or false")
-    least, most = _OPTIONS.get(knob) or _AMD.get(knob) or (1, MOST)
+        return None if isinstance(value, bool) else (ERROR, f"{knob}: {quoted_repr(value)}", "expected true or false")
+    least, most = _OPTIONS.get(knob) or _AMD.get(knob) or (1, MAX_KNOB_VALUE)
     if type(value) is not int:
-        return ERROR, f"{knob}: {quoted(value)}", "expected a whole number"
+        return ERROR, f"{knob}: {quoted_repr(value)}", "expected a whole number"
     if not least <= value <= most:
-        return ERROR, f"{knob}: {quoted(value)} is out of range", f"expected {least} to {most}"
+        return ERROR, f"{knob}: {quoted_repr(value)} is out of range", f"expected {least} to {most}"
     if knob in _POWERS and value & (value - 1):
         return ERROR, f"{knob}: {value} is no power of two, which Triton needs", "expected one such as 64"
-    least_k = 2 * _LEAST_K if name.dtype.endswith("a8") and name.device.startswith("NVIDIA") else _LEAST_K
+    least_k = 2 * _MIN_K if name.dtype.endswith("a8") and name.device.startswith("NVIDIA") else _MIN_K
     if knob == "BLOCK_SIZE_K" and value < least_k:
         return ERROR, f"{knob}: {value} is less than a product of tiles has", f"expected at least {least_k}"
     return None
 
 
-def _check_k(values: Mapping[str, int], name: EngineName) -> Iterator[Found]:
+def _check_k(values: Mapping[str, int], name: EngineFileName) -> Iterator[KnobFinding]:
     """A K tile within one group of scales: the kernels read one scale of each operand for a tile."""
     size = values.get("BLOCK_SIZE_K")
     if size is None or name.block is None or not name.dtype.endswith("w8a8"):
@@ -112,22 +112,24 @@ def _check_k(values: Mapping[str, int], name: EngineName) -> Iterator[Found]:
     if name.kind == DENSE and name.sizes[1] <= group and (name.engine == VLLM or name.dtype.startswith("int8")):
         return  # K is one group, and what a tile has beyond it is masked
     if size <= group and group % size == 0:
-        if _grows(size, group, name) and name.device.startswith("AMD"):
+        if _uses_whole_group(size, group, name) and name.device.startswith("AMD"):
             yield WARNING, f"BLOCK_SIZE_K {size}: SGLang takes {group} on AMD", f"expected {group}"
         return
-    if _grows(size, group, name):
+    if _uses_whole_group(size, group, name):
         yield WARNING, f"BLOCK_SIZE_K {size} divides no group of {group}: SGLang takes {group}", f"expected {group}"
         return
     text = f"BLOCK_SIZE_K {size} is not within a group of {group} along K, and one scale is used for it: wrong results"
     yield ERROR, text, f"expected a divisor of {group}"
 
 
-def _grows(size: int, group: int, name: EngineName) -> bool:
+def _uses_whole_group(size: int, group: int, name: EngineFileName) -> bool:
     """Whether SGLang's reader of fp8 products takes a whole group instead."""
     return name.engine == SGLANG and name.kind == DENSE and name.dtype.startswith("fp8") and size < group
 
 
-def _check_hopper(knobs: Mapping[str, object], values: Mapping[str, int], name: EngineName) -> Iterator[Found]:
+def _check_hopper(
+    knobs: Mapping[str, object], values: Mapping[str, int], name: EngineFileName
+) -> Iterator[KnobFinding]:
     """SGLang's kernel for Hopper has SWAP_AB and SPLIT_K, its plain one neither: that runs where both are off."""
     if name.engine != SGLANG or name.kind != DENSE:
         return

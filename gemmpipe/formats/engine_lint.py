@@ -10,33 +10,33 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from gemmpipe.errors import UserError, nearest, quoted
-from gemmpipe.files.jsonfile import read_object
-from gemmpipe.formats.engine_knobs import check_entry
-from gemmpipe.formats.engine_names import (
+from gemmpipe.core.errors import UserError, quoted_repr, suggest_or_list
+from gemmpipe.core.files import read_object
+from gemmpipe.family.problem import MAX_SIZE
+from gemmpipe.formats.engine_filenames import (
     CHANNELWISE,
     ENGINES,
     EXPERTS,
     SGLANG,
     VLLM,
-    EngineName,
-    check_name,
-    check_place,
-    engine_of,
-    is_like_a_name,
-    parse_name,
+    EngineFileName,
+    check_file_name,
+    check_location,
+    engine_of_file,
+    looks_like_engine_file,
+    parse_file_name,
 )
+from gemmpipe.formats.engine_knobs import check_entry
 from gemmpipe.formats.findings import ERROR, NOTE, WARNING, Finding
-from gemmpipe.parsing import MAX_SIZE
 
-FEW_ROWS = 16
+DECODE_ROWS = 16
 """A file without a key of at most so many rows has nothing for a decode step."""
-MANY_ROWS = 1024
+PREFILL_ROWS = 1024
 """A file without a key of at least so many rows has nothing for a prefill."""
-GAP = 4
+MAX_KEY_RATIO = 4
 """Neighbouring keys further apart than by this factor: a call between them takes a far entry."""
-_MOST_SHOWN = 60
-_MOST_KEYS = 4
+_MAX_SHOWN = 60
+_MAX_KEYS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +45,12 @@ class LintedFile:
 
     path: Path
     engine: str
-    name: EngineName | None
+    name: EngineFileName | None
     entries: Mapping[int, Mapping[str, object]] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
 
 
-def files_below(paths: Sequence[Path]) -> tuple[Path, ...]:
+def engine_files(paths: Sequence[Path]) -> tuple[Path, ...]:
     """Those of the paths that are files, and the files in the others with an engine's name, each once.
 
     Raises UserError for a path that is not there, and where there is nothing to check.
@@ -58,7 +58,9 @@ def files_below(paths: Sequence[Path]) -> tuple[Path, ...]:
     found: dict[Path, None] = {}
     for path in paths:
         if path.is_dir():
-            here = [Path(root) / name for root, _, names in os.walk(path) for name in names if is_like_a_name(name)]
+            here = [
+                Path(root) / name for root, _, names in os.walk(path) for name in names if looks_like_engine_file(name)
+            ]
             if not here:
                 raise UserError(f"{path}: no engine's file there; expected names such as N=..,K=..,device_name=...json")
             found |= dict.fromkeys(sorted(here))
@@ -74,11 +76,11 @@ def files_below(paths: Sequence[Path]) -> tuple[Path, ...]:
 def lint(paths: Sequence[Path], engine: str | None, present: Sequence[str] = ()) -> tuple[LintedFile, ...]:
     """Check files, and those in folders. `engine`: whose they are, None as each one's place and name tell.
 
-    `present`: names of this machine's devices. Raises UserError as `files_below`, and for an unknown engine.
+    `present`: names of this machine's devices. Raises UserError as `engine_files`, and for an unknown engine.
     """
     if engine is not None and engine not in ENGINES:
-        raise UserError(f"engine: no engine '{engine}'{nearest(engine, ENGINES)}")
-    return tuple(lint_file(path, engine, present) for path in files_below(paths))
+        raise UserError(f"engine: no engine '{engine}'{suggest_or_list(engine, ENGINES)}")
+    return tuple(lint_file(path, engine, present) for path in engine_files(paths))
 
 
 def findings_of(files: Iterable[LintedFile]) -> list[Finding]:
@@ -88,15 +90,15 @@ def findings_of(files: Iterable[LintedFile]) -> list[Finding]:
 
 def lint_file(path: Path, engine: str | None, present: Sequence[str] = ()) -> LintedFile:
     """Check one file; whatever is wrong with it is a finding."""
-    told = engine or engine_of(path)
+    told = engine or engine_of_file(path)
     whose = told or VLLM
-    name = parse_name(path.name, whose)
-    found = list(check_name(path, name, whose, present))
+    name = parse_file_name(path.name, whose)
+    found = list(check_file_name(path, name, whose, present))
     if told is None and name is not None:
         text = "neither its name nor its folder tells the engine; checked as vLLM's"
         found.append(Finding(path=path, severity=NOTE, text=text, remedy="engine=sglang, if it is SGLang's"))
     if name is not None:
-        found += check_place(path, name)
+        found += check_location(path, name)
     entries: dict[int, Mapping[str, object]] = {}
     try:
         content = read_object(path)
@@ -109,30 +111,30 @@ def lint_file(path: Path, engine: str | None, present: Sequence[str] = ()) -> Li
         found += _check_entries(path, rows, name)
         found += check_coverage(path, [m for m, key, _ in rows if m > 0])
         entries = {m: dict(value) for m, _, value in rows if isinstance(value, dict)}
-    return LintedFile(path=path, engine=whose, name=name, entries=entries, findings=tuple(_united(found)))
+    return LintedFile(path=path, engine=whose, name=name, entries=entries, findings=tuple(_grouped_findings(found)))
 
 
-def _united(findings: Iterable[Finding]) -> Iterator[Finding]:
+def _grouped_findings(findings: Iterable[Finding]) -> Iterator[Finding]:
     """Entries of which the same is true in one line."""
     groups: dict[Finding, list[str]] = {}
     for each in findings:
         groups.setdefault(replace(each, key=""), []).append(each.key)
     for finding, keys in groups.items():
-        more = len(keys) - _MOST_KEYS
-        yield replace(finding, key=", ".join(keys[:_MOST_KEYS]) + (f" and {more} more" if more > 0 else ""))
+        more = len(keys) - _MAX_KEYS
+        yield replace(finding, key=", ".join(keys[:_MAX_KEYS]) + (f" and {more} more" if more > 0 else ""))
 
 
-def _by_rows(content: Mapping[str, object], name: EngineName | None) -> list[tuple[int, str, object]]:
+def _by_rows(content: Mapping[str, object], name: EngineFileName | None) -> list[tuple[int, str, object]]:
     """(M, key, value) of the entries that the engine would keep: of keys with the same M the last one."""
     found: dict[int, tuple[str, object]] = {}
     for key, value in content.items():
-        m = _rows(key)
-        if m is not None and not _is_no_entry(key, name):
+        m = _parse_m(key)
+        if m is not None and not _is_metadata(key, name):
             found[m] = (key, value)
     return [(m, key, value) for m, (key, value) in found.items()]
 
 
-def _rows(key: str) -> int | None:
+def _parse_m(key: str) -> int | None:
     """What the engines' int(key) makes of it; None where it raises."""
     try:
         return int(key)
@@ -140,19 +142,19 @@ def _rows(key: str) -> int | None:
         return None
 
 
-def _is_no_entry(key: str, name: EngineName | None) -> bool:
+def _is_metadata(key: str, name: EngineFileName | None) -> bool:
     """Whether vLLM takes this name out before it reads the others, which it does for experts alone."""
     return key == "triton_version" and name is not None and name.engine == VLLM and name.kind == EXPERTS
 
 
-def _check_keys(path: Path, content: Mapping[str, object], name: EngineName | None) -> Iterator[Finding]:
+def _check_keys(path: Path, content: Mapping[str, object], name: EngineFileName | None) -> Iterator[Finding]:
     if not content:
         yield Finding(path=path, severity=ERROR, text="no entry", remedy="expected a configuration for each M tuned")
     holders: dict[int, str] = {}
     for key in content:
-        if _is_no_entry(key, name):
+        if _is_metadata(key, name):
             continue
-        m, shown = _rows(key), quoted(key)[:_MOST_SHOWN]
+        m, shown = _parse_m(key), quoted_repr(key)[:_MAX_SHOWN]
         if m is None:
             text = "no whole number: the engine's int(key) fails, and so does loading"
             yield Finding(path=path, key=shown, severity=ERROR, text=text, remedy="expected an M such as 64")
@@ -161,7 +163,7 @@ def _check_keys(path: Path, content: Mapping[str, object], name: EngineName | No
             text, remedy = "no number of rows that a call has", f"expected an M from 1 to {MAX_SIZE}"
             yield Finding(path=path, key=shown, severity=ERROR, text=text, remedy=remedy)
         if m in holders:
-            text = f"the same M as {quoted(holders[m])}: the engine keeps the later entry, the earlier is lost"
+            text = f"the same M as {quoted_repr(holders[m])}: the engine keeps the later entry, the earlier is lost"
             yield Finding(path=path, key=shown, severity=ERROR, text=text, remedy="delete one of them")
         elif key != str(m):
             text = f"read as {m}"
@@ -169,13 +171,18 @@ def _check_keys(path: Path, content: Mapping[str, object], name: EngineName | No
         holders[m] = key
 
 
-def _check_entries(path: Path, rows: Sequence[tuple[int, str, object]], name: EngineName | None) -> Iterator[Finding]:
+def _check_entries(
+    path: Path, rows: Sequence[tuple[int, str, object]], name: EngineFileName | None
+) -> Iterator[Finding]:
     for _, key, value in rows:
-        shown = quoted(key)[:_MOST_SHOWN].strip("'")
+        shown = quoted_repr(key)[:_MAX_SHOWN].strip("'")
         if value is None and name is not None and name.kind == CHANNELWISE and name.engine == SGLANG:
             continue  # CUTLASS runs there
         if not isinstance(value, dict):
-            text, remedy = f"{quoted(value)[:_MOST_SHOWN]}, no object of knobs", "expected BLOCK_SIZE_M and the others"
+            text, remedy = (
+                f"{quoted_repr(value)[:_MAX_SHOWN]}, no object of knobs",
+                "expected BLOCK_SIZE_M and the others",
+            )
             yield Finding(path=path, key=shown, severity=ERROR, text=text, remedy=remedy)
         elif name is not None:
             for severity, text, remedy in check_entry(value, name):
@@ -188,22 +195,22 @@ def check_coverage(path: Path, ms: Sequence[int]) -> Iterator[Finding]:
     if not ordered:
         return
     low, high = ordered[0], ordered[-1]
-    if low > FEW_ROWS:
-        calls = f"calls of 1 to {_last_of(low, ms):,} rows" if len(ordered) > 1 else "all calls"
-        remedy = f"tune keys from 1 to {FEW_ROWS} too"
-        text = f"no key of at most {FEW_ROWS}: {calls} take the entry of M = {low}"
+    if low > DECODE_ROWS:
+        calls = f"calls of 1 to {_last_m_of(low, ms):,} rows" if len(ordered) > 1 else "all calls"
+        remedy = f"tune keys from 1 to {DECODE_ROWS} too"
+        text = f"no key of at most {DECODE_ROWS}: {calls} take the entry of M = {low}"
         yield Finding(path=path, severity=WARNING, text=text, remedy=remedy)
-    if high < MANY_ROWS:
-        text = f"no key from {MANY_ROWS} on: larger calls take the entry of M = {high}"
+    if high < PREFILL_ROWS:
+        text = f"no key from {PREFILL_ROWS} on: larger calls take the entry of M = {high}"
         yield Finding(path=path, severity=WARNING, text=text, remedy="tune 1024 to 4096 too")
     for one, other in itertools.pairwise(ordered):
-        if other > GAP * one:
-            text = f"no key between {one} and {other}, more than a factor of {GAP} apart"
+        if other > MAX_KEY_RATIO * one:
+            text = f"no key between {one} and {other}, more than a factor of {MAX_KEY_RATIO} apart"
             remedy = f"tune keys between, such as {round((one * other) ** 0.5)}"
             yield Finding(path=path, key=str(other), severity=WARNING, text=text, remedy=remedy)
 
 
-def _last_of(low: int, ms: Sequence[int]) -> int:
+def _last_m_of(low: int, ms: Sequence[int]) -> int:
     """The most rows of a call that takes the lowest key: of two keys as near the engines take the file's first."""
     following = min(m for m in ms if m > low)
     middle, odd = divmod(low + following, 2)

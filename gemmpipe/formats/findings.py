@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gemmpipe.errors import printable
-from gemmpipe.events import counted
+from gemmpipe.core.errors import printable
+from gemmpipe.core.events import counted
 
 ERROR, WARNING, NOTE = "error", "warning", "note"
 SEVERITIES = (ERROR, WARNING, NOTE)

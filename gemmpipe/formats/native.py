@@ -1,24 +1,101 @@
-"""The native tuned table: a CSV row for each problem."""
+"""The native tuned table: a CSV row for each problem.
+
+Rows that were read from tables, united with what stands in the native table already, and a report of it.
+"""
 
 import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gemmpipe.core.artifact import locked, read_runs, read_runs_or_reset, sidecar_path, write_runs
+from gemmpipe.core.errors import UserError, printable
+from gemmpipe.core.paths import write_atomic
+from gemmpipe.core.schema import RECORDED, RESULT
 from gemmpipe.family import Family
-from gemmpipe.formats import Format, Target
-from gemmpipe.formats.chosen import plain_rows
-from gemmpipe.formats.united import unite_into
-from gemmpipe.table import RESULT
+from gemmpipe.formats import Format, Target, typed_rows
 from gemmpipe.tables import store
-from gemmpipe.tables.merging import Row
+from gemmpipe.tables.merge import Row
+from gemmpipe.tables.store import parse_table, render
+from gemmpipe.tables.unite import TableEntry, UnitedTable, entries_of, unite_tables
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
+_MAX_SHOWN = 20
+
+
+def report_path(path: Path) -> Path:
+    """Where the report of a union stands: beside the table, and no table itself."""
+    return path.with_name(f"{path.name}.merge.txt")
+
+
+Text = Callable[[Sequence[Row], Family, Sequence[str]], str]
+"""(rows, family, foreign columns) -> the text of a table."""
+
+
+def unite_into(
+    path: Path, family: Family, selections: "pd.DataFrame", target: Target, text: Text = render
+) -> list[Path]:
+    """Unite the rows with the table at `path` and write it, its sidecar and a report, under the table's lock.
+
+    Raises UserError for a table that someone broke and EnvironmentProblem where it cannot be written: the old file
+    stands in either case.
+    """
+    given = list(_entries(family, selections))
+    files = sorted({entry.place.rpartition(":")[0] for entry in given})
+    with locked(path):
+        runs = {run: facts for file in files for run, facts in _runs(Path(file), target).items()}
+        runs = {**read_runs_or_reset(sidecar_path(path), target.warn), **runs}
+        old = entries_of(path, family, parse_table(path, family), runs) if path.exists() else []
+        union = unite_tables([*given, *old], family, target.preference.with_runs(runs))
+        used = {str(entry.row.get("run_id")) for entry in union.entries}
+        # Also of rows that lost: else the columns would depend on what was merged first.
+        extra = sorted({name for entry in (*given, *old) for name in entry.extra})
+        rows = [{**entry.row, **entry.extra} for entry in union.entries]
+        write_runs(sidecar_path(path), {run: facts for run, facts in runs.items() if run in used})
+        write_atomic(path, text(rows, family, extra))
+        lines = _report_lines(path, files, len(given), len(old), union)
+        write_atomic(report_path(path), "".join(f"{printable(line)}\n" for line in lines))
+    for line in lines[: _MAX_SHOWN + 1]:
+        target.events.emit("line", f"merge: {line}")
+    if len(lines) > _MAX_SHOWN + 1:
+        target.events.emit("line", f"merge: and {len(lines) - _MAX_SHOWN - 1:,} more in {report_path(path)}")
+    return [path, report_path(path)]
+
+
+def _entries(family: Family, selections: "pd.DataFrame") -> Iterable[TableEntry]:
+    names = ["gfx", "cu_num", *(column.name for column in family.key_columns), *RESULT]
+    for *values, place, extra in selections[[*names, *RECORDED]].itertuples(index=False, name=None):
+        yield TableEntry(row=dict(zip(names, values, strict=True)), extra=extra, place=place)
+
+
+def _runs(path: Path, target: Target) -> Mapping[str, Mapping[str, object]]:
+    try:
+        return read_runs(sidecar_path(path))
+    except UserError as error:
+        target.warn(f"{error}; left out")
+        return {}
+
+
+def _report_lines(path: Path, files: list[str], given: int, stood: int, union: UnitedTable) -> list[str]:
+    """A summary, then a line for each row that was left out."""
+    kinds = Counter(conflict.kind for conflict in union.conflicts)
+    left = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items(), key=lambda kc: (-kc[1], kc[0])))
+    own = f" and {stood:,} that stood there" if stood else ""
+    return [
+        f"{path}: {len(union.entries):,} rows, from {given:,} of {', '.join(files) or 'inputs without any'}{own}"
+        + (f"; {union.duplicates:,} said the same" if union.duplicates else "")
+        + (f"; left out: {left}" if left else "; no conflict"),
+        *map(str, union.conflicts),
+    ]
+
+
 @dataclass(frozen=True, kw_only=True)
-class Csv(Format):
+class NativeCsv(Format):
     """Merges the problems' own selections into the family's table.
 
     `file` is its name in the folder of artifacts, or an absolute path (None: the family's own name); `sort` orders
@@ -30,9 +107,9 @@ class Csv(Format):
 
     def table(self, family: Family, folder: Path) -> Path:
         """The table's path."""
-        return self.named(folder) or folder / family.csv_name
+        return self.named_file(folder) or folder / family.csv_name
 
-    def named(self, folder: Path) -> Path | None:
+    def named_file(self, folder: Path) -> Path | None:
         """The table's path, where `file` says it."""
         return folder / self.file if self.file else None
 
@@ -44,7 +121,7 @@ class Csv(Format):
         path = self.table(family, target.folder)
         if "place" in selections:
             return unite_into(path, family, selections, target)
-        rows = [_row(row, family) for row in plain_rows(family, selections, "")]
+        rows = [_row(row, family) for row in typed_rows(family, selections, "")]
         if not rows:
             return []
         # Select has asked for the improvement that the user wants; asking twice would lose what it granted.
@@ -70,4 +147,4 @@ def _row(row: Row, family: Family) -> Row:
         value = found[name]
         if isinstance(value, float) and math.isfinite(value):
             found[name] = int(value)
-    return found if family.further_cells is None else {**found, **family.further_cells(found)}
+    return found if family.extra_cells is None else {**found, **family.extra_cells(found)}

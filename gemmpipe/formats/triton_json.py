@@ -1,33 +1,111 @@
-"""Triton JSON: one file for each (N, K) and a default one, a configuration for each bucket of M."""
+"""Triton JSON: one file for each (N, K) and a default one, a configuration for each bucket of M.
+
+JSON files that map a bucket's name to its knobs: read with suspicion, merged with what is there.
+"""
 
 import glob
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gemmpipe.data import Bucket, Scalar
-from gemmpipe.errors import GemmpipeError, UserError, nearest
+from gemmpipe.core.artifact import locked, record_run, sidecar_path
+from gemmpipe.core.data import Bucket, Scalar
+from gemmpipe.core.errors import GemmpipeError, UserError, quoted_repr, suggest_or_list
+from gemmpipe.core.files import read_object
+from gemmpipe.core.paths import write_atomic
 from gemmpipe.family import Family
-from gemmpipe.files.artifact import locked, record_run, sidecar
-from gemmpipe.formats import Format, Target
-from gemmpipe.formats.buckets import Buckets, merge_into, read_buckets
-from gemmpipe.formats.chosen import Choice, Shape, by_shape, choices
+from gemmpipe.formats import BucketSelection, Format, ProductKey, Target, bucket_selections, by_product
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+SIZE_KNOBS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "NUM_KSPLIT", "SPLIT_K", "num_warps")
+"""Knobs that are whole numbers from 1."""
+COUNT_KNOBS = ("num_stages", "waves_per_eu", "kpack", "matrix_instr_nonkdim")
+"""Knobs that are whole numbers from 0, which leaves the choice to the compiler."""
+MAX_KNOB_VALUE = 2**16
+"""More than any knob is; a tile of more rows or columns fits no device."""
+
+Buckets = dict[str, dict[str, Scalar]]
+"""Bucket -> knob -> value."""
+
+
+def read_buckets(path: Path, ignored: Sequence[str] = (), optional: Sequence[str] = ()) -> Buckets:
+    """The buckets of a file, without the `ignored` names, and without `optional` knobs that are null.
+
+    Raises UserError: file, bucket, knob, what was expected.
+    """
+    found: Buckets = {}
+    buckets = read_object(path)
+    if not buckets:
+        raise UserError(f"{path}: an empty object, expected a name of a bucket or an M, and its knobs")
+    for bucket, knobs in buckets.items():
+        if bucket in ignored:
+            continue
+        if not isinstance(knobs, dict) or not knobs:
+            raise UserError(
+                f"{path}: {quoted_repr(bucket)}: expected an object of knobs; mend or delete the file, it was not touched"
+            )
+        given = {knob: value for knob, value in knobs.items() if value is not None or knob not in optional}
+        for knob, value in given.items():
+            check_knob(knob, value, f"{path}: {quoted_repr(bucket)}")
+        found[bucket] = given
+    return found
+
+
+def check_knob(knob: str, value: object, where: str) -> None:
+    """Raise UserError that begins with `where` for what no kernel can take as the value of this knob."""
+    if not (value is None or isinstance(value, str | int | float)):
+        raise UserError(f"{where}: {quoted_repr(knob)}: expected one value; mend or delete the file")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{where}: {quoted_repr(knob)}: {quoted_repr(value)}, expected a finite number")
+    least, most = (
+        (1, MAX_KNOB_VALUE)
+        if knob in SIZE_KNOBS
+        else (0, MAX_KNOB_VALUE)
+        if knob in COUNT_KNOBS
+        else (-MAX_KNOB_VALUE, MAX_KNOB_VALUE)
+    )
+    if knob in (*SIZE_KNOBS, *COUNT_KNOBS) and type(value) is not int:
+        raise UserError(f"{where}: {knob}: {quoted_repr(value)}, expected a whole number from {least} to {most}")
+    if isinstance(value, int) and not least <= value <= most:
+        raise UserError(
+            f"{where}: {quoted_repr(knob)}: {quoted_repr(value)}, expected a whole number from {least} to {most}"
+        )
+
+
+def render_buckets(buckets: Mapping[str, Mapping[str, Scalar]]) -> str:
+    """The file's text: indented by 4, buckets in the order given."""
+    return json.dumps(buckets, indent=4) + "\n"
+
+
+def merge_buckets(
+    path: Path, new: Mapping[str, Mapping[str, Scalar]], old: Buckets, order: Mapping[str, float]
+) -> Buckets:
+    """Write `old` with `new` put in, sorted by `order` (buckets not in it last); returns what stands there now.
+
+    The caller has read `old` and holds the lock. Raises OSError with the old file untouched.
+    """
+    merged: Buckets = {**old, **{name: dict(knobs) for name, knobs in new.items()}}
+    ordered = {name: merged[name] for name in sorted(merged, key=lambda name: order.get(name, float("inf")))}
+    write_atomic(path, render_buckets(ordered))
+    return ordered
+
 
 Limit = int | None | Mapping[str, Scalar]
 """The highest M of a bucket (None: no limit), or a mapping of `high` and knob values that it asks for."""
 
 _WHERE = "format.triton_json.buckets"
-_BOUNDS = (1, 4, 8, *(2**power for power in range(4, 14)))
+_BUCKET_BOUNDS = (1, 4, 8, *(2**power for power in range(4, 14)))
 
 PRESETS: Mapping[str, Mapping[str, Limit]] = {
     "aiter": {"small_M": 256, "medium_M": 2048, "large_M": None},
-    "m_leq": {**{f"M_LEQ_{bound}": bound for bound in _BOUNDS}, "any": None},
+    "m_leq": {**{f"M_LEQ_{bound}": bound for bound in _BUCKET_BOUNDS}, "any": None},
     "atomic": {
         "small": 31,
         "medium_M32": {"high": 32, "BLOCK_SIZE_M": 32},
@@ -59,17 +137,17 @@ class TritonJson(Format):
         """The buckets of a family's files, lowest first."""
         return bucket_ranges(family.json_buckets, _WHERE) if self._ranges is None else self._ranges
 
-    def asks(self, family: Family) -> Mapping[str, tuple[str, ...]]:
+    def constraints(self, family: Family) -> Mapping[str, tuple[str, ...]]:
         """The constraints of its buckets."""
-        return {f"{_WHERE}.{b.name}": tuple(name for name, _ in b.must) for b in self.ranges(family)}
+        return {f"{_WHERE}.{b.name}": tuple(name for name, _ in b.required_knobs) for b in self.ranges(family)}
 
     def buckets(self, family: Family, ms: Sequence[int]) -> tuple[Bucket, ...]:
         """The buckets that hold any of these Ms."""
-        return tuple(bucket for bucket in self.ranges(family) if any(bucket.holds(m) for m in ms))
+        return tuple(bucket for bucket in self.ranges(family) if any(bucket.contains(m) for m in ms))
 
     def write(self, family: Family, selections: "pd.DataFrame", target: Target) -> list[Path]:
         """A file a product and the default one; buckets that were not tuned this time stay as they are."""
-        found = by_shape(family, choices(family, selections, self.name, target.device.gfx), target.events)
+        found = by_product(family, bucket_selections(family, selections, self.name, target.device.gfx), target.events)
         if not found:
             return []
         stem = f"{self.device_name or target.device.gfx}-GEMM-{family.json_tag}"
@@ -78,10 +156,10 @@ class TritonJson(Format):
         with locked(default):
             files = {target.folder / f"{stem}{_suffix(shape)}.json": chosen for shape, chosen in found.items()}
             old = {path: read_buckets(path) if path.exists() else {} for path in (*files, default)}
-            record_run(sidecar(default), target.run_id, target.provenance, None, target.warn)
+            record_run(sidecar_path(default), target.run_id, target.provenance, None, target.warn)
             for path, chosen in files.items():
-                merge_into(path, _bodies(chosen), old[path], order)
-            merge_into(default, _commonest(target.folder, stem), old[default], order)
+                merge_buckets(path, _knobs_by_bucket(chosen), old[path], order)
+            merge_buckets(default, _most_frequent(target.folder, stem), old[default], order)
         return [*files, default]
 
 
@@ -89,7 +167,7 @@ def bucket_ranges(buckets: str | Mapping[str, Limit], where: str) -> tuple[Bucke
     """The buckets of a preset or a mapping, lowest first. Raises UserError that begins with `where`."""
     if isinstance(buckets, str):
         if buckets not in PRESETS:
-            raise UserError(f"{where}: '{buckets}', expected a preset or a mapping{nearest(buckets, PRESETS)}")
+            raise UserError(f"{where}: '{buckets}', expected a preset or a mapping{suggest_or_list(buckets, PRESETS)}")
         buckets = PRESETS[buckets]
     if not buckets:
         raise UserError(f"{where}: empty, expected {{name: highest M, ..., last: null}}")
@@ -103,23 +181,25 @@ def bucket_ranges(buckets: str | Mapping[str, Limit], where: str) -> tuple[Bucke
                 f"{where}.{name}: {high}, expected a whole number above the one before, null only at the end"
             )
         must = tuple(knobs.items())
-        found.append(Bucket(format=TritonJson.name, name=name, low=low, high=high, must=must, backends=("triton",)))
+        found.append(
+            Bucket(format=TritonJson.name, name=name, low=low, high=high, required_knobs=must, backends=("triton",))
+        )
         low = high
     return tuple(found)
 
 
-def _suffix(shape: Shape) -> str:
+def _suffix(shape: ProductKey) -> str:
     return "".join(f"-{name}={value}" for name, value in shape)
 
 
-def _bodies(chosen: Mapping[str, Choice]) -> Buckets:
+def _knobs_by_bucket(chosen: Mapping[str, BucketSelection]) -> Buckets:
     for bucket, choice in chosen.items():
         if choice.libtype != "triton":
             raise GemmpipeError(f"triton_json: {bucket}: a candidate of {choice.libtype}, expected one of triton")
     return {bucket: choice.knobs for bucket, choice in chosen.items()}
 
 
-def _commonest(folder: Path, stem: str) -> Buckets:
+def _most_frequent(folder: Path, stem: str) -> Buckets:
     """The knobs that win a bucket most often over all products of this folder; a tie goes to the first file."""
     shape_file = re.compile(re.escape(stem) + r"(-\w+=[0-9]+)+\.json")
     votes: dict[str, Counter[str]] = {}

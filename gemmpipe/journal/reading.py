@@ -1,17 +1,151 @@
-"""A journal read back: what an earlier session of a run, or another run, has written."""
+"""A journal read back: what an earlier session of a run, or another run, has written.
+
+Rows of a journal held against what we write: a journal may be a stranger's, or spoilt on its disk.
+
+What is read here ends in tables, and in the names of files. Each reader raises ValueError, TypeError or KeyError.
+"""
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
-from gemmpipe.data import BuildFacts, Candidate, Trial
-from gemmpipe.files.regular import open_regular
-from gemmpipe.journal import rows
-from gemmpipe.journal.writing import NAME
+from gemmpipe.core.data import (
+    ARCH_PATTERN,
+    BuildFacts,
+    Candidate,
+    Device,
+    Scalar,
+    Status,
+    Trial,
+    Tuning,
+    is_plausible_time_us,
+)
+from gemmpipe.core.files import is_formula, open_regular
+from gemmpipe.journal.writer import NAME
 
-_LONGEST_LINE = 10_000_000
+Fields = Mapping[str, object]
+_MAX_TEXT = 10_000
+"""Characters of a text that goes into a table, whose readers take cells of some 100,000."""
+_MAX_COUNT = 2**31 - 1
+
+
+def parse_device(values: object) -> Device:
+    """The device of a session."""
+    found = Device(**cast(dict[str, object], values))  # type: ignore[arg-type]
+    for name in (found.kind, found.name, found.gfx, found.uuid):
+        table_name(name)
+    for number in (found.shared_bytes, found.cache_bytes, found.warp_size, found.index):
+        checked_count(number)
+    if found.kind != "none" and (
+        checked_count(found.cu_num) not in range(1, _MAX_COUNT) or not ARCH_PATTERN.fullmatch(found.gfx)
+    ):
+        raise ValueError(f"no device: {found.gfx}, {found.cu_num} units")
+    return found
+
+
+def parse_candidate(row: Fields) -> Candidate:
+    """Who a candidate is."""
+    knobs = cast(Mapping[str, Scalar], row["knobs"])
+    for name, value in knobs.items():
+        checked_text(name)
+        if isinstance(value, str):
+            checked_text(value)
+        elif not (value is None or isinstance(value, int) or math.isfinite(value)):
+            raise ValueError(f"no knob: {value!r}")
+    return Candidate.of(table_name(row["backend"]), knobs)
+
+
+def parse_problem(row: Fields) -> Fields:
+    """A problem's row: its key is held against the family's columns where that is known."""
+    checked_text(row["id"]), checked_text(row["layer"])
+    for name, value in cast(Mapping[str, Scalar], row["key"]).items():
+        checked_text(name), checked_text(str(value))
+    if isinstance(row["weight"], bool) or not 0 < float(cast(float, row["weight"])) < math.inf:
+        raise ValueError(f"no weight: {row['weight']!r}")
+    return row
+
+
+def parse_facts(row: Fields) -> BuildFacts:
+    """What compiling gave."""
+    numbers = (
+        None if row[name] is None else checked_count(row[name]) for name in ("shared_bytes", "registers", "spills")
+    )
+    shared_bytes, registers, spills = numbers
+    return BuildFacts(
+        compile_s=_finite(row["compile_s"]),
+        shared_bytes=cast(int, shared_bytes),
+        registers=registers,
+        spills=spills,
+        error=str(row["error"]),
+    )
+
+
+def parse_trial(row: Fields, of: Candidate) -> Trial:
+    """An attempt on a candidate."""
+    samples = tuple(cast(list[float], row["samples_us"]))
+    if not all(map(is_plausible_time_us, samples)):
+        raise ValueError(f"no times: {samples[:9]}")
+    error = row.get("error", "")
+    return Trial(
+        stage=str(row["stage"]),
+        problem=str(row["problem"]),
+        candidate=of,
+        status=Status(str(row["status"])),
+        launches=checked_count(row["launches"]),
+        requested_launches=checked_count(row.get("asked", 0)),
+        samples_us=tuple(map(float, samples)),
+        err_ratio=None if row.get("err_ratio") is None else _finite(row["err_ratio"]),
+        extra_weight_bytes=checked_count(row.get("extra_weight_bytes", 0)),
+        shared=row.get("shared") is True,
+        error=_encoded(str(error)) if error else "",
+        tuning=_tuning(cast(Fields, row["tuning"])) if "tuning" in row else None,
+    )
+
+
+def _tuning(row: Fields) -> Tuning:
+    tried, of, compiled = (checked_count(row[name]) for name in ("tried", "of", "compiled"))
+    return Tuning(seconds=_finite(row["seconds"]), tried=tried, of=of, compiled=compiled)
+
+
+def checked_text(value: object) -> str:
+    """A line of text that a table and a terminal can take."""
+    if not isinstance(value, str) or len(value) > _MAX_TEXT or not value.isprintable():
+        raise ValueError(f"no line of text: {value!r}")
+    return value
+
+
+def table_name(value: object) -> str:
+    """A name that goes into tables: no formula of a spreadsheet's."""
+    found = checked_text(value)
+    if is_formula(found):
+        raise ValueError(f"no name: {found!r}")
+    return found
+
+
+def checked_count(value: object) -> int:
+    """A whole number, not below 0."""
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError(f"no count: {value!r}")
+    return value
+
+
+def _finite(value: object) -> float:
+    number = float(cast(float, value))
+    if not 0 <= number < math.inf:
+        raise ValueError(f"no number: {value!r}")
+    return number
+
+
+def _encoded(value: str) -> str:
+    """A text of several lines; half a character is no text, and can be written nowhere."""
+    value.encode()
+    return value
+
+
+_MAX_LINE_BYTES = 10_000_000
 """Bytes; a trial of 100,000 samples takes two million."""
 
 
@@ -23,9 +157,9 @@ class Record:
     problems: list[Mapping[str, object]] = field(default_factory=list)
     finished: set[tuple[str, str]] = field(default_factory=set)
     """(stage, problem) whose `done` row stands."""
-    cut: set[str] = field(default_factory=set)
+    cut_short: set[str] = field(default_factory=set)
     """Problems whose search was cut short."""
-    homes: dict[str, str] = field(default_factory=dict)
+    assignments: dict[str, str] = field(default_factory=dict)
     """By problem id: the device (UUID or name) that its candidates were timed on."""
     kernel_names: dict[str, str] = field(default_factory=dict)
     """By candidate id."""
@@ -41,7 +175,7 @@ class Record:
     def add(self, trial: Trial) -> None:
         """Take a trial, written after all that are here."""
         trials = self._trials.setdefault((trial.stage, trial.problem), {})
-        key = (trial.candidate.id, trial.look)
+        key = (trial.candidate.id, trial.effective_launches)
         trials.pop(key, None)
         trials[key] = trial
 
@@ -100,10 +234,10 @@ def _lines(path: Path, skipped: list[int]) -> Iterator[tuple[int, dict[str, obje
 
 def _bounded(stream: BinaryIO) -> Iterator[bytes]:
     """The lines; of one that is longer than any of ours its first bytes, which are no row."""
-    while line := stream.readline(_LONGEST_LINE):
+    while line := stream.readline(_MAX_LINE_BYTES):
         yield line
-        while len(line) == _LONGEST_LINE and not line.endswith(b"\n"):
-            line = stream.readline(_LONGEST_LINE)
+        while len(line) == _MAX_LINE_BYTES and not line.endswith(b"\n"):
+            line = stream.readline(_MAX_LINE_BYTES)
 
 
 @dataclass(kw_only=True)
@@ -117,28 +251,28 @@ class _Known:
 def _take(row: dict[str, object], record: Record, known: _Known) -> None:
     match row["row"]:
         case "session":
-            rows.device(row["device"])
+            parse_device(row["device"])
             record.sessions.append(row)
         case "problem":
-            record.problems.append(rows.problem(row))
+            record.problems.append(parse_problem(row))
         case "candidate":
-            name, kernel = str(row["id"]), rows.name_of(row.get("kernel", row["backend"]))
+            name, kernel = str(row["id"]), table_name(row.get("kernel", row["backend"]))
             builds = tuple(map(str, row.get("builds", ())))  # type: ignore[call-overload]
-            known.candidates[name] = rows.candidate(row)
+            known.candidates[name] = parse_candidate(row)
             known.builds[name], record.kernel_names[name] = builds, kernel
         case "cut":
-            record.cut.add(str(row["problem"]))
+            record.cut_short.add(str(row["problem"]))
         case "whole":
-            record.cut.discard(str(row["problem"]))
+            record.cut_short.discard(str(row["problem"]))
         case "build":
-            record.facts[str(row["id"])] = rows.facts(row)
+            record.facts[str(row["id"])] = parse_facts(row)
         case "home":
-            record.homes[str(row["problem"])] = str(row["device"])
+            record.assignments[str(row["problem"])] = str(row["device"])
         case "done":
             record.finished.add((str(row["stage"]), str(row["problem"])))
         case "trial":
             name = str(row["candidate"])
-            trial = rows.trial(row, known.candidates[name])
+            trial = parse_trial(row, known.candidates[name])
             record.add(trial)
             if builds := known.builds[name]:
                 record.builds[trial.problem, trial.candidate.id] = builds

@@ -1,7 +1,6 @@
 """What engines import: tuned products by name, weights prepared ahead, tables read again."""
 
-from gemmpipe.runtime.dispatches import reload
-from gemmpipe.runtime.entry_points import (
+from gemmpipe.runtime.api import (
     batched_gemm_a8w8,
     batched_gemm_bf16,
     fused_moe,
@@ -13,14 +12,14 @@ from gemmpipe.runtime.entry_points import (
     gemm_a16w16,
     gemm_a16w16_atomic,
 )
-from gemmpipe.runtime.selection import answers
-from gemmpipe.runtime.weights import forget, prepare
+from gemmpipe.runtime.dispatch import reload
+from gemmpipe.runtime.product import prepare_weight, release_prepared
+from gemmpipe.runtime.selection_log import dispatch_report
 
 __all__ = [
-    "answers",
     "batched_gemm_a8w8",
     "batched_gemm_bf16",
-    "forget",
+    "dispatch_report",
     "fused_moe",
     "gemm_a4w4_blockscale",
     "gemm_a8w8",
@@ -29,6 +28,7 @@ __all__ = [
     "gemm_a8w8_bpreshuffle",
     "gemm_a16w16",
     "gemm_a16w16_atomic",
-    "prepare",
+    "prepare_weight",
+    "release_prepared",
     "reload",
 ]

@@ -1,37 +1,43 @@
-"""From operands to a tuned call: found once a key under a lock, one dictionary look-up ever after."""
+"""From operands to a tuned call: found once a key under a lock, one dictionary look-up ever after.
 
+The process's dispatches, one a family: plain ones, and while products are captured ones that count.
+"""
+
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
-from gemmpipe.data import Device, Problem
-from gemmpipe.errors import UserError, shown
-from gemmpipe.family import GemmSpec
-from gemmpipe.runtime.answering import Answering, CallKey, FirstCall, device_of
-from gemmpipe.runtime.bound import kernel_call
-from gemmpipe.runtime.calls import Call, NotInGraph, any_call, linear_call, padded_call
+from gemmpipe.core.data import Device, Problem
+from gemmpipe.core.errors import UserError, short_repr
+from gemmpipe.family import GemmSpec, load_family
+from gemmpipe.runtime.binding import GemmCall, NotCapturable, bind_kernel, generic_call, linear_call, padded_call
+from gemmpipe.runtime.cache import BindRequest, CallKey, KernelCache, device_by_index
+from gemmpipe.runtime.capture.recorder import Recorder, requested_recorder
+from gemmpipe.runtime.capture.watcher import capture_paused, current_module
 from gemmpipe.runtime.operands import (
-    Given,
-    Optional,
-    not_tensors,
-    orders_of,
+    CallOperands,
+    OptionalTensor,
+    memory_orders,
+    on_meta,
+    operand_type_error,
     problem_of,
-    product_of,
+    product_spec,
     with_order,
-    without_memory,
 )
-from gemmpipe.runtime.selecting import Selected
-from gemmpipe.runtime.selection import Untuned
+from gemmpipe.runtime.select import LookupResult
+from gemmpipe.runtime.selection_log import UntunedKey
 
 SHUFFLED = "bpreshuffle"
 """The key column of families whose weights may lie in tiles or not."""
-_AITERS_MARK = "is_shuffled"
+_AITER_SHUFFLED_ATTRIBUTE = "is_shuffled"
 """What aiter's `shuffle_weight` sets on the tensor that it returns."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dispatch(Answering):
+class Dispatch(KernelCache):
     """Everything that calls of one family need; `flag` is the key column that is true of all of them, or empty."""
 
     flag: str = ""
@@ -40,9 +46,9 @@ class Dispatch(Answering):
         self,
         x: torch.Tensor,
         w: torch.Tensor,
-        x_scale: Optional,
-        w_scale: Optional,
-        bias: Optional,
+        x_scale: OptionalTensor,
+        w_scale: OptionalTensor,
+        bias: OptionalTensor,
         out_dtype: torch.dtype,
     ) -> torch.Tensor:
         """The product. Raises UserError for operands that are no product of this family."""
@@ -61,103 +67,184 @@ class Dispatch(Answering):
                 None if bias is None else (bias.shape, bias.dtype, bias.get_device()),
             )
         except AttributeError:
-            raise not_tensors(self.family.entry_point, x, w, x_scale, w_scale, bias) from None
+            raise operand_type_error(self.family.entry_point, x, w, x_scale, w_scale, bias) from None
         if key[5] == -1:
-            key = (*key, *without_memory(x, w, x_scale, w_scale, bias))
+            key = (*key, *on_meta(x, w, x_scale, w_scale, bias))
         call = self.calls.get(key)
         try:
             if call is not None:
                 return call(x, w, x_scale, w_scale, bias)
-            given = Given(x=x, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out_dtype=out_dtype)
-            return self._first(key, given)
-        except NotInGraph:
-            given = Given(x=x, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out_dtype=out_dtype)
-            return self._in_graph(given)
+            given = CallOperands(x=x, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out_dtype=out_dtype)
+            return self._bind_and_run(key, given)
+        except NotCapturable:
+            given = CallOperands(x=x, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out_dtype=out_dtype)
+            return self._run_in_graph(given)
 
-    def torchs_own(self, given: Given, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
+    def run_torch(self, given: CallOperands, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
         """What is left to torch for a reason other than the tables."""
         return compute()
 
-    def checked(self, given: Given) -> tuple[Problem, GemmSpec]:
+    def checked_product(self, given: CallOperands) -> tuple[Problem, GemmSpec]:
         """The family's key for these operands, and the product. Raises UserError where they are none."""
         if not isinstance(given.out_dtype, torch.dtype):
-            raise UserError(f"{self.family.entry_point}: out_dtype is {shown(given.out_dtype)}, expected a torch.dtype")
-        shuffled = getattr(given.w, _AITERS_MARK, False) is True
+            raise UserError(
+                f"{self.family.entry_point}: out_dtype is {short_repr(given.out_dtype)}, expected a torch.dtype"
+            )
+        shuffled = getattr(given.w, _AITER_SHUFFLED_ATTRIBUTE, False) is True
         if shuffled and not self.flag and any(column.name == SHUFFLED for column in self.family.key_columns):
-            raise UserError(f"{self.family.entry_point}: w is shuffled (w.{_AITERS_MARK}), expected {SHUFFLED}=True")
+            raise UserError(
+                f"{self.family.entry_point}: w is shuffled (w.{_AITER_SHUFFLED_ATTRIBUTE}), expected {SHUFFLED}=True"
+            )
         problem = problem_of(self.family, given, self.flag)
-        return problem, product_of(self.family, given, problem)
+        return problem, product_spec(self.family, given, problem)
 
-    def _first(self, key: CallKey, given: Given) -> torch.Tensor:
+    def _bind_and_run(self, key: CallKey, given: CallOperands) -> torch.Tensor:
         """The first call of a key: check, look up, bind, run, and keep what ran. Raises NotInGraph."""
-        problem, spec = self.checked(given)
+        problem, spec = self.checked_product(given)
         if given.x.is_meta or 0 in (spec.batch, spec.m, spec.n, spec.k):
-            return _degenerate(given)
+            return _degenerate_output(given)
         if spec.x_scale is not None and spec.x_scale.granularity == "block" and self.tables().orders:
-            call = self.calls[key] = self._by_order(key, given.out_dtype)
+            call = self.calls[key] = self._call_by_scale_order(key, given.out_dtype)
             return call(given.x, given.w, given.x_scale, given.w_scale, given.bias)
-        return self.first(key, self._asked(problem, spec, given))
+        return self.first_call(key, self._bind_request(problem, spec, given))
 
-    def _asked(self, problem: Problem, spec: GemmSpec, given: Given, orders: tuple[str, ...] = ()) -> FirstCall:
-        device = device_of(given.x.get_device())
-        return FirstCall(
+    def _bind_request(
+        self, problem: Problem, spec: GemmSpec, given: CallOperands, orders: tuple[str, ...] = ()
+    ) -> BindRequest:
+        device = device_by_index(given.x.get_device())
+        return BindRequest(
             problem=problem,
             spec=spec,
             device=device,
             bind=lambda selected: self._bind(selected, spec, device, given),
             run=lambda call: call(given.x, given.w, given.x_scale, given.w_scale, given.bias),
-            counted=_counted,
+            with_counter=_counting_call,
             orders=orders,
         )
 
-    def _by_order(self, key: CallKey, out_dtype: torch.dtype) -> Call:
+    def _call_by_scale_order(self, key: CallKey, out_dtype: torch.dtype) -> GemmCall:
         """A call that is answered by how x's scales lie, where rows are for one layout of them alone."""
         calls = self.calls
 
         def call(
-            x: torch.Tensor, w: torch.Tensor, x_scale: Optional, w_scale: Optional, bias: Optional
+            x: torch.Tensor, w: torch.Tensor, x_scale: OptionalTensor, w_scale: OptionalTensor, bias: OptionalTensor
         ) -> torch.Tensor:
-            orders = orders_of(x_scale)
+            orders = memory_orders(x_scale)
             own = (*key, orders)
             found = calls.get(own)
             if found is not None:
                 out: torch.Tensor = found(x, w, x_scale, w_scale, bias)
                 return out
-            given = Given(x=x, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out_dtype=out_dtype)
+            given = CallOperands(x=x, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out_dtype=out_dtype)
             problem = with_order(problem_of(self.family, given, self.flag), orders)
-            return self.first(own, self._asked(problem, product_of(self.family, given, problem), given, orders))
+            return self.first_call(
+                own, self._bind_request(problem, product_spec(self.family, given, problem), given, orders)
+            )
 
         return call
 
-    def _bind(self, selected: Selected, spec: GemmSpec, device: Device, given: Given) -> Call:
-        chosen = selected.chosen
-        if chosen.rows is not None:
-            inner = any_call(chosen, replace(spec, m=chosen.rows), device, given.out_dtype, borrowed=self.borrowed)
-            return padded_call(inner, spec, chosen.rows)
-        bound = linear_call(chosen, spec, given) if self.make_out is None else None
-        bound = bound or kernel_call(chosen, spec, device, given, borrowed=self.borrowed, make_out=self.make_out)
-        return bound or any_call(chosen, spec, device, given.out_dtype, borrowed=self.borrowed, make_out=self.make_out)
+    def _bind(self, selected: LookupResult, spec: GemmSpec, device: Device, given: CallOperands) -> GemmCall:
+        runnable = selected.runnable
+        if runnable.rows is not None:
+            inner = generic_call(
+                runnable, replace(spec, m=runnable.rows), device, given.out_dtype, graph_pool=self.graph_pool
+            )
+            return padded_call(inner, spec, runnable.rows)
+        bound = linear_call(runnable, spec, given) if self.make_out is None else None
+        bound = bound or bind_kernel(runnable, spec, device, given, graph_pool=self.graph_pool, make_out=self.make_out)
+        return bound or generic_call(
+            runnable, spec, device, given.out_dtype, graph_pool=self.graph_pool, make_out=self.make_out
+        )
 
-    def _in_graph(self, given: Given) -> torch.Tensor:
+    def _run_in_graph(self, given: CallOperands) -> torch.Tensor:
         """The fallback, inside a graph whose weight was not prepared before: nothing that it makes is kept."""
-        problem, device = problem_of(self.family, given, self.flag), device_of(given.x.get_device())
-        spec, chosen = self.in_graph(problem, device, ", or gemmpipe.runtime.prepare(weight)")
-        inner_spec = spec if chosen.rows is None else replace(spec, m=chosen.rows)
-        call = any_call(chosen, inner_spec, device, given.out_dtype, keep=False)
-        if chosen.rows is not None:
-            call = padded_call(call, spec, chosen.rows)
+        problem, device = problem_of(self.family, given, self.flag), device_by_index(given.x.get_device())
+        spec, runnable = self.select_for_graph(problem, device, ", or gemmpipe.runtime.prepare(weight)")
+        inner_spec = spec if runnable.rows is None else replace(spec, m=runnable.rows)
+        call = generic_call(runnable, inner_spec, device, given.out_dtype, keep=False)
+        if runnable.rows is not None:
+            call = padded_call(call, spec, runnable.rows)
         return call(given.x, given.w, given.x_scale, given.w_scale, given.bias)
 
 
-def _counted(call: Call, untuned: Untuned) -> Call:
-    def counted(x: torch.Tensor, w: torch.Tensor, x_scale: Optional, w_scale: Optional, bias: Optional) -> torch.Tensor:
+def _counting_call(call: GemmCall, untuned: UntunedKey) -> GemmCall:
+    def counted(
+        x: torch.Tensor, w: torch.Tensor, x_scale: OptionalTensor, w_scale: OptionalTensor, bias: OptionalTensor
+    ) -> torch.Tensor:
         untuned.calls += 1
         return call(x, w, x_scale, w_scale, bias)
 
     return counted
 
 
-def _degenerate(given: Given) -> torch.Tensor:
+def _degenerate_output(given: CallOperands) -> torch.Tensor:
     """The product without a batch, a row, a column or an inner element, or on a device without memory (meta)."""
     out = torch.zeros(given.out_shape, dtype=given.out_dtype, device=given.x.device)
     return out if given.bias is None else out.add_(given.bias)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordingDispatch(Dispatch):
+    """A dispatch that also counts every product it is asked for."""
+
+    recorder: Recorder
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        w: torch.Tensor,
+        x_scale: OptionalTensor,
+        w_scale: OptionalTensor,
+        bias: OptionalTensor,
+        out_dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """As the plain one."""
+        given = CallOperands(x=x, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out_dtype=out_dtype)
+        return self._recording(
+            given, lambda: super(RecordingDispatch, self).__call__(x, w, x_scale, w_scale, bias, out_dtype)
+        )
+
+    def run_torch(self, given: CallOperands, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """As the plain one."""
+        return self._recording(given, compute)
+
+    def _recording(self, given: CallOperands, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
+        with capture_paused():
+            out = compute()
+        if out.numel() and given.x.shape[-1]:
+            with self.recorder.logging_errors():
+                orders = memory_orders(given.x_scale)  # one row or column lies in both, and says nothing
+                problem = with_order(problem_of(self.family, given, self.flag), orders if len(orders) == 1 else ())
+                self.recorder.add(
+                    self.family.name, {**dict(problem.key), "op": self.family.entry_point}, current_module()
+                )
+        return out
+
+
+EAGER: dict[str, Dispatch] = {}
+"""The process's dispatches by family, for calls outside compiled graphs; read without a function call."""
+_COMPILED: dict[str, Dispatch] = {}
+WITH_OPTIONS: dict[tuple[object, ...], Dispatch] = {}
+"""Those of calls that say more than their operands: a configuration, an output to write into."""
+_LOCK = threading.Lock()
+
+
+def dispatch_of(family: str, *, graph_pool: bool = False) -> Dispatch:
+    """The process's dispatch of a family, made when first asked for; `family+column`: with that key column true."""
+    held = _COMPILED if graph_pool else EAGER
+    found = held.get(family)
+    if found is None:
+        with _LOCK:
+            recorder = requested_recorder()
+            kind = Dispatch if recorder is None else partial(RecordingDispatch, recorder=recorder)
+            name, _, flag = family.partition("+")
+            found = held.setdefault(family, kind(family=load_family(name), flag=flag, graph_pool=graph_pool))
+    return found
+
+
+def reload() -> None:
+    """Read the tables again at the next call, and find every call anew: after tuning, or a changed environment."""
+    with _LOCK:
+        EAGER.clear()
+        _COMPILED.clear()
+        WITH_OPTIONS.clear()

@@ -1,20 +1,39 @@
-"""A loaded kernel bound to everything but its addresses: what a call of the run time launches."""
+"""A loaded kernel bound to everything but its addresses: what a call of the run time launches.
 
+Memory that outlives a compiled graph: made where no graph's pool takes part.
+
+Split-K's workspace for compiled code: never in the memory of a compiled graph, which is its compiler's own.
+"""
+
+import sys
+import threading
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from threading import get_ident
+from typing import Any, TypeVar
 
-from gemmpipe.launching.builds import Loaded
+import torch
+
+from gemmpipe.launch.build import LoadedKernel
+from gemmpipe.launch.workspace import (
+    WORKSPACES,
+    WorkspaceBuffers,
+    allocate_workspace,
+    current_device_index,
+    grow_workspace,
+    stream_getter,
+    stream_is_capturing,
+)
 
 BoundLaunch = Callable[[int, list[object]], None]
-_DIRECT = "3.6."
+_DIRECT_LAUNCH_TRITON = "3.6."
 """The Triton whose compiled launcher is called without the Python function around it: seen to run, 0.6 us less."""
-_DESCRIPTORS_KEPT = 1024  # of an operand; one is some 300 bytes
+_MAX_DESCRIPTORS = 1024  # of an operand; one is some 300 bytes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Bound:
+class BoundKernel:
     """Fill a copy of `values` at the places of the pointers, then `launch(stream, values)`.
 
     Pointers are given as integers, which the launcher takes without asking the driver about each of them. The kernel
@@ -24,23 +43,27 @@ class Bound:
     launch: BoundLaunch
     values: tuple[object, ...]
     """Every argument in the order of the signature; None where an address is to be filled in."""
-    places: Mapping[str, int]
+    positions: Mapping[str, int]
     """Where each parameter stands in `values`."""
 
 
-def bound(loaded: Loaded, grid: tuple[int, int, int], cluster: int, arguments: Mapping[str, object]) -> Bound:
+def bind_launch(
+    loaded: LoadedKernel, grid: tuple[int, int, int], cluster: int, arguments: Mapping[str, object]
+) -> BoundKernel:
     """`arguments` names every parameter that is neither constant nor address."""
     known = {**dict(loaded.build.constants), **arguments}
     places = {name: place for place, (name, _) in enumerate(loaded.build.signature)}
-    return Bound(launch=_launch(loaded, grid, cluster), values=tuple(known.get(name) for name in places), places=places)
+    return BoundKernel(
+        launch=_launch(loaded, grid, cluster), values=tuple(known.get(name) for name in places), positions=places
+    )
 
 
-def _launch(loaded: Loaded, grid: tuple[int, int, int], cluster: int) -> BoundLaunch:
+def _launch(loaded: LoadedKernel, grid: tuple[int, int, int], cluster: int) -> BoundLaunch:
     from triton import __version__ as version
 
     run, function = loaded.kernel.run, loaded.kernel.function
-    (x, y, z), metadata = loaded.laid_out(grid, cluster)
-    if version.startswith(_DIRECT) and type(run).__name__ == "CudaLauncher" and not _scratch_bytes(run):
+    (x, y, z), metadata = loaded.cluster_launch(grid, cluster)
+    if version.startswith(_DIRECT_LAUNCH_TRITON) and type(run).__name__ == "CudaLauncher" and not _scratch_bytes(run):
         start, together, early = run.launch, run.launch_cooperative_grid, run.launch_pdl
 
         def direct(stream: int, values: list[object]) -> None:
@@ -58,7 +81,7 @@ def _scratch_bytes(run: Any) -> int:
     return int(run.global_scratch_size) + int(run.profile_scratch_size)
 
 
-class _Address:
+class _AddressHolder:
     """Stands in for the tensor of a descriptor, without keeping its memory alive."""
 
     def __init__(self, address: int) -> None:
@@ -68,7 +91,7 @@ class _Address:
         return self._address
 
 
-class Descriptors(dict[int, object]):
+class DescriptorCache(dict[int, object]):
     """Tensor descriptors by address, made like `pattern` when first asked for."""
 
     def __init__(self, pattern: object) -> None:
@@ -78,8 +101,87 @@ class Descriptors(dict[int, object]):
 
     def __missing__(self, address: int) -> object:
         made = copy(self._pattern)
-        made.base = _Address(address)  # type: ignore[attr-defined]
-        if len(self) >= _DESCRIPTORS_KEPT:
+        made.base = _AddressHolder(address)  # type: ignore[attr-defined]
+        if len(self) >= _MAX_DESCRIPTORS:
             self.clear()
         self[address] = made
         return made
+
+
+T = TypeVar("T")
+
+
+def outside_graph_pools(make: Callable[[], T], device: torch.device) -> T:
+    """`make()` in a thread of its own, complete when it returns.
+
+    While a compiled graph warms up, all memory of its thread comes from the graph's pool, and later replays write
+    over it.
+    """
+    if device.type != "cuda":
+        return make()
+    results: list[T] = []
+    errors: list[BaseException] = []
+    before = torch.cuda.current_stream(device)
+
+    def work() -> None:
+        try:
+            with torch.no_grad(), torch.cuda.device(device):
+                stream = torch.cuda.current_stream(device)
+                stream.wait_stream(before)
+                results.append(make())
+                stream.synchronize()
+        except BaseException as error:  # noqa: BLE001 - raised again in the thread that asked
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+class GraphWorkspaces:
+    """One workspace a thread and stream, made outside of all graphs' pools and kept for good.
+
+    torch.compile's graphs of a device share one pool, so they run one after another, as launches of one thread on one
+    stream do. Theirs are captured after a warm-up of the same calls, on the same stream; a graph of the user's own
+    may run beside any other, and gets a workspace of its own.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[int, int, int], WorkspaceBuffers] = {}
+        self._outgrown: list[WorkspaceBuffers] = []
+        """A graph captured before still writes there."""
+
+    def take(self, parts: int, counters: int, device: torch.device) -> WorkspaceBuffers:
+        """For launches on the stream that is current."""
+        index = current_device_index(device)
+        stream = stream_getter()(index) if index >= 0 else 0
+        place = (get_ident(), index, stream)
+        held = self._held.get(place)
+        fits = held is not None and held.parts >= parts and held.counters >= counters
+        if index >= 0 and stream_is_capturing():
+            if not _is_capturing_compiled_graph(index, stream):
+                return WORKSPACES.space(parts, counters, device)
+            return held if held is not None and fits else allocate_workspace(parts, counters, device)
+        if held is None or not fits:
+            if held is not None:
+                self._outgrown.append(held)
+            before = held
+            held = self._held[place] = outside_graph_pools(
+                lambda: grow_workspace(before, 2 * parts, counters, device), device
+            )
+        return held
+
+
+def _is_capturing_compiled_graph(index: int, stream: int) -> bool:
+    """Whether this is the stream on which torch.compile captures its graphs."""
+    trees = sys.modules.get("torch._inductor.cudagraph_trees")
+    if trees is None:
+        return False
+    manager = trees.get_manager(index, create_if_none_exists=False)
+    return manager is not None and manager.stream.cuda_stream == stream
+
+
+GRAPH_WORKSPACES = GraphWorkspaces()

@@ -13,107 +13,107 @@ from pathlib import Path
 from typing import Protocol
 
 from gemmpipe import online
-from gemmpipe.data import Device, Problem
-from gemmpipe.device import gpu_device
-from gemmpipe.errors import GemmpipeError
+from gemmpipe.core.data import Device, Problem
+from gemmpipe.core.device import gpu_device
+from gemmpipe.core.errors import GemmpipeError
+from gemmpipe.core.paths import make_private_folder, user_data
 from gemmpipe.family import shipped_families
-from gemmpipe.paths import make_private_folder, user_data
-from gemmpipe.runtime.captured import Recorder, recorder
-from gemmpipe.runtime.lookup import EXACT_M, finely_padded
-from gemmpipe.runtime.selection import LOG, Untuned
+from gemmpipe.runtime.capture.recorder import Recorder, recorder_for
+from gemmpipe.runtime.select import EXACT_M, finely_padded
+from gemmpipe.runtime.selection_log import LOG, UntunedKey
 
 _LOG = logging.getLogger("gemmpipe.runtime")
 PERIOD_S = 2.0
 """How often tables are looked at."""
-_GATHER_S = 0.2  # a first forward pass misses many keys at once
-_MOST_TRIES = 3  # a key that three processes leave without a row has no candidate here
+_BATCH_S = 0.2  # a first forward pass misses many keys at once
+_MAX_TRIES = 3  # a key that three processes leave without a row has no candidate here
 _VARIABLE = "GEMMPIPE_ONLINE_TUNING"
 
 
-class Renewable(Protocol):
+class ReloadableDispatch(Protocol):
     """What answers calls from tables, and can read them again."""
 
-    def changed(self) -> bool: ...
+    def tables_changed(self) -> bool: ...
 
-    def renew(self) -> int: ...
+    def reload_tables(self) -> int: ...
 
-    def answers(self, problem: Problem, device: Device) -> bool: ...
+    def has_row(self, problem: Problem, device: Device) -> bool: ...
 
 
 @dataclass(kw_only=True, eq=False)
-class _Missed:
+class _PendingProblem:
     """A problem that waits for a row, and what was queued of its calls."""
 
-    dispatch: Renewable
+    dispatch: ReloadableDispatch
     problem: Problem
-    untuned: Untuned
+    untuned: UntunedKey
     queued: int = 0
     tries: int = 0
 
 
 @dataclass(kw_only=True, eq=False)
-class Online:
+class OnlineTuner:
     """The misses of this process on one kind of device."""
 
     device: Device
     folder: Path
-    words: tuple[str, ...]
+    overrides: tuple[str, ...]
     """Of the command line: where to tune."""
     _recorder: Recorder
-    _missed: dict[Problem, _Missed] = field(default_factory=dict)
-    _dispatches: dict[int, Renewable] = field(default_factory=dict)
+    _missed: dict[Problem, _PendingProblem] = field(default_factory=dict)
+    _dispatches: dict[int, ReloadableDispatch] = field(default_factory=dict)
     """All that missed something: eager calls and compiled ones have their own."""
-    _news: threading.Event = field(default_factory=threading.Event)
+    _wakeup: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _process: "subprocess.Popen[bytes] | None" = None
 
-    def add(self, dispatch: Renewable, problem: Problem, untuned: Untuned) -> None:
+    def add(self, dispatch: ReloadableDispatch, problem: Problem, untuned: UntunedKey) -> None:
         """Queue a problem that no row answered."""
         rows = problem.rows_column
-        key = tuple((name, _rows(value) if name == rows else value) for name, value in problem.key)
+        key = tuple((name, _padded_m(value) if name == rows else value) for name, value in problem.key)
         asked = replace(problem, key=key)
         with self._lock:
             self._dispatches[id(dispatch)] = dispatch
             if asked not in self._missed:
-                self._missed[asked] = _Missed(dispatch=dispatch, problem=asked, untuned=untuned)
+                self._missed[asked] = _PendingProblem(dispatch=dispatch, problem=asked, untuned=untuned)
                 self._queue(self._missed[asked])
-        self._news.set()
+        self._wakeup.set()
 
-    def watch(self) -> None:
+    def run(self) -> None:
         """The thread's work, for as long as the process lives."""
         while True:
-            if self._news.wait(PERIOD_S):
-                self._news.clear()
-                threading.Event().wait(_GATHER_S)
+            if self._wakeup.wait(PERIOD_S):
+                self._wakeup.clear()
+                threading.Event().wait(_BATCH_S)
             try:
-                self.look()
+                self.check_once()
             except (OSError, GemmpipeError) as error:
                 LOG.warn(f"online {error}", f"online tuning: {error}")
 
-    def look(self) -> None:
+    def check_once(self) -> None:
         """Pick up what is new, and have somebody work on what is still missed."""
         with self._lock:
             missed, dispatches = list(self._missed.values()), list(self._dispatches.values())
         for dispatch in dispatches:
-            if dispatch.changed():
-                again = dispatch.renew()
+            if dispatch.tables_changed():
+                again = dispatch.reload_tables()
                 _LOG.info("gemmpipe: tables have changed; %d untuned keys are looked up again", again)
         ended = self._process is not None and self._process.poll() is not None
         for each in missed:
             each.tries += ended
-            if each.tries >= _MOST_TRIES or each.dispatch.answers(each.problem, self.device):
+            if each.tries >= _MAX_TRIES or each.dispatch.has_row(each.problem, self.device):
                 with self._lock:
                     self._missed.pop(each.problem, None)
         if ended:
             self._process = None
-        idle = bool(self._missed) and self._process is None and not online.running(self.folder)
+        idle = bool(self._missed) and self._process is None and not online.is_running(self.folder)
         for each in missed if idle else ():
             self._queue(each)
         self._recorder.flush()  # one that is at work sees what is new
         if idle:
-            self._process = online.start(self.folder, self.words)
+            self._process = online.start_tuner(self.folder, self.overrides)
 
-    def _queue(self, missed: _Missed) -> None:
+    def _queue(self, missed: _PendingProblem) -> None:
         """Add its calls so far: the most called are tuned first."""
         calls = max(1, missed.untuned.calls)
         if calls > missed.queued:
@@ -122,17 +122,17 @@ class Online:
             missed.queued = calls
 
 
-def _rows(m: object) -> int:
+def _padded_m(m: object) -> int:
     """The M to tune for: beyond EXACT_M the next that look-up pads to, which answers its neighbours too."""
     assert isinstance(m, int)
     return m if m <= EXACT_M else finely_padded(m)
 
 
-_ALL: dict[tuple[int, str, int], Online | None] = {}
+_TUNERS: dict[tuple[int, str, int], OnlineTuner | None] = {}
 _LOCK = threading.Lock()
 
 
-def missed(dispatch: Renewable, problem: Problem, device: Device, untuned: Untuned) -> None:
+def missed(dispatch: ReloadableDispatch, problem: Problem, device: Device, untuned: UntunedKey) -> None:
     """A key that no row answered; does nothing unless the user asked for online tuning."""
     word = os.environ.get(_VARIABLE, "").strip()
     if word in ("", "0"):
@@ -147,16 +147,16 @@ def missed(dispatch: Renewable, problem: Problem, device: Device, untuned: Untun
     # A forked process has the parent's memory without its threads.
     place = (os.getpid(), device.gfx, device.cu_num)
     with _LOCK:
-        if place not in _ALL:
-            _ALL[place] = _started(word, device)
-        found = _ALL[place]
+        if place not in _TUNERS:
+            _TUNERS[place] = _start_tuner(word, device)
+        found = _TUNERS[place]
     if found is not None:
         found.add(dispatch, problem, untuned)
 
 
-def _started(word: str, device: Device) -> Online | None:
-    words = _where(word, device)
-    if words is None:
+def _start_tuner(word: str, device: Device) -> OnlineTuner | None:
+    overrides = _device_overrides(word, device)
+    if overrides is None:
         return None
     folder = user_data() / "online" / f"{device.gfx}-{device.cu_num}"
     try:
@@ -164,12 +164,14 @@ def _started(word: str, device: Device) -> Online | None:
     except OSError as error:
         LOG.warn("online folder", f"{_VARIABLE}: {folder}: {error.strerror}: nothing is tuned")
         return None
-    made = Online(device=device, folder=folder, words=words, _recorder=recorder(folder / online.MISSED))
-    threading.Thread(target=made.watch, name="gemmpipe-online", daemon=True).start()
+    made = OnlineTuner(
+        device=device, folder=folder, overrides=overrides, _recorder=recorder_for(folder / online.MISSED)
+    )
+    threading.Thread(target=made.run, name="gemmpipe-online", daemon=True).start()
     return made
 
 
-def _where(word: str, device: Device) -> tuple[str, ...] | None:
+def _device_overrides(word: str, device: Device) -> tuple[str, ...] | None:
     """What tells the pipeline where to tune for this device, or None (and a warning) where that cannot be."""
     if word == "1":
         return ("device.kind=cpu",) if device.kind == "cpu" else (f"device.index={device.index}",)
@@ -180,10 +182,10 @@ def _where(word: str, device: Device) -> tuple[str, ...] | None:
     if device.kind == "cpu":
         LOG.warn("online cpu", f"{_VARIABLE}={word}: a GPU's times say nothing about {device.gfx}: nothing is tuned")
         return None
-    return _spare(word, int(number), device)
+    return _spare_gpu_overrides(word, int(number), device)
 
 
-def _spare(word: str, index: int, device: Device) -> tuple[str, ...] | None:
+def _spare_gpu_overrides(word: str, index: int, device: Device) -> tuple[str, ...] | None:
     import torch
 
     if index == device.index:

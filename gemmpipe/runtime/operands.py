@@ -1,19 +1,73 @@
-"""What an entry point was given: tensors of any rank, checked once a key against the product that they mean."""
+"""What an entry point was given: tensors of any rank, checked once a key against the product that they mean.
 
-from collections.abc import Collection, Mapping, Sequence
+Keys that mean no product of their family, told in the words of the function that was called.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from gemmpipe.data import Problem, Scalar
-from gemmpipe.errors import UserError
+from gemmpipe.core.data import Problem, Scalar
+from gemmpipe.core.errors import UserError
+from gemmpipe.core.spec import COLUMN, scale_order
 from gemmpipe.family import Family, GemmSpec, Inputs, Scaling, Weights
-from gemmpipe.operand_types import ORDERS, X_SCALE
-from gemmpipe.runtime.copies import tell_converted, tell_copied
-from gemmpipe.runtime.mistakes import Means, spec_of
-from gemmpipe.spec import COLUMN, order_of
+from gemmpipe.family.dtypes import DTYPES_8BIT, DTYPES_16BIT, OUT_DTYPES, SCALE_ORDERS, X_SCALE_COLUMN
+from gemmpipe.runtime.copy_log import log_converted, log_copied
 
-Optional = torch.Tensor | None
+_DEFAULT_OUT_DTYPE = {"outdtype": DTYPES_16BIT[0]}  # what every family can give
+
+
+class KeyDiagnosis:
+    """What a key that means no product would mean if some of its values were others."""
+
+    def __init__(self, family: Family, problem: Problem) -> None:
+        self._family, self._problem = family, problem
+        self.key = dict(problem.key)
+
+    def spec(self, values: Mapping[str, Scalar]) -> GemmSpec | None:
+        """The product with these values in place of the key's own; None: still none."""
+        key = tuple((name, values.get(name, value)) for name, value in self._problem.key)
+        try:
+            return self._family.spec(replace(self._problem, key=key))
+        except UserError:
+            return None
+
+    def likely_spec(self) -> GemmSpec | None:
+        """The product that these types are for, whatever comes out, and with scales or without."""
+        others = {"scaleAB": not self.key["scaleAB"]} if "scaleAB" in self.key else {}
+        return self.spec(_DEFAULT_OUT_DTYPE) or self.spec({**_DEFAULT_OUT_DTYPE, **others})
+
+    def dtype_error(self, w: str, out: str) -> str | None:
+        """What is wrong with the types of both operands or of what comes out; None: nothing."""
+        if self.spec(_DEFAULT_OUT_DTYPE) is not None:
+            return f"out_dtype is {out}, expected {or_list([t for t in OUT_DTYPES if self.spec({'outdtype': t})])}"
+        known = [
+            t for t in (*DTYPES_16BIT, *DTYPES_8BIT) if self.spec({**_DEFAULT_OUT_DTYPE, "dtype": t, "q_dtype_w": t})
+        ]
+        return f"x and w are {w}, expected {or_list(known)}" if known else None
+
+
+def spec_or_error(family: Family, problem: Problem, mistake: Callable[[KeyDiagnosis], str | None]) -> GemmSpec:
+    """The product that the key means. Raises UserError: with `mistake`, or where that is None the family's own words.
+
+    Keys are in a table's words, which nobody knows who calls a function.
+    """
+    try:
+        return family.spec(problem)
+    except UserError as error:
+        found = mistake(KeyDiagnosis(family, problem)) or str(error).removeprefix(f"{problem.id}: ").removeprefix(
+            f"{family.name}: "
+        )
+        raise UserError(f"{family.entry_point}: {found}") from None
+
+
+def or_list(words: Sequence[str]) -> str:
+    """`a`, `a or b`, `a, b or c`."""
+    return " or ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+
+
+OptionalTensor = torch.Tensor | None
 
 ALIGNMENT = 15
 """Address bits that are 0 in what kernels read."""
@@ -21,7 +75,7 @@ _PACKED = 2  # elements in a byte of a type that ends in `_x2`
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Given:
+class CallOperands:
     """The operands of one call, as the family's kernels take them: scales of any rank, `bias` [N].
 
     `x` [..., K] with `w` [N, K]; in a batch `x` [B, M, K] with `w` [B, N, K].
@@ -29,9 +83,9 @@ class Given:
 
     x: torch.Tensor
     w: torch.Tensor
-    x_scale: Optional
-    w_scale: Optional
-    bias: Optional
+    x_scale: OptionalTensor
+    w_scale: OptionalTensor
+    bias: OptionalTensor
     out_dtype: torch.dtype
 
     @property
@@ -40,7 +94,7 @@ class Given:
         return (*self.x.shape[:-1], self.w.shape[-2])
 
 
-def no_tensor(name: str, operands: Mapping[str, object], *, optional: Collection[str]) -> UserError:
+def not_a_tensor_error(name: str, operands: Mapping[str, object], *, optional: Collection[str]) -> UserError:
     """What to raise where an operand has no attribute that tensors have: which it is, and what was expected."""
     for word, value in operands.items():
         if not isinstance(value, torch.Tensor) and not (value is None and word in optional):
@@ -49,18 +103,18 @@ def no_tensor(name: str, operands: Mapping[str, object], *, optional: Collection
     return UserError(f"{name}: operands of types {[type(v).__name__ for v in operands.values()]}, expected tensors")
 
 
-def not_tensors(name: str, x: object, w: object, x_scale: object, w_scale: object, bias: object) -> UserError:
+def operand_type_error(name: str, x: object, w: object, x_scale: object, w_scale: object, bias: object) -> UserError:
     """no_tensor of a product's operands."""
     operands = {"x": x, "w": w, "x_scale": x_scale, "w_scale": w_scale, "bias": bias}
-    return no_tensor(name, operands, optional=("x_scale", "w_scale", "bias"))
+    return not_a_tensor_error(name, operands, optional=("x_scale", "w_scale", "bias"))
 
 
-def without_memory(*tensors: Optional) -> tuple[bool, ...]:
+def on_meta(*tensors: OptionalTensor) -> tuple[bool, ...]:
     """Which are on `meta`: get_device() says -1 of them as of a CPU's."""
     return tuple(t is not None and t.is_meta for t in tensors)
 
 
-def name_of(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
     """Torch's name without `torch.`."""
     return str(dtype).removeprefix("torch.")
 
@@ -73,10 +127,10 @@ def bytes_as(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def inner_size(tensor: torch.Tensor) -> int:
     """K, in elements where a byte holds several."""
     stored = tensor.shape[-1]
-    return stored * _PACKED if name_of(tensor.dtype).endswith("_x2") else stored
+    return stored * _PACKED if dtype_name(tensor.dtype).endswith("_x2") else stored
 
 
-def problem_of(family: Family, given: Given, flag: str = "") -> Problem:
+def problem_of(family: Family, given: CallOperands, flag: str = "") -> Problem:
     """The family's key for these operands; a column that they do not tell has its default, and `flag` names one that
     is true.
 
@@ -89,7 +143,7 @@ def problem_of(family: Family, given: Given, flag: str = "") -> Problem:
         shapes = f"x {list(x.shape)} and w {list(w.shape)}"
         expected = "[..., K] and [N, K]" + (", or [B, M, K] and [B, N, K]" if batches else "")
         raise UserError(f"{family.entry_point}: {shapes}, expected {expected}")
-    dtype = name_of(w.dtype)
+    dtype = dtype_name(w.dtype)
     values: dict[str, Scalar] = {
         "B": w.shape[0] if batched else 1,
         "M": x.shape[1] if batched else x.shape[:-1].numel(),
@@ -97,7 +151,7 @@ def problem_of(family: Family, given: Given, flag: str = "") -> Problem:
         "K": inner_size(w),
         "bias": given.bias is not None,
         "dtype": dtype,
-        "outdtype": name_of(given.out_dtype),
+        "outdtype": dtype_name(given.out_dtype),
         "q_dtype_w": dtype,
         "scaleAB": given.x_scale is not None,
         "granularity": "tensor" if given.w_scale is not None and given.w_scale.numel() == 1 else "row",
@@ -107,7 +161,7 @@ def problem_of(family: Family, given: Given, flag: str = "") -> Problem:
     return family.problem(key)
 
 
-def orders_of(scale: Optional) -> tuple[str, ...]:
+def memory_orders(scale: OptionalTensor) -> tuple[str, ...]:
     """In which of operand_types.ORDERS block scales [..., blocks] lie: both where they are one row or one column."""
     if scale is None or not scale.dim():
         return ()
@@ -115,42 +169,42 @@ def orders_of(scale: Optional) -> tuple[str, ...]:
     rows = scale.numel() // max(1, blocks)
     contiguous = scale.is_contiguous()
     if contiguous and 1 in (rows, blocks):
-        return ORDERS
+        return SCALE_ORDERS
     if contiguous:
-        return ORDERS[:1]
+        return SCALE_ORDERS[:1]
     by_columns = scale.dim() == 2 and scale.stride(0) == 1 and scale.stride(1) >= rows
-    return ORDERS[1:] if by_columns else ()
+    return SCALE_ORDERS[1:] if by_columns else ()
 
 
 def with_order(problem: Problem, orders: Sequence[str]) -> Problem:
     """The same key with this layout of x's scales, where the family's key has a place for it."""
     order = orders[0] if orders else None
-    return replace(problem, key=tuple((n, order if n == X_SCALE.name else value) for n, value in problem.key))
+    return replace(problem, key=tuple((n, order if n == X_SCALE_COLUMN.name else value) for n, value in problem.key))
 
 
-def product_of(family: Family, given: Given, problem: Problem) -> GemmSpec:
+def product_spec(family: Family, given: CallOperands, problem: Problem) -> GemmSpec:
     """The product that these operands are. Raises UserError for one that is not what it needs."""
-    spec = spec_of(family, problem, lambda means: _mistake(family, given, means))
-    check(family, given, spec)
+    spec = spec_or_error(family, problem, lambda means: _operand_error(family, given, means))
+    check_operands(family, given, spec)
     return spec
 
 
-def _mistake(family: Family, given: Given, means: Means) -> str | None:
-    x, w, likely = name_of(given.x.dtype), name_of(given.w.dtype), means.likely()
+def _operand_error(family: Family, given: CallOperands, means: KeyDiagnosis) -> str | None:
+    x, w, likely = dtype_name(given.x.dtype), dtype_name(given.w.dtype), means.likely_spec()
     if x != w:
         return f"x is {x} and w {w}, expected one type"
     if likely is not None:
-        check(family, given, likely)  # what the types need comes first: scales
-    return means.wrong_type(w, name_of(given.out_dtype))
+        check_operands(family, given, likely)  # what the types need comes first: scales
+    return means.dtype_error(w, dtype_name(given.out_dtype))
 
 
-def check(family: Family, given: Given, spec: GemmSpec) -> None:
+def check_operands(family: Family, given: CallOperands, spec: GemmSpec) -> None:
     """Raises UserError for an operand that is not what the product needs: type, scales, bias, device."""
     name = family.entry_point
-    check_place(name, given.x)
+    check_device(name, given.x)
     for word, tensor, dtype in (("x", given.x, spec.x_dtype), ("w", given.w, spec.w_dtype)):
-        if name_of(tensor.dtype) != dtype:
-            raise UserError(f"{name}: {word} is {name_of(tensor.dtype)}, expected {dtype}")
+        if dtype_name(tensor.dtype) != dtype:
+            raise UserError(f"{name}: {word} is {dtype_name(tensor.dtype)}, expected {dtype}")
     for word, scale, scaling, rows in (
         ("x_scale", given.x_scale, spec.x_scale, spec.m),
         ("w_scale", given.w_scale, spec.w_scale, spec.n),
@@ -166,22 +220,22 @@ def check(family: Family, given: Given, spec: GemmSpec) -> None:
             raise UserError(f"{name}: {word} is on {other.device}, expected {given.x.device} as x")
 
 
-def check_place(name: str, x: torch.Tensor) -> None:
+def check_device(name: str, x: torch.Tensor) -> None:
     """Raises UserError for a device on which nothing here computes; on `meta` there is nothing to compute."""
     if x.device.type not in ("cpu", "cuda", "meta"):
         raise UserError(f"{name}: x is on {x.device}, expected cpu, cuda or meta")
 
 
-def _check_scale(word: str, scale: Optional, scaling: Scaling, sizes: tuple[int, int, int]) -> None:
+def _check_scale(word: str, scale: OptionalTensor, scaling: Scaling, sizes: tuple[int, int, int]) -> None:
     if not scale_fits(scale, scaling, sizes):
         expected = _scale_shape(scaling, sizes)
-        what = "none" if scale is None else f"{name_of(scale.dtype)} {list(scale.shape)}"
+        what = "none" if scale is None else f"{dtype_name(scale.dtype)} {list(scale.shape)}"
         raise UserError(f"{word}: {what}, expected {scaling.dtype} {list(expected)}")
 
 
-def scale_fits(scale: Optional, scaling: Scaling, sizes: tuple[int, int, int]) -> bool:
+def scale_fits(scale: OptionalTensor, scaling: Scaling, sizes: tuple[int, int, int]) -> bool:
     """Whether these are the scales of one operand's (batch, rows, K)."""
-    if scale is None or name_of(scale.dtype) not in (scaling.dtype, "uint8"):
+    if scale is None or dtype_name(scale.dtype) not in (scaling.dtype, "uint8"):
         return False
     expected = _scale_shape(scaling, sizes)
     if scaling.granularity == "block" and scale.shape[-1:] != expected[-1:]:
@@ -200,7 +254,7 @@ def _scale_shape(scaling: Scaling, sizes: tuple[int, int, int]) -> tuple[int, ..
     return block if batch == 1 else (batch, *block)
 
 
-def inputs_of(given: Given, spec: GemmSpec) -> Inputs:
+def inputs_of(given: CallOperands, spec: GemmSpec) -> Inputs:
     """The activation side as it was given, [M, K] with scales in the shape that the spec says."""
     x = as_rows(given.x, spec.m) if spec.batch == 1 else given.x
     if given.x_scale is None or spec.x_scale is None:
@@ -212,11 +266,11 @@ def as_rows(x: torch.Tensor, m: int) -> torch.Tensor:
     """[..., K] as [M, K]: a view, or a copy that is told where strides allow no view."""
     rows = x.reshape(m, -1)
     if not x.is_contiguous() and rows.data_ptr() != x.data_ptr():
-        tell_copied("x", x)
+        log_copied("x", x)
     return rows
 
 
-def weights_of(given: Given, spec: GemmSpec) -> Weights:
+def weights_of(given: CallOperands, spec: GemmSpec) -> Weights:
     """The weight side as it was given, with a bias of the output's type."""
     w, scale, bias = given.w, given.w_scale, given.bias
     if w.requires_grad:
@@ -228,7 +282,7 @@ def weights_of(given: Given, spec: GemmSpec) -> Weights:
         shape = (spec.batch, 1, spec.n) if by_row else _scale_shape(spec.w_scale, (spec.batch, spec.n, spec.k))
         scale = scale.reshape(shape)
     if bias is not None and bias.dtype != given.out_dtype:
-        tell_converted("bias", bias, given.out_dtype)
+        log_converted("bias", bias, given.out_dtype)
         bias = bias.to(given.out_dtype)
     return Weights(w=w, w_scale=scale, bias=bias)
 
@@ -247,14 +301,14 @@ def kernel_inputs(inputs: Inputs, spec: GemmSpec, orders: Collection[str]) -> In
 def _readable(scale: torch.Tensor, spec: GemmSpec, orders: Collection[str]) -> bool:
     """Whether a kernel that reads these orders takes x's scales as they lie, rows or columns with gaps between too."""
     by_block = spec.x_scale is not None and spec.x_scale.granularity == "block" and scale.dim() == 2
-    return by_block and COLUMN in orders and order_of(scale) in orders and not scale.data_ptr() & ALIGNMENT
+    return by_block and COLUMN in orders and scale_order(scale) in orders and not scale.data_ptr() & ALIGNMENT
 
 
-def laid_as(tensor: torch.Tensor, strides: tuple[int, ...], word: str) -> torch.Tensor:
+def with_strides(tensor: torch.Tensor, strides: tuple[int, ...], word: str) -> torch.Tensor:
     """The tensor itself where it has these strides at an address divisible by 16; or a copy, which is told."""
     if tensor.stride() == strides and not tensor.data_ptr() & ALIGNMENT:
         return tensor
-    tell_copied(word, tensor)
+    log_copied(word, tensor)
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
@@ -276,5 +330,5 @@ def aligned(tensor: torch.Tensor, word: str = "") -> torch.Tensor:
     if tensor.is_contiguous() and not tensor.data_ptr() & ALIGNMENT:
         return tensor
     if word:
-        tell_copied(word, tensor)
+        log_copied(word, tensor)
     return tensor.clone(memory_format=torch.contiguous_format)

@@ -1,4 +1,9 @@
-"""The way of every call: gradients to torch, autocast's types, a compiler to the operator, the rest to dispatch."""
+"""The way of every call: gradients to torch, autocast's types, a compiler to the operator, the rest to dispatch.
+
+Preparing weights ahead of their first call, and forgetting what was prepared.
+"""
+
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import is_autocast_enabled, is_grad_enabled
@@ -6,11 +11,27 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.compiler import is_compiling
 from torch.nn.functional import linear
 
-from gemmpipe.errors import UserError
-from gemmpipe.family import load_family
-from gemmpipe.runtime.dispatches import EAGER, dispatch_of
-from gemmpipe.runtime.operands import Given, Optional, not_tensors
-from gemmpipe.runtime.selection import LOG
+from gemmpipe.core.data import Scalar
+from gemmpipe.core.errors import UserError
+from gemmpipe.core.paths import PACKAGE
+from gemmpipe.family import Family, GemmSpec, Implementation, Weights, load_family
+from gemmpipe.runtime.binding import cached_form, device_context
+from gemmpipe.runtime.cache import device_by_index
+from gemmpipe.runtime.dispatch import EAGER, dispatch_of
+from gemmpipe.runtime.operands import (
+    CallOperands,
+    OptionalTensor,
+    bytes_as,
+    dtype_name,
+    inner_size,
+    not_a_tensor_error,
+    operand_type_error,
+    scale_fits,
+    weights_of,
+)
+from gemmpipe.runtime.select import RunnableCandidate, first_usable
+from gemmpipe.runtime.selection_log import LOG
+from gemmpipe.runtime.weight_cache import WEIGHT_CACHE, is_form_of
 
 _NO_SHUFFLED_GRADIENTS = "products of a weight in tiles record no gradients: call them under torch.no_grad()"
 _NO_GRADIENTS = "products of scaled operands record no gradients: call them under torch.no_grad()"
@@ -20,9 +41,9 @@ def product(
     family: str,
     x: torch.Tensor,
     w: torch.Tensor,
-    x_scale: Optional,
-    w_scale: Optional,
-    bias: Optional,
+    x_scale: OptionalTensor,
+    w_scale: OptionalTensor,
+    bias: OptionalTensor,
     out_dtype: torch.dtype | None,
 ) -> torch.Tensor:
     """x [..., K] times w [N, K]^T by the family's tuned candidate; out_dtype None: x's type, or bf16 beside scales.
@@ -33,12 +54,18 @@ def product(
     try:
         autocast = is_autocast_enabled("cuda" if x.is_cuda else "cpu")
         learns = is_grad_enabled() and (
-            x.requires_grad or w.requires_grad or _learns(x_scale) or _learns(w_scale) or _learns(bias)
+            x.requires_grad
+            or w.requires_grad
+            or _requires_grad(x_scale)
+            or _requires_grad(w_scale)
+            or _requires_grad(bias)
         )
     except AttributeError:
-        raise not_tensors(load_family(family.partition("+")[0]).entry_point, x, w, x_scale, w_scale, bias) from None
+        raise operand_type_error(
+            load_family(family.partition("+")[0]).entry_point, x, w, x_scale, w_scale, bias
+        ) from None
     if autocast:
-        return _under_autocast(family, x, w, x_scale, w_scale, bias, out_dtype)
+        return _autocast_product(family, x, w, x_scale, w_scale, bias, out_dtype)
     if out_dtype is None:
         out_dtype = x.dtype if x_scale is None else torch.bfloat16
     if learns:
@@ -46,23 +73,23 @@ def product(
             raise UserError(f"{family}: {_NO_GRADIENTS}")
         if "+" in family:  # torch's own product would read the weight as it does not lie
             raise UserError(f"{family.replace('+', ' with ')}: {_NO_SHUFFLED_GRADIENTS}")
-        return _with_gradients(family, x, w, bias, out_dtype)
+        return _torch_product(family, x, w, bias, out_dtype)
     if is_compiling() or type(x) is FakeTensor:  # who looks for sizes alone has no memory to multiply
-        from gemmpipe.runtime.compiled import registered  # not above: it loads torch's compiler (2 s)
+        from gemmpipe.runtime.torch_ops import register_operators  # not above: it loads torch's compiler (2 s)
 
-        registered()
+        register_operators()
         out: torch.Tensor = torch.ops.gemmpipe.product(family, x, w, x_scale, w_scale, bias, out_dtype)
         return out
     dispatch = EAGER.get(family) or dispatch_of(family)
     return dispatch(x, w, x_scale, w_scale, bias, out_dtype)
 
 
-def _learns(tensor: Optional) -> bool:
+def _requires_grad(tensor: OptionalTensor) -> bool:
     return tensor is not None and tensor.requires_grad
 
 
-def _with_gradients(
-    family: str, x: torch.Tensor, w: torch.Tensor, bias: Optional, out_dtype: torch.dtype
+def _torch_product(
+    family: str, x: torch.Tensor, w: torch.Tensor, bias: OptionalTensor, out_dtype: torch.dtype
 ) -> torch.Tensor:
     """torch's own product, which knows its gradients."""
 
@@ -72,34 +99,42 @@ def _with_gradients(
 
     if is_compiling():
         return compute()
-    dispatch, given = dispatch_of(family), Given(x=x, w=w, x_scale=None, w_scale=None, bias=bias, out_dtype=out_dtype)
-    dispatch.checked(given)
+    dispatch, given = (
+        dispatch_of(family),
+        CallOperands(x=x, w=w, x_scale=None, w_scale=None, bias=bias, out_dtype=out_dtype),
+    )
+    dispatch.checked_product(given)
     LOG.warn(
         "gradients",
         "products whose operands record gradients are torch's own: tuned ones run under torch.no_grad() or "
         "torch.inference_mode()",
     )
-    return dispatch.torchs_own(given, compute)
+    return dispatch.run_torch(given, compute)
 
 
-def _under_autocast(
+def _autocast_product(
     family: str,
     x: torch.Tensor,
     w: torch.Tensor,
-    x_scale: Optional,
-    w_scale: Optional,
-    bias: Optional,
+    x_scale: OptionalTensor,
+    w_scale: OptionalTensor,
+    bias: OptionalTensor,
     out_dtype: torch.dtype | None,
 ) -> torch.Tensor:
     """As F.linear: operands without scales in autocast's type; nothing inside is cast once more."""
-    x, w, bias = in_autocasts_type(family, x, w, x_scale, w_scale, bias)
+    x, w, bias = autocast_operands(family, x, w, x_scale, w_scale, bias)
     with torch.autocast(x.device.type, enabled=False):
         return product(family, x, w, x_scale, w_scale, bias, out_dtype)
 
 
-def in_autocasts_type(
-    family: str, x: torch.Tensor, w: torch.Tensor, x_scale: Optional, w_scale: Optional, bias: Optional
-) -> tuple[torch.Tensor, torch.Tensor, Optional]:
+def autocast_operands(
+    family: str,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    x_scale: OptionalTensor,
+    w_scale: OptionalTensor,
+    bias: OptionalTensor,
+) -> tuple[torch.Tensor, torch.Tensor, OptionalTensor]:
     """x, w and bias as F.linear takes them under autocast; what is quantised stays what it is."""
     wide = torch.get_autocast_dtype(x.device.type)
     try:
@@ -107,5 +142,84 @@ def in_autocasts_type(
             x, w = (each.to(wide) if each.element_size() > 1 else each for each in (x, w))
             bias = None if bias is None else bias.to(wide)
     except AttributeError:
-        raise not_tensors(load_family(family.partition("+")[0]).entry_point, x, w, x_scale, w_scale, bias) from None
+        raise operand_type_error(
+            load_family(family.partition("+")[0]).entry_point, x, w, x_scale, w_scale, bias
+        ) from None
     return x, w, bias
+
+
+def prepare_weight(weight: torch.Tensor, w_scale: torch.Tensor | None = None) -> int:
+    """Make and keep every form of a weight [N, K] that a tuned row of it wants; how many forms are kept for it.
+
+    0 where no row wants one, as of what is no weight of any family. Raises UserError for what is no tensor.
+
+    Call it before a CUDA graph is captured, and after weights were reloaded in a way that torch does not count (see
+    `release_prepared`). Forms are kept as long as the weight's memory.
+    """
+    _check("prepare", {"weight": weight, "w_scale": w_scale})
+    scale = None if w_scale is None else bytes_as(w_scale, torch.float8_e8m0fnu)
+    given = Weights(w=bytes_as(weight.detach(), torch.float4_e2m1fn_x2), w_scale=scale)
+    device = device_by_index(weight.get_device())
+    for family in _families():
+        for runnable, spec, weights in _tuned_candidates(family, given):
+            if type(runnable.implementation).prepare is not Implementation.prepare:
+                with torch.no_grad(), device_context(device):
+                    cached_form(runnable, spec, weights, device)
+    storage = weight.untyped_storage()
+    return sum(is_form_of(entry, storage) for entry in list(WEIGHT_CACHE.entries.values()))
+
+
+def release_prepared(weight: torch.Tensor) -> int:
+    """Drop what was prepared of this weight; the next call makes it anew. Returns how many forms there were.
+
+    Needed after an in-place reload that torch does not count: through `.data`, into inference tensors, or by another
+    library. A CUDA graph captured before still reads the dropped form: capture it again.
+    Raises UserError for what is no tensor.
+    """
+    _check("forget", {"weight": weight})
+    return WEIGHT_CACHE.release(weight)
+
+
+def _check(name: str, operands: Mapping[str, object]) -> None:
+    known = (torch.Tensor, type(None))
+    if operands["weight"] is None or not all(isinstance(value, known) for value in operands.values()):
+        raise not_a_tensor_error(name, operands, optional=("w_scale",))
+
+
+def _families() -> Iterator[Family]:
+    for path in sorted((PACKAGE / "kernels").glob("*/__init__.py")):
+        yield load_family(path.parent.name)
+
+
+def _tuned_candidates(family: Family, given: Weights) -> Iterator[tuple[RunnableCandidate, GemmSpec, Weights]]:
+    """Each candidate that a row of this weight's sizes, type and device names, once; the weight as calls have it."""
+    device = device_by_index(given.w.get_device())
+    names = {column.name for column in family.key_columns}
+    if not {"N", "K"} <= names or given.w.dim() < 2:  # a family of products of several weights; no weight
+        return
+    wanted: dict[str, Scalar] = {"N": given.w.shape[-2], "K": inner_size(given.w), "dtype": dtype_name(given.w.dtype)}
+    wanted["bpreshuffle"] = False  # a 16-bit weight in tiles is read as it lies
+    seen = set()
+    for rows in dispatch_of(family.name).tables().rows_with(device, {k: v for k, v in wanted.items() if k in names}):
+        runnable, spec = first_usable(family, rows, device) or (None, None)
+        weights = None if spec is None else _weights_as_called(given, spec)
+        if runnable is not None and spec is not None and weights is not None and runnable.candidate not in seen:
+            seen.add(runnable.candidate)
+            yield runnable, spec, weights
+
+
+def _weights_as_called(given: Weights, spec: GemmSpec) -> Weights | None:
+    """What a call of this product makes of the weight, since a form is found by that; None: it is of another one.
+
+    Rows of several families have one N and K, and not all say in the key what their scales are.
+    """
+    if dtype_name(given.w.dtype) != spec.w_dtype or given.w.shape[:-2].numel() != spec.batch:
+        return None
+    if (spec.w_scale is None) != (given.w_scale is None):
+        return None
+    if spec.w_scale is not None and not scale_fits(given.w_scale, spec.w_scale, (spec.batch, spec.n, spec.k)):
+        return None
+    out_dtype = getattr(torch, spec.out_dtype)
+    return weights_of(
+        CallOperands(x=given.w, w=given.w, x_scale=None, w_scale=given.w_scale, bias=None, out_dtype=out_dtype), spec
+    )

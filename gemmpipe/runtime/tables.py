@@ -1,31 +1,83 @@
-"""The tuned tables that a process looks things up in: read once a family, merged in memory, never rewritten."""
+"""The tuned tables that a process looks things up in: read once a family, merged in memory, never rewritten.
 
+Environment variables that were meant to name a family's tables, and name none's.
+"""
+
+import difflib
 import logging
+import os
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 
-from gemmpipe.aiter_environment import given_tables, only_given
-from gemmpipe.data import Device, Scalar
-from gemmpipe.errors import UserError
-from gemmpipe.family import Family
-from gemmpipe.operand_types import X_SCALE
-from gemmpipe.paths import shipped_tables, user_tables
-from gemmpipe.runtime.variables import warn_of_aiters, warn_of_slips
-from gemmpipe.tables.merging import Key, Row, key_of, merge, provisional
+from gemmpipe.core.data import Device, Scalar
+from gemmpipe.core.errors import UserError
+from gemmpipe.core.paths import TABLES_PREFIX, shipped_tables, tables_variable, user_tables
+from gemmpipe.family import Family, load_family, shipped_families
+from gemmpipe.family.dtypes import X_SCALE_COLUMN
+from gemmpipe.family.environment import given_tables, only_given_tables, table_variables, unused_variables
+from gemmpipe.runtime.selection_log import LOG
+from gemmpipe.tables.merge import Row, RowKey, is_provisional, merge_rows, row_key
 from gemmpipe.tables.store import read
+
+_MIN_SIMILARITY = 0.8
+"""Of 1: a slip of two letters in ten. A family of one's own in a package is known only once it is loaded."""
+
+
+def warn_of_misspelt_variables() -> None:
+    """One line, once a variable, about each that is nearly a shipped family's and no other's: nothing reads it."""
+    shipped = {tables_variable(name) for name in shipped_families()}
+    strange = [n for n, value in os.environ.items() if value and n.startswith(TABLES_PREFIX) and n not in shipped]
+    meant = _known_variables() if strange else {}
+    for name in strange:
+        if name in meant.values() or _is_user_family(name):
+            continue
+        known = {known.removeprefix(TABLES_PREFIX): read for known, read in meant.items()}
+        close = difflib.get_close_matches(name.removeprefix(TABLES_PREFIX).upper(), known, n=1, cutoff=_MIN_SIMILARITY)
+        if close:
+            LOG.warn(name, f"{name} is the variable of no family, and is not read; did you mean {known[close[0]]}?")
+
+
+def warn_of_aiter_variables() -> None:
+    """One line, once a variable, about each of aiter's that is set and means something else or nothing here."""
+    for name, line in unused_variables().items():
+        LOG.warn(name, line)
+
+
+def _known_variables() -> dict[str, str]:
+    """What somebody may write for a shipped family's variable, and the variable that is read: aiter's names too."""
+    found = {tables_variable(f"gemm_{name}"): tables_variable(name) for name in shipped_families()}
+    for family in map(load_family, shipped_families()):
+        found |= {name: name for name in table_variables(family) if name.startswith(TABLES_PREFIX)}
+    return found
+
+
+def _is_user_family(name: str) -> bool:
+    """Whether a family of one's own has this variable: one that was loaded, or a module that bears the name."""
+    modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
+    loaded = (vars(module).get("FAMILY") for module in modules)  # getattr would wake those that load when asked
+    if any(isinstance(family, Family) and tables_variable(family.name) == name for family in loaded):
+        return True
+    try:
+        return find_spec(name.removeprefix(TABLES_PREFIX).lower()) is not None
+    except (ImportError, ValueError):
+        return False
+
 
 _LOG = logging.getLogger("gemmpipe.runtime")
 
-State = tuple[tuple[str, int, int], ...]
+FileStates = tuple[tuple[str, int, int], ...]
 """(path, time of the last change in ns, bytes) of files."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class TableRow:
     """A row and the file that it came from."""
 
     row: Row
@@ -33,24 +85,24 @@ class Found:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tables:
+class TunedTables:
     """The rows of one family by key, best first: by layer, and those timed beside other work after all others."""
 
     family: Family
-    state: State
+    state: FileStates
     """The files as they were when read."""
-    rows: dict[Key, list[Found]] = field(default_factory=dict)
+    rows: dict[RowKey, list[TableRow]] = field(default_factory=dict)
 
     @cached_property
     def orders(self) -> bool:
         """Whether a row is for one layout of x's scales alone, so that calls must be told apart by theirs."""
-        return any(found.row.get(X_SCALE.name) is not None for each in self.rows.values() for found in each)
+        return any(found.row.get(X_SCALE_COLUMN.name) is not None for each in self.rows.values() for found in each)
 
-    def find(self, device: Device, key: Iterable[Scalar]) -> Sequence[Found]:
+    def find(self, device: Device, key: Iterable[Scalar]) -> Sequence[TableRow]:
         """The rows for the family's key on this device; a later one serves where an earlier one cannot run."""
         return self.rows.get((device.gfx, device.cu_num, *key), ())
 
-    def like(self, device: Device, wanted: dict[str, Scalar]) -> list[list[Row]]:
+    def rows_with(self, device: Device, wanted: dict[str, Scalar]) -> list[list[Row]]:
         """The rows of each key on this device that has these values, whatever its other columns say."""
         return [
             [found.row for found in alternatives]
@@ -60,73 +112,73 @@ class Tables:
         ]
 
 
-def layers(family: Family) -> list[list[Path]]:
+def table_layers(family: Family) -> list[list[Path]]:
     """Files by layer: those of the environment variable, the user's folder, the shipped ones; or the first alone.
 
     In a folder the family's default table comes first, then the per-model ones (`<model>_<table>_<tag>.csv`) by name.
     """
-    folders = () if only_given() else (user_tables(), shipped_tables())
-    return [given_tables(family), *(_beside(folder / family.csv_name) for folder in folders)]
+    folders = () if only_given_tables() else (user_tables(), shipped_tables())
+    return [given_tables(family), *(_model_tables(folder / family.csv_name) for folder in folders)]
 
 
-def _beside(default: Path) -> list[Path]:
+def _model_tables(default: Path) -> list[Path]:
     named = re.compile(rf"([^.].*_)?{re.escape(default.stem)}(_.*)?\.csv")
     models = [path for path in default.parent.glob(f"*{default.stem}*.csv") if named.fullmatch(path.name)]
     files = dict.fromkeys((default, *sorted(models)))
     return [path for path in files if path.is_file() and "untuned" not in path.name]
 
 
-def state_of(family: Family) -> State:
+def file_states(family: Family) -> FileStates:
     """Which files there are now; another answer than before means that there is something to read."""
     found = []
-    for path in (path for files in layers(family) for path in files):
+    for path in (path for files in table_layers(family) for path in files):
         with suppress(OSError):
             stat = path.stat()
             found.append((str(path), stat.st_mtime_ns, stat.st_size))
     return tuple(found)
 
 
-def load_tables(family: Family, only: Path | None = None) -> Tables:
+def load_tables(family: Family, only: Path | None = None) -> TunedTables:
     """Every layer's rows, or those of one file; what clashes within a layer is named once.
 
     A key has the rows of all files, file after file, since one that cannot run gives way to the next.
 
     A file that cannot be read costs a warning, not the workload.
     """
-    warn_of_slips()
-    warn_of_aiters()
-    tables = Tables(family=family, state=state_of(family))
-    for files in layers(family) if only is None else [[only]]:
-        first: dict[Key, Found] = {}
+    warn_of_misspelt_variables()
+    warn_of_aiter_variables()
+    tables = TunedTables(family=family, state=file_states(family))
+    for files in table_layers(family) if only is None else [[only]]:
+        first: dict[RowKey, TableRow] = {}
         for path in files:
             for found in _rows_of(path, family, first):
-                tables.rows.setdefault(key_of(found.row, family), []).append(found)
+                tables.rows.setdefault(row_key(found.row, family), []).append(found)
     for alternatives in tables.rows.values():
-        alternatives.sort(key=lambda found: _provisional(found.row))
+        alternatives.sort(key=lambda found: _is_provisional(found.row))
     return tables
 
 
-def _rows_of(path: Path, family: Family, layer: dict[Key, Found]) -> list[Found]:
+def _rows_of(path: Path, family: Family, layer: dict[RowKey, TableRow]) -> list[TableRow]:
     """A file's rows; `layer` holds what answers first of the layer's files so far, and learns of this one's."""
     try:
         rows = read(path, family)
     except UserError as error:
         _LOG.warning("gemmpipe: a tuned table is left out: %s", error)
         return []
-    _tell_of_conflicts(rows, path, family, layer)
-    found = [Found(row=row, path=path) for row in rows]
+    _warn_of_conflicts(rows, path, family, layer)
+    found = [TableRow(row=row, path=path) for row in rows]
     for each in found:
-        key = key_of(each.row, family)
+        key = row_key(each.row, family)
         known = layer.get(key)
-        if known is None or (_provisional(known.row) and not _provisional(each.row)):
+        if known is None or (_is_provisional(known.row) and not _is_provisional(each.row)):
             layer[key] = each
     return found
 
 
-def _tell_of_conflicts(rows: Sequence[Row], path: Path, family: Family, layer: dict[Key, Found]) -> None:
-    before = [layer[key].row for key in dict.fromkeys(key_of(row, family) for row in rows) if key in layer]
-    timed_alone = [row for row in (*before, *rows) if not _provisional(row)]
-    _, conflicts = merge(timed_alone, [], family, min_improvement_pct=0)
+def _warn_of_conflicts(rows: Sequence[Row], path: Path, family: Family, layer: dict[RowKey, TableRow]) -> None:
+    before = [layer[key].row for key in dict.fromkeys(row_key(row, family) for row in rows) if key in layer]
+    timed_alone = [row for row in (*before, *rows) if not _is_provisional(row)]
+    _, conflicts = merge_rows(timed_alone, [], family, min_improvement_pct=0)
     if conflicts:
         others = sorted({str(layer[c.key].path) for c in conflicts if c.key in layer} - {str(path)}) or [str(path)]
         _LOG.warning(
@@ -134,14 +186,14 @@ def _tell_of_conflicts(rows: Sequence[Row], path: Path, family: Family, layer: d
             len({c.key for c in conflicts}),
             path,
             ", ".join(others),
-            _words(conflicts[0].key, family),
+            _key_text(conflicts[0].key, family),
         )
 
 
-def _provisional(row: Row) -> bool:
-    return provisional(row.get("policy"))
+def _is_provisional(row: Row) -> bool:
+    return is_provisional(row.get("policy"))
 
 
-def _words(key: Sequence[Scalar], family: Family) -> str:
+def _key_text(key: Sequence[Scalar], family: Family) -> str:
     names = ("gfx", "cu_num", *(column.name for column in family.key_columns))
     return " ".join(f"{name}={value}" for name, value in zip(names, key, strict=True))

@@ -4,31 +4,31 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gemmpipe.data import Candidate, Device, Problem, Trial
-from gemmpipe.errors import at_least
+from gemmpipe.core.data import Candidate, Device, Problem, Trial
+from gemmpipe.core.errors import check_at_least
 from gemmpipe.family import GemmSpec
-from gemmpipe.search.lore import Lore
+from gemmpipe.search.history import History
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class TrialRequest:
     """A wish of the search: time this candidate with so many launches."""
 
     candidate: Candidate
     launches: int
-    glance: bool = False
+    first_rung: bool = False
     """Without the screen timer's `warmup`: the first launch has to do."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Subject:
+class SearchProblem:
     """What a search is told: the problem, what can be tried on it, and what is known already."""
 
     problem: Problem
     spec: GemmSpec
     device: Device
     candidates: Sequence[Candidate]
-    given: Sequence[Candidate] = ()
+    required: Sequence[Candidate] = ()
     """Those of `candidates` that are looked at in any case: library paths and incumbents."""
     builds: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """By candidate id, the ids of the builds that it needs."""
@@ -36,14 +36,14 @@ class Subject:
     """The screen timer's `iters`."""
     keep: int
     """How many finalists are wanted."""
-    lore: Lore
+    history: History
 
 
-class Hunt(ABC):
+class SearchSession(ABC):
     """One search on one problem. Results may come in any order; `ask` may return nothing while it waits."""
 
     @abstractmethod
-    def ask(self) -> Sequence[Request]:
+    def ask(self) -> Sequence[TrialRequest]:
         """New requests, each given out once."""
 
     @abstractmethod
@@ -56,7 +56,7 @@ class Hunt(ABC):
 
     @property
     @abstractmethod
-    def over(self) -> bool:
+    def finished(self) -> bool:
         """Whether nothing more will be asked for and everything asked for was told."""
 
 
@@ -74,8 +74,8 @@ class Search(ABC):
     def __post_init__(self) -> None:
         if self.budget_s is not None and self.budget_s <= 0:
             raise ValueError(f"budget_s={self.budget_s:g}, expected more than 0 seconds, or null")
-        at_least(1, budget_trials=self.budget_trials)
+        check_at_least(1, budget_trials=self.budget_trials)
 
     @abstractmethod
-    def start(self, subject: Subject) -> Hunt:
+    def start(self, search_problem: SearchProblem) -> SearchSession:
         """Begin on one problem."""

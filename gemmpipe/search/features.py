@@ -8,68 +8,71 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from gemmpipe.data import BuildFacts, Candidate, Device, Scalar
+from gemmpipe.core.data import BuildFacts, Candidate, Device, Scalar
 from gemmpipe.family import GemmSpec
 
 Array = npt.NDArray[np.float64]
 
-_WORD = 1.5  # the length over which a knob that doubles changes the time much, in doublings
-_CHOICE = 0.8  # between two values of a knob that is no number
+_KNOB_LENGTH = 1.5  # the length over which a knob that doubles changes the time much, in doublings
+_CATEGORY_LENGTH = 0.8  # between two values of a knob that is no number
 _TILE = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K")
-_RAW = (*_TILE, "NUM_KSPLIT", "num_warps", "num_stages", "SWAP_AB")
-_LENGTHS = {"num_stages": 2.0, "GROUP_SIZE_M": 4.0}
+_RAW_KNOBS = (*_TILE, "NUM_KSPLIT", "num_warps", "num_stages", "SWAP_AB")
+_KNOB_LENGTHS = {"num_stages": 2.0, "GROUP_SIZE_M": 4.0}
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _SMEM_BYTES = 228 * 1024  # of one SM or CU, which its blocks share
 _REGISTERS = 65536
-_LANES = 2048
+_MAX_THREADS = 2048
 _DRAM_BPS, _CACHE_BPS, _FLOPS = 4.3e12, 8.6e12, 1.0e15  # an H200, 2026-11; only their ratios order candidates
 _LATENCY_S = 1.0e-6  # of one K step that nothing hides
 _START_S = 2.0e-6
 _WARPS = 8  # that hold a tile's sums where no knob says: two math warpgroups (warp_specialised)
-_ROOM = 64  # rows and columns to begin with
+_INITIAL_SIZE = 64  # rows and columns to begin with
 
 
 @dataclass(kw_only=True, eq=False)
-class Vocabulary:
+class FeatureEncoder:
     """The columns that knobs make, the same for every problem of a run; grows with what is seen."""
 
     columns: dict[str, int] = field(default_factory=dict)
-    _places: dict[str, int] = field(default_factory=dict)
+    _rows: dict[str, int] = field(default_factory=dict)
     """By candidate id, its row in what follows; candidates of many problems are the same."""
-    _words: Array = field(default_factory=lambda: np.zeros((_ROOM, _ROOM)))
-    _raw: Array = field(default_factory=lambda: np.zeros((_ROOM, len(_RAW))))
+    _knob_columns: Array = field(default_factory=lambda: np.zeros((_INITIAL_SIZE, _INITIAL_SIZE)))
+    _raw: Array = field(default_factory=lambda: np.zeros((_INITIAL_SIZE, len(_RAW_KNOBS))))
 
-    def of(self, candidates: Sequence[Candidate]) -> tuple[Array, Array]:
+    def encode(self, candidates: Sequence[Candidate]) -> tuple[Array, Array]:
         """(knob columns divided by their lengths, the raw values of the knobs that derived columns need)."""
-        places = np.array([self._place(c) for c in candidates], dtype=np.int64)
-        return self._words[places, : len(self.columns)], self._raw[places]
+        places = np.array([self._row(c) for c in candidates], dtype=np.int64)
+        return self._knob_columns[places, : len(self.columns)], self._raw[places]
 
-    def _place(self, candidate: Candidate) -> int:
-        place = self._places.get(candidate.id)
+    def _row(self, candidate: Candidate) -> int:
+        place = self._rows.get(candidate.id)
         if place is None:
-            place = self._places[candidate.id] = len(self._places)
-            row: dict[int, float] = {self._column(f"={candidate.backend}"): 1 / _CHOICE}
+            place = self._rows[candidate.id] = len(self._rows)
+            row: dict[int, float] = {self._column(f"={candidate.backend}"): 1 / _CATEGORY_LENGTH}
             for name, value in candidate.items:
-                self._put(row, name, value)
-            self._words, self._raw = _roomy(self._words, place, len(self.columns)), _roomy(self._raw, place, 0)
-            self._words[place, list(row)] = list(row.values())
+                self._set_column(row, name, value)
+            self._knob_columns, self._raw = (
+                _grown(self._knob_columns, place, len(self.columns)),
+                _grown(self._raw, place, 0),
+            )
+            self._knob_columns[place, list(row)] = list(row.values())
             knobs = candidate.knobs
-            self._raw[place] = [_number(knobs.get(name)) for name in _RAW]
+            self._raw[place] = [_number(knobs.get(name)) for name in _RAW_KNOBS]
         return place
 
-    def _put(self, row: dict[int, float], name: str, value: Scalar) -> None:
+    def _set_column(self, row: dict[int, float], name: str, value: Scalar) -> None:
         if isinstance(value, bool) or value is None or isinstance(value, str):
-            row[self._column(f"{name}={value}")] = 1 / _CHOICE
-        elif name in _LENGTHS and name != "GROUP_SIZE_M":
-            row[self._column(name)] = value / _LENGTHS[name]
+            row[self._column(f"{name}={value}")] = 1 / _CATEGORY_LENGTH
+        elif name in _KNOB_LENGTHS and name != "GROUP_SIZE_M":
+            row[self._column(name)] = value / _KNOB_LENGTHS[name]
         else:
-            row[self._column(name)] = math.log2(max(value, 0.25)) / _LENGTHS.get(name, _WORD)
+            row[self._column(name)] = math.log2(max(value, 0.25)) / _KNOB_LENGTHS.get(name, _KNOB_LENGTH)
 
     def _column(self, name: str) -> int:
         return self.columns.setdefault(name, len(self.columns))
 
 
-def _roomy(rows: Array, place: int, columns: int) -> Array:
+def _grown(rows: Array, place: int, columns: int) -> Array:
     """The same with room for this place and so many columns, doubled when there is none."""
     missing = [
         0 if wanted <= have else max(have, wanted - have)
@@ -83,41 +86,45 @@ def _number(value: Scalar) -> float:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Sight:
+class FeatureMatrix:
     """Candidates of one problem as a surrogate sees them; rows in the order of the candidates."""
 
-    words: Array
-    meaning: Array
+    knob_columns: Array
+    derived_columns: Array
     """Columns of what the knobs mean on this problem."""
     estimate: Array
     """log(us) by the model below; its mean where it has no answer."""
 
-    def take(self, places: npt.NDArray[np.int64]) -> "Sight":
+    def take(self, places: npt.NDArray[np.int64]) -> "FeatureMatrix":
         """Some of the rows."""
-        return Sight(words=self.words[places], meaning=self.meaning[places], estimate=self.estimate[places])
+        return FeatureMatrix(
+            knob_columns=self.knob_columns[places],
+            derived_columns=self.derived_columns[places],
+            estimate=self.estimate[places],
+        )
 
-    def wide(self, columns: int) -> Array:
+    def padded(self, columns: int) -> Array:
         """All columns, the words padded to so many."""
-        rows, words = self.words.shape
-        whole = np.zeros((rows, columns + self.meaning.shape[1]))
-        whole[:, :words] = self.words
-        whole[:, columns:] = self.meaning
+        rows, knob_columns = self.knob_columns.shape
+        whole = np.zeros((rows, columns + self.derived_columns.shape[1]))
+        whole[:, :knob_columns] = self.knob_columns
+        whole[:, columns:] = self.derived_columns
         return whole
 
 
-class View:
+class FeatureCache:
     """Candidates of a problem and what is known of their builds; that grows while the search goes on."""
 
     def __init__(
         self,
-        vocabulary: Vocabulary,
+        encoder: FeatureEncoder,
         spec: GemmSpec,
         device: Device,
         candidates: Sequence[Candidate],
         builds: Mapping[str, Iterable[str]],
     ) -> None:
         self._spec, self._device = spec, device
-        self._words, self._raw = vocabulary.of(candidates)
+        self._knob_columns, self._raw = encoder.encode(candidates)
         self._facts = np.full((len(candidates), 3), math.nan)
         """Registers, spills and shared bytes of the hungriest of a candidate's builds; NaN where nothing is known."""
         self._unknown: dict[str, list[int]] = {}
@@ -125,29 +132,29 @@ class View:
         for row, candidate in enumerate(candidates):
             for build in builds.get(candidate.id, ()):
                 self._unknown.setdefault(build, []).append(row)
-        self._heard = 0
-        self._sight: Sight | None = None
+        self._facts_read = 0
+        self._matrix: FeatureMatrix | None = None
 
-    def look(self, facts: Mapping[str, BuildFacts]) -> Sight:
+    def features(self, facts: Mapping[str, BuildFacts]) -> FeatureMatrix:
         """What is seen now; `facts` only ever grow, in order."""
-        for build in itertools.islice(facts, self._heard, None):
+        for build in itertools.islice(facts, self._facts_read, None):
             rows = self._unknown.pop(build, None)
             if rows is not None:
-                self._facts[rows] = np.fmax(self._facts[rows], _numbers(facts[build]))
-                self._sight = None
-        self._heard = len(facts)
-        if self._sight is None:
-            self._sight = _sight(self._spec, self._device, self._words, self._raw, self._facts)
-        return self._sight
+                self._facts[rows] = np.fmax(self._facts[rows], _fact_values(facts[build]))
+                self._matrix = None
+        self._facts_read = len(facts)
+        if self._matrix is None:
+            self._matrix = _analytic_features(self._spec, self._device, self._knob_columns, self._raw, self._facts)
+        return self._matrix
 
 
-def _numbers(facts: BuildFacts) -> list[float]:
+def _fact_values(facts: BuildFacts) -> list[float]:
     return [math.nan if v is None else float(v) for v in (facts.registers, facts.spills, facts.shared_bytes)]
 
 
-def _sight(spec: GemmSpec, device: Device, words: Array, raw: Array, known: Array) -> Sight:
+def _analytic_features(spec: GemmSpec, device: Device, knob_columns: Array, raw: Array, known: Array) -> FeatureMatrix:
     """A model of a tiled product (waves of blocks, K steps bound by flops, bytes or latency), and its terms."""
-    m_tile, n_tile, k_tile, splits, warps, stages, swapped = (raw[:, i] for i in range(len(_RAW)))
+    m_tile, n_tile, k_tile, splits, warps, stages, swapped = (raw[:, i] for i in range(len(_RAW_KNOBS)))
     splits, warps, stages = (np.where(np.isnan(a), b, a) for a, b in ((splits, 1), (warps, _WARPS), (stages, 3)))
     units, item = max(1, device.cu_num), _BYTES.get(spec.w_dtype, 1)
     lanes = warps * device.warp_size
@@ -155,7 +162,7 @@ def _sight(spec: GemmSpec, device: Device, words: Array, raw: Array, known: Arra
     registers = np.where(np.isnan(known[:, 0]), np.minimum(255, 24 + 1.6 * sums), known[:, 0])
     shared = np.where(np.isnan(known[:, 2]), (m_tile + n_tile) * k_tile * item * (stages - 1), known[:, 2])
     spilled = np.where(np.isnan(known[:, 1]), sums > 160, known[:, 1] > 0).astype(np.float64)
-    room = np.minimum(_SMEM_BYTES / (shared + 1024), np.minimum(_REGISTERS / (registers * lanes), _LANES / lanes))
+    room = np.minimum(_SMEM_BYTES / (shared + 1024), np.minimum(_REGISTERS / (registers * lanes), _MAX_THREADS / lanes))
     at_once = np.maximum(1, np.floor(room))
     tiles = np.ceil(spec.m / m_tile) * np.ceil(spec.n / n_tile) * splits * max(1, spec.batch)
     rounds = np.ceil(tiles / (units * at_once))
@@ -170,9 +177,11 @@ def _sight(spec: GemmSpec, device: Device, words: Array, raw: Array, known: Arra
     estimate = np.log(time_us)
     fill = np.minimum(1, tiles / (rounds * units * at_once))
     terms = (np.log2(tiles) / 3, np.log2(rounds) / 2, np.log2(at_once) / 1.5, 2 * fill, spilled / 0.7)
-    meaning = np.stack([*terms, np.log2(steps) / 3, np.log2(sums) / 2, estimate / 2], axis=1)
-    told = ~np.isnan(estimate)
-    mean = float(estimate[told].mean()) if told.any() else 0.0
-    return Sight(
-        words=words, meaning=np.where(np.isnan(meaning), 0.0, meaning), estimate=np.where(told, estimate, mean)
+    derived_columns = np.stack([*terms, np.log2(steps) / 3, np.log2(sums) / 2, estimate / 2], axis=1)
+    known_rows = ~np.isnan(estimate)
+    mean = float(estimate[known_rows].mean()) if known_rows.any() else 0.0
+    return FeatureMatrix(
+        knob_columns=knob_columns,
+        derived_columns=np.where(np.isnan(derived_columns), 0.0, derived_columns),
+        estimate=np.where(known_rows, estimate, mean),
     )

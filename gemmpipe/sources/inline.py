@@ -5,19 +5,18 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from gemmpipe.data import Problem
-from gemmpipe.errors import UserError, nearest, quoted
+from gemmpipe.core.data import Problem
+from gemmpipe.core.errors import UserError, quoted_repr, suggest_or_list
 from gemmpipe.family import Family, KernelDefaults
-from gemmpipe.parsing import parse_weight
-from gemmpipe.problem import families_with, make_problem, unite
+from gemmpipe.family.problem import families_hint, make_problem, merge_duplicates, parse_weight
 from gemmpipe.sources import Source
-from gemmpipe.sources.batch_sizes import batch_sizes
+from gemmpipe.sources.model.source import batch_sizes
 
-_MOST = 1_000_000
+_MAX_PROBLEMS = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class List(Source):
+class InlineShapes(Source):
     """Problems as `[M, N, K]` or as `{M: [1, 64], N: 1280, K: 8192}`, each item with its own Ms.
 
     A mapping may name any key column, `weight` and `layer`; a list there, and in place of a size, stands for each of
@@ -30,7 +29,7 @@ class List(Source):
     def problems(self, family: Family, defaults: KernelDefaults, gfx: str) -> list[Problem]:
         """Each problem once, weights summed. Raises UserError: which item, which column, what was expected."""
         if not isinstance(self.items, Sequence) or isinstance(self.items, str):
-            raise UserError(f"shapes.items: {quoted(self.items)}, expected a list such as [[1, 1280, 8192]]")
+            raise UserError(f"shapes.items: {quoted_repr(self.items)}, expected a list such as [[1, 1280, 8192]]")
         if not self.items:
             raise UserError("shapes.items: empty, expected a list such as [[1, 1280, 8192]]")
         found: list[Problem] = []
@@ -39,10 +38,10 @@ class List(Source):
             where = f"shapes.items[{place}]"
             for values in _expanded(item, family, where):
                 found.append(_problem(values, family, defaults, gfx, where))
-        return unite(found if self.nsets is None else _narrowed(found, batch_sizes(self.nsets)))
+        return merge_duplicates(found if self.nsets is None else _with_sizes(found, batch_sizes(self.nsets)))
 
 
-def _narrowed(found: Sequence[Problem], sizes: Sequence[int]) -> list[Problem]:
+def _with_sizes(found: Sequence[Problem], sizes: Sequence[int]) -> list[Problem]:
     """The problems of these Ms. Raises UserError where there are none."""
     kept = [problem for problem in found if problem.rows in sizes]
     if not kept:
@@ -56,7 +55,7 @@ def _refuse_flat(items: Sequence[object], family: Family) -> None:
     if any(isinstance(item, Sequence | Mapping) and not isinstance(item, str) for item in items):
         return
     sizes = _sizes(family)
-    given = _shown(items[0] if len(items) == 1 else items)  # one value has been made a list of one
+    given = _item_text(items[0] if len(items) == 1 else items)  # one value has been made a list of one
     meant = f"; one problem is [{given}]" if len(items) == len(sizes) else ""
     raise UserError(f"shapes.items: {given}, expected a list of problems [[{', '.join(sizes)}], ...]{meant}")
 
@@ -81,18 +80,18 @@ def _expanded(item: object, family: Family, where: str) -> Iterator[dict[str, ob
     elif isinstance(item, Sequence) and not isinstance(item, str) and len(item) == len(sizes):
         named = dict(zip(sizes, item, strict=True))
     else:
-        raise UserError(f"{where}: {_shown(item)}, expected [{', '.join(sizes)}] or a mapping with these keys")
+        raise UserError(f"{where}: {_item_text(item)}, expected [{', '.join(sizes)}] or a mapping with these keys")
     for name, value in named.items():
         if not _values(value):
             raise UserError(f"{where}: {name}: empty, expected a value or a list of them")
     count = math.prod(len(_values(value)) for value in named.values())
-    if count > _MOST:
-        raise UserError(f"{where}: {count:,} problems, expected at most {_MOST:,}")
+    if count > _MAX_PROBLEMS:
+        raise UserError(f"{where}: {count:,} problems, expected at most {_MAX_PROBLEMS:,}")
     several = [[(name, each) for each in _values(value)] for name, value in named.items()]
     yield from (dict(pairs) for pairs in itertools.product(*several))
 
 
-def _shown(item: object) -> str:
+def _item_text(item: object) -> str:
     """As it was typed: sequences are tuples by now."""
     listed = isinstance(item, Sequence) and not isinstance(item, str)
     return str(list(item)) if isinstance(item, Sequence) and listed else repr(item)
@@ -110,5 +109,5 @@ def _column(name: object, family: Family, item: Iterable[object], where: str) ->
         return str(name)
     known = [c.name for c in family.key_columns] + ["weight", "layer"]
     own = any(str(each) in known[:-2] for each in item)
-    instead = nearest(str(name), known) if own else families_with(map(str, item))
+    instead = suggest_or_list(str(name), known) if own else families_hint(map(str, item))
     raise UserError(f"{where}: no key column '{name}' in {family.name}{instead}")

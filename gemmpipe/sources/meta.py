@@ -5,11 +5,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gemmpipe.errors import UserError, nearest
-from gemmpipe.sources.decoder.linear import MOST_LAYERS, Config, Linear
-from gemmpipe.sources.decoder.modules import Heads, Module, products
-from gemmpipe.sources.decoder.rules import language_model
-from gemmpipe.sources.model import Model
+from gemmpipe.core.errors import UserError, suggest_or_list
+from gemmpipe.sources.model.linear import MAX_LAYERS, ConfigJson, Linear
+from gemmpipe.sources.model.modules import AttentionHeads, WeightMatrix, sharded_products
+from gemmpipe.sources.model.rules import language_model
+from gemmpipe.sources.model.source import ModelShapes
 
 _ALIASES = {"kimi_k2": "deepseek_v3"}
 """Model types that transformers knows by another name."""
@@ -17,30 +17,30 @@ _CODE = re.compile(r"quantization_config|auto_map|_?(attn|experts)_implementatio
 """Fields that name code, and those that have nothing to do with products."""
 _COUNTS = re.compile(r"layer|expert|head|group|codebook|predict")
 _SIZES = re.compile(r"_(size|dim|rank)(_|$)")
-_MOST_EXPERTS = 200_000
+_MAX_EXPERTS = 200_000
 _ROUTERS = re.compile(r"(?:^|\.)(?:gate|router)(?:\.layer|\.classifier)?$")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meta(Model):
-    """As `Model`, with the products of the model that transformers builds of the configuration, not of our rules.
+class MetaModelShapes(ModelShapes):
+    """As `ModelShapes`, with the products of the model that transformers builds of the configuration, not of our rules.
 
     Siblings that multiply the same input are merged as engines merge them. Needs the extra `hf`; runs no code that
     comes with a model.
     """
 
-    def linears(self, config: Config, where: str, *, batched: bool) -> list[Linear]:
+    def linears(self, config: ConfigJson, where: str, *, batched: bool) -> list[Linear]:
         """Every product of one device. Raises UserError: what transformers refuses, what cannot be cut."""
         if batched:
             raise UserError("shapes=meta: it enumerates modules, and batched products are none; shapes=model has them")
-        model, built = _built(language_model(config), where)
+        model, built = _build_model(language_model(config), where)
         heads = _heads(built, where)
         plan = {name.rpartition(".")[2]: str(way) for name, way in (getattr(model, "tp_plan", None) or {}).items()}
         topk = int(getattr(built, "num_experts_per_tok", None) or getattr(built, "moe_k", None) or 0)
-        return products(modules_of(model, built), heads, plan, self.tp, self.ep, topk, where)
+        return sharded_products(weight_matrices(model, built), heads, plan, self.tp, self.ep, topk, where)
 
 
-def _built(config: Config, where: str) -> tuple[Any, Any]:
+def _build_model(config: ConfigJson, where: str) -> tuple[Any, Any]:
     """(the model without weights, its configuration)."""
     try:
         import transformers
@@ -48,7 +48,7 @@ def _built(config: Config, where: str) -> tuple[Any, Any]:
         raise UserError("shapes=meta needs transformers: pip install 'gemmpipe[hf]'") from None
     import torch
 
-    _bounded(config, where)
+    _check_counts(config, where)
     fields = {name: value for name, value in config.items() if not _CODE.fullmatch(name)}
     kind = str(fields.pop("model_type", "") or "")
     if not kind:
@@ -57,7 +57,7 @@ def _built(config: Config, where: str) -> tuple[Any, Any]:
     kind = _ALIASES.get(kind, kind)
     if kind not in known:
         version = transformers.__version__
-        raise UserError(f"{where}: model_type: transformers {version} has no '{kind}'{nearest(kind, known)}")
+        raise UserError(f"{where}: model_type: transformers {version} has no '{kind}'{suggest_or_list(kind, known)}")
     try:
         built = transformers.AutoConfig.for_model(kind, **fields)
         headed = type(built) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
@@ -73,30 +73,30 @@ def _built(config: Config, where: str) -> tuple[Any, Any]:
     return model, built
 
 
-def _bounded(config: Config, where: str) -> None:
+def _check_counts(config: ConfigJson, where: str) -> None:
     """Refuse counts of modules that nobody has: each is built, though without weights."""
     counts = {n: v for n, v in config.items() if isinstance(v, int) and _COUNTS.search(n) and not _SIZES.search(n)}
     for name, count in counts.items():
-        if count > MOST_LAYERS:
-            raise UserError(f"{where}: {name}: {count}, expected at most {MOST_LAYERS}")
+        if count > MAX_LAYERS:
+            raise UserError(f"{where}: {name}: {count}, expected at most {MAX_LAYERS}")
     layers = max((count for name, count in counts.items() if "layer" in name), default=0)
     experts = max((count for name, count in counts.items() if "expert" in name), default=0)
-    if layers * experts > _MOST_EXPERTS:
-        raise UserError(f"{where}: {experts} experts in {layers} layers, expected at most {_MOST_EXPERTS:,} of them")
+    if layers * experts > _MAX_EXPERTS:
+        raise UserError(f"{where}: {experts} experts in {layers} layers, expected at most {_MAX_EXPERTS:,} of them")
 
 
-def _heads(built: Any, where: str) -> Heads:
+def _heads(built: Any, where: str) -> AttentionHeads:
     query = getattr(built, "num_attention_heads", None)
     hidden = getattr(built, "hidden_size", None)
     if not isinstance(hidden, int):
         raise UserError(f"{where}: {type(built).__name__} tells no hidden_size")
     if not isinstance(query, int):  # state spaces alone
-        return Heads(query=0, kv=0, width=0)
+        return AttentionHeads(query=0, kv=0, width=0)
     kv = getattr(built, "num_key_value_heads", None)
-    return Heads(query=query, kv=kv or query, width=getattr(built, "head_dim", None) or hidden // query)
+    return AttentionHeads(query=query, kv=kv or query, width=getattr(built, "head_dim", None) or hidden // query)
 
 
-def modules_of(model: Any, built: Any) -> Iterator[Module]:
+def weight_matrices(model: Any, built: Any) -> Iterator[WeightMatrix]:
     """Every matrix that multiplies activations: linear layers, routers, experts; embeddings are none."""
     from torch import nn
 
@@ -107,18 +107,18 @@ def modules_of(model: Any, built: Any) -> Iterator[Module]:
         if isinstance(module, nn.Linear):
             holder, _, leaf = name.rpartition(".")
             n, k, bias = module.out_features, module.in_features, module.bias is not None
-            parts, units = _within(leaf, held[holder], n)
-            yield Module(name=name, n=n, k=k, bias=bias, parts=parts, units=units)
+            parts, units = _parts_and_units(leaf, held[holder], n)
+            yield WeightMatrix(name=name, n=n, k=k, bias=bias, parts=parts, units=units)
         elif type(module).__name__ == "Conv1D" and weight is not None:  # GPT-2's linear layer, stored as [K, N]
-            yield Module(name=name, n=weight.shape[1], k=weight.shape[0], bias=True)
+            yield WeightMatrix(name=name, n=weight.shape[1], k=weight.shape[0], bias=True)
         elif _ROUTERS.search(name) and weight is not None and weight.dim() == 2:
-            yield Module(name=name, n=weight.shape[0], k=weight.shape[1], bias="bias" in weights)
+            yield WeightMatrix(name=name, n=weight.shape[0], k=weight.shape[1], bias="bias" in weights)
         else:
             yield from _experts(name, weights, int(built.hidden_size))
 
 
-def _within(leaf: str, holder: Any, n: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(parts, units) of a matrix as `Module` has them, by its holder: heads of keys, a state space's groups."""
+def _parts_and_units(leaf: str, holder: Any, n: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(parts, units) of a matrix as `WeightMatrix` has them, by its holder: heads of keys, a state space's groups."""
     if leaf == "in_proj" and hasattr(holder, "n_groups"):
         heads, groups = holder.num_heads, holder.n_groups
         states = groups * holder.ssm_state_size
@@ -132,7 +132,7 @@ def _within(leaf: str, holder: Any, n: int) -> tuple[tuple[int, ...], tuple[int,
     return (n,), (n // width,)
 
 
-def _experts(name: str, weights: Mapping[str, Any], hidden: int) -> Iterator[Module]:
+def _experts(name: str, weights: Mapping[str, Any], hidden: int) -> Iterator[WeightMatrix]:
     """Stacked matrices [E, N, K], or transposed: what multiplies the residual stream has K, or N, of its width."""
     for leaf, k_is_hidden in (("gate_up_proj", True), ("up_proj", True), ("down_proj", False)):
         weight = weights.get(leaf)
@@ -142,4 +142,4 @@ def _experts(name: str, weights: Mapping[str, Any], hidden: int) -> Iterator[Mod
         ends, others = (columns, rows) if k_is_hidden else (rows, columns)
         straight = ends == hidden or others != hidden  # of neither width are experts behind a narrower projection
         n, k = (rows, columns) if straight else (columns, rows)
-        yield Module(name=f"{name}.{leaf}", n=n, k=k, bias=f"{leaf}_bias" in weights, experts=count)
+        yield WeightMatrix(name=f"{name}.{leaf}", n=n, k=k, bias=f"{leaf}_bias" in weights, experts=count)

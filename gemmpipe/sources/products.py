@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from gemmpipe.data import Scalar
+from gemmpipe.core.data import Scalar
 
-OTHER = "other"
+UNSUPPORTED = "other"
 """In place of a family, for products that none computes."""
 _WIDE = ("bfloat16", "float16")
 _EIGHT = ("float8_e4m3fn", "float8_e4m3fnuz", "int8")
@@ -32,7 +32,7 @@ class Operand:
         return count
 
     @property
-    def turned(self) -> "Operand":
+    def transposed(self) -> "Operand":
         """Its last two sides exchanged."""
         shape, strides = list(self.shape), list(self.strides)
         shape[-2:], strides[-2:] = shape[:-3:-1], strides[:-3:-1]
@@ -47,11 +47,11 @@ class Operand:
 
 Argument = Operand | tuple[Operand, ...] | None
 """What matters of an operator's argument: a tensor, several of them, or nothing."""
-Seen = tuple[str, dict[str, Scalar]]
+ObservedProduct = tuple[str, dict[str, Scalar]]
 """(family, key columns and `layout`)."""
 
 
-def product_of(name: str, arguments: Sequence[Argument], out_dtype: str) -> Seen | None:
+def product_of(name: str, arguments: Sequence[Argument], out_dtype: str) -> ObservedProduct | None:
     """What the operator multiplies, its arguments in the order of its schema; None where that is no product.
 
     Products of nothing (a side of 0) are none. `out_dtype` is the result's.
@@ -63,12 +63,12 @@ def product_of(name: str, arguments: Sequence[Argument], out_dtype: str) -> Seen
         return None
 
 
-def read_as(name: str) -> str:
+def reader_name(name: str) -> str:
     """The name of READERS that an operator goes by: in place it computes what it does otherwise."""
     return name if name in READERS else name.removesuffix("_")
 
 
-def foreign_product_of(name: str, arguments: Sequence[Argument], out_dtype: str) -> Seen | None:
+def foreign_product_of(name: str, arguments: Sequence[Argument], out_dtype: str) -> ObservedProduct | None:
     """What someone's own operator multiplies: two 8-bit operands with their scales, or, named so, two 16-bit ones."""
     operands = [each if isinstance(each, Operand) else None for each in arguments]
     for place, (x, w) in enumerate(pairwise(operands)):
@@ -78,7 +78,7 @@ def foreign_product_of(name: str, arguments: Sequence[Argument], out_dtype: str)
         if not straight and x.shape[-1] != w.shape[0]:
             continue
         scales = tuple(each for each in operands[place + 2 : place + 4] if each and each.dtype == "float32")
-        turned = w.turned if straight else w
+        turned = w.transposed if straight else w
         if x.dtype in _EIGHT and len(scales) == 2:
             return _scaled(x.rows, turned, (scales[0], scales[1]), False, out_dtype)
         if x.dtype in _WIDE and _NAMED.search(name):
@@ -90,27 +90,33 @@ def foreign_product_of(name: str, arguments: Sequence[Argument], out_dtype: str)
 _NAMED = re.compile(r"gemm|matmul|linear|(?:^|_)mm(?:_|$)")
 
 
-def _product(x: Operand, w: Operand, bias: bool, out_dtype: str) -> Seen | None:
+def _product(x: Operand, w: Operand, bias: bool, out_dtype: str) -> ObservedProduct | None:
     """x [M, K] or [B, M, K] times w [K, N] or [B, K, N], as torch takes them."""
     if 0 in x.shape or 0 in w.shape:
         return None
     batched = len(w.shape) == 3
     values: dict[str, Scalar] = {"M": x.shape[-2], "N": w.shape[-1], "K": w.shape[-2]}
-    values |= {"dtype": w.dtype, "outdtype": out_dtype, "layout": f"{_lies(x, 'mk')} {_lies(w, 'kn')}"}
+    values |= {
+        "dtype": w.dtype,
+        "outdtype": out_dtype,
+        "layout": f"{_memory_layout(x, 'mk')} {_memory_layout(w, 'kn')}",
+    }
     values |= {"B": w.shape[0]} if batched else {"bias": bias, "scaleAB": False, "bpreshuffle": False}
     if w.dtype not in _WIDE or out_dtype not in _OUT or x.dtype != w.dtype or (batched and bias):
-        return OTHER, values
+        return UNSUPPORTED, values
     return ("batched_bf16" if batched else "a16w16"), values
 
 
-def _lies(operand: Operand, letters: str) -> str:
+def _memory_layout(operand: Operand, letters: str) -> str:
     """The letters in the order of memory, the innermost last; `strided` when neither side is innermost."""
     if operand.strides[-1] == 1 and operand.shape[-1] > 1:
         return letters
     return letters[::-1] if operand.strides[-2] == 1 else letters if operand.strides[-1] == 1 else "strided"
 
 
-def _scaled(x: Operand, w: Operand, scales: tuple[Operand, Operand], bias: bool, out_dtype: str) -> Seen | None:
+def _scaled(
+    x: Operand, w: Operand, scales: tuple[Operand, Operand], bias: bool, out_dtype: str
+) -> ObservedProduct | None:
     """8-bit operands with the scales of each."""
     found = _product(x, w, bias, out_dtype)
     if found is None:
@@ -125,12 +131,12 @@ def _scaled(x: Operand, w: Operand, scales: tuple[Operand, Operand], bias: bool,
     # cuBLASLt has the weight's block scales with their K side padded to a multiple of 4.
     by_block = [(m * blocks, -(-n // _BLOCK) * held) for held in (blocks, -(-blocks // 4) * 4)]
     if not granularity and sizes in by_block and not bias and out_dtype in _OUT:
-        return "a8w8_blockscale", {**values, "x_scale": _order(scales[0])}
+        return "a8w8_blockscale", {**values, "x_scale": _scale_order(scales[0])}
     values |= {"q_dtype_w": values.pop("dtype"), "granularity": granularity}
-    return ("a8w8" if granularity and out_dtype in _OUT else OTHER), values
+    return ("a8w8" if granularity and out_dtype in _OUT else UNSUPPORTED), values
 
 
-def _order(scale: Operand) -> str | None:
+def _scale_order(scale: Operand) -> str | None:
     """`row` or `column`, as block scales [M, blocks] lie in memory; None: in neither, in both, or not known."""
     if len(scale.shape) != 2 or 1 in scale.shape:
         return None
@@ -145,17 +151,17 @@ def _is_bias(addend: Operand, rows: int) -> bool:
     return len(addend.shape) == 1 or (len(addend.shape) == 2 and addend.shape[0] == 1 and rows != 1)
 
 
-def _addmm(a: Sequence[Argument], out: str) -> Seen | None:
+def _addmm(a: Sequence[Argument], out: str) -> ObservedProduct | None:
     x = _tensor(a[1])
     return _product(x, _tensor(a[2]), _is_bias(_tensor(a[0]), x.shape[0]), out)
 
 
-def _linear(a: Sequence[Argument], out: str) -> Seen | None:
+def _linear(a: Sequence[Argument], out: str) -> ObservedProduct | None:
     x, w = _tensor(a[0]), _tensor(a[1])
-    return _product(x.rows, w.turned, len(a) > 2 and a[2] is not None, out)
+    return _product(x.rows, w.transposed, len(a) > 2 and a[2] is not None, out)
 
 
-def _matmul(a: Sequence[Argument], out: str) -> Seen | None:
+def _matmul(a: Sequence[Argument], out: str) -> ObservedProduct | None:
     """Any ranks: a weight of two sides serves all rows; otherwise as many products as there are in front."""
     x, w = _tensor(a[0]), _tensor(a[1])
     if len(w.shape) == 1:
@@ -169,23 +175,23 @@ def _matmul(a: Sequence[Argument], out: str) -> Seen | None:
     return _product(xs, ws, False, out)
 
 
-def _vector(x: Operand, w: Operand, bias: bool, out: str) -> Seen | None:
+def _vector(x: Operand, w: Operand, bias: bool, out: str) -> ObservedProduct | None:
     """A matrix [N, K] times a vector [K]: a product of one row."""
     row = Operand(dtype=x.dtype, shape=(1, *x.shape), strides=(x.shape[0], *x.strides))
-    return _product(row, w.turned, bias, out)
+    return _product(row, w.transposed, bias, out)
 
 
-def _scaled_mm(a: Sequence[Argument], out: str) -> Seen | None:
+def _scaled_mm(a: Sequence[Argument], out: str) -> ObservedProduct | None:
     scales = (_tensor(a[2]), _tensor(a[3]))
     return _scaled(_tensor(a[0]), _tensor(a[1]), scales, len(a) > 4 and a[4] is not None, out)
 
 
-def _scaled_mm_v2(a: Sequence[Argument], out: str) -> Seen | None:
+def _scaled_mm_v2(a: Sequence[Argument], out: str) -> ObservedProduct | None:
     first = [each[0] if isinstance(each, tuple) else _tensor(each) for each in (a[2], a[5])]
     return _scaled(_tensor(a[0]), _tensor(a[1]), (first[0], first[1]), len(a) > 8 and a[8] is not None, out)
 
 
-def _int_mm(a: Sequence[Argument], out: str) -> Seen | None:
+def _int_mm(a: Sequence[Argument], out: str) -> ObservedProduct | None:
     found = _product(_tensor(a[0]), _tensor(a[1]), False, out)
     if found is None:
         return None
@@ -193,12 +199,12 @@ def _int_mm(a: Sequence[Argument], out: str) -> Seen | None:
     return "a8w8", {**values, "q_dtype_w": "int8"}  # its scales follow in another operation
 
 
-def _grouped(a: Sequence[Argument], out: str) -> Seen | None:
+def _grouped(a: Sequence[Argument], out: str) -> ObservedProduct | None:
     x, w = _tensor(a[0]), _tensor(a[1])
     if 0 in x.shape or 0 in w.shape:
         return None
     values: dict[str, Scalar] = {"M": x.shape[-2], "N": w.shape[-1], "K": x.shape[-1], "B": w.shape[0]}
-    return OTHER, {**values, "dtype": w.dtype, "outdtype": out}
+    return UNSUPPORTED, {**values, "dtype": w.dtype, "outdtype": out}
 
 
 def _tensor(argument: Argument) -> Operand:
@@ -207,7 +213,7 @@ def _tensor(argument: Argument) -> Operand:
     return argument
 
 
-READERS: Mapping[str, Callable[[Sequence[Argument], str], Seen | None]] = {
+READERS: Mapping[str, Callable[[Sequence[Argument], str], ObservedProduct | None]] = {
     "linear": _linear,
     "matmul": _matmul,
     "mm": lambda a, out: _product(_tensor(a[0]), _tensor(a[1]), False, out),
@@ -226,5 +232,5 @@ READERS: Mapping[str, Callable[[Sequence[Argument], str], Seen | None]] = {
     "_scaled_grouped_mm_v2": _grouped,
 }
 """By the operator's name, all overloads alike."""
-WITHIN = ("linear", "matmul")
+COMPOSITE_OPERATORS = ("linear", "matmul")
 """Those that torch usually makes of another one here."""

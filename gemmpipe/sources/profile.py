@@ -1,14 +1,29 @@
-"""Products in a trace of torch's profiler: each once, however deeply operators are nested, with the time it took."""
+"""Products in a trace of torch's profiler: each once, however deeply operators are nested, with the time it took.
+
+Problems from traces of torch's profiler that recorded shapes.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gemmpipe.data import Scalar
-from gemmpipe.errors import UserError
-from gemmpipe.files.jsonstream import objects_in
-from gemmpipe.sources.products import READERS, WITHIN, Argument, Operand, Seen, foreign_product_of, product_of, read_as
-from gemmpipe.sources.records import Recorded
+from gemmpipe.core.data import Problem, Scalar
+from gemmpipe.core.errors import UserError
+from gemmpipe.core.jsonstream import objects_in
+from gemmpipe.family import Family, KernelDefaults
+from gemmpipe.family.problem import merge_duplicates, shape_groups
+from gemmpipe.sources.model.source import batch_sizes
+from gemmpipe.sources.products import (
+    COMPOSITE_OPERATORS,
+    READERS,
+    Argument,
+    ObservedProduct,
+    Operand,
+    foreign_product_of,
+    product_of,
+    reader_name,
+)
+from gemmpipe.sources.records import RecordedProduct, RecordSource
 
 _TYPES = {
     "c10::BFloat16": "bfloat16",
@@ -30,7 +45,7 @@ _LISTS = ("TensorList", "GenericList")
 _NUMBERS = {"5": "float16", "6": "float32", "15": "bfloat16"}
 """Torch's numbers of result types, as in a recorded `out_dtype`."""
 _OUT_DTYPE_AT = {"_scaled_mm": 6, "_scaled_mm_v2": 9, "mm": 2, "bmm": 2, "addmm": 3, "baddbmm": 3}
-_MOST_DEEP = 1_000
+_MAX_NESTING = 1_000
 """Operators within each other; more are a stack that no program has, and each looks at all that hold it."""
 _OPERATORS = ("cpu_op", "Operator")
 _KERNELS = ("kernel", "gpu_memset", "Kernel")
@@ -45,12 +60,12 @@ class _Operator:
     end: float
     order: int
     name: str
-    external: int | str | None
-    seen: Seen | None
-    counted: bool = False
+    correlation: int | str | None
+    product: ObservedProduct | None
+    calls_product: bool = False
 
 
-def recorded(path: Path) -> list[Recorded]:
+def products_in_trace(path: Path) -> list[RecordedProduct]:
     """The products of a trace. Raises UserError: no trace, an event that contradicts itself, no shapes recorded."""
     operators: list[_Operator] = []
     kernels: dict[int | str | None, float] = {}
@@ -66,20 +81,20 @@ def recorded(path: Path) -> list[Recorded]:
     times = _count(operators, kernels, path)
     groups: dict[tuple[str, tuple[tuple[str, Scalar], ...]], tuple[int, float, str]] = {}
     for operator, time_us in times:
-        assert operator.seen is not None
-        family, values = operator.seen
+        assert operator.product is not None
+        family, values = operator.product
         key = (family, tuple(values.items()))
         count, sum_us, where = groups.get(key, (0, 0.0, f"{path}: event {operator.order + 1} ({operator.name})"))
         groups[key] = (count + 1, sum_us + time_us, where)
     return [
-        Recorded(family=family, values=dict(items), count=float(count), time_us=time_us, where=where)
+        RecordedProduct(family=family, values=dict(items), count=float(count), time_us=time_us, where=where)
         for (family, items), (count, time_us, where) in groups.items()
     ]
 
 
 def _operator(event: Mapping[str, object], order: int, where: str) -> _Operator:
     name, start = str(event.get("name")), _number(event, "ts", where)
-    plain = read_as(name.removeprefix("aten::"))
+    plain = reader_name(name.removeprefix("aten::"))
     own = name.startswith("aten::")
     seen = None
     arguments = _arguments(event, where)
@@ -96,8 +111,8 @@ def _operator(event: Mapping[str, object], order: int, where: str) -> _Operator:
         end=start + _number(event, "dur", where),
         order=order,
         name=name,
-        external=_external(arguments, where),
-        seen=seen,
+        correlation=_external(arguments, where),
+        product=seen,
     )
 
 
@@ -148,19 +163,19 @@ def _argument(kind: object, sizes: object, strides: object, where: str) -> Argum
 
 
 def _tensor(dtype: str, sizes: object, strides: object, where: str) -> Operand:
-    shape = _whole(sizes, where)
+    shape = _integers(sizes, where)
     contiguous = []
     step = 1
     for size in reversed(shape):
         contiguous.append(step)
         step *= max(1, size)
-    given = _whole(strides, where) if strides else ()
+    given = _integers(strides, where) if strides else ()
     if given and len(given) != len(shape):
         raise UserError(f"{where}: Input Strides {list(given)}, expected one for each of {list(shape)}")
     return Operand(dtype=dtype, shape=shape, strides=given or tuple(reversed(contiguous)))
 
 
-def _whole(values: object, where: str) -> tuple[int, ...]:
+def _integers(values: object, where: str) -> tuple[int, ...]:
     if not isinstance(values, list) or any(type(each) is not int or not 0 <= each < 2**40 for each in values):
         raise UserError(f"{where}: {str(values)[:60]}, expected a list of whole numbers")
     return tuple(values)
@@ -192,28 +207,65 @@ def _count(
     found: list[_Operator] = []
 
     def close(operator: _Operator) -> None:
-        if operator.seen is not None and operator.name.removeprefix("aten::") in WITHIN and not operator.counted:
+        if (
+            operator.product is not None
+            and operator.name.removeprefix("aten::") in COMPOSITE_OPERATORS
+            and not operator.calls_product
+        ):
             found.append(operator)
             for outer in open_:
-                outer.counted = True
+                outer.calls_product = True
 
     for operator in ordered:
         while open_ and (open_[-1].end <= operator.start or open_[-1].thread != operator.thread):
             close(open_.pop())
-        holds = operator.name.removeprefix("aten::") in WITHIN
-        inside = any(o.seen is not None and o.name.removeprefix("aten::") not in WITHIN for o in open_)
-        if operator.seen is not None and inside:
-            operator.seen = None
-        elif operator.seen is not None and not holds:
+        holds = operator.name.removeprefix("aten::") in COMPOSITE_OPERATORS
+        inside = any(o.product is not None and o.name.removeprefix("aten::") not in COMPOSITE_OPERATORS for o in open_)
+        if operator.product is not None and inside:
+            operator.product = None
+        elif operator.product is not None and not holds:
             found.append(operator)
             for outer in open_:
-                outer.counted = True
+                outer.calls_product = True
         open_.append(operator)
-        if len(open_) > _MOST_DEEP:
-            raise UserError(f"{path}: event {operator.order + 1}: within {_MOST_DEEP:,} others, expected operators")
+        if len(open_) > _MAX_NESTING:
+            raise UserError(f"{path}: event {operator.order + 1}: within {_MAX_NESTING:,} others, expected operators")
         for outer in open_:  # a kernel is attributed to the innermost operator
-            products[id(outer)] = products.get(id(outer), 0.0) + kernels.get(operator.external, 0.0)
+            products[id(outer)] = products.get(id(outer), 0.0) + kernels.get(operator.correlation, 0.0)
     while open_:
         close(open_.pop())
     for operator in sorted(found, key=lambda o: o.order):
         yield operator, products[id(operator)] if kernels else operator.end - operator.start
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceShapes(RecordSource):
+    """The products of Chrome traces (`torch.profiler` with record_shapes, .json or .json.gz), counted and timed.
+
+    `nsets` adds these Ms to every product: a replayed CUDA graph leaves no operators in a trace, so that decode is
+    missing there. Each is as frequent as the product was at the M it was seen at most.
+    """
+
+    nsets: Sequence[int] | int | str | None
+
+    def read(self, path: Path) -> list[RecordedProduct]:
+        """Every product of one trace."""
+        return products_in_trace(path)
+
+    def expected(self) -> str:
+        """What a file is."""
+        return "a trace of torch's profiler (.json or .json.gz)"
+
+    def problems(self, family: Family, defaults: KernelDefaults, gfx: str) -> list[Problem]:
+        """Each problem once, its weight the number of calls. Raises UserError: which file, which event."""
+        found = super().problems(family, defaults, gfx)
+        if self.nsets is None:
+            return found
+        rows, made = family.rows_column, list(found)
+        for group in shape_groups(found):
+            most, seen = max(group, key=lambda p: p.weight), {p.rows for p in group}
+            for m in batch_sizes(self.nsets):
+                if m not in seen:
+                    key = tuple((name, m if name == rows else value) for name, value in most.key)
+                    made.append(replace(most, key=key))
+        return merge_duplicates(made)

@@ -1,21 +1,32 @@
-"""What sources share that read products of any family out of files which other programs wrote."""
+"""What sources share that read products of any family out of files which other programs wrote.
 
+Problems from the files of PyTorch's TunableOp: what it recorded untuned, and its results.
+
+Problems from the logs of servers: the lines in which engines and aiter say that something is not tuned.
+"""
+
+import re
+import zlib
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gemmpipe.data import Problem, Scalar
-from gemmpipe.errors import UserError
-from gemmpipe.family import Family, KernelDefaults
-from gemmpipe.files.csvfile import named_files
-from gemmpipe.problem import make_problem, unite
+from gemmpipe.core.data import Problem, Scalar
+from gemmpipe.core.errors import UserError, quoted_repr
+from gemmpipe.core.files import named_files, read_cells
+from gemmpipe.core.jsonstream import open_text
+from gemmpipe.family import Family, KernelDefaults, load_family, shipped_families
+from gemmpipe.family.problem import make_problem, merge_duplicates
 from gemmpipe.sources import Source
+from gemmpipe.sources.model.source import batch_sizes
+from gemmpipe.sources.products import UNSUPPORTED
+from gemmpipe.tables.tunableop import OPERATION_PATTERN, SIZES_PATTERN, TORCH_DTYPES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Recorded:
+class RecordedProduct:
     """Equal products that a file tells of."""
 
     family: str
@@ -28,16 +39,16 @@ class Recorded:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Records(Source):
+class RecordSource(Source):
     """Products of the kernel's family, or with `rows_of` of that one, in the files that `path` names."""
 
     path: str | Sequence[str] | None
     rows_of: str | None
 
-    _kept: dict[str, list[Recorded]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _by_family: dict[str, list[RecordedProduct]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @abstractmethod
-    def read(self, path: Path) -> list[Recorded]:
+    def read(self, path: Path) -> list[RecordedProduct]:
         """Every product in one file. Raises UserError: which file, which line, what was expected."""
 
     @abstractmethod
@@ -61,7 +72,7 @@ class Records(Source):
             others = self.left_out(family, defaults, gfx)
             instead = f", but {others}" if others else f", expected {self.expected()}"
             raise UserError(f"shapes.path: no product of {wanted} there{instead}")
-        return unite(found)
+        return merge_duplicates(found)
 
     def recorded_us(self, family: Family, defaults: KernelDefaults, gfx: str) -> Mapping[str, float]:
         """By problem id, the time that all its calls took together."""
@@ -80,14 +91,14 @@ class Records(Source):
                 counts[each.family] += int(each.count)
         return ", ".join(f"{count} of {name}" for name, count in counts.most_common())
 
-    def recorded(self) -> list[Recorded]:
+    def recorded(self) -> list[RecordedProduct]:
         """Everything in all files, which are read once."""
-        if "all" not in self._kept:
+        if "all" not in self._by_family:
             files = named_files("shapes.path", self.path, self.expected())
-            self._kept["all"] = [each for path in files for each in self.read(path)]
-        return self._kept["all"]
+            self._by_family["all"] = [each for path in files for each in self.read(path)]
+        return self._by_family["all"]
 
-    def _made(self, each: Recorded, family: Family, defaults: KernelDefaults, gfx: str) -> list[Problem]:
+    def _made(self, each: RecordedProduct, family: Family, defaults: KernelDefaults, gfx: str) -> list[Problem]:
         """Its problem, or one at each M where the file does not say the rows."""
         known = {name for column in family.key_columns for name in (column.name, *column.aliases)}
         values = {name: value for name, value in each.values.items() if name in known}
@@ -102,3 +113,249 @@ class Records(Source):
             make_problem(family, {**values, family.rows_column: m}, defaults, gfx, each.where, each.count)
             for m in self.sizes()
         ]
+
+
+_KINDS = ("Gemm", "GemmAndBias", "GemmStridedBatched", "ScaledGemm")
+_WIDE = ("bfloat16", "float16")
+_SCALINGS = {"0": "tensor", "1": "row", "4": "block", "5": "block"}
+"""torch.nn.functional.ScalingType by number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TunableopShapes(RecordSource):
+    """`tunableop_untuned*.csv` (PYTORCH_TUNABLEOP_RECORD_UNTUNED=1) and results; each row is one product.
+
+    TunableOp speaks of column-major matrices: its m, n, k are our N, M, K.
+    """
+
+    def expected(self) -> str:
+        """What a file is."""
+        return "a CSV file of TunableOp"
+
+    def read(self, path: Path) -> list[RecordedProduct]:
+        """Every product of one file; `Validator` rows are passed over."""
+        found = []
+        for line, cells in read_cells(path):
+            if cells[0] != "Validator":
+                found.append(_row(cells, f"{path}:{line}"))
+        return found
+
+
+def _row(cells: list[str], where: str) -> RecordedProduct:
+    if len(cells) < 2:
+        raise UserError(f"{where}: {quoted_repr(cells[0])}, expected an operator's signature and its parameters'")
+    operation, sizes = OPERATION_PATTERN.fullmatch(cells[0]), SIZES_PATTERN.fullmatch(cells[1])
+    if operation is None:
+        raise UserError(
+            f"{where}: {quoted_repr(cells[0])}, expected {' or '.join(_KINDS)} as in GemmTunableOp_BFloat16_TN"
+        )
+    layout = operation["layout"].lower()
+    if sizes is None or "*" in cells[1] or not cells[1].startswith(f"{layout}_"):
+        raise UserError(
+            f"{where}: {quoted_repr(cells[1])}, expected sizes such as {layout}_6144_7_4096_ld_4096_4096_6144"
+        )
+    _check_strides(sizes, layout, where)
+    if (operation["kind"] == "GemmStridedBatched") != (sizes["batch"] is not None):
+        raise UserError(f"{where}: {quoted_repr(cells[1])}, expected _B_ for batched products and for these alone")
+    values: dict[str, Scalar] = {"M": int(sizes["n"]), "N": int(sizes["m"]), "K": int(sizes["k"])}
+    family, more = _product_of_signature(operation, sizes)
+    return RecordedProduct(family=family, values={**values, **more}, where=where)
+
+
+def _check_strides(sizes: "re.Match[str]", layout: str, where: str) -> None:
+    """A leading dimension is at least a column long; what is not was not written by TunableOp."""
+    if sizes["lda"] is None:
+        return
+    first, second = ("k" if layout[0] == "t" else "m"), ("n" if layout[1] == "t" else "k")
+    for name, least in (("lda", first), ("ldb", second), ("ldc", "m")):
+        if int(sizes[name]) < int(sizes[least]):
+            raise UserError(f"{where}: {name} {sizes[name]}, expected at least {sizes[least]}")
+
+
+def _product_of_signature(operation: "re.Match[str]", sizes: "re.Match[str]") -> tuple[str, dict[str, Scalar]]:
+    """The family and what the signature says; `other` for what no family computes."""
+    kind, dtype = operation["kind"], TORCH_DTYPES.get(operation["a"], "")
+    if kind == "ScaledGemm":
+        return _scaled(operation, sizes["rest"])
+    values: dict[str, Scalar] = {"dtype": dtype, "outdtype": dtype}
+    if kind == "GemmStridedBatched":
+        return ("batched_bf16" if dtype in _WIDE else UNSUPPORTED), {**values, "B": int(sizes["batch"])}
+    return ("a16w16" if dtype in _WIDE else UNSUPPORTED), {**values, "bias": kind == "GemmAndBias"}
+
+
+def _scaled(operation: "re.Match[str]", rest: str) -> tuple[str, dict[str, Scalar]]:
+    """8-bit operands; their scales as ROCm (`_rw_1`) or CUDA (`_ast_1`) says."""
+    a, b, out = (TORCH_DTYPES.get(operation[name] or "", "") for name in "abc")
+    rows, numbered = re.search(r"_rw_([01])", rest), re.search(r"_ast_([0-9]+)_bst_([0-9]+)", rest)
+    scales = "row" if rows and rows[1] == "1" else "tensor"
+    if numbered:
+        pair = {_SCALINGS.get(number, "") for number in numbered.groups()}
+        scales = pair.pop() if len(pair) == 1 else ""
+    bias = re.search(r"_bias_(?!None)", rest) is not None
+    values: dict[str, Scalar] = {"q_dtype_w": a, "outdtype": out}
+    if a != b or a not in ("float8_e4m3fn", "float8_e4m3fnuz") or not out or not scales:
+        return UNSUPPORTED, values  # older files name one type for all
+    if scales == "block":
+        return (UNSUPPORTED if bias else "a8w8_blockscale"), values
+    return "a8w8", {**values, "granularity": scales, "bias": bias}
+
+
+_MAX_BYTES = 1_000_000_000
+"""Bytes of a log."""
+_MAX_LINE = 1 << 16
+"""Characters of a line that are looked at together."""
+_DIGITS = 20
+_CONFIG = re.compile(
+    r"(?:E=(?P<expert>[0-9]{1,9}),)?N=(?P<N>[0-9]{1,9})(?:,K=(?P<K>[0-9]{1,9}))?,device_name=[^,/\s'\"]{1,200}"
+    r"(?P<rest>(?:,[a-z_]{1,40}=(?:\[[0-9, ]{0,40}\]|[^,\[\]\s'\"/]{1,40}?)){0,8})(?:_down)?\.json"
+)
+"""Everything in it has an end: else each place of a long line where it may begin is followed to the line's end."""
+_STORED = re.compile(r",([a-z_]+)=(\[[^\]]*\]|[^,]+)")
+_SHAPE = re.compile(r"shape(?: is)?:? ?")
+_MISSED = re.compile(r"not found tuned config in (?P<table>[^\s,]+)")
+_PAIR = re.compile(r"\b(\w+)\s*[:=]\s*'?([\w.]+)'?")
+_EXPERTS = re.compile(r"\[fused_moe\] using \w+ default for\s*\((?P<key>[^()]*)\)")
+_SIZES = re.compile(r"(?:cudagraph_capture_sizes['\"]?\s*[:=]\s*|[Cc]apture cuda graph bs )\[(?P<sizes>[0-9, ]+)\]")
+_NAMES = {"otype": "outdtype", "b": "B", "m": "M", "n": "N", "k": "K"}
+_EXPERT_KEY = (
+    *("token", "model_dim", "inter_dim", "expert", "topk", "act_type", "dtype"),
+    *("q_dtype_a", "q_dtype_w", "q_type", "use_g1u1", "doweight_stage1"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogShapes(RecordSource):
+    """What vLLM, SGLang and aiter miss, each once; a log does not tell how often.
+
+    Lines of vLLM and SGLang ("Config file not found at ...") say no M, so that each is taken at every M of `nsets`;
+    `nsets=log` are the batch sizes that the server says it captures graphs for. Lines on experts say neither
+    `model_dim` nor `topk`. aiter's lines ("not found tuned config in ...") say everything.
+    """
+
+    nsets: Sequence[int] | int | str
+    model_dim: int | None
+    topk: int | None
+
+    _captured: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def read(self, path: Path) -> list[RecordedProduct]:
+        """What one log misses. Raises UserError for a line that begins like one of these and goes on otherwise."""
+        found: dict[object, RecordedProduct] = {}
+        tables = {load_family(name).csv_name: name for name in shipped_families()}
+        for number, line in _lines(path):
+            if len(line) < 8:
+                continue
+            where = f"{path}:{number}"
+            for seen in (*self._config(line, where), *_shape(line, tables, where), *_experts(line, where)):
+                found.setdefault((seen.family, tuple(sorted(seen.values.items(), key=str))), seen)
+            for match in _SIZES.finditer(line):
+                self._captured.extend(_parse_size(word, where) for word in match["sizes"].split(",") if word.strip())
+        return list(found.values())
+
+    def expected(self) -> str:
+        """What a file is."""
+        return "a server's log"
+
+    def sizes(self) -> list[int]:
+        """The Ms of lines without one."""
+        if self.nsets != "log":
+            return batch_sizes(self.nsets)
+        if not self._captured:
+            raise UserError("shapes.nsets: 'log', but no line tells captured batch sizes; expected numbers or vllm")
+        return batch_sizes(sorted(set(self._captured)))
+
+    def _config(self, line: str, where: str) -> Iterator[RecordedProduct]:
+        """`Config file not found at .../N=..,K=..,device_name=..,dtype=..,block_shape=[..].json`."""
+        if "onfig file not found at" not in line or "device_name=" not in line:
+            return
+        matches = list(_CONFIG.finditer(line))
+        if not matches:
+            raise UserError(f"{where}: a configuration that is not found, expected its name to begin with N= or E=")
+        match = matches[0]  # of several places where it was looked for
+        stored = dict(_STORED.findall(match["rest"]))
+        if match["expert"] is None and match["K"] is not None:
+            family, values = _dense(stored)
+            yield RecordedProduct(
+                family=family, values={"N": int(match["N"]), "K": int(match["K"]), **values}, where=where
+            )
+        elif match["expert"] is not None:
+            sizes = {"expert": int(match["expert"]), "inter_dim": int(match["N"]), **_grouped(stored)}
+            more = {"model_dim": self.model_dim, "topk": self.topk}
+            lacking = " ".join(f"shapes.{name}=" for name, value in more.items() if not value)
+            at = f"{where} (say {lacking})" if lacking else where
+            yield RecordedProduct(family="fmoe", values={**sizes, **{k: v for k, v in more.items() if v}}, where=at)
+
+
+def _parse_size(word: str, where: str) -> int:
+    if not (word.isascii() and word.strip().isdecimal()) or len(word) > _DIGITS:
+        raise UserError(f"{where}: captured batch sizes: {word.strip()[:40]!r}, expected a whole number")
+    return int(word)
+
+
+def _dense(stored: Mapping[str, str]) -> tuple[str, dict[str, Scalar]]:
+    """The family of a file name's `dtype` and `block_shape`."""
+    block, dtype = stored.get("block_shape", "").replace(" ", ""), stored.get("dtype", "")
+    if block:
+        return ("a8w8_blockscale" if block == "[128,128]" and dtype == "fp8_w8a8" else UNSUPPORTED), {}
+    if dtype.startswith(("fp8_w8a8", "int8_w8a8")):
+        return "a8w8", {"q_dtype_w": "fp8" if dtype.startswith("fp8") else "int8", "granularity": "row"}
+    return UNSUPPORTED, {}
+
+
+def _grouped(stored: Mapping[str, str]) -> dict[str, Scalar]:
+    """The quantisation of experts that a file name says."""
+    dtype, block = stored.get("dtype", ""), stored.get("block_shape", "").replace(" ", "")
+    if not dtype:
+        return {"q_type": "No"}
+    if dtype == "fp8_w8a8":
+        by_row = "per_Token" if "per_channel_quant" in stored else "per_Tensor"
+        return {"q_type": "per_1x128" if block == "[128,128]" else by_row}
+    return {"q_type": dtype}
+
+
+def _shape(line: str, tables: Mapping[str, str], where: str) -> Iterator[RecordedProduct]:
+    """`shape is M:.., N:.., K:.. dtype='..' ..., not found tuned config in .../a8w8_blockscale_tuned_gemm.csv`."""
+    if "not found tuned config in" not in line:
+        return
+    missed = _MISSED.search(line)
+    begins = _SHAPE.search(line, 0, missed.start()) if missed else None
+    pairs = _PAIR.findall(line, begins.end(), missed.start()) if missed and begins else []
+    values: dict[str, Scalar] = {_NAMES.get(name, name): value for name, value in pairs}
+    if missed is None or not {"M", "N", "K"} <= set(values):
+        raise UserError(f"{where}: a configuration that is not found, expected `shape is M:.., N:.., K:..` before it")
+    named = missed["table"].rpartition("/")[2]
+    ends = [name for name in tables if named.endswith(name)]
+    # A4W4 says CKGEMM instead of its table, and so do batched products.
+    unnamed = "a4w4_blockscale" if named.startswith("CKGEMM") and "B" not in values else UNSUPPORTED
+    family = tables[max(ends, key=len)] if ends else unnamed
+    yield RecordedProduct(family=family, values=values, where=where)
+
+
+def _experts(line: str, where: str) -> Iterator[RecordedProduct]:
+    """`[fused_moe] using 2stage default for (gfx, cu_num, token, model_dim, ...)`."""
+    match = _EXPERTS.search(line)
+    if match is None:
+        return
+    words = [re.sub(r"[<>']|:.*", "", word).strip() for word in match["key"].split(",")]
+    if len(words) not in (len(_EXPERT_KEY) + 1, len(_EXPERT_KEY) + 2):
+        raise UserError(f"{where}: {len(words)} values of an untuned fused_moe, expected {len(_EXPERT_KEY) + 2}")
+    yield RecordedProduct(
+        family="fmoe", values=dict(zip(_EXPERT_KEY, words[-len(_EXPERT_KEY) :], strict=True)), where=where
+    )
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a log, packed or not; what is no text in it is passed over."""
+    large = UserError(f"{path}: larger than {_MAX_BYTES:,} bytes, expected a server's log; cut it to what is new")
+    try:
+        if path.is_file() and path.stat().st_size > _MAX_BYTES:
+            raise large
+        with open_text(path, errors="replace") as stream:
+            number = total = 0
+            while line := stream.readline(_MAX_LINE):
+                number, total = number + 1, total + len(line)
+                if total > _MAX_BYTES:  # of one that was packed
+                    raise large
+                yield number, line
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from None

@@ -5,20 +5,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gemmpipe.data import Problem
-from gemmpipe.errors import NotComputed, UserError
+from gemmpipe.core.data import Problem
+from gemmpipe.core.errors import NotComputed, UserError
+from gemmpipe.core.files import named_files, read_cells
 from gemmpipe.family import Family, KernelDefaults
-from gemmpipe.files.csvfile import named_files, read_cells
-from gemmpipe.parsing import parse_weight
-from gemmpipe.problem import column_places, make_problem, unite
-from gemmpipe.sources import Source
-from gemmpipe.sources.header import check_family, check_header, check_name, check_sizes, foreign_sizes
+from gemmpipe.family.problem import locate_key_columns, make_problem, merge_duplicates, parse_weight
+from gemmpipe.sources import Source, check_family, check_file_family, check_header, check_sizes, foreign_sizes
 
 _WEIGHTS = ("weight", "count")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Csv(Source):
+class CsvShapes(Source):
     """Tables with a column for each part of the key; others are ignored, but for weight, count, layer and family.
 
     `path` is a file, a glob, or a list of these. Rows that name another family than the kernel's, or than `rows_of`,
@@ -31,30 +29,30 @@ class Csv(Source):
     skip_bad_rows: bool = False
 
     _refused: list[UserError] = field(default_factory=list, init=False, repr=False, compare=False)
-    _others: Counter[str] = field(default_factory=Counter, init=False, repr=False, compare=False)
+    _other_families: Counter[str] = field(default_factory=Counter, init=False, repr=False, compare=False)
 
     def problems(self, family: Family, defaults: KernelDefaults, gfx: str) -> list[Problem]:
         """Each problem once, weights summed. Raises UserError: `file:row`, column, what was expected."""
         wanted = self.rows_of or family.name
         files = named_files("shapes.path", self.path)
         self._refused.clear()
-        self._others.clear()
+        self._other_families.clear()
         found = [problem for path in files for problem in self._read(path, wanted, family, defaults, gfx)]
         if not found and self._refused:
             raise self._refused[0]
         if not found:
-            but = f", but {_counted(self._others)}" if self._others else ""
+            but = f", but {_count_text(self._other_families)}" if self._other_families else ""
             raise UserError(f"shapes.path: no problem of {wanted} in {', '.join(map(str, files))}{but}")
-        return unite(found)
+        return merge_duplicates(found)
 
     def left_out(self, family: Family, defaults: KernelDefaults, gfx: str) -> str:
         """The calls of other families' rows; how many rows are left out otherwise, and why the first of them."""
         count = len(self._refused)
         refused = f"{count} row{'s' * (count != 1)}, the first: {self._refused[0]}" if count else ""
-        return "; ".join(said for said in (_counted(self._others), refused) if said)
+        return "; ".join(said for said in (_count_text(self._other_families), refused) if said)
 
     def _read(self, path: Path, wanted: str, family: Family, defaults: KernelDefaults, gfx: str) -> Iterator[Problem]:
-        for where, values, weight, layer in _rows(path, wanted, family, self._others):
+        for where, values, weight, layer in _rows(path, wanted, family, self._other_families):
             try:
                 yield make_problem(family, values, defaults, gfx, where, weight=weight, layer=layer)
             except UserError as error:
@@ -63,7 +61,7 @@ class Csv(Source):
                 self._refused.append(error)
 
 
-def _counted(others: Mapping[str, int]) -> str:
+def _count_text(others: Mapping[str, int]) -> str:
     return ", ".join(f"{count} of {name}" for name, count in sorted(others.items()))
 
 
@@ -73,10 +71,10 @@ def _rows(
     """(`file:row`, the key's cells, weight, layer) of each row of that family; those of others are counted."""
     lines = read_cells(path)
     _, header = next(lines, (1, []))
-    places = column_places(header, family, f"{path}:1")
+    places = locate_key_columns(header, family, f"{path}:1")
     check_header(header, family, f"{path}:1")
     if "family" not in header:
-        check_name(path, wanted, family)
+        check_file_family(path, wanted, family)
     foreign = foreign_sizes(header, family)
     extra = {name.lower(): place for place, name in reversed(list(enumerate(header)))}
     weight_at = next((extra[name] for name in _WEIGHTS if name in extra), None)

@@ -6,27 +6,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from gemmpipe.data import Candidate, Device, Scalar
-from gemmpipe.events import Events
+from gemmpipe.core.data import Candidate, Device, Scalar
+from gemmpipe.core.events import Events, TimeAccount
 from gemmpipe.executors import Pool
 from gemmpipe.family import Family, Implementation, KernelDefaults
+from gemmpipe.family.space import Space
 from gemmpipe.formats import Format
 from gemmpipe.journal import Journal, Record
 from gemmpipe.search import Search
-from gemmpipe.search.lore import Lore
+from gemmpipe.search.history import History
 from gemmpipe.sources import Source
-from gemmpipe.space import Space
-from gemmpipe.stopwatch import Stopwatch
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from gemmpipe.backends.engine import EngineImplementation
-    from gemmpipe.stages.hunting import Ground, Hunts
+    from gemmpipe.stages.screen.search_pool import SearchContext, SearchPool
 
 
 @dataclass(frozen=True, kw_only=True)
-class Form:
+class EngineTarget:
     """A chosen format for an engine's own function: this function is searched by itself, not by the way."""
 
     name: str
@@ -35,7 +34,7 @@ class Form:
     implementation: "EngineImplementation"
     published: tuple[Path, ...] = ()
     """The engine's own files, or folders of them."""
-    further_pct: float = 0.0
+    extra_key_pct: float = 0.0
     """An M beside the tuned ones gets a key of its own where the nearest key's entry is slower by more than this."""
 
     @property
@@ -57,9 +56,9 @@ class Context:
     source: Source
     formats: tuple[tuple[str, Format], ...]
     """(the name in the configuration, the format)."""
-    forms: tuple[Form, ...] = ()
+    engine_targets: tuple[EngineTarget, ...] = ()
     """Those of the formats that are for an engine's own function, in a chain with a stage that searches these."""
-    form: Form | None = None
+    engine_target: EngineTarget | None = None
     """The one that is searched now; None: all candidates race."""
     output: Path
     """The folder of the artifacts."""
@@ -80,23 +79,23 @@ class Context:
     journal: Journal
     record: Record
     """What an earlier session of this run has written."""
-    running: Pool | None
+    pool_or_none: Pool | None
     """The workers; None where no stage of the chain needs a device."""
     check: Callable[[], None]
     """Raises Interrupted when the user asked to stop."""
-    lore: Lore = field(default_factory=Lore)
+    history: History = field(default_factory=History)
     """What is known of all problems of the run, and of earlier ones; searches learn from it."""
-    earlier: Sequence[Record] = ()
+    prior_records: Sequence[Record] = ()
     """Journals of earlier runs whose times are as good as this run's."""
-    cut: set[str] = field(default_factory=set)
+    cut_short: set[str] = field(default_factory=set)
     """Problems whose search the budget ended early: their rows are provisional."""
-    homes: dict[str, int] = field(default_factory=dict)
+    assignments: dict[str, int] = field(default_factory=dict)
     """By problem id: the worker on whose device all its candidates are timed."""
-    hunts: "Hunts | None" = None
+    search_pool: "SearchPool | None" = None
     """Where searches live; None: here, a problem's at a time."""
-    watch: Stopwatch = field(default_factory=Stopwatch)
+    time_account: TimeAccount = field(default_factory=TimeAccount)
     """Where the driver's own time goes."""
-    account: dict[str, float] = field(default_factory=dict)
+    stage_seconds: dict[str, float] = field(default_factory=dict)
     """Seconds that stages report for the manifest."""
     unsolved: list[str] = field(default_factory=list)
     """Problems without a valid candidate, or whose recorded one is stale."""
@@ -110,45 +109,45 @@ class Context:
     """Architectures to compile for; None: those of the table."""
     python_path: tuple[str, ...] = ()
     """The user's folders of Python, for processes that a stage starts."""
-    words: tuple[str, ...] = ()
+    reproduce_args: tuple[str, ...] = ()
     """What was typed of the kernel, its backends and devices, and the folder of the user's own: for lines to paste."""
     gated: list[str] = field(default_factory=list)
     """Faster candidates that cost more weight memory than the user offered."""
-    closing: list[str] = field(default_factory=list)
+    final_lines: list[str] = field(default_factory=list)
     """What a stage that sees all batches wants said at the end of the run."""
 
     @property
-    def races(self) -> bool:
+    def per_problem(self) -> bool:
         """Whether the best of all candidates is wanted for each problem: by all formats but those of engines alone."""
-        return not self.forms or len(self.forms) < len(self.formats)
+        return not self.engine_targets or len(self.engine_targets) < len(self.formats)
 
     @property
     def finals(self) -> str:
         """What finals are called now."""
-        return FINALS if self.form is None else self.form.finals
+        return FINALS if self.engine_target is None else self.engine_target.finals
 
-    def settle(self, problem: str, worker: int) -> None:
+    def assign(self, problem: str, worker: int) -> None:
         """From now on this problem's candidates are timed on this worker's device alone."""
-        self.homes[problem] = worker
+        self.assignments[problem] = worker
         device = self.pool.devices[worker]
         self.journal.write("home", problem=problem, device=device.uuid or device.torch_name)
 
-    def home(self, problem: str) -> int | None:
+    def worker_of(self, problem: str) -> int | None:
         """The worker that times this problem, also if an earlier session chose its device; None: nobody's yet."""
         names = [device.uuid or device.torch_name for device in self.pool.devices]
-        before = self.record.homes.get(problem)
-        return self.homes.get(problem, names.index(before) if before in names else None)
+        before = self.record.assignments.get(problem)
+        return self.assignments.get(problem, names.index(before) if before in names else None)
 
     def implementation(self, label: str) -> Implementation | None:
         """Who computes candidates of this `libtype`: a chosen backend, else the family's own kernels."""
         return next((i for i in (*self.implementations, *self.family.implementations) if i.label == label), None)
 
     @property
-    def ground(self) -> "Ground":
+    def search_context(self) -> "SearchContext":
         """What searches of this run have in common."""
-        from gemmpipe.stages.hunting import Ground
+        from gemmpipe.stages.screen.search_pool import SearchContext
 
-        return Ground(
+        return SearchContext(
             family=self.family.module,
             implementations=self.implementations,
             device=self.device,
@@ -160,8 +159,8 @@ class Context:
     @property
     def pool(self) -> Pool:
         """The workers, for stages that use a device."""
-        assert self.running is not None, "a stage without uses_device asked for the pool"
-        return self.running
+        assert self.pool_or_none is not None, "a stage without uses_device asked for the pool"
+        return self.pool_or_none
 
 
 class Stage(ABC):
@@ -170,16 +169,16 @@ class Stage(ABC):
     needs: ClassVar[tuple[str, ...]]
     gives: ClassVar[tuple[str, ...]]
     uses_device: ClassVar[bool] = False
-    asks_device: ClassVar[bool] = False
+    needs_device_info: ClassVar[bool] = False
     """Whether it must know which device this is, though it runs nothing there."""
     reads: ClassVar[tuple[str, ...]] = ()
     """Keys at the root of the configuration that only such a stage reads: `table`, `inputs`, `target`."""
-    races: ClassVar[bool] = False
+    per_problem: ClassVar[bool] = False
     """Whether it serves the race of all candidates alone: passed over where no format wants that."""
-    sees_all_of: ClassVar[tuple[str, ...]] = ()
+    accumulates: ClassVar[tuple[str, ...]] = ()
     """Tables that it gets of all batches so far, not of its own batch alone: what it gives is of all of them too."""
 
-    def forms(self, family: Family, formats: Mapping[str, Format]) -> tuple[Form, ...]:
+    def engine_targets(self, family: Family, formats: Mapping[str, Format]) -> tuple[EngineTarget, ...]:
         """Those of the formats whose engines' functions it searches for this family. Raises UserError."""
         return ()
 

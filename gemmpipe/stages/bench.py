@@ -7,22 +7,21 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from gemmpipe.data import Candidate, Problem, Status, Trial
-from gemmpipe.events import counted
-from gemmpipe.executors import Built, Finished, finishing
-from gemmpipe.jobs import Job
-from gemmpipe.jobs.finals import FinalsJob
+from gemmpipe.bench.finals import FinalsJob
+from gemmpipe.bench.jobs import Job
+from gemmpipe.bench.timer import Timer
+from gemmpipe.core.data import Candidate, Problem, Status, Trial
+from gemmpipe.core.events import counted
+from gemmpipe.executors import BuildResult, JobResult, drain_on_interrupt
 from gemmpipe.stages import Context, Stage
-from gemmpipe.stages.dealing import hand_out
-from gemmpipe.stages.needed_builds import compile_further
+from gemmpipe.stages.dispatch import DeviceMonitor, dispatch_jobs
+from gemmpipe.stages.needed_builds import compile_extra_orders
 from gemmpipe.stages.rows import candidate_of, problems_of, trial_frame
-from gemmpipe.stages.weather import Weather
-from gemmpipe.timer import Timer
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_WAIT_S = 0.5
+_POLL_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +34,7 @@ class Bench(Stage):
     needs: ClassVar[tuple[str, ...]] = ("problems", "shortlist")
     gives: ClassVar[tuple[str, ...]] = ("trials",)
     uses_device: ClassVar[bool] = True
-    races: ClassVar[bool] = True
+    per_problem: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 < self.err_ratio <= 1:
@@ -65,21 +64,23 @@ class Bench(Stage):
         by_problem: dict[str, list[Mapping[Hashable, object]]] = {}
         for row in ready.to_dict("records"):
             by_problem.setdefault(str(row["problem"]), []).append(row)
-        tally = _Tally(context)
-        jobs = [tally.begin(self._job(p, by_problem.get(p.id, []), context.finals)) for p in problems]
+        progress = _FinalsProgress(context)
+        jobs = [progress.start(self._job(p, by_problem.get(p.id, []), context.finals)) for p in problems]
         total = len(jobs)
         context.events.emit("stage", "bench", total=total)
-        queue: list[Job] = list(_compiled([job for job in jobs if job is not None], ready, tally, context))
-        weather = Weather(context.journal, context.pool.devices)
-        with finishing(context.pool, tally.hear):
-            while tally.open:
-                weather.look()
-                hand_out(queue, context)
-                for message in context.pool.poll(_WAIT_S):
-                    tally.hear(message)
+        queue: list[Job] = list(
+            _with_compiled_builds([job for job in jobs if job is not None], ready, progress, context)
+        )
+        monitor = DeviceMonitor(context.journal, context.pool.devices)
+        with drain_on_interrupt(context.pool, progress.receive):
+            while progress.pending:
+                monitor.sample()
+                dispatch_jobs(queue, context)
+                for message in context.pool.poll(_POLL_S):
+                    progress.receive(message)
                 context.check()
-                context.events.emit("progress", done=total - len(tally.open))
-        return tally.trials
+                context.events.emit("progress", done=total - len(progress.pending))
+        return progress.trials
 
     def _job(self, problem: Problem, rows: Sequence[Mapping[Hashable, object]], stage: str) -> FinalsJob:
         roles = {str(row["candidate"]): row["role"] for row in rows}
@@ -88,23 +89,23 @@ class Bench(Stage):
             problem=problem,
             finalists=tuple(candidate_of(str(row["libtype"]), str(row["config"])) for row in rows),
             library=frozenset(c for c, role in roles.items() if role == "library"),
-            kept=frozenset(c for c, role in roles.items() if role in ("incumbent", "compared", "unlike")),
+            always_timed=frozenset(c for c, role in roles.items() if role in ("incumbent", "compared", "unlike")),
             unchecked=frozenset(c for c, role in roles.items() if role == "unlike"),
             timer=self.timer,
             err_ratio=self.err_ratio,
         )
 
 
-class _Tally:
+class _FinalsProgress:
     """What is finished and what is open; a problem is done when each of its finalists has a trial."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self.trials: list[Trial] = []
-        self.open: dict[str, set[Candidate]] = {}
+        self.pending: dict[str, set[Candidate]] = {}
         """By problem id, the finalists without a trial."""
 
-    def begin(self, job: FinalsJob) -> FinalsJob | None:
+    def start(self, job: FinalsJob) -> FinalsJob | None:
         """What is still to do of a job, or None.
 
         A finalist that failed in an earlier session is not tried again. Those that were timed are timed again, unless
@@ -112,7 +113,7 @@ class _Tally:
         """
         earlier = {t.candidate: t for t in self._context.record.of(job.stage, job.problem.id)}
         record = self._context.record
-        if (job.stage, job.problem.id) in record.finished and job.problem.id not in record.cut:
+        if (job.stage, job.problem.id) in record.finished and job.problem.id not in record.cut_short:
             self.trials += earlier.values()
             return None
         if any(c not in earlier for c in job.candidates):
@@ -121,38 +122,42 @@ class _Tally:
         self.trials += [earlier[c] for c in known]
         rest = job.without(known)
         if not rest.candidates:
-            self._done(job.problem)
+            self._write_done(job.problem)
             return None
-        self.open[job.problem.id] = set(rest.candidates)
+        self.pending[job.problem.id] = set(rest.candidates)
         return rest
 
-    def hear(self, message: Built | Finished) -> None:
+    def receive(self, message: BuildResult | JobResult) -> None:
         """Write what is news of the finals."""
-        if isinstance(message, Built) or message.job.stage != self._context.finals:
+        if isinstance(message, BuildResult) or message.job.stage != self._context.finals:
             return
-        job, open_ = message.job, self.open.get(message.job.problem.id, set())
-        told = {t.candidate: t for t in message.trials if t.candidate in open_}
+        job, open_ = message.job, self.pending.get(message.job.problem.id, set())
+        received = {t.candidate: t for t in message.trials if t.candidate in open_}
         if message.complete:
-            told |= {c: job.failed(c, Status.DIED, "no result") for c in job.candidates if c in open_ - told.keys()}
-        for candidate, trial in told.items():
+            received |= {
+                c: job.failed_trial(c, Status.DIED, "no result") for c in job.candidates if c in open_ - received.keys()
+            }
+        for candidate, trial in received.items():
             self._context.journal.trial(trial)
             self.trials.append(trial)
             open_.discard(candidate)
-        if not open_ and self.open.pop(job.problem.id, None) is not None:
-            self._done(job.problem)
+        if not open_ and self.pending.pop(job.problem.id, None) is not None:
+            self._write_done(job.problem)
 
-    def _done(self, problem: Problem) -> None:
+    def _write_done(self, problem: Problem) -> None:
         self._context.journal.write("done", stage=self._context.finals, problem=problem.id)
 
 
-def _compiled(jobs: Sequence[FinalsJob], ready: "pd.DataFrame", tally: _Tally, context: Context) -> Iterator[FinalsJob]:
+def _with_compiled_builds(
+    jobs: Sequence[FinalsJob], ready: "pd.DataFrame", progress: _FinalsProgress, context: Context
+) -> Iterator[FinalsJob]:
     """The jobs, once what they launch is compiled; a finalist that cannot be compiled has its trial."""
     timed = ready[ready["status"] != ""]
     screened = set(zip(timed["problem"].tolist(), timed["candidate"].tolist(), strict=True))
-    failures = compile_further(jobs, screened, context)
+    failures = compile_extra_orders(jobs, screened, context)
     for job in jobs:
         failed = failures.get(job.problem.id, {})
-        trials = tuple(job.failed(c, Status.COMPILE_ERROR, error) for c, error in failed.items())
-        tally.hear(Finished(job=job, trials=trials, complete=False))
+        trials = tuple(job.failed_trial(c, Status.COMPILE_ERROR, error) for c, error in failed.items())
+        progress.receive(JobResult(job=job, trials=trials, complete=False))
         if len(failed) < len(job.candidates):
             yield job.without(failed.keys())

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from gemmpipe.data import Problem
-from gemmpipe.events import counted
+from gemmpipe.core.data import Problem
+from gemmpipe.core.events import counted
 from gemmpipe.stages import Context, Stage
-from gemmpipe.stages.incumbents import native_tables
+from gemmpipe.stages.history import native_tables
 from gemmpipe.stages.rows import problem_frame
-from gemmpipe.stages.worth import worthwhile
+from gemmpipe.stages.workload import covering_problems
 from gemmpipe.tables import store
-from gemmpipe.tables.merging import SHARED, Key, key_of, provisional
+from gemmpipe.tables.merge import SHARED_GPU, RowKey, is_provisional, row_key
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,29 +23,29 @@ class Capture(Stage):
     `tuned_too` leaves none out; `keep_pct` below 100 keeps only those that make up so much of the workload's time.
     """
 
-    keep_pct: float
-    tuned_too: bool
+    cover_pct: float
+    include_tuned: bool
 
     needs: ClassVar[tuple[str, ...]] = ()
     gives: ClassVar[tuple[str, ...]] = ("problems",)
-    asks_device: ClassVar[bool] = True
+    needs_device_info: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not 0 < self.keep_pct <= 100:
-            raise ValueError(f"keep_pct={self.keep_pct:g}, expected above 0 and at most 100")
+        if not 0 < self.cover_pct <= 100:
+            raise ValueError(f"keep_pct={self.cover_pct:g}, expected above 0 and at most 100")
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """The problems table. Raises UserError for a source or an output table that cannot be read."""
-        found = self._worthwhile(context.source.problems(context.family, context.defaults, context.device.gfx), context)
-        known = tuned(context)
+        found = self._covering(context.source.problems(context.family, context.defaults, context.device.gfx), context)
+        known = tuned_keys(context)
         place = (context.device.gfx, context.device.cu_num)
         mine = {row["id"] for row in context.record.problems}  # merged by an earlier session of this very run
         fresh = [
             p
             for p in found
-            if self.tuned_too or context.retune or p.id in mine or (*place, *(v for _, v in p.key)) not in known
+            if self.include_tuned or context.retune or p.id in mine or (*place, *(v for _, v in p.key)) not in known
         ]
-        products = len({problem.siblings for problem in found})
+        products = len({problem.shape_group for problem in found})
         dropped = len(found) - len(fresh)
         context.events.emit(
             "line",
@@ -57,35 +57,35 @@ class Capture(Stage):
             context.events.emit("line", f"  left out: {left}")
         return {"problems": problem_frame(context.family, fresh)}
 
-    def _worthwhile(self, found: list[Problem], context: Context) -> list[Problem]:
+    def _covering(self, found: list[Problem], context: Context) -> list[Problem]:
         """The problems that matter, by recorded times or by an estimate."""
-        if self.keep_pct == 100:
+        if self.cover_pct == 100:
             return found
         recorded_us = context.source.recorded_us(context.family, context.defaults, context.device.gfx)
-        kept, pct = worthwhile(found, context.family, recorded_us, self.keep_pct)
+        kept, pct = covering_problems(found, context.family, recorded_us, self.cover_pct)
         how = "as recorded" if all(problem.id in recorded_us for problem in found) else "estimated from sizes"
         text = f"capture: {len(kept)} of {len(found)} problems make up {pct:.1f} % of the time, {how}; the rest is left"
         context.events.emit("line", text)
         return kept
 
 
-def tuned(context: Context) -> set[Key]:
+def tuned_keys(context: Context) -> set[RowKey]:
     """The keys that the output's native tables hold; rows that only fill a gap, or are another product's, do not count.
 
     Products such as an H100 and an H200 share gfx and cu_num.
     """
     here = (None, context.device.name)
-    keys: set[Key] = set()
+    keys: set[RowKey] = set()
     for path in native_tables(context.family, context.output, (each for _, each in context.formats)):
         if path.is_file():
             rows = store.read(path, context.family)
-            rows = [row for row in rows if row.get("device") in here and not _again(row.get("policy"), context)]
-            keys |= {key_of(row, context.family) for row in rows}
+            rows = [row for row in rows if row.get("device") in here and not _is_retuned(row.get("policy"), context)]
+            keys |= {row_key(row, context.family) for row in rows}
     return keys
 
 
-def _again(policy: object, context: Context) -> bool:
+def _is_retuned(policy: object, context: Context) -> bool:
     """Times taken beside other work fill a gap once; who has the device alone takes them anew, and goes on with the
     search where it was cut short."""
-    once = context.device.shared and SHARED in str(policy)
-    return provisional(policy) and not once
+    once = context.device.shared and SHARED_GPU in str(policy)
+    return is_provisional(policy) and not once

@@ -6,17 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.backends.engine import EngineBackend, EngineImplementation
-from gemmpipe.data import Candidate, Device, Knobs, Problem, Scalar, Status
-from gemmpipe.errors import UserError, at_least, nearest
-from gemmpipe.formats.engine_json import EngineJson
+from gemmpipe.bench.timer import paired_ratio
+from gemmpipe.core.data import Candidate, Device, Knobs, Problem, Scalar, Status
+from gemmpipe.core.errors import UserError, check_at_least, suggest_or_list
+from gemmpipe.family.problem import make_problem, merge_duplicates
+from gemmpipe.formats.engine_filenames import DENSE, ENGINES, EXPERTS, SGLANG, VLLM, EngineFileName
+from gemmpipe.formats.engine_json import EngineJson, Sglang, Vllm
 from gemmpipe.formats.engine_knobs import check_entry
 from gemmpipe.formats.engine_lint import LintedFile, findings_of, lint
-from gemmpipe.formats.engine_names import DENSE, ENGINES, EXPERTS, SGLANG, VLLM, EngineName
 from gemmpipe.formats.findings import ERROR, NOTE, WARNING, Finding, summary
-from gemmpipe.formats.sglang import Sglang
-from gemmpipe.formats.vllm import Vllm
-from gemmpipe.paired import paired_ratio
-from gemmpipe.problem import make_problem, unite
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.rows import problem_frame, untimed_row
 
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 _FORMATS: Mapping[str, EngineJson] = {VLLM: Vllm(device_name=None), SGLANG: Sglang(device_name=None)}
 _ENTRIES = ("problem", "path", "M", "entry", "default")
 _FINDINGS = ("file", "key", "severity", "text", "remedy")
-_RAN = {str(Status.OK), str(Status.DROPPED)}
+_TIMED = {str(Status.OK), str(Status.PRUNED)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +42,12 @@ class Lint(Stage):
 
     needs: ClassVar[tuple[str, ...]] = ()
     gives: ClassVar[tuple[str, ...]] = ("problems", "shortlist", "entries", "findings")
-    asks_device: ClassVar[bool] = True
+    needs_device_info: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        at_least(1, model_dim=self.model_dim, topk=self.topk)
+        check_at_least(1, model_dim=self.model_dim, topk=self.topk)
         if self.engine is not None and self.engine not in ENGINES:
-            raise ValueError(f"engine={self.engine}, expected vllm or sglang{nearest(self.engine, ENGINES)}")
+            raise ValueError(f"engine={self.engine}, expected vllm or sglang{suggest_or_list(self.engine, ENGINES)}")
 
     def check(self, context: Context) -> None:
         """Raises UserError where there is no path."""
@@ -63,7 +61,7 @@ class Lint(Stage):
         """
         import pandas as pd
 
-        from gemmpipe.table import SHORTLIST
+        from gemmpipe.core.schema import SHORTLIST
 
         present = () if context.device.kind == "cpu" else (context.device.name,)
         files = lint([Path(path).expanduser() for path in self.paths], self.engine, present)
@@ -71,18 +69,18 @@ class Lint(Stage):
         for file in files if self.timed else ():
             timing.add(file)
         found = [*findings_of(files), *timing.notes]
-        tell(found, context)
+        report_findings(found, context)
         context.events.emit("line", summary(len(files), found))
         rows = [(str(f.path), f.key, f.severity, f.text, f.remedy) for f in found]
         return {
-            "problems": problem_frame(context.family, unite(timing.problems)),
+            "problems": problem_frame(context.family, merge_duplicates(timing.problems)),
             "shortlist": pd.DataFrame(list(timing.shortlist.values()), columns=list(SHORTLIST)),
             "entries": pd.DataFrame(timing.entries, columns=list(_ENTRIES)),
             "findings": pd.DataFrame(rows, columns=list(_FINDINGS)),
         }
 
 
-def tell(findings: list[Finding], context: Context) -> None:
+def report_findings(findings: list[Finding], context: Context) -> None:
     """Say each finding in a line; files with an error make the run end with 1."""
     for finding in findings:
         context.events.emit("line", finding.line)
@@ -109,7 +107,7 @@ class _Timing:
             remedy = "the checks without a device stand"
             self.notes.append(Finding(path=file.path, severity=NOTE, text=f"not timed: {why}", remedy=remedy))
 
-    def _why_not(self, name: EngineName | None) -> str | None:
+    def _why_not(self, name: EngineFileName | None) -> str | None:
         if name is None:
             return "its name says no product"
         if name.kind not in (DENSE, EXPERTS) or name.down:
@@ -121,7 +119,7 @@ class _Timing:
             return f"it is for {name.device}, this is {device}"
         return None
 
-    def _entries(self, file: LintedFile, name: EngineName) -> str | None:
+    def _entries(self, file: LintedFile, name: EngineFileName) -> str | None:
         """Take in the entries of a file. Returns why there is none, or None."""
         context = self._context
         found = EngineBackend(engine=name.engine).implementations(context.family)
@@ -144,7 +142,7 @@ class _Timing:
                 self._add(file.path, problem, m, found[0], knobs, default)
         return None if len(self.entries) > before else "no entry runs here, or the default is not known"
 
-    def _sizes(self, name: EngineName, m: int) -> Mapping[str, Scalar]:
+    def _sizes(self, name: EngineFileName, m: int) -> Mapping[str, Scalar]:
         if name.kind == DENSE:
             return {"M": m, "N": name.sizes[0], "K": name.sizes[1]}
         sizes: dict[str, Scalar] = {"token": m, "expert": name.sizes[0], "inter_dim": name.sizes[1]}
@@ -162,25 +160,30 @@ class _Timing:
 
 
 def _runnable(
-    engine: EngineImplementation, given: Mapping[str, object], name: EngineName, *, spec_of: Problem, context: Context
+    engine: EngineImplementation,
+    given: Mapping[str, object],
+    name: EngineFileName,
+    *,
+    spec_of: Problem,
+    context: Context,
 ) -> Knobs | None:
     """The knobs of an entry as they are timed, or None where they cannot run here."""
     if any(severity == ERROR for severity, _, _ in check_entry(given, name)) or given.get("USE_TMA"):
         return None
-    knobs: dict[str, Scalar] = {"num_warps": 4, "num_stages": _stages(context.device)}
+    knobs: dict[str, Scalar] = {"num_warps": 4, "num_stages": _default_num_stages(context.device)}
     knobs |= {k: v for k, v in given.items() if isinstance(v, str | int | float) and k != "USE_TMA"}
     spec = context.family.spec(spec_of)
-    fits = engine.misfit(spec, engine.normalise(spec, knobs, context.device), context.device) is None
-    return knobs if fits or engine.absent() is None else None
+    fits = engine.unsupported_reason(spec, engine.normalise(spec, knobs, context.device), context.device) is None
+    return knobs if fits or engine.unavailable_reason() is None else None
 
 
-def _stages(device: Device) -> int:
+def _default_num_stages(device: Device) -> int:
     """What Triton takes where an entry says nothing of it."""
     return 2 if device.vendor == "amd" else 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slower(Stage):
+class LintTimings(Stage):
     """Entries that take longer than the engine's default by more than `slower_pct`, paired round by round."""
 
     slower_pct: float
@@ -189,7 +192,7 @@ class Slower(Stage):
     gives: ClassVar[tuple[str, ...]] = ("slower",)
 
     def __post_init__(self) -> None:
-        at_least(0, slower_pct=self.slower_pct)
+        check_at_least(0, slower_pct=self.slower_pct)
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """`slower`, a row a finding; an entry that fails where it was timed is an error."""
@@ -197,7 +200,7 @@ class Slower(Stage):
 
         trials = {(str(t["problem"]), str(t["candidate"])): t for t in tables["trials"].to_dict("records")}
         found = list(self._findings(tables["entries"].to_dict("records"), trials))  # type: ignore[arg-type]
-        tell(found, context)
+        report_findings(found, context)
         context.events.emit("line", summary(tables["entries"]["path"].nunique(), found).replace("lint:", "timed:"))
         rows = [(str(f.path), f.key, f.severity, f.text, f.remedy) for f in found]
         return {"slower": pd.DataFrame(rows, columns=list(_FINDINGS))}
@@ -209,9 +212,9 @@ class Slower(Stage):
             path, key = Path(str(row["path"])), str(row["M"])
             entry = trials.get((str(row["problem"]), str(row["entry"])))
             default = trials.get((str(row["problem"]), str(row["default"])))
-            if entry is None or default is None or str(default["status"]) not in _RAN:
+            if entry is None or default is None or str(default["status"]) not in _TIMED:
                 continue
-            if str(entry["status"]) not in _RAN:
+            if str(entry["status"]) not in _TIMED:
                 text = f"fails on this device: {entry['status']}: {entry['error']}"
                 yield Finding(path=path, key=key, severity=ERROR, text=text, remedy="delete or tune this entry")
                 continue

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from gemmpipe.data import Scalar
-from gemmpipe.errors import UserError, nearest
+from gemmpipe.core.data import Scalar
+from gemmpipe.core.errors import UserError, suggest_or_list
 from gemmpipe.formats import Format, Target
 from gemmpipe.stages import Context, Stage
-from gemmpipe.tables.merging import Row
+from gemmpipe.tables.merge import Row
 from gemmpipe.tables.recorded import kernel_changed
-from gemmpipe.tables.uniting import Judge
-from gemmpipe.templates.axes import AXES, CLUSTER, CTAS, SWAP
+from gemmpipe.tables.unite import RowPreference
+from gemmpipe.templates.params import CLUSTER_SIZE, CTAS_PER_SM, SWAP_AB, TILED_AXES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,18 +27,18 @@ class Merge(Stage):
 
     needs: ClassVar[tuple[str, ...]] = ("selections",)
     gives: ClassVar[tuple[str, ...]] = ("artifacts",)
-    sees_all_of: ClassVar[tuple[str, ...]] = ("selections",)  # a default file holds the commonest of all shapes
+    accumulates: ClassVar[tuple[str, ...]] = ("selections",)  # a default file holds the commonest of all shapes
 
     def check(self, context: Context) -> None:
         """Tells that nothing is to be stored. Raises UserError for a bucket that asks for a knob no candidate has."""
         if not context.formats:  # who looks at times alone may mean it
             context.events.emit("warning", "format=[]: merge stores nothing; format=[csv] keeps the tuned table")
-        known = {*context.space.axes, *AXES, SWAP, CTAS, CLUSTER}
+        known = {*context.space.axes, *TILED_AXES, SWAP_AB, CTAS_PER_SM, CLUSTER_SIZE}
         for _, each in context.formats:
-            for where, knobs in each.asks(context.family).items():
+            for where, knobs in each.constraints(context.family).items():
                 for knob in knobs:
                     if knob not in known:
-                        raise UserError(f"{where}.{knob}: no such knob{nearest(knob, known)}")
+                        raise UserError(f"{where}.{knob}: no such knob{suggest_or_list(knob, known)}")
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """A table of `format` and `file`. Raises UserError for an artifact that was broken by hand, which stays."""
@@ -51,7 +51,7 @@ class Merge(Stage):
             run_id=context.run_id,
             provenance=context.provenance,
             events=context.events,
-            judge=Judge(device=self.device, changed=_Changes(context)),
+            preference=RowPreference(device=self.device, is_stale=_KernelChanges(context)),
         )
         written: list[dict[str, str]] = []
         for name, each in context.formats:
@@ -77,7 +77,7 @@ def _why_nothing(mine: "pd.DataFrame", name: str, form: Format, context: Context
     return ": no range of M has a choice for it"
 
 
-class _Changes:
+class _KernelChanges:
     """Whether the kernels that rows name have another source now; each is asked about once, rows are many."""
 
     def __init__(self, context: Context) -> None:

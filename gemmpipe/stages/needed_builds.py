@@ -2,34 +2,38 @@
 
 from collections.abc import Collection, Iterable, Mapping
 
-from gemmpipe.asking import Raised, ask
-from gemmpipe.data import Build, Candidate, Device, Knobs
-from gemmpipe.events import counted
-from gemmpipe.executors import Built, finishing
+from gemmpipe.bench.finals import FinalsJob
+from gemmpipe.core.data import Build, Candidate, Device, Knobs
+from gemmpipe.core.events import counted
+from gemmpipe.executors import BuildResult, drain_on_interrupt
 from gemmpipe.family import GemmSpec, Implementation
-from gemmpipe.jobs.finals import FinalsJob
+from gemmpipe.family.guard import PluginError, call_plugin
 from gemmpipe.stages import Context
 
-_WAIT_S = 0.5
+_POLL_S = 0.5
 
 
 def screening_builds(implementation: Implementation, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
     """For the order in which screening times it, the first of `GemmSpec.possible_orders`."""
-    return implementation.builds(spec.in_order(spec.possible_orders[0]), knobs, device)
+    return implementation.builds(spec.with_scale_order(spec.x_scale_orders[0]), knobs, device)
 
 
-def further_builds(implementation: Implementation, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
+def extra_order_builds(
+    implementation: Implementation, spec: GemmSpec, knobs: Knobs, device: Device
+) -> tuple[Build, ...]:
     """For the other orders in which the finals time it; those that screening needs are left out."""
-    if len(spec.possible_orders) == 1:
+    if len(spec.x_scale_orders) == 1:
         return ()
     known = {build.id for build in screening_builds(implementation, spec, knobs, device)}
     needed = (
-        b for order in implementation.orders(spec) for b in implementation.builds(spec.in_order(order), knobs, device)
+        b
+        for order in implementation.timed_scale_orders(spec)
+        for b in implementation.builds(spec.with_scale_order(order), knobs, device)
     )
     return tuple({b.id: b for b in needed if b.id not in known}.values())
 
 
-def compile_further(
+def compile_extra_orders(
     jobs: Iterable[FinalsJob], screened: Collection[tuple[str, str]], context: Context
 ) -> dict[str, dict[Candidate, str]]:
     """Compile side by side what finalists need beyond screening, before any worker would do so one by one.
@@ -45,7 +49,7 @@ def compile_further(
     for job in jobs:
         spec = context.family.spec(job.problem)
         for candidate in (c for c in job.candidates if (job.problem.id, c.id) in screened):
-            for build in _further(candidate, spec, context):
+            for build in _extra_builds(candidate, spec, context):
                 builds[build.id] = build
                 needed_by.setdefault(build.id, []).append((job.problem.id, candidate))
     failures: dict[str, dict[Candidate, str]] = {}
@@ -55,13 +59,15 @@ def compile_further(
     return failures
 
 
-def _further(candidate: Candidate, spec: GemmSpec, context: Context) -> tuple[Build, ...]:
+def _extra_builds(candidate: Candidate, spec: GemmSpec, context: Context) -> tuple[Build, ...]:
     implementation = context.implementation(candidate.backend)
     if implementation is None:
         return ()
     try:
-        return ask(implementation, lambda: further_builds(implementation, spec, candidate.knobs, context.device))
-    except Raised:
+        return call_plugin(
+            implementation, lambda: extra_order_builds(implementation, spec, candidate.knobs, context.device)
+        )
+    except PluginError:
         return ()  # a launch in this order raises the same, and that is the candidate's row
 
 
@@ -71,11 +77,13 @@ def _compile(builds: Mapping[str, Build], context: Context) -> dict[str, str]:
         context.pool.compile(build)
     errors: dict[str, str] = {}
     open_ = set(builds)
-    with finishing(context.pool, lambda message: None):
+    with drain_on_interrupt(context.pool, lambda message: None):
         while open_:
             context.check()
-            for message in context.pool.poll(_WAIT_S):
-                if isinstance(message, Built) and message.build.id in open_:  # others are left over from screening
+            for message in context.pool.poll(_POLL_S):
+                if (
+                    isinstance(message, BuildResult) and message.build.id in open_
+                ):  # others are left over from screening
                     open_.discard(message.build.id)
                     context.journal.build(message.build.id, message.facts)
                     if message.facts.error:

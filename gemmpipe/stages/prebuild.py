@@ -5,17 +5,17 @@ from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, ClassVar
 
-from gemmpipe.data import Build, BuildFacts, Device
-from gemmpipe.device import target_device, usable_cores
-from gemmpipe.errors import MOST_PROCESSES, at_least, at_most
-from gemmpipe.executors.compiling import Compilers, cache_folder
+from gemmpipe.core.data import Build, BuildFacts, Device
+from gemmpipe.core.device import target_device, usable_cores
+from gemmpipe.core.errors import MAX_PROCESSES, check_at_least, check_at_most
+from gemmpipe.executors.compile_pool import CompilePool, cache_folder
 from gemmpipe.stages import Context, Stage
-from gemmpipe.stages.winners import Winner, winners
+from gemmpipe.stages.load import Winner, winners
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_WAIT_S = 0.5
+_POLL_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +30,9 @@ class Prebuild(Stage):
     reads: ClassVar[tuple[str, ...]] = ("target",)
 
     def __post_init__(self) -> None:
-        at_least(1, workers=self.workers)
-        at_most(MOST_PROCESSES, workers=self.workers)
-        at_least(0.1, timeout_s=self.timeout_s)
+        check_at_least(1, workers=self.workers)
+        check_at_most(MAX_PROCESSES, workers=self.workers)
+        check_at_least(0.1, timeout_s=self.timeout_s)
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """A row a build (`table.BUILDS`), and the selections and the shortlist without what cannot be compiled.
@@ -41,19 +41,19 @@ class Prebuild(Stage):
         """
         import pandas as pd
 
-        from gemmpipe.table import BUILDS
+        from gemmpipe.core.schema import BUILDS
 
-        orders = self._orders(tables["selections"], context)
-        context.events.emit("stage", "prebuild", total=sum(len(order.builds) for order in orders))
+        plans = self._plans(tables["selections"], context)
+        context.events.emit("stage", "prebuild", total=sum(len(plan.builds) for plan in plans))
         rows: list[dict[str, object]] = []
         selections, shortlist = tables["selections"].copy(), tables["shortlist"]
-        for order in orders:
-            facts = dict(self._compile(order, context))
-            rows += [_row(order, build, facts[build.id]) for build in order.builds.values()]
-            _tell(order, facts, context)
-            for build, problems in order.needed_by.items():
+        for plan in plans:
+            facts = dict(self._compile(plan, context))
+            rows += [_row(plan, build, facts[build.id]) for build in plan.builds.values()]
+            _report(plan, facts, context)
+            for build, problems in plan.needed_by.items():
                 if error := facts[build].error:
-                    lost = selections["problem"].isin(problems) & (selections["gfx"] == order.device.gfx)
+                    lost = selections["problem"].isin(problems) & (selections["gfx"] == plan.device.gfx)
                     selections.loc[lost, "reason"] = f"compile_error: {error}"
                     shortlist = shortlist[~shortlist["problem"].isin(problems)]
         return {
@@ -62,40 +62,40 @@ class Prebuild(Stage):
             "shortlist": shortlist,
         }
 
-    def _orders(self, selections: "pd.DataFrame", context: Context) -> "list[_Order]":
+    def _plans(self, selections: "pd.DataFrame", context: Context) -> "list[_ArchBuilds]":
         """What to compile, by architecture."""
-        orders: dict[str, _Order] = {}
+        plans: dict[str, _ArchBuilds] = {}
 
         def device_for(row: object) -> Device:
             gfx = str(row["gfx"])  # type: ignore[index]
-            if gfx not in orders:
+            if gfx not in plans:
                 here = context.device.gfx == gfx
-                orders[gfx] = _Order(device=context.device if here else target_device(gfx))
-            return orders[gfx].device
+                plans[gfx] = _ArchBuilds(device=context.device if here else target_device(gfx))
+            return plans[gfx].device
 
         rows = selections.to_dict("records")
         for winner in winners(context, rows, device_for):  # type: ignore[arg-type]
-            orders[winner.device.gfx].add(winner)
-        return list(orders.values())
+            plans[winner.device.gfx].add(winner)
+        return list(plans.values())
 
-    def _compile(self, order: "_Order", context: Context) -> Iterator[tuple[str, BuildFacts]]:
+    def _compile(self, plan: "_ArchBuilds", context: Context) -> Iterator[tuple[str, BuildFacts]]:
         """Facts by build id, as they come.
 
         Raises Interrupted when the user asked to stop, EnvironmentProblem when nothing can be put into the cache.
         """
-        if not order.builds:
+        if not plan.builds:
             return
-        slots = min(self.workers or usable_cores(), len(order.builds))
-        compilers = Compilers(order.device, slots, self.timeout_s, context.python_path)
+        slots = min(self.workers or usable_cores(), len(plan.builds))
+        pool = CompilePool(plan.device, slots, self.timeout_s, context.python_path)
         done = 0
         try:
-            for build in order.builds.values():
-                compilers.submit(build)
-            while done < len(order.builds):
-                wait([compilers.bell], timeout=_WAIT_S)
+            for build in plan.builds.values():
+                pool.submit(build)
+            while done < len(plan.builds):
+                wait([pool.ready_pipe], timeout=_POLL_S)
                 context.check()
-                compilers.check()
-                for message in compilers.done():
+                pool.check()
+                for message in pool.done():
                     done += 1
                     # The pool's deadline is the executor's in every other pipeline.
                     error = message.facts.error.replace("executor.compile_timeout_s", "stages.prebuild.timeout_s")
@@ -104,11 +104,11 @@ class Prebuild(Stage):
                     yield message.build.id, facts
                 context.events.emit("progress", done=done)
         finally:
-            compilers.close(kill=done < len(order.builds))
+            pool.close(kill=done < len(plan.builds))
 
 
 @dataclass(kw_only=True)
-class _Order:
+class _ArchBuilds:
     """The kernels of one architecture: builds by id, and which problems need each."""
 
     device: Device
@@ -129,12 +129,12 @@ class _Order:
             self.needed_by.setdefault(build.id, []).append(winner.problem.id)
 
 
-def _row(order: _Order, build: Build, facts: BuildFacts) -> dict[str, object]:
+def _row(plan: _ArchBuilds, build: Build, facts: BuildFacts) -> dict[str, object]:
     return {
-        "gfx": order.device.gfx,
+        "gfx": plan.device.gfx,
         "build": build.id,
         "kernel": build.kernel,
-        "rows": len(order.needed_by[build.id]),
+        "rows": len(plan.needed_by[build.id]),
         "compile_s": round(facts.compile_s, 3),
         "cached": facts.cached,
         "shared_bytes": facts.shared_bytes,
@@ -144,18 +144,18 @@ def _row(order: _Order, build: Build, facts: BuildFacts) -> dict[str, object]:
     }
 
 
-def _tell(order: _Order, facts: dict[str, BuildFacts], context: Context) -> None:
+def _report(plan: _ArchBuilds, facts: dict[str, BuildFacts], context: Context) -> None:
     failed = {build: f for build, f in facts.items() if f.error}
     cached = sum(f.cached for f in facts.values())
     compiled = [f for f in facts.values() if not f.cached and not f.error]
     parts = [f"{len(compiled)} compiled in {sum(f.compile_s for f in compiled):.1f} s of the compilers' time"]
     parts += [f"{cached} found compiled"] if cached else []
     parts += [f"{len(failed)} failed"] if failed else []
-    parts += [f"{order.libraries} rows of libraries need none"] if order.libraries else []
-    parts += [f"{len(order.refused)} rows do not stand"] if order.refused else []
+    parts += [f"{plan.libraries} rows of libraries need none"] if plan.libraries else []
+    parts += [f"{len(plan.refused)} rows do not stand"] if plan.refused else []
     kernels = f"{len(facts)} kernels: {', '.join(parts)}" if facts else f"no kernel: {', '.join(parts[1:])}"
     cache = f"; cache: {cache_folder()}" if facts else ""
-    context.events.emit("line", f"prebuild: {order.device.gfx}: {kernels}{cache}")
+    context.events.emit("line", f"prebuild: {plan.device.gfx}: {kernels}{cache}")
     for build, f in failed.items():
-        context.events.emit("warning", f"{', '.join(order.needed_by[build][:3])}: {f.error}")
-    context.unsolved.extend([*order.refused, *(problem for build in failed for problem in order.needed_by[build])])
+        context.events.emit("warning", f"{', '.join(plan.needed_by[build][:3])}: {f.error}")
+    context.unsolved.extend([*plan.refused, *(problem for build in failed for problem in plan.needed_by[build])])

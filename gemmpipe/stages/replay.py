@@ -5,23 +5,22 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gemmpipe.data import Candidate, Problem, median
-from gemmpipe.errors import UserError, at_least
+from gemmpipe.core.data import Candidate, Problem, median
+from gemmpipe.core.errors import UserError, check_at_least
 from gemmpipe.family import GemmSpec, load_family
-from gemmpipe.problem import by_siblings
+from gemmpipe.family.problem import group_by_shape
 from gemmpipe.search import Search
-from gemmpipe.search.lore import Lore
-from gemmpipe.search.recording import Outcome, Recording
-from gemmpipe.search.replay import Replay as ReplaySearch
-from gemmpipe.search.scoring import score
-from gemmpipe.search.simulating import Replayed, replay
+from gemmpipe.search.history import History
+from gemmpipe.search.recorded import Outcome, RecordedSpace
+from gemmpipe.search.simulator import ReplaySearch as ReplaySearch
+from gemmpipe.search.simulator import SimulatedRun, score, simulate
 from gemmpipe.stages import Context, Stage
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_LOOKS = 2  # launches of a candidate that random search is charged for
-_NEAR = 1.01
+_SCREEN_LAUNCHES = 2  # launches of a candidate that random search is charged for
+_NEAR_BEST = 1.01
 
 Group = Sequence[tuple[Problem, GemmSpec]]
 
@@ -36,7 +35,7 @@ class Replay(Stage):
     gives: ClassVar[tuple[str, ...]] = ("scores",)
 
     def __post_init__(self) -> None:
-        at_least(1, keep=self.keep)
+        check_at_least(1, keep=self.keep)
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """Every recording, problems that differ in M alone side by side."""
@@ -59,23 +58,23 @@ class Replay(Stage):
         return {"scores": scores}
 
 
-def groups_of(recording: Recording) -> Sequence[Group]:
+def groups_of(recording: RecordedSpace) -> Sequence[Group]:
     """Problems that differ in M alone, together."""
     family = load_family(recording.family)
     problems = [(problem, family.spec(problem)) for problem in recording.problems]
-    return by_siblings(problems, lambda pair: replace(pair[0], rows_column=family.rows_column))
+    return group_by_shape(problems, lambda pair: replace(pair[0], rows_column=family.rows_column))
 
 
-def replay_group(search: ReplaySearch, recording: Recording, group: Group, keep: int) -> list[dict[str, object]]:
+def replay_group(search: ReplaySearch, recording: RecordedSpace, group: Group, keep: int) -> list[dict[str, object]]:
     """One row a problem of the group."""
-    results: list[list[Replayed]] = []
+    results: list[list[SimulatedRun]] = []
     for seed in range(search.seeds):
-        lore = Lore()
-        if search.warm:
-            _teach(lore, recording, group)
-        results.append(replay(recording, group, _seeded(search.limited, seed), lore, search.terms(keep), seed))
+        history = History()
+        if search.transfer:
+            _add_transfer_history(history, recording, group)
+        results.append(simulate(recording, group, _seeded(search.limited, seed), history, search.terms(keep), seed))
     return [
-        _row(recording, spec, [result[place] for result in results], search.slots)
+        _row(recording, spec, [result[place] for result in results], search.compile_slots)
         for place, (_, spec) in enumerate(group)
     ]
 
@@ -84,26 +83,26 @@ def _seeded(search: Search, seed: int) -> Search:
     return replace(search, seed=seed) if hasattr(search, "seed") else search  # type: ignore[call-arg]
 
 
-def _teach(lore: Lore, recording: Recording, group: Group) -> None:
+def _add_transfer_history(history: History, recording: RecordedSpace, group: Group) -> None:
     """What an earlier run on the other (N, K) would have left."""
     own = {problem for problem, _ in group}
     family = load_family(recording.family)
-    lore.facts |= recording.facts
+    history.facts |= recording.facts
     for problem, outcomes in recording.problems.items():
         if problem in own:
             continue
-        tale = lore.hear(problem, family.spec(problem), {c.id: o.builds for c, o in outcomes.items()})
-        tale.times_us = {c: o.time_us for c, o in outcomes.items() if o.time_us is not None}
+        known = history.add_problem(problem, family.spec(problem), {c.id: o.builds for c, o in outcomes.items()})
+        known.times_us = {c: o.time_us for c, o in outcomes.items() if o.time_us is not None}
 
 
-def _row(recording: Recording, spec: GemmSpec, replays: Sequence[Replayed], slots: int) -> dict[str, object]:
+def _row(recording: RecordedSpace, spec: GemmSpec, replays: Sequence[SimulatedRun], slots: int) -> dict[str, object]:
     problem = replays[0].problem
     outcomes = recording.problems[problem]
     times = {c: o.time_us for c, o in outcomes.items() if o.time_us is not None}
     best_us = min(times.values())
     ratios = [times[r.chosen] / best_us if r.chosen else None for r in replays]
     reached = [r for r in ratios if r is not None]
-    curves = [([m.at_s for m in r.moments], [_time(times, m.best) for m in r.moments]) for r in replays]
+    curves = [([m.at_s for m in r.trace], [_time(times, m.best) for m in r.trace]) for r in replays]
     return {
         "family": recording.family,
         "M": spec.m,
@@ -112,12 +111,12 @@ def _row(recording: Recording, spec: GemmSpec, replays: Sequence[Replayed], slot
         "problem": problem.id,
         "candidates": len(outcomes),
         "evaluations": median(r.evaluations for r in replays),
-        "seconds": median(r.moments[-1].at_s if r.moments else 0.0 for r in replays),
+        "seconds": median(r.trace[-1].at_s if r.trace else 0.0 for r in replays),
         "best_us": best_us,
         "ratio": median(reached) if reached else None,
         "worst": max(reached) if len(reached) == len(ratios) else None,
         "worst_seed": ratios.index(max(reached)) if len(reached) == len(ratios) else ratios.index(None),
-        "within_1_pct": sum(r <= _NEAR for r in reached) / len(ratios),
+        "within_1_pct": sum(r <= _NEAR_BEST for r in reached) / len(ratios),
         "score": score(list(times.values()), _seconds_each(recording, outcomes, slots), curves),
     }
 
@@ -126,32 +125,32 @@ def _time(times: Mapping[Candidate, float], candidate: Candidate | None) -> floa
     return times[candidate] if candidate is not None else median(times.values())
 
 
-def _seconds_each(recording: Recording, outcomes: Mapping[Candidate, Outcome], slots: int) -> float:
+def _seconds_each(recording: RecordedSpace, outcomes: Mapping[Candidate, Outcome], slots: int) -> float:
     """What random search pays for a candidate: its share of the builds, its first launch and its looks."""
     compile_s = sum(recording.facts[b].compile_s for o in outcomes.values() for b in o.builds) / slots / len(outcomes)
     times = [o.time_us for o in outcomes.values() if o.time_us is not None]
-    return compile_s + recording.first_launch_s + _LOOKS * sum(times) / len(times) / 1e6
+    return compile_s + recording.first_launch_s + _SCREEN_LAUNCHES * sum(times) / len(times) / 1e6
 
 
 def lines(scores: "pd.DataFrame", search: ReplaySearch) -> list[str]:
     """What the user reads: a line a family, then the whole and its worst."""
-    kind = type(search.of).__name__.lower()
+    kind = type(search.algorithm).__name__.lower()
     told = []
     for name, part in [*scores.groupby("family", sort=False), ("all", scores)]:
-        near = (part["ratio"] <= _NEAR).mean()
+        near = (part["ratio"] <= _NEAR_BEST).mean()
         share = (part["evaluations"] / part["candidates"]).median()
         told.append(
             f"{name}: {kind} within 1 % of the best on {near:.1%} of {len(part)} problems (median of {search.seeds}"
             f" seeds; {part['within_1_pct'].mean():.1%} of all), at {share:.1%} of the evaluations, score"
             f" {part['score'].mean():.2f}"
         )
-    worst = max(scores.to_dict("records"), key=_how_bad)
-    by = "nothing found" if math.isinf(_how_bad(worst)) else f"{worst['worst']:.3f} times the best"
+    worst = max(scores.to_dict("records"), key=_worst_ratio)
+    by = "nothing found" if math.isinf(_worst_ratio(worst)) else f"{worst['worst']:.3f} times the best"
     told.append(f"worst: {by}, seed {worst['worst_seed']} of {worst['problem']}")
     return told
 
 
-def _how_bad(row: "Mapping[Hashable, Any]") -> float:
+def _worst_ratio(row: "Mapping[Hashable, Any]") -> float:
     """The worst ratio of a problem; endless where a seed found nothing."""
     worst = row["worst"]
     return math.inf if worst is None or math.isnan(worst) else float(worst)

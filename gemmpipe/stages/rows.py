@@ -1,24 +1,32 @@
-"""Trials and candidates as table rows, and back."""
+"""Trials and candidates as table rows, and back.
+
+Problems that end without a choice: why, and whether a run that goes on may still find one.
+"""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from gemmpipe import table
-from gemmpipe.data import Candidate, Problem, Trial, canonical
-from gemmpipe.errors import UserError, quoted, shortened
+from gemmpipe.core import schema
+from gemmpipe.core.data import Candidate, Problem, Status, Trial, canonical_json
+from gemmpipe.core.errors import UserError, quoted_repr, shortened
+from gemmpipe.core.events import counted
 from gemmpipe.family import Family
+from gemmpipe.family.problem import parse_key_value
 from gemmpipe.journal import Record
-from gemmpipe.parsing import parse_key
-from gemmpipe.stages import FINALS
-from gemmpipe.stages.listing import PASSED_OVER, Outline
+from gemmpipe.search import Search
+from gemmpipe.stages import FINALS, Context
+from gemmpipe.stages.screen.candidates import EXCLUDED_COLUMNS, CandidateSummary
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from gemmpipe.stages import Form
+    import pandas as pd
+
+    from gemmpipe.stages import EngineTarget
 
 
 def problem_frame(family: Family, problems: Iterable[Problem]) -> pd.DataFrame:
@@ -49,7 +57,7 @@ def _plain(value: object) -> object:
 
 def config_text(candidate: Candidate) -> str:
     """The `config` cell: the knobs as canonical JSON."""
-    return canonical(candidate.knobs)
+    return canonical_json(candidate.knobs)
 
 
 def trial_frame(trials: Sequence[Trial], kernel_names: Mapping[str, str]) -> pd.DataFrame:
@@ -77,15 +85,15 @@ def trial_frame(trials: Sequence[Trial], kernel_names: Mapping[str, str]) -> pd.
                 "error": trial.error,
             }
         )
-    return pd.DataFrame(rows, columns=list(table.TRIALS))
+    return pd.DataFrame(rows, columns=list(schema.TRIALS))
 
 
-def passed_over_frame(outlines: Sequence[Outline], kernel_names: Mapping[str, str]) -> pd.DataFrame:
+def excluded_frame(summaries: Sequence[CandidateSummary], kernel_names: Mapping[str, str]) -> pd.DataFrame:
     """The trials table of those that were not tried at all."""
-    columns = {name: [cell for o in outlines for cell in o.passed_over[name]] for name in PASSED_OVER}
-    frame = pd.DataFrame(dict.fromkeys(table.TRIALS), index=range(len(columns["candidate"])), dtype=object)
+    columns = {name: [cell for o in summaries for cell in o.excluded[name]] for name in EXCLUDED_COLUMNS}
+    frame = pd.DataFrame(dict.fromkeys(schema.TRIALS), index=range(len(columns["candidate"])), dtype=object)
     frame = frame.assign(**columns, stage="screen", launches=0, extra_weight_bytes=0, shared=False)
-    frame["problem"] = [o.problem.id for o in outlines for _ in o.passed_over["candidate"]]
+    frame["problem"] = [o.problem.id for o in summaries for _ in o.excluded["candidate"]]
     names = zip(columns["candidate"], columns["libtype"], strict=True)
     frame["kernelName"] = [kernel_names.get(candidate, libtype) for candidate, libtype in names]
     frame["samples_us"] = [()] * len(frame)
@@ -121,11 +129,11 @@ def candidate_of(libtype: str, config: str) -> Candidate:
 
 def empty_frame(name: str) -> pd.DataFrame:
     """A table of screening or finals without a row."""
-    return pd.DataFrame(columns=list({"shortlist": table.SHORTLIST, "trials": table.TRIALS}[name]))
+    return pd.DataFrame(columns=list({"shortlist": schema.SHORTLIST, "trials": schema.TRIALS}[name]))
 
 
 def record_frames(
-    family: Family, record: Record, forms: Sequence["Form"] = (), *, races: bool = True
+    family: Family, record: Record, targets: Sequence["EngineTarget"] = (), *, per_problem: bool = True
 ) -> dict[str, pd.DataFrame]:
     """The problems whose finals an earlier run finished, and their trials, from its journal.
 
@@ -141,10 +149,10 @@ def record_frames(
     if record.problems and not problems:
         other = str(record.problems[0]["id"]).split(" ")[0]
         raise UserError(f"reuse: that run tuned kernel={other}, this one is kernel={family.name}")
-    wanted = [FINALS] if races else [form.finals for form in forms]
+    wanted = [FINALS] if per_problem else [target.finals for target in targets]
     done = [p for name, p in problems.items() if all((finals, name) in record.finished for finals in wanted)]
     trials = [t for p in done for t in record.of(FINALS, p.id)]
-    trials += [t for form in forms for t in record.at(form.finals)]
+    trials += [t for target in targets for t in record.at(target.finals)]
     return {"problems": problem_frame(family, done), "trials": trial_frame(trials, record.kernel_names)}
 
 
@@ -153,13 +161,60 @@ def _recorded_problem(family: Family, row: Mapping[str, object]) -> Problem:
     given: Mapping[str, object] = row["key"]  # type: ignore[assignment]
     try:
         key = tuple(
-            (column.name, parse_key(column, given.get(column.name) if column.optional else given[column.name], ""))
+            (
+                column.name,
+                parse_key_value(column, given.get(column.name) if column.optional else given[column.name], ""),
+            )
             for column in family.key_columns
         )
     except (KeyError, UserError) as error:
-        raise UserError(f"reuse: problem {quoted(row['id'])} has no key of kernel={family.name}: {error}") from None
+        raise UserError(
+            f"reuse: problem {quoted_repr(row['id'])} has no key of kernel={family.name}: {error}"
+        ) from None
     problem = family.problem(key, weight=float(str(row["weight"])), layer=str(row["layer"]))
     if problem.id != row["id"]:
-        said = f"reuse: problem {quoted(row['id'])} has the key of '{shortened(problem.id)}'"
-        raise UserError(f"{said}; expected a run of this version")
+        text = f"reuse: problem {quoted_repr(row['id'])} has the key of '{shortened(problem.id)}'"
+        raise UserError(f"{text}; expected a run of this version")
     return problem
+
+
+_SHOWN = 3
+_EXCLUDED = {str(Status.UNSUPPORTED), str(Status.PRUNED)}
+
+
+def report_unsolved(problem: Problem, trials: "pd.DataFrame", gated: int, limit_pct: float, context: Context) -> None:
+    """Note a problem that nothing was chosen for; `gated` of its finalists would take more than `limit_pct` of weight.
+
+    Where a budget ended its search the problem is not unsolved: the end of the run tells of it.
+    """
+    if problem.id in context.cut_short:
+        context.undecided.append(problem.id)
+        return
+    context.unsolved.append(problem.id)
+    if gated:
+        weight = f"more weight memory than stages.select.max_extra_weight_pct={limit_pct:g} allows"
+        why = f"{counted(gated, 'candidate')} passed, but for {weight}"
+    else:
+        why = _failures(trials[trials["problem"] == problem.id])
+    context.events.emit("warning", f"no valid candidate for {problem.id}: {why}")
+
+
+def _failures(trials: "pd.DataFrame") -> str:
+    """What became of a problem's candidates: of the finalists, else of those that were tried, else of all."""
+    if not len(trials):
+        return "no candidate of these backends in this space"
+    tried = trials[~trials["status"].isin(_EXCLUDED)]
+    furthest = next(part for part in (tried[tried["stage"] == "bench"], tried, trials) if len(part))
+    counts = Counter(furthest["status"].tolist())
+    errors = Counter(text for text in furthest["error"].tolist() if text)
+    said = ", ".join(f"{number:,} {status}" for status, number in counts.most_common())
+    return f"{said}; such as: {errors.most_common(1)[0][0]}" if errors else said
+
+
+def undecided_line(problems: Sequence[str], search: Search) -> str:
+    """The line about problems whose searches ended before anybody valid was found."""
+    shown = ", ".join(problems[:_SHOWN]) + (f" and {len(problems) - _SHOWN:,} more" if len(problems) > _SHOWN else "")
+    budgets = {"search.budget_trials": search.budget_trials, "search.budget_s": search.budget_s}
+    spent = " and ".join(f"{name}={value:g}" for name, value in budgets.items() if value is not None)
+    left = f"{spent or 'a budget'} left {counted(len(problems), 'problem')} without a valid candidate so far"
+    return f"select: {left}: {shown}"

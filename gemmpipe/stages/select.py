@@ -4,19 +4,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from gemmpipe import table
-from gemmpipe.data import Bucket, Candidate, Problem
-from gemmpipe.errors import UserError, at_least, nearest
+from gemmpipe.core import schema
+from gemmpipe.core.data import Bucket, Candidate, Problem
+from gemmpipe.core.errors import UserError, check_at_least, suggest_or_list
 from gemmpipe.family import GemmSpec
-from gemmpipe.problem import siblings
-from gemmpipe.runtime.choosing import library_backends
+from gemmpipe.family.problem import shape_groups
+from gemmpipe.runtime.select import library_backends
 from gemmpipe.stages import FINALS, Context, Stage
-from gemmpipe.stages.choice import Choice, Finalist, Rules, choose
-from gemmpipe.stages.engine_rows import engine_rows
-from gemmpipe.stages.rows import config_text, problems_of
+from gemmpipe.stages.engine.files import engine_rows
+from gemmpipe.stages.rows import config_text, problems_of, report_unsolved
+from gemmpipe.stages.selection_rules import Finalist, Selection, SelectionRules, select_finalist
 from gemmpipe.stages.selections import base_row, comparison, finalists_of, policy
-from gemmpipe.stages.unsolved import tell_unsolved
-from gemmpipe.tables.merging import SHARED
+from gemmpipe.tables.merge import SHARED_GPU
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,8 +36,10 @@ class Select(Stage):
     gives: ClassVar[tuple[str, ...]] = ("selections",)
 
     def __post_init__(self) -> None:
-        at_least(0, max_extra_weight_pct=self.max_extra_weight_pct, tie_pct=self.tie_pct)
-        at_least(0, min_improvement_pct=self.min_improvement_pct, **{f"prefer.{k}": v for k, v in self.prefer.items()})
+        check_at_least(0, max_extra_weight_pct=self.max_extra_weight_pct, tie_pct=self.tie_pct)
+        check_at_least(
+            0, min_improvement_pct=self.min_improvement_pct, **{f"prefer.{k}": v for k, v in self.prefer.items()}
+        )
 
     def check(self, context: Context) -> None:
         """Raises UserError for a preferred backend that there is not."""
@@ -46,7 +47,7 @@ class Select(Stage):
         known = labels | set(library_backends())
         for label in self.prefer:
             if label not in known:
-                raise UserError(f"stages.select.prefer.{label}: no such backend{nearest(label, known)}")
+                raise UserError(f"stages.select.prefer.{label}: no such backend{suggest_or_list(label, known)}")
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """Selections of problems and of the buckets that the formats ask for."""
@@ -55,35 +56,35 @@ class Select(Stage):
         problems = problems_of(context.family, tables["problems"])
         finalists = finalists_of(tables["trials"], FINALS)
         rows = []
-        for problem in problems if context.races else ():
+        for problem in problems if context.per_problem else ():
             passed = finalists.get(problem.id, [])
             row = self._problem_row(problem, passed, context)
             if row is None:
-                tell_unsolved(problem, tables["trials"], len(passed), self.max_extra_weight_pct, context)
+                report_unsolved(problem, tables["trials"], len(passed), self.max_extra_weight_pct, context)
             else:
                 rows.append(row)
-        for group in siblings(problems):
+        for group in shape_groups(problems):
             rows += self._bucket_rows(sorted(group, key=lambda p: p.rows), finalists, context)
         rows += engine_rows(problems, tables["trials"], context)
         keys = [c.name for c in context.family.key_columns]
-        frame = pd.DataFrame(rows, columns=[*table.SELECTIONS, *keys]).astype({context.family.rows_column: "Int64"})
+        frame = pd.DataFrame(rows, columns=[*schema.SELECTIONS, *keys]).astype({context.family.rows_column: "Int64"})
         solved = int((frame["format"] == "").sum())
         above = int((frame.loc[frame["format"] == "", "ratio"] > 1).sum())
-        if context.races:
+        if context.per_problem:
             context.events.emit(
                 "line", f"select: {solved} of {len(problems)} problems solved, {above} above the baseline's time"
             )
-        self._tell_noise(frame, context)
-        noisy = sum(_noisy(p20, p80) for p20, p80 in zip(frame["p20_us"], frame["p80_us"], strict=True))
+        self._report_noise(frame, context)
+        noisy = sum(_is_noisy(p20, p80) for p20, p80 in zip(frame["p20_us"], frame["p80_us"], strict=True))
         if noisy:
             context.events.emit("detail", f"times of {noisy} choices vary by half between rounds: a busy machine?")
         return {"selections": frame}
 
-    def _tell_noise(self, frame: "pd.DataFrame", context: Context) -> None:
+    def _report_noise(self, frame: "pd.DataFrame", context: Context) -> None:
         """What the run itself says about how sure its choices are."""
         own = frame[frame["format"] == ""]
-        shared = int(own["policy"].str.contains(SHARED, regex=False).sum())
-        if shared and SHARED not in context.policy:
+        shared = int(own["policy"].str.contains(SHARED_GPU, regex=False).sum())
+        if shared and SHARED_GPU not in context.policy:
             context.events.emit(
                 "warning", f"another process used the device while {shared} choices were timed: they only fill gaps"
             )
@@ -97,17 +98,17 @@ class Select(Stage):
         finalists = [f for f in passed if self._affordable(f, spec)]
         if not finalists:
             return None
-        rules = Rules(prefer=self.prefer, min_improvement_pct=self.min_improvement_pct, tie_pct=self.tie_pct)
+        rules = SelectionRules(prefer=self.prefer, min_improvement_pct=self.min_improvement_pct, tie_pct=self.tie_pct)
         incumbents = context.incumbents.get(problem.id, ())
-        choice = choose(finalists, context.family.baseline, incumbents, rules)
-        self._tell_unaffordable(problem, spec, passed, choice, context)
-        return {**base_row(problem, spec, choice.chosen, context), **comparison(choice)}
+        selection = select_finalist(finalists, context.family.baseline, incumbents, rules)
+        self._report_unaffordable(problem, spec, passed, selection, context)
+        return {**base_row(problem, spec, selection.chosen, context), **comparison(selection)}
 
     def _affordable(self, finalist: Finalist, spec: GemmSpec) -> bool:
         return finalist.extra_weight_bytes * 100 <= self.max_extra_weight_pct * weight_bytes(spec)
 
-    def _tell_unaffordable(
-        self, problem: Problem, spec: GemmSpec, finalists: list[Finalist], choice: Choice, context: Context
+    def _report_unaffordable(
+        self, problem: Problem, spec: GemmSpec, finalists: list[Finalist], selection: Selection, context: Context
     ) -> None:
         """Name the faster one that costs memory the user did not offer."""
         best = min(finalists, key=lambda f: (f.time_us, f.candidate.id))
@@ -115,7 +116,7 @@ class Select(Stage):
             percent = 100 * best.extra_weight_bytes / weight_bytes(spec)
             context.gated.append(
                 f"{problem.id}: {best.candidate.backend} {config_text(best.candidate)} would take {best.time_us:.1f} us"
-                f" instead of {choice.chosen.time_us:.1f} for {percent:.0f} % more weight memory"
+                f" instead of {selection.chosen.time_us:.1f} for {percent:.0f} % more weight memory"
             )
 
     def _bucket_rows(
@@ -123,12 +124,12 @@ class Select(Stage):
     ) -> list[dict[str, object]]:
         ms = sorted(p.rows for p in group)
         rows = []
-        apart = {form.name for form in context.forms}
+        apart = {form.name for form in context.engine_targets}
         for name, form in context.formats:
             if name in apart:
                 continue
             for bucket in form.buckets(context.family, ms):
-                inside = [p for p in group if bucket.holds(p.rows)]
+                inside = [p for p in group if bucket.contains(p.rows)]
                 row = self._bucket_row(name, bucket, inside, finalists, context) if inside else None
                 if row is not None:
                     rows.append(row)
@@ -147,7 +148,7 @@ class Select(Stage):
             {
                 f.candidate: f
                 for f in finalists.get(p.id, ())
-                if bucket.admits(f.candidate) and self._affordable(f, context.family.spec(p))
+                if bucket.accepts(f.candidate) and self._affordable(f, context.family.spec(p))
             }
             for p in inside
         ]
@@ -177,10 +178,10 @@ class Select(Stage):
 
 def weight_bytes(spec: GemmSpec) -> float:
     """The bytes of the stored weight, scales not counted."""
-    from gemmpipe.operands import bytes_of
+    from gemmpipe.family.operands import storage_bytes
 
-    return float(bytes_of(spec.w_dtype, spec.weight_elements))
+    return float(storage_bytes(spec.w_dtype, spec.weight_elements))
 
 
-def _noisy(p20_us: float | None, p80_us: float | None) -> bool:
+def _is_noisy(p20_us: float | None, p80_us: float | None) -> bool:
     return p20_us is not None and p80_us is not None and p80_us > _NOISY * p20_us

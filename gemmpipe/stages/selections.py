@@ -3,17 +3,17 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from gemmpipe.data import Problem, Status
+from gemmpipe.core.data import Problem, Status
 from gemmpipe.family import GemmSpec
 from gemmpipe.stages import Context
-from gemmpipe.stages.choice import Choice, Finalist
 from gemmpipe.stages.rows import candidate_of, config_text, quantile
-from gemmpipe.tables.merging import CUT_SHORT, SHARED
+from gemmpipe.stages.selection_rules import Finalist, Selection
+from gemmpipe.tables.merge import CUT_SHORT, SHARED_GPU
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_RACED = {str(Status.OK), str(Status.DROPPED)}
+_RACED = {str(Status.OK), str(Status.PRUNED)}
 
 
 def finalists_of(trials: "pd.DataFrame", stage: str) -> dict[str, list[Finalist]]:
@@ -39,9 +39,9 @@ def finalists_of(trials: "pd.DataFrame", stage: str) -> dict[str, list[Finalist]
 def policy(problems: Iterable[Problem], finalist: Finalist, context: Context) -> str:
     """How it was timed: beside another process, or after a search cut short, the row will only fill a gap."""
     words = [context.policy]
-    if finalist.shared and SHARED not in context.policy:
-        words.append(SHARED)
-    if any(p.id in context.cut for p in problems):
+    if finalist.shared and SHARED_GPU not in context.policy:
+        words.append(SHARED_GPU)
+    if any(p.id in context.cut_short for p in problems):
         words.append(CUT_SHORT)
     return " ".join(words)
 
@@ -78,21 +78,21 @@ def base_row(problem: Problem, spec: GemmSpec, finalist: Finalist, context: Cont
     }
 
 
-def comparison(choice: Choice) -> dict[str, object]:
+def comparison(selection: Selection) -> dict[str, object]:
     """The cells that hold a choice against the baseline, the incumbent and the runner-up."""
-    baseline, ratio = choice.baseline, choice.ratio
+    baseline, ratio = selection.baseline, selection.ratio
     return {
         "baseline": baseline.kernel_name if baseline else None,
         "baseline_us": _rounded(baseline.time_us) if baseline else None,
         "ratio": _rounded(ratio.median) if ratio else None,
         "ratio_low": _rounded(ratio.low) if ratio else None,
         "ratio_high": _rounded(ratio.high) if ratio else None,
-        "near_ties": choice.near_ties,
-        "incumbent_us": _rounded(choice.incumbent.time_us) if choice.incumbent else None,
-        "runner_up": choice.runner_up.kernel_name if choice.runner_up else None,
-        "noise_pct": _rounded(choice.noise_pct),
-        "runner_up_us": _rounded(choice.runner_up.time_us) if choice.runner_up else None,
-        "reason": choice.reason,
+        "near_ties": selection.near_ties,
+        "incumbent_us": _rounded(selection.incumbent.time_us) if selection.incumbent else None,
+        "runner_up": selection.runner_up.kernel_name if selection.runner_up else None,
+        "noise_pct": _rounded(selection.noise_pct),
+        "runner_up_us": _rounded(selection.runner_up.time_us) if selection.runner_up else None,
+        "reason": selection.reason,
     }
 
 

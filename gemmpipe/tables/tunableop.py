@@ -7,17 +7,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gemmpipe.data import Device, Scalar
-from gemmpipe.errors import UserError, quoted
+from gemmpipe.core.data import Device, Scalar
+from gemmpipe.core.errors import UserError, quoted_repr
+from gemmpipe.core.files import lines_of, open_regular_text, open_table
+from gemmpipe.core.schema import RESULT
 from gemmpipe.family import Family, GemmSpec, KernelDefaults
-from gemmpipe.files.csvfile import lines_of, open_table
-from gemmpipe.files.regular import open_regular_text
-from gemmpipe.parsing import parse_number
-from gemmpipe.problem import make_problem
-from gemmpipe.table import RESULT
-from gemmpipe.tables.merging import Row
+from gemmpipe.family.problem import make_problem, parse_number
+from gemmpipe.tables.merge import Row
 
-TYPES = {
+TORCH_DTYPES = {
     "BFloat16": "bfloat16",
     "Half": "float16",
     "float": "float32",
@@ -27,31 +25,31 @@ TYPES = {
     "Float8_e5m2fnuz": "float8_e5m2fnuz",
 }
 """TunableOp's names of types -> torch's; it also says tf32 and double."""
-_TYPE = "|".join(sorted([*TYPES, "tf32", "double"], key=len, reverse=True))
-OPERATION = re.compile(
+_TYPE = "|".join(sorted([*TORCH_DTYPES, "tf32", "double"], key=len, reverse=True))
+OPERATION_PATTERN = re.compile(
     rf"(?P<kind>Gemm|GemmAndBias|GemmStridedBatched|ScaledGemm)TunableOp_(?P<a>{_TYPE})"
     rf"(?:_(?P<b>{_TYPE})_(?P<c>{_TYPE}))?_(?P<layout>[NT]{{2}})"
 )
-_WHOLE = r"[0-9]{1,18}"
-SIZES = re.compile(
-    rf"[nt]{{2}}_(?P<m>{_WHOLE}|\*)_(?P<n>{_WHOLE}|\*)_(?P<k>{_WHOLE}|\*)(?:_B_(?P<batch>{_WHOLE}|\*))?"
-    rf"(?:_ld_(?P<lda>{_WHOLE}|\*)_(?P<ldb>{_WHOLE}|\*)_(?P<ldc>{_WHOLE}|\*))?(?P<rest>(?:_.*)?)"
+_INTEGER = r"[0-9]{1,18}"
+SIZES_PATTERN = re.compile(
+    rf"[nt]{{2}}_(?P<m>{_INTEGER}|\*)_(?P<n>{_INTEGER}|\*)_(?P<k>{_INTEGER}|\*)(?:_B_(?P<batch>{_INTEGER}|\*))?"
+    rf"(?:_ld_(?P<lda>{_INTEGER}|\*)_(?P<ldb>{_INTEGER}|\*)_(?P<ldc>{_INTEGER}|\*))?(?P<rest>(?:_.*)?)"
 )
 """A product's signature, and its sizes' as column-major BLAS has them."""
 _CUBLASLT = re.compile(
-    rf"Gemm_Cublaslt_id_(?P<algo_id>{_WHOLE})_tile_(?P<tile_id>{_WHOLE})_stages_(?P<stages_id>{_WHOLE})"
-    rf"_splitk_(?P<NUM_KSPLIT>-?{_WHOLE})_red_(?P<reduction_scheme>{_WHOLE})_swizzle_(?P<cta_swizzling>{_WHOLE})"
-    rf"_custom_(?P<custom_option>{_WHOLE})_inner_(?P<inner_shape_id>{_WHOLE})_cluster_(?P<cluster_shape_id>{_WHOLE})"
+    rf"Gemm_Cublaslt_id_(?P<algo_id>{_INTEGER})_tile_(?P<tile_id>{_INTEGER})_stages_(?P<stages_id>{_INTEGER})"
+    rf"_splitk_(?P<NUM_KSPLIT>-?{_INTEGER})_red_(?P<reduction_scheme>{_INTEGER})_swizzle_(?P<cta_swizzling>{_INTEGER})"
+    rf"_custom_(?P<custom_option>{_INTEGER})_inner_(?P<inner_shape_id>{_INTEGER})_cluster_(?P<cluster_shape_id>{_INTEGER})"
 )
 _GRANULARITIES = {"0": "tensor", "1": "row"}
 
 
-class _Left(Exception):
+class _UnsupportedLine(Exception):
     """Why a line is no row of a family's table."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Imported:
+class ImportedResults:
     """What a file gave for one family on one device."""
 
     rows: list[Row] = field(default_factory=list)
@@ -68,16 +66,16 @@ def is_results(path: Path) -> bool:
             first = stream.readline(1000).strip().split(",")
     except (OSError, UserError):  # told by what reads it then
         return False
-    return first[0] == "Validator" or (len(first) > 2 and OPERATION.fullmatch(first[0]) is not None)
+    return first[0] == "Validator" or (len(first) > 2 and OPERATION_PATTERN.fullmatch(first[0]) is not None)
 
 
-def read_results(path: Path, family: Family, device: Device) -> Imported:
+def read_results(path: Path, family: Family, device: Device) -> ImportedResults:
     """The winners of this family's products, tuned on such a device.
 
     Times are there where the file has them. Raises UserError: `file:line`, what was expected; also where the file's
     validators say another architecture.
     """
-    found = Imported()
+    found = ImportedResults()
     validators: dict[str, str] = {}
     rows: dict[tuple[Scalar, ...], tuple[Row, int]] = {}
     for line, cells in _lines(path):
@@ -91,7 +89,7 @@ def read_results(path: Path, family: Family, device: Device) -> Imported:
             raise UserError(f"{where}: {len(cells)} cells, expected a product, its sizes, the solution and its time")
         try:
             row = _row(cells, family, device, validators, where)
-        except _Left as reason:
+        except _UnsupportedLine as reason:
             found.left_out[str(reason)] += 1
             continue
         # The last one said counts, as in torch.
@@ -128,19 +126,19 @@ def _gfx(validators: Mapping[str, str]) -> str:
 
 
 def _row(cells: list[str], family: Family, device: Device, validators: Mapping[str, str], where: str) -> Row:
-    operation, sizes = OPERATION.fullmatch(cells[0]), SIZES.fullmatch(cells[1])
+    operation, sizes = OPERATION_PATTERN.fullmatch(cells[0]), SIZES_PATTERN.fullmatch(cells[1])
     if operation is None or sizes is None:
-        given = quoted(f"{cells[0]},{cells[1]}")
+        given = quoted_repr(f"{cells[0]},{cells[1]}")
         raise UserError(f"{where}: {given}, expected a product such as GemmTunableOp_Half_TN,tn_1_2_3")
-    said = _said(operation, sizes)
+    said = _key_values(operation, sizes)
     try:
         words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
         problem = make_problem(family, said, words, device.gfx, where)
         spec = family.spec(problem)
     except UserError:  # a type, or a column such as a batch, that this family has not
-        raise _Left(f"no product of {family.name}") from None
-    if not _same(spec, said):
-        raise _Left(f"no product of {family.name}")
+        raise _UnsupportedLine(f"no product of {family.name}") from None
+    if not _matches_spec(spec, said):
+        raise _UnsupportedLine(f"no product of {family.name}")
     libtype, knobs, name = _winner(cells[2], spec, validators)
     row: Row = dict.fromkeys(RESULT)
     row |= {"gfx": device.gfx, "cu_num": device.cu_num, **dict(problem.key), "libtype": libtype, "kernelName": name}
@@ -150,23 +148,23 @@ def _row(cells: list[str], family: Family, device: Device, validators: Mapping[s
     return row
 
 
-def _said(operation: re.Match[str], sizes: re.Match[str]) -> dict[str, Scalar]:
+def _key_values(operation: re.Match[str], sizes: re.Match[str]) -> dict[str, Scalar]:
     """What the signatures say, in the words of key columns.
 
     BLAS is column-major: x[M, K] @ w[N, K]^T is its TN with m = N, n = M. Raises _Left for any other product.
     """
     numbers = {name: text for name, text in sizes.groupdict().items() if text is not None and name != "rest"}
     if "*" in numbers.values():
-        raise _Left("a wildcard for several sizes")
+        raise _UnsupportedLine("a wildcard for several sizes")
     m, n, k = (int(numbers[name]) for name in "nmk")
     if operation["layout"] != "TN":
-        raise _Left(f"operands stored as {operation['layout']}, not x [M, K] and w [N, K]")
+        raise _UnsupportedLine(f"operands stored as {operation['layout']}, not x [M, K] and w [N, K]")
     if "lda" in numbers and [int(numbers[name]) for name in ("lda", "ldb", "ldc")] != [k, k, n]:
-        raise _Left("rows that are not one after the other")
-    dtype = TYPES.get(operation["a"])
-    out = TYPES.get(operation["c"] or operation["a"])
+        raise _UnsupportedLine("rows that are not one after the other")
+    dtype = TORCH_DTYPES.get(operation["a"])
+    out = TORCH_DTYPES.get(operation["c"] or operation["a"])
     if dtype is None or out is None or operation["b"] not in (None, operation["a"]):
-        raise _Left(f"a product of {operation['a']} and {operation['b'] or operation['a']}")
+        raise _UnsupportedLine(f"a product of {operation['a']} and {operation['b'] or operation['a']}")
     said: dict[str, Scalar] = {"M": m, "N": n, "K": k, "dtype": dtype, "q_dtype_w": dtype, "outdtype": out}
     said |= {"bias": operation["kind"] == "GemmAndBias", "granularity": "", "scaleAB": False}
     said |= {"B": int(numbers["batch"])} if "batch" in numbers else {}
@@ -182,11 +180,11 @@ def _granularity(rest: str) -> str:
     rows = re.search(r"_rw_([01])", rest)
     kinds = set(both.groups()) if both else {rows[1]} if rows else set()
     if len(kinds) != 1 or not kinds <= _GRANULARITIES.keys():
-        raise _Left("scales that are neither by tensor nor by row")
+        raise _UnsupportedLine("scales that are neither by tensor nor by row")
     return _GRANULARITIES[kinds.pop()]
 
 
-def _same(spec: GemmSpec, said: Mapping[str, Scalar]) -> bool:
+def _matches_spec(spec: GemmSpec, said: Mapping[str, Scalar]) -> bool:
     """Whether the family's product is the one that the file speaks of: a key has no place for all of it."""
     scale = spec.x_scale.granularity if spec.x_scale else ""
     other = spec.w_scale.granularity if spec.w_scale else ""
@@ -202,24 +200,26 @@ def _winner(solution: str, spec: GemmSpec, validators: Mapping[str, str]) -> tup
     if solution == "Default":
         scaled = spec.x_scale is not None
         return ("scaled_mm", {"use_fast_accum": False}, "scaled_mm") if scaled else ("torch", {"method": "mm"}, "torch")
-    if found := re.fullmatch(rf"Gemm_Hipblaslt_({_WHOLE})", solution):
+    if found := re.fullmatch(rf"Gemm_Hipblaslt_({_INTEGER})", solution):
         version = validators.get("HIPBLASLT_VERSION")
         if version is None:
-            raise _Left("hipBLASLt's solution without HIPBLASLT_VERSION, whose index it is")
+            raise _UnsupportedLine("hipBLASLt's solution without HIPBLASLT_VERSION, whose index it is")
         return "hipblaslt", {"solidx": int(found[1])}, f"hipblaslt_{found[1]}@{version}"
     if found := _CUBLASLT.fullmatch(solution):
         version = validators.get("CUBLASLT_VERSION")
         if version is None:
-            raise _Left("cuBLASLt's algorithm without CUBLASLT_VERSION, whose it is")
+            raise _UnsupportedLine("cuBLASLt's algorithm without CUBLASLT_VERSION, whose it is")
         knobs: dict[str, Scalar] = {name: int(text) for name, text in found.groupdict().items()}
         if spec.x_scale is not None:
             knobs["use_fast_accum"] = False
         return "cublaslt", knobs, f"cublaslt_{knobs['algo_id']}@{version}"
-    raise _Left(f"a solution of {solution.removeprefix('Gemm_').split('_')[0]}, which no backend here asks for")
+    raise _UnsupportedLine(
+        f"a solution of {solution.removeprefix('Gemm_').split('_')[0]}, which no backend here asks for"
+    )
 
 
 def _time_us(text: str, where: str) -> float:
     try:
         return round(parse_number(text, 0, 1e9) * 1e3, 4)
     except UserError:
-        raise UserError(f"{where}: time {quoted(text)}, expected milliseconds") from None
+        raise UserError(f"{where}: time {quoted_repr(text)}, expected milliseconds") from None

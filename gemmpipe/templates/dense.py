@@ -1,70 +1,109 @@
-"""Launching the dense kernel: its parameters, in the order of its signature, and what fits."""
+"""Launching the dense kernel: its parameters, in the order of its signature, and what fits.
+
+Launching the dense warp-specialised kernel: its bias and scales.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gemmpipe.data import Device, Knobs, Scalar
-from gemmpipe.family import GemmSpec
-from gemmpipe.layouts import PLAIN
-from gemmpipe.templates.fits import tile_misfit
-from gemmpipe.templates.signature import LINES, PARTS, SHARES, loads, operand_pointers, sizes, tile_sizes
-from gemmpipe.templates.tiled import Tiled
+from gemmpipe.core.data import Device, Knobs, Scalar
+from gemmpipe.family import GemmSpec, Inputs, Prepared
+from gemmpipe.family.layouts import ROW_MAJOR
+from gemmpipe.templates.constraints import tile_violation
+from gemmpipe.templates.hopper.constraints import DENSE_MAX_COLUMNS, MaxColumns
+from gemmpipe.templates.hopper.launch import WarpSpecialised
+from gemmpipe.templates.params import (
+    PREFETCH_PARAMETERS,
+    SCHEDULE_PARAMETERS,
+    WORKSPACE_PARAMETERS,
+    load_constants,
+    operand_pointers,
+    size_arguments,
+    tile_constants,
+)
+from gemmpipe.templates.tiled import TiledKernel
 
-_INT8_K = 2**31 // 2**14
+_MAX_INT8_K = 2**31 // 2**14
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dense(Tiled):
+class Dense(TiledKernel):
     """`triton`: one program a tile, split and product; bias and scales are left out of builds without them."""
 
     kernel: str = "gemmpipe.templates.dense_kernel:dense"
-    swaps: bool = True
-    overlapping: bool = True
-    layout: str = PLAIN
+    supports_swap_ab: bool = True
+    supports_pdl: bool = True
+    layout: str = ROW_MAJOR
     """The weight's that it reads (see layouts)."""
     batched: bool = False
     """Whether it computes several products."""
 
-    def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+    def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """`rule: detail` of the first rule broken, or None."""
-        return sum_misfit(spec) or tile_misfit(
+        return scaling_violation(spec) or tile_violation(
             spec, knobs, device, accumulators=1, layout=self.layout, batched=self.batched
         )
 
     def pointers(self, spec: GemmSpec) -> Mapping[str, str]:
         """Operands, bias, scales, output and workspace."""
-        return {**operand_pointers(spec), **PARTS}
+        return {**operand_pointers(spec), **WORKSPACE_PARAMETERS}
 
     def integers(self, spec: GemmSpec) -> Mapping[str, int]:
         """Sizes, row strides, and how the work is shared out."""
-        return {**sizes(spec), **SHARES, **LINES}
+        return {**size_arguments(spec), **SCHEDULE_PARAMETERS, **PREFETCH_PARAMETERS}
 
     def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
         """Tile sizes, and which of the code's branches run."""
         return {
-            **tile_sizes(knobs),
+            **tile_constants(knobs),
             "SPLIT_K": "parts" if knobs["NUM_KSPLIT"] != 1 else "none",
             "SCALES": spec.x_scale.granularity if spec.x_scale else "none",
-            "SHUFFLED": spec.w_layout != PLAIN,
+            "SHUFFLED": spec.w_layout != ROW_MAJOR,
             "BATCHED": spec.batch > 1,
-            **loads(spec, knobs),
+            **load_constants(spec, knobs),
             "UPCAST": spec.x_dtype == "bfloat16" and self.interpreted(),
             "SWAP_AB": bool(knobs.get("SWAP_AB")),
         }
 
 
-def sum_misfit(spec: GemmSpec) -> str | None:
+def scaling_violation(spec: GemmSpec) -> str | None:
     """Why the kernel's one sum along K does not give this product, or None."""
     kinds = [scale.granularity if scale else None for scale in (spec.x_scale, spec.w_scale)]
     if kinds[0] != kinds[1] or kinds[0] not in (None, "row", "tensor"):
         return f"scales: one an operand, one a row of both, or none, not {kinds}"
     if spec.x_dtype != spec.w_dtype:
         return f"operands: both of one type, not {spec.x_dtype} and {spec.w_dtype}"
-    return int8_misfit(spec)
+    return int32_overflow_violation(spec)
 
 
-def int8_misfit(spec: GemmSpec) -> str | None:
+def int32_overflow_violation(spec: GemmSpec) -> str | None:
     """Why an int32 sum along K does not hold this product, or None."""
-    if spec.x_dtype == "int8" and spec.k > _INT8_K:
-        return f"int32 sum: K={spec.k} products of 2**14 can exceed 2**31 from {_INT8_K} on"
+    if spec.x_dtype == "int8" and spec.k > _MAX_INT8_K:
+        return f"int32 sum: K={spec.k} products of 2**14 can exceed 2**31 from {_MAX_INT8_K} on"
     return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseWarpSpecialised(WarpSpecialised):
+    """`gluon`: 16 or 8 bits, scales by row or tensor or none, bias; 8-bit floats sum in the tensor core's 14 bits."""
+
+    kernel: str = "gemmpipe.templates.hopper.dense_kernel:dense_warp_specialised"
+    max_columns: MaxColumns = DENSE_MAX_COLUMNS
+
+    def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        """`rule: detail` of the first rule broken, or None."""
+        return scaling_violation(spec) or super().unsupported_reason(spec, knobs, device)
+
+    def operands(self, spec: GemmSpec) -> Mapping[str, str]:
+        """Bias and scales, left out of builds without them."""
+        pointers = operand_pointers(spec)
+        return {name: pointers[name] for name in ("bias_ptr", "x_scale_ptr", "w_scale_ptr")}
+
+    def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
+        """How the sum is scaled."""
+        return {"SCALES": spec.x_scale.granularity if spec.x_scale else "none"}
+
+    def values(self, spec: GemmSpec, inputs: Inputs, prepared: Prepared) -> Mapping[str, object]:
+        """The tensors."""
+        weights = prepared.weights
+        return {"bias_ptr": weights.bias, "x_scale_ptr": inputs.x_scale, "w_scale_ptr": weights.w_scale}

@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gemmpipe.data import Bucket, Candidate
-from gemmpipe.errors import UserError, shown
+from gemmpipe.core.data import Bucket, Candidate
+from gemmpipe.core.errors import UserError, short_repr
+from gemmpipe.core.paths import write_atomic
 from gemmpipe.formats.triton_json import Limit, bucket_ranges
-from gemmpipe.paths import write_atomic
+from gemmpipe.tune.family_kernel import family_of_tag, tune_family_kernel
 from gemmpipe.tune.kernel import Config, NoneValid, is_count
-from gemmpipe.tune.own_kernels import family_of, tune_own
 
 Tune = Callable[[int, int, int, Any, Sequence[Mapping[str, Any]]], Config]
 """(M, N, K, dtype, search space) -> the best configuration, such as a function around `tune_kernel`."""
@@ -89,10 +89,10 @@ def tune_and_save_configs(
     """
     ranges = bucket_ranges(buckets, "buckets")
     sizes = _sizes(batch_sizes)
-    chosen = _own(tag) if tune is None else tune
+    chosen = _family_kernel(tag) if tune is None else tune
 
     def tuned(m: int) -> Config:
-        return _tuned(chosen, m, N, K, dtype, _for_bucket(m, ranges, search_space))
+        return _tune_checked(chosen, m, N, K, dtype, _for_bucket(m, ranges, search_space))
 
     found = _by_bucket(sizes, ranges, tuned, f"{tag} N={N} K={K}")
     if not found:
@@ -101,21 +101,21 @@ def tune_and_save_configs(
     return found
 
 
-def _own(tag: str) -> Tune:
-    family_of(tag)  # a tag that names none is told before anything runs
-    return partial(tune_own, tag)
+def _family_kernel(tag: str) -> Tune:
+    family_of_tag(tag)  # a tag that names none is told before anything runs
+    return partial(tune_family_kernel, tag)
 
 
 def _for_bucket(
     m: int, ranges: Sequence[Bucket], search_space: Sequence[Mapping[str, Any]]
 ) -> Sequence[Mapping[str, Any]]:
     """The configurations that M's bucket may hold; all of them where it asks for nothing."""
-    bucket = next((each for each in ranges if each.holds(m)), None)
-    if bucket is None or not bucket.must or not search_space:
+    bucket = next((each for each in ranges if each.contains(m)), None)
+    if bucket is None or not bucket.required_knobs or not search_space:
         return search_space
-    fit = [each for each in search_space if all(each.get(name) == value for name, value in bucket.must)]
+    fit = [each for each in search_space if all(each.get(name) == value for name, value in bucket.required_knobs)]
     if not fit:
-        asked = ", ".join(f"{name}={value}" for name, value in bucket.must)
+        asked = ", ".join(f"{name}={value}" for name, value in bucket.required_knobs)
         raise NoneValid(f"no configuration of the search space has {asked}, as {bucket.name} asks")
     return fit
 
@@ -123,7 +123,7 @@ def _for_bucket(
 def _sizes(batch_sizes: Iterable[int]) -> list[int]:
     listed = list(batch_sizes) if isinstance(batch_sizes, Iterable) else []
     if not listed or not all(map(is_count, listed)):
-        raise UserError(f"batch_sizes: {shown(listed or batch_sizes)}, expected whole numbers from 1")
+        raise UserError(f"batch_sizes: {short_repr(listed or batch_sizes)}, expected whole numbers from 1")
     return sorted(set(listed))
 
 
@@ -151,14 +151,14 @@ def _by_bucket(
     return found
 
 
-def _tuned(tune: Tune, m: int, *rest: Any) -> Config:
+def _tune_checked(tune: Tune, m: int, *rest: Any) -> Config:
     config = tune(m, *rest)
     if not isinstance(config, Mapping):
-        raise UserError(f"tune: {shown(config)} returned for M={m}, expected a configuration")
+        raise UserError(f"tune: {short_repr(config)} returned for M={m}, expected a configuration")
     return config
 
 
 def _bucket_of(m: int, config: Config, ranges: Sequence[Bucket]) -> Bucket | None:
     """The bucket that holds M, where it can store this configuration."""
     candidate = Candidate.of("triton", config)
-    return next((bucket for bucket in ranges if bucket.holds(m) and bucket.admits(candidate)), None)
+    return next((bucket for bucket in ranges if bucket.contains(m) and bucket.accepts(candidate)), None)

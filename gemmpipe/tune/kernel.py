@@ -7,8 +7,8 @@ from numbers import Integral
 from statistics import fmean
 from typing import Any
 
-from gemmpipe.data import median
-from gemmpipe.errors import EnvironmentProblem, GemmpipeError, UserError, one_line, shown
+from gemmpipe.core.data import median
+from gemmpipe.core.errors import EnvironmentProblem, GemmpipeError, UserError, one_line, short_repr
 from gemmpipe.tune.measuring import Run, measure, nan_filled_memory
 
 Config = dict[str, Any]
@@ -84,7 +84,7 @@ def benchmark_config(
     """
     _check_iterations(num_iters)
     _check_callable("run", run)
-    survived = _survived()
+    survived = _skipping_failures()
     try:
         return fmean(measure(run, ground_truth, num_iters=num_iters, atol=atol, rtol=rtol))
     except survived as error:
@@ -92,12 +92,12 @@ def benchmark_config(
         return math.inf
 
 
-def _survived() -> tuple[type[Exception], ...]:
+def _skipping_failures() -> tuple[type[Exception], ...]:
     """A wrong output (a Mismatch asserts, as do checks of `run`), more memory or registers than there are, and
     a configuration of ours that the product or device has no place for."""
     import torch
 
-    from gemmpipe.runtime.configured import DoesNotFit
+    from gemmpipe.runtime.fixed_config import DoesNotFit
 
     always = AssertionError, torch.OutOfMemoryError, DoesNotFit
     try:
@@ -109,7 +109,7 @@ def _survived() -> tuple[type[Exception], ...]:
 
 def _check_iterations(num_iters: int) -> None:
     if not is_count(num_iters):
-        raise UserError(f"num_iters: {shown(num_iters)}, expected a whole number from 1")
+        raise UserError(f"num_iters: {short_repr(num_iters)}, expected a whole number from 1")
 
 
 def is_count(value: object) -> bool:
@@ -119,18 +119,18 @@ def is_count(value: object) -> bool:
 
 def _check_callable(name: str, value: object) -> None:
     if not callable(value):
-        raise UserError(f"{name}: {shown(value)}, expected a function")
+        raise UserError(f"{name}: {short_repr(value)}, expected a function")
 
 
 def _configs(search_space: Iterable[Mapping[str, Any]]) -> list[Config]:
     """Copies of the configurations. Raises UserError for axes, which are yet to be combined, and other things."""
     expected = "expected a list of configurations such as [{'BLOCK_SIZE_M': 64}]"
     if isinstance(search_space, Mapping | str) or not isinstance(search_space, Iterable):
-        raise UserError(f"search_space: {shown(search_space)}, {expected}")
+        raise UserError(f"search_space: {short_repr(search_space)}, {expected}")
     configs = list(search_space)
     for place, config in enumerate(configs):
         if not isinstance(config, Mapping):
-            raise UserError(f"search_space[{place}]: {shown(config)}, {expected}")
+            raise UserError(f"search_space[{place}]: {short_repr(config)}, {expected}")
     return [dict(config) for config in configs]
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from gemmpipe.data import Device
-from gemmpipe.timer import Call, Clock, clock_for
+from gemmpipe.bench.timer import Clock, TimedCall, clock_for
+from gemmpipe.core.data import Device
 
 if TYPE_CHECKING:
     import torch
@@ -16,7 +16,7 @@ Run = Callable[[], object]
 """Computes the product once and returns its output: a tensor, or several in a list, tuple or mapping."""
 
 WARMUP = 5
-_FLUSHED = 2  # last-level caches written before each launch
+_FLUSHES = 2  # last-level caches written before each launch
 
 _clock_of = functools.cache(clock_for)  # a clock learns how long the host takes to queue a launch
 
@@ -37,12 +37,12 @@ def measure(run: Run, ground_truth: object, *, num_iters: int, atol: float, rtol
     clock = _clock_of(device)
     clock.synchronize()
     _compare(output, ground_truth, atol, rtol)
-    race = _Race(run, ground_truth, device, atol, rtol)
+    race = _Measurement(run, ground_truth, device, atol, rtol)
     race.times_us(clock, WARMUP - 1)
     return race.times_us(clock, num_iters)
 
 
-class _Race:
+class _Measurement:
     """Flush, launch and compare in turn; the comparison stays on the device, so that the host never waits between."""
 
     def __init__(self, run: Run, ground_truth: object, device: Device, atol: float, rtol: float) -> None:
@@ -52,12 +52,12 @@ class _Race:
         self._expected = ground_truth
         self._within = (atol, rtol)
         self._output: object = None
-        self._flushed = torch.zeros(_FLUSHED * device.cache_bytes, dtype=torch.uint8, device=device.torch_name)
+        self._flushed = torch.zeros(_FLUSHES * device.cache_bytes, dtype=torch.uint8, device=device.torch_name)
         self._wrong = torch.zeros((), dtype=torch.bool, device=device.torch_name)
 
     def times_us(self, clock: Clock, launches: int) -> list[float]:
         """Microseconds of each launch. Raises Mismatch when one of them was wrong."""
-        series: list[Call] = [self._flushed.zero_, self._launch, self._note_errors]
+        series: list[TimedCall] = [self._flushed.zero_, self._launch, self._note_errors]
         times = clock.sequence(series * launches)[1 :: len(series)]
         if bool(self._wrong):
             _compare(self._output, self._expected, *self._within)
@@ -115,7 +115,7 @@ def _kind(value: object) -> str:
 
 def device_of(output: object) -> Device:
     """Where an output lies. Raises Mismatch when it holds no tensor."""
-    from gemmpipe.device import cpu_device, gpu_device
+    from gemmpipe.core.device import cpu_device, gpu_device
 
     tensors = _tensors(output)
     if not tensors:

@@ -4,18 +4,65 @@ x and w are row-major, both with K innermost; accumulation is fp32. With scaleAB
 bias), both scales fp32 of shape [1]. out and bias are bf16, fp16 or fp32. Read on in gemmpipe/templates/ (shared:
 dense_kernel.py with device functions, dense.py with launch, builds and what fits where; their Hopper, skinny and sliced
 kin), _problem.py (keys and operands).
+
+a16w16's problems: defaults of its key columns, and the product that a key means.
 """
 
-from gemmpipe.cost import bytes_moved, flops
-from gemmpipe.family import Family, KeyColumn
-from gemmpipe.kernels.a16w16 import _problem
-from gemmpipe.operands import make_inputs, make_weights
-from gemmpipe.reference import product, tolerance
-from gemmpipe.tables.aiter import AiterTable
-from gemmpipe.templates.dense import Dense
-from gemmpipe.templates.dense_gluon import DenseWarpSpecialised
-from gemmpipe.templates.skinny import Skinny
-from gemmpipe.templates.sliced import Sliced
+from collections.abc import Mapping
+
+from gemmpipe.core.data import Problem, Scalar
+from gemmpipe.family import Family, GemmSpec, KernelDefaults, KeyColumn, Scaling, bytes_moved, flops
+from gemmpipe.family.aiter_table import AiterTable
+from gemmpipe.family.dtypes import DTYPES_16BIT, FP8_DTYPES, OUT_DTYPES, check_choice
+from gemmpipe.family.layouts import ROW_MAJOR, TILES_16X16, check_preshuffle_shape
+from gemmpipe.family.operands import make_inputs, make_weights
+from gemmpipe.family.reference import product, tolerance
+from gemmpipe.templates.dense import Dense, DenseWarpSpecialised
+from gemmpipe.templates.small_m import Skinny, Sliced
+
+
+def key_defaults(kernel: KernelDefaults, gfx: str) -> Mapping[str, Scalar]:
+    """What a source leaves open: bf16 in, the same out (bf16 for fp8), no bias. Raises UserError."""
+    dtype = check_choice("kernel.dtype", kernel.dtype or "bfloat16", DTYPES_16BIT + FP8_DTYPES)
+    out = check_choice(
+        "kernel.out_dtype", kernel.out_dtype or (dtype if dtype in DTYPES_16BIT else "bfloat16"), OUT_DTYPES
+    )
+    return {
+        "bias": bool(kernel.bias),
+        "dtype": dtype,
+        "outdtype": out,
+        "scaleAB": dtype in FP8_DTYPES,
+        "bpreshuffle": False,
+    }
+
+
+def spec(problem: Problem) -> GemmSpec:
+    """The product that the key means. Raises UserError when its values contradict each other."""
+    key = dict(problem.key)
+    dtype, out = str(key["dtype"]), str(key["outdtype"])
+    shuffled = bool(key["bpreshuffle"])
+    if shuffled:  # 8-bit weights in tiles are a8w8_bpreshuffle's
+        check_choice(f"{problem.id}: dtype with bpreshuffle=True", dtype, DTYPES_16BIT[:1])
+        check_preshuffle_shape(problem.id, int(key["N"] or 0), int(key["K"] or 0))
+    if key["scaleAB"]:
+        check_choice(f"{problem.id}: dtype with scaleAB=True", dtype, FP8_DTYPES)
+    else:
+        check_choice(f"{problem.id}: dtype with scaleAB=False", dtype, DTYPES_16BIT)
+    check_choice(f"{problem.id}: outdtype", out, OUT_DTYPES)
+    scaling = Scaling(granularity="tensor") if key["scaleAB"] else None
+    return GemmSpec(
+        m=int(key["M"] or 0),
+        n=int(key["N"] or 0),
+        k=int(key["K"] or 0),
+        x_dtype=dtype,
+        w_dtype=dtype,
+        out_dtype=out,
+        x_scale=scaling,
+        w_scale=scaling,
+        w_layout=TILES_16X16 if shuffled else ROW_MAJOR,
+        bias=bool(key["bias"]),
+    )
+
 
 FAMILY = Family(
     name="a16w16",
@@ -39,8 +86,8 @@ FAMILY = Family(
     ),
     json_tag="A16W16",
     entry_point="gemm_a16w16",
-    key_defaults=_problem.key_defaults,
-    spec=_problem.spec,
+    key_defaults=key_defaults,
+    spec=spec,
     make_weights=make_weights,
     make_inputs=make_inputs,
     reference=product,

@@ -6,14 +6,43 @@ its fp32 sum in out's own type and in any order: bits differ from run to run, an
 tolerance bears (8 splits in bf16: 0.2 % of elements outside, 16: 1 %; the gate is at 5 %). out is zeroed as a part of
 the launch. Read on in gemmpipe/templates/ (shared: dense_kernel.py with device functions, dense.py with launch and
 builds), _triton.py (what atomics change, what fits where), _problem.py (keys).
+
+a16w16_atomic's problems: defaults of its key columns, and the product that a key means.
 """
 
-from gemmpipe.cost import bytes_moved, flops
-from gemmpipe.family import Family, KeyColumn
-from gemmpipe.kernels.a16w16_atomic import _problem
+from collections.abc import Mapping
+
+from gemmpipe.core.data import Problem, Scalar
+from gemmpipe.family import Family, GemmSpec, KernelDefaults, KeyColumn, bytes_moved, flops
+from gemmpipe.family.dtypes import DTYPES_16BIT, OUT_DTYPES, check_choice, reject_bias
+from gemmpipe.family.operands import make_inputs, make_weights
+from gemmpipe.family.reference import product, tolerance
 from gemmpipe.kernels.a16w16_atomic._triton import AtomicDense
-from gemmpipe.operands import make_inputs, make_weights
-from gemmpipe.reference import product, tolerance
+
+
+def key_defaults(kernel: KernelDefaults, gfx: str) -> Mapping[str, Scalar]:
+    """What a source leaves open: bf16 in, the same out. Raises UserError."""
+    reject_bias(kernel, "a16w16_atomic")
+    dtype = check_choice("kernel.dtype", kernel.dtype or "bfloat16", DTYPES_16BIT)
+    out = check_choice("kernel.out_dtype", kernel.out_dtype or dtype, OUT_DTYPES)
+    return {"dtype": dtype, "outdtype": out}
+
+
+def spec(problem: Problem) -> GemmSpec:
+    """The product that the key means. Raises UserError for a type the kernels do not take."""
+    key = dict(problem.key)
+    dtype, out = str(key["dtype"]), str(key["outdtype"])
+    check_choice(f"{problem.id}: dtype", dtype, DTYPES_16BIT)
+    check_choice(f"{problem.id}: outdtype", out, OUT_DTYPES)
+    return GemmSpec(
+        m=int(key["M"] or 0),
+        n=int(key["N"] or 0),
+        k=int(key["K"] or 0),
+        x_dtype=dtype,
+        w_dtype=dtype,
+        out_dtype=out,
+    )
+
 
 FAMILY = Family(
     name="a16w16_atomic",
@@ -28,8 +57,8 @@ FAMILY = Family(
     json_tag="A16W16-ATOMIC",
     json_buckets="atomic",
     entry_point="gemm_a16w16_atomic",
-    key_defaults=_problem.key_defaults,
-    spec=_problem.spec,
+    key_defaults=key_defaults,
+    spec=spec,
     make_weights=make_weights,
     make_inputs=make_inputs,
     reference=product,

@@ -4,36 +4,35 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gemmpipe.data import Device, Knobs, Scalar
+from gemmpipe.core.data import Device, Knobs, Scalar
 from gemmpipe.family import GemmSpec, Inputs, Prepared
-from gemmpipe.launching.launches import KernelLaunch
-from gemmpipe.templates.axes import integer
-from gemmpipe.templates.dense import Dense, sum_misfit
-from gemmpipe.templates.fits import tile_misfit
-from gemmpipe.templates.signature import PARTS
+from gemmpipe.launch.launch import KernelLaunch
+from gemmpipe.templates.constraints import tile_violation
+from gemmpipe.templates.dense import Dense, scaling_violation
+from gemmpipe.templates.params import WORKSPACE_PARAMETERS, int_knob
 
 if TYPE_CHECKING:
     import torch
 
-_MOST_SPLITS = 16
+_MAX_SPLITS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class AtomicDense(Dense):
     """`triton`: splits are added to the output, in its own type and in any order, without a workspace."""
 
-    def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+    def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """`rule: detail` of the first rule broken, or None."""
         if spec.bias or spec.x_scale is not None:
             return "epilogue: a split adds its plain sum, bias and scales have no place"
         # Each addition rounds to the output's type: 16 leave 1 % of elements outside the tolerance, 32 over 4 %.
-        if integer(knobs, "NUM_KSPLIT") > _MOST_SPLITS:
-            return f"rounding: {knobs['NUM_KSPLIT']} additions in {spec.out_dtype}, {_MOST_SPLITS} at most"
-        return sum_misfit(spec) or tile_misfit(spec, knobs, device, accumulators=1, parts=False)
+        if int_knob(knobs, "NUM_KSPLIT") > _MAX_SPLITS:
+            return f"rounding: {knobs['NUM_KSPLIT']} additions in {spec.out_dtype}, {_MAX_SPLITS} at most"
+        return scaling_violation(spec) or tile_violation(spec, knobs, device, accumulators=1, parts=False)
 
     def pointers(self, spec: GemmSpec) -> Mapping[str, str]:
         """The dense kernel's, without a workspace."""
-        return {**super().pointers(spec), **dict.fromkeys(PARTS, "constexpr")}
+        return {**super().pointers(spec), **dict.fromkeys(WORKSPACE_PARAMETERS, "constexpr")}
 
     def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
         """The dense kernel's, but for how splits are added up."""
@@ -52,4 +51,4 @@ class AtomicDense(Dense):
     ) -> KernelLaunch:
         """The output is zeroed before splits are added to it."""
         one = super().launch(spec, knobs, device, inputs, prepared, out)
-        return replace(one, zeroed=integer(knobs, "NUM_KSPLIT") > 1)
+        return replace(one, zero_output=int_knob(knobs, "NUM_KSPLIT") > 1)

@@ -7,15 +7,126 @@ its asm kernels' a4w4 tables, keyed M N K with K in elements, are for shuffled w
 out is bf16, fp16 or fp32; K is a multiple of 32. Chips without such instructions multiply decoded bf16, which holds
 every product of value and scale exactly. Read on in _kernel.py (device functions), _triton.py (launch, builds and what
 fits where), _problem.py (keys).
+
+a4w4_blockscale's problems: defaults of its key columns, and the product that a key means.
+
+Launching the MXFP4 kernel: its parameters, in the order of its signature, and what fits where.
 """
 
-from gemmpipe.cost import bytes_moved, flops
-from gemmpipe.family import Family, KeyColumn
-from gemmpipe.kernels.a4w4_blockscale import _problem
-from gemmpipe.kernels.a4w4_blockscale._triton import Microscaled
-from gemmpipe.operands import make_inputs, make_weights
-from gemmpipe.reference import product, tolerance
-from gemmpipe.tables.aiter import PLAIN, AiterTable
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from gemmpipe.core.data import Device, Knobs, Problem, Scalar
+from gemmpipe.core.errors import UserError
+from gemmpipe.family import Family, GemmSpec, Inputs, KernelDefaults, KeyColumn, Prepared, Scaling, bytes_moved, flops
+from gemmpipe.family.aiter_table import RESULT_COLUMNS, AiterTable
+from gemmpipe.family.dtypes import OUT_DTYPES, check_choice, reject_bias
+from gemmpipe.family.operands import make_inputs, make_weights
+from gemmpipe.family.reference import product, tolerance
+from gemmpipe.templates.constraints import tile_violation
+from gemmpipe.templates.params import (
+    SCHEDULE_PARAMETERS,
+    TRITON_TYPES,
+    WORKSPACE_PARAMETERS,
+    load_constants,
+    size_arguments,
+    tile_constants,
+)
+from gemmpipe.templates.tiled import TiledKernel
+
+if TYPE_CHECKING:
+    import torch
+
+
+FP4 = "float4_e2m1fn_x2"
+SCALE_GROUP = 32
+
+
+def key_defaults(kernel: KernelDefaults, gfx: str) -> Mapping[str, Scalar]:
+    """What a source leaves open: bf16 out. Raises UserError."""
+    reject_bias(kernel, "a4w4_blockscale")
+    check_choice("kernel.dtype", kernel.dtype or FP4, (FP4,))
+    out = check_choice("kernel.out_dtype", kernel.out_dtype or "bfloat16", OUT_DTYPES)
+    return {"outdtype": out}
+
+
+def spec(problem: Problem) -> GemmSpec:
+    """The product that the key means. Raises UserError for a type or K that the kernels do not take."""
+    key = dict(problem.key)
+    out, k = str(key["outdtype"]), int(key["K"] or 0)
+    check_choice(f"{problem.id}: outdtype", out, OUT_DTYPES)
+    if k % SCALE_GROUP:
+        raise UserError(f"{problem.id}: K={k}, expected a multiple of {SCALE_GROUP} (one scale for so many elements)")
+    scaling = Scaling(granularity="block", block=(1, SCALE_GROUP), dtype="float8_e8m0fnu", order="row")
+    return GemmSpec(
+        m=int(key["M"] or 0),
+        n=int(key["N"] or 0),
+        k=k,
+        x_dtype=FP4,
+        w_dtype=FP4,
+        out_dtype=out,
+        x_scale=scaling,
+        w_scale=scaling,
+    )
+
+
+_SCALE_GROUP = 32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Microscaled(TiledKernel):
+    """`triton`: row-major scales, one program a tile and split."""
+
+    kernel: str = "gemmpipe.kernels.a4w4_blockscale._kernel:microscaled"
+
+    def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        """`rule: detail` of the first rule broken, or None."""
+        scaling = tuple((scale.block, scale.dtype) if scale else None for scale in (spec.x_scale, spec.w_scale))
+        if scaling != (((1, _SCALE_GROUP), "float8_e8m0fnu"),) * 2:
+            return f"scales: this kernel reads a power of two for {_SCALE_GROUP} elements, not {scaling}"
+        if device.gfx == "gfx942" and not _decodes_for_cdna3():
+            return f"compiler: triton {version('triton')} has no MXFP4 product for gfx942, 3.9 decodes"
+        return tile_violation(spec, knobs, device, accumulators=1)
+
+    def pointers(self, spec: GemmSpec) -> Mapping[str, str]:
+        """Operands and scales as bytes, output and workspace."""
+        return {
+            "x_ptr": "*u8",
+            "w_ptr": "*u8",
+            "x_scale_ptr": "*u8",
+            "w_scale_ptr": "*u8",
+            "out_ptr": f"*{TRITON_TYPES[spec.out_dtype]}",
+            **WORKSPACE_PARAMETERS,
+        }
+
+    def integers(self, spec: GemmSpec) -> Mapping[str, int]:
+        """Sizes, row strides, and how the work is shared out."""
+        return {**size_arguments(spec, packed=2, scale_group=_SCALE_GROUP), **SCHEDULE_PARAMETERS}
+
+    def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
+        """Tile sizes, and which of the code's branches run."""
+        return {**tile_constants(knobs), "SPLIT_K": knobs["NUM_KSPLIT"] != 1, **load_constants(spec, knobs)}
+
+    def arguments(self, inputs: Inputs, prepared: Prepared, out: "torch.Tensor") -> Mapping[str, object]:
+        """The tensors as bytes, and the row strides that they really have."""
+        import torch
+
+        given = super().arguments(inputs, prepared, out)
+        return {
+            name: value.view(torch.uint8) if isinstance(value, torch.Tensor) and name != "out_ptr" else value
+            for name, value in given.items()
+        }
+
+
+@cache
+def _decodes_for_cdna3() -> bool:
+    """Triton 3.6 ends with `Unsupported DotScaleOp` there, 3.9 compiles; between, nobody looked."""
+    major, minor = version("triton").split(".")[:2]
+    return (int(major), int(minor)) >= (3, 9)
+
 
 FAMILY = Family(
     name="a4w4_blockscale",
@@ -26,11 +137,13 @@ FAMILY = Family(
         KeyColumn(name="outdtype", kind="dtype", default="bfloat16"),
     ),
     csv_name="a4w4_blockscale_tuned_gemm.csv",
-    aiter_table=AiterTable(columns=("M", "N", "K", *PLAIN), powers=("", "ck", "cktile", "asm"), variable="GEMM_A4W4"),
+    aiter_table=AiterTable(
+        columns=("M", "N", "K", *RESULT_COLUMNS), powers=("", "ck", "cktile", "asm"), variable="GEMM_A4W4"
+    ),
     json_tag="AFP4WFP4",
     entry_point="gemm_a4w4_blockscale",
-    key_defaults=_problem.key_defaults,
-    spec=_problem.spec,
+    key_defaults=key_defaults,
+    spec=spec,
     make_weights=make_weights,
     make_inputs=make_inputs,
     reference=product,

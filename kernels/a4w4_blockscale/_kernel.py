@@ -5,9 +5,9 @@
 import triton
 import triton.language as tl
 
-from gemmpipe.templates.tiles import k_range, load_k, store_tile, sum_of_parts, tile_of
+from gemmpipe.templates.device_fns import k_range, load_k, program_tile, reduce_split_k, store_tile
 
-_ONE = tl.constexpr(127)
+_E8M0_ONE = tl.constexpr(127)
 """A scale of 1, as e8m0."""
 
 
@@ -17,7 +17,7 @@ def load_scales(ptrs, groups, left, EVEN_K: tl.constexpr):
     if EVEN_K:
         scales = tl.load(ptrs)
     else:
-        scales = tl.load(ptrs, mask=groups[None, :] < left, other=_ONE)
+        scales = tl.load(ptrs, mask=groups[None, :] < left, other=_E8M0_ONE)
     return scales
 
 
@@ -31,7 +31,7 @@ def microscaled(
     """out = (x * x_scale) @ (w * w_scale)^T; strides between rows in bytes (out: elements), K in elements."""
     BYTES: tl.constexpr = BLOCK_SIZE_K // 2
     GROUPS: tl.constexpr = BLOCK_SIZE_K // 32
-    pid, split, tile_m, tile_n = tile_of(M, N, group_m, BLOCK_SIZE_M, BLOCK_SIZE_N, 1)
+    pid, split, tile_m, tile_n = program_tile(M, N, group_m, BLOCK_SIZE_M, BLOCK_SIZE_N, 1)
     # Rows past the end wrap around instead of being masked: their results are never stored.
     rows = (tile_m * BLOCK_SIZE_M + tl.arange(0, BLOCK_SIZE_M)) % M
     columns = (tile_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)) % N
@@ -55,6 +55,6 @@ def microscaled(
         w_scale_ptrs += GROUPS
     last = True
     if SPLIT_K:
-        last, acc = sum_of_parts(acc, parts_ptr, counters_ptr, pid, split, splits, M - tile_m * BLOCK_SIZE_M)
+        last, acc = reduce_split_k(acc, parts_ptr, counters_ptr, pid, split, splits, M - tile_m * BLOCK_SIZE_M)
     if last:
         store_tile(acc, out_ptr, tile_m * BLOCK_SIZE_M, tile_n * BLOCK_SIZE_N, M, N, out_stride, False)

@@ -5,18 +5,56 @@ for: `row`, fp32 x_scale [M, 1] per token and w_scale [N, 1] per channel (a [1, 
 takes that one, its gemm_a8w8_per_token_scale the other), or `tensor`, fp32 [1] each. int8 is summed in int32, fp8 in
 fp32; out and bias are bf16, fp16 or fp32. Read on in gemmpipe/templates/ (shared: dense_kernel.py with device
 functions, dense.py with launch, builds and what fits where; their Hopper, skinny and sliced kin), _problem.py (keys).
+
+a8w8's problems: defaults of its key columns, and the product that a key means.
 """
 
-from gemmpipe.cost import bytes_moved, flops
-from gemmpipe.family import Family, KeyColumn
-from gemmpipe.kernels.a8w8 import _problem
-from gemmpipe.operands import make_inputs, make_weights
-from gemmpipe.reference import product, tolerance
-from gemmpipe.tables.aiter import PLAIN, AiterTable
-from gemmpipe.templates.dense import Dense
-from gemmpipe.templates.dense_gluon import DenseWarpSpecialised
-from gemmpipe.templates.skinny import Skinny
-from gemmpipe.templates.sliced import Sliced
+from collections.abc import Mapping
+
+from gemmpipe.core.data import Problem, Scalar
+from gemmpipe.family import Family, GemmSpec, KernelDefaults, KeyColumn, Scaling, bytes_moved, flops
+from gemmpipe.family.aiter_table import RESULT_COLUMNS, AiterTable
+from gemmpipe.family.dtypes import DTYPES_8BIT, OUT_DTYPES, check_choice, native_fp8
+from gemmpipe.family.operands import make_inputs, make_weights
+from gemmpipe.family.reference import product, tolerance
+from gemmpipe.templates.dense import Dense, DenseWarpSpecialised
+from gemmpipe.templates.small_m import Skinny, Sliced
+
+ROW, TENSOR = "row", "tensor"
+GRANULARITIES = ((ROW, ROW), (TENSOR, TENSOR), ("per_token", ROW), ("per_tensor", TENSOR))
+"""(what a source may say of the scales; what it means)."""
+
+
+def key_defaults(kernel: KernelDefaults, gfx: str) -> Mapping[str, Scalar]:
+    """What a source leaves open: the fp8 format that this architecture multiplies, bf16 out, scales by row, no bias.
+
+    Raises UserError.
+    """
+    dtype = check_choice("kernel.dtype", kernel.dtype or native_fp8(gfx), DTYPES_8BIT)
+    out = check_choice("kernel.out_dtype", kernel.out_dtype or "bfloat16", OUT_DTYPES)
+    return {"q_dtype_w": dtype, "outdtype": out, "granularity": ROW, "bias": bool(kernel.bias)}
+
+
+def spec(problem: Problem) -> GemmSpec:
+    """The product that the key means. Raises UserError for a value that the kernels do not take."""
+    key = dict(problem.key)
+    dtype, out, granularity = str(key["q_dtype_w"]), str(key["outdtype"]), str(key["granularity"])
+    check_choice(f"{problem.id}: q_dtype_w", dtype, DTYPES_8BIT)
+    check_choice(f"{problem.id}: outdtype", out, OUT_DTYPES)
+    check_choice(f"{problem.id}: granularity", granularity, (ROW, TENSOR))
+    scaling = Scaling(granularity=granularity)
+    return GemmSpec(
+        m=int(key["M"] or 0),
+        n=int(key["N"] or 0),
+        k=int(key["K"] or 0),
+        x_dtype=dtype,
+        w_dtype=dtype,
+        out_dtype=out,
+        x_scale=scaling,
+        w_scale=scaling,
+        bias=bool(key["bias"]),
+    )
+
 
 FAMILY = Family(
     name="a8w8",
@@ -26,15 +64,15 @@ FAMILY = Family(
         KeyColumn(name="K", kind="int"),
         KeyColumn(name="q_dtype_w", kind="dtype", aliases=("dtype",)),
         KeyColumn(name="outdtype", kind="dtype", default="bfloat16"),
-        KeyColumn(name="granularity", kind="str", default="row", words=_problem.GRANULARITIES),
+        KeyColumn(name="granularity", kind="str", default="row", words=GRANULARITIES),
         KeyColumn(name="bias", kind="bool", default=False),
     ),
     csv_name="a8w8_tuned_gemm.csv",
-    aiter_table=AiterTable(columns=("M", "N", "K", "q_dtype_w", *PLAIN), variable="GEMM_A8W8"),
+    aiter_table=AiterTable(columns=("M", "N", "K", "q_dtype_w", *RESULT_COLUMNS), variable="GEMM_A8W8"),
     json_tag="A8W8",
     entry_point="gemm_a8w8",
-    key_defaults=_problem.key_defaults,
-    spec=_problem.spec,
+    key_defaults=key_defaults,
+    spec=spec,
     make_weights=make_weights,
     make_inputs=make_inputs,
     reference=product,

@@ -6,20 +6,103 @@ bf16, fp16 or fp32; N and K may be ragged. Read on in _kernel.py, _warp_speciali
 functions), _triton.py and _gluon.py (launch and builds), _engine_kernel.py and _engine.py (the form that vLLM's and
 SGLang's kernels have, for their files of configurations), _fits.py (what fits where), _problem.py (keys and operands),
 and for few rows gemmpipe/templates/ (skinny.py, sliced.py).
+
+a8w8_blockscale's problems: defaults of its key columns, and the product that a key means.
+
+Launching the block-scaled kernel: its parameters, in the order of its signature.
 """
 
-from gemmpipe.cost import bytes_moved, flops
-from gemmpipe.family import Family, KeyColumn
-from gemmpipe.kernels.a8w8_blockscale import _problem
-from gemmpipe.kernels.a8w8_blockscale._engine import BlockscaleOfEngine
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gemmpipe.core.data import Device, Knobs, Problem, Scalar
+from gemmpipe.family import Family, GemmSpec, KernelDefaults, KeyColumn, Scaling, bytes_moved, flops
+from gemmpipe.family.aiter_table import RESULT_COLUMNS, AiterTable
+from gemmpipe.family.dtypes import FP8_DTYPES, OUT_DTYPES, X_SCALE_COLUMN, check_choice, native_fp8, reject_bias
+from gemmpipe.family.layouts import ROW_MAJOR
+from gemmpipe.family.operands import make_inputs, make_weights
+from gemmpipe.family.reference import product, tolerance
+from gemmpipe.kernels.a8w8_blockscale import _gluon
+from gemmpipe.kernels.a8w8_blockscale._engine import EngineBlockscale
 from gemmpipe.kernels.a8w8_blockscale._gluon import BlockscaleWarpSpecialised
-from gemmpipe.kernels.a8w8_blockscale._triton import Blockscale
-from gemmpipe.operand_types import X_SCALE
-from gemmpipe.operands import make_inputs, make_weights
-from gemmpipe.reference import product, tolerance
-from gemmpipe.tables.aiter import PLAIN, AiterTable
-from gemmpipe.templates.skinny import Skinny
-from gemmpipe.templates.sliced import Sliced
+from gemmpipe.templates.params import (
+    PREFETCH_PARAMETERS,
+    SCALE_BLOCK,
+    SCHEDULE_PARAMETERS,
+    WORKSPACE_PARAMETERS,
+    load_constants,
+    operand_pointers,
+    size_arguments,
+    tile_constants,
+)
+from gemmpipe.templates.small_m import Skinny, Sliced
+from gemmpipe.templates.tiled import TiledKernel
+
+
+def key_defaults(kernel: KernelDefaults, gfx: str) -> Mapping[str, Scalar]:
+    """What a source leaves open: the fp8 format that this architecture multiplies, bf16 out. Raises UserError."""
+    reject_bias(kernel, "a8w8_blockscale")
+    dtype = check_choice("kernel.dtype", kernel.dtype or native_fp8(gfx), FP8_DTYPES)
+    out = check_choice("kernel.out_dtype", kernel.out_dtype or "bfloat16", OUT_DTYPES)
+    return {"dtype": dtype, "outdtype": out}
+
+
+def spec(problem: Problem) -> GemmSpec:
+    """The product that the key means. Raises UserError for a type the kernels do not take."""
+    key = dict(problem.key)
+    dtype, out = str(key["dtype"]), str(key["outdtype"])
+    check_choice(f"{problem.id}: dtype", dtype, FP8_DTYPES)
+    check_choice(f"{problem.id}: outdtype", out, OUT_DTYPES)
+    return GemmSpec(
+        m=int(key["M"] or 0),
+        n=int(key["N"] or 0),
+        k=int(key["K"] or 0),
+        x_dtype=dtype,
+        w_dtype=dtype,
+        out_dtype=out,
+        x_scale=Scaling(granularity="block", block=(1, 128), order=_order(key.get("x_scale"))),
+        w_scale=Scaling(granularity="block", block=(128, 128)),
+    )
+
+
+def _order(value: Scalar) -> str | None:
+    return None if value is None else str(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blockscale(TiledKernel):
+    """`triton`: one program a tile and split."""
+
+    kernel: str = "gemmpipe.kernels.a8w8_blockscale._kernel:blockscale"
+    supports_swap_ab: bool = True
+    supports_pdl: bool = True
+    supports_m_major_scales: bool = True
+
+    def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        """See _fits."""
+        return _gluon.unsupported_reason(spec, knobs, device)
+
+    def pointers(self, spec: GemmSpec) -> Mapping[str, str]:
+        """Operands, scales, output and workspace."""
+        pointers = operand_pointers(spec)
+        del pointers["bias_ptr"]
+        return {**pointers, **WORKSPACE_PARAMETERS}
+
+    def integers(self, spec: GemmSpec) -> Mapping[str, int]:
+        """Sizes, row strides, and how the work is shared out."""
+        return {**size_arguments(spec, scale_group=SCALE_BLOCK), **SCHEDULE_PARAMETERS, **PREFETCH_PARAMETERS}
+
+    def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
+        """Tile sizes, and which of the code's branches run."""
+        return {
+            **tile_constants(knobs),
+            "SCALE_BLOCK": SCALE_BLOCK,
+            "SPLIT_K": knobs["NUM_KSPLIT"] != 1,
+            **load_constants(spec, knobs),
+            "SWAP_AB": bool(knobs.get("SWAP_AB")),
+            "SHUFFLED": spec.w_layout != ROW_MAJOR,
+        }
+
 
 FAMILY = Family(
     name="a8w8_blockscale",
@@ -29,14 +112,14 @@ FAMILY = Family(
         KeyColumn(name="K", kind="int"),
         KeyColumn(name="dtype", kind="dtype", default="float8_e4m3fn", aliases=("q_dtype_w",)),
         KeyColumn(name="outdtype", kind="dtype", default="bfloat16"),
-        X_SCALE,
+        X_SCALE_COLUMN,
     ),
     csv_name="a8w8_blockscale_tuned_gemm.csv",
-    aiter_table=AiterTable(columns=("M", "N", "K", "libtype", *PLAIN), variable="GEMM_A8W8_BLOCKSCALE"),
+    aiter_table=AiterTable(columns=("M", "N", "K", "libtype", *RESULT_COLUMNS), variable="GEMM_A8W8_BLOCKSCALE"),
     json_tag="A8W8_BLOCKSCALE",
     entry_point="gemm_a8w8_blockscale",
-    key_defaults=_problem.key_defaults,
-    spec=_problem.spec,
+    key_defaults=key_defaults,
+    spec=spec,
     make_weights=make_weights,
     make_inputs=make_inputs,
     reference=product,
@@ -46,7 +129,7 @@ FAMILY = Family(
     baseline=("scaled_mm", "torch"),
     implementations=(Blockscale(), BlockscaleWarpSpecialised(), Skinny(), Sliced()),
     engine_kernels={
-        "vllm": BlockscaleOfEngine(label="vllm", stepped=False, masks_always=True),
-        "sglang": BlockscaleOfEngine(label="sglang", stepped=True, masks_always=False),
+        "vllm": EngineBlockscale(label="vllm", stepped=False, masks_always=True),
+        "sglang": EngineBlockscale(label="sglang", stepped=True, masks_always=False),
     },
 )

@@ -1,45 +1,78 @@
-"""Launching the warp-specialised block-scaled kernel: the scales beside the operands."""
+"""Launching the warp-specialised block-scaled kernel: the scales beside the operands.
+
+What fits where: the rules of the block-scaled kernel.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import gcd
 from typing import TYPE_CHECKING
 
-from gemmpipe.data import Build, Device, Knobs, Scalar
+from gemmpipe.core.data import Build, Device, Knobs, Scalar
+from gemmpipe.core.spec import COLUMN, ROW, scale_order
 from gemmpipe.family import GemmSpec, Inputs, Prepared
-from gemmpipe.kernels.a8w8_blockscale._fits import scale_misfit
-from gemmpipe.launching.launches import KernelLaunch
-from gemmpipe.spec import COLUMN, ROW, order_of
-from gemmpipe.templates.axes import integer
-from gemmpipe.templates.signature import SCALE_BLOCK
-from gemmpipe.templates.tiled import ceil_div, order_given, orders_of
-from gemmpipe.templates.warp_specialised import WarpSpecialised
-from gemmpipe.templates.warp_specialised_tiles import BLOCK_SCALED, Widest, columns_of, part_width
+from gemmpipe.family.layouts import ROW_MAJOR
+from gemmpipe.launch.launch import KernelLaunch
+from gemmpipe.templates.constraints import tile_violation
+from gemmpipe.templates.hopper.constraints import (
+    BLOCK_SCALED_MAX_COLUMNS,
+    MaxColumns,
+    accumulator_width,
+    warpgroup_columns,
+)
+from gemmpipe.templates.hopper.launch import WarpSpecialised
+from gemmpipe.templates.params import SCALE_BLOCK, SCALE_BLOCKS, int_knob
+from gemmpipe.templates.tiled import ceil_div, check_scale_order, readable_scale_orders
 
 if TYPE_CHECKING:
     import torch
 
+
+def scale_violation(spec: GemmSpec, block_k: int) -> str | None:
+    """The first rule about scales that is broken, or None."""
+    scaling = tuple(scale.block if scale else None for scale in (spec.x_scale, spec.w_scale))
+    if scaling != SCALE_BLOCKS:
+        return f"scales: this kernel reads 1x128 and 128x128 blocks, not {scaling}"
+    # One pair of scales is applied to a whole K block: a block across two groups would be scaled by the first's.
+    if block_k < 1 or SCALE_BLOCK % block_k:
+        return f"scale group: BLOCK_SIZE_K={block_k} does not divide {SCALE_BLOCK}"
+    return None
+
+
+def unsupported_reason(spec: GemmSpec, knobs: Knobs, device: Device, layout: str = ROW_MAJOR) -> str | None:
+    """`rule: detail` of the first rule broken by a kernel that reads weights in this layout, or None."""
+    if reason := scale_violation(spec, int_knob(knobs, "BLOCK_SIZE_K")):
+        return reason
+    # The unscaled product of a K block lives beside the accumulator: at 128 registers each, 44 and more spilled in
+    # all 96 such configurations (H200, 2026-11-21), and none came within 1.7x of the best.
+    return tile_violation(spec, knobs, device, accumulators=2, layout=layout)
+
+
 COPIED, FOURS, STRIDED = "copied", "fours", "strided"
 """How x's scales come (see the kernel): by the copy engine; by two warps, four side by side or one by one."""
-_STRIDES = {COPIED: ("scale_stride",), FOURS: ("scale_row_stride",), STRIDED: ("scale_stride", "scale_row_stride")}
+_STRIDE_ARGUMENTS = {
+    COPIED: ("scale_stride",),
+    FOURS: ("scale_row_stride",),
+    STRIDED: ("scale_stride", "scale_row_stride"),
+}
 """Those of x's scales that are arguments; another is a constant."""
 _SCALE_LOADER_REGISTERS = 40
 """A thread's of the warps that hold eight scales of each of two rows; more would be taken from the math warpgroups."""
 
 
-def readings(spec: GemmSpec) -> tuple[str, ...]:
+def scale_load_modes(spec: GemmSpec) -> tuple[str, ...]:
     """How x's scales may come in the memory orders that the product may have."""
     found = {
         ROW: (STRIDED if ceil_div(spec.k, SCALE_BLOCK) % 4 else FOURS,),
         COLUMN: (COPIED,) if spec.m % 4 == 0 else (COPIED, STRIDED),  # columns are padded to fours, or not
     }
-    return tuple(dict.fromkeys(each for order in orders_of(spec, (ROW, COLUMN)) for each in found[order]))
+    return tuple(dict.fromkeys(each for order in readable_scale_orders(spec, (ROW, COLUMN)) for each in found[order]))
 
 
-def reading_of(scales: "torch.Tensor") -> str:
+def scale_load_mode(scales: "torch.Tensor") -> str:
     """How these scales come; the copy engine and a load of four want every column, or row, to begin at 16 bytes."""
     (row, block), blocks = scales.stride(), scales.shape[1]
-    if order_of(scales) == COLUMN:
+    if scale_order(scales) == COLUMN:
         return STRIDED if block % 4 else COPIED
     return STRIDED if row % 4 or blocks % 4 else FOURS
 
@@ -52,8 +85,8 @@ def _batch(spec: GemmSpec, knobs: Knobs, reading: str) -> int:
     """
     if reading != COPIED:
         return 4
-    few = part_width(columns_of(knobs)) < columns_of(knobs) <= 80
-    whole = integer(knobs, "NUM_KSPLIT") == 1 and spec.k % (8 * integer(knobs, "BLOCK_SIZE_K")) == 0
+    few = accumulator_width(warpgroup_columns(knobs)) < warpgroup_columns(knobs) <= 80
+    whole = int_knob(knobs, "NUM_KSPLIT") == 1 and spec.k % (8 * int_knob(knobs, "BLOCK_SIZE_K")) == 0
     return 8 if few and whole else 4
 
 
@@ -61,8 +94,8 @@ def _batch(spec: GemmSpec, knobs: Knobs, reading: str) -> int:
 class BlockscaleWarpSpecialised(WarpSpecialised):
     """`gluon`: sum and two temporaries, or one, in registers; the scales of x come with it through the ring."""
 
-    kernel: str = "gemmpipe.kernels.a8w8_blockscale._warp_specialised:blockscale_warp_specialised"
-    widest: Widest = BLOCK_SCALED
+    kernel: str = "gemmpipe.kernels.a8w8_blockscale._hopper_kernel:blockscale_warp_specialised"
+    max_columns: MaxColumns = BLOCK_SCALED_MAX_COLUMNS
     reading: str = COPIED
     """How x's scales come, of the build that is made."""
 
@@ -72,7 +105,7 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
 
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
         """One for each way in which x's scales may come."""
-        return tuple(replace(self, reading=each).build(spec, knobs) for each in readings(spec))
+        return tuple(replace(self, reading=each).build(spec, knobs) for each in scale_load_modes(spec))
 
     def launch(
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
@@ -80,17 +113,17 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
         """That of the build for scales that lie as these do."""
         if inputs.x_scale is None or prepared.weights.w_scale is None:
             raise ValueError("this kernel needs x_scale and w_scale")
-        order_given(spec, inputs, self.scale_orders(spec))
-        own = replace(self, reading=reading_of(inputs.x_scale))
+        check_scale_order(spec, inputs, self.scale_orders(spec))
+        own = replace(self, reading=scale_load_mode(inputs.x_scale))
         return WarpSpecialised.launch(own, spec, knobs, device, inputs, prepared, out)
 
-    def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+    def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """`rule: detail` of the first rule broken, or None."""
-        if reason := scale_misfit(spec, integer(knobs, "BLOCK_SIZE_K")):
+        if reason := scale_violation(spec, int_knob(knobs, "BLOCK_SIZE_K")):
             return reason
-        if reason := super().misfit(spec, knobs, device):
+        if reason := super().unsupported_reason(spec, knobs, device):
             return reason
-        columns = columns_of(knobs)
+        columns = warpgroup_columns(knobs)
         if columns > SCALE_BLOCK + gcd(columns, SCALE_BLOCK):  # a multiple of its columns is where a tile begins
             return f"scales: {columns} columns a warpgroup may lie in three of their blocks, two are looked up"
         return None
@@ -101,7 +134,7 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
 
     def sizes(self, spec: GemmSpec) -> tuple[str, ...]:
         """Strides of the scales between rows of w, and between K blocks and rows of x (1 in `constants`, or passed)."""
-        return ("w_scale_stride", *_STRIDES[STRIDED])
+        return ("w_scale_stride", *_STRIDE_ARGUMENTS[STRIDED])
 
     def registers(self, knobs: Knobs) -> tuple[int, int]:
         """The loader's are those of the two warps as well, as Triton keeps warps in fours."""
@@ -111,7 +144,7 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
     def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
         """Rows of w that share a scale, how many K blocks are added up before nothing is in flight, how scales come."""
         return {
-            **{name: 1 for name in _STRIDES[STRIDED] if name not in _STRIDES[self.reading]},
+            **{name: 1 for name in _STRIDE_ARGUMENTS[STRIDED] if name not in _STRIDE_ARGUMENTS[self.reading]},
             "SCALE_BLOCK": SCALE_BLOCK,
             "BATCH": _batch(spec, knobs, self.reading),
             "READING": self.reading,
@@ -124,7 +157,7 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
         from triton.experimental.gluon.language import NVMMASharedLayout
 
         flat = NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
-        return {**super().boxes(spec, knobs), "scales": ("fp32", [integer(knobs, "BLOCK_SIZE_M")], flat)}
+        return {**super().boxes(spec, knobs), "scales": ("fp32", [int_knob(knobs, "BLOCK_SIZE_M")], flat)}
 
     def values(self, spec: GemmSpec, inputs: Inputs, prepared: Prepared) -> Mapping[str, object]:
         """The scales, M-major ones as one row, and their strides."""
@@ -138,5 +171,5 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
             "scales": scales,
             "w_scale_ptr": w_scale,
             "w_scale_stride": w_scale.stride(0),
-            **{name: strides[name] for name in _STRIDES[self.reading]},
+            **{name: strides[name] for name in _STRIDE_ARGUMENTS[self.reading]},
         }

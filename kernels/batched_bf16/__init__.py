@@ -4,15 +4,45 @@ x, w and out are contiguous, K innermost in both operands (aiter's batched_gemm_
 accumulation is fp32, out is bf16, fp16 or fp32, there is no bias. A batch of one is a plain product of 2-D operands.
 Read on in gemmpipe/templates/ (shared: dense_kernel.py with device functions, dense.py with launch, builds and what
 fits where), _problem.py (keys).
+
+batched_bf16's problems: defaults of its key columns, and the products that a key means.
 """
 
-from gemmpipe.cost import bytes_moved, flops
-from gemmpipe.family import Family, KeyColumn
-from gemmpipe.kernels.batched_bf16 import _problem
-from gemmpipe.operands import make_inputs, make_weights
-from gemmpipe.reference import product, tolerance
-from gemmpipe.tables.aiter import PLAIN, AiterTable
+from collections.abc import Mapping
+
+from gemmpipe.core.data import Problem, Scalar
+from gemmpipe.family import Family, GemmSpec, KernelDefaults, KeyColumn, bytes_moved, flops
+from gemmpipe.family.aiter_table import RESULT_COLUMNS, AiterTable
+from gemmpipe.family.dtypes import DTYPES_16BIT, OUT_DTYPES, check_choice, reject_bias
+from gemmpipe.family.operands import make_inputs, make_weights
+from gemmpipe.family.reference import product, tolerance
 from gemmpipe.templates.dense import Dense
+
+
+def key_defaults(kernel: KernelDefaults, gfx: str) -> Mapping[str, Scalar]:
+    """What a source leaves open: bf16 in, the same out. Raises UserError."""
+    reject_bias(kernel, "batched_bf16")
+    dtype = check_choice("kernel.dtype", kernel.dtype or "bfloat16", DTYPES_16BIT)
+    out = check_choice("kernel.out_dtype", kernel.out_dtype or dtype, OUT_DTYPES)
+    return {"dtype": dtype, "outdtype": out}
+
+
+def spec(problem: Problem) -> GemmSpec:
+    """The products that the key means. Raises UserError for a type the kernels do not take."""
+    key = dict(problem.key)
+    dtype, out = str(key["dtype"]), str(key["outdtype"])
+    check_choice(f"{problem.id}: dtype", dtype, DTYPES_16BIT)
+    check_choice(f"{problem.id}: outdtype", out, OUT_DTYPES)
+    return GemmSpec(
+        m=int(key["M"] or 0),
+        n=int(key["N"] or 0),
+        k=int(key["K"] or 0),
+        x_dtype=dtype,
+        w_dtype=dtype,
+        out_dtype=out,
+        batch=int(key["B"] or 0),
+    )
+
 
 FAMILY = Family(
     name="batched_bf16",
@@ -25,11 +55,11 @@ FAMILY = Family(
         KeyColumn(name="outdtype", kind="dtype", default="bfloat16"),
     ),
     csv_name="bf16_tuned_batched_gemm.csv",
-    aiter_table=AiterTable(columns=("B", "M", "N", "K", *PLAIN), variable="BF16_BATCHED_GEMM"),
+    aiter_table=AiterTable(columns=("B", "M", "N", "K", *RESULT_COLUMNS), variable="BF16_BATCHED_GEMM"),
     json_tag="BATCHED_A16W16",
     entry_point="batched_gemm_bf16",
-    key_defaults=_problem.key_defaults,
-    spec=_problem.spec,
+    key_defaults=key_defaults,
+    spec=spec,
     make_weights=make_weights,
     make_inputs=make_inputs,
     reference=product,

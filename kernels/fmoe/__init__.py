@@ -7,15 +7,143 @@ a scale a row [expert, rows, 1]) or `per_1x128` (weights 128 x 128). inter_dim i
 experts that it holds. Read on in _kernel.py (device functions), _steps.py (the launches of a call), _triton.py (knobs,
 what fits where), _problem.py (keys, those of aiter's untuned_fmoe); for rows sorted by expert on Hopper in _sorted.py
 and _grouped.py (device functions), _grouped_steps.py and _grouped_tile.py (launches), _gluon.py.
+
+fmoe's problems: defaults of its key columns, and the experts that a key means.
+
+What aiter's tuned_fmoe.csv says of a choice beside its key and its time: both stages, apart.
 """
 
-from gemmpipe.experts import bytes_moved, flops, make_inputs, make_weights, product, tolerance
-from gemmpipe.family import Family, KeyColumn
-from gemmpipe.kernels.fmoe import _problem, _table
+import json
+from collections.abc import Mapping
+
+from gemmpipe.core.data import Problem, Scalar
+from gemmpipe.core.errors import UserError
+from gemmpipe.family import Experts, Family, GemmSpec, KernelDefaults, KeyColumn, Scaling
+from gemmpipe.family.aiter_table import AiterTable
+from gemmpipe.family.moe import bytes_moved, flops, make_inputs, make_weights, product, tolerance
+from gemmpipe.family.problem import parse_choice
 from gemmpipe.kernels.fmoe._engine import ENGINES
 from gemmpipe.kernels.fmoe._gluon import GroupedExperts
 from gemmpipe.kernels.fmoe._triton import FusedExperts
-from gemmpipe.tables.aiter import AiterTable
+from gemmpipe.templates.tiled import FUSED_ACT, stage_knobs
+
+DTYPES_16BIT = ("bfloat16", "float16")
+FP8_DTYPES = ("float8_e4m3fn", "float8_e4m3fnuz")
+SILU, GELU = "ActivationType.Silu", "ActivationType.Gelu"
+ACTIVATIONS = (("silu", SILU), ("gelu", GELU))
+OTHER_ACTIVATIONS = (("swiglu", "ActivationType.Swiglu"),)
+"""What aiter's tables also hold and these kernels do not compute: rows that say so are read, and words that name it."""
+NONE, TOKEN, BLOCK = "QuantType.No", "QuantType.per_Token", "QuantType.per_1x128"
+QUANTISATIONS = (
+    ("no", NONE),
+    ("none", NONE),
+    ("per_token", TOKEN),
+    ("per_1x128", BLOCK),
+    ("block", BLOCK),
+)
+OTHER_QUANTISATIONS = (
+    ("quanttype.per_128x128", BLOCK),  # aiter's older name of the same
+    ("per_tensor", "QuantType.per_Tensor"),
+    ("per_1x32", "QuantType.per_1x32"),
+)
+_SCALING = {
+    NONE: (None, None),
+    TOKEN: (Scaling(granularity="row"), Scaling(granularity="row")),
+    BLOCK: (Scaling(granularity="block", block=(1, 128)), Scaling(granularity="block", block=(128, 128))),
+}
+
+
+def key_defaults(kernel: KernelDefaults, gfx: str) -> Mapping[str, Scalar]:
+    """What a source leaves open. Raises UserError.
+
+    `kernel.dtype` is what is multiplied: bf16 (the default), fp16, or the architecture's fp8, then with block scales
+    unless `q_type` says per token; `kernel.out_dtype` the type of x and out beside fp8.
+    """
+    if kernel.bias:
+        raise UserError("kernel.bias: true, expected false or null (fmoe has no bias)")
+    known = kernel.key.get("q_type")
+    q_type = parse_choice(QUANTISATIONS, known, OTHER_QUANTISATIONS) if known is not None else None
+    native = "float8_e4m3fnuz" if gfx == "gfx942" else "float8_e4m3fn"
+    multiplied = kernel.dtype or (native if q_type in (TOKEN, BLOCK) else "bfloat16")
+    _check("kernel.dtype", multiplied, (*DTYPES_16BIT, *FP8_DTYPES))
+    if multiplied in DTYPES_16BIT and q_type in (TOKEN, BLOCK):  # the row's own 16-bit type beside its quantisation
+        dtype, multiplied = multiplied, native
+    elif multiplied in FP8_DTYPES:
+        dtype, q_type = kernel.out_dtype or "bfloat16", q_type or BLOCK
+    else:
+        dtype, q_type = multiplied, NONE
+    _check("kernel.out_dtype", kernel.out_dtype or dtype, (dtype,) if multiplied in DTYPES_16BIT else DTYPES_16BIT)
+    return {
+        "act_type": SILU,
+        "dtype": dtype,
+        "q_dtype_a": multiplied,
+        "q_dtype_w": multiplied,
+        "q_type": q_type,
+        "use_g1u1": 1,
+        "doweight_stage1": 0,
+    }
+
+
+def spec(problem: Problem) -> GemmSpec:
+    """The experts that the key means. Raises UserError for what the kernels do not compute."""
+    key = dict(problem.key)
+    dtype, weight, q_type = str(key["dtype"]), str(key["q_dtype_w"]), str(key["q_type"])
+    _check(f"{problem.id}: dtype", dtype, DTYPES_16BIT)
+    _check("fmoe: act_type", str(key["act_type"]), (SILU, GELU), " is not computed")
+    _check("fmoe: q_type", q_type, tuple(_SCALING), " is not computed")
+    _check(f"{problem.id}: q_dtype_w", weight, (dtype,) if q_type == NONE else FP8_DTYPES)
+    _check(f"{problem.id}: q_dtype_a", str(key["q_dtype_a"]), (weight,))
+    count, topk = int(key["expert"] or 0), int(key["topk"] or 0)
+    if topk > count:
+        raise UserError(f"{problem.id}: topk {topk}, expected at most the {count} experts")
+    quantised, w_scale = _SCALING[q_type]
+    return GemmSpec(
+        m=int(key["token"] or 0),
+        n=int(key["model_dim"] or 0),
+        k=int(key["model_dim"] or 0),
+        x_dtype=dtype,
+        w_dtype=weight,
+        out_dtype=dtype,
+        w_scale=w_scale,
+        experts=Experts(
+            count=count,
+            topk=topk,
+            inner=int(key["inter_dim"] or 0),
+            activation="gelu" if key["act_type"] == GELU else "silu",
+            gated=bool(key["use_g1u1"]),
+            weight_first=bool(key["doweight_stage1"]),
+            quantised=quantised,
+        ),
+    )
+
+
+def _check(where: str, word: str, known: tuple[str, ...], clause: str = "") -> None:
+    """No word is misspelt here, so none is suggested: what is not computed is another thing, not a slip."""
+    if word not in known:
+        expected = " or ".join(filter(None, (", ".join(known[:-1]), known[-1])))
+        raise UserError(f"{where}: '{word}'{clause}, expected {expected}")
+
+
+AITER_COLUMNS = ("block_m", "ksplit", "us1", "kernelName1", "err1", "us2", "kernelName2", "err2")
+AITER_REST = ("us", "run_1stage", "xbf16", "flat", "tflops", "bw", "_tag")
+"""What follows in aiter's newest header; older ones lack some of these."""
+
+
+def aiter_cells(row: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
+    """The cells of a row of ours, from its knobs and its kernel's name; stages are not timed apart, so us1 is None."""
+    config = json.loads(str(row.get("config") or "{}"))
+    name, _, source = str(row.get("kernelName") or "").partition("@")
+    if "BLOCK_SIZE_M" not in config:
+        return {"kernelName1": name, "kernelName2": name}
+    names = []
+    for stage in (1, 2):
+        own = stage_knobs(config, stage)
+        tile = "x".join(str(own[f"BLOCK_SIZE_{axis}"]) for axis in "MNK")
+        fused = "_fused" if stage == 1 and config.get(FUSED_ACT) else ""
+        kernel, warps = ("routed", f"_w{own['num_warps']}") if "num_warps" in own else ("grouped", "")
+        names.append(f"{kernel}{stage}{fused}_{tile}{warps}_s{own['num_stages']}@{source}")
+    return {"block_m": config["BLOCK_SIZE_M"], "ksplit": 0, "kernelName1": names[0], "kernelName2": names[1]}
+
 
 _KEY = (
     KeyColumn(name="token", kind="int", aliases=("tokens", "M")),
@@ -23,11 +151,11 @@ _KEY = (
     KeyColumn(name="inter_dim", kind="int"),
     KeyColumn(name="expert", kind="int", aliases=("E",)),
     KeyColumn(name="topk", kind="int"),
-    KeyColumn(name="act_type", kind="str", words=_problem.ACTIVATIONS, others=_problem.OTHER_ACTIVATIONS),
+    KeyColumn(name="act_type", kind="str", words=ACTIVATIONS, others=OTHER_ACTIVATIONS),
     KeyColumn(name="dtype", kind="dtype"),
     KeyColumn(name="q_dtype_a", kind="dtype"),
     KeyColumn(name="q_dtype_w", kind="dtype"),
-    KeyColumn(name="q_type", kind="str", words=_problem.QUANTISATIONS, others=_problem.OTHER_QUANTISATIONS),
+    KeyColumn(name="q_type", kind="str", words=QUANTISATIONS, others=OTHER_QUANTISATIONS),
     KeyColumn(name="use_g1u1", kind="flag"),
     KeyColumn(name="doweight_stage1", kind="flag"),
 )
@@ -36,13 +164,13 @@ FAMILY = Family(
     name="fmoe",
     key_columns=_KEY,
     csv_name="tuned_fmoe.csv",
-    aiter_table=AiterTable(columns=(*(column.name for column in _KEY), *_table.COLUMNS, *_table.REST), variable="FMOE"),
-    further_columns=_table.COLUMNS,
-    further_cells=_table.cells,
+    aiter_table=AiterTable(columns=(*(column.name for column in _KEY), *AITER_COLUMNS, *AITER_REST), variable="FMOE"),
+    extra_columns=AITER_COLUMNS,
+    extra_cells=aiter_cells,
     json_tag="FMOE",
     entry_point="fused_moe",
-    key_defaults=_problem.key_defaults,
-    spec=_problem.spec,
+    key_defaults=key_defaults,
+    spec=spec,
     make_weights=make_weights,
     make_inputs=make_inputs,
     reference=product,

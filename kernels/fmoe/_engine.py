@@ -10,47 +10,46 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gemmpipe.backends import engine_experts
-from gemmpipe.backends.engine import EXPERTS_KIND, EngineImplementation
-from gemmpipe.data import Device, Knobs, Scalar, digest
+from gemmpipe.backends import engine_moe
+from gemmpipe.backends.engine import MOE_KIND, EngineImplementation
+from gemmpipe.core.data import Device, Knobs, Scalar, digest
 from gemmpipe.family import Experts, GemmSpec, Inputs, Launch, Prepared
-from gemmpipe.kernels.fmoe._engine_steps import (
+from gemmpipe.kernels.fmoe._engine_launch_plan import (
     MODULE,
     SGLANG,
     VLLM,
     EngineForm,
+    engine_launch_steps,
     engine_scratch,
-    engine_steps,
     sums_in_torch,
-    swaps,
+    swaps_ab,
 )
-from gemmpipe.kernels.fmoe._launching import LaunchesInARow, Planned, mostly_padding
-from gemmpipe.kernels.fmoe._steps import dtypes_of
-from gemmpipe.launching.builds import find_kernel, is_interpreted
-from gemmpipe.launching.workspace import Shape
-from gemmpipe.templates.axes import AMD_ONLY, KIND, NEEDED, check_axes, integer
-from gemmpipe.templates.fits import tile_misfit
-from gemmpipe.templates.tiled import facts_of, hash_of
-from gemmpipe.templates.two_stage import APART, SECOND, knobs_of_stage
+from gemmpipe.kernels.fmoe._launch_plan import dtypes_of
+from gemmpipe.kernels.fmoe._triton import LaunchPlan, MultiLaunchImplementation, padding_reason
+from gemmpipe.launch.build import find_kernel, is_interpreted
+from gemmpipe.launch.workspace import TensorShape
+from gemmpipe.templates.constraints import tile_violation
+from gemmpipe.templates.params import AMD_KNOBS, KERNEL_TYPE, REQUIRED_AXES, check_axes, int_knob
+from gemmpipe.templates.tiled import STAGE2_KNOBS, STAGE2_SUFFIX, kernel_hash, space_facts, stage_knobs
 
 if TYPE_CHECKING:
     import torch
 
-    from gemmpipe.space import Space
+    from gemmpipe.family.space import Space
 
-_AXES = (*NEEDED, "GROUP_SIZE_M", *AMD_ONLY, KIND)
+_AXES = (*REQUIRED_AXES, "GROUP_SIZE_M", *AMD_KNOBS, KERNEL_TYPE)
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineExperts(LaunchesInARow, EngineImplementation):
+class EngineExperts(MultiLaunchImplementation, EngineImplementation):
     """The grouped Triton kernel of an engine between its alignment, quantisation, activation and sum.
 
     `final`: the engine's own function is called instead.
     """
 
-    kind = EXPERTS_KIND
+    kind = MOE_KIND
     form: EngineForm
-    final: bool = False
+    calls_engine: bool = False
 
     @property
     def label(self) -> str:  # type: ignore[override]
@@ -63,34 +62,34 @@ class EngineExperts(LaunchesInARow, EngineImplementation):
 
     @property
     def _axes(self) -> tuple[str, ...]:
-        return (*_AXES, *APART) if self.form.apart else _AXES
+        return (*_AXES, *STAGE2_KNOBS) if self.form.apart else _AXES
 
     def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...]:
         """The axes that the engine's files hold."""
         return self._axes
 
-    def points(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
+    def configs(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
         """The space's points. Raises UserError for an axis that the engine does not have, or one that is missing."""
         self.check(space)
-        return space.points({**facts_of(spec, device), KIND: "plain"})
+        return space.configs({**space_facts(spec, device), KERNEL_TYPE: "plain"})
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
         """What the engine would run: K tiles within a group of scales, no knobs that say the same as their absence."""
         kept: dict[str, Scalar] = {"GROUP_SIZE_M": 1, **{k: v for k, v in knobs.items() if v is not None}}
         if device.vendor != "amd":
-            kept = {name: value for name, value in kept.items() if name not in AMD_ONLY}
-        kept.pop(KIND, None)
-        group = _group(spec)
-        for name in ("BLOCK_SIZE_K", f"BLOCK_SIZE_K{SECOND}"):
+            kept = {name: value for name, value in kept.items() if name not in AMD_KNOBS}
+        kept.pop(KERNEL_TYPE, None)
+        group = _scale_group(spec)
+        for name in ("BLOCK_SIZE_K", f"BLOCK_SIZE_K{STAGE2_SUFFIX}"):
             size = kept.get(name)
             if self.form.clamps and group and isinstance(size, int) and size > group:
                 kept[name] = group
-        for name in APART:
-            if name in kept and kept[name] == kept.get(name.removesuffix(SECOND)):
+        for name in STAGE2_KNOBS:
+            if name in kept and kept[name] == kept.get(name.removesuffix(STAGE2_SUFFIX)):
                 del kept[name]
         return kept
 
-    def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+    def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """`rule: detail` of the first rule that either product breaks, or None."""
         experts = spec.experts
         if experts is None:
@@ -98,38 +97,40 @@ class EngineExperts(LaunchesInARow, EngineImplementation):
         if not experts.gated or experts.activation not in ("silu", "gelu"):
             return f"activation: {self.label} reads no file for experts of this kind"
         for stage in (1, 2):
-            own = knobs_of_stage(knobs, stage)
+            own = stage_knobs(knobs, stage)
             if reason := self._stage_misfit(spec, experts, own, device, stage):
                 return f"{reason} (product {stage})"
         return None
 
     def _stage_misfit(self, spec: GemmSpec, experts: Experts, knobs: Knobs, device: Device, stage: int) -> str | None:
-        group = _group(spec)
-        size = integer(knobs, "BLOCK_SIZE_K")
+        group = _scale_group(spec)
+        size = int_knob(knobs, "BLOCK_SIZE_K")
         if group and (spec.k % group or experts.inner % group):
             return f"quantiser: {self.label} quantises whole groups of {group} alone, not {spec.k} and {experts.inner}"
         if group and (size < 1 or group % size):
             return f"scale group: BLOCK_SIZE_K={size} does not divide {group}"
-        n, k = (experts.wide, spec.k) if stage == 1 else (spec.n, experts.inner)
+        n, k = (experts.w1_rows, spec.k) if stage == 1 else (spec.n, experts.inner)
         plain = replace(spec, n=n, k=k, x_dtype=spec.w_dtype, x_scale=experts.quantised, experts=None)
         wide: dict[str, Scalar] = {**knobs, "NUM_KSPLIT": 1, "cache_modifier": ""}
-        if swaps(spec, knobs, device):
+        if swaps_ab(spec, knobs, device):
             wide["SWAP_AB"] = True
-        return tile_misfit(plain, wide, device, accumulators=2 if group else 1, parts=False)
+        return tile_violation(plain, wide, device, accumulators=2 if group else 1, parts=False)
 
-    def wasteful(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+    def dominated_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """Blocks that are mostly padding: no expert gets more rows than there are."""
-        return mostly_padding(spec, knobs)
+        return padding_reason(spec, knobs)
 
-    def planned(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Planned:
+    def launch_plan(self, spec: GemmSpec, knobs: Knobs, device: Device) -> LaunchPlan:
         """The launches with their builds."""
         return _planned(self.form, spec, tuple(sorted(knobs.items())), device, self.interpreted())
 
-    def scratch(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Shape]:
+    def scratch(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, TensorShape]:
         """The tensors between the launches."""
         return engine_scratch(spec, knobs)
 
-    def further(self, spec: GemmSpec, tensors: "Mapping[str, torch.Tensor | None]") -> "list[Callable[[], object]]":
+    def library_calls(
+        self, spec: GemmSpec, tensors: "Mapping[str, torch.Tensor | None]"
+    ) -> "list[Callable[[], object]]":
         """torch's sum of each row's parts, where the engines take that."""
         parts, out = tensors["parts"], tensors["out"]
         if not sums_in_torch(spec) or parts is None or out is None:
@@ -138,36 +139,36 @@ class EngineExperts(LaunchesInARow, EngineImplementation):
 
     def default(self, spec: GemmSpec, device: Device) -> Knobs | None:
         """What the engine takes where it has no file."""
-        found = engine_experts.default_configuration(self.label, spec)
+        found = engine_moe.default_engine_config(self.label, spec)
         return None if found is None else self.normalise(spec, found, device)
 
     def folders(self) -> tuple[Path, ...]:
         """Where the installed engine keeps the files that it ships."""
-        return engine_experts.folders(self.label)
+        return engine_moe.folders(self.label)
 
-    def absent(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         """Why the engine's own function takes no part, or None."""
-        return engine_experts.absent(self.label)
+        return engine_moe.unavailable_reason(self.label)
 
-    def call_without_memory(self, spec: GemmSpec, knobs: Knobs) -> None:
+    def call_on_meta(self, spec: GemmSpec, knobs: Knobs) -> None:
         """The function on operands without memory."""
-        engine_experts.call_without_memory(self.label, spec, knobs)
+        engine_moe.call_on_meta(self.label, spec, knobs)
 
-    def in_finals(self) -> "EngineExperts":
+    def finals_implementation(self) -> "EngineExperts":
         """The engine's own function, where it can be called."""
-        return self if self.final or self.absent() else replace(self, final=True)
+        return self if self.calls_engine or self.unavailable_reason() else replace(self, calls_engine=True)
 
     def bind(
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
     ) -> Launch:
         """The launches in a row, or in the finals the engine's function, which returns an output of its own."""
-        if self.final:
-            return engine_experts.launch(self.label, spec, knobs, inputs, prepared.weights)
+        if self.calls_engine:
+            return engine_moe.launch(self.label, spec, knobs, inputs, prepared.weights)
         return super().bind(spec, knobs, device, inputs, prepared, out)
 
     def kernel_name(self, knobs: Knobs) -> str:
         """`engine_experts@3fa9c1d2`."""
-        return f"engine_experts@{digest([hash_of(f'{MODULE}:engine_experts')])[:8]}"
+        return f"engine_experts@{digest([kernel_hash(f'{MODULE}:engine_experts')])[:8]}"
 
     def interpreted(self) -> bool:
         """Whether the kernels run under Triton's interpreter."""
@@ -181,7 +182,7 @@ def _sum_of_parts(parts: "torch.Tensor", out: "torch.Tensor") -> None:
     torch.sum(parts, dim=1, out=out)
 
 
-def _group(spec: GemmSpec) -> int:
+def _scale_group(spec: GemmSpec) -> int:
     """Elements along K that share a scale; 0 where scales do not vary along K."""
     return spec.w_scale.block[1] if spec.w_scale and spec.w_scale.granularity == "block" else 0
 
@@ -189,10 +190,10 @@ def _group(spec: GemmSpec) -> int:
 @lru_cache(maxsize=4096)
 def _planned(
     form: EngineForm, spec: GemmSpec, items: tuple[tuple[str, Scalar], ...], device: Device, interpreted: bool
-) -> Planned:
+) -> LaunchPlan:
     knobs = dict(items)
     dtypes = dtypes_of(spec, engine_scratch(spec, knobs))
-    made = engine_steps(form, spec, knobs, device, interpreted=interpreted)
+    made = engine_launch_steps(form, spec, knobs, device, interpreted=interpreted)
     return tuple((step, replace(step.build(dtypes), line_info=True)) for step in made)
 
 

@@ -10,12 +10,12 @@ rows and the end of K masked in every load, 64-bit row offsets, one load of w's 
 import triton
 import triton.language as tl
 
-from gemmpipe.kernels.fmoe._kernel import rounded
-from gemmpipe.templates.tiles import place
+from gemmpipe.kernels.fmoe._kernel import round_to
+from gemmpipe.templates.device_fns import swizzle2d
 
 
 @triton.jit
-def rows_of_tile(pairs_ptr, tile_m, pairs, BLOCK_SIZE_M: tl.constexpr, NAIVE: tl.constexpr):
+def load_tile_pairs(pairs_ptr, tile_m, pairs, BLOCK_SIZE_M: tl.constexpr, NAIVE: tl.constexpr):
     """The pairs (row * topk + place) of a tile in 64 bits; `pairs` itself is padding. NAIVE: one pair per tile."""
     offsets = tl.arange(0, BLOCK_SIZE_M).to(tl.int64)
     if NAIVE:
@@ -89,7 +89,7 @@ def load_operand(ptrs, rows_present, ks_present, EVEN_K: tl.constexpr):
 
 
 @triton.jit
-def add_product(acc, x, w, SWAP_AB: tl.constexpr, INTERPRETED: tl.constexpr):
+def dot_accumulate(acc, x, w, SWAP_AB: tl.constexpr, INTERPRETED: tl.constexpr):
     """acc + x @ w, or with SWAP_AB w @ x with the operands transposed."""
     if INTERPRETED and x.dtype == tl.bfloat16:  # Triton's interpreter multiplies bf16 as raw integers
         x, w = x.to(tl.float32), w.to(tl.float32)
@@ -101,7 +101,7 @@ def add_product(acc, x, w, SWAP_AB: tl.constexpr, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
-def scaled_by_blocks(acc, product, x_scale, w_scale, SWAP_AB: tl.constexpr):
+def accumulate_scaled(acc, product, x_scale, w_scale, SWAP_AB: tl.constexpr):
     """acc + product times the scales of this K block: x_scale per row of x, w_scale per column of w."""
     if SWAP_AB:
         acc += product * w_scale[:, None] * x_scale[None, :]
@@ -124,7 +124,7 @@ def store_rows(
     stored = tile_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)
     out_ptrs = out_ptr + pair[:, None] * N + stored[None, :]
     inside = real[:, None] & (stored < N)[None, :]
-    tl.store(out_ptrs, rounded(total, out_ptr.dtype.element_ty, INTERPRETED), mask=inside)
+    tl.store(out_ptrs, round_to(total, out_ptr.dtype.element_ty, INTERPRETED), mask=inside)
 
 
 @triton.jit
@@ -141,10 +141,10 @@ def engine_experts(
     every pair is a block of its own, owners_ptr are the pairs' experts. SCALES: `none`, `row` (x_scale [rows],
     w_scale [E, N]) or `block` (x_scale [rows, x_scale_stride], w_scale [E, ceil(N / GROUP), w_scale_stride]).
     """
-    tile_m, tile_n = place(tl.program_id(0), tiles_m, tl.cdiv(N, BLOCK_SIZE_N), group_m)
+    tile_m, tile_n = swizzle2d(tl.program_id(0), tiles_m, tl.cdiv(N, BLOCK_SIZE_N), group_m)
     if tile_m >= tl.load(blocks_ptr):
         return
-    pair = rows_of_tile(pairs_ptr, tile_m, pairs, BLOCK_SIZE_M, NAIVE)
+    pair = load_tile_pairs(pairs_ptr, tile_m, pairs, BLOCK_SIZE_M, NAIVE)
     real, row = pair < pairs, pair // TOPK
     expert = tl.load(owners_ptr + tile_m).to(tl.int64)
     columns = (tile_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N).to(tl.int64)) % N
@@ -174,10 +174,10 @@ def engine_experts(
             group = k * BLOCK_SIZE_K // GROUP
             x_scale = tl.load(x_scales + group, mask=real, other=0.0)
             w_scale = tl.load(w_scales + group)
-            product = add_product(tl.zeros_like(acc), x, w, SWAP_AB, INTERPRETED)
-            acc = scaled_by_blocks(acc, product, x_scale, w_scale, SWAP_AB)
+            product = dot_accumulate(tl.zeros_like(acc), x, w, SWAP_AB, INTERPRETED)
+            acc = accumulate_scaled(acc, product, x_scale, w_scale, SWAP_AB)
         else:
-            acc = add_product(acc, x, w, SWAP_AB, INTERPRETED)
+            acc = dot_accumulate(acc, x, w, SWAP_AB, INTERPRETED)
         x_ptrs += BLOCK_SIZE_K
         w_ptrs += BLOCK_SIZE_K
     total = tl.trans(acc) if SWAP_AB else acc

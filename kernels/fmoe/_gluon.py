@@ -5,35 +5,55 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from gemmpipe.data import Device, Knobs, Scalar, digest
-from gemmpipe.experts import experts_of
+from gemmpipe.core.data import Device, Knobs, Scalar, digest
 from gemmpipe.family import GemmSpec
-from gemmpipe.kernels.fmoe._grouped_steps import KERNELS, SORTED, scratch, steps
-from gemmpipe.kernels.fmoe._grouped_tile import by_block, capacity_of, most_tiles, quantises, whole_knobs
-from gemmpipe.kernels.fmoe._launching import LaunchesInARow, Planned, settled
-from gemmpipe.kernels.fmoe._steps import dtypes_of
-from gemmpipe.launching.builds import find_kernel, is_interpreted
-from gemmpipe.launching.workspace import Shape
-from gemmpipe.operand_types import element_bytes
-from gemmpipe.templates.axes import KIND, integer
-from gemmpipe.templates.signature import SCALE_BLOCK
-from gemmpipe.templates.tiled import ceil_div, facts_of, hash_of, next_power
-from gemmpipe.templates.two_stage import APART, FUSED, SECOND
-from gemmpipe.templates.warp_specialised import WARP_SPECIALISED
-from gemmpipe.templates.warp_specialised_fits import tile_misfit
-from gemmpipe.templates.warp_specialised_tiles import BLOCK_SCALED, DENSE, GROUP_ROWS, MOST_PIECES
+from gemmpipe.family.dtypes import element_bytes
+from gemmpipe.family.moe import require_experts
+from gemmpipe.kernels.fmoe._grouped_launch_plan import (
+    KERNELS,
+    SORT_MODULE,
+    grouped_launch_steps,
+    grouped_scratch_shapes,
+    has_block_scales,
+    max_tiles,
+    quantises_in_epilogue,
+    row_capacity,
+    unsplit_knobs,
+)
+from gemmpipe.kernels.fmoe._launch_plan import dtypes_of
+from gemmpipe.kernels.fmoe._triton import LaunchPlan, MultiLaunchImplementation, canonical_knobs
+from gemmpipe.launch.build import find_kernel, is_interpreted
+from gemmpipe.launch.workspace import TensorShape
+from gemmpipe.templates.hopper.constraints import (
+    BLOCK_SCALED_MAX_COLUMNS,
+    DENSE_MAX_COLUMNS,
+    MAX_WORK_TILES,
+    WARPGROUP_M,
+    hopper_tile_violation,
+)
+from gemmpipe.templates.hopper.launch import WARP_SPECIALISED
+from gemmpipe.templates.params import KERNEL_TYPE, SCALE_BLOCK, int_knob
+from gemmpipe.templates.tiled import (
+    FUSED_ACT,
+    STAGE2_KNOBS,
+    STAGE2_SUFFIX,
+    ceil_div,
+    kernel_hash,
+    next_power_of_2,
+    space_facts,
+)
 
 if TYPE_CHECKING:
-    from gemmpipe.space import Space
+    from gemmpipe.family.space import Space
 
-_OF_A_STAGE = ("BLOCK_SIZE_N", "GROUP_SIZE_M", "num_stages")
-_OWN = tuple(f"{name}{SECOND}" for name in _OF_A_STAGE)
-_AXES = (KIND, "BLOCK_SIZE_M", "BLOCK_SIZE_K", *_OF_A_STAGE, FUSED, *_OWN)
-_PLACES = 2**31 - 2**20
+_PER_STAGE_KNOBS = ("BLOCK_SIZE_N", "GROUP_SIZE_M", "num_stages")
+_STAGE2_KNOBS = tuple(f"{name}{STAGE2_SUFFIX}" for name in _PER_STAGE_KNOBS)
+_AXES = (KERNEL_TYPE, "BLOCK_SIZE_M", "BLOCK_SIZE_K", *_PER_STAGE_KNOBS, FUSED_ACT, *_STAGE2_KNOBS)
+_MAX_ROWS = 2**31 - 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupedExperts(LaunchesInARow):
+class GroupedExperts(MultiLaunchImplementation):
     """`gluon`: sort by expert, rows there, product, activation, product, sum; blocks of 64 or 128 rows of an expert.
 
     BLOCK_SIZE_N counts rows of the weight: with FUSED_ACT half of a tile's are the gate's, half the up side's.
@@ -45,76 +65,82 @@ class GroupedExperts(LaunchesInARow):
         """The axes that it knows."""
         return _AXES
 
-    def points(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
+    def configs(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
         """The space's points of this kernel type."""
-        if KIND not in space.axes:
+        if KERNEL_TYPE not in space.axes:
             return ()
-        return space.points({**facts_of(spec, device), KIND: WARP_SPECIALISED})
+        return space.configs({**space_facts(spec, device), KERNEL_TYPE: WARP_SPECIALISED})
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
         """Its own knobs alone, without what says the same as not being there."""
-        return settled(spec, {name: knobs[name] for name in _AXES if knobs.get(name) is not None})
+        return canonical_knobs(spec, {name: knobs[name] for name in _AXES if knobs.get(name) is not None})
 
-    def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+    def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """`rule: detail` of the first rule that either stage breaks, or None."""
         experts = spec.experts
         if experts is None:
             return "experts: this kernel computes routed products alone"
-        if unknown := [name for name in APART if name in knobs and name not in _OWN]:
+        if unknown := [name for name in STAGE2_KNOBS if name in knobs and name not in _STAGE2_KNOBS]:
             return f"second stage: {unknown[0]} is no knob of this kernel"
-        if reason := _pair_misfit(spec, knobs):
+        if reason := _exchange_violation(spec, knobs):
             return reason
-        for stage, (n, k) in enumerate(((experts.wide, spec.k), (spec.n, experts.inner)), 1):
+        for stage, (n, k) in enumerate(((experts.w1_rows, spec.k), (spec.n, experts.inner)), 1):
             plain = replace(spec, n=n, k=k, x_dtype=spec.w_dtype, x_scale=experts.quantised, experts=None)
-            widest = replace(BLOCK_SCALED if by_block(spec) else DENSE, parts=0)
-            if reason := tile_misfit(plain, whole_knobs(knobs, stage), device, widest):
+            widest = replace(BLOCK_SCALED_MAX_COLUMNS if has_block_scales(spec) else DENSE_MAX_COLUMNS, parts=0)
+            if reason := hopper_tile_violation(plain, unsplit_knobs(knobs, stage), device, widest):
                 return f"{reason} (stage {stage})"
-        if knobs.get(FUSED) and experts.gated and experts.inner * int(element_bytes(spec.out_dtype)) % 16:
+        if knobs.get(FUSED_ACT) and experts.gated and experts.inner * int(element_bytes(spec.out_dtype)) % 16:
             return f"alignment: inter_dim={experts.inner}, the copy engine's rows begin at multiples of 16 bytes"
-        if capacity_of(spec, knobs) > _PLACES // ceil_div(max(spec.k, experts.inner), SCALE_BLOCK):
-            return f"places: {capacity_of(spec, knobs)} rows with their scales are over 32 bits"
-        if (tiles := max(most_tiles(spec, knobs, stage) for stage in (1, 2))) > MOST_PIECES:
-            return f"order: up to {tiles} tiles, {MOST_PIECES} are told apart"
+        if row_capacity(spec, knobs) > _MAX_ROWS // ceil_div(max(spec.k, experts.inner), SCALE_BLOCK):
+            return f"places: {row_capacity(spec, knobs)} rows with their scales are over 32 bits"
+        if (tiles := max(max_tiles(spec, knobs, stage) for stage in (1, 2))) > MAX_WORK_TILES:
+            return f"order: up to {tiles} tiles, {MAX_WORK_TILES} are told apart"
         return None
 
-    def wasteful(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+    def dominated_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """Blocks that are mostly padding: no expert gets more rows than there are."""
-        m = integer(knobs, "BLOCK_SIZE_M")
-        if m > GROUP_ROWS and m >= 2 * next_power(spec.m):
+        m = int_knob(knobs, "BLOCK_SIZE_M")
+        if m > WARPGROUP_M and m >= 2 * next_power_of_2(spec.m):
             return f"tile beyond the problem: {m} rows for {spec.m} an expert at most"
         return None
 
     def kernel_name(self, knobs: Knobs) -> str:
         """`grouped@3fa9c1d2`, `grouped_fused@...`, `grouped_apart@...`, `grouped_fused_apart@...`."""
-        words = ("_fused" if knobs.get(FUSED) else "") + ("_apart" if any(name in knobs for name in APART) else "")
-        return f"grouped{words}@{digest([hash_of(kernel) for kernel in KERNELS])[:8]}"
+        words = ("_fused" if knobs.get(FUSED_ACT) else "") + (
+            "_apart" if any(name in knobs for name in STAGE2_KNOBS) else ""
+        )
+        return f"grouped{words}@{digest([kernel_hash(kernel) for kernel in KERNELS])[:8]}"
 
-    def planned(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Planned:
+    def launch_plan(self, spec: GemmSpec, knobs: Knobs, device: Device) -> LaunchPlan:
         """The launches with their builds; candidates that differ in one stage share the others."""
         return _planned(spec, tuple(sorted(knobs.items())), device)
 
-    def scratch(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Shape]:
+    def scratch(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, TensorShape]:
         """The tensors between the launches."""
-        return scratch(spec, knobs)
+        return grouped_scratch_shapes(spec, knobs)
 
 
-def _pair_misfit(spec: GemmSpec, knobs: Knobs) -> str | None:
+def _exchange_violation(spec: GemmSpec, knobs: Knobs) -> str | None:
     """Why a tile cannot hold both sides of whole groups of h, where scales are by blocks and h is quantised in it."""
-    if not quantises(spec, knobs):
+    if not quantises_in_epilogue(spec, knobs):
         return None
     # A warpgroup multiplies all that it sums up by one scale of the weight, so it has one side.
-    m, n = integer(knobs, "BLOCK_SIZE_M"), integer(knobs, "BLOCK_SIZE_N")
-    if (m, n) != (GROUP_ROWS, 2 * SCALE_BLOCK):
-        return f"fused activation: a {m}x{n} tile, of which each warpgroup has {GROUP_ROWS}x{SCALE_BLOCK} of a side"
-    if experts_of(spec).inner % SCALE_BLOCK:
-        return f"fused activation: inter_dim={experts_of(spec).inner}, groups of {SCALE_BLOCK} columns are not whole"
+    m, n = int_knob(knobs, "BLOCK_SIZE_M"), int_knob(knobs, "BLOCK_SIZE_N")
+    if (m, n) != (WARPGROUP_M, 2 * SCALE_BLOCK):
+        return f"fused activation: a {m}x{n} tile, of which each warpgroup has {WARPGROUP_M}x{SCALE_BLOCK} of a side"
+    if require_experts(spec).inner % SCALE_BLOCK:
+        return (
+            f"fused activation: inter_dim={require_experts(spec).inner}, groups of {SCALE_BLOCK} columns are not whole"
+        )
     return None
 
 
 @lru_cache(maxsize=4096)
-def _planned(spec: GemmSpec, items: tuple[tuple[str, Scalar], ...], device: Device) -> Planned:
+def _planned(spec: GemmSpec, items: tuple[tuple[str, Scalar], ...], device: Device) -> LaunchPlan:
     """The launches with their builds: a running program asks for the same ones in each call."""
     knobs = dict(items)
-    dtypes = dtypes_of(spec, scratch(spec, knobs))
-    interpreted = is_interpreted(find_kernel(f"{SORTED}:sorted_rows"))
-    return tuple((step, step.build(dtypes)) for step in steps(spec, knobs, device, interpreted=interpreted))
+    dtypes = dtypes_of(spec, grouped_scratch_shapes(spec, knobs))
+    interpreted = is_interpreted(find_kernel(f"{SORT_MODULE}:sorted_rows"))
+    return tuple(
+        (step, step.build(dtypes)) for step in grouped_launch_steps(spec, knobs, device, interpreted=interpreted)
+    )

@@ -2,31 +2,170 @@
 
 Programs are persistent; how many blocks of rows there are, and whose each is, they read from memory. Written in Gluon,
 which has no interpreter.
-"""
 
-# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+A block of rows sorted by expert on its way out of _grouped: scaled, activated, quantised, stored.
+
+Written in Gluon, which has no interpreter.
+"""
 
 from typing import NamedTuple
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from gemmpipe.kernels.a8w8_blockscale._warp_specialised import sum_of_piece as scaled_sum
-from gemmpipe.kernels.fmoe._grouped_output import (
-    GroupedOutput,
-    Pair,
-    finished,
-    kind_of,
-    pair_of,
-    quantised_pair,
-    store_block,
+from gemmpipe.kernels.a8w8_blockscale._hopper_kernel import scaled_mma_work_tile as scaled_sum
+from gemmpipe.kernels.fmoe._kernel import activation
+from gemmpipe.templates.hopper.dense_kernel import mma_work_tile as plain_sum
+from gemmpipe.templates.hopper.epilogue import store_tile
+from gemmpipe.templates.hopper.gluon_compat import tma_load
+from gemmpipe.templates.hopper.pipeline import (
+    Ring,
+    advance,
+    allocate_barriers,
+    gdc_launch_dependents,
+    gdc_wait,
+    init_slot_barriers,
 )
-from gemmpipe.templates.dense_hopper import sum_of_piece as plain_sum
-from gemmpipe.templates.gluon_names import tma_load
-from gemmpipe.templates.hopper import Ring, after, barriers, begin_slots, let_next_start, wait_for_previous
-from gemmpipe.templates.hopper_order import tile_at
-from gemmpipe.templates.hopper_share import accumulator, share_of
+from gemmpipe.templates.hopper.tile_scheduler import accumulator_layout, swizzled_tile, warpgroup_partition
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+
+class EpilogueKind(NamedTuple):
+    """What becomes of a product, known when the kernel is compiled (see _grouped.grouped_warp_specialised).
+
+    PAIRED: the gate's columns are one warpgroup's and the up side's the other's.
+    """
+
+    SCALES: gl.constexpr
+    ROW_SCALES: gl.constexpr
+    ACTIVATION: gl.constexpr
+    GATED: gl.constexpr
+    PAIRED: gl.constexpr
+    TOP: gl.constexpr
+    SCALE_BLOCK: gl.constexpr
+
+    def mangle(self) -> str:
+        """Its part of the name of a function that it is given to."""
+        return "kind_" + "_".join(str(each.value) for each in self)
+
+
+@gluon.constexpr_function
+def epilogue_kind(scales, row_scales, act, gated, top, scale_block):
+    """Of a kernel's constants."""
+    found = (scales, row_scales, act, gated, gated and scales == "block", top, scale_block)
+    return EpilogueKind(*map(gl.constexpr, found))
+
+
+class GroupedEpilogue(NamedTuple):
+    """Where blocks go, a tensor descriptor or a pointer, and the scales on their way, or None."""
+
+    out: object
+    w_scale_ptr: gl.tensor
+    row_scale_ptr: gl.tensor
+    out_scale_ptr: gl.tensor
+
+
+class WarpgroupExchange(NamedTuple):
+    """Where the two warpgroups meet that have one side each: halves of their sums, largest magnitudes, barriers."""
+
+    swap: gl.shared_memory_descriptor
+    maxima: gl.shared_memory_descriptor
+    meetings: gl.shared_memory_descriptor
+
+
+@gluon.jit
+def warpgroup_exchange(COLUMNS: gl.constexpr):
+    """Of tiles whose warpgroups have so many columns each, in shared memory of their own."""
+    SWAPPED: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    swap = gl.allocate_shared_memory(gl.bfloat16, [2, 64, COLUMNS // 2], SWAPPED)
+    maxima = gl.allocate_shared_memory(gl.float32, [2, 64], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    meetings = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(2):
+        mbarrier.init(meetings.index(i), count=2)
+    fence_async_shared()
+    return WarpgroupExchange(swap, maxima, meetings)
+
+
+@gluon.jit
+def apply_epilogue(total, output, row, expert, column, work, wg, kind, HALF: gl.constexpr):
+    """[64, columns] with the scales of whole rows and columns, activated; GATED: act(its first half) * its second."""
+    if kind.ROW_SCALES:
+        total = total * gl.load(output.row_scale_ptr + row + gl.arange(0, 64, gl.SliceLayout(1, wg.LAYOUT)))[:, None]
+    if kind.SCALES == "row":
+        columns = gl.arange(0, total.shape[1], gl.SliceLayout(0, wg.LAYOUT))
+        if kind.GATED:
+            SIDE: gl.constexpr = total.shape[1] // 2
+            columns = gl.where(columns < SIDE, columns, columns - SIDE + work.N)
+        inside = gl.minimum(column + columns, work.w_rows - 1)
+        total = total * gl.load(output.w_scale_ptr + expert * work.w_rows + inside)[None, :]
+    if kind.GATED:
+        gate, up = total.reshape([64, 2, total.shape[1] // 2]).permute((0, 2, 1)).split()
+        total = gl.convert_layout(activation(gate, kind.ACTIVATION) * up, HALF)
+    else:
+        total = activation(total, kind.ACTIVATION)
+    return total
+
+
+@gluon.jit
+def warpgroups_sync(bar, phase):
+    """Both math warpgroups have come here, and what each wrote to shared memory before may be read."""
+    mbarrier.arrive(bar, count=1)
+    mbarrier.wait(bar, phase)
+
+
+@gluon.jit
+def exchange_and_quantise(total, pair, phase, scale_ptr, wg, kind, LAYOUT: gl.constexpr):
+    """[64, 128] of the gate in one warpgroup and of the up side in the other: act(gate) * up, half of it in each.
+
+    It is one group of columns along the next product's K: quantised by the largest magnitude of a row over TOP, which
+    goes to scale_ptr.
+    """
+    GROUP: gl.constexpr = wg.GROUP
+    low, high = total.reshape([64, 2, total.shape[1] // 2]).permute((0, 2, 1)).split()
+    if GROUP == 0:
+        own = gl.convert_layout(low, LAYOUT)
+        given = gl.convert_layout(high, LAYOUT)
+    else:
+        own = gl.convert_layout(high, LAYOUT)
+        given = gl.convert_layout(low, LAYOUT)
+    pair.swap.index(GROUP).store(given.to(pair.swap.dtype))
+    warpgroups_sync(pair.meetings.index(0), phase)
+    other = pair.swap.index(1 - GROUP).load(LAYOUT).to(gl.float32)
+    if GROUP == 0:
+        value = activation(own, kind.ACTIVATION) * other
+    else:
+        value = activation(other, kind.ACTIVATION) * own
+    largest = gl.max(gl.abs(value), 1)
+    pair.maxima.index(GROUP).store(largest)
+    warpgroups_sync(pair.meetings.index(1), phase)
+    largest = gl.maximum(largest, pair.maxima.index(1 - GROUP).load(gl.SliceLayout(1, LAYOUT)))
+    scale = gl.where(largest > 0, largest / kind.TOP, 1.0)
+    if GROUP == 0:
+        gl.store(scale_ptr + gl.arange(0, 64, gl.SliceLayout(1, LAYOUT)), scale)
+    return value / scale[:, None]
+
+
+@gluon.jit
+def store_rows(total, out_ptr, row, column, rows, N, LAYOUT: gl.constexpr):
+    """The first `rows` rows of [64, columns], converted: where most of a block is padding, its rest is not written."""
+    at = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
+    columns = column + gl.arange(0, total.shape[1], gl.SliceLayout(0, LAYOUT))
+    ptrs = out_ptr + (row + at).to(gl.int64)[:, None] * N + columns[None, :]
+    gl.store(ptrs, total.to(out_ptr.dtype.element_ty), mask=(at < rows)[:, None] & (columns < N)[None, :])
+
+
+@gluon.jit
+def store_block(total, out, ring, row, column, rows, N, wg, LAYOUT: gl.constexpr):
+    """A warpgroup's [64, columns] on its way; where nothing is staged, `rows` of it, as the rest is padding."""
+    if ring.stage is None:
+        store_rows(total, out, row, column, rows, N, LAYOUT)
+    else:
+        store_tile(total, out, ring.stage.index(wg.GROUP), row, column)
+
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 
 class GroupedWork(NamedTuple):
@@ -49,10 +188,10 @@ class GroupedWork(NamedTuple):
 
 
 @gluon.jit
-def owner_of(t, work, blocks, tiles_n, BLOCK_SIZE_M: gl.constexpr):
+def expert_of_tile(t, work, blocks, tiles_n, BLOCK_SIZE_M: gl.constexpr):
     """The expert of tile t; of one that is past the last, 0."""
     tile = gl.minimum(t, blocks * tiles_n - 1)
-    row, _ = tile_at(tile, blocks * BLOCK_SIZE_M, blocks, tiles_n, work.group_m, BLOCK_SIZE_M)
+    row, _ = swizzled_tile(tile, blocks * BLOCK_SIZE_M, blocks, tiles_n, work.group_m, BLOCK_SIZE_M)
     return gl.load(work.owners_ptr + row // BLOCK_SIZE_M, mask=t < blocks * tiles_n, other=0)
 
 
@@ -77,14 +216,14 @@ def load_x(x, place, row, k, rows, bar, REST_BYTES: gl.constexpr):
 
 
 @gluon.jit
-def load_blocks(x, w, scales, ring, work, BLOCK_SIZE_N: gl.constexpr, GATED: gl.constexpr):
+def grouped_producer_warp(x, w, scales, ring, work, BLOCK_SIZE_N: gl.constexpr, GATED: gl.constexpr):
     """The loader warp: for each tile and K block, x, w and the scales (or None) of x into the next empty slot.
 
     GATED: boxes of the gate's rows and of the up side's take turns.
     """
-    begin_slots(ring)
-    wait_for_previous()
-    let_next_start()
+    init_slot_barriers(ring)
+    gdc_wait()
+    gdc_launch_dependents()
     slot = 0
     phase = 1
     SLOTS: gl.constexpr = ring.x.shape[0]
@@ -97,7 +236,7 @@ def load_blocks(x, w, scales, ring, work, BLOCK_SIZE_N: gl.constexpr, GATED: gl.
     blocks = gl.load(work.blocks_ptr)
     tiles_n = gl.cdiv(work.N, WIDTH)
     for t in range(gl.program_id(0), blocks * tiles_n, work.programs):
-        row, tile_n = tile_at(t, blocks * BLOCK_SIZE_M, blocks, tiles_n, work.group_m, BLOCK_SIZE_M)
+        row, tile_n = swizzled_tile(t, blocks * BLOCK_SIZE_M, blocks, tiles_n, work.group_m, BLOCK_SIZE_M)
         block = row // BLOCK_SIZE_M
         rows = gl.load(work.rows_ptr + block)
         w_row = gl.load(work.owners_ptr + block) * work.w_rows + tile_n * WIDTH
@@ -113,12 +252,12 @@ def load_blocks(x, w, scales, ring, work, BLOCK_SIZE_N: gl.constexpr, GATED: gl.
                     tma_load(w, [w_row + i * BOX, k * BLOCK_SIZE_K], bar, w_place)
             if ring.scales is not None:
                 tma_load(scales, [k * work.capacity + row], bar, ring.scales.index(slot))
-            slot, phase = after(slot, phase, SLOTS)
+            slot, phase = advance(slot, phase, SLOTS)
 
 
 @gluon.jit
-def sum_of_tile(
-    ring, share, slot, phase, d0, d1, w_scale_ptr, expert, w_row, work, never, SCALE_BLOCK: gl.constexpr
+def mma_tile(
+    ring, wg, slot, phase, d0, d1, w_scale_ptr, expert, w_row, work, never, SCALE_BLOCK: gl.constexpr
 ):  # fmt: skip
     """A tile's product over all of K, scaled by block (of w's rows from `w_row` on) where x has such scales.
 
@@ -128,52 +267,52 @@ def sum_of_tile(
         scale_row = expert * gl.cdiv(work.w_rows, SCALE_BLOCK) + gl.minimum(w_row, work.w_rows - 1) // SCALE_BLOCK
         w_scales = w_scale_ptr + scale_row * work.k_blocks
         slot, phase, total, d0, d1 = scaled_sum(
-            ring, share, slot, phase, d0, d1, w_scales, 0, work.k_blocks, work.k_blocks - 1, never
+            ring, wg, slot, phase, d0, d1, w_scales, 0, work.k_blocks, work.k_blocks - 1, never
         )  # fmt: skip
     else:
-        acc = gl.zeros([64, share.COLUMNS], gl.float32, share.LAYOUT)
-        slot, phase, total = plain_sum(ring, share, slot, phase, acc, work.k_blocks)
+        acc = gl.zeros([64, wg.COLUMNS], gl.float32, wg.LAYOUT)
+        slot, phase, total = plain_sum(ring, wg, slot, phase, acc, work.k_blocks)
     return slot, phase, total, d0, d1
 
 
 @gluon.jit
-def multiply_blocks(share, kind, output, ring, pair, work):
+def math_warpgroup(wg, kind, output, ring, pair, work):
     """A math warpgroup: its 64 rows of a 128-row tile, or its half of the columns of a 64-row tile.
 
     PAIRED: that half is the gate's in one and the up side's in the other, as each side has its own scales along K.
     """
-    BLOCK_SIZE_M: gl.constexpr = share.BLOCK_SIZE_M
+    BLOCK_SIZE_M: gl.constexpr = wg.BLOCK_SIZE_M
     SIDES: gl.constexpr = 2 if kind.GATED else 1
-    HALF: gl.constexpr = accumulator(share.COLUMNS // SIDES, share.DEPTH)
+    HALF: gl.constexpr = accumulator_layout(wg.COLUMNS // SIDES, wg.DEPTH)
     slot = 0
     phase = 0
     turn = 0
-    d0 = gl.zeros([64, share.COLUMNS], gl.float32, share.LAYOUT)
-    d1 = gl.zeros([64, share.COLUMNS], gl.float32, share.LAYOUT)
+    d0 = gl.zeros([64, wg.COLUMNS], gl.float32, wg.LAYOUT)
+    d1 = gl.zeros([64, wg.COLUMNS], gl.float32, wg.LAYOUT)
     mbarrier.wait(ring.ready, 0)
-    wait_for_previous()
+    gdc_wait()
     blocks = gl.load(work.blocks_ptr)
-    tiles_n = gl.cdiv(work.N, share.BLOCK_SIZE_N // SIDES)
+    tiles_n = gl.cdiv(work.N, wg.BLOCK_SIZE_N // SIDES)
     never = work.N < 0
-    following = owner_of(gl.program_id(0), work, blocks, tiles_n, BLOCK_SIZE_M)
+    following = expert_of_tile(gl.program_id(0), work, blocks, tiles_n, BLOCK_SIZE_M)
     for t in range(gl.program_id(0), blocks * tiles_n, work.programs):
         # Whose the next tile is, is asked for now: the latency would show before that tile's first scales.
         expert = following
-        following = owner_of(t + work.programs, work, blocks, tiles_n, BLOCK_SIZE_M)
-        row, tile_n = tile_at(t, blocks * BLOCK_SIZE_M, blocks, tiles_n, work.group_m, BLOCK_SIZE_M)
+        following = expert_of_tile(t + work.programs, work, blocks, tiles_n, BLOCK_SIZE_M)
+        row, tile_n = swizzled_tile(t, blocks * BLOCK_SIZE_M, blocks, tiles_n, work.group_m, BLOCK_SIZE_M)
         rows = gl.load(work.rows_ptr + row // BLOCK_SIZE_M)
-        column = (tile_n * share.BLOCK_SIZE_N + share.COLUMN) // SIDES
-        w_row = tile_n * share.COLUMNS + share.GROUP * work.N if kind.PAIRED else column
-        slot, phase, total, d0, d1 = sum_of_tile(
-            ring, share, slot, phase, d0, d1, output.w_scale_ptr, expert, w_row, work, never, kind.SCALE_BLOCK
+        column = (tile_n * wg.BLOCK_SIZE_N + wg.COLUMN) // SIDES
+        w_row = tile_n * wg.COLUMNS + wg.GROUP * work.N if kind.PAIRED else column
+        slot, phase, total, d0, d1 = mma_tile(
+            ring, wg, slot, phase, d0, d1, output.w_scale_ptr, expert, w_row, work, never, kind.SCALE_BLOCK
         )
         if kind.PAIRED:
             scale_ptr = output.out_scale_ptr + tile_n * work.capacity + row
-            total = quantised_pair(total, pair, turn, scale_ptr, share, kind, HALF)
+            total = exchange_and_quantise(total, pair, turn, scale_ptr, wg, kind, HALF)
             turn = turn ^ 1
         else:
-            total = finished(total, output, row + share.ROW, expert, column, work, share, kind, HALF)
-        store_block(total, output.out, ring, row + share.ROW, column, rows - share.ROW, work.N, share, HALF)
+            total = apply_epilogue(total, output, row + wg.ROW, expert, column, work, wg, kind, HALF)
+        store_block(total, output.out, ring, row + wg.ROW, column, rows - wg.ROW, work.N, wg, HALF)
     if ring.stage is not None:
         tma.store_wait(0)
 
@@ -195,7 +334,7 @@ def grouped_warp_specialised(
     quantised, to 8 bits of at most TOP, with scales [groups of columns, capacity]. ACTIVATION: `none`, `silu`, `gelu`.
     """
     BITS: gl.constexpr = x.dtype.primitive_bitwidth
-    kind: gl.constexpr = kind_of(SCALES, ROW_SCALES, ACTIVATION, GATED, TOP, SCALE_BLOCK)
+    kind: gl.constexpr = epilogue_kind(SCALES, ROW_SCALES, ACTIVATION, GATED, TOP, SCALE_BLOCK)
     x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, BLOCK_SIZE_M, BLOCK_SIZE_K], x.layout)
     w_ring = gl.allocate_shared_memory(w.dtype, [STAGES, BLOCK_SIZE_N, BLOCK_SIZE_K], w.layout)
     scale_ring = None
@@ -204,15 +343,15 @@ def grouped_warp_specialised(
     stage = None
     if not FEW:
         stage = gl.allocate_shared_memory(out.dtype, [2, 64, out.block_type.shape[1]], out.layout)
-    full, empty, ready = barriers(STAGES)
-    pair = Pair(None, None, None)
+    full, empty, ready = allocate_barriers(STAGES)
+    pair = WarpgroupExchange(None, None, None)
     if kind.PAIRED:
-        pair = pair_of(BLOCK_SIZE_N // 2)
-    output = GroupedOutput(out, w_scale_ptr, row_scale_ptr, out_scale_ptr)
+        pair = warpgroup_exchange(BLOCK_SIZE_N // 2)
+    output = GroupedEpilogue(out, w_scale_ptr, row_scale_ptr, out_scale_ptr)
     ring = Ring(x_ring, w_ring, scale_ring, stage, full, empty, ready)
     work = GroupedWork(owners_ptr, rows_ptr, blocks_ptr, N, w_rows, capacity, k_blocks, programs, group_m)
     gl.warp_specialize([
-        (multiply_blocks, (share_of(0, BLOCK_SIZE_M, BLOCK_SIZE_N, BITS), kind, output, ring, pair, work)),
-        (multiply_blocks, (share_of(1, BLOCK_SIZE_M, BLOCK_SIZE_N, BITS), kind, output, ring, pair, work)),
-        (load_blocks, (x, w, scales, ring, work, BLOCK_SIZE_N, GATED)),
+        (math_warpgroup, (warpgroup_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, BITS), kind, output, ring, pair, work)),
+        (math_warpgroup, (warpgroup_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, BITS), kind, output, ring, pair, work)),
+        (grouped_producer_warp, (x, w, scales, ring, work, BLOCK_SIZE_N, GATED)),
     ], [4, 1], [REGISTERS, LOADER_REGISTERS])  # fmt: skip

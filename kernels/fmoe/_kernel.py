@@ -5,7 +5,7 @@
 import triton
 import triton.language as tl
 
-from gemmpipe.templates.tiles import load_k, place
+from gemmpipe.templates.device_fns import load_k, swizzle2d
 
 
 @triton.jit
@@ -55,7 +55,7 @@ def activation(value, NAME: tl.constexpr):
 
 
 @triton.jit
-def rounded(value, TO: tl.constexpr, INTERPRETED: tl.constexpr):
+def round_to(value, TO: tl.constexpr, INTERPRETED: tl.constexpr):
     """fp32 in another type, to nearest even; Triton's interpreter cuts off to bf16 and loses carries to fp8."""
     if INTERPRETED and tl.float16 != TO:
         DROPPED: tl.constexpr = 16 if tl.bfloat16 == TO else 20
@@ -66,7 +66,7 @@ def rounded(value, TO: tl.constexpr, INTERPRETED: tl.constexpr):
 
 
 @triton.jit
-def rows_of_block(pairs_ptr, owners_ptr, block, pairs, BLOCK_SIZE_M: tl.constexpr, TOPK: tl.constexpr):
+def load_block_rows(pairs_ptr, owners_ptr, block, pairs, BLOCK_SIZE_M: tl.constexpr, TOPK: tl.constexpr):
     """(whose a block of rows is, its pairs, which of them are no padding, their rows of x)."""
     expert = tl.load(owners_ptr + block).to(tl.int64)
     pair = tl.load(pairs_ptr + block * BLOCK_SIZE_M + tl.arange(0, BLOCK_SIZE_M))
@@ -75,7 +75,7 @@ def rows_of_block(pairs_ptr, owners_ptr, block, pairs, BLOCK_SIZE_M: tl.constexp
 
 
 @triton.jit
-def block_scales(x_scale_ptr, w_scale_ptr, expert, rows, columns, N, K, w_rows, GROUP: tl.constexpr):
+def block_scale_pointers(x_scale_ptr, w_scale_ptr, expert, rows, columns, N, K, w_rows, GROUP: tl.constexpr):
     """Where the scales along K begin: of rows of x, of columns of the expert's gate and of its up side."""
     groups = tl.cdiv(K, GROUP)
     x_scales = x_scale_ptr + rows * groups
@@ -102,7 +102,7 @@ def scaled_dot(
 
 
 @triton.jit
-def finished(
+def apply_epilogue(
     gate, up, x_scale_ptr, w_scale_ptr, shares_ptr, pair, real, rows, w_row, columns, N,
     SCALES: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
@@ -129,7 +129,7 @@ def store_pairs(total, out_ptr, pair, real, first_column, N, INTERPRETED: tl.con
     columns = first_column + tl.arange(0, total.shape[1])
     ptrs = out_ptr + pair.to(tl.int64)[:, None] * N + columns[None, :]
     inside = real[:, None] & (columns < N)[None, :]
-    tl.store(ptrs, rounded(total, out_ptr.dtype.element_ty, INTERPRETED), mask=inside)
+    tl.store(ptrs, round_to(total, out_ptr.dtype.element_ty, INTERPRETED), mask=inside)
 
 
 @triton.jit
@@ -149,8 +149,8 @@ def routed(
     blocks, tiles_n = tl.load(blocks_ptr), tl.cdiv(N, BLOCK_SIZE_N)
     if tl.program_id(0) >= blocks * tiles_n:
         return
-    block, tile_n = place(tl.program_id(0), blocks, tiles_n, group_m)
-    expert, pair, real, rows = rows_of_block(pairs_ptr, owners_ptr, block, pairs, BLOCK_SIZE_M, TOPK)
+    block, tile_n = swizzle2d(tl.program_id(0), blocks, tiles_n, group_m)
+    expert, pair, real, rows = load_block_rows(pairs_ptr, owners_ptr, block, pairs, BLOCK_SIZE_M, TOPK)
     # Columns past the end wrap around instead of being masked: their results are never stored.
     columns = (tile_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)) % N
     ks = tl.arange(0, BLOCK_SIZE_K)
@@ -159,7 +159,9 @@ def routed(
     x_scales, gate_scales, up_scales = x_ptr, w_ptr, w_ptr  # never read unless scales vary along K
     if SCALES == "block":
         at = tile_n * BLOCK_SIZE_N if UNIFORM else columns
-        x_scales, gate_scales, up_scales = block_scales(x_scale_ptr, w_scale_ptr, expert, rows, at, N, K, w_rows, GROUP)
+        x_scales, gate_scales, up_scales = block_scale_pointers(
+            x_scale_ptr, w_scale_ptr, expert, rows, at, N, K, w_rows, GROUP
+        )
     gate = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), tl.float32)
     up = gate
     for k in range(tl.cdiv(K, BLOCK_SIZE_K)):
@@ -173,7 +175,7 @@ def routed(
             up = scaled_dot(x, w, up, x_scales + group, up_scales + group, SCALES, UNIFORM, INTERPRETED)
         x_ptrs += BLOCK_SIZE_K
         w_ptrs += BLOCK_SIZE_K
-    total = finished(
+    total = apply_epilogue(
         gate, up, x_scale_ptr, w_scale_ptr, shares_ptr, pair, real, rows, expert * w_rows, columns, N,
         SCALES, ACTIVATION, GATED,
     )  # fmt: skip
@@ -202,7 +204,7 @@ def activate(
         scale = tl.where(largest > 0, largest / TOP, 1.0)
         tl.store(scale_ptr + row * tl.cdiv(columns, GROUP) + groups, scale, mask=groups * GROUP < columns)
         value = tl.minimum(tl.maximum(value / scale[:, None], -TOP), TOP)
-    tl.store(out_ptr + row * columns + column, rounded(value, out_ptr.dtype.element_ty, INTERPRETED), mask=inside)
+    tl.store(out_ptr + row * columns + column, round_to(value, out_ptr.dtype.element_ty, INTERPRETED), mask=inside)
 
 
 @triton.jit
@@ -214,4 +216,4 @@ def total(parts_ptr, out_ptr, N, TOPK: tl.constexpr, BLOCK: tl.constexpr, INTERP
     added = tl.zeros((BLOCK,), tl.float32)
     for i in tl.static_range(TOPK):
         added += tl.load(parts_ptr + i * N + columns, mask=columns < N, other=0.0).to(tl.float32)
-    tl.store(out_ptr + row * N + columns, rounded(added, out_ptr.dtype.element_ty, INTERPRETED), mask=columns < N)
+    tl.store(out_ptr + row * N + columns, round_to(added, out_ptr.dtype.element_ty, INTERPRETED), mask=columns < N)

@@ -6,11 +6,11 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from gemmpipe.kernels.fmoe._kernel import activation, rounded
+from gemmpipe.kernels.fmoe._kernel import activation, round_to
 
 
 @triton.jit
-def take_turns(INTERPRETED: tl.constexpr):
+def gdc_wait_and_launch(INTERPRETED: tl.constexpr):
     """Programmatic dependent launch: the kernel before has ended; the one after may take the room that there is."""
     if not INTERPRETED:
         gdc_wait()
@@ -34,7 +34,7 @@ def count_pairs(
     BINS: tl.constexpr, CHUNK: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """counts[chunk, expert] of chunks of CHUNK pairs: where each of sort_pairs' programs would count long."""
-    take_turns(INTERPRETED)
+    gdc_wait_and_launch(INTERPRETED)
     chunk = tl.program_id(0)
     counts = count_chunk(ids_ptr, places_ptr, chunk * CHUNK, pairs, experts, True, BINS, CHUNK)
     tl.store(counts_ptr + chunk * BINS + tl.arange(0, BINS), counts)
@@ -51,7 +51,7 @@ def sort_pairs(
     it has, blocks_ptr how many blocks there are. One program an expert; to know where its own pairs begin it adds up
     what count_pairs counted in so many chunks, or counts all pairs itself where there is nothing counted.
     """
-    take_turns(INTERPRETED)
+    gdc_wait_and_launch(INTERPRETED)
     expert = tl.program_id(0)
     bins = tl.arange(0, BINS)
     counts = tl.zeros((BINS,), tl.int32)
@@ -93,7 +93,7 @@ def sorted_rows(
     pairs. A program takes GROUPS groups of GROUP columns; QUANTISED: a group's scale, its largest magnitude over TOP,
     goes to scale[group, place], times the pair's share where there are shares. Shares alone are one scale a row.
     """
-    take_turns(INTERPRETED)
+    gdc_wait_and_launch(INTERPRETED)
     row = tl.program_id(0)
     source = row
     if SORTED:
@@ -114,7 +114,7 @@ def sorted_rows(
         scale = tl.where(largest > 0, largest / TOP, 1.0)
         scales = tl.cdiv(columns, GROUP)
         value = tl.minimum(tl.maximum(value / scale[:, None], -TOP), TOP)
-    result = rounded(value, out_ptr.dtype.element_ty, INTERPRETED)
+    result = round_to(value, out_ptr.dtype.element_ty, INTERPRETED)
     for i in tl.static_range(TOPK):
         place = tl.load(places_ptr + row * TOPK + i)
         held = column < tl.where(place >= 0, columns, 0)
@@ -132,7 +132,7 @@ def total_of_places(
     parts_ptr, shares_ptr, places_ptr, out_ptr, N, TOPK: tl.constexpr, BLOCK: tl.constexpr, INTERPRETED: tl.constexpr
 ):
     """out[row, N] = the sum of the parts [places, N] of the row's TOPK pairs, times their shares where there are."""
-    take_turns(INTERPRETED)
+    gdc_wait_and_launch(INTERPRETED)
     row = tl.program_id(0)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     added = tl.zeros((BLOCK,), tl.float32)
@@ -144,4 +144,4 @@ def total_of_places(
             part *= tl.load(shares_ptr + row * TOPK + i)
         added += part
     out_ptr += row.to(tl.int64) * N
-    tl.store(out_ptr + columns, rounded(added, out_ptr.dtype.element_ty, INTERPRETED), mask=columns < N)
+    tl.store(out_ptr + columns, round_to(added, out_ptr.dtype.element_ty, INTERPRETED), mask=columns < N)

@@ -1,30 +1,115 @@
-"""The fused experts in Triton: knobs of both stages, what fits where, the launches in a row."""
+"""The fused experts in Triton: knobs of both stages, what fits where, the launches in a row.
 
-from collections.abc import Iterable, Mapping
+Implementations of which a call is several launches in a row, with scratch between them.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from gemmpipe.data import Device, Knobs, Scalar, digest
-from gemmpipe.family import Experts, GemmSpec
-from gemmpipe.kernels.fmoe._launching import LaunchesInARow, Planned, mostly_padding, settled
-from gemmpipe.kernels.fmoe._steps import KERNELS, MODULE, dtypes_of, scratch, steps
-from gemmpipe.launching.builds import find_kernel, is_interpreted
-from gemmpipe.launching.workspace import Shape
-from gemmpipe.templates.axes import AMD_ONLY, KIND, NEEDED, check_axes, integer
-from gemmpipe.templates.fits import tile_misfit
-from gemmpipe.templates.tiled import facts_of, hash_of
-from gemmpipe.templates.two_stage import APART, FUSED, knobs_of_stage
+from gemmpipe.core.data import Build, Device, Knobs, Scalar, digest
+from gemmpipe.family import Experts, GemmSpec, Implementation, Inputs, Launch, Prepared
+from gemmpipe.family.moe import require_experts, routing
+from gemmpipe.kernels.fmoe._launch_plan import KERNELS, MODULE, LaunchStep, dtypes_of, launch_steps, scratch_shapes
+from gemmpipe.launch.build import find_kernel, is_interpreted, load_build
+from gemmpipe.launch.workspace import SCRATCH, TensorShape
+from gemmpipe.templates.constraints import tile_violation
+from gemmpipe.templates.params import AMD_KNOBS, KERNEL_TYPE, REQUIRED_AXES, check_axes, int_knob
+from gemmpipe.templates.tiled import (
+    FUSED_ACT,
+    STAGE2_KNOBS,
+    STAGE2_SUFFIX,
+    WGMMA_M,
+    kernel_hash,
+    next_power_of_2,
+    space_facts,
+    stage_knobs,
+)
 
 if TYPE_CHECKING:
-    from gemmpipe.space import Space
+    import torch
+
+    from gemmpipe.family.space import Space
+
+
+LaunchPlan = tuple[tuple[LaunchStep, Build], ...]
+
+
+def canonical_knobs(spec: GemmSpec, knobs: Knobs) -> dict[str, Scalar]:
+    """The knobs without what says the same as not being there."""
+    kept = {name: value for name, value in knobs.items() if name != FUSED_ACT or value}
+    if spec.m * require_experts(spec).topk == 1:
+        kept["GROUP_SIZE_M"] = 1  # one row of tiles has one order
+    for name in STAGE2_KNOBS:
+        if name in kept and kept[name] == kept.get(name.removesuffix(STAGE2_SUFFIX)):
+            del kept[name]
+    return kept
+
+
+def padding_reason(spec: GemmSpec, knobs: Knobs) -> str | None:
+    """`rule: detail` where tiles are mostly padding, in rows or in either product's columns; None elsewhere."""
+    m = int_knob(knobs, "BLOCK_SIZE_M")
+    if m > WGMMA_M and m >= 2 * next_power_of_2(spec.m):
+        return f"tile beyond the problem: {m} rows for {spec.m} an expert at most"
+    for stage, columns in ((1, require_experts(spec).w1_rows), (2, spec.n)):
+        n = int_knob(stage_knobs(knobs, stage), "BLOCK_SIZE_N")
+        if n > WGMMA_M and n >= 2 * next_power_of_2(columns):
+            return f"tile beyond the problem: {n} columns for {columns} (stage {stage})"
+    return None
+
+
+class MultiLaunchImplementation(Implementation):
+    """Says its launches and what lies between them."""
+
+    @abstractmethod
+    def launch_plan(self, spec: GemmSpec, knobs: Knobs, device: Device) -> LaunchPlan:
+        """The launches in their order, with their builds."""
+
+    @abstractmethod
+    def scratch(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, TensorShape]:
+        """The tensors between the launches."""
+
+    def library_calls(
+        self, spec: GemmSpec, tensors: "Mapping[str, torch.Tensor | None]"
+    ) -> "list[Callable[[], object]]":
+        """Calls of libraries that follow the launches, on the tensors of the call by name."""
+        return []
+
+    def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
+        """A build for each launch."""
+        return tuple(dict.fromkeys(build for _, build in self.launch_plan(spec, knobs, device)))
+
+    def bind(
+        self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
+    ) -> Launch:
+        """The launches in a row; what lies between them is the current stream's scratch."""
+        ids, shares = routing(inputs)
+        weights = prepared.weights
+        tensors: dict[str, torch.Tensor | None] = {"x": inputs.x, "ids": ids, "shares": shares, "out": out}
+        tensors |= {"w": weights.w, "w_scale": weights.w_scale, "w2": weights.w2, "w2_scale": weights.w2_scale}
+        tensors |= SCRATCH.take(self.scratch(spec, knobs), out.device)
+        runs: list[Callable[[], object]] = [
+            load_build(build, device).launcher(step.grid, step.arguments(tensors))
+            for step, build in self.launch_plan(spec, knobs, device)
+        ]
+        runs += self.library_calls(spec, tensors)
+
+        def launch() -> "torch.Tensor":
+            for run in runs:
+                run()
+            return out
+
+        return launch
+
 
 _NEUTRAL: Mapping[str, Scalar] = {"GROUP_SIZE_M": 1, "cache_modifier": ""}
-_AXES = (*NEEDED, *_NEUTRAL, FUSED, *AMD_ONLY, KIND, *APART)
+_AXES = (*REQUIRED_AXES, *_NEUTRAL, FUSED_ACT, *AMD_KNOBS, KERNEL_TYPE, *STAGE2_KNOBS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FusedExperts(LaunchesInARow):
+class FusedExperts(MultiLaunchImplementation):
     """`triton`: sort by expert, product, activation, product, sum; fp8 operands are quantised on the way.
 
     Without FUSED_ACT and knobs of the second stage's own it has the form of vLLM's and SGLang's kernel.
@@ -40,31 +125,31 @@ class FusedExperts(LaunchesInARow):
         """The axes that it knows."""
         return _AXES
 
-    def points(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
+    def configs(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
         """The space's points. Raises UserError for an axis that is no knob of these kernels, or one that is missing."""
         self.check(space)
-        return space.points({**facts_of(spec, device), KIND: "plain"})
+        return space.configs({**space_facts(spec, device), KERNEL_TYPE: "plain"})
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
         """Drop what this vendor's compiler ignores, and what says the same as not being there."""
         kept = {**_NEUTRAL, **{name: value for name, value in knobs.items() if value is not None}}
         if device.vendor != "amd":
-            kept = {name: value for name, value in kept.items() if name not in AMD_ONLY}
+            kept = {name: value for name, value in kept.items() if name not in AMD_KNOBS}
         elif device.gfx == "gfx950" and "kpack" in kept:
             kept["kpack"] = 1  # the compiler overrides it from gfx950 on
-        kept.pop(KIND, None)
-        return settled(spec, kept)
+        kept.pop(KERNEL_TYPE, None)
+        return canonical_knobs(spec, kept)
 
-    def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+    def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """`rule: detail` of the first rule that either stage breaks, or None."""
         experts = spec.experts
         if experts is None:
             return "experts: this kernel computes routed products alone"
-        if not knobs.get(FUSED) and FUSED in knobs:
-            return f"fused activation: {knobs[FUSED]!r}, expected true or nothing"
+        if not knobs.get(FUSED_ACT) and FUSED_ACT in knobs:
+            return f"fused activation: {knobs[FUSED_ACT]!r}, expected true or nothing"
         for stage in (1, 2):
-            own = knobs_of_stage(knobs, stage)
-            if reason := self._stage_misfit(spec, experts, own, device, stage, fused=bool(knobs.get(FUSED))):
+            own = stage_knobs(knobs, stage)
+            if reason := self._stage_misfit(spec, experts, own, device, stage, fused=bool(knobs.get(FUSED_ACT))):
                 return f"{reason} (stage {stage})"
         return None
 
@@ -74,23 +159,23 @@ class FusedExperts(LaunchesInARow):
         block = spec.w_scale is not None and spec.w_scale.granularity == "block"
         # One pair of scales is applied to a whole K block: a block across two groups would be scaled by the first's.
         if block and spec.w_scale is not None:
-            group, size = spec.w_scale.block[1], integer(knobs, "BLOCK_SIZE_K")
+            group, size = spec.w_scale.block[1], int_knob(knobs, "BLOCK_SIZE_K")
             if size < 1 or group % size:
                 return f"scale group: BLOCK_SIZE_K={size} does not divide {group}"
-        n, k = (experts.wide, spec.k) if stage == 1 else (spec.n, experts.inner)
+        n, k = (experts.w1_rows, spec.k) if stage == 1 else (spec.n, experts.inner)
         plain = replace(spec, n=n, k=k, x_dtype=spec.w_dtype, x_scale=experts.quantised, experts=None)
         wide = {**knobs, "NUM_KSPLIT": 1}
         if stage == 1 and fused and experts.gated:  # gate and up: two weight tiles and two accumulators
-            wide["BLOCK_SIZE_N"] = 2 * integer(knobs, "BLOCK_SIZE_N")
-        return tile_misfit(plain, wide, device, accumulators=2 if block else 1, parts=False)
+            wide["BLOCK_SIZE_N"] = 2 * int_knob(knobs, "BLOCK_SIZE_N")
+        return tile_violation(plain, wide, device, accumulators=2 if block else 1, parts=False)
 
-    def wasteful(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+    def dominated_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """Blocks that are mostly padding: no expert gets more rows than there are."""
-        return mostly_padding(spec, knobs)
+        return padding_reason(spec, knobs)
 
-    def rule(self, spec: GemmSpec, device: Device) -> Knobs | None:
+    def default_config(self, spec: GemmSpec, device: Device) -> Knobs | None:
         """Few rows an expert: small blocks, as the weights' traffic is all; many: tiles that feed the matrix units."""
-        rows = int(str(facts_of(spec, device)["rows"]))
+        rows = int(str(space_facts(spec, device)["rows"]))
         eight = spec.w_dtype.startswith("float8")
         knobs: Knobs = {
             "BLOCK_SIZE_M": 16 if rows <= 16 else 64,
@@ -101,18 +186,20 @@ class FusedExperts(LaunchesInARow):
         }
         return self.normalise(spec, knobs, device)
 
-    def planned(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Planned:
+    def launch_plan(self, spec: GemmSpec, knobs: Knobs, device: Device) -> LaunchPlan:
         """The launches with their builds; candidates that differ in one stage share the others."""
         return _planned(spec, tuple(sorted(knobs.items())), self.interpreted())
 
-    def scratch(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Shape]:
+    def scratch(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, TensorShape]:
         """The tensors between the launches."""
-        return scratch(spec, knobs)
+        return scratch_shapes(spec, knobs)
 
     def kernel_name(self, knobs: Knobs) -> str:
         """`experts@3fa9c1d2`, `experts_fused@...`, `experts_apart@...`, `experts_fused_apart@...`."""
-        words = ("_fused" if knobs.get(FUSED) else "") + ("_apart" if any(name in knobs for name in APART) else "")
-        return f"experts{words}@{digest([hash_of(f'{MODULE}:{kernel}') for kernel in KERNELS])[:8]}"
+        words = ("_fused" if knobs.get(FUSED_ACT) else "") + (
+            "_apart" if any(name in knobs for name in STAGE2_KNOBS) else ""
+        )
+        return f"experts{words}@{digest([kernel_hash(f'{MODULE}:{kernel}') for kernel in KERNELS])[:8]}"
 
     def interpreted(self) -> bool:
         """Whether the kernels run under Triton's interpreter."""
@@ -120,8 +207,8 @@ class FusedExperts(LaunchesInARow):
 
 
 @lru_cache(maxsize=4096)
-def _planned(spec: GemmSpec, items: tuple[tuple[str, Scalar], ...], interpreted: bool) -> Planned:
+def _planned(spec: GemmSpec, items: tuple[tuple[str, Scalar], ...], interpreted: bool) -> LaunchPlan:
     """The launches with their builds: a running program asks for the same ones in each call."""
     knobs = dict(items)
-    dtypes = dtypes_of(spec, scratch(spec, knobs))
-    return tuple((step, step.build(dtypes)) for step in steps(spec, knobs, interpreted=interpreted))
+    dtypes = dtypes_of(spec, scratch_shapes(spec, knobs))
+    return tuple((step, step.build(dtypes)) for step in launch_steps(spec, knobs, interpreted=interpreted))

@@ -14,16 +14,15 @@ import torch
 from aiter_at_hand import CALLS, pretended
 
 from gemmpipe.backends import NO_SPACE, hipblaslt
-from gemmpipe.backends.aiter import Aiter
-from gemmpipe.backends.aiter_asm import Asm
+from gemmpipe.backends.aiter import Aiter, Asm
 from gemmpipe.backends.aiter_ck import Ck
 from gemmpipe.backends.aiter_package import shuffled_scales
 from gemmpipe.backends.hipblaslt import HipblasLt
-from gemmpipe.data import Device, Knobs
-from gemmpipe.device import cpu_device
+from gemmpipe.core.data import Device, Knobs
+from gemmpipe.core.device import cpu_device
 from gemmpipe.family import GemmSpec, Implementation, KernelDefaults, load_family
-from gemmpipe.problem import make_problem
-from gemmpipe.reference import error_ratio
+from gemmpipe.family.problem import make_problem
+from gemmpipe.family.reference import error_ratio
 
 
 @pytest.fixture
@@ -75,14 +74,14 @@ def _error(family: str, spec: GemmSpec, implementation: Implementation, knobs: K
 def test_hipblaslts_solutions(family: str, words: dict[str, object], package: ModuleType, device: Device) -> None:
     backend, spec = HipblasLt(), _spec(family, 5, 48, 64, **words)
     assert backend.unavailable(device) is None
-    points = list(backend.points(spec, device, NO_SPACE))
+    points = list(backend.configs(spec, device, NO_SPACE))
     assert points == [{"solidx": 21434}, {"solidx": 7}]
-    assert backend.misfit(spec, {"solidx": -1}, device) is None, "what the library proposes"
+    assert backend.unsupported_reason(spec, {"solidx": -1}, device) is None, "what the library proposes"
     for knobs in points:
-        assert backend.misfit(spec, knobs, device) is None
+        assert backend.unsupported_reason(spec, knobs, device) is None
         assert _error(family, spec, backend, knobs, device) == 0
     assert backend.kernel_name(points[1]) == "hipblaslt_7@100101-abc"
-    assert backend.misfit(spec, {"solidx": 8}, device) == "solution: hipBLASLt lists no 8 for this product"
+    assert backend.unsupported_reason(spec, {"solidx": 8}, device) == "solution: hipBLASLt lists no 8 for this product"
     assert package.opened == [1]
 
 
@@ -112,8 +111,10 @@ def test_aiters_kernels(family: str, words: dict[str, object], gfx: str, counts:
     fitting = {}
     for implementation in Aiter().implementations(load_family(family)):
         assert implementation.unavailable(device) is None
-        points = list(implementation.points(spec, device, NO_SPACE))
-        fitting[implementation.label] = [p for p in points if implementation.misfit(spec, p, device) is None]
+        points = list(implementation.configs(spec, device, NO_SPACE))
+        fitting[implementation.label] = [
+            p for p in points if implementation.unsupported_reason(spec, p, device) is None
+        ]
         assert all(set(point) == set(implementation.knob_names(spec, device)) for point in points)
         for knobs in fitting[implementation.label][:: max(1, len(points) // 4)]:
             assert _error(family, spec, implementation, knobs, device) == 0
@@ -123,20 +124,20 @@ def test_aiters_kernels(family: str, words: dict[str, object], gfx: str, counts:
 def test_without_the_package_or_the_hardware_they_offer_nothing(device: Device) -> None:
     spec, cpu = _spec("a16w16", 5, 48, 64), cpu_device()
     assert "aiter" not in sys.modules
-    hipblaslt.aiter_missing.cache_clear()
+    hipblaslt.aiter_import_problem.cache_clear()
     for backend in (HipblasLt(), *Aiter().implementations(load_family("a16w16"))):
         assert "no AMD GPU" in str(backend.unavailable(cpu))
         assert "the package aiter cannot be imported: No module named 'aiter'" in str(backend.unavailable(device))
-        assert list(backend.points(spec, device, NO_SPACE)) == list(backend.points(spec, cpu, NO_SPACE)) == []
+        assert list(backend.configs(spec, device, NO_SPACE)) == list(backend.configs(spec, cpu, NO_SPACE)) == []
 
 
 @pytest.mark.usefixtures("package")
 def test_a_shuffled_16_bit_weight_is_multiplied_by_hipblaslt(device: Device) -> None:
     spec, backend = _spec("a16w16", 5, 48, 64, bpreshuffle=True), HipblasLt()
-    points = list(backend.points(spec, device, NO_SPACE))
+    points = list(backend.configs(spec, device, NO_SPACE))
     assert points == [{"solidx": 7}, {"solidx": -1}], "its own choice, since torch reads no tiles"
     for knobs in points:
-        assert backend.misfit(spec, knobs, device) is None
+        assert backend.unsupported_reason(spec, knobs, device) is None
         assert _error("a16w16", spec, backend, knobs, device) == 0
     assert CALLS[-2:] == [("hipb_mm", (7, True)), ("hipb_mm", (-1, True))]
 
@@ -156,12 +157,12 @@ def test_assembly_is_chosen_by_name_and_splits(device: Device) -> None:
         (wide, "bf16_32x64_splitk", 2, "grid: 8192 tiles with K split, at most 1024"),
         (_spec("a16w16", 5, 256, 32), "", 1, "alignment: N=256 and K=32 must be multiples of 64"),
     ):
-        assert said in str(Asm().misfit(case, {"kernelName": name, "NUM_KSPLIT": splits}, device))
+        assert said in str(Asm().unsupported_reason(case, {"kernelName": name, "NUM_KSPLIT": splits}, device))
 
 
 def test_without_a_list_of_kernels_assembly_is_aiters_own_choice(package: ModuleType, device: Device) -> None:
     del sys.modules["aiter.jit.core"].get_asm_dir
-    points = list(Asm().points(_spec("a16w16", 5, 256, 384), device, NO_SPACE))
+    points = list(Asm().configs(_spec("a16w16", 5, 256, 384), device, NO_SPACE))
     assert points == [{"kernelName": "", "NUM_KSPLIT": n} for n in (1, 2, 3, 4, 6, 8, 12, 16)]
 
 
@@ -183,7 +184,7 @@ def test_fp4_scales_lie_as_aiters_shuffle_puts_them() -> None:
 @pytest.mark.usefixtures("package")
 def test_experts_by_composable_kernels(words: dict[str, object], weight_first: int, device: Device) -> None:
     spec = _mixture(doweight_stage1=weight_first, **words)
-    points = [p for p in Ck().points(spec, device, NO_SPACE) if Ck().misfit(spec, p, device) is None]
+    points = [p for p in Ck().configs(spec, device, NO_SPACE) if Ck().unsupported_reason(spec, p, device) is None]
     assert [(p["block_m"], p["shuffled"]) for p in points] == [(b, s) for s in (False, True) for b in (16, 32, 64, 128)]
     for knobs in points[::3]:
         CALLS.clear()
@@ -191,4 +192,6 @@ def test_experts_by_composable_kernels(words: dict[str, object], weight_first: i
         # What is quantised between the stages was bf16 there and fp32 in the reference: some values round otherwise.
         assert error < 0.02 if "q_type" in words else error == 0
         assert [(f"ck_moe_stage{i}_fwd", ("", knobs["block_m"], knobs["shuffled"])) for i in (1, 2)] == CALLS
-    assert "no composable kernel" in str(Ck().misfit(spec, {**points[0], "kernelName1": "flydsl_x"}, device))
+    assert "no composable kernel" in str(
+        Ck().unsupported_reason(spec, {**points[0], "kernelName1": "flydsl_x"}, device)
+    )

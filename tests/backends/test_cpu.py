@@ -7,11 +7,11 @@ from gemmpipe.backends.aten import Torch
 from gemmpipe.backends.onednn import OneDnn
 from gemmpipe.backends.own import Own
 from gemmpipe.backends.scaled_mm import ScaledMm
-from gemmpipe.device import arch_device, cpu_device
+from gemmpipe.core.device import arch_device, cpu_device
 from gemmpipe.family import Family, GemmSpec, KernelDefaults, load_family
-from gemmpipe.problem import make_problem
-from gemmpipe.reference import error_ratio
-from gemmpipe.space import Space
+from gemmpipe.family.problem import make_problem
+from gemmpipe.family.reference import error_ratio
+from gemmpipe.family.space import Space
 
 NO_SPACE = Space(axes={}, when=(), pinned=())
 CASES = [
@@ -36,7 +36,7 @@ def test_every_fit_method_is_right(backend: Torch | OneDnn, name: str, words: di
     device, generator = cpu_device(), torch.Generator().manual_seed(5)
     weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
     reference = family.reference(spec, inputs, weights)
-    fit = [k for k in backend.points(spec, device, NO_SPACE) if backend.misfit(spec, k, device) is None]
+    fit = [k for k in backend.configs(spec, device, NO_SPACE) if backend.unsupported_reason(spec, k, device) is None]
     assert fit
     for knobs in fit:
         out = torch.full((5, 144), float("nan"), dtype=getattr(torch, spec.out_dtype))
@@ -83,7 +83,7 @@ def test_scaled_mm_is_right_with_one_scale_an_operand() -> None:
 )
 def test_scaled_mm_names_the_rule(m: int, n: int, k: int, gfx: str, rule: str) -> None:
     _, spec = spec_of("a8w8_blockscale", {}, m, n, k)
-    assert str(ScaledMm().misfit(spec, {"use_fast_accum": False}, arch_device(gfx))).split(":")[0] == rule
+    assert str(ScaledMm().unsupported_reason(spec, {"use_fast_accum": False}, arch_device(gfx))).split(":")[0] == rule
 
 
 def test_own_finds_kernels_by_their_label() -> None:

@@ -15,14 +15,14 @@ import pytest
 import torch
 
 from gemmpipe.backends import NO_SPACE, cublaslt
-from gemmpipe.backends import cublaslt_library as library
+from gemmpipe.backends import cublaslt_api as library
 from gemmpipe.backends.cublaslt import CublasLt
-from gemmpipe.backends.cublaslt_library import ATTRIBUTES
-from gemmpipe.data import Candidate, Device
-from gemmpipe.device import arch_device, cpu_device
+from gemmpipe.backends.cublaslt_api import ATTRIBUTES
+from gemmpipe.core.data import Candidate, Device
+from gemmpipe.core.device import arch_device, cpu_device
 from gemmpipe.family import Family, KernelDefaults, load_family
-from gemmpipe.problem import make_problem
-from gemmpipe.reference import error_ratio
+from gemmpipe.family.problem import make_problem
+from gemmpipe.family.reference import error_ratio
 
 NAMES = {number: name for name, (number, _) in ATTRIBUTES.items()}
 TILES, STAGES, OPTIONS = tuple(range(600)), tuple(range(1, 40)), 75
@@ -156,12 +156,12 @@ class StandIn:
 _TORCH = {0: torch.float32, 2: torch.float16, 14: torch.bfloat16, 28: torch.float8_e4m3fn}
 
 
-class StandInLibrary(library.Library):
+class StandInLibrary(library.CublasLtLibrary):
     def __init__(self, lt: StandIn) -> None:
         self.lt, self.handle = lt, 1  # type: ignore[assignment]
 
 
-CACHED = (library.version, library.library, library.algorithms, library._configured, cublaslt._missing)
+CACHED = (library.version, library.library, library.algorithms, library._configured, cublaslt._import_problem)
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ def lt(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
         monkeypatch.setattr(module, "library", lambda index: opened)
     monkeypatch.setattr("torch._C._cuda_getCurrentRawStream", lambda index: 77, raising=False)
     yield stand_in
-    for function in (library.version, library.algorithms, library._configured, cublaslt._missing):
+    for function in (library.version, library.algorithms, library._configured, cublaslt._import_problem):
         function.cache_clear()
 
 
@@ -198,10 +198,10 @@ def test_without_the_package_or_the_hardware_it_offers_nothing(h200: Device, mon
         raise ImportError("No module named 'nvmath'")
 
     monkeypatch.setattr(cublaslt, "bindings", missing)
-    cublaslt._missing.cache_clear()
+    cublaslt._import_problem.cache_clear()
     assert backend.unavailable(h200) == "nvmath-python is not installed: pip install 'gemmpipe[cublaslt]'"
-    assert backend.points(spec, h200, NO_SPACE) == backend.points(spec, cpu_device(), NO_SPACE) == ()
-    cublaslt._missing.cache_clear()
+    assert backend.configs(spec, h200, NO_SPACE) == backend.configs(spec, cpu_device(), NO_SPACE) == ()
+    cublaslt._import_problem.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -218,16 +218,16 @@ def test_algorithms_are_listed_checked_and_called(
 ) -> None:
     family, backend = load_family("a16w16"), CublasLt()
     spec = _spec(family, 6, 48, 64, **words)
-    points = [dict(point) for point in backend.points(spec, h200, NO_SPACE)]
+    points = [dict(point) for point in backend.configs(spec, h200, NO_SPACE)]
     assert len({Candidate.of("cublaslt", point) for point in points}) == len(points)
-    assert 20 * count < len(points) <= library.MOST_ALGORITHMS * count
+    assert 20 * count < len(points) <= library.MAX_ALGORITHMS * count
     assert points[0]["tile_id"] == 10, "what the library proposes comes first"
     assert {point["algo_id"] for point in points} == {66}
     assert {point["NUM_KSPLIT"] for point in points} >= {1, 2, 5}
     generator = torch.Generator().manual_seed(2)
     weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
     for point in points[:: len(points) // 4]:
-        assert backend.misfit(spec, point, h200) is None
+        assert backend.unsupported_reason(spec, point, h200) is None
         out = torch.full((spec.m, spec.n), float("nan"), dtype=getattr(torch, spec.out_dtype))
         prepared = backend.prepare(spec, weights, point)
         launch = backend.bind(spec, point, h200, inputs, prepared, out)
@@ -238,35 +238,38 @@ def test_algorithms_are_listed_checked_and_called(
 
 def test_listing_asks_a_bounded_number_of_questions(lt: StandIn, h200: Device) -> None:
     spec = _spec(load_family("a8w8"), 16, 64, 128, dtype="float8_e4m3fn")
-    assert list(CublasLt().points(spec, h200, NO_SPACE))
-    assert lt.calls["checks"] <= 2 * library._MOST_CHECKS, "of 600 * 39 * 76 * 11 that it claims, for either sum"
+    assert list(CublasLt().configs(spec, h200, NO_SPACE))
+    assert lt.calls["checks"] <= 2 * library._MAX_CHECKS, "of 600 * 39 * 76 * 11 that it claims, for either sum"
 
 
 def test_what_it_does_not_take(lt: StandIn, h200: Device) -> None:
     family, backend = load_family("a16w16"), CublasLt()
     spec = _spec(family, 6, 48, 64)
-    (point,) = backend.points(replace(spec, n=44), h200, NO_SPACE)
-    assert backend.misfit(replace(spec, n=44), point, h200) == "alignment: N=44 and K=64 must be multiples of 8"
-    assert "types: int8" in str(backend.misfit(replace(spec, x_dtype="int8", w_dtype="int8"), {}, h200))
-    assert "output type" in str(backend.misfit(replace(spec, out_dtype="float16"), {}, h200))
-    assert "batch" in str(backend.misfit(replace(spec, batch=2), {}, h200))
-    sound = dict(next(iter(backend.points(spec, h200, NO_SPACE))))
-    assert backend.misfit(spec, {**sound, "tile_id": 400}, h200) == "algorithm: CUBLAS_STATUS_NOT_SUPPORTED"
+    (point,) = backend.configs(replace(spec, n=44), h200, NO_SPACE)
+    assert (
+        backend.unsupported_reason(replace(spec, n=44), point, h200)
+        == "alignment: N=44 and K=64 must be multiples of 8"
+    )
+    assert "types: int8" in str(backend.unsupported_reason(replace(spec, x_dtype="int8", w_dtype="int8"), {}, h200))
+    assert "output type" in str(backend.unsupported_reason(replace(spec, out_dtype="float16"), {}, h200))
+    assert "batch" in str(backend.unsupported_reason(replace(spec, batch=2), {}, h200))
+    sound = dict(next(iter(backend.configs(spec, h200, NO_SPACE))))
+    assert backend.unsupported_reason(spec, {**sound, "tile_id": 400}, h200) == "algorithm: CUBLAS_STATUS_NOT_SUPPORTED"
     large = {**sound, "NUM_KSPLIT": 12}
-    assert backend.misfit(spec, large, h200) == "workspace: 1024 MiB, at most 32"
+    assert backend.unsupported_reason(spec, large, h200) == "workspace: 1024 MiB, at most 32"
 
 
 def test_the_version_is_in_the_name_and_decides_at_run_time(lt: StandIn, h200: Device) -> None:
-    from gemmpipe.runtime.choosing import Unusable, usable
+    from gemmpipe.runtime.select import UnusableRow, usable_candidate
 
     family, backend = load_family("a16w16"), CublasLt()
     spec = _spec(family, 6, 48, 64)
-    point = dict(next(iter(backend.points(spec, h200, NO_SPACE))))
+    point = dict(next(iter(backend.configs(spec, h200, NO_SPACE))))
     name = backend.kernel_name(point)
     assert name == "cublaslt_66_tile10_stages35@130100"
     row = {"M": 6, "libtype": "cublaslt", "config": json.dumps(point), "kernelName": name}
-    assert usable(family, row, spec, h200).candidate == Candidate.of("cublaslt", point)
-    with pytest.raises(Unusable, match="130100 here, 120800 was tuned"):
-        usable(family, {**row, "kernelName": name.replace("130100", "120800")}, spec, h200)
-    with pytest.raises(Unusable, match="cublaslt has no magic"):
-        usable(family, {**row, "config": json.dumps({**point, "magic": 1})}, spec, h200)
+    assert usable_candidate(family, row, spec, h200).candidate == Candidate.of("cublaslt", point)
+    with pytest.raises(UnusableRow, match="130100 here, 120800 was tuned"):
+        usable_candidate(family, {**row, "kernelName": name.replace("130100", "120800")}, spec, h200)
+    with pytest.raises(UnusableRow, match="cublaslt has no magic"):
+        usable_candidate(family, {**row, "config": json.dumps({**point, "magic": 1})}, spec, h200)

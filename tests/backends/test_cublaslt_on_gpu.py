@@ -5,11 +5,11 @@ import torch
 
 from gemmpipe.backends import NO_SPACE
 from gemmpipe.backends.cublaslt import CublasLt
-from gemmpipe.data import Device
-from gemmpipe.device import gpu_device, gpu_kind
+from gemmpipe.core.data import Device
+from gemmpipe.core.device import gpu_device, gpu_kind
 from gemmpipe.family import KernelDefaults, load_family
-from gemmpipe.problem import make_problem
-from gemmpipe.reference import error_ratio
+from gemmpipe.family.problem import make_problem
+from gemmpipe.family.reference import error_ratio
 
 pytestmark = pytest.mark.gpu
 
@@ -45,7 +45,7 @@ def test_what_it_lists_is_right(
     m = -(-m // 4) * 4 if family == "a8w8_blockscale" else m
     problem = make_problem(found, {"M": m, "N": 640, "K": 2304, **key}, defaults, device.gfx, "test")
     spec = found.spec(problem)
-    points = list(backend.points(spec, device, NO_SPACE))
+    points = list(backend.configs(spec, device, NO_SPACE))
     assert points
     assert len({str(point) for point in points}) == len(points)
     generator = torch.Generator(device="cuda").manual_seed(1)
@@ -57,7 +57,7 @@ def test_what_it_lists_is_right(
         if place >= len(points):
             break
         point = points[place]
-        assert backend.misfit(spec, point, device) is None
+        assert backend.unsupported_reason(spec, point, device) is None
         out = torch.full((spec.m, spec.n), float("nan"), dtype=getattr(torch, spec.out_dtype), device="cuda")
         launch = backend.bind(spec, point, device, inputs, backend.prepare(spec, weights, point), out)
         alone = error_ratio(launch(), reference, *found.tolerance(spec))

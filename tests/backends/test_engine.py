@@ -10,14 +10,13 @@ import pytest
 import torch
 
 from gemmpipe.backends.engine import EngineBackend, EngineProduct
-from gemmpipe.backends.engine_functions import DENSE, EngineFunction
-from gemmpipe.data import Device
-from gemmpipe.device import cpu_device
+from gemmpipe.backends.engine_functions import GEMM_FUNCTIONS, EngineFunction
+from gemmpipe.core.data import Device
+from gemmpipe.core.device import cpu_device
 from gemmpipe.family import Family, KernelDefaults, load_family
-from gemmpipe.formats.sglang import Sglang
-from gemmpipe.formats.vllm import Vllm
-from gemmpipe.operands import make_inputs, make_weights
-from gemmpipe.problem import make_problem
+from gemmpipe.family.operands import make_inputs, make_weights
+from gemmpipe.family.problem import make_problem
+from gemmpipe.formats.engine_json import Sglang, Vllm
 
 MODULE = '''
 """An engine of a test: its function multiplies, and remembers the configuration that it took."""
@@ -70,14 +69,14 @@ def test_its_folder_is_found_without_importing_it(function: EngineFunction) -> N
     assert function.module not in sys.modules
     missing = replace(function, package="no_such_engine", module="no_such_engine.x")
     assert missing.folders() == ()
-    assert missing.absent() == "the package no_such_engine is not installed"
+    assert missing.unavailable_reason() == "the package no_such_engine is not installed"
 
 
 def test_an_engine_that_cannot_be_imported_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "brokenengine.py").write_text("import no_such_module\n")
     monkeypatch.syspath_prepend(tmp_path)
     broken = EngineFunction(package="brokenengine", module="brokenengine", function="f", lookup="g", default_items=())
-    assert str(broken.absent()).startswith("brokenengine cannot be imported: ModuleNotFoundError")
+    assert str(broken.unavailable_reason()).startswith("brokenengine cannot be imported: ModuleNotFoundError")
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(5, 144, 300), (64, 128, 256)])
@@ -90,7 +89,7 @@ def test_the_function_runs_with_the_configuration_given(
     generator = torch.Generator().manual_seed(3)
     weights, inputs = make_weights(spec, generator), make_inputs(spec, generator)
     own = EngineProduct(kernel=scaled.engine_kernels["vllm"], function=function)
-    final = own.in_finals()
+    final = own.finals_implementation()
     knobs = {"BLOCK_SIZE_M": 32, "num_warps": 8}
     out = torch.full(spec.out_shape, float("nan"), dtype=torch.bfloat16)
     launch = final.bind(spec, knobs, device, inputs, final.prepare(spec, weights, knobs), out)
@@ -121,11 +120,11 @@ def test_a_format_brings_its_engine(form: Vllm | Sglang, scaled: Family, h200: D
     spec = scaled.spec(make_problem(scaled, {"M": 4, "N": 256, "K": 512}, words, "sm_90", "test"))
     default = found.default(spec, h200)
     assert default is not None
-    assert found.misfit(spec, found.normalise(spec, default, h200), h200) is None
+    assert found.unsupported_reason(spec, found.normalise(spec, default, h200), h200) is None
     assert set(default) <= set(form.accepted)
     assert set(found.knob_names(spec, h200) or ()) <= set(form.accepted)
 
 
 def test_an_engine_has_nothing_for_other_families() -> None:
-    for engine in DENSE:
+    for engine in GEMM_FUNCTIONS:
         assert EngineBackend(engine=engine).implementations(load_family("a16w16")) == ()

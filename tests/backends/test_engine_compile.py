@@ -8,11 +8,11 @@ import pytest
 import torch
 from triton.runtime.jit import JITFunction
 
-from gemmpipe.backends.engine_compile import CompileCalls, compiling_for, empty_on_meta
-from gemmpipe.data import Knobs
-from gemmpipe.device import arch_device
+from gemmpipe.backends.engine_compile import CompileCalls, compile_only_for, empty_meta
+from gemmpipe.core.data import Knobs
+from gemmpipe.core.device import arch_device
+from gemmpipe.core.spec import GemmSpec
 from gemmpipe.family import load_family
-from gemmpipe.spec import GemmSpec
 
 SOURCE = """
 import triton
@@ -44,9 +44,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 class Calls:
     """An implementation whose call is one launch of a JIT function."""
 
-    def call_without_memory(self, spec: GemmSpec, knobs: Knobs) -> None:
+    def call_on_meta(self, spec: GemmSpec, knobs: Knobs) -> None:
         module = importlib.import_module("engine_like_kernels")
-        x = empty_on_meta((spec.m,), "float32")
+        x = empty_meta((spec.m,), "float32")
         if knobs["BLOCK"] == 0:
             module.broken[(1,)](x, BLOCK=16)
         module.doubled[(1,)](x, x, spec.m, BLOCK=knobs["BLOCK"])
@@ -76,7 +76,7 @@ def test_a_call_that_fails_leaves_the_others(cache: Path) -> None:
 
 def test_tensors_without_memory_count_as_aligned(cache: Path) -> None:
     module = importlib.import_module("engine_like_kernels")
-    with compiling_for(arch_device("sm_90")):
+    with compile_only_for(arch_device("sm_90")):
         x = torch.empty(64, device="meta")
         kernel = module.doubled[(1,)](x, x, 64, BLOCK=16)
     assert "tt.divisibility = 16" in kernel.asm["ttir"]

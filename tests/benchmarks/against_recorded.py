@@ -11,11 +11,11 @@ from pathlib import Path
 
 from paired import chosen, workbench
 
-from gemmpipe.data import Candidate, Problem
-from gemmpipe.device import DeviceChoice
+from gemmpipe.bench.setup import WorkerBench
+from gemmpipe.bench.timer import clock_for
+from gemmpipe.core.data import Candidate, Problem
+from gemmpipe.core.device import DeviceChoice
 from gemmpipe.family import Launch, load_family
-from gemmpipe.timer import clock_for
-from gemmpipe.workbench import Workbench
 
 FAMILY = "a8w8_blockscale"
 ROTATE_BYTES = 200e6
@@ -31,7 +31,7 @@ def recorded_best(path: Path) -> dict[tuple[int, int, int], float]:
     return best
 
 
-def rotated(bench: Workbench, problem: Problem, candidate: Candidate, count: int) -> list[Launch]:
+def rotated(bench: WorkerBench, problem: Problem, candidate: Candidate, count: int) -> list[Launch]:
     """Launches over `count` weights with x and the output in place."""
     setup = bench.set_up(problem)
     implementation = bench.implementation(candidate)

@@ -7,8 +7,8 @@ builds; `search.recorded=[OUT.jsonl.xz]` replays it.
 import sys
 from pathlib import Path
 
-from gemmpipe.errors import UserError
-from gemmpipe.search.recording import condense, read
+from gemmpipe.core.errors import UserError
+from gemmpipe.search.recorded import condense, read
 
 if __name__ == "__main__":
     run_dir, target, *backends = sys.argv[1:]

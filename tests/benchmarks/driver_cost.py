@@ -43,8 +43,9 @@ def command(given: argparse.Namespace, workers: int, folder: Path) -> list[str]:
 
 def run(given: list[str], profile: str | None) -> None:
     """One run in this process, its stopwatch counting the driver's CPU time; prints what children used."""
-    from gemmpipe import runner, stopwatch
     from gemmpipe.cli.main import main
+    from gemmpipe.core import events as stopwatch
+    from gemmpipe.pipeline import runner
 
     stopwatch.time = SimpleNamespace(monotonic=time.thread_time)  # type: ignore[attr-defined]
     profiler, carry_out = cProfile.Profile(time.thread_time), runner.run

@@ -26,13 +26,13 @@ from pathlib import Path
 import torch
 from triton.runtime.errors import TritonError
 
-from gemmpipe.backends import engine_experts
-from gemmpipe.data import Device, Knobs, Problem
-from gemmpipe.device import gpu_device
+from gemmpipe.backends import engine_moe
+from gemmpipe.core.data import Device, Knobs, Problem
+from gemmpipe.core.device import gpu_device
 from gemmpipe.family import GemmSpec, Inputs, KernelDefaults, Prepared, Weights, load_family
+from gemmpipe.family.problem import make_problem
 from gemmpipe.kernels.fmoe._engine import ENGINES
-from gemmpipe.launching.builds import compile_build
-from gemmpipe.problem import make_problem
+from gemmpipe.launch.build import compile_build
 
 MIXTURES = {
     "qwen3-30b": (2048, 768, 128, 8),
@@ -132,7 +132,7 @@ def operands(case: Case, routing: int = 0) -> tuple[Inputs, Weights]:
 
 def engine_call(case: Case, knobs: Knobs, routing: int = 0) -> Callable[[], torch.Tensor]:
     inputs, weights = operands(case, routing)
-    return engine_experts.launch("vllm", case.spec, knobs, inputs, weights)
+    return engine_moe.launch("vllm", case.spec, knobs, inputs, weights)
 
 
 def engine_calls(case: Case, knobs: Knobs) -> Callable[[], None]:
@@ -174,7 +174,10 @@ def agree(arguments: argparse.Namespace, device: Device) -> None:
     for case in cases:
         for _ in range(arguments.configs):
             knobs = ENGINE.normalise(case.spec, {name: draw.choice(values) for name, values in AXES.items()}, device)
-            if ENGINE.misfit(case.spec, knobs, device) is None and ENGINE.wasteful(case.spec, knobs, device) is None:
+            if (
+                ENGINE.unsupported_reason(case.spec, knobs, device) is None
+                and ENGINE.dominated_reason(case.spec, knobs, device) is None
+            ):
                 jobs.append((case, dict(knobs)))
     with ProcessPoolExecutor(14, mp_context=get_context("spawn")) as pool:
         builds = {b for case, knobs in jobs for b in ENGINE.builds(case.spec, knobs, device)}
@@ -242,7 +245,7 @@ def published(case: Case) -> Knobs:
     path = Path(engine.__file__).parent / "configs" / file_name(case)
     if path.exists():
         return nearest(read(path), case.tokens)
-    return engine_experts.default_configuration("vllm", case.spec) or {}
+    return engine_moe.default_engine_config("vllm", case.spec) or {}
 
 
 def between(keys: list[int]) -> Iterator[int]:

@@ -22,16 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gemmpipe.backends.engine import EngineBackend, EngineProduct
-from gemmpipe.data import Candidate, Device, Knobs, Problem, median
-from gemmpipe.device import DeviceChoice
+from gemmpipe.bench.setup import WorkerBench
+from gemmpipe.bench.timer import clock_for, paired_ratio
+from gemmpipe.core.data import Candidate, Device, Knobs, Problem, median
+from gemmpipe.core.device import DeviceChoice
 from gemmpipe.family import Family, KernelDefaults, load_family
-from gemmpipe.formats.engine_json import EngineJson, nearest_key
-from gemmpipe.formats.sglang import Sglang
-from gemmpipe.formats.vllm import Vllm
-from gemmpipe.paired import paired_ratio
-from gemmpipe.problem import make_problem
-from gemmpipe.timer import clock_for
-from gemmpipe.workbench import Workbench
+from gemmpipe.family.problem import make_problem
+from gemmpipe.formats.engine_json import EngineJson, Sglang, Vllm, nearest_key
 
 FAMILY = "a8w8_blockscale"
 FORMATS: Mapping[str, EngineJson] = {"vllm": Vllm(device_name=None), "sglang": Sglang(device_name=None)}
@@ -62,11 +59,11 @@ class Stand:
         self.family: Family = load_family(FAMILY)
         self.device: Device = DeviceChoice(kind="auto", index=None, shared=False).find()[0]
         (found,) = EngineBackend(engine=engine).implementations(self.family)
-        if reason := found.absent():
+        if reason := found.unavailable_reason():
             raise SystemExit(f"engine_forms: {reason}")
         assert isinstance(found, EngineProduct)
         self.product, self.clock = found, clock_for(self.device)
-        self.bench = Workbench(self.family, {"own": found.kernel, "real": found.in_finals()}, self.device)
+        self.bench = WorkerBench(self.family, {"own": found.kernel, "real": found.finals_implementation()}, self.device)
 
     def problem(self, case: Case) -> Problem:
         """The product of a case."""
@@ -77,7 +74,7 @@ class Stand:
     def fits(self, m: int, n: int, k: int, knobs: Knobs) -> bool:
         """Whether a configuration of the form can run."""
         case = Case(m=m, n=n, k=k, pair=(Candidate.of("own", knobs),) * 2)
-        return self.product.misfit(self.family.spec(self.problem(case)), knobs, self.device) is None
+        return self.product.unsupported_reason(self.family.spec(self.problem(case)), knobs, self.device) is None
 
     def once(self, case: Case) -> None:
         """Launch both once: what they have to have compiled is in Triton's disk cache then."""

@@ -18,15 +18,15 @@ from pathlib import Path
 import torch
 
 from gemmpipe import runtime
-from gemmpipe.data import Scalar
-from gemmpipe.device import gpu_device
+from gemmpipe.core.data import Scalar
+from gemmpipe.core.device import gpu_device
+from gemmpipe.core.spec import COLUMN, ROW
 from gemmpipe.family import KernelDefaults, Prepared, load_family
-from gemmpipe.launching.builds import find_kernel, load_build
-from gemmpipe.launching.launches import COUNTERS, PARTS, Kernel
-from gemmpipe.launching.workspace import WORKSPACES
-from gemmpipe.problem import make_problem
-from gemmpipe.runtime.dispatches import EAGER
-from gemmpipe.spec import COLUMN, ROW
+from gemmpipe.family.problem import make_problem
+from gemmpipe.launch.build import find_kernel, load_build
+from gemmpipe.launch.launch import COUNTERS_PARAMETER, PARTS_PARAMETER, KernelImplementation
+from gemmpipe.launch.workspace import WORKSPACES
+from gemmpipe.runtime.dispatch import EAGER
 from gemmpipe.tables.store import render
 
 CALLS, BATCH = 10_000, 500
@@ -63,7 +63,7 @@ def measure(name: str, label: str, m: int, n: int, k: int, order: str, **knobs: 
     problem = make_problem(family, {"M": m, "N": n, "K": k}, words, device.gfx, "case")
     spec = family.spec(problem)
     implementation = next(found for found in family.implementations if found.label == label)
-    if not isinstance(implementation, Kernel):
+    if not isinstance(implementation, KernelImplementation):
         print(f"{name} {label}: bound in each call")
         return
     knobs = dict(implementation.normalise(spec, {**KNOBS, **knobs}, device))
@@ -81,7 +81,7 @@ def measure(name: str, label: str, m: int, n: int, k: int, order: str, **knobs: 
     whole()
     dispatch = EAGER[name]
     (bound,) = dispatch.calls.values()
-    assert bound.__module__ == "gemmpipe.runtime.bound", "the call did not land on a bound kernel"
+    assert bound.__module__ == "gemmpipe.runtime.binding", "the call did not land on a bound kernel"
     numbers = {"nothing": median_us(lambda: None)}
     laid = replace(inputs, x_scale=scale)
     numbers["kernel[grid]"] = median_us(plain_call(implementation, spec, knobs, device, laid, weights))
@@ -103,7 +103,7 @@ def plain_call(implementation, spec, knobs, device, inputs, weights) -> Callable
     load_build(one.build, device)
     kernel = find_kernel(one.build.kernel)
     parts, counters = WORKSPACES.take(max(1, one.parts), max(1, one.counters), out.device)
-    values = {PARTS: parts, COUNTERS: counters, **one.arguments, **dict(one.build.constants)}
+    values = {PARTS_PARAMETER: parts, COUNTERS_PARAMETER: counters, **one.arguments, **dict(one.build.constants)}
     ordered = [values[name] for name, _ in one.build.signature]
     options, grid = dict(one.build.options), one.grid
     return lambda: kernel[grid](*ordered, **options)

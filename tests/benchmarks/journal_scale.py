@@ -12,8 +12,8 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from gemmpipe.data import Candidate, Status, Trial
-from gemmpipe.device import arch_device
+from gemmpipe.core.data import Candidate, Status, Trial
+from gemmpipe.core.device import arch_device
 from gemmpipe.journal import Journal
 
 _READ = """

@@ -11,24 +11,23 @@ from pathlib import Path
 from gemmpipe.backends.aten import Torch
 from gemmpipe.backends.own import Own
 from gemmpipe.backends.scaled_mm import ScaledMm
-from gemmpipe.data import Candidate, Device, Problem
-from gemmpipe.device import DeviceChoice
+from gemmpipe.bench.setup import WorkerBench
+from gemmpipe.bench.timer import Clock, clock_for, paired_ratio
+from gemmpipe.core.data import Candidate, Device, Problem
+from gemmpipe.core.device import DeviceChoice
 from gemmpipe.family import Family, load_family
-from gemmpipe.paired import paired_ratio
 from gemmpipe.stages.rows import candidate_of
 from gemmpipe.tables import store
-from gemmpipe.tables.merging import key_of
-from gemmpipe.timer import Clock, clock_for
-from gemmpipe.workbench import Workbench
+from gemmpipe.tables.merge import row_key
 
 
 def chosen(path: Path, family: Family) -> dict[tuple[object, ...], Candidate]:
     """The choice of every row, by its whole key."""
     rows = store.read(path, family)
-    return {key_of(row, family): candidate_of(str(row["libtype"]), str(row["config"])) for row in rows}
+    return {row_key(row, family): candidate_of(str(row["libtype"]), str(row["config"])) for row in rows}
 
 
-def race(bench: Workbench, clock: Clock, problem: Problem, pair: list[Candidate], rounds: int) -> list[list[float]]:
+def race(bench: WorkerBench, clock: Clock, problem: Problem, pair: list[Candidate], rounds: int) -> list[list[float]]:
     """Samples of each candidate, one a round."""
     setup = bench.set_up(problem)
     launches = [setup.bind(candidate, 0) for candidate in pair]
@@ -47,10 +46,10 @@ def race(bench: Workbench, clock: Clock, problem: Problem, pair: list[Candidate]
     return samples
 
 
-def workbench(family: Family, device: Device) -> Workbench:
+def workbench(family: Family, device: Device) -> WorkerBench:
     """A bench in this process, with every backend that needs no extra."""
     backends = (Own(label="triton"), Own(label="gluon"), Own(label="skinny"), Own(label="sliced"), Torch(), ScaledMm())
-    return Workbench(family, {i.label: i for b in backends for i in b.implementations(family)}, device)
+    return WorkerBench(family, {i.label: i for b in backends for i in b.implementations(family)}, device)
 
 
 def main() -> None:

@@ -15,16 +15,15 @@ from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from gemmpipe.data import Build, Device, Problem
-from gemmpipe.device import arch_device
+from gemmpipe.core.data import Build, Device, Problem
+from gemmpipe.core.device import arch_device
+from gemmpipe.core.paths import shipped_tables, write_atomic
 from gemmpipe.family import Family, Implementation, load_family, shipped_families
-from gemmpipe.launching.builds import compiled
-from gemmpipe.launching.cubin import code
-from gemmpipe.paths import shipped_tables, write_atomic
+from gemmpipe.launch.build import compile_kernel, read_code
 from gemmpipe.stages.rows import candidate_of
 from gemmpipe.tables import store
-from gemmpipe.tables.merging import Row
-from gemmpipe.tables.recorded import hash_of
+from gemmpipe.tables.merge import Row
+from gemmpipe.tables.recorded import source_hash_of
 
 
 def winners(family: Family) -> Iterator[tuple[str, Row, Implementation, tuple[Build, ...], Device]]:
@@ -32,7 +31,7 @@ def winners(family: Family) -> Iterator[tuple[str, Row, Implementation, tuple[Bu
     for row in store.read(shipped_tables() / family.csv_name, family):
         candidate, device = candidate_of(str(row["libtype"]), str(row["config"])), arch_device(str(row["gfx"]))
         own = next((i for i in family.implementations if i.label == candidate.backend), None)
-        if own is None or not hash_of(row):
+        if own is None or not source_hash_of(row):
             continue
         key = tuple((column.name, row[column.name]) for column in family.key_columns)
         builds = own.builds(family.spec(Problem(family=family.name, key=key)), candidate.knobs, device)
@@ -43,9 +42,9 @@ def winners(family: Family) -> Iterator[tuple[str, Row, Implementation, tuple[Bu
 
 def digest(build: Build, device: Device) -> str:
     """Of the instructions, and of what a launch needs beside them."""
-    kernel = compiled(build, device)
+    kernel = compile_kernel(build, device)
     said = [kernel.metadata.shared, kernel.metadata.num_warps]
-    return hashlib.sha256(code(kernel.asm["cubin"]) + json.dumps(said).encode()).hexdigest()
+    return hashlib.sha256(read_code(kernel.asm["cubin"]) + json.dumps(said).encode()).hexdigest()
 
 
 def digests(family: Family) -> dict[str, list[str]]:
@@ -81,7 +80,7 @@ def carry(family: Family, before: dict[str, list[str]]) -> None:
 
 def hashes(names: dict[str, str]) -> set[tuple[str, str]]:
     """(before, now) of the hashes in these names."""
-    return {(hash_of({"kernelName": old}), hash_of({"kernelName": new})) for old, new in names.items()}
+    return {(source_hash_of({"kernelName": old}), source_hash_of({"kernelName": new})) for old, new in names.items()}
 
 
 def main() -> None:

@@ -24,14 +24,14 @@ from pathlib import Path
 
 import torch
 
-from gemmpipe.data import Build, Candidate, Device, Scalar
-from gemmpipe.device import gpu_device
+from gemmpipe.core.data import Build, Candidate, Device, Scalar
+from gemmpipe.core.device import gpu_device
+from gemmpipe.core.paths import shipped_tables
 from gemmpipe.family import GemmSpec, KernelDefaults, Weights, load_family
-from gemmpipe.launching.builds import compile_build
-from gemmpipe.launching.launches import Kernel
-from gemmpipe.paths import shipped_tables
-from gemmpipe.problem import make_problem
-from gemmpipe.reference import error_ratio
+from gemmpipe.family.problem import make_problem
+from gemmpipe.family.reference import error_ratio
+from gemmpipe.launch.build import compile_build
+from gemmpipe.launch.launch import KernelImplementation
 from gemmpipe.stages.rows import candidate_of
 from gemmpipe.tables import store
 from gemmpipe.tables.store import render
@@ -51,13 +51,13 @@ class Case:
 
     spec: GemmSpec
     key: Mapping[str, Scalar]
-    kernel: Kernel
+    kernel: KernelImplementation
     candidate: Candidate
 
 
-def kernel_of(label: str) -> Kernel | None:
+def kernel_of(label: str) -> KernelImplementation | None:
     """The family's own implementation of that label."""
-    return next((i for i in FAMILY.implementations if i.label == label and isinstance(i, Kernel)), None)
+    return next((i for i in FAMILY.implementations if i.label == label and isinstance(i, KernelImplementation)), None)
 
 
 def cases(device: Device, rows: tuple[int, ...], knobs: Mapping[str, Scalar] | None) -> list[Case]:
@@ -83,7 +83,7 @@ def cases(device: Device, rows: tuple[int, ...], knobs: Mapping[str, Scalar] | N
             kernel = kernel_of(candidate.backend)
             assert kernel is not None, candidate.backend
             candidate = Candidate.of(candidate.backend, kernel.normalise(spec, candidate.knobs, device))
-            if reason := kernel.misfit(spec, candidate.knobs, device):
+            if reason := kernel.unsupported_reason(spec, candidate.knobs, device):
                 print(f"{m}x{n}x{k}: {reason}", file=sys.stderr)
                 continue
             found.append(Case(spec=spec, key=dict(problem.key), kernel=kernel, candidate=candidate))

@@ -12,15 +12,15 @@ import time
 import torch
 import yaml
 
-from gemmpipe.data import Problem
-from gemmpipe.device import gpu_device
+from gemmpipe.core.data import Problem
+from gemmpipe.core.device import gpu_device
+from gemmpipe.core.paths import shipped
 from gemmpipe.family import Family, KernelDefaults, load_family
-from gemmpipe.launching.builds import compile_build
-from gemmpipe.paths import shipped
-from gemmpipe.problem import make_problem
-from gemmpipe.reference import error_ratio
-from gemmpipe.space import Space
-from gemmpipe.stages.listing import list_candidates
+from gemmpipe.family.problem import make_problem
+from gemmpipe.family.reference import error_ratio
+from gemmpipe.family.space import Space
+from gemmpipe.launch.build import compile_build
+from gemmpipe.stages.screen.candidates import list_candidates
 
 
 def space() -> Space:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gemmpipe.cli.aiter_words import _SHORT, _WORDS
+from gemmpipe.cli.aiter_flags import _AITER_FLAGS, _SINGLE_DASH
 from gemmpipe.cli.main import main
-from gemmpipe.plan import Plan
+from gemmpipe.pipeline.plan import Plan
 
 DEFAULT = "triton,gluon,skinny,sliced,torch,scaled_mm,onednn"
 FLAGS = {
@@ -141,5 +141,5 @@ def test_our_own_flags_stay_ours(refusal: Callable[..., str]) -> None:
 def test_the_readme_has_every_flag() -> None:
     text = (Path(__file__).parents[2] / "README.md").read_text()
     table = text[text.index("## Coming from aiter") : text.index("## Map")].lower().replace("-", "_")
-    for name in _WORDS:
-        assert f"{'_' if name in _SHORT else '__'}{name}`" in table, name
+    for name in _AITER_FLAGS:
+        assert f"{'_' if name in _SINGLE_DASH else '__'}{name}`" in table, name

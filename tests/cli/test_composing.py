@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gemmpipe.cli.main import main
-from gemmpipe.plan import Plan
+from gemmpipe.pipeline.plan import Plan
 
 Refusal = Callable[..., str]
 

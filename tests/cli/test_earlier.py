@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gemmpipe.cli.main import main
-from gemmpipe.plan import Plan
+from gemmpipe.pipeline.plan import Plan
 
 Refusal = Callable[..., str]
 
@@ -63,7 +63,7 @@ def test_last_is_a_run_too_that_was_killed_after_its_first_row(folder: Path, cap
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(folder)}
     script = folder / "sitecustomize.py"
     script.write_text(
-        "import os, signal\nfrom gemmpipe.journal.writing import Journal\nwrite = Journal.write\n"
+        "import os, signal\nfrom gemmpipe.journal.writer import Journal\nwrite = Journal.write\n"
         "def once(self, row, **values):\n    write(self, row, **values)\n    os.kill(os.getpid(), signal.SIGKILL)\n"
         "Journal.write = once\n"
     )

@@ -12,11 +12,10 @@ import pytest
 
 from gemmpipe.cli.main import main
 from gemmpipe.cli.progress import Terminal
-from gemmpipe.errors import EnvironmentProblem, UserError
-from gemmpipe.events import Events
-from gemmpipe.interrupt import listening
-from gemmpipe.plan import Plan
-from gemmpipe.starting import _Start
+from gemmpipe.core.errors import EnvironmentProblem, UserError
+from gemmpipe.core.events import Events
+from gemmpipe.core.signals import _StartupInterrupt, handle_signals
+from gemmpipe.pipeline.plan import Plan
 
 
 @pytest.mark.parametrize(
@@ -29,7 +28,7 @@ def test_exit_codes_of_failures(
     def run(plan: Plan, events: Events) -> int:
         raise failure
 
-    monkeypatch.setattr("gemmpipe.runner.run", run)
+    monkeypatch.setattr("gemmpipe.pipeline.runner.run", run)
     assert main(["kernel=a16w16"]) == code
     assert capsys.readouterr().err.count("\n") == 1
     monkeypatch.setenv("GEMMPIPE_DEBUG", "1")
@@ -41,7 +40,7 @@ def test_the_worst_code_of_a_sweep_is_returned_and_an_interrupt_ends_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codes = [1, 0, 130, 0]
-    monkeypatch.setattr("gemmpipe.runner.run", lambda plan, events: codes.pop(0))
+    monkeypatch.setattr("gemmpipe.pipeline.runner.run", lambda plan, events: codes.pop(0))
     assert main(["-m", "kernel=a16w16,a8w8_blockscale"]) == 1
     assert main(["-m", "kernel=a16w16,a8w8_blockscale"]) == 130
     assert codes == [0]
@@ -193,12 +192,12 @@ def test_a_signal_while_a_module_is_imported_ends_the_command_when_that_is_done(
 
 
 def test_a_signal_that_somebody_swallowed_before_the_run_listens_ends_it_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    start = _Start()
-    monkeypatch.setattr("gemmpipe.interrupt.start", start)
+    start = _StartupInterrupt()
+    monkeypatch.setattr("gemmpipe.core.signals.start", start)
     with pytest.raises(KeyboardInterrupt):
-        start.hear(signal.SIGINT, None)
+        start.on_signal(signal.SIGINT, None)
     usual = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt), listening(Events()):
+    with pytest.raises(KeyboardInterrupt), handle_signals(Events()):
         pytest.fail("the run went on")
     assert signal.getsignal(signal.SIGINT) is usual
 
@@ -209,7 +208,7 @@ def test_a_run_that_is_stopped_before_it_began_is_not_said_to_go_on(
     def stopped(plan: Plan, events: Events) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gemmpipe.runner.run", stopped)
+    monkeypatch.setattr("gemmpipe.pipeline.runner.run", stopped)
     assert main(["kernel=a16w16"]) == 130
     assert capfd.readouterr().err == "gemmpipe: interrupted\n"
     assert not list(folder.glob("outputs/runs/tune/*"))
@@ -231,7 +230,7 @@ def test_a_run_that_is_stopped_says_which_it_is(
         plan.run_dir.joinpath("trials.jsonl").write_text("1\n2\n")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gemmpipe.runner.run", stopped)
+    monkeypatch.setattr("gemmpipe.pipeline.runner.run", stopped)
     (folder / "mine").mkdir()
     assert main(["--config-dir=mine", f"hydra.run.dir='{place}'"]) == 130
     assert capfd.readouterr().err == f"gemmpipe: interrupted; {line.format(folder)} goes on\n"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gemmpipe.cli.main import main
-from gemmpipe.plan import Plan
+from gemmpipe.pipeline.plan import Plan
 
 MNK = "M,N,K\n1,1280,8192\n"
 BMNK = "B,M,N,K\n16,1,1280,8192\n"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gemmpipe.cli.argv import sort_words
+from gemmpipe.cli.command_line import parse_command_line
 from gemmpipe.cli.main import main
-from gemmpipe.plan import Plan
+from gemmpipe.pipeline.plan import Plan
 
 NAME = "N=1024,K=2048,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"
 KNOBS = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 1}
@@ -40,7 +40,7 @@ def test_paths_stand_without_a_key(
 def test_a_file_in_this_folder_is_no_override(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(file.parent)
     assert main(["lint", NAME, "engine=vllm"]) == 0
-    assert sort_words(["lint", NAME, "engine=vllm"]).paths == (NAME,)
+    assert parse_command_line(["lint", NAME, "engine=vllm"]).paths == (NAME,)
 
 
 def test_an_error_ends_with_1(file: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gemmpipe import __version__
-from gemmpipe.cli.folders import Folders
+from gemmpipe.cli.folders import ConfigFolders
 from gemmpipe.cli.main import main
 
 
@@ -57,7 +57,7 @@ def test_help_says_what_an_option_is(folder: Path, capsys: pytest.CaptureFixture
     assert main(["--help", "search", "--config-dir", str(own)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == [
-        f"search={name}" for name in Folders(config_dir=own).options["search"]
+        f"search={name}" for name in ConfigFolders(config_dir=own).options["search"]
     ]
     assert "  Ten seconds" in next(line for line in lines if "search=short" in line)
     assert main(["search=short", "stages.screen.keep=3", "--help", "--config-dir", str(own)]) == 0

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from gemmpipe.cli.argv import sort_words
+from gemmpipe.cli.command_line import parse_command_line
 from gemmpipe.cli.main import main
-from gemmpipe.cli.words import quote, readable
-from gemmpipe.plan import Plan
+from gemmpipe.cli.overrides import hydra_overrides, quote
+from gemmpipe.pipeline.plan import Plan
 
 Refusal = Callable[..., str]
 
@@ -130,7 +130,10 @@ def test_runs_in_one_second_have_folders_of_their_own(plans: list[Plan]) -> None
         (["reuse=nowhere"], "reuse=nowhere: no such folder"),
         (["output=${nope}"], "output: Interpolation key 'nope' not found"),
         (["search._target_=os.system"], "search._target_: os.system: a class outside gemmpipe"),
-        (["search._target_=gemmpipe.paths.write_atomic"], "search._target_: gemmpipe.paths.write_atomic is no Search"),
+        (
+            ["search._target_=gemmpipe.core.paths.write_atomic"],
+            "search._target_: gemmpipe.core.paths.write_atomic is no Search",
+        ),
         (["kernel.family=this"], "kernel.family: no family 'this'"),
         (["version=2"], "version: 2 given, expected 1"),
         (["shapes.csv"], "shapes.csv: no such pipeline; a file of shapes is 'shapes=csv shapes.path=shapes.csv'"),
@@ -197,8 +200,10 @@ def test_awkward_paths_arrive_whole(plans: list[Plan], folder: Path, name: str) 
 
 def test_home_is_expanded() -> None:
     home = str(Path.home())
-    assert readable(["output=~/x"], multirun=False) == (f"output={home}/x",)
-    assert readable(["shapes.path=[~/a.csv,~/b.csv]"], multirun=False) == (f"shapes.path=[{home}/a.csv,{home}/b.csv]",)
+    assert hydra_overrides(["output=~/x"], multirun=False) == (f"output={home}/x",)
+    assert hydra_overrides(["shapes.path=[~/a.csv,~/b.csv]"], multirun=False) == (
+        f"shapes.path=[{home}/a.csv,{home}/b.csv]",
+    )
 
 
 def test_any_backend_can_be_preferred(plans: list[Plan]) -> None:
@@ -208,9 +213,9 @@ def test_any_backend_can_be_preferred(plans: list[Plan]) -> None:
 
 
 def test_info_does_not_swallow_an_override() -> None:
-    line = sort_words(["--info", "kernel=a16w16"])
+    line = parse_command_line(["--info", "kernel=a16w16"])
     assert line.argv == ["--info=all"]
-    assert line.words == ("kernel=a16w16",)
+    assert line.overrides == ("kernel=a16w16",)
 
 
 def test_users_folder_brings_options_pipelines_and_python(plans: list[Plan], folder: Path, refusal: Refusal) -> None:
@@ -218,7 +223,7 @@ def test_users_folder_brings_options_pipelines_and_python(plans: list[Plan], fol
     (own / "search").mkdir(parents=True)
     (own / "space").mkdir()
     (own / "mysearch.py").write_text(
-        "from gemmpipe.search.exhaustive import Exhaustive\nclass Mine(Exhaustive):\n    __slots__ = ()\n"
+        "from gemmpipe.search.simple import Exhaustive\nclass Mine(Exhaustive):\n    __slots__ = ()\n"
     )
     mine = "defaults:\n  - _budget\n  - _self_\n\n_target_: mysearch.Mine\n"
     (own / "search" / "mine.yaml").write_text(mine)

@@ -6,12 +6,11 @@ from pathlib import Path
 import torch
 
 from gemmpipe.backends.engine import EngineImplementation
-from gemmpipe.cost import bytes_moved, flops
-from gemmpipe.data import Device, Knobs, Problem
-from gemmpipe.family import Family, GemmSpec, Inputs, KeyColumn, Launch, Prepared, Scaling
-from gemmpipe.operands import make_inputs, make_weights
-from gemmpipe.reference import product, tolerance
-from gemmpipe.space import Space
+from gemmpipe.core.data import Device, Knobs, Problem
+from gemmpipe.family import Family, GemmSpec, Inputs, KeyColumn, Launch, Prepared, Scaling, bytes_moved, flops
+from gemmpipe.family.operands import make_inputs, make_weights
+from gemmpipe.family.reference import product, tolerance
+from gemmpipe.family.space import Space
 
 torch.set_num_threads(1)
 
@@ -46,14 +45,14 @@ class Said(EngineImplementation):
 
     label = "vllm"
 
-    def points(self, spec: GemmSpec, device: Device, space: Space) -> Iterable[Knobs]:
-        return space.points({"M": spec.m, "N": spec.n, "K": spec.k, "arch": device.gfx})
+    def configs(self, spec: GemmSpec, device: Device, space: Space) -> Iterable[Knobs]:
+        return space.configs({"M": spec.m, "N": spec.n, "K": spec.k, "arch": device.gfx})
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
         amd = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
         return {name: value for name, value in knobs.items() if name not in amd}
 
-    def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+    def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         return "form: it has no num_stages=7" if knobs["num_stages"] == 7 else None
 
     def default(self, spec: GemmSpec, device: Device) -> Knobs | None:
@@ -63,10 +62,10 @@ class Said(EngineImplementation):
     def folders(self) -> tuple[Path, ...]:
         return ()
 
-    def absent(self) -> str | None:
+    def unavailable_reason(self) -> str | None:
         return "this engine is a test's"
 
-    def call_without_memory(self, spec: GemmSpec, knobs: Knobs) -> None:
+    def call_on_meta(self, spec: GemmSpec, knobs: Knobs) -> None:
         raise AssertionError("only functions of engines that are here are compiled ahead")
 
     def bind(

@@ -3,10 +3,10 @@
 from collections.abc import MutableSequence, Sequence
 from dataclasses import dataclass, replace
 
+from gemmpipe.bench.jobs import WorkerContext
+from gemmpipe.bench.timer import CpuClock, TimedCall, TimedReplay
+from gemmpipe.bench.worker import WorkerConfig, WorkerContextFactory, make_worker_context
 from gemmpipe.executors.local import Local
-from gemmpipe.jobs import Tools
-from gemmpipe.timer import Call, CpuClock, Replay
-from gemmpipe.worker import Equip, Post, ready_tools
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -14,21 +14,21 @@ class Told(Local):
     """No machine is too busy for its times."""
 
     @property
-    def equip(self) -> Equip:
+    def make_context(self) -> WorkerContextFactory:
         return _tools
 
 
-def _tools(post: Post, cells: MutableSequence[float]) -> Tools:
-    return replace(ready_tools(post, cells), clock=_Clock())
+def _tools(post: WorkerConfig, cells: MutableSequence[float]) -> WorkerContext:
+    return replace(make_worker_context(post, cells), clock=_Clock())
 
 
 class _Clock(CpuClock):
     overlaps = True
 
-    def blocks(self, blocks: Sequence[Sequence[Call]], least_us: float = 0.0) -> list[float]:
+    def blocks(self, blocks: Sequence[Sequence[TimedCall]], least_us: float = 0.0) -> list[float]:
         return [self.replay(block)() for block in blocks]
 
-    def replay(self, launches: Sequence[Call]) -> Replay:
+    def replay(self, launches: Sequence[TimedCall]) -> TimedReplay:
         def once() -> float:
             for launch in launches:
                 launch()

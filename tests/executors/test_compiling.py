@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from gemmpipe.data import Build, Device
-from gemmpipe.errors import EnvironmentProblem
-from gemmpipe.executors import Built
-from gemmpipe.executors.compiling import Compilers
+from gemmpipe.core.data import Build, Device
+from gemmpipe.core.errors import EnvironmentProblem
+from gemmpipe.executors import BuildResult
+from gemmpipe.executors.compile_pool import CompilePool
 
 KERNELS = """
 import os, time
@@ -37,23 +37,23 @@ def _build(name: str) -> Build:
 
 
 @pytest.fixture
-def compilers(tmp_path: Path, h200: Device) -> Iterator[Compilers]:
+def compilers(tmp_path: Path, h200: Device) -> Iterator[CompilePool]:
     (tmp_path / "odd_kernels.py").write_text(f"CACHE = {str(tmp_path / 'cache')!r}{KERNELS}")
-    pool = Compilers(h200, 2, 8.0, (str(tmp_path),))
+    pool = CompilePool(h200, 2, 8.0, (str(tmp_path),))
     yield pool
     pool.close(kill=True)
 
 
-def _all(compilers: Compilers, count: int) -> dict[str, str]:
-    found: list[Built] = []
+def _all(compilers: CompilePool, count: int) -> dict[str, str]:
+    found: list[BuildResult] = []
     deadline = time.monotonic() + 300
     while len(found) < count and time.monotonic() < deadline:
-        compilers.bell.poll(1)
+        compilers.ready_pipe.poll(1)
         found += compilers.done()
     return {built.build.kernel.split(":")[1]: built.facts.error for built in found}
 
 
-def test_crash_hang_and_error_of_the_compiler(compilers: Compilers) -> None:
+def test_crash_hang_and_error_of_the_compiler(compilers: CompilePool) -> None:
     for name in ("dies", "hangs", "raises"):
         compilers.submit(_build(name))
     errors = _all(compilers, 3)
@@ -66,11 +66,11 @@ def test_crash_hang_and_error_of_the_compiler(compilers: Compilers) -> None:
     compilers.check()
 
 
-def test_builds_that_no_process_has_been_given_can_be_dropped(compilers: Compilers) -> None:
+def test_builds_that_no_process_has_been_given_can_be_dropped(compilers: CompilePool) -> None:
     """As those of searches that a budget ended: the finals' would wait behind them."""
     for i in range(20):
         compilers.submit(_build(f"raises_{i}"))
-    compilers.forget_queued()
+    compilers.cancel_pending()
     given = compilers.pending
     assert 0 < given < 20
     assert len(_all(compilers, given)) == given
@@ -79,7 +79,7 @@ def test_builds_that_no_process_has_been_given_can_be_dropped(compilers: Compile
     assert [*_all(compilers, 1)] == ["raises_again"]
 
 
-def test_every_build_of_a_long_queue_is_done(compilers: Compilers) -> None:
+def test_every_build_of_a_long_queue_is_done(compilers: CompilePool) -> None:
     for i in range(20):
         compilers.submit(_build(f"raises_{i}"))
     assert len(_all(compilers, 20)) == 20
@@ -90,7 +90,7 @@ def test_every_build_of_a_long_queue_is_done(compilers: Compilers) -> None:
     [(errno.ENOTDIR, True, "Not a directory"), (errno.ENOSPC, False, "told by the system"), (errno.ENOENT, False, "")],
 )
 def test_a_cache_that_takes_nothing_is_the_machines_fault(
-    compilers: Compilers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, file_in_place: bool, why: str
+    compilers: CompilePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, file_in_place: bool, why: str
 ) -> None:
     """The last: somebody deleted the folder meanwhile, which the next build makes again."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))

@@ -13,22 +13,20 @@ from typing import Any
 
 import pytest
 
-from gemmpipe import device as devices
 from gemmpipe.backends.own import Own
-from gemmpipe.data import Candidate, Problem, Status, Trial
-from gemmpipe.errors import EnvironmentProblem
-from gemmpipe.events import Event, Events
-from gemmpipe.executors import Finished
-from gemmpipe.executors.desk import Desk
-from gemmpipe.executors.ledger import Ledger
-from gemmpipe.forkserver import Forked, forkserver
-from gemmpipe.jobs import Job
-from gemmpipe.jobs.autotuning import AutotuneJob
-from gemmpipe.jobs.finals import FinalsJob
-from gemmpipe.jobs.screening import ScreenJob
-from gemmpipe.search import Request
-from gemmpipe.timer import Timer
-from gemmpipe.worker import Post
+from gemmpipe.bench.finals import FinalsJob
+from gemmpipe.bench.forkserver import ForkedProcess, forkserver
+from gemmpipe.bench.jobs import AutotuneJob, Job
+from gemmpipe.bench.screening import ScreenJob
+from gemmpipe.bench.timer import Timer
+from gemmpipe.bench.worker import WorkerConfig
+from gemmpipe.core import device as devices
+from gemmpipe.core.data import Candidate, Problem, Status, Trial
+from gemmpipe.core.errors import EnvironmentProblem
+from gemmpipe.core.events import Event, Events
+from gemmpipe.executors import JobResult
+from gemmpipe.executors.supervisor import CrashHistory, WorkerSupervisor
+from gemmpipe.search import TrialRequest
 
 FAULTY = Path(__file__).parents[1] / "faulty"
 TIMER = Timer(warmup=0, iters=2, rounds=3, budget_ms=10)
@@ -44,7 +42,7 @@ def _problem(m: int = 4, n: int = 16) -> Problem:
 
 
 def _screen(*kinds: str, m: int = 4, launches: int = 2) -> ScreenJob:
-    requests = tuple(Request(candidate=_candidate(kind), launches=launches) for kind in kinds)
+    requests = tuple(TrialRequest(candidate=_candidate(kind), launches=launches) for kind in kinds)
     return ScreenJob(stage="screen", problem=_problem(m), requests=requests, timer=TIMER)
 
 
@@ -54,7 +52,7 @@ def _finals(*kinds: str) -> FinalsJob:
         problem=_problem(),
         finalists=tuple(_candidate(kind) for kind in kinds),
         library=frozenset(),
-        kept=frozenset(),
+        always_timed=frozenset(),
         timer=TIMER,
         err_ratio=0.05,
     )
@@ -67,9 +65,11 @@ class Office:
         self.said: list[Event] = []
         cpu = devices.DeviceChoice(kind="cpu", index=None, shared=False).find()[0]
         chosen = (Own(label="faulty"), *backends)
-        post = Post(device=cpu, family="faulty", backends=chosen, python_path=(str(FAULTY),))
-        self.desk = Desk(post, timeout_s, memory_bytes, Events(listeners=[self.said.append]), Ledger())
-        self.messages: list[Finished] = []
+        post = WorkerConfig(device=cpu, family="faulty", backends=chosen, python_path=(str(FAULTY),))
+        self.desk = WorkerSupervisor(
+            post, timeout_s, memory_bytes, Events(listeners=[self.said.append]), CrashHistory()
+        )
+        self.messages: list[JobResult] = []
 
     def work(self, *jobs: Job, limit_s: float = 300) -> dict[str, Status]:
         """Do the jobs to their end; the status of each KIND (by M too where there are several)."""
@@ -262,8 +262,8 @@ def test_finals_go_on_without_the_faulty_ones(office: Open) -> None:
     found = here.work(_finals("right", "kill", "spoil_nan", "untouched", "permute", "spoil_row", "slow"))
     assert found.pop("kill") is Status.DIED
     assert found.pop("right") is Status.OK
-    assert found.pop("slow") is Status.DROPPED
-    assert set(found.values()) == {Status.WRONG}
+    assert found.pop("slow") is Status.PRUNED
+    assert set(found.values()) == {Status.INCORRECT}
     _once_each(here, jobs=1)
 
 
@@ -284,7 +284,7 @@ def test_a_problem_that_cannot_be_set_up_fails_its_candidates(office: Open) -> N
 def test_a_worker_that_is_killed_from_outside_is_replaced(office: Open) -> None:
     here = office(timeout_s=3600)
     here.work(_screen("right"))
-    here.desk._hand._process.kill()
+    here.desk._process._process.kill()
     here.messages.clear()
     assert here.work(_screen("right", m=8)) == {"right": Status.OK}
     assert here.quarantined == 0
@@ -301,8 +301,8 @@ def test_a_death_is_noticed_without_waiting_for_the_time_limit(office: Open) -> 
 
 def test_a_worker_that_cannot_start_is_the_environments_fault(tmp_path: Path) -> None:
     cpu = devices.DeviceChoice(kind="cpu", index=None, shared=False).find()[0]
-    post = Post(device=cpu, family="no_such_family", backends=(), python_path=(str(tmp_path),))
-    desk = Desk(post, 30, 64 * GB, Events(), Ledger())
+    post = WorkerConfig(device=cpu, family="no_such_family", backends=(), python_path=(str(tmp_path),))
+    desk = WorkerSupervisor(post, 30, 64 * GB, Events(), CrashHistory())
     desk.submit(_screen("right"))
 
     def wait() -> None:
@@ -327,13 +327,13 @@ def _is_over(pid: int) -> bool:
         return True
 
 
-def _kill_as_they_start(desk: Desk, times: int) -> set[int]:
+def _kill_as_they_start(desk: WorkerSupervisor, times: int) -> set[int]:
     """Kill so many workers, each before it can work."""
     killed: set[int] = set()
     deadline = time.monotonic() + 60
     while len(killed) < times and time.monotonic() < deadline:
-        pid = desk._hand._process.pid
-        if pid not in killed and desk._hand._process.alive:
+        pid = desk._process._process.pid
+        if pid not in killed and desk._process._process.alive:
             os.kill(pid, signal.SIGKILL)
             killed.add(pid)
         desk.messages()
@@ -346,7 +346,7 @@ def test_a_worker_that_is_killed_as_it_starts_is_started_again(office: Open) -> 
     assert len(_kill_as_they_start(here.desk, 5)) == 5
     assert here.work(_screen("right")) == {"right": Status.OK}
     _once_each(here, jobs=1)
-    here.desk._hand._process.kill()  # later deaths are counted anew
+    here.desk._process._process.kill()  # later deaths are counted anew
     assert here.work(_screen("other")) == {"right": Status.OK, "other": Status.OK}
 
 
@@ -372,15 +372,15 @@ def test_a_forkserver_that_is_killed_while_a_worker_starts_is_another_try(office
 def test_a_worker_outlives_its_forkserver_and_ends_with_its_desk(office: Open) -> None:
     here = office()
     here.work(_screen("right"))
-    pid = here.desk._hand._process.pid
+    pid = here.desk._process._process.pid
     os.kill(_server(), signal.SIGKILL)
     here.messages.clear()
     assert here.work(_screen("right", "other", m=8)) == {"right": Status.OK, "other": Status.OK}
-    assert here.desk._hand._process.pid == pid, "the same one"
+    assert here.desk._process._process.pid == pid, "the same one"
     here.messages.clear()
     assert here.work(_screen("kill", "right", m=9)) == {"kill": Status.DIED, "right": Status.OK}
     assert _is_over(pid)
-    pid = here.desk._hand._process.pid
+    pid = here.desk._process._process.pid
     os.kill(_server(), signal.SIGKILL)
     here.desk.close(kill=True)
     assert _is_over(pid), "it would go on with the device"
@@ -388,7 +388,7 @@ def test_a_worker_outlives_its_forkserver_and_ends_with_its_desk(office: Open) -
 
 def test_a_process_that_never_starts_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """The forkserver is killed each time it was asked for a process, before it forks."""
-    monkeypatch.setattr("gemmpipe.forkserver.PAUSES_S", (0.0, 0.1))
+    monkeypatch.setattr("gemmpipe.bench.forkserver.RETRY_PAUSES_S", (0.0, 0.1))
     kind = type(forkserver().Process(target=print))
     start, asked = kind.start, []
 
@@ -402,7 +402,7 @@ def test_a_process_that_never_starts_is_told_in_a_line(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(kind, "start", stopped)
     with pytest.raises(EnvironmentProblem, match="no process can be started: "):
-        Forked(print, ())
+        ForkedProcess(print, ())
     assert len(set(asked)) == 3
 
 
@@ -411,11 +411,11 @@ def test_closing_twice_and_while_it_works(office: Open) -> None:
     here = office(timeout_s=3600)
     here.work(_screen("right"))
     here.desk.submit(_screen("hang"))
-    process = here.desk._hand._process
+    process = here.desk._process._process
     here.desk.close(kill=False)
     assert process.exitcode == -signal.SIGKILL
     here.desk.close(kill=True)
-    assert list(here.desk.ears()) == []
+    assert list(here.desk.wait_handles()) == []
 
 
 def test_a_tuner_that_kills_its_worker_is_tried_twice_and_given_up(office: Open, monkeypatch: Any) -> None:

@@ -13,13 +13,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from gemmpipe.conditions import Neighbours, conditions, limits
-from gemmpipe.data import Device
-from gemmpipe.device import cpu_device
-from gemmpipe.errors import EnvironmentProblem
-from gemmpipe.events import Event, Events
-from gemmpipe.executors.holding import lock_path, locked_device, refuse_unlike
-from gemmpipe.interrupt import Interrupted
+from gemmpipe.core.data import Device
+from gemmpipe.core.device import cpu_device
+from gemmpipe.core.errors import EnvironmentProblem
+from gemmpipe.core.events import Event, Events
+from gemmpipe.core.nvml import ForeignProcesses, conditions, limits
+from gemmpipe.core.signals import Interrupted
+from gemmpipe.executors.local import device_lock, lock_path, require_alike
 
 
 def _after(calls: int) -> Callable[[], None]:
@@ -38,13 +38,13 @@ def _after(calls: int) -> Callable[[], None]:
 def test_who_waits_for_a_device_hears_the_user() -> None:
     device, heard = cpu_device(), []
     listener: list[Event] = heard
-    with locked_device(device, Events(), _after(1)):
-        with pytest.raises(Interrupted), locked_device(device, Events(listeners=[listener.append]), _after(2)):
+    with device_lock(device, Events(), _after(1)):
+        with pytest.raises(Interrupted), device_lock(device, Events(listeners=[listener.append]), _after(2)):
             pytest.fail("two hold one device")
         assert [event.text for event in listener] == [
             f"waiting for {device.name}: another gemmpipe run is timing on it"
         ]
-    with locked_device(device, Events(), _after(1)):
+    with device_lock(device, Events(), _after(1)):
         assert lock_path(device).exists()
 
 
@@ -77,7 +77,7 @@ def another(folder: Path, monkeypatch: pytest.MonkeyPatch) -> "Iterator[Callable
         pytest.skip("becomes another user")
     place = Path(tempfile.mkdtemp())  # the test's own folder lies below one that is the user's alone
     place.chmod(0o1777)
-    monkeypatch.setattr("gemmpipe.executors.holding.tempfile", SimpleNamespace(gettempdir=lambda: str(place)))
+    monkeypatch.setattr("gemmpipe.executors.local.tempfile", SimpleNamespace(gettempdir=lambda: str(place)))
     started: list[subprocess.Popen[str]] = []
 
     def start(uid: int) -> "subprocess.Popen[str]":
@@ -105,7 +105,7 @@ def test_another_users_run_is_named_and_its_lock_is_taken_when_it_ends(
     device, heard = cpu_device(), list[Event]()
     theirs = another(12345)
     assert _said(theirs) == "held"
-    with pytest.raises(Interrupted), locked_device(device, Events(listeners=[heard.append]), _after(2)):
+    with pytest.raises(Interrupted), device_lock(device, Events(listeners=[heard.append]), _after(2)):
         pytest.fail("two hold one device")
     assert [event.text for event in heard] == [
         f"waiting for {device.name}: a gemmpipe run of uid 12345 (process {theirs.pid}) is timing on it"
@@ -140,7 +140,7 @@ def test_a_lock_that_another_user_closed_to_all_is_told(another: "Callable[..., 
 
 
 def _lock(device: Device) -> "AbstractContextManager[None]":
-    return locked_device(device, Events(), _after(1))
+    return device_lock(device, Events(), _after(1))
 
 
 def test_a_lock_is_by_uuid(h200: Device) -> None:
@@ -159,13 +159,13 @@ def test_a_lock_is_by_uuid(h200: Device) -> None:
 )
 def test_devices_that_differ_are_refused(h200: Device, change: dict[str, object], said: str) -> None:
     alike = (h200, replace(h200, index=1, uuid="b"))
-    refuse_unlike(alike)
+    require_alike(alike)
     with pytest.raises(EnvironmentProblem, match=f"cuda:2 differs from cuda:0: {said}; tune them apart"):
-        refuse_unlike((*alike, replace(h200, index=2, **change)))
+        require_alike((*alike, replace(h200, index=2, **change)))
 
 
 def test_a_cpu_has_no_neighbours_to_know_of() -> None:
     cpu = cpu_device()
     assert set(conditions(cpu).values()) == {None}
     assert set(limits(cpu)) == {"name", "gfx", "cu_num"}
-    assert not Neighbours(cpu).look()
+    assert not ForeignProcesses(cpu).detect()

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from soak_runs import Site, Started, nothing_is_lost, nothing_is_repeated, parent_of, table_is_right
 
-from gemmpipe.data import Build
-from gemmpipe.device import arch_device
-from gemmpipe.executors.ray import _signals_kept
-from gemmpipe.executors.seat import compile_there
+from gemmpipe.core.data import Build
+from gemmpipe.core.device import arch_device
+from gemmpipe.executors.ray import _keep_signal_handlers
+from gemmpipe.executors.ray_worker import compile_on_node
 from gemmpipe.family import load_family
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
@@ -153,7 +153,7 @@ def test_builds_are_compiled_in_a_process_that_may_fail(tmp_path: Path, monkeypa
     """What a compile task of the cluster runs, here without one."""
     (tmp_path / "odd_kernels.py").write_text("import os\ndef __getattr__(name):\n    os._exit(3)\n")
     build = Build(kernel="odd_kernels:dies", source_hash="", signature=(), constants=(), aligned=(), options=())
-    built = compile_there(build, arch_device("sm_90"), 30.0, (str(tmp_path),))
+    built = compile_on_node(build, arch_device("sm_90"), 30.0, (str(tmp_path),))
     assert built.facts.error == "the compiler died: exit code 3"
 
 
@@ -171,7 +171,7 @@ def test_sigterm_while_ray_connects_is_an_interrupt() -> None:
     before = signal.getsignal(signal.SIGTERM)
 
     def connect() -> None:
-        with _signals_kept():
+        with _keep_signal_handlers():
             signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))
             signal.raise_signal(signal.SIGTERM)
 

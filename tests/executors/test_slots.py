@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from gemmpipe.errors import EnvironmentProblem
+from gemmpipe.core.errors import EnvironmentProblem
 from gemmpipe.executors import slots
-from gemmpipe.executors.slots import Slots
+from gemmpipe.executors.slots import ProcessSlots
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 
@@ -35,13 +35,13 @@ def _children(parent: int) -> list[int]:
 
 
 @pytest.fixture
-def begun() -> Iterator[Slots]:
-    made = Slots(2, ())
+def begun() -> Iterator[ProcessSlots]:
+    made = ProcessSlots(2, ())
     yield made
     made.close(kill=True)
 
 
-def _schedule(begun: Slots, count: int) -> "queue.SimpleQueue[Future[Any]]":
+def _schedule(begun: ProcessSlots, count: int) -> "queue.SimpleQueue[Future[Any]]":
     found: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
     for number in range(count):
         begun.schedule(partial(_square, number), 30.0, found.put)
@@ -52,7 +52,7 @@ def _all(found: "queue.SimpleQueue[Future[Any]]", count: int) -> list[int]:
     return sorted(found.get(timeout=60).result() for _ in range(count))
 
 
-def test_a_forkserver_that_is_killed_again_and_again_loses_no_task(begun: Slots) -> None:
+def test_a_forkserver_that_is_killed_again_and_again_loses_no_task(begun: ProcessSlots) -> None:
     found = _schedule(begun, 40)
     for pause_s in (0.0, 0.3, 1.5):
         time.sleep(pause_s)
@@ -61,7 +61,7 @@ def test_a_forkserver_that_is_killed_again_and_again_loses_no_task(begun: Slots)
     assert found.empty(), "each has one end"
 
 
-def test_processes_that_are_killed_as_they_start_or_work_lose_no_task(begun: Slots) -> None:
+def test_processes_that_are_killed_as_they_start_or_work_lose_no_task(begun: ProcessSlots) -> None:
     found, killed = _schedule(begun, 40), 0
     deadline = time.monotonic() + 30
     while killed < 4 and time.monotonic() < deadline:
@@ -73,8 +73,8 @@ def test_processes_that_are_killed_as_they_start_or_work_lose_no_task(begun: Slo
     assert killed >= 4
 
 
-def test_what_can_never_start_is_the_machines_fault(begun: Slots, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slots, "PAUSES_S", (0.0, 0.1))
+def test_what_can_never_start_is_the_machines_fault(begun: ProcessSlots, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "RETRY_PAUSES_S", (0.0, 0.1))
     monkeypatch.setattr(slots, "_initialise", _die)
     found = _schedule(begun, 3)
     for _ in range(3):

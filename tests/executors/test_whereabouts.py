@@ -5,25 +5,25 @@ from pathlib import Path
 
 import pytest
 
-from gemmpipe.data import Device
-from gemmpipe.executors.whereabouts import Whereabouts, code_of, trouble
+from gemmpipe.core.data import Device
+from gemmpipe.executors.ray_worker import NodeInfo, code_hashes, mismatch
 
 
 @pytest.fixture
-def first(h200: Device, tmp_path: Path) -> Whereabouts:
+def first(h200: Device, tmp_path: Path) -> NodeInfo:
     (tmp_path / "mine.py").write_text("A = 1\n")
-    return Whereabouts(
+    return NodeInfo(
         device=h200,
         facts={"name": "H200", "torch": "2.11.0"},
         node="a1",
         address="10.0.0.1",
         package="/opt/gemmpipe",
-        code=code_of((str(tmp_path),)),
+        code=code_hashes((str(tmp_path),)),
     )
 
 
-def test_one_with_the_same_code_and_device_takes_part(first: Whereabouts) -> None:
-    assert trouble(replace(first, node="b2", address="10.0.0.2", package="/elsewhere"), first, first.code) is None
+def test_one_with_the_same_code_and_device_takes_part(first: NodeInfo) -> None:
+    assert mismatch(replace(first, node="b2", address="10.0.0.2", package="/elsewhere"), first, first.code) is None
 
 
 @pytest.mark.parametrize(
@@ -34,26 +34,26 @@ def test_one_with_the_same_code_and_device_takes_part(first: Whereabouts) -> Non
         ({"name": "H200"}, "torch None instead of 2.11.0"),
     ],
 )
-def test_one_whose_times_would_be_others_does_not(first: Whereabouts, facts: dict[str, str], said: str) -> None:
-    why = trouble(replace(first, address="10.0.0.2", facts=facts), first, first.code)
+def test_one_whose_times_would_be_others_does_not(first: NodeInfo, facts: dict[str, str], said: str) -> None:
+    why = mismatch(replace(first, address="10.0.0.2", facts=facts), first, first.code)
     assert why is not None
     assert why.startswith("10.0.0.2 differs from 10.0.0.1: ")
     assert said in why
 
 
-def test_one_with_other_code_does_not(first: Whereabouts, tmp_path: Path) -> None:
-    code_of.cache_clear()
+def test_one_with_other_code_does_not(first: NodeInfo, tmp_path: Path) -> None:
+    code_hashes.cache_clear()
     (tmp_path / "mine.py").write_text("A = 2\n")
-    there = replace(first, address="10.0.0.2", code=code_of((str(tmp_path),)))
-    assert f"10.0.0.2 has other code in {tmp_path}" in str(trouble(there, first, first.code))
+    there = replace(first, address="10.0.0.2", code=code_hashes((str(tmp_path),)))
+    assert f"10.0.0.2 has other code in {tmp_path}" in str(mismatch(there, first, first.code))
     there = replace(there, code={"gemmpipe": "0", str(tmp_path): "0"})
-    assert "10.0.0.2 has other code in /opt/gemmpipe" in str(trouble(there, first, first.code))
+    assert "10.0.0.2 has other code in /opt/gemmpipe" in str(mismatch(there, first, first.code))
 
 
-def test_one_without_the_users_folder_does_not(first: Whereabouts, tmp_path: Path) -> None:
+def test_one_without_the_users_folder_does_not(first: NodeInfo, tmp_path: Path) -> None:
     missing = str(tmp_path / "absent")
-    there = replace(first, address="10.0.0.2", code=code_of((str(tmp_path), missing)))
-    assert f"10.0.0.2 has no {missing}" in str(trouble(there, first, {**first.code, missing: "1"}))
+    there = replace(first, address="10.0.0.2", code=code_hashes((str(tmp_path), missing)))
+    assert f"10.0.0.2 has no {missing}" in str(mismatch(there, first, {**first.code, missing: "1"}))
 
 
 def test_kernels_behind_a_link_are_code_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,11 +61,11 @@ def test_kernels_behind_a_link_are_code_too(tmp_path: Path, monkeypatch: pytest.
     package.mkdir()
     kernels.mkdir(parents=True)
     (package / "kernels").symlink_to(kernels.parent)
-    monkeypatch.setattr("gemmpipe.executors.whereabouts.PACKAGE", package)
+    monkeypatch.setattr("gemmpipe.executors.ray_worker.PACKAGE", package)
     hashes = set()
     for text in ("A = 1\n", "A = 2\n"):
         (kernels / "kernel.py").write_text(text)
-        code_of.cache_clear()
-        hashes.add(code_of(())["gemmpipe"])
-    code_of.cache_clear()
+        code_hashes.cache_clear()
+        hashes.add(code_hashes(())["gemmpipe"])
+    code_hashes.cache_clear()
     assert len(hashes) == 2

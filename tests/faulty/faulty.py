@@ -13,13 +13,23 @@ from pathlib import Path
 import torch
 
 from gemmpipe.backends.autotune import Autotuned
-from gemmpipe.cost import bytes_moved, flops
-from gemmpipe.data import Build, Device, Knobs, Problem
-from gemmpipe.family import Family, GemmSpec, Implementation, Inputs, KeyColumn, Launch, Prepared, Weights
-from gemmpipe.launching.autotuning import Choice
-from gemmpipe.operands import make_inputs, make_weights
-from gemmpipe.reference import product, tolerance
-from gemmpipe.space import Space
+from gemmpipe.core.data import Build, Device, Knobs, Problem
+from gemmpipe.family import (
+    Family,
+    GemmSpec,
+    Implementation,
+    Inputs,
+    KeyColumn,
+    Launch,
+    Prepared,
+    Weights,
+    bytes_moved,
+    flops,
+)
+from gemmpipe.family.operands import make_inputs, make_weights
+from gemmpipe.family.reference import product, tolerance
+from gemmpipe.family.space import Space
+from gemmpipe.launch.triton_autotune import AutotuneResult
 
 torch.set_num_threads(1)  # tests run beside each other: threads that wait for a core make launches look long
 
@@ -127,10 +137,10 @@ class Faulty(Implementation):
 
     label = "faulty"
 
-    def points(self, spec: GemmSpec, device: Device, space: Space) -> Iterable[Knobs]:
-        return space.points({"M": spec.m, "N": spec.n, "K": spec.k})
+    def configs(self, spec: GemmSpec, device: Device, space: Space) -> Iterable[Knobs]:
+        return space.configs({"M": spec.m, "N": spec.n, "K": spec.k})
 
-    def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+    def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         return "kind: unfit by name" if knobs["KIND"] == "unfit" else None
 
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
@@ -167,7 +177,7 @@ class _Deadly(Autotuned):
     def prepare(self, spec: GemmSpec, weights: Weights, knobs: Knobs) -> Prepared:
         return Prepared(weights=weights)
 
-    def choose(self, *args: object, **kwargs: object) -> Choice:
+    def choose(self, *args: object, **kwargs: object) -> AutotuneResult:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError("dead")
 

@@ -7,12 +7,11 @@ import torch
 import triton
 import triton.language as tl
 
-from gemmpipe.cost import bytes_moved, flops
-from gemmpipe.data import Device, Knobs, Problem
-from gemmpipe.family import Family, GemmSpec, Implementation, Inputs, KeyColumn, Launch, Prepared
-from gemmpipe.operands import make_inputs, make_weights
-from gemmpipe.reference import product, tolerance
-from gemmpipe.space import Space
+from gemmpipe.core.data import Device, Knobs, Problem
+from gemmpipe.family import Family, GemmSpec, Implementation, Inputs, KeyColumn, Launch, Prepared, bytes_moved, flops
+from gemmpipe.family.operands import make_inputs, make_weights
+from gemmpipe.family.reference import product, tolerance
+from gemmpipe.family.space import Space
 
 
 @triton.jit
@@ -38,10 +37,10 @@ class Poison(Implementation):
 
     label = "poison"
 
-    def points(self, spec: GemmSpec, device: Device, space: Space) -> Iterable[Knobs]:
-        return space.points({"M": spec.m, "N": spec.n, "K": spec.k})
+    def configs(self, spec: GemmSpec, device: Device, space: Space) -> Iterable[Knobs]:
+        return space.configs({"M": spec.m, "N": spec.n, "K": spec.k})
 
-    def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+    def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         return None if device.kind == "cuda" else "no GPU: these are a GPU's faults"
 
     def bind(

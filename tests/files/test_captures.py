@@ -8,8 +8,8 @@ from string import whitespace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemmpipe.errors import UserError
-from gemmpipe.files.captures import MAX_COUNT, read_captures
+from gemmpipe.core.capture_file import MAX_COUNT, read_captures
+from gemmpipe.core.errors import UserError
 
 _LINE = st.one_of(
     st.binary(max_size=20),
@@ -26,8 +26,10 @@ def test_any_bytes_are_rows_or_told(lines: list[bytes], tmp_path: Path) -> None:
     found = read_captures(path)
     assert len(found.rows) >= lines.count(b"a16w16,8,5")
     assert all(1 <= row.count <= MAX_COUNT and set(row.cells) == {"family", "M"} for row in found.rows)
-    assert sum(b"9" * 5000 in line for line in lines) == sum("column count: '999" in bad.why for bad in found.bad)
-    for bad in found.bad:
+    assert sum(b"9" * 5000 in line for line in lines) == sum(
+        "column count: '999" in bad.reason for bad in found.bad_rows
+    )
+    for bad in found.bad_rows:
         assert bad.text.strip(whitespace)
         assert "\n" not in bad.text
 

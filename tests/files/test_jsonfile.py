@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gemmpipe.errors import UserError
-from gemmpipe.files.jsonfile import read_object
+from gemmpipe.core.errors import UserError
+from gemmpipe.core.files import read_object
 
 
 @pytest.mark.parametrize(

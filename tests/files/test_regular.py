@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from gemmpipe.errors import UserError
-from gemmpipe.files.regular import open_regular, open_regular_text, read_regular
-from gemmpipe.paths import PACKAGE, no_link
+from gemmpipe.core.errors import UserError
+from gemmpipe.core.files import open_regular, open_regular_text, read_regular
+from gemmpipe.core.paths import PACKAGE, open_no_link
 
 _MAY_OPEN = {
     "files/regular.py",
     "paths.py",  # what is written
-    "journal/writing.py",  # the same, by `no_link`
+    "journal/writing.py",  # the same, by `open_no_link`
     "runtime/captured.py",  # the same
     "cli/streams.py",  # the standard streams
     "online.py",  # the log and the lock in the user's own folder
@@ -63,7 +63,7 @@ def test_what_is_no_regular_file_is_refused(kind: str, tmp_path: Path, monkeypat
 def test_another_file_in_its_place_meanwhile_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, there = tmp_path / "x", os.stat(__file__)
     os.mkfifo(path)
-    monkeypatch.setattr("gemmpipe.files.regular.os.stat", lambda path: there)
+    monkeypatch.setattr("gemmpipe.core.files.os.stat", lambda path: there)
     with pytest.raises(UserError, match="no regular file"):
         open_regular(path, "a table")
 
@@ -85,4 +85,4 @@ def test_what_is_written_goes_to_no_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x")
     for mode in ("a", "a+"):
         with pytest.raises(OSError, match=r"no regular file|No such device"):
-            open(tmp_path / "x", mode, opener=no_link)  # noqa: SIM115
+            open(tmp_path / "x", mode, opener=open_no_link)  # noqa: SIM115

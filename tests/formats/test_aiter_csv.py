@@ -8,15 +8,15 @@ import pandas as pd
 import pytest
 
 from gemmpipe.cli.main import main
-from gemmpipe.data import Candidate, Device, Status, Trial
-from gemmpipe.device import arch_device
-from gemmpipe.events import Event, Events
+from gemmpipe.core.data import Candidate, Device, Status, Trial
+from gemmpipe.core.device import arch_device
+from gemmpipe.core.events import Event, Events
+from gemmpipe.core.schema import SELECTIONS
 from gemmpipe.family import KernelDefaults, load_family
+from gemmpipe.family.problem import make_problem
 from gemmpipe.formats import Target
 from gemmpipe.formats.aiter_csv import AiterCsv
 from gemmpipe.journal import Journal
-from gemmpipe.problem import make_problem
-from gemmpipe.table import SELECTIONS
 from gemmpipe.tables import store
 
 HEADER = "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio\n"

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from gemmpipe.cli.main import main
-from gemmpipe.data import Candidate, Problem, Status, Trial
-from gemmpipe.device import arch_device
+from gemmpipe.core.data import Candidate, Problem, Status, Trial
+from gemmpipe.core.device import arch_device
 from gemmpipe.family import KernelDefaults, load_family
+from gemmpipe.family.problem import make_problem
 from gemmpipe.journal import Journal
-from gemmpipe.problem import make_problem
 
 FAMILY = load_family("a16w16_atomic")
 SIZES = (16, 32, 64, 128, 256, 512, 2048, 4096)

@@ -10,18 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemmpipe.data import Candidate, Device, Scalar
-from gemmpipe.errors import UserError
-from gemmpipe.events import Event, Events
+from gemmpipe.core.data import Candidate, Device, Scalar
+from gemmpipe.core.errors import UserError
+from gemmpipe.core.events import Event, Events
+from gemmpipe.core.schema import SELECTIONS
 from gemmpipe.family import Experts, Family, GemmSpec, KernelDefaults
+from gemmpipe.family.problem import make_problem
 from gemmpipe.formats import Target
-from gemmpipe.formats.buckets import read_buckets, render_buckets
-from gemmpipe.formats.engine_json import EngineJson
-from gemmpipe.formats.sglang import Sglang
-from gemmpipe.formats.triton_json import TritonJson
-from gemmpipe.formats.vllm import Vllm
-from gemmpipe.problem import make_problem
-from gemmpipe.table import SELECTIONS
+from gemmpipe.formats.engine_json import EngineJson, Sglang, Vllm
+from gemmpipe.formats.triton_json import TritonJson, read_buckets, render_buckets
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 Selected = tuple[str, int, int, int, Mapping[str, object]]
@@ -79,7 +76,7 @@ def test_presets_and_own_buckets(blockscale: Family) -> None:
     assert ranges({"small": 64, "rest": None}) == [("small", 0, 64), ("rest", 64, None)]
     atomic = TritonJson(device_name=None, buckets="atomic")
     (bucket,) = atomic.buckets(blockscale, [64])
-    assert (bucket.name, bucket.must) == ("medium_M64", (("BLOCK_SIZE_M", 64),))
+    assert (bucket.name, bucket.required_knobs) == ("medium_M64", (("BLOCK_SIZE_M", 64),))
 
 
 @pytest.mark.parametrize(
@@ -177,9 +174,9 @@ def test_engine_files(form: EngineJson, blank: str, target: Target, blockscale: 
 def test_buckets_of_an_engine(blockscale: Family, sixteen: Family) -> None:
     found = Vllm(device_name=None).buckets(blockscale, [64, 1])
     assert [(b.name, b.low, b.high) for b in found] == [("1", 0, 1), ("64", 63, 64)]
-    assert found[0].admits(Candidate.of("triton", KNOBS))
-    assert not found[0].admits(Candidate.of("triton", KNOBS | {"NUM_KSPLIT": 4}))
-    assert not found[0].admits(Candidate.of("torch", {}))
+    assert found[0].accepts(Candidate.of("triton", KNOBS))
+    assert not found[0].accepts(Candidate.of("triton", KNOBS | {"NUM_KSPLIT": 4}))
+    assert not found[0].accepts(Candidate.of("torch", {}))
     assert Vllm(device_name=None).buckets(sixteen, [1]) == ()
 
 

@@ -9,17 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemmpipe.data import Device
-from gemmpipe.errors import UserError
-from gemmpipe.events import Events
+from gemmpipe.core.data import Device
+from gemmpipe.core.errors import UserError
+from gemmpipe.core.events import Events
+from gemmpipe.core.schema import SELECTIONS
 from gemmpipe.family import Family
 from gemmpipe.formats import Target
-from gemmpipe.formats.engine_json import EngineJson, nearest_key
+from gemmpipe.formats.engine_json import EngineJson, Sglang, Vllm, nearest_key
 from gemmpipe.formats.engine_lint import check_coverage, findings_of, lint, lint_file
 from gemmpipe.formats.findings import ERROR, NOTE, WARNING, Finding, summary
-from gemmpipe.formats.sglang import Sglang
-from gemmpipe.formats.vllm import Vllm
-from gemmpipe.table import SELECTIONS
 
 KNOBS: Mapping[str, object] = {
     "BLOCK_SIZE_M": 16,

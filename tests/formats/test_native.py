@@ -6,12 +6,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from gemmpipe.data import Device
-from gemmpipe.events import Event, Events
+from gemmpipe.core.data import Device
+from gemmpipe.core.events import Event, Events
+from gemmpipe.core.schema import SELECTIONS
 from gemmpipe.family import Family
 from gemmpipe.formats import Target
-from gemmpipe.formats.native import Csv
-from gemmpipe.table import SELECTIONS
+from gemmpipe.formats.native import NativeCsv
 from gemmpipe.tables import store
 
 KEY = ["M", "N", "K", "bias", "dtype", "outdtype", "scaleAB", "bpreshuffle"]
@@ -56,7 +56,7 @@ def target(tmp_path: Path, h200: Device, heard: list[Event]) -> Target:
 def test_written_as_aiter_writes_and_read_back(target: Target, sixteen: Family) -> None:
     bucket = {"format": "triton_json", "bucket": "small_M", "M": None}
     frame = _selections({"M": 1}, bucket, {"M": 64, "us": 5.0, "bias": True})
-    (path,) = Csv(file=None, sort=False).write(sixteen, frame, target)
+    (path,) = NativeCsv(file=None, sort=False).write(sixteen, frame, target)
     assert path == target.folder / "small16_tuned_gemm.csv"
     header, first, second = path.read_text().splitlines()
     assert header.startswith(
@@ -72,7 +72,7 @@ def test_written_as_aiter_writes_and_read_back(target: Target, sixteen: Family) 
 
 
 def test_a_kept_old_row_is_told(target: Target, sixteen: Family, heard: list[Event]) -> None:
-    table = Csv(file="dsv3_gemm.csv", sort=True)
+    table = NativeCsv(file="dsv3_gemm.csv", sort=True)
     table.write(sixteen, _selections({"M": 2}, {"M": 1}), target)
     slower = _selections({"M": 1, "us": 6.0, "libtype": "torch", "config": "{}"})
     (path,) = table.write(sixteen, slower, target)
@@ -87,7 +87,7 @@ def test_a_kept_old_row_is_told(target: Target, sixteen: Family, heard: list[Eve
 
 
 def test_a_winner_over_the_incumbent_replaces_it(target: Target, sixteen: Family, heard: list[Event]) -> None:
-    table = Csv(file=None, sort=False)
+    table = NativeCsv(file=None, sort=False)
     table.write(sixteen, _selections({"M": 1}), target)
     raced = _selections({"M": 1, "us": 6.0, "libtype": "torch", "config": "{}", "incumbent_us": 6.5})
     (path,) = table.write(sixteen, raced, target)
@@ -96,5 +96,5 @@ def test_a_winner_over_the_incumbent_replaces_it(target: Target, sixteen: Family
 
 
 def test_nothing_selected_writes_nothing(target: Target, sixteen: Family) -> None:
-    assert Csv(file=None, sort=False).write(sixteen, _selections(), target) == []
+    assert NativeCsv(file=None, sort=False).write(sixteen, _selections(), target) == []
     assert list(target.folder.iterdir()) == []

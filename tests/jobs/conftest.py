@@ -8,21 +8,21 @@ from pathlib import Path
 import pytest
 from jobs_at_hand import Cells, Paced, PacedClock
 
-from gemmpipe.conditions import Neighbours
-from gemmpipe.data import Candidate
-from gemmpipe.device import DeviceChoice
+from gemmpipe.bench.jobs import InFlight, WorkerContext
+from gemmpipe.bench.setup import ProblemSetup, WorkerBench
+from gemmpipe.bench.timer import CpuClock
+from gemmpipe.core.data import Candidate
+from gemmpipe.core.device import DeviceChoice
+from gemmpipe.core.nvml import ForeignProcesses
 from gemmpipe.family import load_family
-from gemmpipe.jobs import Flight, Tools
-from gemmpipe.timer import CpuClock
-from gemmpipe.workbench import Setup, Workbench
 
 
 @pytest.fixture(scope="module")
-def bench() -> Iterator[Workbench]:
+def bench() -> Iterator[WorkerBench]:
     folder = str(Path(__file__).parents[1] / "faulty")
     sys.path.insert(0, folder)
     family = load_family("faulty")
-    yield Workbench(
+    yield WorkerBench(
         family, {"faulty": family.implementations[0]}, DeviceChoice(kind="cpu", index=None, shared=False).find()[0]
     )
     sys.path.remove(folder)
@@ -34,22 +34,24 @@ def cells() -> Cells:
 
 
 @pytest.fixture
-def tools(bench: Workbench, cells: Cells) -> Tools:
-    bench.launched.clear()
-    bench.once_us.clear()
+def tools(bench: WorkerBench, cells: Cells) -> WorkerContext:
+    bench.launch_counts.clear()
+    bench.single_launch_us.clear()
     bench.library_us.clear()
-    return Tools(bench=bench, clock=CpuClock(), flight=Flight(cells), neighbours=Neighbours(bench.device))
+    return WorkerContext(
+        bench=bench, clock=CpuClock(), in_flight=InFlight(cells), foreign_processes=ForeignProcesses(bench.device)
+    )
 
 
 @pytest.fixture
-def paced(tools: Tools, monkeypatch: pytest.MonkeyPatch) -> Tools:
+def paced(tools: WorkerContext, monkeypatch: pytest.MonkeyPatch) -> WorkerContext:
     """Tools with which a candidate takes its PACE_MS, without anybody waiting for it."""
-    binder = Setup.binder
+    binder = ProblemSetup.binder
 
-    def to(setup: Setup, candidate: Candidate, order: str | None = None) -> Callable[[int], Paced]:
+    def to(setup: ProblemSetup, candidate: Candidate, order: str | None = None) -> Callable[[int], Paced]:
         knobs = candidate.knobs
         bind = binder(setup, Candidate.of("faulty", {**knobs, "PACE_MS": 0}), order)
         return lambda index: Paced(bind(index), 1000 * float(str(knobs["PACE_MS"])) or 1.0)
 
-    monkeypatch.setattr(Setup, "binder", to)
+    monkeypatch.setattr(ProblemSetup, "binder", to)
     return replace(tools, clock=PacedClock())

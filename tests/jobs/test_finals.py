@@ -6,42 +6,44 @@ from dataclasses import replace
 import pytest
 from jobs_at_hand import Cells, by_kind, candidate, finals
 
-from gemmpipe.conditions import Neighbours
-from gemmpipe.data import Status
-from gemmpipe.jobs import TOGETHER, Tools
-from gemmpipe.timer import Call, CpuClock
+from gemmpipe.bench.jobs import RUNNING_SEVERAL, WorkerContext
+from gemmpipe.bench.timer import CpuClock, TimedCall
+from gemmpipe.core.data import Status
+from gemmpipe.core.nvml import ForeignProcesses
 
 
 @pytest.mark.parametrize("kind", ["spoil_nan", "untouched", "permute", "spoil_row", "wrong_at_8"])
-def test_finals_refuse_what_is_wrong(tools: Tools, kind: str) -> None:
+def test_finals_refuse_what_is_wrong(tools: WorkerContext, kind: str) -> None:
     found = by_kind(finals(candidate("right"), candidate(kind)).run(tools))
     assert found["right"].status is Status.OK
     assert found["right"].err_ratio == 0
-    assert found[kind].status is Status.WRONG
+    assert found[kind].status is Status.INCORRECT
     assert found[kind].err_ratio == 1
     assert found[kind].error == "error ratio 1.0000, must be below 0.05"
     assert found[kind].samples_us == ()
 
 
-def test_finals_stop_timing_who_is_outrun_but_for_baseline_and_incumbent(tools: Tools) -> None:
+def test_finals_stop_timing_who_is_outrun_but_for_baseline_and_incumbent(tools: WorkerContext) -> None:
     fast, slow = candidate("right"), candidate("right", 2)
     library, incumbent = candidate("right", 3), candidate("right", 4)
-    job = finals(fast, slow, library, incumbent, library=frozenset({library.id}), kept=frozenset({incumbent.id}))
+    job = finals(
+        fast, slow, library, incumbent, library=frozenset({library.id}), always_timed=frozenset({incumbent.id})
+    )
     found = {t.candidate: t for t in job.run(tools)}
-    assert found[slow].status is Status.DROPPED
+    assert found[slow].status is Status.PRUNED
     assert len(found[slow].samples_us) == 1
     for staying in (fast, library, incumbent):
         assert found[staying].status is Status.OK
         assert len(found[staying].samples_us) >= 3
 
 
-class Seen(Neighbours):
+class Seen(ForeignProcesses):
     """What was seen of others at each look, written down beforehand: there is no GPU to share here."""
 
     def __init__(self, *looks: bool) -> None:
         self._looks = list(looks)
 
-    def look(self) -> bool:
+    def detect(self) -> bool:
         return self._looks.pop(0)
 
 
@@ -51,10 +53,10 @@ class Seen(Neighbours):
     ids=["before only", "once", "twice"],
 )
 def test_finals_beside_another_process_are_raced_again_and_then_marked(
-    tools: Tools, looks: tuple[bool, ...], shared: bool
+    tools: WorkerContext, looks: tuple[bool, ...], shared: bool
 ) -> None:
     seen = Seen(*looks)
-    trials = finals(candidate("right"), candidate("slow")).run(replace(tools, neighbours=seen))
+    trials = finals(candidate("right"), candidate("slow")).run(replace(tools, foreign_processes=seen))
     assert seen._looks == []
     assert {t.shared for t in trials} == {shared}
     found = by_kind(trials)
@@ -62,25 +64,25 @@ def test_finals_beside_another_process_are_raced_again_and_then_marked(
     assert len(found["right"].samples_us) == 5
 
 
-def test_every_round_has_its_own_order(tools: Tools, cells: Cells) -> None:
+def test_every_round_has_its_own_order(tools: WorkerContext, cells: Cells) -> None:
     """In any fixed order the same rival would pay for what a hungry kernel does to the clocks."""
     pair = [candidate("right", pace_ms=2), candidate("right", pace_ms=2.1)]
-    trials = finals(*pair, kept=frozenset(c.id for c in pair)).run(tools)
+    trials = finals(*pair, always_timed=frozenset(c.id for c in pair)).run(tools)
     assert [len(t.samples_us) for t in trials] == [5, 5]
-    checked = cells.positions.index(TOGETHER)
+    checked = cells.positions.index(RUNNING_SEVERAL)
     raced = [position for position in cells.positions[checked:] if position >= 0]
     assert sorted(raced) == [0] * 5 + [1] * 5
     assert len({tuple(raced[i : i + 2]) for i in range(0, 10, 2)}) == 2
 
 
-def test_who_is_far_behind_is_checked_and_not_raced(paced: Tools) -> None:
+def test_who_is_far_behind_is_checked_and_not_raced(paced: WorkerContext) -> None:
     quick, slow, wrong = candidate("right", 1), candidate("right", 8), candidate("untouched", 9)
     found = {t.candidate: t for t in finals(quick, slow, wrong).run(paced)}
     assert (found[quick].status, len(found[quick].samples_us)) == (Status.OK, 5)
-    assert (found[slow].status, found[slow].launches) == (Status.DROPPED, 1)
+    assert (found[slow].status, found[slow].launches) == (Status.PRUNED, 1)
     assert found[slow].err_ratio is not None and found[slow].err_ratio < 0.05
     assert found[slow].time_us == 8_000
-    assert found[wrong].status is Status.WRONG
+    assert found[wrong].status is Status.INCORRECT
     for role in ("library", "kept"):
         found = {t.candidate: t for t in finals(quick, slow, **{role: frozenset({slow.id})}).run(paced)}
         assert (found[slow].status, len(found[slow].samples_us)) == (Status.OK, 5), "compared with to the end"
@@ -92,7 +94,7 @@ class _Hasty(CpuClock):
     def __init__(self) -> None:
         self.looks = 0
 
-    def sequence(self, launches: Sequence[Call], least_us: float = 0.0) -> list[float]:
+    def sequence(self, launches: Sequence[TimedCall], least_us: float = 0.0) -> list[float]:
         times = []
         for launch in launches:
             launch()
@@ -101,9 +103,9 @@ class _Hasty(CpuClock):
         return times
 
 
-def test_samples_of_all_who_may_win_have_as_many_launches(tools: Tools) -> None:
+def test_samples_of_all_who_may_win_have_as_many_launches(tools: WorkerContext) -> None:
     """Starting a graph takes some microseconds: divided by other numbers of launches, it would decide."""
     finalists = [candidate("right", pace_ms=pace) for pace in (0, 0.001, 0.002, 0.003)]
     trials = finals(*finalists).run(replace(tools, clock=_Hasty()))
-    assert {trial.status for trial in trials} <= {Status.OK, Status.DROPPED}
+    assert {trial.status for trial in trials} <= {Status.OK, Status.PRUNED}
     assert len({trial.launches // len(trial.samples_us) for trial in trials}) == 1

@@ -5,12 +5,12 @@ import torch
 from jobs_at_hand import PROBLEM, Cells, candidate, finals, screen
 
 from gemmpipe.backends.aten import Torch
-from gemmpipe.conditions import Neighbours
-from gemmpipe.data import Candidate, Status, Trial
-from gemmpipe.jobs import SETTING_UP, Flight, Poisoned, ProbeJob, Tools
-from gemmpipe.timer import CpuClock
-from gemmpipe.workbench import OperandCache, Workbench
-from gemmpipe.worker import Post, ready_tools
+from gemmpipe.bench.jobs import SETTING_UP, DeviceContextLost, InFlight, ProbeJob, WorkerContext
+from gemmpipe.bench.setup import OperandCache, WorkerBench
+from gemmpipe.bench.timer import CpuClock
+from gemmpipe.bench.worker import WorkerConfig, make_worker_context
+from gemmpipe.core.data import Candidate, Status, Trial
+from gemmpipe.core.nvml import ForeignProcesses
 
 
 class DeadClock(CpuClock):
@@ -20,13 +20,15 @@ class DeadClock(CpuClock):
         raise RuntimeError("an illegal memory access was encountered")
 
 
-def test_a_lost_device_ends_the_job_and_its_trials_stand(bench: Workbench, cells: Cells) -> None:
-    dead = Tools(bench=bench, clock=DeadClock(), flight=Flight(cells), neighbours=Neighbours(bench.device))
+def test_a_lost_device_ends_the_job_and_its_trials_stand(bench: WorkerBench, cells: Cells) -> None:
+    dead = WorkerContext(
+        bench=bench, clock=DeadClock(), in_flight=InFlight(cells), foreign_processes=ForeignProcesses(bench.device)
+    )
     with pytest.raises(RuntimeError, match="illegal memory access"):
         dead.clock.synchronize()
-    assert not dead.alive()
+    assert not dead.device_alive()
     trials: list[Trial] = []
-    with pytest.raises(Poisoned) as poisoned:
+    with pytest.raises(DeviceContextLost) as poisoned:
         _probe("raise_launch").attempt(dead, trials, 0, lambda _: dead.clock.synchronize())
     assert [t.status for t in poisoned.value.trials] == [Status.LAUNCH_ERROR]
 
@@ -35,13 +37,13 @@ def _probe(kind: str) -> ProbeJob:
     return ProbeJob(stage="screen", problem=PROBLEM, candidate=candidate(kind))
 
 
-def test_a_probe_says_only_what_fails(tools: Tools, cells: Cells) -> None:
+def test_a_probe_says_only_what_fails(tools: WorkerContext, cells: Cells) -> None:
     assert _probe("right").run(tools) == []
     assert cells.positions == [SETTING_UP, 0]
     assert [t.status for t in _probe("raise_odd").run(tools)] == [Status.LAUNCH_ERROR]
 
 
-def test_work_for_the_others(tools: Tools) -> None:
+def test_work_for_the_others(tools: WorkerContext) -> None:
     right, wrong = candidate("right"), candidate("kill")
     job = finals(right, wrong)
     assert job.without({wrong}).candidates == (right,)
@@ -49,17 +51,17 @@ def test_work_for_the_others(tools: Tools) -> None:
     assert screen("right", "kill").without({wrong}).candidates == (right,)
 
 
-def test_operands_are_the_same_in_every_process(bench: Workbench) -> None:
-    again = Workbench(bench.family, {}, bench.device)
+def test_operands_are_the_same_in_every_process(bench: WorkerBench) -> None:
+    again = WorkerBench(bench.family, {}, bench.device)
     one, other = bench.set_up(PROBLEM), again.set_up(PROBLEM)
     assert one.inputs(0).x.equal(other.inputs(0).x)
     assert one.weights(1).w.equal(other.weights(1).w)
     assert not one.weights(0).w.equal(one.weights(1).w)
 
 
-def test_a_worker_runs_the_familys_own_kernels_whatever_backends_were_chosen(bench: Workbench, cells: Cells) -> None:
-    post = Post(device=bench.device, family="faulty", backends=(Torch(),), python_path=())
-    found = ready_tools(post, cells).bench  # type: ignore[arg-type]
+def test_a_worker_runs_the_familys_own_kernels_whatever_backends_were_chosen(bench: WorkerBench, cells: Cells) -> None:
+    post = WorkerConfig(device=bench.device, family="faulty", backends=(Torch(),), python_path=())
+    found = make_worker_context(post, cells).bench  # type: ignore[arg-type]
     labels = [found.implementation(Candidate.of(label, {})).label for label in ("faulty", "torch")]
     assert labels == ["faulty", "torch"]
 

@@ -8,18 +8,18 @@ import pytest
 import torch
 
 from gemmpipe.backends.aten import Torch
-from gemmpipe.conditions import Neighbours
-from gemmpipe.data import Candidate, Device, Knobs, Problem, Status, Trial
-from gemmpipe.device import cpu_device
+from gemmpipe.bench.finals import FinalsJob
+from gemmpipe.bench.jobs import InFlight, WorkerContext
+from gemmpipe.bench.screening import ScreenJob
+from gemmpipe.bench.setup import WorkerBench
+from gemmpipe.bench.timer import CpuClock, TimedCall, TimedReplay, Timer
+from gemmpipe.core.data import Candidate, Device, Knobs, Problem, Status, Trial
+from gemmpipe.core.device import cpu_device
+from gemmpipe.core.nvml import ForeignProcesses
 from gemmpipe.family import GemmSpec, Implementation, Inputs, KernelDefaults, Launch, Prepared, load_family
-from gemmpipe.jobs import Flight, Tools
-from gemmpipe.jobs.finals import FinalsJob
-from gemmpipe.jobs.screening import ScreenJob
-from gemmpipe.problem import make_problem
-from gemmpipe.search import Request
-from gemmpipe.space import Space
-from gemmpipe.timer import Call, CpuClock, Replay, Timer
-from gemmpipe.workbench import Workbench
+from gemmpipe.family.problem import make_problem
+from gemmpipe.family.space import Space
+from gemmpipe.search import TrialRequest
 
 FAMILY = load_family("a8w8_blockscale")
 TIMER = Timer(warmup=1, iters=2, rounds=5, budget_ms=50)
@@ -38,10 +38,10 @@ class Told:
 
 
 class ToldClock(CpuClock):
-    def blocks(self, blocks: Sequence[Sequence[Call]], least_us: float = 0.0) -> list[float]:
+    def blocks(self, blocks: Sequence[Sequence[TimedCall]], least_us: float = 0.0) -> list[float]:
         return [self.replay(block)() for block in blocks]
 
-    def replay(self, launches: Sequence[Call]) -> Replay:
+    def replay(self, launches: Sequence[TimedCall]) -> TimedReplay:
         def once() -> float:
             for launch in launches:
                 launch()
@@ -77,10 +77,10 @@ class Rows(Implementation):
 
     label = "rows"
 
-    def points(self, spec: GemmSpec, device: Device, space: Space) -> list[Knobs]:
+    def configs(self, spec: GemmSpec, device: Device, space: Space) -> list[Knobs]:
         return [{}]
 
-    def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+    def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         return None
 
     def bind(
@@ -92,11 +92,13 @@ class Rows(Implementation):
 
 
 @pytest.fixture
-def tools() -> Tools:
+def tools() -> WorkerContext:
     device = cpu_device()
     Layouts.seen.clear()
-    bench = Workbench(FAMILY, {"layouts": Layouts(), "rows": Rows()}, device)
-    return Tools(bench=bench, clock=ToldClock(), flight=Flight([0.0, 0.0]), neighbours=Neighbours(device))
+    bench = WorkerBench(FAMILY, {"layouts": Layouts(), "rows": Rows()}, device)
+    return WorkerContext(
+        bench=bench, clock=ToldClock(), in_flight=InFlight([0.0, 0.0]), foreign_processes=ForeignProcesses(device)
+    )
 
 
 def _problem(m: int = 8, **key: object) -> Problem:
@@ -108,31 +110,31 @@ def _candidate(name: str) -> Candidate:
     return Candidate.of("layouts", {"name": name, "method": "float32_convert"})
 
 
-def _finals(tools: Tools, problem: Problem, *names: str) -> dict[str, Trial]:
+def _finals(tools: WorkerContext, problem: Problem, *names: str) -> dict[str, Trial]:
     job = FinalsJob(
         stage="bench",
         problem=problem,
         finalists=tuple(map(_candidate, names)),
         library=frozenset(),
-        kept=frozenset(_candidate(name).id for name in names),
+        always_timed=frozenset(_candidate(name).id for name in names),
         timer=TIMER,
         err_ratio=0.05,
     )
     return {str(t.candidate.knobs["name"]): t for t in job.run(tools)}
 
 
-def test_the_slower_layout_counts_and_both_are_checked(tools: Tools) -> None:
+def test_the_slower_layout_counts_and_both_are_checked(tools: WorkerContext) -> None:
     found = _finals(tools, _problem(), SAME, COPIES, MIXED)
     assert found[SAME].time_us == 6.0
     assert found[COPIES].time_us == 8.0, "it is the fastest in one layout, and no call chooses its layout"
-    assert found[MIXED].status is Status.WRONG
+    assert found[MIXED].status is Status.INCORRECT
     assert found[SAME].launches == 2 * len(found[SAME].samples_us) * tools.bench.set_up(_problem()).sets
     assert {strides for name, strides in Layouts.seen if name == SAME} == {(2, 1), (1, 8)}
 
 
 @pytest.mark.parametrize(("order", "time_us", "strides"), [("row", 5.0, (2, 1)), ("column", 8.0, (1, 8))])
 def test_a_workload_of_one_layout_is_timed_in_it_alone(
-    tools: Tools, order: str, time_us: float, strides: tuple[int, ...]
+    tools: WorkerContext, order: str, time_us: float, strides: tuple[int, ...]
 ) -> None:
     found = _finals(tools, _problem(x_scale=order), COPIES)
     assert found[COPIES].time_us == time_us
@@ -140,13 +142,13 @@ def test_a_workload_of_one_layout_is_timed_in_it_alone(
 
 
 @pytest.mark.parametrize("sizes", [{"m": 1}, {"K": 128}])
-def test_what_lies_in_both_layouts_at_once_is_timed_once(tools: Tools, sizes: dict[str, int]) -> None:
+def test_what_lies_in_both_layouts_at_once_is_timed_once(tools: WorkerContext, sizes: dict[str, int]) -> None:
     problem = _problem(**sizes)  # type: ignore[arg-type]
     found = _finals(tools, problem, SAME)
     assert found[SAME].launches == len(found[SAME].samples_us) * tools.bench.set_up(problem).sets
 
 
-def test_scales_are_copied_in_the_launch_of_a_kernel_that_reads_rows_alone(tools: Tools) -> None:
+def test_scales_are_copied_in_the_launch_of_a_kernel_that_reads_rows_alone(tools: WorkerContext) -> None:
     setup = tools.bench.set_up(_problem())
     launch = setup.binder(Candidate.of("rows", {}), "column")(0)
     assert setup.error_ratio(launch()) == 0
@@ -156,15 +158,15 @@ def test_scales_are_copied_in_the_launch_of_a_kernel_that_reads_rows_alone(tools
 
 
 @pytest.mark.parametrize(("order", "strides"), [(None, (2, 1)), ("column", (1, 8))])
-def test_screening_looks_at_one_layout(tools: Tools, order: str | None, strides: tuple[int, ...]) -> None:
-    asked = (Request(candidate=_candidate(COPIES), launches=2),)
+def test_screening_looks_at_one_layout(tools: WorkerContext, order: str | None, strides: tuple[int, ...]) -> None:
+    asked = (TrialRequest(candidate=_candidate(COPIES), launches=2),)
     job = ScreenJob(stage="screen", problem=_problem(x_scale=order), requests=asked, timer=TIMER)
     (trial,) = job.run(tools)
     assert trial.status is Status.OK
     assert {each for _, each in Layouts.seen} == {strides}
 
 
-def test_scales_of_both_layouts_are_the_same_numbers(tools: Tools) -> None:
+def test_scales_of_both_layouts_are_the_same_numbers(tools: WorkerContext) -> None:
     setup = tools.bench.set_up(_problem())
     row, column = setup.inputs(0, "row"), setup.inputs(0, "column")
     assert torch.equal(row.x_scale, column.x_scale)

@@ -6,19 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemmpipe.data import Candidate, median
-from gemmpipe.jobs.race import Rules, Runner
-from gemmpipe.paired import paired_ratio
+from gemmpipe.bench.finals import FinalistRun, RacingRules
+from gemmpipe.bench.timer import paired_ratio
+from gemmpipe.core.data import Candidate, median
 
 SAMPLES = st.lists(st.floats(1.0, 1.2), min_size=10, max_size=30)
 
 
-def _runner(name: str, samples: list[float], *, extra_bytes: int = 0) -> Runner:
+def _runner(name: str, samples: list[float], *, extra_bytes: int = 0) -> FinalistRun:
     def never(index: int) -> None:
         raise AssertionError
 
     candidate = Candidate.of("faulty", {"NAME": name})
-    return Runner(
+    return FinalistRun(
         candidate=candidate,
         position=0,
         err_ratio=0.0,
@@ -29,8 +29,10 @@ def _runner(name: str, samples: list[float], *, extra_bytes: int = 0) -> Runner:
     )
 
 
-def _rules(*, library: tuple[Runner, ...] = (), kept: tuple[Runner, ...] = ()) -> Rules:
-    return Rules(library=frozenset(r.candidate.id for r in library), kept=frozenset(r.candidate.id for r in kept))
+def _rules(*, library: tuple[FinalistRun, ...] = (), always_timed: tuple[FinalistRun, ...] = ()) -> RacingRules:
+    return RacingRules(
+        library=frozenset(r.candidate.id for r in library), always_timed=frozenset(r.candidate.id for r in always_timed)
+    )
 
 
 def _around(time_us: float, rounds: int, seed: int = 0) -> list[float]:
@@ -51,7 +53,7 @@ def test_clocks_that_sag_in_the_middle_put_nobody_out() -> None:
 def test_the_longer_the_race_the_less_one_may_be_behind(rounds: int, ratio: float, stays: bool) -> None:
     quick, slow = _runner("a", [5.0] * rounds), _runner("b", [5.0 * ratio] * rounds)
     assert (slow in _rules().still_racing([quick, slow])) is stays
-    assert slow.outrun is not stays
+    assert slow.eliminated is not stays
     heavy = _runner("c", [4.0] * rounds, extra_bytes=100)
     assert quick in _rules().still_racing([quick, heavy]), "memory that nobody may afford outruns nobody"
 
@@ -63,7 +65,7 @@ def test_a_race_is_decided_where_no_rival_may_be_faster(noise: list[float]) -> N
     behind, same = _runner("behind", [1.02 * x for x in lead]), _runner("same", list(lead))
     assert _rules().decided([fastest])
     assert _rules().decided([fastest, behind, same]), "whoever it is"
-    assert not _rules(kept=(behind,)).decided([fastest, behind]), "who is kept has all its rounds"
+    assert not _rules(always_timed=(behind,)).decided([fastest, behind]), "who is kept has all its rounds"
 
 
 @given(SAMPLES, SAMPLES)
@@ -94,12 +96,12 @@ def test_a_baseline_far_behind_rests_after_ten_rounds() -> None:
     assert rules.still_racing([quick, library]) == [quick, library]
     quick.samples, library.samples = _around(5, 10), _around(50, 10)
     assert rules.still_racing([quick, library]) == [quick]
-    assert not library.outrun, "it was compared with as long as was needed"
+    assert not library.eliminated, "it was compared with as long as was needed"
     restless = _runner("d", [50.0, 60.0] * 5)
     assert _rules(library=(restless,)).still_racing([quick, restless]) == [quick, restless], "states 9 % of noise"
     near = _runner("c", _around(5.3, 10))
     assert _rules(library=(near,)).still_racing([quick, near]) == [quick, near]
-    assert _rules(library=(library,), kept=(library,)).still_racing([quick, library]) == [quick, library]
+    assert _rules(library=(library,), always_timed=(library,)).still_racing([quick, library]) == [quick, library]
 
 
 def test_who_may_be_called_in_two_layouts_counts_by_the_slower_one() -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gemmpipe import journal
-from gemmpipe.data import BuildFacts, Candidate, Device, Status, Trial
-from gemmpipe.errors import EnvironmentProblem, UserError
+from gemmpipe.core.data import BuildFacts, Candidate, Device, Status, Trial
+from gemmpipe.core.errors import EnvironmentProblem, UserError
 from gemmpipe.journal import Journal, Record
 
 A, B = Candidate.of("triton", {"BLOCK_SIZE_M": 16}), Candidate.of("torch", {"method": "mm"})
@@ -79,7 +79,7 @@ def test_all_of_a_trial_survives(tmp_path: Path) -> None:
         stage="bench",
         problem=PROBLEM,
         candidate=A,
-        status=Status.WRONG,
+        status=Status.INCORRECT,
         err_ratio=0.25,
         extra_weight_bytes=7,
         error='line one\nand a quote " and \N{GREEK SMALL LETTER MU}',

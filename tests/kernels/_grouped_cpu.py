@@ -8,23 +8,22 @@ from collections.abc import Mapping
 
 import torch
 
-from gemmpipe.data import Knobs, Scalar
-from gemmpipe.device import arch_device
-from gemmpipe.experts import routing
+from gemmpipe.core.data import Knobs, Scalar
+from gemmpipe.core.device import arch_device
 from gemmpipe.family import GemmSpec, Inputs, KernelDefaults, Weights, load_family
-from gemmpipe.kernels.fmoe import _grouped_steps
-from gemmpipe.kernels.fmoe._grouped_steps import scratch, steps
-from gemmpipe.kernels.fmoe._grouped_tile import TileStep
-from gemmpipe.kernels.fmoe._steps import dtypes_of
-from gemmpipe.launching.builds import load_build
-from gemmpipe.problem import make_problem
-from gemmpipe.reference import error_ratio
+from gemmpipe.family.moe import routing
+from gemmpipe.family.problem import make_problem
+from gemmpipe.family.reference import error_ratio
+from gemmpipe.kernels.fmoe import _grouped_launch_plan
+from gemmpipe.kernels.fmoe._grouped_launch_plan import TmaLaunchStep, grouped_launch_steps, grouped_scratch_shapes
+from gemmpipe.kernels.fmoe._launch_plan import dtypes_of
+from gemmpipe.launch.build import load_build
 
 FMOE = load_family("fmoe")
 ACTS = {"silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu, "none": lambda value: value}
 
 
-def scales_of_x(step: TileStep, given: Mapping[str, torch.Tensor], place: int, rows: int, k: int) -> torch.Tensor:
+def scales_of_x(step: TmaLaunchStep, given: Mapping[str, torch.Tensor], place: int, rows: int, k: int) -> torch.Tensor:
     """[rows, k] or [rows, 1] of a block's rows, 1 where there are none."""
     if step.constants["SCALES"] == "block":
         own = given["scales"][:, place : place + rows].t()
@@ -34,7 +33,9 @@ def scales_of_x(step: TileStep, given: Mapping[str, torch.Tensor], place: int, r
     return torch.ones(rows, 1)
 
 
-def scales_of_w(step: TileStep, given: Mapping[str, torch.Tensor], expert: int, w_rows: int, k: int) -> torch.Tensor:
+def scales_of_w(
+    step: TmaLaunchStep, given: Mapping[str, torch.Tensor], expert: int, w_rows: int, k: int
+) -> torch.Tensor:
     """[w_rows, k] or [w_rows, 1] of an expert."""
     if step.constants["SCALES"] == "none":
         return torch.ones(w_rows, 1)
@@ -44,7 +45,7 @@ def scales_of_w(step: TileStep, given: Mapping[str, torch.Tensor], expert: int, 
     return own.repeat_interleave(128, 0)[:w_rows].repeat_interleave(128, 1)[:, :k]
 
 
-def product(step: TileStep, given: Mapping[str, torch.Tensor]) -> None:
+def product(step: TmaLaunchStep, given: Mapping[str, torch.Tensor]) -> None:
     """What the kernel says that it computes, block by block."""
     n, w_rows, k = step.integers["N"], step.integers["w_rows"], given["x"].shape[1]
     for block in range(int(given["blocks_ptr"])):
@@ -64,16 +65,16 @@ def product(step: TileStep, given: Mapping[str, torch.Tensor]) -> None:
 
 def call(spec: GemmSpec, knobs: Knobs, inputs: Inputs, weights: Weights) -> torch.Tensor:
     """All launches of a call, over scratch full of NaN."""
-    device, dtypes = arch_device("sm_90"), dtypes_of(spec, scratch(spec, knobs))
+    device, dtypes = arch_device("sm_90"), dtypes_of(spec, grouped_scratch_shapes(spec, knobs))
     ids, shares = routing(inputs)
     out = torch.full(spec.out_shape, float("nan"), dtype=getattr(torch, spec.out_dtype))
     tensors: dict[str, torch.Tensor | None] = {"x": inputs.x, "ids": ids, "shares": shares, "out": out}
     tensors |= {"w": weights.w, "w_scale": weights.w_scale, "w2": weights.w2, "w2_scale": weights.w2_scale}
-    for name, (shape, dtype) in scratch(spec, knobs).items():
+    for name, (shape, dtype) in grouped_scratch_shapes(spec, knobs).items():
         whole = dtype.startswith("int")
         tensors[name] = torch.full(shape, -(2**30) if whole else float("nan"), dtype=getattr(torch, dtype))
-    for step in steps(spec, knobs, device, interpreted=True):
-        if isinstance(step, TileStep):
+    for step in grouped_launch_steps(spec, knobs, device, interpreted=True):
+        if isinstance(step, TmaLaunchStep):
             product(step, {p: t for p, name in step.tensors.items() if name and (t := tensors[name]) is not None})
         else:
             load_build(step.build(dtypes), device).launcher(step.grid, step.arguments(tensors))()
@@ -85,10 +86,10 @@ def set_chunks(counted: int, scanned: int) -> None:
 
     With fewer than on a GPU, a few hundred pairs are as many chunks as thousands are there.
     """
-    _grouped_steps._COUNTED, _grouped_steps._SCANNED = counted, scanned
+    _grouped_launch_plan._PAIRS_PER_COUNT, _grouped_launch_plan._PAIRS_PER_SCAN = counted, scanned
 
 
-SHIPPED_CHUNKS = (_grouped_steps._COUNTED, _grouped_steps._SCANNED)
+SHIPPED_CHUNKS = (_grouped_launch_plan._PAIRS_PER_COUNT, _grouped_launch_plan._PAIRS_PER_SCAN)
 
 
 def run(case: dict[str, object]) -> float:

@@ -14,10 +14,10 @@ os.environ["TRITON_INTERPRET"] = "1"
 import _grouped_cpu
 import torch
 
-from gemmpipe.device import arch_device
+from gemmpipe.core.device import arch_device
 from gemmpipe.family import GemmSpec, KernelDefaults, load_family
-from gemmpipe.problem import make_problem
-from gemmpipe.reference import error_ratio
+from gemmpipe.family.problem import make_problem
+from gemmpipe.family.reference import error_ratio
 
 
 def laid(scales: torch.Tensor | None, how: str | None) -> torch.Tensor | None:
@@ -54,7 +54,7 @@ def run(case: dict) -> dict:
     out.fill_(float("nan"))
     again = launch()
     return {
-        "misfit": kernel.misfit(spec, knobs, device),
+        "misfit": kernel.unsupported_reason(spec, knobs, device),
         "splits": knobs.get("NUM_KSPLIT", 1),
         "error": error_ratio(first, reference, *family.tolerance(spec)),
         "same": torch.equal(first, again),

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from gemmpipe.errors import UserError
+from gemmpipe.core.errors import UserError
 from gemmpipe.family import KernelDefaults, load_family
-from gemmpipe.sources.table import Csv
+from gemmpipe.family.aiter_table import render
+from gemmpipe.sources.table import CsvShapes
 from gemmpipe.tables import store
-from gemmpipe.tables.aiter import render
 
 RESULT = "us,kernelName,tflops,bw,errRatio"
 TUNED = {
@@ -162,7 +162,7 @@ def test_an_untuned_table_is_read(family: str, variant: str, tmp_path: Path) -> 
     header, line = UNTUNED[variant]
     path = tmp_path / "untuned.csv"
     path.write_text(f"{header}\n{line}\n\n")
-    (problem,) = Csv(path=str(path), rows_of=None).problems(load_family(family), NO_WORDS, "gfx942")
+    (problem,) = CsvShapes(path=str(path), rows_of=None).problems(load_family(family), NO_WORDS, "gfx942")
     cells = dict(zip((w.strip() for w in header.split(",")), (w.strip() for w in line.split(",")), strict=True))
     for column in ("B", "M", "N", "K"):
         if column in cells:
@@ -195,7 +195,7 @@ def test_an_old_table_without_architecture_is_asked_about(tmp_path: Path) -> Non
         UserError, match=r"asm_a8w8_gemm.csv:2: no gfx, and cu_num None does not tell; add a column gfx"
     ):
         store.read(path, load_family("a8w8"))
-    (problem,) = Csv(path=str(path), rows_of=None).problems(load_family("a8w8"), NO_WORDS, "gfx942")
+    (problem,) = CsvShapes(path=str(path), rows_of=None).problems(load_family("a8w8"), NO_WORDS, "gfx942")
     assert (problem["M"], problem["bias"]) == (1, False)
 
 
@@ -235,6 +235,6 @@ def test_a_collected_table_is_written_as_it_was(name: str) -> None:
     ],
 )
 def test_a_collected_table_gives_problems(name: str, family: str, rows_of: str | None) -> None:
-    problems = Csv(path=str(DATA / name), rows_of=rows_of).problems(load_family(family), NO_WORDS, "gfx950")
+    problems = CsvShapes(path=str(DATA / name), rows_of=rows_of).problems(load_family(family), NO_WORDS, "gfx950")
     lines = len([line for line in (DATA / name).read_text().splitlines() if line.strip()]) - 1
     assert sum(problem.weight for problem in problems) == lines

@@ -12,19 +12,19 @@ from gemmpipe.backends.aten import Torch
 from gemmpipe.backends.onednn import OneDnn
 from gemmpipe.backends.scaled_mm import ScaledMm
 from gemmpipe.cli.main import main
-from gemmpipe.data import Scalar
-from gemmpipe.device import arch_device, cpu_device
-from gemmpipe.errors import UserError
+from gemmpipe.core.data import Scalar
+from gemmpipe.core.device import arch_device, cpu_device
+from gemmpipe.core.errors import UserError
 from gemmpipe.family import Family, GemmSpec, Inputs, KernelDefaults, Scaling, Weights, load_family
+from gemmpipe.family.operands import quantise_mx, unpack_mx
+from gemmpipe.family.problem import make_problem
+from gemmpipe.family.reference import dequantise, error_ratio
+from gemmpipe.family.space import Space
 from gemmpipe.formats.triton_json import TritonJson
-from gemmpipe.launching.builds import compile_build
-from gemmpipe.operands import quantise_mx, unpack_mx
-from gemmpipe.plan import Plan
-from gemmpipe.problem import make_problem
-from gemmpipe.reference import dequantise, error_ratio
-from gemmpipe.space import Space
-from gemmpipe.templates.fits import shared_bytes
-from gemmpipe.templates.tiled import Tiled
+from gemmpipe.launch.build import compile_build
+from gemmpipe.pipeline.plan import Plan
+from gemmpipe.templates.constraints import shared_bytes
+from gemmpipe.templates.tiled import TiledKernel
 
 NO_SPACE = Space(axes={}, when=(), pinned=())
 ERR_RATIO = 0.05  # the shipped gate
@@ -167,7 +167,7 @@ def test_compiles_without_a_gpu_within_the_estimate(
         pytest.skip("this triton has no MXFP4 product for gfx942")
     (family, spec), device = spec_of(name, (64, 1280, 8224), key, words, gfx), arch_device(gfx)
     kernel = family.implementations[0]
-    assert isinstance(kernel, Tiled)
+    assert isinstance(kernel, TiledKernel)
     m, n, k, splits, stages, swap = point
     if "float4" in spec.w_dtype:
         k = max(k, 64)  # the least that their matrix instruction takes
@@ -180,7 +180,7 @@ def test_compiles_without_a_gpu_within_the_estimate(
     }
     swapped: dict[str, Scalar] = {"SWAP_AB": bool(swap) and gfx.startswith("sm")}
     knobs = dict(kernel.normalise(spec, {**KNOBS, **sizes, **swapped}, device))
-    assert kernel.misfit(spec, knobs, device) is None
+    assert kernel.unsupported_reason(spec, knobs, device) is None
     facts = compile_build(kernel.builds(spec, knobs, device)[0], device)
     assert facts.shared_bytes is not None
     assert facts.shared_bytes <= shared_bytes(spec, m, n, k, stages, device)
@@ -194,7 +194,7 @@ def test_every_fit_method_is_right_on_a_cpu(
 ) -> None:
     (family, spec), device = spec_of(name, (5, 144, 416), key, words), cpu_device()
     weights, inputs, reference = operands(family, spec)
-    fit = [k for k in backend.points(spec, device, NO_SPACE) if backend.misfit(spec, k, device) is None]
+    fit = [k for k in backend.configs(spec, device, NO_SPACE) if backend.unsupported_reason(spec, k, device) is None]
     assert fit or (isinstance(backend, OneDnn) and (spec.batch > 1 or spec.w_layout != "nk"))
     for knobs in fit:
         prepared = backend.prepare(spec, weights, knobs)
@@ -240,9 +240,9 @@ def test_scaled_mm_takes_both_granularities_of_fp8_alone() -> None:
     out = nan_output(spec)
     ScaledMm().bind(spec, knobs, device, inputs, ScaledMm().prepare(spec, weights, knobs), out)()
     assert error_ratio(out, reference, *family.tolerance(spec)) < 0.01
-    assert ScaledMm().misfit(spec_of("a8w8", (16, 64, 128), {}, {})[1], knobs, device) is None
+    assert ScaledMm().unsupported_reason(spec_of("a8w8", (16, 64, 128), {}, {})[1], knobs, device) is None
     integers = spec_of("a8w8", (16, 64, 128), {}, {"dtype": "int8"})[1]
-    assert str(ScaledMm().misfit(integers, knobs, device)).startswith("fp8 only")
+    assert str(ScaledMm().unsupported_reason(integers, knobs, device)).startswith("fp8 only")
 
 
 def test_a_key_that_contradicts_itself_is_the_users_mistake() -> None:
@@ -258,7 +258,7 @@ def test_a_key_that_contradicts_itself_is_the_users_mistake() -> None:
 def test_an_int32_sum_that_can_overflow_is_unfit() -> None:
     family, spec = spec_of("a8w8", (64, 1280, 140_000), {}, {"dtype": "int8"}, "sm_90")
     kernel = family.implementations[0]
-    assert str(kernel.misfit(spec, {}, arch_device("sm_90"))).startswith("int32 sum")
+    assert str(kernel.unsupported_reason(spec, {}, arch_device("sm_90"))).startswith("int32 sum")
 
 
 def test_atomics_have_their_own_buckets_and_no_workspace() -> None:
@@ -266,16 +266,18 @@ def test_atomics_have_their_own_buckets_and_no_workspace() -> None:
     ms = {16: "small", 32: "medium_M32", 64: "medium_M64", 128: "medium_M128", 256: "large", 512: "xlarge"}
     for m, name in ms.items():
         assert [bucket.name for bucket in form.buckets(family, [m])] == [name]
-    assert [b.must for b in form.buckets(family, [64])] == [(("BLOCK_SIZE_M", 64),)]
+    assert [b.required_knobs for b in form.buckets(family, [64])] == [(("BLOCK_SIZE_M", 64),)]
     assert [b.name for b in form.buckets(load_family("a8w8"), [512])] == ["medium_M"]
     _, spec = spec_of("a16w16_atomic", (64, 1280, 8192), {}, {}, "sm_90")
     kernel = family.implementations[0]
-    assert isinstance(kernel, Tiled)
+    assert isinstance(kernel, TiledKernel)
     sizes: dict[str, Scalar] = {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "num_stages": 2}
     knobs = kernel.normalise(spec, {**KNOBS, **sizes, "NUM_KSPLIT": 8}, arch_device("sm_90"))
     assert kernel.workspace_bytes(spec, knobs) == 0
     assert "_atomic@" in kernel.kernel_name(knobs)
-    assert str(kernel.misfit(spec, {**knobs, "NUM_KSPLIT": 32}, arch_device("sm_90"))).startswith("rounding")
+    assert str(kernel.unsupported_reason(spec, {**knobs, "NUM_KSPLIT": 32}, arch_device("sm_90"))).startswith(
+        "rounding"
+    )
 
 
 def test_aiters_options(plans: list[Plan]) -> None:
@@ -285,7 +287,7 @@ def test_aiters_options(plans: list[Plan]) -> None:
     assert len(problems) == 40
     assert {p["M"] for p in problems} == {16, 32, 64, 128, 256, 512, 2048, 4096}
     (kernel,) = plan.backends["triton"].implementations(plan.family)
-    assert len(list(kernel.points(plan.family.spec(problems[0]), device, plan.space))) == 768
+    assert len(list(kernel.configs(plan.family.spec(problems[0]), device, plan.space))) == 768
 
 
 def test_mx_values_are_packed_low_nibble_first_and_scaled_by_powers_of_two() -> None:

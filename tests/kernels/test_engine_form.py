@@ -9,11 +9,11 @@ import numpy
 import pytest
 import triton
 
-from gemmpipe.device import arch_device
+from gemmpipe.core.device import arch_device
 from gemmpipe.family import Family, GemmSpec, Implementation, KernelDefaults, load_family
-from gemmpipe.launching.builds import compile_build
-from gemmpipe.problem import make_problem
-from gemmpipe.space import Space
+from gemmpipe.family.problem import make_problem
+from gemmpipe.family.space import Space
+from gemmpipe.launch.build import compile_build
 
 ENGINES = ("vllm", "sglang")
 KNOBS = {
@@ -67,7 +67,7 @@ def test_it_compiles(family: Family, engine: str, gfx: str, m: int) -> None:
     kernel, device = family.engine_kernels[engine], arch_device(gfx)
     spec = _spec(family, gfx, m=m)
     knobs = kernel.normalise(spec, {**KNOBS, "num_stages": 2, "waves_per_eu": 0}, device)
-    assert kernel.misfit(spec, knobs, device) is None
+    assert kernel.unsupported_reason(spec, knobs, device) is None
     (build,) = kernel.builds(spec, knobs, device)
     assert dict(build.constants).get("M") == (1 if m == 1 else None)
     assert compile_build(build, device).error == ""
@@ -80,8 +80,10 @@ def test_it_has_the_engines_knobs_and_no_others(family: Family, engine: str) -> 
     assert kernel.normalise(spec, ours, device) == KNOBS
     for odd in ({"NUM_KSPLIT": 4}, {"SWAP_AB": True}, {"SPLIT_K": 2}, {"cache_modifier": ".cg"}):
         knobs = kernel.normalise(spec, {**KNOBS, **odd}, device)
-        assert str(kernel.misfit(spec, knobs, device)).startswith(f"form: {engine}'s kernel has no {next(iter(odd))}=")
-    assert "scale group" in str(kernel.misfit(spec, {**KNOBS, "BLOCK_SIZE_K": 256}, device))
+        assert str(kernel.unsupported_reason(spec, knobs, device)).startswith(
+            f"form: {engine}'s kernel has no {next(iter(odd))}="
+        )
+    assert "scale group" in str(kernel.unsupported_reason(spec, {**KNOBS, "BLOCK_SIZE_K": 256}, device))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -91,7 +93,7 @@ def test_an_order_of_tiles_that_is_none_is_listed_once(family: Family, engine: s
     space = Space(axes=axes, when=(), pinned=())
 
     def groups(kernel: Implementation, m: int) -> list[object]:
-        return [point["GROUP_SIZE_M"] for point in kernel.points(_spec(family, m=m), device, space)]
+        return [point["GROUP_SIZE_M"] for point in kernel.configs(_spec(family, m=m), device, space)]
 
     assert groups(kernel, 64) == [1], "one row of tiles"
     assert groups(kernel, 65) == [1, 16, 32]

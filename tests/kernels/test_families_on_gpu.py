@@ -7,13 +7,13 @@ import torch
 
 from gemmpipe.backends.aten import Torch
 from gemmpipe.backends.scaled_mm import ScaledMm
-from gemmpipe.data import Device, Scalar
-from gemmpipe.device import DeviceChoice
+from gemmpipe.core.data import Device, Scalar
+from gemmpipe.core.device import DeviceChoice
 from gemmpipe.family import Family, GemmSpec, Implementation, Inputs, KernelDefaults, Weights, load_family
-from gemmpipe.problem import make_problem
-from gemmpipe.reference import error_ratio
-from gemmpipe.space import Space
-from gemmpipe.templates.tiled import Tiled
+from gemmpipe.family.problem import make_problem
+from gemmpipe.family.reference import error_ratio
+from gemmpipe.family.space import Space
+from gemmpipe.templates.tiled import TiledKernel
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 Case = tuple[Family, GemmSpec, Weights, Inputs]
@@ -88,15 +88,15 @@ def test_triton(
 ) -> None:
     case = made(name, device, mnk, key, words)
     kernel = case[0].implementations[0]
-    assert isinstance(kernel, Tiled)
+    assert isinstance(kernel, TiledKernel)
     ran = 0
     for m, n, k, splits, warps, stages, swap in TILES:
-        if swap and not (kernel.swaps and device.vendor == "nvidia"):
+        if swap and not (kernel.supports_swap_ab and device.vendor == "nvidia"):
             continue
         knobs: dict[str, Scalar] = {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": k, "NUM_KSPLIT": splits}
         knobs |= {"GROUP_SIZE_M": 8, "num_warps": warps, "num_stages": stages, "SWAP_AB": swap, "cache_modifier": ""}
         normal = kernel.normalise(case[1], knobs, device)
-        if kernel.misfit(case[1], normal, device) is None:
+        if kernel.unsupported_reason(case[1], normal, device) is None:
             check(kernel, normal, device, case)
             ran += 1
     assert ran >= 2
@@ -124,7 +124,7 @@ def test_warp_specialised_on_tiles(
     knobs: dict[str, Scalar] = {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": 128, "NUM_KSPLIT": splits}
     knobs |= {"kernel_type": "warp_specialised", "GROUP_SIZE_M": 8, "num_stages": stages}
     normal = kernel.normalise(case[1], knobs, device)
-    if kernel.misfit(case[1], normal, device):
+    if kernel.unsupported_reason(case[1], normal, device):
         pytest.skip("the tile does not fit this problem")
     check(kernel, normal, device, case)
 
@@ -148,7 +148,7 @@ def test_skinny_on_tiles(
     rows = min(4, 1 << (mnk[0].bit_length() - 1))
     knobs: dict[str, Scalar] = {"BLOCK_SIZE_M": rows, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": k, "num_warps": k // 128}
     normal = kernel.normalise(case[1], {**knobs, "kernel_type": "skinny", "num_stages": stages}, device)
-    assert kernel.misfit(case[1], normal, device) is None
+    assert kernel.unsupported_reason(case[1], normal, device) is None
     check(kernel, normal, device, case)
 
 
@@ -166,9 +166,9 @@ def test_libraries(
     case = made(name, device, mnk, key, words)
     points = [
         backend.normalise(case[1], knobs, device)
-        for knobs in backend.points(case[1], device, Space(axes={}, when=(), pinned=()))
+        for knobs in backend.configs(case[1], device, Space(axes={}, when=(), pinned=()))
     ]
-    fit = [knobs for knobs in points if backend.misfit(case[1], knobs, device) is None]
+    fit = [knobs for knobs in points if backend.unsupported_reason(case[1], knobs, device) is None]
     for knobs in fit:
         check(backend, knobs, device, case)
     assert fit or isinstance(backend, ScaledMm)

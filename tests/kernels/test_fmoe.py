@@ -8,19 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from interpreting import INTERPRETED, Interpreter
 
-from gemmpipe import experts
 from gemmpipe.backends.aten import Torch
-from gemmpipe.data import Candidate, Scalar
-from gemmpipe.device import arch_device, cpu_device
-from gemmpipe.errors import UserError
-from gemmpipe.family import KernelDefaults, load_family
-from gemmpipe.kernels.fmoe._steps import most_blocks
+from gemmpipe.core.data import Candidate, Scalar
+from gemmpipe.core.device import arch_device, cpu_device
+from gemmpipe.core.errors import UserError
+from gemmpipe.family import KernelDefaults, load_family, moe
+from gemmpipe.family.problem import make_problem
+from gemmpipe.family.reference import error_ratio
+from gemmpipe.family.space import Space
+from gemmpipe.kernels.fmoe._launch_plan import max_blocks
 from gemmpipe.kernels.fmoe._triton import FusedExperts
-from gemmpipe.launching.builds import compile_build
-from gemmpipe.problem import make_problem
-from gemmpipe.reference import error_ratio
-from gemmpipe.runtime.choosing import library_backends
-from gemmpipe.space import Space
+from gemmpipe.launch.build import compile_build
+from gemmpipe.runtime.select import library_backends
 
 ARCHES = ("sm_90", "sm_100", "gfx942", "gfx950")
 KNOBS: dict[str, Scalar] = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "num_warps": 4, "num_stages": 3}
@@ -87,8 +86,8 @@ def test_library_candidates_match_the_reference(
     generator = torch.Generator().manual_seed(5)
     weights, inputs = FMOE.make_weights(spec, generator), FMOE.make_inputs(spec, generator)
     reference, ran = FMOE.reference(spec, inputs, weights), []
-    for knobs in backend.points(spec, device, NO_SPACE):
-        if backend.misfit(spec, knobs, device) is not None:
+    for knobs in backend.configs(spec, device, NO_SPACE):
+        if backend.unsupported_reason(spec, knobs, device) is not None:
             continue
         out = torch.full(spec.out_shape, float("nan"), dtype=getattr(torch, spec.out_dtype))
         prepared = backend.prepare(spec, weights, knobs)
@@ -121,7 +120,7 @@ def test_what_a_source_leaves_open(
     assert (problem["dtype"], problem["q_dtype_w"], problem["q_type"]) == expected
     assert (problem["act_type"], problem["use_g1u1"], problem["doweight_stage1"]) == ("ActivationType.Silu", 1, 0)
     assert problem.rows == 64
-    assert "token" not in dict(problem.siblings)
+    assert "token" not in dict(problem.shape_group)
 
 
 @pytest.mark.parametrize(
@@ -173,8 +172,8 @@ def test_knobs_that_say_the_same_are_one_candidate() -> None:
 )
 def test_misfits_name_their_rule_and_stage(dtype: str | None, changes: dict[str, Scalar], rule: str) -> None:
     spec, device = spec_of(QWEN, dtype=dtype), arch_device("sm_90")
-    assert kernel().misfit(spec, kernel().normalise(spec, KNOBS, device), device) is None
-    reason = kernel().misfit(spec, kernel().normalise(spec, {**KNOBS, **changes}, device), device)
+    assert kernel().unsupported_reason(spec, kernel().normalise(spec, KNOBS, device), device) is None
+    reason = kernel().unsupported_reason(spec, kernel().normalise(spec, {**KNOBS, **changes}, device), device)
     assert reason is not None
     assert reason.split(":")[0] == rule
     assert reason.endswith(f"(stage {2 if any(name.endswith('_2') for name in changes) else 1})")
@@ -182,14 +181,14 @@ def test_misfits_name_their_rule_and_stage(dtype: str | None, changes: dict[str,
 
 def test_is_unfit_on_a_cpu_and_for_a_plain_product() -> None:
     assert str(
-        kernel().misfit(spec_of(QWEN), {**KNOBS, "GROUP_SIZE_M": 1, "cache_modifier": ""}, cpu_device())
+        kernel().unsupported_reason(spec_of(QWEN), {**KNOBS, "GROUP_SIZE_M": 1, "cache_modifier": ""}, cpu_device())
     ).startswith("no GPU")
     plain = load_family("a16w16")
     words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
     spec = plain.spec(make_problem(plain, {"M": 1, "N": 64, "K": 64}, words, "sm_90", "test"))
-    assert str(kernel().misfit(spec, KNOBS, arch_device("sm_90"))).startswith("experts")
+    assert str(kernel().unsupported_reason(spec, KNOBS, arch_device("sm_90"))).startswith("experts")
     for library in plain.implementations:
-        assert library.misfit(spec_of(QWEN), {**KNOBS, "NUM_KSPLIT": 1, "cache_modifier": "", "GROUP_SIZE_M": 1},
+        assert library.unsupported_reason(spec_of(QWEN), {**KNOBS, "NUM_KSPLIT": 1, "cache_modifier": "", "GROUP_SIZE_M": 1},
                               arch_device("sm_90")) is not None  # fmt: skip
 
 
@@ -198,7 +197,9 @@ def test_no_library_takes_experts_for_a_plain_product(gfx: str) -> None:
     device = cpu_device() if gfx == "cpu" else arch_device(gfx)
     spec = spec_of(QWEN, gfx)
     for label, backend in library_backends().items():
-        fit = [k for k in backend.points(spec, device, NO_SPACE) if backend.misfit(spec, k, device) is None]
+        fit = [
+            k for k in backend.configs(spec, device, NO_SPACE) if backend.unsupported_reason(spec, k, device) is None
+        ]
         alike = [k for k in fit if k != {"method": "empty"}]  # a launch of nothing is compared with any family
         assert label == "torch" or not alike, label
 
@@ -209,9 +210,9 @@ def test_the_space_has_both_stages_together_and_apart(gfx: str, token: int) -> N
     spec, device = spec_of((token, *QWEN[1:]), gfx), arch_device(gfx)
     found = {
         Candidate.of("triton", kernel().normalise(spec, point, device))
-        for point in kernel().points(spec, device, shipped_space("fmoe"))
+        for point in kernel().configs(spec, device, shipped_space("fmoe"))
     }
-    fit = [c for c in found if kernel().misfit(spec, c.knobs, device) is None]
+    fit = [c for c in found if kernel().unsupported_reason(spec, c.knobs, device) is None]
     apart = [c for c in fit if any(name.endswith("_2") for name in c.knobs)]
     assert len(fit) > 300
     assert 0 < len(fit) - len(apart) < len(apart)
@@ -222,7 +223,7 @@ def test_the_space_has_both_stages_together_and_apart(gfx: str, token: int) -> N
 
 
 def test_vllms_space_has_its_count() -> None:
-    assert len(list(kernel().points(spec_of(QWEN), arch_device("sm_90"), shipped_space("fmoe_vllm")))) == 1920
+    assert len(list(kernel().configs(spec_of(QWEN), arch_device("sm_90"), shipped_space("fmoe_vllm")))) == 1920
 
 
 @pytest.mark.parametrize("gfx", ARCHES)
@@ -233,7 +234,7 @@ def test_compiles_without_a_gpu(gfx: str, dtype: str | None, key: dict[str, obje
     spec, device = spec_of((64, 2048, 760, 128, 8), gfx, dtype, key), arch_device(gfx)
     for changes in ({}, {"FUSED_ACT": True, "BLOCK_SIZE_N_2": 128, "num_stages": 2}):
         knobs = kernel().normalise(spec, {**KNOBS, "kpack": 1, **changes}, device)
-        assert kernel().misfit(spec, knobs, device) is None
+        assert kernel().unsupported_reason(spec, knobs, device) is None
         for build in kernel().builds(spec, knobs, device):
             facts = compile_build(build, device)
             assert facts.shared_bytes is not None
@@ -256,15 +257,15 @@ def test_no_routing_needs_more_blocks(tokens: int, experts_held: int, topk: int,
     crowded = torch.arange(topk).expand(tokens, topk)
     for ids in (spread, crowded):
         counts = torch.bincount(ids.flatten(), minlength=experts_held)
-        assert int((-(-counts // block_m)).sum()) <= most_blocks(spec, block_m)
+        assert int((-(-counts // block_m)).sum()) <= max_blocks(spec, block_m)
 
 
 def test_the_routing_is_as_uneven_as_documented() -> None:
     shares = []
     for seed in range(5):
         generator = torch.Generator().manual_seed(seed)
-        inputs = experts.make_inputs(spec_of((4096, 16, 16, 128, 8)), generator)
-        ids, weights = experts.routing(inputs)
+        inputs = moe.make_inputs(spec_of((4096, 16, 16, 128, 8)), generator)
+        ids, weights = moe.routing(inputs)
         assert torch.equal(weights.sum(1), torch.ones(4096)) or torch.allclose(weights.sum(1), torch.ones(4096))
         assert all(len(set(row)) == 8 for row in ids[:50].tolist())
         counts = torch.bincount(ids.flatten(), minlength=128).float()

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from interpreting import INTERPRETED, Interpreter
 
-from gemmpipe.data import Scalar
-from gemmpipe.device import arch_device
+from gemmpipe.core.data import Scalar
+from gemmpipe.core.device import arch_device
 from gemmpipe.kernels.fmoe._engine import ENGINES, EngineExperts
-from gemmpipe.kernels.fmoe._engine_steps import VLLM, engine_tiles, is_naive
-from gemmpipe.kernels.fmoe._steps import most_blocks
-from gemmpipe.launching.builds import compile_build
+from gemmpipe.kernels.fmoe._engine_launch_plan import VLLM, engine_m_tiles, is_naive
+from gemmpipe.kernels.fmoe._launch_plan import max_blocks
+from gemmpipe.launch.build import compile_build
 
 NAMES = ("token", "model_dim", "inter_dim", "expert", "topk")
 KNOBS: dict[str, Scalar] = {
@@ -78,12 +78,12 @@ def test_every_launch_compiles(arch: str, dtype: str | None) -> None:
 @given(st.integers(1, 300), st.integers(1, 64), st.integers(1, 8), st.sampled_from([16, 32, 64, 128]))
 def test_tiles_hold_every_block_of_any_routing(m: int, experts: int, topk: int, block_m: int) -> None:
     spec = spec_of((m, 256, 128, experts, min(topk, experts)))
-    assert engine_tiles(spec, block_m) >= most_blocks(spec, block_m)
+    assert engine_m_tiles(spec, block_m) >= max_blocks(spec, block_m)
 
 
 def test_experts_whose_groups_of_scales_are_not_whole_are_left_to_others() -> None:
     spec = spec_of((4, 4096, 192, 128, 8), dtype=FP8)
-    reason = _engine("vllm").misfit(spec, KNOBS, arch_device("sm_90"))
+    reason = _engine("vllm").unsupported_reason(spec, KNOBS, arch_device("sm_90"))
     assert reason is not None
     assert reason.startswith("quantiser")
 
@@ -101,7 +101,7 @@ def test_knobs_are_what_the_engine_would_run() -> None:
     assert wide == {**KNOBS, "BLOCK_SIZE_K": 128}  # the engine takes at most a group of scales; kpack is AMD's
     assert "BLOCK_SIZE_N_2" not in vllm.knob_names(spec, device)
     assert "BLOCK_SIZE_N_2" in _engine("sglang").knob_names(spec, device)
-    reason = vllm.misfit(spec, {**KNOBS, "BLOCK_SIZE_K": 96}, device)
+    reason = vllm.unsupported_reason(spec, {**KNOBS, "BLOCK_SIZE_K": 96}, device)
     assert reason is not None
     assert reason.startswith("scale group")
 
@@ -109,20 +109,22 @@ def test_knobs_are_what_the_engine_would_run() -> None:
 def test_the_space_of_vllms_script_is_one_of_its_form() -> None:
     device, spec = arch_device("sm_90"), spec_of(QWEN)
     space = shipped_space("fmoe_vllm")
-    points = list(_engine("vllm").points(spec, device, space))
+    points = list(_engine("vllm").configs(spec, device, space))
     assert points
     fit = [
-        p for p in points if _engine("vllm").misfit(spec, _engine("vllm").normalise(spec, p, device), device) is None
+        p
+        for p in points
+        if _engine("vllm").unsupported_reason(spec, _engine("vllm").normalise(spec, p, device), device) is None
     ]
     assert 0 < len(fit) <= len(points)
 
 
 def test_without_the_engine_its_form_stands_for_it() -> None:
     vllm, sglang = _engine("vllm"), _engine("sglang")
-    assert sglang.in_finals() is sglang  # its function runs inside a server alone
+    assert sglang.finals_implementation() is sglang  # its function runs inside a server alone
     if find_spec("vllm") is None:
-        assert vllm.absent() == "the package vllm is not installed"
-        assert vllm.in_finals() is vllm
+        assert vllm.unavailable_reason() == "the package vllm is not installed"
+        assert vllm.finals_implementation() is vllm
         assert vllm.default(spec_of(QWEN), arch_device("sm_90")) is None
 
 

@@ -4,15 +4,14 @@ import pytest
 from experts_at_hand import FMOE, NAMES, QWEN, shipped_space, spec_of
 from interpreting import INTERPRETED, Interpreter
 
-from gemmpipe.data import Candidate, Scalar
-from gemmpipe.device import arch_device, cpu_device
+from gemmpipe.core.data import Candidate, Scalar
+from gemmpipe.core.device import arch_device, cpu_device
 from gemmpipe.family import GemmSpec, KernelDefaults, load_family
+from gemmpipe.family.problem import make_problem
 from gemmpipe.kernels.fmoe._gluon import GroupedExperts
-from gemmpipe.kernels.fmoe._grouped_steps import KERNELS, steps
-from gemmpipe.kernels.fmoe._grouped_tile import TileStep, whole_knobs
-from gemmpipe.launching.builds import compile_build
-from gemmpipe.problem import make_problem
-from gemmpipe.templates.warp_specialised_tiles import shared_bytes
+from gemmpipe.kernels.fmoe._grouped_launch_plan import KERNELS, TmaLaunchStep, grouped_launch_steps, unsplit_knobs
+from gemmpipe.launch.build import compile_build
+from gemmpipe.templates.hopper.constraints import hopper_shared_bytes
 
 FUSED: dict[str, Scalar] = {"FUSED_ACT": True}
 HOPPER, KERNEL = arch_device("sm_90"), GroupedExperts()
@@ -107,8 +106,8 @@ def test_misfits_name_their_rule(
 ) -> None:
     spec = spec_of(sizes, dtype=dtype)
     fits = spec_of(QWEN, dtype=dtype)
-    assert KERNEL.misfit(fits, KERNEL.normalise(fits, knobs_for(64, 128, 6, fits), HOPPER), HOPPER) is None
-    reason = KERNEL.misfit(spec, {**knobs_for(64, 128, 6, spec), **changes}, HOPPER)
+    assert KERNEL.unsupported_reason(fits, KERNEL.normalise(fits, knobs_for(64, 128, 6, fits), HOPPER), HOPPER) is None
+    reason = KERNEL.unsupported_reason(spec, {**knobs_for(64, 128, 6, spec), **changes}, HOPPER)
     assert reason is not None
     assert reason.split(":")[0] == rule
     assert "_2" not in str(changes) or rule == "second stage" or reason.endswith("(stage 2)")
@@ -118,7 +117,7 @@ def test_misfits_name_their_rule(
 def test_is_hoppers_alone(gfx: str) -> None:
     device = cpu_device() if gfx == "cpu" else arch_device(gfx)
     spec = spec_of(QWEN)
-    reason = str(KERNEL.misfit(spec, knobs_for(64, 128, 6, spec), device))
+    reason = str(KERNEL.unsupported_reason(spec, knobs_for(64, 128, 6, spec), device))
     assert reason.startswith("no GPU" if gfx == "cpu" else "architecture")
 
 
@@ -126,7 +125,7 @@ def test_is_unfit_for_a_plain_product() -> None:
     plain = load_family("a16w16")
     words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
     spec = plain.spec(make_problem(plain, {"M": 1, "N": 64, "K": 64}, words, "sm_90", "test"))
-    assert str(KERNEL.misfit(spec, knobs_for(64, 128, 6, spec), HOPPER)).startswith("experts")
+    assert str(KERNEL.unsupported_reason(spec, knobs_for(64, 128, 6, spec), HOPPER)).startswith("experts")
 
 
 @pytest.mark.parametrize("dtype", [None, "fp8"])
@@ -134,13 +133,13 @@ def test_is_unfit_for_a_plain_product() -> None:
 def test_the_space_has_points_on_hopper_alone(dtype: str | None, token: int) -> None:
     space = shipped_space("fmoe")
     spec = spec_of((token, *QWEN[1:]), dtype=dtype)
-    found = [KERNEL.normalise(spec, point, HOPPER) for point in KERNEL.points(spec, HOPPER, space)]
-    fit = {Candidate.of("gluon", knobs) for knobs in found if KERNEL.misfit(spec, knobs, HOPPER) is None}
+    found = [KERNEL.normalise(spec, point, HOPPER) for point in KERNEL.configs(spec, HOPPER, space)]
+    fit = {Candidate.of("gluon", knobs) for knobs in found if KERNEL.unsupported_reason(spec, knobs, HOPPER) is None}
     assert len(fit) > 30
     assert {c.knobs["BLOCK_SIZE_M"] for c in fit} == ({64, 128} if token == 4096 else {64})
-    assert not list(KERNEL.points(spec, arch_device("gfx942"), space))
-    assert not list(KERNEL.points(spec, HOPPER, shipped_space("fmoe_vllm")))
-    for point in FMOE.implementations[0].points(spec, HOPPER, space):
+    assert not list(KERNEL.configs(spec, arch_device("gfx942"), space))
+    assert not list(KERNEL.configs(spec, HOPPER, shipped_space("fmoe_vllm")))
+    for point in FMOE.implementations[0].configs(spec, HOPPER, space):
         assert point["kernel_type"] == "plain"
 
 
@@ -160,14 +159,14 @@ def test_compiles_without_a_gpu_within_the_estimate(
     spec = spec_of((token, 2048, 768, 128, 8), dtype=dtype, key=key)
     more = FUSED if dtype != "fp8" or key or tile[0] == 64 else {}
     knobs = KERNEL.normalise(spec, knobs_for(*tile, spec, **more), HOPPER)
-    assert KERNEL.misfit(spec, knobs, HOPPER) is None
+    assert KERNEL.unsupported_reason(spec, knobs, HOPPER) is None
     builds = KERNEL.builds(spec, knobs, HOPPER)
     absent = set(KERNELS) - {build.kernel for build in builds}
     assert absent == ({kernel for kernel in KERNELS if "count_pairs" in kernel} if token == 64 else set())
     for build in builds:
         facts = compile_build(build, HOPPER)
         assert facts.shared_bytes is not None
-        assert facts.shared_bytes <= shared_bytes(whole_knobs(knobs, 1)) <= HOPPER.shared_bytes
+        assert facts.shared_bytes <= hopper_shared_bytes(unsplit_knobs(knobs, 1)) <= HOPPER.shared_bytes
         assert facts.spills is not None
         assert facts.spills < 16
 
@@ -177,5 +176,7 @@ def test_few_rows_are_neither_copied_nor_stored(token: int) -> None:
     """Of Qwen's 128 experts each gets 16 rows of 256 tokens: blocks of 64 are mostly padding."""
     spec = spec_of((token, *QWEN[1:]))
     knobs = knobs_for(64, 128, 6, spec)
-    first = next(step for step in steps(spec, knobs, HOPPER, interpreted=False) if isinstance(step, TileStep))
+    first = next(
+        step for step in grouped_launch_steps(spec, knobs, HOPPER, interpreted=False) if isinstance(step, TmaLaunchStep)
+    )
     assert (first.boxes["x"][0][0], "out" in first.boxes) == ((64, True) if token == 4096 else (16, False))

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from gemmpipe.backends.aten import Torch
-from gemmpipe.data import Device, Scalar
-from gemmpipe.device import DeviceChoice
+from gemmpipe.core.data import Device, Scalar
+from gemmpipe.core.device import DeviceChoice
 from gemmpipe.family import Family, GemmSpec, Implementation, Inputs, KernelDefaults, Weights, load_family
-from gemmpipe.problem import make_problem
-from gemmpipe.reference import error_ratio
+from gemmpipe.family.problem import make_problem
+from gemmpipe.family.reference import error_ratio
+from gemmpipe.family.space import Space
 from gemmpipe.runtime import fused_moe
-from gemmpipe.space import Space
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 Case = tuple[Family, GemmSpec, Weights, Inputs]
@@ -102,7 +102,7 @@ def test_triton(device: Device, size: str, words: str) -> None:
     ran = 0
     for knobs in KNOBS:
         normal = kernel.normalise(case[1], knobs, device)
-        if kernel.misfit(case[1], normal, device) is None:
+        if kernel.unsupported_reason(case[1], normal, device) is None:
             check(kernel, normal, device, case)
             ran += 1
     assert ran == len(KNOBS)
@@ -119,7 +119,7 @@ def test_warp_specialised(device: Device, size: str, words: str) -> None:
     for m, n, more in GROUPED:
         tile: dict[str, Scalar] = {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": deep}
         normal = kernel.normalise(case[1], {"kernel_type": "warp_specialised", **tile, **more}, device)
-        reason = kernel.misfit(case[1], normal, device)
+        reason = kernel.unsupported_reason(case[1], normal, device)
         if reason is None:
             check(kernel, normal, device, case)
         else:
@@ -131,8 +131,8 @@ def test_warp_specialised(device: Device, size: str, words: str) -> None:
 def test_grouped_products(device: Device, words: str) -> None:
     case = made(device, "prefill", words)
     backend = Torch()
-    points = list(backend.points(case[1], device, Space(axes={}, when=(), pinned=())))
-    fit = [knobs for knobs in points if backend.misfit(case[1], knobs, device) is None]
+    points = list(backend.configs(case[1], device, Space(axes={}, when=(), pinned=())))
+    fit = [knobs for knobs in points if backend.unsupported_reason(case[1], knobs, device) is None]
     for knobs in fit:
         check(backend, knobs, device, case)
     assert bool(fit) == (case[1].x_dtype == "bfloat16")

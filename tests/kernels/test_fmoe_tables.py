@@ -7,20 +7,17 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from gemmpipe.data import Candidate, Device, Problem
-from gemmpipe.device import arch_device
-from gemmpipe.errors import UserError
-from gemmpipe.events import Events
-from gemmpipe.family import KernelDefaults, load_family
+from gemmpipe.core.data import Candidate, Device, Problem
+from gemmpipe.core.device import arch_device
+from gemmpipe.core.errors import UserError
+from gemmpipe.core.events import Events
+from gemmpipe.family import KernelDefaults, aiter_table, load_family
+from gemmpipe.family.problem import make_problem
 from gemmpipe.formats import Target
-from gemmpipe.formats.engine_json import EngineJson
-from gemmpipe.formats.native import Csv
-from gemmpipe.formats.sglang import Sglang
-from gemmpipe.formats.vllm import Vllm
-from gemmpipe.problem import make_problem
-from gemmpipe.runtime.choosing import usable
-from gemmpipe.sources.table import Csv as Tables
-from gemmpipe.tables import aiter as aiter_table
+from gemmpipe.formats.engine_json import EngineJson, Sglang, Vllm
+from gemmpipe.formats.native import NativeCsv
+from gemmpipe.runtime.select import usable_candidate
+from gemmpipe.sources.table import CsvShapes as Tables
 from gemmpipe.tables import store
 
 FMOE = load_family("fmoe")
@@ -141,10 +138,12 @@ def chosen(form: str, knobs: dict[str, object], dtype: str | None = None, **key:
 
 def test_our_table_has_aiters_columns(target: Target) -> None:
     frame = chosen("", {**KNOBS, "BLOCK_SIZE_N_2": 128, "FUSED_ACT": True})
-    (path,) = Csv(file=None, sort=True).write(FMOE, frame, target)
+    (path,) = NativeCsv(file=None, sort=True).write(FMOE, frame, target)
     assert path.name == "tuned_fmoe.csv"
-    assert Csv(file=None, sort=True).write(FMOE, frame.assign(us=8.5), target) == [path]  # merged into what is there
-    assert Csv(file=None, sort=True).write(FMOE, frame, target) == [path]
+    assert NativeCsv(file=None, sort=True).write(FMOE, frame.assign(us=8.5), target) == [
+        path
+    ]  # merged into what is there
+    assert NativeCsv(file=None, sort=True).write(FMOE, frame, target) == [path]
     header, first, second = path.read_text().splitlines()
     assert header.startswith(f"gfx,cu_num,{KEY},libtype,")
     row = store.read(path, FMOE)[1]
@@ -162,16 +161,16 @@ GROUPED |= {"num_stages": 4, "FUSED_ACT": True, "BLOCK_SIZE_N_2": 128}
 def test_rows_of_the_grouped_kernel_are_stored_and_run_as_they_are(target: Target) -> None:
     kernel, spec = FMOE.implementations[1], FMOE.spec(problem := problem_of(64))
     knobs = kernel.normalise(spec, {**GROUPED, "BLOCK_SIZE_M": 64}, target.device)  # type: ignore[dict-item]
-    assert kernel.misfit(spec, knobs, target.device) is None
+    assert kernel.unsupported_reason(spec, knobs, target.device) is None
     named = {"libtype": "gluon", "kernelName": kernel.kernel_name(knobs)}
-    (path,) = Csv(file=None, sort=True).write(FMOE, chosen("", GROUPED).assign(**named), target)
+    (path,) = NativeCsv(file=None, sort=True).write(FMOE, chosen("", GROUPED).assign(**named), target)
     row = next(row for row in store.read(path, FMOE) if row["token"] == problem["token"])
     source = kernel.kernel_name(knobs).split("@")[1]
     assert row["kernelName1"] == f"grouped1_fused_64x256x64_s4@{source}"
     assert row["kernelName2"] == f"grouped2_64x128x64_s4@{source}"
-    assert usable(FMOE, row, spec, target.device).candidate == Candidate.of("gluon", knobs)
+    assert usable_candidate(FMOE, row, spec, target.device).candidate == Candidate.of("gluon", knobs)
     for writer in (Vllm(device_name=None), Sglang(device_name=None)):
-        assert not writer.buckets(FMOE, [64])[0].admits(Candidate.of("gluon", knobs))
+        assert not writer.buckets(FMOE, [64])[0].accepts(Candidate.of("gluon", knobs))
         assert writer.write(FMOE, chosen(writer.name, GROUPED).assign(**named), target) == []
 
 
@@ -187,7 +186,7 @@ NAMES: dict[tuple[str, str], str] = {
 
 @pytest.mark.parametrize(("form", "quantised"), NAMES)
 def test_engines_find_their_files(form: str, quantised: str, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gemmpipe.formats.sglang.metadata.version", lambda name: "3.6.0+git1")
+    monkeypatch.setattr("gemmpipe.formats.engine_json.metadata.version", lambda name: "3.6.0+git1")
     writer: EngineJson = Vllm(device_name=None) if form == "vllm" else Sglang(device_name=None)
     dtype = None if quantised == "none" else "fp8"
     knobs = KNOBS if form == "vllm" else {**KNOBS, "BLOCK_SIZE_N_2": 128, "num_stages_2": 4}
@@ -212,9 +211,9 @@ def test_vllm_gets_what_its_kernel_can_run(odd: dict[str, object], target: Targe
     buckets = writer.buckets(FMOE, [1, 64])
     assert [b.name for b in buckets] == ["1", "64"]
     plain = Candidate.of("triton", KNOBS)  # type: ignore[arg-type]
-    assert buckets[0].admits(plain)
-    assert not buckets[0].admits(Candidate.of("triton", {**KNOBS, **odd}))  # type: ignore[dict-item]
-    assert Sglang(device_name=None).buckets(FMOE, [1])[0].admits(
+    assert buckets[0].accepts(plain)
+    assert not buckets[0].accepts(Candidate.of("triton", {**KNOBS, **odd}))  # type: ignore[dict-item]
+    assert Sglang(device_name=None).buckets(FMOE, [1])[0].accepts(
         Candidate.of("triton", {**KNOBS, **odd})  # type: ignore[dict-item]
     ) == ("FUSED_ACT" not in odd)
     assert writer.write(FMOE, chosen("vllm", {**KNOBS, **odd}), target) == []

@@ -8,12 +8,12 @@ import torch
 
 from gemmpipe.backends.aten import Torch
 from gemmpipe.backends.scaled_mm import ScaledMm
-from gemmpipe.data import Device, Scalar
-from gemmpipe.device import DeviceChoice
+from gemmpipe.core.data import Device, Scalar
+from gemmpipe.core.device import DeviceChoice
 from gemmpipe.family import Family, GemmSpec, Implementation, Inputs, KernelDefaults, Weights, load_family
-from gemmpipe.launching.builds import facts_of, load_build
-from gemmpipe.problem import make_problem
-from gemmpipe.reference import error_ratio
+from gemmpipe.family.problem import make_problem
+from gemmpipe.family.reference import error_ratio
+from gemmpipe.launch.build import load_build, loaded_facts
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 Words = Mapping[str, object]
@@ -50,7 +50,7 @@ def check(
     """Right eagerly and in a replayed CUDA graph, twice the same bits."""
     family, spec, weights, inputs = case
     knobs = implementation.normalise(spec, knobs, device)
-    assert implementation.misfit(spec, knobs, device) is None
+    assert implementation.unsupported_reason(spec, knobs, device) is None
     out = torch.full((spec.m, spec.n), float("nan"), dtype=getattr(torch, spec.out_dtype), device=device.torch_name)
     launch = implementation.bind(spec, knobs, device, inputs, implementation.prepare(spec, weights, knobs), out)
     reference, tolerance = family.reference(spec, inputs, weights), family.tolerance(spec)
@@ -199,7 +199,7 @@ def check_gluon(device: Device, case: tuple[Family, GemmSpec, Weights, Inputs], 
         pytest.skip("Hopper's kernel")
     kernel = next(i for i in case[0].implementations if i.label == "gluon")
     knobs = {**knobs, "kernel_type": "warp_specialised"}
-    reason = kernel.misfit(case[1], kernel.normalise(case[1], knobs, device), device) or ""
+    reason = kernel.unsupported_reason(case[1], kernel.normalise(case[1], knobs, device), device) or ""
     if "would not meet" in reason or (case[1].x_dtype == "int8" and "256 columns" in reason):
         pytest.skip(reason)
     check(kernel, knobs, device, case)
@@ -275,7 +275,7 @@ def test_facts_of_a_loaded_build(device: Device) -> None:
     family, spec, _, _ = made("a16w16", device, (64, 1280, 8192), {})
     kernel = family.implementations[0]
     (build,) = kernel.builds(spec, kernel.normalise(spec, knobs_of(64, 64, 64, 1, 4, 3), device), device)
-    facts = facts_of(load_build(build, device))
+    facts = loaded_facts(load_build(build, device))
     assert facts.registers
     assert facts.shared_bytes
     assert facts.spills == 0

@@ -9,17 +9,17 @@ import torch
 import yaml
 
 from gemmpipe.backends.aten import Torch
-from gemmpipe.conditions import Neighbours
-from gemmpipe.data import Candidate, Device, Knobs, Status
-from gemmpipe.device import cpu_device
+from gemmpipe.bench.finals import FinalsJob
+from gemmpipe.bench.jobs import InFlight, WorkerContext
+from gemmpipe.bench.setup import WorkerBench
+from gemmpipe.bench.timer import CpuClock, Timer
+from gemmpipe.core.data import Candidate, Device, Knobs, Status
+from gemmpipe.core.device import cpu_device
+from gemmpipe.core.nvml import ForeignProcesses
+from gemmpipe.core.paths import PACKAGE, shipped
 from gemmpipe.family import GemmSpec, Implementation, Inputs, KernelDefaults, Launch, Prepared, load_family
-from gemmpipe.jobs import Flight, Tools
-from gemmpipe.jobs.finals import FinalsJob
-from gemmpipe.paths import PACKAGE, shipped
-from gemmpipe.problem import make_problem
-from gemmpipe.space import Space
-from gemmpipe.timer import CpuClock, Timer
-from gemmpipe.workbench import Workbench
+from gemmpipe.family.problem import make_problem
+from gemmpipe.family.space import Space
 
 FAMILIES = sorted(path.parent.name for path in (PACKAGE / "kernels").glob("*/__init__.py"))
 PRODUCTS: list[tuple[str, Mapping[str, object], Mapping[str, object]]] = [
@@ -72,10 +72,10 @@ class Planted(Implementation):
 
     label = "planted"
 
-    def points(self, spec: GemmSpec, device: Device, space: Space) -> Iterable[Knobs]:
+    def configs(self, spec: GemmSpec, device: Device, space: Space) -> Iterable[Knobs]:
         return ()
 
-    def misfit(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+    def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         return None
 
     def bind(
@@ -111,14 +111,18 @@ def test_mistakes_are_caught(name: str, words: Mapping[str, object], key: Mappin
         problem=make_problem(family, values, defaults, device.gfx, "test"),
         finalists=candidates,
         library=frozenset(),
-        kept=frozenset(),
+        always_timed=frozenset(),
         timer=Timer(warmup=0, iters=1, rounds=1, budget_ms=1),
         err_ratio=ERR_RATIO,
     )
-    bench = Workbench(family, {"planted": Planted()}, device)
-    trials = job.run(Tools(bench=bench, clock=CpuClock(), flight=Flight([0.0, 0.0]), neighbours=Neighbours(device)))
+    bench = WorkerBench(family, {"planted": Planted()}, device)
+    trials = job.run(
+        WorkerContext(
+            bench=bench, clock=CpuClock(), in_flight=InFlight([0.0, 0.0]), foreign_processes=ForeignProcesses(device)
+        )
+    )
     found = {trial.candidate.knobs["mistake"]: trial.status for trial in trials}
     assert found == {
         "none": Status.OK,
-        **dict.fromkeys(("columns", "row", "nan", "untouched"), Status.WRONG),
+        **dict.fromkeys(("columns", "row", "nan", "untouched"), Status.INCORRECT),
     }

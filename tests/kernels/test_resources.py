@@ -14,12 +14,12 @@ import pytest
 import triton
 import yaml
 
-from gemmpipe.data import Device, Knobs
-from gemmpipe.device import arch_device
+from gemmpipe.core.data import Device, Knobs
+from gemmpipe.core.device import arch_device
 from gemmpipe.family import Family, GemmSpec, Implementation, KernelDefaults, load_family
-from gemmpipe.launching.builds import compiled
-from gemmpipe.problem import make_problem
-from gemmpipe.space import Space
+from gemmpipe.family.problem import make_problem
+from gemmpipe.family.space import Space
+from gemmpipe.launch.build import compile_kernel
 
 ROOT = Path(__file__).parents[2]
 ARCHES = ("sm_90", "sm_100", "gfx942", "gfx950")
@@ -42,7 +42,7 @@ class Point:
         """(bytes of shared memory, spilled bytes or registers) of its largest build."""
         found = [(0, 0)]
         for build in self.implementation.builds(self.spec, self.knobs, self.device):
-            kernel = compiled(build, self.device)
+            kernel = compile_kernel(build, self.device)
             found.append((kernel.metadata.shared, spills(kernel, self.device)))
         return max(shared for shared, _ in found), max(spilled for _, spilled in found)
 
@@ -82,9 +82,9 @@ def points(name: str, gfx: str, m: int) -> list[Point]:
     spec = family.spec(make_problem(family, keys_of(family, m), defaults, gfx, "test"))
     found: dict[object, Point] = {}
     for implementation in family.implementations:
-        for raw in implementation.points(spec, device, shipped_space(name)):
+        for raw in implementation.configs(spec, device, shipped_space(name)):
             knobs = implementation.normalise(spec, raw, device)
-            reason = implementation.misfit(spec, knobs, device)
+            reason = implementation.unsupported_reason(spec, knobs, device)
             point = Point(implementation=implementation, spec=spec, device=device, knobs=knobs, reason=reason)
             found.setdefault((implementation.label, tuple(sorted(knobs.items()))), point)
     return list(found.values())
@@ -115,12 +115,12 @@ def test_a_row_without_knobs_names_a_kernel_that_compiles_for_a_workstation_gpu(
     words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
     spec = family.spec(make_problem(family, keys_of(family, m), words, device.gfx, "test"))
     for implementation in family.implementations:
-        knobs = implementation.knobs_of({}, spec, device)
+        knobs = implementation.knobs_from_row({}, spec, device)
         if implementation.label not in ("triton", "skinny"):
             continue
         assert knobs is not None, implementation.label
         point = Point(implementation=implementation, spec=spec, device=device, knobs=knobs, reason=None)
-        assert implementation.misfit(spec, knobs, device) is None
+        assert implementation.unsupported_reason(spec, knobs, device) is None
         shared, _ = point.compile()
         assert shared <= device.shared_bytes
 

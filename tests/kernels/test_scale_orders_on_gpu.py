@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gemmpipe.data import Device, Scalar
-from gemmpipe.device import DeviceChoice
+from gemmpipe.core.data import Device, Scalar
+from gemmpipe.core.device import DeviceChoice
 from gemmpipe.family import Family, GemmSpec, Inputs, KernelDefaults, Weights, load_family
-from gemmpipe.launching.launches import Kernel
-from gemmpipe.problem import make_problem
-from gemmpipe.reference import error_ratio
+from gemmpipe.family.problem import make_problem
+from gemmpipe.family.reference import error_ratio
+from gemmpipe.launch.launch import KernelImplementation
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 LAYOUTS = ("rows", "columns", "padded", "padded_rows")
@@ -45,17 +45,17 @@ def laid(scales: torch.Tensor, how: str) -> torch.Tensor:
     return held.as_strided((rows, blocks), strides).copy_(scales)
 
 
-def kernel_of(case: Made, label: str) -> Kernel:
+def kernel_of(case: Made, label: str) -> KernelImplementation:
     kernel = next(i for i in case[0].implementations if i.label == label)
-    assert isinstance(kernel, Kernel)
+    assert isinstance(kernel, KernelImplementation)
     return kernel
 
 
-def check(kernel: Kernel, knobs: Mapping[str, Scalar], device: Device, case: Made) -> None:
+def check(kernel: KernelImplementation, knobs: Mapping[str, Scalar], device: Device, case: Made) -> None:
     """Every layout gives the same bits, right, into NaN, in a graph as well, also after the operands have changed."""
     family, spec, weights, inputs = case
     knobs = kernel.normalise(spec, knobs, device)
-    reason = kernel.misfit(spec, knobs, device)
+    reason = kernel.unsupported_reason(spec, knobs, device)
     if reason is not None and "would not meet" in reason:
         pytest.skip(reason)
     assert reason is None

@@ -10,18 +10,18 @@ import pytest
 import yaml
 from pairwise import pairwise
 
-from gemmpipe.data import Candidate, Problem
-from gemmpipe.device import arch_device, cpu_device
-from gemmpipe.errors import UserError
+from gemmpipe.core.data import Candidate, Problem
+from gemmpipe.core.device import arch_device, cpu_device
+from gemmpipe.core.errors import UserError
+from gemmpipe.core.paths import shipped_tables
 from gemmpipe.family import Family, GemmSpec, KernelDefaults, load_family
-from gemmpipe.launching.builds import compile_build, compiled, find_kernel
-from gemmpipe.launching.source_hash import source_hash
-from gemmpipe.paths import shipped_tables
-from gemmpipe.problem import make_problem
-from gemmpipe.space import Space
+from gemmpipe.family.problem import make_problem
+from gemmpipe.family.space import Space
+from gemmpipe.launch.build import compile_build, compile_kernel, find_kernel
+from gemmpipe.launch.source_hash import source_hash
 from gemmpipe.stages.rows import candidate_of
 from gemmpipe.tables import store
-from gemmpipe.templates.tiled import Tiled
+from gemmpipe.templates.tiled import TiledKernel
 
 ARCHES = ("sm_90", "sm_100", "gfx942", "gfx950")
 KNOBS = {
@@ -44,9 +44,9 @@ def spec_of(family: Family, gfx: str, m: int, n: int, k: int, **words: object) -
     return family.spec(make_problem(family, {"M": m, "N": n, "K": k}, defaults, gfx, "test"))
 
 
-def kernel_of(family: Family) -> Tiled:
+def kernel_of(family: Family) -> TiledKernel:
     kernel = family.implementations[0]
-    assert isinstance(kernel, Tiled)
+    assert isinstance(kernel, TiledKernel)
     return kernel
 
 
@@ -61,7 +61,7 @@ def shipped_space(name: str) -> Space:
 def test_aiters_space_has_its_count(gfx: str, count: int) -> None:
     family, device = load_family("a8w8_blockscale"), arch_device(gfx)
     kernel, spec = kernel_of(family), spec_of(family, gfx, 2048, 4096, 1024)
-    points = list(kernel.points(spec, device, shipped_space("a8w8_blockscale_aiter")))
+    points = list(kernel.configs(spec, device, shipped_space("a8w8_blockscale_aiter")))
     assert len(points) == count
     assert len({Candidate.of("triton", kernel.normalise(spec, point, device)) for point in points}) == count
 
@@ -70,7 +70,7 @@ def test_aiters_space_has_its_count(gfx: str, count: int) -> None:
 def test_default_space_is_as_large_as_the_measured_one(m: int, least: int) -> None:
     family, device = load_family("a8w8_blockscale"), arch_device("sm_90")
     spec = spec_of(family, "sm_90", m, 1280, 8192)
-    assert len(list(kernel_of(family).points(spec, device, shipped_space("a8w8_blockscale")))) >= least
+    assert len(list(kernel_of(family).configs(spec, device, shipped_space("a8w8_blockscale")))) >= least
 
 
 @pytest.mark.parametrize("name", ["a16w16", "a8w8_blockscale", "fmoe"])
@@ -87,7 +87,7 @@ def test_shipped_winners_are_points_of_the_default_space(name: str) -> None:
         spec = family.spec(
             Problem(family=name, key=tuple((column.name, row[column.name]) for column in family.key_columns))
         )
-        points = own.points(spec, device, shipped_space(name))
+        points = own.configs(spec, device, shipped_space(name))
         assert candidate in {Candidate.of(own.label, own.normalise(spec, point, device)) for point in points}, spec
         found += 1
     assert found
@@ -104,7 +104,7 @@ def test_a_candidate_has_the_knobs_of_its_kernel_alone(name: str, m: int, gfx: s
     spec = spec_of(family, gfx, m, 1280, 8192)
     for kernel in family.implementations:
         known = set(kernel.knob_names(spec, device))
-        for point in itertools.islice(kernel.points(spec, device, space), 200):
+        for point in itertools.islice(kernel.configs(spec, device, space), 200):
             assert set(kernel.normalise(spec, point, device)) <= known, kernel.label
 
 
@@ -147,8 +147,8 @@ def test_misfits_name_their_rule(family: str, changes: dict[str, int], rule: str
     found = load_family(family)
     kernel, device = kernel_of(found), arch_device("sm_90")
     spec = spec_of(found, "sm_90", 16, 1280, 8192)
-    assert kernel.misfit(spec, kernel.normalise(spec, KNOBS, device), device) is None
-    reason = kernel.misfit(spec, kernel.normalise(spec, {**KNOBS, **changes}, device), device)
+    assert kernel.unsupported_reason(spec, kernel.normalise(spec, KNOBS, device), device) is None
+    reason = kernel.unsupported_reason(spec, kernel.normalise(spec, {**KNOBS, **changes}, device), device)
     assert reason is not None
     assert reason.split(":")[0] == rule
 
@@ -157,16 +157,16 @@ def test_padding_fits_but_is_passed_over() -> None:
     found, device = load_family("a8w8_blockscale"), arch_device("sm_90")
     kernel, spec = kernel_of(found), spec_of(found, "sm_90", 16, 1280, 8192)
     knobs = kernel.normalise(spec, {**KNOBS, "BLOCK_SIZE_M": 128}, device)
-    assert kernel.misfit(spec, knobs, device) is None
-    assert str(kernel.wasteful(spec, knobs, device)).startswith("tile beyond the problem")
-    assert kernel.wasteful(spec, kernel.normalise(spec, KNOBS, device), device) is None
+    assert kernel.unsupported_reason(spec, knobs, device) is None
+    assert str(kernel.dominated_reason(spec, knobs, device)).startswith("tile beyond the problem")
+    assert kernel.dominated_reason(spec, kernel.normalise(spec, KNOBS, device), device) is None
 
 
 def test_is_unfit_on_a_cpu_and_for_the_other_fp8() -> None:
     family = load_family("a8w8_blockscale")
     kernel, spec = kernel_of(family), spec_of(family, "sm_90", 16, 1280, 8192)
-    assert str(kernel.misfit(spec, KNOBS, cpu_device())).startswith("no GPU")
-    assert str(kernel.misfit(spec, KNOBS, arch_device("gfx942"))).startswith("fp8 format")
+    assert str(kernel.unsupported_reason(spec, KNOBS, cpu_device())).startswith("no GPU")
+    assert str(kernel.unsupported_reason(spec, KNOBS, arch_device("gfx942"))).startswith("fp8 format")
 
 
 def test_an_unknown_axis_is_the_users_mistake() -> None:
@@ -174,10 +174,10 @@ def test_an_unknown_axis_is_the_users_mistake() -> None:
     axes = {name: (value,) for name, value in KNOBS.items()}
     spec = spec_of(family, "sm_90", 16, 1280, 8192)
     with pytest.raises(UserError, match=r"space.BLOCKSIZE_M: .*did you mean 'BLOCK_SIZE_M'"):
-        kernel_of(family).points(spec, device, Space(axes={**axes, "BLOCKSIZE_M": (1,)}, when=(), pinned=()))
+        kernel_of(family).configs(spec, device, Space(axes={**axes, "BLOCKSIZE_M": (1,)}, when=(), pinned=()))
     del axes["num_warps"]
     with pytest.raises(UserError, match=r"space\.num_warps: missing"):
-        kernel_of(family).points(spec, device, Space(axes=axes, when=(), pinned=()))
+        kernel_of(family).configs(spec, device, Space(axes=axes, when=(), pinned=()))
 
 
 def test_contradicting_keys_are_refused() -> None:
@@ -208,14 +208,14 @@ def test_builds_and_implementations_travel_between_processes() -> None:
 def test_compiles_without_a_gpu_within_the_estimate(
     name: str, gfx: str, m: int, n: int, k: int, splits: int, stages: int
 ) -> None:
-    from gemmpipe.templates.fits import shared_bytes
+    from gemmpipe.templates.constraints import shared_bytes
 
     family, device = load_family(name), arch_device(gfx)
     kernel, spec = kernel_of(family), spec_of(family, gfx, 64, 1280, 8200, bias=True if name == "a16w16" else None)
     sizes = {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": k}
     knobs = {**KNOBS, **sizes, "NUM_KSPLIT": splits, "num_stages": stages, "cache_modifier": ".cg"}
     knobs = dict(kernel.normalise(spec, knobs, device))
-    assert kernel.misfit(spec, knobs, device) is None
+    assert kernel.unsupported_reason(spec, knobs, device) is None
     builds = kernel.builds(spec, knobs, device)
     assert len(builds) == (1 if name == "a16w16" else 2)  # one for each memory order of x's scales
     for build in builds:
@@ -247,7 +247,7 @@ def test_warp_specialised_kernels_compile_within_the_estimate(
     sizes = {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": k, "num_stages": stages}
     words = {"kernel_type": "warp_specialised", "NUM_KSPLIT": splits}
     knobs = kernel.normalise(spec, {**KNOBS, **sizes, **words}, device)
-    assert kernel.misfit(spec, knobs, device) is None
+    assert kernel.unsupported_reason(spec, knobs, device) is None
     columns = n if m == 128 else n // 2
     for build in kernel.builds(spec, knobs, device):
         facts = compile_build(build, device)
@@ -278,7 +278,7 @@ def test_builds_for_the_memory_orders_that_scales_may_have(
     spec = replace(spec, x_scale=replace(spec.x_scale, order=order))
     words = {"kernel_type": "warp_specialised", "BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 128}
     knobs = kernel.normalise(spec, {**KNOBS, **words, "num_stages": 4}, device)
-    assert kernel.misfit(spec, knobs, device) is None
+    assert kernel.unsupported_reason(spec, knobs, device) is None
     builds = kernel.builds(spec, knobs, device)
     assert [dict(build.constants)["READING"] for build in builds] == readings
     fours = [name for build in builds for name, kind in build.signature if name == "scales" and kind == "*fp32"]
@@ -300,9 +300,9 @@ def test_two_warps_that_bring_scales_arrive_once_a_slot(reading: str, columns: i
     words = {"kernel_type": "warp_specialised", "BLOCK_SIZE_M": 128, "BLOCK_SIZE_N": columns, "BLOCK_SIZE_K": 128}
     words |= {"NUM_KSPLIT": splits, "CLUSTER_SIZE": clusters, "num_stages": 4}
     knobs = kernel.normalise(spec, {**KNOBS, **words}, device)
-    assert kernel.misfit(spec, knobs, device) is None
+    assert kernel.unsupported_reason(spec, knobs, device) is None
     (build,) = kernel.builds(spec, knobs, device)
-    kept = compiled(build, device).asm
+    kept = compile_kernel(build, device).asm
     assert len(re.findall(r"init_barrier.*, 2 :", kept["ttgir"])) == 2 * 4  # full and empty of each slot
     role = kept["ttgir"].split("partition3")[1].split("warp_return")[0]
     assert role.count("arrive_barrier") == role.count("local_store") == 4  # of four K blocks, each where it is one
@@ -318,7 +318,9 @@ def test_int8_has_no_warpgroup_instruction_of_256_columns() -> None:
     words = {"kernel_type": "warp_specialised", **sizes}
     for dtype, reason in (("int8", "registers"), ("float8_e4m3fn", "None")):
         spec = spec_of(family, "sm_90", 256, 7168, 8192, dtype=dtype)
-        assert str(kernel.misfit(spec, kernel.normalise(spec, {**KNOBS, **words}, device), device)).startswith(reason)
+        assert str(
+            kernel.unsupported_reason(spec, kernel.normalise(spec, {**KNOBS, **words}, device), device)
+        ).startswith(reason)
 
 
 @pytest.mark.parametrize("gfx", ARCHES)
@@ -329,12 +331,12 @@ def test_skinny_kernels_compile(name: str, gfx: str) -> None:
     spec = spec_of(family, gfx, 2, 1280, 8192)
     sizes = {"BLOCK_SIZE_M": 2, "BLOCK_SIZE_N": 4, "BLOCK_SIZE_K": 512, "num_warps": 1}
     knobs = kernel.normalise(spec, {**KNOBS, **sizes}, device)
-    assert kernel.misfit(spec, knobs, device) is None
+    assert kernel.unsupported_reason(spec, knobs, device) is None
     assert compile_build(kernel.builds(spec, knobs, device)[0], device).shared_bytes is not None
-    assert kernel.wasteful(spec, knobs, device) is None
-    assert str(kernel.wasteful(spec_of(family, gfx, 17, 1280, 8192), knobs, device)).startswith("rows")
-    assert str(kernel.wasteful(spec, {**knobs, "BLOCK_SIZE_M": 4}, device)).startswith("tile beyond")
-    assert str(kernel.misfit(spec, {**knobs, "BLOCK_SIZE_N": 64}, device)).startswith("registers")
+    assert kernel.dominated_reason(spec, knobs, device) is None
+    assert str(kernel.dominated_reason(spec_of(family, gfx, 17, 1280, 8192), knobs, device)).startswith("rows")
+    assert str(kernel.dominated_reason(spec, {**knobs, "BLOCK_SIZE_M": 4}, device)).startswith("tile beyond")
+    assert str(kernel.unsupported_reason(spec, {**knobs, "BLOCK_SIZE_N": 64}, device)).startswith("registers")
 
 
 @pytest.mark.parametrize("gfx", ARCHES)
@@ -345,14 +347,14 @@ def test_skinny_kernels_of_tiles_compile_and_convert_no_layout_in_their_loop(nam
     spec = spec_of(family, gfx, 2, 1280, 8192)
     sizes = {"BLOCK_SIZE_M": 2, "BLOCK_SIZE_N": 16, "BLOCK_SIZE_K": 1024, "num_warps": 4, "num_stages": 1}
     knobs = kernel.normalise(spec, {**KNOBS, **sizes}, device)
-    assert kernel.misfit(spec, knobs, device) is None
-    assembly = compiled(kernel.builds(spec, knobs, device)[0], device).asm
+    assert kernel.unsupported_reason(spec, knobs, device) is None
+    assembly = compile_kernel(kernel.builds(spec, knobs, device)[0], device).asm
     loop = assembly["ttgir"].split("scf.for")[-1].split("scf.yield")[0]
     assert loop.count("load ") >= 4  # two rows of x, two halves of a row of tiles
     assert "convert_layout" not in loop
-    assert str(kernel.misfit(spec, {**knobs, "BLOCK_SIZE_N": 4}, device)).startswith("tile")
-    assert str(kernel.misfit(spec, {**knobs, "BLOCK_SIZE_M": 16}, device)).startswith("registers")
-    assert str(kernel.wasteful(spec_of(family, gfx, 17, 1280, 8192), knobs, device)).startswith("rows")
+    assert str(kernel.unsupported_reason(spec, {**knobs, "BLOCK_SIZE_N": 4}, device)).startswith("tile")
+    assert str(kernel.unsupported_reason(spec, {**knobs, "BLOCK_SIZE_M": 16}, device)).startswith("registers")
+    assert str(kernel.dominated_reason(spec_of(family, gfx, 17, 1280, 8192), knobs, device)).startswith("rows")
 
 
 @pytest.mark.parametrize(
@@ -365,7 +367,7 @@ def test_amd_kernels_load_through_buffers_and_order_tiles_by_xcd(name: str, gfx:
     builds = kernel.builds(spec, kernel.normalise(spec, KNOBS, device), device)
     assert len(builds) == len(kernel.scale_orders(spec))
     for build in builds:
-        assembly = compiled(build, device).asm["amdgcn"]
+        assembly = compile_kernel(build, device).asm["amdgcn"]
         assert dict(build.constants)["XCDS"] == 8
         assert "buffer_load_dwordx4" in assembly
         assert "v_mfma_f32_16x16" in assembly

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemmpipe.errors import UserError
+from gemmpipe.core.errors import UserError
+from gemmpipe.core.paths import PACKAGE
+from gemmpipe.core.schema import RESULT
 from gemmpipe.family import Family, KernelDefaults, KeyColumn, load_family
-from gemmpipe.paths import PACKAGE
-from gemmpipe.table import RESULT
+from gemmpipe.family.aiter_table import render
 from gemmpipe.tables import store
-from gemmpipe.tables.aiter import render
-from gemmpipe.tables.merging import Row
+from gemmpipe.tables.merge import Row
 
 FAMILIES = sorted(path.parent.name for path in (PACKAGE / "kernels").glob("*/__init__.py"))
 AITERS = [name for name in FAMILIES if load_family(name).aiter_table is not None]
@@ -35,7 +35,7 @@ def _rows(draw: st.DrawFn, family: Family) -> list[Row]:
     keys = draw(st.lists(st.tuples(*map(_values, family.key_columns)), min_size=1, max_size=4, unique=True))
     rows = []
     for key in keys:
-        row: Row = dict.fromkeys((*RESULT, *family.further_columns))
+        row: Row = dict.fromkeys((*RESULT, *family.extra_columns))
         row |= {"gfx": draw(st.sampled_from(["gfx942", "sm_90"])), "cu_num": draw(st.sampled_from([80, 132, 304]))}
         row |= dict(zip((column.name for column in family.key_columns), key, strict=True))
         row |= {"libtype": draw(st.sampled_from(["triton", "ck", "asm"])), "us": draw(TIMES), "splitK": 4, "solidx": 3}

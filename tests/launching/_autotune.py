@@ -17,18 +17,17 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from gemmpipe.backends.autotune import Autotune
-from gemmpipe.conditions import Neighbours
-from gemmpipe.data import Candidate
-from gemmpipe.device import arch_device, cpu_device
+from gemmpipe.bench.finals import FinalsJob
+from gemmpipe.bench.jobs import AutotuneJob, InFlight, WorkerContext
+from gemmpipe.bench.setup import WorkerBench
+from gemmpipe.bench.timer import CpuClock, Timer
+from gemmpipe.core.data import Candidate
+from gemmpipe.core.device import arch_device, cpu_device
+from gemmpipe.core.nvml import ForeignProcesses
 from gemmpipe.family import KernelDefaults, load_family
-from gemmpipe.jobs import Flight, Tools
-from gemmpipe.jobs.autotuning import AutotuneJob
-from gemmpipe.jobs.finals import FinalsJob
-from gemmpipe.launching import autotuning
-from gemmpipe.launching.builds import find_kernel, watched
-from gemmpipe.problem import make_problem
-from gemmpipe.timer import CpuClock, Timer
-from gemmpipe.workbench import Workbench
+from gemmpipe.family.problem import make_problem
+from gemmpipe.launch import triton_autotune
+from gemmpipe.launch.build import find_kernel, record_cache_hits
 
 FINALS = Timer(warmup=0, iters=1, rounds=3, budget_ms=1)
 
@@ -71,14 +70,16 @@ def interpreted(case):
     use_driver(None)
     device = cpu_device()
     family, problem, tuned, knobs = setting(case, device)
-    bench = Workbench(family, {tuned.label: tuned, "triton": tuned.kernel}, device)
+    bench = WorkerBench(family, {tuned.label: tuned, "triton": tuned.kernel}, device)
     cells = [0.0, 0.0]
-    tools = Tools(bench=bench, clock=CpuClock(), flight=Flight(cells), neighbours=Neighbours(device))
+    tools = WorkerContext(
+        bench=bench, clock=CpuClock(), in_flight=InFlight(cells), foreign_processes=ForeignProcesses(device)
+    )
     candidates = tuple(Candidate.of("triton", k) for k in knobs)
     [trial] = AutotuneJob(stage="autotune", problem=problem, configurations=candidates).run(tools)
     finalists = (trial.candidate, Candidate.of("triton", trial.candidate.knobs))
     everyone = frozenset(c.id for c in finalists)
-    finals = FinalsJob(stage="bench", problem=problem, finalists=finalists, library=frozenset(), kept=everyone,
+    finals = FinalsJob(stage="bench", problem=problem, finalists=finalists, library=frozenset(), always_timed=everyone,
                        timer=FINALS, err_ratio=0.05).run(tools)  # fmt: skip
     return {
         "status": trial.status,
@@ -102,8 +103,8 @@ def compiled(case):
     out = torch.empty(spec.out_shape, dtype=getattr(torch, spec.out_dtype))
     launches = [tuned.kernel.launch(spec, k, device, inputs, tuned.prepare(spec, weights, k), out) for k in knobs]
     function = find_kernel(launches[0].build.kernel)
-    with watched() as cached:
-        for one, call in zip(launches, autotuning._calls(launches, function, out), strict=True):
+    with record_cache_hits() as cached:
+        for one, call in zip(launches, triton_autotune._call_arguments(launches, function, out), strict=True):
             function.warmup(grid=one.grid, **call)
     return {"compiled": len(cached)}
 

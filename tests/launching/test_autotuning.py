@@ -12,10 +12,10 @@ import torch
 import triton
 
 from gemmpipe.backends.autotune import Autotune
-from gemmpipe.data import Candidate
+from gemmpipe.core.data import Candidate
 from gemmpipe.family import load_family
-from gemmpipe.launching import autotuning
-from gemmpipe.launching.autotuning import choose
+from gemmpipe.launch import triton_autotune
+from gemmpipe.launch.triton_autotune import run_autotune
 
 SPACE = {"block_m": [16, 32], "splits": [1, 2], "warps": [4, 8]}
 OLD = triton.__version__.startswith("3.6") and int(numpy.__version__.split(".")[1]) >= 4
@@ -65,22 +65,22 @@ def test_tritons_jit_compiles_our_kernels_with_what_it_specialises_on(
 
 def test_a_family_without_one_kernel_says_so(h200: Any) -> None:
     [tuned] = Autotune(limit_s=None).implementations(load_family("fmoe"))
-    assert "launches several" in str(tuned.misfit(None, {}, h200))  # type: ignore[arg-type]
+    assert "launches several" in str(tuned.unsupported_reason(None, {}, h200))  # type: ignore[arg-type]
     [tuned] = Autotune(limit_s=None).implementations(load_family("a16w16"))
     assert tuned.unavailable(h200) is None
-    assert tuple(tuned.points(None, h200, None)) == ()  # type: ignore[arg-type]
+    assert tuple(tuned.configs(None, h200, None)) == ()  # type: ignore[arg-type]
 
 
 def test_a_limit_leaves_out_what_comes_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(autotuning.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(triton_autotune.time, "monotonic", lambda: now[0])
     looked: list[float] = []
 
     def bench(call: Any, quantiles: Any) -> list[float]:
         now[0] += 4.0
         return [call()] * 3
 
-    limited = autotuning._Limited(bench, 10.0, before_each=lambda: looked.append(now[0]))
+    limited = triton_autotune._TimeLimitedBench(bench, 10.0, before_each=lambda: looked.append(now[0]))
     times = [limited(lambda i=i: float(i), (0.5, 0.2, 0.8))[0] for i in range(6)]
     assert times == [0.0, 1.0, 2.0, *[float("inf")] * 3], "one that was begun in time is finished"
     assert (limited.tried, looked) == (3, [0.0, 4.0, 8.0])
@@ -93,17 +93,17 @@ def test_nothing_timed_is_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     launches, out = _launches(tuned.kernel, family)
     monkeypatch.setattr(triton.runtime.jit.JITFunction, "run", lambda self, *args, **kwargs: None)
     with pytest.raises(RuntimeError, match="none of 2 configurations could be timed"):
-        choose(launches, out, None, lambda: None, bench=lambda call, quantiles: [float("inf")] * 3)
-    best = choose(launches, out, None, lambda: None, bench=lambda call, quantiles: [call() or 0.25] * 3)
-    assert (best.place, best.time_us, best.tuning.of) == (0, 250.0, 2)
-    alone = choose(launches[:1], out, None, lambda: None, bench=lambda call, quantiles: [1.0] * 3)
-    assert (alone.place, alone.time_us, alone.tuning.tried) == (0, None, 0), "Triton does not time a single one"
+        run_autotune(launches, out, None, lambda: None, bench=lambda call, quantiles: [float("inf")] * 3)
+    best = run_autotune(launches, out, None, lambda: None, bench=lambda call, quantiles: [call() or 0.25] * 3)
+    assert (best.index, best.time_us, best.tuning.of) == (0, 250.0, 2)
+    alone = run_autotune(launches[:1], out, None, lambda: None, bench=lambda call, quantiles: [1.0] * 3)
+    assert (alone.index, alone.time_us, alone.tuning.tried) == (0, None, 0), "Triton does not time a single one"
 
 
 def _launches(kernel: Any, family: Any) -> tuple[list[Any], torch.Tensor]:
-    from gemmpipe.device import arch_device
+    from gemmpipe.core.device import arch_device
     from gemmpipe.family import KernelDefaults
-    from gemmpipe.problem import make_problem
+    from gemmpipe.family.problem import make_problem
 
     device, words = arch_device("sm_90"), KernelDefaults(dtype=None, out_dtype=None, bias=None)
     spec = family.spec(make_problem(family, {"M": 16, "N": 64, "K": 128}, words, "sm_90", "case"))

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from gemmpipe.data import Build
-from gemmpipe.device import arch_device
+from gemmpipe.core.data import Build
+from gemmpipe.core.device import arch_device
 from gemmpipe.family import KernelDefaults, load_family
-from gemmpipe.launching.builds import compiled, find_kernel, is_interpreted
-from gemmpipe.problem import make_problem
+from gemmpipe.family.problem import make_problem
+from gemmpipe.launch.build import compile_kernel, find_kernel, is_interpreted
 
 SM_90 = arch_device("sm_90")
 
@@ -36,10 +36,10 @@ def test_lines_are_told_only_where_asked_for(build: Build, monkeypatch: pytest.M
     from triton import knobs
 
     before = knobs.compilation.disable_line_info
-    assert "\t.loc\t" not in compiled(build, SM_90).asm["ptx"]
+    assert "\t.loc\t" not in compile_kernel(build, SM_90).asm["ptx"]
     assert knobs.compilation.disable_line_info == before
     monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "0")
-    assert "\t.loc\t" in compiled(build, SM_90).asm["ptx"]
+    assert "\t.loc\t" in compile_kernel(build, SM_90).asm["ptx"]
 
 
 def test_threads_leave_the_knobs_as_they_were(build: Build) -> None:
@@ -48,7 +48,7 @@ def test_threads_leave_the_knobs_as_they_were(build: Build) -> None:
     before = dict(vars(knobs.compilation))
     others = [replace(build, options=(*build.options, ("maxnreg", n))) for n in (64, 128, 255)]
     with ThreadPoolExecutor(4) as pool:
-        binaries = list(pool.map(lambda each: compiled(each, SM_90).asm["ptx"], [build, *others]))
+        binaries = list(pool.map(lambda each: compile_kernel(each, SM_90).asm["ptx"], [build, *others]))
     assert not any("\t.loc\t" in each for each in binaries)
     assert vars(knobs.compilation) == before
     assert "TRITON_DISABLE_LINE_INFO" not in os.environ

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemmpipe.data import Device
+from gemmpipe.core.data import Device
 from gemmpipe.family import KernelDefaults, load_family
-from gemmpipe.launching.cubin import code, resources
-from gemmpipe.problem import make_problem
+from gemmpipe.family.problem import make_problem
+from gemmpipe.launch.build import read_code, read_resources
 
 HOPPER = Device(
     kind="cuda", index=0, name="", gfx="sm_90", cu_num=132, shared_bytes=232448, cache_bytes=0, warp_size=32
@@ -29,7 +29,7 @@ KNOBS = {
 
 
 def _cubin(num_warps: int) -> bytes:
-    from gemmpipe.launching.builds import compiled, find_kernel, is_interpreted
+    from gemmpipe.launch.build import compile_kernel, find_kernel, is_interpreted
 
     family = load_family("a16w16")
     words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
@@ -38,7 +38,7 @@ def _cubin(num_warps: int) -> bytes:
     (build,) = triton.builds(spec, triton.normalise(spec, KNOBS | {"num_warps": num_warps}, HOPPER), HOPPER)
     if is_interpreted(find_kernel(build.kernel)):
         pytest.skip("kernels are decorated for the interpreter in this process")
-    return bytes(compiled(build, HOPPER).asm["cubin"])
+    return bytes(compile_kernel(build, HOPPER).asm["cubin"])
 
 
 @pytest.mark.parametrize("num_warps", [1, 4])
@@ -52,16 +52,16 @@ def test_a_binary_says_what_the_disassembler_says(num_warps: int, tmp_path: Path
     path.write_bytes(_cubin(num_warps))
     text = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True).stdout
     registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", text).groups()  # type: ignore[union-attr]
-    assert resources(path.read_bytes()) == (int(registers), int(stack) // 4)
+    assert read_resources(path.read_bytes()) == (int(registers), int(stack) // 4)
     assert (int(stack) > 0) == (num_warps == 1), "one warp holds 64 x 128 sums in 255 registers a thread: it spills"
 
 
 def test_its_code_is_in_it_and_depends_on_what_it_was_compiled_with() -> None:
     binary, other = _cubin(4), _cubin(8)
-    assert 0 < len(code(binary)) < len(binary)
-    assert code(binary) in binary and code(binary) != code(other)
+    assert 0 < len(read_code(binary)) < len(binary)
+    assert read_code(binary) in binary and read_code(binary) != read_code(other)
 
 
 @given(st.binary(max_size=400), st.booleans())
 def test_what_is_no_binary_says_nothing(noise: bytes, elf: bool) -> None:
-    assert resources((b"\x7fELF" if elf else b"") + noise) == (None, None)
+    assert read_resources((b"\x7fELF" if elf else b"") + noise) == (None, None)

@@ -6,17 +6,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gemmpipe.data import Build, Device, Knobs
-from gemmpipe.device import arch_device
+from gemmpipe.core.data import Build, Device, Knobs
+from gemmpipe.core.device import arch_device
 from gemmpipe.family import GemmSpec, KernelDefaults, Operands, Prepared, load_family
-from gemmpipe.launching import launches
-from gemmpipe.launching.rebinding import Rebinding, tensors_of
-from gemmpipe.problem import make_problem
-from gemmpipe.templates.axes import NEUTRAL
+from gemmpipe.family.problem import make_problem
+from gemmpipe.launch import launch
+from gemmpipe.launch.launch import ArgumentRebinder, tensors_of
+from gemmpipe.templates.params import NEUTRAL_VALUES
 
 H200 = arch_device("sm_90")
 PLAIN: Knobs = {
-    **NEUTRAL,
+    **NEUTRAL_VALUES,
     "BLOCK_SIZE_M": 16,
     "BLOCK_SIZE_N": 64,
     "BLOCK_SIZE_K": 128,
@@ -54,7 +54,7 @@ def _plain(value: object) -> object:
 @pytest.fixture(autouse=True)
 def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     BOUND.clear()
-    monkeypatch.setattr(launches, "load_build", Bound)
+    monkeypatch.setattr(launch, "load_build", Bound)
 
 
 def _sets(family_name: str, m: int, count: int = 3) -> tuple[GemmSpec, list[Operands]]:
@@ -100,21 +100,21 @@ def test_each_set_is_bound_as_if_alone(family: str, label: str, knobs: Knobs, m:
 def test_what_lies_otherwise_is_bound_anew() -> None:
     _, (first, second, _) = _sets("a8w8_blockscale", 16)
     arguments = {"x": first.inputs.x, "out": first.out, "rows": 16}
-    again = Rebinding(arguments, first)
+    again = ArgumentRebinder(arguments, first)
     found = again.to(second)
     assert found is not None and found["x"] is second.inputs.x and found["rows"] == 16
     wide = torch.empty(16, 512, dtype=second.out.dtype)[:, :256]
     assert again.to(replace(second, out=wide)) is None, "its rows are further apart"
     shifted = torch.empty(16 * 256 + 1, dtype=second.out.dtype)[1:].view(16, 256)
     assert again.to(replace(second, out=shifted)) is None, "the kernel was compiled for aligned addresses"
-    assert Rebinding({**arguments, "copy": torch.empty(3)}, first).to(second) is None, "an address of no operand"
+    assert ArgumentRebinder({**arguments, "copy": torch.empty(3)}, first).to(second) is None, "an address of no operand"
 
 
 def test_operands_at_one_address_must_share_one_again() -> None:
     _, (first, second, third) = _sets("a8w8_blockscale", 16)
     scale = first.inputs.x_scale
     shared = replace(first, inputs=replace(first.inputs, topk_weights=scale))
-    again = Rebinding({"scale": scale}, shared)
+    again = ArgumentRebinder({"scale": scale}, shared)
     assert again.to(second) is None
     alike = replace(third, inputs=replace(third.inputs, topk_weights=third.inputs.x_scale))
     assert again.to(alike) == {"scale": third.inputs.x_scale}

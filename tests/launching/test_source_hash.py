@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gemmpipe.launching.source_hash import earlier_hashes, same_kernel, source_hash
+from gemmpipe.launch.source_hash import earlier_hashes, same_kernel, source_hash
 
 MODULE = """
 from typing import NamedTuple

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemmpipe.launching.workspace import Scratch, fresh_scratch
+from gemmpipe.launch.workspace import Scratch, unshared_scratch
 
 CPU = torch.device("cpu")
 SHAPES = st.dictionaries(
@@ -43,6 +43,6 @@ def test_calls_share_memory_and_a_larger_one_leaves_the_others_theirs() -> None:
 
 def test_a_programs_own_call_keeps_nothing() -> None:
     scratch = Scratch()
-    with fresh_scratch():
+    with unshared_scratch():
         scratch.take({"x": ((10,), "float32")}, CPU)
     assert not scratch.held

@@ -13,17 +13,17 @@ from math import ceil
 from types import SimpleNamespace
 from typing import Any
 
-from gemmpipe.conditions import Neighbours
-from gemmpipe.data import Build, BuildFacts, Candidate, Device, Problem
-from gemmpipe.device import DeviceChoice, arch_device
-from gemmpipe.errors import one_line
-from gemmpipe.executors.compiling import Compile
+from gemmpipe.bench.jobs import InFlight, WorkerContext
+from gemmpipe.bench.timer import Clock, TimedCall, TimedReplay
+from gemmpipe.bench.worker import WorkerConfig, WorkerContextFactory
+from gemmpipe.core.data import Build, BuildFacts, Candidate, Device, Problem
+from gemmpipe.core.device import DeviceChoice, arch_device
+from gemmpipe.core.errors import one_line
+from gemmpipe.core.nvml import ForeignProcesses
+from gemmpipe.executors.compile_pool import CompileFn
 from gemmpipe.executors.local import Local
 from gemmpipe.family import Family, load_family
-from gemmpipe.jobs import Flight, Tools
-from gemmpipe.search.features import View, Vocabulary
-from gemmpipe.timer import Call, Clock, Replay
-from gemmpipe.worker import Equip, Post
+from gemmpipe.search.features import FeatureCache, FeatureEncoder
 
 LOAD_US = 280.0  # of a candidate's binary, once a worker
 FIRST_US = 430.0  # of a candidate's first launch on a problem
@@ -48,11 +48,11 @@ class Modelled(Local):
         return tuple(replace(device, index=i, uuid=f"modelled-{i}") for i in range(self.workers or 1))
 
     @property
-    def equip(self) -> Equip:
+    def make_context(self) -> WorkerContextFactory:
         return partial(_tools, self.slow)
 
     @property
-    def compiler(self) -> Compile:
+    def compiler(self) -> CompileFn:
         return _Compile(self.slow * self.compile_ms / 1e3, self.fails)
 
 
@@ -75,10 +75,12 @@ class _Compile:
         )
 
 
-def _tools(slow: float, post: Post, cells: MutableSequence[float]) -> Tools:
+def _tools(slow: float, post: WorkerConfig, cells: MutableSequence[float]) -> WorkerContext:
     clock = _Clock(slow)
     bench: Any = _Bench(load_family(post.family), post.device, clock)
-    return Tools(bench=bench, clock=clock, flight=Flight(cells), neighbours=Neighbours(post.device))
+    return WorkerContext(
+        bench=bench, clock=clock, in_flight=InFlight(cells), foreign_processes=ForeignProcesses(post.device)
+    )
 
 
 class _Clock(Clock):
@@ -89,7 +91,7 @@ class _Clock(Clock):
         self._owed_s = 0.0
         self.queued_us = 0.0
         """By launches since the last look."""
-        self._dice = random.Random(0)
+        self._rng = random.Random(0)
 
     def owe(self, time_us: float) -> None:
         self._owed_s += self._slow * time_us / 1e6
@@ -102,26 +104,26 @@ class _Clock(Clock):
         queued, self.queued_us = self.queued_us, 0.0
         self.owe(queued)
 
-    def blocks(self, blocks: Sequence[Sequence[Call]], least_us: float = 0.0) -> list[float]:
+    def blocks(self, blocks: Sequence[Sequence[TimedCall]], least_us: float = 0.0) -> list[float]:
         return [self._block(block) for block in blocks]
 
-    def _block(self, block: Sequence[Call]) -> float:
+    def _block(self, block: Sequence[TimedCall]) -> float:
         self.synchronize()
         for launch in block:
             launch()
-        time_us = self.queued_us / len(block) * (1 + NOISE * self._dice.gauss(0, 1))
+        time_us = self.queued_us / len(block) * (1 + NOISE * self._rng.gauss(0, 1))
         self.owe(LAUNCH_US)
         self.synchronize()
         return time_us
 
-    def replay(self, launches: Sequence[Call]) -> Replay:
+    def replay(self, launches: Sequence[TimedCall]) -> TimedReplay:
         for launch in launches:
             launch()
         each_us, self.queued_us = self.queued_us / len(launches), 0.0
 
         def once() -> float:
             self.owe(each_us * len(launches) + LAUNCH_US)
-            return each_us * (1 + NOISE * self._dice.gauss(0, 1))
+            return each_us * (1 + NOISE * self._rng.gauss(0, 1))
 
         return once
 
@@ -131,11 +133,11 @@ class _Bench:
 
     def __init__(self, family: Family, device: Device, clock: _Clock) -> None:
         self.family, self.device, self.clock = family, device, clock
-        self.launched: dict[tuple[str, str], int] = {}
-        self.once_us: dict[str, dict[str, float]] = {}
+        self.launch_counts: dict[tuple[str, str], int] = {}
+        self.single_launch_us: dict[str, dict[str, float]] = {}
         self.library_us: dict[str, float] = {}
         self.loaded: set[str] = set()
-        self._vocabulary = Vocabulary()
+        self._encoder = FeatureEncoder()
         self._times: dict[tuple[str, str], float] = {}
         self._ready: set[str] = set()
 
@@ -145,14 +147,14 @@ class _Bench:
             self.clock.owe(OPERANDS_US)
         return _Setup(self, problem)
 
-    def in_words(self, candidate: Candidate, error: Exception) -> str:
+    def describe_error(self, candidate: Candidate, error: Exception) -> str:
         return one_line(error)
 
     def time_us(self, problem: Problem, candidate: Candidate) -> float:
         key = (problem.id, candidate.id)
         if key not in self._times:
-            sight = View(self._vocabulary, self.family.spec(problem), self.device, [candidate], {}).look({})
-            luck = random.Random(f"{candidate.id} {problem.siblings}").gauss(0, 1)
+            sight = FeatureCache(self._encoder, self.family.spec(problem), self.device, [candidate], {}).features({})
+            luck = random.Random(f"{candidate.id} {problem.shape_group}").gauss(0, 1)
             model_us = 2.718 ** float(sight.estimate[0]) if "BLOCK_SIZE_M" in candidate.knobs else 20.0
             self._times[key] = model_us * 2.718 ** (SPREAD * luck)
         return self._times[key]
@@ -168,15 +170,15 @@ class _Setup:
         self.sets = max(2, min(32, ceil(3 * bench.device.cache_bytes / once)))
 
     def implementation(self, candidate: Candidate) -> None: ...
-    def orders(self, candidate: Candidate) -> tuple[str, ...]:
-        return self.spec.possible_orders
+    def timed_scale_orders(self, candidate: Candidate) -> tuple[str, ...]:
+        return self.spec.x_scale_orders
 
     def release(self) -> None: ...
     def inputs(self, index: int, order: str | None = None) -> None: ...
     def weights(self, index: int) -> None: ...
     def out(self, index: int) -> None: ...
     def reference(self) -> None: ...
-    def poison(self) -> None: ...
+    def fill_nan(self) -> None: ...
 
     def prepared(self, candidate: Candidate, index: int) -> SimpleNamespace:
         return SimpleNamespace(extra_bytes=0)
@@ -185,19 +187,19 @@ class _Setup:
         self._bench.clock.owe(CHECK_US)
         return 0.0
 
-    def binder(self, candidate: Candidate, order: str | None = None) -> Callable[[int], Call]:
+    def binder(self, candidate: Candidate, order: str | None = None) -> Callable[[int], TimedCall]:
         return lambda index: self.bind(candidate, index)
 
-    def bind(self, candidate: Candidate, index: int) -> Call:
+    def bind(self, candidate: Candidate, index: int) -> TimedCall:
         bench, clock = self._bench, self._bench.clock
         if candidate.id not in bench.loaded:
             bench.loaded.add(candidate.id)
             clock.owe(LOAD_US)
         time_us = bench.time_us(self.problem, candidate)
-        first = (self.problem.id, candidate.id) not in bench.launched
+        first = (self.problem.id, candidate.id) not in bench.launch_counts
 
         def launch() -> None:
-            clock.queued_us += time_us + (FIRST_US if first and not bench.launched.get(key) else 0.0)
+            clock.queued_us += time_us + (FIRST_US if first and not bench.launch_counts.get(key) else 0.0)
 
         key = (self.problem.id, candidate.id)
         return launch

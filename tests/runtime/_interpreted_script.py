@@ -14,10 +14,10 @@ os.environ["TRITON_INTERPRET"] = "1"
 import torch
 
 import gemmpipe
-from gemmpipe.device import arch_device
+from gemmpipe.core.device import arch_device
 from gemmpipe.family import KernelDefaults, load_family
-from gemmpipe.problem import make_problem
-from gemmpipe.reference import error_ratio
+from gemmpipe.family.problem import make_problem
+from gemmpipe.family.reference import error_ratio
 from gemmpipe.runtime import gemm_a8w8_blockscale
 from gemmpipe.tune import benchmark_config, tune_and_save_configs, tune_kernel
 
@@ -35,7 +35,7 @@ def on_an_h200() -> list[mock._patch]:
     replaced = [mock.patch(f"gemmpipe.{place}", return_value=H200) for place in places]
     modules = ("calls", "experts", "bound")
     replaced += [mock.patch(f"gemmpipe.runtime.{module}.on", return_value=nullcontext()) for module in modules]
-    return [*replaced, mock.patch("gemmpipe.device.get_arch", return_value="sm_90")]
+    return [*replaced, mock.patch("gemmpipe.core.device.get_arch", return_value="sm_90")]
 
 
 def every_family(name: str) -> dict:

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from gemmpipe.data import Scalar
-from gemmpipe.device import cpu_device
+from gemmpipe.core.data import Scalar
+from gemmpipe.core.device import cpu_device
 from gemmpipe.family import load_family
 from gemmpipe.runtime import reload
-from gemmpipe.runtime.prepared import FORMS
-from gemmpipe.runtime.selection import LOG
+from gemmpipe.runtime.selection_log import LOG
+from gemmpipe.runtime.weight_cache import WEIGHT_CACHE
 from gemmpipe.tables.store import render
 
 N, K = 64, 96
@@ -28,7 +28,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("GEMMPIPE_CONFIG_A16W16", "GEMMPIPE_CONFIG_A8W8_BLOCKSCALE", "GEMMPIPE_LOG_SELECTION"):
         monkeypatch.delenv(name, raising=False)
     LOG.clear()
-    FORMS.entries.clear()
+    WEIGHT_CACHE.entries.clear()
     reload()
     yield
     reload()

@@ -6,27 +6,27 @@ from pathlib import Path
 import pytest
 
 from gemmpipe.runtime import gemm_a16w16, reload
-from gemmpipe.runtime.captured import DEFAULT_FILE, asked_for
-from gemmpipe.runtime.selection import LOG
+from gemmpipe.runtime.capture.recorder import DEFAULT_FILE, requested_recorder
+from gemmpipe.runtime.selection_log import LOG
 
 
 @pytest.mark.parametrize("name", ["GEMMPIPE_TUNE_GEMM", "AITER_TUNE_GEMM"])
 def test_captured_shapes_are_asked_for(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GEMMPIPE_CAPTURE", raising=False)
-    assert asked_for() is None
+    assert requested_recorder() is None
     monkeypatch.setenv(name, "0")
-    assert asked_for() is None
+    assert requested_recorder() is None
     monkeypatch.setenv(name, "1")
-    recorder = asked_for()
+    recorder = requested_recorder()
     assert recorder is not None
     assert recorder.path == tmp_path / DEFAULT_FILE
     monkeypatch.setenv("GEMMPIPE_CAPTURE", str(tmp_path / "mine.csv"))
-    named = asked_for()
+    named = requested_recorder()
     assert named is not None
     assert named.path == tmp_path / "mine.csv"
     monkeypatch.setenv("GEMMPIPE_CAPTURE", "0")
-    assert asked_for() is None, "what is asked for here counts"
+    assert requested_recorder() is None, "what is asked for here counts"
 
 
 @pytest.mark.parametrize("name", ["GEMMPIPE_LOG_TUNED_CONFIG", "AITER_LOG_TUNED_CONFIG"])

@@ -11,10 +11,10 @@ import torch
 from aiter_at_hand import CALLS, pretended
 
 from gemmpipe.family import load_family
-from gemmpipe.layouts import TILES_16X16, store
+from gemmpipe.family.layouts import TILES_16X16, preshuffle
 from gemmpipe.runtime import (
-    answering,
     batched_gemm_bf16,
+    cache,
     fused_moe,
     gemm_a4w4_blockscale,
     gemm_a8w8,
@@ -23,8 +23,8 @@ from gemmpipe.runtime import (
     gemm_a16w16,
     reload,
 )
-from gemmpipe.runtime.prepared import FORMS
-from gemmpipe.runtime.selection import LOG
+from gemmpipe.runtime.selection_log import LOG
+from gemmpipe.runtime.weight_cache import WEIGHT_CACHE
 
 RESULT = "us,kernelName,tflops,bw,errRatio"
 PLAIN = f"kernelId,splitK,{RESULT}"
@@ -51,7 +51,7 @@ def given(package: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     """Write tables of a family and have its variable name them, on a device of this architecture."""
 
     def write(family: str, *texts: str, gfx: str = "gfx942") -> Path:
-        monkeypatch.setitem(answering._DEVICES, -1, pretended(gfx))
+        monkeypatch.setitem(cache._DEVICES, -1, pretended(gfx))
         files = [tmp_path / f"table{i}.csv" for i in range(len(texts))]
         for file, text in zip(files, texts, strict=True):
             file.write_text(text)
@@ -64,7 +64,7 @@ def given(package: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 
 def _steps() -> set[str]:
-    return set(LOG.answers.values())
+    return set(LOG.steps.values())
 
 
 def _bf16(*rows: str) -> str:
@@ -111,12 +111,12 @@ def test_rows_of_triton_and_skinny_name_our_kernels(
     given("a16w16", _bf16(f"{label},0,0,{kernel},False"), _bf16("hipblaslt,7,0,Cijk,False"))
     family, device = load_family("a16w16"), pretended("gfx942")
     key = (M, N, K, False, "bfloat16", "bfloat16", False, False)
-    rows = [found.row for found in answering.load_tables(family).find(device, key)]
+    rows = [found.row for found in cache.load_tables(family).find(device, key)]
     problem = family.problem(tuple(zip((c.name for c in family.key_columns), key, strict=True)))
-    chosen = answering.first_usable(family, rows, device)
+    chosen = cache.first_usable(family, rows, device)
     assert chosen is not None
     assert chosen[0].candidate.backend == label
-    assert chosen[0].implementation.misfit(family.spec(problem), chosen[0].candidate.knobs, device) is None
+    assert chosen[0].implementation.unsupported_reason(family.spec(problem), chosen[0].candidate.knobs, device) is None
     x, w, product = operands
     # No kernel for an AMD GPU starts here: the row gives way to the key's next one, in the next file.
     torch.testing.assert_close(gemm_a16w16(x, w).float(), product, rtol=1e-2, atol=1e-2)
@@ -140,7 +140,7 @@ def test_a_solution_that_the_library_has_not_gives_way(
 def test_a_shuffled_bf16_weight(given: Given, operands: Operands) -> None:
     given("a16w16", _bf16("asm,3,4,bf16_64x64_bshuffle_splitk,True", "hipblaslt,7,0,x,False"))
     x, w, product = operands
-    tiles = store(w, TILES_16X16)
+    tiles = preshuffle(w, TILES_16X16)
     torch.testing.assert_close(gemm_a16w16(x, tiles, bpreshuffle=True).float(), product, rtol=1e-2, atol=1e-2)
     torch.testing.assert_close(gemm_a16w16(x, w).float(), product, rtol=1e-2, atol=1e-2)
     assert CALLS == [("gemm_a16w16_asm", ("bf16_64x64_bshuffle_splitk", 4, True)), ("hipb_mm", (7, False))]
@@ -150,7 +150,7 @@ def test_a_shuffled_bf16_weight(given: Given, operands: Operands) -> None:
 def test_a_shuffled_bf16_weight_without_a_row(gfx: str, called: str, given: Given, operands: Operands) -> None:
     given("a16w16", BF16 + "\n", gfx=gfx)
     x, w, product = operands
-    y = gemm_a16w16(x, store(w, TILES_16X16), bpreshuffle=True)
+    y = gemm_a16w16(x, preshuffle(w, TILES_16X16), bpreshuffle=True)
     torch.testing.assert_close(y.float(), product, rtol=1e-2, atol=1e-2)
     assert [name for name, _ in CALLS] == [called]
     assert _steps() == {"fallback"}
@@ -182,7 +182,7 @@ def test_blockscale_rows(libtype: str, split: int, called: tuple[str, object], g
     product = (x.float() * x_scale.repeat_interleave(128, 1)) @ (
         w.float() * w_scale.repeat_interleave(128, 0).repeat_interleave(128, 1)
     ).T
-    y = gemm_a8w8_blockscale_bpreshuffle(x, store(w, TILES_16X16), x_scale, w_scale)
+    y = gemm_a8w8_blockscale_bpreshuffle(x, preshuffle(w, TILES_16X16), x_scale, w_scale)
     torch.testing.assert_close(y.float(), product, rtol=1e-2, atol=1e-2)
     assert [called] == CALLS
     assert _steps() == {"exact"}
@@ -210,7 +210,7 @@ def test_a4w4_rows_are_ck_or_assembly_by_their_names(
         torch.testing.assert_close(y.float(), product[:m], rtol=2e-2, atol=2e-2)
     assert [called] * 2 == CALLS
     assert _steps() == {"exact"}
-    assert len(FORMS.entries) == 1, "both rows read one form of the weight"
+    assert len(WEIGHT_CACHE.entries) == 1, "both rows read one form of the weight"
 
 
 def test_batched_rows(given: Given) -> None:

@@ -8,16 +8,15 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
-from gemmpipe.data import Build, Candidate, Device
-from gemmpipe.device import arch_device
+from gemmpipe.core.data import Build, Candidate, Device
+from gemmpipe.core.device import arch_device
+from gemmpipe.core.spec import scale_order
 from gemmpipe.family import Family, GemmSpec, KernelDefaults, load_family
-from gemmpipe.launching.builds import Loaded
-from gemmpipe.problem import make_problem
-from gemmpipe.runtime.bound import kernel_call
-from gemmpipe.runtime.calls import any_call
-from gemmpipe.runtime.choosing import Chosen
-from gemmpipe.runtime.operands import Given
-from gemmpipe.spec import order_of
+from gemmpipe.family.problem import make_problem
+from gemmpipe.launch.build import LoadedKernel
+from gemmpipe.runtime.binding import bind_kernel, generic_call
+from gemmpipe.runtime.operands import CallOperands
+from gemmpipe.runtime.select import RunnableCandidate
 
 TILES = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128, "num_warps": 4, "num_stages": 2}
 
@@ -55,14 +54,14 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
 
     made = Kernel()
 
-    def load(build: Build, device: Device) -> Loaded:
-        return Loaded(build=build, kernel=made, interpreted=False)
+    def load(build: Build, device: Device) -> LoadedKernel:
+        return LoadedKernel(build=build, kernel=made, interpreted=False)
 
-    for module in ("gemmpipe.runtime.bound", "gemmpipe.launching.launches"):
+    for module in ("gemmpipe.runtime.binding", "gemmpipe.launch.launch"):
         monkeypatch.setattr(f"{module}.load_build", load)
-    monkeypatch.setattr("gemmpipe.runtime.bound.stream_getter", lambda: lambda index: 7)
-    monkeypatch.setattr("gemmpipe.runtime.bound.on", lambda device: torch.no_grad())
-    monkeypatch.setattr("gemmpipe.runtime.calls.on", lambda device: torch.no_grad())
+    monkeypatch.setattr("gemmpipe.runtime.binding.stream_getter", lambda: lambda index: 7)
+    monkeypatch.setattr("gemmpipe.runtime.binding.on", lambda device: torch.no_grad())
+    monkeypatch.setattr("gemmpipe.runtime.binding.device_context", lambda device: torch.no_grad())
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     monkeypatch.setattr(driver, "_active", _Driver())
     return made
@@ -70,7 +69,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
 
 def made(
     name: str, m: int, knobs: dict[str, object], label: str = "triton", **key: object
-) -> tuple[Given, GemmSpec, Chosen, Device]:
+) -> tuple[CallOperands, GemmSpec, RunnableCandidate, Device]:
     family: Family = load_family(name)
     device = arch_device("sm_90")
     words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
@@ -79,7 +78,7 @@ def made(
     weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
     (implementation,) = (i for i in family.implementations if i.label == label)
     knobs = dict(implementation.normalise(spec, {**TILES, **knobs}, device))
-    given = Given(
+    given = CallOperands(
         x=inputs.x,
         w=weights.w,
         x_scale=inputs.x_scale,
@@ -87,19 +86,19 @@ def made(
         bias=weights.bias,
         out_dtype=torch.bfloat16,
     )
-    return given, spec, Chosen(implementation=implementation, candidate=Candidate.of(label, knobs)), device
+    return given, spec, RunnableCandidate(implementation=implementation, candidate=Candidate.of(label, knobs)), device
 
 
-def build_of(chosen: Chosen, spec: GemmSpec, device: Device, scale: torch.Tensor | None) -> Build:
+def build_of(chosen: RunnableCandidate, spec: GemmSpec, device: Device, scale: torch.Tensor | None) -> Build:
     """The one build for scales that lie as these do."""
     if spec.x_scale is not None and scale is not None and scale.dim() == 2:
-        spec = replace(spec, x_scale=replace(spec.x_scale, order=order_of(scale)))
+        spec = replace(spec, x_scale=replace(spec.x_scale, order=scale_order(scale)))
     (build,) = chosen.implementation.builds(spec, chosen.candidate.knobs, device)
     return build
 
 
 def arguments(
-    kernel: Kernel, chosen: Chosen, spec: GemmSpec, device: Device, scale: torch.Tensor | None = None
+    kernel: Kernel, chosen: RunnableCandidate, spec: GemmSpec, device: Device, scale: torch.Tensor | None = None
 ) -> tuple[tuple[object, ...], dict]:
     """(grid, stream, what is launched and how; parameter -> value) of the last launch, tensors by their addresses."""
     build = build_of(chosen, spec, device, scale)
@@ -115,14 +114,14 @@ def arguments(
 @pytest.mark.parametrize("m", [1, 32])
 def test_it_launches_what_binding_each_time_would(kernel: Kernel, name: str, splits: int, m: int) -> None:
     given, spec, chosen, device = made(name, m, {"NUM_KSPLIT": splits})
-    call = kernel_call(chosen, spec, device, given, borrowed=False)
+    call = bind_kernel(chosen, spec, device, given, graph_pool=False)
     assert call is not None
     if name.endswith("scale_bpreshuffle"):
         given = replace(given, x_scale=aligned_as(given.x_scale, m_major=True))
     out = call(given.x, given.w, given.x_scale, given.w_scale, None)
     assert out.shape == (m, 256)
     head, bound = arguments(kernel, chosen, spec, device, given.x_scale)
-    any_call(chosen, spec, device, torch.bfloat16)(given.x, given.w, given.x_scale, given.w_scale, None)
+    generic_call(chosen, spec, device, torch.bfloat16)(given.x, given.w, given.x_scale, given.w_scale, None)
     head_each_time, each_time = arguments(kernel, chosen, spec, device, given.x_scale)
     assert head == head_each_time
     assert bound.pop("out_ptr") == out.data_ptr()
@@ -139,12 +138,12 @@ def test_it_launches_clusters_as_they_were_timed(kernel: Kernel, name: str, spli
     tile = {"BLOCK_SIZE_M": 128, "BLOCK_SIZE_N": columns, "NUM_KSPLIT": splits, "CLUSTER_SIZE": max(2, splits)}
     knobs = {**deep, **tile, "kernel_type": "warp_specialised"}
     given, spec, chosen, device = made(name, 256, knobs, "gluon", N=320, K=2048)
-    assert chosen.implementation.misfit(spec, chosen.candidate.knobs, device) is None
-    call = kernel_call(chosen, spec, device, given, borrowed=False)
+    assert chosen.implementation.unsupported_reason(spec, chosen.candidate.knobs, device) is None
+    call = bind_kernel(chosen, spec, device, given, graph_pool=False)
     assert call is not None
     call(given.x, given.w, given.x_scale, given.w_scale, None)
     head, _ = arguments(kernel, chosen, spec, device, given.x_scale)
-    any_call(chosen, spec, device, torch.bfloat16)(given.x, given.w, given.x_scale, given.w_scale, None)
+    generic_call(chosen, spec, device, torch.bfloat16)(given.x, given.w, given.x_scale, given.w_scale, None)
     head_each_time, _ = arguments(kernel, chosen, spec, device, given.x_scale)
     assert head == head_each_time
     assert head[-1] == (4, max(2, splits), 1000)
@@ -177,15 +176,15 @@ def test_block_scales_of_either_order_are_read_where_they_lie(
 ) -> None:
     """However they lay when the kernel was bound: it is bound for each of their strides, and none is copied."""
     given, spec, chosen, device = made(name, m, GLUON if label == "gluon" else {}, label)
-    assert chosen.implementation.misfit(spec, chosen.candidate.knobs, device) is None
+    assert chosen.implementation.unsupported_reason(spec, chosen.candidate.knobs, device) is None
     assert given.x_scale is not None
     rows, columns = aligned_as(given.x_scale, m_major=False), aligned_as(given.x_scale, m_major=True)
-    call = kernel_call(chosen, spec, device, replace(given, x_scale=columns if first else rows), borrowed=False)
+    call = bind_kernel(chosen, spec, device, replace(given, x_scale=columns if first else rows), graph_pool=False)
     for scale in (rows, columns, padded(rows), rows, columns):
         call(given.x, given.w, scale, given.w_scale, None)
         values = kernel.launches[-1][9:]
         assert scale.data_ptr() in [address(value) for value in values], scale.stride()
-        any_call(chosen, spec, device, torch.bfloat16)(given.x, given.w, scale, given.w_scale, None)
+        generic_call(chosen, spec, device, torch.bfloat16)(given.x, given.w, scale, given.w_scale, None)
         each_time = kernel.launches[-1][9:]
         assert len(values) == len(each_time), "another build"
         numbers = [v for v in values if isinstance(v, int) and not isinstance(v, bool) and v < 2**31]
@@ -194,7 +193,7 @@ def test_block_scales_of_either_order_are_read_where_they_lie(
 
 def test_scales_in_neither_order_and_at_odd_addresses_are_copied(kernel: Kernel) -> None:
     given, spec, chosen, device = made("a8w8_blockscale", 32, {})
-    call = kernel_call(chosen, spec, device, given, borrowed=False)
+    call = bind_kernel(chosen, spec, device, given, graph_pool=False)
     kernel.build = build_of(chosen, spec, device, given.x_scale)
     seen: list[torch.Tensor] = []
     kernel.look = lambda values: seen.append(
@@ -211,14 +210,14 @@ def test_scales_in_neither_order_and_at_odd_addresses_are_copied(kernel: Kernel)
 @pytest.mark.parametrize("m_major", [False, True])
 def test_descriptors_are_made_once_an_address(kernel: Kernel, m_major: bool) -> None:
     given, spec, chosen, device = made("a8w8_blockscale", 64, GLUON, "gluon")
-    call = kernel_call(chosen, spec, device, given, borrowed=False)
+    call = bind_kernel(chosen, spec, device, given, graph_pool=False)
     given = replace(given, x_scale=aligned_as(given.x_scale, m_major=m_major))
     out = call(given.x, given.w, given.x_scale, given.w_scale, None)
     first = arguments(kernel, chosen, spec, device, given.x_scale)[1]
     call(given.x, given.w, given.x_scale, given.w_scale, None)
     second = arguments(kernel, chosen, spec, device, given.x_scale)[1]
     assert first["w"] is second["w"]
-    any_call(chosen, spec, device, torch.bfloat16)(given.x, given.w, given.x_scale, given.w_scale, None)
+    generic_call(chosen, spec, device, torch.bfloat16)(given.x, given.w, given.x_scale, given.w_scale, None)
     each_time = arguments(kernel, chosen, spec, device, given.x_scale)[1]
     for name, value in each_time.items():
         if not hasattr(value, "base"):
@@ -234,22 +233,22 @@ def test_descriptors_are_made_once_an_address(kernel: Kernel, m_major: bool) -> 
 
 def test_atomics_add_to_zeros(kernel: Kernel) -> None:
     given, spec, chosen, device = made("a16w16_atomic", 32, {"NUM_KSPLIT": 2})
-    call = kernel_call(chosen, spec, device, given, borrowed=False)
+    call = bind_kernel(chosen, spec, device, given, graph_pool=False)
     assert not call(given.x, given.w, None, None, None).any()
 
 
 def test_one_tensor_for_two_operands_is_bound_each_time(kernel: Kernel) -> None:
     given, spec, chosen, device = made("a16w16", 256, {})
     square = replace(given, x=given.w)
-    assert kernel_call(chosen, spec, device, square, borrowed=False) is None
+    assert bind_kernel(chosen, spec, device, square, graph_pool=False) is None
 
 
 def test_a_bias_of_another_type_is_converted_in_each_call(kernel: Kernel) -> None:
     given, spec, chosen, device = made("a16w16", 32, {}, bias=True)
-    call = kernel_call(chosen, spec, device, given, borrowed=False)
+    call = bind_kernel(chosen, spec, device, given, graph_pool=False)
     call(given.x, given.w, None, None, given.bias)
     assert arguments(kernel, chosen, spec, device)[1]["bias_ptr"] == given.bias.data_ptr()
-    assert kernel_call(chosen, spec, device, replace(given, bias=given.bias.float()), borrowed=False) is None
+    assert bind_kernel(chosen, spec, device, replace(given, bias=given.bias.float()), graph_pool=False) is None
 
 
 def test_the_launcher_of_a_known_triton_is_called_without_its_python_part(kernel: Kernel, monkeypatch) -> None:
@@ -269,7 +268,7 @@ def test_the_launcher_of_a_known_triton_is_called_without_its_python_part(kernel
     kernel.run = CudaLauncher()
     for version in ("3.6.0", "3.9.0"):
         monkeypatch.setattr("triton.__version__", version)
-        kernel_call(chosen, spec, device, given, borrowed=False)(given.x, given.w, None, None, None)
+        bind_kernel(chosen, spec, device, given, graph_pool=False)(given.x, given.w, None, None, None)
     direct, through_python = kernel.launches
     (build,) = chosen.implementation.builds(spec, chosen.candidate.knobs, device)
     out_at = 13 + [name for name, _ in build.signature].index("out_ptr")
@@ -279,7 +278,7 @@ def test_the_launcher_of_a_known_triton_is_called_without_its_python_part(kernel
 
 def test_other_operands_of_the_key_go_where_they_lie(kernel: Kernel) -> None:
     given, spec, chosen, device = made("a16w16", 32, {})
-    call = kernel_call(chosen, spec, device, given, borrowed=True)
+    call = bind_kernel(chosen, spec, device, given, graph_pool=True)
     other = given.x.clone()
     call(other.view(2, 16, 512), given.w, None, None, None)
     assert arguments(kernel, chosen, spec, device)[1]["x_ptr"] == other.data_ptr()
@@ -288,7 +287,7 @@ def test_other_operands_of_the_key_go_where_they_lie(kernel: Kernel) -> None:
 @pytest.mark.parametrize("offset", [1, 4])
 def test_addresses_and_strides_that_the_kernel_was_not_compiled_for_are_copied(kernel: Kernel, offset: int) -> None:
     given, spec, chosen, device = made("a16w16", 32, {})
-    call = kernel_call(chosen, spec, device, given, borrowed=True)
+    call = bind_kernel(chosen, spec, device, given, graph_pool=True)
     shifted = torch.zeros(32 * 512 + offset, dtype=torch.bfloat16)[offset:].view(32, 512)
     strided = torch.zeros(32, 520, dtype=torch.bfloat16)[:, :512]
     weight = torch.zeros(512, 256, dtype=torch.bfloat16).t()
@@ -305,7 +304,7 @@ def test_addresses_and_strides_that_the_kernel_was_not_compiled_for_are_copied(k
 def test_a_given_output_is_what_the_kernel_writes_into(kernel: Kernel, name: str) -> None:
     given, spec, chosen, device = made(name, 16, {"NUM_KSPLIT": 2})
     y = torch.full((16, 256), float("nan"), dtype=torch.bfloat16)
-    call = kernel_call(chosen, spec, device, given, borrowed=False, make_out=lambda: y)
+    call = bind_kernel(chosen, spec, device, given, graph_pool=False, make_out=lambda: y)
     assert call is not None
     assert call(given.x, given.w, given.x_scale, given.w_scale, None) is y
     assert len(kernel.launches) == 1  # nothing is copied

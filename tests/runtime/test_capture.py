@@ -13,9 +13,9 @@ from forking import Forking
 
 from gemmpipe.family import KernelDefaults, load_family
 from gemmpipe.runtime import gemm_a16w16, reload
-from gemmpipe.runtime.captured import Recorder
-from gemmpipe.runtime.watching import Watcher
-from gemmpipe.sources.table import Csv
+from gemmpipe.runtime.capture.recorder import Recorder
+from gemmpipe.runtime.capture.watcher import Watcher
+from gemmpipe.sources.table import CsvShapes
 
 SCRIPT = """
 import sys, torch
@@ -85,7 +85,7 @@ def test_a_program_as_it_is(tmp_path: Path) -> None:
     assert others["batched_bf16bfloat16"]["B"] == "2"
     assert others["otherfloat32"]["count"] == "2"
     assert others["a16w16bfloat16"]["layout"] == "km kn"
-    problems = Csv(path=str(tmp_path / "seen.csv"), rows_of=None).problems(
+    problems = CsvShapes(path=str(tmp_path / "seen.csv"), rows_of=None).problems(
         load_family("a16w16"), KernelDefaults(dtype=None, out_dtype=None, bias=None), "sm_90"
     )
     assert [(p["M"], p["N"], p["K"], p.weight, p.layer) for p in problems] == [
@@ -288,7 +288,7 @@ def test_a_capture_never_raises_into_the_program(tmp_path: Path, monkeypatch, ca
     mine = Recorder(path=tmp_path / "seen.csv")
     with torch.no_grad(), Watcher(mine):
         Odd(8, 4)(torch.ones(2, 8))
-        monkeypatch.setattr("gemmpipe.runtime.watching.product_of", lambda *words: 1 / 0)
+        monkeypatch.setattr("gemmpipe.runtime.capture.watcher.product_of", lambda *words: 1 / 0)
         for _ in range(2):
             assert torch.equal(torch.ones(2, 8) @ torch.ones(8, 4), torch.full((2, 4), 8.0))
     assert sum(mine.counts.values()) == 1

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import gemmpipe.runtime
-from gemmpipe.errors import UserError
+from gemmpipe.core.errors import UserError
+from gemmpipe.core.paths import PACKAGE
 from gemmpipe.family import Family, KernelDefaults, load_family
-from gemmpipe.paths import PACKAGE
-from gemmpipe.problem import make_problem
+from gemmpipe.family.problem import make_problem
 
 M, N, K = 16, 256, 256
 

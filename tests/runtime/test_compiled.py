@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gemmpipe.runtime import gemm_a8w8_blockscale, gemm_a16w16
-from gemmpipe.runtime.selection import LOG
+from gemmpipe.runtime.selection_log import LOG
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +55,7 @@ def test_who_looks_for_sizes_alone_leaves_nothing_behind(row, table, x, w) -> No
         with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
             assert gemm_a16w16(mode.from_tensor(x(4)), mode.from_tensor(w)).shape == (4, 64)
         gemm_a16w16(x(4), w)
-        assert set(LOG.answers.values()) == {"exact"}
+        assert set(LOG.steps.values()) == {"exact"}
 
 
 def test_in_a_process_that_never_called_it_before() -> None:

@@ -9,9 +9,9 @@ import torch
 from gemmpipe.backends.aten import Torch
 from gemmpipe.backends.cublaslt import CublasLt
 from gemmpipe.runtime import fused_moe, gemm_a16w16
-from gemmpipe.runtime.copies import tell_copied, tell_copies, tell_padded
-from gemmpipe.runtime.operands import Given, aligned, weights_of
-from gemmpipe.runtime.selection import LOG
+from gemmpipe.runtime.copy_log import log_copied, log_copies, log_padded
+from gemmpipe.runtime.operands import CallOperands, aligned, weights_of
+from gemmpipe.runtime.selection_log import LOG
 
 Said = Callable[[], list[str]]
 
@@ -49,7 +49,7 @@ def test_every_shape_is_in_the_log_that_was_asked_for(
     monkeypatch.setenv("GEMMPIPE_LOG_SELECTION", "1")
     caplog.set_level(logging.INFO, "gemmpipe.runtime")
     for rows in (8, 16, 16):
-        tell_copied("w", torch.zeros(rows, 32).t())
+        log_copied("w", torch.zeros(rows, 32).t())
     steps = [r.getMessage() for r in caplog.records if r.levelno == logging.INFO]
     assert [text.partition("[32, ")[2].partition("]")[0] for text in steps] == ["8", "16"]
     assert sum(r.levelno == logging.WARNING for r in caplog.records) == 1
@@ -57,17 +57,17 @@ def test_every_shape_is_in_the_log_that_was_asked_for(
 
 def test_a_library_that_reads_no_strides_copies_what_is_told(said: Said) -> None:
     assert (Torch().reads_strides, CublasLt().reads_strides) == (True, False)
-    tell_copies(x=torch.zeros(8, 8), w=torch.zeros(16, 8).t(), bias=None)
+    log_copies(x=torch.zeros(8, 8), w=torch.zeros(16, 8).t(), bias=None)
     (text,) = said()
     assert text.startswith("gemmpipe: w float32 [8, 16] lies in strides [1, 8]")
 
 
 def test_padding_and_conversions_are_told(said: Said) -> None:
-    tell_padded(torch.zeros(13, 8), 16)
+    log_padded(torch.zeros(13, 8), 16)
     x, w, bias = torch.zeros(4, 8).bfloat16(), torch.zeros(16, 8).bfloat16(), torch.zeros(16)
-    given = Given(x=x, w=w, x_scale=None, w_scale=None, bias=bias, out_dtype=torch.bfloat16)
+    given = CallOperands(x=x, w=w, x_scale=None, w_scale=None, bias=bias, out_dtype=torch.bfloat16)
     from gemmpipe.family import KernelDefaults, load_family
-    from gemmpipe.problem import make_problem
+    from gemmpipe.family.problem import make_problem
 
     family, words = load_family("a16w16"), KernelDefaults(dtype=None, out_dtype=None, bias=True)
     spec = family.spec(make_problem(family, {"M": 4, "N": 16, "K": 8}, words, "cpu_avx2", "test"))

@@ -12,11 +12,11 @@ import pytest
 import torch
 import triton
 
-from gemmpipe.errors import UserError
+from gemmpipe.core.errors import UserError
 from gemmpipe.family import shipped_families
 from gemmpipe.runtime import fused_moe, gemm_a8w8_blockscale, gemm_a16w16, gemm_a16w16_atomic, reload
-from gemmpipe.runtime.configured import DoesNotFit
-from gemmpipe.runtime.dispatches import OTHERS
+from gemmpipe.runtime.dispatch import WITH_OPTIONS
+from gemmpipe.runtime.fixed_config import DoesNotFit
 
 MM = {"backend": "torch", "method": "mm"}
 TILES = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 16, "BLOCK_SIZE_K": 64, "num_warps": 4, "num_stages": 2}
@@ -61,13 +61,13 @@ def test_y_is_written_by_what_the_tables_say(row: Any, table: WriteTable, x: Act
         expected = gemm_a16w16(x(4), w)
         y = torch.full((4, 64), float("nan"), dtype=torch.bfloat16)
         assert gemm_a16w16(x(4), w, y=y) is y and torch.equal(y, expected)
-        (dispatch,) = OTHERS.values()
+        (dispatch,) = WITH_OPTIONS.values()
         assert len(dispatch.calls) == 1 and not dispatch._missed
         strided = torch.empty(4, 128, dtype=torch.bfloat16)[:, ::2]
         assert gemm_a16w16(x(4), w, y=strided) is strided and torch.equal(strided, expected)
         table(row(4, "torch", {"method": "mm"}))
         assert gemm_a16w16(x(4), w, y=y) is y
-        (dispatch,) = OTHERS.values()  # found anew after the tables were read again
+        (dispatch,) = WITH_OPTIONS.values()  # found anew after the tables were read again
         assert torch.equal(y, gemm_a16w16(x(4), w))
 
 
@@ -87,22 +87,22 @@ def test_a_configuration_is_run_whatever_the_tables_say(
     table(row(4, "torch", {"method": "float32_convert"}))
     with torch.no_grad():
         assert torch.equal(gemm_a16w16(x(4), w, config=MM), x(4) @ w.T)
-        given, *_ = [found for key, found in OTHERS.items() if key[0] == "a16w16"]
+        given, *_ = [found for key, found in WITH_OPTIONS.items() if key[0] == "a16w16"]
         (call,) = given.calls.values()
         gemm_a16w16(x(4), w, config=dict(MM))
         assert list(given.calls.values()) == [call]  # bound once
     reload()
-    assert not OTHERS
+    assert not WITH_OPTIONS
 
 
 def test_configurations_are_forgotten_in_the_end(
     x: Activations, w: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gemmpipe.runtime.configured._MOST", 2)
+    monkeypatch.setattr("gemmpipe.runtime.fixed_config._MAX_DISPATCHES", 2)
     with torch.no_grad():
         for method in ("mm", "float32_convert", "float32_copy", "mm"):
             gemm_a16w16(x(4), w, config={**MM, "method": method})
-    assert len(OTHERS) == 2
+    assert len(WITH_OPTIONS) == 2
 
 
 def test_the_words_of_scripts(x: Activations, w: torch.Tensor) -> None:

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import gemmpipe
-from gemmpipe.device import gpu_device
+from gemmpipe.core.device import gpu_device
 from gemmpipe.family import Family, GemmSpec, Inputs, KernelDefaults, Weights, load_family, shipped_families
-from gemmpipe.problem import make_problem
-from gemmpipe.reference import error_ratio
-from gemmpipe.runtime.configured import DoesNotFit
+from gemmpipe.family.problem import make_problem
+from gemmpipe.family.reference import error_ratio
+from gemmpipe.runtime.fixed_config import DoesNotFit
 from gemmpipe.tune import get_search_space, tune_and_save_configs
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]

@@ -11,16 +11,16 @@ from torch.nn.functional import linear
 
 from gemmpipe.backends.aten import Torch
 from gemmpipe.backends.onednn import OneDnn
-from gemmpipe.device import arch_device, cpu_device
-from gemmpipe.errors import UserError
+from gemmpipe.core.device import arch_device, cpu_device
+from gemmpipe.core.errors import UserError
 from gemmpipe.family import KernelDefaults, load_family
-from gemmpipe.problem import make_problem
+from gemmpipe.family.problem import make_problem
 from gemmpipe.runtime import gemm_a8w8_blockscale, gemm_a16w16, reload
-from gemmpipe.runtime.calls import any_call, padded_call
-from gemmpipe.runtime.choosing import fallbacks
-from gemmpipe.runtime.dispatches import dispatch_of
-from gemmpipe.runtime.operands import Given, problem_of
-from gemmpipe.runtime.selection import LOG
+from gemmpipe.runtime.binding import generic_call, padded_call
+from gemmpipe.runtime.dispatch import dispatch_of
+from gemmpipe.runtime.operands import CallOperands, problem_of
+from gemmpipe.runtime.select import fallback_candidates
+from gemmpipe.runtime.selection_log import LOG
 
 MM, COPY, PACKED = {"method": "mm"}, {"method": "float32_copy"}, {"method": "float32_packed"}
 
@@ -105,7 +105,7 @@ def test_a_candidate_that_fails_when_run_is_skipped(row, table, x, w, caplog, mo
 
 
 def test_a_candidate_that_takes_multiples_only_gets_padded_rows(row, table, x, w, steps, monkeypatch) -> None:
-    misfit = OneDnn.misfit
+    misfit = OneDnn.unsupported_reason
 
     def fours(self, spec, knobs, device):
         return f"alignment: M={spec.m}" if spec.m % 4 else misfit(self, spec, knobs, device)
@@ -129,7 +129,7 @@ def test_a_kernel_of_the_familys_own_may_say_that_it_takes_few_rows(row, table, 
 
         label = "skinny"
 
-        def rule(self, spec, device):
+        def default_config(self, spec, device):
             return {"method": "mm"} if spec.m <= 16 else None
 
     family = load_family("a16w16")
@@ -147,17 +147,19 @@ def test_one_row_of_16_bits_is_the_skinny_kernels(name: str, m: int, label: str)
     family, device = load_family(name), arch_device("sm_90")
     words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
     spec = family.spec(make_problem(family, {"M": m, "N": 1280, "K": 8192}, words, device.gfx, "case"))
-    own = [found for found in fallbacks(family, spec, device) if found.implementation in family.implementations]
+    own = [
+        found for found in fallback_candidates(family, spec, device) if found.implementation in family.implementations
+    ]
     assert [found.implementation.label for found in own] == ([label] if label else [])
 
 
 def test_padded_rows_take_their_scales_along() -> None:
     x, w, x_scale, w_scale = _scaled(6)
     family = dispatch_of("a8w8_blockscale").family
-    given = Given(x=x, w=w, x_scale=x_scale, w_scale=w_scale, bias=None, out_dtype=torch.bfloat16)
+    given = CallOperands(x=x, w=w, x_scale=x_scale, w_scale=w_scale, bias=None, out_dtype=torch.bfloat16)
     spec = family.spec(problem_of(family, given))
-    chosen = next(fallbacks(family, spec, cpu_device()))
-    inner = any_call(chosen, replace(spec, m=8), cpu_device(), torch.bfloat16)
+    chosen = next(fallback_candidates(family, spec, cpu_device()))
+    inner = generic_call(chosen, replace(spec, m=8), cpu_device(), torch.bfloat16)
     out = padded_call(inner, spec, 8)(x.view(2, 3, 200), w, x_scale, w_scale, None)
     assert torch.equal(out.view(6, 144), gemm_a8w8_blockscale(x, w, x_scale, w_scale))
 
@@ -217,7 +219,7 @@ def test_that_a_product_records_gradients_is_said_once(row, table, x, w, caplog)
         gemm_a16w16(x(4).requires_grad_(), w)
     (line,) = [record.message for record in caplog.records]
     assert "torch.no_grad()" in line
-    assert not LOG.answers
+    assert not LOG.steps
 
 
 @pytest.mark.parametrize("place", [0, 1, 2, 3])

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import gemmpipe.runtime
-from gemmpipe.errors import UserError
+from gemmpipe.core.errors import UserError
+from gemmpipe.core.paths import PACKAGE
 from gemmpipe.family import KernelDefaults, load_family
-from gemmpipe.paths import PACKAGE
-from gemmpipe.problem import make_problem
-from gemmpipe.reference import error_ratio
+from gemmpipe.family.problem import make_problem
+from gemmpipe.family.reference import error_ratio
 
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "kernels").glob("*/__init__.py")), ids=lambda path: path.parent.name)

@@ -13,16 +13,16 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gemmpipe.device import cpu_device
-from gemmpipe.errors import UserError
+from gemmpipe.core.device import cpu_device
+from gemmpipe.core.errors import UserError
 from gemmpipe.family import GemmSpec, Inputs, KernelDefaults, Weights, load_family
-from gemmpipe.problem import make_problem
-from gemmpipe.reference import error_ratio
-from gemmpipe.runtime import forget, fused_moe, reload
-from gemmpipe.runtime.calls import capturing
-from gemmpipe.runtime.dispatches import dispatch_of
-from gemmpipe.runtime.prepared import FORMS
-from gemmpipe.runtime.selection import LOG
+from gemmpipe.family.problem import make_problem
+from gemmpipe.family.reference import error_ratio
+from gemmpipe.runtime import fused_moe, release_prepared, reload
+from gemmpipe.runtime.binding import is_capturing
+from gemmpipe.runtime.dispatch import dispatch_of
+from gemmpipe.runtime.selection_log import LOG
+from gemmpipe.runtime.weight_cache import WEIGHT_CACHE
 from gemmpipe.tables.store import render
 
 FMOE = load_family("fmoe")
@@ -205,23 +205,23 @@ def test_what_was_made_of_the_weights_is_of_both() -> None:
     assert wrong(case, run(case)) < 0.01
     weights.w2.mul_(2)
     assert wrong(case, run(case)) < 0.01, "changed in place"
-    held = len(FORMS.entries)
-    assert forget(weights.w2) == 1
-    assert len(FORMS.entries) == held - 1
+    held = len(WEIGHT_CACHE.entries)
+    assert release_prepared(weights.w2) == 1
+    assert len(WEIGHT_CACHE.entries) == held - 1
 
 
 @pytest.mark.usefixtures("kept_copies")
 def test_in_a_graph_nothing_is_prepared_and_nothing_kept(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gemmpipe.runtime.calls.capturing", lambda device: True)
-    held, case = len(FORMS.entries), made(16)
+    monkeypatch.setattr("gemmpipe.runtime.binding.is_capturing", lambda device: True)
+    held, case = len(WEIGHT_CACHE.entries), made(16)
     assert wrong(case, run(case)) < 0.01
-    assert (len(FORMS.entries), len(dispatch_of("fmoe").calls)) == (held, 0)
-    monkeypatch.setattr("gemmpipe.runtime.calls.capturing", capturing)
+    assert (len(WEIGHT_CACHE.entries), len(dispatch_of("fmoe").calls)) == (held, 0)
+    monkeypatch.setattr("gemmpipe.runtime.binding.is_capturing", is_capturing)
     assert wrong(case, run(case)) < 0.01
-    assert (len(FORMS.entries), len(dispatch_of("fmoe").calls)) == (held + 1, 1)
-    monkeypatch.setattr("gemmpipe.runtime.calls.capturing", lambda device: True)
+    assert (len(WEIGHT_CACHE.entries), len(dispatch_of("fmoe").calls)) == (held + 1, 1)
+    monkeypatch.setattr("gemmpipe.runtime.binding.is_capturing", lambda device: True)
     later = made(16, use_g1u1=1)
     assert wrong(later, run(later)) < 0.01, "the key is known, these weights are not"
     assert [record.getMessage().count("captured in a graph before") for record in caplog.records] == [1]
@@ -249,7 +249,7 @@ def test_a_tuned_row_answers_also_for_fewer_tokens() -> None:
     for token, step in ((16, "exact"), (5, "padded"), (300, "fallback")):
         case = made(token)
         assert wrong(case, run(case)) < 0.01
-        (answer,) = (found for key, found in LOG.answers.items() if f"token={token} " in key)
+        (answer,) = (found for key, found in LOG.steps.items() if f"token={token} " in key)
         assert answer == step
     assert len(dispatch_of("fmoe").calls) == 3
 
@@ -284,5 +284,5 @@ def test_tune_then_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for token in (2, 16):
         case = made(token)
         assert wrong(case, run(case)) < 0.01
-    assert set(LOG.answers.values()) == {"exact"}
+    assert set(LOG.steps.values()) == {"exact"}
     assert replace(made(2)[0], m=16) == made(16)[0]

@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from gemmpipe.runtime import answering, fused_moe, gemm_a16w16
-from gemmpipe.runtime.calls import NotInGraph
-from gemmpipe.runtime.dispatches import EAGER, dispatch_of
-from gemmpipe.runtime.selection import LOG
+from gemmpipe.runtime import cache, fused_moe, gemm_a16w16
+from gemmpipe.runtime.binding import NotCapturable
+from gemmpipe.runtime.dispatch import EAGER, dispatch_of
+from gemmpipe.runtime.selection_log import LOG
 
 Product = Callable[[], torch.Tensor]
 MM, PACKED = {"method": "mm"}, {"method": "float32_packed"}
@@ -31,15 +31,15 @@ def experts() -> torch.Tensor:
 def test_of_several_threads_is_found_once(family: str, product: Product, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[object] = []
     missed: list[object] = []
-    selections = answering.selections
+    selections = cache.lookup_results
 
     def slowly(*words: object) -> Iterator[object]:
         looked.append(words)
         time.sleep(0.2)  # the other thread asks meanwhile
         return selections(*words)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(answering, "selections", slowly)
-    monkeypatch.setattr(answering.online, "missed", lambda *words: missed.append(words))
+    monkeypatch.setattr(cache, "lookup_results", slowly)
+    monkeypatch.setattr(cache.online, "missed", lambda *words: missed.append(words))
     start = threading.Barrier(2)
 
     def work(_: int) -> torch.Tensor:
@@ -57,7 +57,7 @@ def test_of_several_threads_is_found_once(family: str, product: Product, monkeyp
 
 def test_a_rule_that_fails_is_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """What answers is counted, not what was tried."""
-    rules = answering.selections
+    rules = cache.lookup_results
 
     def twice(*words: object) -> Iterator[object]:
         (last,) = rules(*words)  # type: ignore[arg-type]
@@ -71,7 +71,7 @@ def test_a_rule_that_fails_is_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
             raise failure
         return bind(*words)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(answering, "selections", twice)
+    monkeypatch.setattr(cache, "lookup_results", twice)
     monkeypatch.setattr("gemmpipe.runtime.dispatch.Dispatch._bind", failing)
     plain()
     assert [untuned.calls for untuned in LOG.untuned.values()] == [1]
@@ -85,14 +85,14 @@ def test_in_a_graph_after_new_tables_it_is_what_answered_before(
     expected = product()
     dispatch = EAGER[family]
     ((key, before),) = dispatch.calls.items()
-    assert dispatch.renew() == 1
-    monkeypatch.setattr(answering, "selections", None)
-    monkeypatch.setattr(answering, "capturing", lambda device: True)
+    assert dispatch.reload_tables() == 1
+    monkeypatch.setattr(cache, "lookup_results", None)
+    monkeypatch.setattr(cache, "is_capturing", lambda device: True)
     assert torch.equal(product(), expected)
     assert not dispatch.calls
 
     def unprepared(*operands: object) -> torch.Tensor:
-        raise NotInGraph
+        raise NotCapturable
 
     dispatch._outdated[key] = unprepared
     assert torch.equal(product(), expected)
@@ -102,11 +102,11 @@ def test_in_a_graph_after_new_tables_it_is_what_answered_before(
 
 
 def test_a_workload_of_ever_new_shapes_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answering, "_MOST_CALLS", 4)
+    monkeypatch.setattr(cache, "_MAX_CALLS", 4)
     w = torch.ones(8, 64).bfloat16()
     for rows in range(1, 20):
         gemm_a16w16(torch.ones(rows, 64).bfloat16(), w)
         if rows == 3:
-            EAGER["a16w16"].renew()
+            EAGER["a16w16"].reload_tables()
     dispatch = EAGER["a16w16"]
     assert max(len(held) for held in (dispatch.calls, dispatch._missed, dispatch._outdated)) <= 4

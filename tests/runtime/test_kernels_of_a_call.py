@@ -23,22 +23,21 @@ from gemmpipe.backends.deepgemm import DeepGemm
 from gemmpipe.backends.onednn import OneDnn
 from gemmpipe.backends.quack import Quack
 from gemmpipe.backends.scaled_mm import ScaledMm
-from gemmpipe.data import Build, Candidate, Device, Knobs, Scalar
-from gemmpipe.device import arch_device, cpu_device
-from gemmpipe.experts import experts_of
+from gemmpipe.core.data import Build, Candidate, Device, Knobs, Scalar
+from gemmpipe.core.device import arch_device, cpu_device
 from gemmpipe.family import Family, GemmSpec, Implementation, Inputs, KernelDefaults, Launch, Weights, load_family
-from gemmpipe.kernels.fmoe._launching import LaunchesInARow
-from gemmpipe.launching.builds import Loaded
-from gemmpipe.launching.launches import Kernel
-from gemmpipe.operands import laid_out
-from gemmpipe.problem import make_problem
-from gemmpipe.runtime import experts
-from gemmpipe.runtime.choosing import Chosen
+from gemmpipe.family.moe import require_experts
+from gemmpipe.family.operands import in_memory_order
+from gemmpipe.family.problem import make_problem
+from gemmpipe.family.space import Space
+from gemmpipe.kernels.fmoe._triton import MultiLaunchImplementation
+from gemmpipe.launch.build import LoadedKernel
+from gemmpipe.launch.launch import KernelImplementation
+from gemmpipe.runtime import moe
 from gemmpipe.runtime.dispatch import Dispatch
-from gemmpipe.runtime.operands import Given
-from gemmpipe.runtime.routed import Routed
-from gemmpipe.runtime.selecting import Selected
-from gemmpipe.space import Space
+from gemmpipe.runtime.moe import RoutedOperands
+from gemmpipe.runtime.operands import CallOperands
+from gemmpipe.runtime.select import LookupResult, RunnableCandidate
 
 SPACES = Path(__file__).parents[2] / "conf" / "space"
 H200 = arch_device("sm_90")
@@ -88,16 +87,16 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> Counter:
         function="function", packed_metadata=(4, 1, 1000), run=lambda *arguments: made.seen.append("kernel")
     )
 
-    def load(build: Build, device: Device) -> Loaded:
-        return Loaded(build=build, kernel=kernel, interpreted=False)
+    def load(build: Build, device: Device) -> LoadedKernel:
+        return LoadedKernel(build=build, kernel=kernel, interpreted=False)
 
-    for module in ("gemmpipe.runtime.bound", "gemmpipe.launching.launches", "gemmpipe.kernels.fmoe._launching"):
+    for module in ("gemmpipe.runtime.binding", "gemmpipe.launch.launch", "gemmpipe.kernels.fmoe._triton"):
         monkeypatch.setattr(f"{module}.load_build", load)
-    monkeypatch.setattr("gemmpipe.runtime.bound.stream_getter", lambda: lambda index: 7)
+    monkeypatch.setattr("gemmpipe.runtime.binding.stream_getter", lambda: lambda index: 7)
     for module in ("bound", "calls", "experts"):
         monkeypatch.setattr(f"gemmpipe.runtime.{module}.on", lambda device: torch.no_grad())
-    monkeypatch.setattr("gemmpipe.runtime.calls._complete", lambda make, device: make())
-    monkeypatch.setattr("gemmpipe.runtime.calls.capturing", lambda device: False)
+    monkeypatch.setattr("gemmpipe.runtime.binding._synchronized", lambda make, device: make())
+    monkeypatch.setattr("gemmpipe.runtime.binding.is_capturing", lambda device: False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     monkeypatch.setattr(
         driver, "_active", SimpleNamespace(get_current_stream=lambda device: 7, get_current_device=lambda: 0)
@@ -122,11 +121,13 @@ def spec_of(family: Family, m: int, gfx: str = "sm_90", **key: Scalar) -> GemmSp
 def fitting(implementation: Implementation, spec: GemmSpec, device: Device, space: Space) -> Iterator[Knobs]:
     """The first candidate that fits with one split of K, and the first with several, where there are such."""
     wanted = {True, False}
-    for point in implementation.points(spec, device, space):
+    for point in implementation.configs(spec, device, space):
         split = point.get("NUM_KSPLIT") not in (None, 1)
         if split in wanted:
             knobs = implementation.normalise(spec, point, device)
-            if (knobs.get("NUM_KSPLIT") not in (None, 1)) == split and not implementation.misfit(spec, knobs, device):
+            if (knobs.get("NUM_KSPLIT") not in (None, 1)) == split and not implementation.unsupported_reason(
+                spec, knobs, device
+            ):
                 wanted.discard(split)
                 yield knobs
         if not wanted:
@@ -137,7 +138,7 @@ def operands(family: Family, spec: GemmSpec, order: str) -> tuple[Inputs, Weight
     generator = torch.Generator().manual_seed(1)
     inputs, weights = family.make_inputs(spec, generator), family.make_weights(spec, generator)
     if inputs.x_scale is not None and spec.x_scale is not None and spec.x_scale.granularity == "block":
-        inputs = Inputs(x=inputs.x, x_scale=laid_out(inputs.x_scale, order))
+        inputs = Inputs(x=inputs.x, x_scale=in_memory_order(inputs.x_scale, order))
     return inputs, weights
 
 
@@ -146,10 +147,10 @@ def called(
 ) -> Callable[[], object]:
     """The call that the run time makes of a selected candidate."""
     implementation = next((i for i in family.implementations if i.label == candidate.backend), None)
-    chosen = Chosen(implementation=implementation or LIBRARIES[candidate.backend], candidate=candidate)
+    chosen = RunnableCandidate(implementation=implementation or LIBRARIES[candidate.backend], candidate=candidate)
     out_dtype = getattr(torch, spec.out_dtype)
     if spec.experts is not None:
-        given = Routed(
+        given = RoutedOperands(
             x=inputs.x,
             w=weights.w,
             w2=weights.w2,
@@ -157,23 +158,23 @@ def called(
             topk_ids=inputs.topk_ids,
             w_scale=weights.w_scale,
             w2_scale=weights.w2_scale,
-            activation=experts_of(spec).activation,
-            weight_first=experts_of(spec).weight_first,
+            activation=require_experts(spec).activation,
+            weight_first=require_experts(spec).weight_first,
         )
-        routed = experts._bound(chosen, spec, device)
+        routed = moe._bind(chosen, spec, device)
         return lambda: routed(given)
     tensors = (inputs.x, weights.w, inputs.x_scale, weights.w_scale, weights.bias)
     x, w, x_scale, w_scale, bias = tensors
-    product = Given(x=x, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out_dtype=out_dtype)
-    selected = Selected(step="exact", source="test", chosen=chosen)
-    call = Dispatch(family=family, borrowed=False)._bind(selected, spec, device, product)
+    product = CallOperands(x=x, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out_dtype=out_dtype)
+    selected = LookupResult(step="exact", source="test", runnable=chosen)
+    call = Dispatch(family=family, graph_pool=False)._bind(selected, spec, device, product)
     return lambda: call(x, w, x_scale, w_scale, bias)
 
 
 def designed(implementation: Implementation, spec: GemmSpec, knobs: Knobs, device: Device) -> list[str]:
     """What one product is by design: one kernel; splits that are added up by atomics have a zeroed output first."""
-    if isinstance(implementation, LaunchesInARow):
-        return ["kernel"] * len(implementation.planned(spec, knobs, device))
+    if isinstance(implementation, MultiLaunchImplementation):
+        return ["kernel"] * len(implementation.launch_plan(spec, knobs, device))
     zeroed = "_atomic@" in implementation.kernel_name(knobs)
     return ["zero_", "kernel"] if zeroed else ["kernel"]
 
@@ -196,7 +197,7 @@ def test_a_product_of_ours_is_one_kernel(counter: Counter, name: str, label: str
     if not found:
         pytest.skip(f"no candidate of {label} for M={m}")
     for knobs in found:
-        for order in spec.possible_orders:
+        for order in spec.x_scale_orders:
             inputs, weights = operands(family, spec, order)
             expected = designed(implementation, spec, knobs, H200)
             call = called(family, spec, H200, Candidate.of(label, knobs), inputs, weights)
@@ -280,7 +281,7 @@ def test_a_product_of_a_library_is_what_is_timed(counter: Counter, case: Case) -
     family, library = load_family(case.family), LIBRARIES[case.backend]
     device = cpu_device() if case.gfx == CPU else arch_device(case.gfx)
     spec = spec_of(family, case.m, device.gfx, **case.key)
-    reason = library.misfit(spec, case.knobs, device)
+    reason = library.unsupported_reason(spec, case.knobs, device)
     if reason is not None and case.gfx == CPU:
         pytest.skip(reason)
     assert reason is None
@@ -317,7 +318,7 @@ def test_a_copy_is_counted(counter: Counter) -> None:
 def test_operands_that_lie_otherwise_are_more_than_one_kernel(counter: Counter, label: str) -> None:
     """The counting sees what a call copies: a weight in other strides."""
     family = load_family("a8w8_blockscale")
-    (implementation,) = (i for i in family.implementations if isinstance(i, Kernel) and i.label == label)
+    (implementation,) = (i for i in family.implementations if isinstance(i, KernelImplementation) and i.label == label)
     m = next(m for m in ROWS if list(fitting(implementation, spec_of(family, m), H200, space_of(family.name))))
     spec = spec_of(family, m)
     knobs = next(fitting(implementation, spec, H200, space_of(family.name)))

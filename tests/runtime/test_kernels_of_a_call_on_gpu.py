@@ -6,10 +6,10 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from gemmpipe import runtime
-from gemmpipe.device import gpu_device
+from gemmpipe.core.device import gpu_device
+from gemmpipe.core.paths import shipped_tables
 from gemmpipe.family import Family, load_family
-from gemmpipe.operands import laid_out
-from gemmpipe.paths import shipped_tables
+from gemmpipe.family.operands import in_memory_order
 from gemmpipe.tables import store
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -44,10 +44,10 @@ def test_a_call_of_a_winner_of_ours_is_one_kernel(name: str) -> None:
         problem = family.problem(tuple((column.name, row[column.name]) for column in family.key_columns))
         spec = family.spec(problem)
         weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
-        for order in spec.possible_orders:
+        for order in spec.x_scale_orders:
             scale = inputs.x_scale
             if scale is not None and spec.x_scale is not None and spec.x_scale.granularity == "block":
-                scale = laid_out(scale, order)
+                scale = in_memory_order(scale, order)
             scales = () if scale is None else (scale, weights.w_scale)
             said = {} if weights.bias is None else {"bias": weights.bias}
             for _ in range(2):

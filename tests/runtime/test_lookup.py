@@ -1,6 +1,6 @@
 """The padded M, against the rule written out again."""
 
-from gemmpipe.runtime.lookup import coarsely_padded, finely_padded, levels
+from gemmpipe.runtime.select import coarsely_padded, finely_padded, padding_levels
 
 
 def test_finely() -> None:
@@ -33,8 +33,8 @@ def test_coarsely() -> None:
 
 
 def test_levels_ask_once_for_each_m_the_exact_first() -> None:
-    assert levels(16, 64) == {16: "exact"}
-    assert levels(17, 64) == {17: "exact", 32: "padded"}
-    assert levels(300, 64) == {300: "exact", 320: "padded", 512: "padded"}
-    assert levels(9000, 8192) == {9000: "exact", 9088: "padded", 8192: "padded"}
-    assert list(levels(9000, 4096)) == [9000, 9088, 16384]
+    assert padding_levels(16, 64) == {16: "exact"}
+    assert padding_levels(17, 64) == {17: "exact", 32: "padded"}
+    assert padding_levels(300, 64) == {300: "exact", 320: "padded", 512: "padded"}
+    assert padding_levels(9000, 8192) == {9000: "exact", 9088: "padded", 8192: "padded"}
+    assert list(padding_levels(9000, 4096)) == [9000, 9088, 16384]

@@ -6,14 +6,14 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from gemmpipe.data import Scalar
-from gemmpipe.device import gpu_device
+from gemmpipe.core.data import Scalar
+from gemmpipe.core.device import gpu_device
 from gemmpipe.family import Family, GemmSpec, Inputs, KernelDefaults, Weights, load_family
-from gemmpipe.problem import make_problem
-from gemmpipe.reference import error_ratio
-from gemmpipe.runtime import gemm_a8w8_blockscale, prepare, reload
-from gemmpipe.runtime.dispatches import dispatch_of
-from gemmpipe.runtime.prepared import FORMS
+from gemmpipe.family.problem import make_problem
+from gemmpipe.family.reference import error_ratio
+from gemmpipe.runtime import gemm_a8w8_blockscale, prepare_weight, reload
+from gemmpipe.runtime.dispatch import dispatch_of
+from gemmpipe.runtime.weight_cache import WEIGHT_CACHE
 from gemmpipe.tables.store import render
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
@@ -93,7 +93,7 @@ def test_a_triton_row_is_bound_once_and_right(tuned, m: int, splits: int) -> Non
     for _ in range(3):
         right(call(made), made)
     bound = list(dispatch_of("a8w8_blockscale").calls.values())
-    assert [found.__module__ for found in bound] == ["gemmpipe.runtime.bound"]
+    assert [found.__module__ for found in bound] == ["gemmpipe.runtime.binding"]
     shifted = torch.empty(m * K + 3, dtype=made[3].x.dtype, device="cuda")[3:].view(m, K).copy_(made[3].x)
     _, _, weights, inputs = made
     right(gemm_a8w8_blockscale(shifted, weights.w, inputs.x_scale, weights.w_scale), made)
@@ -179,7 +179,7 @@ def test_a_weight_first_seen_in_a_capture_is_not_prepared(tuned, caplog) -> None
     tuned("torch", {"method": "bfloat16_copy"}, 16)
     made = case(16)
     right(call(made), made)
-    held = len(FORMS.entries)
+    held = len(WEIGHT_CACHE.entries)
     other = case(16)
     other[2].w.view(torch.uint8).copy_(made[2].w.view(torch.uint8).flip(0))
     graph = torch.cuda.CUDAGraph()
@@ -189,9 +189,9 @@ def test_a_weight_first_seen_in_a_capture_is_not_prepared(tuned, caplog) -> None
     graph.replay()
     torch.cuda.synchronize()
     right(captured, other)
-    assert len(FORMS.entries) == held
+    assert len(WEIGHT_CACHE.entries) == held
     assert "captured in a graph before its weights were prepared" in caplog.text
-    assert prepare(other[2].w, other[2].w_scale) == 1
+    assert prepare_weight(other[2].w, other[2].w_scale) == 1
 
 
 def test_on_another_stream_and_another_device(tuned) -> None:
@@ -217,7 +217,7 @@ def test_a_launch_that_cannot_be_is_skipped(tuned, caplog, monkeypatch) -> None:
     def fail(*operands: object) -> None:
         raise RuntimeError("out of resource: shared memory")
 
-    monkeypatch.setattr("gemmpipe.runtime.bound.load_build", fail)
+    monkeypatch.setattr("gemmpipe.runtime.binding.load_build", fail)
     made = case(16)
     right(call(made), made)
     assert "failed and is skipped: RuntimeError: out of resource" in caplog.text

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from gemmpipe import online as process
-from gemmpipe.data import Problem
-from gemmpipe.device import arch_device, cpu_device
+from gemmpipe.core.data import Problem
+from gemmpipe.core.device import arch_device, cpu_device
 from gemmpipe.family import load_family
 from gemmpipe.runtime import gemm_a16w16, online
-from gemmpipe.runtime.dispatches import EAGER, dispatch_of
-from gemmpipe.runtime.selection import LOG
+from gemmpipe.runtime.dispatch import EAGER, dispatch_of
+from gemmpipe.runtime.selection_log import LOG
 from gemmpipe.tables.store import read
 
 PROGRAM = """
@@ -91,9 +91,9 @@ def test_a_miss_is_tuned_by_another_process_and_the_same_program_has_its_row(tmp
         folder.name: "0o700",
         **dict.fromkeys(("missed.csv", ".missed.csv.lock", "tuner.lock", "tuner.log", "missed_a16w16.csv"), "0o600"),
     }
-    while process.running(folder) and time.monotonic() < deadline:
+    while process.is_running(folder) and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert not process.running(folder), "it ends when nothing new comes"
+    assert not process.is_running(folder), "it ends when nothing new comes"
 
 
 def test_tables_that_change_answer_what_was_missed_and_leave_the_rest(row, table, x, w) -> None:
@@ -103,14 +103,14 @@ def test_tables_that_change_answer_what_was_missed_and_leave_the_rest(row, table
     dispatch = EAGER["a16w16"]
     (tuned, _) = dispatch.calls
     kept = dispatch.calls[tuned]
-    assert not dispatch.changed()
+    assert not dispatch.tables_changed()
     path.write_text(path.read_text() + path.read_text().splitlines()[1].replace(",4,64,", ",5,64,", 1) + "\n")
-    assert dispatch.changed()
-    assert dispatch.renew() == 1
+    assert dispatch.tables_changed()
+    assert dispatch.reload_tables() == 1
     assert dispatch.calls == {tuned: kept}
     torch.testing.assert_close(gemm_a16w16(x(5), w), missed)
     assert (len(dispatch.calls), len(LOG.untuned)) == (2, 1)
-    assert dispatch.renew() == 0
+    assert dispatch.reload_tables() == 0
 
 
 def test_a_graph_takes_what_answered_before_rather_than_load_something_new(row, table, x, w, monkeypatch) -> None:
@@ -118,8 +118,8 @@ def test_a_graph_takes_what_answered_before_rather_than_load_something_new(row, 
     expected = gemm_a16w16(x(5), w)
     dispatch = EAGER["a16w16"]
     ((key, before),) = dispatch.calls.items()
-    dispatch.renew()
-    monkeypatch.setattr("gemmpipe.runtime.answering.capturing", lambda device: True)
+    dispatch.reload_tables()
+    monkeypatch.setattr("gemmpipe.runtime.cache.capturing", lambda device: True)
     assert torch.equal(gemm_a16w16(x(5), w), expected)
     assert key not in dispatch.calls
     monkeypatch.undo()
@@ -147,7 +147,7 @@ def test_threads_see_one_state_or_the_other(row, table, x, w) -> None:
         thread.start()
     for turn in range(20):
         path.write_text(texts[turn % 2])
-        dispatch_of("a16w16").renew()
+        dispatch_of("a16w16").reload_tables()
     stop.set()
     for thread in threads:
         thread.join()
@@ -158,9 +158,9 @@ def test_threads_see_one_state_or_the_other(row, table, x, w) -> None:
 def alone_in_process(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """Nothing remembered of other tests; the words with which a process would have been started."""
     started: list[tuple[str, ...]] = []
-    monkeypatch.setattr(online, "_ALL", {})
-    monkeypatch.setattr(online.Online, "watch", lambda self: None)
-    monkeypatch.setattr(process, "start", lambda folder, words: started.append(words))
+    monkeypatch.setattr(online, "_TUNERS", {})
+    monkeypatch.setattr(online.OnlineTuner, "watch", lambda self: None)
+    monkeypatch.setattr(process, "start_tuner", lambda folder, words: started.append(words))
     return started
 
 
@@ -177,15 +177,15 @@ def alone_in_process(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
 )
 def test_where_it_is_tuned(word: str, gfx: str, words: tuple[str, ...] | None, said: str, caplog) -> None:
     device = cpu_device() if gfx == "cpu" else arch_device(gfx)
-    assert online._where(word, device) == words
+    assert online._device_overrides(word, device) == words
     assert said in caplog.text
 
 
 def test_a_spare_gpu_is_timed_alone_and_must_be_of_the_same_kind(monkeypatch, caplog) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.setattr(online, "gpu_device", lambda index: arch_device("sm_90" if index == 3 else "sm_100"))
-    assert online._where("cuda:3", arch_device("sm_90")) == ("device.index=3", "device.shared=false")
-    assert online._where("4", arch_device("sm_90")) is None
+    assert online._device_overrides("cuda:3", arch_device("sm_90")) == ("device.index=3", "device.shared=false")
+    assert online._device_overrides("4", arch_device("sm_90")) is None
     assert "NVIDIA B200 is no NVIDIA H200" in caplog.text
 
 
@@ -195,7 +195,7 @@ def test_off_unless_asked_for(row, table, x, w, monkeypatch, alone_in_process) -
     gemm_a16w16(x(5), w)
     monkeypatch.setenv("GEMMPIPE_ONLINE_TUNING", "0")
     gemm_a16w16(x(6), w)
-    assert online._ALL == {}
+    assert online._TUNERS == {}
 
 
 def test_what_nobody_can_tune_is_not_asked_for_for_ever(row, table, x, w, monkeypatch, alone_in_process) -> None:
@@ -204,12 +204,12 @@ def test_what_nobody_can_tune_is_not_asked_for_for_ever(row, table, x, w, monkey
             return 1
 
     monkeypatch.setenv("GEMMPIPE_ONLINE_TUNING", "1")
-    monkeypatch.setattr(process, "start", lambda folder, words: alone_in_process.append(words) or Ended())
+    monkeypatch.setattr(process, "start_tuner", lambda folder, words: alone_in_process.append(words) or Ended())
     table()
     gemm_a16w16(x(5), w)
-    (found,) = online._ALL.values()
+    (found,) = online._TUNERS.values()
     for _ in range(9):
-        found.look()
+        found.check_once()
     assert len(alone_in_process) == 3
     rows = [line for line in (found.folder / process.MISSED).read_text().splitlines() if line.startswith("a16w16,5")]
     assert len(rows) == 1
@@ -222,14 +222,14 @@ def test_eager_and_compiled_calls_both_see_new_rows(row, table, x, w, monkeypatc
     with torch.no_grad():
         gemm_a16w16(x(5), w), compiled(x(5), w)
         path.write_text(path.read_text() + path.read_text().splitlines()[1].replace(",4,64,", ",5,64,", 1) + "\n")
-        (found,) = online._ALL.values()
-        found.look()
+        (found,) = online._TUNERS.values()
+        found.check_once()
         LOG.clear()
         gemm_a16w16(x(5), w)
-        assert set(LOG.answers.values()) == {"exact"}
+        assert set(LOG.steps.values()) == {"exact"}
         LOG.clear()
         compiled(x(5), w)
-        assert set(LOG.answers.values()) == {"exact"}
+        assert set(LOG.steps.values()) == {"exact"}
 
 
 def test_the_process_tunes_the_most_called_first_and_each_family_in_its_own_run(tmp_path: Path, monkeypatch) -> None:
@@ -239,15 +239,15 @@ def test_the_process_tunes_the_most_called_first_and_each_family_in_its_own_run(
     (tmp_path / process.MISSED).write_text(
         "family,M,N,K,count,layer\na16w16,1,2,3,4,\na16w16,2,2,3,40,q\na8w8,1,2,3,1,\n", encoding="utf-8"
     )
-    process.work(tmp_path, ())
+    process.tune_until_idle(tmp_path, ())
     assert ran == [
         ("a16w16", "family,M,N,K,layer,count\na16w16,2,2,3,q,40\na16w16,1,2,3,,4\n"),
         ("a8w8", "family,M,N,K,layer,count\na8w8,1,2,3,,1\n"),
     ]
-    with process.alone(tmp_path) as mine:
+    with process.exclusively(tmp_path) as mine:
         assert mine
-        assert process.running(tmp_path)
-    assert not process.running(tmp_path)
+        assert process.is_running(tmp_path)
+    assert not process.is_running(tmp_path)
 
 
 STRANGE = "../../../x"
@@ -318,8 +318,8 @@ def test_the_folder_of_a_queue_is_the_users_alone(row, table, x, w, monkeypatch,
     (folder / process.MISSED).chmod(0o666)
     table()
     gemm_a16w16(x(5), w)
-    (found,) = online._ALL.values()
-    found.look()
+    (found,) = online._TUNERS.values()
+    found.check_once()
     modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (folder, *folder.iterdir())}
     assert modes.pop(folder.name) == "0o700"
     assert set(modes.values()) == {"0o600"}
@@ -335,13 +335,13 @@ def test_the_queue_of_another_user_is_not_read(row, table, x, w, monkeypatch, al
     os.chown(folder, 12345, -1)
     table()
     gemm_a16w16(x(5), w)
-    assert list(online._ALL.values()) == [None]
+    assert list(online._TUNERS.values()) == [None]
     assert f"{folder}: belongs to uid 12345, expected a folder of your own: nothing is tuned" in caplog.text
 
 
 def test_a_family_of_ones_own_is_not_queued(monkeypatch, alone_in_process, caplog) -> None:
     monkeypatch.setenv("GEMMPIPE_ONLINE_TUNING", "1")
-    untuned = LOG.miss("relu2", "relu2 M=1")
+    untuned = LOG.count_miss("relu2", "relu2 M=1")
     online.missed(None, Problem(family="relu2", key=(("M", 1),)), cpu_device(), untuned)  # type: ignore[arg-type]
-    assert online._ALL == {}
+    assert online._TUNERS == {}
     assert "relu2 is a family of your own" in caplog.text

@@ -68,9 +68,9 @@ def tuned_beside(tmp_path: Path, place: str, word: str) -> dict[int, str]:
     assert program.returncode == 0
     (folder,) = (data / "gemmpipe" / "online").iterdir()
     deadline = time.monotonic() + 600
-    while online.running(folder) and time.monotonic() < deadline:
+    while online.is_running(folder) and time.monotonic() < deadline:
         time.sleep(0.5)
-    assert not online.running(folder), (folder / "tuner.log").read_text()
+    assert not online.is_running(folder), (folder / "tuner.log").read_text()
     rows = read(table, load_family("a8w8_blockscale"))
     assert {(row["N"], row["K"]) for row in rows} == {(512, 1024)}
     return {int(str(row["M"])): str(row["policy"]) for row in rows}

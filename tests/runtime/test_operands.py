@@ -6,7 +6,7 @@ import numpy
 import pytest
 import torch
 
-from gemmpipe.errors import UserError
+from gemmpipe.core.errors import UserError
 from gemmpipe.runtime import (
     batched_gemm_bf16,
     fused_moe,

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from gemmpipe.device import cpu_device
+from gemmpipe.core.device import cpu_device
 from gemmpipe.family import KernelDefaults, load_family
-from gemmpipe.problem import make_problem
+from gemmpipe.family.problem import make_problem
 from gemmpipe.runtime import gemm_a8w8_blockscale, reload
-from gemmpipe.runtime.operands import orders_of
-from gemmpipe.runtime.selection import LOG
-from gemmpipe.sources.table import Csv
+from gemmpipe.runtime.operands import memory_orders
+from gemmpipe.runtime.selection_log import LOG
+from gemmpipe.sources.table import CsvShapes
 from gemmpipe.tables.store import read, render
 
 NAME = "a8w8_blockscale"
@@ -105,7 +105,7 @@ def test_one_row_of_scales_lies_in_both_layouts(tables: Callable[..., Path], cap
     ],
 )
 def test_how_scales_lie(shape: tuple[int, ...], stride: tuple[int, ...], orders: tuple[str, ...]) -> None:
-    assert orders_of(torch.empty_strided(shape, stride)) == orders
+    assert memory_orders(torch.empty_strided(shape, stride)) == orders
 
 
 def test_a_table_has_the_column_only_where_a_row_says_something(tables: Callable[..., Path]) -> None:
@@ -119,17 +119,17 @@ def test_a_table_has_the_column_only_where_a_row_says_something(tables: Callable
 
 
 def test_a_capture_says_how_scales_lay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gemmpipe.runtime.captured import recorder
+    from gemmpipe.runtime.capture.recorder import recorder_for
 
     path = tmp_path / "captured.csv"
     monkeypatch.setenv("GEMMPIPE_CAPTURE", str(path))
     reload()
     for order, m in (("row", M), ("column", M), ("column", M), ("row", 1)):
         gemm_a8w8_blockscale(*_operands(order, m))
-    recorder(path).flush()
+    recorder_for(path).flush()
     rows = [(row["M"], row["x_scale"], row["count"]) for row in csv.DictReader(path.open())]
     assert rows == [("8", "row", "1"), ("8", "column", "2"), ("1", "", "1")]
     words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    found = Csv(path=str(path), rows_of=None).problems(FAMILY, words, "cpu_avx2")
+    found = CsvShapes(path=str(path), rows_of=None).problems(FAMILY, words, "cpu_avx2")
     assert [(p["M"], p["x_scale"], p.weight) for p in found] == [(8, "row", 1.0), (8, "column", 2.0), (1, None, 1.0)]
     assert [FAMILY.spec(p).x_scale.order for p in found] == ["row", "column", None]

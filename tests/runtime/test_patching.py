@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import gemmpipe
-from gemmpipe.errors import UserError
-from gemmpipe.runtime.selection import LOG
+from gemmpipe.core.errors import UserError
+from gemmpipe.runtime.selection_log import LOG
 
 
 class Model(nn.Module):
@@ -93,10 +93,10 @@ def test_a_compiled_model_is_patched_and_undone_too(model: Model, x) -> None:
         with gemmpipe.patch(model):
             LOG.clear()
             torch.testing.assert_close(compiled(x(4)), before, atol=0.05, rtol=0.05)
-            assert set(LOG.answers.values()) == {"exact", "padded"}
+            assert set(LOG.steps.values()) == {"exact", "padded"}
         LOG.clear()
         assert torch.equal(compiled(x(4)), before)
-        assert not LOG.answers
+        assert not LOG.steps
 
 
 def test_layers_of_one_shape_are_compiled_once(row, table, x) -> None:

@@ -11,16 +11,16 @@ import torch
 from torch.nn.functional import linear
 
 from gemmpipe.backends.aten import Torch
-from gemmpipe.data import Candidate
-from gemmpipe.device import arch_device, cpu_device
-from gemmpipe.errors import UserError
+from gemmpipe.core.data import Candidate
+from gemmpipe.core.device import arch_device, cpu_device
+from gemmpipe.core.errors import UserError
 from gemmpipe.family import KernelDefaults, Weights, load_family
-from gemmpipe.problem import make_problem
-from gemmpipe.runtime import forget, gemm_a4w4_blockscale, gemm_a8w8, gemm_a16w16, prepare, reload
-from gemmpipe.runtime.calls import capturing, kept_form
-from gemmpipe.runtime.choosing import Chosen
-from gemmpipe.runtime.dispatches import dispatch_of
-from gemmpipe.runtime.prepared import FORMS
+from gemmpipe.family.problem import make_problem
+from gemmpipe.runtime import gemm_a4w4_blockscale, gemm_a8w8, gemm_a16w16, prepare_weight, release_prepared, reload
+from gemmpipe.runtime.binding import cached_form, is_capturing
+from gemmpipe.runtime.dispatch import dispatch_of
+from gemmpipe.runtime.select import RunnableCandidate
+from gemmpipe.runtime.weight_cache import WEIGHT_CACHE
 from gemmpipe.tables.store import render
 
 PACKED, COPY, MM = {"method": "float32_packed"}, {"method": "float32_copy"}, {"method": "mm"}
@@ -40,7 +40,7 @@ def test_made_once_and_released_with_the_weight(x, w) -> None:
     for rows in (4, 4, 8, 16):
         agree(x(rows), w)
         agree(x(rows), w.view(w.shape))  # the same memory by another name
-    (entry,) = FORMS.entries.values()
+    (entry,) = WEIGHT_CACHE.entries.values()
     form = weakref.ref(entry.extra)
     view = w[:32]
     del entry, w
@@ -48,7 +48,7 @@ def test_made_once_and_released_with_the_weight(x, w) -> None:
     assert form() is not None, "the view keeps the memory alive"
     del view
     gc.collect()
-    assert FORMS.entries == {}
+    assert WEIGHT_CACHE.entries == {}
     assert form() is None
 
 
@@ -60,23 +60,23 @@ def test_two_weights_of_one_shape_are_not_mixed_up(x, w) -> None:
     both = square, square.t()
     for weight in both:
         gemm_a16w16(x(4), weight)
-    assert len(FORMS.entries) == 2
+    assert len(WEIGHT_CACHE.entries) == 2
 
 
 def test_ahead_of_the_first_call(x, w) -> None:
-    assert prepare(w) == 2
-    forms = list(FORMS.entries.values())
+    assert prepare_weight(w) == 2
+    forms = list(WEIGHT_CACHE.entries.values())
     agree(x(4), w)
     agree(x(1), w)
-    assert list(FORMS.entries.values()) == forms
-    assert forget(w[3:5]) == 2
-    assert FORMS.entries == {}
-    assert prepare(w) == 2
-    assert prepare(torch.randn(7, 96).bfloat16()) == 0
+    assert list(WEIGHT_CACHE.entries.values()) == forms
+    assert release_prepared(w[3:5]) == 2
+    assert WEIGHT_CACHE.entries == {}
+    assert prepare_weight(w) == 2
+    assert prepare_weight(torch.randn(7, 96).bfloat16()) == 0
 
 
 def test_what_is_no_weight_has_no_forms() -> None:
-    assert prepare(torch.ones(3)) == forget(torch.ones(3)) == prepare(torch.ones(3, 3)) == 0
+    assert prepare_weight(torch.ones(3)) == release_prepared(torch.ones(3)) == prepare_weight(torch.ones(3, 3)) == 0
 
 
 def test_a_reload_that_torch_counts_is_seen(x, w) -> None:
@@ -94,28 +94,28 @@ def test_a_reload_that_torch_does_not_count_needs_forget(x, w) -> None:
         weight = w.clone()
         agree(x(4), weight)
         weight.copy_(-w)
-        assert forget(weight) == 1
+        assert release_prepared(weight) == 1
         agree(x(4), weight)
     layer = torch.nn.Linear(96, 64, bias=False, dtype=torch.bfloat16)
     with torch.no_grad():
         agree(x(4), layer.weight)
         layer.weight.data.copy_(w)
-        assert forget(layer.weight) == 1
+        assert release_prepared(layer.weight) == 1
         agree(x(4), layer.weight)
 
 
 def test_inside_a_capture_nothing_is_prepared(x, w, monkeypatch, caplog) -> None:
     agree(x(4), -w)
-    held = dict(FORMS.entries)
-    monkeypatch.setattr("gemmpipe.runtime.calls.capturing", lambda device: True)
+    held = dict(WEIGHT_CACHE.entries)
+    monkeypatch.setattr("gemmpipe.runtime.binding.is_capturing", lambda device: True)
     agree(x(4), w)  # its key is known, its weight is not
     agree(x(8), w)
-    assert {**FORMS.entries} == held
+    assert {**WEIGHT_CACHE.entries} == held
     assert [record.getMessage().count("captured in a graph before") for record in caplog.records] == [1, 1]
     kept = len(dispatch_of("a16w16").calls)
-    monkeypatch.setattr("gemmpipe.runtime.calls.capturing", capturing)
+    monkeypatch.setattr("gemmpipe.runtime.binding.is_capturing", is_capturing)
     agree(x(8), w)
-    assert len(FORMS.entries) == 1 + len(held)
+    assert len(WEIGHT_CACHE.entries) == 1 + len(held)
     assert len(dispatch_of("a16w16").calls) == kept + 1
 
 
@@ -124,35 +124,37 @@ def test_scales_that_lie_where_others_lay_are_others() -> None:
     memory = bytearray(64)
     w, before = torch.ones(4, 4), torch.frombuffer(memory, dtype=torch.float32)
     candidate = Candidate.of("torch", {"method": "float32_copy"})
-    FORMS.keep(candidate, Weights(w=w, w_scale=before), torch.ones(4, 4))
-    assert FORMS.find(candidate, Weights(w=w, w_scale=before.view(16))) is not None
+    WEIGHT_CACHE.add(candidate, Weights(w=w, w_scale=before), torch.ones(4, 4))
+    assert WEIGHT_CACHE.find(candidate, Weights(w=w, w_scale=before.view(16))) is not None
     after = torch.frombuffer(memory, dtype=torch.float32)
     assert after.data_ptr() == before.data_ptr()
-    assert FORMS.find(candidate, Weights(w=w, w_scale=after)) is None
+    assert WEIGHT_CACHE.find(candidate, Weights(w=w, w_scale=after)) is None
     del before
     gc.collect()
-    assert not FORMS.entries
+    assert not WEIGHT_CACHE.entries
 
 
 @pytest.mark.parametrize("borrowed", [False, True])
-def test_a_form_is_complete_before_another_stream_can_find_it(monkeypatch: pytest.MonkeyPatch, borrowed: bool) -> None:
+def test_a_form_is_complete_before_another_stream_can_find_it(
+    monkeypatch: pytest.MonkeyPatch, graph_pool: bool
+) -> None:
     happened: list[str] = []
 
     class Stream:
         def synchronize(self) -> None:
-            happened.append("complete" if not FORMS.entries else "too late")
+            happened.append("complete" if not WEIGHT_CACHE.entries else "too late")
 
-    monkeypatch.setattr("gemmpipe.runtime.calls.capturing", lambda device: False)
+    monkeypatch.setattr("gemmpipe.runtime.binding.is_capturing", lambda device: False)
     monkeypatch.setattr("torch.cuda.current_stream", lambda index: Stream())
     family, device, weight = load_family("a16w16"), arch_device("sm_90"), torch.ones(64, 96).bfloat16()
     words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
     spec = family.spec(make_problem(family, {"M": 4, "N": 64, "K": 96}, words, device.gfx, "case"))
-    chosen = Chosen(implementation=Torch(), candidate=Candidate.of("torch", COPY))
+    chosen = RunnableCandidate(implementation=Torch(), candidate=Candidate.of("torch", COPY))
     weights = Weights(w=weight)
     for _ in range(2):
-        kept_form(chosen, spec, weights, device, borrowed=borrowed)
-    assert len(FORMS.entries) == 1
-    assert happened == ([] if borrowed else ["complete"]), "a borrowed one is made and waited for in its own thread"
+        cached_form(chosen, spec, weights, device, graph_pool=graph_pool)
+    assert len(WEIGHT_CACHE.entries) == 1
+    assert happened == ([] if graph_pool else ["complete"]), "a borrowed one is made and waited for in its own thread"
 
 
 FP8, SCALED = torch.float8_e4m3fn, {"N": 256, "K": 384, "outdtype": "bfloat16"}
@@ -175,12 +177,12 @@ def scaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
 def test_rows_of_another_type_or_with_other_scales_want_nothing(scaled: Callable[..., None]) -> None:
     w, by_block, by_row = torch.ones(256, 384).to(FP8), torch.ones(2, 3), torch.ones(256)
     scaled("a8w8", q_dtype_w="int8", granularity="row", bias=False)
-    assert prepare(w, by_row) == prepare(w, by_block) == 0
+    assert prepare_weight(w, by_row) == prepare_weight(w, by_block) == 0
     scaled("a8w8", q_dtype_w="float8_e4m3fn", granularity="row", bias=False)
-    assert prepare(w, by_block) == prepare(w) == 0
-    assert prepare(w, by_row) == 1
+    assert prepare_weight(w, by_block) == prepare_weight(w) == 0
+    assert prepare_weight(w, by_row) == 1
     gemm_a8w8(torch.ones(4, 384).to(FP8), w, torch.ones(4, 1), by_row)
-    assert len(FORMS.entries) == 1, "the call finds it, whatever shape its scales were given in"
+    assert len(WEIGHT_CACHE.entries) == 1, "the call finds it, whatever shape its scales were given in"
 
 
 @pytest.mark.parametrize("as_bytes", [False, True])
@@ -189,18 +191,18 @@ def test_weights_of_two_elements_a_byte_are_prepared(scaled: Callable[..., None]
     x, w = torch.zeros(4, 192, dtype=torch.uint8), torch.zeros(256, 192, dtype=torch.uint8)
     scales = torch.full((4, 12), 127, dtype=torch.uint8), torch.full((256, 12), 127, dtype=torch.uint8)
     ahead = (w, scales[1]) if as_bytes else (w.view(torch.float4_e2m1fn_x2), scales[1].view(torch.float8_e8m0fnu))
-    assert prepare(*ahead) == 1
+    assert prepare_weight(*ahead) == 1
     gemm_a4w4_blockscale(x, w, *scales)
-    assert len(FORMS.entries) == 1
+    assert len(WEIGHT_CACHE.entries) == 1
 
 
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: prepare(3), "prepare: weight is of type int, expected a tensor"),
-        (lambda: prepare(None), "prepare: weight is None, expected a tensor"),
-        (lambda: prepare(torch.ones(2, 2), 7), "prepare: w_scale is of type int, expected a tensor or None"),
-        (lambda: forget("x"), "forget: weight is of type str, expected a tensor"),
+        (lambda: prepare_weight(3), "prepare: weight is of type int, expected a tensor"),
+        (lambda: prepare_weight(None), "prepare: weight is None, expected a tensor"),
+        (lambda: prepare_weight(torch.ones(2, 2), 7), "prepare: w_scale is of type int, expected a tensor or None"),
+        (lambda: release_prepared("x"), "forget: weight is of type str, expected a tensor"),
     ],
 )
 def test_what_is_no_tensor_is_told(call: Callable[[], int], said: str) -> None:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from gemmpipe.family import KernelDefaults, load_family
-from gemmpipe.problem import make_problem
-from gemmpipe.reference import error_ratio
+from gemmpipe.family.problem import make_problem
+from gemmpipe.family.reference import error_ratio
 from gemmpipe.runtime import gemm_a16w16
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]

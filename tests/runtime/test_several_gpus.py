@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from gemmpipe.data import Device, Scalar
-from gemmpipe.device import cpu_device, gpu_device
-from gemmpipe.errors import UserError
+from gemmpipe.core.data import Device, Scalar
+from gemmpipe.core.device import cpu_device, gpu_device
+from gemmpipe.core.errors import UserError
 from gemmpipe.family import load_family
-from gemmpipe.reference import error_ratio
-from gemmpipe.runtime import forget, gemm_a8w8_blockscale, gemm_a16w16, prepare, reload
-from gemmpipe.runtime.dispatches import dispatch_of
-from gemmpipe.runtime.prepared import FORMS
-from gemmpipe.runtime.selection import LOG
+from gemmpipe.family.reference import error_ratio
+from gemmpipe.runtime import gemm_a8w8_blockscale, gemm_a16w16, prepare_weight, release_prepared, reload
+from gemmpipe.runtime.dispatch import dispatch_of
+from gemmpipe.runtime.selection_log import LOG
+from gemmpipe.runtime.weight_cache import WEIGHT_CACHE
 from gemmpipe.tables.store import render
 
 N, K = 256, 512
@@ -85,7 +85,7 @@ def test_each_device_has_rows_of_its_own(write, place: str) -> None:
         x, w = operands(each)
         for _ in range(3):
             right(gemm_a16w16(x, w), x, w)
-    assert set(LOG.answers.values()) == {"exact"}
+    assert set(LOG.steps.values()) == {"exact"}
     assert len(dispatch_of("a16w16").calls) == len({"cpu", place})
 
 
@@ -106,7 +106,7 @@ def test_calls_on_two_gpus_in_turn_and_the_current_one_stays(write, libtype: str
             outs = [gemm_a16w16(*given[turn % 2]) for turn in range(40)]  # without waiting in between
             for turn, out in enumerate(outs):
                 right(out, *given[turn % 2])
-    assert set(LOG.answers.values()) == {"exact"}
+    assert set(LOG.steps.values()) == {"exact"}
     assert torch.cuda.current_device() == 0
 
 
@@ -115,17 +115,17 @@ def test_a_weight_is_prepared_where_it_lies(write) -> None:
     eight: dict[str, Scalar] = {"dtype": "float8_e4m3fn"}
     write(*(row(gpu_device(index), "torch", COPY, **eight) for index in (0, 1)), family="a8w8_blockscale")
     given = [quantised(index) for index in (0, 1)]
-    assert [prepare(w, w_scale) for _, w, _, w_scale in given] == [1, 1]
+    assert [prepare_weight(w, w_scale) for _, w, _, w_scale in given] == [1, 1]
     assert torch.cuda.current_device() == 0
-    assert {entry.extra.device for entry in FORMS.entries.values()} == {w.device for _, w, *_ in given}
+    assert {entry.extra.device for entry in WEIGHT_CACHE.entries.values()} == {w.device for _, w, *_ in given}
     for each in given * 2:
         right(gemm_a8w8_blockscale(*each), *each[:2])
-    assert len(FORMS.entries) == 2
-    assert forget(given[0][1]) == 1
-    assert len(FORMS.entries) == 1
+    assert len(WEIGHT_CACHE.entries) == 2
+    assert release_prepared(given[0][1]) == 1
+    assert len(WEIGHT_CACHE.entries) == 1
     for each in given:
         right(gemm_a8w8_blockscale(*each), *each[:2])
-    assert set(LOG.answers.values()) == {"exact"}
+    assert set(LOG.steps.values()) == {"exact"}
 
 
 @two

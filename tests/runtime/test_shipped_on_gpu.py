@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from gemmpipe import runtime
-from gemmpipe.data import Device, Problem
-from gemmpipe.device import gpu_device
+from gemmpipe.core.data import Device, Problem
+from gemmpipe.core.device import gpu_device
+from gemmpipe.core.paths import shipped_tables
 from gemmpipe.family import Family, Inputs, Weights, load_family
-from gemmpipe.paths import shipped_tables
-from gemmpipe.reference import error_ratio
+from gemmpipe.family.reference import error_ratio
 from gemmpipe.tables import store
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]

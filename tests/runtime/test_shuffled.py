@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from gemmpipe.errors import UserError
-from gemmpipe.layouts import TILES_16X16, store
-from gemmpipe.runtime import answers, gemm_a16w16
+from gemmpipe.core.errors import UserError
+from gemmpipe.family.layouts import TILES_16X16, preshuffle
+from gemmpipe.runtime import dispatch_report, gemm_a16w16
 
 
 def _close(y: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> None:
@@ -18,16 +18,16 @@ def test_each_layout_has_rows_and_forms_of_its_own(method: str, row, table, x, w
         row(3, "torch", {"method": method}, bpreshuffle=True),
         row(3, "torch", {"method": "float32_copy"}),
     )
-    tiles = store(w, TILES_16X16)
+    tiles = preshuffle(w, TILES_16X16)
     for _ in range(2):
         _close(gemm_a16w16(x(3), tiles, bpreshuffle=True), x(3), w)
         _close(gemm_a16w16(x(3), w), x(3), w)
         _close(gemm_a16w16(x(3), tiles), x(3), tiles)  # the same memory, taken for rows
-    assert set(answers().values()) == {"exact"}
+    assert set(dispatch_report().values()) == {"exact"}
 
 
 def test_the_rules_answer_and_a_compiler_sees_an_operator(x, w) -> None:
-    tiles = store(w, TILES_16X16)
+    tiles = preshuffle(w, TILES_16X16)
     flat = gemm_a16w16(x(2, 5), tiles, bpreshuffle=True)
     assert flat.shape == (2, 5, w.shape[0])
     _close(flat.view(10, -1), x(2, 5).view(10, -1), w)
@@ -37,7 +37,7 @@ def test_the_rules_answer_and_a_compiler_sees_an_operator(x, w) -> None:
 
 
 def test_what_cannot_be_is_refused(x, w) -> None:
-    tiles = store(w, TILES_16X16)
+    tiles = preshuffle(w, TILES_16X16)
     with pytest.raises(UserError, match="a16w16 with bpreshuffle: products of a weight in tiles record no gradients"):
         gemm_a16w16(x(3), tiles.requires_grad_(), bpreshuffle=True)
     with pytest.raises(UserError, match=r"gemm_a16w16: .*float16"):

@@ -7,11 +7,11 @@ from types import ModuleType
 
 import pytest
 
-from gemmpipe.device import cpu_device
+from gemmpipe.core.device import cpu_device
 from gemmpipe.family import load_family
-from gemmpipe.runtime import answers, gemm_a16w16, reload
-from gemmpipe.runtime.selection import LOG
-from gemmpipe.runtime.tables import layers, load_tables
+from gemmpipe.runtime import dispatch_report, gemm_a16w16, reload
+from gemmpipe.runtime.selection_log import LOG
+from gemmpipe.runtime.tables import load_tables, table_layers
 
 NAME = "bf16_tuned_gemm.csv"
 FAMILY = load_family("a16w16")
@@ -84,7 +84,7 @@ def test_a_row_that_cannot_run_gives_way_within_a_variable_and_a_folder(
     reload()
     for m in (16, 3):
         gemm_a16w16(x(m), w)
-    assert set(answers().values()) == {"exact"}
+    assert set(dispatch_report().values()) == {"exact"}
 
 
 def test_files_whose_name_goes_on_are_found(row, table, tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_files_whose_name_goes_on_are_found(row, table, tmp_path: Path) -> None:
     others = ["bf16_tuned_gemmx.csv", "bf16_untuned_gemm_a.csv", "xbf16_tuned_gemm.csv", ".a_bf16_tuned_gemm.csv"]
     for name in (*names, *others):
         table(row(1, "torch", MM), path=user / name)
-    assert [path.name for path in layers(FAMILY)[1]] == names
+    assert [path.name for path in table_layers(FAMILY)[1]] == names
 
 
 def test_the_given_tables_alone(row, table, tmp_path: Path, monkeypatch) -> None:

@@ -11,10 +11,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gemmpipe.family import KernelDefaults, load_family
 from gemmpipe.runtime import fused_moe, gemm_a8w8_blockscale, gemm_a16w16, reload
-from gemmpipe.runtime.captured import Recorder, recorder
-from gemmpipe.runtime.watching import Watcher
-from gemmpipe.sources.table import Csv
-from gemmpipe.sources.trace import Trace
+from gemmpipe.runtime.capture.recorder import Recorder, recorder_for
+from gemmpipe.runtime.capture.watcher import Watcher
+from gemmpipe.sources.profile import TraceShapes
+from gemmpipe.sources.table import CsvShapes
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -25,7 +25,7 @@ def read(path: Path) -> list[dict[str, str]]:
 def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorder:
     monkeypatch.setenv("GEMMPIPE_CAPTURE", str(tmp_path / "seen.csv"))
     reload()
-    return recorder(tmp_path / "seen.csv")
+    return recorder_for(tmp_path / "seen.csv")
 
 
 def test_entry_points_count_themselves_once(seen: Recorder, x, w) -> None:
@@ -238,10 +238,10 @@ def test_a_capture_holds_what_a_trace_of_the_program_does(
             program()
     profile.export_chrome_trace(str(path))
     seen.flush()
-    traced = Trace(path=str(path), rows_of=None, nsets=None)
+    traced = TraceShapes(path=str(path), rows_of=None, nsets=None)
     for family in map(load_family, ("a16w16", "batched_bf16")):
         words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-        captured = Csv(path=str(seen.path), rows_of=None).problems(family, words, "sm_90")
+        captured = CsvShapes(path=str(seen.path), rows_of=None).problems(family, words, "sm_90")
         expected = {problem.id: problem.weight for problem in traced.problems(family, words, "sm_90")}
         assert {problem.id: problem.weight for problem in captured} == expected
 

@@ -4,10 +4,10 @@ import math
 
 import pytest
 
-from gemmpipe.data import Candidate
-from gemmpipe.device import arch_device
+from gemmpipe.core.data import Candidate
+from gemmpipe.core.device import arch_device
 from gemmpipe.family import GemmSpec
-from gemmpipe.search.features import View, Vocabulary
+from gemmpipe.search.features import FeatureCache, FeatureEncoder
 
 SM_90 = arch_device("sm_90")
 TILE = {"kernel_type": "warp_specialised", "BLOCK_SIZE_M": 128, "BLOCK_SIZE_K": 64, "NUM_KSPLIT": 1, "num_stages": 4}
@@ -17,7 +17,7 @@ def _estimates(m: int, n: int, k: int, columns: tuple[int, ...]) -> dict[int, fl
     """us by the columns of a warp-specialised tile, which no knob gives a number of warps."""
     spec = GemmSpec(m=m, n=n, k=k, x_dtype="bfloat16", w_dtype="bfloat16", out_dtype="bfloat16")
     candidates = [Candidate.of("gluon", {**TILE, "BLOCK_SIZE_N": each}) for each in columns]
-    estimate = View(Vocabulary(), spec, SM_90, candidates, {}).look({}).estimate
+    estimate = FeatureCache(FeatureEncoder(), spec, SM_90, candidates, {}).features({}).estimate
     return dict(zip(columns, map(math.exp, estimate), strict=True))
 
 

@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from searching import looks, subject
 
-from gemmpipe.data import Candidate, Status, Trial
+from gemmpipe.core.data import Candidate, Status, Trial
 from gemmpipe.family import GemmSpec
-from gemmpipe.search import Hunt, Search
-from gemmpipe.search.gaussian import Gaussian
-from gemmpipe.search.lore import Lore, distance
-from gemmpipe.search.neighbourhood import Neighbourhood
-from gemmpipe.search.random import Random
+from gemmpipe.search import Search, SearchSession
+from gemmpipe.search.gaussian_process import Gaussian
+from gemmpipe.search.history import History, distance
+from gemmpipe.search.neighbors import NeighborIndex
+from gemmpipe.search.simple import Random
 
 LIMITS = {"budget_s": None, "budget_trials": None, "journals": ()}
 GUIDED = {"seeds": 8, "steps": 8, "polish": 4, "rows": 64, "winners": 2, "seed": 0, "looks": looks(first_launches=2)}
@@ -30,22 +30,22 @@ SPACE = [
 
 def _gaussian(share: float, least: int, patience: float) -> Gaussian:
     sizes = {"share": share, "least": least, **LIMITS}
-    return Gaussian(boldness=1.5, patience=patience, **sizes, **GUIDED)  # type: ignore[arg-type]
+    return Gaussian(exploration=1.5, stop_margin=patience, **sizes, **GUIDED)  # type: ignore[arg-type]
 
 
 def _searches(share: float, least: int) -> list[Search]:
     sizes = {"share": share, "least": least, **LIMITS}
     searches: list[Search] = [
-        Random(seed=0, looks=looks(), **sizes),  # type: ignore[arg-type]
+        Random(seed=0, rungs=looks(), **sizes),  # type: ignore[arg-type]
         _gaussian(share, least, math.inf),
     ]
     try:
         import sklearn  # noqa: F401
 
-        from gemmpipe.search.learned import Learned
+        from gemmpipe.search.forest import Forest
     except ImportError:
         return searches
-    return [*searches, Learned(best=0.2, trees=20, **sizes, **GUIDED)]  # type: ignore[arg-type]
+    return [*searches, Forest(good_fraction=0.2, trees=20, **sizes, **GUIDED)]  # type: ignore[arg-type]
 
 
 def _time_us(candidate: Candidate) -> float:
@@ -55,9 +55,9 @@ def _time_us(candidate: Candidate) -> float:
     return 10.0 * (1 + sum(abs(int(str(knobs[k])) - v) / v for k, v in best.items()))
 
 
-def _run(hunt: Hunt, dice: random.Random, fail_pct: int = 0) -> dict[Candidate, Trial]:
+def _run(hunt: SearchSession, dice: random.Random, fail_pct: int = 0) -> dict[Candidate, Trial]:
     results: dict[Candidate, Trial] = {}
-    while not hunt.over:
+    while not hunt.finished:
         requests = list(hunt.ask())
         assert requests, "it neither asks nor ends"
         dice.shuffle(requests)
@@ -82,7 +82,7 @@ def test_a_share_is_looked_at_and_what_must_be(count: int, share: float, least: 
     space = SPACE[:count]
     given_ = space[-2:]
     for search in _searches(share, least):
-        hunt = search.start(subject(space, given=given_, spec=SPEC))
+        hunt = search.start(subject(space, required=given_, spec=SPEC))
         results = _run(hunt, random.Random(seed), fail_pct)
         wanted = min(count, max(least, round(share * count)))
         assert set(given_) <= set(results)
@@ -114,13 +114,13 @@ def test_patience_is_no_less_than_none() -> None:
 
 
 def test_known_winners_come_first() -> None:
-    lore = Lore()
-    near = subject(SPACE, spec=SPEC, lore=lore)
-    lore.tales.clear()
+    lore = History()
+    near = subject(SPACE, spec=SPEC, history=lore)
+    lore.problems.clear()
     from dataclasses import replace
 
     other = replace(near.problem, key=(("M", 2), ("N", 2), ("K", 3)))
-    lore.hear(other, replace(SPEC, m=128)).winner = SPACE[37]
+    lore.add_problem(other, replace(SPEC, m=128)).winner = SPACE[37]
     hunt = _searches(0.1, 4)[1].start(near)
     assert hunt.ask()[0].candidate == SPACE[37]
 
@@ -133,7 +133,7 @@ def test_other_types_are_no_neighbours() -> None:
 
 
 def test_a_step_changes_one_knob_to_the_next_value() -> None:
-    around = Neighbourhood(SPACE, {c: i for i, c in enumerate(SPACE)}).around(0)
+    around = NeighborIndex(SPACE, {c: i for i, c in enumerate(SPACE)}).neighbors(0)
     changed = [{k for k, v in SPACE[i].items if SPACE[0].knobs[k] != v} for i in around]
     assert sorted(next(iter(c)) for c in changed) == ["BLOCK_SIZE_M", "BLOCK_SIZE_N", "num_stages", "num_warps"]
     assert all(len(c) == 1 for c in changed)
@@ -152,10 +152,10 @@ def test_a_step_passes_over_values_that_nobody_has_or_takes_another_number_along
     ]
     knobs = ("BLOCK_SIZE_N", "num_stages", "NUM_KSPLIT", "CLUSTER_SIZE")
     space = [Candidate.of("gluon", dict(zip(knobs, each, strict=True))) for each in tiles]
-    near = Neighbourhood(space, {c: i for i, c in enumerate(space)})
+    near = NeighborIndex(space, {c: i for i, c in enumerate(space)})
 
     def around(tile: tuple[int, ...]) -> set[tuple[int, ...]]:
-        return {tiles[i] for i in near.around(tiles.index(tile))}  # type: ignore[arg-type]
+        return {tiles[i] for i in near.neighbors(tiles.index(tile))}  # type: ignore[arg-type]
 
     assert {(64, 4, 1, 1), (256, 4, 1, 1), (128, 4, 2, 2)} <= around((128, 4, 1, 1))
     assert {(128, 4, 1, 1), (192, 5, 1, 1)} <= around((112, 7, 1, 1))

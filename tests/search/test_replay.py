@@ -13,13 +13,12 @@ import pytest
 import yaml
 from searching import LIMITS, default_search
 
-from gemmpipe.errors import UserError
-from gemmpipe.paths import shipped
-from gemmpipe.search.gaussian import Gaussian
-from gemmpipe.search.random import Random
-from gemmpipe.search.recording import Recording, read
-from gemmpipe.search.replay import Replay
-from gemmpipe.search.scoring import random_best, score
+from gemmpipe.core.errors import UserError
+from gemmpipe.core.paths import shipped
+from gemmpipe.search.gaussian_process import Gaussian
+from gemmpipe.search.recorded import RecordedSpace, read
+from gemmpipe.search.simple import Random
+from gemmpipe.search.simulator import ReplaySearch, random_best, score
 from gemmpipe.stages.replay import groups_of, lines, replay_group
 
 RECORDED = Path(__file__).parent.parent / "data" / "recorded"
@@ -27,8 +26,8 @@ TUNED_ON = 1
 """The first (N, K) of each recording: on these the defaults were chosen; the others are reported."""
 
 
-def _replay(of: object, seeds: int) -> Replay:
-    return Replay(of=of, recorded=(), seeds=seeds, slots=15, rounds=30, warm=False, **LIMITS)  # type: ignore[arg-type]
+def _replay(of: object, seeds: int) -> ReplaySearch:
+    return ReplaySearch(algorithm=of, recorded=(), seeds=seeds, compile_slots=15, rounds=30, transfer=False, **LIMITS)  # type: ignore[arg-type]
 
 
 def _files() -> list[Path]:
@@ -67,22 +66,22 @@ def test_the_score_is_one_at_the_optimum_and_zero_for_random() -> None:
 
 
 @pytest.fixture(scope="module")
-def recordings() -> dict[str, Recording]:
+def recordings() -> dict[str, RecordedSpace]:
     return {path.name.split(".")[0]: read(path) for path in _files()}
 
 
 def _at_a_tenth() -> Gaussian:
     """The default search with its default share of small spaces as well, of which it looks at more."""
-    return replace(default_search(), least=24)
+    return replace(default_search(), min_trials=24)
 
 
-def _held_out(recording: Recording) -> list[object]:
+def _held_out(recording: RecordedSpace) -> list[object]:
     return list(groups_of(recording)[TUNED_ON:])
 
 
 @pytest.mark.parametrize("seeds", [5, pytest.param(20, marks=pytest.mark.slow)])
 def test_within_one_percent_at_a_tenth_of_the_evaluations(
-    recordings: dict[str, Recording], record_property: Callable[[str, object], None], seeds: int
+    recordings: dict[str, RecordedSpace], record_property: Callable[[str, object], None], seeds: int
 ) -> None:
     """Problems that differ in M alone side by side, as in a run; nothing known of any other (N, K)."""
     rows = []
@@ -99,30 +98,30 @@ def test_within_one_percent_at_a_tenth_of_the_evaluations(
     assert float(np.mean([float(str(row["score"])) for row in rows])) > 0.5
 
 
-def test_it_beats_random_search_and_learns_from_other_products(recordings: dict[str, Recording]) -> None:
+def test_it_beats_random_search_and_learns_from_other_products(recordings: dict[str, RecordedSpace]) -> None:
     recording = recordings["h200_a8w8"]
     group = _held_out(recording)[0]
     default = _at_a_tenth()
-    chance = Random(share=0.1, least=24, seed=0, looks=default.looks, **LIMITS)  # type: ignore[arg-type]
+    chance = Random(trial_fraction=0.1, min_trials=24, seed=0, rungs=default.rungs, **LIMITS)  # type: ignore[arg-type]
     ratios = {}
     for name, how in {
         "random": _replay(chance, 3),
         "cold": _replay(default, 3),
-        "warm": replace(_replay(default, 3), warm=True),
+        "warm": replace(_replay(default, 3), transfer=True),
     }.items():
         ratios[name] = np.mean([float(str(r["ratio"])) for r in replay_group(how, recording, group, 20)])  # type: ignore[arg-type]
     assert ratios["cold"] < ratios["random"]
     assert ratios["warm"] <= ratios["cold"] + 0.005
 
 
-def test_a_budget_ends_a_replayed_search_as_it_ends_a_run(recordings: dict[str, Recording]) -> None:
+def test_a_budget_ends_a_replayed_search_as_it_ends_a_run(recordings: dict[str, RecordedSpace]) -> None:
     recording = recordings["h200_a8w8"]
     group = _held_out(recording)[0]
     whole = replay_group(_replay(default_search(), 2), recording, group, 20)  # type: ignore[arg-type]
     few = replace(_replay(default_search(), 2), budget_trials=12)
     rows = replay_group(few, recording, group, 20)  # type: ignore[arg-type]
     assert [row["evaluations"] for row in rows] == [12.0] * len(rows)
-    own = replace(few, of=replace(default_search(), budget_trials=7))
+    own = replace(few, algorithm=replace(default_search(), budget_trials=7))
     assert replay_group(own, recording, group, 20)[0]["evaluations"] == 7, "the search's own counts first"  # type: ignore[arg-type]
     spent = sum(float(str(row["seconds"])) for row in whole)
     short = replay_group(replace(_replay(default_search(), 2), budget_s=spent / 4), recording, group, 20)  # type: ignore[arg-type]

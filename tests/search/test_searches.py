@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from searching import EXHAUSTIVE, halving, subject
 
-from gemmpipe.data import Candidate, Status, Trial
-from gemmpipe.search import Hunt, Request, Search, Subject
-from gemmpipe.stages.shortlist import Keep, shortlist
+from gemmpipe.core.data import Candidate, Status, Trial
+from gemmpipe.search import Search, SearchProblem, SearchSession, TrialRequest
+from gemmpipe.stages.screen.shortlist import ShortlistLimits, shortlist
 
 HALVING = halving()
 KEEP = 5
@@ -20,17 +20,19 @@ def _candidates(count: int) -> list[Candidate]:
     return [Candidate.of("triton", {"n": i}) for i in range(count)]
 
 
-def _replay(hunt: Hunt, times: Mapping[Candidate, float | None], order: random.Random) -> dict[Candidate, Trial]:
+def _replay(
+    hunt: SearchSession, times: Mapping[Candidate, float | None], order: random.Random
+) -> dict[Candidate, Trial]:
     """Answer every request from `times` (None: it fails), in any order and in bits; each candidate's last trial."""
     results: dict[Candidate, Trial] = {}
-    waiting: list[Request] = []
-    asked: set[Request] = set()
+    waiting: list[TrialRequest] = []
+    asked: set[TrialRequest] = set()
     for _ in range(10_000):
         for request in hunt.ask():
             assert request not in asked, "asked for twice"
             asked.add(request)
             waiting.append(request)
-        if hunt.over:
+        if hunt.finished:
             assert not waiting
             return results
         assert waiting, "it neither asks nor ends"
@@ -43,7 +45,7 @@ def _replay(hunt: Hunt, times: Mapping[Candidate, float | None], order: random.R
     raise AssertionError("no end")
 
 
-def _answer(request: Request, times: Mapping[Candidate, float | None]) -> Trial:
+def _answer(request: TrialRequest, times: Mapping[Candidate, float | None]) -> Trial:
     time_us = times[request.candidate]
     return Trial(
         stage="screen",
@@ -66,7 +68,7 @@ def test_halving_finds_what_exhaustive_search_finds(times: list[float | None], s
     for search in (HALVING, EXHAUSTIVE):
         results = _replay(search.start(subject(list(space))), space, random.Random(seed))
         assert set(results) == set(space), "every candidate is looked at"
-        kept = shortlist(results, Keep(fastest=KEEP, margin_pct=float("inf"), per_bucket=1), ())
+        kept = shortlist(results, ShortlistLimits(keep=KEEP, margin_pct=float("inf"), bucket_keep=1), ())
         timed = [c for c, t in space.items() if t is not None]
         assert len(kept) == min(KEEP, len(timed)), "never fewer than the finalists wanted"
         chosen.append(kept)
@@ -78,7 +80,7 @@ def test_halving_finds_what_exhaustive_search_finds(times: list[float | None], s
 
 @pytest.mark.parametrize("start", [HALVING.start, EXHAUSTIVE.start])
 @pytest.mark.parametrize("count", [0, 1, KEEP, KEEP + 1])
-def test_small_spaces(start: Callable[[Subject], Hunt], count: int) -> None:
+def test_small_spaces(start: Callable[[SearchProblem], SearchSession], count: int) -> None:
     times: dict[Candidate, float | None] = {c: 10.0 + i for i, c in enumerate(_candidates(count))}
     assert len(_replay(start(subject(list(times))), times, random.Random(0))) == count
 
@@ -86,7 +88,7 @@ def test_small_spaces(start: Callable[[Subject], Hunt], count: int) -> None:
 def test_halving_looks_longer_at_fewer() -> None:
     times: dict[Candidate, float | None] = {c: 100.0 + i for i, c in enumerate(_candidates(256))}
     hunt, looked = HALVING.start(subject(list(times))), []
-    while not hunt.over:
+    while not hunt.finished:
         requests = hunt.ask()
         looked.append((len(requests), requests[0].launches))
         hunt.tell([_answer(r, times) for r in requests])

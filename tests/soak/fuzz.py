@@ -26,7 +26,7 @@ sys.path[:0] = [str(TESTS), str(TESTS / "soak")]
 
 from fuzz_readers import READERS, Reader  # noqa: E402 (found beside this script)
 
-from gemmpipe.errors import UserError  # noqa: E402
+from gemmpipe.core.errors import UserError  # noqa: E402
 
 HANG_S = 10
 MEMORY_BYTES = 4 << 30

@@ -12,26 +12,23 @@ from fuzz_mutations import Mutation, bytewise, cellwise, linewise, linewise_valu
 from searching import HOPPER
 
 from gemmpipe import journal
-from gemmpipe.cli.earlier import find
-from gemmpipe.cli.unbegun import can_go_on
-from gemmpipe.data import can_be_a_time
+from gemmpipe.cli.recipes import read_recipe
+from gemmpipe.cli.runs import can_resume, find_run
+from gemmpipe.core.artifact import read_runs
+from gemmpipe.core.data import is_plausible_time_us
 from gemmpipe.family import KernelDefaults, load_family
-from gemmpipe.files.artifact import runs_of
-from gemmpipe.formats.buckets import read_buckets
-from gemmpipe.formats.sglang import Sglang
-from gemmpipe.formats.vllm import Vllm
-from gemmpipe.recipe import read_recipe
-from gemmpipe.runtime.captured import check_captured
-from gemmpipe.search import recording
-from gemmpipe.sources.log import Log
-from gemmpipe.sources.model import Model
-from gemmpipe.sources.table import Csv
-from gemmpipe.sources.trace import Trace
-from gemmpipe.sources.tunableop import Tunableop
+from gemmpipe.formats.engine_json import Sglang, Vllm
+from gemmpipe.formats.triton_json import read_buckets
+from gemmpipe.runtime.capture.recorder import check_capture_file
+from gemmpipe.search import recorded
+from gemmpipe.sources.model.source import ModelShapes
+from gemmpipe.sources.profile import TraceShapes
+from gemmpipe.sources.records import LogShapes, TunableopShapes
+from gemmpipe.sources.table import CsvShapes
 from gemmpipe.stages.rows import record_frames
-from gemmpipe.tables.store import load, open_sheet, render
+from gemmpipe.tables.store import load, parse_table, render
 from gemmpipe.tables.tunableop import is_results, read_results, tuned_gfx
-from gemmpipe.tables.uniting import Judge, entries_of, unite
+from gemmpipe.tables.unite import RowPreference, entries_of, unite_tables
 
 NOTHING = KernelDefaults(dtype=None, out_dtype=None, bias=None)
 GROUPS = frozenset(("kernel", "shapes", "search", "format", "space", "executor", "backend"))
@@ -66,15 +63,17 @@ class Reader:
 def native(path: Path) -> None:
     """Read a table, unite it with itself, and read again what is written."""
     family = load_family("a16w16")
-    sheet = open_sheet(path, family)
+    sheet = parse_table(path, family)
     load(path, family)
-    union = unite(entries_of(path, family, sheet, {}), family, Judge(device=None, changed=lambda row: False))
+    union = unite_tables(
+        entries_of(path, family, sheet, {}), family, RowPreference(device=None, is_stale=lambda row: False)
+    )
     for entry in union.entries:
         us = entry.row.get("us")
         assert us is None or us in (0, -1) or (isinstance(us, float) and us >= 0), us
     extra = sorted({name for entry in union.entries for name in entry.extra})
     path.write_text(render([{**e.row, **e.extra} for e in union.entries], family, extra), newline="")
-    again = open_sheet(path, family)
+    again = parse_table(path, family)
     assert [row.get("us") for row in again.rows] == [entry.row.get("us") for entry in union.entries]
 
 
@@ -82,25 +81,25 @@ def tuned_by_aiter(path: Path) -> None:
     """A table of aiter's, of two families."""
     for name in ("a8w8_blockscale", "a8w8"):
         rows = load(path, load_family(name)).rows
-        assert all(can_be_a_time(row["us"]) for row in rows)
+        assert all(is_plausible_time_us(row["us"]) for row in rows)
 
 
 def shapes(path: Path) -> None:
     """Problems of a table."""
-    for problem in Csv(path=str(path), rows_of=None).problems(load_family("a16w16"), NOTHING, "sm_90"):
+    for problem in CsvShapes(path=str(path), rows_of=None).problems(load_family("a16w16"), NOTHING, "sm_90"):
         assert 0 < problem.weight < 1e18
 
 
 def captured(path: Path) -> None:
     """Captured products, as a source and as the file that is added to."""
-    check_captured(path)
+    check_capture_file(path)
     shapes(path)
 
 
 def model(path: Path) -> None:
     """A config.json for a plain and a grouped family, and for what its quantization says."""
     for family, quantization in (("a16w16", "ignore"), ("a8w8_blockscale", "config"), ("fmoe", "ignore")):
-        source = Model(path=str(path), config=None, tp=2, ep=1, nsets=[1, 16], quantization=quantization)  # type: ignore[arg-type]
+        source = ModelShapes(path=str(path), config=None, tp=2, ep=1, nsets=[1, 16], quantization=quantization)  # type: ignore[arg-type]
         loaded = load_family(family)
         for problem in _unless_none(lambda s=source, f=loaded: s.problems(f, NOTHING, "sm_90")):  # type: ignore[misc]
             sizes = [value for _, value in problem.key if isinstance(value, int)]
@@ -110,7 +109,7 @@ def model(path: Path) -> None:
 
 def _unless_none(act: Callable[[], Sequence[object]]) -> Sequence[object]:
     """What a reader gives; nothing where the file has nothing for it."""
-    from gemmpipe.errors import UserError
+    from gemmpipe.core.errors import UserError
 
     try:
         return act()
@@ -122,7 +121,7 @@ def _unless_none(act: Callable[[], Sequence[object]]) -> Sequence[object]:
 
 def trace(path: Path) -> None:
     """A trace as problems, with their times."""
-    source = Trace(path=str(path), nsets=[1, 4], rows_of=None)
+    source = TraceShapes(path=str(path), nsets=[1, 4], rows_of=None)
     source.problems(load_family("a16w16"), NOTHING, "sm_90")
     source.recorded_us(load_family("a16w16"), NOTHING, "sm_90")
 
@@ -130,7 +129,7 @@ def trace(path: Path) -> None:
 def log(path: Path) -> None:
     """A server's log for three families."""
     for family in ("a8w8_blockscale", "a16w16", "fmoe"):
-        source = Log(path=str(path), rows_of=None, nsets="log", model_dim=7168, topk=8)
+        source = LogShapes(path=str(path), rows_of=None, nsets="log", model_dim=7168, topk=8)
         source.problems(load_family(family), NOTHING, "gfx942" if family == "fmoe" else "sm_90")
 
 
@@ -144,7 +143,7 @@ def results_of_tunableop(path: Path) -> None:
 
 def untuned_by_tunableop(path: Path) -> None:
     """What TunableOp recorded, as problems."""
-    Tunableop(path=str(path), rows_of=None).problems(load_family("a16w16"), NOTHING, "sm_90")
+    TunableopShapes(path=str(path), rows_of=None).problems(load_family("a16w16"), NOTHING, "sm_90")
 
 
 def run(path: Path) -> None:
@@ -157,7 +156,7 @@ def hydra(path: Path) -> None:
     (path.parent.parent / "trials.jsonl").write_text("{}\n{}\n")
     words = "hydra: {job: {config_name: tune}, runtime: {config_sources: []}}\n"
     path.with_name("hydra.yaml").write_text(words)
-    find("resume", str(path.parent.parent), None, False)
+    find_run("resume", str(path.parent.parent), None, False)
 
 
 def _reader(
@@ -190,8 +189,8 @@ READERS = (
     _reader("TunableOp results", "r.csv", CELLS, results_of_tunableop, seeds.TUNABLEOP),
     _reader("TunableOp untuned", "r.csv", CELLS, untuned_by_tunableop, seeds.TUNABLEOP_UNTUNED),
     _reader("journal", "trials.jsonl", ROWS, run, seeds.JOURNAL),
-    _reader("manifest", "manifest.json", TREES, lambda p: can_go_on(p.parent), seeds.MANIFEST),
-    _reader("sidecar", "t.csv.meta.json", TREES, runs_of, seeds.SIDECAR),
+    _reader("manifest", "manifest.json", TREES, lambda p: can_resume(p.parent), seeds.MANIFEST),
+    _reader("sidecar", "t.csv.meta.json", TREES, read_runs, seeds.SIDECAR),
     _reader("recipe", "r.yaml", LINES, lambda p: read_recipe(p, GROUPS), seeds.RECIPE),
     _reader("words of a run", "run/.hydra/overrides.yaml", LINES, hydra, seeds.HYDRA),
     Reader(
@@ -199,8 +198,8 @@ READERS = (
         file="h200_a16w16.jsonl.xz",
         seeds=(seeds.RECORDING,),
         mutations=ROWS,
-        read=recording.read,
+        read=recorded.read,
         pack=lambda raw: lzma.compress(raw, preset=0),
     ),
-    _reader("recording CSV", "h200_a16w16.csv", CELLS, recording.read, seeds.RECORDING_CSV),
+    _reader("recording CSV", "h200_a16w16.csv", CELLS, recorded.read, seeds.RECORDING_CSV),
 )

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from gemmpipe.errors import UserError
+from gemmpipe.core.errors import UserError
+from gemmpipe.core.files import parse_object
+from gemmpipe.core.jsonstream import objects_in
 from gemmpipe.family import KernelDefaults, load_family
-from gemmpipe.files.jsonfile import parse_object
-from gemmpipe.files.jsonstream import objects_in
-from gemmpipe.sources.log import Log
-from gemmpipe.sources.table import Csv
-from gemmpipe.sources.trace import Trace
-from gemmpipe.sources.tunableop import Tunableop
+from gemmpipe.sources.profile import TraceShapes
+from gemmpipe.sources.records import LogShapes, TunableopShapes
+from gemmpipe.sources.table import CsvShapes
 
 pytestmark = pytest.mark.timeout(120)
 """Each took minutes, or for ever; now it is about a second on a busy core."""
@@ -60,10 +59,13 @@ TUNABLE = {
     "a long size": (f"GemmTunableOp_BFloat16_TN,tn_{'9' * 5000}_1_1\n", "expected sizes such as"),
 }
 CASES = [
-    *((Trace(path="t", nsets=None, rows_of=None), name, *case) for name, case in TRACES.items()),
-    *((Log(path="t", nsets=[1], model_dim=None, topk=None, rows_of=None), name, *case) for name, case in LOGS.items()),
-    *((Csv(path="t", rows_of=None), name, *case) for name, case in TABLES.items()),
-    *((Tunableop(path="t", rows_of=None), name, *case) for name, case in TUNABLE.items()),
+    *((TraceShapes(path="t", nsets=None, rows_of=None), name, *case) for name, case in TRACES.items()),
+    *(
+        (LogShapes(path="t", nsets=[1], model_dim=None, topk=None, rows_of=None), name, *case)
+        for name, case in LOGS.items()
+    ),
+    *((CsvShapes(path="t", rows_of=None), name, *case) for name, case in TABLES.items()),
+    *((TunableopShapes(path="t", rows_of=None), name, *case) for name, case in TUNABLE.items()),
 ]
 
 
@@ -86,7 +88,7 @@ Refused = Callable[[Callable[[], object]], str]
     ("source", "name", "text", "said"), CASES, ids=[f"{type(c[0]).__name__}-{c[1]}" for c in CASES]
 )
 def test_a_small_file_is_refused(
-    source: Csv, name: str, text: bytes | str, said: str, folder: Path, no_words: KernelDefaults, refused: Refused
+    source: CsvShapes, name: str, text: bytes | str, said: str, folder: Path, no_words: KernelDefaults, refused: Refused
 ) -> None:
     (folder / "t").write_bytes(text if isinstance(text, bytes) else text.encode())
     assert said in refused(lambda: source.problems(load_family("a16w16"), no_words, "sm_90"))
@@ -94,7 +96,7 @@ def test_a_small_file_is_refused(
 
 @pytest.mark.parametrize("source", {type(c[0]): c[0] for c in CASES}.values(), ids=lambda source: type(source).__name__)
 def test_what_is_no_file_is_not_waited_for(
-    source: Csv, folder: Path, no_words: KernelDefaults, refused: Refused
+    source: CsvShapes, folder: Path, no_words: KernelDefaults, refused: Refused
 ) -> None:
     os.mkfifo(folder / "t")
     fresh = replace(source)  # it keeps what it has read

@@ -4,13 +4,13 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from gemmpipe.errors import UserError
+from gemmpipe.core.errors import UserError
 from gemmpipe.family import Family, KernelDefaults
-from gemmpipe.sources.inline import List
+from gemmpipe.sources.inline import InlineShapes
 
 
 def _keys(items: Sequence[object], family: Family, words: KernelDefaults) -> list[tuple[object, ...]]:
-    made = List(items=items).problems(family, words, "sm_90")  # type: ignore[arg-type]
+    made = InlineShapes(items=items).problems(family, words, "sm_90")  # type: ignore[arg-type]
     return [(p["M"], p["N"], p["K"], p.weight) for p in made]
 
 
@@ -21,7 +21,7 @@ def test_both_spellings_each_with_its_own_ms(blockscale: Family, no_words: Kerne
 
 def test_any_key_column_and_its_aliases(sixteen: Family, no_words: KernelDefaults) -> None:
     item = {"M": 1, "N": 16, "K": 32, "bias": True, "out_dtype": "fp32", "layer": "head"}
-    (problem,) = List(items=[item]).problems(sixteen, no_words, "sm_90")
+    (problem,) = InlineShapes(items=[item]).problems(sixteen, no_words, "sm_90")
     assert (problem["bias"], problem["outdtype"], problem.layer) == (True, "float32", "head")
 
 
@@ -37,13 +37,13 @@ def test_a_list_in_place_of_a_size_stands_for_each_of_its_values(blockscale: Fam
 
 def test_nsets_leave_some_of_the_ms(blockscale: Family, no_words: KernelDefaults) -> None:
     items = [[[512, 1024], 2048, 768], {"M": [1, 512], "N": 16, "K": 32}, [7, 8, 8]]
-    kept = List(items=items, nsets=[512, 3]).problems(blockscale, no_words, "sm_90")
+    kept = InlineShapes(items=items, nsets=[512, 3]).problems(blockscale, no_words, "sm_90")
     assert [(p["M"], p["N"]) for p in kept] == [(512, 2048), (512, 16)]
-    assert {p["M"] for p in List(items=items, nsets="vllm").problems(blockscale, no_words, "sm_90")} == {512, 1}
+    assert {p["M"] for p in InlineShapes(items=items, nsets="vllm").problems(blockscale, no_words, "sm_90")} == {512, 1}
     with pytest.raises(UserError, match=r"^shapes.nsets: no item has M of 2, 3; expected some of 1, 7, 512, 1024$"):
-        List(items=items, nsets=[2, 3]).problems(blockscale, no_words, "sm_90")
+        InlineShapes(items=items, nsets=[2, 3]).problems(blockscale, no_words, "sm_90")
     with pytest.raises(UserError, match=r"^shapes.nsets: 0, expected whole numbers"):
-        List(items=items, nsets=0).problems(blockscale, no_words, "sm_90")
+        InlineShapes(items=items, nsets=0).problems(blockscale, no_words, "sm_90")
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_nsets_leave_some_of_the_ms(blockscale: Family, no_words: KernelDefaults
 )
 def test_wrong_items(items: object, line: str, blockscale: Family, no_words: KernelDefaults) -> None:
     with pytest.raises(UserError, match=line):
-        List(items=items).problems(blockscale, no_words, "sm_90")  # type: ignore[arg-type]
+        InlineShapes(items=items).problems(blockscale, no_words, "sm_90")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

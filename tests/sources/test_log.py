@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from gemmpipe.data import Problem
-from gemmpipe.errors import UserError
+from gemmpipe.core.data import Problem
+from gemmpipe.core.errors import UserError
 from gemmpipe.family import KernelDefaults, load_family
-from gemmpipe.sources.log import Log, _lines
+from gemmpipe.sources.records import LogShapes, _lines
 
 NOTHING = KernelDefaults(dtype=None, out_dtype=None, bias=None)
 VLLM = "/vllm/model_executor/layers/quantization/utils/configs/"
@@ -40,7 +40,7 @@ torch solution:0
 def made(folder: Path, family: str, text: str = LOG, **more: object) -> list[Problem]:
     (folder / "server.log").write_text(text)
     fields = {"nsets": [1, 64], "rows_of": None, "model_dim": None, "topk": None, **more}
-    source = Log(path=str(folder / "server.log"), **fields)  # type: ignore[arg-type]
+    source = LogShapes(path=str(folder / "server.log"), **fields)  # type: ignore[arg-type]
     return source.problems(load_family(family), NOTHING, "gfx942" if family == "fmoe" else "sm_90")
 
 

@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from gemmpipe.errors import UserError
+from gemmpipe.core.errors import UserError
 from gemmpipe.family import Family, KernelDefaults
-from gemmpipe.sources.architectures import linears
-from gemmpipe.sources.decoder.linear import Linear
-from gemmpipe.sources.decoder.modules import Heads, Module, products
-from gemmpipe.sources.meta import Meta, _bounded
+from gemmpipe.sources.meta import MetaModelShapes, _check_counts
+from gemmpipe.sources.model.linear import Linear
+from gemmpipe.sources.model.modules import AttentionHeads, WeightMatrix, sharded_products
+from gemmpipe.sources.model.rules import linears
 
 transformers = pytest.importorskip("transformers")
 
@@ -58,8 +58,8 @@ def published(kind: str) -> dict[str, object]:
     return {**fields, "model_type": kind, "num_hidden_layers": LAYERS}
 
 
-def source(config: Mapping[str, object], tp: int = 1, ep: int = 1) -> Meta:
-    return Meta(path=None, config=config, tp=tp, ep=ep, nsets=[1], quantization="config")
+def source(config: Mapping[str, object], tp: int = 1, ep: int = 1) -> MetaModelShapes:
+    return MetaModelShapes(path=None, config=config, tp=tp, ep=ep, nsets=[1], quantization="config")
 
 
 def total(found: list[Linear]) -> Counter[tuple[object, ...]]:
@@ -108,7 +108,7 @@ def test_as_problems(sixteen: Family, no_words: KernelDefaults) -> None:
 def test_no_published_size_is_taken_for_a_count() -> None:
     for kind in ("gemma4_text", "gemma3n_text", "deepseek_v3", "kimi_linear", "nemotron_h"):
         if kind in transformers.CONFIG_MAPPING:
-            _bounded(transformers.CONFIG_MAPPING[kind]().to_dict(), kind)
+            _check_counts(transformers.CONFIG_MAPPING[kind]().to_dict(), kind)
 
 
 @pytest.mark.parametrize(
@@ -132,12 +132,12 @@ def test_mistakes_are_one_line(
 
 
 def test_what_nothing_says_how_to_cut_is_refused() -> None:
-    heads = Heads(query=8, kv=8, width=64)
-    odd = [Module(name="model.layers.0.mixer.mystery", n=64, k=64, bias=False)]
-    assert products(odd, heads, {}, 1, 1, 0, "here")[0].cut == "whole"
-    assert products(odd, heads, {"mystery": "colwise"}, 2, 1, 0, "here")[0].n == 32
+    heads = AttentionHeads(query=8, kv=8, width=64)
+    odd = [WeightMatrix(name="model.layers.0.mixer.mystery", n=64, k=64, bias=False)]
+    assert sharded_products(odd, heads, {}, 1, 1, 0, "here")[0].cut == "whole"
+    assert sharded_products(odd, heads, {"mystery": "colwise"}, 2, 1, 0, "here")[0].n == 32
     with pytest.raises(UserError, match=r"no rule how 'mixer.mystery' is cut over tp 2"):
-        products(odd, heads, {}, 2, 1, 0, "here")
+        sharded_products(odd, heads, {}, 2, 1, 0, "here")
 
 
 @pytest.mark.parametrize(

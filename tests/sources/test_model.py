@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from gemmpipe.errors import UserError
+from gemmpipe.core.errors import UserError
 from gemmpipe.family import Family, KernelDefaults
-from gemmpipe.sources.architectures import linears
-from gemmpipe.sources.batch_sizes import batch_sizes
-from gemmpipe.sources.model import Model
+from gemmpipe.sources.model.rules import linears
+from gemmpipe.sources.model.source import ModelShapes, batch_sizes
 
-model = functools.partial(Model, ep=1, quantization="config")
+model = functools.partial(ModelShapes, ep=1, quantization="config")
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "model_configs"
 
@@ -224,7 +223,7 @@ def test_a_batch_size_out_of_bounds_names_both_bounds(most: int) -> None:
         batch_sizes([most])
 
 
-def _source(config: Mapping[str, object]) -> Model:
+def _source(config: Mapping[str, object]) -> ModelShapes:
     return model(path=None, config=config, tp=1, nsets=[1])
 
 

@@ -11,14 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemmpipe.errors import UserError
+from gemmpipe.core.errors import UserError
 from gemmpipe.family import KernelDefaults, load_family
-from gemmpipe.runtime.captured import Recorder
+from gemmpipe.runtime.capture.recorder import Recorder
 from gemmpipe.sources import Source
-from gemmpipe.sources.log import Log
-from gemmpipe.sources.table import Csv
-from gemmpipe.sources.trace import Trace
-from gemmpipe.sources.tunableop import Tunableop
+from gemmpipe.sources.profile import TraceShapes
+from gemmpipe.sources.records import LogShapes, TunableopShapes
+from gemmpipe.sources.table import CsvShapes
 
 NOTHING = KernelDefaults(dtype=None, out_dtype=None, bias=None)
 Product = tuple[int, int, int, str, bool, int]
@@ -48,19 +47,19 @@ def read(source: Callable[[str], Source], path: Path, family: str = "a16w16") ->
 
 
 def csv_source(path: str) -> Source:
-    return Csv(path=path, rows_of=None)
+    return CsvShapes(path=path, rows_of=None)
 
 
 def trace_source(path: str) -> Source:
-    return Trace(path=path, rows_of=None, nsets=None)
+    return TraceShapes(path=path, rows_of=None, nsets=None)
 
 
 def tunable_source(path: str) -> Source:
-    return Tunableop(path=path, rows_of=None)
+    return TunableopShapes(path=path, rows_of=None)
 
 
 def log_source(path: str) -> Source:
-    return Log(path=path, rows_of=None, nsets=[1, 8], model_dim=None, topk=None)
+    return LogShapes(path=path, rows_of=None, nsets=[1, 8], model_dim=None, topk=None)
 
 
 def write_capture(products: Sequence[Product], path: Path) -> None:

@@ -3,10 +3,10 @@
 import pytest
 import yaml
 
-from gemmpipe.errors import UserError
+from gemmpipe.core.errors import UserError
+from gemmpipe.core.paths import shipped
 from gemmpipe.family import KernelDefaults, load_family
-from gemmpipe.paths import shipped
-from gemmpipe.sources.model import Model
+from gemmpipe.sources.model.source import ModelShapes
 
 NOTHING = KernelDefaults(dtype=None, out_dtype=None, bias=None)
 SHARED = yaml.safe_load((shipped("conf") / "shapes" / "_model.yaml").read_text())
@@ -57,9 +57,9 @@ EXPERTS = {  # model_dim, inter_dim, experts of a device, topk, layers
 }
 
 
-def source(name: str) -> Model:
+def source(name: str) -> ModelShapes:
     fields = {n: v for n, v in {**SHARED, "nsets": [16], **OPTIONS[name]}.items() if n not in ("defaults", "_target_")}
-    return Model(**fields)
+    return ModelShapes(**fields)
 
 
 @pytest.mark.parametrize("name", sorted(OPTIONS))

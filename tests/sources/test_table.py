@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from gemmpipe.errors import UserError
+from gemmpipe.core.errors import UserError
 from gemmpipe.family import Family, KernelDefaults, load_family
-from gemmpipe.sources.table import Csv
+from gemmpipe.sources.table import CsvShapes
 
-read = functools.partial(Csv, rows_of=None)
+read = functools.partial(CsvShapes, rows_of=None)
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "aiter"
 
@@ -174,8 +174,8 @@ def test_bad_rows_are_left_out_where_that_is_asked_for(tmp_path: Path) -> None:
     path.write_text("M,N,K\n8,32,64\neight,32,64\n-1,32,64\n16,32,64\n")
     family = load_family("a16w16")
     with pytest.raises(UserError, match=r"t\.csv:3: column M: 'eight'"):
-        Csv(path=str(path), rows_of=None).problems(family, words, "sm_90")
-    source = Csv(path=str(path), rows_of=None, skip_bad_rows=True)
+        CsvShapes(path=str(path), rows_of=None).problems(family, words, "sm_90")
+    source = CsvShapes(path=str(path), rows_of=None, skip_bad_rows=True)
     assert [problem["M"] for problem in source.problems(family, words, "sm_90")] == [8, 16]
     assert "2 rows, the first: " in source.left_out(family, words, "sm_90")
     path.write_text("M,N,K\neight,32,64\n")

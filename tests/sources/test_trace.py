@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from gemmpipe.data import Problem
-from gemmpipe.errors import UserError
+from gemmpipe.core.data import Problem
+from gemmpipe.core.errors import UserError
 from gemmpipe.family import KernelDefaults, load_family
-from gemmpipe.sources.trace import Trace
+from gemmpipe.sources.profile import TraceShapes
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "captures"
 NOTHING = KernelDefaults(dtype=None, out_dtype=None, bias=None)
 FP8, BF16, FLOAT = "c10::Float8_e4m3fn", "c10::BFloat16", "float"
 
 
-def source(path: Path, nsets: object = None, rows_of: str | None = None) -> Trace:
-    return Trace(path=str(path), nsets=nsets, rows_of=rows_of)  # type: ignore[arg-type]
+def source(path: Path, nsets: object = None, rows_of: str | None = None) -> TraceShapes:
+    return TraceShapes(path=str(path), nsets=nsets, rows_of=rows_of)  # type: ignore[arg-type]
 
 
 def problems(path: Path, family: str, **more: object) -> list[Problem]:
@@ -209,4 +209,4 @@ def test_a_file_that_ends_too_early(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be unpacked"):
         problems(tmp_path / "t.json.gz", "a16w16")
     with pytest.raises(UserError, match=r"expected a trace of torch's profiler"):
-        Trace(path=(), nsets=None, rows_of=None).problems(load_family("a16w16"), NOTHING, "sm_90")
+        TraceShapes(path=(), nsets=None, rows_of=None).problems(load_family("a16w16"), NOTHING, "sm_90")

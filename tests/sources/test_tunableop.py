@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from gemmpipe.data import Problem
-from gemmpipe.errors import UserError
+from gemmpipe.core.data import Problem
+from gemmpipe.core.errors import UserError
 from gemmpipe.family import KernelDefaults, load_family
-from gemmpipe.sources.tunableop import Tunableop
+from gemmpipe.sources.records import TunableopShapes
 
 NOTHING = KernelDefaults(dtype=None, out_dtype=None, bias=None)
 FILE = """\
@@ -25,7 +25,7 @@ ScaledGemmTunableOp_Float8_e4m3fn_Float8_e4m3fn_BFloat16_TN,tn_64_12_2048_ld_204
 
 def made(folder: Path, family: str, text: str = FILE) -> list[Problem]:
     (folder / "tunableop_untuned0.csv").write_text(text)
-    source = Tunableop(path=f"{folder}/tunableop_untuned?.csv", rows_of=None)
+    source = TunableopShapes(path=f"{folder}/tunableop_untuned?.csv", rows_of=None)
     return source.problems(load_family(family), NOTHING, "sm_90")
 
 

@@ -1,7 +1,7 @@
 """What a smaller M tells of a larger one."""
 
-from gemmpipe.data import Candidate, Problem, Status, Trial
-from gemmpipe.stages.bounds import Bounds
+from gemmpipe.core.data import Candidate, Problem, Status, Trial
+from gemmpipe.stages.screen.state import Bounds
 
 A, B = Candidate.of("torch", {"n": 0}), Candidate.of("torch", {"n": 1})
 KERNEL = Candidate.of("triton", {"n": 0})
@@ -35,21 +35,21 @@ def test_a_candidate_is_no_faster_with_more_rows() -> None:
     assert [bounds.bound_us(_problem(m), A) for m in (4, 8, 16, 32, 64)] == [0, 9000, 9000, 20_000, 20_000]
     assert bounds.is_long(_problem(16), A)
     assert not bounds.is_long(_problem(16), B)
-    assert bounds.spared(_problem(16), [A, B]) == B
+    assert bounds.exempt(_problem(16), [A, B]) == B
 
 
 def test_hopeless_is_who_cannot_win_here() -> None:
     bounds = _bounds((8, _trial(8, A, 90_000)))
-    dropped = bounds.hopeless(_problem(16), A, [_trial(16, B, 10_000)])
+    dropped = bounds.prune(_problem(16), A, [_trial(16, B, 10_000)])
     assert dropped is not None
-    assert dropped.status is Status.DROPPED
+    assert dropped.status is Status.PRUNED
     assert dropped.time_us is None
-    assert bounds.hopeless(_problem(16), A, [_trial(16, B, 70_000)]) is None
-    assert bounds.hopeless(_problem(16), A, [_trial(16, B, 10_000, extra=5)]) is None, "it costs memory"
-    assert bounds.hopeless(_problem(16), A, []) is None
+    assert bounds.prune(_problem(16), A, [_trial(16, B, 70_000)]) is None
+    assert bounds.prune(_problem(16), A, [_trial(16, B, 10_000, extra=5)]) is None, "it costs memory"
+    assert bounds.prune(_problem(16), A, []) is None
 
 
 def test_a_kernel_that_nobody_checked_shows_nothing() -> None:
     """One that computes nothing is the fastest of all."""
     bounds = _bounds((8, _trial(8, A, 90_000)))
-    assert bounds.hopeless(_problem(16), A, [_trial(16, KERNEL, 0.1)]) is None
+    assert bounds.prune(_problem(16), A, [_trial(16, KERNEL, 0.1)]) is None

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemmpipe.data import Candidate, median
-from gemmpipe.paired import paired_ratio
-from gemmpipe.stages.choice import Choice, Finalist, Rules, choose, rank
+from gemmpipe.bench.timer import paired_ratio
+from gemmpipe.core.data import Candidate, median
+from gemmpipe.stages.selection_rules import Finalist, Selection, SelectionRules, rank, select_finalist
 
 TIMES = st.floats(0.5, 1e6, allow_nan=False)
-RULES = Rules(prefer={"torch": 0.995}, min_improvement_pct=1.0, tie_pct=0.5)
+RULES = SelectionRules(prefer={"torch": 0.995}, min_improvement_pct=1.0, tie_pct=0.5)
 
 
 def _finalist(backend: str, *samples_us: float, name: int = 0) -> Finalist:
@@ -64,10 +64,10 @@ def test_the_choice_does_not_depend_on_the_order(
 ) -> None:
     finalists = [_finalist(backend, *samples, name=i) for i, (backend, samples) in enumerate(rows)]
     known = [finalists[incumbent].candidate] if 0 <= incumbent < len(finalists) else []
-    choices: list[Choice] = []
+    choices: list[Selection] = []
     for _ in range(4):
         order.shuffle(finalists)  # type: ignore[attr-defined]
-        choices.append(choose(finalists, ("torch",), known, RULES))
+        choices.append(select_finalist(finalists, ("torch",), known, RULES))
     assert all(choice == choices[0] for choice in choices)
     chosen = choices[0]
     assert chosen.chosen in finalists
@@ -83,18 +83,18 @@ def test_who_was_outrun_never_wins_by_the_times_of_early_rounds() -> None:
     winner = _finalist("triton", 10, 10, 10, 12, 12, 12, 12)
     outrun = replace(_finalist("triton", 11, 11, 11, name=1), complete=False)
     assert outrun.time_us < winner.time_us
-    choice = choose([outrun, winner], (), (), RULES)
+    choice = select_finalist([outrun, winner], (), (), RULES)
     assert choice.chosen is winner
     assert choice.runner_up is outrun
 
 
 def test_the_fastest_wins_and_equals_are_told_apart_by_name() -> None:
     fast, slow = _finalist("triton", 1, 1, 1), _finalist("triton", 2, 2, 2, name=1)
-    assert choose([slow, fast], (), (), RULES).chosen is fast
+    assert select_finalist([slow, fast], (), (), RULES).chosen is fast
     twins = [_finalist("triton", 1, 1, 1, name=i) for i in range(5)]
     first = min(twins, key=lambda f: f.candidate.id)
     for some in itertools.permutations(twins):
-        choice = choose(some, (), (), RULES)
+        choice = select_finalist(some, (), (), RULES)
         assert choice.chosen is first
         assert choice.near_ties == 4
 
@@ -102,7 +102,7 @@ def test_the_fastest_wins_and_equals_are_told_apart_by_name() -> None:
 @pytest.mark.parametrize(("torch_us", "wins"), [(1.001, True), (1.004, True), (1.006, False)])
 def test_a_preferred_library_needs_to_be_near_only(torch_us: float, wins: bool) -> None:
     triton, torch = _finalist("triton", *[1.0] * 9), _finalist("torch", *[torch_us] * 9)
-    choice = choose([triton, torch], ("torch",), (), RULES)
+    choice = select_finalist([triton, torch], ("torch",), (), RULES)
     assert (choice.chosen is torch) == wins
     assert choice.reason == ("torch is preferred within 0.995" if wins else "")
 
@@ -114,7 +114,7 @@ def test_a_preferred_library_needs_to_be_near_only(torch_us: float, wins: bool) 
 )
 def test_an_incumbent_is_beaten_by_enough_and_surely(new_us: list[float], wins: bool) -> None:
     old, new = _finalist("triton", *[1.0] * 9), _finalist("triton", *new_us, name=1)
-    choice = choose([old, new], (), [old.candidate], RULES)
+    choice = select_finalist([old, new], (), [old.candidate], RULES)
     assert (choice.chosen is new) == wins
     assert choice.incumbent is old
     assert choice.reason == ("" if wins else "the incumbent is not beaten by enough")
@@ -128,20 +128,20 @@ def test_median_of_samples() -> None:
 def test_times_taken_beside_another_process_win_against_nothing_better_alone() -> None:
     quick = replace(_finalist("triton", 1.0, 1.0, 1.0), shared=True)
     slow = _finalist("gluon", 5.0, 5.1, 5.0)
-    assert choose([quick, slow], ("torch",), (), RULES).chosen is slow
-    assert choose([quick], ("torch",), (), RULES).chosen is quick
+    assert select_finalist([quick, slow], ("torch",), (), RULES).chosen is slow
+    assert select_finalist([quick], ("torch",), (), RULES).chosen is quick
 
 
 def test_the_noise_is_half_of_the_interval() -> None:
     ratio = paired_ratio([1.0, 1.02, 0.98], [1.0, 1.0, 1.0])
     assert math.isclose(ratio.noise_pct, 2.0)
-    alone = choose([_finalist("triton", 1.0)], ("torch",), (), RULES)
+    alone = select_finalist([_finalist("triton", 1.0)], ("torch",), (), RULES)
     assert alone.noise_pct is None
-    pair = choose([_finalist("triton", 1.0, 1.0), _finalist("gluon", 2.0, 2.0, name=1)], ("torch",), (), RULES)
+    pair = select_finalist([_finalist("triton", 1.0, 1.0), _finalist("gluon", 2.0, 2.0, name=1)], ("torch",), (), RULES)
     assert pair.noise_pct == 0
 
 
 def test_a_runner_up_of_one_round_tells_no_noise() -> None:
     """That one round has no spread does not mean that there is none."""
     outrun = replace(_finalist("triton", 2.0, name=1), complete=False)
-    assert choose([_finalist("triton", 1.0, 1.1, 1.2), outrun], (), (), RULES).noise_pct is None
+    assert select_finalist([_finalist("triton", 1.0, 1.1, 1.2), outrun], (), (), RULES).noise_pct is None

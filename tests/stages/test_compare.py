@@ -16,13 +16,12 @@ from gemmpipe.backends.deepgemm import DeepGemm
 from gemmpipe.backends.quack import Quack
 from gemmpipe.backends.same_size import SameSize
 from gemmpipe.cli.main import main
-from gemmpipe.data import Device
+from gemmpipe.core.data import Device
+from gemmpipe.core.signals import OutOfTime
 from gemmpipe.family import GemmSpec, Scaling
-from gemmpipe.interrupt import OutOfTime
 from gemmpipe.stages.bench import Bench
-from gemmpipe.stages.compare import COMPARED
-from gemmpipe.stages.plotting import plot
-from gemmpipe.stages.regimes import lines, sum_up
+from gemmpipe.stages.compare.stage import COMPARED, plot
+from gemmpipe.stages.compare.summary import lines, summarize
 
 ITEMS = "shapes.items=[{M: [4, 16], N: 64, K: 128}]"
 FP8 = "float8_e4m3fn"
@@ -166,7 +165,7 @@ def test_the_summary_is_by_regime() -> None:
         + [("a", 8, 2.0, 2.0), ("a", 64, 0.5, 0.5), ("a", 512, 3.0, 3.0), ("b", 8, 4.0, 4.0), ("b", 512, 1.0, 1.0)]
         + [("c", 8, None, None)]
     )
-    summed = sum_up(compared, [64, 256]).set_index(["regime", "name"])
+    summed = summarize(compared, [64, 256]).set_index(["regime", "name"])
     assert list(dict.fromkeys(summed.index.get_level_values(0))) == ["M 8 to 64", "M 512"]
     row = summed.loc[("M 8 to 64", "a")]
     assert row["over_own"] == pytest.approx(1.0)
@@ -187,9 +186,9 @@ def test_the_summary_is_by_regime() -> None:
 
 def test_a_backends_label_is_enough_for_its_only_path() -> None:
     compared = _compared([("tuned", 8, 1.0, 1.0), ("own kernels", 8, 1.0, 1.0), ("lib fast", 8, 2.0, 2.0)])
-    assert "own kernels behind lib fast on 0 of 1 problems" in lines(compared, sum_up(compared, [64]), "lib")
+    assert "own kernels behind lib fast on 0 of 1 problems" in lines(compared, summarize(compared, [64]), "lib")
     both = _compared([("tuned", 8, 1.0, 1.0), ("lib fast", 8, 2.0, 2.0), ("lib slow", 8, 3.0, 3.0)])
-    said = lines(both, sum_up(both, [64]), "lib")
+    said = lines(both, summarize(both, [64]), "lib")
     assert "stages.compare.against: 'lib' has several paths: name one of lib fast, lib slow" in said
 
 
@@ -197,14 +196,14 @@ def test_reasons_that_differ_in_a_number_are_told_once() -> None:
     compared = _compared([("tuned", 8, 1.0, 1.0), ("lib", 1, None, None), ("lib", 2, None, None)])
     compared.loc[compared["us"].isna(), "error"] = ["alignment: M=1 is odd", "alignment: M=2 is too small"]
     assert "not timed: lib: unfit: alignment: M=1 is odd, or alike (2 problems)" in lines(
-        compared, sum_up(compared, [64]), None
+        compared, summarize(compared, [64]), None
     )
 
 
 def test_what_a_choice_took_is_told() -> None:
     compared = _compared([(name, m, 1.0, 1.0) for name in ("tuned", "triton.autotune") for m in (8, 64)])
     compared.loc[compared["name"] == "triton.autotune", ["tuning_s", "tried", "of", "compiled"]] = [10.0, 25, 900, 20]
-    said = lines(compared, sum_up(compared, [64]), None)
+    said = lines(compared, summarize(compared, [64]), None)
     assert (
         "triton.autotune: chose in 20 s, 10.0 s and 25 of 900 configurations a problem (median), 40 compiled; cut short"
         " by backend.autotune.limit_s on 2 of 2"
@@ -230,23 +229,29 @@ def test_a_plot_has_a_panel_a_product_and_the_floor(tmp_path: Path) -> None:
 def test_third_parties_say_why_they_are_absent(backend: DeepGemm | Quack, spec: GemmSpec, h200: Device) -> None:
     assert "not installed" in str(backend.unavailable(h200))
     assert "no NVIDIA GPU" in str(backend.unavailable(replace(h200, kind="hip")))
-    (point,) = backend.points(spec, h200, NO_SPACE)
+    (point,) = backend.configs(spec, h200, NO_SPACE)
     assert backend.normalise(spec, point, h200) == {}
-    assert backend.misfit(spec, {}, h200) is None
-    assert backend.misfit(WIDE if spec is BLOCKS else BLOCKS, {}, h200)
-    assert backend.misfit(replace(spec, out_dtype="float32"), {}, h200)
+    assert backend.unsupported_reason(spec, {}, h200) is None
+    assert backend.unsupported_reason(WIDE if spec is BLOCKS else BLOCKS, {}, h200)
+    assert backend.unsupported_reason(replace(spec, out_dtype="float32"), {}, h200)
 
 
 def test_products_of_the_same_size(h200: Device) -> None:
     backend = SameSize()
-    fit = [str(p["method"]) for p in backend.points(BLOCKS, h200, NO_SPACE) if not backend.misfit(BLOCKS, p, h200)]
+    fit = [
+        str(p["method"])
+        for p in backend.configs(BLOCKS, h200, NO_SPACE)
+        if not backend.unsupported_reason(BLOCKS, p, h200)
+    ]
     assert fit == ["mm", "rowwise", "tensorwise", "blockwise", "empty"], "three rows are padded to four"
-    assert backend.misfit(WIDE, {"method": "blockwise"}, h200)
+    assert backend.unsupported_reason(WIDE, {"method": "blockwise"}, h200)
     several = replace(BLOCKS, batch=4)
-    fit = [p for p in backend.points(several, h200, NO_SPACE) if not backend.misfit(several, p, h200)]
+    fit = [p for p in backend.configs(several, h200, NO_SPACE) if not backend.unsupported_reason(several, p, h200)]
     assert fit == [{"method": "empty"}], "the floor is one of any family"
     cpu = replace(h200, kind="cpu", gfx="cpu_avx2")
-    assert [p["method"] for p in backend.points(WIDE, cpu, NO_SPACE) if not backend.misfit(WIDE, p, cpu)] == ["mm"]
+    assert [
+        p["method"] for p in backend.configs(WIDE, cpu, NO_SPACE) if not backend.unsupported_reason(WIDE, p, cpu)
+    ] == ["mm"]
 
 
 def test_files_that_are_not_there_are_refused(refusal: Callable[..., str]) -> None:

@@ -12,15 +12,14 @@ from gemmpipe import journal
 from gemmpipe.backends.aten import Torch
 from gemmpipe.backends.autotune import Autotune
 from gemmpipe.backends.own import Own
-from gemmpipe.data import Candidate, Device, Status, Trial
+from gemmpipe.core.data import Candidate, Device, Status, Trial
 from gemmpipe.family import KernelDefaults, load_family
-from gemmpipe.formats.sglang import Sglang
-from gemmpipe.formats.vllm import Vllm
-from gemmpipe.problem import make_problem
-from gemmpipe.space import Space
-from gemmpipe.stages import contenders
-from gemmpipe.stages.listing import Listing, list_candidates
-from gemmpipe.tables.recorded import Unusable
+from gemmpipe.family.problem import make_problem
+from gemmpipe.family.space import Space
+from gemmpipe.formats.engine_json import Sglang, Vllm
+from gemmpipe.stages.compare import entries
+from gemmpipe.stages.screen.candidates import CandidateList, list_candidates
+from gemmpipe.tables.recorded import UnusableRow
 
 BODY = {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 16, "num_warps": 4,
         "num_stages": 3}  # fmt: skip
@@ -39,7 +38,7 @@ def context(h200: Device, tmp_path: Path) -> Any:
     )
 
 
-def _listing(context: Any, m: int) -> Listing:
+def _listing(context: Any, m: int) -> CandidateList:
     words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
     problem = make_problem(FAMILY, {"M": m, "N": 1280, "K": 1024}, words, context.device.gfx, "case")
     space = Space(axes=AXES, when=(), pinned=())
@@ -57,15 +56,15 @@ def test_an_engine_takes_the_file_of_this_device_at_the_nearest_m(context: Any, 
     _file(tmp_path, "NVIDIA_H200", m1={"BLOCK_SIZE_M": 16}, m64={"BLOCK_SIZE_M": 32}, m256={})
     files = sorted(tmp_path.glob("*.json"))
     for m, rows in ((1, 16), (40, 32), (4096, 64)):
-        [found] = contenders.engine("vllm", files, Vllm(device_name=None), _listing(context, m), context)
+        [found] = entries.engine_entries("vllm", files, Vllm(device_name=None), _listing(context, m), context)
         assert found.candidate is not None, found.reason
         assert (found.candidate.backend, found.candidate.knobs["BLOCK_SIZE_M"]) == ("triton", rows)
-    assert [*contenders.engine("vllm", [], Vllm(device_name=None), _listing(context, 1), context)] == []
+    assert [*entries.engine_entries("vllm", [], Vllm(device_name=None), _listing(context, 1), context)] == []
 
 
 def test_an_engines_split_of_k_is_ours(context: Any, tmp_path: Path) -> None:
     path = _file(tmp_path, "elsewhere", m8={"SPLIT_K": 2})
-    [found] = contenders.engine("sglang", [path], Sglang(device_name=None), _listing(context, 8), context)
+    [found] = entries.engine_entries("sglang", [path], Sglang(device_name=None), _listing(context, 8), context)
     assert found.candidate is not None, "the only file of this N and K was named: whatever device it is of"
     assert found.candidate.knobs["NUM_KSPLIT"] == 2
 
@@ -80,7 +79,7 @@ def test_files_that_do_not_help_say_why(context: Any, tmp_path: Path) -> None:
         "BLOCK_SIZE_K 256 spans more than a group": [_file(wrong, "A", m8={"BLOCK_SIZE_K": 256})],
     }
     for reason, files in cases.items():
-        [found] = contenders.engine("vllm", files, Vllm(device_name=None), _listing(context, 8), context)
+        [found] = entries.engine_entries("vllm", files, Vllm(device_name=None), _listing(context, 8), context)
         assert found.candidate is None
         assert reason in found.reason
 
@@ -91,11 +90,11 @@ def test_a_row_that_cannot_run_gives_way_to_the_next(context: Any) -> None:
     stale = {"libtype": "triton", "config": json.dumps(good.knobs), "kernelName": "blockscale@00000000", "run_id": "x"}
     right = {**stale, "kernelName": None}
     empty = journal.Record()
-    first, own = contenders.tuned(listing, [stale, right], (), lambda run: empty, context)
+    first, own = entries.tuned_entries(listing, [stale, right], (), lambda run: empty, context)
     assert (first.name, first.candidate, own.name, own.candidate) == ("tuned", good, "own kernels", good)
-    [alone] = contenders.tuned(listing, [stale], (), lambda run: empty, context)
+    [alone] = entries.tuned_entries(listing, [stale], (), lambda run: empty, context)
     assert "its source or library is" in alone.reason
-    _, named = contenders.tuned(listing, [right], [{**right, "config": "{}"}], lambda run: empty, context)
+    _, named = entries.tuned_entries(listing, [right], [{**right, "config": "{}"}], lambda run: empty, context)
     assert named.candidate is None, "the table that was named has the say"
 
 
@@ -106,12 +105,12 @@ def test_no_library_takes_part_as_our_own_kernel(context: Any) -> None:
     ours = {"libtype": "triton", "config": json.dumps(good.knobs), "kernelName": None, "run_id": "x"}
     library = {"libtype": "torch", "config": '{"method":"bfloat16_convert"}', "kernelName": None, "run_id": "x"}
     context.implementation = {"triton": context.implementation("triton"), "torch": Torch()}.get
-    winner, *_ = contenders.tuned(listing, [library], (), lambda run: journal.Record(), context)
+    winner, *_ = entries.tuned_entries(listing, [library], (), lambda run: journal.Record(), context)
     assert winner.candidate is not None, winner.reason
     for named, candidate in (([library], None), ([library, ours], good)):
-        _, own = contenders.tuned(listing, [ours], named, lambda run: journal.Record(), context)
+        _, own = entries.tuned_entries(listing, [ours], named, lambda run: journal.Record(), context)
         assert own.candidate == candidate
-    _, own = contenders.tuned(listing, [ours], [library], lambda run: journal.Record(), context)
+    _, own = entries.tuned_entries(listing, [ours], [library], lambda run: journal.Record(), context)
     assert own.reason.startswith("stages.lineup.own: the table's row is a library's; tune it with 'backend=[gluon,")
 
 
@@ -124,16 +123,16 @@ def test_own_kernels_say_why_they_are_missing(context: Any, raced: bool, said: s
     trial = Trial(stage="bench", problem=listing.problem.id, candidate=library, status=Status.OK, samples_us=(1.0,))
     record = SimpleNamespace(of=lambda stage, problem: [trial] if raced else [])
     context.family = replace(FAMILY, implementations=())  # its winner is nobody's own, as a library's
-    _, own = contenders.tuned(listing, [row], (), lambda run: record, context)  # type: ignore[arg-type,return-value]
+    _, own = entries.tuned_entries(listing, [row], (), lambda run: record, context)  # type: ignore[arg-type,return-value]
     assert own.candidate is None
     assert said in own.reason
 
 
 def test_triton_chooses_among_what_fits(context: Any) -> None:
     listing = _listing(context, 64)
-    other = contenders.tuner(context)
+    other = entries.autotune_backend(context)
     assert other is not None
-    found = contenders.given_to(other, listing, context)
+    found = entries.autotune_configs(other, listing, context)
     assert set(found) == {c for c in listing.candidates if c.backend == "triton"}
-    with pytest.raises(Unusable, match="no configuration of the kernel fits"):
-        contenders.given_to(other, SimpleNamespace(spec=listing.spec, candidates=()), context)  # type: ignore[arg-type]
+    with pytest.raises(UnusableRow, match="no configuration of the kernel fits"):
+        entries.autotune_configs(other, SimpleNamespace(spec=listing.spec, candidates=()), context)  # type: ignore[arg-type]

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from searching import EXHAUSTIVE, PROBLEM, SPEC, halving, subject
 
-from gemmpipe.data import Build, Candidate, Status, Trial
+from gemmpipe.core.data import Build, Candidate, Status, Trial
 from gemmpipe.journal import Record
 from gemmpipe.search import Search
-from gemmpipe.stages.course import Course
-from gemmpipe.stages.hunting import Begun
-from gemmpipe.stages.listing import Outline, SpaceReport
+from gemmpipe.stages.screen.candidates import CandidateSummary, SpaceReport
+from gemmpipe.stages.screen.search_pool import SessionStarted
+from gemmpipe.stages.screen.state import ProblemState
 
-HALVING = halving(keep_ratio=0.5, most_launches=4, cutoff=10.0)
+HALVING = halving(keep_fraction=0.5, max_launches=4, cutoff=10.0)
 CANDIDATES = tuple(Candidate.of("triton", {"n": i}) for i in range(12))
 
 
@@ -23,16 +23,16 @@ def _build(name: int) -> Build:
     return Build(kernel=f"k:{name}", source_hash="", signature=(), constants=(), aligned=(), options=())
 
 
-def _course(search: Search, builds: dict[Candidate, list[int]], record: Record | None = None) -> Course:
+def _course(search: Search, builds: dict[Candidate, list[int]], record: Record | None = None) -> ProblemState:
     ids = frozenset(c.id for c in builds)
-    outline = Outline(problem=PROBLEM, spec=SPEC, ids=ids, given=(), passed_over={}, report=SpaceReport())
-    begun = Begun(
-        outline=outline,
-        hunt=search.start(subject(list(builds), keep=3)),
+    outline = CandidateSummary(problem=PROBLEM, spec=SPEC, ids=ids, required=(), excluded={}, report=SpaceReport())
+    begun = SessionStarted(
+        summary=outline,
+        session=search.start(subject(list(builds), keep=3)),
         builds={c.id: tuple(_build(n) for n in names) for c, names in builds.items()},
         kernel_names={},
     )
-    return Course(begun, record or Record())
+    return ProblemState(begun, record or Record())
 
 
 def _trial(candidate: Candidate, launches: int) -> Trial:
@@ -47,7 +47,7 @@ def _trial(candidate: Candidate, launches: int) -> Trial:
     )
 
 
-def _drive(course: Course, builds: set[int], broken: set[int], seed: int, fail_pct: int) -> list[Trial]:
+def _drive(course: ProblemState, builds: set[int], broken: set[int], seed: int, fail_pct: int) -> list[Trial]:
     """Build and time in any order, with answers that come twice; all trials that the course accounts for."""
     order = random.Random(seed)
     built: dict[str, str] = {}
@@ -56,15 +56,15 @@ def _drive(course: Course, builds: set[int], broken: set[int], seed: int, fail_p
     flying = []
     news: list[Trial] = []
     for _ in range(1000):
-        news += course.pump(built)
+        news += course.take_requests(built)
         while course.ready and order.random() < 0.7:
             flying.append(course.ready.popleft())
-        if course.over:
+        if course.finished:
             return news
         if to_build and order.random() < 0.5:
             name = to_build.pop()
             built[_build(name).id] = "it does not compile" if name in broken else ""
-            news += course.built(_build(name).id, built[_build(name).id])
+            news += course.build_finished(_build(name).id, built[_build(name).id])
         if flying and order.random() < 0.5:
             request = flying.pop(order.randrange(len(flying)))
             trial = _trial(request.candidate, 0 if order.randrange(100) < fail_pct else request.launches)
@@ -87,7 +87,7 @@ def test_each_request_is_answered_once(
     builds = dict(zip(CANDIDATES, needs, strict=False))
     course = _course(search, builds)
     news = _drive(course, {n for names in needs for n in names}, broken, seed, fail_pct)
-    assert course.open == 0
+    assert course.pending == 0
     assert set(course.results) == set(builds)
     counts = Counter((t.candidate, t.launches) for t in news)
     assert max(counts.values(), default=1) == 1
@@ -115,9 +115,9 @@ def test_a_resumed_course_asks_for_nothing_that_is_known(search: Search) -> None
 
 def test_a_job_that_brings_nothing_fails_its_candidates() -> None:
     course = _course(EXHAUSTIVE, {c: [] for c in CANDIDATES[:2]})
-    course.pump({})
+    course.take_requests({})
     course.tell([_trial(CANDIDATES[0], 2)])
-    (missing,) = course.unanswered(CANDIDATES[:2])
+    (missing,) = course.missing_results(CANDIDATES[:2])
     assert (missing.candidate, missing.status, missing.error) == (CANDIDATES[1], Status.DIED, "no result")
     assert course.tell([missing]) == [missing]
-    assert course.over
+    assert course.finished

@@ -8,19 +8,19 @@ import pandas as pd
 import pytest
 from searching import EXHAUSTIVE
 
-from gemmpipe.data import Device
-from gemmpipe.errors import UserError
-from gemmpipe.events import Event, Events
+from gemmpipe.core.data import Device
+from gemmpipe.core.errors import UserError
+from gemmpipe.core.events import Event, Events
+from gemmpipe.core.schema import SELECTIONS
 from gemmpipe.family import Family, KernelDefaults
-from gemmpipe.formats.native import Csv
+from gemmpipe.family.space import Space
+from gemmpipe.formats.native import NativeCsv
 from gemmpipe.formats.triton_json import TritonJson
 from gemmpipe.journal import Journal, Record
-from gemmpipe.sources.inline import List
-from gemmpipe.space import Space
+from gemmpipe.sources.inline import InlineShapes
 from gemmpipe.stages import Context
 from gemmpipe.stages.capture import Capture
 from gemmpipe.stages.merge import Merge
-from gemmpipe.table import SELECTIONS
 
 
 @pytest.fixture
@@ -33,9 +33,9 @@ def context(tmp_path: Path, blockscale: Family, no_words: KernelDefaults, h200: 
     return Context(
         family=blockscale,
         defaults=no_words,
-        source=List(items=[{"M": [1, 64], "N": 16, "K": 128, "weight": 3}]),
+        source=InlineShapes(items=[{"M": [1, 64], "N": 16, "K": 128, "weight": 3}]),
         formats=(
-            ("csv", Csv(file=None, sort=False)),
+            ("csv", NativeCsv(file=None, sort=False)),
             ("triton_json", TritonJson(device_name=None, buckets="aiter")),
         ),
         output=tmp_path / "tuned",
@@ -52,7 +52,7 @@ def context(tmp_path: Path, blockscale: Family, no_words: KernelDefaults, h200: 
         policy="p",
         journal=Journal(tmp_path / "run"),
         record=Record(),
-        running=None,
+        pool_or_none=None,
         check=lambda: None,
     )
 
@@ -73,7 +73,7 @@ def _selections(*rows: Mapping[str, object]) -> pd.DataFrame:
 
 
 def test_what_merge_stored_capture_leaves_out(context: Context, heard: list[Event]) -> None:
-    problems = Capture(keep_pct=100, tuned_too=False).run({}, context)["problems"]
+    problems = Capture(cover_pct=100, include_tuned=False).run({}, context)["problems"]
     assert problems[["M", "N", "K", "weight"]].to_numpy().tolist() == [[1, 16, 128, 3], [64, 16, 128, 3]]
     bucket = {"format": "triton_json", "bucket": "small_M", "bucket_low": 0, "M": None}
     artifacts = Merge(device=None).run({"selections": _selections({"M": 1}, bucket)}, context)["artifacts"]
@@ -83,8 +83,10 @@ def test_what_merge_stored_capture_leaves_out(context: Context, heard: list[Even
         "sm_90-GEMM-SMALLBLOCK.json",
     ]
     assert all(Path(path).is_file() for path in artifacts["file"])
-    assert Capture(keep_pct=100, tuned_too=False).run({}, context)["problems"]["M"].tolist() == [64]
-    assert Capture(keep_pct=100, tuned_too=False).run({}, replace(context, retune=True))["problems"]["M"].tolist() == [
+    assert Capture(cover_pct=100, include_tuned=False).run({}, context)["problems"]["M"].tolist() == [64]
+    assert Capture(cover_pct=100, include_tuned=False).run({}, replace(context, retune=True))["problems"][
+        "M"
+    ].tolist() == [
         1,
         64,
     ]
@@ -98,9 +100,9 @@ def test_what_merge_stored_capture_leaves_out(context: Context, heard: list[Even
 def test_rows_of_other_devices_and_gap_fillers_do_not_count(context: Context) -> None:
     rows = ({"M": 1, "gfx": "gfx942", "cu_num": 304}, {"M": 64, "policy": "p shared_gpu"})
     Merge(device=None).run({"selections": _selections(*rows)}, context)
-    assert Capture(keep_pct=100, tuned_too=False).run({}, context)["problems"]["M"].tolist() == [1, 64]
+    assert Capture(cover_pct=100, include_tuned=False).run({}, context)["problems"]["M"].tolist() == [1, 64]
     beside = replace(context, device=replace(context.device, shared=True))
-    assert Capture(keep_pct=100, tuned_too=False).run({}, beside)["problems"]["M"].tolist() == [1], (
+    assert Capture(cover_pct=100, include_tuned=False).run({}, beside)["problems"]["M"].tolist() == [1], (
         "a gap that is filled is not filled again"
     )
 
@@ -109,7 +111,7 @@ def test_a_table_broken_by_hand_is_told_before_anything_is_timed(context: Contex
     context.output.mkdir()
     (context.output / "smallblock_tuned_gemm.csv").write_text("gfx,cu_num,M,N,K,us\nsm_90,132,1,x,3,4\n")
     with pytest.raises(UserError, match=r"smallblock_tuned_gemm.csv:2: column N: 'x'"):
-        Capture(keep_pct=100, tuned_too=False).run({}, context)
+        Capture(cover_pct=100, include_tuned=False).run({}, context)
 
 
 def test_nothing_selected_writes_nothing(context: Context) -> None:

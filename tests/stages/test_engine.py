@@ -66,7 +66,7 @@ def _trials(stage: str) -> set[str]:
 
 def _published(entries: Mapping[str, Mapping[str, object]]) -> str:
     """A folder with the engine's own file for this machine."""
-    from gemmpipe.device import cpu_device
+    from gemmpipe.core.device import cpu_device
 
     folder = Path("published")
     folder.mkdir(exist_ok=True)

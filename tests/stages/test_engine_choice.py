@@ -5,12 +5,11 @@ from collections.abc import Mapping
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gemmpipe.data import Candidate
+from gemmpipe.bench.timer import paired_ratio
+from gemmpipe.core.data import Candidate
 from gemmpipe.formats.engine_json import nearest_key
-from gemmpipe.paired import paired_ratio
-from gemmpipe.stages.choice import Finalist
-from gemmpipe.stages.engine_choice import Point, choose_entries
-from gemmpipe.stages.engine_grid import Grid, grid_of
+from gemmpipe.stages.engine.choice import KeyGrid, TimedPoint, choose_entries, key_grid
+from gemmpipe.stages.selection_rules import Finalist
 
 ROUNDS = 12
 
@@ -26,17 +25,17 @@ def _finalist(name: int, us: float, noise: float = 0.0) -> Finalist:
     )
 
 
-def _point(m: int, times: Mapping[int, float], taken: int = 0) -> Point:
+def _point(m: int, times: Mapping[int, float], taken: int = 0) -> TimedPoint:
     these = tuple(_finalist(name, us) for name, us in times.items())
-    return Point(m=m, finalists=these, taken=(_candidate(taken),))
+    return TimedPoint(m=m, finalists=these, current=(_candidate(taken),))
 
 
-def _keys(grid: Grid, points: list[Point]) -> dict[int, int]:
+def _keys(grid: KeyGrid, points: list[TimedPoint]) -> dict[int, int]:
     entries = choose_entries(grid, {p.m: p for p in points}, 2.0)
     return {e.m: int(str(e.candidate.knobs["n"])) for e in entries}
 
 
-GRID = Grid(keys=(64, 128), further=(91,), carried=(), standing=())
+GRID = KeyGrid(keys=(64, 128), extra=(91,), copied=(), existing=())
 
 
 def test_one_configuration_for_a_key_and_what_it_serves() -> None:
@@ -50,7 +49,7 @@ def test_a_middle_that_wants_another_gets_a_key() -> None:
 
 
 def test_a_key_that_would_change_nothing_is_left_out() -> None:
-    grid = Grid(keys=(16, 256), further=(1, 64), carried=(), standing=())
+    grid = KeyGrid(keys=(16, 256), extra=(1, 64), copied=(), existing=())
     points = [_point(1, {0: 9, 1: 5, 2: 6}), _point(16, {0: 9, 1: 5, 2: 6}), _point(64, {0: 9, 1: 6, 2: 5})]
     assert _keys(grid, [*points, _point(256, {0: 9, 2: 5})]) == {16: 1, 64: 2, 256: 2}
 
@@ -58,12 +57,14 @@ def test_a_key_that_would_change_nothing_is_left_out() -> None:
 def test_what_the_engine_takes_stays_unless_something_is_ahead() -> None:
     level = [_point(m, {0: 5.0, 1: 5.0}) for m in (64, 91, 128)]
     assert set(_keys(GRID, level).values()) == {0}
-    noisy = Point(m=64, finalists=(_finalist(0, 5.0, 0.1), _finalist(1, 4.95)), taken=(_candidate(0),))
+    noisy = TimedPoint(m=64, finalists=(_finalist(0, 5.0, 0.1), _finalist(1, 4.95)), current=(_candidate(0),))
     assert _keys(GRID, [noisy, *level[1:]])[64] == 0, "its interval holds 1"
 
 
 def test_what_could_not_be_timed_stays() -> None:
-    held = Point(m=64, finalists=(_finalist(1, 5.0),), taken=(_candidate(0),), untried=frozenset([_candidate(0)]))
+    held = TimedPoint(
+        m=64, finalists=(_finalist(1, 5.0),), current=(_candidate(0),), untried=frozenset([_candidate(0)])
+    )
     entries = choose_entries(GRID, {64: held, 91: _point(91, {0: 9, 1: 3}), 128: _point(128, {0: 9, 1: 3})}, 2.0)
     assert [(e.m, e.candidate.knobs["n"], e.finalist is None) for e in entries] == [
         (64, 0, True),
@@ -78,7 +79,7 @@ def test_where_what_it_takes_is_wrong_the_fastest_is_taken() -> None:
 
 
 def test_a_key_that_nothing_ran_for_is_left_out() -> None:
-    empty = Point(m=128, finalists=(), taken=(_candidate(0),))
+    empty = TimedPoint(m=128, finalists=(), current=(_candidate(0),))
     assert _keys(GRID, [_point(64, {0: 5}), _point(91, {0: 5}), empty]) == {64: 0}
 
 
@@ -87,16 +88,16 @@ def test_a_key_that_nothing_ran_for_is_left_out() -> None:
 def test_no_timed_m_gets_slower(data: st.DataObject) -> None:
     ms = data.draw(st.sets(st.integers(1, 300), min_size=1, max_size=5))
     published = data.draw(st.sets(st.integers(1, 300), max_size=4))
-    grid = grid_of(ms, published, data.draw(st.sets(st.integers(1, 300), max_size=3)))
-    points: dict[int, Point] = {}
-    for m in grid.points:
+    grid = key_grid(ms, published, data.draw(st.sets(st.integers(1, 300), max_size=3)))
+    points: dict[int, TimedPoint] = {}
+    for m in grid.timed_ms:
         times = {0: data.draw(st.floats(2, 9))}
         times |= {n: data.draw(st.floats(1, 20)) for n in data.draw(st.sets(st.integers(1, 5), max_size=4))}
         points[m] = _point(m, times)
     chosen = {e.m: e.candidate for e in choose_entries(grid, points, 2.0)}
-    assert set(grid.keys) <= chosen.keys() <= set(grid.points)
+    assert set(grid.keys) <= chosen.keys() <= set(grid.timed_ms)
     for m, point in points.items():
-        key = nearest_key(sorted({*chosen, *grid.carried, *grid.standing}), m)
+        key = nearest_key(sorted({*chosen, *grid.copied, *grid.existing}), m)
         got = chosen.get(key)
         assert got is not None, "another's key took it over"
         mine, before = point.of(got), point.of(_candidate(0))

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gemmpipe.formats.engine_json import nearest_key
-from gemmpipe.stages.engine_grid import grid_of, served
+from gemmpipe.stages.engine.choice import key_grid, serving_keys
 
 MS = st.sets(st.integers(1, 8192), min_size=1, max_size=12)
 SOME = st.sets(st.integers(1, 8192), max_size=12)
@@ -22,37 +22,37 @@ def test_of_two_as_near_the_first_in_the_file_is_taken() -> None:
 
 
 def test_middles_and_what_lies_beyond() -> None:
-    grid = grid_of([64, 16, 128], (), ())
+    grid = key_grid([64, 16, 128], (), ())
     assert grid.keys == (16, 64, 128)
-    assert grid.further == (1, 32, 91, 256)
-    assert (grid.carried, grid.standing) == ((), ())
-    assert grid.beside(91) == (64, 128)
-    assert grid.beside(256) == (128,)
+    assert grid.extra == (1, 32, 91, 256)
+    assert (grid.copied, grid.existing) == ((), ())
+    assert grid.adjacent(91) == (64, 128)
+    assert grid.adjacent(256) == (128,)
 
 
 def test_published_keys_within_are_timed_and_those_beyond_are_kept() -> None:
-    grid = grid_of([64, 256], [1, 32, 96, 512, 4096], ())
-    assert 96 in grid.further
-    assert grid.carried == (1, 32, 512, 4096)
-    assert 2 * 256 not in grid.further, "the published file serves these"
-    assert 1 not in grid.further
+    grid = key_grid([64, 256], [1, 32, 96, 512, 4096], ())
+    assert 96 in grid.extra
+    assert grid.copied == (1, 32, 512, 4096)
+    assert 2 * 256 not in grid.extra, "the published file serves these"
+    assert 1 not in grid.extra
 
 
 def test_what_the_output_holds_already_is_left_to_it() -> None:
-    grid = grid_of([64, 256], (), [91, 128, 1024])
-    assert grid.standing == (91, 128, 1024)
-    assert 128 not in grid.further, "the middle is a key that stays"
-    assert 512 in grid.further, "nearer to 256 than to 1024"
-    assert grid_of([64], [1024], [1024]).carried == (), "the output has it"
+    grid = key_grid([64, 256], (), [91, 128, 1024])
+    assert grid.existing == (91, 128, 1024)
+    assert 128 not in grid.extra, "the middle is a key that stays"
+    assert 512 in grid.extra, "nearer to 256 than to 1024"
+    assert key_grid([64], [1024], [1024]).copied == (), "the output has it"
 
 
 @given(MS, SOME, SOME)
 def test_every_timed_m_is_served_by_a_tuned_key(ms: set[int], published: set[int], standing: set[int]) -> None:
-    grid = grid_of(ms, published, standing)
+    grid = key_grid(ms, published, standing)
     assert set(grid.keys) == ms
-    assert not set(grid.further) & ms
-    assert set(served(grid, grid.keys).values()) <= ms
-    assert published - ms <= {*grid.further, *grid.carried, *grid.standing} | _elsewhere(grid, published)
+    assert not set(grid.extra) & ms
+    assert set(serving_keys(grid, grid.keys).values()) <= ms
+    assert published - ms <= {*grid.extra, *grid.copied, *grid.existing} | _elsewhere(grid, published)
 
 
 def _elsewhere(grid: object, published: set[int]) -> set[int]:

@@ -3,8 +3,8 @@
 from types import SimpleNamespace
 from typing import Any
 
-from gemmpipe.data import Candidate, Problem, Status, Trial
-from gemmpipe.stages.exchange import of_neighbours
+from gemmpipe.core.data import Candidate, Problem, Status, Trial
+from gemmpipe.stages.screen.shortlist import cross_evaluate
 
 A, B, C = (Candidate.of("triton", {"n": n}) for n in range(3))
 
@@ -18,7 +18,7 @@ def _course(m: int, times: dict[Candidate, float], *, n: int = 64, fit: tuple[Ca
             candidate=c,
             status=Status.OK,
             launches=6,
-            asked=12,
+            requested_launches=12,
             samples_us=(time_us,),
         )
         for c, time_us in times.items()
@@ -26,7 +26,12 @@ def _course(m: int, times: dict[Candidate, float], *, n: int = 64, fit: tuple[Ca
     ids = frozenset(c.id for c in fit)
     built = {c.id: () for c in (A, B, C)}
     return SimpleNamespace(
-        problem=problem, results=results, outline=SimpleNamespace(ids=ids), cut=False, builds=built, kernel_names={}
+        problem=problem,
+        results=results,
+        summary=SimpleNamespace(ids=ids),
+        cut_short=False,
+        builds=built,
+        kernel_names={},
     )
 
 
@@ -36,7 +41,7 @@ def _asked(*courses: Any, budget_trials: int | None = None) -> dict[int, list[tu
     )
     return {
         course.problem.rows: [(r.candidate, r.launches) for r in requests]
-        for course, requests in of_neighbours(list(courses), context)
+        for course, requests in cross_evaluate(list(courses), context)
     }
 
 
@@ -55,5 +60,5 @@ def test_nobody_looks_twice_nor_at_what_does_not_fit_nor_at_other_products() -> 
 def test_a_budget_is_kept() -> None:
     pair = _course(1, {A: 5.0}), _course(2, {B: 4.0})
     assert _asked(*pair, budget_trials=1) == {}
-    pair[0].cut = True
+    pair[0].cut_short = True
     assert _asked(*pair) == {2: [(A, 12)]}

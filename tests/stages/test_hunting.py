@@ -10,17 +10,16 @@ import pytest
 from searching import HOPPER, LIMITS, Deadly, Raising, default_search, looks
 
 from gemmpipe.backends.own import Own
-from gemmpipe.data import BuildFacts, Status, Trial
-from gemmpipe.errors import EnvironmentProblem, UserError
-from gemmpipe.events import Event, Events
+from gemmpipe.core.data import BuildFacts, Status, Trial
+from gemmpipe.core.errors import EnvironmentProblem, UserError
+from gemmpipe.core.events import Event, Events
 from gemmpipe.family import KernelDefaults, load_family
-from gemmpipe.search import Request
-from gemmpipe.search.lore import Lore
-from gemmpipe.sources.inline import List
-from gemmpipe.space import Space
-from gemmpipe.stages.hunting import Begun, Ground, Hunts, Quarry
-from gemmpipe.stages.hunting.beside import Beside
-from gemmpipe.stages.hunting.here import Here
+from gemmpipe.family.space import Space
+from gemmpipe.search import TrialRequest
+from gemmpipe.search.history import History
+from gemmpipe.sources.inline import InlineShapes
+from gemmpipe.stages.screen.search_pool import InlineSearchPool, SearchContext, SearchPool, SearchTask, SessionStarted
+from gemmpipe.stages.screen.search_processes import ProcessSearchPool
 
 AXES = {
     "BLOCK_SIZE_M": (16, 32, 64, 128),
@@ -38,10 +37,10 @@ SPACE = Space(axes=AXES, when=(), pinned=())
 Asked = dict[str, list[tuple[str, int]]]
 
 
-def _ground(search: object) -> Ground:
+def _ground(search: object) -> SearchContext:
     family = load_family("a8w8_blockscale")
     own = tuple(i for b in (Own(label="triton"), Own(label="gluon")) for i in b.implementations(family))
-    return Ground(
+    return SearchContext(
         family=family.name,
         implementations=own,
         device=HOPPER,
@@ -51,13 +50,15 @@ def _ground(search: object) -> Ground:
     )
 
 
-def _quarries(no_words: KernelDefaults, *rows: int) -> list[Quarry]:
+def _quarries(no_words: KernelDefaults, *rows: int) -> list[SearchTask]:
     family = load_family("a8w8_blockscale")
     items = [[m, 1280, 8192] for m in rows]
-    return [Quarry(problem=p, launches=2, keep=4) for p in List(items=items).problems(family, no_words, "sm_90")]
+    return [
+        SearchTask(problem=p, launches=2, keep=4) for p in InlineShapes(items=items).problems(family, no_words, "sm_90")
+    ]
 
 
-def _trial(problem: str, request: Request) -> Trial:
+def _trial(problem: str, request: TrialRequest) -> Trial:
     knobs = request.candidate.knobs
     time_us = 10.0 + sum(abs(int(knobs.get(name) or 0) - 64) for name in ("BLOCK_SIZE_M", "BLOCK_SIZE_N"))
     fails = knobs["num_stages"] == 4 and knobs.get("num_warps") == 8
@@ -75,44 +76,44 @@ def _trial(problem: str, request: Request) -> Trial:
 class Driver:
     """Answers everything that hunts ask for, a problem's requests together."""
 
-    hunts: Hunts
+    search_pool: SearchPool
     deadline_s: float = 600.0
 
-    def drive(self, quarries: list[Quarry], meanwhile: Callable[[int], None] = lambda answered: None) -> Asked:
+    def drive(self, quarries: list[SearchTask], meanwhile: Callable[[int], None] = lambda answered: None) -> Asked:
         """What each problem's hunt asked for, in order."""
-        self.hunts.begin(quarries)
-        courses: dict[str, Begun] = {}
+        self.search_pool.submit(quarries)
+        courses: dict[str, SessionStarted] = {}
         asked: Asked = {}
         end = time.monotonic() + self.deadline_s
-        while len(courses) < len(quarries) or not all(b.hunt.over for b in courses.values()):
+        while len(courses) < len(quarries) or not all(b.session.finished for b in courses.values()):
             assert time.monotonic() < end, "no end"
-            self.hunts.hear()
-            courses |= {b.outline.problem.id: b for b in self.hunts.begun()}
+            self.search_pool.receive()
+            courses |= {b.summary.problem.id: b for b in self.search_pool.started()}
             for name, begun in courses.items():
-                if requests := begun.hunt.ask():
+                if requests := begun.session.ask():
                     asked.setdefault(name, []).extend((r.candidate.id, r.launches) for r in requests)
                     self._answer(name, begun, requests)
                     meanwhile(sum(map(len, asked.values())))
-        self.begun = courses
+        self.started = courses
         return asked
 
-    def _answer(self, name: str, begun: Begun, requests: "list[Request]") -> None:
+    def _answer(self, name: str, begun: SessionStarted, requests: "list[TrialRequest]") -> None:
         for request in requests:
             for build in begun.builds[request.candidate.id]:
                 facts = BuildFacts(compile_s=0.1, shared_bytes=1024, registers=int(build.id[:2], 16), spills=0)
-                self.hunts.know(build.id, facts)
+                self.search_pool.add_build_facts(build.id, facts)
         trials = [_trial(name, request) for request in requests]
-        begun.hunt.tell(trials)
+        begun.session.tell(trials)
         for trial in trials:
-            self.hunts.learn(trial)
+            self.search_pool.learn(trial)
 
 
 @pytest.fixture
-def beside() -> Iterator[Callable[..., Beside]]:
-    opened: list[Beside] = []
+def beside() -> Iterator[Callable[..., ProcessSearchPool]]:
+    opened: list[ProcessSearchPool] = []
 
-    def open_(search: object, count: int = 1, events: Events | None = None) -> Beside:
-        opened.append(Beside(_ground(search), Lore(), count, events or Events()))
+    def open_(search: object, count: int = 1, events: Events | None = None) -> ProcessSearchPool:
+        opened.append(ProcessSearchPool(_ground(search), History(), count, events or Events()))
         return opened[-1]
 
     yield open_
@@ -120,22 +121,24 @@ def beside() -> Iterator[Callable[..., Beside]]:
         each.close()
 
 
-def test_a_hunt_beside_asks_what_one_here_asks(beside: Callable[..., Beside], no_words: KernelDefaults) -> None:
+def test_a_hunt_beside_asks_what_one_here_asks(
+    beside: Callable[..., ProcessSearchPool], no_words: KernelDefaults
+) -> None:
     search, quarries = default_search(), _quarries(no_words, 64)
-    here, there = Driver(Here(_ground(search), Lore())), Driver(beside(search))
+    here, there = Driver(InlineSearchPool(_ground(search), History())), Driver(beside(search))
     assert there.drive(quarries) == here.drive(quarries)
-    [name] = here.begun
-    near, far = here.begun[name], there.begun[name]
-    assert far.outline == near.outline
-    assert far.outline.passed_over["candidate"]
+    [name] = here.started
+    near, far = here.started[name], there.started[name]
+    assert far.summary == near.summary
+    assert far.summary.excluded["candidate"]
     asked = far.builds.keys()
-    assert asked < near.outline.ids
+    assert asked < near.summary.ids
     assert far.builds == {name: near.builds[name] for name in asked}
     assert far.kernel_names == {name: near.kernel_names[name] for name in asked}
 
 
 def test_each_request_comes_once_and_two_processes_share_the_work(
-    beside: Callable[..., Beside], no_words: KernelDefaults
+    beside: Callable[..., ProcessSearchPool], no_words: KernelDefaults
 ) -> None:
     hunts = beside(default_search(), count=2)
     asked = Driver(hunts).drive(_quarries(no_words, 1, 16, 64, 256))
@@ -147,22 +150,22 @@ def test_each_request_comes_once_and_two_processes_share_the_work(
     assert abs(usage.unaccounted_s) < 0.02 * usage.wall_s
 
 
-def test_hunts_learn_what_others_found_out(beside: Callable[..., Beside], no_words: KernelDefaults) -> None:
+def test_hunts_learn_what_others_found_out(beside: Callable[..., ProcessSearchPool], no_words: KernelDefaults) -> None:
     driver = Driver(beside(default_search()))
     driver.drive(_quarries(no_words, 64))
-    [known] = driver.hunts._lore.tales.values()  # type: ignore[attr-defined]
+    [known] = driver.search_pool._history.problems.values()  # type: ignore[attr-defined]
     [second] = driver.drive(_quarries(no_words, 128)).values()
     assert second[0][0] == known.best(1)[0].id, "the winner of the nearest problem comes first"
 
 
-def test_a_hunt_outlives_its_process(beside: Callable[..., Beside], no_words: KernelDefaults) -> None:
+def test_a_hunt_outlives_its_process(beside: Callable[..., ProcessSearchPool], no_words: KernelDefaults) -> None:
     said: list[Event] = []
     hunts = beside(default_search(), events=Events(listeners=[said.append]))
     killed: list[int] = []
 
     def kill(answered: int) -> None:
         if answered >= 25 * (len(killed) + 1) and len(killed) < 2:
-            [process] = [h._process for h in hunts._hunters]
+            [process] = [h._process for h in hunts._workers]
             killed.append(process.pid)
             os.kill(process.pid, signal.SIGKILL)
 
@@ -174,36 +177,38 @@ def test_a_hunt_outlives_its_process(beside: Callable[..., Beside], no_words: Ke
         assert len(requests) >= default_search().seeds
 
 
-def test_a_process_that_always_dies_ends_the_run(beside: Callable[..., Beside], no_words: KernelDefaults) -> None:
+def test_a_process_that_always_dies_ends_the_run(
+    beside: Callable[..., ProcessSearchPool], no_words: KernelDefaults
+) -> None:
     with pytest.raises(EnvironmentProblem, match="died 6 times"):
-        Driver(beside(Deadly(**LIMITS, looks=looks()))).drive(_quarries(no_words, 16))
+        Driver(beside(Deadly(**LIMITS, rungs=looks()))).drive(_quarries(no_words, 16))
 
 
 @pytest.mark.parametrize("kind", [UserError, ZeroDivisionError])
 def test_what_a_search_raises_rises_in_the_driver(
-    beside: Callable[..., Beside], no_words: KernelDefaults, kind: type[Exception]
+    beside: Callable[..., ProcessSearchPool], no_words: KernelDefaults, kind: type[Exception]
 ) -> None:
     with pytest.raises(kind, match="no hunt today"):
-        Driver(beside(Raising(**LIMITS, looks=looks(), error=kind("no hunt today")))).drive(_quarries(no_words, 16))
+        Driver(beside(Raising(**LIMITS, rungs=looks(), error=kind("no hunt today")))).drive(_quarries(no_words, 16))
 
 
-def test_an_ended_hunt_asks_for_nobody_new(beside: Callable[..., Beside], no_words: KernelDefaults) -> None:
+def test_an_ended_hunt_asks_for_nobody_new(beside: Callable[..., ProcessSearchPool], no_words: KernelDefaults) -> None:
     hunts = beside(default_search())
-    hunts.begin(_quarries(no_words, 64))
-    begun: list[Begun] = []
-    requests: list[Request] = []
+    hunts.submit(_quarries(no_words, 64))
+    begun: list[SessionStarted] = []
+    requests: list[TrialRequest] = []
     while not requests:
-        hunts.hear()
-        begun += hunts.begun()
-        requests = [r for b in begun for r in b.hunt.ask()]
-    hunt, half = begun[0].hunt, len(requests) // 2
-    problem = begun[0].outline.problem.id
+        hunts.receive()
+        begun += hunts.started()
+        requests = [r for b in begun for r in b.session.ask()]
+    hunt, half = begun[0].session, len(requests) // 2
+    problem = begun[0].summary.problem.id
     hunt.tell([_trial(problem, r) for r in requests[:half]])
     hunt.end(len(requests) - half)
     timed, end = {r.candidate for r in requests[:half]}, time.monotonic() + 300
-    while not hunt.over:
+    while not hunt.finished:
         assert time.monotonic() < end
-        hunts.hear()
+        hunts.receive()
         later = hunt.ask()
         assert {r.candidate for r in later} <= timed
         if later:

@@ -6,13 +6,13 @@ from gemmpipe.backends.aten import Torch
 from gemmpipe.backends.cublaslt import CublasLt
 from gemmpipe.backends.hipblaslt import HipblasLt
 from gemmpipe.backends.own import Own
-from gemmpipe.data import Device
-from gemmpipe.device import cpu_device
-from gemmpipe.executors.compiling import Compilers
+from gemmpipe.core.data import Device
+from gemmpipe.core.device import cpu_device
+from gemmpipe.executors.compile_pool import CompilePool
 from gemmpipe.family import KernelDefaults, load_family
-from gemmpipe.sources.inline import List
-from gemmpipe.space import Space
-from gemmpipe.stages.listing import SpaceReport, list_by_family_name, list_candidates
+from gemmpipe.family.space import Space
+from gemmpipe.sources.inline import InlineShapes
+from gemmpipe.stages.screen.candidates import SpaceReport, list_by_family_name, list_candidates
 
 AXES = {
     "BLOCK_SIZE_M": (16, 64),
@@ -33,13 +33,13 @@ AXES = {
 
 def test_another_process_lists_the_same(h200: Device, no_words: KernelDefaults) -> None:
     family = load_family("a8w8_blockscale")
-    [problem] = List(items=[[16, 1280, 8192]]).problems(family, no_words, h200.gfx)
+    [problem] = InlineShapes(items=[[16, 1280, 8192]]).problems(family, no_words, h200.gfx)
     known = [i for b in (Own(label="triton"), Own(label="gluon"), Torch()) for i in b.implementations(family)]
     rest = (known, h200, Space(axes=AXES, when=(), pinned=()), ())
     here = list_candidates(problem, family, *rest)
-    compilers = Compilers(h200, 1, 60.0, ())
+    compilers = CompilePool(h200, 1, 60.0, ())
     try:
-        there = compilers.aside(partial(list_by_family_name, problem, family.name, *rest)).result(timeout=600)
+        there = compilers.submit_task(partial(list_by_family_name, problem, family.name, *rest)).result(timeout=600)
     finally:
         compilers.close(kill=True)
     assert there == here
@@ -47,12 +47,12 @@ def test_another_process_lists_the_same(h200: Device, no_words: KernelDefaults) 
         b.id for builds in here.builds.values() for b in builds
     }
     assert len(here.candidates) > 2
-    assert here.passed_over
+    assert here.excluded
 
 
 def test_a_backend_that_is_not_here_is_named_once(no_words: KernelDefaults) -> None:
     family, device = load_family("a16w16"), cpu_device()
-    problems = List(items=[[16, 64, 64], [32, 64, 64]]).problems(family, no_words, device.gfx)
+    problems = InlineShapes(items=[[16, 64, 64], [32, 64, 64]]).problems(family, no_words, device.gfx)
     backends = (CublasLt(), HipblasLt(), Torch())
     report = SpaceReport()
     for problem in problems:
@@ -64,8 +64,8 @@ def test_a_backend_that_is_not_here_is_named_once(no_words: KernelDefaults) -> N
 
 
 def test_reports_of_problems_add_up() -> None:
-    both, one = SpaceReport(points=4, normalised=3), SpaceReport(points=2, normalised=2)
-    one.rules["triton: too large"] += 2
+    both, one = SpaceReport(configs=4, normalised=3), SpaceReport(configs=2, normalised=2)
+    one.excluded_by["triton: too large"] += 2
     both.add(one)
     assert both.lines() == [
         "space: 6 points over all problems",

@@ -10,17 +10,17 @@ import pytest
 
 from gemmpipe import journal
 from gemmpipe.cli.main import main
-from gemmpipe.data import Build, Candidate, Knobs, Problem, Trial
-from gemmpipe.device import arch_device
+from gemmpipe.core.data import Build, Candidate, Knobs, Problem, Trial
+from gemmpipe.core.device import arch_device
+from gemmpipe.core.spec import COLUMN, ROW
 from gemmpipe.executors.local import LocalPool
 from gemmpipe.family import Implementation, KernelDefaults, load_family
-from gemmpipe.sources.inline import List
-from gemmpipe.spec import COLUMN, ROW
+from gemmpipe.sources.inline import InlineShapes
 from gemmpipe.stages import Context
 from gemmpipe.stages.bench import Bench
-from gemmpipe.stages.contenders import Contender
-from gemmpipe.stages.lineup import _builds
-from gemmpipe.stages.needed_builds import further_builds, screening_builds
+from gemmpipe.stages.compare.entries import LineupEntry
+from gemmpipe.stages.compare.lineup import _builds
+from gemmpipe.stages.needed_builds import extra_order_builds, screening_builds
 
 FAMILY = load_family("a8w8_blockscale")
 DEVICE = arch_device("sm_90")
@@ -64,7 +64,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Build]]:
 @pytest.fixture
 def problems(no_words: KernelDefaults) -> list[Problem]:
     """Those of WORDS."""
-    return List(items=[[m, 1280, 8192] for m in (1, 16, 64)]).problems(FAMILY, no_words, DEVICE.gfx)
+    return InlineShapes(items=[[m, 1280, 8192] for m in (1, 16, 64)]).problems(FAMILY, no_words, DEVICE.gfx)
 
 
 def _finals(folder: Path, problems: list[Problem]) -> list[tuple[Problem, Trial]]:
@@ -75,7 +75,7 @@ def _finals(folder: Path, problems: list[Problem]) -> list[tuple[Problem, Trial]
 
 def _further(problem: Problem, candidate: Candidate) -> set[Build]:
     own = {i.label: i for i in FAMILY.implementations}.get(candidate.backend)
-    return set(further_builds(own, FAMILY.spec(problem), candidate.knobs, DEVICE)) if own else set()
+    return set(extra_order_builds(own, FAMILY.spec(problem), candidate.knobs, DEVICE)) if own else set()
 
 
 def test_the_other_order_is_compiled_for_finalists_alone(
@@ -110,7 +110,7 @@ def _flipped(build: Build) -> bool:
 
 def _triton(problem: Problem) -> tuple[Implementation, Knobs]:
     own = next(i for i in FAMILY.implementations if i.label == "triton")
-    knobs = own.knobs_of({}, FAMILY.spec(problem), DEVICE)
+    knobs = own.knobs_from_row({}, FAMILY.spec(problem), DEVICE)
     assert knobs is not None
     return own, knobs
 
@@ -118,7 +118,7 @@ def _triton(problem: Problem) -> tuple[Implementation, Knobs]:
 def test_the_two_together_are_all_builds(problems: list[Problem]) -> None:
     own, knobs = _triton(problems[1])
     spec = FAMILY.spec(problems[1])
-    first, others = screening_builds(own, spec, knobs, DEVICE), further_builds(own, spec, knobs, DEVICE)
+    first, others = screening_builds(own, spec, knobs, DEVICE), extra_order_builds(own, spec, knobs, DEVICE)
     assert (len(first), len(others)) == (1, 1)
     assert {*first, *others} == set(own.builds(spec, knobs, DEVICE))
     assert [_flipped(b) for b in (*first, *others)] == [False, True]
@@ -127,13 +127,13 @@ def test_the_two_together_are_all_builds(problems: list[Problem]) -> None:
 def test_a_workload_of_one_order_has_that_alone(problems: list[Problem]) -> None:
     own, knobs = _triton(problems[1])
     for order in (ROW, COLUMN):
-        spec = FAMILY.spec(problems[1]).in_order(order)
-        assert spec.possible_orders == (order,)
+        spec = FAMILY.spec(problems[1]).with_scale_order(order)
+        assert spec.x_scale_orders == (order,)
         assert screening_builds(own, spec, knobs, DEVICE) == own.builds(spec, knobs, DEVICE)
-        assert not further_builds(own, spec, knobs, DEVICE)
+        assert not extra_order_builds(own, spec, knobs, DEVICE)
     single = FAMILY.spec(problems[0])
-    assert single.in_order(COLUMN) is single, "one row lies in both orders"
-    assert not further_builds(own, single, knobs, DEVICE)
+    assert single.with_scale_order(COLUMN) is single, "one row lies in both orders"
+    assert not extra_order_builds(own, single, knobs, DEVICE)
 
 
 def test_a_comparison_compiles_every_order_at_once(problems: list[Problem]) -> None:
@@ -142,4 +142,4 @@ def test_a_comparison_compiles_every_order_at_once(problems: list[Problem]) -> N
     screened = {candidate.id: screening_builds(own, spec, knobs, DEVICE)}
     listing: Any = SimpleNamespace(spec=spec, builds=screened)
     context: Any = SimpleNamespace(device=DEVICE, implementation=lambda label: own)
-    assert len(_builds(Contender(name="tuned", candidate=candidate), listing, context)) == 2
+    assert len(_builds(LineupEntry(name="tuned", candidate=candidate), listing, context)) == 2

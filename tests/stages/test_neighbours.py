@@ -3,27 +3,27 @@
 from pathlib import Path
 
 from gemmpipe.cli.main import main
-from gemmpipe.data import Candidate, Device
+from gemmpipe.core.data import Candidate, Device
+from gemmpipe.core.paths import shipped
 from gemmpipe.family import KernelDefaults, load_family
-from gemmpipe.paths import shipped
-from gemmpipe.plan import Plan
-from gemmpipe.problem import make_problem
-from gemmpipe.search.lore import Lore
-from gemmpipe.stages.earlier import teach_choices
-from gemmpipe.stages.hunting import Ground, Quarry
+from gemmpipe.family.problem import make_problem
+from gemmpipe.pipeline.plan import Plan
+from gemmpipe.search.history import History
+from gemmpipe.stages.history import add_table_winners
 from gemmpipe.stages.rows import candidate_of
+from gemmpipe.stages.screen.search_pool import SearchContext, SearchTask
 from gemmpipe.tables import store
 
 FAMILY = load_family("a8w8_blockscale")
 TABLE = shipped("conf").parent / "outputs" / "tuned" / "a8w8_blockscale_tuned_gemm.csv"
 
 
-def _first(plan: Plan, device: Device, lore: Lore) -> list[Candidate]:
+def _first(plan: Plan, device: Device, lore: History) -> list[Candidate]:
     """What the default search asks for first on 64 x 8192 x 7168: Llama 70B's down projection at TP 4."""
     words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
     problem = make_problem(FAMILY, {"M": 64, "N": 8192, "K": 7168}, words, device.gfx, "case")
     backends = tuple(i for b in plan.backends.values() for i in b.implementations(FAMILY))
-    ground = Ground(
+    ground = SearchContext(
         family=FAMILY.module,
         implementations=backends,
         device=device,
@@ -31,7 +31,7 @@ def _first(plan: Plan, device: Device, lore: Lore) -> list[Candidate]:
         search=plan.search,
         incumbents={},
     )
-    _, subject = ground.set_out(Quarry(problem=problem, launches=2, keep=20), lore)
+    _, subject = ground.open(SearchTask(problem=problem, launches=2, keep=20), lore)
     return [request.candidate for request in plan.search.start(subject).ask()]
 
 
@@ -40,9 +40,9 @@ def test_the_choices_of_tp_8_are_tried_first_at_tp_4(plans: list[Plan], h200: De
     rows = [r for r in store.read(Path(TABLE), FAMILY) if r["gfx"] == h200.gfx]  # a machine's own stand beside them
     [row] = [r for r in rows if (r["M"], r["N"], r["K"]) == (64, 8192, 3584)]
     chosen = candidate_of(str(row["libtype"]), str(row["config"]))
-    lore = Lore()
-    teach_choices(lore, [TABLE], FAMILY, h200)
+    lore = History()
+    add_table_winners(lore, [TABLE], FAMILY, h200)
     taught = _first(plans[0], h200, lore)
     own = [c for c in taught if c.backend in {i.label for i in FAMILY.implementations}]
-    assert chosen in own[: plans[0].search.winners], "right after the library paths"  # type: ignore[attr-defined]
-    assert chosen not in _first(plans[0], h200, Lore()), "nobody told"
+    assert chosen in own[: plans[0].search.transfer_winners], "right after the library paths"  # type: ignore[attr-defined]
+    assert chosen not in _first(plans[0], h200, History()), "nobody told"

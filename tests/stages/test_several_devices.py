@@ -13,21 +13,21 @@ from searching import EXHAUSTIVE
 from gemmpipe import journal as journals
 from gemmpipe.backends.aten import Torch
 from gemmpipe.backends.own import Own
-from gemmpipe.data import Problem
-from gemmpipe.device import cpu_device
-from gemmpipe.events import Events
+from gemmpipe.bench.jobs import Job
+from gemmpipe.bench.timer import Timer
+from gemmpipe.bench.worker import WorkerConfig
+from gemmpipe.core.data import Problem
+from gemmpipe.core.device import cpu_device
+from gemmpipe.core.events import Events
 from gemmpipe.executors.local import Local, LocalPool
 from gemmpipe.family import KernelDefaults, load_family
-from gemmpipe.jobs import Job
+from gemmpipe.family.space import Space
 from gemmpipe.journal import Journal
-from gemmpipe.sources.inline import List
-from gemmpipe.space import Space
+from gemmpipe.sources.inline import InlineShapes
 from gemmpipe.stages import Context
 from gemmpipe.stages.bench import Bench
 from gemmpipe.stages.rows import problem_frame
-from gemmpipe.stages.screen import Screen
-from gemmpipe.timer import Timer
-from gemmpipe.worker import Post
+from gemmpipe.stages.screen.stage import Screen
 
 FAULTY = Path(__file__).parents[1] / "faulty"
 TIMER = Timer(warmup=0, iters=2, rounds=3, budget_ms=5)
@@ -54,7 +54,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
     monkeypatch.syspath_prepend(str(FAULTY))
     local = Local(workers=None, compile_workers=1, timeout_s=30, compile_timeout_s=30, memory_pct=90)
     posts = [
-        Post(
+        WorkerConfig(
             device=replace(cpu_device(), uuid=uuid),
             family="faulty",
             backends=(Own(label="faulty"), Torch()),
@@ -73,7 +73,7 @@ def _context(folder: Path, pool: LocalPool, no_words: KernelDefaults) -> Context
     return Context(
         family=family,
         defaults=no_words,
-        source=List(items=[]),
+        source=InlineShapes(items=[]),
         formats=(),
         output=folder,
         device=pool.devices[0],
@@ -89,7 +89,7 @@ def _context(folder: Path, pool: LocalPool, no_words: KernelDefaults) -> Context
         policy="p",
         journal=Journal(folder),
         record=journals.read(folder),
-        running=pool,
+        pool_or_none=pool,
         check=lambda: None,
     )
 

@@ -1,9 +1,9 @@
 """Who goes on to the finals."""
 
-from gemmpipe.data import Candidate, Status, Trial
-from gemmpipe.stages.shortlist import Keep, shortlist
+from gemmpipe.core.data import Candidate, Status, Trial
+from gemmpipe.stages.screen.shortlist import ShortlistLimits, shortlist
 
-KEEP = Keep(fastest=5, margin_pct=6, per_bucket=1)
+KEEP = ShortlistLimits(keep=5, margin_pct=6, bucket_keep=1)
 
 
 def _trial(backend: str, number: int, time_us: float, *, look: int = 12, extra: int = 0) -> Trial:
@@ -13,7 +13,7 @@ def _trial(backend: str, number: int, time_us: float, *, look: int = 12, extra: 
         candidate=Candidate.of(backend, {"NUMBER": number}),
         status=Status.OK,
         launches=1,
-        asked=look,
+        requested_launches=look,
         samples_us=(time_us,),
         extra_weight_bytes=extra,
     )

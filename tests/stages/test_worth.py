@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemmpipe.data import Problem
+from gemmpipe.core.data import Problem
 from gemmpipe.family import Family
-from gemmpipe.report import saving_lines
+from gemmpipe.pipeline.report import saving_lines
 from gemmpipe.stages.capture import Capture
-from gemmpipe.stages.worth import estimate_us, saving, worthwhile
+from gemmpipe.stages.workload import covering_problems, estimate_us, saving
 
 
 def problem(m: int, n: int, k: int, weight: float = 1.0) -> Problem:
@@ -25,29 +25,29 @@ def test_estimates_know_bytes_and_operations(blockscale: Family) -> None:
 
 def test_calls_decide_what_matters(blockscale: Family) -> None:
     rare, often = problem(1, 128, 128, 1), problem(2, 128, 128, 200)
-    kept, pct = worthwhile([rare, often], blockscale, {}, 99)
+    kept, pct = covering_problems([rare, often], blockscale, {}, 99)
     assert kept == [often]
     assert pct == pytest.approx(100 * 200 / 201)
-    assert worthwhile([rare, often], blockscale, {}, 99.9)[0] == [rare, often]
+    assert covering_problems([rare, often], blockscale, {}, 99.9)[0] == [rare, often]
 
 
 def test_recorded_times_decide_where_all_are_known(blockscale: Family) -> None:
     one, two = problem(1, 128, 128, 1), problem(2, 128, 128, 200)
-    assert worthwhile([one, two], blockscale, {one.id: 1000.0, two.id: 1.0}, 99)[0] == [one]
-    assert worthwhile([one, two], blockscale, {one.id: 1000.0}, 99)[0] == [two], "half the times are no measure"
+    assert covering_problems([one, two], blockscale, {one.id: 1000.0, two.id: 1.0}, 99)[0] == [one]
+    assert covering_problems([one, two], blockscale, {one.id: 1000.0}, 99)[0] == [two], "half the times are no measure"
 
 
 @given(st.lists(st.tuples(st.integers(1, 4096), st.floats(0.5, 1e4)), min_size=1, max_size=9, unique_by=lambda t: t[0]))
 def test_the_fewest_that_make_up_the_share(blockscale: Family, sizes: list[tuple[int, float]]) -> None:
     problems = [problem(m, 256, 256, weight) for m, weight in sizes]
     times = {p.id: p.weight * estimate_us(blockscale, p) for p in problems}
-    kept, pct = worthwhile(problems, blockscale, {}, 90)
+    kept, pct = covering_problems(problems, blockscale, {}, 90)
     assert pct >= 90 - 1e-6
     assert pct == pytest.approx(100 * sum(times[p.id] for p in kept) / sum(times.values()))
     least = min(times[p.id] for p in kept)
     assert all(times[p.id] <= least for p in problems if p not in kept)
     assert 100 * (sum(times[p.id] for p in kept) - least) / sum(times.values()) < 90
-    assert worthwhile(problems, blockscale, {}, 100)[0] == problems
+    assert covering_problems(problems, blockscale, {}, 100)[0] == problems
 
 
 def test_the_saving_counts_calls_and_prefers_what_is_stored_already() -> None:
@@ -69,4 +69,4 @@ def test_the_saving_counts_calls_and_prefers_what_is_stored_already() -> None:
 @pytest.mark.parametrize("pct", [0, -1, 101])
 def test_a_share_is_a_share(pct: float) -> None:
     with pytest.raises(ValueError, match="expected above 0 and at most 100"):
-        Capture(keep_pct=pct, tuned_too=False)
+        Capture(cover_pct=pct, include_tuned=False)

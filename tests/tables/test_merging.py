@@ -5,7 +5,7 @@ import re
 import pytest
 
 from gemmpipe.family import Family
-from gemmpipe.tables.merging import Row, merge
+from gemmpipe.tables.merge import Row, merge_rows
 
 
 def _row(**values: object) -> Row:
@@ -29,7 +29,7 @@ def _row(**values: object) -> Row:
 )
 def test_rules(old: dict[str, object], new: dict[str, object], kept: str, reason: str, blockscale: Family) -> None:
     before, after = _row(**old), _row(**new)
-    rows, (conflict,) = merge([before], [after], blockscale, min_improvement_pct=1.0)
+    rows, (conflict,) = merge_rows([before], [after], blockscale, min_improvement_pct=1.0)
     assert rows == [after if kept == "new" else before]
     assert conflict.kept == kept
     assert str(conflict).startswith(f"sm_90 132 1 2 3: kept the {kept} row: ")
@@ -37,19 +37,21 @@ def test_rules(old: dict[str, object], new: dict[str, object], kept: str, reason
 
 
 def test_the_same_choice_timed_again_is_no_conflict(blockscale: Family) -> None:
-    rows, conflicts = merge([_row(note="x")], [_row(us=11.0)], blockscale, min_improvement_pct=1.0)
+    rows, conflicts = merge_rows([_row(note="x")], [_row(us=11.0)], blockscale, min_improvement_pct=1.0)
     assert (rows, conflicts) == ([_row(us=11.0, note="x")], [])
 
 
 def test_order_and_nothing_lost(blockscale: Family) -> None:
     old = [_row(M=m) for m in (3, 1, 2)]
-    rows, conflicts = merge(old, [_row(M=9), _row(M=1, us=5.0)], blockscale, min_improvement_pct=1.0)
+    rows, conflicts = merge_rows(old, [_row(M=9), _row(M=1, us=5.0)], blockscale, min_improvement_pct=1.0)
     assert [row["M"] for row in rows] == [3, 1, 2, 9]
     assert conflicts == []
     assert rows[1]["us"] == 5.0
 
 
 def test_twins_in_one_table_keep_the_faster(blockscale: Family) -> None:
-    rows, (conflict,) = merge([_row(us=9.0), _row(us=8.0, libtype="torch")], [], blockscale, min_improvement_pct=0.0)
+    rows, (conflict,) = merge_rows(
+        [_row(us=9.0), _row(us=8.0, libtype="torch")], [], blockscale, min_improvement_pct=0.0
+    )
     assert rows == [_row(us=8.0, libtype="torch")]
     assert conflict.kept == "new"

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from work_done import grows_linearly
 
-from gemmpipe.errors import EnvironmentProblem, UserError
+from gemmpipe.core.errors import EnvironmentProblem, UserError
+from gemmpipe.core.files import is_formula
+from gemmpipe.core.schema import RESULT
 from gemmpipe.family import Family
-from gemmpipe.files.celltext import is_formula
-from gemmpipe.table import RESULT
 from gemmpipe.tables import store
-from gemmpipe.tables.merging import Row
+from gemmpipe.tables.merge import Row
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "aiter"
 HEADER = "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio\n"
@@ -120,7 +120,7 @@ def test_rows_of_before_there_was_a_column_keep_their_product(tmp_path: Path, bl
     path.write_text("gfx,cu_num,M,N,K,libtype,us,run_id\nsm_90,132,1,2,3,torch,9,r\nsm_90,132,2,2,3,torch,0,r\n")
     (tmp_path / "t.csv.meta.json").write_text('{"runs": {"r": {"device": "NVIDIA H200"}}}')
     _update(path, blockscale, [_row(M=4, device="NVIDIA H100")])
-    rows = store.open_sheet(path, blockscale).rows
+    rows = store.parse_table(path, blockscale).rows
     assert {row["M"]: row["device"] for row in rows} == {1: "NVIDIA H200", 2: "NVIDIA H200", 4: "NVIDIA H100"}
 
 

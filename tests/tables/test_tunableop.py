@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gemmpipe.cli.main import main
-from gemmpipe.data import Device
-from gemmpipe.device import arch_device, gpu_kind
-from gemmpipe.errors import UserError
+from gemmpipe.core.data import Device
+from gemmpipe.core.device import arch_device, gpu_kind
+from gemmpipe.core.errors import UserError
 from gemmpipe.family import load_family
 from gemmpipe.tables import store
-from gemmpipe.tables.tunableop import Imported, is_results, read_results
+from gemmpipe.tables.tunableop import ImportedResults, is_results, read_results
 
 ROCM = """Validator,PT_VERSION,2.11.0
 Validator,HIP_VERSION,70051831
@@ -47,14 +47,14 @@ def mi300x() -> Device:
     return arch_device("gfx942")
 
 
-def _read(text: str, family: str, device: Device, tmp_path: Path) -> Imported:
+def _read(text: str, family: str, device: Device, tmp_path: Path) -> ImportedResults:
     path = tmp_path / "tunableop_results0.csv"
     path.write_text(text)
     assert is_results(path)
     return read_results(path, load_family(family), device)
 
 
-def _short(found: Imported) -> list[tuple[object, ...]]:
+def _short(found: ImportedResults) -> list[tuple[object, ...]]:
     return [(r["M"], r["N"], r["K"], r["libtype"], json.loads(str(r["config"])), r["us"]) for r in found.rows]
 
 

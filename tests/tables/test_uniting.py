@@ -9,22 +9,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from work_done import grows_linearly
 
+from gemmpipe.core.schema import RESULT
 from gemmpipe.family import Family
-from gemmpipe.table import RESULT
 from gemmpipe.tables import store
-from gemmpipe.tables.merging import Row, key_of
-from gemmpipe.tables.uniting import Conflict, Entry, Judge, Union, entries_of, unite
+from gemmpipe.tables.merge import Row, row_key
+from gemmpipe.tables.unite import DroppedRow, RowPreference, TableEntry, UnitedTable, entries_of, unite_tables
 
 STALE = "old@00000000"
-JUDGE = Judge(device=None, changed=lambda row: row.get("kernelName") == STALE and row.get("libtype") is not None)
+JUDGE = RowPreference(
+    device=None, is_stale=lambda row: row.get("kernelName") == STALE and row.get("libtype") is not None
+)
 """As of the real ones, nobody can tell of a row that names no library."""
 
 
-def _entry(place: str = "a.csv:2", extra: Row | None = None, **values: object) -> Entry:
+def _entry(place: str = "a.csv:2", extra: Row | None = None, **values: object) -> TableEntry:
     row: dict[str, object] = dict.fromkeys(RESULT)
     row |= {"gfx": "sm_90", "cu_num": 132, "M": 1, "N": 2, "K": 3, "libtype": "triton", "us": 10.0}
     row |= {"config": '{"a":1}', "policy": "p", "device": "NVIDIA H200", **values}
-    return Entry(row=row, extra=extra or {}, place=place)  # type: ignore[arg-type]
+    return TableEntry(row=row, extra=extra or {}, place=place)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +56,7 @@ def _entry(place: str = "a.csv:2", extra: Row | None = None, **values: object) -
 def test_rules(worse: dict[str, object], better: dict[str, object], reason: str, blockscale: Family) -> None:
     left, kept = _entry("a.csv:2", **worse), _entry("b.csv:2", **better)
     for order in ([left, kept], [kept, left]):
-        union = unite(order, blockscale, JUDGE)
+        union = unite_tables(order, blockscale, JUDGE)
         assert union.entries == [kept]
         (conflict,) = union.conflicts
         assert reason in conflict.reason
@@ -63,20 +65,20 @@ def test_rules(worse: dict[str, object], better: dict[str, object], reason: str,
 
 def test_the_user_names_the_product_to_keep(blockscale: Family) -> None:
     h100, h200 = _entry("a.csv:2", device="NVIDIA H100", us=99.0), _entry("b.csv:2")
-    judge = Judge(device="NVIDIA H100", changed=JUDGE.changed)
-    assert unite([h200, h100], blockscale, judge).entries == [h100]
+    judge = RowPreference(device="NVIDIA H100", is_stale=JUDGE.is_stale)
+    assert unite_tables([h200, h100], blockscale, judge).entries == [h100]
 
 
 def test_versions_that_differ_are_named(blockscale: Family) -> None:
     runs = {"r1": {"versions": {"triton": "3.6.0", "torch": "2.11"}}, "r2": {"versions": {"triton": "3.9.0"}}}
-    union = unite([_entry(run_id="r1"), _entry(run_id="r2", us=9.0)], blockscale, JUDGE.knowing(runs))
+    union = unite_tables([_entry(run_id="r1"), _entry(run_id="r2", us=9.0)], blockscale, JUDGE.with_runs(runs))
     assert union.conflicts[0].reason == "slower under the same policy (triton 3.6.0 and 3.9.0)"
 
 
 def test_one_row_with_the_foreign_columns_of_all_who_say_the_same(blockscale: Family) -> None:
     twins = [_entry("a.csv:2", {"_tag": "x"}), _entry("b.csv:2", {"note": "y"}), _entry("c.csv:2", {"_tag": None})]
-    union = unite(twins, blockscale, JUDGE)
-    assert (union.alike, union.conflicts) == (2, [])
+    union = unite_tables(twins, blockscale, JUDGE)
+    assert (union.duplicates, union.conflicts) == (2, [])
     assert [dict(entry.extra) for entry in union.entries] == [{"_tag": "x", "note": "y"}]
 
 
@@ -98,7 +100,7 @@ _ENTRIES = st.lists(
 )
 
 
-def _said(union: Union) -> list[tuple[Row, dict[str, object]]]:
+def _said(union: UnitedTable) -> list[tuple[Row, dict[str, object]]]:
     return [(e.row, {k: v for k, v in e.extra.items() if v is not None}) for e in union.entries]
 
 
@@ -107,46 +109,46 @@ def test_a_row_is_judged_alike_whatever_stands_beside_it(blockscale: Family) -> 
     stale = _entry("a.csv:2", kernelName=STALE)
     untold = _entry("b.csv:2", kernelName=STALE, libtype=None, policy=None)
     untimed = _entry("c.csv:2", kernelName=None, us=None)
-    first = unite([stale, untimed], blockscale, JUDGE).entries
-    assert unite([*first, untold], blockscale, JUDGE).entries == [untold]
-    assert unite([stale, untimed, untold], blockscale, JUDGE).entries == [untold]
+    first = unite_tables([stale, untimed], blockscale, JUDGE).entries
+    assert unite_tables([*first, untold], blockscale, JUDGE).entries == [untold]
+    assert unite_tables([stale, untimed, untold], blockscale, JUDGE).entries == [untold]
 
 
 @given(_ENTRIES, st.randoms())
 @settings(max_examples=300)
-def test_any_order_and_any_grouping_end_alike(blockscale: Family, entries: list[Entry], random: object) -> None:
-    whole = _said(unite(entries, blockscale, JUDGE))
+def test_any_order_and_any_grouping_end_alike(blockscale: Family, entries: list[TableEntry], random: object) -> None:
+    whole = _said(unite_tables(entries, blockscale, JUDGE))
     shuffled = list(entries)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert _said(unite(shuffled, blockscale, JUDGE)) == whole
+    assert _said(unite_tables(shuffled, blockscale, JUDGE)) == whole
     for cut in range(len(entries) + 1):
-        parts = [unite(part, blockscale, JUDGE).entries for part in (entries[:cut], entries[cut:])]
-        assert _said(unite([*parts[0], *parts[1]], blockscale, JUDGE)) == whole
-    again = unite([*unite(entries, blockscale, JUDGE).entries, *entries], blockscale, JUDGE)
+        parts = [unite_tables(part, blockscale, JUDGE).entries for part in (entries[:cut], entries[cut:])]
+        assert _said(unite_tables([*parts[0], *parts[1]], blockscale, JUDGE)) == whole
+    again = unite_tables([*unite_tables(entries, blockscale, JUDGE).entries, *entries], blockscale, JUDGE)
     assert _said(again) == whole
 
 
 @given(_ENTRIES)
 @settings(max_examples=200)
-def test_every_row_is_kept_said_by_another_or_explained(blockscale: Family, entries: list[Entry]) -> None:
-    union = unite(entries, blockscale, JUDGE)
-    assert len(entries) == len(union.entries) + union.alike + len(union.conflicts)
-    assert [key_of(e.row, blockscale) for e in union.entries] == list(
-        dict.fromkeys(key_of(e.row, blockscale) for e in union.entries)
+def test_every_row_is_kept_said_by_another_or_explained(blockscale: Family, entries: list[TableEntry]) -> None:
+    union = unite_tables(entries, blockscale, JUDGE)
+    assert len(entries) == len(union.entries) + union.duplicates + len(union.conflicts)
+    assert [row_key(e.row, blockscale) for e in union.entries] == list(
+        dict.fromkeys(row_key(e.row, blockscale) for e in union.entries)
     )
     for conflict in union.conflicts:
         assert _no_worse(conflict)
 
 
-def _no_worse(conflict: Conflict) -> bool:
+def _no_worse(conflict: DroppedRow) -> bool:
     """What a reader of the report would insist on, whatever the ranks are made of."""
-    kept, left = conflict.kept.row, conflict.left.row
+    kept, left = conflict.kept.row, conflict.dropped.row
     provisional = ["shared_gpu" in str(row["policy"]) for row in (kept, left)]
-    if store.timed(left):
-        assert store.timed(kept), "a row without a time never displaces one with"
+    if store.is_timed(left):
+        assert store.is_timed(kept), "a row without a time never displaces one with"
         assert not (provisional[0] and not provisional[1]), "a provisional row never displaces one timed alone"
     same = all(kept[name] == left[name] for name in ("policy", "device", "kernelName"))
-    if same and store.timed(kept) and store.timed(left):
+    if same and store.is_timed(kept) and store.is_timed(left):
         assert kept["us"] <= left["us"]  # type: ignore[operator]
     return True
 
@@ -158,8 +160,8 @@ def test_uniting_grows_with_the_rows_of_the_tables(tmp_path: Path, sixteen: Fami
             path.write_text(store.render([_row16(m, 5.0 + m % cycle) for m in range(count)], sixteen, ()))
 
         def unite_them() -> None:
-            entries = [e for p in paths for e in entries_of(p, sixteen, store.open_sheet(p, sixteen), {})]
-            union = unite(entries, sixteen, JUDGE)
+            entries = [e for p in paths for e in entries_of(p, sixteen, store.parse_table(p, sixteen), {})]
+            union = unite_tables(entries, sixteen, JUDGE)
             store.render([{**e.row, **e.extra} for e in union.entries], sixteen, ())
             assert len(union.entries) == count
 
@@ -175,7 +177,7 @@ def _row16(m: int, us: float) -> Row:
 
 def test_products_stand_by_their_names_and_sizes_by_their_numbers(blockscale: Family) -> None:
     places = list(itertools.product(["sm_90", "gfx942"], [9, 10, 100]))
-    union = unite([_entry(gfx=gfx, M=m) for gfx, m in places], blockscale, JUDGE)
+    union = unite_tables([_entry(gfx=gfx, M=m) for gfx, m in places], blockscale, JUDGE)
     assert [(e.row["gfx"], e.row["M"]) for e in union.entries] == [
         ("gfx942", 9),
         ("gfx942", 10),

@@ -5,12 +5,12 @@ import re
 import pytest
 from pairwise import pairwise
 
-from gemmpipe.data import Device, Scalar
-from gemmpipe.device import arch_device
+from gemmpipe.core.data import Device, Scalar
+from gemmpipe.core.device import arch_device
 from gemmpipe.family import GemmSpec, KernelDefaults, load_family
-from gemmpipe.launching.builds import compile_build, compiled
-from gemmpipe.problem import make_problem
-from gemmpipe.templates.sliced import Sliced, shared_bytes
+from gemmpipe.family.problem import make_problem
+from gemmpipe.launch.build import compile_build, compile_kernel
+from gemmpipe.templates.small_m import Sliced, sliced_shared_bytes
 
 Tile = tuple[int, int, int, int, int]
 """BLOCK_SIZE_M, _N, _K, num_warps, num_stages."""
@@ -32,7 +32,7 @@ def _knobs(tile: Tile) -> dict[str, Scalar]:
 
 
 def _misfit(kernel: Sliced, spec: GemmSpec, tile: Tile, device: Device = SM_90) -> str | None:
-    return kernel.misfit(spec, kernel.normalise(spec, _knobs(tile), device), device)
+    return kernel.unsupported_reason(spec, kernel.normalise(spec, _knobs(tile), device), device)
 
 
 PRODUCTS = [("a16w16", 8192, {"bias": True}), ("a8w8", 1040, {"dtype": "int8"}), ("a8w8_blockscale", 7168, {})]
@@ -47,11 +47,11 @@ def test_compiles_within_the_estimate_and_spills_nothing(
     (kernel, spec), device = _case(name, k=k, **words), arch_device(gfx)
     m, n, deep, warps, stages = tile
     knobs = kernel.normalise(spec, _knobs((m, n, deep, warps, stages)), device)
-    assert kernel.misfit(spec, knobs, device) is None
+    assert kernel.unsupported_reason(spec, knobs, device) is None
     for build in kernel.builds(spec, knobs, device):
         facts = compile_build(build, device)
         assert facts.shared_bytes is not None
-        assert facts.shared_bytes <= shared_bytes(spec, m, n, deep, warps, stages)
+        assert facts.shared_bytes <= sliced_shared_bytes(spec, m, n, deep, warps, stages)
         assert facts.spills == 0
 
 
@@ -59,7 +59,7 @@ def test_compiles_within_the_estimate_and_spills_nothing(
 def test_reads_nothing_before_the_kernel_before_has_ended(name: str) -> None:
     kernel, spec = _case(name)
     build, *_ = kernel.builds(spec, kernel.normalise(spec, _knobs(TILES[2]), SM_90), SM_90)
-    before, waited = compiled(build, SM_90).asm["ptx"].split("griddepcontrol.wait", 1)
+    before, waited = compile_kernel(build, SM_90).asm["ptx"].split("griddepcontrol.wait", 1)
     memory = r"(ld|st|prefetch)\.global|cp\.async\.c[ag]"
     assert not re.search(memory, before)
     assert len(re.findall(memory, waited)) > 10
@@ -107,5 +107,5 @@ def test_is_unfit_on_amd() -> None:
 )
 def test_padding_and_many_rows_fit_but_are_passed_over(m: int, tile: Tile, said: str | None) -> None:
     kernel, spec = _case("a16w16", m)
-    reason = kernel.wasteful(spec, kernel.normalise(spec, _knobs(tile), SM_90), SM_90)
+    reason = kernel.dominated_reason(spec, kernel.normalise(spec, _knobs(tile), SM_90), SM_90)
     assert (reason and reason.split(":")[0]) == said

@@ -9,14 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pairwise import pairwise
 
-from gemmpipe.data import Knobs
-from gemmpipe.device import arch_device
+from gemmpipe.core.data import Knobs
+from gemmpipe.core.device import arch_device
 from gemmpipe.family import GemmSpec, KernelDefaults, load_family
-from gemmpipe.launching.builds import compile_build, compiled, say_boxes
-from gemmpipe.problem import make_problem
-from gemmpipe.templates.hopper_share import parts_of
-from gemmpipe.templates.warp_specialised import WarpSpecialised
-from gemmpipe.templates.warp_specialised_tiles import MOST_PIECES, Grid, part_width, shared_bytes
+from gemmpipe.family.problem import make_problem
+from gemmpipe.launch.build import compile_build, compile_kernel, set_descriptor_boxes
+from gemmpipe.templates.hopper.constraints import (
+    MAX_WORK_TILES,
+    PersistentGrid,
+    accumulator_width,
+    hopper_shared_bytes,
+)
+from gemmpipe.templates.hopper.launch import WarpSpecialised
+from gemmpipe.templates.hopper.tile_scheduler import accumulator_parts
 
 SM_90 = arch_device("sm_90")
 FAMILIES = ("a16w16", "a8w8", "a8w8_blockscale", "a8w8_bpreshuffle", "a8w8_blockscale_bpreshuffle")
@@ -44,7 +49,7 @@ def _knobs(spec: GemmSpec, block_m: int) -> Knobs:
 def test_rows_of_a_copy(name: str, m: int, block_m: int, rows: int) -> None:
     kernel, spec = _kernel(name, m)
     knobs = _knobs(spec, block_m)
-    assert kernel.misfit(spec, knobs, SM_90) is None
+    assert kernel.unsupported_reason(spec, knobs, SM_90) is None
     assert kernel.boxes(spec, knobs)["x"][1][0] == rows
 
 
@@ -67,7 +72,7 @@ def test_a_program_that_serves_any_number_of_rows_compiles_a_tile_three_times(na
 )
 def test_only_tiles_that_fill_no_round_are_split(m: int, splits: int, whole: int, programs: int, pieces: int) -> None:
     _, spec = _kernel("a8w8_blockscale", m)
-    grid = Grid.of(spec, {**_knobs(spec, 64), "NUM_KSPLIT": splits}, SM_90)
+    grid = PersistentGrid.of(spec, {**_knobs(spec, 64), "NUM_KSPLIT": splits}, SM_90)
     assert (grid.whole, grid.programs) == (whole, programs)
     assert grid.parts == (0 if splits == 1 else (pieces - whole) * 64 * 64)
 
@@ -80,11 +85,13 @@ def test_there_is_nothing_to_split_where_all_rounds_are_full() -> None:
 def test_two_programs_share_a_multiprocessor_where_both_fit() -> None:
     kernel, spec = _kernel("a8w8_blockscale", 64)
     knobs = {**_knobs(spec, 64), "num_stages": 6, "CTAS_PER_SM": 2}
-    assert kernel.misfit(spec, knobs, SM_90) is None
-    assert Grid.of(spec, {**knobs, "NUM_KSPLIT": 10}, SM_90).programs == 200  # two rounds for one program each
-    assert Grid.of(spec, {**knobs, "NUM_KSPLIT": 10, "CTAS_PER_SM": 1}, SM_90).programs == 100
+    assert kernel.unsupported_reason(spec, knobs, SM_90) is None
+    assert (
+        PersistentGrid.of(spec, {**knobs, "NUM_KSPLIT": 10}, SM_90).programs == 200
+    )  # two rounds for one program each
+    assert PersistentGrid.of(spec, {**knobs, "NUM_KSPLIT": 10, "CTAS_PER_SM": 1}, SM_90).programs == 100
     for more in ({"num_stages": 8}, {"BLOCK_SIZE_N": 128, "num_stages": 3}):
-        assert "two programs" in str(kernel.misfit(spec, {**knobs, **more}, SM_90))
+        assert "two programs" in str(kernel.unsupported_reason(spec, {**knobs, **more}, SM_90))
     assert "CTAS_PER_SM" not in kernel.normalise(spec, {**knobs, "CTAS_PER_SM": 1}, SM_90)
 
 
@@ -92,14 +99,14 @@ def test_splits_of_a_tile_are_a_cluster() -> None:
     kernel, spec = _kernel("a8w8_blockscale", 64)  # 20 tiles
     knobs = kernel.normalise(spec, {**_knobs(spec, 64), "NUM_KSPLIT": 5, "CLUSTER_SIZE": 2}, SM_90)
     assert knobs["CLUSTER_SIZE"] == 5
-    assert kernel.misfit(spec, knobs, SM_90) is None
-    assert Grid.of(spec, knobs, SM_90).programs == 100
+    assert kernel.unsupported_reason(spec, knobs, SM_90) is None
+    assert PersistentGrid.of(spec, knobs, SM_90).programs == 100
     alone = {name: value for name, value in knobs.items() if name != "CLUSTER_SIZE"}
     together, apart = (kernel.builds(spec, k, SM_90)[0] for k in (knobs, alone))
     assert (dict(together.constants)["SPLIT_K"], dict(apart.constants)["SPLIT_K"]) == ("cluster", "last")
     for splits, why in ((7, "140 splits for 70 programs"), (11, "11, 8 programs are portable")):
         more = kernel.normalise(spec, {**knobs, "NUM_KSPLIT": splits}, SM_90)
-        assert why in str(kernel.misfit(spec, more, SM_90))
+        assert why in str(kernel.unsupported_reason(spec, more, SM_90))
 
 
 @pytest.mark.parametrize(("splits", "columns"), [(2, 64), (3, 32), (4, 32), (5, 16), (8, 16)])
@@ -112,9 +119,9 @@ def test_a_split_of_a_cluster_adds_up_about_its_share(splits: int, columns: int)
 def test_neighbours_are_launched_together_where_they_share_columns_of_the_weight() -> None:
     kernel, spec = _kernel("a8w8_blockscale", 192)  # 3 x 20 tiles
     pairs = {**_knobs(spec, 64), "CLUSTER_SIZE": 2, "GROUP_SIZE_M": 16}
-    assert kernel.misfit(spec, pairs, SM_90) is kernel.wasteful(spec, pairs, SM_90) is None
-    assert "share no columns" in str(kernel.wasteful(spec, {**pairs, "GROUP_SIZE_M": 1}, SM_90))
-    assert Grid.of(spec, {**pairs, "CLUSTER_SIZE": 8}, SM_90).programs == 64  # four of them without a tile
+    assert kernel.unsupported_reason(spec, pairs, SM_90) is kernel.dominated_reason(spec, pairs, SM_90) is None
+    assert "share no columns" in str(kernel.dominated_reason(spec, {**pairs, "GROUP_SIZE_M": 1}, SM_90))
+    assert PersistentGrid.of(spec, {**pairs, "CLUSTER_SIZE": 8}, SM_90).programs == 64  # four of them without a tile
     assert "CLUSTER_SIZE" not in kernel.normalise(spec, {**pairs, "CLUSTER_SIZE": 1}, SM_90)
 
 
@@ -123,11 +130,13 @@ def test_knobs_of_a_stranger_are_refused_in_words() -> None:
     kernel, spec = _kernel("a8w8_blockscale", 64)
     for splits in (0, -3):
         assert kernel.normalise(spec, {**_knobs(spec, 64), "NUM_KSPLIT": splits}, SM_90)["NUM_KSPLIT"] == 1
-    reason = kernel.misfit(spec, kernel.normalise(spec, {**_knobs(spec, 64), "CTAS_PER_SM": 3}, SM_90), SM_90)
+    reason = kernel.unsupported_reason(
+        spec, kernel.normalise(spec, {**_knobs(spec, 64), "CTAS_PER_SM": 3}, SM_90), SM_90
+    )
     assert reason == "CTAS_PER_SM: 3, there are registers for 1 or 2 programs"
 
 
-@given(st.integers(1, MOST_PIECES), st.integers(0, MOST_PIECES), st.sampled_from([-2, -1, 0, 1, 2]))
+@given(st.integers(1, MAX_WORK_TILES), st.integers(0, MAX_WORK_TILES), st.sampled_from([-2, -1, 0, 1, 2]))
 def test_quotients_are_exact_however_the_reciprocal_is_rounded(divisor: int, number: int, ulps: int) -> None:
     """hopper_order.quotient, step by step in fp32; a device's reciprocal is good to two units in the last place."""
     inverse = np.float32(1) / np.float32(divisor)
@@ -137,10 +146,10 @@ def test_quotients_are_exact_however_the_reciprocal_is_rounded(divisor: int, num
 
 
 def test_more_pieces_than_can_be_told_apart_are_refused() -> None:
-    kernel, spec = _kernel("a8w8_blockscale", (MOST_PIECES // 20 + 1) * 64)  # of 1280 columns in tiles of 64
-    reason = kernel.misfit(spec, _knobs(spec, 64), SM_90)
-    assert reason == f"order: {MOST_PIECES + 4} pieces of work, {MOST_PIECES} are told apart"
-    assert kernel.misfit(spec, _knobs(spec, 128), SM_90) is None
+    kernel, spec = _kernel("a8w8_blockscale", (MAX_WORK_TILES // 20 + 1) * 64)  # of 1280 columns in tiles of 64
+    reason = kernel.unsupported_reason(spec, _knobs(spec, 64), SM_90)
+    assert reason == f"order: {MAX_WORK_TILES + 4} pieces of work, {MAX_WORK_TILES} are told apart"
+    assert kernel.unsupported_reason(spec, _knobs(spec, 128), SM_90) is None
 
 
 TILES = [(128, 80, 16), (128, 96, 32), (64, 160, 16), (64, 192, 32), (128, 160, 32), (128, 192, 64)]
@@ -154,17 +163,17 @@ def test_a_tile_of_any_columns_is_copied_whole_and_stored_by_parts(
 ) -> None:
     kernel, spec = _kernel(name, 256)
     knobs = {**_knobs(spec, block_m), "BLOCK_SIZE_N": columns}
-    assert kernel.misfit(spec, knobs, SM_90) is None
+    assert kernel.unsupported_reason(spec, knobs, SM_90) is None
     *_, build = kernel.builds(spec, knobs, SM_90)  # the one whose scales, if any, the copy engine brings
     boxes = kernel.boxes(spec, knobs)
     assert build.boxes == (("w", (columns, knobs["BLOCK_SIZE_K"])),)
     assert boxes["w"][1][0] == boxes["out"][1][1] == part
-    facts, kernel_made = compile_build(build, SM_90), compiled(build, SM_90)
+    facts, kernel_made = compile_build(build, SM_90), compile_kernel(build, SM_90)
     assert facts.spills == 0
     assert facts.shared_bytes is not None
-    assert facts.shared_bytes <= shared_bytes(knobs)
+    assert facts.shared_bytes <= hopper_shared_bytes(knobs)
     assert "@p trap" in kernel_made.asm["ptx"]  # where the rings are not what the instructions read
-    say_boxes(kernel_made, build)  # what Triton's launcher encodes for the copy engine
+    set_descriptor_boxes(kernel_made, build)  # what Triton's launcher encodes for the copy engine
     said = [each["block_size"] for each in kernel_made.metadata.tensordesc_meta]
     assert said[:3] == [boxes["x"][1], [columns, knobs["BLOCK_SIZE_K"]], boxes["out"][1]]
 
@@ -179,7 +188,7 @@ def test_splits_of_such_a_tile_compile_within_the_registers(
     kernel, spec = _kernel(name, 256)
     knobs = {**_knobs(spec, block_m), "BLOCK_SIZE_N": columns, "NUM_KSPLIT": splits, "CLUSTER_SIZE": cluster}
     knobs = kernel.normalise(spec, knobs, SM_90)
-    assert kernel.misfit(spec, knobs, SM_90) is None
+    assert kernel.unsupported_reason(spec, knobs, SM_90) is None
     *others, build = kernel.builds(spec, knobs, SM_90)
     facts = compile_build(build, SM_90)
     assert facts.spills is not None
@@ -223,7 +232,7 @@ def test_narrow_tiles_add_up_as_many_blocks_as_the_registers_allow(
 )
 def test_columns_that_no_instruction_or_register_has(name: str, columns: int, why: str) -> None:
     kernel, spec = _kernel(name, 256)
-    assert why in str(kernel.misfit(spec, {**_knobs(spec, 128), "BLOCK_SIZE_N": columns}, SM_90))
+    assert why in str(kernel.unsupported_reason(spec, {**_knobs(spec, 128), "BLOCK_SIZE_N": columns}, SM_90))
     assert kernel.builds(spec, _knobs(spec, 128), SM_90)[0].boxes == ()
 
 
@@ -233,7 +242,7 @@ def test_turns_have_barriers_of_their_own(columns: int) -> None:
     kernel, spec = _kernel("a8w8_blockscale", 256)
     for build in kernel.builds(spec, {**_knobs(spec, 128), "BLOCK_SIZE_N": columns}, SM_90):
         compile_build(build, SM_90)
-        _check_turns(compiled(build, SM_90).asm["ptx"], columns)
+        _check_turns(compile_kernel(build, SM_90).asm["ptx"], columns)
 
 
 def _check_turns(ptx: str, columns: int) -> None:
@@ -249,4 +258,4 @@ def _check_turns(ptx: str, columns: int) -> None:
 def test_host_and_kernel_agree_on_the_width_of_a_part() -> None:
     """A kernel's source is hashed without what it would call here, so that each has the rule."""
     for columns in (*range(16, 257, 16), 32, 64, 128, 256):
-        assert parts_of(columns) == columns // part_width(columns)
+        assert accumulator_parts(columns) == columns // accumulator_width(columns)

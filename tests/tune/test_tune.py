@@ -12,8 +12,8 @@ import torch
 
 import gemmpipe
 import gemmpipe.tune as api
-from gemmpipe.device import cpu_device, gpu_device
-from gemmpipe.errors import UserError
+from gemmpipe.core.device import cpu_device, gpu_device
+from gemmpipe.core.errors import UserError
 from gemmpipe.tune import (
     benchmark_config,
     get_search_space,
@@ -21,9 +21,9 @@ from gemmpipe.tune import (
     tune_and_save_configs,
     tune_kernel,
 )
+from gemmpipe.tune.family_kernel import family_of_tag
 from gemmpipe.tune.kernel import NoneValid
 from gemmpipe.tune.measuring import Mismatch, measure, nan_filled_memory
-from gemmpipe.tune.own_kernels import family_of
 
 Config = dict[str, Any]
 
@@ -278,7 +278,7 @@ def test_without_a_function_the_tag_names_a_family(tag: Any, tmp_path: Path) -> 
     ],
 )
 def test_a_tag_names_the_family_whose_files_have_it(tag: str, family: str) -> None:
-    assert family_of(tag).name == family
+    assert family_of_tag(tag).name == family
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,10 @@
 
 import pytest
 
-from gemmpipe.data import Problem
-from gemmpipe.errors import UserError
+from gemmpipe.core.data import Problem
+from gemmpipe.core.errors import UserError
 from gemmpipe.family import KernelDefaults, load_family
-from gemmpipe.sources.model import Model
+from gemmpipe.sources.model.source import ModelShapes
 
 SIZES = {"hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 4, "num_attention_heads": 16}
 MOE = {**SIZES, "vocab_size": 2048, "num_local_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 768}
@@ -15,10 +15,10 @@ DBRX = {"d_model": 6144, "n_heads": 48, "n_layers": 40, "vocab_size": 100352, "a
 FFN = {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4}
 
 
-def source(architecture: str, **fields: object) -> Model:
+def source(architecture: str, **fields: object) -> ModelShapes:
     sizes = {} if architecture == "Dbrx" else MOE
     config = {"architectures": [f"{architecture}ForCausalLM"], **sizes, **fields}
-    return Model(path=None, config=config, tp=1, ep=1, nsets=[16], quantization="config")
+    return ModelShapes(path=None, config=config, tp=1, ep=1, nsets=[16], quantization="config")
 
 
 def experts(architecture: str, **fields: object) -> Problem:

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from gemmpipe.errors import UserError
-from gemmpipe.sources.architectures import linears
-from gemmpipe.sources.decoder.linear import Linear
-from gemmpipe.sources.decoder.quantization import Quantization, apart
-from gemmpipe.sources.meta import Meta
+from gemmpipe.core.errors import UserError
+from gemmpipe.sources.meta import MetaModelShapes
+from gemmpipe.sources.model.linear import Linear
+from gemmpipe.sources.model.quantization import Quantization, split_by_quantization
+from gemmpipe.sources.model.rules import linears
 
 Fields = Mapping[str, object]
 
@@ -104,7 +104,7 @@ def cut(config: Fields, tp: int = 1) -> dict[tuple[str, int], tuple[int, int]]:
 
 
 def total(found: list[Linear]) -> list[tuple[object, ...]]:
-    return sorted((x.n, x.k, x.bias, x.experts, x.sixteen_bit, x.topk) for x in found for _ in x.places)
+    return sorted((x.n, x.k, x.bias, x.experts, x.sixteen_bit, x.topk) for x in found for _ in x.layer_ids)
 
 
 @pytest.mark.parametrize("tp", [1, 2])
@@ -114,7 +114,7 @@ def test_published_files_are_what_transformers_builds(name: str, tp: int) -> Non
     config = PUBLISHED[name]
     if config["model_type"] not in transformers.CONFIG_MAPPING:
         pytest.skip(f"transformers {transformers.__version__} has no {config['model_type']}")
-    meta = Meta(path=None, config=config, tp=tp, ep=1, nsets=[1], quantization="config")
+    meta = MetaModelShapes(path=None, config=config, tp=tp, ep=1, nsets=[1], quantization="config")
     assert total(meta.linears(config, name, batched=False)) == total(linears(config, tp, name, sixteen_bit=True))
 
 
@@ -156,7 +156,7 @@ def test_a_checkpoint_names_modules_its_own_way() -> None:
     left = ("backbone.layers.0.mixer.in_proj", "backbone.layers.5.mixer.q_proj", "*.mixer.down_proj")
     said = Quantization(what="fp8", families=("a8w8",), experts="", weight="fp8", ignored=left)
     found = linears(PUBLISHED["Nemotron-H-8B"], 1, "here", sixteen_bit=True)
-    sixteen = {(x.layer, x.places) for x, quantised in apart(found, said) if not quantised}
+    sixteen = {(x.layer, x.layer_ids) for x, quantised in split_by_quantization(found, said) if not quantised}
     assert sixteen == {
         ("mamba.in_proj", (0,)),
         ("qkv_proj", (5,)),

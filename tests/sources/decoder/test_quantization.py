@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from work_done import grows_linearly
 
-from gemmpipe.errors import UserError
+from gemmpipe.core.errors import UserError
 from gemmpipe.family import KernelDefaults, load_family
-from gemmpipe.sources.decoder import ignored
-from gemmpipe.sources.decoder.quantization import quantization_of
-from gemmpipe.sources.model import Model
+from gemmpipe.sources.model import quantization as ignored
+from gemmpipe.sources.model.quantization import quantization_of
+from gemmpipe.sources.model.source import ModelShapes
 
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 LLAMA: Mapping[str, object] = {
@@ -30,7 +30,7 @@ NOTHING = KernelDefaults(dtype=None, out_dtype=None, bias=None)
 
 def calls(said: object, kernel: str, quantization: str = "config", layers: int = 4) -> dict[str, float]:
     config = {**LLAMA, "num_hidden_layers": layers, "quantization_config": said}
-    source = Model(path=None, config=config, tp=1, ep=1, nsets=[8], quantization=quantization)  # type: ignore[arg-type]
+    source = ModelShapes(path=None, config=config, tp=1, ep=1, nsets=[8], quantization=quantization)  # type: ignore[arg-type]
     return {p.layer: p.weight for p in source.problems(load_family(kernel), NOTHING, "sm_90")}
 
 
@@ -73,9 +73,9 @@ def test_each_form_goes_to_its_kernel(said: Mapping[str, object], kernel: str) -
 
 def test_the_columns_that_it_decides() -> None:
     config = {**LLAMA, "quantization_config": group(num_bits=8, type="int", strategy="channel")}
-    source = Model(path=None, config=config, tp=1, ep=1, nsets=[8], quantization="config")
+    source = ModelShapes(path=None, config=config, tp=1, ep=1, nsets=[8], quantization="config")
     assert {p["q_dtype_w"] for p in source.problems(load_family("a8w8"), NOTHING, "sm_90")} == {"int8"}
-    source = Model(
+    source = ModelShapes(
         path=None,
         config={**config, "quantization_config": {"quant_method": "fp8"}},
         tp=1,
@@ -119,7 +119,7 @@ def test_modelopt_keeps_it_in_a_file_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     said = {"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(said))
-    source = Model(path=str(tmp_path), config=None, tp=1, ep=1, nsets=[8], quantization="config")
+    source = ModelShapes(path=str(tmp_path), config=None, tp=1, ep=1, nsets=[8], quantization="config")
     assert {p.layer for p in source.problems(load_family("a16w16"), NOTHING, "sm_90")} == {"lm_head"}
     assert "4 products of other kernels" in source.left_out(load_family("a16w16"), NOTHING, "sm_90")
 
@@ -142,7 +142,7 @@ def test_mistakes_are_one_line(said: object, line: str) -> None:
 
 @pytest.mark.parametrize("pattern", ["(.|.)" * 30 + "!", ".?" * 60 + "!!", "(.*)*!", "(?=((.|.)*))" + ".*" * 40 + "!"])
 def test_a_pattern_that_takes_for_ever_is_refused(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ignored, "_WITHIN_S", 1.0)
+    monkeypatch.setattr(ignored, "_TIMEOUT_S", 1.0)
     with pytest.raises(UserError, match="cannot be matched within 1 s, expected simple patterns"):
         calls({**BLOCKS, "ignore": [f"re:{pattern}"]}, "a8w8_blockscale")
 

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gemmpipe.errors import UserError
-from gemmpipe.files.jsonfile import parse_object
-from gemmpipe.sources.architectures import linears
-from gemmpipe.sources.decoder.rules import RULES
+from gemmpipe.core.errors import UserError
+from gemmpipe.core.files import parse_object
+from gemmpipe.sources.model.rules import RULES, linears
 
 BASE: Mapping[str, object] = {
     "hidden_size": 2048,

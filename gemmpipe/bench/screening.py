@@ -1,0 +1,245 @@
+"""Few launches of many candidates."""
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from gemmpipe.bench.jobs import (
+    LONG_LAUNCH_US,
+    RUNNING_SEVERAL,
+    SETTING_UP,
+    Bind,
+    Job,
+    WorkerContext,
+    count_launches,
+    launch_once,
+    round_samples,
+)
+from gemmpipe.bench.setup import ProblemSetup
+from gemmpipe.bench.timer import Timer
+from gemmpipe.core.data import Candidate, Problem, Status, Trial
+from gemmpipe.family import Launch
+from gemmpipe.search import TrialRequest
+
+_NO_BLOCK_RATIO = 2.0  # times the fastest of the problem: its exact time is nobody's business
+_DROP_RATIO = (
+    1.5  # times the pace after one launch: a glance at it is over (H200, 2026-11: of 800 winners none was 1.3)
+)
+_PACE_RANK = 4  # th fastest: nothing is checked yet, and a kernel that computes nothing is the fastest; or a library's
+_DISTURBED_RATIO = (
+    1.5  # times one another: samples that something came in between (H200: one of 2 ms cost a problem its choice)
+)
+_REPEAT_RATIO = 4.0  # times the pace: few are that slow, so that another launch says whether this one was disturbed
+_MIN_OVERLAP_FRACTION = (
+    0.5  # of the time of a launch alone may be its start and its end, which others hide back to back
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScreenJob(Job):
+    """Few launches of many candidates, interleaved. Nothing is checked: bench does that to those who stay.
+
+    `library` are the labels of library paths, whose times are believed as they are.
+    """
+
+    stage: str
+    problem: Problem
+    requests: tuple[TrialRequest, ...]
+    timer: Timer
+    library: frozenset[str] = frozenset()
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        return tuple(r.candidate for r in self.requests)
+
+    def without(self, done: Collection[Candidate]) -> "ScreenJob":
+        return replace(self, requests=tuple(r for r in self.requests if r.candidate not in done))
+
+    def run(self, context: WorkerContext) -> list[Trial]:
+        trials: list[Trial] = []
+        with context.timed("operands"):
+            context.in_flight.begin(SETTING_UP)
+            setup = context.bench.set_up(self.problem)
+            for index in range(min(setup.sets, len(self.requests) + max(r.launches for r in self.requests))):
+                setup.inputs(index), setup.weights(index), setup.out(index)
+            context.clock.synchronize()
+        with context.timed("first_launch"):
+            ready = self._first_launches(context, setup, trials)
+        with context.timed("screening"):
+            context.in_flight.begin(RUNNING_SEVERAL if len(self.requests) > 1 else 0)
+            trials += self._time(context, setup, ready)
+        return trials
+
+    def _first_launches(self, context: WorkerContext, setup: ProblemSetup, trials: list[Trial]) -> "list[_ScreenItem]":
+        attempts = (
+            self.attempt(context, trials, position, partial(self._first_launch, context, setup, position))
+            for position in range(len(self.requests))
+        )
+        return [ready for ready in attempts if ready is not None]
+
+    def _first_launch(
+        self, context: WorkerContext, setup: ProblemSetup, position: int, candidate: Candidate
+    ) -> "_ScreenItem":
+        known_us = self._seen(context).get(candidate.id)
+        if known_us is None:
+            bind, launch, first_us = launch_once(context, setup, position, candidate)
+        else:  # it ran in this worker before
+            with context.timed("load"):
+                bind = setup.binder(candidate)
+                launch, first_us = bind(position), known_us
+        return _ScreenItem(
+            request=self.requests[position],
+            position=position,
+            bind=bind,
+            launches=[launch],
+            first_us=first_us,
+            extra_bytes=setup.prepared(candidate, position % setup.sets).extra_bytes,
+        )
+
+    def _seen(self, context: WorkerContext) -> dict[str, float]:
+        """By candidate id, what a launch alone took in this worker."""
+        return context.bench.single_launch_us.setdefault(self.problem.id, {})
+
+    def _time(self, context: WorkerContext, setup: ProblemSetup, ready: "list[_ScreenItem]") -> list[Trial]:
+        self._launch_new_once(context, setup, ready)
+        staying = [item for item in ready if not item.samples_us]
+        self._bind(context, setup, staying)
+        self._warm_up(context, setup, staying)
+        order: list[tuple[_ScreenItem, list[Launch]]] = []
+        for turn in range(max((item.samples for item in staying), default=0)):
+            for item in staying:
+                if item.first_us > LONG_LAUNCH_US and context.bench.device.kind == "cpu":
+                    item.samples_us = [item.first_us]
+                elif turn < item.samples:
+                    order.append((item, item.block(turn)))
+        self._sample(context, order)
+        apart = [
+            item
+            for item in staying
+            if item.samples > 1 and max(item.samples_us) > _DISTURBED_RATIO * min(item.samples_us)
+        ]
+        self._sample(context, [(item, item.block(item.samples)) for item in apart])
+        for item in staying:
+            count_launches(context, setup, item.request.candidate, len(item.samples_us) * item.launches_per_block)
+        return [self._trial(item) for item in ready]
+
+    def _sample(self, context: WorkerContext, order: "list[tuple[_ScreenItem, list[Launch]]]") -> None:
+        """A sample of each block for its item."""
+        least_us = _MIN_OVERLAP_FRACTION * min(self._seen(context).values(), default=0.0)
+        for (item, _), time_us in zip(order, context.clock.blocks([b for _, b in order], least_us), strict=True):
+            item.samples_us.append(time_us)
+
+    def _launch_new_once(self, context: WorkerContext, setup: ProblemSetup, ready: "list[_ScreenItem]") -> None:
+        """Launch each once that was not seen before; with who is far behind that was all."""
+        seen = self._seen(context)
+        short = [item for item in ready if item.first_us <= LONG_LAUNCH_US]
+        if not context.clock.overlaps or not short:
+            return
+        new = [item for item in short if item.request.candidate.id not in seen]
+        self._launch_once_each(context, new)
+        for item in short:
+            item.single_launch_us = seen[item.request.candidate.id]
+        far_us = _REPEAT_RATIO * self._pace_us(context, short)
+        self._launch_once_each(context, [item for item in new if seen[item.request.candidate.id] > far_us])
+        pace_us = self._pace_us(context, short)
+        for item in new:
+            count_launches(context, setup, item.request.candidate, 1)
+            if item.request.first_rung and seen[item.request.candidate.id] > _DROP_RATIO * pace_us:
+                item.samples_us, item.far_behind = [seen[item.request.candidate.id]], True
+
+    def _launch_once_each(self, context: WorkerContext, items: "list[_ScreenItem]") -> None:
+        """Note what a launch of each takes, the least of those seen."""
+        seen = self._seen(context)
+        times = context.clock.sequence(
+            [i.launches[0] for i in items], _MIN_OVERLAP_FRACTION * min(seen.values(), default=0.0)
+        )
+        for item, time_us in zip(items, times, strict=True):
+            item.single_launch_us = min(time_us, seen.get(item.request.candidate.id, math.inf))
+            seen[item.request.candidate.id] = item.single_launch_us
+
+    def _pace_us(self, context: WorkerContext, new: "list[_ScreenItem]") -> float:
+        """What can be reached, going by all that was seen so far: the fourth fastest, or a library without a copy."""
+        seen, paces = sorted(self._seen(context).values()), context.bench.library_us
+        believed = [i for i in new if i.request.candidate.backend in self.library and not i.extra_bytes]
+        times = [item.single_launch_us for item in believed if item.single_launch_us is not None]
+        paces[self.problem.id] = min([paces.get(self.problem.id, math.inf), *times])
+        return min(paces[self.problem.id], seen[_PACE_RANK - 1] if len(seen) >= _PACE_RANK else math.inf)
+
+    def _bind(self, context: WorkerContext, setup: ProblemSetup, staying: "list[_ScreenItem]") -> None:
+        """Decide how often each is launched, and make the launches; the short ones in blocks.
+
+        Finals replay launches back to back, where a kernel can hide its start and its end behind its neighbours.
+        Alone, all kernels of 5 us take 9 (8192x1024, M <= 64, on an H200, 2026-11-21: what won the finals was ranked
+        1st to 24th by single launches, 1st to 9th by blocks). All blocks of a problem are of one length, whose share
+        of start and end is the same.
+        """
+        fastest_us = min(self._seen(context).values(), default=0.0)
+        for item in staying:
+            if item.single_launch_us is not None:
+                if item.single_launch_us <= _NO_BLOCK_RATIO * fastest_us:
+                    item.launches_per_block = self.timer.launches_per_block(fastest_us)
+                item.max_samples = max(
+                    3, int(self.timer.budget_ms * 1000 / (item.single_launch_us * item.launches_per_block))
+                )
+            # Far apart, so that a block finds nothing in the cache that the one before it left there.
+            step = max(1, setup.sets // item.launches_per_block) if item.launches_per_block > 1 else 1
+            number = min(item.launches_per_block if item.launches_per_block > 1 else item.samples, setup.sets)
+            places = (item.position + step * i for i in range(1, number))
+            with context.timed("load"):
+                item.launches[1:] = map(item.bind, places)
+
+    def _warm_up(self, context: WorkerContext, setup: ProblemSetup, ready: "list[_ScreenItem]") -> None:
+        """Launches that do not count, for those whose request is more than a glance."""
+        for item in ready:
+            had = context.bench.launch_counts.get((setup.problem.id, item.request.candidate.id), 0)
+            if (
+                not item.request.first_rung
+                and item.request.launches >= self.timer.iters
+                and item.first_us <= LONG_LAUNCH_US
+            ):
+                for turn in range(max(0, self.timer.warmup - had)):
+                    item.launches[turn % len(item.launches)]()
+                    count_launches(context, setup, item.request.candidate, 1)
+
+    def _trial(self, item: "_ScreenItem") -> Trial:
+        return Trial(
+            stage=self.stage,
+            problem=self.problem.id,
+            candidate=item.request.candidate,
+            status=Status.PRUNED if item.far_behind else Status.OK,
+            launches=len(item.samples_us) * item.launches_per_block,
+            requested_launches=item.request.launches,
+            samples_us=round_samples(item.samples_us),
+            extra_weight_bytes=item.extra_bytes,
+        )
+
+
+@dataclass
+class _ScreenItem:
+    request: TrialRequest
+    position: int
+    bind: Bind
+    launches: list[Launch]
+    """Each on an operand set of its own, the first on set `position`."""
+    first_us: float
+    extra_bytes: int
+    single_launch_us: float | None = None
+    """What a launch alone took by the device's clock, where that was asked."""
+    launches_per_block: int = 1
+    """How many launches one sample takes."""
+    max_samples: int | None = None
+    """Samples that the timer affords."""
+    far_behind: bool = False
+    samples_us: list[float] = field(default_factory=list)
+
+    @property
+    def samples(self) -> int:
+        """For as many launches as asked for, but two samples where there is more than one; no more than affordable."""
+        wanted = min(self.request.launches, max(2, -(-self.request.launches // self.launches_per_block)))
+        return wanted if self.max_samples is None else min(wanted, self.max_samples)
+
+    def block(self, turn: int) -> list[Launch]:
+        """The launches of one sample."""
+        first = turn * self.launches_per_block
+        return [self.launches[i % len(self.launches)] for i in range(first, first + self.launches_per_block)]

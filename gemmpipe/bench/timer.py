@@ -1,0 +1,258 @@
+"""How launches are timed: one clock for GPUs, one for the CPU, the same questions to both.
+
+Comparing two candidates round by round, so that what slows the machine for a while slows both.
+"""
+
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gemmpipe.core.data import Device, median
+from gemmpipe.core.errors import check_at_least
+
+if TYPE_CHECKING:
+    import torch
+
+
+TimedCall = Callable[[], object]
+TimedReplay = Callable[[], float]
+"""Runs a fixed series of launches once and returns the microseconds of one launch."""
+
+_CYCLES_PER_US = 2000  # of the device's clock (1980 MHz at most on an H200)
+_HOST_US = 30.0  # what the host needs to queue a launch and two events, until it is measured
+_FIRST_US = 40.0  # what the first launch after a wait may need beyond that
+_TRIES = 3  # to have a block queued before the device comes to it
+_HOST_MARGIN = 1.5  # than it was measured to be; and kernels may be so much faster than expected
+_REPLAY_US = 500.0  # shorter replays measure what they follow: the clock, other kernels in the caches
+_MAX_LAUNCHES = 64
+_MAX_BLOCK_LAUNCHES = 8
+_QUEUED = 256  # launches with two events each; beyond 1,024 entries the driver makes the host wait for the device
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timer:
+    """How much timing a stage spends on a candidate; never more than `budget_ms`, but always three samples."""
+
+    warmup: int
+    iters: int
+    """Launches wanted in all."""
+    rounds: int
+    """The fewest interleaved rounds; each round gives one sample of every candidate."""
+    budget_ms: float
+    block_us: float = 0.0
+    """Short launches are timed so many together, back to back, that a sample lasts this long; 0: one by one."""
+
+    def __post_init__(self) -> None:
+        check_at_least(0, warmup=self.warmup, budget_ms=self.budget_ms, block_us=self.block_us)
+        check_at_least(1, iters=self.iters, rounds=self.rounds)
+
+    def launches_per_block(self, time_us: float) -> int:
+        """How many launches of this time are one sample of a first look."""
+        return max(1, min(_MAX_BLOCK_LAUNCHES, math.ceil(self.block_us / max(time_us, 1.0))))
+
+    def rounds_for(self, time_us: float, launches: int) -> int:
+        """Rounds for a candidate of this time whose samples are `launches` launches each."""
+        wanted = max(self.rounds, -(-self.iters // launches))
+        affordable = int(self.budget_ms * 1000 / max(time_us * launches, 1e-3))
+        return max(3, min(wanted, affordable))
+
+
+def head_start_us(blocks: Sequence[int], host_us: float, least_us: float) -> float:
+    """How long a device must wait so that the host, `host_us` a launch, has each block queued when its turn comes.
+
+    `blocks` are numbers of launches, each of which takes the device `least_us` or more.
+    """
+    lead_us, launches = 0.0, 0
+    for length in blocks:
+        done_us = launches * least_us / _HOST_MARGIN
+        launches += length
+        lead_us = max(lead_us, launches * host_us * _HOST_MARGIN - done_us)
+    return lead_us
+
+
+class Clock(ABC):
+    """Times launches on one device."""
+
+    overlaps = False
+    """Whether launches back to back hide each other's start and end."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Wait until the device has done everything asked so far; raises what a launch raised late."""
+
+    def sequence(self, launches: Sequence[TimedCall], least_us: float = 0.0) -> list[float]:
+        """Launch each once, in order and back to back; microseconds of each."""
+        return self.blocks([[launch] for launch in launches], least_us)
+
+    @abstractmethod
+    def blocks(self, blocks: Sequence[Sequence[TimedCall]], least_us: float = 0.0) -> list[float]:
+        """Launch each block once, in order and back to back; microseconds of one launch of each block.
+
+        Each launch is expected to take `least_us` or more: the longer, the less has to be queued before they begin.
+        """
+
+    @abstractmethod
+    def replay(self, launches: Sequence[TimedCall]) -> TimedReplay:
+        """A replay of these launches; captured once on a GPU, so that the host's time does not count."""
+
+    def launches_per_sample(self, time_us: float, sets: int) -> int:
+        """How many launches one sample takes: long enough to time, and all operand sets so that the cache is cold."""
+        wanted = min(_MAX_LAUNCHES, max(sets, int(_REPLAY_US / max(time_us, 1.0)) + 1))
+        return -(-wanted // sets) * sets
+
+
+class CpuClock(Clock):
+    """perf_counter around each launch."""
+
+    def synchronize(self) -> None:
+        """Nothing runs behind our back on a CPU."""
+
+    def blocks(self, blocks: Sequence[Sequence[TimedCall]], least_us: float = 0.0) -> list[float]:
+        return [self.replay(block)() for block in blocks]
+
+    def replay(self, launches: Sequence[TimedCall]) -> TimedReplay:
+        def once() -> float:
+            start = time.perf_counter_ns()
+            for launch in launches:
+                launch()
+            return (time.perf_counter_ns() - start) / 1e3 / len(launches)
+
+        return once
+
+    def launches_per_sample(self, time_us: float, sets: int) -> int:
+        return 1 if time_us * sets > _REPLAY_US else super().launches_per_sample(time_us, sets)
+
+
+class GpuClock(Clock):
+    """Device events; a sleep in front lets the host run ahead, so that the device never waits inside a measurement."""
+
+    overlaps = True
+
+    def __init__(self, device: Device) -> None:
+        import torch
+
+        self._torch = torch
+        self._device = torch.device(device.torch_name)
+        self._host_us = {True: _HOST_US, False: _HOST_US}
+        """Of blocks of one launch, and of longer ones, where the events cost less of each launch."""
+        self._side = torch.cuda.Stream(self._device)
+        self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    def synchronize(self) -> None:
+        self._torch.cuda.synchronize(self._device)
+
+    def blocks(self, blocks: Sequence[Sequence[TimedCall]], least_us: float = 0.0) -> list[float]:
+        times: list[float] = []
+        part: list[Sequence[TimedCall]] = []
+        for block in blocks:
+            if sum(map(len, part)) + len(block) > _QUEUED:
+                times += self._queued(part, least_us)
+                part = []
+            part.append(block)
+        return times + (self._queued(part, least_us) if part else [])
+
+    def _queued(self, blocks: Sequence[Sequence[TimedCall]], least_us: float) -> list[float]:
+        """Times of blocks that all fit into the device's queue; again of those that the device had to wait for."""
+        lengths = [len(block) for block in blocks]
+        single = sum(lengths) == len(blocks)
+        times, late, host_us = self._timed_in_queue(blocks, head_start_us(lengths, self._host_us[single], least_us))
+        if sum(lengths) >= 8:
+            each_us = host_us / sum(lengths)
+            self._host_us[single] = max(each_us, (each_us + self._host_us[single]) / 2)
+        for _ in range(_TRIES):
+            if not late:
+                break
+            # An operator of torch may need ten times as long as a kernel of ours: what it took is known now.
+            again, still_late, host_us = self._timed_in_queue([blocks[i] for i in late], 2 * host_us)
+            for i, time_us in zip(late, again, strict=True):
+                times[i] = time_us
+            late = [late[i] for i in still_late]
+        return times
+
+    def _timed_in_queue(
+        self, blocks: Sequence[Sequence[TimedCall]], lead_us: float
+    ) -> tuple[list[float], list[int], float]:
+        """Times of blocks, the places of those that the device came to too soon, and what queueing took the host."""
+        pairs, late = self._pairs(len(blocks)), []
+        self._torch.cuda._sleep(int(_CYCLES_PER_US * (lead_us + _FIRST_US)))
+        begun = time.perf_counter_ns()
+        for place, ((start, end), block) in enumerate(zip(pairs, blocks, strict=True)):
+            start.record()
+            for launch in block:
+                launch()
+            end.record()
+            if start.query():  # the device may have waited for any of these, the end's event included
+                late.append(place)
+        host_us = (time.perf_counter_ns() - begun) / 1e3
+        self.synchronize()
+        times = [s.elapsed_time(e) * 1e3 / len(block) for (s, e), block in zip(pairs, blocks, strict=True)]
+        return times, late, host_us
+
+    def _pairs(self, count: int) -> "list[tuple[torch.cuda.Event, torch.cuda.Event]]":
+        """Events to record before and after so many blocks; they serve again once they were read."""
+        while len(self._events) < count:
+            start, end = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
+            self._events.append((start, end))
+        return self._events[:count]
+
+    def replay(self, launches: Sequence[TimedCall]) -> TimedReplay:
+        torch = self._torch
+        graph = torch.cuda.CUDAGraph()
+        self.synchronize()
+        # Not torch.cuda.graph(): it collects garbage and empties the allocator at every capture (about 0.1 s).
+        with torch.cuda.stream(self._side):
+            graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                for launch in launches:
+                    launch()
+            finally:
+                graph.capture_end()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+        def once() -> float:
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            return float(start.elapsed_time(end)) * 1e3 / len(launches)
+
+        return once
+
+
+def clock_for(device: Device) -> Clock:
+    """The clock of this device."""
+    return CpuClock() if device.kind == "cpu" else GpuClock(device)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PairedRatio:
+    """The median of a / b over common rounds, and the 95 % interval of that median."""
+
+    median: float
+    low: float
+    high: float
+
+    @property
+    def noise_pct(self) -> float:
+        """Half the width of the interval, in percent of the median."""
+        return 50 * (self.high - self.low) / self.median
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the interval holds 1."""
+        return self.low <= 1.0 <= self.high
+
+
+def paired_ratio(a: Sequence[float], b: Sequence[float]) -> PairedRatio:
+    """Ratio of a to b over the rounds that both ran.
+
+    The interval is that of the sign test (order statistics n/2 -+ 1.96 sqrt(n)/2; Hahn and Meeker, 1991): it assumes
+    nothing about the noise. With fewer than six rounds it is the whole range.
+    """
+    ratios = sorted(x / y for x, y in zip(a, b, strict=False))
+    n = len(ratios)
+    below = max(0, math.floor((n - 1.96 * math.sqrt(n)) / 2))
+    return PairedRatio(median=median(ratios), low=ratios[below], high=ratios[n - 1 - below])

@@ -1,0 +1,251 @@
+"""The words of aiter's tuning scripts, typed here: each is answered by the word that does it, ready to be pasted."""
+
+import shlex
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from gemmpipe.cli.folders import read_text
+from gemmpipe.core.errors import UserError
+from gemmpipe.core.paths import shipped
+from gemmpipe.family import shipped_families
+from gemmpipe.pipeline.build import ROOT
+
+_AMD_BACKENDS = ("hipblaslt", "aiter")
+_BACKENDS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("asm", "ck", "cktile", "both"), ("aiter",)),
+    **{name: (name,) for name in ("triton", "torch", "skinny", "hipblaslt")},
+}
+"""The backends that run a libtype's kernels."""
+_UNSUPPORTED = ("flydsl", "opus")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _AiterFlag:
+    """What a word of aiter's is here: `here` of its values, words to paste; `note` where nothing is to be pasted."""
+
+    translate: Callable[[Sequence[str]], Sequence[str]] = lambda values: ()
+    note: str = ""
+    takes_many: bool = False
+    """Whether it takes all the words that follow it."""
+    is_switch: bool = False
+    """Whether it stands alone as a flag; as a key it has a value all the same."""
+
+
+def _override(*templates: str, is_switch: bool = False) -> _AiterFlag:
+    default = "true" if is_switch else "VALUE"
+
+    def here(values: Sequence[str]) -> list[str]:
+        value = values[0] if values else default
+        value = {"True": "true", "False": "false", "None": "null"}.get(value, value)
+        return [template.format(value) for template in templates]
+
+    return _AiterFlag(translate=here, is_switch=is_switch)
+
+
+def _joined_values(values: Sequence[str]) -> str:
+    """Values that were typed apart, with commas, or in brackets, as one list."""
+    return ",".join(part for value in values for part in value.strip("[]").split(",") if part) or "VALUE"
+
+
+def _output(values: Sequence[str]) -> list[str]:
+    """aiter writes the first of several files, and reads all."""
+    return [f"output={values[0].split(':')[0] if values else 'VALUE'}"]
+
+
+def _verify(values: Sequence[str]) -> list[str]:
+    return ["verify", f"table={values[0] if values else 'VALUE'}"]
+
+
+def _verify_table(values: Sequence[str]) -> list[str]:
+    return _verify([value for value in values if value.lower() not in ("true", "false")])
+
+
+def _libtype(values: Sequence[str]) -> list[str]:
+    names = [name for name in _joined_values(values).split(",") if name not in _UNSUPPORTED]
+    return [f"backend=[{','.join(_backends_of(names))}]"] if names else []
+
+
+def _backends_of(names: Sequence[str]) -> list[str]:
+    """The backends of libtypes, each once; a name that is none stays."""
+    if "all" in names:
+        return [*_default_backends(), *_AMD_BACKENDS]
+    return list(dict.fromkeys(each for name in names for each in _BACKENDS.get(name, (name,))))
+
+
+def _default_backends() -> list[str]:
+    text = read_text(shipped("pipelines") / "_base.yaml")
+    defaults = [entry for entry in yaml.safe_load(text)["defaults"] if isinstance(entry, dict)]
+    return list(next(entry["backend"] for entry in defaults if "backend" in entry))
+
+
+def _preshuffle_note() -> str:
+    names = [name for name in shipped_families() if name.endswith("bpreshuffle")]
+    return f"the kernel's name says it: kernel={' or kernel='.join(names)}"
+
+
+_NO_EQUIVALENT = "nothing here does it"
+_SHAPES = _override("shapes=csv", "shapes.path={}")
+_OUTPUT = _AiterFlag(translate=_output)
+_INDTYPE, _OUTDTYPE = _override("kernel.dtype={}"), _override("kernel.out_dtype={}")
+_SPLITS = _AiterFlag(
+    note="splits of K are part of every search; 'space.NUM_KSPLIT=[1]' leaves them out", is_switch=True
+)
+_MS = _AiterFlag(translate=lambda values: [f"shapes.nsets=[{_joined_values(values)}]"], takes_many=True)
+_MODEL, _TP = _override("shapes=model", "shapes.path={}"), _override("shapes.tp={}")
+_PROFILE, _VERBOSE = _override("profile={}"), _override("verbose={}", is_switch=True)
+_AITER_FLAGS: Mapping[str, _AiterFlag] = {
+    "i": _SHAPES,
+    "untune_file": _SHAPES,
+    "input_file": _SHAPES,
+    "o": _OUTPUT,
+    "tune_file": _OUTPUT,
+    "tuned_file": _OUTPUT,
+    "o2": _PROFILE,
+    "profile_file": _PROFILE,
+    "mp": _override("executor.workers={}"),
+    "k": _SPLITS,
+    "splitk": _SPLITS,
+    "shape_grouped": _AiterFlag(note="the candidates of a problem are timed on one GPU always", is_switch=True),
+    "sort": _override("format.csv.sort={}", is_switch=True),
+    "errratio": _override("stages.bench.err_ratio={}"),
+    "batch": _override("batch={}"),
+    "all": _override("retune={}", is_switch=True),
+    "retune": _override("retune={}", is_switch=True),
+    "warmup": _override("stages.bench.timer.warmup={}"),
+    "iters": _override("stages.bench.timer.iters={}"),
+    "timeout": _override("executor.timeout_s={}"),
+    "run_config": _AiterFlag(translate=_verify_table),
+    "compare": _AiterFlag(translate=lambda values: ["compare"], is_switch=True),
+    "update_improved": _AiterFlag(translate=lambda values: ["stages.select.min_improvement_pct=3"], is_switch=True),
+    "min_improvement_pct": _override("stages.select.min_improvement_pct={}"),
+    "v": _VERBOSE,
+    "verbose": _VERBOSE,
+    "indtype": _INDTYPE,
+    "input_type": _INDTYPE,
+    "dtype": _INDTYPE,
+    "outdtype": _OUTDTYPE,
+    "out_dtype": _OUTDTYPE,
+    "bias": _override("kernel.bias={}", is_switch=True),
+    "all_bias": _AiterFlag(translate=lambda values: ["-m", "kernel.bias=false,true"], is_switch=True),
+    "libtype": _AiterFlag(translate=_libtype, takes_many=True),
+    "with_hipblaslt": _AiterFlag(
+        translate=lambda values: [f"backend=[{','.join(_default_backends())},hipblaslt]"], is_switch=True
+    ),
+    "model_dir": _MODEL,
+    "model": _MODEL,
+    "tp": _TP,
+    "tp_size": _TP,
+    "nsets": _MS,
+    "batch_size": _MS,
+    "batch_sizes": _MS,
+    "preshuffle": _AiterFlag(note=_preshuffle_note(), is_switch=True),
+    "blockpercu": _AiterFlag(note="a table's row says it, and backend=aiter runs it so", takes_many=True),
+    "last": _AiterFlag(note=_NO_EQUIVALENT, is_switch=True),
+    "grouped_gemm": _AiterFlag(note=_NO_EQUIVALENT, is_switch=True),
+    "mxfp4_flydsl": _AiterFlag(note=_NO_EQUIVALENT, is_switch=True),
+    "no_graph": _AiterFlag(note="how it is timed is timer@stages.bench.timer=", is_switch=True),
+}
+"""By the flag without dashes, in lower case."""
+_SINGLE_DASH = ("i", "o", "o2", "k", "v")
+"""Those with one dash."""
+_PIPELINES = ("verify", "compare")
+"""Pipelines."""
+
+
+def _is_flag(word: str, rest: Sequence[str], own: Collection[str]) -> bool:
+    """Whether a word is a flag of aiter's scripts; `-i` is theirs where a file follows it."""
+    flag, bound, value = word.partition("=")
+    if flag == "-i":
+        return _is_file(value if bound else next(iter(rest), ""))
+    return flag not in own and _find_flag(flag) is not None
+
+
+def _is_file(word: str) -> bool:
+    named = word.endswith(".csv") or "/" in word or "*" in word
+    return "=" not in word and not word.startswith("-") and (named or (bool(word) and Path(word).is_file()))
+
+
+def _find_flag(flag: str) -> _AiterFlag | None:
+    name = flag.lstrip("-").replace("-", "_").lower()
+    return _AITER_FLAGS.get(name) if flag.startswith("--") != (name in _SINGLE_DASH) else None
+
+
+def check_flags(argv: Sequence[str], own: Collection[str]) -> None:
+    """Raises UserError for flags of aiter's: what they all are here, in one line. `own` are the flags that are ours."""
+    typed: list[str] = []
+    here: list[str] = []
+    notes: list[str] = []
+    rest = list(argv)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("-") or not _is_flag(word, rest, own):
+            continue
+        flag, bound, value = word.partition("=")
+        known = _find_flag(flag)
+        assert known is not None
+        values = [value] if bound else _flag_values(known, rest)
+        typed.append(" ".join([word, *([] if bound else values)]))
+        here += known.translate(values)
+        if known.note:
+            notes.append(f"{flag}: {known.note}" if len(argv) > 1 else known.note)
+    if not typed:
+        return
+    said = [f"here {_command(here)}"] if here else []
+    plural = "flags" if len(typed) > 1 else "a flag"
+    raise UserError("; ".join([f"{' '.join(typed)}: {plural} of aiter's", *said, *notes, *_unsupported_notes(typed)]))
+
+
+def _flag_values(known: _AiterFlag, rest: list[str]) -> list[str]:
+    """The words that belong to a flag, taken from those that follow it."""
+    values: list[str] = []
+    while rest and not rest[0].startswith("-") and (known.takes_many or not values):
+        if "=" in rest[0] or (known.is_switch and rest[0] not in ("True", "False", "true", "false")):
+            break
+        values.append(rest.pop(0))
+    return values
+
+
+def _command(arguments: Sequence[str]) -> str:
+    """The words for a shell; a pipeline comes before them, as in a whole command."""
+    ordered = sorted(dict.fromkeys(arguments), key=lambda word: word not in _PIPELINES)
+    command = ["gemmpipe"] if ordered[0] in _PIPELINES else []
+    return " ".join(map(shlex.quote, [*command, *ordered]))
+
+
+def _unsupported_notes(typed: Sequence[str]) -> list[str]:
+    said = [name for name in _UNSUPPORTED if any(name in each.replace(",", " ").split() for each in typed)]
+    return [f"no backend here runs {name}" for name in said]
+
+
+def check_aiter_overrides(arguments: Sequence[str], options: Mapping[str, Sequence[str]]) -> None:
+    """Raises UserError for a `key=value` in aiter's words: a key of its scripts, a libtype, files with colons."""
+    for word in arguments:
+        key, _, value = word.partition("=")
+        if key == "backend":
+            _check_backends(value, options["backend"])
+        elif key in ("inputs", "shapes.path") and ":" in value and not Path(value).exists():
+            files = [part for part in value.strip("[]").split(":") if part]
+            if len(files) > 1 and all(part.endswith(".csv") for part in files):
+                listed = shlex.quote(f"{key}=[{','.join(files)}]")
+                raise UserError(f"{key}: several files are a list: {listed}")
+        elif key.split(".")[0].split("@")[0] not in {*options, *ROOT} and len(key) > 1:
+            known = _find_flag(f"--{key}")
+            if known is not None:
+                here = known.translate([value] if value else [])
+                said = [f"here {_command(here)}"] if here else [known.note] if known.note else []
+                raise UserError("; ".join([f"{word}: a word of aiter's", *said, *_unsupported_notes([value])]))
+
+
+def _check_backends(value: str, known: Sequence[str]) -> None:
+    names = [name.strip("\"' ") for name in value.strip("[]").split(",")]
+    strange = [name for name in names if name not in known and name in (*_BACKENDS, *_UNSUPPORTED, "all")]
+    if not strange:
+        return
+    if strange[0] in _UNSUPPORTED:
+        raise UserError(f"backend: no option '{strange[0]}': no backend here runs {strange[0]}")
+    listed = shlex.quote(f"backend=[{','.join(_backends_of(names))}]")
+    what = "leave it out for what an installation has; with AMD's" if strange[0] == "all" else "its kernels are run by"
+    raise UserError(f"backend: no option '{strange[0]}'; {what} {listed}")

@@ -1,0 +1,196 @@
+"""Hydra, started on words of ours: our pipelines on its path, its errors raised, a sweep's jobs checked first.
+
+Shell completion: Hydra's, with our first word taken out of the line it sees.
+"""
+
+import contextlib
+import copy
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra._internal.hydra import Hydra
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.plugins.sweeper import Sweeper
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from gemmpipe.cli import tolerating_closed_pipes
+from gemmpipe.cli.command_line import CHOICES, FLAGS, CommandLine, long_form, parse_command_line
+from gemmpipe.cli.folders import ConfigFolders
+from gemmpipe.cli.runs import remove_empty_sweep
+from gemmpipe.core.errors import GemmpipeError
+from gemmpipe.core.paths import shipped
+
+_FULL_ERROR_VARIABLE = "HYDRA_FULL_ERROR"
+_NOTHING_SWEPT = "warning: -m: nothing is swept; a sweep has values with commas, as in -m search=halving,exhaustive"
+
+Check = Callable[[DictConfig, Path], object]
+"""Raises what is wrong with the configuration of a job of a sweep, whose folder is the second."""
+
+
+class PipelineSearchPath(SearchPathPlugin):
+    """Adds the folder of the pipelines beside the one of the options."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        search_path.append("gemmpipe", f"file://{shipped('pipelines')}")
+
+
+@contextmanager
+def _collect_job_results() -> Iterator[list[Any]]:
+    """What the jobs of a sweep return, also those that a launcher runs in other processes: Hydra's main drops it.
+
+    The folder of a sweep none of whose jobs began is removed.
+    """
+    found: list[Any] = []
+    multirun = Hydra.multirun
+
+    def keeping(self: Hydra, *overrides: Any, **named: Any) -> Any:
+        batches = multirun(self, *overrides, **named)
+        jobs = [job for batch in batches or () for job in batch]
+        found.extend(job.return_value for job in jobs)
+        for folder in {Path(j.hydra_cfg.hydra.runtime.output_dir).parent for j in jobs if j.hydra_cfg is not None}:
+            remove_empty_sweep(folder)
+        return batches
+
+    Hydra.multirun = keeping  # type: ignore[method-assign]
+    try:
+        yield found
+    finally:
+        Hydra.multirun = multirun  # type: ignore[method-assign]
+
+
+@contextmanager
+def _check_all_jobs_first(check: Check) -> Iterator[None]:
+    """Hydra composes all jobs of a sweep before the first is launched; `check` sees each of them then.
+
+    The folder of a sweep with a job that is refused is removed.
+    """
+    composing = Sweeper.validate_batch_is_legal
+
+    def checking(self: Any, batch: Sequence[Sequence[str]]) -> None:
+        before = HydraConfig.instance().cfg
+        _warn_of_single_job(self)
+        try:
+            for number, overrides in enumerate(batch):
+                check(
+                    *_launched_config(
+                        self.hydra_context.config_loader.load_sweep_config(self.config, [*overrides]), number
+                    )
+                )
+        except BaseException:
+            remove_empty_sweep(Path(self.config.hydra.sweep.dir))
+            raise
+        finally:
+            HydraConfig.instance().cfg = before
+
+    Sweeper.validate_batch_is_legal = checking  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Sweeper.validate_batch_is_legal = composing  # type: ignore[method-assign]
+
+
+def _warn_of_single_job(sweeper: Any) -> None:
+    """Say so where -m means no more than its absence: a comma was left out, or stands in brackets, which are a list."""
+    chosen = sweeper.config.hydra.runtime.choices
+    if any(chosen[f"hydra/{each}"] != "basic" for each in ("sweeper", "launcher")):  # others need -m for one run too
+        return
+    if sum(map(len, sweeper.overrides)) == 1:
+        with tolerating_closed_pipes():
+            print(_NOTHING_SWEPT, file=sys.stderr, flush=True)
+
+
+def _launched_config(cfg: DictConfig, number: int) -> tuple[DictConfig, Path]:
+    """A job's configuration and its folder, which is not made, as a launcher would have them."""
+    with read_write(cfg.hydra), open_dict(cfg.hydra):
+        cfg.hydra.job.id, cfg.hydra.job.num = number, number
+    HydraConfig.instance().set_config(cfg)  # values may refer to it
+    folder = Path(str(OmegaConf.select(cfg, "hydra.sweep.dir")), str(OmegaConf.select(cfg, "hydra.sweep.subdir")))
+    task = copy.deepcopy(cfg)
+    with read_write(task), open_dict(task):
+        del task["hydra"]
+    return task, folder
+
+
+def run_hydra(argv: Sequence[str], job: Callable[[DictConfig], object], check: Check | None = None) -> list[Any]:
+    """Run Hydra's main on these words; what a sweep's jobs returned, each of which passed `check` before any ran.
+
+    Raises what is wrong, and what `job` and `check` raise.
+    """
+    Plugins.instance().register(PipelineSearchPath)
+    overrides, before = sys.argv, os.environ.get(_FULL_ERROR_VARIABLE)
+    sys.argv = [overrides[0], *argv]
+    os.environ[_FULL_ERROR_VARIABLE] = "1"  # the only way to have exceptions instead of several printed lines
+    try:
+        with _collect_job_results() as returned, _check_all_jobs_first(check) if check else contextlib.nullcontext():
+            hydra.main(config_path=str(shipped("conf")), config_name="tune", version_base="1.3")(job)()
+    finally:
+        sys.argv = overrides
+        os.environ.pop(_FULL_ERROR_VARIABLE)
+        if before is not None:
+            os.environ[_FULL_ERROR_VARIABLE] = before
+    return returned
+
+
+SCRIPTS = {(f"{verb}={shell}",) for verb in ("install", "uninstall") for shell in ("bash", "zsh", "fish")}
+"""The words after `-sc` that print a shell's script."""
+_LINE = "COMP_LINE"
+
+
+def is_query(line: CommandLine) -> bool:
+    """Whether a shell asks what the words on its line could become."""
+    return line.has("--shell-completion") and any(word.startswith("query=") for word in line.overrides)
+
+
+def typed_line(environ: Mapping[str, str]) -> tuple[CommandLine, str]:
+    """The line in the making, sorted as far as it can be, and the word under the cursor ("" for a new one)."""
+    text = environ.get(_LINE, "")
+    arguments = text.split()[1:]
+    current = arguments.pop() if arguments and not text.endswith(" ") else ""
+    if arguments and arguments[-1].startswith("-") and long_form(arguments[-1]) in CHOICES:
+        return CommandLine(flags=((long_form(arguments[-1]), None),), command=None, overrides=()), current
+    try:
+        return parse_command_line(arguments), current
+    except GemmpipeError:
+        return CommandLine(
+            flags=(), command=None, overrides=tuple(w for w in arguments if not w.startswith("-"))
+        ), current
+
+
+def is_flag(line: CommandLine, current: str) -> bool:
+    """Whether the word under the cursor is a flag, or the value of one."""
+    waits = bool(line.flags) and line.flags[-1][1] is None and line.flags[-1][0] in CHOICES
+    return waits or current.startswith("-")
+
+
+def own_suggestions(line: CommandLine, current: str, folders: ConfigFolders) -> list[str]:
+    """What the word under the cursor could become that Hydra does not know: flags, their values, pipelines, places."""
+    if is_flag(line, current):
+        found: Iterable[str] = FLAGS if current.startswith("-") else CHOICES[line.flags[-1][0]]
+    elif "@" in current and "=" in current:  # timer@stages.bench.timer=
+        key = current.partition("=")[0]
+        found = [f"{key}={name}" for name in folders.options.get(key.partition("@")[0], ())]
+    elif line.command is not None or line.overrides or "=" in current:
+        found = ()
+    else:
+        found = folders.pipelines
+    return sorted(word for word in found if word.startswith(current))
+
+
+def pass_to_hydra(line: CommandLine, current: str) -> None:
+    """Rewrite the line that Hydra's completion reads: its own flags and overrides only."""
+    mode = ["-m"] if line.has("--multirun") else []
+    os.environ[_LINE] = " ".join(["gemmpipe", *mode, *line.overrides, current])
+
+
+def filter_suggestions(arguments: str) -> str:
+    """What Hydra offers, without the keys that name a class, which belong to files, and what others only build on."""
+    return re.sub(r"\S*_target_=\S*[ \t]*|[\w@./]+=_\w+[ \t]*", "", arguments)

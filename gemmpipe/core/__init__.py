@@ -1,0 +1,1 @@
+"""Values and system services that everything else uses; imports nothing else of gemmpipe's."""

@@ -1,0 +1,113 @@
+"""Files of captured products, read row by row: a row that cannot be read spoils no other."""
+
+import csv
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from string import whitespace
+from typing import BinaryIO
+
+from gemmpipe.core.errors import UserError, printable
+from gemmpipe.core.files import MAX_CSV_BYTES, open_regular
+
+MAX_COUNT = 10**15
+"""Calls of one row: sums of them stay exact as floats, which weights are."""
+_COUNT = re.compile(r"[0-9]{1,16}")
+_MAX_LINE = 100_000
+"""Characters; what a program multiplies takes some 200."""
+_MAX_SHOWN = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapturedRow:
+    """One row: its cells by column, `count` left out."""
+
+    cells: Mapping[str, str]
+    count: int
+    """Calls, 1 to MAX_COUNT."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadRow:
+    """A line that is no row of captured products: its text without the line break, and why."""
+
+    line: int
+    text: str
+    """Bytes that are no UTF-8 stand in it as `\\xff`."""
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Captures:
+    """What a file of captured products holds, in its order."""
+
+    header: tuple[str, ...]
+    rows: tuple[CapturedRow, ...]
+    bad_rows: tuple[BadRow, ...]
+
+
+def read_captures(path: Path) -> Captures:
+    """Read a file of captured products; without a header where the file is empty.
+
+    Raises UserError: no regular file, unreadable, too large, or a header without `family` and `count`.
+    """
+    try:
+        with open_regular(path, "a file of captured products") as stream:
+            if os.fstat(stream.fileno()).st_size > MAX_CSV_BYTES:
+                raise UserError(f"{path}: larger than {MAX_CSV_BYTES:,} bytes, expected a file of captured products")
+            return _read(stream, path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _read(stream: BinaryIO, path: Path) -> Captures:
+    lines = _lines(stream)
+    first = next(lines, None)
+    if first is None:
+        return Captures(header=(), rows=(), bad_rows=())
+    header = _cells(first[1])
+    if header is None or not {"family", "count"} <= set(header):
+        raise UserError(f"{path}: no file of captured products, which begins with family; left as it is")
+    found = [_row(line, text, header) for line, text in lines]
+    rows = tuple(each for each in found if isinstance(each, CapturedRow))
+    return Captures(header=tuple(header), rows=rows, bad_rows=tuple(each for each in found if isinstance(each, BadRow)))
+
+
+def _lines(stream: BinaryIO) -> Iterator[tuple[int, str]]:
+    """(line number, text without the line break) of lines with more than ASCII blanks; a longer one comes in pieces."""
+    line, begins = 0, True
+    while raw := stream.readline(_MAX_LINE):
+        line += begins
+        begins = raw.endswith(b"\n")
+        text = raw.decode("utf-8-sig" if line == 1 else "utf-8", "backslashreplace").rstrip("\r\n")
+        if text.strip(whitespace):
+            yield line, text
+
+
+def _cells(text: str) -> list[str] | None:
+    """The stripped cells of one line, or None where it is no CSV by itself."""
+    try:
+        (cells,) = csv.reader([text], skipinitialspace=True, strict=True)
+    except (csv.Error, ValueError):
+        return None
+    return [cell.strip() for cell in cells]
+
+
+def _row(line: int, text: str, header: list[str]) -> CapturedRow | BadRow:
+    cells = _cells(text)
+    if cells is None or len(cells) != len(header):
+        given = "no CSV" if cells is None else f"{len(cells)} cells"
+        return BadRow(line=line, text=text, reason=f"{given}, expected {len(header)} cells as in the header")
+    row = dict(zip(header, cells, strict=True))
+    count = row.pop("count")
+    if not _COUNT.fullmatch(count) or not 1 <= int(count) <= MAX_COUNT:
+        why = f"column count: '{shown_cell(count)}', expected a whole number from 1 to {MAX_COUNT}"
+        return BadRow(line=line, text=text, reason=why)
+    return CapturedRow(cells=row, count=int(count))
+
+
+def shown_cell(text: str) -> str:
+    """The beginning of a cell, as it can be printed."""
+    return printable(text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}...")

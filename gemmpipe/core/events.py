@@ -1,0 +1,72 @@
+"""What happens during a run, told to whoever listens; only the command line prints.
+
+Seconds by purpose: what a purpose within another takes is taken off the outer one.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    """Something that happened.
+
+    `kind` is one of `stage` (a stage began; `total` units of work ahead), `progress` (`done` of `total`),
+    `line` (a line for the user), `detail` (a line for `verbose=true`), `warning`.
+    """
+
+    kind: str
+    text: str = ""
+    done: int = 0
+    total: int = 0
+
+
+@dataclass
+class Events:
+    """A list of listeners; emitting to none is fine."""
+
+    listeners: list[Callable[[Event], None]] = field(default_factory=list)
+
+    def emit(self, kind: str, text: str = "", *, done: int = 0, total: int = 0) -> None:
+        """Tell every listener."""
+        event = Event(kind=kind, text=text, done=done, total=total)
+        for listener in self.listeners:
+            listener(event)
+
+
+def counted(number: int, noun: str, nouns: str = "") -> str:
+    """A number of things in a line for the user: `1 problem`, `1,944 problems`; `nouns` where it is not noun + s."""
+    return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
+
+
+IDLE = "idle"
+"""Waiting for others."""
+
+
+@dataclass(kw_only=True, eq=False)
+class TimeAccount:
+    """Where one thread's time goes."""
+
+    spent_s: dict[str, float] = field(default_factory=dict)
+    _within: list[str] = field(default_factory=list)
+    _since: float = 0.0
+
+    @contextmanager
+    def timed(self, on: str) -> Iterator[None]:
+        """Account the time of a block."""
+        self._switch()
+        self._within.append(on)
+        try:
+            yield
+        finally:
+            self._switch()
+            self._within.pop()
+
+    def _switch(self) -> None:
+        now = time.monotonic()
+        if self._within:
+            purpose = self._within[-1]
+            self.spent_s[purpose] = self.spent_s.get(purpose, 0.0) + now - self._since
+        self._since = now

@@ -1,0 +1,77 @@
+"""aiter's tuned tables: their columns, and split counts that each of its libraries writes in its own way."""
+
+import csv
+import io
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from gemmpipe.core.data import Scalar
+from gemmpipe.core.errors import UserError
+
+RESULT_COLUMNS = ("kernelId", "splitK", "us", "kernelName", "tflops", "bw", "errRatio")
+"""What follows the key, and `libtype` where several libraries compete."""
+
+_NATIVE_NAMES = {"kernelId": "solidx", "errRatio": "err_ratio"}
+_MANGLED = "_ZN"
+_MAX_DOUBLINGS = 16
+_TIMES = ("us", "tflops", "bw")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AiterTable:
+    """The tuned table of aiter in which a family's products stand."""
+
+    columns: tuple[str, ...]
+    """Its header after `gfx,cu_num`, in order."""
+    variable: str = ""
+    """What aiter calls it in the environment: `GEMM_A8W8` for AITER_CONFIG_GEMM_A8W8."""
+    powers: tuple[str, ...] = ("", "ck", "cktile")
+    """Libraries that write log2 of the number of splits (`""`: those of a table without `libtype`), others write it."""
+
+    def library(self, row: Mapping[str, Scalar]) -> str:
+        """Whose kernel a row names: where `libtype` is empty, assembly by its mangled name, else composable kernels."""
+        said = str(row.get("libtype") or "")
+        return said or ("asm" if str(row.get("kernelName") or "").startswith(_MANGLED) else "ck")
+
+    def splits(self, libtype: Scalar, cell: Scalar) -> Scalar:
+        """The number of splits that a cell means, 1 for none. Raises UserError for an exponent that is none."""
+        if not isinstance(cell, int):
+            return None
+        if str(libtype or "") not in self.powers:
+            return max(1, cell)
+        if not 0 <= cell <= _MAX_DOUBLINGS:
+            raise UserError(f"{cell}, expected log2 of the number of splits")
+        return 1 << cell
+
+    def cell(self, libtype: Scalar, splits: Scalar) -> int:
+        """What stands in the table for a number of splits. Raises UserError where that library cannot say it."""
+        count = splits if isinstance(splits, int) else 1
+        if str(libtype or "") not in self.powers:
+            return 0 if count == 1 and libtype != "asm" else count  # assembly says 1, the others 0
+        if count < 1 or count & (count - 1):
+            raise UserError(f"splitK {count}: {libtype or 'this table'} writes powers of two only")
+        return count.bit_length() - 1
+
+
+def render(rows: Iterable[Mapping[str, Scalar]], table: AiterTable, dtypes: Iterable[str]) -> str:
+    """The table's text; `dtypes` are the key columns written as `torch.bfloat16`. Raises UserError as `cell` does."""
+    named = set(dtypes)
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(("gfx", "cu_num", *table.columns))
+    for row in rows:
+        writer.writerow([row["gfx"], row["cu_num"], *(_text(row, name, table, named) for name in table.columns)])
+    return out.getvalue()
+
+
+def _text(row: Mapping[str, Scalar], name: str, table: AiterTable, dtypes: set[str]) -> Scalar:
+    value = row.get(_NATIVE_NAMES.get(name, name))
+    if name == "splitK":
+        return table.cell(table.library(row), value)
+    if name == "libtype":
+        return table.library(row)  # aiter's loader takes no empty one
+    if name in dtypes:
+        return f"torch.{value}"
+    if value is None and name in ("solidx", "kernelId", "errRatio", "err_ratio", *_TIMES):
+        return 0  # its readers take no empty cell for a number
+    return "" if value is None else value

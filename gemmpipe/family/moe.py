@@ -1,0 +1,141 @@
+"""A mixture of experts: random operands with a realistic routing, the fp32 reference, its tolerance and its cost."""
+
+import torch
+
+from gemmpipe.family import Experts, GemmSpec, Inputs, Scaling, Weights
+from gemmpipe.family.operands import (
+    is_fp8,
+    quantise_with_random_scales,
+    random_normal,
+    scale_count,
+    storage_bytes,
+    torch_dtype,
+)
+from gemmpipe.family.reference import dequantise, without_tf32
+
+_POPULARITY = 0.25
+"""Standard deviation of the experts' popularity, in those of a row's own preference. With 8 of 128 experts a row the
+busiest expert gets 2.7 times the mean and the idlest a fifth of it, with 2 of 8 it is 1.6 and 0.6 (4096 rows)."""
+_FP8_ATOL = 0.12
+
+
+def require_experts(spec: GemmSpec) -> Experts:
+    """The spec's experts. Raises ValueError for a plain product."""
+    if spec.experts is None:
+        raise ValueError("a product without experts")
+    return spec.experts
+
+
+def make_weights(spec: GemmSpec, generator: torch.Generator) -> Weights:
+    """Random `w` [E, wide, K] and `w2` [E, N, inner] of about 1/sqrt(their inner size), and the scales of both."""
+    experts = require_experts(spec)
+    w, w_scale = _per_expert(experts.count, experts.w1_rows, spec.k, spec, generator)
+    w2, w2_scale = _per_expert(experts.count, spec.n, experts.inner, spec, generator)
+    return Weights(w=w, w_scale=w_scale, w2=w2, w2_scale=w2_scale)
+
+
+def _per_expert(
+    count: int, rows: int, columns: int, spec: GemmSpec, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """One expert's weight at a time: in fp32 all of them would take four times the memory of the result."""
+    device = generator.device
+    weight = torch.empty(count, rows, columns, dtype=torch_dtype(spec.w_dtype), device=device)
+    scales: list[torch.Tensor] = []
+    for expert in range(count):
+        values = random_normal(rows, columns, generator).mul_(columns**-0.5)
+        weight[expert], scale = quantise_with_random_scales(values, spec.w_dtype, spec.w_scale, generator)
+        if scale is not None:
+            scales.append(scale)
+    return weight, torch.stack(scales) if scales else None
+
+
+def make_inputs(spec: GemmSpec, generator: torch.Generator) -> Inputs:
+    """Random `x` [M, K] of about 1, and the experts of each row with weights that sum to 1 (softmax, normalised)."""
+    x = random_normal(spec.m, spec.k, generator).to(torch_dtype(spec.x_dtype))
+    experts = require_experts(spec)
+    liking = torch.randn(spec.m, experts.count, generator=generator, device=generator.device)
+    liking += _POPULARITY * torch.randn(experts.count, generator=generator, device=generator.device)
+    best = liking.topk(experts.topk, dim=1)
+    return Inputs(x=x, topk_ids=best.indices.to(torch.int32), topk_weights=best.values.softmax(1))
+
+
+def routing(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """(topk_ids, topk_weights). Raises ValueError where there are none."""
+    if inputs.topk_ids is None or inputs.topk_weights is None:
+        raise ValueError("experts need topk_ids and topk_weights")
+    return inputs.topk_ids, inputs.topk_weights
+
+
+def activate(spec: GemmSpec, product: torch.Tensor) -> torch.Tensor:
+    """act(product), or act(its first half) * its second half, [..., inner]."""
+    experts = require_experts(spec)
+    act = torch.nn.functional.silu if experts.activation == "silu" else torch.nn.functional.gelu
+    if not experts.gated:
+        return act(product)
+    return act(product[..., : experts.inner]) * product[..., experts.inner :]
+
+
+def dequantise_expert(
+    spec: GemmSpec, weights: Weights, expert: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both weights of one expert as `dtype`, times their scales; where nothing is to convert, no copies."""
+    if weights.w2 is None:
+        raise ValueError("experts need a second weight")
+    pairs = ((weights.w, weights.w_scale), (weights.w2, weights.w2_scale))
+    first, second = (dequantise(w[expert], None if s is None else s[expert], spec.w_scale, dtype) for w, s in pairs)
+    return first, second
+
+
+def product(spec: GemmSpec, inputs: Inputs, weights: Weights) -> torch.Tensor:
+    """What the experts give, in fp32 [M, N] without TF32: nothing between the two products is rounded or quantised."""
+    experts = require_experts(spec)
+    ids, shares = routing(inputs)
+    out = torch.zeros(inputs.x.shape[0], spec.n, dtype=torch.float32, device=inputs.x.device)
+    for expert in ids.unique().tolist():
+        rows, places = (ids == expert).nonzero(as_tuple=True)
+        w, w2 = dequantise_expert(spec, weights, expert, torch.float32)
+        share = shares[rows, places, None]
+        with without_tf32(inputs.x.device.type):
+            wide = inputs.x[rows].float() @ w.T
+            inner = activate(spec, wide * share if experts.weight_first else wide)
+            part = inner @ w2.T
+        out.index_add_(0, rows, part if experts.weight_first else part.mul_(share))
+    return out
+
+
+def tolerance(spec: GemmSpec) -> tuple[float, float]:
+    """(atol as a share of the row's RMS, rtol) for a right implementation.
+
+    16 bits: engines round the wide product, h and each expert's part to them, in all a few units (2**-8 for bf16) of
+    the RMS, random over the sums, which makes less than one; two units are allowed, and the accumulation of two
+    products in fp32. fp8: e4m3 has 3 bits of fraction, so rounding x and h errs by 2.6 % of an element on average, and
+    a sum of such terms by as much of its RMS whatever K is; gate and up each carry x's. Done in fp32 but for these two
+    roundings, a row is off by 4.3 % of its RMS, by 7 % at worst (K 200 to 2048); 12 % are allowed, to a row as to an
+    element.
+    """
+    unit = float(torch.finfo(torch_dtype(spec.out_dtype)).eps)
+    accumulation = 8 * max(spec.k, require_experts(spec).inner) ** 0.5 * 2.0**-24
+    return (_FP8_ATOL if is_fp8(spec.w_dtype) else 2 * unit + 2 * accumulation), unit
+
+
+def flops(spec: GemmSpec) -> float:
+    """Both products of every row with each of its experts; the activation is not counted."""
+    experts = require_experts(spec)
+    return 2.0 * spec.m * experts.topk * (experts.w1_rows * spec.k + experts.inner * spec.n)
+
+
+def bytes_moved(spec: GemmSpec) -> float:
+    """x and the routing read and the output written once, and the weights of the experts that rows are sent to.
+
+    So many experts are hit on average when each row picks its own at random: E * (1 - (1 - topk/E)**M).
+    """
+    experts = require_experts(spec)
+    hit = experts.count * (1 - (1 - experts.topk / experts.count) ** spec.m)
+    weights = storage_bytes(spec.w_dtype, spec.weight_elements) / experts.count
+    weights += _scale_bytes(spec.w_scale, experts.w1_rows, spec.k) + _scale_bytes(spec.w_scale, spec.n, experts.inner)
+    x, out = storage_bytes(spec.x_dtype, spec.m * spec.k), storage_bytes(spec.out_dtype, spec.m * spec.n)
+    return hit * weights + x + out + 8.0 * spec.m * experts.topk
+
+
+def _scale_bytes(scaling: Scaling | None, rows: int, columns: int) -> int:
+    return storage_bytes(scaling.dtype, scale_count(scaling, rows, columns)) if scaling else 0

@@ -1,0 +1,173 @@
+"""Random operands with the properties that matter: signed, with outliers, properly quantised, scales of many sizes."""
+
+import torch
+
+from gemmpipe.core.spec import COLUMN
+from gemmpipe.family import GemmSpec, Inputs, Scaling, Weights, layouts
+
+_FP4 = "float4_e2m1fn_x2"
+E2M1_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""The magnitudes of a 4-bit float by its low three bits; the fourth is the sign."""
+
+_OUTLIERS_PCT = 0.1
+_OUTLIER_FACTOR = 8.0
+_BINADES = 2  # scales differ by up to 2**-2 .. 2**2, so that a kernel which mixes scales up cannot pass
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype of a name without `torch.`. Raises AttributeError for an unknown one."""
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
+def is_fp8(name: str) -> bool:
+    """Whether a dtype's name is one of the 8-bit floats."""
+    return name.startswith("float8")
+
+
+def storage_bytes(name: str, elements: int) -> int:
+    """What so many elements of a dtype take; 4-bit ones are packed in twos."""
+    return elements * torch_dtype(name).itemsize // (2 if name == _FP4 else 1)
+
+
+def make_weights(spec: GemmSpec, generator: torch.Generator) -> Weights:
+    """Random `w` [N, K] of about 1/sqrt(K) (so that outputs are about 1), its scales, and bias [N] in the out dtype.
+
+    `w` is in the spec's layout; in a batch it is [B, N, K], with scales by row as [B, 1, N].
+    """
+    values = random_normal(spec.batch * spec.n, spec.k, generator).mul_(spec.k**-0.5)
+    w, w_scale = quantise_with_random_scales(values, spec.w_dtype, spec.w_scale, generator)
+    w = layouts.preshuffle(w, spec.w_layout)
+    if spec.batch > 1:
+        w = w.view(spec.batch, spec.n, -1)
+        if w_scale is not None and spec.w_scale is not None and spec.w_scale.granularity == "row":
+            w_scale = w_scale.view(spec.batch, 1, spec.n)
+    bias = None
+    if spec.bias:
+        bias = torch.randn(spec.n, generator=generator, device=generator.device).to(torch_dtype(spec.out_dtype))
+    return Weights(w=w, w_scale=w_scale, bias=bias)
+
+
+def make_inputs(spec: GemmSpec, generator: torch.Generator) -> Inputs:
+    """Random `x` [M, K] of about 1 and its scales; in a batch [B, M, K] and [B, M, 1].
+
+    Block scales lie in the order that the spec says, row-major where it says none.
+    """
+    x, x_scale = quantise_with_random_scales(
+        random_normal(spec.batch * spec.m, spec.k, generator), spec.x_dtype, spec.x_scale, generator
+    )
+    if spec.batch > 1:
+        x = x.view(spec.batch, spec.m, -1)
+        if x_scale is not None and spec.x_scale is not None and spec.x_scale.granularity == "row":
+            x_scale = x_scale.view(spec.batch, spec.m, 1)
+    if x_scale is not None and spec.x_scale is not None and spec.x_scale.order == COLUMN:
+        x_scale = x_scale.t().contiguous().t()
+    return Inputs(x=x, x_scale=x_scale)
+
+
+def in_memory_order(scale: torch.Tensor, order: str) -> torch.Tensor:
+    """Block scales [M, blocks] row-major (`row`) or M-major (`column`): as they are, or a copy."""
+    return scale.contiguous() if order == "row" else scale.mT.contiguous().mT
+
+
+def random_normal(rows: int, columns: int, generator: torch.Generator) -> torch.Tensor:
+    """fp32 [rows, columns] of N(0, 1) on the generator's device, one element in a thousand 8 times as large."""
+    device = generator.device
+    values = torch.randn(rows, columns, generator=generator, device=device)
+    count = max(1, round(values.numel() * _OUTLIERS_PCT / 100))
+    places = torch.randint(values.numel(), (count,), generator=generator, device=device)
+    values.view(-1)[places] *= _OUTLIER_FACTOR
+    return values
+
+
+def quantise_with_random_scales(
+    values: torch.Tensor, dtype_name: str, scaling: Scaling | None, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """fp32 [R, C] as it is stored and its scales, of many sizes; `values` is spoiled."""
+    dtype = torch_dtype(dtype_name)
+    if scaling is None:
+        return values.to(dtype), None
+    tile = scale_tile(scaling, values.shape[1])
+    if scaling.granularity == "tensor":
+        q, scale = quantise_blockwise(values, (values.shape[0], values.shape[1]), dtype)
+        return q, scale.reshape(1)
+    rows, columns = -(-values.shape[0] // tile[0]), -(-values.shape[1] // tile[1])
+    powers = torch.randint(-_BINADES, _BINADES + 1, (rows, columns), generator=generator, device=values.device)
+    apply_scales(torch.exp2(powers.float()), tile, values)
+    if dtype_name == _FP4:
+        return quantise_mx(values, tile[1])
+    return quantise_blockwise(values, tile, dtype)
+
+
+def scale_count(scaling: Scaling, rows: int, columns: int) -> int:
+    """How many scales an operand of [rows, columns] has."""
+    if scaling.granularity == "block":
+        return -(-rows // scaling.block[0]) * -(-columns // scaling.block[1])
+    return 1 if scaling.granularity == "tensor" else rows
+
+
+def scale_tile(scaling: Scaling, columns: int) -> tuple[int, int]:
+    """(rows, columns) of the tile that one scale covers; a `row` scale covers one whole row."""
+    return scaling.block if scaling.granularity == "block" else (1, columns)
+
+
+def quantise_blockwise(
+    values: torch.Tensor, tile: tuple[int, int], dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise fp32 [R, C] to (`dtype` [R, C], fp32 scales [ceil(R/tile_r), ceil(C/tile_c)]); values = q * scale.
+
+    A scale is its tile's largest magnitude over the format's; an all-zero tile has scale 1.
+    """
+    top = torch.finfo(dtype).max if dtype.is_floating_point else torch.iinfo(dtype).max
+    amax = _tile_amax(values, tile)
+    scales = torch.where(amax > 0, amax / top, torch.ones_like(amax))
+    scaled = apply_scales(scales.reciprocal(), tile, values.clone()).clamp_(-top, top)
+    return (scaled if dtype.is_floating_point else scaled.round_()).to(dtype), scales
+
+
+def quantise_mx(values: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise fp32 [R, C] to (float4_e2m1fn_x2 [R, C/2], float8_e8m0fnu scales [R, C/group]), as OCP's MX says.
+
+    A scale is the power of two that brings its group's largest magnitude to [4, 8); beyond 6 is cut off. C is a
+    multiple of `group`, which is even.
+    """
+    amax = _tile_amax(values, (1, group))
+    exponents = torch.where(amax > 0, amax.log2().floor() - 2, torch.zeros_like(amax)).clamp_(-127, 127)
+    scaled = apply_scales(torch.exp2(-exponents), (1, group), values.clone())
+    steps = torch.tensor(E2M1_MAGNITUDES, device=values.device)
+    codes = torch.bucketize(scaled.abs(), (steps[1:] + steps[:-1]) / 2).to(torch.uint8)
+    codes |= (scaled < 0).to(torch.uint8) << 3
+    packed = codes[:, 0::2] | codes[:, 1::2] << 4  # the even k in the low half
+    scales = (exponents + 127).to(torch.uint8).view(torch.float8_e8m0fnu)
+    return packed.view(torch.float4_e2m1fn_x2), scales
+
+
+def unpack_mx(values: torch.Tensor) -> torch.Tensor:
+    """float4_e2m1fn_x2 [..., C/2] as fp32 [..., C], without its scales."""
+    bits = values.view(torch.uint8)
+    codes = torch.stack((bits & 15, bits >> 4), -1).flatten(-2)
+    # By arithmetic, not by a table: a table would be copied to the device, which a graph capture does not allow.
+    exponent, half = (codes >> 1 & 3).float(), (codes & 1).float()
+    magnitude = torch.where(exponent > 0, (half + 2) * torch.exp2(exponent - 2), half * 0.5)
+    return torch.where(codes > 7, -magnitude, magnitude)
+
+
+def _tile_amax(values: torch.Tensor, tile: tuple[int, int]) -> torch.Tensor:
+    rows, columns = values.shape
+    pad = (0, -columns % tile[1], 0, -rows % tile[0])
+    padded = torch.nn.functional.pad(values, pad) if any(pad) else values
+    return padded.view(padded.shape[0] // tile[0], tile[0], -1, tile[1]).abs().amax((1, 3))
+
+
+def apply_scales(scales: torch.Tensor, tile: tuple[int, int], values: torch.Tensor) -> torch.Tensor:
+    """Multiply `values` [R, C] in place by the scale [ceil(R/tile_r), ceil(C/tile_c)] of each one's tile."""
+    rows, columns = values.shape
+    if tile[0] > 1:
+        scales = scales.repeat_interleave(tile[0], 0)[:rows]
+    whole = columns // tile[1]
+    body = values[:, : whole * tile[1]].view(rows, whole, tile[1]) if whole else None
+    if body is not None:
+        body.mul_(scales[:, :whole, None])
+    if columns % tile[1]:
+        values[:, whole * tile[1] :].mul_(scales[:, whole:])
+    return values

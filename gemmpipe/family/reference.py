@@ -1,0 +1,127 @@
+"""The product in fp32 that every candidate is checked against, and the measure of how far it is off."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from gemmpipe.family import GemmSpec, Inputs, Scaling, Weights, layouts
+from gemmpipe.family.operands import apply_scales, scale_tile, torch_dtype, unpack_mx
+
+_MAX_ELEMENT_ERROR = (
+    8.0  # the most that a single element may be off, in tolerances: rounding errors have no longer tails
+)
+
+
+def product(spec: GemmSpec, inputs: Inputs, weights: Weights) -> torch.Tensor:
+    """(x * x_scale) @ (w * w_scale)^T + bias in fp32 [M, N] or [B, M, N], without TF32, for the M of these inputs."""
+    x = dequantise(inputs.x, inputs.x_scale, spec.x_scale, torch.float32)
+    w = dequantise_weight(spec, weights, torch.float32)
+    with without_tf32(x.device.type):
+        out = x @ w.mT
+    return out if weights.bias is None else out.add_(weights.bias.float())
+
+
+def dequantise(
+    values: torch.Tensor, scale: torch.Tensor | None, scaling: Scaling | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """`values` [..., R, K] times their scales as a new tensor of `dtype`; the scales are applied in fp32.
+
+    4-bit values come in twos: they are [..., R, K/2].
+    """
+    if scale is None or scaling is None:
+        return values.to(dtype)
+    packed = values.dtype is getattr(torch, "float4_e2m1fn_x2", None)
+    full = unpack_mx(values) if packed else values.to(torch.float32)
+    if full is values:
+        full = values.clone()
+    if scaling.granularity == "tensor":
+        return full.mul_(scale).to(dtype)
+    rows = full.view(-1, full.shape[-1])
+    tile = scale_tile(scaling, rows.shape[1])
+    apply_scales(scale.float().reshape(-(-rows.shape[0] // tile[0]), -1), tile, rows)
+    return full.to(dtype)
+
+
+def dequantise_weight(spec: GemmSpec, weights: Weights, dtype: torch.dtype) -> torch.Tensor:
+    """The weight as a row-major [N, K] or [B, N, K] of `dtype`, times its scales."""
+    return dequantise(layouts.unshuffle(weights.w, spec.w_layout), weights.w_scale, spec.w_scale, dtype)
+
+
+def tolerance(spec: GemmSpec) -> tuple[float, float]:
+    """(atol as a share of the row's RMS, rtol) for a right implementation of this product.
+
+    rtol: one unit of the output format (rounding gives half), where libraries add split-K parts in that format too.
+    atol: fp32 accumulation in any order errs by about sqrt(K) * 2**-24 of the RMS; for scaled operands a
+    dequantised bf16 copy is legitimate, whose roundings (2**-9 each, both sides) give 1.6e-3 of the RMS on average
+    and 5.5 times that at the worst of 3e7 elements, and so is a tensor core that keeps 14 bits of an fp8 sum.
+    """
+    unit = float(torch.finfo(torch_dtype(spec.out_dtype)).eps)
+    accumulation = 8 * spec.k**0.5 * 2.0**-24
+    scaled = spec.x_scale is not None or spec.w_scale is not None
+    return (max(unit, 1e-2) if scaled else unit + accumulation), max(unit, 1e-5)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ErrorBounds:
+    """What a product may be off, fp32."""
+
+    elements: torch.Tensor
+    """Of each element, [..., N]; never 0, so that it can be divided by."""
+    rows: torch.Tensor
+    """Of each row as a whole (2-norm), [...]."""
+
+
+def error_bounds(ref: torch.Tensor, atol_share: float, rtol: float) -> ErrorBounds:
+    """What may be off of each element and of each row.
+
+    An element: atol_share * RMS(its row of ref) + rtol * |ref|, the first times what its column is larger than the
+    others: weights with a scale a row make columns of unlike size, whose errors are as unlike (experts in fp8 with
+    such scales, rounded as they should be, are off by 6.7 times the same for all at the worst of 10^6 elements, by 4.3
+    times this). A row: (atol_share + rtol) times its 2-norm.
+    """
+    norm = torch.linalg.vector_norm(ref, dim=-1, keepdim=True)
+    columns = torch.linalg.vector_norm(ref, dim=-2, keepdim=True)
+    width, tiny = ref.shape[-1], torch.finfo(ref.dtype).tiny
+    whole = torch.linalg.vector_norm(norm, dim=-2, keepdim=True).clamp_min_(tiny)
+    larger = columns.div_(whole).mul_(width**0.5).clamp_min_(1.0)
+    elements = ref.abs().mul_(rtol).addcmul_(norm, larger, value=atol_share / width**0.5).clamp_min_(tiny)
+    return ErrorBounds(elements=elements, rows=norm.squeeze(-1) * (atol_share + rtol))
+
+
+def error_ratio(out: torch.Tensor, ref: torch.Tensor, atol_share: float, rtol: float) -> float:
+    """As `fraction_out_of_bounds`, for one product alone."""
+    return fraction_out_of_bounds(out, ref, error_bounds(ref, atol_share, rtol))
+
+
+def fraction_out_of_bounds(out: torch.Tensor, ref: torch.Tensor, allowed: ErrorBounds) -> float:
+    """The share of elements [..., N] that are off by more than is allowed.
+
+    1.0 whatever the share when an element of `out` is not finite, when any element is outside 8 times that, or when
+    any row as a whole is: so one wrong row, swapped columns or an untouched output cannot pass. A device is waited for
+    once.
+    """
+    error = out - ref  # in fp32, as ref is
+    broken = (torch.linalg.vector_norm(error, dim=-1) > allowed.rows).any()
+    error.abs_().div_(allowed.elements)
+    # What is no number is not below anything.
+    broken |= ~(error.amax() <= _MAX_ELEMENT_ERROR)
+    share = (error > 1).sum() / error.numel()
+    return float(share.masked_fill(broken, 1.0))
+
+
+@contextmanager
+def without_tf32(device_type: str) -> Iterator[None]:
+    """fp32 products as fp32 on a GPU, whatever the process set."""
+    if device_type == "cpu":
+        yield
+        return
+    matmul = torch.backends.cuda.matmul
+    name, exact = ("fp32_precision", "ieee") if hasattr(matmul, "fp32_precision") else ("allow_tf32", False)
+    before = getattr(matmul, name)
+    setattr(matmul, name, exact)
+    try:
+        yield
+    finally:
+        setattr(matmul, name, before)

@@ -1,0 +1,155 @@
+"""The writer of a journal."""
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO
+
+from gemmpipe.core.data import BuildFacts, Candidate, Trial
+from gemmpipe.core.errors import EnvironmentProblem, UserError
+from gemmpipe.core.files import open_regular
+from gemmpipe.core.paths import make_folder, open_no_link
+
+NAME = "trials.jsonl"
+_SYNC_EVERY_S = 1.0
+_MAX_TRIES = 100  # to begin again in a folder that is being deleted
+_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
+
+
+class Journal:
+    """The writer: one line a row, flushed a row, fsynced about once a second. Only the driver has one."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open `folder`/trials.jsonl for appending; a line cut off by a kill is ended so that it spoils no other.
+
+        Raises EnvironmentProblem when the folder cannot be written, UserError when another run writes this journal.
+        """
+        self.path = folder / NAME
+        self._known: dict[str, tuple[str, ...]] = {}
+        self.kernel_names: dict[str, str] = {}
+        """By candidate id; goes into the row that introduces a candidate."""
+        self.builds: dict[tuple[str, str], tuple[str, ...]] = {}
+        """By (problem id, candidate id): what had to be compiled; goes there too."""
+        self._synced = time.monotonic()
+        try:
+            make_folder(folder)
+            self._open()
+            if not _ends_whole(self.path):
+                self._file.write("\n")
+        except BlockingIOError:
+            self._file.close()
+            raise UserError(f"{self.path}: another gemmpipe is still at work on this run") from None
+        except OSError as error:
+            raise EnvironmentProblem(f"{self.path}: cannot write the journal: {error.strerror}") from None
+
+    def _open(self) -> None:
+        self._file: IO[str] = open(self.path, "a+", encoding="utf-8", opener=open_no_link)  # noqa: SIM115 (as long as the run)
+        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process, however that ends
+
+    def write(self, row: str, **values: object) -> None:
+        """Append one row of the kind `row`. Raises EnvironmentProblem when the disk is full."""
+        try:
+            self._file.write(_ENCODE({"row": row, **values}) + "\n")
+            self._file.flush()
+            if time.monotonic() - self._synced > _SYNC_EVERY_S:
+                self.sync()
+        except OSError as error:
+            raise EnvironmentProblem(f"{self.path}: cannot write the journal: {error.strerror}; resume=last") from None
+
+    def launch(self, stage: str, problem: str, candidates: list[Candidate]) -> None:
+        """Before the first launch of these candidates in a worker."""
+        for candidate in candidates:
+            self._introduce(candidate, problem)
+        self.write("launch", stage=stage, problem=problem, candidates=[c.id for c in candidates])
+
+    def trial(self, trial: Trial) -> None:
+        """After a candidate's attempt, however it ended."""
+        self._introduce(trial.candidate, trial.problem)
+        row: dict[str, object] = {
+            "stage": trial.stage,
+            "problem": trial.problem,
+            "candidate": trial.candidate.id,
+            "status": str(trial.status),
+            "launches": trial.launches,
+            "samples_us": list(trial.samples_us),
+        }
+        if trial.effective_launches != trial.launches:
+            row["asked"] = trial.requested_launches
+        if trial.err_ratio is not None:
+            row["err_ratio"] = trial.err_ratio
+        if trial.extra_weight_bytes:
+            row["extra_weight_bytes"] = trial.extra_weight_bytes
+        if trial.shared:
+            row["shared"] = True
+        if trial.error:
+            row["error"] = trial.error
+        if trial.tuning is not None:
+            row["tuning"] = asdict(trial.tuning)
+        self.write("trial", **row)
+
+    def build(self, build: str, facts: BuildFacts) -> None:
+        """After a build, however it ended."""
+        self.write(
+            "build",
+            id=build,
+            compile_s=round(facts.compile_s, 3),
+            shared_bytes=facts.shared_bytes,
+            registers=facts.registers,
+            spills=facts.spills,
+            error=facts.error,
+        )
+
+    def _introduce(self, candidate: Candidate, problem: str) -> None:
+        """Write who a candidate is, again where a problem wants it compiled otherwise."""
+        builds = self.builds.get((problem, candidate.id), ())
+        if self._known.get(candidate.id) == builds:
+            return
+        self._known[candidate.id] = builds
+        name = self.kernel_names.get(candidate.id, candidate.backend)
+        row: dict[str, object] = {"id": candidate.id, "backend": candidate.backend, "knobs": candidate.knobs}
+        self.write("candidate", **row, kernel=name, **({"builds": list(builds)} if builds else {}))
+
+    def sync(self) -> None:
+        """Put everything written so far on the disk; under its name, should somebody have deleted that meanwhile."""
+        if not self.path.exists():
+            self._write_again()
+        os.fsync(self._file.fileno())
+        self._synced = time.monotonic()
+
+    def _write_again(self) -> None:
+        """A new file of this name with all that was written; the old one is held until it stands."""
+        held = self._file
+        held.seek(0)
+        text = held.read()
+        for attempt in range(_MAX_TRIES):
+            try:
+                make_folder(self.path.parent)
+                self._open()
+                break
+            except FileNotFoundError:  # the folder is being deleted right now
+                if attempt == _MAX_TRIES - 1:
+                    raise
+        self._file.write(text)
+        self._file.flush()
+        held.close()
+
+    def close(self) -> None:
+        """Sync and close; closing twice is fine. Rows that a full disk refused were told when they were written."""
+        if not self._file.closed:
+            with contextlib.suppress(OSError):
+                self._file.flush()
+                self.sync()
+            with contextlib.suppress(OSError):
+                self._file.close()
+
+
+def _ends_whole(path: Path) -> bool:
+    with open_regular(path, "a run's journal") as stream:
+        if stream.seek(0, os.SEEK_END) == 0:
+            return True
+        stream.seek(-1, os.SEEK_END)
+        return stream.read(1) == b"\n"

@@ -1,0 +1,1 @@
+"""Kernels compiled, hashed, loaded and launched."""

@@ -1,0 +1,185 @@
+"""Implementations of which a call is one launch of one kernel: stated as data, so that it can be bound once.
+
+The launch of a kernel on other operands, made alike: its arguments with other addresses in them.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
+
+from gemmpipe.core.data import Build, Device, Knobs
+from gemmpipe.core.spec import ROW
+from gemmpipe.family import GemmSpec, Implementation, Inputs, Launch, Operands, Prepared
+from gemmpipe.launch.build import LoadedKernel, load_build
+from gemmpipe.launch.workspace import WORKSPACES
+
+if TYPE_CHECKING:
+    import torch
+
+
+def tensors_of(operands: Operands) -> tuple["torch.Tensor | None", ...]:
+    """All that a launch could read or write, in a fixed order."""
+    inputs, weights = operands.inputs, operands.prepared.weights
+    x = (inputs.x, inputs.x_scale, inputs.topk_ids, inputs.topk_weights)
+    w = (weights.w, weights.w_scale, weights.bias, weights.w2, weights.w2_scale)
+    return (*x, *w, operands.out)
+
+
+class ArgumentRebinder:
+    """Which arguments of a launch are operands; a view of one counts as it, since a launch takes the address alone."""
+
+    def __init__(self, arguments: Mapping[str, object], operands: Operands) -> None:
+        self._arguments = arguments
+        self._tensors = tensors_of(operands)
+        self._roles: dict[str, int] = {}
+        """By argument, the place of its tensor in `tensors_of`."""
+        self._same: list[tuple[int, int]] = []
+        """Operands at one address."""
+        self._complete = self._find_roles()
+
+    def _find_roles(self) -> bool:
+        """Whether every address among the arguments is known to be an operand's."""
+        owners: dict[int, int] = {}
+        for role, tensor in enumerate(self._tensors):
+            if tensor is not None and owners.setdefault(tensor.data_ptr(), role) != role:
+                self._same.append((owners[tensor.data_ptr()], role))
+        for name, value in self._arguments.items():
+            address = _address_of(value)
+            if address is not None:
+                if address not in owners:
+                    return False
+                self._roles[name] = owners[address]
+        return True
+
+    def to(self, operands: Operands) -> dict[str, object] | None:
+        """The arguments for other operands; None where these do not lie alike, or a role is not known."""
+        others = tensors_of(operands)
+        if not self._complete or any(_address_of(others[a]) != _address_of(others[b]) for a, b in self._same):
+            return None
+        arguments = dict(self._arguments)
+        for name, role in self._roles.items():
+            known, other = self._tensors[role], others[role]
+            if known is None or other is None or other.stride() != known.stride() or other.data_ptr() % 16:
+                return None
+            arguments[name] = _pointing_at(self._arguments[name], other)
+        return arguments
+
+
+def _address_of(value: object) -> int | None:
+    """Of a tensor, or of the tensor that a descriptor describes."""
+    tensor = getattr(value, "base", value)
+    found = getattr(tensor, "data_ptr", None)
+    return None if found is None else int(found())
+
+
+def _pointing_at(value: object, tensor: "torch.Tensor") -> object:
+    """What stands for this tensor where `value` stood for another: itself, or a descriptor of the same boxes."""
+    if not hasattr(value, "base"):
+        return tensor
+    descriptor = copy(value)
+    descriptor.base = tensor
+    return descriptor
+
+
+PARTS_PARAMETER, COUNTERS_PARAMETER = "parts_ptr", "counters_ptr"
+"""The parameters that the stream's workspace is given to."""
+
+Workspace = tuple["torch.Tensor", "torch.Tensor"] | tuple[None, None]
+"""Parts and counters."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class KernelLaunch:
+    """All that a call does: the output zeroed first where splits are added to it, then one launch."""
+
+    build: Build
+    grid: tuple[int, int, int]
+    arguments: Mapping[str, object]
+    """By parameter, constants and workspace left out: operands as they are, descriptors of them, integers."""
+    parts: int = 0
+    """fp32 elements of workspace."""
+    counters: int = 0
+    """int32 elements of workspace that are 0 before and after."""
+    zero_output: bool = False
+    cluster: int = 1
+    """Programs launched side by side, so many times as the grid holds them."""
+
+    def operands(self, parts: "torch.Tensor | None", counters: "torch.Tensor | None") -> dict[str, object]:
+        """What every parameter that is no constant gets, with this workspace."""
+        given = {PARTS_PARAMETER: parts, COUNTERS_PARAMETER: counters, **self.arguments}
+        return {name: given[name] for name, kind in self.build.signature if kind != "constexpr"}
+
+    def call(self, run: Callable[[], object], out: "torch.Tensor") -> Launch:
+        """The whole call, `run` being its launch."""
+        zeroed = self.zero_output
+
+        def launch() -> "torch.Tensor":
+            if zeroed:
+                out.zero_()
+            run()
+            return out
+
+        return launch
+
+
+class KernelImplementation(Implementation):
+    """An implementation that says its launch."""
+
+    def scale_orders(self, spec: GemmSpec) -> tuple[str, ...]:
+        """The memory orders of x's block scales that it reads as they lie; others are to be copied to the first."""
+        return (ROW,)
+
+    @abstractmethod
+    def launch(
+        self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
+    ) -> KernelLaunch:
+        """The launch that computes the product of these operands into `out`."""
+
+    def bind(
+        self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
+    ) -> Launch:
+        """That launch, ready; its workspace is the stream's that is current now."""
+        return _Binder(self, spec, knobs, device)(Operands(inputs=inputs, prepared=prepared, out=out))
+
+    def binder(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Callable[[Operands], Launch]:
+        """What a launch is made of but for addresses is found once."""
+        plain = type(self).bind is KernelImplementation.bind
+        return _Binder(self, spec, knobs, device) if plain else super().binder(spec, knobs, device)
+
+
+class _Binder:
+    """Binds a kernel to one set of operands after the other; the workspace is that of the first one's stream."""
+
+    def __init__(self, kernel: KernelImplementation, spec: GemmSpec, knobs: Knobs, device: Device) -> None:
+        self._launch = partial(kernel.launch, spec, knobs, device)
+        self._device = device
+        self._bound_launch: tuple[Operands, KernelLaunch, LoadedKernel, Workspace] | None = None
+
+    def __call__(self, own: Operands) -> Launch:
+        if self._bound_launch is None:
+            one = self._launch(own.inputs, own.prepared, own.out)
+            workspace: Workspace = (None, None)
+            if one.parts:
+                workspace = WORKSPACES.take(one.parts, one.counters, own.out.device)
+            loaded = load_build(one.build, self._device)
+            self._bound_launch = own, one, loaded, workspace
+        else:
+            _, one, loaded, workspace = self._bound_launch
+            arguments = self._rebinding.to(own) if self._rebinding is not None else None
+            if arguments is not None:
+                one = replace(one, arguments=arguments)
+            else:
+                one = self._launch(own.inputs, own.prepared, own.out)
+                if one.build != loaded.build:  # scales in another memory order
+                    loaded = load_build(one.build, self._device)
+        return one.call(loaded.launcher(one.grid, one.operands(*workspace), one.cluster), own.out)
+
+    @cached_property
+    def _rebinding(self) -> ArgumentRebinder | None:
+        """None where an interpreter wants the operands themselves."""
+        assert self._bound_launch is not None
+        own, one, loaded, _ = self._bound_launch
+        return None if loaded.interpreted else ArgumentRebinder(one.arguments, own)

@@ -1,0 +1,222 @@
+"""From a composed configuration to objects: the only place that instantiates, and it checks every key and type."""
+
+import functools
+import importlib
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from gemmpipe.core.errors import UserError, suggest_or_list
+from gemmpipe.family.space import parse_space
+from gemmpipe.pipeline.config_types import Make, construct, convert
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from gemmpipe.family import Family, Implementation, KeyColumn
+    from gemmpipe.pipeline.plan import Plan
+
+VERSION = 1
+ROOT: Mapping[str, Any] = {
+    "chain": tuple[str, ...],
+    "output": str,
+    "profile": str | None,
+    "batch": int,
+    "budget_s": float | None,
+    "retune": bool,
+    "verbose": bool,
+    "resume": str | None,
+    "reuse": str | None,
+    "table": str | None,
+    "inputs": tuple[str, ...],
+    "target": tuple[str, ...] | None,
+}
+"""The keys that are no group, and what they hold."""
+_NODES = ("version", "kernel", "shapes", "space", "format", "backend", "search", "device", "executor", "stages")
+
+
+@runtime_checkable
+class _Provider(Protocol):
+    """What a `backend` option constructs: a library, or a family's own kernels of one label."""
+
+    def implementations(self, family: "Family") -> "tuple[Implementation, ...]": ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOrigin:
+    """What a run knows beside its configuration."""
+
+    pipeline: str
+    run_dir: Path
+    overrides: tuple[str, ...]
+    """As typed, one `key=value` each; axes of the space named here are pinned."""
+    python_path: tuple[str, ...]
+    """The user's folders of Python, for this process and its workers."""
+    allowed: frozenset[str]
+    """Classes and families outside gemmpipe that the user's own files name."""
+
+
+def build(cfg: "DictConfig", origin: RunOrigin) -> "Plan":
+    """Everything a run needs. Raises UserError naming the full key, what was given and what was expected."""
+    from gemmpipe.pipeline.plan import Plan
+
+    tree = {"format": {}, "backend": {}, **_plain(cfg)}  # an empty list of options leaves no node behind
+    _known_keys(tree, (*_NODES, *ROOT), "")
+    if type(tree["version"]) is not int or tree["version"] != VERSION:
+        raise UserError(f"version: {tree['version']!r} given, expected {VERSION}")
+    _name_table(tree)
+    make = functools.partial(_make, allowed=origin.allowed)
+    root = {key: convert(tree[key], hint, key, make) for key, hint in ROOT.items()}
+    if not root["output"].strip():
+        raise UserError(f"output: {root['output']!r} given, expected a folder, or NAME.csv")
+    if root["batch"] < 1:
+        raise UserError(f"batch: {root['batch']} given, expected at least 1")
+    if root["budget_s"] is not None and root["budget_s"] <= 0:
+        raise UserError(f"budget_s: {root['budget_s']} given, expected more than 0 seconds, or null")
+    stages = _stages(tree["stages"], make)
+    for word in root["chain"]:
+        if word not in stages:
+            raise UserError(f"chain: no stage '{word}'{suggest_or_list(word, stages)}")
+    return Plan(
+        version=VERSION,
+        **_kernel(tree["kernel"], origin.allowed, make),
+        **_choices(tree, make),
+        space=parse_space(tree["space"], origin.overrides),
+        stages=stages,
+        **root,
+        pipeline=origin.pipeline,
+        run_dir=origin.run_dir,
+        overrides=origin.overrides,
+        config=tree,
+        python_path=origin.python_path,
+        allow_targets=tuple(sorted(origin.allowed)),
+    )
+
+
+def _plain(cfg: "DictConfig") -> dict[str, Any]:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        return typing.cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))
+    except OmegaConfBaseException as error:
+        raise UserError(f"{error.full_key}: {str(error).splitlines()[0]}") from None
+
+
+def _name_table(tree: dict[str, Any]) -> None:
+    """`output=DIR/NAME.csv` names the table itself: the folder, and the csv format's file in it."""
+    output, csv = tree["output"], tree["format"].get("csv")
+    if not isinstance(output, str) or not output.lower().endswith(".csv"):
+        return
+    if not isinstance(csv, Mapping):
+        raise UserError(f"output: {output} names a table, and format=[csv] is not chosen; expected a folder")
+    if csv.get("file") is not None:
+        raise UserError(f"output: {output} names a table, and so does format.csv.file={csv['file']}; expected one")
+    tree["output"] = str(Path(output).parent)
+    tree["format"] = {**tree["format"], "csv": {**csv, "file": Path(output).name}}
+
+
+def _known_keys(node: object, known: Sequence[str], where: str) -> None:
+    """Refuse unknown and missing keys."""
+    if not isinstance(node, Mapping):
+        raise UserError(f"{where}: {node!r} given, expected keys {', '.join(known)}")
+    prefix = f"{where}." if where else ""
+    for key in node:
+        if key not in known:
+            raise UserError(f"{prefix}{key}: no such key{suggest_or_list(str(key), known)}")
+    for key in known:
+        if key not in node:
+            hint = "; a kernel option begins with 'defaults: [/space@_global_.space: NAME]'" if key == "space" else ""
+            raise UserError(f"{prefix}{key}: missing{hint}")
+
+
+def _kernel(node: object, allowed: frozenset[str], make: Make) -> dict[str, Any]:
+    from gemmpipe.family import KernelDefaults, load_family, shipped_families
+    from gemmpipe.family.problem import resolve_dtypes
+
+    given = {"key": {}, **node} if isinstance(node, Mapping) else node
+    _known_keys(given, ("family", "dtype", "out_dtype", "bias", "key"), "kernel")
+    values = dict(typing.cast(Mapping[str, Any], given))
+    name = convert(values.pop("family"), str, "kernel.family", make)
+    shipped = shipped_families()
+    if name not in shipped and name not in allowed:
+        # An override or a recipe may choose a family but not make us import any module that happens to be there.
+        raise UserError(f"kernel.family: no family '{name}'{suggest_or_list(str(name), shipped)}")
+    family, defaults = load_family(str(name)), construct(KernelDefaults, values, "kernel", make)
+    resolve_dtypes(defaults, "")  # whatever the architecture, a word that is no dtype is none
+    columns = {column.name: column for column in family.key_columns}
+    for column, value in defaults.key.items():
+        if column not in columns:
+            raise UserError(f"kernel.key.{column}: no key column of {family.name}{suggest_or_list(column, columns)}")
+        if value is not None:
+            _key_value(columns[column], value)
+    return {"family": family, "defaults": defaults}
+
+
+def _key_value(column: "KeyColumn", value: object) -> None:
+    from gemmpipe.family.problem import parse_key_value
+
+    try:
+        parse_key_value(column, value, "")
+    except UserError as error:
+        raise UserError(f"kernel.key.{column.name}: {error}") from None
+
+
+def _choices(tree: Mapping[str, Any], make: Make) -> dict[str, Any]:
+    from gemmpipe.core.device import DeviceChoice
+    from gemmpipe.executors import Executor
+    from gemmpipe.formats import Format
+    from gemmpipe.search import Search
+    from gemmpipe.sources import Source
+
+    return {
+        "source": convert(tree["shapes"], Source, "shapes", make),
+        "formats": convert(tree["format"], Mapping[str, Format], "format", make),
+        "backends": convert(tree["backend"], Mapping[str, _Provider], "backend", make),
+        "search": convert(tree["search"], Search, "search", make),
+        "devices": convert(tree["device"], DeviceChoice, "device", make),
+        "executor": convert(tree["executor"], Executor, "executor", make),
+    }
+
+
+def _stages(node: object, make: Make) -> dict[str, Any]:
+    from gemmpipe.stages import Stage
+
+    stages: dict[str, Any] = {}
+    each = node.items() if isinstance(node, Mapping) else convert(node, Mapping[str, Stage], "stages", make)
+    for key, words in each:  # one after the other: a stage may have others of them within
+        stages[key] = stage = convert(words, Stage, f"stages.{key}", make)
+        kind = type(stage).__name__
+        if kind.lower() != key.replace("_", "").lower():
+            raise UserError(f"stages.{key}: a {kind} stage given, expected one named {key.capitalize()}")
+    return stages
+
+
+def _make(node: Mapping[str, Any], expected: type, where: str, *, allowed: frozenset[str]) -> object:
+    """The object that a node with `_target_` describes."""
+    values = dict(node)
+    target = values.pop("_target_")
+    if not isinstance(target, str) or "." not in target:
+        raise UserError(f"{where}._target_: {target!r} given, expected a class such as gemmpipe.search.simple.Halving")
+    if not target.startswith("gemmpipe.") and target not in allowed:
+        raise UserError(f"{where}._target_: {target}: a class outside gemmpipe must be named in a file of --config-dir")
+    cls = _locate(target, where)
+    if not isinstance(cls, type) or not issubclass(cls, expected):
+        raise UserError(f"{where}._target_: {target} is no {expected.__name__}")
+    return construct(cls, values, where, functools.partial(_make, allowed=allowed))
+
+
+def _locate(target: str, where: str) -> object:
+    module, _, name = target.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module == error.name or module.startswith(f"{error.name}.")):
+            raise UserError(f"{where}: {target} needs the package '{error.name}', which is not installed") from None
+        raise UserError(
+            f"{where}._target_: no module '{module}' (Python files beside --config-dir's are found)"
+        ) from None
+    except AttributeError:
+        raise UserError(f"{where}._target_: {module} has no '{name}'") from None

@@ -1,0 +1,119 @@
+"""What a run leaves beside its journal: manifest.json, the tables as CSV, and what artifacts say of it."""
+
+import datetime
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gemmpipe import __version__
+from gemmpipe.core import device as devices_of
+from gemmpipe.core.data import Device, Scalar
+from gemmpipe.core.files import is_formula
+from gemmpipe.core.nvml import conditions
+from gemmpipe.core.paths import write_atomic
+from gemmpipe.executors import Usage
+from gemmpipe.stages.workload import saving
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from gemmpipe.pipeline.plan import Plan
+    from gemmpipe.stages import Context
+
+
+def session_row(plan: "Plan", device: Device) -> dict[str, object]:
+    """The journal's header row of one session."""
+    return {
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "pipeline": plan.pipeline,
+        "overrides": list(plan.overrides),
+        "device": asdict(device),
+        "versions": dict(devices_of.versions()),
+        "conditions": dict(conditions(device)),
+    }
+
+
+def device_of(row: Mapping[str, object]) -> Device:
+    """The device of a session row."""
+    return Device(**row["device"])  # type: ignore[arg-type]
+
+
+def provenance(plan: "Plan", device: Device) -> dict[str, "Scalar | Mapping[str, Scalar]"]:
+    """What goes beside every artifact: when, where, with which versions, and how to do it again."""
+    return {
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "gemmpipe": __version__,
+        "device": device.name,
+        "gfx": device.gfx,
+        "cu_num": device.cu_num,
+        "versions": dict(devices_of.versions()),
+        "conditions": dict(conditions(device)),
+        "recipe": shlex.join(["gemmpipe", plan.pipeline, *plan.overrides]),
+    }
+
+
+def write_tables(plan: "Plan", tables: "Mapping[str, pd.DataFrame]") -> None:
+    """The run's tables as CSV, and the profile of every candidate where the user asked for it."""
+    for name, frame in tables.items():
+        if name == "selections" and "select" not in plan.chain:
+            continue  # they stand in the tables that they were read from
+        write_atomic(plan.run_dir / f"{name}.csv", _csv(frame))
+    if plan.profile and "trials" in tables:
+        keys = [c.name for c in plan.family.key_columns]
+        problems = tables["problems"][["problem", *keys]]
+        profile = problems.merge(tables["trials"], on="problem", how="right")
+        write_atomic(Path(plan.profile), _csv(profile.drop(columns=["problem"])))
+
+
+def _csv(frame: "pd.DataFrame") -> str:
+    if "samples_us" in frame:
+        texts = [" ".join(f"{s:.3f}" for s in samples) for samples in frame["samples_us"]]
+        frame = frame.assign(samples_us=texts)
+    texts_of = frame.select_dtypes(include=["object", "string"]).columns
+    frame = frame.assign(**{name: frame[name].map(_as_text) for name in texts_of})
+    text: str = frame.to_csv(index=False, lineterminator="\n")
+    return text
+
+
+def _as_text(value: object) -> object:
+    """With an apostrophe in front of what a spreadsheet would take for a formula: names and errors may be anybody's."""
+    return f"'{value}" if isinstance(value, str) and is_formula(value) else value
+
+
+def write(
+    plan: "Plan",
+    tables: "Mapping[str, pd.DataFrame]",
+    context: "Context",
+    resources: Sequence[Usage],
+    wall_s: float,
+    code: int,
+) -> None:
+    """manifest.json: configuration, versions, where the time went per resource, artifacts, exit code."""
+    content = {
+        "gemmpipe": __version__,
+        "pipeline": plan.pipeline,
+        "overrides": list(plan.overrides),
+        "config": plan.config,
+        "provenance": context.provenance,
+        "exit_code": code,
+        "wall_s": round(wall_s, 3),
+        "account_s": {k: round(v, 3) for k, v in context.stage_seconds.items()},
+        "resources": [
+            {
+                "name": u.name,
+                "wall_s": round(u.wall_s, 3),
+                "busy_s": {k: round(v, 3) for k, v in u.busy_s.items()},
+                "idle_s": round(u.idle_s, 3),
+                "unaccounted_s": round(u.unaccounted_s, 3),
+            }
+            for u in resources
+        ],
+        "unsolved": context.unsolved,
+        "undecided": context.undecided,
+        "workload": asdict(found) if "selections" in tables and (found := saving(tables["selections"])) else None,
+        "files": tables["artifacts"]["file"].tolist() if "artifacts" in tables else [],
+    }
+    write_atomic(plan.run_dir / "manifest.json", json.dumps(content, indent=2, default=str) + "\n")

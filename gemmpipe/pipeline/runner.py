@@ -1,0 +1,313 @@
+"""Runs a plan: opens its journal and its devices, sends the problems through the chain, and leaves a manifest.
+
+The chain of stages over the problems: the first stages once over all, the rest batch by batch.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from gemmpipe import journal as journals
+from gemmpipe.core.data import Device, Problem
+from gemmpipe.core.device import NO_DEVICE, versions
+from gemmpipe.core.errors import UserError
+from gemmpipe.core.events import IDLE, Events
+from gemmpipe.core.signals import Interrupted, handle_signals
+from gemmpipe.executors import Usage
+from gemmpipe.family.environment import unused_variables
+from gemmpipe.family.problem import shape_groups
+from gemmpipe.journal import Journal, Record
+from gemmpipe.pipeline import manifest, report
+from gemmpipe.pipeline.plan import Plan, check_chain, check_outputs, engine_targets_of, reproduce_args
+from gemmpipe.search.history import History
+from gemmpipe.stages import Context
+from gemmpipe.stages.history import add_table_winners, incumbents_of, native_tables, prior_runs, unfinished_runs
+from gemmpipe.stages.rows import empty_frame, problem_frame, problems_of, record_frames
+from gemmpipe.stages.screen.search_processes import search_pool_for
+from gemmpipe.tables.merge import SHARED_GPU
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from gemmpipe.backends import Backend
+
+
+StageTables = dict[str, "pd.DataFrame"]
+"""Tables by name."""
+
+
+def run_upfront_stages(plan: Plan, tables: StageTables, context: Context) -> StageTables:
+    """The stages before the first that uses a device, over all problems at once."""
+    for word in plan.chain[: _first_batched(plan)]:
+        context.check()
+        tables = {**tables, **_run_stage(plan, word, tables, context)}
+        if "problems" in plan.stages[word].gives:
+            for problem in problems_of(plan.family, tables["problems"]):
+                key = dict(problem.key)
+                context.journal.write("problem", id=problem.id, key=key, weight=problem.weight, layer=problem.layer)
+    return tables
+
+
+def _first_batched(plan: Plan) -> int:
+    places = [i for i, word in enumerate(plan.chain) if plan.stages[word].uses_device]
+    return places[0] if places else len(plan.chain)
+
+
+def run_batched_stages(plan: Plan, tables: StageTables, context: Context) -> StageTables:
+    """The rest of the chain, batch by batch: a killed run leaves finished rows, and memory stays bounded."""
+    first = _first_batched(plan)
+    words, earlier = plan.chain[first:], _tables_given(plan, plan.chain[:first], tables)
+    if not words or not len(tables["problems"]):
+        return tables
+    problems = problems_of(plan.family, tables["problems"])
+    total: dict[str, pd.DataFrame] = {}
+    whole = {name for word in words if plan.stages[word].accumulates for name in plan.stages[word].gives}
+    for batch in batches(problems, plan.batch):
+        part = _rows_of({problem.id for problem in batch}, earlier)
+        part["problems"] = problem_frame(plan.family, batch)
+        for word in words:
+            context.check()
+            for name in plan.stages[word].accumulates:
+                part[name] = _concatenated(total.pop(name, None), part[name])
+            part = {**part, **_run_stage(plan, word, part, context)}
+        total = {
+            name: frame if name in whole else _concatenated(total.get(name), frame) for name, frame in part.items()
+        }
+    return {**tables, **total}
+
+
+def batches(problems: list[Problem], size: int) -> Iterator[list[Problem]]:
+    """Batches of about `size` problems; those that differ in M alone stay together, since buckets span them."""
+    batch: list[Problem] = []
+    for group in shape_groups(problems):
+        if batch and len(batch) + len(group) > size:
+            yield batch
+            batch = []
+        batch += group
+    if batch:
+        yield batch
+
+
+def finish_completed(plan: Plan, tables: StageTables, context: Context) -> StageTables:
+    """The rest of the chain for the problems whose finals are finished: who stops early keeps what was paid for."""
+    devices = [i for i, word in enumerate(plan.chain) if plan.stages[word].uses_device]
+    if plan.reuse or not devices or "problems" not in tables:
+        return tables
+    done = record_frames(
+        plan.family, journals.read(plan.run_dir), context.engine_targets, per_problem=context.per_problem
+    )
+    if not len(done["problems"]):
+        return tables
+    finished = set(done["problems"]["problem"])
+    missing = {p.shape_group for p in problems_of(plan.family, tables["problems"]) if p.id not in finished}
+    done = {**_rows_of(finished, _tables_given(plan, plan.chain[: devices[0]], tables)), **done}
+    for word in plan.chain[devices[-1] + 1 :]:
+        if lacking := sorted(set(plan.stages[word].needs) - set(done)):
+            context.events.emit("line", f"{word}: left for resume=last, which has {', '.join(lacking)}")
+            break
+        done = {**done, **_run_stage(plan, word, done, context)}
+        if "selections" in plan.stages[word].gives:
+            # A bucket spans all problems that differ in M alone: it waits until the last of them is finished.
+            chosen = done["selections"]
+            rows = zip(
+                chosen["format"], problems_of(plan.family, chosen.assign(**{plan.family.rows_column: 1})), strict=True
+            )
+            done["selections"] = chosen[[form == "" or p.shape_group not in missing for form, p in rows]]
+    return {**tables, **done, "problems": tables["problems"]}
+
+
+def _run_stage(plan: Plan, word: str, tables: StageTables, context: Context) -> StageTables:
+    if plan.stages[word].per_problem and not context.per_problem:
+        return {name: tables.get(name, empty_frame(name)) for name in plan.stages[word].gives}
+    start = time.monotonic()
+    with context.time_account.timed(word):
+        result = plan.stages[word].run(tables, context)
+    context.stage_seconds[f"{word}_s"] = context.stage_seconds.get(f"{word}_s", 0.0) + time.monotonic() - start
+    return result
+
+
+def _tables_given(plan: Plan, words: Sequence[str], tables: Mapping[str, "pd.DataFrame"]) -> StageTables:
+    """The tables of these stages that have a row or more a problem."""
+    names = [name for word in words for name in plan.stages[word].gives]
+    return {name: tables[name] for name in names if "problem" in tables[name]}
+
+
+def _rows_of(problems: set[str], tables: Mapping[str, "pd.DataFrame"]) -> StageTables:
+    return {name: frame[frame["problem"].isin(problems)] for name, frame in tables.items()}
+
+
+def _concatenated(before: "pd.DataFrame | None", frame: "pd.DataFrame") -> "pd.DataFrame":
+    import pandas as pd
+
+    return frame if before is None else pd.concat([before, frame], ignore_index=True)
+
+
+def run(plan: Plan, events: Events) -> int:
+    """Carry out a plan. Returns the exit code: 0 done, 1 a problem has no valid candidate, 130 interrupted.
+
+    Raises UserError for a chain that cannot work and EnvironmentProblem where the machine gives out.
+    """
+    started = time.monotonic()
+    reused = journals.read(Path(plan.reuse)) if plan.reuse else None
+    check_chain(plan, reused)
+    devices = _devices(plan, reused)
+    check_outputs(plan)
+    for line in unused_variables().values():
+        events.emit("warning", line)
+    with ExitStack() as stack:
+        journal = stack.enter_context(closing(Journal(plan.run_dir)))
+        stop = stack.enter_context(handle_signals(events, plan.budget_s))
+        record = _recorded_trials(plan, reused, events)
+        journal.write("session", **manifest.session_row(plan, devices[0]))
+        context = _context(plan, devices, journal, record, events, stop.check)
+        for name in plan.chain:
+            plan.stages[name].check(context)
+        tables = (
+            record_frames(plan.family, record, context.engine_targets, per_problem=context.per_problem)
+            if plan.reuse
+            else {}
+        )
+        context.time_account.spent_s["start"] = time.monotonic() - started
+        stopped_early = False
+        try:
+            tables = run_upfront_stages(plan, tables, context)
+            context = _with_devices(plan, devices, tables, context, stack)
+            stop.has_workers = context.pool_or_none is not None
+            tables = run_batched_stages(plan, tables, context)
+            code = 1 if context.unsolved else 0
+        except Interrupted as stopped:
+            tables = finish_completed(plan, tables, context)
+            code, stopped_early = stopped.exit_code, True
+        with context.time_account.timed("write"):
+            manifest.write_tables(plan, tables)
+        wall_s = time.monotonic() - started
+        resources = usages(context, wall_s)
+        manifest.write(plan, tables, context, resources, wall_s, code)
+        report.report_run(plan, tables, context, resources, wall_s, code, stopped_early=stopped_early)
+    return code
+
+
+def _recorded_trials(plan: Plan, reused: Record | None, events: Events) -> Record:
+    """The trials of the run that is reused, then those of this run's earlier sessions."""
+    if reused is not None:
+        _warn_unreadable(Path(str(plan.reuse)), reused, events)
+    before = reused.count if reused is not None else 0
+    record = journals.read(plan.run_dir, after=reused)
+    _warn_unreadable(plan.run_dir, record, events)
+    if record.count > before:
+        own = record.count - before
+        events.emit("line", f"resuming: {own:,} finished trials stand in {plan.run_dir / journals.NAME}")
+    return record
+
+
+def _warn_unreadable(folder: Path, record: Record, events: Events) -> None:
+    if record.skipped:
+        lines = ", ".join(map(str, record.skipped[:5])) + (" ..." if len(record.skipped) > 5 else "")
+        path = folder / journals.NAME
+        events.emit("warning", f"{path}: unreadable lines skipped ({len(record.skipped):,}): {lines}")
+
+
+def _with_devices(
+    plan: Plan, devices: tuple[Device, ...], tables: StageTables, context: Context, stack: ExitStack
+) -> Context:
+    """Start the workers, unless no stage needs them or there is nothing to do; they end with the stack."""
+    if not any(plan.stages[name].uses_device for name in plan.chain) or not len(tables["problems"]):
+        return context
+    engines = [engine for form in context.engine_targets if (engine := form.format.engine()) is not None]
+    backends = cast("tuple[Backend, ...]", (*plan.backends.values(), *engines))
+    with context.time_account.timed("start"):
+        pool = plan.executor.start(
+            devices, plan.family.module, backends, plan.python_path, context.events, context.check
+        )
+    stack.push(pool.__exit__)
+    pool.time_account = context.time_account
+    context = replace(context, pool_or_none=pool)
+    search_pool = search_pool_for(context)
+    stack.callback(search_pool.close)
+    return replace(context, search_pool=search_pool)
+
+
+def usages(context: Context, wall_s: float) -> list[Usage]:
+    """Where the time of the driver, the compile slots and every worker went."""
+    spent = dict(context.time_account.spent_s)
+    idle_s = spent.pop(IDLE, 0.0)
+    driver = Usage(name="driver", wall_s=wall_s, busy_s=spent, idle=[(0.0, idle_s)])
+    searches = context.search_pool.usage() if context.search_pool is not None else ()
+    return [driver, *searches, *(context.pool_or_none.usage() if context.pool_or_none is not None else ())]
+
+
+def _devices(plan: Plan, reused: Record | None) -> tuple[Device, ...]:
+    """The devices to run on; an old run is decided again for the device that it ran on."""
+    stages = [plan.stages[name] for name in plan.chain]
+    needed = any(stage.uses_device for stage in stages)
+    if not needed and reused:
+        if not reused.sessions:  # spoilt, or a stranger's: rows of no device would spoil the table too
+            raise UserError(f"reuse: {plan.reuse}: no row of its journal tells the device it ran on; expected one")
+        return (manifest.device_of(reused.sessions[-1]),)
+    # A table is united on any machine, and while the GPU hangs too.
+    return (
+        plan.executor.find(plan.devices) if needed or any(stage.needs_device_info for stage in stages) else (NO_DEVICE,)
+    )
+
+
+def _context(
+    plan: Plan, devices: tuple[Device, ...], journal: Journal, record: Record, events: Events, check: Callable[[], None]
+) -> Context:
+    implementations = tuple(i for b in plan.backends.values() for i in b.implementations(plan.family))
+    from_tables = any(plan.stages[name].reads for name in plan.chain)  # what the output holds takes no part then
+    history = History()
+    prior = () if from_tables else _load_prior_runs(plan, devices[0], history)
+    return Context(
+        family=plan.family,
+        defaults=plan.defaults,
+        source=plan.source,
+        formats=tuple(plan.formats.items()),
+        engine_targets=engine_targets_of(plan),
+        output=Path(plan.output),
+        device=devices[0],
+        retune=plan.retune,
+        events=events,
+        run_id=plan.run_dir.name,
+        run_dir=plan.run_dir,
+        provenance=manifest.provenance(plan, devices[0]),
+        space=plan.space,
+        search=plan.search,
+        implementations=implementations,
+        incumbents={}
+        if from_tables
+        else incumbents_of(plan.family, devices[0], Path(plan.output), plan.formats.values()),
+        policy=_policy(devices[0]),
+        journal=journal,
+        record=record,
+        pool_or_none=None,
+        check=check,
+        table=Path(plan.table).expanduser() if plan.table else None,
+        inputs=plan.inputs,
+        targets=plan.target,
+        python_path=plan.python_path,
+        reproduce_args=reproduce_args(plan),
+        history=history,
+        prior_records=prior,
+        cut_short=set(record.cut_short),
+    )
+
+
+def _load_prior_runs(plan: Plan, device: Device, history: History) -> tuple[Record, ...]:
+    """Tell the searches what tables and journals know; returns the journals whose trials need not be made again."""
+    if not any(plan.stages[name].uses_device for name in plan.chain):
+        return ()
+    tables = native_tables(plan.family, Path(plan.output), plan.formats.values())
+    add_table_winners(history, tables, plan.family, device)
+    left = unfinished_runs(tables, plan.family, plan.run_dir.parent.parent)
+    prior = prior_runs([*plan.search.journals, *left], plan.family, device)
+    prior.fill_history(history)
+    return prior.comparable(versions())
+
+
+def _policy(device: Device) -> str:
+    """How times are taken: numbers of different policies are never compared silently."""
+    policy = "host interleaved" if device.kind == "cpu" else "graph cold interleaved"
+    return f"{policy} {SHARED_GPU}" if device.shared else policy

@@ -1,0 +1,1 @@
+"""Recording the matrix products of a running program."""

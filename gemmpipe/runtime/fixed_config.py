@@ -1,0 +1,151 @@
+"""Which candidate the knobs of a call's `config=` are, and the dispatch that runs it and nothing else."""
+
+import json
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from gemmpipe.core.data import Candidate, Device, Problem, Scalar
+from gemmpipe.core.errors import GemmpipeError, UserError, short_repr, suggest, suggest_or_list
+from gemmpipe.family import Family, GemmSpec, Implementation, load_family
+from gemmpipe.family.guard import describe_error
+from gemmpipe.runtime.binding import MakeOut
+from gemmpipe.runtime.cache import BindRequest, CallKey
+from gemmpipe.runtime.dispatch import WITH_OPTIONS, Dispatch, dispatch_of
+from gemmpipe.runtime.select import LookupResult, RunnableCandidate, find_implementation
+from gemmpipe.templates.hopper.launch import WARP_SPECIALISED
+from gemmpipe.templates.params import KERNEL_TYPE
+
+BACKEND_KEY = "backend"
+"""The key of a configuration that says whose knobs the others are."""
+_LABEL_BY_KERNEL_TYPE = {"plain": "triton", WARP_SPECIALISED: "gluon"}
+_MAX_DISPATCHES = (
+    256  # configurations whose calls are kept: a tuning script comes with thousands, each for a few launches
+)
+_LOCK = threading.Lock()
+
+Config = Mapping[str, Scalar]
+
+
+class DoesNotFit(UserError):
+    """A configuration that is one, and cannot run on this product or device: a tuner passes over it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedConfigDispatch(Dispatch):
+    """Runs one configuration as it is given; tables are not asked, and nothing takes its place where it fails."""
+
+    config: tuple[tuple[str, Scalar], ...]
+
+    def first_call(self, key: CallKey, request: BindRequest) -> torch.Tensor:
+        """The first call of a key: the configuration is checked, bound and run. Raises UserError, DoesNotFit."""
+        with self.lock:
+            call = self.calls.get(key)
+            if call is None:
+                runnable = candidate_from_config(self.family, dict(self.config), request.spec, request.device)
+                call = request.bind(LookupResult(step="given", source="config", runnable=runnable))
+                if call is None:
+                    raise GemmpipeError(f"{self.family.entry_point}: config: cannot be bound")
+                out = request.run(call)
+                self.calls[key] = call
+                return out
+        return request.run(call)
+
+    def select_for_graph(self, problem: Problem, device: Device, otherwise: str) -> tuple[GemmSpec, RunnableCandidate]:
+        """The same candidate, which prepares the weights inside the graph."""
+        spec = self.family.spec(problem)
+        return spec, candidate_from_config(self.family, dict(self.config), spec, device)
+
+
+def candidate_from_config(family: Family, config: Config, spec: GemmSpec, device: Device) -> RunnableCandidate:
+    """The candidate that a configuration describes. Raises UserError for a wrong knob, DoesNotFit."""
+    where = f"{family.entry_point}: config"
+    knobs = dict(config)
+    implementation = _implementation(family, knobs, where)
+    if reason := implementation.unavailable(device):
+        raise DoesNotFit(f"{where}: {implementation.label}: {reason}")
+    known = implementation.knob_names(spec, device)
+    for name in knobs:
+        if known is not None and name not in known:
+            raise UserError(f"{where}: {implementation.label} has no knob '{name}'{suggest_or_list(name, known)}")
+    try:
+        normalised = implementation.normalise(spec, knobs, device)
+        reason = implementation.unsupported_reason(spec, normalised, device)
+    except KeyError as missing:
+        raise UserError(f"{where}: {implementation.label} needs {missing.args[0]}, which is not given") from None
+    except UserError as error:
+        raise UserError(f"{where}: {str(error).removeprefix('space.')}") from None
+    except Exception as error:  # noqa: BLE001 - nobody checked these knobs, and the code may be the user's
+        raise UserError(f"{where}: {describe_error(implementation, error)}") from None
+    if reason:
+        raise DoesNotFit(f"{where}: {reason}")
+    return RunnableCandidate(implementation=implementation, candidate=Candidate.of(implementation.label, normalised))
+
+
+def _implementation(family: Family, knobs: dict[str, Scalar], where: str) -> Implementation:
+    """Whose knobs they are: `backend`, which is taken out, else what `kernel_type` says, else the family's first."""
+    own = [each.label for each in family.implementations]
+    named, kind = knobs.pop(BACKEND_KEY, None), knobs.get(KERNEL_TYPE)
+    word, value = (KERNEL_TYPE, kind) if named is None else (BACKEND_KEY, named)
+    label = own[0] if value is None else str(value)
+    found = find_implementation(family, _LABEL_BY_KERNEL_TYPE.get(label, label) if word == KERNEL_TYPE else label)
+    if found is None:
+        raise UserError(f"{where}: {word}: {value!r}, expected one of {', '.join(own)}{suggest(label, own)}")
+    return found
+
+
+def frozen_config(config: object, name: str) -> tuple[tuple[str, Scalar], ...]:
+    """A configuration as a key. Raises UserError for what is no mapping of knobs to single values."""
+    if not isinstance(config, Mapping):
+        raise UserError(f"{name}: config: {short_repr(config)}, expected knobs such as {{'BLOCK_SIZE_M': 64}}")
+    for knob, value in config.items():
+        if not isinstance(knob, str) or not (value is None or isinstance(value, str | int | float)):
+            raise UserError(
+                f"{name}: config: {knob}: {short_repr(value)}, expected a number, a text, True, False or None"
+            )
+    return tuple(config.items())
+
+
+def fixed_config_dispatch(
+    family: str, config: tuple[tuple[str, Scalar], ...], make_out: MakeOut | None
+) -> FixedConfigDispatch:
+    """The process's dispatch of one configuration, made when first asked for; the oldest ones are forgotten."""
+    key = (family, config, make_out)
+    found = WITH_OPTIONS.get(key)
+    if found is None:
+        made = FixedConfigDispatch(family=load_family(family), graph_pool=False, make_out=make_out, config=config)
+        with _LOCK:
+            while len(WITH_OPTIONS) >= _MAX_DISPATCHES:
+                del WITH_OPTIONS[next(iter(WITH_OPTIONS))]
+            found = WITH_OPTIONS.setdefault(key, made)
+    assert isinstance(found, FixedConfigDispatch)
+    return found
+
+
+def output_dispatch(family: str, make_out: MakeOut) -> Dispatch:
+    """The process's dispatch of tuned calls into a given output; it shares the tables of the plain one."""
+    key = (family, make_out)
+    found = WITH_OPTIONS.get(key)
+    if found is None:
+        plain = dispatch_of(family)
+        plain.tables()
+        made = Dispatch(family=plain.family, graph_pool=False, make_out=make_out, _tables=plain._tables)
+        with _LOCK:
+            found = WITH_OPTIONS.setdefault(key, made)
+    return found
+
+
+def graph_config_dispatch(family: str, config: str) -> FixedConfigDispatch:
+    """The dispatch of a configuration as JSON, for compiled graphs, whose pool holds what it makes."""
+    key = (family, config)
+    found = WITH_OPTIONS.get(key)
+    if found is None:
+        made = FixedConfigDispatch(
+            family=load_family(family), graph_pool=True, config=tuple(json.loads(config).items())
+        )
+        with _LOCK:
+            found = WITH_OPTIONS.setdefault(key, made)
+    assert isinstance(found, FixedConfigDispatch)
+    return found

@@ -1,0 +1,333 @@
+"""What a mixture of experts was given: tensors of any rank, checked once a key against what the experts need.
+
+A mixture of experts at run time: the tuned candidate found once a key, bound in each call.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from gemmpipe.core.data import Device, Problem, Scalar
+from gemmpipe.core.errors import UserError, short_repr
+from gemmpipe.family import Family, GemmSpec, Implementation, Inputs, KeyColumn, Prepared, Weights, load_family
+from gemmpipe.family.dtypes import DTYPES_16BIT, FP8_DTYPES
+from gemmpipe.family.problem import parse_key_value
+from gemmpipe.launch.workspace import unshared_scratch
+from gemmpipe.runtime.binding import MakeOut, NotCapturable, cached_form, device_context
+from gemmpipe.runtime.cache import BindRequest, CallKey, device_by_index
+from gemmpipe.runtime.capture.watcher import capture_paused, current_module
+from gemmpipe.runtime.copy_log import log_converted
+from gemmpipe.runtime.dispatch import EAGER, Dispatch, RecordingDispatch, dispatch_of
+from gemmpipe.runtime.operands import (
+    KeyDiagnosis,
+    OptionalTensor,
+    aligned,
+    as_rows,
+    check_device,
+    dtype_name,
+    not_a_tensor_error,
+    on_meta,
+    or_list,
+    spec_or_error,
+)
+from gemmpipe.runtime.select import LookupResult, RunnableCandidate
+from gemmpipe.runtime.selection_log import UntunedKey
+
+OPTIONAL_SCALES = ("w1_scale", "w2_scale")
+"""The operands that may be None."""
+_ARGUMENTS = {
+    "token": "rows of x",
+    "model_dim": "columns of x",
+    "inter_dim": "columns of w2",
+    "expert": "experts of w1",
+    "topk": "columns of topk_ids",
+    "act_type": "activation",
+    "dtype": "type of x",
+    "q_dtype_a": "type of w1",
+}
+"""Where key columns come from."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RoutedOperands:
+    """The operands of one call: x [..., K], w [E, wide, K], w2 [E, N, inner], their scales, the routing [..., topk]."""
+
+    x: torch.Tensor
+    w: torch.Tensor
+    w2: torch.Tensor
+    topk_weights: torch.Tensor
+    topk_ids: torch.Tensor
+    w_scale: OptionalTensor
+    w2_scale: OptionalTensor
+    activation: str
+    weight_first: bool
+
+    @property
+    def tensors(self) -> dict[str, OptionalTensor]:
+        """All tensors by the name that a user knows them under."""
+        return {
+            "x": self.x,
+            "w1": self.w,
+            "w2": self.w2,
+            "topk_weights": self.topk_weights,
+            "topk_ids": self.topk_ids,
+            "w1_scale": self.w_scale,
+            "w2_scale": self.w2_scale,
+        }
+
+    @property
+    def rows(self) -> int:
+        """How many rows x has."""
+        return self.x.shape[:-1].numel()
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Everything that an answer takes for granted."""
+        tensors = self.tensors.values()
+        shapes = (None if t is None else (t.shape, t.dtype, t.get_device()) for t in tensors)
+        unlike = on_meta(*tensors) if self.x.get_device() < 0 else ()
+        return (*shapes, *unlike, self.activation, self.weight_first)
+
+
+def routed_problem(family: Family, given: RoutedOperands) -> Problem:
+    """The family's key for these operands. Raises UserError: operands whose ranks do not go together."""
+    if any(given.tensors[word] is None for word in ("w1", "w2", "topk_weights", "topk_ids")):
+        raise not_a_tensor_error(family.entry_point, given.tensors, optional=OPTIONAL_SCALES)
+    ranks = {"w1": (given.w, 3), "w2": (given.w2, 3)}
+    for word, (tensor, rank) in ranks.items():
+        if tensor.dim() != rank:
+            raise UserError(f"{family.entry_point}: {word} {list(tensor.shape)}, expected {rank} dimensions")
+    if given.x.dim() < 1 or given.topk_ids.dim() < 1:
+        raise UserError(f"{family.entry_point}: x {list(given.x.shape)}, expected [..., K] with topk_ids [..., topk]")
+    inner, weight, x = given.w2.shape[2], dtype_name(given.w.dtype), dtype_name(given.x.dtype)
+    quantised = "none"
+    if given.w_scale is not None:
+        quantised = "per_token" if given.w_scale.numel() == given.w.shape[0] * given.w.shape[1] else "per_1x128"
+    values: dict[str, Scalar] = {
+        "token": given.rows or 1,  # without rows nothing is looked up, but all else is checked
+        "model_dim": given.x.shape[-1],
+        "inter_dim": inner,
+        "expert": given.w.shape[0],
+        "topk": given.topk_ids.shape[-1],
+        "act_type": given.activation,
+        "dtype": x,
+        "q_dtype_a": weight,
+        "q_dtype_w": weight,
+        "q_type": quantised,
+        "use_g1u1": int(given.w.shape[1] == 2 * inner),
+        "doweight_stage1": int(bool(given.weight_first)),
+    }
+    return family.problem(tuple((c.name, _cell(family, c, values[c.name])) for c in family.key_columns))
+
+
+def _cell(family: Family, column: KeyColumn, value: Scalar) -> Scalar:
+    try:
+        if value is not None and not isinstance(value, str | int | float):
+            raise UserError(f"{short_repr(value)}, expected a word")
+        return parse_key_value(column, value, "")
+    except UserError as error:
+        raise UserError(f"{family.entry_point}: {_ARGUMENTS.get(column.name, column.name)}: {error}") from None
+
+
+def routed_spec(family: Family, given: RoutedOperands, problem: Problem) -> GemmSpec:
+    """The experts that these operands are. Raises UserError for one that is not what they need."""
+    spec = replace(spec_or_error(family, problem, lambda means: _routing_error(family, given, means)), m=given.rows)
+    check_routed(family, given, spec)
+    return spec
+
+
+def _routing_error(family: Family, given: RoutedOperands, means: KeyDiagnosis) -> str | None:
+    x, w = dtype_name(given.x.dtype), dtype_name(given.w.dtype)
+    if x not in DTYPES_16BIT:
+        return f"x is {x}, expected {or_list(DTYPES_16BIT)}"
+    if given.w_scale is None and w in FP8_DTYPES:
+        return f"w1_scale: none, expected float32 scales for {w} weights"
+    if given.w_scale is not None and w in DTYPES_16BIT:
+        return f"w1_scale: given, expected none for {w} weights"
+    if w != x and w not in FP8_DTYPES:
+        return f"w1 is {w}, expected {x} as x, or fp8 with scales"
+    (column,) = (c for c in family.key_columns if c.name == "act_type")
+    computed = [word for word, meant in column.words if means.spec({"act_type": meant})]
+    return f"activation: {given.activation!r} is not computed, expected {or_list(computed)}" if computed else None
+
+
+def check_routed(family: Family, given: RoutedOperands, spec: GemmSpec) -> None:
+    """Raises UserError for an operand that is not what the experts need: shape, type, device."""
+    experts, name = spec.experts, family.entry_point
+    if experts is None:
+        raise UserError(f"{name}: a family of plain products")
+    check_device(name, given.x)
+    routing = [*given.x.shape[:-1], experts.topk]
+    expected: dict[str, list[list[int]]] = {
+        "w1": [[experts.count, experts.w1_rows, spec.k]],
+        "w2": [[experts.count, spec.n, experts.inner]],
+        "topk_weights": [routing, [spec.m, experts.topk]],
+        "topk_ids": [routing, [spec.m, experts.topk]],
+        "w1_scale": _scale_shapes(spec, experts.count, experts.w1_rows, spec.k),
+        "w2_scale": _scale_shapes(spec, experts.count, spec.n, experts.inner),
+    }
+    for word, tensor in given.tensors.items():
+        shapes = expected.get(word)
+        if shapes is not None and (list(tensor.shape) not in shapes if tensor is not None else bool(shapes)):
+            found = "none" if tensor is None else str(list(tensor.shape))
+            raise UserError(f"{name}: {word} {found}, expected {shapes[0] if shapes else 'none for these types'}")
+        if tensor is not None and tensor.device != given.x.device:
+            raise UserError(f"{name}: {word} is on {tensor.device}, expected {given.x.device} as x")
+        if tensor is not None and word.endswith("_scale") and tensor.dtype != torch.float32:
+            raise UserError(f"{name}: {word} is {dtype_name(tensor.dtype)}, expected float32")
+    if given.w2.dtype != given.w.dtype:
+        raise UserError(f"{name}: w2 is {dtype_name(given.w2.dtype)}, expected {dtype_name(given.w.dtype)} as w1")
+    if given.topk_ids.is_floating_point() or given.topk_ids.dtype == torch.bool:
+        raise UserError(f"{name}: topk_ids is {dtype_name(given.topk_ids.dtype)}, expected int32")
+
+
+def _scale_shapes(spec: GemmSpec, count: int, rows: int, columns: int) -> list[list[int]]:
+    if spec.w_scale is None:
+        return []
+    if spec.w_scale.granularity == "row":
+        return [[count, rows, 1], [count, rows]]
+    return [[count, -(-rows // spec.w_scale.block[0]), -(-columns // spec.w_scale.block[1])]]
+
+
+def routed_inputs(given: RoutedOperands, spec: GemmSpec) -> Inputs:
+    """The activations and their routing as kernels read them."""
+    return Inputs(
+        x=aligned(as_rows(given.x.detach(), spec.m), "x"),
+        topk_ids=_as_dtype("topk_ids", given.topk_ids.reshape(spec.m, -1), torch.int32),
+        topk_weights=_as_dtype("topk_weights", given.topk_weights.detach().reshape(spec.m, -1), torch.float32),
+    )
+
+
+def _as_dtype(word: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The tensor as kernels read it, of this type."""
+    if tensor.dtype != dtype:
+        log_converted(word, tensor, dtype)
+        return tensor.to(dtype, memory_format=torch.contiguous_format)
+    return aligned(tensor, word)
+
+
+def routed_weights(given: RoutedOperands) -> Weights:
+    """The experts' weights and scales as kernels read them."""
+    named = (("w1_scale", given.w_scale), ("w2_scale", given.w2_scale))
+    w_scale, w2_scale = (None if s is None else aligned(s, word).view(*s.shape[:2], -1) for word, s in named)
+    w, w2 = aligned(given.w.detach(), "w1"), aligned(given.w2.detach(), "w2")
+    return Weights(w=w, w_scale=w_scale, w2=w2, w2_scale=w2_scale)
+
+
+MixtureCall = Callable[[RoutedOperands], torch.Tensor]
+
+
+def mixture(family: str, given: RoutedOperands, *, graph_pool: bool = False) -> torch.Tensor:
+    """What the experts give, [..., N] in x's type.
+
+    Raises UserError for operands that are no mixture of this family, and where gradients are recorded.
+    """
+    key = checked_key(family, given)
+    dispatch = None if graph_pool else EAGER.get(family)
+    dispatch = dispatch or dispatch_of(family, graph_pool=graph_pool)
+    if isinstance(dispatch, RecordingDispatch):
+        return record_mixture(dispatch, dispatch, key, given)
+    return run_mixture(dispatch, key, given)
+
+
+def checked_key(family: str, given: RoutedOperands) -> CallKey:
+    """What a bound call takes for granted. Raises UserError for what is no tensor, and where gradients are recorded."""
+    try:
+        key = given.key
+    except AttributeError:
+        raise not_a_tensor_error(load_family(family).entry_point, given.tensors, optional=OPTIONAL_SCALES) from None
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given.tensors.values()):
+        raise UserError("fused experts record no gradients: call them under torch.no_grad()")
+    return key
+
+
+def run_mixture(dispatch: Dispatch, key: CallKey, given: RoutedOperands) -> torch.Tensor:
+    """The mixture by this dispatch."""
+    call = dispatch.calls.get(key)
+    try:
+        return _bind_and_run(dispatch, key, given) if call is None else call(given)
+    except NotCapturable:
+        return _run_in_graph(dispatch, given)
+
+
+def record_mixture(
+    counting: RecordingDispatch, dispatch: Dispatch, key: CallKey, given: RoutedOperands
+) -> torch.Tensor:
+    """The mixture by `dispatch`, counted as one, whatever products of torch's it is computed by."""
+    with capture_paused():
+        out = run_mixture(dispatch, key, given)
+    if out.numel():
+        family = dispatch.family
+        counting.recorder.add(
+            family.name, {**dict(routed_problem(family, given).key), "op": family.entry_point}, current_module()
+        )
+    return out
+
+
+def _bind_and_run(dispatch: Dispatch, key: CallKey, given: RoutedOperands) -> torch.Tensor:
+    """Check, then the key's call, or the first selected candidate that runs, kept. Raises NotInGraph."""
+    problem = routed_problem(dispatch.family, given)
+    spec = routed_spec(dispatch.family, given, problem)
+    if given.x.is_meta or not spec.m:  # no memory, or nothing to write there
+        return given.x.new_empty((*given.x.shape[:-1], spec.n))
+    device = device_by_index(given.x.get_device())
+
+    def bind(selected: LookupResult) -> MixtureCall | None:
+        if selected.runnable.rows is not None:  # rows of padding would be routed too
+            return None
+        return _bind(selected.runnable, spec, device, graph_pool=dispatch.graph_pool, make_out=dispatch.make_out)
+
+    request = BindRequest(
+        problem=problem, spec=spec, device=device, bind=bind, run=lambda call: call(given), with_counter=_counting_call
+    )
+    return dispatch.first_call(key, request)
+
+
+def _run_in_graph(dispatch: Dispatch, given: RoutedOperands) -> torch.Tensor:
+    """The fallback, inside a graph whose weights were not prepared before: nothing that it makes is kept."""
+    problem, device = routed_problem(dispatch.family, given), device_by_index(given.x.get_device())
+    spec, runnable = dispatch.select_for_graph(problem, device, "")
+    return _bind(runnable, spec, device, keep=False)(given)
+
+
+def _counting_call(call: MixtureCall, untuned: UntunedKey) -> MixtureCall:
+    def counted(given: RoutedOperands) -> torch.Tensor:
+        untuned.calls += 1
+        return call(given)
+
+    return counted
+
+
+def _bind(
+    runnable: RunnableCandidate,
+    spec: GemmSpec,
+    device: Device,
+    *,
+    keep: bool = True,
+    graph_pool: bool = False,
+    make_out: MakeOut | None = None,
+) -> MixtureCall:
+    """Without `keep` weights are prepared in each call, whose graph then has what was made."""
+    implementation, knobs = runnable.implementation, runnable.candidate.knobs
+    plain = type(implementation).prepare is Implementation.prepare
+
+    def call(given: RoutedOperands) -> torch.Tensor:
+        with device_context(device):
+            inputs, weights = routed_inputs(given, spec), routed_weights(given)
+            prepared = Prepared(weights=weights)
+            if not plain and keep:
+                prepared = cached_form(runnable, spec, weights, device, graph_pool=graph_pool)
+            elif not plain:
+                prepared = implementation.prepare(spec, weights, knobs)
+            shape = (spec.m, spec.n)
+            if make_out is None:
+                out = torch.empty(shape, dtype=given.x.dtype, device=given.x.device)
+            else:
+                out = make_out().view(shape)
+            with unshared_scratch():
+                launch = implementation.bind(spec, knobs, device, inputs, prepared, out)
+            out = launch()  # a library may return memory of its own
+        return out.view(*given.x.shape[:-1], spec.n)
+
+    return call

@@ -1,0 +1,110 @@
+"""Tuned products in a PyTorch model as it is: its linear layers dispatched where a tuned entry exists."""
+
+import logging
+from dataclasses import dataclass
+from types import TracebackType
+
+import torch
+from torch import nn
+
+from gemmpipe.core.data import Scalar
+from gemmpipe.core.errors import UserError
+from gemmpipe.runtime.api import gemm_a16w16
+from gemmpipe.runtime.cache import KernelCache, device_by_index
+from gemmpipe.runtime.dispatch import dispatch_of
+from gemmpipe.runtime.operands import dtype_name
+from gemmpipe.runtime.select import first_usable
+
+FAMILY = "a16w16"
+"""The family of a linear layer's product."""
+_DTYPES = (torch.bfloat16, torch.float16)
+_MARK = "_gemmpipe_tuned"  # torch 2.11's compiler looks at a layer's attributes again, not at its class
+_LOG = logging.getLogger("gemmpipe.runtime")
+
+
+class TunedLinear(nn.Linear):
+    """A linear layer while it is patched: parameters, hooks and names stay as they are.
+
+    One class for all of them, so that a compiler that has seen one layer knows the next.
+    """
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - nn.Linear's name
+        """The tuned product; torch's own once the model was converted to a type that no row is about."""
+        if self.weight.dtype not in _DTYPES:
+            return super().forward(input)
+        return gemm_a16w16(input, self.weight, self.bias)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Patched:
+    """What `patch` did to a model; as a context manager it undoes that at the end."""
+
+    layers: dict[str, nn.Linear]
+    """The replaced layers by name."""
+    linear_layers: int
+    """How many linear layers the model has."""
+
+    @property
+    def replaced(self) -> int:
+        """How many layers were replaced."""
+        return len(self.layers)
+
+    def undo(self) -> None:
+        """Make every replaced layer what it was; a second time does nothing."""
+        for layer in self.layers.values():
+            if type(layer) is TunedLinear:
+                layer.__class__ = nn.Linear  # type: ignore[assignment]
+                vars(layer).pop(_MARK, None)
+
+    def __str__(self) -> str:
+        return f"gemmpipe: {self.replaced} of {self.linear_layers} linear layers use tuned products"
+
+    def __enter__(self) -> "Patched":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.undo()
+
+
+def patch(model: nn.Module) -> Patched:
+    """Dispatch the products of a model's `nn.Linear` layers where its sizes, type and device have a tuned row.
+
+    A call whose M no row answers goes by the rules, and one that records gradients is torch's own: run the model
+    under `torch.no_grad()` or `torch.inference_mode()`. Layers with a forward of their own are left alone.
+    Raises UserError for what is no module.
+    """
+    if not isinstance(model, nn.Module):
+        raise UserError(f"patch: model is of type {type(model).__name__}, expected a torch.nn.Module")
+    dispatch, known = dispatch_of(FAMILY), dict[tuple[object, ...], bool]()
+    layers: dict[str, nn.Linear] = {}
+    total = 0
+    for name, layer in model.named_modules():
+        if not isinstance(layer, nn.Linear):
+            continue
+        total += 1
+        if type(layer) is not nn.Linear or "forward" in vars(layer):
+            continue
+        weight = layer.weight
+        if type(weight) is not nn.Parameter or weight.device.type not in ("cpu", "cuda"):
+            continue  # a subclass multiplies in its own way
+        key = (weight.shape, weight.dtype, weight.device, layer.bias is not None)
+        if key not in known:
+            known[key] = _has_row(dispatch, weight, layer.bias is not None)
+        if known[key]:
+            layer.__class__ = TunedLinear
+            setattr(layer, _MARK, True)
+            layers[name] = layer
+    patched = Patched(layers=layers, linear_layers=total)
+    _LOG.info("%s", patched)
+    return patched
+
+
+def _has_row(dispatch: KernelCache, weight: torch.Tensor, bias: bool) -> bool:
+    """Whether some M of this weight has a row whose candidate runs here."""
+    device, dtype = device_by_index(weight.get_device()), dtype_name(weight.dtype)
+    wanted: dict[str, Scalar] = {"N": weight.shape[0], "K": weight.shape[1], "bias": bias}
+    wanted |= {"dtype": dtype, "outdtype": dtype}
+    rows = dispatch.tables().rows_with(device, wanted)
+    return any(first_usable(dispatch.family, alternatives, device) is not None for alternatives in rows)

@@ -1,0 +1,268 @@
+"""What may answer a call, best first: the exact row, padded ones, then the rules.
+
+Which M's rows of a tuned table may answer for a problem, in the order in which they are asked.
+
+From a row of a tuned table to a candidate that this installation can run, and the rules where no row helps.
+
+How many rows of a tuned table can answer on a device, and why the others cannot.
+"""
+
+import importlib
+import inspect
+import pkgutil
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import gemmpipe.backends
+from gemmpipe.backends import NO_SPACE, Backend
+from gemmpipe.core.data import Candidate, Device, Problem, Scalar
+from gemmpipe.core.errors import UserError
+from gemmpipe.family import Family, GemmSpec, Implementation
+from gemmpipe.family.dtypes import X_SCALE_COLUMN
+from gemmpipe.family.layouts import ROW_MAJOR
+from gemmpipe.runtime.selection_log import LOG
+from gemmpipe.runtime.tables import TunedTables
+from gemmpipe.tables.merge import Row
+from gemmpipe.tables.recorded import UnsupportedRow, UnusableRow, candidate_of_row, libtype_of
+
+EXACT_M = 64
+"""Up to so many rows a row of its own is worth tuning: beyond, padding changes little and the padded M serves many."""
+
+
+def finely_padded(m: int) -> int:
+    """M rounded up to a multiple of 16 (M <= 256), 32 (<= 1024), 64 (<= 4096) or 128."""
+    step = 16 if m <= 256 else 32 if m <= 1024 else 64 if m <= 4096 else 128
+    return -(-m // step) * step
+
+
+def coarsely_padded(m: int, n: int) -> int:
+    """The next power of two; 8192 when M > 8192 and N > 4096, since nothing is tuned beyond."""
+    if m > 8192 and n > 4096:
+        return 8192
+    return 1 << (m - 1).bit_length()
+
+
+def padding_levels(m: int, n: int) -> dict[int, str]:
+    """Each M to ask for once, with the name of its step: `exact`, then `padded`, finely before coarsely."""
+    found = {m: "exact"}
+    for padded in (finely_padded(m), coarsely_padded(m, n)):
+        found.setdefault(padded, "padded")
+    return found
+
+
+# What a library does where nothing was measured: no copy of the weight, which nobody agreed to pay for.
+_PLAIN_KNOBS: Mapping[str, tuple[Mapping[str, Scalar], ...]] = {
+    "torch": ({"method": "mm"}, {"method": "bfloat16_convert"}, {"method": "float32_convert"}),
+    "scaled_mm": ({"use_fast_accum": False},),
+    "hipblaslt": ({"solidx": -1},),  # what the library proposes
+    "asm": ({"kernelName": "", "NUM_KSPLIT": 0},),  # what aiter chooses
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunnableCandidate:
+    """A candidate that fits, with who computes it."""
+
+    implementation: Implementation
+    candidate: Candidate
+    rows: int | None = None
+    """How many rows x is padded to first, where the candidate fits no other way."""
+
+
+@cache
+def library_backends() -> Mapping[str, Backend]:
+    """The libraries that gemmpipe.backends wraps, by label; those whose package is missing are left out."""
+    found: dict[str, Backend] = {}
+    for module in pkgutil.iter_modules(gemmpipe.backends.__path__, "gemmpipe.backends."):
+        try:
+            members = vars(importlib.import_module(module.name)).values()
+        except ImportError:
+            continue
+        for member in members:
+            if inspect.isclass(member) and issubclass(member, Backend) and not inspect.isabstract(member):
+                found[member.label] = member()
+    return found
+
+
+def find_implementation(family: Family, label: str) -> Implementation | None:
+    """Who computes candidates of this `libtype`: the family's own kernels first, then the libraries."""
+    own = next((found for found in family.implementations if found.label == label), None)
+    return own or library_backends().get(label)
+
+
+def usable_candidate(family: Family, row: Row, spec: GemmSpec, device: Device) -> RunnableCandidate:
+    """The row's candidate for this product; where it fits the row's own M alone, x is padded to that.
+
+    Raises Unusable.
+    """
+    try:
+        return _runnable_candidate(family, row, spec, device)
+    except UnsupportedRow:
+        rows = row.get(family.rows_column)
+        if not isinstance(rows, int) or rows <= spec.m or spec.batch > 1:
+            raise
+        return replace(_runnable_candidate(family, row, replace(spec, m=rows), device), rows=rows)
+
+
+def first_usable(family: Family, rows: Iterable[Row], device: Device) -> tuple[RunnableCandidate, GemmSpec] | None:
+    """The first of a key's rows whose candidate runs here, with the product that it is for."""
+    for row in rows:
+        problem = family.problem(tuple((c.name, row[c.name]) for c in family.key_columns))
+        try:
+            spec = family.spec(problem)
+            return usable_candidate(family, row, spec, device), spec
+        except (UserError, UnusableRow):
+            continue  # a call of this key will say why
+    return None
+
+
+def _runnable_candidate(family: Family, row: Row, spec: GemmSpec, device: Device) -> RunnableCandidate:
+    label = libtype_of(row, family)
+    implementation = find_implementation(family, label)
+    if implementation is None:
+        raise UnusableRow(f"backend: no '{label}' in this installation")
+    if reason := implementation.unavailable(device):
+        raise UnusableRow(f"backend: {label}: {reason}")
+    plain = (
+        _PLAIN_KNOBS[label][0] if label in _PLAIN_KNOBS else None
+    )  # other tools' tables do not say how a library is called
+    candidate = candidate_of_row(implementation, row, spec, device, plain)
+    return RunnableCandidate(implementation=implementation, candidate=candidate)
+
+
+def fallback_candidates(family: Family, spec: GemmSpec, device: Device) -> Iterator[RunnableCandidate]:
+    """What the rules say where no row helps, best first.
+
+    What the family's own kernels say of themselves (one made for few rows: that it takes those), then the family's
+    library paths, which read pre-shuffled weights too, then torch.
+    """
+    for own in family.implementations:
+        knobs = None if own.unavailable(device) else own.default_config(spec, device)
+        if knobs is not None and own.unsupported_reason(spec, knobs, device) is None:
+            yield RunnableCandidate(implementation=own, candidate=Candidate.of(own.label, knobs))
+    for label in dict.fromkeys((*_shuffled_candidates(spec, device), *family.baseline, "torch")):
+        implementation = find_implementation(family, label)
+        if implementation is None or implementation.unavailable(device):
+            continue
+        for rows in (None, *_padded_rows(spec)):
+            fitting = _first_fitting(implementation, spec if rows is None else replace(spec, m=rows), device)
+            if fitting is not None:
+                yield RunnableCandidate(implementation=implementation, candidate=fitting, rows=rows)
+                break
+
+
+def _shuffled_candidates(spec: GemmSpec, device: Device) -> tuple[str, ...]:
+    """What reads a 16-bit weight in tiles as it lies, in the order in which aiter takes it."""
+    if spec.w_layout == ROW_MAJOR or spec.w_scale is not None:
+        return ()
+    return ("hipblaslt",) if device.gfx == "gfx942" else ("asm", "hipblaslt")
+
+
+def _padded_rows(spec: GemmSpec) -> tuple[int, ...]:
+    """Rows to pad x to, where libraries take multiples only."""
+    return () if spec.batch > 1 else (-(-spec.m // 4) * 4, finely_padded(spec.m))
+
+
+def _first_fitting(implementation: Implementation, spec: GemmSpec, device: Device) -> Candidate | None:
+    label = implementation.label
+    plain = None if spec.experts else _PLAIN_KNOBS.get(label)
+    for point in plain or tuple(implementation.configs(spec, device, NO_SPACE)):
+        knobs = implementation.normalise(spec, point, device)
+        if implementation.unsupported_reason(spec, knobs, device) is None:
+            return Candidate.of(label, knobs)
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookupResult:
+    """One answer to a look-up: how it was found and what to run."""
+
+    step: str
+    """`exact`, `padded` or `fallback`."""
+    source: str
+    runnable: RunnableCandidate
+
+    @property
+    def description(self) -> str:
+        """The candidate, for people."""
+        runnable = self.runnable
+        knobs = " ".join(f"{name}={value}" for name, value in runnable.candidate.items)
+        rows = "" if runnable.rows is None else f" on {runnable.rows} rows"
+        return f"{runnable.candidate.backend} {knobs}".strip() + rows
+
+    def failure_message(self, error: Exception) -> str:
+        """What is said when it fails at its first call."""
+        text = str(error).strip().splitlines() or [type(error).__name__]
+        return f"{self.source}: {self.description} failed and is skipped: {type(error).__name__}: {text[0]}"
+
+
+def lookup_results(
+    tables: TunedTables, problem: Problem, spec: GemmSpec, device: Device, orders: Sequence[str] = ()
+) -> Iterator[LookupResult]:
+    """The rows that can run, in the order of `lookup.levels`, then the rules; a row that cannot costs a warning.
+
+    `orders` are those in which x's scales lie: rows for one of them come before rows for any.
+    """
+    for m, step in padding_levels(spec.m, spec.n).items():
+        yield from _row_results(tables, problem, m, step, spec, device, orders)
+    for runnable in fallback_candidates(tables.family, spec, device):
+        yield LookupResult(step="fallback", source="rules", runnable=runnable)
+
+
+def _row_results(
+    tables: TunedTables, problem: Problem, m: int, step: str, spec: GemmSpec, device: Device, orders: Sequence[str]
+) -> Iterator[LookupResult]:
+    """The rows of one M."""
+    own = {problem.rows_column: m}
+    keys = ({**dict(problem.key), **own, **({X_SCALE_COLUMN.name: order} if order else {})} for order in orders)
+    plain = {**dict(problem.key), **own, **({X_SCALE_COLUMN.name: None} if orders else {})}
+    alternatives = [found for key in (*keys, plain) for found in tables.find(device, key.values())]
+    if not alternatives:
+        LOG.log_step(f"{problem.id}: {step} M={m}: no row")
+    for found in alternatives:
+        try:
+            runnable = usable_candidate(tables.family, found.row, spec, device)
+        except UnusableRow as reason:
+            LOG.log_step(f"{problem.id}: {step} M={m}: {found.path}: skipped: {reason}")
+            # A row tuned for another M may well not fit this one.
+            if step == "exact" or not str(reason).startswith("misfit"):
+                LOG.warn(
+                    f"{tables.family.name} {found.path} {reason}",
+                    f"{found.path}: {problem.id}: the stored candidate is skipped here: {reason}",
+                )
+            continue
+        product = found.row.get("device")
+        if product not in (None, "", device.name):  # gfx and cu_num are the same on an H100 and an H200
+            LOG.warn(
+                f"{found.path} of {product}",
+                f"{found.path}: rows timed on {product} answer on {device.name}: gfx and cu_num are the same",
+            )
+        yield LookupResult(step=step, source=f"M={m} of {found.path}", runnable=runnable)
+
+
+def count_usable_rows(family: Family, rows: Iterable[Row], device: Device) -> tuple[int, Counter[str]]:
+    """(the rows whose candidate runs here, the reasons of the others by how often)."""
+    count, reasons = 0, Counter[str]()
+    for row in rows:
+        reason = _unusable_reason(family, row, device)
+        if reason:
+            reasons[reason] += 1
+        else:
+            count += 1
+    return count, reasons
+
+
+def _unusable_reason(family: Family, row: Row, device: Device) -> str:
+    place = (row["gfx"], row["cu_num"])
+    if place != (device.gfx, device.cu_num):
+        return f"for {place[0]}/{place[1]}, this is {device.gfx}/{device.cu_num}"
+    try:
+        problem = family.problem(tuple((c.name, row[c.name]) for c in family.key_columns))
+        usable_candidate(family, row, family.spec(problem), device)
+    except UserError as error:
+        return str(error)
+    except UnusableRow as reason:
+        return str(reason)
+    return ""

@@ -1,0 +1,102 @@
+"""What candidates made of weights: kept while the weight lives, found by where the weight lies."""
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from gemmpipe.core.data import Candidate
+from gemmpipe.family import Weights
+
+WeightKey = tuple[object, ...]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PreparedForm:
+    """A candidate's own form of a weight; `version` is torch's count of in-place changes, None where it has none."""
+
+    storages: "tuple[weakref.ref[torch.UntypedStorage], ...]"
+    """Of weights and scales: of experts those of both products."""
+    version: int | None
+    extra: object
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightCache:
+    """Forms by candidate and by address, layout and dtype of weights and scales; an entry goes with their storage.
+
+    An in-place change that torch counts (`load_state_dict`, `copy_`) makes the form anew. One that it does not count
+    (through `.data`, in an inference tensor, by another library) needs `forget(weight)`.
+    """
+
+    entries: dict[WeightKey, PreparedForm] = field(default_factory=dict)
+
+    def find(self, candidate: Candidate, weights: Weights) -> PreparedForm | None:
+        """The form that is still true of these weights."""
+        entry = self.entries.get(_weight_key(candidate, weights))
+        if entry is None or entry.version != _version(weights):
+            return None
+        held = zip(entry.storages, _storages(weights), strict=True)
+        return entry if all(known() is storage for known, storage in held) else None
+
+    def add(self, candidate: Candidate, weights: Weights, extra: object) -> None:
+        """Keep a form until the storage of a weight or scale dies; one that shares their memory is not kept."""
+        storages = _storages(weights)
+        if isinstance(extra, torch.Tensor) and any(_shares(extra, storage) for storage in storages):
+            return
+        place = _weight_key(candidate, weights)
+        watched = tuple(weakref.ref(storage, _release(self.entries, place)) for storage in storages)
+        self.entries[place] = PreparedForm(storages=watched, version=_version(weights), extra=extra)
+
+    def release(self, weight: torch.Tensor) -> int:
+        """Drop all forms of what lies in this weight's storage; how many there were."""
+        storage = weight.untyped_storage()
+        gone = [place for place, entry in list(self.entries.items()) if is_form_of(entry, storage)]
+        for place in gone:
+            self.entries.pop(place, None)
+        return len(gone)
+
+
+def is_form_of(entry: PreparedForm, storage: torch.UntypedStorage) -> bool:
+    """Whether a form is of a weight that lies there."""
+    return any(known() is storage for known in entry.storages)
+
+
+def _release(entries: dict[WeightKey, PreparedForm], place: WeightKey) -> Callable[[object], None]:
+    def release(dead: object) -> None:
+        entry = entries.get(place)
+        if entry is not None and any(known is dead for known in entry.storages):  # another may lie there by now
+            del entries[place]
+
+    return release
+
+
+def _weight_key(candidate: Candidate, weights: Weights) -> WeightKey:
+    return (candidate, *(t if t is None else (t.data_ptr(), t.shape, t.stride(), t.dtype) for t in _tensors(weights)))
+
+
+def _tensors(weights: Weights) -> tuple[torch.Tensor | None, ...]:
+    return weights.w, weights.w_scale, weights.w2, weights.w2_scale
+
+
+def _storages(weights: Weights) -> tuple[torch.UntypedStorage, ...]:
+    return tuple(t.untyped_storage() for t in _tensors(weights) if t is not None)
+
+
+def _version(weights: Weights) -> int | None:
+    """In-place changes of weights and scales so far; inference tensors do not count them."""
+    total = 0
+    for tensor in _tensors(weights):
+        if tensor is not None:
+            if tensor.is_inference():
+                return None
+            total += tensor._version
+    return total
+
+
+def _shares(extra: torch.Tensor, storage: torch.UntypedStorage) -> bool:
+    return extra.layout is torch.strided and extra.untyped_storage().data_ptr() == storage.data_ptr()
+
+
+WEIGHT_CACHE = WeightCache()

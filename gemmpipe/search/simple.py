@@ -1,0 +1,181 @@
+"""Every candidate, timed alike.
+
+Closer looks: who did well at a glance is timed longer, until few are left and their order can be trusted.
+
+A search in steps: what a step asked for is told before the next one is decided.
+
+Random search: what any cleverer search has to beat.
+
+Successive halving (Jamieson and Talwalkar, 2016): a glance at everything, longer looks at what is left.
+"""
+
+import random
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gemmpipe.core.data import Candidate, Trial
+from gemmpipe.core.errors import check_at_least
+from gemmpipe.search import Search, SearchProblem, SearchSession, TrialRequest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HalvingConfig:
+    """Rungs of launches: a share of each goes on to the next, never fewer than the finalists wanted."""
+
+    keep_fraction: float
+    first_launches: int
+    max_launches: int
+    cutoff: float
+    """Slower than this many times the fastest: out."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.keep_fraction < 1:
+            raise ValueError(f"keep_ratio={self.keep_fraction:g}, expected between 0 and 1")
+        check_at_least(1, first_launches=self.first_launches, max_launches=self.max_launches, cutoff=self.cutoff)
+
+
+class RungLadder:
+    """The rungs of one problem: give it results, it says who is looked at next and how long."""
+
+    def __init__(self, config: HalvingConfig, keep: int) -> None:
+        self._config = config
+        self._keep = keep
+        self.launches = config.first_launches
+        self._timed: list[tuple[float, Candidate]] = []
+
+    def take(self, trials: Sequence[Trial]) -> None:
+        """Results of the current rung; failures are out."""
+        self._timed += [(t.time_us, t.candidate) for t in trials if t.time_us is not None]
+
+    def next_rung(self) -> list[TrialRequest]:
+        """The requests of the next rung; nothing when the order is good enough."""
+        entered = len(self._timed)
+        survivors = max(self._keep, int(entered * self._config.keep_fraction))
+        self.launches = round(self.launches / self._config.keep_fraction)
+        if entered <= self._keep or self.launches > self._config.max_launches:
+            return []
+        ranked = sorted(self._timed, key=lambda pair: (pair[0], pair[1].id))[:survivors]
+        limit = ranked[0][0] * self._config.cutoff
+        self._timed = []
+        return [TrialRequest(candidate=c, launches=self.launches) for time_us, c in ranked if time_us <= limit]
+
+
+class BatchSession(SearchSession):
+    """Asks for `first`, then for what `_next` decides."""
+
+    def __init__(self, first: Sequence[TrialRequest]) -> None:
+        self._requests = list(first)
+        self._pending = len(first)
+        self._ended = False
+
+    def ask(self) -> Sequence[TrialRequest]:
+        requests, self._requests = self._requests, []
+        return requests
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        self._pending -= len(trials)
+        self._record_trials(trials)
+        self._advance()
+
+    def end(self, dropped: int) -> None:
+        self._ended = True
+        self._pending -= dropped + len(self._requests)
+        self._requests = []
+        self._advance()
+
+    def _advance(self) -> None:
+        if self._pending == 0:
+            self._requests = list(self._next_batch())
+            self._pending = len(self._requests)
+
+    @property
+    def finished(self) -> bool:
+        return self._pending == 0
+
+    @abstractmethod
+    def _record_trials(self, trials: Sequence[Trial]) -> None:
+        """Results of the current step, in any number of portions."""
+
+    @abstractmethod
+    def _next_batch(self) -> Sequence[TrialRequest]:
+        """The next step; nothing when it is over. After `end` no candidate that was not timed yet."""
+
+
+class HalvingSession(BatchSession):
+    """A glance at some candidates, then closer looks at the fastest of them."""
+
+    def __init__(self, glances: Sequence[TrialRequest], ladder: RungLadder) -> None:
+        super().__init__(glances)
+        self._ladder = ladder
+
+    def _record_trials(self, trials: Sequence[Trial]) -> None:
+        self._ladder.take(trials)
+
+    def _next_batch(self) -> Sequence[TrialRequest]:
+        return self._ladder.next_rung()
+
+
+class _ExhaustiveSession(BatchSession):
+    def _record_trials(self, trials: Sequence[Trial]) -> None:
+        """Nothing depends on results."""
+
+    def _next_batch(self) -> Sequence[TrialRequest]:
+        return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exhaustive(Search):
+    """Times every candidate with the same number of launches."""
+
+    def start(self, search_problem: SearchProblem) -> SearchSession:
+        return _ExhaustiveSession(
+            [TrialRequest(candidate=c, launches=search_problem.launches) for c in search_problem.candidates]
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Random(Search):
+    """Glances at a `share` of the candidates (at least `least`), drawn by `seed`; then `looks` closer at the best."""
+
+    trial_fraction: float
+    min_trials: int
+    seed: int
+    rungs: HalvingConfig
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_trial_fraction(self.trial_fraction, self.min_trials)
+
+    def start(self, search_problem: SearchProblem) -> SearchSession:
+        given = dict.fromkeys(search_problem.required)
+        others = [c for c in search_problem.candidates if c not in given]
+        # By the problem's name, so that a resumed run draws the same.
+        order = random.Random(f"{self.seed} {search_problem.problem.id}").sample(others, len(others))
+        wanted = max(self.min_trials, round(self.trial_fraction * len(search_problem.candidates)))
+        ladder = RungLadder(self.rungs, search_problem.keep)
+        chosen = [*given, *order[: max(0, wanted - len(given))]]
+        return HalvingSession(
+            [TrialRequest(candidate=c, launches=ladder.launches, first_rung=True) for c in chosen], ladder
+        )
+
+
+def check_trial_fraction(trial_fraction: float, min_trials: int) -> None:
+    """Raises ValueError for a share of the candidates that is none."""
+    if not 0 < trial_fraction <= 1:
+        raise ValueError(f"share={trial_fraction:g}, expected above 0 and at most 1")
+    check_at_least(1, min_trials=min_trials)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Halving(Search):
+    """Glances at all candidates, then `looks` closer at fewer and fewer of them."""
+
+    rungs: HalvingConfig
+
+    def start(self, search_problem: SearchProblem) -> SearchSession:
+        ladder = RungLadder(self.rungs, search_problem.keep)
+        requests = [
+            TrialRequest(candidate=c, launches=ladder.launches, first_rung=True) for c in search_problem.candidates
+        ]
+        return HalvingSession(requests, ladder)

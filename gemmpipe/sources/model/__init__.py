@@ -1,0 +1,1 @@
+"""The matrix products of a model, from its config.json."""

@@ -1,0 +1,190 @@
+"""What one kernel family takes of a model's products, and the key that it gives them.
+
+What a model's experts compute between their products: key columns, or why they are no fused family's.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from gemmpipe.core.data import Problem, Scalar
+from gemmpipe.core.errors import UserError, quoted_repr
+from gemmpipe.family import Family, GemmSpec, KernelDefaults
+from gemmpipe.family.problem import make_problem
+from gemmpipe.sources.model.linear import ArchitectureRule, ConfigJson, Linear, ModelShape
+from gemmpipe.sources.model.quantization import Quantization
+from gemmpipe.sources.model.rules import rule_of
+
+_FIELDS = ("hidden_act", "hidden_activation", "activation_function")
+_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_python": "gelu"}
+"""transformers' words -> ours; its other gelus approximate erf by tanh or a sigmoid, which is another function."""
+_LIMITS = ("swiglu_limit", "swiglu_limits")
+
+
+def activation_columns(linear: Linear, config: ConfigJson, family: str, where: str) -> Mapping[str, Scalar]:
+    """`act_type`, and `doweight_stage1` where that is set. Raises UserError for experts that no fused kernel has."""
+    shape = _model_shape(config, where)
+    odd = ["biases"] if linear.bias else []
+    if shape.rule.clamps_activation or any(_has_limit(shape.value(name)) for name in _LIMITS):
+        odd.append("a clamped SwiGLU")
+    if odd:
+        raise UserError(f"{where}: experts with {' and '.join(odd)}, which kernel={family} does not compute")
+    field = next((name for name in _FIELDS if shape.value(name) is not None), "")
+    said = shape.value(field) if field else shape.rule.activation
+    word = _ACTIVATIONS.get(str(said).lower())
+    if word is None:
+        named = field or "experts' activation"
+        other = f"which kernel={family} does not compute: silu, or gelu by erf"
+        raise UserError(f"{where}: {named}: {quoted_repr(said)}, {other}")
+    return {"act_type": word, **({"doweight_stage1": 1} if shape.rule.weight_first else {})}
+
+
+def _model_shape(config: ConfigJson, where: str) -> ModelShape:
+    """The fields by their architecture's rule; by none where transformers alone knows it (shapes=meta)."""
+    try:
+        architecture, rule = rule_of(config, where)
+    except UserError:
+        architecture, rule = "", ArchitectureRule()
+    return ModelShape(config=config, tp=1, ep=1, where=where, architecture=architecture, rule=rule)
+
+
+def _has_limit(said: object) -> bool:
+    """Whether a limit is said, for all layers or for one; 0 is none."""
+    return any(said) if isinstance(said, list | tuple) else bool(said)
+
+
+_WIDE = ("bfloat16", "float16")
+_GATED = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class FamilyFilter:
+    """A family, the kernel's words, and what the checkpoint says of its layers (None: nothing, so any family may)."""
+
+    family: Family
+    defaults: KernelDefaults
+    gfx: str
+    quantization: Quantization | None
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """The names of the family's key."""
+        return frozenset(column.name for column in self.family.key_columns)
+
+    @property
+    def batched(self) -> bool:
+        """Whether it computes several products as one."""
+        return "B" in self.columns
+
+    @property
+    def grouped(self) -> bool:
+        """Whether it computes experts."""
+        return "expert" in self.columns
+
+    def computes(self, linear: Linear, *, quantised: bool) -> bool:
+        """Whether this family computes it: plain, batched or grouped, quantised or in 16 bits."""
+        if bool(linear.experts) != self.grouped or bool(linear.batch) != self.batched:
+            return False
+        if self.grouped and len(linear.parts) != _GATED:
+            return False  # an expert's down projection is computed with what precedes it
+        if self.batched:
+            return True
+        if linear.sixteen_bit:
+            return self.family.lm_head
+        if self.quantization is None:
+            return True
+        if not quantised:
+            return self._sample_spec().w_dtype in _WIDE
+        return bool(self.quantization.experts) if self.grouped else self.family.name in self.quantization.families
+
+    def problems(
+        self, linear: Linear, config: ConfigJson, sizes: Sequence[int], where: str, *, quantised: bool
+    ) -> list[Problem]:
+        """The product at each M; `config` are the language model's fields. Raises UserError beginning with `where`."""
+        values = self._grouped(linear, config, where, quantised=quantised) if self.grouped else self._plain(linear)
+        if self.quantization and quantised and not self.grouped:
+            values |= self.quantization.columns(self.columns)
+        try:
+            return [
+                make_problem(
+                    self.family,
+                    {self.family.rows_column: m, **values},
+                    self.defaults,
+                    self.gfx,
+                    where,
+                    float(linear.calls),
+                    linear.layer,
+                )
+                for m in sizes
+            ]
+        except UserError as error:
+            if not (self.grouped and quantised and self.quantization) or str(error).startswith("kernel."):
+                raise
+            said = str(error).removeprefix(f"{where}: ")
+            raise UserError(
+                f"{where}: {self.quantization.what}: {said}; shapes.quantization=ignore takes them in 16 bits"
+            ) from None
+
+    @cached_property
+    def block(self) -> tuple[int, int] | None:
+        """The (rows, columns) of the tiles that the family's weights are scaled in, where it scales them so."""
+        if self.quantization is not None:
+            return self.quantization.block
+        scaling = self._sample_spec().w_scale
+        return scaling.block if scaling is not None and scaling.granularity == "block" else None
+
+    def no_product_message(self) -> str:
+        """Why a model has no product for this family, and what to type instead."""
+        if self.quantization is None:
+            what = "experts" if self.grouped else "batched products" if self.batched else "products"
+            return f"no {what} in this model, which kernel={self.family.name} would compute"
+        return f"nothing is left to kernel={self.family.name}: {self._stored_as()}"
+
+    def others_message(self, products: Sequence[tuple[Linear, bool]]) -> str:
+        """A clause on the (product, quantised) that this family does not take, empty for none that matter."""
+        plain = sum(not linear.experts and not linear.sixteen_bit for linear, _ in products)
+        said = [f"{plain} products of other kernels ({self._stored_as()})"] if plain and self.quantization else []
+        experts = [linear for linear, _ in products if linear.experts]
+        if experts and not self.grouped:
+            none = any(linear.bias for linear in experts)
+            said.append("the experts (no kernel of ours: they have biases)" if none else "the experts (kernel=fmoe)")
+        return ", ".join(said)
+
+    def _stored_as(self) -> str:
+        """What the checkpoint says of itself, in kernels."""
+        assert self.quantization is not None
+        said = self.quantization
+        kernels = " or ".join(f"kernel={name}" for name in said.families) or "no kernel of ours"
+        return (
+            f"quantization_config says {said.what} ({kernels}; kernel=a16w16 for what stays in 16 bits); "
+            "shapes.quantization=ignore takes its layers all the same"
+        )
+
+    def _sample_spec(self) -> GemmSpec:
+        """Of any product: what does not depend on sizes."""
+        sizes: dict[str, Scalar] = {c.name: 1024 for c in self.family.key_columns if c.kind == "int"}
+        return self.family.spec(make_problem(self.family, {**sizes, "topk": 1}, self.defaults, self.gfx, "kernel"))
+
+    def _plain(self, linear: Linear) -> dict[str, Scalar]:
+        values: dict[str, Scalar] = {"N": linear.n, "K": linear.k}
+        if linear.batch:
+            values["B"] = linear.batch
+        if linear.bias and "bias" in self.columns and self.defaults.bias is None:
+            values["bias"] = True
+        return values
+
+    def _grouped(self, linear: Linear, config: ConfigJson, where: str, *, quantised: bool) -> dict[str, Scalar]:
+        if not linear.topk:
+            raise UserError(f"{where}: no field 'num_experts_per_tok', which kernel={self.family.name} needs")
+        values: dict[str, Scalar] = {
+            "model_dim": linear.k,
+            "inter_dim": linear.parts[0],
+            "expert": linear.experts,
+            "topk": linear.topk,
+            "use_g1u1": 1,
+        }
+        if "act_type" in self.columns:  # a family of one's own without that column decides by itself
+            values |= activation_columns(linear, config, self.family.name, where)
+        if self.quantization is not None:
+            values["q_type"] = self.quantization.experts if quantised else "No"
+        return values

@@ -1,0 +1,357 @@
+"""What the rules speak of: a product of one device, and a config.json read by an architecture's rule.
+
+What a rule says of an architecture: how it differs from a plain decoder.
+
+Whether a cut keeps the tiles of block-scaled weights whole; engines refuse to load a model where it does not.
+"""
+
+import re
+from collections import ChainMap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from gemmpipe.core.errors import UserError, one_letter_apart, quoted_repr, suggest_or_list
+from gemmpipe.family.problem import MAX_SIZE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArchitectureRule:
+    """How an architecture differs from a plain decoder; a bias is a fixed answer or the field that tells."""
+
+    attention: str = "grouped"
+    """How layers with full attention compute it: `grouped` or `latent`."""
+    mixer: str = ""
+    """What other layers have in its place: `delta`, `kda`, `lightning`, `mamba`, `mamba2` or `short_conv`."""
+    parallel_mixers: bool = False
+    """Whether every layer has both."""
+    query_gate: bool = False
+    """Whether every query head has a gate beside it, unless `attn_output_gate` says no."""
+    output_gate: bool = False
+    """Whether a product of its own gates what attention gives."""
+    by_type: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """A word of `layer_types` -> what such layers have for themselves: our name of a field -> the architecture's."""
+    qkv_bias: bool | str = "attention_bias"
+    o_bias: bool | str = False
+    gated: bool = True
+    mlp_bias: bool | str = "mlp_bias"
+    dense: str = "intermediate_size"
+    """The field with the width of its MLPs where there are no experts; empty for an architecture without MLPs."""
+    sparse: bool = False
+    """Whether its MLPs may be mixtures of experts."""
+    keeps_dense_mlp: bool = False
+    """Whether layers with experts have their MLP too."""
+    expert_bias: bool = False
+    """Whether routers and experts have biases."""
+    activation: str = "silu"
+    """What experts compute where no field says."""
+    clamps_activation: bool = False
+    """Whether experts clamp what they activate, whatever `hidden_act` says."""
+    weight_first: bool = False
+    """Whether an expert's input is weighed, not what it gives."""
+    per_layer_embeddings: bool = False
+    """Whether every layer may have an embedding of its own."""
+    head_bias: bool | str = False
+    shared_gate: bool = False
+    """Whether a product with one output weighs the shared expert."""
+    fused_gate_width: bool = False
+    """Whether `intermediate_size` counts gate and up together."""
+    two_thirds_width: bool = False
+    """Whether MLPs have two thirds of the width that is said, unless `block_auto_adjust_ff_dim` says no."""
+    fields: Mapping[str, str] = field(default_factory=dict)
+    """Our name of a field -> the architecture's own, `outer.inner` for one of a nested object."""
+    defaults: Mapping[str, int] = field(default_factory=dict)
+    """Sizes that published files leave out where they are the class's own."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """How names of our modules begin -> how a checkpoint's do."""
+
+
+ConfigJson = Mapping[str, object]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Linear:
+    """A product of one device: out [M, n] = x [M, k] @ w^T, once in each layer of `places`."""
+
+    layer: str
+    n: int
+    k: int
+    layer_ids: tuple[int, ...]
+    """The decoder layers that have it, from 0; (0,) for what a model has once."""
+    cut: str
+    """`column` (N over the devices), `row` (K over the devices) or `whole` (every device has all of it)."""
+    modules: tuple[str, ...] = ()
+    """What a checkpoint calls the matrices that were merged into it, within their layer."""
+    parts: tuple[int, ...] = ()
+    """The Ns of these matrices, in order; empty for one."""
+    bias: bool = False
+    sixteen_bit: bool = False
+    """Engines leave it unquantised (lm_head, routers)."""
+    experts: int = 0
+    """How many such matrices a device has in a grouped product; 0 for a plain one."""
+    topk: int = 0
+    """How many of all experts a token goes through; 0 where nothing says."""
+    batch: int = 0
+    """How many such products run as one batched product; 0 for a plain one."""
+
+    @property
+    def calls(self) -> int:
+        """How often a forward pass runs it."""
+        return len(self.layer_ids)
+
+
+def unfused_linear(
+    name: str,
+    n: int,
+    k: int,
+    cut: str,
+    layer_ids: tuple[int, ...],
+    *,
+    bias: bool = False,
+    parts: tuple[int, ...] = (),
+    sixteen_bit: bool = False,
+) -> Linear:
+    """A matrix that is merged with no other: the product has the name that a checkpoint gives it."""
+    return Linear(
+        layer=name,
+        n=n,
+        k=k,
+        layer_ids=layer_ids,
+        cut=cut,
+        modules=(name,),
+        parts=parts,
+        bias=bias,
+        sixteen_bit=sixteen_bit,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelShape:
+    """A config.json with its parallelism; reads fields and divides sizes, or says why it cannot."""
+
+    config: ConfigJson
+    tp: int
+    ep: int
+    where: str
+    architecture: str
+    rule: ArchitectureRule
+
+    def value(self, name: str) -> object:
+        """A field under the architecture's own name for it, or under ours; None where it is not there."""
+        found: object = self.config
+        for part in self.rule.fields.get(name, name).split("."):
+            found = found.get(part) if isinstance(found, Mapping) else None
+        return self.config.get(name) if found is None else found
+
+    def layer_groups(self, layer_ids: tuple[int, ...]) -> "list[tuple[ModelShape, tuple[int, ...]]]":
+        """These layers by what they have for themselves: (the configuration with it, the layers it holds for)."""
+        apart: dict[tuple[str, str], tuple[ModelShape, list[int]]] = {}
+        listed = self._by_layer()
+        for place in layer_ids:
+            said = listed.get(place, {})
+            kind = (self._type(place), repr(sorted(said.items(), key=str)))
+            if kind not in apart:
+                if len(apart) == _MAX_KINDS:
+                    raise UserError(f"{self.where}: layers of more than {_MAX_KINDS:,} kinds, expected fewer")
+                apart[kind] = (self._with(self._of_type(kind[0]) | said), [])
+            apart[kind][1].append(place)
+        return [(one, tuple(held)) for one, held in apart.values()]
+
+    def _with(self, own: ConfigJson) -> "ModelShape":
+        """The same with fields of some layers in front."""
+        if not own:
+            return self
+        return replace(self, config=ChainMap(dict(own), dict(self.config)), rule=replace(self.rule, by_type={}))
+
+    def _of_type(self, name: str) -> dict[str, object]:
+        """The fields that layers of this type have for themselves."""
+        fields = self.rule.by_type.get(name, {})
+        said = {ours: (self.value(theirs), self.rule.defaults.get(theirs)) for ours, theirs in fields.items()}
+        found = {ours: default if value is None else value for ours, (value, default) in said.items()}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _by_layer(self) -> dict[int, dict[str, object]]:
+        """`per_layer_config` of files that transformers 5 wrote: layers to their fields; names that are none left out.
+
+        Raises UserError for more names than layers.
+        """
+        listed = self.value("per_layer_config")
+        if not isinstance(listed, Mapping):
+            return {}
+        if len(listed) > self.layers:
+            names = f"{len(listed):,} names for {self.layers:,} layers"
+            raise UserError(f"{self.where}: per_layer_config: {names}, expected at most one a layer")
+        found: dict[int, dict[str, object]] = {}
+        for name, said in listed.items():
+            place = str(name)
+            if place.isascii() and place.isdecimal() and len(place) < _MAX_INDEX_DIGITS and isinstance(said, Mapping):
+                own = {str(field): value for field, value in said.items() if value is not None}
+                found.setdefault(int(place), own)
+        return found
+
+    def _type(self, place: int) -> str:
+        said, sliding = self.value("layer_types"), self.value("hybrid_layer_pattern")
+        for listed in (said, sliding):
+            if self.rule.by_type and isinstance(listed, list | tuple) and place < len(listed):
+                return _BY_NUMBER.get(str(listed[place]), str(listed[place]))
+        return ""
+
+    def size(self, *names: str, default: int | None = None) -> int:
+        """The first of these fields that is there, a whole number from 1; UserError where there is none."""
+        for name in names:
+            value = self.value(name)
+            if value is None:
+                continue
+            if isinstance(value, list | tuple) and value and "num_hidden_layers" not in names:
+                value = self._everywhere(value)
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_SIZE:
+                raise UserError(
+                    f"{self.where}: {name}: {quoted_repr(value)}, expected a whole number from 1 to {MAX_SIZE}"
+                )
+            return value
+        default = self.rule.defaults.get(names[0], default)
+        if default is None:
+            raise UserError(f"{self.where}: no field '{names[0]}', which {self.architecture} needs")
+        return default
+
+    def _everywhere(self, value: Sequence[object]) -> object:
+        """What a list says once a layer, where that is the same everywhere; else the list."""
+        same = len(value) == self.layers and all(each == value[0] for each in value)
+        return value[0] if same else value
+
+    def has(self, name: str) -> bool:
+        """Whether a field tells of something that the model has: a number above 0, also for one layer of a list.
+
+        Nothing, null, 0 and false tell that it has none. Raises UserError for anything else.
+        """
+        value = self.value(name)
+        listed = value if isinstance(value, list | tuple) and len(value) == self.layers else [value]
+        for each in listed:
+            if not (each is None or isinstance(each, int)):
+                raise UserError(f"{self.where}: {name}: {quoted_repr(value)}, expected a whole number")
+        return any(listed)
+
+    def numbers(self, name: str) -> tuple[int, ...]:
+        """A list of whole numbers from 0; empty where the field is not there."""
+        value = self.value(name)
+        if value is None:
+            return ()
+        if isinstance(value, str):  # "3,4,5", as Step has it
+            value = [int(word) if _LAYER_INDEX.fullmatch(word.strip()) else word for word in value.split(",")]
+        if not isinstance(value, list | tuple) or any(type(each) is not int or each < 0 for each in value):
+            raise UserError(f"{self.where}: {name}: {quoted_repr(value)}, expected a list of whole numbers")
+        if len(value) > MAX_LAYERS:
+            raise UserError(f"{self.where}: {name}: {len(value):,} of them, expected at most {MAX_LAYERS:,}")
+        return tuple(value)
+
+    def words_per_layer(self, name: str, known: Iterable[str]) -> tuple[str, ...]:
+        """One word a layer, of these; empty where the field is not there."""
+        value, allowed = self.value(name), tuple(known)
+        if value is None:
+            return ()
+        if not isinstance(value, list | tuple) or any(each not in allowed for each in value):
+            raise UserError(f"{self.where}: {name}: {quoted_repr(value)}, expected a list of {' and '.join(allowed)}")
+        if len(value) != self.layers:
+            raise UserError(f"{self.where}: {name}: {len(value)} of them, expected one a layer ({self.layers})")
+        return tuple(value)
+
+    def flag(self, word: bool | str) -> bool:
+        """A fixed answer, or what the field of this name says."""
+        if not isinstance(word, str):
+            return word
+        value = self.value(word)
+        if value not in (None, False, True):
+            raise UserError(f"{self.where}: {word}: {quoted_repr(value)}, expected true or false")
+        return bool(value)
+
+    def split(self, value: int, what: str) -> int:
+        """`value` over the devices; UserError where it does not divide."""
+        if value % self.tp:
+            raise UserError(f"{self.where}: {what} {value} does not divide by shapes.tp={self.tp}")
+        return value // self.tp
+
+    @property
+    def hidden(self) -> int:
+        """The width of the residual stream."""
+        return self.size("hidden_size")
+
+    @property
+    def layers(self) -> int:
+        """How many decoder layers."""
+        listed = self.value("layers_block_type")  # Nemotron-H's file as transformers 5 writes it counts no further
+        layers = self.size("num_hidden_layers", default=len(listed) or None if isinstance(listed, list) else None)
+        if layers > MAX_LAYERS:
+            raise UserError(f"{self.where}: num_hidden_layers: {layers}, expected at most {MAX_LAYERS}")
+        return layers
+
+    @property
+    def every_layer(self) -> tuple[int, ...]:
+        """All decoder layers."""
+        return tuple(range(self.layers))
+
+
+def layer_count(shape: ModelShape, *names: str, default: int = 0) -> int:
+    """The first of these fields that is there, a number of layers from 0; UserError for any other value."""
+    for name in names:
+        value = shape.value(name)
+        if value is None or (name.endswith("end_index") and value == -1):  # Ernie: -1 is the last
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise UserError(f"{shape.where}: {name}: {quoted_repr(value)}, expected 0 to {shape.layers} layers")
+        if value > shape.layers and not name.endswith("end_index"):
+            raise UserError(f"{shape.where}: {name}: {quoted_repr(value)}, expected 0 to {shape.layers} layers")
+        return value
+    return shape.rule.defaults.get(names[0], default)
+
+
+_LAYER_INDEX = re.compile(r"[0-9]{1,9}")
+_MAX_INDEX_DIGITS = 10
+_MAX_KINDS = 256
+"""Of layers, by their sizes; each kind has products of its own."""
+_MAX_FIELDS = 2_000
+_BY_NUMBER = {"0": "full_attention", "1": "sliding_attention"}
+"""MiMo's `hybrid_layer_pattern`."""
+MAX_LAYERS = 10_000
+"""Far beyond any model; a file that says more is not one."""
+
+_READ_FIELDS = (
+    *("architectures", "model_type", "text_config", "quantization_config", "hidden_size", "intermediate_size"),
+    *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size", "attention_bias"),
+    *("moe_intermediate_size", "num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts"),
+    *("num_experts_per_tok", "first_k_dense_replace", "mlp_only_layers", "decoder_sparse_step", "moe_layer_freq"),
+    *("shared_expert_intermediate_size", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"),
+    *("v_head_dim", "index_n_heads", "index_head_dim", "layer_types", "mlp_layer_types", "interleave_moe_layer_step"),
+    *("intermediate_size_mlp", "full_attention_interval", "linear_num_key_heads", "linear_num_value_heads"),
+    *("linear_key_head_dim", "linear_value_head_dim", "mlp_bias"),
+)
+"""Fields whose loss would change products in silence."""
+
+
+def check_field_names(config: ConfigJson, where: str) -> None:
+    """Raises UserError for a field one letter away from one that is read, which is not there itself."""
+    if len(config) > _MAX_FIELDS:
+        raise UserError(f"{where}: {len(config):,} fields, expected at most {_MAX_FIELDS:,}, as a model has")
+    for name in config:
+        close = [each for each in _READ_FIELDS if each not in config and one_letter_apart(str(name), each)]
+        if close and name not in _READ_FIELDS:
+            raise UserError(f"{where}: no such field '{name}'{suggest_or_list(str(name), close)}")
+
+
+def check_block_alignment(block: tuple[int, int], linear: Linear, tp: int, where: str) -> None:
+    """Raises UserError, beginning with `where`, for a size that is no multiple of the (rows, columns) of a tile."""
+    hint = "; shapes.ep= deals whole experts out instead" if linear.experts and linear.cut != "whole" else ""
+    for size, multiple, what in _shard_sizes(linear, tp, *block):
+        if size % multiple:
+            raise UserError(
+                f"{where}: {what} {size} with tp {tp}: engines need a multiple of {multiple} for block scales{hint}"
+            )
+
+
+def _shard_sizes(linear: Linear, tp: int, rows: int, columns: int) -> Iterator[tuple[int, int, str]]:
+    if linear.cut == "row" and tp > 1:
+        yield linear.k, columns, "K"
+    parts = linear.parts or (linear.n,)
+    if linear.cut == "column" and tp > 1:
+        yield from ((part, rows, "N of a part") for part in parts)
+    else:
+        # Uncut, only a part that another one follows must end on a tile.
+        yield from ((part, rows, "N of a part") for part in parts[:-1])

@@ -1,0 +1,275 @@
+"""What a checkpoint's `quantization_config` says: which kernel families compute its layers, and which stay 16-bit.
+
+The modules that a checkpoint leaves in 16 bits: names, endings, globs and `re:` patterns held against a model's.
+"""
+
+import fnmatch
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from gemmpipe.core.data import Scalar
+from gemmpipe.core.errors import UserError, quoted_repr
+from gemmpipe.sources.model.linear import ConfigJson, Linear
+
+_PREFIXES = ("model.language_model.", "language_model.model.", "language_model.", "model.", "backbone.")
+_TIMEOUT_S = 5.0
+_MATCH_PROGRAM = """
+import json, re, sys
+expressions, names = json.load(sys.stdin)
+compiled = [re.compile(each) for each in expressions]
+json.dump([name for name in names if any(e.match(name) or e.match("model." + name) for e in compiled)], sys.stdout)
+"""
+
+
+def ignored_layers(linears: Sequence[Linear], patterns: Sequence[str]) -> list[frozenset[int]]:
+    """For each linear the layers in which one of its matrices is named.
+
+    Raises UserError for a pattern that is none, and for patterns that take too long.
+    """
+    words = frozenset(_without_prefix(pattern) for pattern in patterns if not _is_expression(pattern))
+    expressions = tuple(_expression(pattern) for pattern in patterns if _is_expression(pattern))
+    held = [
+        {place: [_full_name(linear, place, module) for module in linear.modules] for place in linear.layer_ids}
+        for linear in linears
+    ]
+    # A pattern may name the module or what holds it.
+    holders = {
+        holder for layer_ids in held for names in layer_ids.values() for name in names for holder in _starts(name)
+    }
+    matched = _match_in_process(expressions, tuple(sorted(holders))) if expressions else frozenset()
+    return [
+        frozenset(place for place, names in layer_ids.items() if any(_is_named(name, words, matched) for name in names))
+        for layer_ids in held
+    ]
+
+
+def _is_named(name: str, words: frozenset[str], matched: frozenset[str]) -> bool:
+    starts = _starts(name)
+    return not (words.isdisjoint(starts) and matched.isdisjoint(starts) and words.isdisjoint(_ends(name)))
+
+
+def _is_expression(pattern: str) -> bool:
+    return pattern.startswith("re:") or "*" in pattern
+
+
+def _without_prefix(pattern: str) -> str:
+    """The name without `model.` and the like in front."""
+    return next((pattern.removeprefix(each) for each in _PREFIXES if pattern.startswith(each)), pattern)
+
+
+def _expression(pattern: str) -> str:
+    if not pattern.startswith("re:"):
+        return fnmatch.translate(_without_prefix(pattern))
+    try:
+        return re.compile(pattern.removeprefix("re:")).pattern
+    except (re.error, OverflowError, RecursionError) as error:
+        raise UserError(f"quantization_config: ignored module {quoted_repr(pattern)}: {error}") from None
+
+
+def _full_name(linear: Linear, place: int, module: str) -> str:
+    return module if linear.layer == "lm_head" else f"layers.{place}.{module}"
+
+
+def _starts(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[: i + 1]) for i in range(len(parts))]
+
+
+def _ends(name: str) -> Iterable[str]:
+    parts = name.split(".")
+    return (".".join(parts[i:]) for i in range(len(parts)))
+
+
+@lru_cache(maxsize=4)
+def _match_in_process(expressions: tuple[str, ...], names: tuple[str, ...]) -> frozenset[str]:
+    """The names that an expression matches; in a process that can be stopped: a few letters can take for ever."""
+    try:
+        found = subprocess.run(
+            [sys.executable, "-I", "-c", _MATCH_PROGRAM],
+            input=json.dumps([expressions, names]),
+            capture_output=True,
+            check=True,
+            text=True,
+            timeout=_TIMEOUT_S,
+        )
+    except (subprocess.TimeoutExpired, subprocess.CalledProcessError):  # the latter: out of memory
+        most = max(expressions, key=len)
+        raise UserError(
+            f"quantization_config: ignored modules such as 're:{most[:60]}' cannot be matched within "
+            f"{_TIMEOUT_S:g} s, expected simple patterns"
+        ) from None
+    return frozenset(json.loads(found.stdout))
+
+
+_BLOCK_FAMILIES = ("a8w8_blockscale", "a8w8_blockscale_bpreshuffle")
+_EIGHT_FAMILIES = ("a8w8", "a8w8_bpreshuffle")
+_FOUR_FAMILIES = ("a4w4_blockscale",)
+_IGNORED_FIELDS = ("modules_to_not_convert", "ignore", "exclude_modules", "exclude", "ignored_layers")
+_MAX_PATTERNS, _MAX_PATTERN_LENGTH = 20_000, 300
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Quantization:
+    """How a checkpoint's matrices are stored, except for those that it names."""
+
+    what: str
+    """For the reader: `fp8 in blocks of 128x128`."""
+    families: tuple[str, ...]
+    """The kernel families that compute such a layer; none for what we have no kernel for."""
+    experts: str
+    """The quantisation of experts as aiter's fused MoE calls it: `per_1x128`, `per_Token`, `per_Tensor`, `per_1x32`."""
+    weight: str
+    """The weight's dtype: `fp8` (the chip's own), `int8`, `fp4x2`; empty where no kernel of ours reads it."""
+    block: tuple[int, int] | None = None
+    granularity: str = ""
+    """`row` or `tensor` for scales that span K."""
+    ignored: tuple[str, ...] = ()
+    """Modules that stay in 16 bits: names, endings, globs, `re:` patterns."""
+
+    def columns(self, names: frozenset[str]) -> dict[str, Scalar]:
+        """What it says about those key columns of a plain product's family."""
+        said: dict[str, Scalar] = {"granularity": self.granularity}
+        if self.weight == "int8":
+            said["q_dtype_w"] = "int8"
+        return {name: value for name, value in said.items() if value and name in names}
+
+
+def quantization_of(config: ConfigJson, where: str) -> Quantization | None:
+    """What the file says, at its top or in its language model; None for a checkpoint in 16 bits.
+
+    Raises UserError for an entry of the wrong kind.
+    """
+    for fields in _quantization_configs(config):
+        said = next((fields[name] for name in ("quantization_config", "compression_config") if fields.get(name)), None)
+        if said is None:
+            continue
+        if not isinstance(said, Mapping):
+            raise UserError(f"{where}: quantization_config: {quoted_repr(said)}, expected an object")
+        found = _read(said, where)
+        return None if found is None else replace(found, ignored=_patterns(said, where))
+    return None
+
+
+def split_by_quantization(
+    linears: Sequence[Linear], quantization: Quantization | None
+) -> Iterator[tuple[Linear, bool]]:
+    """Each product in the layers in which it is quantised (True), then in those in which it stays in 16 bits.
+
+    Where nothing is said it may be quantised, unless engines never do.
+    """
+    ignored = ignored_layers(linears, quantization.ignored) if quantization else [frozenset[int]()] * len(linears)
+    for linear, left in zip(linears, ignored, strict=True):
+        if linear.sixteen_bit or not left:
+            yield linear, not linear.sixteen_bit
+            continue
+        for quantised in (True, False):
+            layer_ids = tuple(place for place in linear.layer_ids if (place not in left) is quantised)
+            if layer_ids:
+                yield replace(linear, layer_ids=layer_ids), quantised
+
+
+def _quantization_configs(config: ConfigJson) -> Iterator[ConfigJson]:
+    from gemmpipe.sources.model.rules import language_model
+
+    yield config
+    yield language_model(config)
+
+
+def _read(said: Mapping[str, object], where: str) -> Quantization | None:
+    method = str(said.get("quant_method") or said.get("quant_algo") or "").lower()
+    algo = str(said.get("quant_algo") or "").lower()
+    if method == "fp8" and said.get("weight_block_size"):
+        return _blocks(said["weight_block_size"], where)
+    if method in ("fp8", "fbgemm_fp8") or algo == "fp8":
+        return _eight_bit_families("fp8", "row" if method == "fbgemm_fp8" else "tensor")
+    if algo in ("fp8_pb_wo", "fp8_block_scales", "fp8_pb"):
+        return _blocks([128, 128], where)
+    if algo == "fp8_per_channel_per_token":
+        return _eight_bit_families("fp8", "row")
+    if method in ("mxfp4", "mxfp4_moe") or algo == "mxfp4":
+        return _four_bit_families(activations=False)
+    if method == "compressed-tensors":
+        return _groups(said, where)
+    if method == "quark":
+        return _quark(said)
+    if not method:
+        return None
+    return Quantization(what=algo or method, families=(), experts="", weight="")
+
+
+def _blocks(size: object, where: str) -> Quantization:
+    block = tuple(size) if isinstance(size, list | tuple) else ()
+    if len(block) != 2 or any(type(each) is not int or each < 1 for each in block):
+        raise UserError(
+            f"{where}: weight_block_size: {quoted_repr(size)}, expected two whole numbers such as [128, 128]"
+        )
+    return Quantization(
+        what=f"fp8 in blocks of {block[0]}x{block[1]}",
+        families=_BLOCK_FAMILIES if block == (128, 128) else (),
+        experts="per_1x128" if block == (128, 128) else "",
+        weight="fp8",
+        block=(block[0], block[1]),
+    )
+
+
+def _eight_bit_families(weight: str, granularity: str) -> Quantization:
+    experts = "per_Token" if granularity == "row" else "per_Tensor"
+    what = f"{weight} with a scale {'for each channel' if granularity == 'row' else 'for each tensor'}"
+    # A scale for each tensor is no pre-shuffled kernel's: those scale by row.
+    families = _EIGHT_FAMILIES if granularity == "row" else _EIGHT_FAMILIES[:1]
+    return Quantization(what=what, families=families, experts=experts, weight=weight, granularity=granularity)
+
+
+def _four_bit_families(*, activations: bool) -> Quantization:
+    families = _FOUR_FAMILIES if activations else ()
+    what = "MXFP4" if activations else "MXFP4 weights"
+    return Quantization(what=what, families=families, experts="per_1x32", weight="fp4x2")
+
+
+def _groups(said: Mapping[str, object], where: str) -> Quantization | None:
+    """compressed-tensors: the first group of layers speaks for all; weight-only ones have no kernel here."""
+    groups = said.get("config_groups")
+    first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
+    weights = first.get("weights") if isinstance(first, Mapping) else None
+    if not isinstance(weights, Mapping) or not isinstance(first, Mapping):
+        raise UserError(f"{where}: quantization_config.config_groups: no group with weights, expected one")
+    kind, bits, strategy = (str(weights.get(name)) for name in ("type", "num_bits", "strategy"))
+    both = isinstance(first.get("input_activations"), Mapping)
+    if both and (kind, bits) == ("float", "8") and strategy == "block":
+        return _blocks(weights.get("block_structure"), where)
+    if both and bits == "8" and strategy in ("channel", "tensor"):
+        return _eight_bit_families("fp8" if kind == "float" else "int8", "row" if strategy == "channel" else "tensor")
+    if both and (kind, bits, str(weights.get("group_size"))) == ("float", "4", "32"):
+        return _four_bit_families(activations=True)
+    what = f"{kind} {bits} bits by {strategy}" + ("" if both else ", weights alone")
+    return Quantization(what=what, families=(), experts="", weight="")
+
+
+def _quark(said: Mapping[str, object]) -> Quantization:
+    """AMD's Quark: the global scheme."""
+    overall = said.get("global_quant_config")
+    weight = overall.get("weight") if isinstance(overall, Mapping) else None
+    scheme = weight if isinstance(weight, Mapping) else {}
+    kind, by = str(scheme.get("dtype")), str(scheme.get("qscheme"))
+    if kind == "fp4":
+        return _four_bit_families(activations=isinstance(overall, Mapping) and bool(overall.get("input_tensors")))
+    if kind in ("fp8_e4m3", "int8") and by in ("per_channel", "per_tensor"):
+        return _eight_bit_families("int8" if kind == "int8" else "fp8", "row" if by == "per_channel" else "tensor")
+    return Quantization(what=f"Quark {kind} {by}", families=(), experts="", weight="")
+
+
+def _patterns(said: Mapping[str, object], where: str) -> tuple[str, ...]:
+    found = next((said[name] for name in _IGNORED_FIELDS if said.get(name)), ())
+    if not isinstance(found, list | tuple) or any(not isinstance(word, str) for word in found):
+        raise UserError(f"{where}: quantization_config: {quoted_repr(found)}, expected a list of module names")
+    if len(found) > _MAX_PATTERNS:
+        raise UserError(f"{where}: quantization_config: {len(found)} ignored modules, expected at most {_MAX_PATTERNS}")
+    for word in found:
+        if len(word) > _MAX_PATTERN_LENGTH:
+            raise UserError(f"{where}: quantization_config: ignored module {word[:60]!r}, expected a shorter pattern")
+    return tuple(found)

@@ -1,0 +1,133 @@
+"""Problems of a model, from its config.json, the degrees of parallelism and the batch sizes.
+
+The Ms of a decoder's products: numbers, or the name of an engine whose captured batch sizes are meant.
+
+How engines cut a decoder's layers into products: attention, feed-forward, rules by architecture, quantisation.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from gemmpipe.core.data import Problem
+from gemmpipe.core.errors import UserError, quoted_repr, suggest_or_list
+from gemmpipe.core.files import read_object
+from gemmpipe.family import Family, KernelDefaults
+from gemmpipe.family.problem import MAX_SIZE, merge_duplicates
+from gemmpipe.sources import Source
+from gemmpipe.sources.model.keys import FamilyFilter
+from gemmpipe.sources.model.linear import ConfigJson, Linear, check_block_alignment
+from gemmpipe.sources.model.quantization import quantization_of, split_by_quantization
+from gemmpipe.sources.model.rules import language_model, linears
+
+_EXPECTED = f"expected whole numbers from 1 to {MAX_SIZE}, as in [1, 64, 4096], or vllm"
+_VLLM_MAX = 512
+
+
+def vllm_capture_sizes(most: int = _VLLM_MAX) -> list[int]:
+    """The batch sizes for which vLLM captures CUDA graphs, by default: its documentation of cudagraph_capture_sizes.
+
+    1, 2, 4, then steps of 8 below 256 and of 16 up to `most`, which vLLM sets to twice max_num_seqs and at most 512.
+    """
+    return [size for size in (1, 2, 4, *range(8, 256, 8), *range(256, most + 1, 16)) if size <= most]
+
+
+_ENGINES: Mapping[str, Callable[[], list[int]]] = {"vllm": vllm_capture_sizes}
+
+
+def batch_sizes(nsets: Sequence[int] | int | str) -> list[int]:
+    """Each M once, in the given order. Raises UserError naming shapes.nsets."""
+    if isinstance(nsets, str):
+        if nsets not in _ENGINES:
+            raise UserError(f"shapes.nsets: '{nsets}', {_EXPECTED}{suggest_or_list(nsets, _ENGINES)}")
+        return _ENGINES[nsets]()
+    sizes = [nsets] if isinstance(nsets, int) else list(nsets or ())
+    for m in sizes:
+        if isinstance(m, bool) or not isinstance(m, int) or not 1 <= m <= MAX_SIZE:
+            raise UserError(f"shapes.nsets: {quoted_repr(m)}, {_EXPECTED}")
+    if not sizes:
+        raise UserError(f"shapes.nsets: empty, {_EXPECTED}")
+    return list(dict.fromkeys(sizes))
+
+
+_MAX_DEVICES = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShapes(Source):
+    """The products of one device of a `tp`-way sharded decoder, each at every M of `nsets`.
+
+    `path` is a config.json or the folder that holds it; `config` holds the same fields inline. `ep` above 1 deals whole
+    experts out over so many devices. The weight is the number of calls in a forward pass. A `quantization_config` says
+    which kernel computes which layer; `quantization=ignore` lets any kernel compute all of them.
+    """
+
+    path: str | None
+    config: Mapping[str, object] | None
+    tp: int
+    ep: int
+    nsets: Sequence[int] | int | str
+    quantization: Literal["config", "ignore"]
+
+    def problems(self, family: Family, defaults: KernelDefaults, gfx: str) -> list[Problem]:
+        """Each problem once, weights summed. Raises UserError: which field, and why it cannot be."""
+        where, config = self._config()
+        sizes = batch_sizes(self.nsets)
+        wanted = self._family_filter(family, defaults, gfx, config, where)
+        found: list[Problem] = []
+        for linear, quantised in self._products(wanted, config, where):
+            line = f"{where}: {linear.layer}"
+            if quantised and wanted.block:
+                check_block_alignment(wanted.block, linear, self.tp, line)
+            if wanted.computes(linear, quantised=quantised):
+                found += wanted.problems(linear, language_model(config), sizes, line, quantised=quantised)
+        if not found:
+            raise UserError(f"{where}: {wanted.no_product_message()}")
+        return merge_duplicates(found)
+
+    def left_out(self, family: Family, defaults: KernelDefaults, gfx: str) -> str:
+        """Which products other kernels compute, as the checkpoint stores them."""
+        where, config = self._config()
+        wanted = self._family_filter(family, defaults, gfx, config, where)
+        others = [
+            each for each in self._products(wanted, config, where) if not wanted.computes(each[0], quantised=each[1])
+        ]
+        return wanted.others_message(others)
+
+    def _family_filter(
+        self, family: Family, defaults: KernelDefaults, gfx: str, config: ConfigJson, where: str
+    ) -> FamilyFilter:
+        self._check_degrees()
+        quantization = quantization_of(config, where) if self.quantization == "config" else None
+        return FamilyFilter(family=family, defaults=defaults, gfx=gfx, quantization=quantization)
+
+    def _products(self, wanted: FamilyFilter, config: ConfigJson, where: str) -> Iterator[tuple[Linear, bool]]:
+        """Every product of one device, and whether it is quantised there."""
+        yield from split_by_quantization(self.linears(config, where, batched=wanted.batched), wanted.quantization)
+
+    def linears(self, config: ConfigJson, where: str, *, batched: bool) -> list[Linear]:
+        """The products of one device, by our rules."""
+        return linears(config, self.tp, where, sixteen_bit=True, ep=self.ep, batched=batched)
+
+    def _config(self) -> tuple[str, ConfigJson]:
+        if (self.path is None) == (self.config is None):
+            both = "are both given" if self.path else "are both empty"
+            yours = "; shapes=model, csv, trace or log reads a file of yours" if self.path else ""
+            raise UserError(f"shapes.path and shapes.config {both}, expected a config.json or its fields inline{yours}")
+        if self.config is not None:
+            return "shapes.config", self.config
+        path = Path(str(self.path)).expanduser()
+        file = path / "config.json" if path.is_dir() else path
+        if not file.exists():
+            raise UserError(f"shapes.path: no file '{file}', expected a model's config.json")
+        config = read_object(file)
+        beside = file.with_name("hf_quant_config.json")  # where ModelOpt keeps it
+        if "quantization_config" not in config and beside.is_file():
+            config = {**config, "quantization_config": read_object(beside).get("quantization")}
+        return str(file), config
+
+    def _check_degrees(self) -> None:
+        for name, degree in (("tp", self.tp), ("ep", self.ep)):
+            if isinstance(degree, bool) or not isinstance(degree, int) or not 1 <= degree <= _MAX_DEVICES:
+                raise UserError(f"shapes.{name}: {degree!r}, expected a whole number from 1 to {_MAX_DEVICES}")

@@ -1,0 +1,201 @@
+"""Who takes part in a comparison on one problem, and why somebody does not."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from gemmpipe import journal
+from gemmpipe.backends.autotune import Autotuned
+from gemmpipe.backends.same_size import BLOCKWISE, SameSize
+from gemmpipe.core.data import Candidate, Trial, Tuning
+from gemmpipe.core.errors import UserError
+from gemmpipe.formats.engine_json import EngineJson, nearest_key
+from gemmpipe.search.features import FeatureCache, FeatureEncoder
+from gemmpipe.stages import Context
+from gemmpipe.stages.rows import config_text
+from gemmpipe.stages.screen.candidates import CandidateFilter, CandidateList
+from gemmpipe.tables.merge import Row
+from gemmpipe.tables.recorded import UnusableRow, candidate_of_row
+
+TUNED, OWN, UNTUNED, AUTOTUNE = "tuned", "own kernels", "untuned", "triton.autotune"
+VLLM, SGLANG = "vllm", "sglang"
+NAMES = (TUNED, OWN, UNTUNED, AUTOTUNE, VLLM, SGLANG)
+"""The names that are no candidate's: theirs begin with their backend."""
+_PLAIN = "triton"
+_NO_JOURNAL = "a library was chosen, and no journal of that run is here: stages.lineup.own=TABLE"
+_NO_OWN_FINALIST = "a library was chosen, and no kernel of ours was in the finals of that run: stages.lineup.own=TABLE"
+_LIBRARY_ROW = "stages.lineup.own: the table's row is a library's; tune it with 'backend=[{}]'"
+
+JournalLookup = Callable[[str], journal.Record]
+"""The journal of the run of a name; an empty one where that is not at hand."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineupEntry:
+    """A name, and what runs under it; without a candidate it takes no part, for the reason given."""
+
+    name: str
+    candidate: Candidate | None = None
+    reason: str = ""
+    unlike: bool = False
+    """Whether it computes something else on purpose, and is not checked."""
+    tuning: Tuning | None = None
+    run_id: str = ""
+    """The run of ours that chose it."""
+
+
+def tuned_entries(
+    listing: CandidateList, rows: Sequence[Row], alone: Sequence[Row], journals: JournalLookup, context: Context
+) -> Iterator[LineupEntry]:
+    """What the tables choose, and the own kernels' best: chosen, of the table `alone`, or of the finals then."""
+    winner = _first_usable(TUNED, rows, listing, context)
+    yield winner
+    own = {i.label for i in context.family.implementations}
+    if winner.candidate is not None and winner.candidate.backend in own and not alone:
+        yield replace(winner, name=OWN)
+    elif alone:
+        ours = [row for row in alone if row.get("libtype") in own]
+        because = _LIBRARY_ROW.format(",".join(sorted(own)))
+        yield _first_usable(OWN, ours, listing, context) if ours else LineupEntry(name=OWN, reason=because)
+    elif winner.candidate is not None:
+        found = _first_usable(OWN, _finalists(rows, own, listing, journals), listing, context)
+        raced = any(journals(str(row.get("run_id"))).of("bench", listing.problem.id) for row in rows)
+        yield replace(found, reason=_NO_OWN_FINALIST) if raced and found.reason == _NO_JOURNAL else found
+
+
+def _first_usable(name: str, rows: Sequence[Row], listing: CandidateList, context: Context) -> LineupEntry:
+    """The first row whose candidate runs here; else why the first does not."""
+    reasons = []
+    for row in rows:
+        implementation = context.implementation(str(row.get("libtype")))
+        try:
+            if implementation is None:
+                raise UnusableRow(f"backend: '{row.get('libtype')}' is not among those chosen: backend=[...]")
+            candidate = candidate_of_row(implementation, row, listing.spec, context.device)
+            return LineupEntry(name=name, candidate=candidate, run_id=str(row.get("run_id") or ""))
+        except (UnusableRow, UserError) as error:
+            reasons.append(str(error))
+    missing = {
+        TUNED: "no row in the tables: tune it first",
+        OWN: _NO_JOURNAL,
+    }
+    return LineupEntry(name=name, reason=reasons[0] if reasons else missing[name])
+
+
+def _finalists(rows: Sequence[Row], own: set[str], listing: CandidateList, journals: JournalLookup) -> list[Row]:
+    """Own kernels of the finals in which these rows were chosen, the best first; where the journal is at hand.
+
+    Who was outrun has the times of the early rounds alone: who stayed longer comes first.
+    """
+    for row in rows:
+        record = journals(str(row.get("run_id")))
+        timed = [t for t in record.of("bench", listing.problem.id) if t.candidate.backend in own and t.time_us]
+        if timed:
+            return [_row(t, record) for t in sorted(timed, key=lambda t: (-len(t.samples_us), t.time_us or 0.0))]
+    return []
+
+
+def _row(trial: Trial, record: journal.Record) -> Row:
+    candidate = trial.candidate
+    name = record.kernel_names.get(candidate.id)
+    return {"libtype": candidate.backend, "config": config_text(candidate), "kernelName": name}
+
+
+def journal_of(runs: Path, run_id: str) -> journal.Record:
+    """The journal of a run of this name; an empty one where there is none."""
+    folder = next((p.parent for p in sorted(runs.glob(f"*/{run_id}/{journal.NAME}"))), None)
+    return journal.read(folder) if folder is not None else journal.Record()
+
+
+def untuned_entry(listing: CandidateList, context: Context) -> Iterator[LineupEntry]:
+    """What would be taken without measuring: the best own kernel by the analytic model."""
+    own = {i.label for i in context.family.implementations}
+    candidates = [c for c in listing.candidates if c.backend in own]
+    if candidates:
+        estimate = FeatureCache(FeatureEncoder(), listing.spec, context.device, candidates, {}).features({}).estimate
+        yield LineupEntry(name=UNTUNED, candidate=candidates[int(np.argmin(estimate))])
+        return
+    reasons = [t.error for t in listing.excluded if t.candidate.backend in own]
+    if reasons:
+        yield LineupEntry(name=UNTUNED, reason=reasons[0])
+
+
+def other_entries(listing: CandidateList, context: Context) -> Iterator[LineupEntry]:
+    """Every candidate that is no kernel of ours: libraries, third parties, and products of the same size."""
+    own = {i.label for i in context.family.implementations}
+    for candidate in listing.candidates:
+        if candidate.backend not in own:
+            unlike = candidate.backend == SameSize.label and candidate.knobs["method"] != BLOCKWISE
+            yield LineupEntry(name=_name(candidate), candidate=candidate, unlike=unlike)
+    for trial in listing.excluded:
+        if trial.candidate.backend not in own:
+            yield LineupEntry(name=_name(trial.candidate), reason=trial.error)
+
+
+def _name(candidate: Candidate) -> str:
+    words = " ".join(str(v) if isinstance(v, str) else f"{k}={v}" for k, v in candidate.items)
+    return f"{candidate.backend} {words}".strip()
+
+
+def engine_entries(
+    name: str, files: Sequence[Path], engine_format: EngineJson, listing: CandidateList, context: Context
+) -> Iterator[LineupEntry]:
+    """The configuration that the engine would take, on the kernel of its form: this N and K, the nearest M."""
+    if not files:
+        return
+    try:
+        yield LineupEntry(name=name, candidate=_engine_config(files, engine_format, listing, context))
+    except (UnusableRow, UserError) as error:
+        yield LineupEntry(name=name, reason=str(error))
+
+
+def _engine_config(
+    files: Sequence[Path], engine_format: EngineJson, listing: CandidateList, context: Context
+) -> Candidate:
+    """Raises Unusable, or UserError for a file that is none."""
+    spec = listing.spec
+    kernel = next((i for i in context.family.implementations if i.label == _PLAIN), None)
+    if kernel is None:
+        raise UnusableRow("kernel: the family has none of the engine's form")
+    candidate_filter = CandidateFilter(implementation=kernel, spec=spec, device=context.device)
+    if missing := kernel.unavailable(context.device):
+        raise UnusableRow(missing)
+    wanted = engine_format.file_name(spec, re.sub(r"[\s/]+", "_", context.device.name))
+    alike = [p for p in files if p.name.startswith(wanted.partition("device_name=")[0])]
+    path = next((p for p in alike if p.name == wanted), alike[0] if len(alike) == 1 else None)
+    if path is None:
+        raise UnusableRow(f"file: {len(alike)} for other devices, no {wanted}" if alike else f"file: no {wanted}")
+    configurations = engine_format.read(path)
+    entry = configurations[str(nearest_key(map(int, configurations), spec.m))]
+    knobs = {"NUM_KSPLIT": entry.get("SPLIT_K", 1), "cache_modifier": "", **entry}
+    knobs.pop("SPLIT_K", None)
+    candidate, failure = candidate_filter.candidate(knobs)
+    result = failure or candidate_filter.check(candidate, keep_dominated=True)
+    if result.status is not None:
+        raise UnusableRow(result.reason)
+    return candidate
+
+
+def autotune_backend(context: Context) -> Autotuned | None:
+    """The backend that has `triton.autotune` choose, if it takes part."""
+    return next((i for i in context.implementations if isinstance(i, Autotuned)), None)
+
+
+def autotune_configs(other: Autotuned, listing: CandidateList, context: Context) -> tuple[Candidate, ...]:
+    """What `triton.autotune` chooses among on this problem. Raises Unusable where it takes no part."""
+    if reason := other.unavailable(context.device) or other.unsupported_reason(listing.spec, {}, context.device):
+        raise UnusableRow(reason)
+    found = tuple(c for c in listing.candidates if other.kernel is not None and c.backend == other.kernel.label)
+    if not found:
+        raise UnusableRow("space: no configuration of the kernel fits")
+    return found
+
+
+def autotune_entry(trial: Trial) -> LineupEntry:
+    """What `triton.autotune` chose, or how it failed."""
+    if trial.tuning is None:
+        return LineupEntry(name=AUTOTUNE, reason=f"{trial.status}: {trial.error}")
+    return LineupEntry(name=AUTOTUNE, candidate=trial.candidate, tuning=trial.tuning)

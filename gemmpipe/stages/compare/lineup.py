@@ -1,0 +1,242 @@
+"""The lineup stage of compare: who is timed side by side on each problem, and under which name.
+
+Having `triton.autotune` choose for many problems, on the workers, one problem after the other.
+"""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from gemmpipe.bench.jobs import AutotuneJob, Job
+from gemmpipe.core.data import Build, Problem, Scalar, Trial
+from gemmpipe.core.errors import UserError
+from gemmpipe.core.events import IDLE
+from gemmpipe.executors import BuildResult, JobResult, drain_on_interrupt
+from gemmpipe.formats.engine_json import EngineJson, Sglang, Vllm
+from gemmpipe.runtime.tables import load_tables
+from gemmpipe.stages import Context, Stage
+from gemmpipe.stages.compare import entries
+from gemmpipe.stages.compare.entries import LineupEntry
+from gemmpipe.stages.dispatch import dispatch_jobs
+from gemmpipe.stages.history import native_tables
+from gemmpipe.stages.rows import problems_of, untimed_row
+from gemmpipe.stages.screen.candidates import CandidateList, listing_task
+from gemmpipe.tables import store
+from gemmpipe.tables.merge import Row
+from gemmpipe.tables.recorded import UnusableRow
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+STAGE = "autotune"
+_AUTOTUNE_POLL_S = 0.5
+
+
+def run_autotune(jobs: Sequence[AutotuneJob], context: Context) -> dict[str, Trial]:
+    """By problem id: what it chose, or how it failed. What an earlier session of the run has is not tuned again."""
+    found = {job.problem.id: t for job in jobs for t in context.record.of(STAGE, job.problem.id)}
+    queue: list[Job] = [job for job in jobs if job.problem.id not in found]
+    open_ = {job.problem.id for job in queue}
+
+    def receive(message: BuildResult | JobResult) -> None:
+        if isinstance(message, BuildResult) or message.job.stage != STAGE:
+            return
+        for trial in message.trials:
+            context.journal.trial(trial)
+            found[trial.problem] = trial
+        if message.complete:
+            open_.discard(message.job.problem.id)
+
+    context.events.emit("stage", STAGE, total=len(open_))
+    total = len(open_)
+    with drain_on_interrupt(context.pool, receive):
+        while open_:
+            dispatch_jobs(queue, context)
+            for message in context.pool.poll(_AUTOTUNE_POLL_S):
+                receive(message)
+            context.check()
+            context.events.emit("progress", done=total - len(open_))
+    return found
+
+
+_POLL_S = 0.5
+LINEUP = ("problem", "name", "candidate", "unlike", "reason", "run_id", "seconds", "tried", "of", "compiled")
+"""The columns of `lineup`; the last four say what a choice took another tuner."""
+
+ProblemKey = tuple[tuple[str, Scalar], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lineup(Stage):
+    """The tuned winner, the best own kernel, the untuned choice, every library path, engines' and Triton's choices.
+
+    `vllm` and `sglang` are folders or files of these engines' JSON configurations, run on the kernel of their form;
+    `own` is a table that was tuned without libraries, so that own kernels take part where a library was chosen.
+    """
+
+    vllm: tuple[str, ...]
+    sglang: tuple[str, ...]
+    own: str | None
+
+    needs: ClassVar[tuple[str, ...]] = ("problems",)
+    gives: ClassVar[tuple[str, ...]] = ("shortlist", "lineup")
+    uses_device: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _files(self.vllm, "vllm"), _files(self.sglang, "sglang")
+        _files([self.own] if self.own else [], "own")
+
+    def check(self, context: Context) -> None:
+        """Raises UserError for a table of own kernels that has nothing for this device."""
+        if self.own and not self._own_rows(context):
+            device = context.device
+            raise UserError(
+                f"stages.lineup.own: {self.own} has no row for {device.gfx}/{device.cu_num} ({device.name}), "
+                "expected a table tuned here"
+            )
+
+    def _own_rows(self, context: Context) -> dict[ProblemKey, list[Row]]:
+        return _by_key(_rows([Path(self.own).expanduser()] if self.own else [], context), context)
+
+    def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
+        """A shortlist for bench, and `lineup`: who runs under which name, and why somebody takes no part."""
+        import pandas as pd
+
+        from gemmpipe.core.schema import SHORTLIST
+
+        listings = list(_listings(problems_of(context.family, tables["problems"]), context))
+        journals = cache(partial(entries.journal_of, context.run_dir.parent.parent))
+        chosen, own = _chosen(context), self._own_rows(context)
+        found: dict[str, list[LineupEntry]] = {}
+        builds: dict[str, Build] = {}
+        for listing in listings:
+            key = listing.problem.key
+            these = [*entries.tuned_entries(listing, chosen.get(key, ()), own.get(key, ()), journals, context)]
+            these += [*entries.untuned_entry(listing, context), *entries.other_entries(listing, context)]
+            for name, files, engine_format in self._engine_files():
+                these += entries.engine_entries(name, files, engine_format, listing, context)
+            found[listing.problem.id] = these
+            builds |= {b.id: b for entry in these for b in _builds(entry, listing, context)}
+        _compile(list(builds.values()), context)
+        for problem, entry in _autotune_entries(listings, context):
+            found[problem].append(entry)
+        return {
+            "shortlist": pd.DataFrame(_shortlist(found), columns=list(SHORTLIST)),
+            "lineup": pd.DataFrame([_row(p, c) for p, these in found.items() for c in these], columns=list(LINEUP)),
+        }
+
+    def _engine_files(self) -> tuple[tuple[str, list[Path], EngineJson], ...]:
+        return (
+            (entries.VLLM, _files(self.vllm, "vllm"), Vllm(device_name=None)),
+            (entries.SGLANG, _files(self.sglang, "sglang"), Sglang(device_name=None)),
+        )
+
+
+def _listings(problems: Sequence[Problem], context: Context) -> Iterator[CandidateList]:
+    """Every problem's, made by idle compile processes where there are some."""
+    tasks = [listing_task(problem, context, ()) for problem in problems]
+    asides: list[Future[CandidateList] | None] = [context.pool.submit_task(task) for task in tasks]
+    for task, future in zip(tasks, asides, strict=True):
+        context.check()
+        if future is None:
+            yield task()
+        else:
+            with context.time_account.timed(IDLE):
+                listing = future.result()
+            yield listing
+
+
+def _chosen(context: Context) -> dict[ProblemKey, list[Row]]:
+    """The rows of the run-time tables for this device, the output's own first; by problem key."""
+    paths = native_tables(context.family, context.output, (engine_format for _, engine_format in context.formats))
+    rows = _rows([path for path in paths if path.is_file()], context)
+    rows += [found.row for alternatives in load_tables(context.family).rows.values() for found in alternatives]
+    return _by_key(rows, context)
+
+
+def _rows(paths: Sequence[Path], context: Context) -> list[Row]:
+    return [row for path in paths for row in store.read(path, context.family)]
+
+
+def _by_key(rows: Sequence[Row], context: Context) -> dict[ProblemKey, list[Row]]:
+    """The rows of each key on this device, in this order."""
+    names = [c.name for c in context.family.key_columns]
+    found: dict[ProblemKey, list[Row]] = {}
+    for row in rows:
+        if (row["gfx"], row["cu_num"]) == (context.device.gfx, context.device.cu_num):
+            found.setdefault(tuple((name, row[name]) for name in names), []).append(row)
+    return found
+
+
+def _files(paths: Sequence[str], key: str) -> list[Path]:
+    found: list[Path] = []
+    for text in paths:
+        path = Path(text).expanduser()
+        if not path.exists():
+            raise UserError(f"stages.lineup.{key}: {path}: no such file or folder")
+        files = sorted(path.glob("*.json")) if path.is_dir() else [path]
+        if not files:
+            raise UserError(f"stages.lineup.{key}: {path}: no JSON file there")
+        found += files
+    return found
+
+
+def _builds(entry: LineupEntry, listing: CandidateList, context: Context) -> tuple[Build, ...]:
+    """In every order of x's block scales; the listing names those of screening alone."""
+    candidate = entry.candidate
+    implementation = context.implementation(candidate.backend) if candidate is not None else None
+    if candidate is None or implementation is None:
+        return ()
+    return implementation.builds(listing.spec, candidate.knobs, context.device)
+
+
+def _compile(builds: list[Build], context: Context) -> None:
+    """Fill the cache side by side; what fails says so when it is launched."""
+    for build in builds:
+        context.pool.compile(build)
+    left = len(builds)
+    with drain_on_interrupt(context.pool, lambda message: None):
+        while left:
+            context.check()
+            left -= sum(isinstance(message, BuildResult) for message in context.pool.poll(_POLL_S))
+
+
+def _autotune_entries(listings: Sequence[CandidateList], context: Context) -> Iterator[tuple[str, LineupEntry]]:
+    """What `triton.autotune` chooses on each problem, where it takes part; by problem id."""
+    other = entries.autotune_backend(context)
+    jobs = []
+    for listing in listings if other is not None else ():
+        problem = listing.problem
+        try:
+            configurations = entries.autotune_configs(other, listing, context)  # type: ignore[arg-type]
+        except UnusableRow as error:
+            yield problem.id, LineupEntry(name=entries.AUTOTUNE, reason=str(error))
+            continue
+        # In any order, so that a limit of time does not favour where the space begins.
+        order = random.Random(problem.id).sample(configurations, len(configurations))
+        jobs.append(AutotuneJob(stage=STAGE, problem=problem, configurations=tuple(order)))
+    for problem_id, trial in run_autotune(jobs, context).items() if jobs else ():
+        yield problem_id, entries.autotune_entry(trial)
+
+
+def _shortlist(found: Mapping[str, Sequence[LineupEntry]]) -> list[dict[str, object]]:
+    """A row a candidate, under however many names."""
+    rows: dict[tuple[str, str], dict[str, object]] = {}
+    for problem, these in found.items():
+        for entry in these:
+            if entry.candidate is not None:
+                role = "unlike" if entry.unlike else "compared"
+                rows.setdefault((problem, entry.candidate.id), untimed_row(problem, entry.candidate, role))
+    return list(rows.values())
+
+
+def _row(problem: str, entry: LineupEntry) -> dict[str, object]:
+    candidate = entry.candidate.id if entry.candidate is not None else ""
+    said = {"problem": problem, "name": entry.name, "candidate": candidate, "unlike": entry.unlike}
+    said |= {"reason": entry.reason, "run_id": entry.run_id}
+    return {**said, **(asdict(entry.tuning) if entry.tuning is not None else {})}

@@ -1,0 +1,256 @@
+"""The compare stage: the times of the lineup side by side, against the floor of the hardware, as CSV and plot.
+
+Time over M, one panel a product, as an HTML file that needs nothing beside it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from gemmpipe import journal
+from gemmpipe.backends.same_size import BLOCKWISE, EMPTY, SameSize
+from gemmpipe.bench.timer import paired_ratio
+from gemmpipe.core.data import Problem, Status
+from gemmpipe.core.errors import UserError, check_at_least, suggest_or_list
+from gemmpipe.core.files import read_object
+from gemmpipe.core.paths import write_atomic
+from gemmpipe.stages import Context, Stage
+from gemmpipe.stages.compare import summary as regimes
+from gemmpipe.stages.compare.entries import NAMES, OWN, TUNED
+from gemmpipe.stages.rows import problems_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+_PANEL_PX = 420
+_COLUMNS = 2
+_FLOOR = "floor"
+
+
+def plot(compared: "pd.DataFrame", path: Path, device: str) -> Path:
+    """A line a name and one for the floor, both axes logarithmic; whose choice took time says how much.
+
+    Raises UserError where plotly is missing.
+    """
+    try:
+        from plotly.subplots import make_subplots
+    except ImportError:
+        raise UserError("stages.compare.plot=true needs plotly: pip install 'gemmpipe[plot]'") from None
+    products = list(compared.groupby(["N", "K"], sort=False))
+    rows = -(-len(products) // _COLUMNS) or 1
+    titles = [f"N={n} K={k}" for (n, k), _ in products]
+    figure = make_subplots(rows=rows, cols=_COLUMNS, subplot_titles=titles)
+    labels = _labels(compared)
+    shown: set[str] = set()
+    for place, (_, part) in enumerate(products):
+        for name, line in _lines(part):
+            words = {"name": labels.get(name, name), "legendgroup": name, "showlegend": name not in shown}
+            style = {"mode": "lines+markers", "line": {"dash": "dash" if name == _FLOOR else "solid"}}
+            where = {"row": place // _COLUMNS + 1, "col": place % _COLUMNS + 1}
+            figure.add_scatter(x=line.index, y=line, **words, **style, **where)
+            shown.add(name)
+    figure.update_xaxes(type="log", title_text="M")
+    figure.update_yaxes(type="log", title_text="us")
+    figure.update_layout(height=_PANEL_PX * rows, title=f"Time over M on {device}")
+    write_atomic(path, figure.to_html(include_plotlyjs=True))
+    return path
+
+
+def _labels(compared: "pd.DataFrame") -> dict[str, str]:
+    """By name, what the legend calls it where its choice took time."""
+    tuning_s = compared.groupby("name", sort=False)["tuning_s"].sum()
+    return {str(name): f"{name} (chosen in {spent_s:.0f} s)" for name, spent_s in tuning_s.items() if spent_s}
+
+
+def _lines(part: "pd.DataFrame") -> Iterator[tuple[str, "pd.Series[float]"]]:
+    """Of one product: each name with its microseconds by M, ascending; the floor last."""
+    timed = [(str(name), line.set_index("M")["us"]) for name, line in part.groupby("name", sort=False)]
+    floor = part.dropna(subset=["floor_us"]).drop_duplicates("M").set_index("M")["floor_us"]
+    for name, line in [*timed, (_FLOOR, floor)]:
+        if len(found := line.dropna().sort_index()):
+            yield name, found
+
+
+COMPARED = (
+    "problem",
+    "M",
+    "N",
+    "K",
+    "name",
+    "unlike",
+    "libtype",
+    "library",
+    "config",
+    "status",
+    "us",
+    "p20_us",
+    "p80_us",
+    "floor_us",
+    "over_floor",
+    "over_tuned",
+    "over_own",
+    "tuning_s",
+    "tried",
+    "of",
+    "compiled",
+    "error",
+)
+"""The columns of `compared`; `over_tuned` and `over_own` are paired round by round."""
+_FROM_TRIAL = ("libtype", "config", "status", "p20_us", "p80_us", "error")
+_BLOCKWISE = f"{SameSize.label} {BLOCKWISE}"
+
+TrialRow = Mapping[str, object]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates:
+    """What an architecture reaches at most: bytes and operations a second, by the width of the operands."""
+
+    bytes_per_s: float
+    flops_8_per_s: float
+    flops_16_per_s: float
+
+    def __post_init__(self) -> None:
+        check_at_least(
+            1.0, bytes_per_s=self.bytes_per_s, flops_8_per_s=self.flops_8_per_s, flops_16_per_s=self.flops_16_per_s
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare(Stage):
+    """`compared` has a row for each problem and name; the floor is max(bytes, operations) at `rates` + a launch."""
+
+    rates: Mapping[str, Rates]
+    """By architecture; without an entry there is no floor."""
+    regimes: tuple[int, ...]
+    """The largest Ms of the summary's rows; the last row is the rest."""
+    baseline: str | None
+    """Who the own kernels are held against in the summary; None: on each problem the fastest library path."""
+    plot: bool
+
+    needs: ClassVar[tuple[str, ...]] = ("problems", "lineup", "trials")
+    gives: ClassVar[tuple[str, ...]] = ("compared", "regimes")
+    accumulates: ClassVar[tuple[str, ...]] = ("problems", "lineup", "trials")  # a summary is of the whole run
+
+    def check(self, context: Context) -> None:
+        """Raises UserError for a name to be held against that nobody can have."""
+        known = {*NAMES, regimes.LIBRARY, *(i.label for i in context.implementations)}
+        if self.baseline is not None and not {self.baseline, self.baseline.partition(" ")[0]} & known:
+            raise UserError(
+                f"stages.compare.against: nobody is named '{self.baseline}'{suggest_or_list(self.baseline, known)}"
+            )
+
+    def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
+        """The table, its summary, and compare.html beside them."""
+        import pandas as pd
+
+        finals = tables["trials"][tables["trials"]["stage"] == "bench"].to_dict("records")
+        trials: dict[tuple[str, str], TrialRow] = {
+            (str(t["problem"]), str(t["candidate"])): t  # type: ignore[misc]
+            for t in finals
+        }
+        lineup = {str(name): part.to_dict("records") for name, part in tables["lineup"].groupby("problem", sort=False)}
+        rows: list[dict[str, object]] = []
+        for problem in problems_of(context.family, tables["problems"]):
+            entries: list[TrialRow] = lineup.get(problem.id, [])  # type: ignore[assignment]
+            rows += self._rows(problem, entries, trials, context)
+        compared = pd.DataFrame(rows, columns=list(COMPARED))
+        summary = regimes.summarize(compared, self.regimes)
+        context.final_lines[:] = regimes.lines(compared, summary, self.baseline)
+        context.final_lines.extend(_tuning_cost_lines(tables["lineup"], context.run_dir.parent.parent))
+        if self.plot:
+            path = plot(compared, context.run_dir / "compare.html", context.device.name)
+            context.final_lines.append(f"plot  {path}")
+        return {"compared": compared, "regimes": summary}
+
+    def _rows(
+        self,
+        problem: Problem,
+        entries: Sequence[TrialRow],
+        trials: Mapping[tuple[str, str], TrialRow],
+        context: Context,
+    ) -> list[dict[str, object]]:
+        named = {str(e["name"]): trials.get((problem.id, str(e["candidate"]))) for e in entries}
+        floor_us = self._floor_us(problem, _time(named.get(f"{SameSize.label} {EMPTY}")), context)
+        spec = context.family.spec(problem)
+        place = {"problem": problem.id, "M": spec.m, "N": spec.n, "K": spec.k, "floor_us": floor_us}
+        rows = []
+        for entry in entries:
+            name, trial = str(entry["name"]), named[str(entry["name"])]
+            us = _time(trial)
+            library = trial is not None and _is_library(name, trial, context)
+            said = {c: trial[c] for c in _FROM_TRIAL} if trial is not None else _missing_cells(entry)
+            took = {"tuning_s": entry["seconds"], **{c: entry[c] for c in ("tried", "of", "compiled")}}
+            over = {"over_tuned": _ratio(trial, named.get(TUNED)), "over_own": _ratio(trial, named.get(OWN))}
+            over["over_floor"] = us / floor_us if us is not None and floor_us else None
+            rows.append(
+                {**place, "name": name, "unlike": entry["unlike"], "library": library, "us": us, **said, **over, **took}
+            )
+        return rows
+
+    def _floor_us(self, problem: Problem, launch_us: float | None, context: Context) -> float | None:
+        rates = self.rates.get(context.device.gfx)
+        if rates is None or launch_us is None:
+            return None
+        spec = context.family.spec(problem)
+        narrow = "8" in spec.w_dtype
+        flops = rates.flops_8_per_s if narrow else rates.flops_16_per_s
+        bound_s = max(
+            context.family.bytes_moved(spec) / rates.bytes_per_s,
+            context.family.flops(spec) / flops,
+        )
+        return bound_s * 1e6 + launch_us
+
+
+def _tuning_cost_lines(lineup: "pd.DataFrame", runs: Path) -> Iterator[str]:
+    """Of every run that chose something that is compared here, as its manifest has it."""
+    chosen = lineup[(lineup["name"] == TUNED) & (lineup["run_id"] != "")]
+    for run_id, part in chosen.groupby("run_id", sort=False):
+        for manifest in sorted(runs.glob(f"*/{run_id}/manifest.json"))[:1]:
+            folder, took_s = manifest.parent, _wall_s(manifest)
+            if took_s is not None:
+                took = f"which took {took_s:.0f} s for {_problems(folder)} problems"
+                yield f"tuned: {len(part)} chosen by {folder}, {took}"
+
+
+def _wall_s(manifest: Path) -> float | None:
+    """None where another's file does not say it: what was timed here is told all the same."""
+    with suppress(UserError):
+        said = read_object(manifest, limit=1 << 26).get("wall_s")
+        return float(said) if isinstance(said, int | float) else None
+    return None
+
+
+def _problems(folder: Path) -> int:
+    """How many a run had, by its journal."""
+    return len({row["id"] for row in journal.read(folder).problems})
+
+
+def _is_library(name: str, trial: TrialRow, context: Context) -> bool:
+    """Whether it is a library's way to this very product, for no further memory of weights."""
+    path = name == _BLOCKWISE or trial["libtype"] in context.family.baseline
+    return path and not trial["extra_weight_bytes"]
+
+
+def _missing_cells(entry: TrialRow) -> dict[str, object]:
+    """The cells of who takes no part, or went missing."""
+    return {"status": str(Status.UNSUPPORTED), "error": entry["reason"] or "not timed"}
+
+
+def _ratio(trial: TrialRow | None, other: TrialRow | None) -> float | None:
+    """The one's time over the other's, paired; None where either has none."""
+    if trial is None or other is None or _time(trial) is None or _time(other) is None:
+        return None
+    return paired_ratio(_samples(trial), _samples(other)).median
+
+
+def _time(trial: TrialRow | None) -> float | None:
+    us = trial["us"] if trial is not None else None
+    return None if us is None or us != us else float(str(us))
+
+
+def _samples(trial: TrialRow) -> Sequence[float]:
+    return tuple(trial["samples_us"])  # type: ignore[arg-type]

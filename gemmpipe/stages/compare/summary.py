@@ -1,0 +1,180 @@
+"""A comparison summed up: by regime of M, who is how far from the tuned choice, from own kernels and from the floor."""
+
+import math
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gemmpipe.core.data import median
+from gemmpipe.core.errors import suggest_or_list
+from gemmpipe.core.events import counted
+from gemmpipe.stages.compare.entries import AUTOTUNE, TUNED
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LIBRARY = "fastest library"
+_MEANS = ("over_tuned", "over_own", "over_floor", "us")
+REGIMES = (
+    "regime",
+    "name",
+    *(f"{r}{of}" for r in _MEANS for of in ("", "_least", "_most", "_of")),
+    "own_behind",
+)
+"""The columns of `regimes`: geometric means of columns of `compared`, with the least, the most and how many."""
+_MOST_LINES = 20
+
+
+def summarize(compared: "pd.DataFrame", bounds: Sequence[int]) -> "pd.DataFrame":
+    """A row for each regime and name; `bounds` are the largest Ms of all regimes but the last."""
+    import pandas as pd
+
+    rows = [
+        {"regime": label, "name": name, **_means(part)}
+        for label, within in _by_regime(compared, bounds)
+        for name, part in _by_name(within)
+        if part["us"].notna().any()
+    ]
+    return pd.DataFrame(rows, columns=list(REGIMES))
+
+
+def _by_regime(compared: "pd.DataFrame", bounds: Sequence[int]) -> "Iterator[tuple[str, pd.DataFrame]]":
+    """Named by the Ms that there are: `M 1 to 64`."""
+    low = 0.0
+    for high in (*bounds, math.inf):
+        part = compared[(compared["M"] > low) & (compared["M"] <= high)]
+        low = high
+        if len(part):
+            first, last = part["M"].min(), part["M"].max()
+            yield f"M {first} to {last}" if first != last else f"M {first}", part
+
+
+def _by_name(within: "pd.DataFrame") -> "Iterator[tuple[str, pd.DataFrame]]":
+    """Every name's rows, then those of the fastest library on each problem."""
+    for name, part in within.groupby("name", sort=False):
+        yield str(name), part
+    yield LIBRARY, fastest_library(within)
+
+
+def fastest_library(compared: "pd.DataFrame") -> "pd.DataFrame":
+    """The row of the fastest library path of each problem, by its paired ratio where there is one."""
+    libraries = compared[compared["library"] & compared["us"].notna() & (compared["name"] != TUNED)]
+    return libraries.sort_values(["over_tuned", "us"]).drop_duplicates("problem")
+
+
+def _means(part: "pd.DataFrame") -> dict[str, float]:
+    found: dict[str, float] = {}
+    for column in _MEANS:
+        values = [float(v) for v in part[column].dropna()]
+        found[f"{column}_of"] = len(values)
+        if values:
+            mean = math.exp(sum(map(math.log, values)) / len(values))
+            found |= {column: mean, f"{column}_least": min(values), f"{column}_most": max(values)}
+    return found | {"own_behind": int((part["over_own"] < 1).sum())}
+
+
+def lines(compared: "pd.DataFrame", regimes: "pd.DataFrame", baseline: str | None) -> list[str]:
+    """What the user reads: everybody over the tuned choice, own kernels against one of them, and who is missing."""
+    rival = _full_name(baseline or LIBRARY, regimes["name"])
+    return [
+        *_ratio_table(regimes, set(compared.loc[compared["unlike"], "name"])),
+        *_rival_table(regimes, rival),
+        *_slower_problems(compared, rival),
+        *_tuning_lines(compared),
+        *_untimed_lines(compared),
+    ]
+
+
+def _full_name(rival: str, timed: "pd.Series[str]") -> str:
+    """Of a backend's label, the only one of its paths that was timed; else as it was typed."""
+    own = {name for name in timed if name.startswith(f"{rival} ")}
+    return own.pop() if len(own) == 1 and rival not in set(timed) else rival
+
+
+def _ratio_table(regimes: "pd.DataFrame", unlike: Collection[str]) -> list[str]:
+    """A row a name, a column a regime; times themselves where nothing is tuned that they could be held against."""
+    ratio = "over_tuned" if regimes["over_tuned"].notna().any() else "us"
+    shown = regimes.dropna(subset=[ratio])
+    what = "time over the tuned choice's" if ratio == "over_tuned" else "us, since nothing is tuned here"
+    labels = list(dict.fromkeys(shown["regime"]))
+    rows = [[f"{what}: geomean (least to most)", *labels]]
+    for name, part in shown.groupby("name", sort=False):
+        by_label = {str(r["regime"]): r for r in part.to_dict("records")}
+        mark = " *" if name in unlike else ""
+        rows.append([f"  {name}{mark}", *(_span(by_label[x], ratio) if x in by_label else "-" for x in labels)])
+    return [*_aligned(rows), *(["  * computes another product of this size, or nothing"] if unlike else [])]
+
+
+def _span(row: "Mapping[Hashable, Any]", ratio: str) -> str:
+    mean, least, most = (row[f"{ratio}{of}"] for of in ("", "_least", "_most"))
+    return f"{mean:.2f}" if least == most else f"{mean:.2f} ({least:.2f} to {most:.2f})"
+
+
+def _rival_table(regimes: "pd.DataFrame", rival: str) -> list[str]:
+    if rival not in set(regimes["name"]):
+        several = [str(n) for n in dict.fromkeys(regimes["name"]) if n.startswith(f"{rival} ")]
+        if several:
+            return [f"stages.compare.against: '{rival}' has several paths: name one of {', '.join(several)}"]
+        return [
+            f"stages.compare.against: nobody who was timed is named '{rival}'{suggest_or_list(rival, regimes['name'])}"
+        ]
+    rows = [
+        [f"{rival} over", "own kernels: geomean (least) of problems", "behind", "tuned", "tuned over the floor (most)"]
+    ]
+    for label, part in regimes.groupby("regime", sort=False):
+        by_name = {str(r["name"]): r for r in part.to_dict("records")}
+        other, tuned = by_name.get(rival, {}), by_name.get(TUNED, {})
+        behind = f"{other['own_behind']:.0f}" if other.get("over_own_of", 0) else "-"
+        cells = [_pair(other, "over_own", "least"), behind, _pair(other, "over_tuned", "least")]
+        rows.append([f"  {label}", *cells, _pair(tuned, "over_floor", "most")])
+    return _aligned(rows)
+
+
+def _pair(row: "Mapping[Hashable, Any]", ratio: str, which: str) -> str:
+    if not row.get(f"{ratio}_of", 0):
+        return "-"
+    return f"{row[ratio]:.2f} ({row[f'{ratio}_{which}']:.2f}) of {row[f'{ratio}_of']:.0f}"
+
+
+def _slower_problems(compared: "pd.DataFrame", rival: str) -> list[str]:
+    """The problems on which own kernels are slower than the rival, the worst first."""
+    rows = fastest_library(compared) if rival == LIBRARY else compared[compared["name"] == rival]
+    met = rows.dropna(subset=["over_own"])
+    if not len(met):
+        return []
+    lost = met[met["over_own"] < 1].sort_values("over_own")
+    said = [f"own kernels behind {rival} on {len(lost)} of {len(met)} problems"]
+    for row in lost.head(_MOST_LINES).to_dict("records"):
+        said.append(
+            f"  M={row['M']} N={row['N']} K={row['K']}: {row['over_own']:.3f} ({row['name']} {row['us']:.2f} us)"
+        )
+    return said + ([f"  and {len(lost) - _MOST_LINES} more in compared.csv"] if len(lost) > _MOST_LINES else [])
+
+
+def _tuning_lines(compared: "pd.DataFrame") -> list[str]:
+    """What the choice took Triton's own tuner."""
+    shown = compared[compared["name"].eq(AUTOTUNE) & compared["tuning_s"].notna()]
+    if not len(shown):
+        return []
+    seconds, cut = list(shown["tuning_s"]), int((shown["tried"] < shown["of"]).sum())
+    looked = f"{median(shown['tried']):,.0f} of {median(shown['of']):,.0f} configurations a problem (median)"
+    ended = f"; cut short by backend.autotune.limit_s on {cut} of {len(shown)}" if cut else ""
+    compiled = f"{int(shown['compiled'].sum()):,} compiled"
+    return [f"{AUTOTUNE}: chose in {sum(seconds):.0f} s, {median(seconds):.1f} s and {looked}, {compiled}{ended}"]
+
+
+def _untimed_lines(compared: "pd.DataFrame") -> list[str]:
+    """Who was not timed to the end, by the kind of reason, with the first of each."""
+    kinds: dict[tuple[str, str], list[str]] = {}
+    for row in compared[compared["us"].isna()].to_dict("records"):
+        reason = f"{row['status']}: {row['error']}"
+        kinds.setdefault((str(row["name"]), ":".join(reason.split(":")[:2])), []).append(reason)
+    shown: dict[str, list[str]] = {}
+    for (name, _), reasons in kinds.items():
+        alike = "" if len(set(reasons)) == 1 else ", or alike"
+        shown.setdefault(f"{reasons[0]}{alike} ({counted(len(reasons), 'problem')})", []).append(name)
+    return [f"not timed: {', '.join(names)}: {reason}" for reason, names in shown.items()]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]

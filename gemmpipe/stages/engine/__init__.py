@@ -1,0 +1,1 @@
+"""Tuning the functions of inference engines for the configuration files that they load."""

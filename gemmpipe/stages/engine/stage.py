@@ -1,0 +1,227 @@
+"""The engine stage: the functions of engines, searched by themselves for the formats that configure them."""
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import wait
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from gemmpipe.backends.engine import KINDS, EngineImplementation
+from gemmpipe.backends.engine_compile import CompileCalls
+from gemmpipe.core.data import Candidate, Knobs, Problem
+from gemmpipe.core.errors import UserError, check_at_least, one_line
+from gemmpipe.core.events import IDLE, counted
+from gemmpipe.family import Family, GemmSpec
+from gemmpipe.family.problem import shape_groups
+from gemmpipe.family.space import Space
+from gemmpipe.formats import Format
+from gemmpipe.search import Search
+from gemmpipe.search.history import History
+from gemmpipe.stages import Context, EngineTarget, Stage
+from gemmpipe.stages.bench import Bench
+from gemmpipe.stages.engine.files import EngineShapeGroup, engine_shape_group, problem_at_m
+from gemmpipe.stages.rows import candidate_of, problem_frame, problems_of, untimed_row
+from gemmpipe.stages.screen.search_processes import search_pool_for
+from gemmpipe.stages.screen.stage import Screen
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_COMPILE_PROCESSES = 8  # an engine takes seconds and a gigabyte in each
+_POLL_S = 0.5
+_NEIGHBOURS = 4  # of the finalists of the next key above, which serves few Ms below it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine(Stage):
+    """Screens the whole space of each engine's function, and times its finalists beside what the engine takes now.
+
+    What it takes now: its published entry for so many rows, its default, and the entry of the output's file.
+    """
+
+    published: tuple[str, ...]
+    screen: Screen
+    bench: Bench
+    search: Search
+    spaces: Mapping[str, Space]
+    keep: int
+    extra_key_pct: float
+
+    needs: ClassVar[tuple[str, ...]] = ("problems", "trials")
+    gives: ClassVar[tuple[str, ...]] = ("trials",)
+    uses_device: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_at_least(1, keep=self.keep)
+        check_at_least(0, extra_key_pct=self.extra_key_pct)
+        for name in KINDS:
+            if name not in self.spaces:
+                raise ValueError(f"spaces.{name}: missing, expected the values of an engine's knobs")
+
+    def engine_targets(self, family: Family, formats: Mapping[str, Format]) -> tuple[EngineTarget, ...]:
+        """The formats whose engine has a function for this family. Raises UserError for a path that is none."""
+        given = tuple(Path(text).expanduser() for text in self.published)
+        for path in given:
+            if not path.exists():
+                raise UserError(f"stages.engine.published: {path}: no such file or folder")
+        found: list[EngineTarget] = []
+        for name, each in formats.items():
+            engine = each.engine()
+            for one in engine.implementations(family) if engine is not None else ():
+                files = given or one.folders()
+                target = EngineTarget(
+                    name=name, format=each, implementation=one, published=files, extra_key_pct=self.extra_key_pct
+                )
+                found.append(target)
+        return tuple(found)
+
+    def check(self, context: Context) -> None:
+        """Raises UserError for an axis or a value that an engine's function cannot have."""
+        for target in context.engine_targets:
+            target.implementation.check(self.spaces[target.implementation.kind])
+
+    def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
+        """The trials, with those of engines' functions: of the problems, and of Ms beside these."""
+        import pandas as pd
+
+        problems = problems_of(context.family, tables["problems"])
+        parts = [
+            tables["trials"],
+            *(self._search_function(target, problems, context) for target in context.engine_targets),
+        ]
+        parts = [part for part in parts if len(part)] or parts[:1]
+        return {"trials": pd.concat(parts, ignore_index=True)}
+
+    def _search_function(self, target: EngineTarget, problems: list[Problem], context: Context) -> "pd.DataFrame":
+        begun = time.monotonic()
+        absent = _why_absent(target.implementation, context)
+        runs = f"{absent}: a kernel of its form is timed" if absent else "its own function is timed in the finals"
+        context.events.emit("line", f"engine: {target.name}: {runs}")
+        inner = replace(
+            context,
+            engine_target=target,
+            implementations=(target.implementation,),
+            space=self.spaces[target.implementation.kind],
+            search=self.search,
+            incumbents={},
+            history=History(),
+            search_pool=None,
+            assignments={},
+            cut_short=set(),
+        )
+        search_pool = search_pool_for(inner)
+        try:
+            screen = replace(self.screen, keep=self.keep, bucket_keep=0)
+            found = screen.run(
+                {"problems": problem_frame(context.family, problems)}, replace(inner, search_pool=search_pool)
+            )
+        finally:
+            search_pool.close()
+        given = _finals(target, problems, found, absent is None, inner)
+        if absent is None:
+            _compile_ahead(target, given, inner)
+        trials = self.bench.run({**found, **given}, inner)["trials"]
+        seconds = time.monotonic() - begun
+        context.stage_seconds[f"engine_{target.name}_s"] = (
+            context.stage_seconds.get(f"engine_{target.name}_s", 0.0) + seconds
+        )
+        context.events.emit("line", f"engine: {target.name}: {counted(len(trials), 'candidate')} in {seconds:.1f} s")
+        return trials
+
+
+def _why_absent(implementation: EngineImplementation, context: Context) -> str | None:
+    """Why the engine's own function takes no part; asked beside the driver where possible, as it imports the engine."""
+    submitted = context.pool.submit_task(partial(_absent, implementation))
+    if submitted is None:
+        return implementation.unavailable_reason()
+    with context.time_account.timed(IDLE):
+        return submitted.result()
+
+
+def _absent(implementation: EngineImplementation) -> str | None:
+    return implementation.unavailable_reason()
+
+
+def _compile_ahead(target: EngineTarget, given: "Mapping[str, pd.DataFrame]", context: Context) -> None:
+    """Compile what the engine's function needs in the finals in several processes: a call would do it by itself."""
+    specs = {p.id: context.family.spec(p) for p in problems_of(context.family, given["problems"])}
+    by_candidate: dict[Candidate, list[GemmSpec]] = {}
+    for problem, libtype, config in given["shortlist"][["problem", "libtype", "config"]].itertuples(index=False):
+        by_candidate.setdefault(candidate_of(libtype, config), []).append(specs[problem])
+    calls = [[(spec, candidate.knobs) for spec in specs] for candidate, specs in by_candidate.items()]
+    shares = [[call for some in calls[i::_COMPILE_PROCESSES] for call in some] for i in range(_COMPILE_PROCESSES)]
+    left = {
+        future
+        for share in shares
+        if share and (future := context.pool.submit_task(_task(target.implementation, share, context))) is not None
+    }
+    while left:
+        context.check()
+        with context.time_account.timed(IDLE):
+            done, left = wait(left, timeout=_POLL_S)
+        for future in done:
+            if (error := future.exception()) is not None:
+                context.events.emit("detail", f"engine: {target.name}: {one_line(error)}")
+
+
+def _task(
+    implementation: EngineImplementation, calls: Sequence[tuple[GemmSpec, Knobs]], context: Context
+) -> CompileCalls:
+    return CompileCalls(implementation=implementation, device=context.device, calls=calls)
+
+
+def _finals(
+    target: EngineTarget,
+    problems: Sequence[Problem],
+    found: "Mapping[str, pd.DataFrame]",
+    installed: bool,
+    context: Context,
+) -> "dict[str, pd.DataFrame]":
+    """The problems of the finals, which are more than those that were screened, and who takes part in each."""
+    import pandas as pd
+
+    from gemmpipe.core.schema import SHORTLIST
+
+    ready = found["shortlist"][found["shortlist"]["us"].notna()].sort_values("us", kind="stable")
+    screened: dict[str, list[Candidate]] = {}
+    for problem, libtype, config in ready[["problem", "libtype", "config"]].itertuples(index=False):
+        screened.setdefault(problem, []).append(candidate_of(libtype, config))
+    wanted: list[Problem] = []
+    rows: list[dict[str, object]] = []
+    for group in shape_groups(problems):
+        product = engine_shape_group(target, group, context)
+        by_m = {p.rows: screened.get(p.id, []) for p in group}
+        for m in product.grid.timed_ms:
+            problem = (
+                problem_at_m(context.family, group[0], m) if m not in by_m else next(p for p in group if p.rows == m)
+            )
+            wanted.append(problem)
+            rows += _rows(problem, _candidates_at(m, product, by_m), product, installed, context)
+    return {
+        "problems": problem_frame(context.family, wanted),
+        "shortlist": pd.DataFrame(rows, columns=list(SHORTLIST)),
+    }
+
+
+def _candidates_at(m: int, product: EngineShapeGroup, by_m: Mapping[int, list[Candidate]]) -> list[Candidate]:
+    """The finalists of a key; of another M, those of the key that serves it, and some of its neighbours'."""
+    if m in by_m:
+        return by_m[m]
+    own = product.grid.nearest(m)
+    others = [c for key in product.grid.adjacent(m) if key != own for c in by_m[key][:_NEIGHBOURS]]
+    return [*by_m[own], *others]
+
+
+def _rows(
+    problem: Problem, candidates: Sequence[Candidate], product: EngineShapeGroup, installed: bool, context: Context
+) -> list[dict[str, object]]:
+    """The shortlist of one M; what the engine takes now races to the end, where it can run."""
+    assert context.engine_target is not None
+    implementation = context.engine_target.implementation
+    spec = context.family.spec(problem)
+    known = product.current_and_default(problem.rows)
+    runs = [c for c in known if installed or implementation.unsupported_reason(spec, c.knobs, context.device) is None]
+    rest = [c for c in dict.fromkeys(candidates) if c not in runs]
+    return [untimed_row(problem.id, c, "incumbent" if c in runs else "") for c in (*runs, *rest)]

@@ -1,0 +1,136 @@
+"""What earlier runs left: results to go on with where a search was cut short, results and choices to learn from.
+
+What the output table already holds for this device, as candidates to race against.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gemmpipe import journal
+from gemmpipe.core.data import Candidate, Device, Problem, Scalar, Trial
+from gemmpipe.core.errors import UserError
+from gemmpipe.family import Family, KernelDefaults
+from gemmpipe.family.problem import make_problem
+from gemmpipe.formats import Format
+from gemmpipe.journal import Record
+from gemmpipe.search.history import History
+from gemmpipe.stages.rows import candidate_of
+from gemmpipe.tables import store
+from gemmpipe.tables.merge import CUT_SHORT
+
+_STAGE = "screen"
+_SAME_VERSIONS = ("python", "torch", "triton", "cuda", "hip")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialCache:
+    """This run's finished trials, then those of earlier runs of the same kernels, versions and device."""
+
+    own: Record
+    prior_records: Sequence[Record] = ()
+    kernel_names: Mapping[str, str] = field(default_factory=dict)
+    """By candidate id, with the hash of the kernel's source as it is now."""
+
+    def find(self, stage: str, problem: str, candidate: Candidate, launches: int) -> Trial | None:
+        """The finished trial of exactly this request, or the failure that ended this candidate's attempts."""
+        found = self.own.find(stage, problem, candidate, launches)
+        for record in self.prior_records if found is None else ():
+            if record.kernel_names.get(candidate.id) == self.kernel_names.get(candidate.id):
+                found = found or record.find(stage, problem, candidate, launches)
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class PriorRuns:
+    """The journals that a run starts from."""
+
+    family: Family
+    device: Device
+    records: tuple[Record, ...] = ()
+
+    def comparable(self, versions: Mapping[str, object]) -> tuple[Record, ...]:
+        """Those whose times are as good as this run's own."""
+        return tuple(r for r in self.records if all(self._same(session, versions) for session in r.sessions))
+
+    def _same(self, session: Mapping[str, object], versions: Mapping[str, object]) -> bool:
+        there: Mapping[str, object] = session["device"]  # type: ignore[assignment]
+        before: Mapping[str, object] = session["versions"]  # type: ignore[assignment]
+        machine = (there["gfx"], there["cu_num"], there.get("shared", False))
+        same = machine == (self.device.gfx, self.device.cu_num, self.device.shared)
+        return same and all(before.get(name) == versions.get(name) for name in _SAME_VERSIONS)
+
+    def fill_history(self, history: History) -> None:
+        """Everything of the same family and architecture is worth knowing."""
+        for record in self.records:
+            arch = {session["device"]["gfx"] for session in record.sessions}  # type: ignore[index]
+            if arch != {self.device.gfx}:
+                continue
+            history.facts |= record.facts
+            for row in record.problems:
+                if str(row["id"]).split(" ")[0] == self.family.name:
+                    self._add_problem(history, record, str(row["id"]), row["key"])  # type: ignore[arg-type]
+
+    def _add_problem(self, history: History, record: Record, name: str, key: Mapping[str, Scalar]) -> None:
+        trials = record.of(_STAGE, name)
+        builds = {t.candidate.id: record.builds.get((name, t.candidate.id), ()) for t in trials}
+        problem = self.family.problem(tuple(key.items()))
+        history.add_problem(problem, self.family.spec(problem), builds)
+        for trial in trials:
+            history.learn(trial)
+
+
+def prior_runs(folders: Sequence[str], family: Family, device: Device) -> PriorRuns:
+    """The journals of these run folders. Raises UserError for one that has none."""
+    records = []
+    for folder in folders:
+        if not (Path(folder) / journal.NAME).is_file():
+            raise UserError(f"search.journals: {folder}: no {journal.NAME} there, expected the folder of a run")
+        records.append(journal.read(Path(folder)))
+    return PriorRuns(family=family, device=device, records=tuple(records))
+
+
+def unfinished_runs(tables: Sequence[Path], family: Family, runs: Path) -> list[str]:
+    """Folders below `runs` (`<pipeline>/<run id>`) of the runs whose cut-short rows these tables hold."""
+    ids = {
+        str(row.get("run_id"))
+        for path in tables
+        if path.is_file()
+        for row in store.read(path, family)
+        if CUT_SHORT in str(row.get("policy"))
+    }
+    found = [path.parent for name in sorted(ids) for path in sorted(runs.glob(f"*/{name}/{journal.NAME}"))]
+    return [str(path) for path in found]
+
+
+def add_table_winners(history: History, tables: Sequence[Path], family: Family, device: Device) -> None:
+    """What tuned tables of this architecture chose: where a near problem's search begins."""
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    for path in tables:
+        for row in store.read(path, family) if path.is_file() else ():
+            if row.get("gfx") == device.gfx and row.get("config"):
+                key = {c.name: row[c.name] for c in family.key_columns}
+                problem: Problem = make_problem(family, key, defaults, device.gfx, str(path))
+                known = history.add_problem(problem, family.spec(problem))
+                known.winner = candidate_of(str(row["libtype"]), str(row["config"]))
+
+
+def native_tables(family: Family, output: Path, formats: Iterable[Format]) -> list[Path]:
+    """The native tables of this output folder, written already or not."""
+    return [path for each in formats if (path := each.table(family, output)) is not None]
+
+
+def incumbents_of(
+    family: Family, device: Device, output: Path, formats: Iterable[Format]
+) -> dict[str, tuple[Candidate, ...]]:
+    """By problem id; rows without knobs (another tool's) give none. Raises UserError for a broken table."""
+    tables = [path for path in native_tables(family, output, formats) if path.is_file()]
+    rows = [row for path in tables for row in store.read(path, family)]
+    found: dict[str, tuple[Candidate, ...]] = {}
+    for row in rows:
+        if (row["gfx"], row["cu_num"]) != (device.gfx, device.cu_num) or not row.get("config"):
+            continue
+        key = tuple((c.name, row[c.name]) for c in family.key_columns)
+        candidate = candidate_of(str(row["libtype"]), str(row["config"]))
+        found[family.problem(key).id] = (candidate,)
+    return found

@@ -1,0 +1,1 @@
+"""Enumerating, compiling and screening candidates, and the shortlist for the finals."""

@@ -1,0 +1,321 @@
+"""Every candidate of a problem, what it must have compiled, and what was left out for which reason.
+
+What an implementation says of a candidate before it is tried: it fits, it does not, or its own code raised.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import TypeVar
+
+from gemmpipe.core.data import Build, Candidate, Device, Knobs, Problem, Status, Trial, canonical_json
+from gemmpipe.family import Family, GemmSpec, Implementation, load_family
+from gemmpipe.family.guard import PluginError, call_plugin
+from gemmpipe.family.space import Space
+from gemmpipe.stages import Context
+from gemmpipe.stages.needed_builds import screening_builds
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilterResult:
+    """A candidate that is tried, with what that takes; or, with a status, one that is not."""
+
+    status: Status | None = None
+    reason: str = ""
+    builds: tuple[Build, ...] = ()
+    """What screening needs of it."""
+    kernel_name: str = ""
+    location: str = ""
+    """`file:line` at which the implementation's own code raised, where it did."""
+
+    @classmethod
+    def from_error(cls, raised: PluginError) -> "FilterResult":
+        """Nothing was launched, but as there its own code is what failed."""
+        return cls(status=Status.LAUNCH_ERROR, reason=str(raised), location=raised.place)
+
+    @property
+    def reason_kind(self) -> str:
+        """What the reason has in common with others."""
+        return "its own code raised" if self.status is Status.LAUNCH_ERROR else self.reason.split(":")[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnumeratedConfigs:
+    """What an implementation names for one product on one device."""
+
+    missing: str | None = None
+    """Why nothing of it runs here."""
+    configs: tuple[Knobs, ...] = ()
+    """Raw configurations."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CandidateFilter:
+    """An implementation, asked about one product on one device."""
+
+    implementation: Implementation
+    spec: GemmSpec
+    device: Device
+
+    def list_configs(self, space: Space) -> EnumeratedConfigs:
+        """Raises Raised where the implementation cannot say."""
+        own, spec, device = self.implementation, self.spec, self.device
+        return call_plugin(
+            own,
+            lambda: EnumeratedConfigs(missing=own.unavailable(device), configs=tuple(own.configs(spec, device, space))),
+        )
+
+    def candidate(self, config: Knobs) -> tuple[Candidate, FilterResult | None]:
+        """The candidate of a raw configuration; as it came, and why, where that cannot be normalised."""
+        own, spec, device = self.implementation, self.spec, self.device
+        try:
+            return call_plugin(own, lambda: _checked_candidate(own.label, own.normalise(spec, config, device))), None
+        except PluginError as raised:
+            return _raw_candidate(own.label, config), FilterResult.from_error(raised)
+
+    def check(self, candidate: Candidate, missing: str | None = None, *, keep_dominated: bool = False) -> FilterResult:
+        """`missing` is why nothing runs here; who is `spared` is tried even if it cannot win."""
+        try:
+            return call_plugin(self.implementation, lambda: self._check(candidate, missing, keep_dominated))
+        except PluginError as raised:
+            return FilterResult.from_error(raised)
+
+    def valid_candidates(self, listed: EnumeratedConfigs) -> Iterator[Candidate]:
+        """Each candidate of an offer that can run, once, also if it cannot win."""
+        seen: set[Candidate] = set()
+        for candidate, failure in map(self.candidate, listed.configs):
+            if candidate not in seen:
+                seen.add(candidate)
+                if failure is None and self.check(candidate, listed.missing, keep_dominated=True).status is None:
+                    yield candidate
+
+    def _check(self, candidate: Candidate, missing: str | None, keep_dominated: bool) -> FilterResult:
+        own, knobs, arguments = self.implementation, candidate.knobs, (self.spec, candidate.knobs, self.device)
+        reason, status = missing or own.unsupported_reason(*arguments), Status.UNSUPPORTED
+        if reason is None and not keep_dominated:
+            reason, status = own.dominated_reason(*arguments), Status.PRUNED
+        if reason is None:
+            builds = tuple(interned(b) for b in screening_builds(own, *arguments))
+            return FilterResult(builds=builds, kernel_name=own.kernel_name(knobs))
+        if not isinstance(reason, str):
+            raise TypeError(f"{type(reason).__name__} as the reason against a candidate, expected str or None")
+        return FilterResult(status=status, reason=reason)
+
+
+def _checked_candidate(label: str, knobs: Knobs) -> Candidate:
+    """Raises TypeError where knobs are not what JSON can hold."""
+    candidate: Candidate = interned(Candidate.of(label, knobs))
+    assert candidate.id
+    return candidate
+
+
+def _raw_candidate(label: str, config: Knobs) -> Candidate:
+    try:
+        return _checked_candidate(label, config)
+    except (AttributeError, TypeError, ValueError):
+        return Candidate.of(label, {"point": repr(config)[:300]})
+
+
+@lru_cache(maxsize=1 << 15)
+def interned(value: T) -> T:
+    """One object for equal ones, also of other problems: its id is computed once, and it is pickled once."""
+    return value
+
+
+EXCLUDED_COLUMNS = ("candidate", "libtype", "config", "status", "error")
+"""What is told of a candidate that is not tried, as columns of the trials table."""
+
+
+@dataclass(kw_only=True)
+class SpaceReport:
+    """How many points the spaces held, what took how many away, and which backends had none to offer."""
+
+    configs: int = 0
+    normalised: int = 0
+    excluded_by: Counter[str] = field(default_factory=Counter)
+    unavailable: dict[str, str] = field(default_factory=dict)
+    """Label -> why it is not available; of backends that only know their candidates where they are."""
+    left_out: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Problems by (label, what it raised instead of naming its candidates)."""
+    raised: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Candidates by (label, file and line at which its own code raised instead of judging them)."""
+    examples: dict[str, str] = field(default_factory=dict)
+    """By file and line, what was raised there first."""
+
+    def add(self, other: "SpaceReport") -> None:
+        """Take in another problem's."""
+        self.configs += other.configs
+        self.normalised += other.normalised
+        self.excluded_by.update(other.excluded_by)
+        self.unavailable |= other.unavailable
+        self.left_out.update(other.left_out)
+        self.raised.update(other.raised)
+        self.examples = other.examples | self.examples
+
+    def count_excluded(self, label: str, result: FilterResult) -> None:
+        """Count a candidate that is not tried."""
+        self.excluded_by[f"{label}: {result.reason_kind}"] += 1
+        if result.status is Status.LAUNCH_ERROR:
+            self.raised[label, result.location] += 1
+            self.examples.setdefault(result.location, result.reason)
+
+    def warnings(self) -> list[str]:
+        """What the implementations' own code did not mean to do."""
+        left_out = [f"{label}: left out of {_many(n, 'problem')}: {text}" for (label, text), n in self.left_out.items()]
+        raised = [
+            f"{label}: {_many(n, 'candidate')} failed: {self.examples[place]}"
+            for (label, place), n in self.raised.items()
+        ]
+        return left_out + raised
+
+    def lines(self) -> list[str]:
+        """The count before and after each rule."""
+        left = self.configs
+        lines = [f"space: {left:,} points over all problems"]
+        if self.normalised != left:
+            lines.append(f"  {left:,} -> {self.normalised:,}  the same once normalised")
+            left = self.normalised
+        for rule, count in self.excluded_by.most_common():
+            lines.append(f"  {left:,} -> {left - count:,}  {rule}")
+            left -= count
+        return [*lines, *(f"  nothing of {label}: {reason}" for label, reason in self.unavailable.items())]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CandidateSummary:
+    """What is known of a listing where candidates are made known only as they are asked for."""
+
+    problem: Problem
+    spec: GemmSpec
+    ids: frozenset[str]
+    """Of all candidates that fit."""
+    required: tuple[Candidate, ...]
+    excluded: Mapping[str, Sequence[str]]
+    """Those that do not fit, or cannot win: the columns `EXCLUDED_COLUMNS`."""
+    report: SpaceReport
+
+
+@dataclass(frozen=True, kw_only=True)
+class CandidateList:
+    """The candidates of one problem that fit, with their builds, and a trial for each that does not or cannot win."""
+
+    problem: Problem
+    spec: GemmSpec
+    candidates: tuple[Candidate, ...]
+    builds: dict[str, tuple[Build, ...]]
+    """By candidate id, what screening needs."""
+    excluded: tuple[Trial, ...]
+    kernel_names: dict[str, str]
+    """By candidate id."""
+    required: tuple[Candidate, ...] = ()
+    """Candidates that every search looks at: the libraries', and the incumbents."""
+    report: SpaceReport = field(default_factory=SpaceReport)
+
+    def summary(self) -> CandidateSummary:
+        """Small enough to be sent from a process to another."""
+        rows = [
+            (t.candidate.id, t.candidate.backend, canonical_json(t.candidate.knobs), str(t.status), t.error)
+            for t in self.excluded
+        ]
+        return CandidateSummary(
+            problem=self.problem,
+            spec=self.spec,
+            ids=frozenset(c.id for c in self.candidates),
+            required=self.required,
+            excluded={name: [row[i] for row in rows] for i, name in enumerate(EXCLUDED_COLUMNS)},
+            report=self.report,
+        )
+
+
+def listing_task(problem: Problem, context: Context, incumbents: Sequence[Candidate]) -> Callable[[], CandidateList]:
+    """Listing a problem, as something that can be pickled."""
+    words = (context.implementations, context.device, context.space, incumbents)
+    return partial(list_by_family_name, problem, context.family.module, *words)
+
+
+def list_by_family_name(
+    problem: Problem,
+    family: str,
+    implementations: Sequence[Implementation],
+    device: Device,
+    space: Space,
+    incumbents: Sequence[Candidate],
+) -> CandidateList:
+    """The same, as a task for another process: a family cannot be pickled, its name can."""
+    return list_candidates(problem, load_family(family), implementations, device, space, incumbents)
+
+
+def list_candidates(
+    problem: Problem,
+    family: Family,
+    implementations: Sequence[Implementation],
+    device: Device,
+    space: Space,
+    incumbents: Sequence[Candidate],
+) -> CandidateList:
+    """All candidates of a problem: the space's, the libraries' and the incumbents, each once and normalised.
+
+    Whose own code raises is passed over: a candidate where it was judged, an implementation where it named them.
+    """
+    spec = family.spec(problem)
+    report = SpaceReport()
+    fit: dict[Candidate, FilterResult] = {}
+    excluded: list[Trial] = []
+    for implementation in implementations:
+        candidate_filter = CandidateFilter(implementation=implementation, spec=spec, device=device)
+        known = [c.knobs for c in incumbents if c.backend == implementation.label]
+        for candidate, result in _filtered(candidate_filter, space, known, report):
+            if result.status is None:
+                fit[candidate] = result
+            else:
+                excluded.append(_excluded_trial(problem, candidate, result))
+    own = {i.label for i in family.implementations}
+    return CandidateList(
+        problem=problem,
+        spec=spec,
+        candidates=tuple(fit),
+        builds={c.id: result.builds for c, result in fit.items()},
+        excluded=tuple(excluded),
+        kernel_names={c.id: result.kernel_name for c, result in fit.items()},
+        report=report,
+        required=tuple(c for c in fit if c.backend not in own or c in incumbents),
+    )
+
+
+def _filtered(
+    candidate_filter: CandidateFilter, space: Space, known: Sequence[Knobs], report: SpaceReport
+) -> Iterator[tuple[Candidate, FilterResult]]:
+    """On each candidate of an implementation once, and on the implementation where it could not name them."""
+    label, listed = candidate_filter.implementation.label, EnumeratedConfigs()
+    try:
+        listed = candidate_filter.list_configs(space)
+    except PluginError as raised:
+        report.left_out[label, str(raised)] += 1
+        yield Candidate.of(label, {}), FilterResult.from_error(raised)
+    configs = (*listed.configs, *known)
+    if listed.missing and not configs:
+        report.unavailable[label] = listed.missing
+    kept = {candidate_filter.candidate(knobs)[0] for knobs in known}
+    seen: set[Candidate] = set()
+    for config in configs:
+        candidate, failure = candidate_filter.candidate(config)
+        if candidate not in seen:
+            seen.add(candidate)
+            result = failure or candidate_filter.check(candidate, listed.missing, keep_dominated=candidate in kept)
+            if result.status is not None:
+                report.count_excluded(label, result)
+            yield candidate, result
+    report.configs += len(configs)
+    report.normalised += len(seen)
+
+
+def _excluded_trial(problem: Problem, candidate: Candidate, result: FilterResult) -> Trial:
+    status = result.status or Status.UNSUPPORTED
+    return Trial(stage="screen", problem=problem.id, candidate=candidate, status=status, error=result.reason)
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

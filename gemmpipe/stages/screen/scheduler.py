@@ -1,0 +1,238 @@
+"""Screen's scheduler: builds, then what is ready, then the devices; problems interleaved so that none waits."""
+
+import time
+from collections.abc import Iterable, Sequence
+
+from gemmpipe.bench.screening import ScreenJob
+from gemmpipe.bench.timer import Timer
+from gemmpipe.core.data import Candidate, Trial
+from gemmpipe.executors import BuildResult, JobResult
+from gemmpipe.family import GemmSpec
+from gemmpipe.search import TrialRequest
+from gemmpipe.stages import Context
+from gemmpipe.stages.screen.search_pool import SearchPool
+from gemmpipe.stages.screen.state import Bounds, ProblemState
+
+_BATCH = 64  # requests a job: long enough to hide the exchange with the worker, short enough to lose little
+_MAX_PROBLEMS = 4  # problems of a worker
+_QUEUE_DEPTH = 3  # jobs a worker has in hand and next, so that it never waits for the driver
+
+
+class Scheduler:
+    """Runs courses to their end on a pool."""
+
+    def __init__(
+        self, context: Context, search_pool: SearchPool, timer: Timer, bounds: Bounds, deadline: float | None = None
+    ) -> None:
+        """`deadline` on the monotonic clock: searches end there, with what they know by then."""
+        self._context = context
+        self._search_pool = search_pool
+        self._pool = context.pool
+        self._time_account = context.time_account
+        self._journal = context.journal
+        self._timer = timer
+        self._bounds = bounds
+        self._states: dict[str, ProblemState] = {}
+        """By problem id."""
+        self._running: dict[str, ProblemState] = {}
+        """Those that are not over."""
+        self._to_advance: dict[str, ProblemState] = {}
+        """Those whose search may have something new to ask."""
+        self._built: dict[str, str] = {}
+        self._waiting: dict[str, dict[str, ProblemState]] = {}
+        """By build, who waits for it."""
+        self._deadline = deadline
+        self.trials = 0
+
+    def add(self, state: ProblemState) -> None:
+        """Take in a course and queue the builds that it asks for: they compile while the next one is listed."""
+        self._states[state.problem.id] = state
+        state.worker = self._context.worker_of(state.problem.id)
+        if state.worker is None and len(self._pool.devices) == 1:
+            state.worker = 0
+            self._context.assign(state.problem.id, 0)
+        for trial in self._context.record.of("screen", state.problem.id):
+            self._bounds.learn(state.problem, trial)
+        self._advance(state)
+
+    def add_requests(self, state: ProblemState, requests: Sequence[TrialRequest]) -> None:
+        """Time these candidates of a course beside what its search asked for."""
+        failures = state.add_requests(requests, self._built)
+        self._queue_work(state, failures)
+
+    def _advance(self, state: ProblemState) -> None:
+        with self._time_account.timed("search"):
+            failures = state.take_requests(self._built)
+        self._queue_work(state, failures)
+
+    def _queue_work(self, state: ProblemState, failures: Sequence[Trial]) -> None:
+        """Introduce and compile what it asked for, and remember whether anything is left."""
+        for candidate in state.requested:
+            self._journal.kernel_names[candidate.id] = state.kernel_names[candidate.id]
+            builds = tuple(build.id for build in state.builds[candidate.id])
+            self._journal.builds[state.problem.id, candidate.id] = builds
+        state.requested.clear()
+        self._record_trials(state, failures)
+        for build in state.wanted_builds:
+            waiting = self._waiting.get(build.id)
+            if waiting is None:
+                waiting = self._waiting[build.id] = {}
+                self._pool.compile(build)
+            waiting[state.problem.id] = state
+        state.wanted_builds.clear()
+        if state.finished:
+            self._running.pop(state.problem.id, None)
+        else:
+            self._running[state.problem.id] = state
+
+    @property
+    def finished_count(self) -> int:
+        """How many courses are over."""
+        return len(self._states) - len(self._running)
+
+    @property
+    def past_deadline(self) -> bool:
+        """Whether the time for searches is over."""
+        return self._deadline is not None and time.monotonic() > self._deadline
+
+    def step(self, timeout_s: float, *, more: bool = False) -> bool:
+        """Hand out what is ready, hear what is new; False when every course is over and no `more` will be added."""
+        if self.past_deadline:
+            for state in self._running.values():
+                state.end()
+            self._to_advance |= self._running
+        while self._to_advance:
+            self._advance(self._to_advance.pop(next(iter(self._to_advance))))
+        self._dispatch()
+        if not self._running and not more:
+            return False
+        for message in self._pool.poll(timeout_s, self._search_pool.wait_handles()):
+            self.receive(message)
+        with self._time_account.timed("search"):
+            names = self._search_pool.receive()
+        self._to_advance |= {name: self._states[name] for name in names if name in self._states}
+        return True
+
+    def receive(self, message: BuildResult | JobResult) -> None:
+        """Take one message of the pool."""
+        if isinstance(message, BuildResult):
+            self._take_build(message)
+        elif message.job.problem.id in self._states:
+            self._take_trials(message)
+
+    def _take_build(self, message: BuildResult) -> None:
+        facts = message.facts
+        self._built[message.build.id] = facts.error
+        self._search_pool.add_build_facts(message.build.id, facts)
+        self._journal.build(message.build.id, facts)
+        # None of this batch: one before it was late, and left builds in the pool that nobody waits for.
+        for state in self._waiting.get(message.build.id, {}).values():
+            self._mark(state, state.build_finished(message.build.id, facts.error))
+
+    def _take_trials(self, message: JobResult) -> None:
+        state = self._states[message.job.problem.id]
+        trials = list(message.trials)
+        if message.complete:
+            answered = {t.candidate for t in trials}
+            trials += state.missing_results([c for c in message.job.candidates if c not in answered])
+        with self._time_account.timed("search"):
+            taken = state.tell(trials)
+        self._mark(state, taken)
+
+    def _mark(self, state: ProblemState, trials: Sequence[Trial]) -> None:
+        """Its search was told these."""
+        if trials:
+            self._to_advance[state.problem.id] = state
+            self._record_trials(state, trials)
+
+    def _record_trials(self, state: ProblemState, trials: Iterable[Trial]) -> None:
+        with self._time_account.timed("journal"):
+            for trial in trials:
+                self.trials += 1
+                self._bounds.learn(state.problem, trial)
+                self._search_pool.learn(trial)
+                self._journal.trial(trial)
+
+    def _dispatch(self) -> None:
+        """Keep every worker busy; claims go around, who has the fewest problems first."""
+        own: list[list[ProblemState]] = [[] for _ in self._pool.devices]
+        for state in self._running.values():
+            if state.worker is not None:
+                own[state.worker].append(state)
+        idle = sorted(range(len(own)), key=lambda worker: len(own[worker]))
+        while idle:
+            for worker in idle:
+                self._feed(worker, own[worker])
+            idle = [worker for worker in idle if self._claim(worker, own[worker])]
+
+    def _feed(self, worker: int, own: list[ProblemState]) -> None:
+        """Give a worker what is ready of its own problems."""
+        mine = [c for c in own if c.ready] if self._pool.backlog(worker) < _QUEUE_DEPTH else []
+        while mine and self._pool.backlog(worker) < _QUEUE_DEPTH:
+            # While builds arrive, the fullest; afterwards in order, so that small M comes before large.
+            waiting = len(self._built) < len(self._waiting)
+            state = max(mine, key=lambda c: len(c.ready)) if waiting else mine[0]
+            if not self._submit_batch(state, worker) or not state.ready:
+                mine.remove(state)
+
+    def _claim(self, worker: int, own: list[ProblemState]) -> bool:
+        """Who runs out of work takes the most expensive problem that nobody has: so all end together.
+
+        But only who would be idle takes more at a time than hide how long searches think.
+        """
+        backlog = self._pool.backlog(worker)
+        if backlog >= _QUEUE_DEPTH or (backlog and len(own) >= _MAX_PROBLEMS):
+            return False
+        free = [c for c in self._running.values() if c.worker is None and c.ready]
+        if not free:
+            return False
+        state = max(free, key=lambda c: len(c.summary.ids) * relative_work(c.summary.spec))
+        state.worker = worker
+        own.append(state)
+        self._context.assign(state.problem.id, worker)
+        return True
+
+    def _submit_batch(self, state: ProblemState, worker: int) -> bool:
+        """Submit a job of the course's ready requests; False when they must wait for a first result."""
+        requests = self._next_requests(state)
+        if not requests:
+            return False
+        self._journal.launch("screen", state.problem.id, [r.candidate for r in requests])
+        job = ScreenJob(
+            stage="screen",
+            problem=state.problem,
+            requests=tuple(requests),
+            timer=self._timer,
+            library=frozenset(self._context.family.baseline),
+        )
+        self._pool.submit(job, worker)
+        return True
+
+    def _next_requests(self, state: ProblemState) -> list[TrialRequest]:
+        """A batch of short ones; a long one goes alone, the most promising first, and only while it can win."""
+        short = [r for r in state.ready if not self._bounds.is_long(state.problem, r.candidate)]
+        if short:
+            chosen = short[:_BATCH]
+            for request in chosen:
+                state.ready.remove(request)
+            return chosen
+        if not state.results and state.pending > len(state.ready):
+            return []  # the first result is on its way, and may settle the rest
+        return self._next_long(state)
+
+    def _next_long(self, state: ProblemState) -> list[TrialRequest]:
+        problem = state.problem
+        ranked = sorted(state.ready, key=lambda r: (self._bounds.bound_us(problem, r.candidate), r.candidate.id))
+        exempt: Candidate | None = self._bounds.exempt(problem, state.summary.required)
+        for request in ranked:
+            state.ready.remove(request)
+            dropped = self._bounds.prune(problem, request.candidate, state.results.values())
+            if dropped is None or request.candidate == exempt:
+                return [request]
+            self._mark(state, state.tell([dropped]))
+        return []
+
+
+def relative_work(spec: GemmSpec) -> float:
+    """Relative time of trying one candidate: a first launch, and its launches (an H200, 2026-11: 0.3 ms and 4e13/s)."""
+    return 1.0 + spec.m * spec.weight_elements / 4e10

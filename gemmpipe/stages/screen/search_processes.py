@@ -1,0 +1,307 @@
+"""Hunts in processes beside the driver: who hunts what, what all of them hear, and who goes on when one dies.
+
+The driver's side of a process that hunts: started, spoken to, listened to, and ended.
+
+A hunt that lives in another process, as its course sees it; it goes on in a new one when that process dies.
+"""
+
+import contextlib
+import pickle
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from multiprocessing.connection import Connection, wait
+
+from gemmpipe.bench.forkserver import RETRY_PAUSES_S, ForkedProcess, forkserver
+from gemmpipe.core.data import Build, BuildFacts, Problem, Trial
+from gemmpipe.core.device import usable_cores
+from gemmpipe.core.errors import EnvironmentProblem
+from gemmpipe.core.events import IDLE, Events
+from gemmpipe.executors import Usage
+from gemmpipe.family import GemmSpec
+from gemmpipe.search import SearchSession, TrialRequest
+from gemmpipe.search.history import History
+from gemmpipe.stages import Context
+from gemmpipe.stages.screen.search_pool import InlineSearchPool, SearchContext, SearchPool, SearchTask, SessionStarted
+from gemmpipe.stages.screen.search_worker import Ask, Broadcast, SessionFailed, Tell, main
+
+
+class SearchWorkerProcess:
+    """One process after another; `start` begins a new one when the last is ended."""
+
+    def __init__(self, search_context: SearchContext, history: History) -> None:
+        self._context, self._history = search_context, history
+        self.assigned: dict[str, SearchTask] = {}
+        """By problem id, what it has been given and has not ended."""
+        self.unlisted = 0
+        """Of these, problems that it has not answered for the first time."""
+        self.losses = 0
+        """Deaths since it last ended a hunt."""
+        self._builds: dict[str, Build] = {}
+        self._past: list[Usage] = []
+        self.start()
+
+    def start(self) -> None:
+        """A process that knows what the driver does. Raises EnvironmentProblem where none can be started."""
+        self.pipe: Connection
+        pipe, theirs = forkserver().Pipe()
+        self._started_at = time.monotonic()
+        self._spent_s: dict[str, float] = {}
+        self._builds = {}
+        arguments = (self._context, self._history, self._started_at, theirs)
+        with theirs:
+            self._process = ForkedProcess(main, arguments)
+        self.pipe = pipe
+
+    def send(self, message: SearchTask | Tell) -> None:
+        """Tell it something; whether it lives is looked at elsewhere."""
+        self.send_pickled(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+
+    def send_pickled(self, message: bytes) -> None:
+        """The same, pickled once for all hunters."""
+        with contextlib.suppress(OSError):
+            self.pipe.send_bytes(message)
+
+    def answers(self) -> Iterator[Ask | SessionFailed | None]:
+        """What it said since the last look; None at the end when it is gone."""
+        try:
+            while self.pipe.poll():
+                yield self.pipe.recv()
+        except (EOFError, OSError):
+            yield None
+
+    def builds_of(self, ask: Ask) -> dict[str, tuple[Build, ...]]:
+        """The builds of whom it asks for."""
+        self._builds |= {build.id: build for build in ask.new_builds}
+        self._spent_s = dict(ask.spent_s)
+        return {name: tuple(self._builds[b] for b in builds) for name, builds in ask.builds.items()}
+
+    def end(self) -> str:
+        """End it; how it ended."""
+        now = time.monotonic()
+        self._past.append(self._usage(now))
+        self._process.kill()
+        self._process.join()
+        self._process.close()
+        self.pipe.close()
+        return f"exit code {self._process.exitcode}"
+
+    def usage(self) -> Usage:
+        """Where its time went, and that of those before it."""
+        whole = Usage(name="")
+        for part in [*self._past, self._usage(time.monotonic())]:
+            whole.merge(part)
+        return whole
+
+    def _usage(self, now: float) -> Usage:
+        busy = dict(self._spent_s)
+        idle_s = busy.pop(IDLE, 0.0)
+        idle_s += max(0.0, now - self._started_at - idle_s - sum(busy.values()))
+        return Usage(name="", wall_s=now - self._started_at, busy_s=busy, idle=[(0.0, idle_s)])
+
+
+class RemoteSession(SearchSession):
+    """Passes on what is told and hands out what comes; in between it asks for nothing and is not over."""
+
+    def __init__(self, problem: str, send: Callable[[Tell], None]) -> None:
+        self._problem, self._send_to_worker = problem, send
+        self._results: dict[tuple[str, int], Trial] = {}
+        """By (candidate id, launches asked for): what a new process need not have timed again."""
+        self._outstanding: dict[str, TrialRequest] = {}
+        """By candidate id: given to the course and not told yet."""
+        self.restart()
+
+    def restart(self) -> None:
+        """A process that knows nothing has been given the problem."""
+        self._requests: list[TrialRequest] = []
+        self._awaited: set[str] = set()
+        """Candidates that this process waits for."""
+        self._open_replies = 1
+        self._finished = False
+
+    def ask(self) -> Sequence[TrialRequest]:
+        requests, self._requests = self._requests, []
+        self._outstanding |= {request.candidate.id: request for request in requests}
+        return requests
+
+    def tell(self, trials: Sequence[Trial]) -> None:
+        wanted = []
+        for trial in trials:
+            name = trial.candidate.id
+            self._results[name, self._outstanding.pop(name).launches] = trial
+            if name in self._awaited:
+                self._awaited.remove(name)
+                wanted.append(trial)
+        if wanted:
+            self._send(Tell(problem=self._problem, trials=tuple(wanted)))
+
+    def end(self, dropped: int) -> None:
+        self._send(Tell(problem=self._problem, dropped=dropped))
+
+    def _send(self, message: Tell) -> None:
+        self._open_replies += 1
+        self._send_to_worker(message)
+
+    def take_reply(self, requests: Sequence[TrialRequest], finished: bool) -> None:
+        """An answer, and what it asks for; what an earlier process was told need not be timed again."""
+        self._open_replies -= 1
+        self._finished = finished
+        known = [r for r in requests if (r.candidate.id, r.launches) in self._results]
+        if known:
+            trials = tuple(self._results[r.candidate.id, r.launches] for r in known)
+            self._send(Tell(problem=self._problem, trials=trials))
+        new = [r for r in requests if r not in known]
+        self._awaited |= {r.candidate.id for r in new}
+        self._requests += new
+
+    @property
+    def finished(self) -> bool:
+        return self._finished and not self._open_replies and not self._requests
+
+
+# One alone lists and thinks for as long as an H200 screens (aiter's space of 1,944 points, 2026-11-21).
+_PROCESSES_PER_DEVICE = 2
+_QUEUE_DEPTH = 2  # problems that a hunter has to list: more would stand in front of what is asked of it
+
+
+def search_pool_for(context: Context) -> SearchPool:
+    """On a CPU in the driver; else beside it, two processes a device, with half of the cores left to the others."""
+    if context.device.kind == "cpu":
+        return InlineSearchPool(context.search_context, context.history)
+    count = max(1, min(_PROCESSES_PER_DEVICE * len(context.pool.devices), usable_cores() // 2))
+    return ProcessSearchPool(context.search_context, context.history, count, context.events)
+
+
+class ProcessSearchPool(SearchPool):
+    """Hunts in `count` processes, which start with the first problem."""
+
+    def __init__(self, search_context: SearchContext, history: History, count: int, events: Events) -> None:
+        self._context, self._history, self._count, self._events = search_context, history, count, events
+        self._workers: list[SearchWorkerProcess] = []
+        self._queue: deque[SearchTask] = deque()
+        self._sessions: dict[str, RemoteSession] = {}
+        self._started: dict[str, SessionStarted] = {}
+        """By problem id."""
+        self._new: list[SessionStarted] = []
+        self._new_problems: list[tuple[Problem, GemmSpec]] = []
+        self._new_trials: list[Trial] = []
+        self._facts: dict[str, BuildFacts] = {}
+
+    def submit(self, tasks: Sequence[SearchTask]) -> None:
+        if not self._workers:
+            self._workers = [SearchWorkerProcess(self._context, self._history) for _ in range(self._count)]
+        self._queue.extend(tasks)
+        self._assign_tasks()
+
+    def started(self) -> list[SessionStarted]:
+        new, self._new = self._new, []
+        return new
+
+    def learn(self, trial: Trial) -> None:
+        self._history.learn(trial)
+        self._new_trials.append(trial)
+
+    def add_build_facts(self, build: str, facts: BuildFacts) -> None:
+        self._history.facts[build] = self._facts[build] = facts
+
+    def wait_handles(self) -> Sequence[Connection | int]:
+        return [each.pipe for each in self._workers]
+
+    def receive(self) -> list[str]:
+        self._broadcast()
+        changed = []
+        readable = wait(self.wait_handles(), timeout=0)
+        for each in [each for each in self._workers if each.pipe in readable]:
+            for answer in each.answers():
+                if isinstance(answer, SessionFailed):
+                    raise answer.error
+                if answer is None:
+                    self._replace(each)
+                    break
+                self._take(each, answer)
+                changed.append(answer.problem)
+        self._assign_tasks()
+        return changed
+
+    def _take(self, each: SearchWorkerProcess, ask: Ask) -> None:
+        session, builds = self._sessions[ask.problem], each.builds_of(ask)
+        started = self._started.get(ask.problem)
+        if ask.summary is not None:
+            each.unlisted -= 1
+        if started is None and ask.summary is not None:
+            started = SessionStarted(summary=ask.summary, session=session, builds={}, kernel_names={})
+            self._started[ask.problem] = started
+            self._new.append(started)
+            self._history.add_problem(ask.summary.problem, ask.summary.spec)
+            self._new_problems.append((ask.summary.problem, ask.summary.spec))
+        if started is not None:
+            started.builds.update(builds)
+            started.kernel_names.update(ask.kernel_names)
+            self._history.problems[ask.problem].builds.update(ask.builds)
+        session.take_reply(ask.requests, ask.finished)
+        if session.finished:
+            each.losses = 0
+            del each.assigned[ask.problem], self._sessions[ask.problem], self._started[ask.problem]
+
+    def _assign_tasks(self) -> None:
+        """Give problems to who has the fewest."""
+        while self._queue and (free := [h for h in self._workers if h.unlisted < _QUEUE_DEPTH]):
+            each, task = min(free, key=lambda h: len(h.assigned)), self._queue.popleft()
+            self._sessions[task.problem.id] = RemoteSession(task.problem.id, partial(self._send, each))
+            self._send_task(each, task)
+
+    def _send(self, each: SearchWorkerProcess, message: Tell) -> None:
+        """In the order in which the driver learnt it, so that hunts here and beside decide alike."""
+        self._broadcast()
+        each.send(message)
+
+    def _send_task(self, each: SearchWorkerProcess, task: SearchTask) -> None:
+        each.assigned[task.problem.id] = task
+        each.unlisted += 1
+        each.send(task)
+
+    def _broadcast(self) -> None:
+        """Once pickled for all; who asked for a result learns of it here too, for its other hunts."""
+        if not (self._new_problems or self._new_trials or self._facts):
+            return
+        builds = {
+            (t.problem, t.candidate.id): self._history.problems[t.problem].builds.get(t.candidate.id, ())
+            for t in self._new_trials
+        }
+        broadcast = Broadcast(
+            problems=tuple(self._new_problems), trials=tuple(self._new_trials), builds=builds, facts=dict(self._facts)
+        )
+        pickled = pickle.dumps(broadcast, pickle.HIGHEST_PROTOCOL)
+        for each in self._workers:
+            each.send_pickled(pickled)
+        self._new_problems, self._new_trials, self._facts = [], [], {}
+
+    def _replace(self, each: SearchWorkerProcess) -> None:
+        """Its hunts go on in a new process: what was timed is told again as it is asked for."""
+        how = each.end()
+        each.losses += 1
+        if each.losses > len(RETRY_PAUSES_S):  # with no hunt ended in between: it cannot go on
+            raise EnvironmentProblem(f"a process that searches died {each.losses} times in a row: {how}")
+        self._events.emit(
+            "warning", f"a process that searches died ({how}); its {len(each.assigned)} searches begin anew"
+        )
+        time.sleep(RETRY_PAUSES_S[each.losses - 1] if each.losses > 1 else 0)
+        each.start()
+        each.unlisted = 0
+        for task in each.assigned.values():
+            self._sessions[task.problem.id].restart()
+            self._send_task(each, task)
+
+    def usage(self) -> list[Usage]:
+        if not self._workers:
+            return []
+        whole = Usage(name=f"search processes ({len(self._workers)})")
+        for each in self._workers:
+            whole.merge(each.usage())
+        return [whole]
+
+    def close(self) -> None:
+        for each in self._workers:
+            each.end()
+        self._workers = []

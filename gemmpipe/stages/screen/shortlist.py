@@ -1,0 +1,141 @@
+"""Who goes on to the finals of a problem.
+
+What problems that differ in M alone try of each other, once their searches are over.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from gemmpipe.core.data import Bucket, Candidate, Problem, Trial
+from gemmpipe.family.problem import group_by_shape
+from gemmpipe.search import TrialRequest
+from gemmpipe.stages import Context
+from gemmpipe.stages.needed_builds import screening_builds
+from gemmpipe.stages.screen.state import ProblemState
+
+_PACE_RANK = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShortlistLimits:
+    """How many go on."""
+
+    keep: int
+    """The fastest of a problem, whatever they are."""
+    margin_pct: float
+    """But only who is so near to the fourth, or to a library."""
+    bucket_keep: int
+    """The fastest over all Ms of a bucket, among those its format can store."""
+
+
+def shortlist(
+    results: Mapping[Candidate, Trial],
+    limits: ShortlistLimits,
+    incumbents: Collection[Candidate],
+    library: Collection[str] = (),
+) -> list[Candidate]:
+    """The fastest, the best of each backend (with and without extra weight memory), and the incumbents.
+
+    Those that were looked at longest come first: a glance is not compared with a long look. Times of backends in
+    `library` are believed: who is behind such a path that takes no further memory of weights is none of the fastest.
+    """
+    timed = [t for t in results.values() if t.time_us is not None]
+    ordered = sorted(timed, key=_rank)
+    # Not of the first: nothing is checked yet, and a kernel that computes nothing is the fastest.
+    pace_us = max((t.time_us or 0.0 for t in ordered[:_PACE_RANK]), default=0.0)
+    believed = [t for t in ordered if t.candidate.backend in library and not t.extra_weight_bytes]
+    pace_us = min([pace_us, *(t.time_us or 0.0 for t in believed)])
+    near = [t.candidate for t in ordered if (t.time_us or 0.0) <= pace_us * (1 + limits.margin_pct / 100)]
+    chosen = dict.fromkeys(near[: limits.keep])
+    best: dict[tuple[str, bool], Candidate] = {}
+    for trial in ordered:
+        best.setdefault((trial.candidate.backend, trial.extra_weight_bytes > 0), trial.candidate)
+    chosen.update(dict.fromkeys(best.values()))
+    chosen.update(dict.fromkeys(c for c in incumbents if c in results))
+    return list(chosen)
+
+
+def _rank(trial: Trial) -> tuple[int, float, str]:
+    return -trial.effective_launches, trial.time_us or 0.0, trial.candidate.id
+
+
+def fastest(results: Mapping[Candidate, Trial], count: int) -> list[Candidate]:
+    """The first few, those that were looked at longest before the others."""
+    timed = [t for t in results.values() if t.time_us is not None]
+    return [t.candidate for t in sorted(timed, key=_rank)[:count]]
+
+
+def bucket_shortlists(
+    problems: Sequence[Problem],
+    results: Mapping[str, Mapping[Candidate, Trial]],
+    buckets: Sequence[Bucket],
+    bucket_keep: int,
+) -> dict[str, list[Candidate]]:
+    """For each problem, the candidates that lead a bucket it belongs to; `problems` differ in M alone.
+
+    A bucket's leaders have the least call-weighted sum of screening times among those timed at every M.
+    """
+    chosen: dict[str, list[Candidate]] = {p.id: [] for p in problems}
+    for bucket in buckets:
+        inside = [p for p in problems if bucket.contains(p.rows)]
+        if not inside:
+            continue
+        common = set.intersection(*({c for c, t in results[p.id].items() if t.time_us is not None} for p in inside))
+        sums = {
+            c: sum(p.weight * (results[p.id][c].time_us or 0.0) for p in inside) for c in common if bucket.accepts(c)
+        }
+        leaders = sorted(sums, key=lambda c: (sums[c], c.id))[:bucket_keep]
+        for problem in inside:
+            chosen[problem.id] += leaders
+    return chosen
+
+
+def bucket_leaders(bucket: Bucket, results: Sequence[Mapping[Candidate, Trial]], per_m: int) -> list[Candidate]:
+    """The fastest few that the bucket's format can store, of each of its Ms."""
+    found: list[Candidate] = []
+    for by_candidate in results:
+        timed = [t for t in by_candidate.values() if t.time_us is not None and bucket.accepts(t.candidate)]
+        found += [t.candidate for t in sorted(timed, key=_rank)[:per_m]]
+    return list(dict.fromkeys(found))
+
+
+_REACH = 2  # Ms on either side
+
+
+def shape_group_states(states: Sequence[ProblemState]) -> list[list[ProblemState]]:
+    """Courses whose problems differ in M alone, M ascending."""
+    return [sorted(group, key=lambda c: c.problem.rows) for group in group_by_shape(states, lambda c: c.problem)]
+
+
+def cross_evaluate(
+    states: Sequence[ProblemState], context: Context
+) -> Iterator[tuple[ProblemState, list[TrialRequest]]]:
+    """The fastest of the nearest Ms, for each that has not looked at it.
+
+    A search that is over early knows nothing of what the others found later: on an H200 one of 72 problems lay 8 %
+    behind what its neighbours had chosen. Who was given a number of trials has no further ones.
+    """
+    if context.search.budget_trials is not None:
+        return
+    for group in shape_group_states(states):
+        for place, state in enumerate(group):
+            near = group[max(0, place - _REACH) : place] + group[place + 1 : place + 1 + _REACH]
+            found = dict.fromkeys(c for other in near for c in fastest(other.results, 1))
+            look = max((t.effective_launches for t in state.results.values()), default=0)
+            missing = [c for c in found if c.id in state.summary.ids and c not in state.results]
+            if missing and look and not state.cut_short:
+                yield state, [_request(state, c, look, context) for c in missing]
+
+
+def _request(state: ProblemState, candidate: Candidate, launches: int, context: Context) -> TrialRequest:
+    register_candidate(state, candidate, context)
+    return TrialRequest(candidate=candidate, launches=launches)
+
+
+def register_candidate(state: ProblemState, candidate: Candidate, context: Context) -> None:
+    """What a course must know of a candidate that its search may never have asked for."""
+    implementation = context.implementation(candidate.backend)
+    if candidate.id not in state.builds and implementation is not None:
+        knobs, spec = candidate.knobs, state.summary.spec
+        state.builds[candidate.id] = screening_builds(implementation, spec, knobs, context.device)
+        state.kernel_names[candidate.id] = implementation.kernel_name(knobs)

@@ -1,0 +1,248 @@
+"""The screen stage: lists candidates, compiles, races them with few launches and keeps the best for bench."""
+
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from gemmpipe.bench.timer import Timer
+from gemmpipe.core.data import Bucket, Candidate, Problem, Trial
+from gemmpipe.core.errors import check_at_least
+from gemmpipe.core.events import counted
+from gemmpipe.executors import drain_on_interrupt
+from gemmpipe.search import TrialRequest
+from gemmpipe.stages import Context, Stage
+from gemmpipe.stages.history import TrialCache
+from gemmpipe.stages.rows import config_text, excluded_frame, problems_of, trial_frame
+from gemmpipe.stages.screen.candidates import SpaceReport
+from gemmpipe.stages.screen.scheduler import Scheduler, relative_work
+from gemmpipe.stages.screen.search_pool import InlineSearchPool, SearchPool, SearchTask, SessionStarted
+from gemmpipe.stages.screen.shortlist import (
+    ShortlistLimits,
+    bucket_leaders,
+    bucket_shortlists,
+    cross_evaluate,
+    register_candidate,
+    shape_group_states,
+    shortlist,
+)
+from gemmpipe.stages.screen.state import Bounds, ProblemState
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_POLL_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Screen(Stage):
+    """Races candidates; keeps the fastest `keep`, the best of each backend, incumbents and each bucket's leaders."""
+
+    keep: int
+    margin_pct: float
+    bucket_keep: int
+    timer: Timer
+
+    needs: ClassVar[tuple[str, ...]] = ("problems",)
+    gives: ClassVar[tuple[str, ...]] = ("shortlist", "trials")
+    uses_device: ClassVar[bool] = True
+    per_problem: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_at_least(1, keep=self.keep)
+        check_at_least(0, margin_pct=self.margin_pct, bucket_keep=self.bucket_keep)
+
+    def check(self, context: Context) -> None:
+        """Raises UserError for an axis or a value of the space that the family's kernels cannot have."""
+        for implementation in context.implementations:
+            implementation.check(context.space)
+
+    def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
+        """Shortlist and trials of the problems."""
+        problems = problems_of(context.family, tables["problems"])
+        search_pool = context.search_pool or InlineSearchPool(context.search_context, context.history)
+        bounds = Bounds(context.family.baseline, _unchecked_labels(context))
+        scheduler = Scheduler(context, search_pool, self.timer, bounds, _deadline(context))
+        context.events.emit("stage", "screen", total=len(problems))
+        begun = time.monotonic()
+        with drain_on_interrupt(context.pool, scheduler.receive):
+            states = self._start_searches(problems, search_pool, scheduler, context)
+            self._run_to_completion(scheduler, context)
+            if not scheduler.past_deadline:
+                for state, requests in list(cross_evaluate(states, context)):
+                    scheduler.add_requests(state, requests)
+            self._run_to_completion(scheduler, context)
+            for state, requests in self._bucket_requests(states, context):
+                scheduler.add_requests(state, requests)
+            self._run_to_completion(scheduler, context)
+        context.pool.cancel_builds()  # of searches that a budget ended: nobody waits for them any more
+        context.events.emit("progress", done=len(states))
+        _mark_cut_short(states, context)
+        _account_idle(context, begun)
+        return self._tables(states, context)
+
+    def _run_to_completion(self, scheduler: Scheduler, context: Context) -> None:
+        while scheduler.step(_POLL_S):
+            _report_progress(scheduler, context)
+
+    def _start_searches(
+        self, problems: list[Problem], search_pool: SearchPool, scheduler: Scheduler, context: Context
+    ) -> list[ProblemState]:
+        """The problems' courses, in the scheduler's hands as soon as they are listed."""
+        report = SpaceReport()
+        states: list[ProblemState] = []
+        search_pool.submit(
+            [SearchTask(problem=p, launches=self.timer.iters, keep=self.keep) for p in _in_order(problems, context)]
+        )
+        while len(states) < len(problems):
+            for begun in search_pool.started():
+                report.add(begun.summary.report)
+                states.append(_problem_state(begun, context))
+                scheduler.add(states[-1])
+            # On a CPU, listing would take cores from what is timed.
+            if context.device.kind != "cpu":
+                scheduler.step(_POLL_S, more=len(states) < len(problems))
+            _report_progress(scheduler, context)
+        for line in report.lines():
+            context.events.emit("line", line)
+        for warning in report.warnings():
+            context.events.emit("warning", warning)
+        return states
+
+    def _bucket_requests(
+        self, states: list[ProblemState], context: Context
+    ) -> list[tuple[ProblemState, list[TrialRequest]]]:
+        """A bucket's candidate must be timed at each of its Ms: who leads at one of them is timed at the others."""
+        asked: list[tuple[ProblemState, list[TrialRequest]]] = []
+        for group in shape_group_states(states):
+            for bucket in all_buckets([c.problem for c in group], context):
+                inside = [c for c in group if bucket.contains(c.problem.rows)]
+                leaders = bucket_leaders(bucket, [c.results for c in inside], self.bucket_keep)
+                for state in inside:
+                    missing = [c for c in leaders if c.id in state.summary.ids and c not in state.results]
+                    for candidate in missing:
+                        register_candidate(state, candidate, context)
+                    first_rung_requests = [
+                        TrialRequest(candidate=c, launches=self.timer.iters, first_rung=True) for c in missing
+                    ]
+                    asked.append((state, first_rung_requests))
+        return asked
+
+    def _tables(self, states: list[ProblemState], context: Context) -> "dict[str, pd.DataFrame]":
+        import pandas as pd
+
+        from gemmpipe.core import schema
+
+        kept = self._shortlists(states, context)
+        rows = []
+        for state in states:
+            for candidate in kept[state.problem.id]:
+                trial = state.results[candidate]
+                rows.append(_shortlist_row(state, candidate, trial, context))
+        trials = [t for c in states for t in c.results.values()]
+        names = context.journal.kernel_names
+        passed_over = excluded_frame([c.summary for c in states], names)
+        counts = Counter(str(t.status) for t in trials)
+        for state in states:
+            counts.update(state.summary.excluded["status"])
+        summary = ", ".join(f"{n:,} {status}" for status, n in counts.most_common()) or "no candidate"
+        context.events.emit(
+            "line", f"screen: {counted(len(states), 'problem')}, {summary}; {len(rows):,} go on to bench"
+        )
+        return {
+            "shortlist": pd.DataFrame(rows, columns=list(schema.SHORTLIST)),
+            "trials": pd.concat([passed_over, trial_frame(trials, names)], ignore_index=True),
+        }
+
+    def _shortlists(self, states: list[ProblemState], context: Context) -> dict[str, list[Candidate]]:
+        keep = ShortlistLimits(keep=self.keep, margin_pct=self.margin_pct, bucket_keep=self.bucket_keep)
+        library = context.family.baseline
+        kept = {
+            c.problem.id: dict.fromkeys(shortlist(c.results, keep, context.incumbents.get(c.problem.id, ()), library))
+            for c in states
+        }
+        for group in shape_group_states(states):
+            problems = [c.problem for c in group]
+            results = {c.problem.id: c.results for c in group}
+            leaders = bucket_shortlists(problems, results, all_buckets(problems, context), self.bucket_keep)
+            for problem_id, candidates in leaders.items():
+                kept[problem_id].update(dict.fromkeys(candidates))
+        return {problem_id: list(candidates) for problem_id, candidates in kept.items()}
+
+
+def _problem_state(begun: SessionStarted, context: Context) -> ProblemState:
+    """The way of a problem that is listed through this stage."""
+    cache = TrialCache(own=context.record, prior_records=context.prior_records, kernel_names=begun.kernel_names)
+    return ProblemState(begun, cache, context.search.budget_trials)
+
+
+def _report_progress(scheduler: Scheduler, context: Context) -> None:
+    context.check()
+    context.events.emit("progress", f"{scheduler.trials} trials", done=scheduler.finished_count)
+
+
+def _mark_cut_short(states: list[ProblemState], context: Context) -> None:
+    """Remember, also for who goes on with this run, whose search was cut short."""
+    for state in states:
+        problem = state.problem.id
+        if state.cut_short:
+            context.journal.write("cut", problem=problem)
+            context.cut_short.add(problem)
+        elif problem in context.cut_short:
+            context.journal.write("whole", problem=problem)
+            context.cut_short.discard(problem)
+    if any(c.cut_short for c in states):
+        searches = counted(sum(c.cut_short for c in states), "search", "searches")
+        context.events.emit("line", f"screen: {searches} cut short by the budget; their rows are provisional")
+
+
+def _deadline(context: Context) -> float | None:
+    """When the budget of this run's screening is spent, on the monotonic clock."""
+    budget_s = context.search.budget_s
+    return None if budget_s is None else time.monotonic() + budget_s - context.stage_seconds.get("screen_s", 0.0)
+
+
+def _unchecked_labels(context: Context) -> set[str]:
+    """Labels of the family's own kernels, whose results nobody has checked yet; an engine's stand-in is one."""
+    engines = [context.engine_target.implementation] if context.engine_target is not None else []
+    return {i.label for i in (*context.family.implementations, *engines)}
+
+
+def _in_order(problems: list[Problem], context: Context) -> list[Problem]:
+    """Siblings together, since they share weights; the expensive first where several devices have to end together."""
+    if len(context.pool.devices) == 1:
+        return sorted(problems, key=lambda p: (str(p.shape_group), p.rows))
+    return sorted(problems, key=lambda p: (-relative_work(context.family.spec(p)), p.id))
+
+
+def _account_idle(context: Context, begun: float) -> None:
+    """How long devices waited: for their workers to start, and while a build was pending (first done to last)."""
+    ready = [u.ready_at for u in context.pool.usage()[1:] if u.ready_at is not None]
+    started_s = max([at - begun for at in ready if at > begun], default=0.0)
+    context.stage_seconds.setdefault("idle_until_workers_ready_s", started_s)
+    done = context.pool.builds_done
+    if done:
+        devices = context.pool.usage()[1:]
+        idle_s = sum(u.idle_within(done[0], done[-1]) for u in devices) / len(devices)
+        context.stage_seconds["idle_while_builds_pending_s"] = idle_s
+
+
+def all_buckets(problems: list[Problem], context: Context) -> list[Bucket]:
+    """Every bucket that the chosen formats ask for, for problems that differ in M alone; engines' have a search."""
+    ms, apart = sorted(p.rows for p in problems), {form.name for form in context.engine_targets}
+    return [b for name, f in context.formats if name not in apart for b in f.buckets(context.family, ms)]
+
+
+def _shortlist_row(state: ProblemState, candidate: Candidate, trial: Trial, context: Context) -> dict[str, object]:
+    incumbent = candidate in context.incumbents.get(state.problem.id, ())
+    library = candidate.backend in context.family.baseline
+    return {
+        "problem": state.problem.id,
+        "candidate": candidate.id,
+        "libtype": candidate.backend,
+        "config": config_text(candidate),
+        "role": "incumbent" if incumbent else "library" if library else "",
+        "status": str(trial.status),
+        "us": trial.time_us,
+        "reason": trial.error,
+    }

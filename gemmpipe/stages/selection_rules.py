@@ -1,0 +1,121 @@
+"""Which finalist of a problem is chosen, and against what it is judged."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gemmpipe.bench.timer import PairedRatio, paired_ratio
+from gemmpipe.core.data import Candidate, median
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finalist:
+    """A candidate that passed the check, with one sample a round."""
+
+    candidate: Candidate
+    samples_us: tuple[float, ...]
+    extra_weight_bytes: int
+    err_ratio: float
+    kernel_name: str
+    complete: bool = True
+    """Whether it raced to the end; one that was outrun has times of the early rounds alone."""
+    shared: bool = False
+    """Whether another process used the device during its race."""
+
+    @property
+    def time_us(self) -> float:
+        """The median sample."""
+        return median(self.samples_us)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectionRules:
+    """The user's words on choosing."""
+
+    prefer: Mapping[str, float]
+    min_improvement_pct: float
+    tie_pct: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """The chosen finalist and those it is compared with."""
+
+    chosen: Finalist
+    baseline: Finalist | None
+    incumbent: Finalist | None
+    runner_up: Finalist | None
+    ratio: PairedRatio | None
+    """Chosen over baseline."""
+    noise_pct: float | None
+    """How far the medians of chosen and runner-up may be apart or change places: half their ratio's interval; None
+    without a second round, which alone can tell noise."""
+    near_ties: int
+    reason: str
+
+
+def select_finalist(
+    finalists: Sequence[Finalist], libraries: Sequence[str], incumbents: Sequence[Candidate], rules: SelectionRules
+) -> Selection:
+    """Choose among finalists (at least one).
+
+    The fastest, unless a preferred library is within its ratio, or the incumbent is not beaten by
+    `min_improvement_pct` with an interval that excludes 1. Equal medians are told apart by the candidate's id.
+    """
+    # Times taken beside another process tell nothing as soon as there are others.
+    ranked = rank([f for f in finalists if not f.shared] or finalists)
+    fastest = ranked[0]
+    chosen, reason = _preferred(ranked, rules)
+    incumbent = next((f for f in ranked if f.candidate in incumbents), None)
+    if incumbent is not None and incumbent is not chosen and not _improves(chosen, incumbent, rules):
+        chosen, reason = incumbent, "the incumbent is not beaten by enough"
+    baseline = next((f for f in ranked if f.candidate.backend in libraries), None)
+    runner_up = next((f for f in ranked if f is not chosen), None)
+    return Selection(
+        chosen=chosen,
+        baseline=baseline,
+        incumbent=incumbent,
+        runner_up=runner_up,
+        ratio=paired_ratio(chosen.samples_us, baseline.samples_us) if baseline else None,
+        noise_pct=_noise_pct(chosen, runner_up) if runner_up else None,
+        near_ties=sum(_ties(f, fastest, rules) for f in ranked if f is not fastest),
+        reason=reason,
+    )
+
+
+def rank(finalists: Sequence[Finalist]) -> list[Finalist]:
+    """Fastest first: those that raced to the end, by the median of their ratio to one of them, then the outrun.
+
+    Ratios of the same rounds, because clocks sag under load: a median of early rounds flatters who was outrun.
+    """
+    pace = min(finalists, key=lambda f: (not f.complete, f.time_us, f.candidate.id))
+    return sorted(
+        finalists,
+        key=lambda f: (not f.complete, paired_ratio(f.samples_us, pace.samples_us).median, f.candidate.id),
+    )
+
+
+def _preferred(ranked: Sequence[Finalist], rules: SelectionRules) -> tuple[Finalist, str]:
+    fastest = ranked[0]
+    for finalist in ranked[1:]:
+        limit = rules.prefer.get(finalist.candidate.backend)
+        if limit is None or fastest.candidate.backend in rules.prefer:
+            continue
+        if paired_ratio(fastest.samples_us, finalist.samples_us).median >= limit:
+            return finalist, f"{finalist.candidate.backend} is preferred within {limit:g}"
+    return fastest, ""
+
+
+def _improves(new: Finalist, old: Finalist, rules: SelectionRules) -> bool:
+    ratio = paired_ratio(new.samples_us, old.samples_us)
+    return ratio.median <= 1 - rules.min_improvement_pct / 100 and ratio.high < 1
+
+
+def _noise_pct(chosen: Finalist, runner_up: Finalist) -> float | None:
+    if min(len(chosen.samples_us), len(runner_up.samples_us)) < 2:
+        return None  # far behind, or outrun at once
+    return paired_ratio(chosen.samples_us, runner_up.samples_us).noise_pct
+
+
+def _ties(finalist: Finalist, fastest: Finalist, rules: SelectionRules) -> bool:
+    ratio = paired_ratio(finalist.samples_us, fastest.samples_us)
+    return ratio.undecided and ratio.median <= 1 + rules.tie_pct / 100

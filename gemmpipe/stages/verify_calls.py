@@ -1,0 +1,289 @@
+"""The called stage of verify: each row of a table as a program calls it, through gemmpipe.runtime's function.
+
+A row of a tuned table as a program calls it, beside the launch that the row was timed by.
+"""
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from gemmpipe.bench.jobs import LONG_LAUNCH_US, RUNNING_SEVERAL, SETTING_UP, Job, WorkerContext, round_samples
+from gemmpipe.bench.setup import ProblemSetup
+from gemmpipe.bench.timer import TimedReplay, Timer, paired_ratio
+from gemmpipe.core import schema
+from gemmpipe.core.data import Candidate, Problem, Status, Trial
+from gemmpipe.core.events import counted
+from gemmpipe.executors import BuildResult, JobResult, drain_on_interrupt
+from gemmpipe.family import load_family
+from gemmpipe.family.dtypes import SCALE_ORDERS
+from gemmpipe.runtime.single_table import (
+    EntryPointCall,
+    SingleTableDispatch,
+    dispatching_with,
+    entry_point_call,
+    single_table_dispatch,
+)
+from gemmpipe.stages import Context, Stage
+from gemmpipe.stages.dispatch import dispatch_jobs
+from gemmpipe.stages.rows import candidate_of, problems_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+CALLED, BOUND = "called", "bound"
+"""What a trial's stage begins with: the run time's function, or the candidate's own launch; then the layout."""
+
+_WARM_US = 30_000  # of replays, before the first that counts
+
+
+class DispatchMismatch(Exception):
+    """Why the run time does not answer with the row's candidate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallJob(Job):
+    """Time the run time's function on a problem that a row of `table` answers, and the row's launch, in turns.
+
+    For each layout of x's scales that the row is for there are two trials, whose samples belong together round by
+    round. A family without a function in gemmpipe.runtime gives none.
+    """
+
+    stage: str
+    problem: Problem
+    candidate: Candidate
+    table: Path
+    """Where the row stands; nothing else is looked up."""
+    changed_ns: int
+    """When the file was last changed: workers keep what they have read of it."""
+    timer: Timer
+    err_ratio: float
+    pending: tuple[Candidate, ...] = ()
+    """The candidate until it was timed."""
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        return self.pending
+
+    def without(self, done: Collection[Candidate]) -> "CallJob":
+        return replace(self, pending=tuple(c for c in self.pending if c not in done))
+
+    def run(self, context: WorkerContext) -> list[Trial]:
+        trials: list[Trial] = []
+        with context.timed("operands"):
+            context.in_flight.begin(SETTING_UP)
+            setup = context.bench.set_up(self.problem)
+            call = entry_point_call(context.bench.family, setup.spec)
+            setup.reference()
+            for index in range(setup.sets):
+                setup.weights(index), setup.out(index)
+            dispatch = _read(context.bench.family.module, self.table, self.changed_ns)
+            context.clock.synchronize()
+        if call is None:
+            return trials
+        with context.timed("called"), dispatching_with(dispatch):
+            found = self.attempt(context, trials, 0, partial(self._time, context, setup, call, dispatch))
+        return trials + (found or [])
+
+    def _time(
+        self,
+        context: WorkerContext,
+        setup: ProblemSetup,
+        call: EntryPointCall,
+        dispatch: SingleTableDispatch,
+        candidate: Candidate,
+    ) -> list[Trial]:
+        """The trials of each layout, or the one that says why there is none. Raises what a launch raises."""
+        found: list[Trial] = []
+        for order in setup.spec.x_scale_orders:
+            dispatch.clear_cache()
+            try:
+                error = self._check(context, setup, order, call, dispatch)
+            except DispatchMismatch as reason:
+                return [self.failed_trial(candidate, Status.INCORRECT, str(reason))]
+            bind = setup.binder(candidate, order)
+            launch = bind(0)
+            launch(), context.clock.synchronize()
+            time_us = min(context.clock.sequence([launch] * 3))
+            many = context.clock.launches_per_sample(time_us, setup.sets)
+            calls = [partial(call, setup.inputs(i, order), setup.weights(i)) for i in range(min(many, setup.sets))]
+            for each in calls:  # what a candidate makes of a weight is made before a graph is captured
+                each()
+            called = _replay(context, calls, many)
+            bound = _replay(context, [bind(i) for i in range(len(calls))], many)
+            rounds = self.timer.rounds_for(time_us, many)
+            for _ in range(_warm_replays(context, time_us * many)):
+                called(), bound()
+            context.in_flight.begin(RUNNING_SEVERAL if time_us < LONG_LAUNCH_US else 0)
+            pairs = [(called(), bound()) if turn % 2 else (bound(), called())[::-1] for turn in range(rounds)]
+            context.in_flight.begin(0)
+            for word, samples in zip((CALLED, BOUND), zip(*pairs, strict=True), strict=True):
+                found.append(self._trial(f"{word} {order}", samples, many, error))
+        return found
+
+    def _check(
+        self,
+        context: WorkerContext,
+        setup: ProblemSetup,
+        order: str,
+        call: EntryPointCall,
+        dispatch: SingleTableDispatch,
+    ) -> float:
+        """The share of wrong elements of a call, which the row's candidate must have answered. Raises Unanswered."""
+        out = call(setup.inputs(0, order), setup.weights(0))
+        context.clock.synchronize()
+        name = context.bench.family.entry_point
+        (selected,) = dispatch.selected
+        if (
+            selected.step != "exact"
+            or selected.runnable.candidate != self.candidate
+            or selected.runnable.rows is not None
+        ):
+            where = "the rules" if selected.step == "fallback" else f"{selected.step} {selected.source}"
+            raise DispatchMismatch(f"{name} answers with {selected.description} ({where}), not with this row")
+        error = setup.error_ratio(out.view(setup.spec.out_shape))
+        if not error < self.err_ratio:
+            raise DispatchMismatch(f"{name}: error ratio {error:.4f}, must be below {self.err_ratio:g}")
+        return error
+
+    def _trial(self, stage: str, samples: tuple[float, ...], per_sample: int, error: float) -> Trial:
+        return Trial(
+            stage=stage,
+            problem=self.problem.id,
+            candidate=self.candidate,
+            status=Status.OK,
+            launches=len(samples) * per_sample,
+            samples_us=round_samples(samples),
+            err_ratio=error,
+        )
+
+
+def _warm_replays(context: WorkerContext, replay_us: float) -> int:
+    """Replays until a GPU that set-up work left idle has its clocks up: before, M=1 seemed up to 26 % slower (H200)."""
+    return math.ceil(_WARM_US / max(1.0, 2 * replay_us)) if context.clock.overlaps else 0
+
+
+def _replay(context: WorkerContext, launches: Sequence[Callable[[], object]], many: int) -> TimedReplay:
+    """A warm replay of so many launches, on one set of operands after the other."""
+    replay = context.clock.replay([launches[i % len(launches)] for i in range(many)])
+    replay()
+    return replay
+
+
+@lru_cache(maxsize=1)
+def _read(family: str, table: Path, changed_ns: int) -> SingleTableDispatch:
+    return single_table_dispatch(load_family(family), table)
+
+
+_POLL_S = 0.5
+_TIMED = (str(Status.OK), str(Status.PRUNED))
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyCalls(Stage):
+    """Calls are timed in a graph of cold operands (on a CPU plainly), in turns with the launch that the row names.
+
+    The run time looks up in the table under test alone, in each layout of x's scales that a row is for.
+    """
+
+    err_ratio: float
+    timer: Timer
+
+    needs: ClassVar[tuple[str, ...]] = ("problems", "selections", "trials")
+    gives: ClassVar[tuple[str, ...]] = ("called",)
+    uses_device: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.err_ratio <= 1:
+            raise ValueError(f"err_ratio={self.err_ratio:g}, expected above 0 and at most 1")
+
+    def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
+        """`called`: a row a problem, candidate and layout, or the reason why there is none (`table.CALLED`)."""
+        import pandas as pd
+
+        jobs = list(self._jobs(tables, context))
+        trials = _run(jobs, context)
+        rows = [row for job in jobs for row in _rows(job, trials.get((job.problem.id, job.candidate), []))]
+        frame = pd.DataFrame(rows, columns=list(schema.CALLED))
+        text = f"{CALLED}: {counted(len(jobs), 'row')}"
+        context.events.emit("line", text if rows or not jobs else f"{text}, no function in gemmpipe.runtime")
+        return {"called": frame}
+
+    def _jobs(self, tables: "dict[str, pd.DataFrame]", context: Context) -> Iterator[CallJob]:
+        """One for each row whose winner was timed in the finals."""
+        if context.table is None:
+            return
+        problems = {problem.id: problem for problem in problems_of(context.family, tables["problems"])}
+        finals = tables["trials"][tables["trials"]["status"].isin(_TIMED)]
+        timed = {
+            (str(p), str(c)): (lib, config) for p, c, lib, config in finals[_CANDIDATE_COLUMNS].itertuples(index=False)
+        }
+        wanted = tables["selections"][["problem", "candidate"]].drop_duplicates()
+        for name, candidate in wanted.itertuples(index=False):
+            if (str(name), str(candidate)) in timed:
+                yield self._job(problems[str(name)], candidate_of(*timed[str(name), str(candidate)]), context.table)
+
+    def _job(self, problem: Problem, candidate: Candidate, path: Path) -> CallJob:
+        return CallJob(
+            stage=CALLED,
+            problem=problem,
+            candidate=candidate,
+            table=path.resolve(),
+            changed_ns=path.stat().st_mtime_ns,
+            timer=self.timer,
+            err_ratio=self.err_ratio,
+            pending=(candidate,),
+        )
+
+
+_CANDIDATE_COLUMNS = ["problem", "candidate", "libtype", "config"]
+
+
+def _run(jobs: list[CallJob], context: Context) -> dict[tuple[str, Candidate], list[Trial]]:
+    """The trials of each problem and candidate; what an earlier session of the run has is not timed again."""
+    found: dict[tuple[str, Candidate], list[Trial]] = {}
+    for job in jobs:
+        stages = [CALLED, *(f"{word} {order}" for word in (CALLED, BOUND) for order in SCALE_ORDERS)]
+        earlier = [t for s in stages for t in context.record.of(s, job.problem.id) if t.candidate == job.candidate]
+        if (CALLED, job.problem.id) in context.record.finished and earlier:
+            found[job.problem.id, job.candidate] = earlier
+    queue: list[Job] = [job for job in jobs if (job.problem.id, job.candidate) not in found]
+    open_ = {(job.problem.id, job.candidates) for job in queue}
+    total = len(open_)
+
+    def receive(message: BuildResult | JobResult) -> None:
+        if isinstance(message, BuildResult) or message.job.stage != CALLED or not isinstance(message.job, CallJob):
+            return
+        for trial in message.trials:
+            context.journal.trial(trial)
+            found.setdefault((trial.problem, trial.candidate), []).append(trial)
+        if message.complete:
+            open_.discard((message.job.problem.id, (message.job.candidate,)))
+            context.journal.write("done", stage=CALLED, problem=message.job.problem.id)
+
+    context.events.emit("stage", CALLED, total=total)
+    with drain_on_interrupt(context.pool, receive):
+        while open_:
+            dispatch_jobs(queue, context)
+            for message in context.pool.poll(_POLL_S):
+                receive(message)
+            context.check()
+            context.events.emit("progress", done=total - len(open_))
+    return found
+
+
+def _rows(job: CallJob, trials: list[Trial]) -> Iterator[Mapping[str, object]]:
+    place = {"problem": job.problem.id, "candidate": job.candidate.id}
+    stages = {trial.stage: trial for trial in trials}
+    for order in SCALE_ORDERS:
+        called, bound = stages.get(f"{CALLED} {order}"), stages.get(f"{BOUND} {order}")
+        if called is not None and bound is not None:
+            ratio = paired_ratio(called.samples_us, bound.samples_us)
+            times = {"called_us": called.time_us, "bound_us": bound.time_us}
+            text = {"called_ratio": ratio.median, "called_low": ratio.low, "called_high": ratio.high}
+            yield {**place, "layout": order, **times, **text, "called_error": ""}
+    if (failed := stages.get(CALLED)) is not None:
+        yield {**place, "called_error": failed.error or str(failed.status)}

@@ -1,0 +1,233 @@
+"""The report stage of verify: what became of a table's winners on this machine, row by row.
+
+What calls of a table's rows take beside the launches that were timed, row by row and in a line.
+"""
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from gemmpipe.bench.timer import PairedRatio, paired_ratio
+from gemmpipe.core import schema
+from gemmpipe.core.data import Status
+from gemmpipe.core.errors import check_at_least
+from gemmpipe.stages import Context, Stage
+from gemmpipe.tables.merge import is_provisional
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+CallRow = Mapping[str, object]
+
+
+def worst_calls(called: "pd.DataFrame | None") -> dict[tuple[str, str], CallRow]:
+    """By problem and candidate, the row of the layout in which a call costs most, or the one that says why none."""
+    found: dict[tuple[str, str], CallRow] = {}
+    for row in called.to_dict("records") if called is not None else ():
+        key = str(row["problem"]), str(row["candidate"])
+        if key not in found or _cost(row) > _cost(found[key]):  # type: ignore[arg-type]
+            found[key] = row  # type: ignore[assignment]
+    return found
+
+
+def _cost(row: CallRow) -> float:
+    return math.inf if row["called_error"] else float(str(row["called_ratio"]))
+
+
+def call_overhead(call: CallRow, function: str, max_overhead_pct: float | None) -> str:
+    """What comes on top of the launch in a call, where that is more than allowed; else nothing.
+
+    `within_pct`: percent of the launch; None allows anything. The paired interval must exclude 1.
+    """
+    ratio, low = float(str(call["called_ratio"])), float(str(call["called_low"]))
+    if max_overhead_pct is None or ratio <= 1 + max_overhead_pct / 100 or low <= 1:
+        return ""
+    called_us, bound_us = float(str(call["called_us"])), float(str(call["bound_us"]))
+    layout = " with M-major x_scale" if call["layout"] == "column" else ""
+    return (
+        f"{function}{layout} takes {called_us:.2f} us, {called_us - bound_us:.2f} us on top of the launch "
+        f"(+{100 * (ratio - 1):.1f} %, {max_overhead_pct:g} allowed)"
+    )
+
+
+def calls_summary(rows: Sequence[CallRow], max_overhead_pct: float | None) -> str:
+    """`; as called: 71 of 72 within 3 % of their launch (98.6 %), +5.1 % at most`; empty where no call was timed."""
+    ratios = [float(str(row["called_ratio"])) for row in rows if row.get("called_ratio") is not None]
+    if not ratios:
+        return ""
+    worst = f"{100 * (max(ratios) - 1):+.1f} % at most"
+    if max_overhead_pct is None:
+        return f"; as called: {worst}"
+    within = sum(ratio <= 1 + max_overhead_pct / 100 for ratio in ratios)
+    share = 100 * within / len(ratios)
+    return (
+        f"; as called: {within} of {len(ratios)} within {max_overhead_pct:g} % of their launch ({share:.1f} %), {worst}"
+    )
+
+
+_TIMED = {str(Status.OK), str(Status.PRUNED)}
+_MOST_LINES = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifyReport(Stage):
+    """A row holds when its winner is right, at most `within_pct` slower than recorded, and not behind a library.
+
+    Behind is who is slower than the fastest library by more than `behind_pct`, paired round by round, in an interval
+    that excludes 1. Where calls were timed (the stage `called`), a call through the run time must take at most
+    `called_within_pct` more than the launch itself, in its worse layout of x's scales; None: whatever it takes.
+    """
+
+    max_drift_pct: float
+    max_behind_pct: float
+    max_call_overhead_pct: float | None
+
+    needs: ClassVar[tuple[str, ...]] = ("selections", "trials")
+    gives: ClassVar[tuple[str, ...]] = ("verified", "stale")
+
+    def __post_init__(self) -> None:
+        check_at_least(
+            0,
+            max_drift_pct=self.max_drift_pct,
+            max_behind_pct=self.max_behind_pct,
+            max_call_overhead_pct=self.max_call_overhead_pct,
+        )
+
+    def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
+        """`verified` has a row for each of the table's (`table.VERIFIED`), `stale` the problems to tune again."""
+        import pandas as pd
+
+        finals = tables["trials"][tables["trials"]["stage"] == "bench"]
+        by_problem = {str(name): trials.to_dict("records") for name, trials in finals.groupby("problem", sort=False)}
+        calls = worst_calls(tables.get("called"))
+        rows: list[dict[str, object]] = []
+        for recorded in tables["selections"].to_dict("records"):
+            trials = by_problem.get(str(recorded["problem"]), [])
+            verdict = self._verify_row(recorded, trials, context)  # type: ignore[arg-type]
+            call = calls.get((str(recorded["problem"]), str(recorded["candidate"])))
+            rows.append(self._with_call(verdict, call, context))
+        stale = [row for row in rows if row["verdict"] == "stale"]
+        context.unsolved.extend([str(row["problem"]) for row in stale if row["problem"] not in context.unsolved])
+        for row in stale[:_MOST_LINES]:
+            context.events.emit("line", f"stale: {row['place']}: {row['problem']}: {row['reason']}")
+        context.events.emit(
+            "line", _summary(rows, self.max_drift_pct) + calls_summary(rows, self.max_call_overhead_pct)
+        )
+        if stale:
+            context.events.emit("line", f"verify: to tune these again: {_retune_command(stale, context)}")
+        keys = [column.name for column in context.family.key_columns]
+        lost = {str(row["problem"]) for row in stale}
+        selected = tables["selections"]
+        return {
+            "verified": pd.DataFrame(rows, columns=list(schema.VERIFIED)),
+            "stale": selected.loc[selected["problem"].isin(lost), ["problem", *keys]].drop_duplicates("problem"),
+        }
+
+    def _verify_row(
+        self, row: Mapping[str, object], trials: Sequence[Mapping[str, object]], context: Context
+    ) -> dict[str, object]:
+        """One row of `verified`."""
+        own = next((t for t in trials if t["candidate"] == row["candidate"]), None)
+        timed = [t for t in trials if t["status"] in _TIMED]
+        cells = {name: row.get(name) for name in ("problem", "place", "libtype", "config", "kernelName")}
+        cells |= {"recorded_us": row.get("us")}
+        if own is None or own["status"] not in _TIMED:
+            reason = str(row["reason"]) or _failure(own)
+            return cells | {"verdict": "stale", "reason": reason}
+        library = _baseline(own, timed, context)
+        ratio = paired_ratio(_samples(own), _samples(library)) if library else None
+        comparable, why = _comparable(row, context)
+        drift = float(str(own["us"])) / float(str(row["us"])) if comparable else None
+        cells |= {"us": own["us"], "drift": drift, "baseline": library["kernelName"] if library else None}
+        cells |= {"ratio": ratio.median, "ratio_low": ratio.low, "ratio_high": ratio.high} if ratio else {}
+        reason = self._slower(own, row, drift) or self._behind(ratio, library)
+        return cells | {"verdict": "stale" if reason else "holds", "reason": reason or why}
+
+    def _with_call(
+        self, verdict: dict[str, object], call: Mapping[str, object] | None, context: Context
+    ) -> dict[str, object]:
+        """The row's verdict with what a call takes; one that held falls where too much comes on top."""
+        if call is None:
+            return verdict
+        reason = call["called_error"]
+        if not reason:
+            verdict = {**verdict, "called_layout": call["layout"]}
+            verdict |= {name: call[name] for name in ("called_us", "called_ratio", "called_low", "called_high")}
+            reason = call_overhead(call, context.family.entry_point, self.max_call_overhead_pct)
+        if not reason or verdict["verdict"] == "stale":
+            return verdict
+        return {**verdict, "verdict": "stale", "reason": f"called: {reason}"}
+
+    def _slower(self, own: Mapping[str, object], row: Mapping[str, object], drift: float | None) -> str:
+        if drift is None or drift <= 1 + self.max_drift_pct / 100:
+            return ""
+        percent = 100 * (drift - 1)
+        return (
+            f"slower: {own['us']:.2f} us, {row['us']:.2f} recorded (+{percent:.0f} %, {self.max_drift_pct:g} allowed)"
+        )
+
+    def _behind(self, ratio: PairedRatio | None, library: Mapping[str, object] | None) -> str:
+        if ratio is None or library is None or ratio.low <= 1 or ratio.median <= 1 + self.max_behind_pct / 100:
+            return ""
+        percent = 100 * (ratio.median - 1)
+        return f"behind: {library['kernelName']} {library['config']} takes {library['us']:.2f} us, {percent:.1f} % less"
+
+
+def _retune_command(stale: Sequence[Mapping[str, object]], context: Context) -> str:
+    """The command that tunes stale rows into the table that they are from, where that is one."""
+    words = [*context.reproduce_args, "shapes=csv", f"shapes.path={context.run_dir / 'stale.csv'}"]
+    if not any(word.startswith("kernel=") for word in words):
+        words.insert(0, f"kernel={context.family.name}")
+    tables = {str(row["place"]).rpartition(":")[0] for row in stale}
+    words += [f"output={each}" for each in tables if len(tables) == 1 and each.endswith(".csv")]
+    if context.device.kind == "cpu" and not any(word.startswith("device") for word in words):
+        words.append("device=cpu")
+    return shlex.join(["gemmpipe", *words, "retune=true"])
+
+
+def _failure(own: Mapping[str, object] | None) -> str:
+    return "not run" if own is None else f"{own['status']}: {own['error'] or 'no reason given'}"
+
+
+def _baseline(
+    own: Mapping[str, object], timed: Sequence[Mapping[str, object]], context: Context
+) -> Mapping[str, object] | None:
+    """The fastest other library that takes no more weight memory than the winner."""
+    others = [
+        t
+        for t in timed
+        if t["libtype"] in context.family.baseline
+        and t["candidate"] != own["candidate"]
+        and int(str(t["extra_weight_bytes"])) <= int(str(own["extra_weight_bytes"]))
+    ]
+    # Who was outrun has times of the early rounds alone: it is the baseline only where all libraries were.
+    return min(others, key=lambda t: (t["status"] != str(Status.OK), float(str(t["us"]))), default=None)
+
+
+def _samples(trial: Mapping[str, object]) -> tuple[float, ...]:
+    return tuple(trial["samples_us"])  # type: ignore[arg-type]
+
+
+def _comparable(row: Mapping[str, object], context: Context) -> tuple[bool, str]:
+    """Whether the recorded time and this one mean the same, else why not."""
+    policy, device = str(row.get("policy") or "unknown"), row.get("device")
+    if policy != context.policy or is_provisional(policy):
+        return False, f"not compared with the recorded time: policy '{policy}' there, '{context.policy}' here"
+    if device not in (None, context.device.name):
+        return False, f"not compared with the recorded time: {device} there, {context.device.name} here"
+    return True, ""
+
+
+def _summary(rows: Sequence[Mapping[str, object]], max_drift_pct: float) -> str:
+    stale = sum(row["verdict"] == "stale" for row in rows)
+    drifts = [float(str(row["drift"])) for row in rows if row.get("drift") is not None]
+    text = f"verify: {len(rows) - stale} of {len(rows)} rows hold"
+    if drifts:
+        mean = math.exp(sum(map(math.log, drifts)) / len(drifts))
+        text += f"; time now over recorded: {mean:.3f} on average, {min(drifts):.3f} to {max(drifts):.3f}"
+        faster = sum(drift < 1 - max_drift_pct / 100 for drift in drifts)
+        text += f"; {faster} faster by more than {max_drift_pct:g} %" if faster else ""
+    return text

@@ -1,0 +1,78 @@
+"""What each product of a workload is worth: its share of the time before tuning, and what tuning saves of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gemmpipe.core.data import Problem
+from gemmpipe.family import Family
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_BYTES_US = 4.8e6
+_FLOPS_US = {"bfloat16": 0.99e9, "float16": 0.99e9}
+_EIGHT_BIT_FLOPS_US = 1.98e9
+_MIN_US = 5.0
+"""Peaks of an H200, and what its smallest kernels take: only shares matter here, and these hardly move them."""
+
+
+def estimate_us(family: Family, problem: Problem) -> float:
+    """The time of one call by the roofline: what bytes or operations take at the peak, whichever is more."""
+    spec = family.spec(problem)
+    rate = _FLOPS_US.get(spec.w_dtype, _EIGHT_BIT_FLOPS_US)
+    return max(_MIN_US, family.bytes_moved(spec) / _BYTES_US, family.flops(spec) / rate)
+
+
+def covering_problems(
+    problems: Sequence[Problem], family: Family, recorded_us: Mapping[str, float], cover_pct: float
+) -> tuple[list[Problem], float]:
+    """(the fewest problems that make up `keep_pct` of all calls' time, in their order; the share they do make up).
+
+    Times are the recorded ones where the source has them for every problem, else weight times estimate.
+    """
+    known = all(problem.id in recorded_us for problem in problems)
+    times = {p.id: recorded_us[p.id] if known else p.weight * estimate_us(family, p) for p in problems}
+    total = sum(times.values())
+    kept: set[str] = set()
+    sum_us = 0.0
+    for name, time_us in sorted(times.items(), key=lambda item: (-item[1], item[0])):
+        if sum_us >= total * cover_pct / 100 * (1 - 1e-12):
+            break
+        kept.add(name)
+        sum_us += time_us
+    return [problem for problem in problems if problem.id in kept], 100 * sum_us / total if total else 100.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Saving:
+    """The time of a workload's calls before and after, over the problems that have both."""
+
+    before_us: float
+    after_us: float
+    problems: int
+
+    @property
+    def pct(self) -> float:
+        """The share of the time before that is saved."""
+        return 100 * (1 - self.after_us / self.before_us)
+
+
+def saving(selections: "pd.DataFrame") -> Saving | None:
+    """Calls times time: before, of what is stored already or else of the best library path; None where nothing has it.
+
+    Both times are of the same run, so that the machine's state cancels; rows read from tables are of none.
+    """
+    if "incumbent_us" not in selections:
+        return None
+    own = selections[selections["format"] == ""]
+    before = own["incumbent_us"].astype(float).fillna(own["baseline_us"].astype(float))
+    there = before.notna() & own["us"].notna()
+    weight = own["weight"].astype(float)[there]
+    if not there.any():
+        return None
+    return Saving(
+        before_us=float((weight * before[there]).sum()),
+        after_us=float((weight * own["us"].astype(float)[there]).sum()),
+        problems=int(there.sum()),
+    )

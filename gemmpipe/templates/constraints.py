@@ -1,0 +1,157 @@
+"""The rules that every tiled Triton kernel has in common, one `if` each, with the physical cause."""
+
+from gemmpipe.core.data import Device, Knobs
+from gemmpipe.family import GemmSpec
+from gemmpipe.family.dtypes import element_bytes, native_fp8
+from gemmpipe.templates.params import CACHE_MODIFIERS, SWAP_AB, int_knob
+from gemmpipe.templates.tiled import WGMMA_M, workspace_bytes
+
+_MIB = 2**20
+_MAX_WORKSPACE_BYTES = 256 * _MIB
+_MAX_GRID_Z = 65535
+_MAX_ROW_ELEMENTS = 2**20  # of 256 rows at most (tiles.offsets)
+_POWER_OF_TWO_KNOBS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps")
+
+
+def tile_violation(
+    spec: GemmSpec,
+    knobs: Knobs,
+    device: Device,
+    accumulators: int,
+    *,
+    layout: str = "nk",
+    batched: bool = False,
+    parts: bool = True,
+) -> str | None:
+    """`rule: detail` of the first rule broken.
+
+    `accumulators` is how many fp32 tiles live in registers at once; `layout` the weight's that the kernel reads;
+    `batched` whether it computes several products; `parts` whether its splits of K meet in a workspace.
+    """
+    m, n, k = (int_knob(knobs, f"BLOCK_SIZE_{axis}") for axis in "MNK")
+    warps, stages = int_knob(knobs, "num_warps"), int_knob(knobs, "num_stages")
+    if reason := launch_violation(spec, knobs, device, layout=layout, batched=batched):
+        return reason
+    # The smallest matrix instruction is 16 x 8 with 16 (16-bit), 32 (8-bit) or 64 (4-bit) along K; none is padded.
+    least_k = int(32 / element_bytes(spec.x_dtype))
+    if m < 16 or n < 16 or k < least_k:
+        return f"minimum tile: {m}x{n}x{k}, a matrix instruction needs 16x16x{least_k}"
+    # A thread has 255 registers on NVIDIA, 512 on AMD's matrix cores, 256 on RDNA: accumulators beyond that spill.
+    cdna = device.vendor == "amd" and device.warp_size == 64
+    held, most = accumulators * m * n // (warps * device.warp_size), 480 if cdna else 240
+    if held > most and not _in_tensor_memory(spec, knobs, device):
+        return f"registers: {held} accumulator registers a thread, {most} leave none for operands"
+    needed = shared_bytes(spec, m, n, k, stages, device, swapped=bool(knobs.get(SWAP_AB)))
+    if needed > device.shared_bytes:
+        return f"shared memory: about {needed} bytes, {device.shared_bytes} a block on {device.gfx}"
+    return workspace_violation(workspace_bytes(spec, knobs)) if parts else None
+
+
+def workspace_violation(needed: int) -> str | None:
+    """Why splits' parts of so many bytes are none."""
+    if needed > _MAX_WORKSPACE_BYTES:
+        return f"workspace: {needed // _MIB} MiB of split-K parts, over {_MAX_WORKSPACE_BYTES // _MIB}"
+    return None
+
+
+def launch_violation(
+    spec: GemmSpec, knobs: Knobs, device: Device, *, layout: str = "nk", batched: bool = False
+) -> str | None:
+    """`rule: detail` of the first rule broken that has nothing to do with the size of a tile."""
+    if device.kind == "cpu":
+        return "no GPU: Triton compiles for GPUs"
+    if spec.w_layout != layout:
+        return f"weight layout: this kernel reads '{layout}', not '{spec.w_layout}'"
+    if spec.experts is not None:
+        return "experts: this kernel computes one product"
+    if spec.batch != 1 and not batched:
+        return "batch: this kernel computes one product"
+    if spec.batch > _MAX_GRID_Z:
+        return f"grid: {spec.batch} products, at most {_MAX_GRID_Z} programs in its third dimension"
+    if spec.k >= _MAX_ROW_ELEMENTS:
+        return f"row: K={spec.k}, offsets within a tile are 32 bits, {_MAX_ROW_ELEMENTS} is the limit"
+    if reason := _fp8_violation(spec, device):
+        return reason
+    if reason := _size_violation(knobs):
+        return reason
+    if int_knob(knobs, "num_warps") * device.warp_size > 1024:
+        return f"threads: {knobs['num_warps']} warps of {device.warp_size} are over 1024 a block"
+    return None
+
+
+def shared_bytes(spec: GemmSpec, m: int, n: int, k: int, stages: int, device: Device, *, swapped: bool = False) -> int:
+    """At most a few kB more than the compiler will ask for (held against 600 builds of triton 3.6 and 3.9)."""
+    stage = int((m + n) * k * element_bytes(spec.x_dtype))
+    if spec.x_scale is not None and spec.x_scale.dtype != "float32":
+        return _microscaled_bytes(stage, m, n, k, stages, device)
+    scales = 4 * (m + n)
+    if device.vendor == "amd":
+        return _amd_bytes(spec, m, n, k, stages, device)
+    # The warpgroup instruction reads shared memory while later stages arrive; narrow tiles are read to registers first.
+    held = stages if m >= WGMMA_M or swapped else max(stages - 1, 1)
+    return max(held * stage + stages * scales, 4 * m * n)  # the ring, then the fp32 tile on its way to the output
+
+
+def _amd_bytes(spec: GemmSpec, m: int, n: int, k: int, stages: int, device: Device) -> int:
+    """LDS of 8- and 16-bit operands (held against 280 builds, triton 3.9)."""
+    by_block = spec.x_scale is not None and spec.x_scale.granularity == "block"
+    scales = 4 * (m + n) if by_block else 0
+    if stages == 1:  # the smaller operand goes to registers directly
+        ring = int(max(m, n) * k * element_bytes(spec.x_dtype))
+    elif device.gfx == "gfx950":  # copies go straight to LDS, where every row is padded by a sixteenth
+        ring = int((m + n) * k * element_bytes(spec.x_dtype)) * stages * 17 // 16
+    else:  # one stage is in registers
+        ring = int((m + n) * k * element_bytes(spec.x_dtype)) * (stages - 1)
+    # Small tiles change their layout on the way to the output; large ones were never seen to.
+    return max(ring + scales, 2 * m * n if m * n <= 128 * 128 else 0)
+
+
+def _microscaled_bytes(stage: int, m: int, n: int, k: int, stages: int, device: Device) -> int:
+    """As above for 4-bit operands with a one-byte scale for every 32 along K (held against 150 builds, triton 3.9)."""
+    scales = (m + n) * k // 32
+    if device.vendor == "amd":
+        if stages == 1:  # one operand changes its layout on the way to the registers
+            return max(m, n) * k // 2
+        return (
+            stages * (stage * 17 // 16 + scales // 2 + 64)
+            if device.gfx == "gfx950"
+            else (stages - 1) * stage + 2 * scales
+        )
+    # The warpgroup instruction reads the decoded bf16 weight from shared memory; sm_100 decodes none of 128 rows on.
+    if m < WGMMA_M or (m >= 2 * WGMMA_M and int(device.gfx.removeprefix("sm_")) >= 100):
+        return max(stages - 1, 1) * stage + 2 * scales
+    return 1088 + (max(stage, 2 * n * k) if stages == 1 else (stages - 1) * stage + 2 * n * k)
+
+
+def _in_tensor_memory(spec: GemmSpec, knobs: Knobs, device: Device) -> bool:
+    """Whether a tile of any size spills nothing: scaled 4-bit products of sm_100, their sum stays in tensor memory.
+
+    So do other sums there, but these come to registers whole before they are stored, and so do the parts of a split.
+    """
+    blackwell = device.vendor == "nvidia" and int(device.gfx.removeprefix("sm_")) >= 100
+    return blackwell and spec.x_dtype.startswith("float4") and knobs["NUM_KSPLIT"] == 1
+
+
+def _size_violation(knobs: Knobs) -> str | None:
+    """Tile sides and warps are powers of two, the rest at least 1."""
+    for name in _POWER_OF_TWO_KNOBS:
+        if int_knob(knobs, name) < 1 or int_knob(knobs, name) & (int_knob(knobs, name) - 1):
+            return f"power of two: {name}={knobs[name]}, as tl.arange and warps need"
+    if knobs["cache_modifier"] not in CACHE_MODIFIERS:
+        return f"cache modifier: {knobs['cache_modifier']!r}, a load takes '', '.ca' or '.cg'"
+    for name in ("num_stages", "GROUP_SIZE_M", "NUM_KSPLIT"):
+        if int_knob(knobs, name) < 1:
+            return f"positive: {name}={knobs[name]}"
+    return None
+
+
+def _fp8_violation(spec: GemmSpec, device: Device) -> str | None:
+    """e4m3fnuz is multiplied by gfx942 alone, e4m3fn by everything else (emulated, hence slow, on gfx942)."""
+    if not spec.x_dtype.startswith("float8"):
+        return None
+    native = native_fp8(device.gfx)
+    if spec.x_dtype != native:
+        return f"fp8 format: {device.gfx} multiplies {native}, not {spec.x_dtype}"
+    if device.kind == "cuda" and int(device.gfx.removeprefix("sm_")) < 89:
+        return f"fp8 format: {device.gfx} has no fp8 matrix instructions"
+    return None

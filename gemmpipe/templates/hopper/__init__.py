@@ -1,0 +1,1 @@
+"""Parts of Hopper's warp-specialised kernels."""

@@ -1,0 +1,40 @@
+"""Gluon's names as they are in the installed Triton: 3.9 renamed what 3.6 has."""
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import tma
+
+tma_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+tma_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
+cta_barrier = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+
+_RENAMED = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
+
+
+@gluon.jit
+def view_as_box(place, tensor, A: gl.constexpr, B: gl.constexpr, C: gl.constexpr):
+    """The same bytes of shared memory as [A, B, C], laid out as the boxes of a tensor descriptor."""
+    if _RENAMED:
+        box = place.reinterpret(place.dtype, [A, B, C], tensor.layout)
+    else:
+        box = place._reinterpret(place.dtype, [A, B, C], tensor.layout)
+    return box
+
+
+@gluon.jit
+def view_as_ring(places, SLOTS: gl.constexpr, ROWS: gl.constexpr):
+    """The same shared memory, or the first of it, as slots of so many rows."""
+    SHAPE: gl.constexpr = [SLOTS, ROWS, places.shape[2]]
+    KIND: gl.constexpr = places.dtype
+    return (
+        places.reinterpret(KIND, SHAPE, places.layout) if _RENAMED else places._reinterpret(KIND, SHAPE, places.layout)
+    )
+
+
+@gluon.jit
+def view_as_row(place, LENGTH: gl.constexpr):
+    """Shared memory from this place on as so many int32."""
+    PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    return place.reinterpret(gl.int32, [LENGTH], PLAIN) if _RENAMED else place._reinterpret(gl.int32, [LENGTH], PLAIN)

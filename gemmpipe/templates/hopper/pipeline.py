@@ -1,0 +1,207 @@
+"""The ring of Hopper's warp-specialised kernels: a loader warp fills its slots by TMA, two warpgroups empty them.
+
+Written in Gluon, which has no interpreter.
+"""
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+from typing import NamedTuple
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+
+from gemmpipe.templates.hopper.epilogue import cluster_arrive
+from gemmpipe.templates.hopper.gluon_compat import tma_load, view_as_box
+from gemmpipe.templates.hopper.tile_scheduler import tile_coord, work_tile_count
+
+
+class Ring(NamedTuple):
+    """A program's shared memory: slots that the loader fills and both math warpgroups empty, and what says so.
+
+    x [slots, BLOCK_SIZE_M, BLOCK_SIZE_K]; w [slots, BLOCK_SIZE_N, BLOCK_SIZE_K], or places that hold as much (see
+    ring_of_w, hopper_columns.rings); scales of x's rows [slots, BLOCK_SIZE_M], or None. A warpgroup's tiles leave by
+    way of stage [2, 64, columns], or None. full, empty, ready: see barriers.
+    """
+
+    x: gl.shared_memory_descriptor
+    w: gl.shared_memory_descriptor
+    scales: gl.shared_memory_descriptor
+    stage: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
+    ready: gl.shared_memory_descriptor
+
+
+@gluon.jit
+def advance(slot, phase, STAGES: gl.constexpr):
+    """The slot of the ring that follows, and the phase of its barriers."""
+    slot += 1
+    wrapped = slot == STAGES
+    return gl.where(wrapped, 0, slot), gl.where(wrapped, phase ^ 1, phase)
+
+
+@gluon.jit
+def allocate_barriers(STAGES: gl.constexpr):
+    """(full, empty, ready): a pair of barriers a slot, and one that says that they are made (see begin_slots)."""
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(ready, count=1)
+    return full, empty, ready
+
+
+@gluon.jit
+def init_slot_barriers(ring, FILLERS: gl.constexpr = 1):
+    """Make the barriers of the slots, which FILLERS roles fill and the two warpgroups give back together.
+
+    By one warp: Triton synchronises those who make barriers after each pair, which takes four warps 60 ns.
+    """
+    SLOTS: gl.constexpr = ring.full.shape[0]
+    for i in gl.static_range(SLOTS):
+        mbarrier.init(ring.full.index(i), count=FILLERS)
+        mbarrier.init(ring.empty.index(i), count=2)
+    fence_async_shared()
+    mbarrier.arrive(ring.ready, count=1)
+
+
+@gluon.jit
+def barrier_init_warp(ring, SPLIT_K: gl.constexpr, FILLERS: gl.constexpr = 1):
+    """A warp beside the loader's: makes the barriers while that one works out where to begin."""
+    init_slot_barriers(ring, FILLERS)
+    cluster_arrive(SPLIT_K)
+
+
+@gluon.jit
+def gdc_wait(number=0):
+    """Programmatic dependent launch: the kernel before has ended; what it wrote may be read, what it read written.
+
+    Returns `number`, which is computed while waiting, as is all that leads to it.
+    """
+    # By a predicate (no number is the least one): ptxas moves a wait without operands ahead of what stands before it.
+    asm: gl.constexpr = "{ .reg .pred p; setp.ne.s32 p, $1, -2147483648; @p griddepcontrol.wait; mov.u32 $0, $1; }"
+    return gl.inline_asm_elementwise(asm, "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def gdc_launch_dependents():
+    """Programmatic dependent launch: the kernel after may take the room that there is; it waits for this one's end."""
+    gl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.constexpr_function
+def preshuffled_layout(columns, depth):
+    """16 x 16 tiles of bytes (layouts.py) as a matrix instruction reads them without a swizzle: those of the same 16
+    along K side by side, so that every 8 columns of 16 bytes follow one another."""
+    inner = [[0, 1 << i] for i in range(4)] + [[1 << i, 0] for i in range(columns.bit_length() - 1)]
+    return gl.SharedLinearLayout(inner + [[0, 1 << i] for i in range(4, depth.bit_length() - 1)], alignment=128)
+
+
+@gluon.jit
+def allocate_w_ring(
+    w, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr
+):
+    """Slots for [BLOCK_SIZE_N, BLOCK_SIZE_K] of w; of a weight in tiles every COLUMNS are a place of their own, as its
+    layout in shared memory cannot be sliced."""
+    if len(w.block_type.shape) == 2:
+        ring = gl.allocate_shared_memory(w.dtype, [STAGES, BLOCK_SIZE_N, BLOCK_SIZE_K], w.layout)
+    else:
+        TILES: gl.constexpr = preshuffled_layout(COLUMNS, BLOCK_SIZE_K)
+        ring = gl.allocate_shared_memory(w.dtype, [STAGES * (BLOCK_SIZE_N // COLUMNS), COLUMNS, BLOCK_SIZE_K], TILES)
+    return ring
+
+
+@gluon.jit
+def w_operand(ring, wg, slot):
+    """[K, COLUMNS] of a slot, a warpgroup's share (see ring_of_w)."""
+    SLOTS: gl.constexpr = ring.x.shape[0]
+    if ring.w.shape[0] == SLOTS:
+        part = ring.w.index(slot).slice(wg.COLUMN, wg.COLUMNS)
+    else:
+        part = ring.w.index(slot * (ring.w.shape[0] // SLOTS) + wg.COLUMN // wg.COLUMNS)
+    return part.permute((1, 0))
+
+
+@gluon.jit
+def load_w(w, ring, slot, column, k, bar, BLOCK_SIZE_N: gl.constexpr):
+    """Start the copy of a tile of w into a slot; tiles come as runs of 256 bytes, in the order of tiled_layout.
+
+    Where slots are several places (hopper_columns) the copy engine fills them all, whatever the box's type says.
+    """
+    SLOTS: gl.constexpr = ring.x.shape[0]
+    PLACES: gl.constexpr = ring.w.shape[0]
+    COLUMNS: gl.constexpr = ring.w.shape[1]
+    if len(w.block_type.shape) == 2:
+        if PLACES == SLOTS:
+            place = ring.w.index(slot)
+        else:
+            PARTS: gl.constexpr = BLOCK_SIZE_N // COLUMNS
+            place = ring.w.index(PLACES - SLOTS * PARTS + slot * PARTS)
+        tma_load(w, [column, k], bar, place)
+    else:
+        for i in gl.static_range(PLACES // SLOTS):
+            place = view_as_box(
+                ring.w.index(slot * (PLACES // SLOTS) + i), w, ring.w.shape[2] // 16, COLUMNS // 16, 256
+            )
+            tma_load(w, [k // 16, (column + i * COLUMNS) // 16, 0], bar, place)
+
+
+@gluon.jit
+def expect_slot(bar, x, M, REST_BYTES: gl.constexpr, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_K: gl.constexpr):
+    """A slot is full after REST_BYTES and those copies of x that load_x starts; a copy engine counts bytes."""
+    ROWS: gl.constexpr = x.block_type.shape[0]
+    BYTES: gl.constexpr = ROWS * BLOCK_SIZE_K * x.dtype.primitive_bitwidth // 8
+    if ROWS == BLOCK_SIZE_M:
+        mbarrier.expect(bar, REST_BYTES + BYTES)
+    else:
+        for i in gl.static_range(BLOCK_SIZE_M // ROWS):
+            last = (i * ROWS < M) & ((i + 1) * ROWS >= M)
+            mbarrier.expect(bar, REST_BYTES + (i + 1) * BYTES, pred=last)
+
+
+@gluon.jit
+def load_x(x, place, row, k, M, bar):
+    """Start the copy of a tile of x; one with more rows than x by parts, without those that lie outside.
+
+    What is not copied is whatever the slot held before, in rows that are never stored. Filled with zeros by the copy
+    engine those rows cost up to a third of the time: all programs ask for the same few lines at once.
+    """
+    ROWS: gl.constexpr = x.block_type.shape[0]
+    if place.shape[0] == ROWS:
+        tma_load(x, [row, k], bar, place)
+    else:
+        for i in gl.static_range(place.shape[0] // ROWS):
+            tma_load(x, [i * ROWS, k], bar, place.slice(i * ROWS, ROWS), pred=i * ROWS < M)
+
+
+@gluon.jit
+def producer_warp(
+    x, w, scales, scale_stride, ring, work, BLOCK_SIZE_N: gl.constexpr, SPLIT_K: gl.constexpr
+):  # fmt: skip
+    """The loader warp: for each piece and K block, x, w and the scales (or None) of x into the next empty slot."""
+    BLOCK_SIZE_M: gl.constexpr = ring.x.shape[1]
+    BLOCK_SIZE_K: gl.constexpr = ring.x.shape[2]
+    W_BYTES: gl.constexpr = BLOCK_SIZE_N * BLOCK_SIZE_K * w.dtype.primitive_bitwidth // 8
+    SCALE_BYTES: gl.constexpr = 0 if ring.scales is None else BLOCK_SIZE_M * 4
+    slot = 0
+    phase = 1
+    for work_id in range(gl.program_id(0), work_tile_count(work), work.programs):
+        # Not carried over from the piece before: Triton 3.6 drops `begin` and `end` from what is carried, and splits of
+        # other lengths wait for ever. What waits the first time alone stands in the loop instead.
+        place = tile_coord(work, work_id, BLOCK_SIZE_M, BLOCK_SIZE_N)
+        mbarrier.wait(ring.ready, 0)
+        row = gdc_wait(place.row)
+        gdc_launch_dependents()  # not earlier: kernels further on would start, and take the room of this one's programs
+        for k in range(place.begin, place.end):
+            mbarrier.wait(ring.empty.index(slot), phase)
+            bar = ring.full.index(slot)
+            expect_slot(bar, x, work.M, W_BYTES + SCALE_BYTES, BLOCK_SIZE_M, BLOCK_SIZE_K)
+            # w first: it comes from memory, x mostly from L2.
+            load_w(w, ring, slot, place.column, k * BLOCK_SIZE_K, bar, BLOCK_SIZE_N)
+            load_x(x, ring.x.index(slot), row, k * BLOCK_SIZE_K, work.M, bar)
+            if ring.scales is not None:
+                tma_load(scales, [k * scale_stride + row], bar, ring.scales.index(slot))
+            slot, phase = advance(slot, phase, ring.x.shape[0])
+    cluster_arrive(SPLIT_K)

@@ -1,0 +1,172 @@
+"""The knobs of tiled kernels: their names, which a space must have, and the values that they can take.
+
+The parameters that product kernels have in common, in the order of their signatures.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from gemmpipe.core.data import Knobs, Scalar
+from gemmpipe.core.errors import UserError, suggest_or_list
+from gemmpipe.core.spec import COLUMN, scale_order
+from gemmpipe.family import GemmSpec, Inputs, Prepared
+
+if TYPE_CHECKING:
+    import torch
+
+    from gemmpipe.family.space import Space
+
+
+REQUIRED_AXES = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps", "num_stages")
+NEUTRAL_VALUES: Mapping[str, Scalar] = {"GROUP_SIZE_M": 1, "NUM_KSPLIT": 1, "cache_modifier": ""}
+AMD_KNOBS = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
+SWAP_AB = "SWAP_AB"
+"""Weights on the wide side of the matrix instruction."""
+KERNEL_TYPE = "kernel_type"
+"""Which kernel of a family an entry of the space is for; `plain` is the tiled one."""
+CTAS_PER_SM = "CTAS_PER_SM"
+"""Programs that share a multiprocessor: the warp-specialised kernels', passed over by the tiled ones."""
+CLUSTER_SIZE = "CLUSTER_SIZE"
+"""Programs launched side by side in one GPC: the warp-specialised kernels' as well."""
+CACHE_MODIFIERS = ("", ".ca", ".cg")
+"""How a load of the weight may be cached."""
+MAX_PORTABLE_CLUSTER = 8
+"""Programs in a cluster that every device of sm_90 and later can launch (CUDA programming guide)."""
+TILED_AXES = (*REQUIRED_AXES, *NEUTRAL_VALUES, *AMD_KNOBS, KERNEL_TYPE)
+
+
+def int_knob(knobs: Knobs, name: str) -> int:
+    """A knob as an int. Raises UserError when it is none."""
+    value = knobs[name]
+    if type(value) is not int:  # a bool is none
+        raise UserError(f"space.{name}: {value!r}, expected an integer")
+    return value
+
+
+def check_axes(space: "Space", known: Sequence[str]) -> None:
+    """Raise UserError for an axis that is not known, a needed one that is missing, or a value that no tile can have."""
+    for axis in space.axes:
+        if axis not in (*known, CTAS_PER_SM, CLUSTER_SIZE):
+            raise UserError(f"space.{axis}: no knob of this kernel{suggest_or_list(axis, known)}")
+    for axis in REQUIRED_AXES:
+        if axis not in space.axes:
+            raise UserError(f"space.{axis}: missing; a tiled kernel needs {', '.join(REQUIRED_AXES)}")
+    replaced = [
+        (name, v) for entry in space.when for name, values in entry.items() if isinstance(values, tuple) for v in values
+    ]
+    for axis, value in [(axis, v) for axis, values in space.axes.items() for v in values] + replaced:
+        if expected := _expected_range(axis, value):
+            raise UserError(f"space.{axis}: {value!r}, expected {expected}")
+
+
+def _expected_range(axis: str, value: Scalar) -> str | None:
+    """What a value of this axis should be, where it is none; null leaves out what a kernel can do without."""
+    if value is None and axis not in REQUIRED_AXES:
+        return None
+    number = isinstance(value, int) and not isinstance(value, bool)
+    size = value if number and isinstance(value, int) else 0
+    if axis == "BLOCK_SIZE_N":  # multiples of 16 are the warp-specialised kernels'; others pass over them
+        wanted = size > 0 and (not size & (size - 1) or size % 16 == 0)
+        return None if wanted else "a power of two or a multiple of 16"
+    if axis.startswith("BLOCK_SIZE_") or axis == "num_warps":
+        return None if size > 0 and not size & (size - 1) else "a power of two"
+    if axis in ("num_stages", "GROUP_SIZE_M", "NUM_KSPLIT"):
+        return None if size > 0 else "a whole number from 1"
+    if axis == CLUSTER_SIZE:
+        return None if 0 < size <= MAX_PORTABLE_CLUSTER else f"a whole number from 1 to {MAX_PORTABLE_CLUSTER}"
+    if axis == CTAS_PER_SM:
+        return None if number and value in (1, 2) else "1 or 2"
+    if axis in AMD_KNOBS:
+        return None if value is None or (number and size >= 0) else "a whole number from 0"
+    if axis == "cache_modifier":
+        return None if value in CACHE_MODIFIERS else f"one of {', '.join(map(repr, CACHE_MODIFIERS))}"
+    return (None if isinstance(value, bool) else "true or false") if axis == SWAP_AB else None
+
+
+TRITON_TYPES = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float32": "fp32",
+    "float8_e4m3fn": "fp8e4nv",
+    "float8_e4m3fnuz": "fp8e4b8",
+    "int8": "i8",
+}
+"""Triton's names of torch's types."""
+WORKSPACE_PARAMETERS = {"parts_ptr": "*fp32", "counters_ptr": "*i32"}
+"""The workspace of split-K."""
+SCHEDULE_PARAMETERS = {"group_m": 1, "splits": 1}
+"""How tiles are shared out, set when bound: rows of tiles side by side, splits of K."""
+PREFETCH_PARAMETERS = {"lines": 0}
+"""What is prefetched of each row of w, set when bound (see tiled.prefetched_lines)."""
+SCALE_BLOCK = 128
+"""Elements along K (and rows of w) that share a scale where scales are by blocks."""
+SCALE_BLOCKS = ((1, SCALE_BLOCK), (SCALE_BLOCK, SCALE_BLOCK))
+"""Such blocks of x and of w."""
+
+
+def operand_pointers(spec: GemmSpec) -> dict[str, str]:
+    """Operands, bias, scales and output; `constexpr` for those that this product has none of."""
+    scale = "*fp32" if spec.x_scale else "constexpr"
+    return {
+        "x_ptr": f"*{TRITON_TYPES[spec.x_dtype]}",
+        "w_ptr": f"*{TRITON_TYPES[spec.w_dtype]}",
+        "bias_ptr": f"*{TRITON_TYPES[spec.out_dtype]}" if spec.bias else "constexpr",
+        "x_scale_ptr": scale,
+        "w_scale_ptr": scale,
+        "out_ptr": f"*{TRITON_TYPES[spec.out_dtype]}",
+    }
+
+
+def size_arguments(spec: GemmSpec, *, packed: int = 1, scale_group: int = 0) -> dict[str, int]:
+    """Sizes, and row strides of contiguous operands: `packed` values lie in an element of x and of w, and
+    `scale_group` of them along K share a scale (0: the kernel takes no strides of scales)."""
+    row, scales = spec.k // packed, -(-spec.k // scale_group) if scale_group else 0
+    scale_strides = {"x_scale_stride": scales, "w_scale_stride": scales} if scale_group else {}
+    return {
+        "M": spec.m,
+        "N": spec.n,
+        "K": spec.k,
+        "x_stride": row,
+        "w_stride": row,
+        **scale_strides,
+        "out_stride": spec.n,
+    }
+
+
+def tile_constants(knobs: Knobs) -> dict[str, Scalar]:
+    """A tile's sides and its step along K."""
+    return {name: knobs[name] for name in ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K")}
+
+
+def load_constants(spec: GemmSpec, knobs: Knobs) -> dict[str, Scalar]:
+    """How operands are loaded: whether the last step along K is whole, and how loads of the weight are cached."""
+    return {"EVEN_K": spec.k % int_knob(knobs, "BLOCK_SIZE_K") == 0, "CACHE": knobs["cache_modifier"]}
+
+
+def operand_arguments(inputs: Inputs, prepared: Prepared, out: "torch.Tensor") -> dict[str, object]:
+    """The tensors behind the pointers, None where there is none, and the row strides that they really have."""
+    weights = prepared.weights
+    return {
+        "x_ptr": inputs.x,
+        "w_ptr": weights.w,
+        "bias_ptr": weights.bias,
+        "x_scale_ptr": inputs.x_scale,
+        "w_scale_ptr": weights.w_scale,
+        "out_ptr": out,
+        "x_stride": inputs.x.stride(-2),
+        "w_stride": weights.w.stride(-2),
+        "x_scale_stride": scale_stride(inputs.x_scale),
+        "w_scale_stride": _row_stride(weights.w_scale),
+        "out_stride": out.stride(-2),
+    }
+
+
+def scale_stride(scales: "torch.Tensor | None") -> int:
+    """Between rows of x's scales; of M-major ones between K blocks."""
+    m_major = scales is not None and scales.dim() == 2 and scale_order(scales) == COLUMN
+    return scales.stride(1) if scales is not None and m_major else _row_stride(scales)
+
+
+def _row_stride(scales: "torch.Tensor | None") -> int:
+    """0 for none, and for one number for the whole operand."""
+    return scales.stride(0) if scales is not None and scales.dim() else 0

@@ -1,0 +1,264 @@
+"""Launching kernels for a few rows whose programs take all of K: what they have in common.
+
+Launching the skinny kernel: its parameters, in the order of its signature, and what fits.
+
+Launching the skinny kernel of weights in tiles: what differs from the row-major weight's.
+
+Launching the sliced-K kernel: its parameters, in the order of its signature, and what fits.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gemmpipe.core.data import Device, Knobs, Scalar
+from gemmpipe.family import GemmSpec
+from gemmpipe.family.dtypes import element_bytes
+from gemmpipe.family.layouts import TILES_16X16
+from gemmpipe.templates.constraints import launch_violation
+from gemmpipe.templates.dense import int32_overflow_violation
+from gemmpipe.templates.params import (
+    KERNEL_TYPE,
+    PREFETCH_PARAMETERS,
+    SCALE_BLOCK,
+    SCALE_BLOCKS,
+    int_knob,
+    load_constants,
+    operand_pointers,
+    size_arguments,
+    tile_constants,
+)
+from gemmpipe.templates.tiled import TiledKernel, next_power_of_2, space_facts
+
+if TYPE_CHECKING:
+    from gemmpipe.family.space import Space
+
+
+_KNOBS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps", "num_stages", "cache_modifier")
+_MAX_ROWS = 16
+SCALING_VIOLATION = "scales: none, one an operand, one a row of both, or 1x128 and 128x128 blocks"
+"""What is said of scales that these kernels do not apply."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmallMKernel(TiledKernel):
+    """No split of K between programs, one order of tiles; its `kernel_type` has the name of its label."""
+
+    supports_pdl: bool = True
+    supports_m_major_scales: bool = True
+
+    def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...]:
+        """The axes that it knows."""
+        return (KERNEL_TYPE, "GROUP_SIZE_M", "NUM_KSPLIT", *_KNOBS)
+
+    def check(self, space: "Space") -> None:
+        """Nothing: the axes are those of the family's plain kernel, which looks at every value."""
+
+    def configs(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
+        """The space's points of this kernel type."""
+        if KERNEL_TYPE not in space.axes:
+            return ()
+        return space.configs({**space_facts(spec, device), KERNEL_TYPE: self.label})
+
+    def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
+        """Its own knobs alone."""
+        fixed: dict[str, Scalar] = {KERNEL_TYPE: self.label, "cache_modifier": "", "GROUP_SIZE_M": 16, "NUM_KSPLIT": 1}
+        return {**fixed, **{name: knobs[name] for name in _KNOBS if name in knobs}}
+
+    def knobs_from_row(self, row: Mapping[str, Scalar], spec: GemmSpec, device: Device) -> Knobs | None:
+        """A row that names no knobs (aiter's of `skinny`): a few columns of up to 16 rows a program, unmeasured."""
+        rows = min(_MAX_ROWS, next_power_of_2(spec.m))
+        for warps in (1, 4, 8):
+            size_arguments = {
+                "BLOCK_SIZE_M": rows,
+                "BLOCK_SIZE_N": 4,
+                "BLOCK_SIZE_K": 512,
+                "num_warps": warps,
+                "num_stages": 1,
+            }
+            knobs = self.normalise(spec, size_arguments, device)
+            if self.unsupported_reason(spec, knobs, device) is None:
+                return knobs
+        return None
+
+    def pointers(self, spec: GemmSpec) -> Mapping[str, str]:
+        """Operands, bias, scales and output."""
+        return operand_pointers(spec)
+
+    def integers(self, spec: GemmSpec) -> Mapping[str, int]:
+        """Sizes and row strides."""
+        return {**size_arguments(spec, scale_group=SCALE_BLOCK), **PREFETCH_PARAMETERS}
+
+
+def scale_granularity(spec: GemmSpec) -> str | None:
+    """`none`, `tensor`, `row` or `block`, or None for scales that these kernels do not apply."""
+    scales = (spec.x_scale, spec.w_scale)
+    if scales == (None, None):
+        return "none"
+    if spec.x_scale is None or spec.w_scale is None or spec.x_scale.granularity != spec.w_scale.granularity:
+        return None
+    if spec.x_scale.granularity == "block":
+        return "block" if (spec.x_scale.block, spec.w_scale.block) == SCALE_BLOCKS else None
+    return spec.x_scale.granularity
+
+
+_SKINNY_MAX_ROWS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skinny(SmallMKernel):
+    """`skinny`: up to 16 rows on the CUDA cores, no split of K between programs."""
+
+    label = "skinny"
+    kernel: str = "gemmpipe.templates.small_m_kernels:skinny"
+
+    def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        """`rule: detail` of the first rule broken, or None."""
+        m, n, k = (int_knob(knobs, f"BLOCK_SIZE_{axis}") for axis in "MNK")
+        if reason := launch_violation(spec, knobs, device):
+            return reason
+        if scale_granularity(spec) is None:
+            return SCALING_VIOLATION
+        if scale_granularity(spec) == "block" and (n > SCALE_BLOCK or k < SCALE_BLOCK):
+            return (
+                f"scale group: {n} columns and {k} along K, a program takes whole blocks along K of one row of scales"
+            )
+        # Weights and products are fp32 in registers.
+        held = (1 + m) * n * k // (int_knob(knobs, "num_warps") * device.warp_size)
+        if held > 256:
+            return f"registers: {held} values a thread, 256 leave room for addresses"
+        return None
+
+    def dominated_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        """More rows than the CUDA cores keep up with, and tiles that are mostly padding."""
+        m = int_knob(knobs, "BLOCK_SIZE_M")
+        # They take M products a weight: beyond 16 rows no memory is slow enough to hide them.
+        if spec.m > _SKINNY_MAX_ROWS:
+            return f"rows: M={spec.m}, the CUDA cores keep up with {_SKINNY_MAX_ROWS} at most"
+        if m >= 2 * spec.m:
+            return f"tile beyond the problem: {m} rows for M={spec.m}"
+        return None
+
+    def default_config(self, spec: GemmSpec, device: Device) -> Knobs | None:
+        """One row of 16 bits on NVIDIA, where it was measured ahead of the plain kernel (docs/kernels.md)."""
+        if spec.m != 1 or scale_granularity(spec) != "none" or device.vendor != "nvidia":
+            return None
+        sizes = {"BLOCK_SIZE_M": 1, "BLOCK_SIZE_N": 4, "BLOCK_SIZE_K": 512, "num_warps": 1, "num_stages": 1}
+        return self.normalise(spec, sizes, device)
+
+    def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
+        """Tile sizes, and which of the code's branches run."""
+        return {
+            **tile_constants(knobs),
+            "SCALES": scale_granularity(spec),
+            "SCALE_BLOCK": SCALE_BLOCK,
+            **load_constants(spec, knobs),
+            "STAGES": knobs["num_stages"],
+        }
+
+
+_HALF, _DEPTH = 8, 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkinnyPreshuffled(Skinny):
+    """`skinny`: up to 16 rows on the CUDA cores."""
+
+    kernel: str = "gemmpipe.templates.small_m_kernels:skinny_tiles"
+
+    def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        """`rule: detail` of the first rule broken, or None."""
+        m, n, k = (int_knob(knobs, f"BLOCK_SIZE_{axis}") for axis in "MNK")
+        if reason := launch_violation(spec, knobs, device, layout=TILES_16X16):
+            return reason
+        if scale_granularity(spec) is None:
+            return SCALING_VIOLATION
+        if n < _HALF or k < _DEPTH or n > SCALE_BLOCK:
+            return f"tile: {n} columns and {k} along K, a program takes rows of 8 x 16 bytes with one scale"
+        # Pieces of 16 bytes that a thread has: x's of every row and one of w as numbers, and a sum for each pair.
+        pieces = _HALF * k // (_DEPTH * int_knob(knobs, "num_warps") * device.warp_size)
+        held = max(pieces, 1) * (16 * (m + 1) + m * n // _HALF)
+        if held > 256:
+            return f"registers: {held} values a thread, 256 leave room for addresses"
+        # Pipelined, what was loaded ahead waits in shared memory, where 8 threads' pieces of x are 8 copies.
+        ahead = (int_knob(knobs, "num_stages") - 1) * (_HALF * m + n + 4) * k
+        if ahead > device.shared_bytes:
+            return f"shared memory: about {ahead} bytes, {device.shared_bytes} a block on {device.gfx}"
+        return None
+
+
+_MMA_M, _MMA_N = 16, 8
+"""Rows and columns of one warp's matrix instruction."""
+_SLICED_MAX_ROWS = 32
+_MAX_REGISTERS = 192
+"""Registers a thread for sums and operands: 176 became 226 or 242, from 224 on some spilled (60 builds, triton 3.6)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sliced(SmallMKernel):
+    """`sliced`: few rows on the tensor cores, every step along K sliced between the warps of a program.
+
+    BLOCK_SIZE_K is a step of all slices, of which there are as many as warps.
+    """
+
+    label = "sliced"
+    kernel: str = "gemmpipe.templates.small_m_kernels:sliced"
+
+    def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        """`rule: detail` of the first rule broken, or None."""
+        m, n, k = (int_knob(knobs, f"BLOCK_SIZE_{axis}") for axis in "MNK")
+        warps, stages = int_knob(knobs, "num_warps"), int_knob(knobs, "num_stages")
+        if reason := launch_violation(spec, knobs, device) or int32_overflow_violation(spec):
+            return reason
+        if device.vendor != "nvidia":
+            return f"vendor: a matrix instruction of 16 x 8 and copies that pass registers by, {device.gfx} has neither"
+        if scale_granularity(spec) is None:
+            return SCALING_VIOLATION
+        depth, least = k // warps, int(32 / element_bytes(spec.x_dtype))
+        if min(m, n) < _MMA_N or max(m, n) < _MMA_M or depth < least:
+            return f"minimum tile: {m}x{n}x{depth} a warp, its matrix instruction takes 16x8x{least} or 8x16x{least}"
+        if scale_granularity(spec) == "block" and (n > SCALE_BLOCK or depth > SCALE_BLOCK):
+            return f"scale group: {n} columns and {depth} along K a slice, one scale is applied to the product of both"
+        # A warp holds the whole tile: its sum, by blocks a step's product beside it, and its slice of both operands.
+        sums = (2 if scale_granularity(spec) == "block" else 1) * m * n // device.warp_size
+        held = sums + int((m + n) * depth * element_bytes(spec.x_dtype)) // (4 * device.warp_size)
+        if held > _MAX_REGISTERS:
+            return f"registers: {held} a thread for sums and operands, beyond {_MAX_REGISTERS} the compiler spills"
+        needed = sliced_shared_bytes(spec, m, n, k, warps, stages)
+        if needed > device.shared_bytes:
+            return f"shared memory: about {needed} bytes, {device.shared_bytes} a block on {device.gfx}"
+        return None
+
+    def dominated_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        """More rows than can be read again by every program, and tiles that are mostly padding."""
+        m = int_knob(knobs, "BLOCK_SIZE_M")
+        # A program reads all of its rows of x for few of w: beyond these x is the greater part of what it reads.
+        if spec.m > _SLICED_MAX_ROWS:
+            return f"rows: M={spec.m}, programs of few columns read {_SLICED_MAX_ROWS} at most"
+        if m > max(_MMA_N, next_power_of_2(spec.m)) and not (m == _MMA_M and int_knob(knobs, "BLOCK_SIZE_N") == _MMA_N):
+            return f"tile beyond the problem: {m} rows for M={spec.m}"
+        return None
+
+    def integers(self, spec: GemmSpec) -> Mapping[str, int]:
+        """Sizes and row strides; nothing of w is asked for ahead."""
+        return size_arguments(spec, scale_group=SCALE_BLOCK)
+
+    def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
+        """Tile sizes, and which of the code's branches run."""
+        return {
+            **tile_constants(knobs),
+            "SLICES": knobs["num_warps"],
+            "SCALES": scale_granularity(spec),
+            "SCALE_BLOCK": SCALE_BLOCK,
+            "SWAP_AB": int_knob(knobs, "BLOCK_SIZE_N") >= _MMA_M,
+            "UPCAST": spec.x_dtype == "bfloat16" and self.interpreted(),
+            **load_constants(spec, knobs),
+            "STAGES": knobs["num_stages"],
+        }
+
+
+def sliced_shared_bytes(spec: GemmSpec, m: int, n: int, k: int, slices: int, stages: int) -> int:
+    """At most a few kB more than the compiler will ask for: a ring of all that is loaded, then the slices' sums."""
+    scales = 4 * slices * (m + 1) if scale_granularity(spec) == "block" else 0
+    stage = int((m + n) * k * element_bytes(spec.x_dtype)) + scales
+    return max(max(stages - 1, 1) * stage, 4 * slices * m * n) + 1024

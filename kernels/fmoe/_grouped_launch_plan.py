@@ -1,0 +1,393 @@
+"""The launches of a call that sorts rows by expert first: places, rows there, product, activation, product, sum.
+
+The launch of a product over rows sorted by expert: descriptors, constants, grid.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gemmpipe.core.data import Build, Device, Knobs, Scalar
+from gemmpipe.family import GemmSpec
+from gemmpipe.family.dtypes import element_bytes
+from gemmpipe.family.moe import require_experts
+from gemmpipe.kernels.fmoe._launch_plan import (
+    COLUMNS_PER_PROGRAM,
+    FP8_MAX,
+    FP32,
+    INT,
+    LaunchStep,
+    histogram_bins,
+    max_blocks,
+    quantisation_groups,
+    scales_per_row,
+)
+from gemmpipe.launch.workspace import TensorShape
+from gemmpipe.templates.hopper.constraints import (
+    REGISTERS,
+    SLOT_ROW_BYTES,
+    WARPGROUP_M,
+    epilogue_columns,
+    warpgroup_columns,
+)
+from gemmpipe.templates.hopper.launch import tensor_descriptor
+from gemmpipe.templates.params import SCALE_BLOCK, TRITON_TYPES, int_knob, tile_constants
+from gemmpipe.templates.tiled import FUSED_ACT, ceil_div, kernel_hash, next_power_of_2, stage_knobs
+
+if TYPE_CHECKING:
+    import torch
+
+
+KERNEL = "gemmpipe.kernels.fmoe._grouped:grouped_warp_specialised"
+_FEW_ROWS = 16
+Box = tuple[list[int], Any]
+"""Of what the copy engine moves: its sides, and its layout in shared memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TmaLaunchStep(LaunchStep):
+    """One launch of the warp-specialised product."""
+
+    boxes: Mapping[str, Box]
+
+    def build(self, dtypes: Mapping[str, str]) -> Build:
+        """The build of it, for all numbers of rows that fill their blocks alike (see few_rows)."""
+        absent: dict[str, Scalar] = {p: None for p, t in self.tensors.items() if t is None}
+        constants = {**absent, **self.constants}
+        signature: dict[str, str] = {}
+        for parameter, tensor in self.tensors.items():
+            kind = TRITON_TYPES.get(dtypes.get(tensor or "", ""), "i32")
+            if parameter in self.boxes:
+                box, layout = self.boxes[parameter]
+                signature[parameter] = f"tensordesc<{kind}{box},{layout!r}>"
+            else:
+                signature[parameter] = f"*{kind}" if tensor else "constexpr"
+        pointers = tuple(name for name, kind in signature.items() if kind.startswith("*"))
+        signature |= {**dict.fromkeys(self.integers, "i32"), **dict.fromkeys(self.constants, "constexpr")}
+        return Build(
+            kernel=KERNEL,
+            source_hash=kernel_hash(KERNEL),
+            signature=tuple(signature.items()),
+            constants=tuple(constants.items()),
+            aligned=pointers,
+            options=tuple(sorted(self.options.items())),
+        )
+
+    def arguments(self, tensors: "Mapping[str, torch.Tensor | None]") -> dict[str, object]:
+        """As any step's, with descriptors: of rows one after the other, whatever they are grouped by."""
+        found = super().arguments(tensors)
+        for name, (box, layout) in self.boxes.items():
+            tensor: Any = found[name]
+            found[name] = tensor_descriptor(
+                tensor.reshape(-1, tensor.shape[-1]) if len(box) > 1 else tensor.reshape(-1), box, layout
+            )
+        return found
+
+
+def mostly_padding_rows(spec: GemmSpec, block_m: int) -> bool:
+    """Whether blocks are mostly padding, which is then neither copied nor stored."""
+    experts = require_experts(spec)
+    return 2 * spec.m * experts.topk < block_m * min(experts.count, spec.m * experts.topk)
+
+
+def quantises_in_epilogue(spec: GemmSpec, knobs: Knobs) -> bool:
+    """Whether the first product's kernel quantises h: where a tile holds both sides of a whole group of it."""
+    return bool(knobs.get(FUSED_ACT)) and require_experts(spec).gated and has_block_scales(spec)
+
+
+def unsplit_knobs(knobs: Knobs, stage: int) -> dict[str, Scalar]:
+    """A stage's knobs as the templates of Hopper's kernels want them: no tile is split."""
+    return {**stage_knobs(knobs, stage), "NUM_KSPLIT": 1}
+
+
+def has_block_scales(spec: GemmSpec) -> bool:
+    """Whether scales vary along K."""
+    return spec.w_scale is not None and spec.w_scale.granularity == "block"
+
+
+def row_capacity(spec: GemmSpec, knobs: Knobs) -> int:
+    """Places for rows, in whole blocks."""
+    block_m = int_knob(knobs, "BLOCK_SIZE_M")
+    return max_blocks(spec, block_m) * block_m
+
+
+def output_columns(spec: GemmSpec, knobs: Knobs, stage: int) -> int:
+    """Columns of the first or the second product as it is stored."""
+    experts = require_experts(spec)
+    return spec.n if stage == 2 else experts.inner if _joins_gate_and_up(spec, knobs, stage) else experts.w1_rows
+
+
+def max_tiles(spec: GemmSpec, knobs: Knobs, stage: int) -> int:
+    """Tiles of the first or the second product, whatever the routing."""
+    own = unsplit_knobs(knobs, stage)
+    width = int_knob(own, "BLOCK_SIZE_N") // (2 if _joins_gate_and_up(spec, knobs, stage) else 1)
+    return max_blocks(spec, int_knob(own, "BLOCK_SIZE_M")) * ceil_div(output_columns(spec, knobs, stage), width)
+
+
+def _joins_gate_and_up(spec: GemmSpec, knobs: Knobs, stage: int) -> bool:
+    """Whether a tile's columns are the gate's and the up side's, which it joins."""
+    return stage == 1 and bool(knobs.get(FUSED_ACT)) and require_experts(spec).gated
+
+
+def grouped_product_step(spec: GemmSpec, knobs: Knobs, device: Device, stage: int, out: str) -> TmaLaunchStep:
+    """The first or the second product, into the tensor `out`."""
+    experts, own, first = require_experts(spec), unsplit_knobs(knobs, stage), stage == 1
+    gated, paired = _joins_gate_and_up(spec, knobs, stage), first and quantises_in_epilogue(spec, knobs)
+    n = output_columns(spec, knobs, stage)
+    few = mostly_padding_rows(spec, int_knob(own, "BLOCK_SIZE_M"))
+    programs = min(device.cu_num, max_tiles(spec, knobs, stage))
+    return TmaLaunchStep(
+        kernel=KERNEL.split(":")[1],
+        tensors=_operands(spec, first, out, paired=paired),
+        integers={
+            "N": n,
+            "w_rows": experts.w1_rows if first else spec.n,
+            "capacity": row_capacity(spec, knobs),
+            "k_blocks": ceil_div(spec.k if first else experts.inner, int_knob(own, "BLOCK_SIZE_K")),
+            "programs": programs,
+            "group_m": int_knob(own, "GROUP_SIZE_M"),
+        },
+        constants={
+            **tile_constants(own),
+            "STAGES": own["num_stages"],
+            **dict(zip(("REGISTERS", "LOADER_REGISTERS"), REGISTERS[1], strict=True)),
+            "SCALE_BLOCK": SCALE_BLOCK,
+            "SCALES": spec.w_scale.granularity if spec.w_scale else "none",
+            "ROW_SCALES": _has_row_scales(spec, first),
+            "ACTIVATION": experts.activation if first and knobs.get(FUSED_ACT) else "none",
+            "GATED": gated,
+            "TOP": FP8_MAX.get(spec.w_dtype, 1.0),
+            "FEW": few,
+        },
+        grid=(programs, 1, 1),
+        options={"launch_pdl": True, "num_warps": 4},
+        boxes=_boxes(spec, own, gated=gated, few=few, paired=paired),
+    )
+
+
+def _has_row_scales(spec: GemmSpec, first: bool) -> bool:
+    """Whether each row of the product is multiplied by a number of its own: its x's scale, its share, or both."""
+    experts = require_experts(spec)
+    return not has_block_scales(spec) and (experts.quantised is not None or (first and experts.weight_first))
+
+
+def _operands(spec: GemmSpec, first: bool, out: str, *, paired: bool) -> dict[str, str | None]:
+    x, w = ("sorted", "w") if first else ("inner", "w2")
+    return {
+        "x": x,
+        "w": w,
+        "scales": f"{x}_scale" if has_block_scales(spec) else x,
+        "out": out,
+        "w_scale_ptr": f"{w}_scale" if spec.w_scale else None,
+        "row_scale_ptr": f"{x}_scale" if _has_row_scales(spec, first) else None,
+        "out_scale_ptr": f"{out}_scale" if paired else None,
+        "owners_ptr": "owners",
+        "rows_ptr": "rows",
+        "blocks_ptr": "blocks",
+    }
+
+
+def _boxes(spec: GemmSpec, own: Knobs, *, gated: bool, few: bool, paired: bool) -> dict[str, Box]:
+    from triton.experimental.gluon.language import NVMMASharedLayout
+
+    bits = 8 * int(element_bytes(spec.w_dtype))
+    m, n, k = (int_knob(own, f"BLOCK_SIZE_{axis}") for axis in "MNK")
+    columns, out_bits = warpgroup_columns(own) // 2 if gated else epilogue_columns(own), bits if paired else 16
+    ring = NVMMASharedLayout(swizzle_byte_width=SLOT_ROW_BYTES, element_bitwidth=bits, rank=2)
+    sides = (
+        warpgroup_columns(own) if paired else warpgroup_columns(own) // 2
+    )  # of a warpgroup: one side, or half of each
+    x: Box = ([_FEW_ROWS if few else m, k], ring)
+    found = {"x": x, "w": ([sides if gated else n, k], ring), "scales": x}
+    if has_block_scales(spec):
+        flat = NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
+        found["scales"] = ([m], flat)
+    if not few:
+        row_bytes = min(128, columns * out_bits // 8)
+        found["out"] = (
+            [WARPGROUP_M, columns],
+            NVMMASharedLayout(swizzle_byte_width=row_bytes, element_bitwidth=out_bits, rank=2),
+        )
+    return found
+
+
+SORT_MODULE = "gemmpipe.kernels.fmoe._sorted"
+_PAIRS_PER_COUNT = 1024  # pairs of a program that counts
+_PAIRS_PER_SCAN = 8192  # pairs that a program looks through at a time
+_MAX_PDL_PAIRS = 256  # pairs
+KERNELS = (
+    KERNEL,
+    *(f"{SORT_MODULE}:{name}" for name in ("count_pairs", "sort_pairs", "sorted_rows", "total_of_places")),
+)
+
+
+def grouped_scratch_shapes(spec: GemmSpec, knobs: Knobs) -> dict[str, TensorShape]:
+    """The tensors between the launches."""
+    experts, capacity = require_experts(spec), row_capacity(spec, knobs)
+    blocks = max_blocks(spec, int_knob(knobs, "BLOCK_SIZE_M"))
+    found: dict[str, TensorShape] = {
+        "places": ((spec.m * experts.topk,), INT),
+        "counts": ((max(1, count_chunks(spec)), histogram_bins(spec)), INT),
+        "owners": ((blocks,), INT),
+        "rows": ((blocks,), INT),
+        "blocks": ((1,), INT),
+        "sorted": ((capacity, spec.k), spec.w_dtype),
+        "inner": ((capacity, experts.inner), spec.w_dtype),
+        "parts": ((capacity, spec.n), spec.out_dtype),
+    }
+    if not knobs.get(FUSED_ACT):
+        found["wide"] = ((capacity, experts.w1_rows), spec.x_dtype)
+    elif experts.quantised and not quantises_in_epilogue(spec, knobs):
+        found["wide"] = ((capacity, experts.inner), spec.x_dtype)
+    if experts.quantised:
+        found["inner_scale"] = ((scales_per_row(experts.quantised, experts.inner), capacity), FP32)
+        found["sorted_scale"] = ((scales_per_row(experts.quantised, spec.k), capacity), FP32)
+    elif experts.weight_first:
+        found["sorted_scale"] = ((1, capacity), FP32)
+    return found
+
+
+def grouped_launch_steps(spec: GemmSpec, knobs: Knobs, device: Device, *, interpreted: bool) -> tuple[LaunchStep, ...]:
+    """The launches in their order; `interpreted`: for Triton's interpreter, whose bf16 and fp8 need help."""
+    experts, fused = require_experts(spec), bool(knobs.get(FUSED_ACT))
+    found = [_count_step(spec, interpreted)] if count_chunks(spec) else []
+    found += [_sort_step(spec, knobs, interpreted), _gather_step(spec, knobs, interpreted)]
+    wide = "inner" if quantises_in_epilogue(spec, knobs) or (fused and not experts.quantised) else "wide"
+    found.append(grouped_product_step(spec, knobs, device, 1, wide))
+    if wide == "wide":
+        found.append(_activate_step(spec, knobs, interpreted))
+    return (*found, grouped_product_step(spec, knobs, device, 2, "parts"), _total_step(spec, interpreted))
+
+
+def count_chunks(spec: GemmSpec) -> int:
+    """In how many chunks pairs are counted by a launch of their own; 0: so few that each program counts them all."""
+    pairs = spec.m * require_experts(spec).topk
+    return ceil_div(pairs, _PAIRS_PER_COUNT) if pairs > 4 * _PAIRS_PER_COUNT else 0
+
+
+def _count_step(spec: GemmSpec, interpreted: bool) -> LaunchStep:
+    experts = require_experts(spec)
+    return LaunchStep(
+        kernel="count_pairs",
+        module=SORT_MODULE,
+        tensors={"ids_ptr": "ids", "places_ptr": "places", "counts_ptr": "counts"},
+        integers={"pairs": spec.m * experts.topk, "experts": experts.count},
+        constants={"BINS": histogram_bins(spec), "CHUNK": _PAIRS_PER_COUNT, "INTERPRETED": interpreted},
+        grid=(count_chunks(spec), 1, 1),
+        options=_pdl_options(spec, 4),
+    )
+
+
+def _sort_step(spec: GemmSpec, knobs: Knobs, interpreted: bool) -> LaunchStep:
+    experts, chunks = require_experts(spec), count_chunks(spec)
+    pairs = spec.m * experts.topk
+    chunk = min(_PAIRS_PER_SCAN, max(128, next_power_of_2(pairs)))
+    return LaunchStep(
+        kernel="sort_pairs",
+        module=SORT_MODULE,
+        tensors={
+            "ids_ptr": "ids",
+            "places_ptr": "places",
+            "counts_ptr": "counts" if chunks else None,
+            "owners_ptr": "owners",
+            "rows_ptr": "rows",
+            "blocks_ptr": "blocks",
+        },
+        integers={"pairs": pairs, "experts": experts.count, "chunks": chunks},
+        constants={
+            "BLOCK_SIZE_M": knobs["BLOCK_SIZE_M"],
+            "BINS": histogram_bins(spec),
+            "CHUNK": chunk,
+            "INTERPRETED": interpreted,
+        },
+        grid=(experts.count, 1, 1),
+        options=_pdl_options(spec, max(4, chunk // 512)),
+    )
+
+
+def _gather_step(spec: GemmSpec, knobs: Knobs, interpreted: bool) -> LaunchStep:
+    """x to its places, quantised on the way."""
+    experts = require_experts(spec)
+    own: dict[str, Scalar] = {"TOPK": experts.topk, "SORTED": False, "ACTIVATION": "none", "GATED": False}
+    shares = "shares" if experts.weight_first else None
+    return _sorted_rows_step(spec, knobs, ("x", "sorted", shares), spec.m, spec.k, own, interpreted)
+
+
+def _activate_step(spec: GemmSpec, knobs: Knobs, interpreted: bool) -> LaunchStep:
+    """h, of what the first product left in `wide`."""
+    experts = require_experts(spec)
+    left = not knobs.get(FUSED_ACT)
+    own: dict[str, Scalar] = {
+        "TOPK": 1,
+        "SORTED": True,
+        "ACTIVATION": experts.activation if left else "none",
+        "GATED": left and experts.gated,
+    }
+    return _sorted_rows_step(
+        spec, knobs, ("wide", "inner", None), spec.m * experts.topk, experts.inner, own, interpreted
+    )
+
+
+def _sorted_rows_step(
+    spec: GemmSpec,
+    knobs: Knobs,
+    names: tuple[str, str, str | None],
+    rows: int,
+    columns: int,
+    own: Mapping[str, Scalar],
+    interpreted: bool,
+) -> LaunchStep:
+    """`names`: what is read, what is written, and the shares that its scales are multiplied by."""
+    quantised = require_experts(spec).quantised
+    x, out, shares = names
+    group, groups = quantisation_groups(quantised, columns)
+    return LaunchStep(
+        kernel="sorted_rows",
+        module=SORT_MODULE,
+        tensors={
+            "x_ptr": x,
+            "out_ptr": out,
+            "scale_ptr": f"{out}_scale" if quantised or shares else None,
+            "shares_ptr": shares,
+            "places_ptr": "places",
+        },
+        integers={"columns": columns, "capacity": row_capacity(spec, knobs)},
+        constants={
+            **own,
+            "QUANTISED": quantised is not None,
+            "GROUPS": groups,
+            "GROUP": group,
+            "TOP": FP8_MAX.get(spec.w_dtype, 1.0),
+            "INTERPRETED": interpreted,
+        },
+        grid=(rows, ceil_div(columns, groups * group), 1),
+        options=_pdl_options(spec, min(8, max(1, groups * group // 256))),
+    )
+
+
+def _total_step(spec: GemmSpec, interpreted: bool) -> LaunchStep:
+    experts, block = require_experts(spec), min(COLUMNS_PER_PROGRAM, next_power_of_2(spec.n))
+    return LaunchStep(
+        kernel="total_of_places",
+        module=SORT_MODULE,
+        tensors={
+            "parts_ptr": "parts",
+            "shares_ptr": None if experts.weight_first else "shares",
+            "places_ptr": "places",
+            "out_ptr": "out",
+        },
+        integers={"N": spec.n},
+        constants={"TOPK": experts.topk, "BLOCK": block, "INTERPRETED": interpreted},
+        grid=(spec.m, ceil_div(spec.n, block), 1),
+        options=_pdl_options(spec, 4),
+    )
+
+
+def _pdl_options(spec: GemmSpec, warps: int) -> dict[str, Scalar]:
+    """Of a launch that, where there is little to do, may begin while the one before ends (see _sorted.take_turns).
+
+    Qwen3-30B's experts on an H200 (2026-11-21): at 1 token 28.8 us in all, 29.4 where each waits for the end of the one
+    before; but at 1024 tokens 231 and 227, at 4096 535 and 531.
+    """
+    overlap: dict[str, Scalar] = {"launch_pdl": True} if spec.m * require_experts(spec).topk <= _MAX_PDL_PAIRS else {}
+    return {**overlap, "num_warps": warps}

@@ -1,0 +1,247 @@
+"""The launches that one call is made of: who is sorted, multiplied, activated and summed, with which build."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gemmpipe.core.data import Build, Knobs, Scalar
+from gemmpipe.family import GemmSpec, Scaling
+from gemmpipe.family.moe import require_experts
+from gemmpipe.launch.workspace import TensorShape
+from gemmpipe.templates.params import AMD_KNOBS, TRITON_TYPES, int_knob, tile_constants
+from gemmpipe.templates.tiled import FUSED_ACT, ceil_div, make_build, next_power_of_2, stage_knobs
+
+if TYPE_CHECKING:
+    import torch
+
+MODULE = "gemmpipe.kernels.fmoe._kernel"
+KERNELS = ("align", "routed", "activate", "total")
+_PAIRS_PER_CHUNK = 4096
+COLUMNS_PER_PROGRAM = 1024
+FP8_MAX = {"float8_e4m3fn": 448.0, "float8_e4m3fnuz": 240.0}
+INT, FP32 = "int32", "float32"
+_SIZES = ("N", "K", "columns")  # parameters that a build may count on to be multiples of 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchStep:
+    """One launch: `tensors` name what stands behind each pointer parameter, None for one that this build leaves out."""
+
+    kernel: str
+    module: str = MODULE
+    tensors: Mapping[str, str | None]
+    integers: Mapping[str, int]
+    constants: Mapping[str, Scalar]
+    grid: tuple[int, int, int]
+    options: Mapping[str, Scalar] = field(default_factory=lambda: {"num_warps": 4})
+
+    def build(self, dtypes: Mapping[str, str]) -> Build:
+        """The build of it; `dtypes` are the tensors'."""
+        pointers = {p: f"*{TRITON_TYPES.get(dtypes[t], 'i32')}" if t else "constexpr" for p, t in self.tensors.items()}
+        aligned = tuple(name for name in _SIZES if self.integers.get(name, 1) % 16 == 0)
+        return make_build(
+            f"{self.module}:{self.kernel}", pointers, self.integers, self.constants, self.options, aligned
+        )
+
+    def arguments(self, tensors: "Mapping[str, torch.Tensor | None]") -> dict[str, object]:
+        """What every parameter that is no constant gets, of all tensors of the call."""
+        return {**{p: tensors[t] for p, t in self.tensors.items() if t is not None}, **self.integers}
+
+
+def max_blocks(spec: GemmSpec, block_m: int) -> int:
+    """The most blocks of rows that any routing makes: every expert may leave one unfilled."""
+    experts = require_experts(spec)
+    pairs = spec.m * experts.topk
+    return min(pairs, (pairs + min(experts.count, pairs) * (block_m - 1)) // block_m)
+
+
+def scratch_shapes(spec: GemmSpec, knobs: Knobs) -> dict[str, TensorShape]:
+    """The tensors between the launches."""
+    experts = require_experts(spec)
+    blocks, block_m, pairs = max_blocks(spec, _size(knobs, "M")), _size(knobs, "M"), spec.m * experts.topk
+    found: dict[str, TensorShape] = {
+        "pairs": ((blocks * block_m,), INT),
+        "owners": ((blocks,), INT),
+        "blocks": ((1,), INT),
+        "inner": ((pairs, experts.inner), spec.w_dtype),
+    }
+    if experts.topk > 1:
+        found["parts"] = ((pairs, spec.n), spec.out_dtype)
+    if not knobs.get(FUSED_ACT):
+        found["wide"] = ((pairs, experts.w1_rows), spec.x_dtype)
+    elif experts.quantised:
+        found["wide"] = ((pairs, experts.inner), spec.x_dtype)
+    if experts.quantised:
+        found["q"] = ((spec.m, spec.k), spec.w_dtype)
+        found["q_scale"] = ((spec.m, scales_per_row(experts.quantised, spec.k)), FP32)
+        found["inner_scale"] = ((pairs, scales_per_row(experts.quantised, experts.inner)), FP32)
+    return found
+
+
+def dtypes_of(spec: GemmSpec, between: Mapping[str, TensorShape]) -> dict[str, str]:
+    """The dtype of every tensor that a step may name, of those between the launches too."""
+    given = {"x": spec.x_dtype, "w": spec.w_dtype, "w2": spec.w_dtype, "out": spec.out_dtype, "ids": INT}
+    given |= dict.fromkeys(("w_scale", "w2_scale", "shares"), FP32)
+    return given | {name: dtype for name, (_, dtype) in between.items()}
+
+
+def launch_steps(spec: GemmSpec, knobs: Knobs, *, interpreted: bool) -> tuple[LaunchStep, ...]:
+    """The launches in their order; `interpreted`: for Triton's interpreter, whose bf16 and fp8 need help."""
+    experts = require_experts(spec)
+    quantised, fused = experts.quantised, bool(knobs.get(FUSED_ACT))
+    pairs = spec.m * experts.topk
+    found = [align_step(spec, knobs)]
+    if quantised:
+        found.append(activate_step(spec, quantised, "x", "q", (spec.m, spec.k), "none", False, interpreted))
+    wide = "wide" if quantised or not fused else "inner"
+    found.append(_first_product_step(spec, knobs, wide, fused, interpreted))
+    if wide != "inner":
+        name, gated = ("none", False) if fused else (experts.activation, experts.gated)
+        found.append(activate_step(spec, quantised, wide, "inner", (pairs, experts.inner), name, gated, interpreted))
+    found.append(_second_product_step(spec, knobs, interpreted))
+    if experts.topk > 1:
+        found.append(total_step(spec, interpreted))
+    return tuple(found)
+
+
+def align_step(spec: GemmSpec, knobs: Knobs) -> LaunchStep:
+    experts = require_experts(spec)
+    pairs = spec.m * experts.topk
+    chunk = min(_PAIRS_PER_CHUNK, max(128, next_power_of_2(pairs)))
+    return LaunchStep(
+        kernel="align",
+        tensors={"ids_ptr": "ids", "pairs_ptr": "pairs", "owners_ptr": "owners", "blocks_ptr": "blocks"},
+        integers={"pairs": pairs, "experts": experts.count},
+        constants={"BLOCK_SIZE_M": knobs["BLOCK_SIZE_M"], "BINS": histogram_bins(spec), "CHUNK": chunk},
+        grid=(experts.count, 1, 1),
+        options={"num_warps": 8 if chunk == _PAIRS_PER_CHUNK else 4},
+    )
+
+
+def histogram_bins(spec: GemmSpec) -> int:
+    """A bin an expert, one for pairs of no expert, and as many bins as a warp has threads at least."""
+    return max(64, next_power_of_2(require_experts(spec).count + 1))
+
+
+def _first_product_step(spec: GemmSpec, knobs: Knobs, out: str, fused: bool, interpreted: bool) -> LaunchStep:
+    experts = require_experts(spec)
+    x, x_scale = ("q", "q_scale") if experts.quantised else ("x", None)
+    tensors = _operands(spec, x, "w", x_scale, out, shares=experts.weight_first)
+    sizes = {"N": experts.inner if fused else experts.w1_rows, "K": spec.k, "w_rows": experts.w1_rows}
+    own: dict[str, Scalar] = {
+        "TOPK": experts.topk,
+        "ACTIVATION": experts.activation if fused else "none",
+        "GATED": fused and experts.gated,
+    }
+    return _routed_step(spec, stage_knobs(knobs, 1), tensors, sizes, own, interpreted)
+
+
+def _second_product_step(spec: GemmSpec, knobs: Knobs, interpreted: bool) -> LaunchStep:
+    experts = require_experts(spec)
+    x_scale = "inner_scale" if experts.quantised else None
+    out = "parts" if experts.topk > 1 else "out"
+    tensors = _operands(spec, "inner", "w2", x_scale, out, shares=not experts.weight_first)
+    sizes = {"N": spec.n, "K": experts.inner, "w_rows": spec.n}
+    own: dict[str, Scalar] = {"TOPK": 1, "ACTIVATION": "none", "GATED": False}
+    return _routed_step(spec, stage_knobs(knobs, 2), tensors, sizes, own, interpreted)
+
+
+def _operands(spec: GemmSpec, x: str, w: str, x_scale: str | None, out: str, *, shares: bool) -> dict[str, str | None]:
+    return {
+        "x_ptr": x,
+        "w_ptr": w,
+        "x_scale_ptr": x_scale,
+        "w_scale_ptr": f"{w}_scale" if spec.w_scale else None,
+        "shares_ptr": "shares" if shares else None,
+        "out_ptr": out,
+        "pairs_ptr": "pairs",
+        "owners_ptr": "owners",
+        "blocks_ptr": "blocks",
+    }
+
+
+def _routed_step(
+    spec: GemmSpec,
+    knobs: Knobs,
+    tensors: Mapping[str, str | None],
+    sizes: Mapping[str, int],
+    own: Mapping[str, Scalar],
+    interpreted: bool,
+) -> LaunchStep:
+    blocks, block_n = max_blocks(spec, _size(knobs, "M")), _size(knobs, "N")
+    block = spec.w_scale.block[1] if spec.w_scale and spec.w_scale.granularity == "block" else 1
+    return LaunchStep(
+        kernel="routed",
+        tensors=tensors,
+        integers={"pairs": spec.m * require_experts(spec).topk, **sizes, "group_m": int_knob(knobs, "GROUP_SIZE_M")},
+        constants={
+            **tile_constants(knobs),
+            "TOPK": own["TOPK"],
+            "SCALES": spec.w_scale.granularity if spec.w_scale else "none",
+            "GROUP": block,
+            "UNIFORM": block % block_n == 0 and (not own["GATED"] or sizes["N"] % block_n == 0),
+            "ACTIVATION": own["ACTIVATION"],
+            "GATED": own["GATED"],
+            "EVEN_K": sizes["K"] % _size(knobs, "K") == 0,
+            "CACHE": knobs["cache_modifier"],
+            "INTERPRETED": interpreted,
+        },
+        grid=(blocks * ceil_div(sizes["N"], block_n), 1, 1),
+        options={name: knobs[name] for name in ("num_warps", "num_stages", *AMD_KNOBS) if name in knobs},
+    )
+
+
+def activate_step(
+    spec: GemmSpec,
+    quantised: Scaling | None,
+    x: str,
+    out: str,
+    sizes: tuple[int, int],
+    activation: str,
+    gated: bool,
+    interpreted: bool,
+) -> LaunchStep:
+    rows, columns = sizes
+    group, groups = quantisation_groups(quantised, columns)
+    return LaunchStep(
+        kernel="activate",
+        tensors={"x_ptr": x, "out_ptr": out, "scale_ptr": f"{out}_scale" if quantised else None},
+        integers={"columns": columns},
+        constants={
+            "ACTIVATION": activation,
+            "GATED": gated,
+            "GROUPS": groups,
+            "GROUP": group,
+            "TOP": FP8_MAX.get(spec.w_dtype, 1.0),
+            "INTERPRETED": interpreted,
+        },
+        grid=(rows, ceil_div(columns, groups * group), 1),
+        options={"num_warps": min(8, max(1, groups * group // 256))},
+    )
+
+
+def quantisation_groups(quantised: Scaling | None, columns: int) -> tuple[int, int]:
+    """(columns that share a scale, how many such groups a program takes)."""
+    if quantised is not None and quantised.granularity == "row":
+        return next_power_of_2(columns), 1
+    return 128, min(COLUMNS_PER_PROGRAM // 128, next_power_of_2(ceil_div(columns, 128)))
+
+
+def total_step(spec: GemmSpec, interpreted: bool) -> LaunchStep:
+    block = min(COLUMNS_PER_PROGRAM, next_power_of_2(spec.n))
+    return LaunchStep(
+        kernel="total",
+        tensors={"parts_ptr": "parts", "out_ptr": "out"},
+        integers={"N": spec.n},
+        constants={"TOPK": require_experts(spec).topk, "BLOCK": block, "INTERPRETED": interpreted},
+        grid=(spec.m, ceil_div(spec.n, block), 1),
+    )
+
+
+def scales_per_row(scaling: Scaling, columns: int) -> int:
+    """Scales of one row."""
+    return ceil_div(columns, scaling.block[1]) if scaling.granularity == "block" else 1
+
+
+def _size(knobs: Knobs, axis: str) -> int:
+    return int_knob(knobs, f"BLOCK_SIZE_{axis}")
