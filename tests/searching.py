@@ -73,10 +73,10 @@ def _yaml(name: str) -> dict[str, object]:
 
 def default_search() -> Gaussian:
     """The default search, from its YAML."""
-    words = {**_yaml("_budget"), **_yaml("_looks"), **_yaml("_guided"), **_yaml("gaussian")}
-    rungs = {**_yaml("_looks")["looks"], **_yaml("_guided")["looks"]}  # type: ignore[dict-item]
+    words = {**_yaml("_budget"), **_yaml("_rungs"), **_yaml("_guided"), **_yaml("gaussian")}
+    rungs = {**_yaml("_rungs")["rungs"], **_yaml("_guided")["rungs"]}  # type: ignore[dict-item]
     rungs.pop("_target_")
-    return Gaussian(**{**words, "journals": (), "looks": HalvingConfig(**rungs)})  # type: ignore[arg-type]
+    return Gaussian(**{**words, "journals": (), "rungs": HalvingConfig(**rungs)})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,7 +43,7 @@ def _runs() -> list[Path]:
     return sorted(Path("outputs/runs").glob("*/*"), key=lambda path: path.stat().st_mtime_ns)
 
 
-SEARCHES = ["exhaustive", "halving", "random", "gaussian", "learned"]
+SEARCHES = ["exhaustive", "halving", "random", "gaussian", "forest"]
 
 
 def _timed(folder: Path) -> list[tuple[str, str, int]]:
@@ -56,7 +56,7 @@ def _timed(folder: Path) -> list[tuple[str, str, int]]:
 @pytest.mark.parametrize("search", SEARCHES)
 def test_each_search_resumed_goes_on_and_repeats_nothing(run: Run, search: str, faulty_words: tuple[str, ...]) -> None:
     """Six candidates and three of torch a problem, fewer than any search looks at: in the end all are timed."""
-    if search == "learned":
+    if search == "forest":
         pytest.importorskip("sklearn")
     run(f"search={search}", "search.budget_trials=4")
     for _ in range(2):
@@ -69,7 +69,7 @@ def test_each_search_resumed_goes_on_and_repeats_nothing(run: Run, search: str, 
 
 @pytest.mark.parametrize("search", SEARCHES)
 def test_a_budget_of_trials_makes_rows_provisional(run: Run, search: str) -> None:
-    if search == "learned":
+    if search == "forest":
         pytest.importorskip("sklearn")
     out = run(f"search={search}", "search.budget_trials=3")
     assert "2 searches cut short by the budget; their rows are provisional" in out

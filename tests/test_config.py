@@ -25,7 +25,7 @@ NSETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 30
 
 @pytest.mark.parametrize("group", ["search", "stage", "timer", "executor", "device"])
 def test_every_key_of_an_option_is_explained(group: str) -> None:
-    plain = {"_target_", "defaults", "kind", "looks"} | {"bytes_per_s", "flops_8_per_s", "flops_16_per_s"}
+    plain = {"_target_", "defaults", "kind", "rungs"} | {"bytes_per_s", "flops_8_per_s", "flops_16_per_s"}
     plain |= {"cublaslt", "hipblaslt", "torch"}  # of `prefer`, which is explained
     explained: dict[str, bool] = {}
     for path in Path("conf", group).glob("*.yaml"):
@@ -237,8 +237,8 @@ def test_fields_are_checked_by_name() -> None:
         ("stages.bench.err_ratio=-1", "stages.bench.err_ratio: -1 given, expected above 0 and at most 1"),
         ("stages.bench.timer.iters=0", "stages.bench.timer.iters: 0 given, expected at least 1"),
         ("stages.select.tie_pct=-5", "stages.select.tie_pct: -5 given, expected at least 0"),
-        ("search.share=2", "search.share: 2 given, expected above 0 and at most 1"),
-        ("search.looks.keep_ratio=1", "search.looks.keep_ratio: 1 given, expected between 0 and 1"),
+        ("search.trial_fraction=2", "search.trial_fraction: 2 given, expected above 0 and at most 1"),
+        ("search.rungs.keep_fraction=1", "search.rungs.keep_fraction: 1 given, expected between 0 and 1"),
     ],
 )
 def test_values_out_of_range_are_refused(

@@ -65,7 +65,7 @@ def _verified() -> dict[int, dict[str, object]]:
 def test_rows_that_hold(verify: Verify) -> None:
     # A library's row, and one whose own kernel is as fast as the library, however busy the machine is.
     code, out, error = verify(
-        _row(8, {"method": "mm"}, libtype="torch"), _row(16, _right()), words=("stages.report.behind_pct=1000",)
+        _row(8, {"method": "mm"}, libtype="torch"), _row(16, _right()), words=("stages.verify_report.max_behind_pct=1000",)
     )
     assert (code, error) == (0, "")
     assert "verify: 2 of 2 rows hold; time now over recorded: 0.0" in out
@@ -122,7 +122,7 @@ def test_every_way_of_not_holding_is_told_and_decides_the_exit_code(
 def test_what_is_printed_tunes_stale_rows_again_as_they_were(verify: Verify, capfd: pytest.CaptureFixture[str]) -> None:
     """The user's own family, backends and space are not among those that a bare command line finds."""
     own = ("space.KIND=[right]", "space.PACE_MS=[0]")
-    lenient = [f"stages.report.{key}_pct=1e6" for key in ("within", "behind")]
+    lenient = [f"stages.verify_report.{key}_pct=1e6" for key in ("max_drift", "max_behind")]
     code, out, _ = verify(_row(8, _right(), us=0.01), words=own)
     assert code == 1
     words = shlex.split(out.partition("to tune these again: ")[2].splitlines()[0])
@@ -134,7 +134,7 @@ def test_what_is_printed_tunes_stale_rows_again_as_they_were(verify: Verify, cap
 
 
 def test_times_that_mean_something_else_are_not_compared(verify: Verify) -> None:
-    words = ("stages.report.behind_pct=100000",)
+    words = ("stages.verify_report.max_behind_pct=100000",)
     other = [_row(1, _right(), us=0.01, policy="graph"), _row(2, _right(), us=0.01, device="another CPU")]
     assert verify(*other, words=words)[0] == 0
     found = _verified()
@@ -173,8 +173,8 @@ def test_a_verification_in_batches_and_resumed_says_the_same(verify: Verify, cap
         (["prebuild", "table=bare.csv", "target=sm_90"], "table: bare.csv has no rows, expected a tuned table"),
         (["verify", "table=t.csv", "kernel=a16w16", "target=sm_90"], "target: rows are verified on the device that"),
         (
-            ["verify", "table=t.csv", "stages.report.within_pct=-1"],
-            "stages.report.within_pct: -1 given, expected at least 0",
+            ["verify", "table=t.csv", "stages.verify_report.max_drift_pct=-1"],
+            "stages.verify_report.max_drift_pct: -1 given, expected at least 0",
         ),
         (["prebuild", "table=t.csv", "target=sm_9"], "target: no facts about architecture 'sm_9'; did you mean 'sm_90"),
         (

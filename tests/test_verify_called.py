@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("own_locks")
 
 SLOW_US = 1e6
 """More than any candidate takes: a row that records this is never slower than recorded."""
-LENIENT = ("stages.report.behind_pct=1e6", "stages.called.timer.rounds=5", "stages.bench.timer.rounds=5")
+LENIENT = ("stages.verify_report.max_behind_pct=1e6", "stages.verify_calls.timer.rounds=5", "stages.bench.timer.rounds=5")
 
 Verify = Callable[..., tuple[int, str, dict[int, dict[str, object]]]]
 
@@ -59,7 +59,7 @@ def verify(folder: Path, capfd: pytest.CaptureFixture[str]) -> Verify:
 
 def test_rows_are_timed_through_the_run_times_function(verify: Verify) -> None:
     rows = (_plain(32, "torch", {"method": "mm"}), _plain(64, "onednn", {"method": "float32_packed"}))
-    code, out, told = verify("a16w16", *rows, words=("stages.report.called_within_pct=1e6",))
+    code, out, told = verify("a16w16", *rows, words=("stages.verify_report.max_call_overhead_pct=1e6",))
     assert code == 0, out
     assert "called: 2 rows" in out
     assert "; as called: 2 of 2 within 1e+06 % of their launch (100.0 %)" in out
@@ -70,7 +70,7 @@ def test_rows_are_timed_through_the_run_times_function(verify: Verify) -> None:
 
 def test_a_row_for_a_layout_is_called_in_it_and_one_for_both_in_both(verify: Verify) -> None:
     rows = (_scaled(32, "bfloat16_convert", "column"), _scaled(48, "bfloat16_convert", None))
-    code, out, told = verify("a8w8_blockscale", *rows, words=("stages.report.called_within_pct=null",))
+    code, out, told = verify("a8w8_blockscale", *rows, words=("stages.verify_report.max_call_overhead_pct=null",))
     assert code == 0, out
     assert told[32]["called_layout"] == "column"
     run = max(Path("outputs/runs/verify").glob("*"), key=lambda path: path.stat().st_mtime_ns)
@@ -82,7 +82,7 @@ def test_a_row_for_a_layout_is_called_in_it_and_one_for_both_in_both(verify: Ver
 def test_a_row_that_the_run_time_does_not_answer_with_is_told(verify: Verify) -> None:
     # A row below with the same key: merged tables have none, and the run time answers with the first.
     rows = (_plain(32, "torch", {"method": "mm"}), _plain(32, "onednn", {"method": "float32_packed"}))
-    code, out, _ = verify("a16w16", *rows, words=("stages.report.called_within_pct=null",))
+    code, out, _ = verify("a16w16", *rows, words=("stages.verify_report.max_call_overhead_pct=null",))
     assert code == 1
     said = "called: gemm_a16w16 answers with torch method=mm (exact M=32 of"
     assert said in out, out
@@ -90,7 +90,7 @@ def test_a_row_that_the_run_time_does_not_answer_with_is_told(verify: Verify) ->
 
 
 def test_a_resumed_verification_says_the_same(verify: Verify, capfd: pytest.CaptureFixture[str]) -> None:
-    words = ("stages.report.called_within_pct=1e6",)
+    words = ("stages.verify_report.max_call_overhead_pct=1e6",)
     _, before, _ = verify("a16w16", _plain(32, "torch", {"method": "mm"}), words=words)
     assert main(["resume=last"]) == 0
     line = before.partition("; as called")[2].splitlines()[0]
@@ -134,5 +134,5 @@ def test_the_share_of_rows_within_is_printed() -> None:
 
 
 def test_less_than_nothing_cannot_be_allowed() -> None:
-    with pytest.raises(ValueError, match="called_within_pct=-1, expected at least 0"):
+    with pytest.raises(ValueError, match="max_call_overhead_pct=-1, expected at least 0"):
         VerifyReport(max_drift_pct=1, max_behind_pct=1, max_call_overhead_pct=-1)

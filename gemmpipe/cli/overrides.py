@@ -19,7 +19,7 @@ _OVERRIDE = re.compile(r"(?P<key>[+~]{0,2}[^=\s]+)=(?P<value>.*)", re.DOTALL)
 _HOME = re.compile(r"(^|[\[,]\s*)~(?=/)")
 _OPEN_MAPPING = "stages.select.prefer."
 """A mapping whose keys are the user's: any backend may be preferred, so that a new key is no mistake there."""
-_GROUP_OF_KEY = {"search.of": "search", "stages.screen.timer": "timer", "stages.bench.timer": "timer"}
+_GROUP_OF_KEY = {"search.algorithm": "search", "stages.screen.timer": "timer", "stages.bench.timer": "timer"}
 """Keys that hold an option, and its group."""
 _PATH_KEYS = ("path", "file", "output", "profile", "table", "reuse", "resume", "inputs")
 

@@ -25,11 +25,11 @@ class Forest(SurrogateSearch):
         super().__post_init__()
         check_at_least(1, trees=self.trees)
         if not 0 < self.good_fraction < 1:
-            raise ValueError(f"best={self.good_fraction:g}, expected between 0 and 1")
+            raise ValueError(f"good_fraction={self.good_fraction:g}, expected between 0 and 1")
         try:
             import sklearn.ensemble  # noqa: F401
         except ImportError:
-            raise UserError("search=learned needs scikit-learn: pip install 'gemmpipe[learned]'") from None
+            raise UserError("search=forest needs scikit-learn: pip install 'gemmpipe[learned]'") from None
 
     def acquisition(self, data: TrainingSet, pool: FeatureMatrix, columns: int) -> Array:
         from sklearn.ensemble import RandomForestClassifier

@@ -26,7 +26,7 @@ _SLOPE_STD = 0.15  # how far the slope may differ
 
 @dataclass(frozen=True, kw_only=True)
 class Gaussian(SurrogateSearch):
-    """Times next what has the least mean - `boldness` * deviation of log time, given all that is known."""
+    """Times next what has the least mean - `exploration` * deviation of log time, given all that is known."""
 
     exploration: float
     stop_margin: float

@@ -31,7 +31,7 @@ class HalvingConfig:
 
     def __post_init__(self) -> None:
         if not 0 < self.keep_fraction < 1:
-            raise ValueError(f"keep_ratio={self.keep_fraction:g}, expected between 0 and 1")
+            raise ValueError(f"keep_fraction={self.keep_fraction:g}, expected between 0 and 1")
         check_at_least(1, first_launches=self.first_launches, max_launches=self.max_launches, cutoff=self.cutoff)
 
 
@@ -163,7 +163,7 @@ class Random(Search):
 def check_trial_fraction(trial_fraction: float, min_trials: int) -> None:
     """Raises ValueError for a share of the candidates that is none."""
     if not 0 < trial_fraction <= 1:
-        raise ValueError(f"share={trial_fraction:g}, expected above 0 and at most 1")
+        raise ValueError(f"trial_fraction={trial_fraction:g}, expected above 0 and at most 1")
     check_at_least(1, min_trials=min_trials)
 
 

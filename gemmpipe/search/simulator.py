@@ -261,7 +261,7 @@ class ReplaySearch(Search):
         super().__post_init__()
         check_at_least(1, seeds=self.seeds, compile_slots=self.compile_slots, rounds=self.rounds)
         if self.journals or self.algorithm.journals:
-            raise ValueError("journals given, expected none: search.warm=true tells what earlier runs would have")
+            raise ValueError("journals given, expected none: search.transfer=true tells what earlier runs would have")
 
     def start(self, search_problem: SearchProblem) -> SearchSession:
         raise UserError("search=replay: answers from a record, without a device: gemmpipe replay search.recorded=[...]")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Capture(Stage):
     """Asks the source for problems and leaves out those that the tables in the output folder hold for this device.
 
-    `tuned_too` leaves none out; `keep_pct` below 100 keeps only those that make up so much of the workload's time.
+    `include_tuned` leaves none out; `cover_pct` below 100 keeps only those that make up so much of the workload's time.
     """
 
     cover_pct: float
@@ -32,7 +32,7 @@ class Capture(Stage):
 
     def __post_init__(self) -> None:
         if not 0 < self.cover_pct <= 100:
-            raise ValueError(f"keep_pct={self.cover_pct:g}, expected above 0 and at most 100")
+            raise ValueError(f"cover_pct={self.cover_pct:g}, expected above 0 and at most 100")
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """The problems table. Raises UserError for a source or an output table that cannot be read."""

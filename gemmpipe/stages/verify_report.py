@@ -40,7 +40,7 @@ def _cost(row: CallRow) -> float:
 def call_overhead(call: CallRow, function: str, max_overhead_pct: float | None) -> str:
     """What comes on top of the launch in a call, where that is more than allowed; else nothing.
 
-    `within_pct`: percent of the launch; None allows anything. The paired interval must exclude 1.
+    `max_drift_pct`: percent of the launch; None allows anything. The paired interval must exclude 1.
     """
     ratio, low = float(str(call["called_ratio"])), float(str(call["called_low"]))
     if max_overhead_pct is None or ratio <= 1 + max_overhead_pct / 100 or low <= 1:
@@ -74,11 +74,11 @@ _MOST_LINES = 200
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyReport(Stage):
-    """A row holds when its winner is right, at most `within_pct` slower than recorded, and not behind a library.
+    """A row holds when its winner is right, at most `max_drift_pct` slower than recorded, and not behind a library.
 
-    Behind is who is slower than the fastest library by more than `behind_pct`, paired round by round, in an interval
+    Behind is who is slower than the fastest library by more than `max_behind_pct`, paired round by round, in an interval
     that excludes 1. Where calls were timed (the stage `called`), a call through the run time must take at most
-    `called_within_pct` more than the launch itself, in its worse layout of x's scales; None: whatever it takes.
+    `max_call_overhead_pct` more than the launch itself, in its worse layout of x's scales; None: whatever it takes.
     """
 
     max_drift_pct: float

@@ -27,7 +27,7 @@ def estimate_us(family: Family, problem: Problem) -> float:
 def covering_problems(
     problems: Sequence[Problem], family: Family, recorded_us: Mapping[str, float], cover_pct: float
 ) -> tuple[list[Problem], float]:
-    """(the fewest problems that make up `keep_pct` of all calls' time, in their order; the share they do make up).
+    """(the fewest problems that make up `cover_pct` of all calls' time, in their order; the share they do make up).
 
     Times are the recorded ones where the source has them for every problem, else weight times estimate.
     """

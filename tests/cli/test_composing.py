@@ -16,7 +16,7 @@ Refusal = Callable[..., str]
     [
         (["kernel=a16w16,a16w61"], "kernel: no option 'a16w61'; did you mean 'a16w16'?"),
         (["search=exhaustive,halvingg"], "search: no option 'halvingg'; did you mean 'halving'?"),
-        (["search.share=0.1,7"], "search.share: 7 given, expected above 0 and at most 1"),
+        (["search.trial_fraction=0.1,7"], "search.trial_fraction: 7 given, expected above 0 and at most 1"),
         (["stages.screen.keep=3,abc"], "stages.screen.keep: 'abc' given, expected a whole number"),
         (["kernel=a16w16", "kernel.dtype=bf16,fp9"], "kernel.dtype: 'fp9', expected a dtype such as bfloat16"),
         (["chain=[capture],[bench]"], "chain: stage 'bench' needs problems, shortlist, which no earlier stage gives"),

@@ -37,7 +37,7 @@ def test_help_version_and_completion(capsys: pytest.CaptureFixture[str], monkeyp
         ("gemmpipe --cf", ["--cfg"]),
         ("gemmpipe search=ga", ["search=gaussian"]),
         ("gemmpipe search=_", []),
-        ("gemmpipe replay search@search.of=ran", ["search@search.of=random"]),
+        ("gemmpipe replay search@search.algorithm=ran", ["search@search.algorithm=random"]),
         ("gemmpipe timer@stages.bench.timer=a", ["timer@stages.bench.timer=accurate"]),
     ],
 )
@@ -62,7 +62,7 @@ def test_help_says_what_an_option_is(folder: Path, capsys: pytest.CaptureFixture
     assert "  Ten seconds" in next(line for line in lines if "search=short" in line)
     assert main(["search=short", "stages.screen.keep=3", "--help", "--config-dir", str(own)]) == 0
     out = capsys.readouterr().out
-    for key in ("budget_s: 10", "keep_ratio: 0.25 # the share", "budget_trials: null # candidates"):
+    for key in ("budget_s: 10", "keep_fraction: 0.25 # the share", "budget_trials: null # candidates"):
         assert key in out, "also what the option builds on"
 
 
@@ -72,7 +72,7 @@ def test_help_says_what_a_pipeline_is(folder: Path, capsys: pytest.CaptureFixtur
     assert "chain: [load, merge]" in once
     assert "gemmpipe merge --cfg job prints every key" in again
     assert main(["merge", "search=halving", "--help"]) == 0
-    assert "keep_ratio" in capsys.readouterr().out, "the more particular word is meant"
+    assert "keep_fraction" in capsys.readouterr().out, "the more particular word is meant"
 
 
 def test_showing_the_configuration_loads_nothing_heavy(folder: Path) -> None:

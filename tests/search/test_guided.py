@@ -17,7 +17,7 @@ from gemmpipe.search.neighbors import NeighborIndex
 from gemmpipe.search.simple import Random
 
 LIMITS = {"budget_s": None, "budget_trials": None, "journals": ()}
-GUIDED = {"seeds": 8, "steps": 8, "polish": 4, "rows": 64, "winners": 2, "seed": 0, "looks": looks(first_launches=2)}
+GUIDED = {"seeds": 8, "steps": 8, "neighbor_steps": 4, "transfer_rows": 64, "transfer_winners": 2, "seed": 0, "rungs": looks(first_launches=2)}
 SPEC = GemmSpec(m=64, n=1024, k=1024, x_dtype="bfloat16", w_dtype="bfloat16", out_dtype="bfloat16")
 SPACE = [
     Candidate.of("triton", {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": 64, "num_warps": w, "num_stages": s})
@@ -109,7 +109,7 @@ def test_it_ends_before_its_share_where_nobody_else_may_be_the_fastest() -> None
 
 
 def test_patience_is_no_less_than_none() -> None:
-    with pytest.raises(ValueError, match=r"patience"):
+    with pytest.raises(ValueError, match=r"stop_margin"):
         _gaussian(1.0, 8, -0.1)
 
 

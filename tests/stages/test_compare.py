@@ -189,7 +189,7 @@ def test_a_backends_label_is_enough_for_its_only_path() -> None:
     assert "own kernels behind lib fast on 0 of 1 problems" in lines(compared, summarize(compared, [64]), "lib")
     both = _compared([("tuned", 8, 1.0, 1.0), ("lib fast", 8, 2.0, 2.0), ("lib slow", 8, 3.0, 3.0)])
     said = lines(both, summarize(both, [64]), "lib")
-    assert "stages.compare.against: 'lib' has several paths: name one of lib fast, lib slow" in said
+    assert "stages.compare.baseline: 'lib' has several paths: name one of lib fast, lib slow" in said
 
 
 def test_reasons_that_differ_in_a_number_are_told_once() -> None:
@@ -261,9 +261,9 @@ def test_files_that_are_not_there_are_refused(refusal: Callable[..., str]) -> No
 
 def test_a_rival_that_nobody_can_be_is_told_before_anything_is_timed(refusal: Callable[..., str]) -> None:
     words = ("compare", "kernel=a8w8_blockscale", "shapes=list", "shapes.items=[[8,256,256]]", "device=cpu")
-    said = refusal(*words, "stages.compare.against=same_size blokwise", "backend=[torch]")
-    assert said.startswith("stages.compare.against: nobody is named 'same_size blokwise'")
-    assert "did you mean 'torch'?" in refusal(*words, "stages.compare.against=torhc", "backend=[torch]")
+    said = refusal(*words, "stages.compare.baseline=same_size blokwise", "backend=[torch]")
+    assert said.startswith("stages.compare.baseline: nobody is named 'same_size blokwise'")
+    assert "did you mean 'torch'?" in refusal(*words, "stages.compare.baseline=torhc", "backend=[torch]")
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_entries_slower_than_the_default_are_found(run: Run) -> None:
 
 def test_what_counts_as_slower_may_be_said(run: Run) -> None:
     slow = {**DEFAULT, "BLOCK_SIZE_M": 16}
-    assert "timed: 1 file: nothing found" in run({"64": slow}, "stages.slower.slower_pct=31")[1]
+    assert "timed: 1 file: nothing found" in run({"64": slow}, "stages.lint_timings.slower_pct=31")[1]
 
 
 def test_entries_that_cannot_run_are_not_timed(run: Run) -> None:

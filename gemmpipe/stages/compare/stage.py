@@ -140,7 +140,7 @@ class Compare(Stage):
         known = {*NAMES, regimes.LIBRARY, *(i.label for i in context.implementations)}
         if self.baseline is not None and not {self.baseline, self.baseline.partition(" ")[0]} & known:
             raise UserError(
-                f"stages.compare.against: nobody is named '{self.baseline}'{suggest_or_list(self.baseline, known)}"
+                f"stages.compare.baseline: nobody is named '{self.baseline}'{suggest_or_list(self.baseline, known)}"
             )
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":

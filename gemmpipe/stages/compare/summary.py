@@ -113,9 +113,9 @@ def _rival_table(regimes: "pd.DataFrame", rival: str) -> list[str]:
     if rival not in set(regimes["name"]):
         several = [str(n) for n in dict.fromkeys(regimes["name"]) if n.startswith(f"{rival} ")]
         if several:
-            return [f"stages.compare.against: '{rival}' has several paths: name one of {', '.join(several)}"]
+            return [f"stages.compare.baseline: '{rival}' has several paths: name one of {', '.join(several)}"]
         return [
-            f"stages.compare.against: nobody who was timed is named '{rival}'{suggest_or_list(rival, regimes['name'])}"
+            f"stages.compare.baseline: nobody who was timed is named '{rival}'{suggest_or_list(rival, regimes['name'])}"
         ]
     rows = [
         [f"{rival} over", "own kernels: geomean (least) of problems", "behind", "tuned", "tuned over the floor (most)"]

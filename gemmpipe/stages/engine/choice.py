@@ -122,7 +122,7 @@ def choose_entries(grid: KeyGrid, points: Mapping[int, TimedPoint], extra_key_pc
     """An entry for each key that something ran for, and for further Ms where the nearest key's does not do.
 
     A key's entry is the candidate that does for most of the Ms which the key serves, itself among them: that is
-    `ahead` there, and not slower than that M's own best by more than `further_pct`; of several, the one with the least
+    `ahead` there, and not slower than that M's own best by more than `extra_key_pct`; of several, the one with the least
     sum of relative times. An M for which it does not do gets a key with its own best.
     """
     wanted: dict[int, Candidate] = {}
