@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
-from searching import HOPPER
+from search_setup import HOPPER
 
 from gemmpipe.cli.main import main
 from gemmpipe.core.data import Device, Problem, Scalar

@@ -1,4 +1,4 @@
-"""Links between the documents lead somewhere: files that are there, headings that a page has."""
+"""Links between the documents refer to existing files and headings; the README keeps its two commands."""
 
 import re
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ _LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)")
 
 
 def _links(page: Path) -> list[tuple[str, str]]:
-    """(file, heading) of each; code is none."""
+    """(file, heading) of each link outside code."""
     return _LINK.findall(re.sub(r"```.*?```|`[^`]*`", "", page.read_text(), flags=re.DOTALL))
 
 
 def _anchors(page: Path) -> set[str]:
-    """Of a page's headings, as GitHub makes them: lower case, words joined by dashes, other signs left out."""
+    """Anchors of a page's headings, as GitHub makes them: lower case, words joined by dashes, no punctuation."""
     lines = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL).splitlines()
     titles = (line.lstrip("#").strip().lower() for line in lines if re.match(r"#{1,6} ", line))
     return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in titles}
@@ -35,10 +35,21 @@ def _dead(page: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_have_targets(page: Path) -> None:
     assert list(_dead(page)) == []
 
 
 def test_every_page_is_found_from_the_readme() -> None:
     linked = {target for target, _ in _links(ROOT / "README.md")}
     assert {f"docs/{page.name}" for page in ROOT.glob("docs/*.md")} <= linked
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "pip install -e . && gemmpipe kernel=a8w8_blockscale shapes=llama70b",
+        "pip install -e '.[test]' && python -m pytest -n 2",
+    ],
+)
+def test_the_readme_has_the_commands_as_lines(command: str) -> None:
+    assert f"    {command}" in (ROOT / "README.md").read_text().splitlines()

@@ -32,7 +32,7 @@ class Torch(Backend):
     label = "torch"
 
     def configs(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
-        """Every method; those that cannot compute this product are unfit."""
+        """Every method; those that cannot compute this product are unsupported."""
         return tuple({"method": method} for method in (torch_moe.METHODS if spec.experts else METHODS))
 
     def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:

@@ -18,13 +18,19 @@ class Status(StrEnum):
     """How a trial ended; `time_us` is set exactly when something was timed."""
 
     OK = "ok"
-    PRUNED = "dropped"  # outrun before the end: its times stand, it was not timed in full
-    UNSUPPORTED = "unfit"
+    PRUNED = "pruned"  # behind before the end of its measurement: its times are valid, but not of full length
+    UNSUPPORTED = "unsupported"
     COMPILE_ERROR = "compile_error"
     LAUNCH_ERROR = "launch_error"
-    INCORRECT = "wrong"
+    INCORRECT = "incorrect"
     TIMEOUT = "timeout"
     DIED = "died"
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Status | None":
+        """Journals of version 0.1.0 and before use other words for three statuses."""
+        earlier = {"dropped": cls.PRUNED, "unfit": cls.UNSUPPORTED, "wrong": cls.INCORRECT}
+        return earlier.get(value) if isinstance(value, str) else None
 
 
 def canonical_json(value: object) -> str:

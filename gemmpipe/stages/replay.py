@@ -43,7 +43,9 @@ class Replay(Stage):
 
         search = context.search
         if not isinstance(search, ReplaySearch):
-            raise UserError(f"search: {type(search).__name__} given, expected search=replay (search@search.algorithm=NAME)")
+            raise UserError(
+                f"search: {type(search).__name__} given, expected search=replay (search@search.algorithm=NAME)"
+            )
         rows: list[dict[str, object]] = []
         recordings = search.recordings(context.family.module)
         groups = [(recording, group) for recording in recordings for group in groups_of(recording)]

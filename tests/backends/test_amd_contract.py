@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-import aiter_at_hand
+import aiter_stand_in
 import pytest
 import torch
-from aiter_at_hand import CALLS, pretended
+from aiter_stand_in import CALLS, pretended
 
 from gemmpipe.backends import NO_SPACE, hipblaslt
 from gemmpipe.backends.aiter import Aiter, Asm
@@ -32,7 +32,7 @@ def device() -> Device:
 
 @pytest.fixture
 def package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModuleType]:
-    with aiter_at_hand.package(monkeypatch, tmp_path) as module:
+    with aiter_stand_in.package(monkeypatch, tmp_path) as module:
         yield module
 
 

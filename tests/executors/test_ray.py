@@ -71,7 +71,7 @@ def test_a_worker_that_is_killed_in_the_middle_is_replaced_and_nothing_is_lost(s
     assert "Traceback" not in error
     assert "place-0 cpu" in out
     assert "place-1 cpu" in out
-    assert {row["status"] for row in site.rows("trial")} <= {"ok", "dropped"}, "nobody is blamed"
+    assert {row["status"] for row in site.rows("trial")} <= {"ok", "pruned"}, "nobody is blamed"
     nothing_is_repeated(site.rows())
     table_is_right(site, MS)
     homes = {row["problem"]: row["device"] for row in site.rows("home")}
@@ -98,7 +98,7 @@ def test_a_node_that_is_lost_in_the_middle_is_replaced_by_one_that_joins(site: S
         signal.signal(signal.SIGTERM, handler)  # which Ray took
     assert code == 0, error
     assert "lost its node or its Ray worker; its work is done again" in error
-    assert {row["status"] for row in site.rows("trial")} <= {"ok", "dropped"}, "nobody is blamed"
+    assert {row["status"] for row in site.rows("trial")} <= {"ok", "pruned"}, "nobody is blamed"
     assert {row["device"] for row in site.rows("home")} == {"place-0", "place-1"}, "one a node that has cores"
     nothing_is_repeated(site.rows())
     table_is_right(site, MS)
@@ -127,7 +127,7 @@ def test_a_faulty_candidate_is_quarantined_and_ctrl_c_stops_the_run(site: Site) 
     code, _, error = started.end()
     assert code == 130, error
     assert "quarantined faulty" in error
-    assert {row["status"] for row in site.rows("trial")} == {"ok", "dropped", "died"}
+    assert {row["status"] for row in site.rows("trial")} == {"ok", "pruned", "died"}
     assert _gone(started)
     assert len(site.tuned()) == len(site.rows("done"))
 

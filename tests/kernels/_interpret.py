@@ -1,6 +1,6 @@
 """Runs kernels under Triton's interpreter: a case as JSON a line on stdin, its result or error a line on stdout.
 
-A program of its own, because TRITON_INTERPRET acts when a kernel is decorated; interpreting.py talks to it.
+A program of its own, because TRITON_INTERPRET acts when a kernel is decorated; interpreter_process.py talks to it.
 """
 
 import json

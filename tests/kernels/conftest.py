@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from interpreting import Interpreter
+from interpreter_process import Interpreter
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 import torch
 import triton
-from interpreting import INTERPRETED, Interpreter
+from interpreter_process import INTERPRETED, Interpreter
 from pairwise import pairwise
 
 from gemmpipe.backends.aten import Torch

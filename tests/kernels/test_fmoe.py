@@ -3,10 +3,10 @@
 import pytest
 import torch
 import triton
-from experts_at_hand import FMOE, NAMES, QWEN, shipped_space, spec_of
 from hypothesis import given
 from hypothesis import strategies as st
-from interpreting import INTERPRETED, Interpreter
+from interpreter_process import INTERPRETED, Interpreter
+from moe_problems import FMOE, NAMES, QWEN, shipped_space, spec_of
 
 from gemmpipe.backends.aten import Torch
 from gemmpipe.core.data import Candidate, Scalar

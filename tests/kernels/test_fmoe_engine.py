@@ -3,10 +3,10 @@
 from importlib.util import find_spec
 
 import pytest
-from experts_at_hand import FMOE, QWEN, shipped_space, spec_of
 from hypothesis import given
 from hypothesis import strategies as st
-from interpreting import INTERPRETED, Interpreter
+from interpreter_process import INTERPRETED, Interpreter
+from moe_problems import FMOE, QWEN, shipped_space, spec_of
 
 from gemmpipe.core.data import Scalar
 from gemmpipe.core.device import arch_device

@@ -1,8 +1,8 @@
 """Fused experts over sorted rows, without a GPU: what surrounds the product, the rules, builds for Hopper."""
 
 import pytest
-from experts_at_hand import FMOE, NAMES, QWEN, shipped_space, spec_of
-from interpreting import INTERPRETED, Interpreter
+from interpreter_process import INTERPRETED, Interpreter
+from moe_problems import FMOE, NAMES, QWEN, shipped_space, spec_of
 
 from gemmpipe.core.data import Candidate, Scalar
 from gemmpipe.core.device import arch_device, cpu_device

@@ -1,7 +1,7 @@
 """Triton kernels against the reference, under Triton's interpreter."""
 
 import pytest
-from interpreting import INTERPRETED, Interpreter
+from interpreter_process import INTERPRETED, Interpreter
 
 pytestmark = INTERPRETED
 

@@ -5,10 +5,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
-import aiter_at_hand
+import aiter_stand_in
 import pytest
 import torch
-from aiter_at_hand import CALLS, pretended
+from aiter_stand_in import CALLS, pretended
 
 from gemmpipe.family import load_family
 from gemmpipe.family.layouts import TILES_16X16, preshuffle
@@ -42,7 +42,7 @@ def package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModuleT
     monkeypatch.setattr("torch.cuda.device", lambda index: nullcontext())
     monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: False)
     monkeypatch.setattr("torch.cuda.current_stream", lambda *place: SimpleNamespace(synchronize=lambda: None))
-    with aiter_at_hand.package(monkeypatch, tmp_path / "lists") as module:
+    with aiter_stand_in.package(monkeypatch, tmp_path / "lists") as module:
         yield module
 
 

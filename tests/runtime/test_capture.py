@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from forking import Forking
+from forked_programs import Forking
 
 from gemmpipe.family import KernelDefaults, load_family
 from gemmpipe.runtime import gemm_a16w16, reload
@@ -52,7 +52,7 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def forking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forking]:
+def forked_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forking]:
     """Runs programs; what starting them is like is for `run`."""
     running = Forking(folder=tmp_path_factory.mktemp("said"))
     yield running
@@ -63,9 +63,9 @@ Capture = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def capture(forking: Forking, tmp_path: Path) -> Capture:
+def capture(forked_programs: Forking, tmp_path: Path) -> Capture:
     """What `run` does in the test's folder, without the seconds of a start."""
-    return lambda *words: forking.run(tmp_path, _environment(), "gemmpipe.capture", words)
+    return lambda *words: forked_programs.run(tmp_path, _environment(), "gemmpipe.capture", words)
 
 
 def test_a_program_as_it_is(tmp_path: Path) -> None:
@@ -157,12 +157,12 @@ assert threading.Thread(target=work, args=(9,)).run() is None
 """
 
 
-def test_what_cannot_be_written_is_not_said_to_be_nothing(tmp_path: Path, forking: Forking) -> None:
+def test_what_cannot_be_written_is_not_said_to_be_nothing(tmp_path: Path, forked_programs: Forking) -> None:
     script = tmp_path / "script.py"
     script.write_text("import torch\ntorch.ones(4, 8).bfloat16() @ torch.ones(8, 16).bfloat16()\n")
     (tmp_path / "file").write_text("")
     given = {**os.environ, "GEMMPIPE_CAPTURE": str(tmp_path / "file" / "there.csv")}
-    done = forking.run(tmp_path, given, "gemmpipe.capture", [str(script)])
+    done = forked_programs.run(tmp_path, given, "gemmpipe.capture", [str(script)])
     assert done.returncode == 3, done.stderr
     assert "captured products are lost" in done.stderr
     assert "no product" not in done.stderr
@@ -387,9 +387,9 @@ for m in range(20):
     ],
 )
 def test_modules_that_are_run_say_how(
-    words: tuple[str, ...], code: int, said: str, tmp_path: Path, forking: Forking
+    words: tuple[str, ...], code: int, said: str, tmp_path: Path, forked_programs: Forking
 ) -> None:
     module, *rest = words
-    ended = forking.run(tmp_path, os.environ, module, rest)
+    ended = forked_programs.run(tmp_path, os.environ, module, rest)
     assert (ended.returncode, (ended.stdout + ended.stderr).startswith(said)) == (code, True), ended.stderr
     assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from searching import LIMITS, default_search
+from search_setup import LIMITS, default_search
 
 from gemmpipe.core.errors import UserError
 from gemmpipe.core.paths import shipped

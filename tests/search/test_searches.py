@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from searching import EXHAUSTIVE, halving, subject
+from search_setup import EXHAUSTIVE, halving, subject
 
 from gemmpipe.core.data import Candidate, Status, Trial
 from gemmpipe.search import Search, SearchProblem, SearchSession, TrialRequest

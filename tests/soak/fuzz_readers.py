@@ -9,7 +9,7 @@ from pathlib import Path
 
 import fuzz_seeds as seeds
 from fuzz_mutations import Mutation, bytewise, cellwise, linewise, linewise_values, valuewise, wordwise
-from searching import HOPPER
+from search_setup import HOPPER
 
 from gemmpipe import journal
 from gemmpipe.cli.recipes import read_recipe

@@ -23,8 +23,8 @@ Act = Callable[[Site, random.Random], int]
 """Injects a fault into runs at a site; how often."""
 
 MS = (1, 2, 3, 4, 5, 6)
-HEALTHY = {"ok", "dropped"}
-BROKEN = {"died", "timeout", "launch_error", "compile_error", "wrong"}
+HEALTHY = {"ok", "pruned"}
+BROKEN = {"died", "timeout", "launch_error", "compile_error", "incorrect"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,12 +92,12 @@ def faulty(kind: str, status: str, *words: str, paces: tuple[int, ...] = (0, 1))
             of = kinds[str(row["candidate"])]
             if of != kind:
                 assert row["status"] in HEALTHY, f"a healthy candidate is blamed: {row}"
-            elif status != "wrong" or row["stage"] == "bench":  # screen checks nothing
+            elif status != "incorrect" or row["stage"] == "bench":  # screen checks nothing
                 if kind == "die_later" and row["status"] == "ok" and row["launches"] == 1:
                     continue  # on a busy machine one launch takes so long that it is all of a look
                 not_run = str(row.get("error", "")).startswith("not run:")
                 assert row["status"] == ("died" if not_run else status), f"expected {status}: {row}"
-                assert row.get("error") or status == "wrong", f"nothing is said of the fault: {row}"
+                assert row.get("error") or status == "incorrect", f"nothing is said of the fault: {row}"
                 injected += not not_run
         named = {(row["problem"], row["candidate"]) for row in trials if kinds[str(row["candidate"])] == kind}
         assert len(named) == len(paces) * len(ms), "not every faulty candidate has its trial"

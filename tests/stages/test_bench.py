@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from searching import EXHAUSTIVE
+from search_setup import EXHAUSTIVE
 
 from gemmpipe import journal
 from gemmpipe.bench.finals import FinalsJob

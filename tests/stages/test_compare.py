@@ -70,11 +70,11 @@ def test_on_a_cpu(folder: Path, compare: Callable[..., Saying]) -> None:
     assert {"deepgemm", "quack", "same_size blockwise", "triton.autotune", "untuned", "own kernels"} <= set(
         absent.index
     )
-    assert absent["status"].eq("unfit").all()
+    assert absent["status"].eq("unsupported").all()
     assert absent["error"]["triton.autotune"] == "no GPU: Triton tunes on one"
-    assert "not timed: triton.autotune: unfit: no GPU: Triton tunes on one (2 problems)" in said
+    assert "not timed: triton.autotune: unsupported: no GPU: Triton tunes on one (2 problems)" in said
     assert (
-        "not timed: same_size rowwise, same_size tensorwise, same_size blockwise, same_size empty: unfit: no GPU"
+        "not timed: same_size rowwise, same_size tensorwise, same_size blockwise, same_size empty: unsupported: no GPU"
         in said
     )
     regimes = pd.read_csv(run_dir / "regimes.csv")
@@ -104,7 +104,7 @@ def test_own_kernels_of_the_finals_where_a_library_was_chosen(
     assert "tuned: 2 chosen by" not in said, "a manifest that says no time ends no comparison"
     shutil.rmtree(next(folder.glob("outputs/runs/tune")))
     run_dir, said = compare(*words)
-    assert "not timed: own kernels: unfit: a library was chosen, and no journal of that run is here" in said
+    assert "not timed: own kernels: unsupported: a library was chosen, and no journal of that run is here" in said
 
 
 def test_batches_are_summed_up_together(faulty_words: tuple[str, ...], compare: Callable[..., Saying]) -> None:
@@ -115,7 +115,7 @@ def test_batches_are_summed_up_together(faulty_words: tuple[str, ...], compare: 
     assert compared["problem"].nunique() == 3
     assert len(pd.read_csv(run_dir / "trials.csv")) == compared["us"].notna().sum()
     assert said.count("tuned over the floor") == 1
-    assert "not timed: tuned: unfit: no row in the tables: tune it first (3 problems)" in said
+    assert "not timed: tuned: unsupported: no row in the tables: tune it first (3 problems)" in said
     assert "us, since nothing is tuned here: geomean (least to most)" in said
 
 
@@ -149,7 +149,7 @@ def _compared(rows: list[tuple[str, int, float | None, float | None]]) -> pd.Dat
             "name": name,
             "M": m,
             "us": None if over is None else 10 * over,
-            "status": "unfit" if over is None else "ok",
+            "status": "unsupported" if over is None else "ok",
             "over_tuned": over,
             "over_own": own,
             "library": name in ("a", "b"),
@@ -176,7 +176,7 @@ def test_the_summary_is_by_regime() -> None:
     said = "\n".join(lines(compared, summed.reset_index(), None))
     assert "own kernels behind fastest library on 1 of 3 problems" in said
     assert "M=64 N=64 K=32: 0.500 (a 5.00 us)" in said
-    assert "not timed: c: unfit: no GPU: none (1 problem)" in said
+    assert "not timed: c: unsupported: no GPU: none (1 problem)" in said
     assert "own kernels behind b on 0 of 2 problems" in lines(compared, summed.reset_index(), "b")
     [race] = [line for line in said.splitlines() if line.startswith("  M 8 to 64")]
     assert " ".join(race.split()) == "M 8 to 64 1.00 (0.50) of 2 1 1.00 (0.50) of 2 1.50 (1.50) of 2"
@@ -195,7 +195,7 @@ def test_a_backends_label_is_enough_for_its_only_path() -> None:
 def test_reasons_that_differ_in_a_number_are_told_once() -> None:
     compared = _compared([("tuned", 8, 1.0, 1.0), ("lib", 1, None, None), ("lib", 2, None, None)])
     compared.loc[compared["us"].isna(), "error"] = ["alignment: M=1 is odd", "alignment: M=2 is too small"]
-    assert "not timed: lib: unfit: alignment: M=1 is odd, or alike (2 problems)" in lines(
+    assert "not timed: lib: unsupported: alignment: M=1 is odd, or alike (2 problems)" in lines(
         compared, summarize(compared, [64]), None
     )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from searching import EXHAUSTIVE
+from search_setup import EXHAUSTIVE
 
 from gemmpipe.core.data import Device
 from gemmpipe.core.errors import UserError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from searching import EXHAUSTIVE
+from search_setup import EXHAUSTIVE
 
 from gemmpipe import journal as journals
 from gemmpipe.backends.aten import Torch

@@ -117,7 +117,7 @@ def test_a_job_that_is_queued_again_goes_on_in_its_folder(site: Site, cluster: S
     assert (code, f"job {job}: exit code 0" in out) == (0, True), error
     rows = _rows(journal)
     assert [row["row"] for row in rows].count("session") == 2
-    assert {row["status"] for row in rows if row["row"] == "trial"} <= {"ok", "dropped"}
+    assert {row["status"] for row in rows if row["row"] == "trial"} <= {"ok", "pruned"}
     nothing_is_repeated(rows)
     table_is_right(site, FIRST)
 

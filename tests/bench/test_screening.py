@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from jobs_at_hand import PROBLEM, TIMER, Cells, OverlappingClock, PacedClock, by_kind, candidate, screen
+from failing_jobs import PROBLEM, TIMER, Cells, OverlappingClock, PacedClock, by_kind, candidate, screen
 
 from gemmpipe.bench.jobs import RUNNING_SEVERAL, SETTING_UP, WorkerContext
 from gemmpipe.bench.screening import ScreenJob

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from jobs_at_hand import PROBLEM, TIMER
+from failing_jobs import PROBLEM, TIMER
 
 from gemmpipe.bench.finals import FinalsJob
 from gemmpipe.bench.jobs import InFlight, WorkerContext

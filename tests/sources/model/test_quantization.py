@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from executed_lines import grows_linearly
 from hypothesis import given
 from hypothesis import strategies as st
-from work_done import grows_linearly
 
 from gemmpipe.core.errors import UserError
 from gemmpipe.family import KernelDefaults, load_family

@@ -18,7 +18,11 @@ pytestmark = pytest.mark.usefixtures("own_locks")
 
 SLOW_US = 1e6
 """More than any candidate takes: a row that records this is never slower than recorded."""
-LENIENT = ("stages.verify_report.max_behind_pct=1e6", "stages.verify_calls.timer.rounds=5", "stages.bench.timer.rounds=5")
+LENIENT = (
+    "stages.verify_report.max_behind_pct=1e6",
+    "stages.verify_calls.timer.rounds=5",
+    "stages.bench.timer.rounds=5",
+)
 
 Verify = Callable[..., tuple[int, str, dict[int, dict[str, object]]]]
 

@@ -91,7 +91,10 @@ def test_runs_in_one_second_have_folders_of_their_own(plans: list[Plan]) -> None
         (["format.vllm.device_name=x"], "format.vllm: 'vllm' is not chosen; format=[csv,triton_json,vllm] adds it"),
         (["timer=quick"], "timer=quick: chosen for one stage each, as in timer@stages.bench.timer=quick"),
         (["stages.bench.timer=quick"], "stages.bench.timer=quick: an option, chosen by timer@stages.bench.timer=quick"),
-        (["replay", "search.algorithm=random"], "search.algorithm=random: an option, chosen by search@search.algorithm=random"),
+        (
+            ["replay", "search.algorithm=random"],
+            "search.algorithm=random: an option, chosen by search@search.algorithm=random",
+        ),
         (["timer@stages.bench.timer=quik"], "timer: no option 'quik'; did you mean 'quick'?"),
         (["stage@stages.screen=bench"], "stages.screen: a Bench stage given, expected one named Screen"),
         (["kernel=a16w16,a8w8_blockscale"], "kernel=a16w16,a8w8_blockscale: several values need -m"),

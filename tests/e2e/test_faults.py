@@ -45,9 +45,9 @@ def start(site: Site) -> Start:
 
 
 EXPECTED = {
-    "right": {"ok", "dropped"},
-    "hang_once": {"ok", "dropped"},
-    "die_once": {"ok", "dropped"},
+    "right": {"ok", "pruned"},
+    "hang_once": {"ok", "pruned"},
+    "die_once": {"ok", "pruned"},
     "raise_bind": {"launch_error"},
     "raise_launch": {"launch_error"},
     "raise_odd": {"launch_error"},
@@ -61,11 +61,11 @@ EXPECTED = {
     "compile_error": {"compile_error"},
     "compile_crash": {"compile_error"},
     "compile_hang": {"compile_error"},
-    "spoil_nan": {"wrong"},
-    "untouched": {"wrong"},
-    "permute": {"wrong"},
-    "spoil_row": {"wrong"},
-    "unfit": {"unfit"},
+    "spoil_nan": {"incorrect"},
+    "untouched": {"incorrect"},
+    "permute": {"incorrect"},
+    "spoil_row": {"incorrect"},
+    "unsupported": {"unsupported"},
 }
 
 
@@ -91,9 +91,9 @@ def test_every_fault_ends_as_a_row_and_no_healthy_candidate_suffers(start: Start
     assert all(len(statuses) == 1 for statuses in found), "one row a candidate and problem"
     for name, statuses in EXPECTED.items():
         assert {found[name, 8][0], found[name, 16][0]} <= statuses, name
-    assert found["wrong_at_8", 8] == ["wrong"]
-    assert found["wrong_at_8", 16][0] in {"ok", "dropped"}
-    assert (own["error"].notna() == own["status"].isin(["ok", "dropped"])).sum() == 0
+    assert found["wrong_at_8", 8] == ["incorrect"]
+    assert found["wrong_at_8", 16][0] in {"ok", "pruned"}
+    assert (own["error"].notna() == own["status"].isin(["ok", "pruned"])).sum() == 0
     quarantined = {"segfault", "kill", "exit", "sys_exit", "eat", "hang"}
     assert error.count("warning: quarantined") == 2 * len(quarantined)
     assert error.count("Traceback") == 0
@@ -165,7 +165,7 @@ def test_a_signal_to_all_processes_of_a_run_blames_nobody(start: Start, site: Si
     assert started.gone()
     code, _, error = start("resume=last").end()
     assert code == 0, error
-    assert {row["status"] for row in site.rows("trial")} <= {"ok", "dropped", "compile_error"}
+    assert {row["status"] for row in site.rows("trial")} <= {"ok", "pruned", "compile_error"}
     late = "compiling took longer than executor.compile_timeout_s=3"
     assert {row["error"] for row in site.rows("build")} == {late}, "no compiler died"
     nothing_is_repeated(site.rows())

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from jobs_at_hand import Cells, by_kind, candidate, finals
+from failing_jobs import Cells, by_kind, candidate, finals
 
 from gemmpipe.bench.jobs import RUNNING_SEVERAL, WorkerContext
 from gemmpipe.bench.timer import CpuClock, TimedCall

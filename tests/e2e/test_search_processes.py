@@ -16,7 +16,7 @@ from gemmpipe.cli.main import main
 from gemmpipe.core.data import Trial
 from gemmpipe.stages.screen.search_processes import ProcessSearchPool
 
-MODELLED = Path(__file__).parent / "modelled"
+MODELLED = Path(__file__).parents[1] / "modelled"
 WORDS = (
     f"--config-dir={MODELLED}",
     "kernel=a8w8_blockscale",

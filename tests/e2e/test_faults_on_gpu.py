@@ -9,13 +9,13 @@ import pytest
 import torch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
-FOLDER = Path(__file__).with_name("faulty_gpu")
+FOLDER = Path(__file__).parents[1] / "faulty_gpu"
 EXPECTED = {
-    "right": {"ok", "dropped"},
+    "right": {"ok", "pruned"},
     "illegal": {"launch_error"},
     "endless": {"timeout"},
     "too_much": {"launch_error"},
-    "wrong": {"wrong"},
+    "wrong": {"incorrect"},
 }
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from searching import EXHAUSTIVE, PROBLEM, SPEC, halving, subject
+from search_setup import EXHAUSTIVE, PROBLEM, SPEC, halving, subject
 
 from gemmpipe.core.data import Build, Candidate, Status, Trial
 from gemmpipe.journal import Record

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from jobs_at_hand import Cells, Paced, PacedClock
+from failing_jobs import Cells, Paced, PacedClock
 
 from gemmpipe.bench.jobs import InFlight, WorkerContext
 from gemmpipe.bench.setup import ProblemSetup, WorkerBench

@@ -65,7 +65,9 @@ def _verified() -> dict[int, dict[str, object]]:
 def test_rows_that_hold(verify: Verify) -> None:
     # A library's row, and one whose own kernel is as fast as the library, however busy the machine is.
     code, out, error = verify(
-        _row(8, {"method": "mm"}, libtype="torch"), _row(16, _right()), words=("stages.verify_report.max_behind_pct=1000",)
+        _row(8, {"method": "mm"}, libtype="torch"),
+        _row(16, _right()),
+        words=("stages.verify_report.max_behind_pct=1000",),
     )
     assert (code, error) == (0, "")
     assert "verify: 2 of 2 rows hold; time now over recorded: 0.0" in out

@@ -11,7 +11,7 @@ import pytest
 from gemmpipe.family import load_family
 from gemmpipe.pipeline.report import use_line
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 WORDS = ("kernel=a16w16", "device=cpu", "shapes=list", "shapes.items=[[8,64,64]]", "timer@stages.bench.timer=quick")
 
 

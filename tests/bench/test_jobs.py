@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from jobs_at_hand import PROBLEM, Cells, candidate, finals, screen
+from failing_jobs import PROBLEM, Cells, candidate, finals, screen
 
 from gemmpipe.backends.aten import Torch
 from gemmpipe.bench.jobs import SETTING_UP, DeviceContextLost, InFlight, ProbeJob, WorkerContext

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
-from searching import HOPPER, LIMITS, Deadly, Raising, default_search, looks
+from search_setup import HOPPER, LIMITS, Deadly, Raising, default_search, looks
 
 from gemmpipe.backends.own import Own
 from gemmpipe.core.data import BuildFacts, Status, Trial

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from executed_lines import grows_linearly
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from work_done import grows_linearly
 
 from gemmpipe.core.schema import RESULT
 from gemmpipe.family import Family

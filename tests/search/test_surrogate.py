@@ -6,7 +6,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from searching import looks, subject
+from search_setup import looks, subject
 
 from gemmpipe.core.data import Candidate, Status, Trial
 from gemmpipe.family import GemmSpec
@@ -17,7 +17,15 @@ from gemmpipe.search.neighbors import NeighborIndex
 from gemmpipe.search.simple import Random
 
 LIMITS = {"budget_s": None, "budget_trials": None, "journals": ()}
-GUIDED = {"seeds": 8, "steps": 8, "neighbor_steps": 4, "transfer_rows": 64, "transfer_winners": 2, "seed": 0, "rungs": looks(first_launches=2)}
+GUIDED = {
+    "seeds": 8,
+    "steps": 8,
+    "neighbor_steps": 4,
+    "transfer_rows": 64,
+    "transfer_winners": 2,
+    "seed": 0,
+    "rungs": looks(first_launches=2),
+}
 SPEC = GemmSpec(m=64, n=1024, k=1024, x_dtype="bfloat16", w_dtype="bfloat16", out_dtype="bfloat16")
 SPACE = [
     Candidate.of("triton", {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": 64, "num_warps": w, "num_stages": s})
@@ -29,12 +37,12 @@ SPACE = [
 
 
 def _gaussian(share: float, least: int, patience: float) -> Gaussian:
-    sizes = {"share": share, "least": least, **LIMITS}
+    sizes = {"trial_fraction": share, "min_trials": least, **LIMITS}
     return Gaussian(exploration=1.5, stop_margin=patience, **sizes, **GUIDED)  # type: ignore[arg-type]
 
 
 def _searches(share: float, least: int) -> list[Search]:
-    sizes = {"share": share, "least": least, **LIMITS}
+    sizes = {"trial_fraction": share, "min_trials": least, **LIMITS}
     searches: list[Search] = [
         Random(seed=0, rungs=looks(), **sizes),  # type: ignore[arg-type]
         _gaussian(share, least, math.inf),
