@@ -51,10 +51,10 @@ SAYING = """
 import os
 from pathlib import Path
 from gemmpipe.cli.progress import Terminal
-from gemmpipe.cli.streams import any_text_may_be_said
-from gemmpipe.events import Event
+from gemmpipe.cli import escape_unencodable as any_text_may_be_said
+from gemmpipe.core.events import Event
 from gemmpipe.family import load_family
-from gemmpipe.report import resume_line, use_line
+from gemmpipe.pipeline.report import resume_line, use_line
 any_text_may_be_said()
 for folder in sorted(os.listdir(b".")):
     place = Path.cwd() / os.fsdecode(folder)

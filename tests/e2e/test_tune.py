@@ -63,10 +63,10 @@ def test_a_run_from_end_to_end(run: Run) -> None:
     profile = pd.read_csv("all.csv")
     assert not profile.duplicated(["M", "candidate"]).any()
     status = profile["config"].str.extract(r'"KIND":"(\w+)"')[0].to_frame("kind").assign(status=profile["status"])
-    assert set(status[status["kind"] == "unfit"]["status"]) == {"unfit"}
-    assert set(status[status["kind"] == "untouched"]["status"]) == {"wrong"}
-    assert set(status[status["kind"] == "right"]["status"]) <= {"ok", "dropped"}
-    assert profile["us"].notna().equals(profile["status"].isin(["ok", "dropped"]))
+    assert set(status[status["kind"] == "unfit"]["status"]) == {"unsupported"}
+    assert set(status[status["kind"] == "untouched"]["status"]) == {"incorrect"}
+    assert set(status[status["kind"] == "right"]["status"]) <= {"ok", "pruned"}
+    assert profile["us"].notna().equals(profile["status"].isin(["ok", "pruned"]))
 
     code, out, error = run()
     assert (code, error) == (0, "")
@@ -119,7 +119,7 @@ def test_a_problem_without_a_valid_candidate_is_told_and_the_others_are_written(
     code, out, error = run("backend=[faulty]", "space.KIND=[wrong_at_8]")
     assert code == 1
     assert "select: 1 of 2 problems solved" in out
-    assert error.startswith("warning: no valid candidate for faulty M=8 N=32 K=64: 3 wrong; such as: ")
+    assert error.startswith("warning: no valid candidate for faulty M=8 N=32 K=64: 3 incorrect; such as: ")
     assert error.count("\n") == 1
     assert [row["M"] for row in _table()] == [16]
     assert json.loads((_run_folder() / "manifest.json").read_text())["unsolved"] == ["faulty M=8 N=32 K=64"]
