@@ -55,7 +55,7 @@ class _StartupInterrupt:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
     def check(self) -> None:
-        """Raise KeyboardInterrupt if a request to stop is pending (deferred by an import, or its exception swallowed)."""
+        """Raise KeyboardInterrupt if a request to stop is pending: deferred by an import, or swallowed."""
         if self.requested:
             self.cancel_alarm()
             raise KeyboardInterrupt
