@@ -66,7 +66,7 @@ def set_up(case, device):
 
 
 def interpreted(case):
-    """The job of a worker, then the finals: the choice launched by Triton's JIT, and the same knobs as gemmpipe's launch."""
+    """The job of a worker, then the finals: the choice launched by Triton's JIT, and its knobs in gemmpipe's launch."""
     use_driver(None)
     device = cpu_device()
     family, problem, tuned, knobs = set_up(case, device)
