@@ -131,9 +131,9 @@ class BuildFacts:
     """The result of compiling a build; None for numbers that the compiler does not report."""
 
     compile_s: float
-    shared_bytes: int | None
-    registers: int | None
-    spills: int | None
+    shared_bytes: int | None = None
+    registers: int | None = None
+    spills: int | None = None
     error: str = ""
     cached: bool = False
     """True if it came from Triton's disk cache."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gemmpipe.core.data import Device
-from gemmpipe.core.errors import EnvironmentProblem, UserError, suggest_or_list
+from gemmpipe.core.errors import EnvironmentProblem, UserError, suggest, suggest_or_list
 
 DEVICE_KINDS = ("auto", "cuda", "hip", "cpu")
 _MIB = 2**20
@@ -44,8 +44,8 @@ class DeviceChoice:
         with the CPU.
         """
         if self.kind not in DEVICE_KINDS:
-            hint = suggest_or_list(self.kind, DEVICE_KINDS)
-            raise UserError(f"device.kind: '{self.kind}' is none of {', '.join(DEVICE_KINDS)}{hint}")
+            hint = suggest(self.kind, DEVICE_KINDS)
+            raise UserError(f"device.kind: '{self.kind}', expected one of {', '.join(DEVICE_KINDS)}{hint}")
         if self.kind == "cpu" and self.index is not None:
             raise UserError(
                 f"device.index: {self.index_text} given, expected none with device.kind=cpu (it selects GPUs)"

@@ -41,12 +41,12 @@ class _BoundedGzip(gzip.GzipFile):
     def __init__(self, path: Path, stream: IO[bytes]) -> None:
         super().__init__(fileobj=stream)
         self._path = path
-        self._most = _UNCHECKED_BYTES + MAX_RATIO * path.stat().st_size
+        self._limit = _UNCHECKED_BYTES + MAX_RATIO * path.stat().st_size
 
     def read1(self, size: int = -1) -> bytes:
         """Like GzipFile.read1. Raises UserError for a file that unpacks to too much."""
         found = super().read1(size)
-        if self.tell() > self._most:
+        if self.tell() > self._limit:
             raise UserError(f"{self._path}: unpacks to more than {MAX_RATIO} times its size, expected a trace or a log")
         return found
 

@@ -208,4 +208,4 @@ class CompilePool:
 
 
 def _failed(error: str) -> BuildFacts:
-    return BuildFacts(compile_s=0.0, shared_bytes=None, registers=None, spills=None, error=error)
+    return BuildFacts(compile_s=0.0, error=error)

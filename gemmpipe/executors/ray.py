@@ -86,12 +86,9 @@ class BuildTasks:
             build = self._waiting.popleft()
             for node in self._nodes:
                 options = {"num_cpus": 1, "max_retries": 2, "runtime_env": self._environment, **self._placement(node)}
-                reference = (
-                    self._ray.remote(compile_on_node)
-                    .options(**options)
-                    .remote(build, self._device, self._executor.compile_timeout_s, self._python_path)
-                )
-                self.running[reference] = build
+                task = self._ray.remote(compile_on_node).options(**options)
+                timeout_s = self._executor.compile_timeout_s
+                self.running[task.remote(build, self._device, timeout_s, self._python_path)] = build
 
     def _placement(self, node: str) -> dict[str, Any]:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -107,9 +104,7 @@ class BuildTasks:
         try:
             built: BuildResult = self._ray.get(reference)
         except self._ray.exceptions.RayError:
-            built = BuildResult(
-                build=build, facts=BuildFacts(compile_s=0.0, shared_bytes=None, registers=None, spills=None)
-            )
+            built = BuildResult(build=build, facts=BuildFacts(compile_s=0.0))
         self.usage.add({"compile": built.facts.compile_s})
         self.usage.wall_s = time.monotonic() - self._began
         self._open[build.id] -= 1
@@ -193,8 +188,6 @@ class RayPool(Pool):
             began=self._began,
         )
 
-    # Workers
-
     def _start_actor(self, handle: RayWorkerHandle) -> None:
         """Start an actor, which waits for a device of the cluster."""
         handle.address = ""
@@ -224,8 +217,6 @@ class RayPool(Pool):
                 "the same installation"
             ) from None
         return nodes_info
-
-    # Jobs
 
     def submit(self, job: Job, worker: int) -> None:
         if job.candidates:
@@ -351,15 +342,11 @@ class RayPool(Pool):
         handle.reply = None
         self._ray.kill(handle.actor)
 
-    # Builds
-
     def compile(self, build: Build) -> None:
         self._tasks.submit(build)
 
     def cancel_builds(self) -> None:
         self._tasks.cancel_pending()
-
-    # Time account and end
 
     def usage(self) -> list[Usage]:
         return [self._tasks.usage, *(handle.usage for handle in self._workers)]

@@ -180,7 +180,7 @@ def set_descriptor_boxes(kernel: Any, build: Build) -> None:
 def loaded_facts(loaded: LoadedKernel, compile_s: float = 0.0) -> BuildFacts:
     """The facts of a loaded build from the driver; without numbers under the interpreter."""
     if loaded.interpreted:
-        return BuildFacts(compile_s=compile_s, shared_bytes=None, registers=None, spills=None)
+        return BuildFacts(compile_s=compile_s)
     kernel = loaded.kernel
     return BuildFacts(
         compile_s=compile_s, shared_bytes=kernel.metadata.shared, registers=kernel.n_regs, spills=kernel.n_spills
