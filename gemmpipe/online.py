@@ -1,7 +1,7 @@
-"""`python -m gemmpipe.online FOLDER WORDS...`: the process that tunes what running programs missed, beside them.
+"""`python -m gemmpipe.online FOLDER OVERRIDES...`: the process that tunes the missed products of running programs.
 
-The run time starts it (`gemmpipe.runtime.online`). It is one a folder of misses, imports no torch, runs the ordinary
-pipeline `online` on the misses of each family, most called first, and ends when nothing new comes.
+The runtime starts it (`gemmpipe.runtime.online`), one per folder of misses. It does not import torch, runs the ordinary
+pipeline `online` on the misses of each family, most called first, and ends when no new ones come.
 """
 
 import csv
@@ -25,24 +25,24 @@ from gemmpipe.family import shipped_families
 MISSED = "missed.csv"
 _LOCK = "tuner.lock"
 _LOG = "tuner.log"
-_IDLE_S = 20.0  # a program that warms up misses again and again: importing all anew each time would cost more
+_IDLE_S = 20.0  # wait for further misses: a program that warms up has many, and a new process would import all again
 _MAX_LIFE_S = 1800.0
-_BUDGET_S = 120  # of a run, that is of one family's misses
-_TIMEOUT_S = 600.0  # a run that does not end after its budget is stopped
+_BUDGET_S = 120  # per run, i.e. for the misses of one family
+_TIMEOUT_S = 600.0  # a run that does not end after its budget is killed
 _KEPT_RUNS = 10
-_NICE = 10  # the program's own threads come first
+_NICE = 10  # lower priority than the program's own threads
 _LOG_BYTES = 1_000_000
 
 
 def start_tuner(folder: Path, overrides: Sequence[str]) -> "subprocess.Popen[bytes]":
-    """Start the process for the misses in `folder`; `words` of the command line name the device. Raises OSError."""
+    """Start the process for the misses in `folder`; the `overrides` select the device. Raises OSError."""
     log = folder / _LOG
-    again = log.exists() and log.stat().st_size < _LOG_BYTES
+    append = log.exists() and log.stat().st_size < _LOG_BYTES
     own = ("GEMMPIPE_ONLINE_TUNING", "GEMMPIPE_CAPTURE", "GEMMPIPE_LOG_SELECTION")
     environment = {name: value for name, value in os.environ.items() if name not in own}
-    # The program may have found gemmpipe in a way of its own.
+    # The program may have imported gemmpipe from a folder that is not in PYTHONPATH.
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PACKAGE.parent), os.environ.get("PYTHONPATH"))))
-    with open(log, "ab" if again else "wb", opener=open_private) as stream:
+    with open(log, "ab" if append else "wb", opener=open_private) as stream:
         return subprocess.Popen(
             [sys.executable, "-m", "gemmpipe.online", str(folder), *overrides],
             cwd=folder,
@@ -50,19 +50,19 @@ def start_tuner(folder: Path, overrides: Sequence[str]) -> "subprocess.Popen[byt
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=stream,
-            start_new_session=True,  # what ends the program must not leave half a run
+            start_new_session=True,  # signals that end the program do not interrupt a run
         )
 
 
 def is_running(folder: Path) -> bool:
-    """Whether some program's process works on this folder."""
-    with exclusively(folder) as mine:
-        return not mine
+    """True if a process tunes the misses of this folder."""
+    with exclusively(folder) as acquired:
+        return not acquired
 
 
 @contextmanager
 def exclusively(folder: Path) -> Iterator[bool]:
-    """Whether this process is the only one on the folder; it stays so within the block."""
+    """Lock the folder for the block; yields False if another process has the lock."""
     with open(folder / _LOCK, "w", opener=open_private) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -73,19 +73,19 @@ def exclusively(folder: Path) -> Iterator[bool]:
 
 
 def tune_until_idle(folder: Path, overrides: Sequence[str]) -> None:
-    """Tune what is missed until nothing new has come for a while."""
-    begun = news = time.monotonic()
+    """Tune the misses until no new ones have come for _IDLE_S."""
+    begun = last_miss = time.monotonic()
     done: set[tuple[str, ...]] = set()
-    told: set[str] = set()
-    while time.monotonic() < min(begun + _MAX_LIFE_S, news + _IDLE_S):
+    printed: set[str] = set()
+    while time.monotonic() < min(begun + _MAX_LIFE_S, last_miss + _IDLE_S):
         queue = _read(folder / MISSED)
-        _print_once(queue.skipped, told)
+        _print_once(queue.skipped, printed)
         fresh = {key: count for key, count in queue.rows.items() if key not in done}
-        for family in shipped_families():  # what is composed below is made of these names, and of no cell
-            mine = {key: count for key, count in fresh.items() if key[0] == family}
-            if mine:
-                _tune(folder, family, _table(queue.header, mine), overrides)
-                news = time.monotonic()
+        for family in shipped_families():  # the command line is made of these names, never of cells
+            own = {key: count for key, count in fresh.items() if key[0] == family}
+            if own:
+                _tune(folder, family, _table(queue.header, own), overrides)
+                last_miss = time.monotonic()
         done |= set(fresh)
         if not fresh:
             time.sleep(1)
@@ -94,18 +94,18 @@ def tune_until_idle(folder: Path, overrides: Sequence[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Queue:
-    """What is missed, most called first."""
+    """The missed products, most called first."""
 
     header: tuple[str, ...]
     """The columns without `count`, `family` first."""
     rows: Mapping[tuple[str, ...], int]
-    """Cells in the order of the header -> calls."""
+    """Number of calls by cells in the order of the header."""
     skipped: tuple[str, ...]
     """One line for each row that is not tuned, with the reason."""
 
 
 def _read(path: Path) -> _Queue:
-    """The rows of the families that there are; no row of the file raises."""
+    """The rows of known families; no row of the file raises an error."""
     try:
         captures = read_captures(path)
     except UserError as error:
@@ -123,11 +123,11 @@ def _read(path: Path) -> _Queue:
     return _Queue(header=tuple(columns), rows=rows, skipped=tuple(skipped))
 
 
-def _print_once(skipped: Sequence[str], told: set[str]) -> None:
-    """Each line once."""
+def _print_once(skipped: Sequence[str], printed: set[str]) -> None:
+    """Print the lines that are not printed yet."""
     for line in skipped:
-        if line not in told:
-            told.add(line)
+        if line not in printed:
+            printed.add(line)
             print(f"{MISSED}: a row is skipped: {line}", flush=True)
 
 
@@ -140,13 +140,13 @@ def _table(header: Sequence[str], rows: dict[tuple[str, ...], int]) -> str:
 
 
 def _tune(folder: Path, family: str, table: str, overrides: Sequence[str]) -> None:
-    """One run of the pipeline in the folder, where it leaves its journal; its rows go to the user's own tables."""
+    """Run the pipeline in the folder, which gets its journal; tuned rows go to the user's own tables."""
     shapes = folder / f"missed_{family}.csv"
     write_atomic(shapes, table, mode=PRIVATE_MODE)
-    output = os.path.relpath(user_tables(), folder)  # relative: nothing in it can be taken for a word of Hydra's
+    output = os.path.relpath(user_tables(), folder)  # relative: no character in it has a meaning in Hydra's grammar
     pipeline = ["online", f"kernel={family}", "shapes=csv", f"shapes.path={shapes.name}", f"output={output}"]
     pipeline.append("shapes.skip_bad_rows=true")
-    pipeline += ["batch=1", f"budget_s={_BUDGET_S}"]  # every product is in the table as soon as it is finished
+    pipeline += ["batch=1", f"budget_s={_BUDGET_S}"]  # every product is stored as soon as it is tuned
     print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join([*pipeline, *overrides])}", flush=True)
     process = subprocess.Popen([sys.executable, "-m", "gemmpipe", *pipeline, *overrides], cwd=folder)
     try:
@@ -163,14 +163,14 @@ def _remove_old_runs(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    place = Path(sys.argv[1] if len(sys.argv) > 1 else "")
-    if not place.name or not place.is_dir():
+    misses = Path(sys.argv[1] if len(sys.argv) > 1 else "")
+    if not misses.name or not misses.is_dir():
         print(
-            "gemmpipe: the run time starts this: GEMMPIPE_ONLINE_TUNING=1, and gemmpipe.runtime.gemm_...",
+            "gemmpipe: started by the runtime: set GEMMPIPE_ONLINE_TUNING=1 and call gemmpipe.runtime.gemm_...",
             file=sys.stderr,
         )
         sys.exit(2)
-    with exclusively(place) as mine:
-        if mine:
+    with exclusively(misses) as acquired:
+        if acquired:
             os.nice(_NICE)
-            tune_until_idle(place, sys.argv[2:])
+            tune_until_idle(misses, sys.argv[2:])

@@ -1,4 +1,4 @@
-"""Jobs whose candidates fail on purpose, and what tests of several of them need."""
+"""Jobs with candidates that fail on purpose, and helpers for their tests."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ PROBLEM = Problem(family="faulty", key=(("M", 8), ("N", 16), ("K", 32)))
 
 
 class Cells(list[float]):
-    """Remembers every position."""
+    """Shared memory of InFlight that records every position."""
 
     def __init__(self) -> None:
         super().__init__([0.0, 0.0])
@@ -29,13 +29,13 @@ class Cells(list[float]):
 
 
 class OverlappingClock(CpuClock):
-    """Launches back to back are worth timing together."""
+    """A clock on which launches back to back overlap."""
 
     overlaps = True
 
 
 class Paced:
-    """A launch of which its clock knows how long it takes."""
+    """A launch with a fixed time for PacedClock."""
 
     def __init__(self, launch: Launch, time_us: float) -> None:
         self._launch, self.time_us = launch, time_us
@@ -45,7 +45,7 @@ class Paced:
 
 
 class PacedClock(CpuClock):
-    """Tells of each launch the time that it is said to take: no machine is too busy for that."""
+    """Returns the given time of each launch, independent of the load of the machine."""
 
     overlaps = True
 

@@ -1,1 +1,1 @@
-"""Timing: the clock, operand sets, the jobs that screen and time finalists, and the worker process that runs them."""
+"""Timing: clocks, operand sets, the jobs that screen candidates and time finalists, and the worker process."""

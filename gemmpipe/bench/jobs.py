@@ -1,7 +1,4 @@
-"""What a worker is asked to do; where the failure of a candidate that runs is caught and becomes a status.
-
-Having Triton's own tuner choose a configuration of one problem.
-"""
+"""The jobs of a worker: their base class, which turns a candidate's exception into a status, probes, and autotuning."""
 
 import time
 from abc import ABC, abstractmethod
@@ -22,18 +19,18 @@ from gemmpipe.family import Launch
 T = TypeVar("T")
 
 Bind = Callable[[int], Launch]
-"""Makes a candidate's launch on the operand set of a number."""
+"""Makes a candidate's launch on the operand set with this index."""
 
 SETTING_UP = -1
 """The position in flight while a job makes operands."""
 RUNNING_SEVERAL = -2
 """The position in flight while several candidates run."""
 
-LONG_LAUNCH_US = 20_000.0  # a first launch this long is its own sample: what it had to load is small beside it
+LONG_LAUNCH_US = 20_000.0  # a first launch this long is a sample itself: its loading time is comparatively small
 
 
 class DeviceContextLost(Exception):
-    """The device's context is lost: this process must end; the trials of the job so far stand."""
+    """The device's context is lost, and this process must end; the trials of the job so far are valid."""
 
     def __init__(self, trials: list[Trial]) -> None:
         super().__init__("the device context is lost")
@@ -41,19 +38,19 @@ class DeviceContextLost(Exception):
 
 
 class InFlight:
-    """Which candidate is in the air, in memory that outlives the worker: [position in the job, since when]."""
+    """The candidate in flight, in shared memory that outlives the worker: [position in the job, start time]."""
 
     def __init__(self, cells: MutableSequence[float]) -> None:
         self._cells = cells
 
     def begin(self, position: int) -> None:
-        """Candidate `position` of the job is about to run, or SETTING_UP or TOGETHER begins."""
+        """Record that candidate `position` of the job is about to run, or SETTING_UP or RUNNING_SEVERAL begins."""
         self._cells[1] = time.monotonic()
         self._cells[0] = position
 
     @property
     def position(self) -> int:
-        """The candidate in the air, or SETTING_UP or TOGETHER."""
+        """The position of the candidate in flight, or SETTING_UP or RUNNING_SEVERAL."""
         return int(self._cells[0])
 
     @property
@@ -64,26 +61,26 @@ class InFlight:
 
 @dataclass
 class WorkerContext:
-    """What a job works with in its worker."""
+    """The resources of a job in its worker."""
 
     bench: WorkerBench
     clock: Clock
     in_flight: InFlight
     foreign_processes: ForeignProcesses
     time_account: TimeAccount = field(default_factory=TimeAccount)
-    """Seconds by what they went into: operands, load, first_launch, screening, checks, finals."""
+    """Seconds by purpose: operands, load, first_launch, screening, checks, finals, autotune."""
 
     @property
     def spent_s(self) -> dict[str, float]:
-        """Seconds by purpose since they were cleared."""
+        """Seconds by purpose since the dict was cleared."""
         return self.time_account.spent_s
 
     def timed(self, on: str) -> AbstractContextManager[None]:
-        """Account the time of a block."""
+        """Add the time of the block to the purpose `on`."""
         return self.time_account.timed(on)
 
     def device_alive(self) -> bool:
-        """Whether the device still answers after an error."""
+        """False if the device's context is lost after an error."""
         try:
             self.clock.synchronize()
         except RuntimeError:
@@ -100,24 +97,24 @@ class Job(ABC):
     @property
     @abstractmethod
     def candidates(self) -> tuple[Candidate, ...]:
-        """Who takes part, in the order of `Flight.position`."""
+        """The candidates of the job; `InFlight.position` is an index into them."""
 
     @abstractmethod
     def without(self, done: Collection[Candidate]) -> "Job":
-        """The same work for the others."""
+        """The same job for the other candidates."""
 
     @abstractmethod
     def run(self, context: WorkerContext) -> list[Trial]:
-        """Do it. Raises Poisoned when the device is lost, with the trials so far."""
+        """Run the job. Raises DeviceContextLost with the trials so far."""
 
     def failed_trial(self, candidate: Candidate, status: Status, error: str) -> Trial:
-        """The trial of a candidate that ended its worker."""
+        """A trial without samples, for a candidate that failed."""
         return Trial(stage=self.stage, problem=self.problem.id, candidate=candidate, status=status, error=error)
 
     def attempt(
         self, context: WorkerContext, trials: list[Trial], position: int, work: Callable[[Candidate], T]
     ) -> T | None:
-        """What `work` returns, or None when the candidate failed: then its trial is in `trials`."""
+        """The result of `work`, or None if it raises: a trial with the error is then appended to `trials`."""
         context.in_flight.begin(position)
         candidate = self.candidates[position]
         try:
@@ -133,7 +130,7 @@ class Job(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeJob(Job):
-    """One launch of one candidate alone: did it end the worker, or was it another's fault?"""
+    """One launch of one candidate alone, after a crash with several candidates; no trial if it succeeds."""
 
     stage: str
     problem: Problem
@@ -157,7 +154,7 @@ class ProbeJob(Job):
 def launch_once(
     context: WorkerContext, setup: ProblemSetup, index: int, candidate: Candidate
 ) -> tuple[Bind, Launch, float]:
-    """Bind, launch and wait; what binds to other sets, the launch, and the microseconds the host saw."""
+    """Bind, launch and synchronize: (function that binds to other sets, launch, microseconds on the host's clock)."""
     with context.timed("load"):
         bind = setup.binder(candidate)
         launch = bind(index)
@@ -169,30 +166,31 @@ def launch_once(
 
 
 def count_launches(context: WorkerContext, setup: ProblemSetup, candidate: Candidate, launches: int) -> None:
-    """Remember that a candidate had so many more launches on its problem in this worker."""
+    """Add to the number of a candidate's launches on its problem in this worker."""
     key = (setup.problem.id, candidate.id)
     context.bench.launch_counts[key] = context.bench.launch_counts.get(key, 0) + launches
 
 
 def round_samples(samples_us: Iterable[float]) -> tuple[float, ...]:
-    """Samples as the journal holds them, so that a run decided again from it decides the same."""
+    """Samples rounded as in the journal, so that selecting again from the journal gives the same result."""
     return tuple(round(s, 4) for s in samples_us)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AutotuneJob(Job):
-    """The trial's candidate is what was chosen, its time what the tuner saw; it is checked and timed in the finals.
+    """Triton's own tuner chooses a configuration of one problem.
 
-    It counts as one candidate in the air, from configuration to configuration: one that hangs ends the job, and the
-    tuning as a whole may take longer than a candidate's deadline.
+    The trial has the chosen candidate and the tuner's time; it is checked and timed in the finals. The job counts as
+    one candidate in flight, restarted for each configuration: one that hangs ends the job, and the tuning as a whole
+    may take longer than a candidate's time limit.
     """
 
     stage: str
     problem: Problem
     configurations: tuple[Candidate, ...]
-    """What it chooses among, in the order in which it looks at them."""
+    """The configurations, in the tuner's order."""
     pending: tuple[Candidate, ...] = (Candidate.of(LABEL, {}),)
-    """The one candidate that is in the air until it has chosen; none where that is given up."""
+    """The one candidate in flight until the choice; empty after its exclusion."""
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:

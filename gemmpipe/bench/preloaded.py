@@ -1,8 +1,8 @@
-"""What the processes of a run have in common, imported once where they are forked from."""
+"""The common imports of a run's processes, loaded once in the forkserver."""
 
 from contextlib import suppress
 
 import gemmpipe.bench.worker  # noqa: F401
 
-with suppress(Exception):  # absent or broken: whoever needs it says so, and a CPU does not
+with suppress(Exception):  # absent or broken: its users raise an error, and a CPU does not need it
     import triton  # noqa: F401

@@ -1,4 +1,4 @@
-"""Few launches of many candidates."""
+"""Screening: times few launches of many candidates of one problem, without checking results."""
 
 import math
 from collections.abc import Collection
@@ -22,25 +22,25 @@ from gemmpipe.core.data import Candidate, Problem, Status, Trial
 from gemmpipe.family import Launch
 from gemmpipe.search import TrialRequest
 
-_NO_BLOCK_RATIO = 2.0  # times the fastest of the problem: its exact time is nobody's business
-_DROP_RATIO = (
-    1.5  # times the pace after one launch: a glance at it is over (H200, 2026-11: of 800 winners none was 1.3)
-)
-_PACE_RANK = 4  # th fastest: nothing is checked yet, and a kernel that computes nothing is the fastest; or a library's
-_DISTURBED_RATIO = (
-    1.5  # times one another: samples that something came in between (H200: one of 2 ms cost a problem its choice)
-)
-_REPEAT_RATIO = 4.0  # times the pace: few are that slow, so that another launch says whether this one was disturbed
-_MIN_OVERLAP_FRACTION = (
-    0.5  # of the time of a launch alone may be its start and its end, which others hide back to back
-)
+_NO_BLOCK_RATIO = 2.0  # times the fastest of the problem: slower candidates are not timed in blocks
+# Times the pace after one launch: the first rung is over for a slower one (H200, 2026-11: of 800 winners none was 1.3).
+_DROP_RATIO = 1.5
+# The pace is the time of the fourth fastest candidate, since nothing is checked yet, and a kernel that computes nothing
+# is the fastest; or it is a library's time.
+_PACE_RANK = 4
+# Ratio of samples of one candidate that shows a disturbance (H200: one of 2 ms changed the choice of a problem).
+_DISTURBED_RATIO = 1.5
+# Times the pace: few candidates are slower, and another launch shows whether the first one was disturbed.
+_REPEAT_RATIO = 4.0
+# This fraction of the time of a single launch may be its start and end, which overlap when launched back to back.
+_MIN_OVERLAP_FRACTION = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScreenJob(Job):
-    """Few launches of many candidates, interleaved. Nothing is checked: bench does that to those who stay.
+    """Few launches of many candidates, interleaved. Results are checked in the finals only.
 
-    `library` are the labels of library paths, whose times are believed as they are.
+    `library` are the labels of library paths, which are known to be correct.
     """
 
     stage: str
@@ -81,10 +81,10 @@ class ScreenJob(Job):
     def _first_launch(
         self, context: WorkerContext, setup: ProblemSetup, position: int, candidate: Candidate
     ) -> "_ScreenItem":
-        known_us = self._seen(context).get(candidate.id)
+        known_us = self._single_times(context).get(candidate.id)
         if known_us is None:
             bind, launch, first_us = launch_once(context, setup, position, candidate)
-        else:  # it ran in this worker before
+        else:  # it has run in this worker before
             with context.timed("load"):
                 bind = setup.binder(candidate)
                 launch, first_us = bind(position), known_us
@@ -97,8 +97,8 @@ class ScreenJob(Job):
             extra_bytes=setup.prepared(candidate, position % setup.sets).extra_bytes,
         )
 
-    def _seen(self, context: WorkerContext) -> dict[str, float]:
-        """By candidate id, what a launch alone took in this worker."""
+    def _single_times(self, context: WorkerContext) -> dict[str, float]:
+        """Microseconds of a single launch in this worker, by candidate id."""
         return context.bench.single_launch_us.setdefault(self.problem.id, {})
 
     def _time(self, context: WorkerContext, setup: ProblemSetup, ready: "list[_ScreenItem]") -> list[Trial]:
@@ -114,67 +114,67 @@ class ScreenJob(Job):
                 elif turn < item.samples:
                     order.append((item, item.block(turn)))
         self._sample(context, order)
-        apart = [
+        disturbed = [
             item
             for item in staying
             if item.samples > 1 and max(item.samples_us) > _DISTURBED_RATIO * min(item.samples_us)
         ]
-        self._sample(context, [(item, item.block(item.samples)) for item in apart])
+        self._sample(context, [(item, item.block(item.samples)) for item in disturbed])
         for item in staying:
             count_launches(context, setup, item.request.candidate, len(item.samples_us) * item.launches_per_block)
         return [self._trial(item) for item in ready]
 
     def _sample(self, context: WorkerContext, order: "list[tuple[_ScreenItem, list[Launch]]]") -> None:
-        """A sample of each block for its item."""
-        least_us = _MIN_OVERLAP_FRACTION * min(self._seen(context).values(), default=0.0)
+        """Time each block once, and add the sample to its item."""
+        least_us = _MIN_OVERLAP_FRACTION * min(self._single_times(context).values(), default=0.0)
         for (item, _), time_us in zip(order, context.clock.blocks([b for _, b in order], least_us), strict=True):
             item.samples_us.append(time_us)
 
     def _launch_new_once(self, context: WorkerContext, setup: ProblemSetup, ready: "list[_ScreenItem]") -> None:
-        """Launch each once that was not seen before; with who is far behind that was all."""
-        seen = self._seen(context)
+        """Launch each new candidate once; those far behind in the first rung are finished with that."""
+        single_us = self._single_times(context)
         short = [item for item in ready if item.first_us <= LONG_LAUNCH_US]
         if not context.clock.overlaps or not short:
             return
-        new = [item for item in short if item.request.candidate.id not in seen]
+        new = [item for item in short if item.request.candidate.id not in single_us]
         self._launch_once_each(context, new)
         for item in short:
-            item.single_launch_us = seen[item.request.candidate.id]
+            item.single_launch_us = single_us[item.request.candidate.id]
         far_us = _REPEAT_RATIO * self._pace_us(context, short)
-        self._launch_once_each(context, [item for item in new if seen[item.request.candidate.id] > far_us])
+        self._launch_once_each(context, [item for item in new if single_us[item.request.candidate.id] > far_us])
         pace_us = self._pace_us(context, short)
         for item in new:
             count_launches(context, setup, item.request.candidate, 1)
-            if item.request.first_rung and seen[item.request.candidate.id] > _DROP_RATIO * pace_us:
-                item.samples_us, item.far_behind = [seen[item.request.candidate.id]], True
+            if item.request.first_rung and single_us[item.request.candidate.id] > _DROP_RATIO * pace_us:
+                item.samples_us, item.far_behind = [single_us[item.request.candidate.id]], True
 
     def _launch_once_each(self, context: WorkerContext, items: "list[_ScreenItem]") -> None:
-        """Note what a launch of each takes, the least of those seen."""
-        seen = self._seen(context)
+        """Time a single launch of each, and record the minimum over all its single launches."""
+        single_us = self._single_times(context)
         times = context.clock.sequence(
-            [i.launches[0] for i in items], _MIN_OVERLAP_FRACTION * min(seen.values(), default=0.0)
+            [i.launches[0] for i in items], _MIN_OVERLAP_FRACTION * min(single_us.values(), default=0.0)
         )
         for item, time_us in zip(items, times, strict=True):
-            item.single_launch_us = min(time_us, seen.get(item.request.candidate.id, math.inf))
-            seen[item.request.candidate.id] = item.single_launch_us
+            item.single_launch_us = min(time_us, single_us.get(item.request.candidate.id, math.inf))
+            single_us[item.request.candidate.id] = item.single_launch_us
 
     def _pace_us(self, context: WorkerContext, new: "list[_ScreenItem]") -> float:
-        """What can be reached, going by all that was seen so far: the fourth fastest, or a library without a copy."""
-        seen, paces = sorted(self._seen(context).values()), context.bench.library_us
-        believed = [i for i in new if i.request.candidate.backend in self.library and not i.extra_bytes]
-        times = [item.single_launch_us for item in believed if item.single_launch_us is not None]
+        """The attainable time so far: the fourth fastest, or that of a library without additional weight memory."""
+        single_us, paces = sorted(self._single_times(context).values()), context.bench.library_us
+        trusted = [i for i in new if i.request.candidate.backend in self.library and not i.extra_bytes]
+        times = [item.single_launch_us for item in trusted if item.single_launch_us is not None]
         paces[self.problem.id] = min([paces.get(self.problem.id, math.inf), *times])
-        return min(paces[self.problem.id], seen[_PACE_RANK - 1] if len(seen) >= _PACE_RANK else math.inf)
+        return min(paces[self.problem.id], single_us[_PACE_RANK - 1] if len(single_us) >= _PACE_RANK else math.inf)
 
     def _bind(self, context: WorkerContext, setup: ProblemSetup, staying: "list[_ScreenItem]") -> None:
-        """Decide how often each is launched, and make the launches; the short ones in blocks.
+        """Set the number of launches and samples of each item, and bind its launches; short ones run in blocks.
 
-        Finals replay launches back to back, where a kernel can hide its start and its end behind its neighbours.
-        Alone, all kernels of 5 us take 9 (8192x1024, M <= 64, on an H200, 2026-11-21: what won the finals was ranked
-        1st to 24th by single launches, 1st to 9th by blocks). All blocks of a problem are of one length, whose share
-        of start and end is the same.
+        Finals replay launches back to back, where the start and end of a kernel overlap with its neighbours. A single
+        launch of any kernel of 5 us takes 9 (8192x1024, M <= 64, on an H200, 2026-11-21: the winners of the finals were
+        ranked 1st to 24th by single launches, 1st to 9th by blocks). All blocks of a problem have equal length, and so
+        the same share of start and end.
         """
-        fastest_us = min(self._seen(context).values(), default=0.0)
+        fastest_us = min(self._single_times(context).values(), default=0.0)
         for item in staying:
             if item.single_launch_us is not None:
                 if item.single_launch_us <= _NO_BLOCK_RATIO * fastest_us:
@@ -182,23 +182,23 @@ class ScreenJob(Job):
                 item.max_samples = max(
                     3, int(self.timer.budget_ms * 1000 / (item.single_launch_us * item.launches_per_block))
                 )
-            # Far apart, so that a block finds nothing in the cache that the one before it left there.
+            # Sets far apart, so that a block finds no operands of the preceding block in the cache.
             step = max(1, setup.sets // item.launches_per_block) if item.launches_per_block > 1 else 1
             number = min(item.launches_per_block if item.launches_per_block > 1 else item.samples, setup.sets)
-            places = (item.position + step * i for i in range(1, number))
+            indices = (item.position + step * i for i in range(1, number))
             with context.timed("load"):
-                item.launches[1:] = map(item.bind, places)
+                item.launches[1:] = map(item.bind, indices)
 
     def _warm_up(self, context: WorkerContext, setup: ProblemSetup, ready: "list[_ScreenItem]") -> None:
-        """Launches that do not count, for those whose request is more than a glance."""
+        """Run warm-up launches for requests beyond the first rung."""
         for item in ready:
-            had = context.bench.launch_counts.get((setup.problem.id, item.request.candidate.id), 0)
+            done = context.bench.launch_counts.get((setup.problem.id, item.request.candidate.id), 0)
             if (
                 not item.request.first_rung
                 and item.request.launches >= self.timer.iters
                 and item.first_us <= LONG_LAUNCH_US
             ):
-                for turn in range(max(0, self.timer.warmup - had)):
+                for turn in range(max(0, self.timer.warmup - done)):
                     item.launches[turn % len(item.launches)]()
                     count_launches(context, setup, item.request.candidate, 1)
 
@@ -217,25 +217,28 @@ class ScreenJob(Job):
 
 @dataclass
 class _ScreenItem:
+    """The state of one request."""
+
     request: TrialRequest
     position: int
     bind: Bind
     launches: list[Launch]
-    """Each on an operand set of its own, the first on set `position`."""
+    """Each on another operand set, the first on set `position`."""
     first_us: float
     extra_bytes: int
     single_launch_us: float | None = None
-    """What a launch alone took by the device's clock, where that was asked."""
+    """Time of a single launch by the device's clock; None if not timed."""
     launches_per_block: int = 1
-    """How many launches one sample takes."""
+    """Launches per sample."""
     max_samples: int | None = None
-    """Samples that the timer affords."""
+    """Limit on samples by the timer's budget."""
     far_behind: bool = False
     samples_us: list[float] = field(default_factory=list)
 
     @property
     def samples(self) -> int:
-        """For as many launches as asked for, but two samples where there is more than one; no more than affordable."""
+        """Samples for the requested launches, at least two if more than one launch is requested; at most
+        `max_samples`."""
         wanted = min(self.request.launches, max(2, -(-self.request.launches // self.launches_per_block)))
         return wanted if self.max_samples is None else min(wanted, self.max_samples)
 

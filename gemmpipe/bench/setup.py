@@ -1,4 +1,4 @@
-"""What a worker has on its bench: the operands of its problems, made once and kept while memory lasts."""
+"""The operands, references and launches of a worker's problems, cached within a memory budget."""
 
 import math
 from collections import OrderedDict
@@ -30,41 +30,41 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_CACHE_MULTIPLE = 3  # operand sets together exceed the last-level cache this many times, so every launch finds it cold
-_MAX_SETS = {"cpu": 4}  # a CPU spends seconds on making a set
+_CACHE_MULTIPLE = 3  # total size of operand sets in last-level caches, so that the cache is cold for every launch
+_MAX_SETS = {"cpu": 4}  # making a set takes seconds on a CPU
 _MAX_SETS_GPU = 32
-_ROUTINGS = 8  # of a mixture of experts: which configuration leads depends on how rows spread over experts
+_ROUTINGS = 8  # of a mixture of experts: the fastest configuration depends on the distribution of rows over experts
 
 
 class OperandCache:
-    """Values by key, each with its size; the least recently used go when the budget is spent."""
+    """An LRU cache of values by key, with a budget in bytes."""
 
     def __init__(self, budget_bytes: int) -> None:
         self._budget = budget_bytes
         self._entries: OrderedDict[tuple[object, ...], tuple[object, int]] = OrderedDict()
-        self._held = 0
+        self._used_bytes = 0
 
     def get(self, key: tuple[object, ...], make: Callable[[], T]) -> T:
-        """The value under `key`, made when it is not there."""
+        """The value under `key`, made if missing."""
         if key in self._entries:
             self._entries.move_to_end(key)
             return self._entries[key][0]  # type: ignore[return-value]
         value = make()
         size = _tensor_bytes(value)
         self._entries[key] = (value, size)
-        self._held += size
-        while self._held > self._budget and len(self._entries) > 1:
+        self._used_bytes += size
+        while self._used_bytes > self._budget and len(self._entries) > 1:
             _, (_, freed) = self._entries.popitem(last=False)
-            self._held -= freed
+            self._used_bytes -= freed
         return value
 
 
 def _tensor_bytes(value: object) -> int:
-    """The bytes of all tensors that a value holds."""
+    """The bytes of all tensors in a value."""
     import torch
 
     if isinstance(value, torch.Tensor):
-        # A view's own size would overlook what it keeps alive.
+        # The storage, since a view keeps all of it alive.
         return value.untyped_storage().nbytes() if value.layout is torch.strided else value.numel() * 4
     if isinstance(value, Prepared):
         return value.extra_bytes
@@ -74,7 +74,7 @@ def _tensor_bytes(value: object) -> int:
 
 
 class WorkerBench:
-    """Everything a worker needs to run candidates of one family on one device."""
+    """The state of a worker for one family on one device: implementations, cached operands, known times."""
 
     def __init__(self, family: Family, implementations: Mapping[str, Implementation], device: Device) -> None:
         import torch
@@ -85,45 +85,44 @@ class WorkerBench:
         self._torch = torch
         self._cache = OperandCache(_budget(device))
         self.launch_counts: dict[tuple[str, str], int] = {}
-        """Launches so far of (problem, candidate)."""
+        """Launches so far, by (problem id, candidate id)."""
         self.single_launch_us: dict[str, dict[str, float]] = {}
-        """By problem id and candidate id, what a launch alone took."""
+        """Time of a single launch, by problem id and candidate id."""
         self.library_us: dict[str, float] = {}
-        """By problem id, the least of a library path that takes no further memory of weights."""
+        """Shortest time of a library path without additional weight memory, by problem id."""
 
     def set_up(self, problem: Problem, *, finals: bool = False) -> "ProblemSetup":
-        """The problem, ready to bind candidates to; in `finals` to what stands for them there."""
+        """The setup of a problem; with `finals` it uses the finals' implementations of candidates."""
         return ProblemSetup(self, problem, self.family.spec(problem), finals=finals)
 
     def implementation(self, candidate: Candidate) -> Implementation:
-        """Who computes this candidate."""
+        """The implementation of this candidate's backend."""
         return self._implementations[candidate.backend]
 
     def describe_error(self, candidate: Candidate, error: Exception) -> str:
-        """What was raised while this candidate was run, in a line; with the place where its code is the user's own."""
+        """One line about an exception while this candidate ran, with the place in the user's own code."""
         own = self._implementations.get(candidate.backend)
-        told = describe_error(own, error) if own is not None else one_line(error)
-        return (
-            told if told != one_line(error) else self.describe_setup_error(error)
-        )  # the tolerance is asked for there too
+        text = describe_error(own, error) if own is not None else one_line(error)
+        # The family's tolerance function is called during a run too.
+        return text if text != one_line(error) else self.describe_setup_error(error)
 
     def describe_setup_error(self, error: Exception) -> str:
-        """What was raised while a problem was set up, in a line; with the place where its code is the user's own."""
+        """One line about an exception while a problem was set up, with the place in the user's own code."""
         return describe_family_error(self.family, error)
 
     def generator(self, *seed: object) -> "torch.Generator":
-        """A generator on the device, seeded by the words given: the same operands on every run and resume."""
+        """A generator on the device, seeded by the hash of `seed`: equal operands in every run and resume."""
         generator = self._torch.Generator(device=self.device.torch_name)
-        generator.manual_seed(int(digest([str(word) for word in seed]), 16))
+        generator.manual_seed(int(digest([str(part) for part in seed]), 16))
         return generator
 
     def cached(self, key: tuple[object, ...], make: Callable[[], T]) -> T:
-        """A value kept while memory lasts."""
+        """A value from the operand cache, made if missing."""
         return self._cache.get(key, make)
 
 
 class ProblemSetup:
-    """One problem on the bench: operand sets, reference, and launches of candidates."""
+    """The operand sets and the reference of one problem, and launches of candidates on them."""
 
     def __init__(self, bench: WorkerBench, problem: Problem, spec: GemmSpec, *, finals: bool = False) -> None:
         self._bench = bench
@@ -136,8 +135,8 @@ class ProblemSetup:
         self._weight_sets = max(fewest, min(most, math.ceil(_CACHE_MULTIPLE * bench.device.cache_bytes / once)))
         routings = _ROUTINGS if spec.experts is not None and bench.device.kind != "cpu" else 1
         self.sets = max(self._weight_sets, routings)
-        # In words: hashing a spec takes longer than launching a kernel.
-        self._of_weights = str(replace(spec, m=0))
+        # A string, since hashing a spec takes longer than launching a kernel.
+        self._weights_id = str(replace(spec, m=0))
 
     def weights(self, index: int) -> Weights:
         """The weights of set `index`; problems that differ in M alone share them."""
@@ -146,10 +145,10 @@ class ProblemSetup:
         return self._bench.cached(key, lambda: family.make_weights(self.spec, self._bench.generator(*key)))
 
     def _weight_key(self, index: int) -> tuple[object, ...]:
-        return ("weights", self._of_weights, index % self._weight_sets)
+        return ("weights", self._weights_id, index % self._weight_sets)
 
     def inputs(self, index: int, order: str | None = None) -> Inputs:
-        """The activations of set `index`; x's block scales in this order, by default the first of the product's."""
+        """The activations of set `index`; x's block scales in this order, by default the first of the spec."""
         from gemmpipe.family.operands import in_memory_order
 
         key = ("inputs", self.problem.id, index)
@@ -163,7 +162,7 @@ class ProblemSetup:
         return replace(made, x_scale=own)
 
     def out(self, index: int) -> "torch.Tensor":
-        """The output of set `index`, [M, N]; filled with NaN when made."""
+        """The output of set `index`, [M, N] or [B, M, N]; initially NaN."""
         import torch
 
         shape = self.spec.out_shape
@@ -174,22 +173,22 @@ class ProblemSetup:
         )
 
     def prepared(self, candidate: Candidate, index: int) -> Prepared:
-        """The weights as this candidate wants them."""
+        """The weights of set `index` prepared for this candidate."""
         implementation = self.implementation(candidate)
         weights = self.weights(index)
         if type(implementation).prepare is Implementation.prepare:
-            return implementation.prepare(self.spec, weights, candidate.knobs)  # nothing is made, so nothing is kept
+            return implementation.prepare(self.spec, weights, candidate.knobs)  # makes no copy, so it is not cached
         form = Candidate.of(candidate.backend, implementation.prepare_knobs(self.spec, candidate.knobs))
         key = ("prepared", form.backend, form.items, *self._weight_key(index))
         return self._bench.cached(key, lambda: implementation.prepare(self.spec, weights, candidate.knobs))
 
     def implementation(self, candidate: Candidate) -> Implementation:
-        """What computes it here: in the finals, what stands for it there."""
+        """The implementation of a candidate; in the finals its finals implementation."""
         found = self._bench.implementation(candidate)
         return found.finals_implementation() if self._finals else found
 
     def timed_scale_orders(self, candidate: Candidate) -> tuple[str, ...]:
-        """The memory orders of x's block scales in which its consumer may give them."""
+        """The memory orders of x's block scales in which the candidate is timed."""
         return self.implementation(candidate).timed_scale_orders(self.spec)
 
     def bind(self, candidate: Candidate, index: int) -> Launch:
@@ -197,10 +196,10 @@ class ProblemSetup:
         return self.binder(candidate)(index)
 
     def binder(self, candidate: Candidate, order: str | None = None) -> Callable[[int], Launch]:
-        """Makes launches of the candidate on one set after the other; beyond `sets` these begin anew.
+        """A function that makes a launch of the candidate on the set with an index modulo `sets`.
 
-        `order` is that of x's block scales, see `inputs`. Where a kernel does not read it, the copy into one that it
-        reads is part of the launch, as it is of a call at run time.
+        `order` is that of x's block scales, see `inputs`. If the kernel cannot read this order, the launch includes the
+        copy into one that it reads, like a call at run time.
         """
         implementation = self.implementation(candidate)
         bind = implementation.binder(self.spec, candidate.knobs, self._bench.device)
@@ -223,18 +222,18 @@ class ProblemSetup:
         )
 
     def release(self) -> None:
-        """Give back what graphs of libraries held, which allocate in them: inside a capture nothing is given back."""
+        """Free cached memory of graphs in which libraries allocated: inside a capture no memory is freed."""
         import torch
 
         if self._bench.device.kind != "cpu":
             torch.cuda.empty_cache()
 
     def fill_nan(self) -> None:
-        """Fill the output of set 0 with NaN, so that what a candidate leaves untouched is seen."""
+        """Fill the output of set 0 with NaN, so that elements that a candidate does not write are detected."""
         self.out(0).fill_(float("nan"))
 
     def error_ratio(self, output: "torch.Tensor") -> float:
-        """The share of wrong elements of set 0's product; 1.0 is as wrong as can be."""
+        """The share of wrong elements of set 0's product, 1.0 at most (see `fraction_out_of_bounds`)."""
         return fraction_out_of_bounds(output, self.reference(), self._allowance())
 
     def _allowance(self) -> ErrorBounds:
@@ -245,7 +244,7 @@ class ProblemSetup:
 
 
 def _orders_read(implementation: Implementation, spec: GemmSpec) -> tuple[str, ...]:
-    """The orders of x's block scales that it takes as they lie: a library any, a kernel what it says, else rows."""
+    """The orders of x's block scales that it reads without a copy: all for a library, row-major by default."""
     scaling = spec.x_scale
     if isinstance(implementation, Backend) or scaling is None or scaling.granularity != "block":
         return (ROW, COLUMN)
@@ -253,20 +252,20 @@ def _orders_read(implementation: Implementation, spec: GemmSpec) -> tuple[str, .
 
 
 def _with_scale_copy(bind: Callable[[Operands], Launch], own: Operands, order: str) -> Launch:
-    """A launch that begins by copying x's scales into this order."""
+    """A launch that first copies x's scales into this order."""
     assert own.inputs.x_scale is not None, "block scales are missing"
-    scale, lay = scales_in_order(own.inputs.x_scale, order)
+    scale, copy = scales_in_order(own.inputs.x_scale, order)
     bound = bind(replace(own, inputs=replace(own.inputs, x_scale=scale)))
 
     def launch() -> "torch.Tensor":
-        lay()
+        copy()
         return bound()
 
     return launch
 
 
 def _budget(device: Device) -> int:
-    """Bytes of operands to keep: half of what is free, or an eighth of it beside other work."""
+    """Bytes of operands to keep: a third of the CPU's free memory, half of a GPU's, an eighth of a shared GPU's."""
     import torch
 
     if device.kind == "cpu":

@@ -1,6 +1,6 @@
-"""How launches are timed: one clock for GPUs, one for the CPU, the same questions to both.
+"""Timing of launches: clocks for GPUs and CPUs with one interface, and paired comparison of samples.
 
-Comparing two candidates round by round, so that what slows the machine for a while slows both.
+Two candidates are compared round by round (`paired_ratio`), so that a temporary slowdown affects both.
 """
 
 import math
@@ -22,11 +22,11 @@ TimedReplay = Callable[[], float]
 """Runs a fixed series of launches once and returns the microseconds of one launch."""
 
 _CYCLES_PER_US = 2000  # of the device's clock (1980 MHz at most on an H200)
-_HOST_US = 30.0  # what the host needs to queue a launch and two events, until it is measured
-_FIRST_US = 40.0  # what the first launch after a wait may need beyond that
-_TRIES = 3  # to have a block queued before the device comes to it
-_HOST_MARGIN = 1.5  # than it was measured to be; and kernels may be so much faster than expected
-_REPLAY_US = 500.0  # shorter replays measure what they follow: the clock, other kernels in the caches
+_HOST_US = 30.0  # host time to queue a launch and two events, until it is measured
+_FIRST_US = 40.0  # additional host time of the first launch after a wait
+_TRIES = 3  # to have a block queued before the device reaches it
+_HOST_MARGIN = 1.5  # the host may be slower than measured, and kernels faster than expected, by this factor
+_REPLAY_US = 500.0  # shorter replays depend on preceding work: the clock rate, other kernels' data in the caches
 _MAX_LAUNCHES = 64
 _MAX_BLOCK_LAUNCHES = 8
 _QUEUED = 256  # launches with two events each; beyond 1,024 entries the driver makes the host wait for the device
@@ -34,23 +34,23 @@ _QUEUED = 256  # launches with two events each; beyond 1,024 entries the driver 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timer:
-    """How much timing a stage spends on a candidate; never more than `budget_ms`, but always three samples."""
+    """The timing effort of a stage per candidate: at most `budget_ms`, but at least three samples."""
 
     warmup: int
     iters: int
-    """Launches wanted in all."""
+    """Total number of launches."""
     rounds: int
-    """The fewest interleaved rounds; each round gives one sample of every candidate."""
+    """Minimum of interleaved rounds; each round gives one sample of every candidate."""
     budget_ms: float
     block_us: float = 0.0
-    """Short launches are timed so many together, back to back, that a sample lasts this long; 0: one by one."""
+    """Minimum duration of a sample: short launches are timed in blocks, back to back; 0: one by one."""
 
     def __post_init__(self) -> None:
         check_at_least(0, warmup=self.warmup, budget_ms=self.budget_ms, block_us=self.block_us)
         check_at_least(1, iters=self.iters, rounds=self.rounds)
 
     def launches_per_block(self, time_us: float) -> int:
-        """How many launches of this time are one sample of a first look."""
+        """Launches of this time per sample in screening."""
         return max(1, min(_MAX_BLOCK_LAUNCHES, math.ceil(self.block_us / max(time_us, 1.0))))
 
     def rounds_for(self, time_us: float, launches: int) -> int:
@@ -61,9 +61,9 @@ class Timer:
 
 
 def head_start_us(blocks: Sequence[int], host_us: float, least_us: float) -> float:
-    """How long a device must wait so that the host, `host_us` a launch, has each block queued when its turn comes.
+    """The delay of the device after which the host has each block queued before the device reaches it.
 
-    `blocks` are numbers of launches, each of which takes the device `least_us` or more.
+    `blocks` are numbers of launches; a launch takes the host `host_us`, and the device `least_us` or more.
     """
     lead_us, launches = 0.0, 0
     for length in blocks:
@@ -77,38 +77,38 @@ class Clock(ABC):
     """Times launches on one device."""
 
     overlaps = False
-    """Whether launches back to back hide each other's start and end."""
+    """True if start and end of launches back to back overlap."""
 
     @abstractmethod
     def synchronize(self) -> None:
-        """Wait until the device has done everything asked so far; raises what a launch raised late."""
+        """Wait until the device has finished all queued work; raises asynchronous errors of launches."""
 
     def sequence(self, launches: Sequence[TimedCall], least_us: float = 0.0) -> list[float]:
-        """Launch each once, in order and back to back; microseconds of each."""
+        """Launch each once, in order and back to back; returns the microseconds of each."""
         return self.blocks([[launch] for launch in launches], least_us)
 
     @abstractmethod
     def blocks(self, blocks: Sequence[Sequence[TimedCall]], least_us: float = 0.0) -> list[float]:
-        """Launch each block once, in order and back to back; microseconds of one launch of each block.
+        """Launch each block once, in order and back to back; returns the microseconds per launch for each block.
 
-        Each launch is expected to take `least_us` or more: the longer, the less has to be queued before they begin.
+        Each launch is expected to take `least_us` or more: with longer launches, fewer must be queued in advance.
         """
 
     @abstractmethod
     def replay(self, launches: Sequence[TimedCall]) -> TimedReplay:
-        """A replay of these launches; captured once on a GPU, so that the host's time does not count."""
+        """A replay of these launches; on a GPU captured as a graph, so that the host's time does not count."""
 
     def launches_per_sample(self, time_us: float, sets: int) -> int:
-        """How many launches one sample takes: long enough to time, and all operand sets so that the cache is cold."""
+        """Launches per sample: long enough for the clock, and over all operand sets, so that the cache is cold."""
         wanted = min(_MAX_LAUNCHES, max(sets, int(_REPLAY_US / max(time_us, 1.0)) + 1))
         return -(-wanted // sets) * sets
 
 
 class CpuClock(Clock):
-    """perf_counter around each launch."""
+    """The clock of a CPU: `perf_counter` around each block."""
 
     def synchronize(self) -> None:
-        """Nothing runs behind our back on a CPU."""
+        """Does nothing: launches on a CPU are synchronous."""
 
     def blocks(self, blocks: Sequence[Sequence[TimedCall]], least_us: float = 0.0) -> list[float]:
         return [self.replay(block)() for block in blocks]
@@ -127,7 +127,10 @@ class CpuClock(Clock):
 
 
 class GpuClock(Clock):
-    """Device events; a sleep in front lets the host run ahead, so that the device never waits inside a measurement."""
+    """The clock of a GPU: device events, after a device sleep in which the host queues launches.
+
+    So the device does not wait for the host within a measurement.
+    """
 
     overlaps = True
 
@@ -137,7 +140,7 @@ class GpuClock(Clock):
         self._torch = torch
         self._device = torch.device(device.torch_name)
         self._host_us = {True: _HOST_US, False: _HOST_US}
-        """Of blocks of one launch, and of longer ones, where the events cost less of each launch."""
+        """Host time per launch, for blocks of one launch (True) and longer ones, with fewer events per launch."""
         self._side = torch.cuda.Stream(self._device)
         self._events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
@@ -155,7 +158,7 @@ class GpuClock(Clock):
         return times + (self._queued(part, least_us) if part else [])
 
     def _queued(self, blocks: Sequence[Sequence[TimedCall]], least_us: float) -> list[float]:
-        """Times of blocks that all fit into the device's queue; again of those that the device had to wait for."""
+        """Times of blocks that fit into the device's queue; blocks for which the device waited are timed again."""
         lengths = [len(block) for block in blocks]
         single = sum(lengths) == len(blocks)
         times, late, host_us = self._timed_in_queue(blocks, head_start_us(lengths, self._host_us[single], least_us))
@@ -165,7 +168,7 @@ class GpuClock(Clock):
         for _ in range(_TRIES):
             if not late:
                 break
-            # An operator of torch may need ten times as long as a kernel of ours: what it took is known now.
+            # A torch operator may take the host ten times as long as a bound kernel; the host's time is known now.
             again, still_late, host_us = self._timed_in_queue([blocks[i] for i in late], 2 * host_us)
             for i, time_us in zip(late, again, strict=True):
                 times[i] = time_us
@@ -175,24 +178,24 @@ class GpuClock(Clock):
     def _timed_in_queue(
         self, blocks: Sequence[Sequence[TimedCall]], lead_us: float
     ) -> tuple[list[float], list[int], float]:
-        """Times of blocks, the places of those that the device came to too soon, and what queueing took the host."""
+        """(times of blocks, indices of blocks that the device reached too early, host time for queueing)."""
         pairs, late = self._pairs(len(blocks)), []
         self._torch.cuda._sleep(int(_CYCLES_PER_US * (lead_us + _FIRST_US)))
         begun = time.perf_counter_ns()
-        for place, ((start, end), block) in enumerate(zip(pairs, blocks, strict=True)):
+        for index, ((start, end), block) in enumerate(zip(pairs, blocks, strict=True)):
             start.record()
             for launch in block:
                 launch()
             end.record()
-            if start.query():  # the device may have waited for any of these, the end's event included
-                late.append(place)
+            if start.query():  # the device may have waited for any of the calls above, including the last one
+                late.append(index)
         host_us = (time.perf_counter_ns() - begun) / 1e3
         self.synchronize()
         times = [s.elapsed_time(e) * 1e3 / len(block) for (s, e), block in zip(pairs, blocks, strict=True)]
         return times, late, host_us
 
     def _pairs(self, count: int) -> "list[tuple[torch.cuda.Event, torch.cuda.Event]]":
-        """Events to record before and after so many blocks; they serve again once they were read."""
+        """Start and end events for `count` blocks; reused after they are read."""
         while len(self._events) < count:
             start, end = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
             self._events.append((start, end))
@@ -202,7 +205,7 @@ class GpuClock(Clock):
         torch = self._torch
         graph = torch.cuda.CUDAGraph()
         self.synchronize()
-        # Not torch.cuda.graph(): it collects garbage and empties the allocator at every capture (about 0.1 s).
+        # Not torch.cuda.graph(), which collects garbage and empties the allocator at every capture (about 0.1 s).
         with torch.cuda.stream(self._side):
             graph.capture_begin(capture_error_mode="thread_local")
             try:
@@ -223,7 +226,7 @@ class GpuClock(Clock):
 
 
 def clock_for(device: Device) -> Clock:
-    """The clock of this device."""
+    """The clock for a device."""
     return CpuClock() if device.kind == "cpu" else GpuClock(device)
 
 
@@ -242,15 +245,15 @@ class PairedRatio:
 
     @property
     def undecided(self) -> bool:
-        """Whether the interval holds 1."""
+        """True if the interval contains 1."""
         return self.low <= 1.0 <= self.high
 
 
 def paired_ratio(a: Sequence[float], b: Sequence[float]) -> PairedRatio:
-    """Ratio of a to b over the rounds that both ran.
+    """The ratio of a to b over their common rounds.
 
-    The interval is that of the sign test (order statistics n/2 -+ 1.96 sqrt(n)/2; Hahn and Meeker, 1991): it assumes
-    nothing about the noise. With fewer than six rounds it is the whole range.
+    The interval is that of the sign test (order statistics n/2 -+ 1.96 sqrt(n)/2; Hahn and Meeker, 1991), which makes
+    no assumption about the noise. With fewer than six rounds it is the whole range.
     """
     ratios = sorted(x / y for x, y in zip(a, b, strict=False))
     n = len(ratios)

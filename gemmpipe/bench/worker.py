@@ -1,4 +1,4 @@
-"""One killable process a device: takes jobs, gives back trials, and dies when a candidate kills it."""
+"""The worker process, one per device: it runs jobs and returns trials, and may be killed or crashed by a candidate."""
 
 import gc
 import sys
@@ -19,17 +19,17 @@ from gemmpipe.core.signals import exit_with_driver
 from gemmpipe.family import load_family
 
 WorkerContextFactory = Callable[["WorkerConfig", MutableSequence[float]], WorkerContext]
-"""What a worker process does first: its tools for this post; the cells say which candidate is in the air."""
+"""Makes the context of a worker process; the cells are the shared memory of `InFlight`."""
 
 
 def make_worker_context(config: "WorkerConfig", cells: MutableSequence[float]) -> WorkerContext:
-    """Tools on this process's device."""
+    """The context of a worker process on its device."""
     if config.device.kind == "cpu":
-        torch.ones(512, 512).mm(torch.ones(512, 512))  # starts the threads: tens of ms that no candidate should pay
+        torch.ones(512, 512).mm(torch.ones(512, 512))  # starts torch's threads: tens of ms, not part of a measurement
     else:
         torch.cuda.set_device(config.device.index)
     family = load_family(config.family)
-    # The family's own are there whatever was chosen: a table that is verified may hold rows of theirs.
+    # The family's own implementations are always included: a table to verify may have rows of them.
     chosen = (i for backend in config.backends for i in backend.implementations(family))
     implementations = {i.label: i for i in (*family.implementations, *chosen)}
     bench = WorkerBench(family, implementations, config.device)
@@ -43,46 +43,46 @@ def make_worker_context(config: "WorkerConfig", cells: MutableSequence[float]) -
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerConfig:
-    """What a worker is set up with: where it works, on which family, with which backends."""
+    """The configuration of a worker."""
 
     device: Device
     family: str
     backends: tuple[Backend, ...]
     python_path: tuple[str, ...]
-    """Folders for `sys.path`: where the user's own families and backends lie."""
+    """Folders for `sys.path`, with the user's own families and backends."""
     make_context: WorkerContextFactory = make_worker_context
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerReply:
-    """What became of a job: its trials, the seconds by purpose, and why the worker gave up, if it did."""
+    """The result of a job: its trials, seconds by purpose, and the reason if the worker ends."""
 
     trials: list[Trial]
     spent_s: dict[str, float]
     idle_interval: tuple[float, float] = (0.0, 0.0)
-    """From when to when the worker had nothing to do before this job, on the monotonic clock."""
+    """The idle interval (start, end) before this job, on the monotonic clock."""
     ended: float = 0.0
-    """When it was done, on the same clock."""
+    """When the job ended, on the same clock."""
     failure: str = ""
 
 
 def main(config: WorkerConfig, pipe: Connection, cells: MutableSequence[float]) -> None:
-    """Serve jobs until told None, or until the device is lost."""
+    """Run jobs from `pipe` until None, or until the device is lost."""
     exit_with_driver()
     try:
         sys.path[:0] = [p for p in config.python_path if p not in sys.path]
         context = config.make_context(config, cells)
-    except Exception as error:  # noqa: BLE001 - told in one line by the driver instead of a traceback a start
+    except Exception as error:  # noqa: BLE001 - reported in one line by the driver, not as a traceback per start
         pipe.send(WorkerReply(trials=[], spent_s={}, failure=_text(error)))
         return
-    # Collections would fall into measurements; what must go is freed by reference counts.
+    # Garbage collection would disturb measurements; memory is freed by reference counts.
     gc.collect()
     gc.freeze()
     gc.disable()
     ended = time.monotonic()
     try:
         pipe.send(WorkerReply(trials=[], spent_s={}, ended=ended))
-    except BrokenPipeError:  # the driver took it for dead, and has another one
+    except BrokenPipeError:  # the driver has replaced this worker
         return
     while (job := _next(pipe)) is not None:
         begun = time.monotonic()
@@ -99,7 +99,7 @@ def main(config: WorkerConfig, pipe: Connection, cells: MutableSequence[float]) 
 def _next(pipe: Connection) -> Job | None:
     try:
         job: Job | None = pipe.recv()
-    except EOFError:  # the driver is gone, and with it whoever could use the result
+    except EOFError:  # the driver has ended
         return None
     return job
 
@@ -107,11 +107,11 @@ def _next(pipe: Connection) -> Job | None:
 def _serve(job: Job, context: WorkerContext) -> WorkerReply:
     try:
         return WorkerReply(trials=job.run(context), spent_s=dict(context.spent_s))
-    except DeviceContextLost as poisoned:
-        return WorkerReply(trials=poisoned.trials, spent_s=dict(context.spent_s), failure=str(poisoned))
+    except DeviceContextLost as lost:
+        return WorkerReply(trials=lost.trials, spent_s=dict(context.spent_s), failure=str(lost))
     except torch.OutOfMemoryError as error:
         return WorkerReply(trials=[], spent_s=dict(context.spent_s), failure=f"out of memory: {error}"[:300])
-    except Exception as error:  # noqa: BLE001 - a fault that surfaced after the first launch, whatever its type
+    except Exception as error:  # noqa: BLE001 - any error outside the attempts on single candidates
         return WorkerReply(trials=[], spent_s=dict(context.spent_s), failure=context.bench.describe_setup_error(error))
 
 

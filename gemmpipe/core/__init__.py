@@ -1,1 +1,1 @@
-"""Values and system services that everything else uses; imports nothing else of gemmpipe's."""
+"""Values and system services that all other packages use; imports no other package of gemmpipe."""

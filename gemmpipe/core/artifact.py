@@ -1,7 +1,4 @@
-"""Files that several runs write: one writer at a time, whole or not at all, with provenance in a sidecar.
-
-Files: others' read within bounds, our own written whole or not at all.
-"""
+"""Files that several runs write: one writer at a time, atomic writes, and provenance in a sidecar file."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,72 +15,72 @@ SIDECAR_BYTES = 50_000_000
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of `path` (a hidden file beside it) against other processes.
+    """Hold the lock of `path` (a hidden file in the same folder) against other processes.
 
-    Raises EnvironmentProblem when another one keeps it too long, and for whatever the disk refuses meanwhile.
+    Raises EnvironmentProblem if another process holds it for over LOCK_TIMEOUT_S, and for any OSError in the block.
     """
-    from filelock import FileLock, Timeout  # not at the top: the run time reads tables and never locks
+    from filelock import FileLock, Timeout  # not at the top: the runtime reads tables and never locks
 
     try:
         make_folder(path.parent)
         with FileLock(path.with_name(f".{path.name}.lock"), timeout=LOCK_TIMEOUT_S):
             yield
     except Timeout:
-        raise EnvironmentProblem(f"{path}: another process has written it for over {LOCK_TIMEOUT_S} s") from None
+        raise EnvironmentProblem(f"{path}: locked by another process for over {LOCK_TIMEOUT_S} s") from None
     except OSError as error:
         raise EnvironmentProblem(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
 def sidecar_path(path: Path) -> Path:
-    """Where the provenance of an artifact stands."""
+    """Path of the file with an artifact's provenance."""
     return path.with_name(f"{path.name}.meta.json")
 
 
 def read_runs(path: Path) -> dict[str, Mapping[str, object]]:
-    """What the sidecar file `path` says of each run; nothing where there is none. Raises UserError for a broken one."""
+    """Provenance by run id from the sidecar file `path`; empty without one. Raises UserError if it is broken."""
     if not path.exists():
         return {}
     runs = read_object(path, limit=SIDECAR_BYTES).get("runs")
     if not isinstance(runs, dict) or not all(isinstance(facts, dict) for facts in runs.values()):
-        raise UserError(f"{path}: no object 'runs' of objects, expected what gemmpipe writes beside an artifact")
+        raise UserError(f"{path}: no object 'runs' of objects, expected a sidecar file written by gemmpipe")
     return dict(runs)
 
 
 def record_run(
-    path: Path, run_id: str, provenance: Mapping[str, object], used: Iterable[str] | None, tell: Callable[[str], object]
+    path: Path, run_id: str, provenance: Mapping[str, object], used: Iterable[str] | None, warn: Callable[[str], object]
 ) -> None:
     """Add a run to the sidecar file `path`; of the older runs those in `used` stay (None: all).
 
-    A sidecar that cannot be read is set aside as `.broken`, and `tell` hears of it: it must not stop an artifact from
-    being written.
+    A sidecar that cannot be read is renamed to `.broken` and reported through `warn`: it must not prevent an artifact
+    from being written.
     """
-    runs = read_runs_or_reset(path, tell)
+    runs = read_runs_or_reset(path, warn)
     if used is not None:
         kept = set(used)
         runs = {name: facts for name, facts in runs.items() if name in kept}
     write_runs(path, {**runs, run_id: dict(provenance)})
 
 
-def read_runs_or_reset(path: Path, tell: Callable[[str], object]) -> dict[str, Mapping[str, object]]:
-    """As `read_runs`, but a broken sidecar is set aside and told."""
+def read_runs_or_reset(path: Path, warn: Callable[[str], object]) -> dict[str, Mapping[str, object]]:
+    """Like `read_runs`, but a broken sidecar is renamed to `.broken` and reported through `warn`."""
     try:
         return read_runs(path)
     except UserError as error:
         aside = path.with_name(f"{path.name}.broken")
         path.replace(aside)
-        tell(f"{error}; set aside as {aside.name}")
+        warn(f"{error}; set aside as {aside.name}")
         return {}
 
 
 def write_runs(path: Path, runs: Mapping[str, Mapping[str, object]]) -> None:
-    """Write a sidecar file, unless it says so already."""
+    """Write a sidecar file, unless it has this content already."""
     text = json.dumps({"runs": runs}, indent=2, sort_keys=True, default=str) + "\n"
     if not _has_text(path, text):
         write_atomic(path, text)
 
 
 def _has_text(path: Path, text: str) -> bool:
-    """Whether a file holds this text already."""
+    """True if the file exists with exactly this text."""
     try:
         return read_regular(path, "a sidecar", SIDECAR_BYTES) == text.encode()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Files of captured products, read row by row: a row that cannot be read spoils no other."""
+"""Reader of capture files (CSV, one captured product per row); a row that cannot be read does not affect the others."""
 
 import csv
 import os
@@ -13,16 +13,16 @@ from gemmpipe.core.errors import UserError, printable
 from gemmpipe.core.files import MAX_CSV_BYTES, open_regular
 
 MAX_COUNT = 10**15
-"""Calls of one row: sums of them stay exact as floats, which weights are."""
+"""Calls per row: sums of counts stay exact as floats, the type of weights."""
 _COUNT = re.compile(r"[0-9]{1,16}")
 _MAX_LINE = 100_000
-"""Characters; what a program multiplies takes some 200."""
+"""Characters; a captured product takes about 200."""
 _MAX_SHOWN = 60
 
 
 @dataclass(frozen=True, kw_only=True)
 class CapturedRow:
-    """One row: its cells by column, `count` left out."""
+    """One row: its cells by column, without `count`."""
 
     cells: Mapping[str, str]
     count: int
@@ -31,17 +31,17 @@ class CapturedRow:
 
 @dataclass(frozen=True, kw_only=True)
 class BadRow:
-    """A line that is no row of captured products: its text without the line break, and why."""
+    """A line that is not a row of captured products: its text without the line break, and the reason."""
 
     line: int
     text: str
-    """Bytes that are no UTF-8 stand in it as `\\xff`."""
+    """Bytes that are not UTF-8 are escaped as `\\xff`."""
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Captures:
-    """What a file of captured products holds, in its order."""
+    """The content of a capture file, in file order."""
 
     header: tuple[str, ...]
     rows: tuple[CapturedRow, ...]
@@ -49,9 +49,9 @@ class Captures:
 
 
 def read_captures(path: Path) -> Captures:
-    """Read a file of captured products; without a header where the file is empty.
+    """Read a capture file; an empty file gives an empty header.
 
-    Raises UserError: no regular file, unreadable, too large, or a header without `family` and `count`.
+    Raises UserError: not a regular file, unreadable, too large, or a header without `family` and `count`.
     """
     try:
         with open_regular(path, "a file of captured products") as stream:
@@ -76,7 +76,7 @@ def _read(stream: BinaryIO, path: Path) -> Captures:
 
 
 def _lines(stream: BinaryIO) -> Iterator[tuple[int, str]]:
-    """(line number, text without the line break) of lines with more than ASCII blanks; a longer one comes in pieces."""
+    """Pairs (line number, text without the line break) of nonblank lines; overlong lines are split into pieces."""
     line, begins = 0, True
     while raw := stream.readline(_MAX_LINE):
         line += begins
@@ -87,7 +87,7 @@ def _lines(stream: BinaryIO) -> Iterator[tuple[int, str]]:
 
 
 def _cells(text: str) -> list[str] | None:
-    """The stripped cells of one line, or None where it is no CSV by itself."""
+    """The stripped cells of one line, or None if the line alone is not valid CSV."""
     try:
         (cells,) = csv.reader([text], skipinitialspace=True, strict=True)
     except (csv.Error, ValueError):
@@ -109,5 +109,5 @@ def _row(line: int, text: str, header: list[str]) -> CapturedRow | BadRow:
 
 
 def shown_cell(text: str) -> str:
-    """The beginning of a cell, as it can be printed."""
+    """The beginning of a cell, made printable."""
     return printable(text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}...")

@@ -1,4 +1,4 @@
-"""The nouns: problems, candidates, builds, trials, and the device they belong to."""
+"""The shared value types: problems, candidates, builds, trials, devices, buckets."""
 
 import hashlib
 import json
@@ -15,10 +15,10 @@ _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
 class Status(StrEnum):
-    """How a trial ended; `time_us` is set exactly when something was timed."""
+    """Outcome of a trial; `Trial.time_us` is set if and only if the trial has timed samples."""
 
     OK = "ok"
-    PRUNED = "pruned"  # behind before the end of its measurement: its times are valid, but not of full length
+    PRUNED = "pruned"  # stopped early because it was slower: its times are valid, with fewer samples
     UNSUPPORTED = "unsupported"
     COMPILE_ERROR = "compile_error"
     LAUNCH_ERROR = "launch_error"
@@ -28,13 +28,13 @@ class Status(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> "Status | None":
-        """Journals of version 0.1.0 and before use other words for three statuses."""
+        """Names of three statuses in journals of version 0.1.0 and earlier."""
         earlier = {"dropped": cls.PRUNED, "unfit": cls.UNSUPPORTED, "wrong": cls.INCORRECT}
         return earlier.get(value) if isinstance(value, str) else None
 
 
 def canonical_json(value: object) -> str:
-    """The canonical JSON: sorted keys, no blanks."""
+    """The canonical JSON: sorted keys, no spaces."""
     return _ENCODER.encode(value)
 
 
@@ -43,17 +43,17 @@ def digest(value: object) -> str:
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:12]
 
 
-@dataclass(frozen=True, kw_only=True)  # no slots, as in whatever is sent between processes often: pickled in Python
+@dataclass(frozen=True, kw_only=True)  # no slots, as in all types often sent between processes: slots pickle slowly
 class Problem:
-    """One thing to tune: a family and the values of its key columns, in the family's order."""
+    """One tuning problem: a family and the values of its key columns, in the family's order."""
 
     family: str
     key: tuple[tuple[str, Scalar], ...]
     weight: float = 1.0
-    """How often the workload makes this call."""
+    """Number of such calls in the workload."""
     layer: str = ""
     rows_column: str = "M"
-    """The key column that says how many rows x has."""
+    """The key column with the number of rows of x."""
 
     def __getitem__(self, column: str) -> Scalar:
         return dict(self.key)[column]
@@ -65,18 +65,18 @@ class Problem:
 
     @cached_property
     def shape_group(self) -> tuple[tuple[str, Scalar], ...]:
-        """What problems share that differ in M alone: they share weights, and buckets span them."""
+        """The key without M; problems with equal groups share weights, and buckets span them."""
         return tuple(item for item in self.key if item[0] != self.rows_column)
 
     @cached_property
     def id(self) -> str:
-        """Readable and unique within a run: `a16w16 M=1 N=1280 K=8192 ...`; columns without a value are left out."""
+        """Readable and unique within a run: `a16w16 M=1 N=1280 K=8192 ...`; columns with value None are omitted."""
         return f"{self.family} " + " ".join(f"{name}={value}" for name, value in self.key if value is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One way to compute: a backend (`libtype`) and its normalised knobs."""
+    """One way to compute a product: a backend (`libtype`) and its normalised knobs."""
 
     backend: str
     items: tuple[tuple[str, Scalar], ...]
@@ -91,20 +91,21 @@ class Candidate:
         """The knobs as a new dict."""
         return dict(self.items)
 
-    @cached_property  # asked for at every step of a trial
+    @cached_property  # read at every step of a trial
     def id(self) -> str:
-        """12 hex digits of backend and knobs; the same on every machine and version."""
+        """12 hex digits of a hash of backend and knobs; the same on every machine and version."""
         return digest([self.backend, dict(self.items)])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Build:
-    """One kernel to compile; serves every problem that needs the same types, constants and alignment.
+    """One kernel to compile; shared by all problems with the same types, constants and alignment.
 
     `kernel` is `module:attribute` of the JIT function. `signature` maps each parameter to a Triton type
     (`*fp8e4nv`, `fp32`, `i32`, `constexpr`), `constants` each constexpr to its value, `aligned` names the
-    parameters known to be divisible by 16, `options` are `num_warps`, `num_stages` and the vendor's. `boxes` are those
-    of tensor descriptors that are no powers of two, which a type cannot say: the copy engine brings so much at a time.
+    parameters known to be divisible by 16, `options` are `num_warps`, `num_stages` and the vendor's. `boxes` are the
+    box shapes (elements per TMA copy) of tensor descriptors that are not powers of two, which a Triton type cannot
+    express.
     """
 
     kernel: str
@@ -115,44 +116,44 @@ class Build:
     options: tuple[tuple[str, Scalar], ...]
     boxes: tuple[tuple[str, tuple[int, ...]], ...] = ()
     line_info: bool = False
-    """Whether the binary says which lines it comes from, as every binary that a JIT function compiles by itself does:
-    what ptxas makes of a kernel depends on it."""
+    """True if the binary has line information, like every binary that a JIT function compiles by itself: the code
+    that ptxas generates depends on it."""
 
     @cached_property
     def id(self) -> str:
-        """12 hex digits of everything that decides the binary but the target and the compiler's version."""
-        said = [self.kernel, self.source_hash, self.signature, self.constants, self.aligned, self.options]
-        return digest([*said, "line_info"] if self.line_info else said)
+        """12 hex digits of a hash of all that determines the binary except the target and the compiler's version."""
+        parts = [self.kernel, self.source_hash, self.signature, self.constants, self.aligned, self.options]
+        return digest([*parts, "line_info"] if self.line_info else parts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildFacts:
-    """What compiling a build gave; None where this compiler does not say."""
+    """The result of compiling a build; None for numbers that the compiler does not report."""
 
     compile_s: float
-    shared_bytes: int | None
-    registers: int | None
-    spills: int | None
+    shared_bytes: int | None = None
+    registers: int | None = None
+    spills: int | None = None
     error: str = ""
     cached: bool = False
-    """Whether Triton's disk cache had it already."""
+    """True if it came from Triton's disk cache."""
 
 
 ARCH_PATTERN = re.compile(r"gfx[0-9a-f]{3,5}|sm_\d{2,3}[a-z]?|cpu_\w{1,40}", re.ASCII)
-"""What `gfx` may say; it becomes part of file names."""
+"""Accepted values of `gfx`, which becomes part of file names."""
 
 
 def is_plausible_time_us(us: object) -> bool:
-    """Whether a number, of microseconds, can have been measured: no call takes a nanosecond or less, or 11 days."""
+    """True if `us` can be a measured time in microseconds: between 1 ns and 11 days."""
     return isinstance(us, int | float) and not isinstance(us, bool) and 1e-3 <= us <= 1e12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Device:
-    """A device, or an architecture to compile for; limits in bytes, per block where the hardware says so."""
+    """A device, or an architecture to compile for."""
 
     kind: str
-    """`cuda`, `hip` or `cpu`; `none` where a run only handles files."""
+    """`cuda`, `hip` or `cpu`; `none` in a run that only handles files."""
     index: int
     name: str
     gfx: str
@@ -160,13 +161,13 @@ class Device:
     cu_num: int
     """Compute units, SMs or cores."""
     shared_bytes: int
-    """The most shared memory (LDS) that one block may ask for."""
+    """Maximum shared memory (LDS) per block."""
     cache_bytes: int
-    """The last-level cache; operands rotate over several times this much."""
+    """Size of the last-level cache; operands rotate over several times this size."""
     warp_size: int
     uuid: str = ""
     shared: bool = False
-    """Whether other work runs on it meanwhile: it gets little of the memory, and its times are provisional."""
+    """True if other work uses the device too: a run takes little of its memory, and its times are provisional."""
 
     @property
     def vendor(self) -> str:
@@ -175,19 +176,19 @@ class Device:
 
     @property
     def torch_name(self) -> str:
-        """What torch calls it: `cuda:0` (also on AMD) or `cpu`."""
+        """torch's name of the device: `cuda:0` (also on AMD) or `cpu`."""
         return "cpu" if self.kind == "cpu" else f"cuda:{self.index}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tuning:
-    """What it took another tuner to choose a candidate."""
+    """The effort of another tuner (Triton's autotuner, ...) to choose a candidate."""
 
     seconds: float
     tried: int
-    """Configurations that it timed."""
+    """Configurations timed."""
     of: int
-    """Configurations that it was given; more than `tried` where a limit cut it short."""
+    """Configurations given to the tuner; more than `tried` if a time limit stopped it."""
     compiled: int
     """Those that Triton's cache did not have."""
 
@@ -204,26 +205,27 @@ class Trial:
     candidate: Candidate
     status: Status
     launches: int = 0
-    """That were timed."""
+    """Timed launches."""
     requested_launches: int = 0
-    """Launches that a search asked for; 0: as many. Short ones are timed in blocks, who is far behind but once."""
+    """Launches that a search requested; 0: equal to `launches`. The numbers differ since short kernels are timed in
+    blocks, and much slower candidates only once."""
     samples_us: tuple[float, ...] = ()
     err_ratio: float | None = None
     extra_weight_bytes: int = 0
     shared: bool = False
-    """Whether another process used the device meanwhile."""
+    """True if another process used the device during the trial."""
     error: str = ""
     tuning: Tuning | None = None
-    """Where the candidate was chosen in this attempt, by another tuner."""
+    """Set if another tuner chose the candidate in this attempt."""
 
     @property
     def effective_launches(self) -> int:
-        """How long a look it was: of two, the one that asked for more launches is to be believed."""
+        """Length of the measurement; of two trials, the one with more requested launches is more accurate."""
         return self.requested_launches or self.launches
 
     @cached_property
     def time_us(self) -> float | None:
-        """The median sample, or None where nothing was timed."""
+        """The median sample in microseconds, or None without samples."""
         return median(self.samples_us) if self.samples_us else None
 
 
@@ -238,8 +240,8 @@ def median(values: Iterable[float]) -> float:
 class Bucket:
     """A range of M for which a format stores one candidate of one (N, K).
 
-    `low` < M <= `high` (None: no limit); `must` are knob values a candidate needs to be stored there, and
-    `backends` the ones a format can express (empty: any).
+    `low` < M <= `high` (None: no limit). `required_knobs` are knob values that a candidate needs to be stored there,
+    `backends` the ones that the format can express (empty: any).
     """
 
     format: str
@@ -250,11 +252,11 @@ class Bucket:
     backends: tuple[str, ...] = ()
 
     def contains(self, m: int) -> bool:
-        """Whether this M belongs here."""
+        """True if this M is in the range."""
         return m > self.low and (self.high is None or m <= self.high)
 
     def accepts(self, candidate: Candidate) -> bool:
-        """Whether the format can store this candidate here."""
+        """True if the format can store this candidate in the bucket."""
         knobs = candidate.knobs
         expressible = not self.backends or candidate.backend in self.backends
         return expressible and all(knobs.get(name) == value for name, value in self.required_knobs)

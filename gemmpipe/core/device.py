@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gemmpipe.core.data import Device
-from gemmpipe.core.errors import EnvironmentProblem, UserError, suggest_or_list
+from gemmpipe.core.errors import EnvironmentProblem, UserError, suggest, suggest_or_list
 
 DEVICE_KINDS = ("auto", "cuda", "hip", "cpu")
 _MIB = 2**20
-_ARCH_FACTS = {  # name, CUs or SMs, bytes of shared memory (LDS) a block may have, last-level cache, warp size
+_ARCH_FACTS = {  # name, CUs or SMs, bytes of shared memory (LDS) per block, bytes of last-level cache, warp size
     "sm_90": ("NVIDIA H200", 132, 232448, 60 * _MIB, 32),
     "sm_100": ("NVIDIA B200", 148, 232448, 126 * _MIB, 32),
     "gfx942": ("AMD Instinct MI300X", 304, 64 * 1024, 256 * _MIB, 64),
@@ -22,12 +22,12 @@ _ARCH_FACTS = {  # name, CUs or SMs, bytes of shared memory (LDS) a block may ha
 }
 
 NO_DEVICE = Device(kind="none", index=0, name="", gfx="", cu_num=0, shared_bytes=0, cache_bytes=0, warp_size=1)
-"""What a run has that only handles files."""
+"""The device of a run that only handles files."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceChoice:
-    """Which devices the user wants: a kind, the indices of GPUs (None: all of them), and whether others use them."""
+    """The devices that the user selects: a kind, indices of GPUs (None: all), and `shared` (others use them too)."""
 
     kind: str
     index: int | tuple[int, ...] | None
@@ -38,18 +38,17 @@ class DeviceChoice:
             raise ValueError(f"index={self.index_text}, expected GPUs such as [0,1], each once")
 
     def find(self) -> tuple[Device, ...]:
-        """The devices meant; on the CPU exactly one.
+        """The selected devices; exactly one for the CPU.
 
-        Raises EnvironmentProblem when one that is asked for is absent, UserError for an unknown kind, and for a GPU's
-        index beside the CPU.
+        Raises EnvironmentProblem if a selected device is absent, UserError for an unknown kind, and for a GPU index
+        with the CPU.
         """
         if self.kind not in DEVICE_KINDS:
-            raise UserError(
-                f"device.kind: '{self.kind}' is none of {', '.join(DEVICE_KINDS)}{suggest_or_list(self.kind, DEVICE_KINDS)}"
-            )
+            hint = suggest(self.kind, DEVICE_KINDS)
+            raise UserError(f"device.kind: '{self.kind}', expected one of {', '.join(DEVICE_KINDS)}{hint}")
         if self.kind == "cpu" and self.index is not None:
             raise UserError(
-                f"device.index: {self.index_text} given, expected none with device.kind=cpu: it numbers GPUs"
+                f"device.index: {self.index_text} given, expected none with device.kind=cpu (it selects GPUs)"
             )
         gpu = gpu_kind()
         if self.kind == "auto" and gpu is None and self.index is not None:
@@ -65,7 +64,7 @@ class DeviceChoice:
 
     @property
     def index_text(self) -> str:
-        """The index as it was typed."""
+        """The index in the form of the command line."""
         return str(self.index) if isinstance(self.index, int) else f"[{','.join(map(str, self.index or ()))}]"
 
     def _indices(self) -> tuple[int, ...]:
@@ -80,7 +79,7 @@ class DeviceChoice:
 
 
 def gpu_kind() -> str | None:
-    """`cuda` or `hip`, whichever this torch can use here, else None."""
+    """`cuda` or `hip`, if torch can use such a GPU on this machine, else None."""
     import torch
 
     if not torch.cuda.is_available():
@@ -89,7 +88,7 @@ def gpu_kind() -> str | None:
 
 
 def gpu_device(index: int) -> Device:
-    """GPU `index` of torch's numbering."""
+    """The GPU with this index in torch's numbering."""
     import torch
 
     props = torch.cuda.get_device_properties(index)
@@ -113,9 +112,9 @@ def gpu_device(index: int) -> Device:
 
 
 def get_arch() -> str:
-    """The architecture of torch's current GPU, or of the CPU where it sees none: `gfx942`, `sm_90`, `cpu_avx512`.
+    """The architecture of torch's current GPU, or of the CPU without one: `gfx942`, `sm_90`, `cpu_avx512`.
 
-    The word of tables' column `gfx` and of the names of JSON files.
+    This is the value of the tables' column `gfx`; names of JSON files contain it too.
     """
     import torch
 
@@ -123,14 +122,14 @@ def get_arch() -> str:
 
 
 def compute_units(gfx: str, reported: int) -> int:
-    """The units that tables count, as rocminfo does; HIP may report pairs of them on RDNA (work group processors)."""
+    """Compute units as in tables and rocminfo; on RDNA, HIP may report pairs of them (work group processors)."""
     known = _ARCH_FACTS.get(gfx)
     pairs = known is not None and gfx.startswith("gfx") and known[4] == 32 and 2 * reported <= known[1]
     return 2 * reported if pairs else reported
 
 
 def arch_device(gfx: str) -> Device:
-    """A device to compile for without having it: `sm_90`, `gfx942`, ... (see _ARCHES). Raises UserError."""
+    """The device of an architecture in _ARCH_FACTS, for compiling without the hardware. Raises UserError."""
     if gfx not in _ARCH_FACTS:
         raise UserError(f"target: no facts about architecture '{gfx}'{suggest_or_list(gfx, _ARCH_FACTS)}")
     name, units, shared, cache, warp = _ARCH_FACTS[gfx]
@@ -147,7 +146,7 @@ def arch_device(gfx: str) -> Device:
 
 
 def target_device(gfx: str) -> Device:
-    """A device to compile for: the GPU of that architecture where this machine has one, else as `arch_device`."""
+    """A device to compile for: this machine's GPU if it has that architecture, else as `arch_device`."""
     if gpu_kind() is not None:
         here = gpu_device(0)
         if here.gfx == gfx:
@@ -156,7 +155,7 @@ def target_device(gfx: str) -> Device:
 
 
 def usable_cores() -> int:
-    """The cores that this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -175,11 +174,11 @@ def cpu_device() -> Device:
 
 
 def _cpu_capability() -> str:
-    """`avx2`, `avx512`, `neon`, `sve256` ...: the instructions that torch's kernels use here."""
+    """The instruction set of torch's CPU kernels on this machine: `avx2`, `avx512`, `neon`, `sve256` ..."""
     import torch
 
-    word = torch.backends.cpu.get_cpu_capability().lower().replace(" ", "_")
-    return "neon" if word == "default" and platform.machine() in ("aarch64", "arm64") else word
+    name = torch.backends.cpu.get_cpu_capability().lower().replace(" ", "_")
+    return "neon" if name == "default" and platform.machine() in ("aarch64", "arm64") else name
 
 
 def _cpu_name() -> str:
@@ -201,7 +200,7 @@ def _cpu_cache_bytes(folder: Path) -> int:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what decides a measurement: gemmpipe, python, torch, triton, the vendor's runtime and driver."""
+    """Versions that affect a measurement: gemmpipe, python, torch, triton, the vendor's runtime."""
     import torch
 
     import gemmpipe

@@ -1,7 +1,7 @@
-"""Everything gemmpipe raises on purpose.
+"""The errors that gemmpipe raises on purpose, and helpers for the text of their messages.
 
 GemmpipeError
-├── UserError          the user's mistake (exit code 2)
+├── UserError          usage error (exit code 2)
 │   └── NotComputed    a product of a format that the family does not have
 └── EnvironmentProblem no device, disk full, read-only folder (exit code 3)
 """
@@ -10,14 +10,17 @@ import difflib
 from collections.abc import Iterable, Mapping
 
 MAX_PROCESSES = 4096
-"""More than any machine has cores: who asks for more starts processes until nothing works."""
+"""More than any machine has cores; a larger number of processes makes the machine unusable."""
+
+EXIT_INTERRUPTED = 130
+"""Exit code after Ctrl-C: 128 + SIGINT, the convention of shells."""
 
 _MAX_SHOWN = 16
 _MAX_LENGTH = 60
 _MAX_QUOTED = 200
-"""Characters of a cell or a value in a message: a cell may be a book."""
+"""Characters of a cell or a value in a message; cells are unbounded."""
 _ELLIPSIS = " ... "
-_SHORT_WORD = 3  # of which two are alike by chance: 'gpu' is not meant to be 'cpu'
+_SHORT_WORD = 3  # words of this length are similar by chance, like 'gpu' and 'cpu'
 
 
 class GemmpipeError(Exception):
@@ -27,7 +30,7 @@ class GemmpipeError(Exception):
 
 
 class UserError(GemmpipeError):
-    """The user's mistake: the message names where, what was expected and the nearest known name."""
+    """Usage error; the message has the place, the expected value and the nearest known name."""
 
     exit_code = 2
 
@@ -37,13 +40,13 @@ class NotComputed(UserError):
 
 
 class EnvironmentProblem(GemmpipeError):
-    """The machine cannot do it: no device, no space left, no permission."""
+    """The environment does not allow it: no device, no space left, no permission."""
 
     exit_code = 3
 
 
 def suggest_or_list(word: str, known: Iterable[str]) -> str:
-    """A clause that names the nearest known words, or lists them: "; did you mean 'x'?"."""
+    """The clause "; did you mean 'x'?" with the nearest known word, or a list of the known words."""
     names = sorted(set(known))
     if close := suggest(word, names):
         sure = len(word) > _SHORT_WORD or len(names) > _MAX_SHOWN
@@ -53,19 +56,19 @@ def suggest_or_list(word: str, known: Iterable[str]) -> str:
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
-    """The clause about the nearest known word alone, where the known ones are named already: "; did you mean 'x'?"."""
+    """The clause "; did you mean 'x'?", or "" without a near word; for messages that list the known words already."""
     close = difflib.get_close_matches(word, sorted(set(known)), n=1, cutoff=0.6)
     return f"; did you mean '{close[0]}'?" if close else ""
 
 
 def one_line(error: BaseException) -> str:
-    """What was raised, in a line of at most 300 characters."""
+    """Type and message of an exception in one line of at most 300 characters."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}"[:300]
 
 
 def short_repr(value: object) -> str:
-    """A wrong argument in at most 60 characters of one line; an array or a tensor as its type and shape alone."""
+    """A value in one line of about 60 characters; an array or a tensor as its type and shape."""
     text = " ".join(_describe(value).split())
     return text if len(text) <= _MAX_LENGTH else f"{text[:_MAX_LENGTH]}..."
 
@@ -84,26 +87,26 @@ def _describe(value: object) -> str:
 
 
 def check_at_least(bound: float, /, **values: float | None) -> None:
-    """Refuse values below a bound; None is no value. Raises ValueError naming the field, for the configuration."""
+    """Check fields of a configuration against a lower bound; None passes. Raises ValueError with the field's name."""
     for name, value in values.items():
         if value is not None and value < bound:
             raise ValueError(f"{name}={_number(value)}, expected at least {bound:g}")
 
 
 def check_at_most(most: float, **values: float | None) -> None:
-    """The same for values above a bound."""
+    """Check fields of a configuration against an upper bound; None passes. Raises ValueError with the field's name."""
     for name, value in values.items():
         if value is not None and value > most:
             raise ValueError(f"{name}={_number(value)}, expected at most {most:g}")
 
 
 def _number(value: float) -> str:
-    """As it was typed: 1000000 is not 1e+06."""
+    """An integer in full (1000000, not 1e+06)."""
     return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def quoted_repr(value: object) -> str:
-    """A value that somebody else wrote, as messages quote it: its repr, shortened to 200 characters."""
+    """The repr of a value from an input file, shortened to 200 characters for a message."""
     try:
         return shortened(repr(value))
     except ValueError:  # a whole number of over 4,300 digits
@@ -111,7 +114,7 @@ def quoted_repr(value: object) -> str:
 
 
 def shortened(text: str, most: int = _MAX_QUOTED) -> str:
-    """A text of at most `most` characters: the middle of a longer one is left out, its beginning and end stay."""
+    """A text of at most `most` characters; the middle of a longer one is replaced by an ellipsis."""
     if len(text) <= most:
         return text
     end = most // 4
@@ -119,14 +122,14 @@ def shortened(text: str, most: int = _MAX_QUOTED) -> str:
 
 
 def printable(text: str) -> str:
-    """A text from somewhere else, such that no terminal takes a part of it for a command or a line break."""
+    """A text from outside with `?` for control characters, which a terminal would interpret."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
 def one_letter_apart(one: str, other: str) -> bool:
-    """Whether one letter exchanged, added or left out makes two words the same."""
+    """True if two words differ by one letter replaced, added or removed."""
     if abs(len(one) - len(other)) > 1 or one == other:
         return False
     pairs = enumerate(zip(one, other, strict=False))
-    same = next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
+    same = next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
     return one[same + (len(one) >= len(other)) :] == other[same + (len(other) >= len(one)) :]

@@ -1,7 +1,4 @@
-"""What happens during a run, told to whoever listens; only the command line prints.
-
-Seconds by purpose: what a purpose within another takes is taken off the outer one.
-"""
+"""Events of a run for its listeners (only the command line prints), and accounts of the time spent by purpose."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -11,9 +8,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Event:
-    """Something that happened.
+    """One event.
 
-    `kind` is one of `stage` (a stage began; `total` units of work ahead), `progress` (`done` of `total`),
+    `kind` is one of `stage` (a stage began, with `total` units of work), `progress` (`done` of `total`),
     `line` (a line for the user), `detail` (a line for `verbose=true`), `warning`.
     """
 
@@ -25,29 +22,29 @@ class Event:
 
 @dataclass
 class Events:
-    """A list of listeners; emitting to none is fine."""
+    """A list of listeners, which may be empty."""
 
     listeners: list[Callable[[Event], None]] = field(default_factory=list)
 
     def emit(self, kind: str, text: str = "", *, done: int = 0, total: int = 0) -> None:
-        """Tell every listener."""
+        """Pass an event to every listener."""
         event = Event(kind=kind, text=text, done=done, total=total)
         for listener in self.listeners:
             listener(event)
 
 
 def counted(number: int, noun: str, nouns: str = "") -> str:
-    """A number of things in a line for the user: `1 problem`, `1,944 problems`; `nouns` where it is not noun + s."""
+    """A number with its noun: `1 problem`, `1,944 problems`; `nouns` is the plural if it is not noun + s."""
     return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
 
 
 IDLE = "idle"
-"""Waiting for others."""
+"""The purpose of waiting for other processes."""
 
 
 @dataclass(kw_only=True, eq=False)
 class TimeAccount:
-    """Where one thread's time goes."""
+    """Time of one thread by purpose, in seconds; the time of a nested purpose does not count for the outer one."""
 
     spent_s: dict[str, float] = field(default_factory=dict)
     _within: list[str] = field(default_factory=list)
@@ -55,7 +52,7 @@ class TimeAccount:
 
     @contextmanager
     def timed(self, on: str) -> Iterator[None]:
-        """Account the time of a block."""
+        """Add the time of the block to the purpose `on`."""
         self._switch()
         self._within.append(on)
         try:

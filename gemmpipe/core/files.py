@@ -1,10 +1,9 @@
-"""Reading CSV that someone else wrote: one line a row, blanks around cells dropped, blank lines left out.
+"""Readers of untrusted files.
 
-Opening files that someone else made: regular files only, so that no reader waits for a pipe or a device.
-
-Reading JSON that someone else wrote: bounded in size and depth, no name twice.
-
-What the text of a cell is: a plain number, or what a spreadsheet takes for a formula.
+* Only regular files are opened, so that no reader blocks on a pipe or a device.
+* CSV: one line per row, blanks around cells are stripped, blank lines skipped.
+* JSON: bounded in size and depth, duplicate names are errors.
+* Cells: plain numbers, and texts that a spreadsheet would evaluate as a formula.
 """
 
 import csv
@@ -21,12 +20,12 @@ from gemmpipe.core.errors import UserError, quoted_repr, suggest_or_list
 
 
 def open_regular(path: Path, expected: str) -> BinaryIO:
-    """A regular file opened for reading bytes.
+    """Open a regular file for reading bytes.
 
     A FIFO, a device, a socket or a folder is refused before it is opened: opening a FIFO waits for a writer, opening a
-    device can have effects. The file that was opened is asked once more, since another one may have taken its place.
+    device can have effects. The opened file is checked again, since the path may point to another file by then.
 
-    Raises UserError (`path: no regular file, expected ...`), OSError where the system refuses to open it.
+    Raises UserError (`path: no regular file, expected ...`), OSError if it cannot be opened.
     """
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
@@ -46,12 +45,12 @@ def open_regular(path: Path, expected: str) -> BinaryIO:
 def open_regular_text(
     path: Path, expected: str, *, encoding: str = "utf-8", errors: str = "strict", newline: str | None = None
 ) -> TextIO:
-    """The same, decoded; the keywords are those of `open`."""
+    """Like `open_regular`, for text; the keywords are those of `open`."""
     return io.TextIOWrapper(open_regular(path, expected), encoding=encoding, errors=errors, newline=newline)
 
 
 def read_regular(path: Path, expected: str, limit: int) -> bytes:
-    """All bytes of a regular file of at most `limit` bytes. Raises as `open_regular`; UserError for a larger one."""
+    """All bytes of a regular file. Raises like `open_regular`, and UserError for more than `limit` bytes."""
     with open_regular(path, expected) as stream:
         raw = stream.read(limit + 1)
     if len(raw) > limit:
@@ -64,17 +63,17 @@ def _not_regular(path: Path, expected: str) -> UserError:
 
 
 MAX_CSV_BYTES = 1_000_000_000
-"""More than any table has: 1,000,000 rows take some 400 MB."""
+"""More than any table has: 1,000,000 rows take about 400 MB."""
 _EXPECTED = "a CSV file"
 _MAX_LINE = 1_000_000
 _MAX_CELLS = 1_000
-"""Of a row: what looks at a header compares its names with each other."""
+"""Cells per row: checks of a header compare its names pairwise."""
 
 
 def read_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """(line number, stripped cells), the header first; nothing of an empty file.
+    """Pairs (line number, stripped cells), the header first; none for an empty file.
 
-    Raises UserError: unreadable, too large or too wide, not UTF-8, a quote that is not closed in its line.
+    Raises UserError: unreadable, too large, too many cells, not UTF-8, a quote that is not closed in its line.
     """
     line = 0
     try:
@@ -83,7 +82,7 @@ def read_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
             for cells in reader:
                 if reader.line_num != line + 1:  # a stray quote would swallow the rows that follow
                     raise UserError(
-                        f"{path}:{line + 1}: a quote that is not closed in its line, expected one line a row"
+                        f"{path}:{line + 1}: a quote that is not closed in its line, expected one line per row"
                     )
                 line = reader.line_num
                 if len(cells) > _MAX_CELLS:
@@ -99,7 +98,7 @@ def read_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def lines_of(stream: TextIO, path: Path) -> Iterator[str]:
-    """The lines of a file, of which one may not be all of its bytes. Raises UserError for a longer one."""
+    """The lines of a file. Raises UserError for a line of _MAX_LINE characters or more."""
     number = 0
     while line := stream.readline(_MAX_LINE):
         number += 1
@@ -109,7 +108,7 @@ def lines_of(stream: TextIO, path: Path) -> Iterator[str]:
 
 
 def open_table(path: Path) -> TextIO:
-    """A file of lines of cells, opened as text: a regular file within `MAX_CSV_BYTES`. Raises UserError, OSError."""
+    """Open a CSV file as text: a regular file of at most `MAX_CSV_BYTES`. Raises UserError, OSError."""
     stream = open_regular(path, _EXPECTED)
     if os.fstat(stream.fileno()).st_size > MAX_CSV_BYTES:
         stream.close()
@@ -118,22 +117,22 @@ def open_table(path: Path) -> TextIO:
 
 
 def named_files(key: str, value: str | Sequence[str] | None, what: str = "a CSV file") -> list[Path]:
-    """The files that a key of the configuration names, globs expanded in sorted order, each once.
+    """The distinct files named by the value of the configuration key `key`, globs expanded in sorted order.
 
-    Raises UserError where there is none: the key, what is there instead.
+    Raises UserError with the key if a name or a glob has no file, or a folder.
     """
-    words = [value] if isinstance(value, str) else list(value or ())
-    if not words or not all(isinstance(word, str) and word for word in words):
-        given = "missing" if value is None else repr(words[0] if len(words) == 1 else value)
+    names = [value] if isinstance(value, str) else list(value or ())
+    if not names or not all(isinstance(name, str) and name for name in names):
+        given = "missing" if value is None else repr(names[0] if len(names) == 1 else value)
         raise UserError(f"{key}: {given}, expected {what}, a list of files or a glob")
     found: list[Path] = []
-    for word in words:
-        path = Path(word).expanduser()
-        # A file whose own name has brackets is no pattern.
+    for name in names:
+        path = Path(name).expanduser()
+        # An existing file with brackets in its name is not a pattern.
         matches = [path] if path.exists() else sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
         if not matches:
-            several = f"; several are written '{key}=[{word}]'" if "," in word else _similar_files(path)
-            raise UserError(f"{key}: no file '{word}'{several}")
+            hint = f"; several are written '{key}=[{name}]'" if "," in name else _similar_files(path)
+            raise UserError(f"{key}: no file '{name}'{hint}")
         kind = ".csv" if "CSV" in what else ""
         for match in matches:
             if match.is_dir():
@@ -156,11 +155,11 @@ MAX_DEPTH = 32
 _MAX_DIGITS = 1000
 
 _TOKEN = re.compile(r'"(?:\\.|[^"\\])*"?|[\[\]{}]', re.DOTALL)
-"""A string that does not end goes on to the end of the text: else each quote in it would be tried as another start."""
+"""An unclosed string matches up to the end of the text; else each quote in it would be tried as another start."""
 
 
 def read_object(path: Path, limit: int = MAX_JSON_BYTES) -> dict[str, object]:
-    """The JSON object in a file. Raises UserError: unreadable, too large, too deep, no object, a name twice."""
+    """The JSON object in a file. Raises UserError: unreadable, too large, too deep, not an object, duplicate names."""
     try:
         raw = read_regular(path, "a small JSON file", limit)
     except OSError as error:
@@ -172,7 +171,7 @@ def read_object(path: Path, limit: int = MAX_JSON_BYTES) -> dict[str, object]:
 
 
 def parse_object(text: str, where: str) -> dict[str, object]:
-    """The JSON object in a text; `where` begins every UserError."""
+    """The JSON object in a text; `where` is the prefix of every UserError."""
     depth = 0
     for token in _TOKEN.finditer(text):
         depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(token[0], 0)
@@ -193,7 +192,7 @@ def _unique_keys(pairs: Iterable[tuple[str, object]]) -> dict[str, object]:
     found: dict[str, object] = {}
     for name, value in pairs:
         if name in found:
-            raise ValueError(f"the name {quoted_repr(name)} is there twice")
+            raise ValueError(f"duplicate name {quoted_repr(name)}")
         found[name] = value
     return found
 
@@ -204,8 +203,8 @@ def _parse_integer(digits: str) -> int:
     return int(digits)
 
 
-def _no_constant(word: str) -> object:
-    raise ValueError(f"{word} is no JSON number")
+def _no_constant(constant: str) -> object:
+    raise ValueError(f"{constant} is no JSON number")
 
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
@@ -213,10 +212,10 @@ _MAX_NUMBER_LENGTH = 64
 
 
 def is_number(text: str) -> bool:
-    """Whether a text is a decimal number in ASCII, as `1`, `-0.5` and `2e-3`: no `1_000`, `5%`, `inf` or `0x10`."""
+    """True for a decimal number in ASCII, like `1`, `-0.5` and `2e-3`; not for `1_000`, `5%`, `inf` or `0x10`."""
     return len(text) <= _MAX_NUMBER_LENGTH and _NUMBER.fullmatch(text) is not None
 
 
 def is_formula(cell: str) -> bool:
-    """Whether a spreadsheet takes a cell for a formula: `=`, `+`, `-` or `@` before something else than a number."""
+    """True if a spreadsheet would evaluate a cell: `=`, `+`, `-` or `@` first, and the cell is not a number."""
     return cell[:1] in ("=", "+", "-", "@") and any(map(str.isalnum, cell)) and not is_number(cell)

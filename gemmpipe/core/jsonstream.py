@@ -1,4 +1,4 @@
-"""A large JSON file read object by object: plain or gzip, in bounded memory."""
+"""Reader of large JSON files, plain or gzip: one object at a time, in bounded memory."""
 
 import gzip
 import io
@@ -13,18 +13,18 @@ from gemmpipe.core.errors import UserError
 from gemmpipe.core.files import open_regular
 
 MAX_UNPACKED_BYTES = 16_000_000_000
-"""Of the text, however small its compressed form is."""
+"""Limit of the uncompressed text."""
 MAX_VALUE = 16_000_000
-"""Characters of one value; a value of these takes up to 0.5 GB."""
+"""Characters of one value; parsed, such a value takes up to 0.5 GB."""
 MAX_RATIO = 200
-"""Of a text to its packed form, beyond the first `_UNCHECKED_BYTES` bytes; traces and logs are packed 10 to 40 times."""
+"""Limit of the compression ratio beyond the first `_UNCHECKED_BYTES` bytes; traces and logs have 10 to 40."""
 _UNCHECKED_BYTES = 1 << 26
 _CHUNK = 1 << 20
 _BLANKS = re.compile(r"[ \t\r\n]*")
 
 
 def open_text(path: Path, errors: str = "strict") -> io.TextIOWrapper:
-    """A text file in UTF-8, unpacked where it is gzip. Raises UserError where it cannot be read."""
+    """Open a text file in UTF-8, plain or gzip. Raises UserError if it cannot be read."""
     try:
         stream = open_regular(path, "a text file, also packed by gzip")
         packed = stream.read(2) == b"\x1f\x8b"
@@ -36,25 +36,26 @@ def open_text(path: Path, errors: str = "strict") -> io.TextIOWrapper:
 
 
 class _BoundedGzip(gzip.GzipFile):
-    """What a packed file holds, as long as that is no bomb: some megabytes that unpack to hours of reading."""
+    """A gzip stream with a bounded ratio, against decompression bombs (megabytes that unpack to hours of reading)."""
 
     def __init__(self, path: Path, stream: IO[bytes]) -> None:
         super().__init__(fileobj=stream)
         self._path = path
-        self._most = _UNCHECKED_BYTES + MAX_RATIO * path.stat().st_size
+        self._limit = _UNCHECKED_BYTES + MAX_RATIO * path.stat().st_size
 
     def read1(self, size: int = -1) -> bytes:
-        """As gzip's own. Raises UserError for a file that unpacks to too much."""
+        """Like GzipFile.read1. Raises UserError for a file that unpacks to too much."""
         found = super().read1(size)
-        if self.tell() > self._most:
+        if self.tell() > self._limit:
             raise UserError(f"{self._path}: unpacks to more than {MAX_RATIO} times its size, expected a trace or a log")
         return found
 
 
 def objects_in(path: Path, name: str) -> Iterator[dict[str, object]]:
-    """The objects of the list `name` at the top of the file's object, in order; or of the file's list itself.
+    """The objects of a list, in order: the value of `name` in the file's top-level object, or the top-level list.
 
-    Raises UserError: unreadable, not JSON to its very end, no such list, something else in it, too large, too deep.
+    Raises UserError: unreadable, invalid JSON up to the end of the file, no such list, items that are not objects,
+    too large, too deep.
     """
     with open_text(path) as stream:
         reader = _Reader(stream, path)
@@ -71,7 +72,7 @@ def objects_in(path: Path, name: str) -> Iterator[dict[str, object]]:
 
 
 class _Reader:
-    """A window over the text; `place` is the next character in it."""
+    """Parser over a window of the text; `_place` is the index of the next character in the window."""
 
     def __init__(self, stream: io.TextIOWrapper, path: Path) -> None:
         self._stream, self._path = stream, path
@@ -97,7 +98,7 @@ class _Reader:
                 raise self._wrong("no ':' after a name")
             if key == name:
                 if found or self._next() != "[":
-                    raise self._wrong(f"'{name}' is there twice or is no list")
+                    raise self._wrong(f"'{name}' is duplicate or no list")
                 found = True
                 yield from self._listed()
             else:
@@ -122,7 +123,7 @@ class _Reader:
             self._skip_blanks()
             value = self._value()
             if not isinstance(value, dict):
-                raise self._wrong("something else than an object in the list")
+                raise self._wrong("an item of the list that is no object")
             yield value
             mark = self._next()
             if mark == "]":
@@ -143,7 +144,7 @@ class _Reader:
                 if not self._more():
                     raise self._wrong(error.msg) from None
                 continue
-            if end < len(self._text) or not self._more():  # a number may go on in what is not read yet
+            if end < len(self._text) or not self._more():  # a number may continue in the next chunk
                 self._place = end
                 return value
 
@@ -166,7 +167,7 @@ class _Reader:
                 return
 
     def _more(self) -> bool:
-        """Read on, twice as far each time while one value goes on."""
+        """Extend the window: by one chunk, or to twice the length of an incomplete value. False at the end."""
         held = len(self._text) - self._place
         if held > MAX_VALUE:
             raise self._wrong(f"a value of more than {MAX_VALUE:,} characters")

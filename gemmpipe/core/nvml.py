@@ -1,4 +1,4 @@
-"""What NVIDIA's management library (NVML) says of a GPU: its limits, its state now, and who else uses it."""
+"""Queries to NVIDIA's management library (NVML): limits of a GPU, its current state, other processes on it."""
 
 import importlib.util
 import os
@@ -13,7 +13,7 @@ _LAG_US = 1_000_000
 
 
 def limits(device: Device) -> Mapping[str, Scalar]:
-    """What must be equal for times of two devices to be comparable; clocks (MHz) and power (W) where NVML tells."""
+    """The facts that are equal for devices with comparable times; clocks (MHz) and power cap (mW) if NVML has them."""
     facts: dict[str, Scalar] = {"name": device.name, "gfx": device.gfx, "cu_num": device.cu_num}
     handle = _handle(device)
     if handle is not None:
@@ -26,7 +26,7 @@ def limits(device: Device) -> Mapping[str, Scalar]:
 
 
 def conditions(device: Device) -> Mapping[str, Scalar]:
-    """Clocks (MHz), temperature (C), power (W) and processes on a GPU; None: not known."""
+    """Clocks (MHz), temperature (C), power (W) and number of processes on a GPU; None: unknown."""
     state: dict[str, Scalar] = dict.fromkeys(("sm_mhz", "memory_mhz", "temperature_c", "power_w", "processes"))
     state["driver"] = None
     handle = _handle(device)
@@ -45,7 +45,7 @@ def conditions(device: Device) -> Mapping[str, Scalar]:
 
 
 def product_names() -> tuple[str, ...]:
-    """What NVML calls this machine's GPUs, each name once; nothing where it is not there. Imports no torch."""
+    """Distinct names of this machine's GPUs; empty without NVML. Does not import torch."""
     if importlib.util.find_spec("pynvml") is None:
         return ()
     import pynvml
@@ -60,21 +60,21 @@ def product_names() -> tuple[str, ...]:
 
 
 class ForeignProcesses:
-    """Notices other processes at work on a GPU, for the one process of ours that holds a context there."""
+    """Detects other processes that use a GPU, in the one process of the run that has a context on it."""
 
     def __init__(self, device: Device) -> None:
         self._handle = _handle(device)
         self._since_us = time.time_ns() // 1000
 
     def detect(self) -> bool:
-        """Whether another process used the GPU since the last look, as far as NVML tells.
+        """True if another process used the GPU since the last call, according to NVML.
 
-        Where NVML samples the use by process, a neighbour that only holds memory does not count; where it does not,
-        its presence does.
+        If NVML samples utilization per process, a process that only holds memory does not count; else its presence
+        counts.
         """
         if self._handle is None:
             return False
-        # The driver's samples lag behind: what was done just before may have lasted until now.
+        # The driver's samples lag behind: work in samples from before the last call may have lasted until now.
         since_us, self._since_us = self._since_us - _LAG_US, time.time_ns() // 1000
         import pynvml
 
@@ -83,17 +83,17 @@ class ForeignProcesses:
             return False
         try:
             samples = pynvml.nvmlDeviceGetProcessUtilization(self._handle, since_us)
-        except pynvml.NVMLError_NotFound:  # nobody did anything
+        except pynvml.NVMLError_NotFound:  # no process did any work
             return False
         except pynvml.NVMLError:
             return True
         busy = {s.pid for s in samples if s.smUtil > 0} & present
-        # Inside a container this process may stand there by a foreign number.
+        # In a container NVML may list this process under a PID of another namespace.
         return bool(busy - {os.getpid()}) if os.getpid() in present else len(busy) > 1
 
 
 def _handle(device: Device) -> Any:
-    """NVML's handle of the device; None where there is no NVML for it."""
+    """NVML's handle of the device; None without NVML."""
     if device.kind != "cuda" or importlib.util.find_spec("pynvml") is None:
         return None
     import pynvml
@@ -105,10 +105,10 @@ def _handle(device: Device) -> Any:
     return None
 
 
-def _query(question: Any, *arguments: object) -> Any:
-    """The answer, or None where this driver has none."""
+def _query(function: Any, *arguments: object) -> Any:
+    """The result of an NVML function, or None if this driver does not support it."""
     import pynvml
 
     with suppress(pynvml.NVMLError):
-        return question(*arguments)
+        return function(*arguments)
     return None

@@ -1,4 +1,4 @@
-"""Where things lie: the shipped configuration, the shipped tables, the user's data folder, atomic writes."""
+"""Paths of the shipped configuration, the shipped tables and the user's data; safe opening and atomic writes."""
 
 import contextlib
 import errno
@@ -13,21 +13,22 @@ from pathlib import Path
 PACKAGE = Path(__file__).resolve().parent.parent
 CHECKOUT = PACKAGE.parent if (PACKAGE.parent / "pyproject.toml").is_file() else None
 RUNS = Path("outputs/runs")
+"""The folder of runs, relative to the working directory."""
 TABLES_PREFIX = "GEMMPIPE_CONFIG_"
-"""Where runs lie, and are looked for."""
 PRIVATE_MODE = 0o600
-"""The mode of a file that is the user's alone."""
+"""The mode of a file that only its owner may read and write."""
+MAX_TRIES = 100
+"""Tries to write into a folder that another process is deleting."""
 _OPEN_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY  # a FIFO would wait for a reader
-_TRIES = 100  # to write into a folder that is being deleted
 
 
 def shipped(folder: str) -> Path:
-    """A shipped folder (`conf`, `pipelines`): the checkout's when run from one, else the copy in the wheel."""
+    """A shipped folder (`conf`, `pipelines`): of the checkout if there is one, else the copy in the wheel."""
     return (CHECKOUT or PACKAGE) / folder
 
 
 def shipped_tables() -> Path:
-    """The folder of shipped tuned tables, the last layer of look-up."""
+    """The folder of shipped tuned tables, the last layer of the lookup."""
     return CHECKOUT / "outputs" / "tuned" if CHECKOUT else PACKAGE / "tuned"
 
 
@@ -43,22 +44,22 @@ def user_tables() -> Path:
 
 
 def tables_variable(family: str) -> str:
-    """The environment variable that names a family's tables, before all other folders."""
+    """The environment variable with the paths of a family's tables; they have priority over all folders."""
     return f"{TABLES_PREFIX}{family.upper()}"
 
 
 def is_in_runs_folder(run_dir: Path) -> bool:
-    """Whether a run lies where they are looked for: there its words are the user's own."""
+    """True if a run is in the folder of runs; the arguments recorded there are the user's own."""
     return run_dir.resolve().is_relative_to(RUNS.resolve())
 
 
 def open_no_link(name: str, flags: int) -> int:
-    """`opener` of a file that is ours: raises OSError where somebody put a link, a FIFO or a device in its place."""
+    """`opener` for gemmpipe's own files: raises OSError if the path is a link, a FIFO or a device."""
     return _open(name, flags, 0o666)
 
 
 def open_private(name: str, flags: int) -> int:
-    """`opener` as `open_no_link`, of a file that only the user may read or write."""
+    """`opener` like `open_no_link`, for a file with mode PRIVATE_MODE."""
     return _open(name, flags, PRIVATE_MODE)
 
 
@@ -71,9 +72,9 @@ def _open(name: str, flags: int, mode: int) -> int:
 
 
 def make_private_folder(folder: Path) -> None:
-    """The folder is there and the user's alone (0700), with what lies in it, also where it was open to others before.
+    """Make a folder private to the user (mode 0700, its files 0600); it may exist with other modes.
 
-    Raises OSError: as `make_folder`, and where it is a link, or belongs to another user.
+    Raises OSError: like `make_folder`, and if it is a link or belongs to another user.
     """
     make_folder(folder)
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -91,12 +92,12 @@ def make_private_folder(folder: Path) -> None:
 
 
 def owner(path: Path) -> str:
-    """The user whom a file or a folder belongs to: the name, or `uid 1234` where there is none. Raises OSError."""
+    """The name of the owner of a file or folder, or `uid 1234` if the user has no name. Raises OSError."""
     return user_name(path.stat().st_uid)
 
 
 def user_name(uid: int) -> str:
-    """The name of a user, or `uid 1234` where there is none."""
+    """The name of a user, or `uid 1234` if there is none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -104,12 +105,12 @@ def user_name(uid: int) -> str:
 
 
 def make_folder(folder: Path) -> None:
-    """The folder and those above it are there, also where somebody deletes them at that very moment.
+    """Make a folder and its parents if they do not exist, also while another process deletes them.
 
-    Raises OSError, FileExistsError where a file lies in the way.
+    Raises OSError; FileExistsError if the path is a file.
     """
-    for _ in range(_TRIES - 1):
-        # What exists when it is made may be gone when mkdir looks whether it is a folder; so may the one above it.
+    for _ in range(MAX_TRIES - 1):
+        # A folder that exists at mkdir may be gone when mkdir checks that it is a folder; so may its parent.
         with contextlib.suppress(FileExistsError, FileNotFoundError):
             folder.mkdir(parents=True, exist_ok=True)
             return
@@ -117,13 +118,13 @@ def make_folder(folder: Path) -> None:
 
 
 def unwritable_reason(folder: Path) -> str:
-    """Why nothing can be written to a folder; empty where it can.
+    """The reason why files cannot be created in a folder; empty if they can.
 
-    A folder that is not there is tried where it would be made: a run that is refused must leave none.
+    For a missing folder its nearest existing parent is tested: a refused run must not leave a folder behind.
     """
     try:
-        there = next(path for path in (folder, *folder.absolute().parents) if _exists(path))
-        with tempfile.TemporaryFile(dir=there):  # nameless: another run may try at this very moment
+        existing = next(path for path in (folder, *folder.absolute().parents) if _exists(path))
+        with tempfile.TemporaryFile(dir=existing):  # without a name: another run may test the folder as well
             return ""
     except OSError as error:
         return error.strerror or str(error)
@@ -138,14 +139,14 @@ def _exists(path: Path) -> bool:
 
 
 def write_atomic(path: Path, text: str, mode: int | None = None) -> None:
-    """Write `text` to `path` so that a reader sees the old or the new file, never half of one.
+    """Write `text` to `path` atomically: a reader sees the complete old or new file.
 
-    A new file has `mode` (None: what the umask leaves), one that was there keeps its own.
+    A new file gets `mode` (None: 0666 minus the umask), an existing one keeps its mode. The folder is made, again if
+    another process deletes it.
 
-    Raises OSError (disk full, read-only) with the old file untouched. A folder that somebody deletes meanwhile is made
-    again.
+    Raises OSError (disk full, read-only) with the old file unchanged.
     """
-    for _ in range(_TRIES - 1):
+    for _ in range(MAX_TRIES - 1):
         with contextlib.suppress(FileNotFoundError):
             _write(path, text, mode)
             return
@@ -167,13 +168,13 @@ def _write(path: Path, text: str, mode: int | None) -> None:
         os.replace(name, path)
     except BaseException as error:
         Path(name).unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:  # a full disk does not say whose write it refused
+        if isinstance(error, OSError) and error.filename is None:  # the error of a full disk has no file name
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 
 def _remove_stale_temporaries(path: Path) -> None:
-    """Remove what processes of this machine that are no more were writing to `path` when they were killed."""
+    """Remove temporary files for `path` from processes of this machine that were killed."""
     mine = re.compile(re.escape(f".{path.name}.{platform.node()}-") + r"(\d+)-.*\.tmp")
     for left in path.parent.iterdir():
         found = mine.fullmatch(left.name)

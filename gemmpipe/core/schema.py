@@ -1,11 +1,11 @@
-"""The tables between stages: their columns, declared once."""
+"""Columns of the tables between stages, and of a native tuned table."""
 
 PROBLEMS = ("problem", "weight", "layer")
 """Plus the family's key columns."""
 
 SHORTLIST = ("problem", "candidate", "libtype", "config", "role", "status", "us", "reason")
-"""`role`: `library`, `incumbent`, `compared` (timed to the end), `unlike` (that, and it computes something else) or
-empty; `us` the screening time or missing."""
+"""`role`: `library`, `incumbent`, `compared` (always timed in full), `unlike` (the same, but it computes something
+else) or empty; `us` is the screening time in microseconds or missing."""
 
 TRIALS = (
     "problem",
@@ -25,7 +25,7 @@ TRIALS = (
     "shared",
     "error",
 )
-"""Every candidate's last trial at its furthest stage; `samples_us` is a tuple, sample i belongs to round i in bench."""
+"""The last trial of every candidate at its last stage; `samples_us` is a tuple, in bench sample i is of round i."""
 
 RESULT = (
     "libtype",
@@ -49,7 +49,7 @@ RESULT = (
 )
 """The result columns of a native tuned table, after `gfx, cu_num` and the family's key.
 
-`device` is the product's name, since `gfx` and `cu_num` are the same on an H100 and an H200."""
+`device` is the product name, since an H100 and an H200 have equal `gfx` and `cu_num`."""
 
 SELECTIONS = (
     "problem",
@@ -72,12 +72,12 @@ SELECTIONS = (
     "layer",
     "reason",
 )
-"""Plus the family's key columns. `format` and `bucket` are empty for a problem's own selection; for a bucket's,
-M is missing and `us` is the call-weighted sum over the bucket's Ms. `ratio` is selected over baseline, paired;
-`noise_pct` how far the run cannot tell the selected from the runner-up."""
+"""Plus the family's key columns. `format` and `bucket` are empty for the selection of one problem; for that of a
+bucket, M is missing and `us` is the call-weighted sum over the bucket's Ms. `ratio` is selected over baseline, paired;
+`noise_pct` is the difference between selected and runner-up that the run cannot resolve."""
 
 RECORDED = ("place", "extra")
-"""What selections that were read from tables have beside their columns: `file:line`, and foreign columns as a dict."""
+"""Additional columns of selections read from tables: `file:line`, and a dict of the table's unknown columns."""
 
 BUILDS = (
     "gfx",
@@ -91,7 +91,7 @@ BUILDS = (
     "spills",
     "error",
 )
-"""What was compiled ahead; `rows` of the table need it, `cached` was found compiled."""
+"""Builds compiled ahead of time; `rows`: number of table rows that need it, `cached`: from Triton's disk cache."""
 
 VERIFIED = (
     "problem",
@@ -114,8 +114,8 @@ VERIFIED = (
     "called_layout",
     "reason",
 )
-"""What became of a table's rows; `verdict` is `holds` or `stale`, `drift` is now over recorded, `ratio` winner over
-baseline, paired; `called_*` are of the layout of x's scales (`row`, `column`) in which a call costs most."""
+"""Results of verifying a table's rows. `verdict` is `holds` or `stale`, `drift` the new time over the recorded one,
+`ratio` winner over baseline, paired; `called_*` are for the slowest layout of x's scales (`row`, `column`)."""
 
 CALLED = (
     "problem",
@@ -128,5 +128,5 @@ CALLED = (
     "called_high",
     "called_error",
 )
-"""A row's call through the run time beside its own launch, in one layout of x's scales; `called_ratio` is call over
-launch, paired. `called_error` says why there is no time."""
+"""A row's call through the runtime compared with its bare launch, in one layout of x's scales; `called_ratio` is call
+over launch, paired. `called_error` is the reason for a missing time."""

@@ -1,4 +1,4 @@
-"""Words that a user pastes into a shell: quoted, and spelt in bytes where the terminal could not say them."""
+"""Quoting of arguments for a shell command that users copy, also for names that the terminal cannot print."""
 
 import os
 import shlex
@@ -6,30 +6,30 @@ import sys
 from collections.abc import Iterable
 
 
-def shell_quote(word: str) -> str:
-    """A word for a POSIX shell.
+def shell_quote(argument: str) -> str:
+    """An argument quoted for a POSIX shell.
 
-    What is no text, or cannot be printed here, is spelt in octal: `"$(printf '/a/\\303\\274')"`.
+    Bytes that are not text, or not printable on standard output, become octal: `"$(printf '/a/\\303\\274')"`.
     """
-    if word.isprintable() and _is_encodable(word):
-        return shlex.quote(word)
-    spelt = "".join(chr(byte) if chr(byte) in _PLAIN else f"\\{byte:03o}" for byte in os.fsencode(word))
-    return f"\"$(printf '{spelt}')\""
+    if argument.isprintable() and _is_encodable(argument):
+        return shlex.quote(argument)
+    escaped = "".join(chr(byte) if chr(byte) in _PLAIN else f"\\{byte:03o}" for byte in os.fsencode(argument))
+    return f"\"$(printf '{escaped}')\""
 
 
-def shell_join(words: Iterable[str]) -> str:
-    """A command of these words."""
-    return " ".join(map(shell_quote, words))
+def shell_join(arguments: Iterable[str]) -> str:
+    """A shell command from a list of arguments."""
+    return " ".join(map(shell_quote, arguments))
 
 
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-=+,@:~ ")
-"""What neither a quoted text nor `printf` takes for anything else."""
+"""Characters without a special meaning in a quoted text or for `printf`."""
 
 
-def _is_encodable(word: str) -> bool:
-    """Whether standard output has all of a word's letters; it escapes or replaces others."""
+def _is_encodable(text: str) -> bool:
+    """True if the encoding of standard output has all characters of `text`."""
     try:
-        word.encode(getattr(sys.stdout, "encoding", None) or "ascii")
+        text.encode(getattr(sys.stdout, "encoding", None) or "ascii")
     except UnicodeEncodeError:
         return False
     return True

@@ -1,6 +1,8 @@
-"""Ctrl-C once: stop after the work in hand; twice: stop at once; and no process outlives who started it.
+"""Signal handling: the first Ctrl-C lets running jobs finish, the second aborts; workers end with their driver.
 
-Ctrl-C while no run listens: kept while a module is imported, which would swallow it or stay half made.
+* Before a run handles signals (`handle_signals`), `startup_interrupt` does. It defers KeyboardInterrupt during an
+  import, which would swallow the exception or leave a module half initialised.
+* Workers block the signals that terminals and SLURM send to all processes.
 """
 
 import functools
@@ -13,24 +15,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from gemmpipe.core.errors import GemmpipeError
+from gemmpipe.core.errors import EXIT_INTERRUPTED, GemmpipeError
 from gemmpipe.core.events import Events
 
 _IMPORT_POLL_S = 0.02
 _IMPORTING = "<frozen importlib._bootstrap"
-_EXIT_INTERRUPTED = 130
+_PARENT_POLL_S = 1.0
+_GRACE_S = 10.0
+"""Time for a run without workers to reach `check` after a signal: its current step may take minutes or never end."""
+_GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that terminals and SLURM send to all processes of a run; only the driver handles them."""
 
 
 class _StartupInterrupt:
-    """Whether the user asked to stop in this process while no run listened."""
+    """The state of a request to stop in a process before its run handles signals."""
 
     def __init__(self) -> None:
         self.requested = False
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Signal handler: raises KeyboardInterrupt, after the import in hand is done; the second time ends at once.
+        """Signal handler: raises KeyboardInterrupt after the current import; a second signal ends the process.
 
-        torch clears what is raised while it imports numpy, and C++ in the midst of its own import ends the process.
+        torch clears exceptions raised while it imports numpy, and one raised during its own C++ import ends the
+        process.
         """
         again = self.requested and number != signal.SIGALRM
         self.requested = True
@@ -39,23 +46,23 @@ class _StartupInterrupt:
             raise KeyboardInterrupt
         if again:
             os.write(2, b"gemmpipe: interrupted\n")
-            os._exit(_EXIT_INTERRUPTED)
+            os._exit(EXIT_INTERRUPTED)
         signal.signal(signal.SIGALRM, self.on_signal)
         signal.setitimer(signal.ITIMER_REAL, _IMPORT_POLL_S)
 
     def cancel_alarm(self) -> None:
-        """Look no more whether an import is done."""
+        """Stop polling for the end of an import."""
         signal.setitimer(signal.ITIMER_REAL, 0)
 
     def check(self) -> None:
-        """Raises KeyboardInterrupt where the user asked before and somebody swallowed it, or an import was in hand."""
+        """Raise KeyboardInterrupt if a request to stop is pending: deferred by an import, or swallowed."""
         if self.requested:
             self.cancel_alarm()
             raise KeyboardInterrupt
 
 
 startup_interrupt = _StartupInterrupt()
-"""Of this process: what its command line has the signals call, and a run asks when it begins to listen itself."""
+"""Of this process: the command line installs its handler; a run checks it before handling signals itself."""
 
 
 def _is_importing(frame: FrameType | None) -> bool:
@@ -66,25 +73,20 @@ def _is_importing(frame: FrameType | None) -> bool:
     return False
 
 
-_PARENT_POLL_S = 1.0
-_PATIENCE_S = 10.0
-"""How long a run without workers may go on after a signal: what it is at may never end, or take minutes."""
-
-
 class Interrupted(GemmpipeError):
-    """The user asked to stop; everything finished is written."""
+    """The user asked to stop; all finished work is written."""
 
-    exit_code = 130
+    exit_code = EXIT_INTERRUPTED
 
 
 class OutOfTime(Interrupted):
-    """The run's own budget of time is spent; everything finished is written, as the user wanted it."""
+    """The run's time budget is spent; all finished work is written, and the run counts as successful."""
 
     exit_code = 0
 
 
 class Stop:
-    """Whether the user asked to stop, or `budget_s` seconds are over."""
+    """The state of a run's request to stop: by the user, or after `budget_s` seconds."""
 
     def __init__(self, events: Events, budget_s: float | None) -> None:
         self._events = events
@@ -92,19 +94,19 @@ class Stop:
         self._began = time.monotonic()
         self.requested = False
         self.has_workers = False
-        """Whether jobs are on devices: their results are worth waiting for, and the executor bounds their time."""
+        """True while jobs run on devices: a stop waits for their results, and the executor bounds their time."""
         self._reported = False
         self._alarm: tuple[object] | None = None
 
     def check(self) -> None:
-        """Raises Interrupted when asked to stop, OutOfTime after the budget."""
+        """Raise Interrupted after a request to stop, OutOfTime after the budget."""
         if self.requested:
             self.cancel_alarm()
-            # Not said in the handler: it may have interrupted a print.
-            self._report("warning", "stopping after the work in hand; once more to stop at once")
+            # Not reported in the handler, which may have interrupted a print.
+            self._report("warning", "interrupted: finishing running jobs (Ctrl-C again to abort)")
             raise Interrupted("interrupted")
         if self._budget_s is not None and time.monotonic() - self._began > self._budget_s:
-            self._report("line", f"budget_s={self._budget_s:g}: over; what is not finished is left out")
+            self._report("line", f"budget_s={self._budget_s:g}: time budget reached; unfinished problems are skipped")
             raise OutOfTime("out of time")
 
     def _report(self, kind: str, text: str) -> None:
@@ -113,23 +115,23 @@ class Stop:
             self._events.emit(kind, text)
 
     def on_signal(self, signum: int, frame: FrameType | None) -> None:
-        """Signal handler: remember the first time, raise KeyboardInterrupt the second."""
+        """Signal handler: records the first signal, raises KeyboardInterrupt at the second."""
         if self.requested:
             self.cancel_alarm()
             raise KeyboardInterrupt
         self.requested = True
         if not self.has_workers and signal.getitimer(signal.ITIMER_REAL)[0] == 0:
             self._alarm = (signal.signal(signal.SIGALRM, self._overdue),)
-            signal.setitimer(signal.ITIMER_REAL, _PATIENCE_S)
+            signal.setitimer(signal.ITIMER_REAL, _GRACE_S)
 
     def _overdue(self, signum: int, frame: FrameType | None) -> None:
-        """Signal handler: as if the user had asked once more, since `check` was not called meanwhile."""
+        """Signal handler: acts like a second signal, since `check` was not called in time."""
         self.cancel_alarm()
         if not self.has_workers:
             raise KeyboardInterrupt
 
     def cancel_alarm(self) -> None:
-        """Wait no longer for a call of `check`."""
+        """Cancel the alarm that limits the wait for a call of `check`."""
         if self._alarm is not None:
             signal.setitimer(signal.ITIMER_REAL, 0)
             (handler,), self._alarm = self._alarm, None
@@ -137,13 +139,13 @@ class Stop:
 
 
 _active_stops: list[Stop] = []
-"""The run of this process that listens, if one does."""
+"""The stops of the runs in this process that handle signals; the innermost is last."""
 
 
 def request_stop() -> None:
-    """Have the run of this process stop after the work in hand, unless it does already.
+    """Request that the run of this process stops after its running jobs.
 
-    Raises KeyboardInterrupt where none listens: it has not begun, or has ended.
+    Raises KeyboardInterrupt if no run handles signals: it has not begun, or has ended.
     """
     if not _active_stops:
         raise KeyboardInterrupt
@@ -152,9 +154,9 @@ def request_stop() -> None:
 
 @contextmanager
 def handle_signals(events: Events, budget_s: float | None = None) -> Iterator[Stop]:
-    """Handle SIGINT, SIGTERM and SIGHUP within the block; outside the main thread there is nothing to handle.
+    """Handle SIGINT, SIGTERM and SIGHUP within the block; outside the main thread no handler is installed.
 
-    Raises KeyboardInterrupt where one came before and has not ended the process yet.
+    Raises KeyboardInterrupt if a signal came before and has not ended the process yet.
     """
     stop = Stop(events, budget_s)
     before = {}
@@ -162,7 +164,7 @@ def handle_signals(events: Events, budget_s: float | None = None) -> Iterator[St
     try:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-                continue  # nohup: the terminal may go
+                continue  # nohup: the run outlives its terminal
             try:
                 before[number] = signal.signal(number, stop.on_signal)
             except ValueError:
@@ -177,15 +179,15 @@ def handle_signals(events: Events, budget_s: float | None = None) -> Iterator[St
 
 
 class _SweepWatcher:
-    """Who started this process for jobs of a sweep, watched as long as it lives."""
+    """Watches the parent that started this process for the jobs of a sweep."""
 
     def __init__(self) -> None:
-        self.starter = os.getppid()
+        self.parent = os.getppid()
         self.job_running = False
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
-        while os.getppid() == self.starter:
+        while os.getppid() == self.parent:
             time.sleep(_PARENT_POLL_S)
         if not self.job_running:
             os._exit(Interrupted.exit_code)
@@ -197,9 +199,9 @@ _sweep_watcher = functools.cache(_SweepWatcher)
 
 @contextmanager
 def stop_with_sweep() -> Iterator[None]:
-    """In a process that a launcher started for jobs: when the sweep is killed, stop as by SIGTERM, then end.
+    """In a process that a launcher started for jobs: if the sweep is killed, stop as after SIGTERM, then exit.
 
-    joblib's processes would finish the job, for hours, and wait minutes for another one.
+    joblib's processes would finish the job, which takes hours, and wait minutes for another one.
     """
     if multiprocessing.current_process().name == "MainProcess":
         yield
@@ -210,47 +212,43 @@ def stop_with_sweep() -> Iterator[None]:
         yield
     finally:
         sweep.job_running = False
-        if os.getppid() != sweep.starter:
-            os._exit(Interrupted.exit_code)  # nobody is there to take an exception
-
-
-_GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""What terminals and SLURM send to all processes of a run: the driver alone decides what it means."""
+        if os.getppid() != sweep.parent:
+            os._exit(Interrupted.exit_code)  # no process is left to handle an exception
 
 
 @contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Processes that are started within the block never hear them, nor does anything that those start."""
+    """Processes started within the block, and their children, never get _GROUP_SIGNALS."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _GROUP_SIGNALS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)  # who starts them hears what came meanwhile
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)  # pending signals reach this process now
 
 
 def exit_with_driver() -> None:
-    """For a worker, a compiler or a searcher: it ends when the driver does, or by a SIGTERM of the driver's own.
+    """In a worker, compile or search process: exit when the driver exits, or on SIGTERM from the driver.
 
-    What hangs in a kernel reads no pipe, and must not keep its device for ever. Signals from elsewhere wait for ever,
-    also in programs that are started here (ptxas): a healthy candidate would be blamed for them.
+    A process that hangs in a kernel reads no pipe, and would keep its device. Signals from other processes stay
+    blocked, also in child processes (ptxas): a valid candidate would be blamed for them.
     """
     driver = multiprocessing.parent_process()
     if driver is None:
         return
-    signal.pthread_sigmask(signal.SIG_BLOCK, _GROUP_SIGNALS)  # of this thread, and so of all that start later
-    may_ask = hasattr(signal, "sigwaitinfo")
-    if not may_ask:  # on macOS
+    signal.pthread_sigmask(signal.SIG_BLOCK, _GROUP_SIGNALS)  # for this thread and all threads started later
+    has_sigwaitinfo = hasattr(signal, "sigwaitinfo")
+    if not has_sigwaitinfo:  # on macOS
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
-    def wait() -> None:
+    def wait_for_driver() -> None:
         driver.join()
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def obey() -> None:
+    def wait_for_sigterm() -> None:
         while signal.sigwaitinfo({signal.SIGTERM}).si_pid != driver.pid:
             pass
         os.kill(os.getpid(), signal.SIGKILL)
 
-    threading.Thread(target=wait, daemon=True).start()
-    if may_ask:
-        threading.Thread(target=obey, daemon=True).start()
+    threading.Thread(target=wait_for_driver, daemon=True).start()
+    if has_sigwaitinfo:
+        threading.Thread(target=wait_for_sigterm, daemon=True).start()

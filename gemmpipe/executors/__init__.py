@@ -1,4 +1,4 @@
-"""Executors: where jobs and builds run, and what the driver hears of them."""
+"""Executors run jobs on devices and compile builds; this module has their interfaces and the messages to the driver."""
 
 import time
 from abc import ABC, abstractmethod
@@ -18,12 +18,14 @@ from gemmpipe.core.signals import Interrupted
 
 T = TypeVar("T")
 
-_DRAIN_S = 10.0  # who asked to stop does not wait longer for the work in hand
+QUEUE_DEPTH = 2
+"""Jobs or builds sent to a process ahead of time, so that it need not wait for the next one."""
+_DRAIN_S = 10.0  # longest wait for running jobs after an interrupt
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildResult:
-    """A build is compiled, or failed to (`facts.error`)."""
+    """The result of a build; `facts.error` is set if it failed."""
 
     build: Build
     facts: BuildFacts
@@ -31,7 +33,7 @@ class BuildResult:
 
 @dataclass(frozen=True, kw_only=True)
 class JobResult:
-    """A job is done: every one of its candidates has its trial here or in an earlier message."""
+    """Trials of a job. If `complete`, all its candidates have a trial in this message or an earlier one."""
 
     job: Job
     trials: tuple[Trial, ...]
@@ -40,39 +42,39 @@ class JobResult:
 
 @dataclass(kw_only=True)
 class Usage:
-    """Where one resource's time went, seconds by purpose; idle time is measured too, so that nothing hides in it."""
+    """Time of one resource, in seconds by purpose; idle time is measured, not computed as the rest."""
 
     name: str
     wall_s: float = 0.0
     busy_s: dict[str, float] = field(default_factory=dict)
     ready_at: float | None = None
-    """When it could begin, on the monotonic clock of this machine."""
+    """When it was ready for work, on the monotonic clock of this machine."""
     idle: list[tuple[float, float]] = field(default_factory=list)
-    """When it waited for work, on the monotonic clock."""
+    """Intervals (start, end) of waiting for work, on the monotonic clock."""
 
     def add(self, spent_s: dict[str, float]) -> None:
-        """Account seconds."""
+        """Add seconds by purpose."""
         for purpose, seconds in spent_s.items():
             self.busy_s[purpose] = self.busy_s.get(purpose, 0.0) + seconds
 
     def merge(self, other: "Usage") -> None:
-        """Account the time of another resource of the same kind."""
+        """Add the time of another resource of the same kind."""
         self.wall_s += other.wall_s
         self.add(other.busy_s)
         self.idle += other.idle
 
     def idle_within(self, start: float, end: float) -> float:
-        """Seconds idle between two moments."""
+        """Idle seconds between two times on the monotonic clock."""
         return sum(max(0.0, min(end, b) - max(start, a)) for a, b in self.idle)
 
     @property
     def idle_s(self) -> float:
-        """Seconds that it waited for work."""
+        """Idle seconds."""
         return sum(end - start for start, end in self.idle)
 
     @property
     def unaccounted_s(self) -> float:
-        """What is missing to the wall time, or counted twice (then it is below 0)."""
+        """Wall time minus busy and idle time; negative if time is counted twice."""
         return self.wall_s - sum(self.busy_s.values()) - self.idle_s
 
 
@@ -83,7 +85,7 @@ class Pool(ABC):
     builds_done: list[float]
     """When each build was finished, on the monotonic clock."""
     time_account: TimeAccount = TimeAccount()
-    """The driver's: a pool that waits for others says so there."""
+    """The driver's account, to which a pool adds its waiting time."""
 
     @abstractmethod
     def submit(self, job: Job, worker: int) -> None:
@@ -91,11 +93,11 @@ class Pool(ABC):
 
     @abstractmethod
     def backlog(self, worker: int) -> int:
-        """Jobs given to a worker and not finished."""
+        """Number of a worker's unfinished jobs, queued ones included."""
 
     @abstractmethod
     def cancel_pending(self, worker: int) -> None:
-        """Drop the jobs that a worker has not begun."""
+        """Drop the queued jobs of a worker that are not sent to it."""
 
     @abstractmethod
     def compile(self, build: Build) -> None:
@@ -103,23 +105,23 @@ class Pool(ABC):
 
     @abstractmethod
     def cancel_builds(self) -> None:
-        """Drop the builds that no process has been given."""
+        """Drop the queued builds that are not sent to a process."""
 
     def submit_task(self, task: Callable[[], T]) -> "Future[T] | None":
-        """Do work of the driver's that can be pickled in another process; None: there is none to spare."""
+        """Run a picklable task of the driver in another process; None: no process is available for that."""
         return None
 
     @abstractmethod
     def poll(self, timeout_s: float, handles: Sequence[Connection | int] = ()) -> Sequence[BuildResult | JobResult]:
-        """What happened since the last call; waits for something, or for one of these `ears`, at most so long."""
+        """Results since the last call; waits up to `timeout_s` for one, or until one of `handles` is readable."""
 
     @abstractmethod
     def usage(self) -> list[Usage]:
-        """Where the time of every worker and of the compile slots went."""
+        """The time of every worker and of the compile slots."""
 
     @abstractmethod
     def close(self, *, kill: bool = False) -> None:
-        """Stop everything; `kill` does not wait for the job in hand."""
+        """Stop all processes; with `kill` without waiting for running jobs."""
 
     def __enter__(self) -> Self:
         return self
@@ -130,7 +132,7 @@ class Pool(ABC):
 
 @contextmanager
 def drain_on_interrupt(pool: Pool, receive: Callable[[BuildResult | JobResult], object]) -> Iterator[None]:
-    """When the block is interrupted, hear what workers finish of the work in hand; what is queued is dropped."""
+    """If the block is interrupted, drop queued jobs and receive the results of running ones, for up to 10 s."""
     try:
         yield
     except Interrupted:
@@ -145,10 +147,10 @@ def drain_on_interrupt(pool: Pool, receive: Callable[[BuildResult | JobResult], 
 
 
 class Executor(ABC):
-    """A way to run jobs, as the configuration names it."""
+    """Configuration of how and where jobs run; starts a pool."""
 
     def find(self, choice: DeviceChoice) -> tuple[Device, ...]:
-        """The devices that the user's choice means where this runs; the first stands for all."""
+        """The devices of the user's choice where jobs run; all have the properties of the first."""
         return choice.find()
 
     @abstractmethod
@@ -161,4 +163,4 @@ class Executor(ABC):
         events: Events,
         check: Callable[[], None],
     ) -> Pool:
-        """Take the devices and be ready for jobs; `check` raises Interrupted while it waits for one."""
+        """Acquire the devices and start the workers; `check`, which may raise Interrupted, is called while waiting."""

@@ -1,4 +1,4 @@
-"""The compile pool: processes that fill Triton's disk cache, each build with a deadline."""
+"""The compile pool: processes that compile builds into Triton's disk cache, with a time limit per build."""
 
 import errno
 import multiprocessing
@@ -21,15 +21,16 @@ from pebble import ProcessExpired
 from gemmpipe.core.data import Build, BuildFacts, Device
 from gemmpipe.core.errors import EnvironmentProblem
 from gemmpipe.core.paths import unwritable_reason
-from gemmpipe.executors import BuildResult, T, Usage
+from gemmpipe.executors import QUEUE_DEPTH, BuildResult, T, Usage
 from gemmpipe.executors.slots import ProcessSlots
 
-_QUEUE_DEPTH = 2  # builds that a process has, so that it need not wait for the next
+CompileFn = Callable[[Build, Device], BuildFacts]
+"""Compiles a build for a device, in a compile process."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _TimedResult:
-    """What a process did, when, and what came of it."""
+    """The result of a task, with its process and times."""
 
     process: int
     start: float
@@ -43,24 +44,20 @@ def _timed(task: Callable[[], Any]) -> _TimedResult:
     return _TimedResult(process=os.getpid(), start=begun, end=time.monotonic(), value=value)
 
 
-CompileFn = Callable[[Build, Device], BuildFacts]
-"""What a compile process does with a build for a device."""
-
-
 def cache_folder() -> Path:
-    """Triton's disk cache."""
+    """The folder of Triton's disk cache."""
     from triton import knobs
 
     return Path(knobs.cache.dir)
 
 
 def _cache_failure(error: OSError) -> str:
-    """What ails Triton's cache where a build failed of it, or nothing: no other build would fare better."""
+    """An error message if a build failed because of Triton's cache, which would fail all builds, or ""."""
     folder = cache_folder()
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)  # a write does not say of which file it was
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)  # such an error has no file name
     if not full and not Path(str(error.filename)).is_relative_to(folder):
         return ""
-    # Only what lacks is written: in a read-only folder all that was compiled before is found.
+    # Only missing binaries are written: a read-only folder serves those compiled before.
     why = error.strerror if full else unwritable_reason(folder)
     return f"cannot compile into Triton's cache {folder}: {why}; TRITON_CACHE_DIR names another" if why else ""
 
@@ -73,7 +70,7 @@ def compile_into_cache(build: Build, device: Device) -> BuildFacts:
 
 
 class CompilePool:
-    """`slots` processes; results arrive in `done()`, and `bell` becomes readable when one does."""
+    """`slots` processes; `done()` returns results, and `ready_pipe` is readable while there are some."""
 
     def __init__(
         self,
@@ -89,7 +86,7 @@ class CompilePool:
         self._compiler = compiler
         self._slots = ProcessSlots(slots, python_path)
         self._waiting: deque[Build] = deque()
-        self._given = 0
+        self._sent = 0
         self._lock = threading.Lock()
         self._results: queue.SimpleQueue[BuildResult] = queue.SimpleQueue()
         self._started_at = 0.0
@@ -108,26 +105,26 @@ class CompilePool:
         self._feed()
 
     def cancel_pending(self) -> None:
-        """Drop the builds that no process has been given."""
+        """Drop the queued builds that are not sent to a process."""
         with self._lock:
             self.pending -= len(self._waiting)
             self._waiting.clear()
 
     def _feed(self) -> None:
-        """Keep the processes busy; what is not given yet can be dropped. Called in pebble's thread too."""
+        """Send queued builds to the processes, a few ahead: the others can still be dropped. Thread-safe."""
         while (build := self._next()) is not None:
             task = partial(self._compiler, build, self._device)
             self._slots.schedule(partial(_timed, task), self._timeout_s, partial(self._finished, build))
 
     def _next(self) -> Build | None:
         with self._lock:
-            if not self._waiting or self._given >= _QUEUE_DEPTH * self.slots:
+            if not self._waiting or self._sent >= QUEUE_DEPTH * self.slots:
                 return None
-            self._given += 1
+            self._sent += 1
             return self._waiting.popleft()
 
     def submit_task(self, task: Callable[[], T]) -> "Future[T]":
-        """Queue something else."""
+        """Queue a task that is not a build."""
         result: Future[T] = Future()
         self._started_at = self._started_at or time.monotonic()
         self._slots.schedule(partial(_timed, task), None, lambda f: self._task_finished(f, result))
@@ -144,9 +141,9 @@ class CompilePool:
             result.set_result(future.result().value)
 
     def _finished(self, build: Build, future: "Future[_TimedResult]") -> None:
-        """Called in pebble's thread: hand the result over and ring."""
+        """Called in pebble's thread: store the result and make `ready_pipe` readable."""
         with self._lock:
-            self._given -= 1
+            self._sent -= 1
         if future.cancelled():
             return
         error = future.exception()
@@ -169,7 +166,7 @@ class CompilePool:
         self._feed()
 
     def check(self) -> None:
-        """Raises EnvironmentProblem once a build could not be put into the cache, or no process could be started."""
+        """Raise EnvironmentProblem if a build could not be written to the cache, or no process could be started."""
         if self._fatal_error:
             raise EnvironmentProblem(self._fatal_error)
 
@@ -184,7 +181,7 @@ class CompilePool:
         return results
 
     def usage(self) -> Usage:
-        """Seconds of all slots together, from the first work on; a slot without a process is idle."""
+        """The sum over all slots, from the first task on; a slot without a process is idle."""
         if not self._started_at:
             return Usage(name=f"compile slots ({self.slots})")
         now = time.monotonic()
@@ -199,7 +196,7 @@ class CompilePool:
             ends = [*(s.start for s in spans[1:]), now]
             usage.idle += [(s.end, end) for s, end in zip(spans, ends, strict=True)]
         usage.idle += [(self._started_at, now)] * (self.slots - len(by_process))
-        if self._lost_s or len(by_process) > self.slots:  # what began anew was killed: the rest was its deadline
+        if self._lost_s or len(by_process) > self.slots:  # a process was killed after its deadline and replaced
             usage.add({"lost": usage.unaccounted_s})
         return usage
 
@@ -211,4 +208,4 @@ class CompilePool:
 
 
 def _failed(error: str) -> BuildFacts:
-    return BuildFacts(compile_s=0.0, shared_bytes=None, registers=None, spills=None, error=error)
+    return BuildFacts(compile_s=0.0, error=error)

@@ -1,6 +1,6 @@
-"""All devices of this machine: one killable worker process each, a lock a device, a shared compile pool.
+"""The executor for the devices of this machine: one killable worker process per device and a shared compile pool.
 
-Taking devices: each locked for one run at a time, and all of a run alike.
+Each device is locked for one run at a time, and the devices of a run must have equal properties.
 """
 
 import contextlib
@@ -25,27 +25,27 @@ from gemmpipe.core.device import usable_cores
 from gemmpipe.core.errors import MAX_PROCESSES, EnvironmentProblem, check_at_least, check_at_most
 from gemmpipe.core.events import IDLE, Events
 from gemmpipe.core.nvml import limits
-from gemmpipe.core.paths import owner, user_name
+from gemmpipe.core.paths import MAX_TRIES, owner, user_name
 from gemmpipe.executors import BuildResult, Executor, JobResult, Pool, T, Usage
 from gemmpipe.executors.compile_pool import CompileFn, CompilePool, compile_into_cache
-from gemmpipe.executors.supervisor import CrashHistory, WorkerSupervisor
+from gemmpipe.executors.supervisor import CrashHistory, WorkerSupervisor, memory_limit_bytes
 
 _POLL_S = 0.2
-_TRIES = 100  # where a cleaner of temporary files is at work
+_HEALTH_CHECK_S = 0.5
 
 
 def lock_path(device: Device) -> Path:
-    """The file whose lock is the device's: by UUID, so that it is one file whatever a process calls the device."""
+    """The lock file of a device: named by UUID, so that it does not depend on the numbering in a process."""
     name = device.uuid or device.torch_name.replace(":", "-")
     return Path(tempfile.gettempdir()) / f"gemmpipe-{name}.lock"
 
 
 @contextmanager
 def device_lock(device: Device, events: Events, check: Callable[[], None]) -> Iterator[None]:
-    """Hold the device alone, against all users of the machine: a second timed process on it would spoil both runs.
+    """Hold the device exclusively among all users: a second timing process on it would falsify both runs.
 
-    Waits as long as another holds it, and tells whose it is; `check` is called meanwhile and may raise. Raises
-    EnvironmentProblem where the lock cannot be opened.
+    Waits while another run holds it, and reports this run's owner; `check` is called meanwhile and may raise. Raises
+    EnvironmentProblem if the lock cannot be opened.
     """
     path = lock_path(device)
     handle = _open_lock(path, device)
@@ -59,28 +59,28 @@ def device_lock(device: Device, events: Events, check: Callable[[], None]) -> It
             time.sleep(_POLL_S)
         yield
     finally:
-        os.close(handle)  # which lets go of the lock
+        os.close(handle)  # which releases the lock
 
 
 def _open_lock(path: Path, device: Device) -> int:
-    """The open file of a lock, which any user may open: to read it is enough to take it."""
-    for _ in range(_TRIES):
+    """The open lock file; any user may open it, and read access suffices for locking."""
+    for _ in range(MAX_TRIES):  # a cleaner of temporary files may delete it in between
         try:
             with contextlib.suppress(FileNotFoundError):
-                return _regular(path)
-            with contextlib.suppress(FileExistsError):  # made by another at this moment
+                return _open_regular(path)
+            with contextlib.suppress(FileExistsError):  # another process has just made it
                 handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
-                os.fchmod(handle, 0o666)  # whatever the umask: another user waits for it too
+                os.fchmod(handle, 0o666)  # independent of the umask: other users need it too
                 return handle
         except OSError as error:
             raise EnvironmentProblem(
-                f"{path}: the lock of {device.name} {_why_not(path, error)}; TMPDIR names another folder for it"
+                f"{path}: the lock of {device.name} {_open_failure(path, error)}; TMPDIR names another folder for it"
             ) from None
-    raise EnvironmentProblem(f"{path}: the lock of {device.name} is deleted again and again")
+    raise EnvironmentProblem(f"{path}: the lock of {device.name} is deleted repeatedly")
 
 
-def _regular(path: Path) -> int:
-    """Raises OSError."""
+def _open_regular(path: Path) -> int:
+    """An open regular file. Raises OSError."""
     try:
         handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
     except PermissionError:
@@ -91,12 +91,12 @@ def _regular(path: Path) -> int:
     return handle
 
 
-def _why_not(path: Path, error: OSError) -> str:
+def _open_failure(path: Path, error: OSError) -> str:
     if error.errno == errno.ELOOP:
         return "is a link"
     if isinstance(error, PermissionError):
         with contextlib.suppress(OSError):
-            return f"belongs to {owner(path)}, and nobody else may open it"
+            return f"belongs to {owner(path)}, and no other user may open it"
     return f"cannot be opened: {error.strerror}"
 
 
@@ -109,13 +109,13 @@ def _try_lock(handle: int) -> bool:
 
 
 def _holder(handle: int) -> str:
-    """Whose run holds a lock: by name where it is another user's and the system (Linux) says so."""
+    """A description of the run that holds a lock, with its user if that is another one and known (Linux)."""
     try:
-        held = os.fstat(handle)
+        lock = os.fstat(handle)
         lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
-        of_file = [cells for cells in lines if "FLOCK" in cells and cells[-3].rpartition(":")[2] == str(held.st_ino)]
-        place = f"{os.major(held.st_dev):02x}:{os.minor(held.st_dev):02x}:{held.st_ino}"
-        exact = [cells for cells in of_file if cells[-3] == place]  # some file systems show another device
+        of_file = [cells for cells in lines if "FLOCK" in cells and cells[-3].rpartition(":")[2] == str(lock.st_ino)]
+        file_id = f"{os.major(lock.st_dev):02x}:{os.minor(lock.st_dev):02x}:{lock.st_ino}"
+        exact = [cells for cells in of_file if cells[-3] == file_id]  # some file systems show another device
         pid = next(int(cells[-4]) for cells in exact or of_file if "->" not in cells)
         user = Path(f"/proc/{pid}").stat().st_uid
     except (OSError, ValueError, IndexError, StopIteration):
@@ -124,18 +124,15 @@ def _holder(handle: int) -> str:
 
 
 def require_alike(devices: Sequence[Device]) -> None:
-    """Devices of one run share their tuned rows, so they must be alike. Raises EnvironmentProblem naming the first."""
+    """Raise EnvironmentProblem if devices differ: those of one run share their tuned rows."""
     first, facts = devices[0], limits(devices[0])
     for device in devices[1:]:
         for name, value in limits(device).items():
             if value != facts[name]:
                 raise EnvironmentProblem(
                     f"{device.torch_name} differs from {first.torch_name}: {name} {value} instead of {facts[name]}; "
-                    f"tune them apart, such as device={first.kind} device.index={first.index}"
+                    f"tune them separately, such as device={first.kind} device.index={first.index}"
                 )
-
-
-_HEALTH_CHECK_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,14 +140,14 @@ class Local(Executor):
     """Runs on this machine's devices."""
 
     workers: int | None
-    """At most so many devices; None: all."""
+    """Maximum number of devices; None: all."""
     compile_workers: int | None
-    """Compile processes; None: the cores left beside the workers."""
+    """Compile processes; None: as many as there are cores minus workers."""
     timeout_s: float | None
-    """One candidate's launch may take so long; None: no limit."""
+    """Time limit of a candidate; None: no limit."""
     compile_timeout_s: float
     memory_pct: float
-    """A worker that holds more of the machine's memory is stopped."""
+    """Memory limit of a worker, in percent of the machine's memory."""
 
     def __post_init__(self) -> None:
         check_at_least(1, workers=self.workers, compile_workers=self.compile_workers, memory_pct=self.memory_pct)
@@ -159,12 +156,12 @@ class Local(Executor):
 
     @property
     def make_context(self) -> WorkerContextFactory:
-        """What a worker process sets itself up with; can be pickled."""
+        """The function that sets up a worker process; picklable."""
         return make_worker_context
 
     @property
     def compiler(self) -> CompileFn:
-        """What a compile process does with a build; can be pickled."""
+        """The function that compiles a build in a compile process; picklable."""
         return compile_into_cache
 
     def start(
@@ -183,14 +180,14 @@ class Local(Executor):
         )
         configs = [replace(same, device=device) for device in devices]
         with ExitStack() as stack:
-            # In one order everywhere, so that two runs never wait for each other.
+            # In the same order in all runs, so that two runs cannot deadlock.
             for device in sorted(devices, key=lock_path):
                 stack.enter_context(device_lock(device, events, check))
             return LocalPool(self, configs, events, stack.pop_all())
 
 
 class LocalPool(Pool):
-    """Desks (a worker and its queue) and compilers."""
+    """The supervisors of the workers, and a compile pool."""
 
     def __init__(self, executor: Local, configs: Sequence[WorkerConfig], events: Events, locks: ExitStack) -> None:
         self.devices = tuple(config.device for config in configs)
@@ -200,17 +197,17 @@ class LocalPool(Pool):
         self._compilers = CompilePool(
             self.devices[0], slots, executor.compile_timeout_s, configs[0].python_path, executor.compiler
         )
-        memory = executor.memory_pct / 100 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        self._given: set[WorkerSupervisor] = set()
-        """Desks that may have an answer at once to what they were given."""
+        memory_bytes = memory_limit_bytes(executor.memory_pct)
+        self._submitted: set[WorkerSupervisor] = set()
+        """Supervisors with jobs submitted since the last poll, which may have results at once."""
         self._health_checked = time.monotonic()
         crashes = CrashHistory()
         self._supervisors = [
-            WorkerSupervisor(config, executor.timeout_s, int(memory), events, crashes) for config in configs
+            WorkerSupervisor(config, executor.timeout_s, memory_bytes, events, crashes) for config in configs
         ]
 
     def submit(self, job: Job, worker: int) -> None:
-        self._given.add(self._supervisors[worker])
+        self._submitted.add(self._supervisors[worker])
         self._supervisors[worker].submit(job)
 
     def backlog(self, worker: int) -> int:
@@ -226,7 +223,7 @@ class LocalPool(Pool):
         self._compilers.cancel_pending()
 
     def submit_task(self, task: Callable[[], T]) -> "Future[T] | None":
-        # On a CPU the cores belong to what is timed.
+        # On a CPU the cores are needed for the timed kernels.
         return None if self.devices[0].kind == "cpu" else self._compilers.submit_task(task)
 
     def poll(self, timeout_s: float, handles: Sequence[Connection | int] = ()) -> Sequence[BuildResult | JobResult]:
@@ -237,14 +234,15 @@ class LocalPool(Pool):
             with self.time_account.timed(IDLE):
                 ready = wait(
                     [self._compilers.ready_pipe, *own, *handles],
-                    timeout=0.0 if self._given else min(left, _HEALTH_CHECK_S),
+                    timeout=0.0 if self._submitted else min(left, _HEALTH_CHECK_S),
                 )
             messages = self._messages(ready, {own[handle] for handle in ready if handle in own})
             if messages or not left or not set(handles).isdisjoint(ready):
                 return messages
 
     def _messages(self, ready: Collection[object], answered: set[WorkerSupervisor]) -> list[BuildResult | JobResult]:
-        """What compilers and desks have to say; silent ones are only asked twice a second, for deadlines and memory."""
+        """Results of the compile pool and of workers; without events, workers are checked for deadlines and memory
+        every _HEALTH_CHECK_S."""
         self._compilers.check()
         messages: list[BuildResult | JobResult] = (
             [*self._compilers.done()] if self._compilers.ready_pipe in ready else []
@@ -252,10 +250,10 @@ class LocalPool(Pool):
         self.builds_done += [time.monotonic()] * len(messages)
         sweep = time.monotonic() - self._health_checked >= _HEALTH_CHECK_S
         for supervisor in self._supervisors:
-            if sweep or supervisor in answered or supervisor in self._given:
+            if sweep or supervisor in answered or supervisor in self._submitted:
                 messages += supervisor.messages()
         self._health_checked = time.monotonic() if sweep else self._health_checked
-        self._given.clear()
+        self._submitted.clear()
         return messages
 
     def usage(self) -> list[Usage]:

@@ -1,10 +1,6 @@
-"""A Ray cluster: a seat (device, desk, killable worker) on each of its GPUs, builds on its cores, one driver here.
+"""The driver's part of the Ray executor: a supervised worker on each GPU of a cluster, builds as tasks on its cores.
 
-Builds as tasks on a Ray cluster: once on every node that needs them in its cache.
-
-One worker of a run on a Ray cluster: what it was given, and what of that has no answer yet.
-
-The driver's side of a Ray cluster: who has which job in hand, and what is done again when a node is lost.
+A lost node loses no work: its unfinished jobs go to a new actor, or to another worker. `ray_worker` runs on the nodes.
 """
 
 import os
@@ -35,9 +31,15 @@ from gemmpipe.executors.ray_worker import (
     mismatch,
 )
 
+_EXCHANGE_S = 2.0
+_POLL_S = 0.5
+_BUSY_POLL_S = 0.02
+_MAX_LOSSES = 5  # consecutive losses of a worker without a result, after which the run fails
+_CONNECT_TIMEOUT_S = 10.0
+
 
 class BuildTasks:
-    """What is to be compiled on the nodes, and what of that is."""
+    """Builds as tasks on the cluster: each is compiled once per cache."""
 
     def __init__(
         self,
@@ -49,7 +51,7 @@ class BuildTasks:
         python_path: tuple[str, ...],
         began: float,
     ) -> None:
-        """`nodes` are those that need the builds in their caches; one nameless one where all share a cache."""
+        """`nodes` are the nodes that need the builds in their caches; [""] if all nodes share a cache."""
         import ray
 
         self._ray: Any = ray
@@ -63,7 +65,7 @@ class BuildTasks:
         self.running: dict[Any, Build] = {}
         """By Ray's reference of the task."""
         self._open: dict[str, int] = {}
-        """By build id: on how many nodes it is not compiled yet."""
+        """Number of nodes on which a build is not compiled yet, by build id."""
         self.usage = Usage(name="compile tasks")
 
     def submit(self, build: Build) -> None:
@@ -72,11 +74,11 @@ class BuildTasks:
         self._open[build.id] = len(self._nodes)
 
     def cancel_pending(self) -> None:
-        """Drop the builds that are no task of the cluster's yet."""
+        """Drop the builds that are not tasks of the cluster yet."""
         self._waiting.clear()
 
     def start_more(self) -> None:
-        """Keep the cluster's cores busy."""
+        """Start tasks for queued builds, up to the number of cores."""
         if not self._waiting:
             return
         most = self._executor.compile_workers or int(self._ray.cluster_resources().get("CPU", 1))
@@ -84,12 +86,9 @@ class BuildTasks:
             build = self._waiting.popleft()
             for node in self._nodes:
                 options = {"num_cpus": 1, "max_retries": 2, "runtime_env": self._environment, **self._placement(node)}
-                reference = (
-                    self._ray.remote(compile_on_node)
-                    .options(**options)
-                    .remote(build, self._device, self._executor.compile_timeout_s, self._python_path)
-                )
-                self.running[reference] = build
+                task = self._ray.remote(compile_on_node).options(**options)
+                timeout_s = self._executor.compile_timeout_s
+                self.running[task.remote(build, self._device, timeout_s, self._python_path)] = build
 
     def _placement(self, node: str) -> dict[str, Any]:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -97,17 +96,15 @@ class BuildTasks:
         return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=node, soft=False)} if node else {}
 
     def take(self, reference: Any) -> BuildResult | None:
-        """The build of a task that ended, when it is in every cache.
+        """The result of a build if its last task has ended, else None.
 
-        One whose node is lost counts as compiled: it is left to the worker that needs it.
+        A build on a lost node counts as compiled: the worker that needs it compiles it.
         """
         build = self.running.pop(reference)
         try:
             built: BuildResult = self._ray.get(reference)
         except self._ray.exceptions.RayError:
-            built = BuildResult(
-                build=build, facts=BuildFacts(compile_s=0.0, shared_bytes=None, registers=None, spills=None)
-            )
+            built = BuildResult(build=build, facts=BuildFacts(compile_s=0.0))
         self.usage.add({"compile": built.facts.compile_s})
         self.usage.wall_s = time.monotonic() - self._began
         self._open[build.id] -= 1
@@ -116,27 +113,27 @@ class BuildTasks:
 
 @dataclass(kw_only=True)
 class RayWorkerHandle:
-    """One worker of the run, whichever node holds its seat at the moment."""
+    """One worker of the run, as successive actors on possibly different nodes."""
 
     name: str
     actor: Any = None
     address: str = ""
-    """Of the node that holds it; unknown, and no work is sent, until the seat has said where it is."""
+    """The address of its node; "" until the actor has reported it, and no jobs are sent before."""
     reply: Any = None
-    """The exchange that is on its way, or the question where it is: a reference of Ray's."""
+    """Ray's reference of the pending `exchange` or `node_info` call."""
     outbox: deque[Job] = field(default_factory=deque)
     sent: list[tuple[Job, set[Candidate]]] = field(default_factory=list)
-    """Jobs sent, each with its candidates that have no trial yet."""
+    """Jobs sent, each with its candidates without a trial."""
     backlog: int = 0
     cancel: bool = False
     losses: int = 0
     lost_at: float | None = None
-    """Since when it waits for a new seat."""
+    """When it was lost, while it waits for a new actor; else None."""
     replacement: "RayWorkerHandle | None" = None
     usage: Usage = field(default_factory=lambda: Usage(name=""))
 
     def mark_answered(self, message: JobResult) -> None:
-        """Note what a message answers."""
+        """Remove the candidates with a result in `message` from the sent jobs."""
         answered = {trial.candidate for trial in message.trials}
         if message.complete:
             answered |= set(message.job.candidates)
@@ -147,20 +144,14 @@ class RayWorkerHandle:
         self.sent = [(job, open_) for job, open_ in self.sent if open_]
 
     def unfinished(self) -> list[Job]:
-        """What is left of the jobs in hand, which are in hand no longer."""
+        """The unfinished parts of the sent jobs, which are no longer counted as sent."""
         left = [job.without(set(job.candidates) - open_) for job, open_ in self.sent]
         self.sent, self.backlog = [], 0
         return left
 
 
-_EXCHANGE_S = 2.0
-_POLL_S = 0.5
-_BUSY_POLL_S = 0.02
-_MAX_LOSSES = 5  # so many in a row without a result: the cluster cannot run this
-
-
 class RayPool(Pool):
-    """Seats on a cluster. A lost seat's unfinished work is done again on a new one, or by another place."""
+    """Workers on a cluster. The unfinished jobs of a lost worker are repeated on a new actor or by another worker."""
 
     def __init__(
         self, executor: "Ray", config: RayWorkerConfig, workers: int, events: Events, check: Callable[[], None]
@@ -171,7 +162,7 @@ class RayPool(Pool):
         self._executor = executor
         self._config = config
         self._events = events
-        # There before anything is unpickled: jobs and backends may name classes of the user's own.
+        # Set before anything is unpickled: jobs and backends may use the user's own classes.
         folders = [*config.python_path, *filter(None, [os.environ.get("PYTHONPATH")])]
         self._environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(folders)}}
         self._inbox: list[BuildResult | JobResult] = []
@@ -180,14 +171,14 @@ class RayPool(Pool):
         self._workers = [RayWorkerHandle(name=f"place-{number}") for number in range(workers)]
         for handle in self._workers:
             self._start_actor(handle)
-        seen = self._wait_for_nodes(check)
-        self.devices = tuple(each.device for each in seen)
-        self._first, self._code = seen[0], code_hashes(config.python_path)
-        for handle, each in zip(self._workers, seen, strict=True):
+        nodes_info = self._wait_for_nodes(check)
+        self.devices = tuple(each.device for each in nodes_info)
+        self._first, self._code = nodes_info[0], code_hashes(config.python_path)
+        for handle, each in zip(self._workers, nodes_info, strict=True):
             if why := mismatch(each, self._first, self._code):
                 raise EnvironmentProblem(why)
             handle.address = each.address
-        nodes = [""] if executor.shared_cache else sorted({each.node for each in seen})
+        nodes = [""] if executor.shared_cache else sorted({each.node for each in nodes_info})
         self._tasks = BuildTasks(
             executor=executor,
             device=self.devices[0],
@@ -197,19 +188,17 @@ class RayPool(Pool):
             began=self._began,
         )
 
-    # Seats
-
     def _start_actor(self, handle: RayWorkerHandle) -> None:
-        """Ask the cluster for a device."""
+        """Start an actor, which waits for a device of the cluster."""
         handle.address = ""
-        wanted = (
+        resources = (
             {"num_gpus": 1, "num_cpus": 0} if self._config.gpu else {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
         )
-        actor = self._ray.remote(RayWorker).options(max_restarts=0, runtime_env=self._environment, **wanted)
+        actor = self._ray.remote(RayWorker).options(max_restarts=0, runtime_env=self._environment, **resources)
         handle.actor = actor.remote(self._config, handle.name)
 
     def _wait_for_nodes(self, check: Callable[[], None]) -> Sequence[NodeInfo]:
-        """Where each seat is, as soon as all have a device. Raises what `check` does."""
+        """The nodes of all workers, as soon as each has a device. Raises all errors of `check`."""
         found = [handle.actor.node_info.remote() for handle in self._workers]
         reported = False
         while True:
@@ -221,15 +210,13 @@ class RayPool(Pool):
                 self._events.emit("line", f"waiting for {len(waiting)} of {len(found)} workers of the Ray cluster")
             check()
         try:
-            seen: Sequence[NodeInfo] = self._ray.get(found)
+            nodes_info: Sequence[NodeInfo] = self._ray.get(found)
         except self._ray.exceptions.RayError as error:
             raise EnvironmentProblem(
                 f"a worker cannot start on the Ray cluster: {_reason(error)}; gemmpipe ships no code: every node needs "
-                "what is here"
+                "the same installation"
             ) from None
-        return seen
-
-    # Jobs
+        return nodes_info
 
     def submit(self, job: Job, worker: int) -> None:
         if job.candidates:
@@ -266,7 +253,7 @@ class RayPool(Pool):
             if not references:
                 time.sleep(min(left, 0.05))
                 continue
-            poll_s = _BUSY_POLL_S if handles else _POLL_S  # Ray waits for its own alone
+            poll_s = _BUSY_POLL_S if handles else _POLL_S  # Ray cannot wait for other handles
             ready, _ = self._ray.wait(references, num_returns=1, timeout=min(left, poll_s))
             for reference in ready:
                 if reference in pending:
@@ -276,7 +263,7 @@ class RayPool(Pool):
                     self._inbox.append(built)
 
     def _exchange(self) -> None:
-        """Send jobs to seats that are free to listen; give up waiting for seats that nobody gives."""
+        """Send jobs to workers without a pending call; hand over the work of those without a node for too long."""
         for handle in self._workers:
             if handle.replacement is not None:
                 continue
@@ -296,7 +283,7 @@ class RayPool(Pool):
         reference, handle.reply = handle.reply, None
         try:
             report: WorkerReport | NodeInfo = self._ray.get(reference)
-        except self._ray.exceptions.RayTaskError as error:  # not Ray's fault: the desk itself gave up
+        except self._ray.exceptions.RayTaskError as error:  # an error of the supervisor, not of Ray
             raise EnvironmentProblem(f"{handle.name}: {error.cause}") from None
         except self._ray.exceptions.RayError as error:
             self._worker_lost(handle, _reason(error))
@@ -315,20 +302,20 @@ class RayPool(Pool):
             handle.sent.clear()
 
     def _worker_lost(self, handle: RayWorkerHandle, why: str) -> None:
-        """The node, or the seat on it, is gone: nobody is blamed, what is open is done again on a new one."""
+        """Repeat the unfinished jobs of a lost actor or node on a new actor; no candidate is blamed."""
         handle.losses += 1
         handle.lost_at = handle.lost_at or time.monotonic()
         if handle.losses >= _MAX_LOSSES:
             self._give_up(handle, f"lost {handle.losses} times in a row on the Ray cluster: {why}")
             return
-        seat = f"{handle.name} on {handle.address}" if handle.address else handle.name
-        self._events.emit("warning", f"{seat} lost its node or its Ray worker; its work is done again: {why}")
+        label = f"{handle.name} on {handle.address}" if handle.address else handle.name
+        self._events.emit("warning", f"{label} lost its node or its Ray worker; its work is repeated: {why}")
         handle.outbox.extendleft(reversed(handle.unfinished()))
-        self._ray.kill(handle.actor)  # may be out of reach only, and would keep its device
+        self._ray.kill(handle.actor)  # it may only be unreachable, and would keep its device
         self._start_actor(handle)
 
     def _node_ready(self, handle: RayWorkerHandle, node_info: NodeInfo) -> None:
-        """A new seat said where it is: on another kind of device, or with other code, it gets no work."""
+        """Accept a new actor, unless it has another kind of device or other code."""
         why = mismatch(node_info, self._first, self._code)
         if why is None:
             handle.address = node_info.address
@@ -337,33 +324,29 @@ class RayPool(Pool):
         self._give_up(handle, why)
 
     def _give_up(self, handle: RayWorkerHandle, why: str) -> None:
-        """Another place takes the work at once. Raises EnvironmentProblem where there is none."""
+        """Replace a worker by another one at once. Raises EnvironmentProblem if there is none."""
         self._hand_over(handle, why)
         if handle.replacement is None:
             raise EnvironmentProblem(f"{handle.name}: {why}")
 
     def _hand_over(self, handle: RayWorkerHandle, why: str) -> None:
-        """Another place takes the work, if there is one that has a node."""
+        """Move the work to another worker with a node, if there is one."""
         others = [p for p in self._workers if p is not handle and p.replacement is None and p.lost_at is None]
         if not others:
             handle.lost_at = time.monotonic()
             return
         handle.replacement = min(others, key=lambda p: len(p.outbox) + p.backlog)
-        self._events.emit("warning", f"{handle.name}: {why}; {handle.replacement.name} takes over")
+        self._events.emit("warning", f"{handle.name}: {why}; replaced by {handle.replacement.name}")
         handle.replacement.outbox.extend([*handle.unfinished(), *handle.outbox])
         handle.outbox.clear()
         handle.reply = None
         self._ray.kill(handle.actor)
-
-    # Builds
 
     def compile(self, build: Build) -> None:
         self._tasks.submit(build)
 
     def cancel_builds(self) -> None:
         self._tasks.cancel_pending()
-
-    # The end
 
     def usage(self) -> list[Usage]:
         return [self._tasks.usage, *(handle.usage for handle in self._workers)]
@@ -381,28 +364,25 @@ def _reason(error: Exception) -> str:
     return (lines[-1] if lines else type(error).__name__)[:200]
 
 
-_CONNECT_TIMEOUT_S = 10.0
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ray(Executor):
     """Runs on a Ray cluster."""
 
     address: str | None
-    """Of a running cluster; None: one on this machine, started for the run."""
+    """Address of a running cluster; None: a cluster on this machine, started for the run."""
     workers: int | None
-    """Devices at most; None: all GPUs of the cluster, or one CPU worker a node."""
+    """Maximum number of devices; None: all GPUs of the cluster, or one CPU worker per node."""
     compile_workers: int | None
-    """Builds at a time; None: as many as the cluster has cores."""
+    """Concurrent builds; None: as many as the cluster has cores."""
     shared_cache: bool
-    """Whether all nodes see one Triton cache: then a build is compiled once, else on every node that has a device."""
+    """True if all nodes share a Triton cache: a build is compiled once, instead of on every node with a device."""
     timeout_s: float | None
-    """One candidate's launch may take so long; None: no limit."""
+    """Time limit of a candidate; None: no limit."""
     compile_timeout_s: float
     memory_pct: float
-    """A worker that holds more of its machine's memory is stopped."""
+    """Memory limit of a worker, in percent of its machine's memory."""
     join_s: float
-    """A lost worker's work waits so long for a new node."""
+    """How long the work of a lost worker waits for a new node."""
 
     def __post_init__(self) -> None:
         check_at_least(1, workers=self.workers, compile_workers=self.compile_workers, memory_pct=self.memory_pct)
@@ -410,9 +390,9 @@ class Ray(Executor):
         check_at_least(0.1, timeout_s=self.timeout_s, compile_timeout_s=self.compile_timeout_s, join_s=self.join_s)
 
     def find(self, choice: DeviceChoice) -> tuple[Device, ...]:
-        """One device of the cluster's, which the others must be like.
+        """One device of the cluster; the others must have equal properties.
 
-        Raises UserError without Ray, EnvironmentProblem when the cluster cannot be reached or has no such device.
+        Raises UserError without Ray, EnvironmentProblem if the cluster cannot be reached or has no such device.
         """
         if choice.index is not None:
             raise UserError(
@@ -438,10 +418,10 @@ class Ray(Executor):
     ) -> RayPool:
         ray = self._connect()
         gpu = devices[0].kind != "cpu"
-        # A head is often started with no cores to give.
+        # A head node is often started without cores for tasks.
         nodes = sum(node["Alive"] and node["Resources"].get("CPU", 0) >= 1 for node in ray.nodes())
         if not gpu and not nodes:
-            raise EnvironmentProblem("no node of the Ray cluster has a core to give (ray start --num-cpus)")
+            raise EnvironmentProblem("no node of the Ray cluster has a core for tasks (ray start --num-cpus)")
         most = int(ray.cluster_resources().get("GPU", 0)) if gpu else nodes
         if gpu and self.workers and self.workers > most:
             raise EnvironmentProblem(f"executor.workers={self.workers}: the Ray cluster has {most} GPUs")
@@ -464,14 +444,14 @@ class Ray(Executor):
             raise UserError("executor=ray needs the package 'ray': pip install 'gemmpipe[ray]'") from None
         if ray.is_initialized():
             return ray
-        # A core more than the CPU workers hold, so that there is one to compile on.
+        # One core more than the CPU workers need, for builds.
         cores = max(os.cpu_count() or 1, (self.workers or 1) + 1)
         options: dict[str, Any] = {"address": self.address}
         if self.address is None:
             options = {"address": "local", "num_cpus": cores, "include_dashboard": False}
         if self.address is not None:
             _require_reachable(self.address)
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a tuner tells nobody what it tunes
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no usage reports
         with _keep_signal_handlers():
             try:
                 ray.init(log_to_driver=False, configure_logging=False, **options)
@@ -482,20 +462,17 @@ class Ray(Executor):
         return ray
 
     def _token_hint(self) -> str:
-        """Ray (2.60) shows its token to a cluster at an address only where it is told to, and does not say so."""
+        """A hint for clusters with tokens: Ray (2.60) sends one to an address only with RAY_AUTH_MODE=token."""
         if self.address in (None, "auto") or "RAY_AUTH_MODE" in os.environ:
             return ""
-        return " (something listens there; a cluster that asks for a token needs RAY_AUTH_MODE=token here)"
+        return " (a process listens there; a cluster that requires a token needs RAY_AUTH_MODE=token here)"
 
 
 def _require_reachable(address: str) -> None:
-    """Find out within seconds whether anything listens at `host:port`: Ray itself tries for minutes.
-
-    Raises EnvironmentProblem.
-    """
+    """Raise EnvironmentProblem within seconds if no process listens at `host:port`; Ray itself tries for minutes."""
     host, _, port = address.removeprefix("ray://").partition("/")[0].rpartition(":")
     if not host or not port.isdecimal():
-        return  # `auto`, or what Ray shall judge
+        return  # `auto`, or a form that Ray checks
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S):
             pass
@@ -509,7 +486,7 @@ def _find(choice: DeviceChoice) -> tuple[Device, ...]:
 
 @contextmanager
 def _keep_signal_handlers() -> Iterator[None]:
-    """Ray takes SIGTERM for itself, and ends the process; stopping a run is ours."""
+    """Restore the signal handlers after the block: Ray's own handler of SIGTERM ends the process."""
     kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -519,5 +496,5 @@ def _keep_signal_handlers() -> Iterator[None]:
         for number, handler in kept.items():
             try:
                 signal.signal(number, handler)
-            except ValueError:  # not in the main thread: nothing was taken
+            except ValueError:  # not in the main thread: Ray has set no handler
                 return

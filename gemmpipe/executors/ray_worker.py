@@ -1,11 +1,10 @@
-"""What runs on the nodes of a Ray cluster: a seat (a device and its desk), and a compiler that survives its builds.
+"""The part of the Ray executor that runs on the nodes: an actor with one supervised worker, and compile tasks.
 
-Where a worker of a Ray cluster sits: its device, its node, and the code and versions that it finds there.
+A node reports its device, code and versions (NodeInfo), which must be equal on all nodes of a run.
 """
 
 import functools
 import hashlib
-import os
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +25,7 @@ from gemmpipe.core.paths import PACKAGE
 from gemmpipe.executors import BuildResult, JobResult, Usage
 from gemmpipe.executors.compile_pool import CompilePool
 from gemmpipe.executors.local import device_lock
-from gemmpipe.executors.supervisor import CrashHistory, WorkerSupervisor
+from gemmpipe.executors.supervisor import CrashHistory, WorkerSupervisor, memory_limit_bytes
 
 _OWN_CODE = "gemmpipe"
 _MAX_BYTES = 100_000_000
@@ -35,22 +34,22 @@ _COMPARED_VERSIONS = ("torch", "triton", "cuda", "hip")
 
 @dataclass(frozen=True, kw_only=True)
 class NodeInfo:
-    """What the driver must know of a worker before it gives it work."""
+    """The properties of a worker that the driver checks before it sends jobs."""
 
     device: Device
     facts: Mapping[str, Scalar]
-    """What must be equal on all nodes for their times to be comparable."""
+    """Facts that must be equal on all nodes for comparable times."""
     node: str
-    """Ray's name of it."""
+    """Ray's node id."""
     address: str
     package: str
-    """The folder that gemmpipe was imported from."""
+    """The folder from which gemmpipe was imported."""
     code: Mapping[str, str]
-    """By folder of the user's, and `gemmpipe`: a hash of its Python files; nothing for a folder that is not there."""
+    """Hash of the Python files of each of the user's folders and of `gemmpipe`; "" for a missing folder."""
 
 
 def node_info(device: Device, python_path: Sequence[str]) -> NodeInfo:
-    """Those of this process, which is a Ray worker."""
+    """The properties of this process, which is a Ray worker."""
     import ray
 
     known, util = versions(), vars(ray)["util"]
@@ -66,8 +65,8 @@ def node_info(device: Device, python_path: Sequence[str]) -> NodeInfo:
 
 @functools.cache
 def code_hashes(python_path: tuple[str, ...]) -> Mapping[str, str]:
-    """What a run's code is here: gemmpipe's own files, and those at the top of the user's folders."""
-    own = {*PACKAGE.rglob("*.py"), *(PACKAGE / "kernels").rglob("*.py")}  # where that is a link, it is not followed
+    """Hashes of a run's code on this node: gemmpipe's own files, and those at the top of the user's folders."""
+    own = {*PACKAGE.rglob("*.py"), *(PACKAGE / "kernels").rglob("*.py")}  # rglob does not follow a link to kernels
     found = {_OWN_CODE: _hash(PACKAGE, own)}
     for folder in python_path:
         found[folder] = _hash(Path(folder), Path(folder).glob("*.py")) if Path(folder).is_dir() else ""
@@ -82,26 +81,26 @@ def _hash(root: Path, files: Iterable[Path]) -> str:
 
 
 def mismatch(other: NodeInfo, first: NodeInfo, code: Mapping[str, str]) -> str | None:
-    """Why a worker may not take part: its code is not the driver's, or its times would not be those of the first."""
+    """The reason why a worker cannot take part (other code than the driver, incomparable times), or None."""
     for folder, digest in code.items():
         found = other.code.get(folder, "")
-        place = other.package if folder == _OWN_CODE else folder
+        path = other.package if folder == _OWN_CODE else folder
         if not found:
-            return f"{other.address} has no {place}: expected on every node of the Ray cluster, under the same path"
+            return f"{other.address} has no {path}: expected on every node of the Ray cluster, under the same path"
         if found != digest:
-            return f"{other.address} has other code in {place} than this machine; gemmpipe ships none: install the same"
+            return f"{other.address} has other code in {path} than this machine; gemmpipe ships none: install the same"
     for name, value in first.facts.items():
         if other.facts.get(name) != value:
             return (
                 f"{other.address} differs from {first.address}: {name} {other.facts.get(name)} instead of {value}; "
-                "tune them apart"
+                "tune them separately"
             )
     return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RayWorkerConfig:
-    """What a seat is set up with."""
+    """Configuration of a Ray worker."""
 
     family: str
     backends: tuple[Backend, ...]
@@ -110,12 +109,12 @@ class RayWorkerConfig:
     memory_pct: float
     gpu: bool
     shared: bool
-    """Whether other work runs on the device meanwhile."""
+    """True if other work uses the device too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerReport:
-    """What came out of a seat since it was last asked."""
+    """Results and events of a worker since the last exchange."""
 
     messages: list[JobResult]
     events: list[Event]
@@ -124,10 +123,10 @@ class WorkerReport:
 
 
 class RayWorker:
-    """One device of a node, and the desk of the process that works on it. Lives in a Ray actor."""
+    """A Ray actor with one device of a node and the supervisor of its worker process."""
 
     def __init__(self, config: RayWorkerConfig, name: str) -> None:
-        # Processes started here would import the script of Ray's worker as their own main module: a second each.
+        # Child processes would import the script of Ray's worker as their main module, which takes a second each.
         vars(sys.modules["__main__"]).pop("__file__", None)
         device = gpu_device(0) if config.gpu else replace(cpu_device(), uuid=name)
         self._device = replace(device, shared=config.shared)
@@ -135,20 +134,20 @@ class RayWorker:
         events = Events(listeners=[self._events.append])
         self._locks = ExitStack()
         self._python_path = config.python_path
-        if config.gpu:  # runs outside Ray must not time on it either; a CPU's cores are Ray's to give
+        if config.gpu:  # excludes runs outside Ray as well; a CPU's cores are assigned by Ray
             self._locks.enter_context(device_lock(self._device, events, lambda: None))
-        memory = config.memory_pct / 100 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        memory_bytes = memory_limit_bytes(config.memory_pct)
         worker_config = WorkerConfig(
             device=self._device, family=config.family, backends=config.backends, python_path=config.python_path
         )
-        self._supervisor = WorkerSupervisor(worker_config, config.timeout_s, int(memory), events, CrashHistory())
+        self._supervisor = WorkerSupervisor(worker_config, config.timeout_s, memory_bytes, events, CrashHistory())
 
     def node_info(self) -> NodeInfo:
-        """The device of this seat, its node, and the code that is there."""
+        """The device of this worker, its node, and the code on it."""
         return node_info(self._device, self._python_path)
 
     def exchange(self, jobs: Sequence[Job], cancel: bool, wait_s: float) -> WorkerReport:
-        """Take jobs, and give what is finished; waits for something, at most so long."""
+        """Accept jobs and return results; waits up to `wait_s` for a result."""
         if cancel:
             self._supervisor.cancel_pending()
         for job in jobs:
@@ -159,13 +158,13 @@ class RayWorker:
             wait(list(self._supervisor.wait_handles()), timeout=min(left, 0.5))
             messages = self._supervisor.messages()
         events, self._events[:] = list(self._events), []
-        # Moments on this machine's clock mean nothing elsewhere.
+        # Times on this machine's monotonic clock have no meaning on another one.
         usage = replace(self._supervisor.usage(), idle=[], ready_at=None)
         return WorkerReport(messages=messages, events=events, backlog=self._supervisor.backlog, usage=usage)
 
 
 def compile_on_node(build: Build, device: Device, timeout_s: float, python_path: tuple[str, ...]) -> BuildResult:
-    """Compile into this node's Triton cache, in a process that may crash or hang."""
+    """Compile into this node's Triton cache, in a separate process that may crash or hang."""
     pool = _compilers(device, timeout_s, python_path)
     pool.submit(build)
     pool.ready_pipe.poll(None)

@@ -1,4 +1,4 @@
-"""Processes that take tasks one after another: a pool, begun anew where its processes are killed from outside."""
+"""A process pool that is replaced when its processes are killed from outside; no task is lost."""
 
 import os
 import signal
@@ -17,9 +17,9 @@ from gemmpipe.bench.forkserver import EXIT_UNKNOWN, RETRY_PAUSES_S, forkserver
 from gemmpipe.core.errors import EnvironmentProblem
 from gemmpipe.core.signals import exit_with_driver
 
-_NICE = 5  # the worker that feeds the GPU goes first
+_NICE = 5  # lower priority than the worker that feeds the GPU
 _KILLED_EXTERNALLY = (EXIT_UNKNOWN, -signal.SIGKILL)
-"""Exit codes of a process that was killed, or whose forkserver was: a compiler that crashes has others."""
+"""Exit codes after a SIGKILL to the process or to the forkserver; a compiler that crashes has others."""
 
 
 def _initialise(python_path: tuple[str, ...]) -> None:
@@ -30,18 +30,18 @@ def _initialise(python_path: tuple[str, ...]) -> None:
 
 @dataclass(kw_only=True, eq=False)
 class _Task:
-    """A task that has no result yet."""
+    """A task without a result."""
 
     call: Callable[[], Any]
     timeout_s: float | None
     done: Callable[["Future[Any]"], object]
     tries: int = 0
     future: "Future[Any] | None" = None
-    """Of the pool that has it; one of an earlier pool says nothing."""
+    """The future in the current pool; futures of earlier pools are ignored."""
 
 
 class ProcessSlots:
-    """`count` processes, which start with the first task. Thread-safe."""
+    """`count` processes, started with the first task. Thread-safe."""
 
     def __init__(self, count: int, python_path: tuple[str, ...]) -> None:
         self.count = count
@@ -49,7 +49,7 @@ class ProcessSlots:
         self._pool: ProcessPool | None = None
         self._open: set[_Task] = set()
         self._breaks = 0
-        """Pools in a row that broke before a task of theirs ended."""
+        """Consecutive pools that broke before one of their tasks ended."""
         self._restarting = False
         self._closed = False
         self._lock = threading.RLock()
@@ -57,9 +57,9 @@ class ProcessSlots:
     def schedule(
         self, call: Callable[[], Any], timeout_s: float | None, done: Callable[["Future[Any]"], object]
     ) -> None:
-        """Have a process do `call`, which can be pickled; `done` gets its future, in a thread of the pool's.
+        """Run `call`, which must be picklable, in a process; `done` gets its future, in a thread of the pool.
 
-        A call whose process was killed from outside is made again; its future has an EnvironmentProblem where processes
+        A call is repeated if its process was killed from outside; its future has an EnvironmentProblem if processes
         cannot be started at all.
         """
         task = _Task(call=call, timeout_s=timeout_s, done=done)
@@ -69,7 +69,7 @@ class ProcessSlots:
 
     def _schedule(self, task: _Task) -> None:
         if self._restarting:
-            return  # it is handed over then
+            return  # scheduled at the end of the restart
         try:
             if self._pool is None:
                 self._pool = ProcessPool(
@@ -103,7 +103,7 @@ class ProcessSlots:
         task.done(future)
 
     def _restart(self) -> None:
-        """All that is open goes to a new pool, after a pause that this thread does not wait for."""
+        """Move all open tasks to a new pool after a pause, in another thread."""
         if not self._restarting:
             self._restarting = True
             threading.Thread(target=self._replace_pool, daemon=True).start()
@@ -124,18 +124,18 @@ class ProcessSlots:
                     self._schedule(task)
         for task in tasks if lost else ():
             failed: Future[Any] = Future()
-            failed.set_exception(EnvironmentProblem("compile processes are killed again and again as they start"))
+            failed.set_exception(EnvironmentProblem("compile processes are killed repeatedly as they start"))
             task.done(failed)
 
     def _retire(self) -> None:
-        """What is left of a broken pool ends in a thread of its own: it may wait for a process that is gone."""
+        """Stop a broken pool, and join it in another thread: this may wait for a process that does not exist."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.stop()  # type: ignore[no-untyped-call]
             threading.Thread(target=pool.join, daemon=True).start()
 
     def close(self, *, kill: bool) -> None:
-        """Stop the processes; without `kill` those that still work finish first."""
+        """Stop the processes; without `kill` after their running tasks."""
         with self._lock:
             self._closed = True
             pool, self._pool = self._pool, None

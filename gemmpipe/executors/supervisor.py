@@ -1,10 +1,9 @@
-"""One worker: what it is given, what it says, where its time goes, and when it is replaced.
+"""Supervision of one worker process: job queue, crash blame, deadlines, memory limit, restarts and time account.
 
-The process that works at a desk: started, spoken to, listened to, and ended.
-
-Which candidates ended workers on which problems: what one desk learnt, no other has to learn again.
-
-What waits for a worker, and who among it is blamed when one dies: tried alone, quarantined, or done again.
+* `WorkerProcess`: starts, stops and talks to the process.
+* `CrashHistory`: candidates that crashed workers, shared by all supervisors of a run.
+* `RetryQueue`: the pending jobs, and the decision after a crash: retry alone, quarantine, or repeat.
+* `WorkerSupervisor`: keeps the process busy and replaces it.
 """
 
 import contextlib
@@ -24,60 +23,71 @@ from gemmpipe.bench.worker import WorkerConfig, WorkerReply
 from gemmpipe.core.data import Candidate, Status, Trial
 from gemmpipe.core.errors import EnvironmentProblem
 from gemmpipe.core.events import Events
-from gemmpipe.executors import JobResult, Usage
+from gemmpipe.executors import QUEUE_DEPTH, JobResult, Usage
 
-_END_S = 30.0  # a killed process is gone long before, unless it hangs in a driver
+_END_S = 30.0  # a killed process ends long before that, unless it hangs in a driver
+_MAX_CRASHES = 3  # a candidate that crashed its worker on this number of problems and succeeded on none is excluded
+MAX_LOSSES = 3
+"""Consecutive losses before any launch, after which the environment or the problem is considered at fault."""
+_SETUP_FACTOR = 10.0  # time limit for the setup of a problem (operands, reference), in candidate time limits
+_MIN_START_S = 60.0  # lowest time limit of a start: importing torch on a busy machine is slow
+_MEMORY_CHECK_S = 0.1  # interval between checks of a worker's memory
+
+
+def memory_limit_bytes(memory_pct: float) -> int:
+    """A percentage of this machine's memory."""
+    return int(memory_pct / 100 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 class WorkerProcess:
-    """One worker process after another; `start` begins a new one when the last is stopped."""
+    """A sequence of worker processes; `start` begins a new one when the last is stopped."""
 
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
         self._context = forkserver()
         self._cells = self._context.RawArray("d", [SETTING_UP, time.monotonic()])
         self.in_flight = InFlight(self._cells)
-        """In memory that outlives every one of them."""
+        """In shared memory that outlives each of the processes."""
         self.start()
 
     def start(self) -> None:
-        """Begin a new process. Raises EnvironmentProblem where none can be started."""
-        pipe, theirs = self._context.Pipe()
+        """Begin a new process. Raises EnvironmentProblem if it cannot be started."""
+        pipe, worker_end = self._context.Pipe()
         self.in_flight.begin(SETTING_UP)
-        with theirs:
-            self._process = ForkedProcess(worker.main, (self._config, theirs, self._cells))
+        with worker_end:
+            self._process = ForkedProcess(worker.main, (self._config, worker_end, self._cells))
         self._pipe = pipe
 
     def send(self, job: Job | None) -> None:
-        """Give it a job, or None to end it. Raises OSError when it is gone."""
+        """Send a job, or None to end the process. Raises OSError if it has ended."""
         self._pipe.send(job)
 
     def receive(self) -> WorkerReply | None:
-        """What it said next, if anything; a broken pipe says nothing."""
+        """The next reply, or None without one; None for a broken pipe."""
         try:
             return self._pipe.recv() if not self._pipe.closed and self._pipe.poll() else None
         except (EOFError, OSError):
             return None
 
     def wait_handles(self) -> Sequence[Connection | int]:
-        """What to wait on: its voice and its end."""
+        """Handles that are ready when the process replies or ends."""
         return () if self._pipe.closed else (self._pipe, self._process.sentinel)
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """True while the process runs."""
         return self._process.alive
 
     def exit_reason(self) -> str:
-        """How it ended, in words."""
+        """A description of how the process ended."""
         self._process.join(timeout_s=5)
         code = self._process.exitcode
         if code == EXIT_UNKNOWN:
-            return "the worker died: the process that knows how was killed"
+            return "the worker died: exit code unknown, its forkserver was killed"
         return f"the worker died: {'signal ' + str(-code) if code is not None and code < 0 else f'exit code {code}'}"
 
     def resident_bytes(self) -> int:
-        """Memory that it holds (Linux; 0 elsewhere)."""
+        """Resident memory of the process (Linux; 0 elsewhere)."""
         try:
             pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
         except (OSError, IndexError):
@@ -85,63 +95,58 @@ class WorkerProcess:
         return pages * os.sysconf("SC_PAGE_SIZE")
 
     def kill(self) -> None:
-        """End it at once; what it has said can still be heard. Raises EnvironmentProblem when it cannot be ended."""
+        """Kill the process; its replies can still be received. Raises EnvironmentProblem if it does not end."""
         self._process.kill()
         self._process.join(timeout_s=_END_S)
         if self._process.alive:
             raise EnvironmentProblem(f"{self._config.device.torch_name}: the worker cannot be killed: the driver hangs")
 
-    def stop(self, *, patience_s: float = 0.0) -> None:
-        """Wait so long for its end, then kill it; nothing is heard afterwards."""
+    def stop(self, *, grace_s: float = 0.0) -> None:
+        """Wait up to `grace_s` for the end of the process, then kill it, and close the pipe."""
         if not self._pipe.closed:
-            self._process.join(timeout_s=patience_s)
+            self._process.join(timeout_s=grace_s)
             self.kill()
             self._pipe.close()
             self._process.close()
 
 
-_MAX_CRASHES = 3  # on so many problems it ended its worker, and on none it lived: it is not run on others
-
-
 @dataclass(kw_only=True)
 class CrashHistory:
-    """Shared by the desks of a run."""
+    """Crashes and successes of candidates, shared by the supervisors of a run."""
 
-    _ended: dict[str, dict[str, str]] = field(default_factory=dict)
+    _crashed: dict[str, dict[str, str]] = field(default_factory=dict)
     """By candidate id: problem id -> how its worker ended."""
-    _lived: set[str] = field(default_factory=set)
+    _succeeded: set[str] = field(default_factory=set)
 
     def record(self, candidate: Candidate, problem: str, why: str) -> None:
-        """The candidate ended its worker on this problem, alone."""
-        self._ended.setdefault(candidate.id, {})[problem] = why
+        """Record that the candidate, alone, ended its worker on this problem."""
+        self._crashed.setdefault(candidate.id, {})[problem] = why
 
     def record_survivors(self, trials: Iterable[Trial]) -> None:
-        """Remember who lives."""
-        self._lived.update(t.candidate.id for t in trials if t.status in (Status.OK, Status.PRUNED))
+        """Record the candidates with valid times."""
+        self._succeeded.update(t.candidate.id for t in trials if t.status in (Status.OK, Status.PRUNED))
 
     def is_suspect(self, candidate: Candidate, problem: str) -> bool:
-        """Whether it ended a worker on another problem: here it goes alone first."""
-        return any(other != problem for other in self._ended.get(candidate.id, ()))
+        """True if it ended a worker on another problem: it is then tried alone first."""
+        return any(other != problem for other in self._crashed.get(candidate.id, ()))
 
     def exclusion_reason(self, candidate: Candidate) -> str:
-        """Why the candidate is not run any more, or nothing."""
-        ended = self._ended.get(candidate.id, {})
-        if len(ended) < _MAX_CRASHES or candidate.id in self._lived:
+        """The reason why the candidate is no longer run, or ""."""
+        crashes = self._crashed.get(candidate.id, {})
+        if len(crashes) < _MAX_CRASHES or candidate.id in self._succeeded:
             return ""
-        return f"not run: it ended its worker on {len(ended)} other problems and lived on none: {[*ended.values()][-1]}"
-
-
-MAX_LOSSES = 3
-"""So many in a row before anything is launched: the environment or the problem is at fault."""
+        last = [*crashes.values()][-1]
+        return f"not run: it crashed its worker on {len(crashes)} other problems and succeeded on none: {last}"
 
 
 class RetryQueue:
-    """The jobs that a worker has not been given, in order.
+    """The jobs that are not sent to the worker, in order, and the decisions after a crash.
 
-    The candidate in the air is blamed and tried once more alone. One that dies alone is quarantined: its trial says
-    `died` or `timeout` and it is not run again for this problem. One that lives alone goes on with the others; blamed
-    again, it does its whole job alone. A death with nobody in the air blames no one: the job is done again, then one
-    candidate at a time. What ended a worker on one problem goes alone first on the next, and not at all in the end.
+    The candidate in flight is blamed and tried again alone. If it crashes alone, it is quarantined: its trial has the
+    status `died` or `timeout`, and it is not run again for this problem. If it succeeds alone, it continues with the
+    others; blamed again, it runs its whole job alone. A crash with no candidate in flight blames none: the job is
+    repeated, then run one candidate at a time. A candidate that crashed a worker on one problem is tried alone first
+    on others, and is excluded after crashes on several problems.
     """
 
     def __init__(self, events: Events, crashes: CrashHistory) -> None:
@@ -149,15 +154,18 @@ class RetryQueue:
         self._crashes = crashes
         self.jobs: deque[Job] = deque()
         self.early_results: list[JobResult] = []
-        """Verdicts that needed no worker, not told yet."""
+        """Results without a run, not returned yet."""
         self._suspects: set[tuple[str, str]] = set()
         self._broken: set[str] = set()
-        """Problems whose jobs ended a worker with several candidates running."""
+        """Ids of problems with a crash while several candidates ran."""
         self._setup_losses: dict[str, int] = {}
-        """By problem: losses in a row while it was set up."""
+        """Consecutive losses during setup, by problem id."""
 
     def isolate_suspects(self) -> bool:
-        """What other problems taught about the candidates of the next job: leave out, or try alone first."""
+        """Apply crashes on other problems to the next job: exclude its candidates, or insert probes of them.
+
+        True if the queue has changed.
+        """
         job = self.jobs[0]
         if isinstance(job, ProbeJob):
             return False
@@ -175,18 +183,18 @@ class RetryQueue:
         return bool(alone)
 
     def finished(self, job: Job, trials: Sequence[Trial]) -> list[JobResult]:
-        """What a job that came to its end says."""
+        """The messages about a job that ended normally."""
         self._setup_losses.pop(job.problem.id, None)
         self._crashes.record_survivors(trials)
         if not isinstance(job, ProbeJob):
             return [JobResult(job=job, trials=tuple(trials))]
-        # A probe that lived clears the suspect; one that failed in its own process has its trial.
+        # A probe without a trial clears the suspect; a probe that failed without a crash has a trial.
         for trial in trials:
             self._exclude(job, trial.candidate)
         return [JobResult(job=job, trials=tuple(trials), complete=False)]
 
     def after_loss(self, job: Job, blamed: int, status: Status, why: str, trials: Sequence[Trial]) -> list[JobResult]:
-        """What is to be done about a job whose worker is gone; `blamed` is the place of its candidate in the air."""
+        """Requeue or fail a job after the loss of its worker; `blamed` is the index of the candidate in flight."""
         done = {t.candidate for t in trials}
         messages = [JobResult(job=job, trials=tuple(trials), complete=False)] if done else []
         suspect = job.candidates[blamed] if 0 <= blamed < len(job.candidates) else None
@@ -208,7 +216,7 @@ class RetryQueue:
         return messages + self._retry_alone(rest, suspect or rest.candidates[0], status, why)
 
     def _retry_alone(self, job: Job, candidate: Candidate, status: Status, why: str) -> list[JobResult]:
-        """Try the blamed one alone, then the job again; who lived alone and is blamed again does the job alone."""
+        """Try the blamed candidate alone, then the job again; blamed a second time, it runs the job alone."""
         key = (job.problem.id, candidate.id)
         known, others = key in self._suspects, set(job.candidates) - {candidate}
         self._suspects.add(key)
@@ -229,13 +237,13 @@ class RetryQueue:
         return [JobResult(job=job, trials=(job.failed_trial(candidate, status, why),), complete=False)]
 
     def _exclude(self, job: Job, candidate: Candidate) -> None:
-        """Take a candidate out of what is queued for its problem."""
+        """Remove a candidate from the queued jobs of its problem and stage."""
         self.jobs = deque(
             j.without({candidate}) if (j.problem, j.stage) == (job.problem, job.stage) else j for j in self.jobs
         )
 
     def _retry_setup(self, job: Job, status: Status, why: str) -> list[JobResult]:
-        """Lost before any candidate ran: once more, unless the problem itself cannot be set up."""
+        """Repeat a job lost before any candidate ran; after MAX_LOSSES, fail its candidates."""
         losses = self._setup_losses[job.problem.id] = self._setup_losses.get(job.problem.id, 0) + 1
         if losses < MAX_LOSSES:
             self.jobs.appendleft(job)
@@ -248,25 +256,19 @@ class RetryQueue:
         return [JobResult(job=job, trials=trials, complete=not probe)]
 
     def _one_at_a_time(self, job: Job, status: Status, why: str) -> list[JobResult]:
-        """Lost while several ran: the whole job once more, unless that takes a deadline; then each alone."""
-        everyone = set(job.candidates)
+        """After a loss while several ran: repeat the whole job once, except after a timeout; then each alone."""
+        candidates = set(job.candidates)
         again = status is Status.DIED and job.problem.id not in self._broken
         self._broken.add(job.problem.id)
-        jobs = [job] if again else [job.without(everyone - {c}) for c in job.candidates]
+        jobs = [job] if again else [job.without(candidates - {c}) for c in job.candidates]
         self.jobs.extendleft(reversed(jobs))
         if not again:
-            self._events.emit("detail", f"{why} ({status}) with no candidate in the air; trying each alone")
+            self._events.emit("detail", f"{why} ({status}) with no candidate in flight; trying each alone")
         return []
 
 
-_QUEUE_DEPTH = 2
-_SETUP_FACTOR = 10.0  # operands and references of a problem may take so many times a candidate's deadline
-_MIN_START_S = 60.0  # importing torch on a busy machine is slow, whatever a candidate's deadline is
-_MEMORY_CHECK_S = 0.1  # between two looks at a worker's memory
-
-
 class WorkerSupervisor:
-    """Keeps a worker busy, and replaces it when it dies, is late or takes too much memory."""
+    """Keeps a worker busy, and replaces it after a crash, a timeout or excessive memory use."""
 
     def __init__(
         self, config: WorkerConfig, timeout_s: float | None, memory_bytes: int, events: Events, crashes: CrashHistory
@@ -276,17 +278,17 @@ class WorkerSupervisor:
         self._memory_bytes = memory_bytes
         self._queue = RetryQueue(events, crashes)
         self._sent: deque[Job] = deque()
-        """What the worker has: the job it works on, and the next one so that it need not wait for us."""
+        """Jobs at the worker: the running one, and the next ones."""
         self._ready = False
         self._failed_starts = 0
         self._restart_at: float | None = None
-        """When the next worker is started, where one was killed as it started."""
+        """When the next worker starts, after one was killed as it started."""
         self._usage = Usage(name=config.device.torch_name)
         self._started_at = self._accounted = time.monotonic()
         self._memory_checked = self._started_at
         self._process = WorkerProcess(config)
 
-    # What the pool asks for
+    # The interface for the pool
 
     def submit(self, job: Job) -> None:
         """Queue a job."""
@@ -294,20 +296,20 @@ class WorkerSupervisor:
         self._feed()
 
     def cancel_pending(self) -> None:
-        """Drop what is not begun."""
+        """Drop the jobs that are not sent."""
         self._queue.jobs.clear()
 
     @property
     def backlog(self) -> int:
-        """Jobs not finished."""
+        """Number of unfinished jobs."""
         return len(self._queue.jobs) + len(self._sent)
 
     def wait_handles(self) -> Sequence[Connection | int]:
-        """What to wait on: the worker's voice and its end."""
+        """Handles that are ready when the worker replies or ends."""
         return self._process.wait_handles()
 
     def messages(self) -> list[JobResult]:
-        """Take what the worker said; notice its death, its lateness and its appetite."""
+        """Results since the last call; also checks the worker's life, deadline and memory."""
         messages: list[JobResult] = []
         while (reply := self._process.receive()) is not None:
             messages += self._take_reply(reply)
@@ -320,7 +322,7 @@ class WorkerSupervisor:
         return early + messages
 
     def usage(self) -> Usage:
-        """Where the worker's time went."""
+        """The time of the worker up to now."""
         now = time.monotonic()
         usage = replace(self._usage, wall_s=now - self._started_at, busy_s=dict(self._usage.busy_s))
         rest = (self._accounted, now)
@@ -330,18 +332,18 @@ class WorkerSupervisor:
         return usage
 
     def close(self, *, kill: bool) -> None:
-        """End the worker."""
+        """End the worker; it is killed if it has a job, or with `kill`."""
         if not kill and not self._sent:
             with contextlib.suppress(OSError):
                 self._process.send(None)
-                self._process.stop(patience_s=5)
+                self._process.stop(grace_s=5)
         self._process.stop()
 
     # The worker
 
     def _feed(self) -> None:
-        """Send what is next. Nothing follows a probe: what it finds decides what the next job is."""
-        while self._ready and len(self._sent) < _QUEUE_DEPTH and self._queue.jobs and self._queue.jobs[0].candidates:
+        """Send the next jobs. None follows a probe, since its result determines the next job."""
+        while self._ready and len(self._sent) < QUEUE_DEPTH and self._queue.jobs and self._queue.jobs[0].candidates:
             if self._sent and isinstance(self._sent[-1], ProbeJob):
                 return
             if self._queue.isolate_suspects():
@@ -350,7 +352,7 @@ class WorkerSupervisor:
                 self._process.in_flight.begin(SETTING_UP)
             job = self._queue.jobs.popleft()
             self._sent.append(job)
-            # Should it have died since we last looked, the next look finds out and its successor gets the job.
+            # If it has died since the last check, the next check notices, and its replacement gets the job.
             with contextlib.suppress(OSError):
                 self._process.send(job)
 
@@ -374,19 +376,19 @@ class WorkerSupervisor:
         self._accounted = reply.ended or time.monotonic()
 
     def _lose_time(self) -> None:
-        """What a worker that is gone did since its last answer."""
+        """Account the time since the last reply of a lost worker."""
         now = time.monotonic()
         self._usage.add({"lost": now - self._accounted})
         self._accounted = now
 
-    # When it goes wrong
+    # Failures
 
     def _check_health(self) -> list[JobResult]:
         if not self._process.alive:
             return self._replace_worker(Status.DIED, self._process.exit_reason())
         waited = time.monotonic() - self._process.in_flight.since
         limit = self._timeout_s if self._process.in_flight.position >= 0 else self._timeout_s * _SETUP_FACTOR
-        # Starting a process ends some time, also where a candidate may take for ever.
+        # A start has a time limit even if candidates have none.
         start = max(limit, _MIN_START_S) if math.isfinite(limit) else _SETUP_FACTOR * _MIN_START_S
         if not self._ready and waited > start:
             return self._replace_worker(Status.TIMEOUT, f"the worker did not start within {start:g} s")
@@ -400,10 +402,10 @@ class WorkerSupervisor:
         return []
 
     def _replace_worker(self, status: Status, why: str, reply: WorkerReply | None = None) -> list[JobResult]:
-        """The worker is gone: replace it, and decide about the job in hand."""
+        """Replace a lost worker, and decide about its running job."""
         self._process.kill()
         messages: list[JobResult] = []
-        while (last := self._process.receive()) is not None:  # its last words
+        while (last := self._process.receive()) is not None:  # replies sent before its end
             if last.failure:
                 status, why, reply = Status.DIED, last.failure, last
             else:
@@ -420,9 +422,9 @@ class WorkerSupervisor:
         return messages if job is None else messages + self._queue.after_loss(job, blamed, status, why, trials)
 
     def _restart(self, why: str, status: Status, *, explained: bool) -> None:
-        """A new worker, at once or after a pause; `told`: the last one itself said why it cannot start.
+        """Start a new worker, at once or after a pause; `explained`: the last one reported why it cannot start.
 
-        What was killed as it started may live the next time, what says why will say it again.
+        A worker that was killed as it started may start the next time; one that reported an error will report it again.
         """
         self._process.stop()
         self._failed_starts = 0 if self._ready else self._failed_starts + 1

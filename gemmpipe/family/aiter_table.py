@@ -1,4 +1,4 @@
-"""aiter's tuned tables: their columns, and split counts that each of its libraries writes in its own way."""
+"""aiter's tuned tables: their columns, and split counts, for which its libraries have different encodings."""
 
 import csv
 import io
@@ -9,7 +9,7 @@ from gemmpipe.core.data import Scalar
 from gemmpipe.core.errors import UserError
 
 RESULT_COLUMNS = ("kernelId", "splitK", "us", "kernelName", "tflops", "bw", "errRatio")
-"""What follows the key, and `libtype` where several libraries compete."""
+"""The columns after the key, and after `libtype` in tables of several libraries."""
 
 _NATIVE_NAMES = {"kernelId": "solidx", "errRatio": "err_ratio"}
 _MANGLED = "_ZN"
@@ -19,22 +19,22 @@ _TIMES = ("us", "tflops", "bw")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AiterTable:
-    """The tuned table of aiter in which a family's products stand."""
+    """The aiter table with tuned rows for a family's products."""
 
     columns: tuple[str, ...]
     """Its header after `gfx,cu_num`, in order."""
     variable: str = ""
-    """What aiter calls it in the environment: `GEMM_A8W8` for AITER_CONFIG_GEMM_A8W8."""
+    """Its name in aiter's environment variables: `GEMM_A8W8` for AITER_CONFIG_GEMM_A8W8."""
     powers: tuple[str, ...] = ("", "ck", "cktile")
-    """Libraries that write log2 of the number of splits (`""`: those of a table without `libtype`), others write it."""
+    """Libraries that write log2 of the number of splits (`""`: in tables without `libtype`); others the number."""
 
     def library(self, row: Mapping[str, Scalar]) -> str:
-        """Whose kernel a row names: where `libtype` is empty, assembly by its mangled name, else composable kernels."""
-        said = str(row.get("libtype") or "")
-        return said or ("asm" if str(row.get("kernelName") or "").startswith(_MANGLED) else "ck")
+        """The library of a row's kernel; with an empty `libtype`, `asm` for a mangled kernel name, else `ck`."""
+        libtype = str(row.get("libtype") or "")
+        return libtype or ("asm" if str(row.get("kernelName") or "").startswith(_MANGLED) else "ck")
 
     def splits(self, libtype: Scalar, cell: Scalar) -> Scalar:
-        """The number of splits that a cell means, 1 for none. Raises UserError for an exponent that is none."""
+        """The number of splits decoded from a cell, at least 1. Raises UserError for an invalid exponent."""
         if not isinstance(cell, int):
             return None
         if str(libtype or "") not in self.powers:
@@ -44,17 +44,17 @@ class AiterTable:
         return 1 << cell
 
     def cell(self, libtype: Scalar, splits: Scalar) -> int:
-        """What stands in the table for a number of splits. Raises UserError where that library cannot say it."""
+        """The cell for a number of splits. Raises UserError if the library's encoding does not have it."""
         count = splits if isinstance(splits, int) else 1
         if str(libtype or "") not in self.powers:
-            return 0 if count == 1 and libtype != "asm" else count  # assembly says 1, the others 0
+            return 0 if count == 1 and libtype != "asm" else count  # without splits assembly has 1, the others 0
         if count < 1 or count & (count - 1):
             raise UserError(f"splitK {count}: {libtype or 'this table'} writes powers of two only")
         return count.bit_length() - 1
 
 
 def render(rows: Iterable[Mapping[str, Scalar]], table: AiterTable, dtypes: Iterable[str]) -> str:
-    """The table's text; `dtypes` are the key columns written as `torch.bfloat16`. Raises UserError as `cell` does."""
+    """The table's text; `dtypes` are the key columns written as `torch.bfloat16`. Raises UserError like `cell`."""
     named = set(dtypes)
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -69,9 +69,9 @@ def _text(row: Mapping[str, Scalar], name: str, table: AiterTable, dtypes: set[s
     if name == "splitK":
         return table.cell(table.library(row), value)
     if name == "libtype":
-        return table.library(row)  # aiter's loader takes no empty one
+        return table.library(row)  # aiter's loader rejects an empty one
     if name in dtypes:
         return f"torch.{value}"
     if value is None and name in ("solidx", "kernelId", "errRatio", "err_ratio", *_TIMES):
-        return 0  # its readers take no empty cell for a number
+        return 0  # aiter's readers reject an empty cell as a number
     return "" if value is None else value

@@ -1,4 +1,4 @@
-"""Asking an implementation: what its own code raises comes back as one line that names file and line."""
+"""Calls into an implementation's code: exceptions that it raises become one line with file and line number."""
 
 import re
 import sys
@@ -17,21 +17,24 @@ T = TypeVar("T")
 
 
 class PluginError(Exception):
-    """An implementation's own code raised something; the message is one line: `place: type: text`."""
+    """An implementation's own code raised an exception; the message is one line: `place: type: text`."""
 
     def __init__(self, place: str, text: str) -> None:
         super().__init__(place, text)
         self.place = place
-        """`file:line` in its code."""
+        """`file:line` in the implementation's code."""
 
     def __str__(self) -> str:
         return ": ".join(part for part in self.args if part)
 
 
-def call_plugin(implementation: "Implementation", question: Callable[[], T]) -> T:
-    """The answer. Raises Raised for what the implementation did not mean to raise; a UserError is said as it is."""
+def call_plugin(implementation: "Implementation", function: Callable[[], T]) -> T:
+    """The result of `function`, which calls the implementation.
+
+    Raises PluginError for any other exception than GemmpipeError, which passes unchanged.
+    """
     try:
-        return question()
+        return function()
     except GemmpipeError:
         raise
     except Exception as error:
@@ -41,12 +44,12 @@ def call_plugin(implementation: "Implementation", question: Callable[[], T]) -> 
 
 
 def describe_error(implementation: "Implementation", error: Exception) -> str:
-    """What was raised while a candidate was made or run, in a line; with the place in code that is not gemmpipe's."""
+    """One line about an exception while a candidate was made or run, with the place in code outside gemmpipe."""
     return _describe((type(implementation),), error)
 
 
 def describe_family_error(family: "Family", error: Exception) -> str:
-    """The same of what was raised while a problem's operands or its truth were made, by the family's own functions."""
+    """Like `describe_error`, for an exception of the family's own functions (operands, reference)."""
     return _describe(tuple(value for value in vars(family).values() if callable(value)), error)
 
 
@@ -58,21 +61,21 @@ def _describe(codes: "Iterable[type | Callable[..., object]]", error: Exception)
 
 
 def error_location(folder: Path, error: BaseException) -> str:
-    """The file of that folder and the line at which an error arose, in this process or another; nothing if in none."""
-    told = "".join(traceback.format_exception(error))
-    places = re.findall(rf'File "{re.escape(str(folder))}/([^"]+)", line (\d+)', told)
+    """`file:line` of the innermost frame in `folder`, also of a worker's traceback; empty without such a frame."""
+    text = "".join(traceback.format_exception(error))
+    places = re.findall(rf'File "{re.escape(str(folder))}/([^"]+)", line (\d+)', text)
     return f"{folder / places[-1][0]}:{places[-1][1]}" if places else ""
 
 
 def _package_folder(module: str) -> Path | None:
-    """The folder of a module's outermost package, or of the module where that lies in none."""
+    """The folder of a module's outermost package, or of the module itself without a package."""
     file = getattr(sys.modules.get(module), "__file__", None)
     return Path(file).parents[max(0, module.count(".") - 1)] if file else None
 
 
 @lru_cache
 def _class_location(kind: type) -> str:
-    """File and line of a class: for an answer that is no answer, which no line of its own code complained about."""
+    """`file:line` of a class, for an exception without a frame in the class's own code (an invalid result)."""
     import inspect
 
     try:

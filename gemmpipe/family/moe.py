@@ -1,4 +1,4 @@
-"""A mixture of experts: random operands with a realistic routing, the fp32 reference, its tolerance and its cost."""
+"""Mixture of experts: random operands with realistic routing, the fp32 reference, its tolerance and its cost."""
 
 import torch
 
@@ -14,8 +14,9 @@ from gemmpipe.family.operands import (
 from gemmpipe.family.reference import dequantise, without_tf32
 
 _POPULARITY = 0.25
-"""Standard deviation of the experts' popularity, in those of a row's own preference. With 8 of 128 experts a row the
-busiest expert gets 2.7 times the mean and the idlest a fifth of it, with 2 of 8 it is 1.6 and 0.6 (4096 rows)."""
+"""Standard deviation of the experts' popularity, relative to that of a row's own preference. With 8 of 128 experts per
+row the busiest expert gets 2.7 times the mean and the idlest a fifth of it, with 2 of 8 it is 1.6 and 0.6 (4096
+rows)."""
 _FP8_ATOL = 0.12
 
 
@@ -27,7 +28,7 @@ def require_experts(spec: GemmSpec) -> Experts:
 
 
 def make_weights(spec: GemmSpec, generator: torch.Generator) -> Weights:
-    """Random `w` [E, wide, K] and `w2` [E, N, inner] of about 1/sqrt(their inner size), and the scales of both."""
+    """Random `w` [E, w1_rows, K] and `w2` [E, N, inner] of about 1/sqrt(their last size), and the scales of both."""
     experts = require_experts(spec)
     w, w_scale = _per_expert(experts.count, experts.w1_rows, spec.k, spec, generator)
     w2, w2_scale = _per_expert(experts.count, spec.n, experts.inner, spec, generator)
@@ -37,7 +38,7 @@ def make_weights(spec: GemmSpec, generator: torch.Generator) -> Weights:
 def _per_expert(
     count: int, rows: int, columns: int, spec: GemmSpec, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """One expert's weight at a time: in fp32 all of them would take four times the memory of the result."""
+    """A weight and its scales, made expert by expert: in fp32 all of them take four times the memory of the result."""
     device = generator.device
     weight = torch.empty(count, rows, columns, dtype=torch_dtype(spec.w_dtype), device=device)
     scales: list[torch.Tensor] = []
@@ -50,17 +51,17 @@ def _per_expert(
 
 
 def make_inputs(spec: GemmSpec, generator: torch.Generator) -> Inputs:
-    """Random `x` [M, K] of about 1, and the experts of each row with weights that sum to 1 (softmax, normalised)."""
+    """Random `x` [M, K] of about 1, and the experts of each row with weights that sum to 1 (softmax)."""
     x = random_normal(spec.m, spec.k, generator).to(torch_dtype(spec.x_dtype))
     experts = require_experts(spec)
-    liking = torch.randn(spec.m, experts.count, generator=generator, device=generator.device)
-    liking += _POPULARITY * torch.randn(experts.count, generator=generator, device=generator.device)
-    best = liking.topk(experts.topk, dim=1)
+    logits = torch.randn(spec.m, experts.count, generator=generator, device=generator.device)
+    logits += _POPULARITY * torch.randn(experts.count, generator=generator, device=generator.device)
+    best = logits.topk(experts.topk, dim=1)
     return Inputs(x=x, topk_ids=best.indices.to(torch.int32), topk_weights=best.values.softmax(1))
 
 
 def routing(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """(topk_ids, topk_weights). Raises ValueError where there are none."""
+    """(topk_ids, topk_weights). Raises ValueError if they are missing."""
     if inputs.topk_ids is None or inputs.topk_weights is None:
         raise ValueError("experts need topk_ids and topk_weights")
     return inputs.topk_ids, inputs.topk_weights
@@ -78,7 +79,7 @@ def activate(spec: GemmSpec, product: torch.Tensor) -> torch.Tensor:
 def dequantise_expert(
     spec: GemmSpec, weights: Weights, expert: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Both weights of one expert as `dtype`, times their scales; where nothing is to convert, no copies."""
+    """Both weights of one expert as `dtype`, times their scales; not copied if they need no conversion."""
     if weights.w2 is None:
         raise ValueError("experts need a second weight")
     pairs = ((weights.w, weights.w_scale), (weights.w2, weights.w2_scale))
@@ -87,7 +88,7 @@ def dequantise_expert(
 
 
 def product(spec: GemmSpec, inputs: Inputs, weights: Weights) -> torch.Tensor:
-    """What the experts give, in fp32 [M, N] without TF32: nothing between the two products is rounded or quantised."""
+    """The output of the experts in fp32 [M, N] without TF32; nothing is rounded or quantised between the products."""
     experts = require_experts(spec)
     ids, shares = routing(inputs)
     out = torch.zeros(inputs.x.shape[0], spec.n, dtype=torch.float32, device=inputs.x.device)
@@ -104,14 +105,14 @@ def product(spec: GemmSpec, inputs: Inputs, weights: Weights) -> torch.Tensor:
 
 
 def tolerance(spec: GemmSpec) -> tuple[float, float]:
-    """(atol as a share of the row's RMS, rtol) for a right implementation.
+    """(atol as a share of the row's RMS, rtol) for a correct implementation.
 
-    16 bits: engines round the wide product, h and each expert's part to them, in all a few units (2**-8 for bf16) of
-    the RMS, random over the sums, which makes less than one; two units are allowed, and the accumulation of two
-    products in fp32. fp8: e4m3 has 3 bits of fraction, so rounding x and h errs by 2.6 % of an element on average, and
-    a sum of such terms by as much of its RMS whatever K is; gate and up each carry x's. Done in fp32 but for these two
-    roundings, a row is off by 4.3 % of its RMS, by 7 % at worst (K 200 to 2048); 12 % are allowed, to a row as to an
-    element.
+    16 bits: engines round the wide product, h and each expert's part, in total a few units (2**-8 for bf16) of the
+    RMS, random over the sums, which makes less than one; two units are allowed, plus the accumulation of two products
+    in fp32. fp8: e4m3 has 3 bits of fraction, so rounding x and h has an error of 2.6 % of an element on average, and
+    a sum of such terms the same share of its RMS for any K; gate and up each have that of x. Computed in fp32 except
+    for these two roundings, a row has an error of 4.3 % of its RMS, 7 % at worst (K 200 to 2048); 12 % are allowed,
+    for a row and for an element.
     """
     unit = float(torch.finfo(torch_dtype(spec.out_dtype)).eps)
     accumulation = 8 * max(spec.k, require_experts(spec).inner) ** 0.5 * 2.0**-24
@@ -119,15 +120,15 @@ def tolerance(spec: GemmSpec) -> tuple[float, float]:
 
 
 def flops(spec: GemmSpec) -> float:
-    """Both products of every row with each of its experts; the activation is not counted."""
+    """Operations of both products of every row with each of its experts, without the activation."""
     experts = require_experts(spec)
     return 2.0 * spec.m * experts.topk * (experts.w1_rows * spec.k + experts.inner * spec.n)
 
 
 def bytes_moved(spec: GemmSpec) -> float:
-    """x and the routing read and the output written once, and the weights of the experts that rows are sent to.
+    """Bytes of x, routing and output once, and of the weights of the experts that have rows.
 
-    So many experts are hit on average when each row picks its own at random: E * (1 - (1 - topk/E)**M).
+    With random routing, E * (1 - (1 - topk/E)**M) experts have rows on average.
     """
     experts = require_experts(spec)
     hit = experts.count * (1 - (1 - experts.topk / experts.count) ** spec.m)

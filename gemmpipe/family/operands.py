@@ -1,4 +1,4 @@
-"""Random operands with the properties that matter: signed, with outliers, properly quantised, scales of many sizes."""
+"""Random operands (signed, with outliers, quantised, scales of many sizes), and quantisation."""
 
 import torch
 
@@ -7,11 +7,11 @@ from gemmpipe.family import GemmSpec, Inputs, Scaling, Weights, layouts
 
 _FP4 = "float4_e2m1fn_x2"
 E2M1_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""The magnitudes of a 4-bit float by its low three bits; the fourth is the sign."""
+"""The magnitudes of a 4-bit float by its low three bits; the fourth bit is the sign."""
 
 _OUTLIERS_PCT = 0.1
 _OUTLIER_FACTOR = 8.0
-_BINADES = 2  # scales differ by up to 2**-2 .. 2**2, so that a kernel which mixes scales up cannot pass
+_BINADES = 2  # scales are multiplied by 2**-2 .. 2**2, so that a kernel that mixes up scales fails the check
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -21,12 +21,12 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def is_fp8(name: str) -> bool:
-    """Whether a dtype's name is one of the 8-bit floats."""
+    """True for the name of an 8-bit float type."""
     return name.startswith("float8")
 
 
 def storage_bytes(name: str, elements: int) -> int:
-    """What so many elements of a dtype take; 4-bit ones are packed in twos."""
+    """Bytes of a number of elements of a dtype; 4-bit elements are packed two per byte."""
     return elements * torch_dtype(name).itemsize // (2 if name == _FP4 else 1)
 
 
@@ -51,7 +51,7 @@ def make_weights(spec: GemmSpec, generator: torch.Generator) -> Weights:
 def make_inputs(spec: GemmSpec, generator: torch.Generator) -> Inputs:
     """Random `x` [M, K] of about 1 and its scales; in a batch [B, M, K] and [B, M, 1].
 
-    Block scales lie in the order that the spec says, row-major where it says none.
+    Block scales are in the memory order of the spec, row-major if it has none.
     """
     x, x_scale = quantise_with_random_scales(
         random_normal(spec.batch * spec.m, spec.k, generator), spec.x_dtype, spec.x_scale, generator
@@ -66,24 +66,24 @@ def make_inputs(spec: GemmSpec, generator: torch.Generator) -> Inputs:
 
 
 def in_memory_order(scale: torch.Tensor, order: str) -> torch.Tensor:
-    """Block scales [M, blocks] row-major (`row`) or M-major (`column`): as they are, or a copy."""
+    """Block scales [M, blocks] row-major (`row`) or M-major (`column`); a copy if their order differs."""
     return scale.contiguous() if order == "row" else scale.mT.contiguous().mT
 
 
 def random_normal(rows: int, columns: int, generator: torch.Generator) -> torch.Tensor:
-    """fp32 [rows, columns] of N(0, 1) on the generator's device, one element in a thousand 8 times as large."""
+    """fp32 [rows, columns] from N(0, 1) on the generator's device, with 0.1 % of the elements 8 times as large."""
     device = generator.device
     values = torch.randn(rows, columns, generator=generator, device=device)
     count = max(1, round(values.numel() * _OUTLIERS_PCT / 100))
-    places = torch.randint(values.numel(), (count,), generator=generator, device=device)
-    values.view(-1)[places] *= _OUTLIER_FACTOR
+    outliers = torch.randint(values.numel(), (count,), generator=generator, device=device)
+    values.view(-1)[outliers] *= _OUTLIER_FACTOR
     return values
 
 
 def quantise_with_random_scales(
     values: torch.Tensor, dtype_name: str, scaling: Scaling | None, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """fp32 [R, C] as it is stored and its scales, of many sizes; `values` is spoiled."""
+    """fp32 [R, C] quantised with scales of many sizes: (stored values, scales); `values` is overwritten."""
     dtype = torch_dtype(dtype_name)
     if scaling is None:
         return values.to(dtype), None
@@ -100,7 +100,7 @@ def quantise_with_random_scales(
 
 
 def scale_count(scaling: Scaling, rows: int, columns: int) -> int:
-    """How many scales an operand of [rows, columns] has."""
+    """Number of scales of an operand of [rows, columns]."""
     if scaling.granularity == "block":
         return -(-rows // scaling.block[0]) * -(-columns // scaling.block[1])
     return 1 if scaling.granularity == "tensor" else rows
@@ -116,7 +116,7 @@ def quantise_blockwise(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise fp32 [R, C] to (`dtype` [R, C], fp32 scales [ceil(R/tile_r), ceil(C/tile_c)]); values = q * scale.
 
-    A scale is its tile's largest magnitude over the format's; an all-zero tile has scale 1.
+    A scale is the largest magnitude in its tile over the largest of the format; an all-zero tile has scale 1.
     """
     top = torch.finfo(dtype).max if dtype.is_floating_point else torch.iinfo(dtype).max
     amax = _tile_amax(values, tile)
@@ -126,10 +126,10 @@ def quantise_blockwise(
 
 
 def quantise_mx(values: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise fp32 [R, C] to (float4_e2m1fn_x2 [R, C/2], float8_e8m0fnu scales [R, C/group]), as OCP's MX says.
+    """Quantise fp32 [R, C] to (float4_e2m1fn_x2 [R, C/2], float8_e8m0fnu scales [R, C/group]) as in OCP's MX format.
 
-    A scale is the power of two that brings its group's largest magnitude to [4, 8); beyond 6 is cut off. C is a
-    multiple of `group`, which is even.
+    A scale is the power of two that brings the largest magnitude of its group to [4, 8); values above 6 saturate. C is
+    a multiple of `group`, which is even.
     """
     amax = _tile_amax(values, (1, group))
     exponents = torch.where(amax > 0, amax.log2().floor() - 2, torch.zeros_like(amax)).clamp_(-127, 127)
@@ -137,16 +137,16 @@ def quantise_mx(values: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.T
     steps = torch.tensor(E2M1_MAGNITUDES, device=values.device)
     codes = torch.bucketize(scaled.abs(), (steps[1:] + steps[:-1]) / 2).to(torch.uint8)
     codes |= (scaled < 0).to(torch.uint8) << 3
-    packed = codes[:, 0::2] | codes[:, 1::2] << 4  # the even k in the low half
+    packed = codes[:, 0::2] | codes[:, 1::2] << 4  # even k in the low half
     scales = (exponents + 127).to(torch.uint8).view(torch.float8_e8m0fnu)
     return packed.view(torch.float4_e2m1fn_x2), scales
 
 
 def unpack_mx(values: torch.Tensor) -> torch.Tensor:
-    """float4_e2m1fn_x2 [..., C/2] as fp32 [..., C], without its scales."""
+    """float4_e2m1fn_x2 [..., C/2] as fp32 [..., C], without applying scales."""
     bits = values.view(torch.uint8)
     codes = torch.stack((bits & 15, bits >> 4), -1).flatten(-2)
-    # By arithmetic, not by a table: a table would be copied to the device, which a graph capture does not allow.
+    # Arithmetic instead of a lookup table, which would be copied to the device: graph capture does not allow that.
     exponent, half = (codes >> 1 & 3).float(), (codes & 1).float()
     magnitude = torch.where(exponent > 0, (half + 2) * torch.exp2(exponent - 2), half * 0.5)
     return torch.where(codes > 7, -magnitude, magnitude)
@@ -160,7 +160,7 @@ def _tile_amax(values: torch.Tensor, tile: tuple[int, int]) -> torch.Tensor:
 
 
 def apply_scales(scales: torch.Tensor, tile: tuple[int, int], values: torch.Tensor) -> torch.Tensor:
-    """Multiply `values` [R, C] in place by the scale [ceil(R/tile_r), ceil(C/tile_c)] of each one's tile."""
+    """Multiply `values` [R, C] in place by the scales [ceil(R/tile_r), ceil(C/tile_c)] of their tiles."""
     rows, columns = values.shape
     if tile[0] > 1:
         scales = scales.repeat_interleave(tile[0], 0)[:rows]

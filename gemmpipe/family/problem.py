@@ -1,6 +1,6 @@
-"""From the text of a table, a list or a model to checked problems.
+"""Parsing of values from tables, lists and models into key columns and checked problems.
 
-From what a table, a list or a model says to the value of a key column.
+The `parse_*` functions raise UserError with a text that callers put after the place: `'x', expected ...`.
 """
 
 import math
@@ -13,6 +13,8 @@ from gemmpipe.core.errors import NotComputed, UserError, quoted_repr, shortened,
 from gemmpipe.core.files import is_formula, is_number
 from gemmpipe.family import Family, KernelDefaults, KeyColumn, load_family, shipped_families
 from gemmpipe.family.dtypes import native_fp8
+
+T = TypeVar("T")
 
 MAX_SIZE = 2**31 - 1
 """Kernels index sizes with 32 bits."""
@@ -53,40 +55,44 @@ _ALIASES = {
     "i4": "int4",
 }
 _NATIVE_FP8_NAMES = ("fp8", "float8", "fp8_e4m3", "e4m3", "float8_e4m3")
-"""Names that mean the chip's own e4m3."""
+"""Names of the architecture's native e4m3."""
 
 _BOOLS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+_MAX_CALLS = 1e15
+"""Sums of weights up to this stay exact and finite."""
+_MAX_NAMED = 3
+_MAX_HEADER_CHARS = 120  # characters of a header in a message
 
 
 def parse_dtype(value: object, gfx: str) -> str:
-    """Torch's name without `torch.`; `fp8` is the architecture's own e4m3. Raises UserError (what was expected)."""
-    word = str(value).strip().removeprefix("torch.").lower()
-    if word in _NATIVE_FP8_NAMES:
+    """Torch's name without `torch.`; `fp8` is the architecture's native e4m3. Raises UserError (what was expected)."""
+    text = str(value).strip().removeprefix("torch.").lower()
+    if text in _NATIVE_FP8_NAMES:
         return native_fp8(gfx)
-    name = _ALIASES.get(word, word)
+    name = _ALIASES.get(text, text)
     if name not in KNOWN_DTYPES:
         known = (*KNOWN_DTYPES, *_ALIASES, "fp8")
         raise UserError(
-            f"{quoted_repr(value)}, expected a dtype such as bfloat16{suggest_or_list(shortened(word), known)}"
+            f"{quoted_repr(value)}, expected a dtype such as bfloat16{suggest_or_list(shortened(text), known)}"
         )
     return name
 
 
 def parse_bool(value: object) -> bool:
     """True/False, TRUE/FALSE, 1/0, yes/no. Raises UserError (what was expected)."""
-    word = str(value).strip().lower()
-    if word not in _BOOLS:
+    text = str(value).strip().lower()
+    if text not in _BOOLS:
         raise UserError(f"{quoted_repr(value)}, expected True or False")
-    return _BOOLS[word]
+    return _BOOLS[text]
 
 
 def parse_int(value: object) -> int:
-    """A whole number from 1 to 2^31 - 1; a bool is none. Raises UserError (what was expected)."""
+    """A whole number from 1 to 2^31 - 1, not a bool. Raises UserError (what was expected)."""
     expected = UserError(f"{quoted_repr(value)}, expected a whole number from 1 to {MAX_SIZE}")
     if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
         raise expected
     try:
-        # int() takes "1_024" and other scripts' digits, which no table of numbers means.
+        # int() alone also accepts "1_024" and digits of other scripts, which are errors in a table.
         number = int(value) if isinstance(value, int | float) else int(_digits(str(value)))
     except ValueError:
         raise expected from None
@@ -96,16 +102,16 @@ def parse_int(value: object) -> int:
 
 
 def _digits(text: str) -> str:
-    word = text.strip()
-    if not word.isascii() or "_" in word or len(word) > 20:
-        raise ValueError(word)
-    return word.removesuffix(".0")
+    stripped = text.strip()
+    if not stripped.isascii() or "_" in stripped or len(stripped) > 20:
+        raise ValueError(stripped)
+    return stripped.removesuffix(".0")
 
 
 def parse_number(text: str, least: float = -math.inf, most: float = math.inf) -> float:
     """A finite number in ASCII within these bounds. Raises UserError (what was expected).
 
-    float() alone also takes `1_0.5`, full-width digits and `infinity`, which no table of numbers means.
+    float() alone also accepts `1_0.5`, full-width digits and `infinity`, which are errors in a table.
     """
     value = float(text) if is_number(text) else math.nan
     if not (math.isfinite(value) and least <= value <= most):
@@ -128,12 +134,8 @@ def _bounds_text(least: float, most: float) -> str:
     return f" from {low} to {high}"
 
 
-_MAX_CALLS = 1e15
-"""Sums of them stay exact, and are no infinity."""
-
-
 def parse_weight(value: object) -> float:
-    """A finite number above 0: how often a call is made. Raises UserError (what was expected)."""
+    """A number of calls: finite, above 0, at most _MAX_CALLS. Raises UserError (what was expected)."""
     text = str(value).strip()
     number = float(text) if is_number(text) else math.nan
     if isinstance(value, bool) or not (math.isfinite(number) and number > 0):
@@ -144,7 +146,7 @@ def parse_weight(value: object) -> float:
 
 
 def is_missing(value: object) -> bool:
-    """Whether a cell says nothing: None, empty text, NaN."""
+    """True for a cell without a value: None, empty text, NaN."""
     return (
         value is None
         or (isinstance(value, str) and not value.strip())
@@ -153,7 +155,7 @@ def is_missing(value: object) -> bool:
 
 
 def parse_key_value(column: KeyColumn, value: object, gfx: str) -> Scalar:
-    """A key column's value in its own type; None where an optional one says nothing. Raises UserError (expected)."""
+    """A key column's value in its own type; None for a missing optional value. Raises UserError (what was expected)."""
     if column.optional and is_missing(value):
         return None
     if column.kind == "int":
@@ -168,33 +170,30 @@ def parse_key_value(column: KeyColumn, value: object, gfx: str) -> Scalar:
 
 
 def parse_name(text: str) -> str:
-    """A name that goes into tables, which people open in spreadsheets. Raises UserError (what was expected)."""
+    """A name for tables, which users open in spreadsheets. Raises UserError (what was expected)."""
     if is_formula(text):
         raise UserError(f"{quoted_repr(text)}, expected a name: spreadsheets take it for a formula")
     return text
 
 
-def parse_choice(words: Sequence[tuple[str, str]], value: object, others: Sequence[tuple[str, str]] = ()) -> str:
-    """What one of these words means, in any case. Raises UserError (what was expected), which offers no `others`."""
-    known = _by_alias(words)
-    word = str(value).strip().lower()
-    if word in (unoffered := _by_alias(others)):
-        return unoffered[word]
-    if word not in known:
+def parse_choice(choices: Sequence[tuple[str, str]], value: object, others: Sequence[tuple[str, str]] = ()) -> str:
+    """The meaning of one of the (alias, meaning) `choices` or `others`, in any case.
+
+    Raises UserError (what was expected), which lists the `choices` alone.
+    """
+    known = _by_alias(choices)
+    alias = str(value).strip().lower()
+    if alias in (unlisted := _by_alias(others)):
+        return unlisted[alias]
+    if alias not in known:
         raise UserError(
-            f"{quoted_repr(value)}, expected one of {', '.join(dict(words))}{suggest(shortened(word), known)}"
+            f"{quoted_repr(value)}, expected one of {', '.join(dict(choices))}{suggest(shortened(alias), known)}"
         )
-    return known[word]
+    return known[alias]
 
 
-def _by_alias(words: Sequence[tuple[str, str]]) -> dict[str, str]:
-    return {**dict(words), **{meaning.lower(): meaning for _, meaning in words}}
-
-
-_MAX_NAMED = 3
-_MAX_HEADER_CHARS = 120  # characters of a header in a message
-
-T = TypeVar("T")
+def _by_alias(choices: Sequence[tuple[str, str]]) -> dict[str, str]:
+    return {**dict(choices), **{meaning.lower(): meaning for _, meaning in choices}}
 
 
 def make_problem(
@@ -206,10 +205,10 @@ def make_problem(
     weight: float = 1.0,
     layer: str = "",
 ) -> Problem:
-    """The problem of these key values; what they leave open comes from the kernel's words, then the family.
+    """The problem of these key values; missing values come from the kernel's options (`defaults`), then the family.
 
-    `where` (`file:row`) begins every UserError: a column that is missing or no value of its kind. NotComputed, where
-    the family has no such product.
+    Raises UserError for a missing column or an invalid value, NotComputed for a product that the family does not
+    have; both messages begin with `where` (`file:row`).
     """
     fallback: Mapping[str, Scalar] | None = None
     key: list[tuple[str, Scalar]] = []
@@ -235,24 +234,24 @@ def make_problem(
 def _open_columns(
     family: Family, values: Mapping[str, object], defaults: KernelDefaults, gfx: str
 ) -> Mapping[str, Scalar]:
-    """Values for open columns; a row's own dtype decides the others as `kernel.dtype` would."""
-    words = resolve_dtypes(defaults, gfx)
-    chosen = {name: value for name, value in words.key.items() if value is not None}
-    said = {
+    """Values for missing columns; a row's own dtype determines the others, like `kernel.dtype`."""
+    resolved = resolve_dtypes(defaults, gfx)
+    chosen = {name: value for name, value in resolved.key.items() if value is not None}
+    given = {
         name: value for name, value in values.items() if isinstance(value, str | int | float) and not is_missing(value)
     }
-    words = replace(words, key={**chosen, **said})
+    resolved = replace(resolved, key={**chosen, **given})
     own = values.get("dtype")
     if not is_missing(own):
         try:
-            return {**family.key_defaults(replace(words, dtype=parse_dtype(own, gfx)), gfx), **chosen}
+            return {**family.key_defaults(replace(resolved, dtype=parse_dtype(own, gfx)), gfx), **chosen}
         except UserError:
-            pass  # a dtype that the family does not have: its spec says so, with the row
-    return {**family.key_defaults(words, gfx), **chosen}
+            pass  # a dtype that the family does not have: its spec raises an error with the row
+    return {**family.key_defaults(resolved, gfx), **chosen}
 
 
 def resolve_dtypes(defaults: KernelDefaults, gfx: str) -> KernelDefaults:
-    """The kernel's words with torch's dtype names. Raises UserError naming the word."""
+    """The kernel's options with torch's dtype names. Raises UserError with the option's key."""
     return replace(
         defaults,
         dtype=_resolve_dtype("dtype", defaults.dtype, gfx),
@@ -273,7 +272,7 @@ def _expected_value(column: KeyColumn) -> str:
 
 
 def merge_duplicates(problems: Iterable[Problem]) -> list[Problem]:
-    """Each key once, in order of first sight; weights are summed and different layer names joined by `+`."""
+    """Problems with distinct keys, in order of first occurrence; weights are summed, distinct layers joined by `+`."""
     united: dict[tuple[tuple[str, Scalar], ...], Problem] = {}
     for problem in problems:
         old = united.get(problem.key)
@@ -288,20 +287,20 @@ def merge_duplicates(problems: Iterable[Problem]) -> list[Problem]:
 
 
 def locate_key_columns(header: Sequence[str], family: Family, where: str) -> dict[str, int]:
-    """Key column -> its place in the header, by exact name, alias or lower case.
+    """The index in the header of each key column, found by exact name, alias or lower case.
 
-    Raises UserError for a column without a default that is missing, and for one that is there twice.
+    Raises UserError for a missing column without a default, and for a duplicate column.
     """
     lower = [name.lower() for name in header]
-    places: dict[str, int] = {}
+    indices: dict[str, int] = {}
     for column in family.key_columns:
         for name in (column.name, *column.aliases):
-            exact = [place for place, word in enumerate(header) if word == name]
-            matches = exact or [place for place, word in enumerate(lower) if word == name.lower()]
+            exact = [index for index, cell in enumerate(header) if cell == name]
+            matches = exact or [index for index, cell in enumerate(lower) if cell == name.lower()]
             if len(matches) > 1:
-                raise UserError(f"{where}: column '{name}' is there {len(matches)} times, expected once")
+                raise UserError(f"{where}: column '{name}' occurs {len(matches)} times, expected once")
             if matches:
-                places[column.name] = matches[0]
+                indices[column.name] = matches[0]
                 break
         else:
             if column.kind == "int" and column.default is None:
@@ -311,30 +310,30 @@ def locate_key_columns(header: Sequence[str], family: Family, where: str) -> dic
                     f"{where}: no column '{column.name}', expected the key of {family.name} ({key}), found {found}"
                     f"{_header_hint(header)}"
                 )
-    return places
+    return indices
 
 
 def _header_hint(header: Sequence[str]) -> str:
-    """What may have been meant by a header that lacks the key: other families' columns, or another separator."""
+    """A hint for a header without the key: another separator, or the families with these columns."""
     if len(header) == 1 and (odd := next((mark for mark in ";\t|" if mark in header[0]), None)):
         return f"; columns are separated by commas, not by {odd!r}"
     return families_hint(header)
 
 
 def families_hint(columns: Iterable[str]) -> str:
-    """The clause that names the shipped families whose key these columns have: "; kernel=x has these columns"."""
-    here = {name.lower() for name in columns}
+    """The clause "; they are of kernel=x" with the shipped families that have their key sizes in `columns`, or ""."""
+    present = {name.lower() for name in columns}
     fit = []
     for name in shipped_families():
         needed = [c for c in load_family(name).key_columns if c.kind == "int" and c.default is None]
-        if all(here & {word.lower() for word in (c.name, *c.aliases)} for c in needed):
+        if all(present & {alias.lower() for alias in (c.name, *c.aliases)} for c in needed):
             fit.append(name)
     several = " ..." if len(fit) > _MAX_NAMED else ""
     return f"; they are of kernel={' or '.join(fit[:_MAX_NAMED])}{several}" if fit else ""
 
 
 def group_by_shape(items: Iterable[T], problem_of: Callable[[T], Problem]) -> list[list[T]]:
-    """Those whose problems differ in M alone, together; in the order in which they come."""
+    """Items grouped by their problem's `shape_group` (problems that differ in M alone), in order of occurrence."""
     groups: dict[object, list[T]] = {}
     for item in items:
         groups.setdefault(problem_of(item).shape_group, []).append(item)
@@ -342,5 +341,5 @@ def group_by_shape(items: Iterable[T], problem_of: Callable[[T], Problem]) -> li
 
 
 def shape_groups(problems: Iterable[Problem]) -> list[list[Problem]]:
-    """Problems that differ in M alone, together; in the order in which they come."""
+    """Problems grouped by `shape_group` (they differ in M alone), in order of occurrence."""
     return group_by_shape(problems, lambda problem: problem)

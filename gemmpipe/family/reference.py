@@ -1,4 +1,4 @@
-"""The product in fp32 that every candidate is checked against, and the measure of how far it is off."""
+"""The fp32 reference product for checking candidates, its tolerance and the error measure."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,13 +9,12 @@ import torch
 from gemmpipe.family import GemmSpec, Inputs, Scaling, Weights, layouts
 from gemmpipe.family.operands import apply_scales, scale_tile, torch_dtype, unpack_mx
 
-_MAX_ELEMENT_ERROR = (
-    8.0  # the most that a single element may be off, in tolerances: rounding errors have no longer tails
-)
+_MAX_ELEMENT_ERROR = 8.0
+"""Largest error of a single element in units of its tolerance; rounding errors do not exceed it."""
 
 
 def product(spec: GemmSpec, inputs: Inputs, weights: Weights) -> torch.Tensor:
-    """(x * x_scale) @ (w * w_scale)^T + bias in fp32 [M, N] or [B, M, N], without TF32, for the M of these inputs."""
+    """(x * x_scale) @ (w * w_scale)^T + bias in fp32 [M, N] or [B, M, N], without TF32; M is that of the inputs."""
     x = dequantise(inputs.x, inputs.x_scale, spec.x_scale, torch.float32)
     w = dequantise_weight(spec, weights, torch.float32)
     with without_tf32(x.device.type):
@@ -28,7 +27,7 @@ def dequantise(
 ) -> torch.Tensor:
     """`values` [..., R, K] times their scales as a new tensor of `dtype`; the scales are applied in fp32.
 
-    4-bit values come in twos: they are [..., R, K/2].
+    4-bit values are packed two per byte: [..., R, K/2].
     """
     if scale is None or scaling is None:
         return values.to(dtype)
@@ -45,17 +44,17 @@ def dequantise(
 
 
 def dequantise_weight(spec: GemmSpec, weights: Weights, dtype: torch.dtype) -> torch.Tensor:
-    """The weight as a row-major [N, K] or [B, N, K] of `dtype`, times its scales."""
+    """The weight times its scales as a row-major [N, K] or [B, N, K] of `dtype`."""
     return dequantise(layouts.unshuffle(weights.w, spec.w_layout), weights.w_scale, spec.w_scale, dtype)
 
 
 def tolerance(spec: GemmSpec) -> tuple[float, float]:
-    """(atol as a share of the row's RMS, rtol) for a right implementation of this product.
+    """(atol as a share of the row's RMS, rtol) for a correct implementation of this product.
 
-    rtol: one unit of the output format (rounding gives half), where libraries add split-K parts in that format too.
-    atol: fp32 accumulation in any order errs by about sqrt(K) * 2**-24 of the RMS; for scaled operands a
-    dequantised bf16 copy is legitimate, whose roundings (2**-9 each, both sides) give 1.6e-3 of the RMS on average
-    and 5.5 times that at the worst of 3e7 elements, and so is a tensor core that keeps 14 bits of an fp8 sum.
+    rtol: one unit of the output format (rounding gives half), since libraries add split-K parts in that format too.
+    atol: fp32 accumulation in any order has an error of about sqrt(K) * 2**-24 of the RMS. Scaled operands may be
+    dequantised to bf16: these roundings (2**-9 each, both sides) give 1.6e-3 of the RMS on average and 5.5 times that
+    for the worst of 3e7 elements. A tensor core that keeps 14 bits of an fp8 sum is allowed as well.
     """
     unit = float(torch.finfo(torch_dtype(spec.out_dtype)).eps)
     accumulation = 8 * spec.k**0.5 * 2.0**-24
@@ -65,21 +64,21 @@ def tolerance(spec: GemmSpec) -> tuple[float, float]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ErrorBounds:
-    """What a product may be off, fp32."""
+    """The largest allowed errors of a product, fp32."""
 
     elements: torch.Tensor
-    """Of each element, [..., N]; never 0, so that it can be divided by."""
+    """For each element, [..., N]; never 0, so that it can be a divisor."""
     rows: torch.Tensor
-    """Of each row as a whole (2-norm), [...]."""
+    """For each row as a whole (2-norm), [...]."""
 
 
 def error_bounds(ref: torch.Tensor, atol_share: float, rtol: float) -> ErrorBounds:
-    """What may be off of each element and of each row.
+    """The allowed error of each element and of each row of `ref`.
 
-    An element: atol_share * RMS(its row of ref) + rtol * |ref|, the first times what its column is larger than the
-    others: weights with a scale a row make columns of unlike size, whose errors are as unlike (experts in fp8 with
-    such scales, rounded as they should be, are off by 6.7 times the same for all at the worst of 10^6 elements, by 4.3
-    times this). A row: (atol_share + rtol) times its 2-norm.
+    For an element: atol_share * RMS(its row of ref) * f + rtol * |ref|, with f the size of its column relative to the
+    RMS column, at least 1. Weights with row scales make columns of different size, with errors of different size: for
+    correctly rounded experts in fp8 with such scales, the worst of 10^6 elements has 6.7 times the bound without f, and
+    4.3 times the bound with it. For a row: (atol_share + rtol) times its 2-norm.
     """
     norm = torch.linalg.vector_norm(ref, dim=-1, keepdim=True)
     columns = torch.linalg.vector_norm(ref, dim=-2, keepdim=True)
@@ -91,21 +90,21 @@ def error_bounds(ref: torch.Tensor, atol_share: float, rtol: float) -> ErrorBoun
 
 
 def error_ratio(out: torch.Tensor, ref: torch.Tensor, atol_share: float, rtol: float) -> float:
-    """As `fraction_out_of_bounds`, for one product alone."""
+    """Like `fraction_out_of_bounds`, with the bounds of `error_bounds`."""
     return fraction_out_of_bounds(out, ref, error_bounds(ref, atol_share, rtol))
 
 
 def fraction_out_of_bounds(out: torch.Tensor, ref: torch.Tensor, allowed: ErrorBounds) -> float:
-    """The share of elements [..., N] that are off by more than is allowed.
+    """The share of elements [..., N] with an error above the allowed one.
 
-    1.0 whatever the share when an element of `out` is not finite, when any element is outside 8 times that, or when
-    any row as a whole is: so one wrong row, swapped columns or an untouched output cannot pass. A device is waited for
-    once.
+    1.0 for any share if an element of `out` is not finite, if an error exceeds 8 times the allowed one, or if the error
+    of a row as a whole exceeds its bound: one wrong row, swapped columns or an unwritten output cannot pass.
+    Synchronizes with the device once.
     """
     error = out - ref  # in fp32, as ref is
     broken = (torch.linalg.vector_norm(error, dim=-1) > allowed.rows).any()
     error.abs_().div_(allowed.elements)
-    # What is no number is not below anything.
+    # Negated, since a comparison with NaN is false.
     broken |= ~(error.amax() <= _MAX_ELEMENT_ERROR)
     share = (error > 1).sum() / error.numel()
     return float(share.masked_fill(broken, 1.0))
@@ -113,7 +112,7 @@ def fraction_out_of_bounds(out: torch.Tensor, ref: torch.Tensor, allowed: ErrorB
 
 @contextmanager
 def without_tf32(device_type: str) -> Iterator[None]:
-    """fp32 products as fp32 on a GPU, whatever the process set."""
+    """Compute fp32 products in fp32 on a GPU, independent of the process's TF32 settings."""
     if device_type == "cpu":
         yield
         return

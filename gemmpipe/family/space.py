@@ -1,6 +1,7 @@
-"""A search space: axes of knob values, and entries that replace axes where they match.
+"""Search spaces: axes of knob values with conditional replacements, and their parsing from the configuration.
 
-The search space as the configuration says it: checked, bounded, and which axes the command line pins.
+`Space.configs` enumerates the points of a space; `parse_space` checks a configuration's space, limits its size and
+records the axes that the command line pins.
 """
 
 import itertools
@@ -17,16 +18,20 @@ Axes = Mapping[str, tuple[Scalar, ...]]
 """Values by axis."""
 
 Facts = Mapping[str, Scalar]
-"""What an entry can ask about besides axes: `arch` (`sm_90`), `vendor`, `M`, `N`, `K`."""
+"""The values that conditions can use in addition to axes: `arch` (`sm_90`), `vendor`, `M`, `N`, `K`."""
+
+_FACTS = ("arch", "vendor", "M", "N", "K", "B", "E", "topk", "rows")
+_MAX_CONFIGS = 20_000_000
+"""Limit per problem; the largest shipped space has about 100,000."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """Axes at the top; each `when` entry replaces axes for the points that match it.
+    """Axes, and `when` entries that replace axes for the points that match them.
 
     In an entry a scalar is a condition and a list is a replacement. Conditions compare a fact or an axis: equal,
-    a glob (`arch: "gfx*"`), or a bound (`M: "<=64"`). Later entries win over earlier ones. An axis named in
-    `pinned` (given on the command line) is never replaced.
+    a glob (`arch: "gfx*"`), or a bound (`M: "<=64"`). Later entries override earlier ones. An axis in `pinned` (set on
+    the command line) is never replaced.
     """
 
     axes: Axes
@@ -34,10 +39,10 @@ class Space:
     pinned: tuple[str, ...]
 
     def configs(self, facts: Facts, unused: Collection[str] = ()) -> Iterator[dict[str, Scalar]]:
-        """Every point of the space for one problem on one device, each once, in the order of the axes.
+        """The distinct points of the space for one problem on one device, in the order of the axes.
 
-        Where a fact has an axis' name, only points with that value are made; of an `unused` axis, which means nothing
-        on this device, only those with its first value, unless an entry asks about it.
+        If a fact has the name of an axis, only points with its value; for an `unused` axis (without effect on this
+        device) only points with its first value, unless an entry has a condition on it.
         """
         single = {name for name in unused if not any(name in e and not _is_list(e[name]) for e in self.when)}
         for axes in self._variants(facts):
@@ -46,71 +51,73 @@ class Space:
                 yield dict(zip(axes, values, strict=True))
 
     def _variants(self, facts: Facts) -> Iterator[dict[str, tuple[Scalar, ...]]]:
-        """The axes once for every way in which entries that look at axes can match; no two hold the same point."""
-        asked = [name for name in self.axes if any(name in e and not _is_list(e[name]) for e in self.when)]
-        ever = _restricted({name: self._all_values(name) for name in asked}, facts)
-        for fixed, rules in _assignments(ever, {}, self.axes, self._overrides(facts, asked)):
+        """The axes for each combination of values of the axes with conditions; variants have no common point."""
+        conditional = [name for name in self.axes if any(name in e and not _is_list(e[name]) for e in self.when)]
+        domains = _restricted({name: self._all_values(name) for name in conditional}, facts)
+        for fixed, overrides in _assignments(domains, {}, self.axes, self._overrides(facts, conditional)):
             axes = dict(self.axes)
-            for rule in rules:
-                axes |= rule.values
+            for override in overrides:
+                axes |= override.values
             yield _restricted({**axes, **{name: (value,) for name, value in fixed.items()}}, facts)
 
     def _all_values(self, name: str) -> tuple[Scalar, ...]:
-        """Every value that an axis takes anywhere: an entry may ask about one that another entry brings in."""
-        brought = (e[name] for e in self.when if name in e) if name not in self.pinned else ()
-        return sum((v for v in brought if isinstance(v, tuple)), self.axes[name])
+        """All values of an axis, also those in entries: one entry may have a condition on a value from another."""
+        replacements = (e[name] for e in self.when if name in e) if name not in self.pinned else ()
+        return sum((v for v in replacements if isinstance(v, tuple)), self.axes[name])
 
-    def _overrides(self, facts: Facts, asked: Collection[str]) -> list["_Override"]:
-        """The entries that the facts allow, and what they ask of axes."""
-        rules = []
+    def _overrides(self, facts: Facts, conditional: Collection[str]) -> list["_Override"]:
+        """The entries whose conditions on facts hold, with their conditions on axes."""
+        overrides = []
         for entry in self.when:
             conditions = {k: v for k, v in entry.items() if not _is_list(v)}
-            known = [(facts[k], v) for k, v in conditions.items() if k in facts and k not in asked]
-            if all(k in facts or k in asked for k in conditions) and all(matches(*each) for each in known):
+            known = [(facts[k], v) for k, v in conditions.items() if k in facts and k not in conditional]
+            if all(k in facts or k in conditional for k in conditions) and all(matches(*each) for each in known):
                 values = {k: v for k, v in entry.items() if isinstance(v, tuple) and k not in self.pinned}
-                rules.append(_Override(conditions={k: v for k, v in conditions.items() if k in asked}, values=values))
-        return rules
+                on_axes = {k: v for k, v in conditions.items() if k in conditional}
+                overrides.append(_Override(conditions=on_axes, values=values))
+        return overrides
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Override:
-    """An entry for one problem: what it asks of axes, and the values that it gives others."""
+    """An entry for one problem: its conditions on axes, and the values that replace those of axes."""
 
     conditions: Mapping[str, Scalar | tuple[Scalar, ...]]
     values: Axes
 
 
 def _assignments(
-    ever: Axes, fixed: dict[str, Scalar], axes: Axes, rules: list[_Override]
+    domains: Axes, fixed: dict[str, Scalar], axes: Axes, overrides: list[_Override]
 ) -> Iterator[tuple[dict[str, Scalar], list[_Override]]]:
-    """Values of the axes in `ever` that stand together, in their order, and the rules that then apply.
+    """The consistent assignments of the axes in `domains`, in order, each with the overrides that apply to it.
 
-    Axis by axis, and no further where one that is fixed cannot have its value any more: all combinations of ten axes
-    are thousands, of which dozens stand (a search spent 84 % of its time on the others, 2026-11-22).
+    Axes are assigned one by one, and a branch ends as soon as a fixed value is no longer allowed: ten axes have
+    thousands of combinations, of which dozens are consistent (enumerating all took 84 % of a search's time,
+    2026-11-22).
     """
-    if not all(_is_allowed(name, value, fixed, axes, rules) for name, value in fixed.items()):
+    if not all(_is_allowed(name, value, fixed, axes, overrides) for name, value in fixed.items()):
         return
-    if len(fixed) == len(ever):
-        yield fixed, rules
+    if len(fixed) == len(domains):
+        yield fixed, overrides
         return
-    name = list(ever)[len(fixed)]
-    for value in ever[name]:
-        left = [rule for rule in rules if name not in rule.conditions or matches(value, rule.conditions[name])]
-        yield from _assignments(ever, {**fixed, name: value}, axes, left)
+    name = list(domains)[len(fixed)]
+    for value in domains[name]:
+        left = [each for each in overrides if name not in each.conditions or matches(value, each.conditions[name])]
+        yield from _assignments(domains, {**fixed, name: value}, axes, left)
 
 
-def _is_allowed(name: str, value: Scalar, fixed: Collection[str], axes: Axes, rules: list[_Override]) -> bool:
-    """Whether an axis can have this value: the last rule that applies decides, and those that still might, allow."""
-    stands = value in axes[name]
-    for rule in rules:
-        if name in rule.values:
-            decided = all(asked in fixed for asked in rule.conditions)
-            stands = value in rule.values[name] or (stands and not decided)
-    return stands
+def _is_allowed(name: str, value: Scalar, fixed: Collection[str], axes: Axes, overrides: list[_Override]) -> bool:
+    """True if an axis can have this value: by the last override that applies, or by one that may still apply."""
+    allowed = value in axes[name]
+    for override in overrides:
+        if name in override.values:
+            applies = all(condition in fixed for condition in override.conditions)
+            allowed = value in override.values[name] or (allowed and not applies)
+    return allowed
 
 
 def _restricted(axes: Axes, facts: Facts) -> dict[str, tuple[Scalar, ...]]:
-    """Each value of an axis once, and only the one that a fact names."""
+    """The distinct values of each axis; for an axis with the name of a fact only the fact's value."""
     return {
         name: tuple(v for v in dict.fromkeys(values) if name not in facts or v == facts[name])
         for name, values in axes.items()
@@ -122,9 +129,9 @@ def _is_list(value: object) -> bool:
 
 
 def matches(value: Scalar, condition: Scalar | tuple[Scalar, ...]) -> bool:
-    """Whether a fact meets a condition: equality, a glob for text, or a bound such as `<=64`.
+    """True if a value meets a condition: equality, a glob for text, or a bound such as `<=64`.
 
-    Raises UserError for a bound that is no number.
+    Raises UserError for a bound that is not a number.
     """
     if isinstance(condition, str) and condition[:1] in "<>" and condition:
         sign = condition[:2] if condition[1:2] == "=" else condition[:1]
@@ -139,13 +146,11 @@ def matches(value: Scalar, condition: Scalar | tuple[Scalar, ...]) -> bool:
     return value == condition
 
 
-_FACTS = ("arch", "vendor", "M", "N", "K", "B", "E", "topk", "rows")
-_MAX_CONFIGS = 20_000_000
-"""Of a problem; the largest space that is shipped has some 100,000."""
-
-
 def parse_space(node: object, overrides: Sequence[str], where: str = "space") -> Space:
-    """The search space; an axis named by an override `space.X=` is pinned. Raises UserError naming the full key."""
+    """The search space of a configuration node; an axis with a command-line override `space.X=` is pinned.
+
+    Raises UserError with the full key.
+    """
     if not isinstance(node, Mapping):
         raise UserError(f"{where}: {node!r} given, expected axes with lists of values")
     if "when" not in node:
@@ -160,7 +165,7 @@ def parse_space(node: object, overrides: Sequence[str], where: str = "space") ->
 
 
 def _check_size(axes: Mapping[str, tuple[Any, ...]], entries: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse a space that nobody could list: a file of a few lines can ask for more points than there are atoms."""
+    """Refuse a space that is too large to enumerate: a few lines of YAML can define any number of points."""
     longest = {name: len(values) for name, values in axes.items()}
     for entry in entries:
         for name, values in entry.items():
@@ -171,8 +176,8 @@ def _check_size(axes: Mapping[str, tuple[Any, ...]], entries: Sequence[Mapping[s
 
 
 def _pinned_axes(axes: Mapping[str, object], overrides: Sequence[str]) -> tuple[str, ...]:
-    """The axes that overrides name. Raises UserError for `+space.X`, which would add one."""
-    keys = [word.split("=", 1)[0].split(".") for word in overrides]
+    """The axes with an override. Raises UserError for `+space.X`, which would add an axis."""
+    keys = [override.split("=", 1)[0].split(".") for override in overrides]
     named = [(key[0], key[1]) for key in keys if len(key) > 1 and key[0].lstrip("+~") == "space"]
     for sign, axis in named:
         if sign.startswith("+"):

@@ -1,4 +1,4 @@
-"""trials.jsonl: the append-only truth of a run, written and read back; everything else is derived from it."""
+"""The journal trials.jsonl: the append-only record of a run, from which all other outputs are derived."""
 
 from gemmpipe.journal.reading import Record, read
 from gemmpipe.journal.writer import NAME, Journal

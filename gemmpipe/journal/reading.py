@@ -1,8 +1,7 @@
-"""A journal read back: what an earlier session of a run, or another run, has written.
+"""The reader of a journal of an earlier session or of another run.
 
-Rows of a journal held against what we write: a journal may be a stranger's, or spoilt on its disk.
-
-What is read here ends in tables, and in the names of files. Each reader raises ValueError, TypeError or KeyError.
+Every row is validated, since a journal may come from someone else or be damaged, and its values become cells of tables
+and parts of file names. The `parse_*` functions raise ValueError, TypeError or KeyError; `read` skips such rows.
 """
 
 import json
@@ -28,12 +27,12 @@ from gemmpipe.journal.writer import NAME
 
 Fields = Mapping[str, object]
 _MAX_TEXT = 10_000
-"""Characters of a text that goes into a table, whose readers take cells of some 100,000."""
+"""Characters of a text that becomes a cell of a table; readers of tables take cells of about 100,000."""
 _MAX_COUNT = 2**31 - 1
 
 
 def parse_device(values: object) -> Device:
-    """The device of a session."""
+    """The device in a `session` row."""
     found = Device(**cast(dict[str, object], values))  # type: ignore[arg-type]
     for name in (found.kind, found.name, found.gfx, found.uuid):
         table_name(name)
@@ -47,7 +46,7 @@ def parse_device(values: object) -> Device:
 
 
 def parse_candidate(row: Fields) -> Candidate:
-    """Who a candidate is."""
+    """The candidate of a `candidate` row."""
     knobs = cast(Mapping[str, Scalar], row["knobs"])
     for name, value in knobs.items():
         checked_text(name)
@@ -59,7 +58,7 @@ def parse_candidate(row: Fields) -> Candidate:
 
 
 def parse_problem(row: Fields) -> Fields:
-    """A problem's row: its key is held against the family's columns where that is known."""
+    """A checked `problem` row; callers that know the family check the key against its columns."""
     checked_text(row["id"]), checked_text(row["layer"])
     for name, value in cast(Mapping[str, Scalar], row["key"]).items():
         checked_text(name), checked_text(str(value))
@@ -69,7 +68,7 @@ def parse_problem(row: Fields) -> Fields:
 
 
 def parse_facts(row: Fields) -> BuildFacts:
-    """What compiling gave."""
+    """The facts of a `build` row."""
     numbers = (
         None if row[name] is None else checked_count(row[name]) for name in ("shared_bytes", "registers", "spills")
     )
@@ -84,7 +83,7 @@ def parse_facts(row: Fields) -> BuildFacts:
 
 
 def parse_trial(row: Fields, of: Candidate) -> Trial:
-    """An attempt on a candidate."""
+    """The trial of a `trial` row."""
     samples = tuple(cast(list[float], row["samples_us"]))
     if not all(map(is_plausible_time_us, samples)):
         raise ValueError(f"no times: {samples[:9]}")
@@ -111,14 +110,14 @@ def _tuning(row: Fields) -> Tuning:
 
 
 def checked_text(value: object) -> str:
-    """A line of text that a table and a terminal can take."""
+    """One line of printable text, short enough for a table."""
     if not isinstance(value, str) or len(value) > _MAX_TEXT or not value.isprintable():
         raise ValueError(f"no line of text: {value!r}")
     return value
 
 
 def table_name(value: object) -> str:
-    """A name that goes into tables: no formula of a spreadsheet's."""
+    """A name for tables: a line of text that is no spreadsheet formula."""
     found = checked_text(value)
     if is_formula(found):
         raise ValueError(f"no name: {found!r}")
@@ -126,7 +125,7 @@ def table_name(value: object) -> str:
 
 
 def checked_count(value: object) -> int:
-    """A whole number, not below 0."""
+    """An integer from 0 to 2**63 - 1."""
     if type(value) is not int or not 0 <= value < 2**63:
         raise ValueError(f"no count: {value!r}")
     return value
@@ -140,40 +139,40 @@ def _finite(value: object) -> float:
 
 
 def _encoded(value: str) -> str:
-    """A text of several lines; half a character is no text, and can be written nowhere."""
+    """A text, possibly of several lines; raises UnicodeEncodeError for a lone surrogate, which cannot be written."""
     value.encode()
     return value
 
 
 _MAX_LINE_BYTES = 10_000_000
-"""Bytes; a trial of 100,000 samples takes two million."""
+"""A trial of 100,000 samples takes 2,000,000 bytes."""
 
 
 @dataclass(kw_only=True)
 class Record:
-    """A journal read back: the last trial of each (stage, problem, candidate, look), and finished finals."""
+    """The content of a journal: the last trial of each (stage, problem, candidate, launches), and finished finals."""
 
     sessions: list[Mapping[str, object]] = field(default_factory=list)
     problems: list[Mapping[str, object]] = field(default_factory=list)
     finished: set[tuple[str, str]] = field(default_factory=set)
-    """(stage, problem) whose `done` row stands."""
+    """(stage, problem id) with a `done` row."""
     cut_short: set[str] = field(default_factory=set)
-    """Problems whose search was cut short."""
+    """Ids of problems with an incomplete search."""
     assignments: dict[str, str] = field(default_factory=dict)
-    """By problem id: the device (UUID or name) that its candidates were timed on."""
+    """By problem id: the device (UUID or name) on which its candidates were timed."""
     kernel_names: dict[str, str] = field(default_factory=dict)
-    """By candidate id."""
+    """Kernel names by candidate id."""
     builds: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
-    """By (problem id, candidate id), the builds that it needed."""
+    """Build ids by (problem id, candidate id)."""
     facts: dict[str, BuildFacts] = field(default_factory=dict)
-    """By build id, what compiling it gave."""
+    """Facts by build id."""
     skipped: list[int] = field(default_factory=list)
     """Numbers of lines that could not be read."""
     _trials: dict[tuple[str, str], dict[tuple[str, int], Trial]] = field(default_factory=dict)
-    """By (stage, problem), then (candidate, look), the last written last."""
+    """By (stage, problem), then (candidate, launches), in order of writing."""
 
     def add(self, trial: Trial) -> None:
-        """Take a trial, written after all that are here."""
+        """Add a trial that was written after all trials so far."""
         trials = self._trials.setdefault((trial.stage, trial.problem), {})
         key = (trial.candidate.id, trial.effective_launches)
         trials.pop(key, None)
@@ -194,14 +193,14 @@ class Record:
 
     @property
     def count(self) -> int:
-        """How many trials there are; a run that only decided again from an earlier one has none."""
+        """Number of trials; a run that only repeats the selection of an earlier one has none."""
         return sum(len(trials) for trials in self._trials.values())
 
 
 def read(folder: Path, after: Record | None = None) -> Record:
-    """Read `folder`/trials.jsonl; lines that are no JSON, or not ours, are skipped and counted.
+    """Read `folder`/trials.jsonl; invalid lines are skipped, and their numbers are in `skipped`.
 
-    after: another run's, which this one went on from; what is read is added to it.
+    after: the record of the run that this one continues; the journal's content is added to it.
     """
     record = Record() if after is None else after
     record.skipped = []
@@ -233,7 +232,7 @@ def _lines(path: Path, skipped: list[int]) -> Iterator[tuple[int, dict[str, obje
 
 
 def _bounded(stream: BinaryIO) -> Iterator[bytes]:
-    """The lines; of one that is longer than any of ours its first bytes, which are no row."""
+    """The lines; an overlong line is cut to its first bytes, which are no valid row."""
     while line := stream.readline(_MAX_LINE_BYTES):
         yield line
         while len(line) == _MAX_LINE_BYTES and not line.endswith(b"\n"):
@@ -242,7 +241,7 @@ def _bounded(stream: BinaryIO) -> Iterator[bytes]:
 
 @dataclass(kw_only=True)
 class _Known:
-    """Who was introduced so far, and what each had to have compiled where it was introduced last."""
+    """The candidates introduced so far by id, and the builds in the last `candidate` row of each."""
 
     candidates: dict[str, Candidate] = field(default_factory=dict)
     builds: dict[str, tuple[str, ...]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The writer of a journal."""
+"""The writer of a journal: JSON lines, appended by the driver of a run."""
 
 import contextlib
 import fcntl
@@ -12,33 +12,32 @@ from typing import IO
 from gemmpipe.core.data import BuildFacts, Candidate, Trial
 from gemmpipe.core.errors import EnvironmentProblem, UserError
 from gemmpipe.core.files import open_regular
-from gemmpipe.core.paths import make_folder, open_no_link
+from gemmpipe.core.paths import MAX_TRIES, make_folder, open_no_link
 
 NAME = "trials.jsonl"
 _SYNC_EVERY_S = 1.0
-_MAX_TRIES = 100  # to begin again in a folder that is being deleted
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Journal:
-    """The writer: one line a row, flushed a row, fsynced about once a second. Only the driver has one."""
+    """The writer: one line per row, flushed after every row, fsynced about once a second. Only the driver has one."""
 
     def __init__(self, folder: Path) -> None:
-        """Open `folder`/trials.jsonl for appending; a line cut off by a kill is ended so that it spoils no other.
+        """Open `folder`/trials.jsonl for appending; a line truncated by a kill gets its line break.
 
-        Raises EnvironmentProblem when the folder cannot be written, UserError when another run writes this journal.
+        Raises EnvironmentProblem if the folder cannot be written, UserError if another run writes this journal.
         """
         self.path = folder / NAME
         self._known: dict[str, tuple[str, ...]] = {}
         self.kernel_names: dict[str, str] = {}
-        """By candidate id; goes into the row that introduces a candidate."""
+        """Kernel names by candidate id, for the `candidate` rows."""
         self.builds: dict[tuple[str, str], tuple[str, ...]] = {}
-        """By (problem id, candidate id): what had to be compiled; goes there too."""
+        """Build ids by (problem id, candidate id), for the `candidate` rows."""
         self._synced = time.monotonic()
         try:
             make_folder(folder)
             self._open()
-            if not _ends_whole(self.path):
+            if not _ends_with_newline(self.path):
                 self._file.write("\n")
         except BlockingIOError:
             self._file.close()
@@ -48,10 +47,10 @@ class Journal:
 
     def _open(self) -> None:
         self._file: IO[str] = open(self.path, "a+", encoding="utf-8", opener=open_no_link)  # noqa: SIM115 (as long as the run)
-        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # ends with the process, however that ends
+        fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released at the end of the process, also after a kill
 
     def write(self, row: str, **values: object) -> None:
-        """Append one row of the kind `row`. Raises EnvironmentProblem when the disk is full."""
+        """Append one row of the kind `row`. Raises EnvironmentProblem if the disk is full."""
         try:
             self._file.write(_ENCODE({"row": row, **values}) + "\n")
             self._file.flush()
@@ -61,13 +60,13 @@ class Journal:
             raise EnvironmentProblem(f"{self.path}: cannot write the journal: {error.strerror}; resume=last") from None
 
     def launch(self, stage: str, problem: str, candidates: list[Candidate]) -> None:
-        """Before the first launch of these candidates in a worker."""
+        """Write a `launch` row, before the first launch of these candidates in a worker."""
         for candidate in candidates:
             self._introduce(candidate, problem)
         self.write("launch", stage=stage, problem=problem, candidates=[c.id for c in candidates])
 
     def trial(self, trial: Trial) -> None:
-        """After a candidate's attempt, however it ended."""
+        """Write a `trial` row, after an attempt with any outcome."""
         self._introduce(trial.candidate, trial.problem)
         row: dict[str, object] = {
             "stage": trial.stage,
@@ -92,7 +91,7 @@ class Journal:
         self.write("trial", **row)
 
     def build(self, build: str, facts: BuildFacts) -> None:
-        """After a build, however it ended."""
+        """Write a `build` row, after a build with any outcome."""
         self.write(
             "build",
             id=build,
@@ -104,7 +103,7 @@ class Journal:
         )
 
     def _introduce(self, candidate: Candidate, problem: str) -> None:
-        """Write who a candidate is, again where a problem wants it compiled otherwise."""
+        """Write a `candidate` row for a new candidate, and again if the problem needs other builds of it."""
         builds = self.builds.get((problem, candidate.id), ())
         if self._known.get(candidate.id) == builds:
             return
@@ -114,31 +113,31 @@ class Journal:
         self.write("candidate", **row, kernel=name, **({"builds": list(builds)} if builds else {}))
 
     def sync(self) -> None:
-        """Put everything written so far on the disk; under its name, should somebody have deleted that meanwhile."""
+        """Put all rows on the disk, in a new file if the old one was deleted."""
         if not self.path.exists():
-            self._write_again()
+            self._restore()
         os.fsync(self._file.fileno())
         self._synced = time.monotonic()
 
-    def _write_again(self) -> None:
-        """A new file of this name with all that was written; the old one is held until it stands."""
-        held = self._file
-        held.seek(0)
-        text = held.read()
-        for attempt in range(_MAX_TRIES):
+    def _restore(self) -> None:
+        """Write all rows to a new file of this name; the deleted one stays open until then."""
+        deleted = self._file
+        deleted.seek(0)
+        text = deleted.read()
+        for attempt in range(MAX_TRIES):
             try:
                 make_folder(self.path.parent)
                 self._open()
                 break
-            except FileNotFoundError:  # the folder is being deleted right now
-                if attempt == _MAX_TRIES - 1:
+            except FileNotFoundError:  # the folder is being deleted
+                if attempt == MAX_TRIES - 1:
                     raise
         self._file.write(text)
         self._file.flush()
-        held.close()
+        deleted.close()
 
     def close(self) -> None:
-        """Sync and close; closing twice is fine. Rows that a full disk refused were told when they were written."""
+        """Sync and close; may be called twice. `write` has reported rows that a full disk refused."""
         if not self._file.closed:
             with contextlib.suppress(OSError):
                 self._file.flush()
@@ -147,7 +146,7 @@ class Journal:
                 self._file.close()
 
 
-def _ends_whole(path: Path) -> bool:
+def _ends_with_newline(path: Path) -> bool:
     with open_regular(path, "a run's journal") as stream:
         if stream.seek(0, os.SEEK_END) == 0:
             return True

@@ -1,1 +1,1 @@
-"""Kernels compiled, hashed, loaded and launched."""
+"""Compiling, hashing, loading and launching kernels."""

@@ -1,10 +1,7 @@
-"""Compiling a build without a GPU, loading it on one, and binding its arguments to a launch.
+"""Compiling builds without a GPU, loading them on one, and binding arguments to a launch.
 
-What an NVIDIA binary says of itself: registers and spills are in the ELF, so that no device need load it.
-
-From a kernel and its arguments to a call: compiling, loading, binding, and the memory between launches.
-
-Compiling a JIT function as a call of it would, without a device: for functions that are not launched by us.
+Registers and spills of NVIDIA binaries are read from the ELF file, without loading it on a device. `compile_call`
+compiles JIT functions that gemmpipe does not launch itself, as a call of them would.
 """
 
 import importlib
@@ -23,16 +20,19 @@ from gemmpipe.core.data import Build, BuildFacts, Device, Scalar
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")  # Elf64_Ehdr
 _SECTION = struct.Struct("<IIQQQQIIQQ")  # Elf64_Shdr
-_SIZED = 0x04  # a record of `.nv.info` whose half-word is the length of what follows
+_SIZED = 0x04  # format of a record of `.nv.info` with the length of its payload in the half-word
 _FRAME_SIZE = 0x11
 _REGISTERS = 0x2F
 _WORD = 4
 
+_KNOBS_LOCK = threading.RLock()  # Triton's knobs are global: two threads would restore each other's values
+_MAX_LOADED = 2048  # loaded binaries kept per process; one has about 20 to 100 kB
+
 
 def read_resources(cubin: bytes) -> tuple[int | None, int | None]:
-    """(registers a thread, 32-bit words of a thread's stack frame, which are its spills) of the hungriest kernel.
+    """(registers per thread, 32-bit words of a thread's stack frame, which are its spills): maxima over the kernels.
 
-    `.nv.info` holds a record (symbol, number) for each function. (None, None) for what is no such ELF.
+    `.nv.info` has a record (symbol, number) for each function. (None, None) for anything but a cubin.
     """
     found: dict[int, list[int]] = {_REGISTERS: [], _FRAME_SIZE: []}
     try:
@@ -46,12 +46,15 @@ def read_resources(cubin: bytes) -> tuple[int | None, int | None]:
 
 
 def read_code(cubin: bytes) -> bytes:
-    """The instructions of its kernels, without names, source lines and symbols. Raises ValueError or struct.error."""
+    """The instructions of a cubin's kernels, without names, line information and symbols.
+
+    Raises ValueError or struct.error for anything but a cubin.
+    """
     return b"".join(data for name, data in _sections(cubin) if name.startswith(b".text."))
 
 
 def _sections(cubin: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Name and contents of each section. Raises ValueError or struct.error for what is no such ELF."""
+    """Name and content of each section. Raises ValueError or struct.error for an invalid ELF file."""
     header = _HEADER.unpack_from(cubin)
     if header[0][:4] != b"\x7fELF":
         raise ValueError("no ELF")
@@ -65,21 +68,18 @@ def _sections(cubin: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _records(info: bytes) -> Iterator[tuple[int, bytes]]:
-    place = 0
-    while place + 4 <= len(info):
-        form, attribute, length = struct.unpack_from("<BBH", info, place)
-        place += 4
+    """(attribute, payload) of the sized records of a `.nv.info` section."""
+    offset = 0
+    while offset + 4 <= len(info):
+        form, attribute, length = struct.unpack_from("<BBH", info, offset)
+        offset += 4
         if form == _SIZED:
-            yield attribute, info[place : place + length]
-            place += length
-
-
-_KNOBS_LOCK = threading.RLock()  # Triton's knobs are the process's: two threads would put back what the other one set
-_MAX_LOADED = 2048  # loaded binaries a process keeps; one is some 20 to 100 kB
+            yield attribute, info[offset : offset + length]
+            offset += length
 
 
 def compile_build(build: Build, target: Device) -> BuildFacts:
-    """Compile for an architecture, present or not, into Triton's disk cache; whatever the compiler raises rises."""
+    """Compile for an architecture, present or not, into Triton's disk cache. Raises all errors of the compiler."""
     begin = time.perf_counter()
     with record_cache_hits() as hits:
         kernel = compile_kernel(build, target)
@@ -97,11 +97,11 @@ def compile_build(build: Build, target: Device) -> BuildFacts:
 
 @contextmanager
 def record_cache_hits() -> Iterator[list[bool]]:
-    """What Triton is asked to compile within the block: True where its disk cache had it, False where it compiled."""
+    """One entry per compilation that the block requests from Triton: True for a hit in its disk cache."""
     from triton import knobs
 
     hits: list[bool] = []
-    before, knobs.compilation.listener = knobs.compilation.listener, lambda **said: hits.append(bool(said["cache_hit"]))
+    before, knobs.compilation.listener = knobs.compilation.listener, lambda **info: hits.append(bool(info["cache_hit"]))
     try:
         yield hits
     finally:
@@ -110,16 +110,16 @@ def record_cache_hits() -> Iterator[list[bool]]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LoadedKernel:
-    """A build on a device, ready to launch; under Triton's interpreter the Python function itself."""
+    """A build loaded on a device; under Triton's interpreter the Python function itself."""
 
     build: Build
     kernel: Any
     interpreted: bool
 
     def cluster_launch(self, grid: tuple[int, int, int], cluster: int) -> tuple[tuple[int, int, int], Any]:
-        """The grid and the metadata for Triton's launcher: `cluster` neighbours of x run side by side in one GPC.
+        """The grid and the metadata for Triton's launcher, with `cluster` adjacent programs along x per cluster.
 
-        Triton launches so many for each of a grid; a kernel compiled for one knows nothing of it.
+        Triton multiplies the grid by the cluster size; a kernel compiled for cluster size 1 does not depend on it.
         """
         metadata = self.kernel.packed_metadata
         if cluster == 1:
@@ -130,10 +130,10 @@ class LoadedKernel:
     def launcher(
         self, grid: tuple[int, int, int], arguments: Mapping[str, object], cluster: int = 1
     ) -> Callable[[], None]:
-        """A launch on whatever stream is current when it is called, safe to capture in a CUDA graph.
+        """A launch on the stream that is current at the call, safe to capture in a CUDA graph.
 
-        `arguments` names every parameter that is no constant; tensors among them are kept alive. `cluster`: see
-        laid_out.
+        `arguments` has every parameter that is not a constant; its tensors are kept alive. `cluster`: see
+        cluster_launch.
         """
         constants = dict(self.build.constants)
         if self.interpreted:
@@ -152,9 +152,9 @@ class LoadedKernel:
 
 
 def load_build(build: Build, device: Device) -> LoadedKernel:
-    """The build on the current device, compiled first unless Triton's disk cache has it.
+    """The build on the current device, compiled unless Triton's disk cache has it.
 
-    Raises what the compiler or the driver raises, e.g. when it needs more shared memory than there is.
+    Raises all errors of the compiler and the driver, e.g. if it needs more shared memory than the device has.
     """
     return _load(build, device)
 
@@ -166,21 +166,21 @@ def _load(build: Build, device: Device) -> LoadedKernel:
         return LoadedKernel(build=build, kernel=function, interpreted=True)
     kernel = compile_kernel(build, device)
     set_descriptor_boxes(kernel, build)
-    kernel.run  # noqa: B018  (the property that loads the binary; function and registers are known from here on)
+    kernel.run  # noqa: B018  (this property loads the binary and sets function and registers)
     return LoadedKernel(build=build, kernel=kernel, interpreted=False)
 
 
 def set_descriptor_boxes(kernel: Any, build: Build) -> None:
-    """What Triton's launcher, made later, is to ask of the copy engine beside what the types say."""
+    """Set the box shapes of tensor descriptors in the metadata, from which Triton makes its launcher later."""
     described = [name for name, kind in build.signature if kind.startswith("tensordesc")]
     for name, box in build.boxes:
         kernel.metadata.tensordesc_meta[described.index(name)]["block_size"] = list(box)
 
 
 def loaded_facts(loaded: LoadedKernel, compile_s: float = 0.0) -> BuildFacts:
-    """What the driver says of a loaded build; the interpreter has nothing to say."""
+    """The facts of a loaded build from the driver; without numbers under the interpreter."""
     if loaded.interpreted:
-        return BuildFacts(compile_s=compile_s, shared_bytes=None, registers=None, spills=None)
+        return BuildFacts(compile_s=compile_s)
     kernel = loaded.kernel
     return BuildFacts(
         compile_s=compile_s, shared_bytes=kernel.metadata.shared, registers=kernel.n_regs, spills=kernel.n_spills
@@ -194,31 +194,31 @@ def find_kernel(name: str) -> Any:
 
 
 def is_interpreted(function: Any) -> bool:
-    """Whether it was decorated under TRITON_INTERPRET=1: it then runs on the CPU and cannot be compiled."""
+    """True for a function decorated under TRITON_INTERPRET=1: it runs on the CPU and cannot be compiled."""
     return type(function).__name__ == "InterpretedFunction"
 
 
 def compile_kernel(build: Build, target: Device) -> Any:
-    """Triton's compiled kernel, from its disk cache where it is there; whatever the compiler raises rises."""
+    """Triton's compiled kernel, from its disk cache if possible. Raises all errors of the compiler."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     function = find_kernel(build.kernel)
     names = [name for name, _ in build.signature]
-    made: Any = ASTSource
+    source_type: Any = ASTSource
     if function.is_gluon():
         from triton.experimental.gluon._runtime import GluonASTSource
 
-        made = GluonASTSource
-    source = made(
+        source_type = GluonASTSource
+    source = source_type(
         function,
         dict(build.signature),
         constexprs={(names.index(name),): value for name, value in build.constants},
         attrs={(names.index(name),): [["tt.divisibility", 16]] for name in build.aligned},
     )
     arch = target.gfx if target.kind == "hip" else int(target.gfx.removeprefix("sm_"))
-    # Triton 3.9 warns unless told, and 3.10 stops fusing multiply and add: say it, so that numerics stay the same.
+    # Triton 3.9 warns without this option, and 3.10 does not fuse multiply and add: set, so that numerics stay equal.
     options = {"enable_fp_fusion": True, **dict(build.options)}
     with nullcontext() if build.line_info else _without_line_info():
         return triton.compile(source, target=GPUTarget(target.kind, arch, target.warp_size), options=options)
@@ -226,9 +226,10 @@ def compile_kernel(build: Build, target: Device) -> Any:
 
 @contextmanager
 def _without_line_info() -> Iterator[None]:
-    """Binaries do not say which lines they come from, unless TRITON_DISABLE_LINE_INFO=0 asks for it.
+    """Compile without line information, unless TRITON_DISABLE_LINE_INFO is set.
 
-    A fifth of the time to compile (H200, 396 builds: 315 to 256 s), and what ptxas makes of a kernel depends on it.
+    Line information takes a fifth of the compile time (H200, 396 builds: 315 to 256 s), and ptxas generates other code
+    with it.
     """
     from triton import knobs
 
@@ -239,7 +240,7 @@ def _without_line_info() -> Iterator[None]:
 
 
 def _amd_registers(assembly: str) -> tuple[int | None, int | None]:
-    """(vector registers, spilled ones) from AMD assembly, which states both; (None, None) elsewhere."""
+    """(vector registers, spilled ones) from AMD assembly; None for a number that is missing."""
     used = re.search(r"\.vgpr_count:\s*(\d+)", assembly)
     spilled = re.search(r"\.vgpr_spill_count:\s*(\d+)", assembly)
     return (int(used[1]) if used else None), (int(spilled[1]) if spilled else None)
@@ -247,7 +248,7 @@ def _amd_registers(assembly: str) -> tuple[int | None, int | None]:
 
 @dataclass(frozen=True)
 class _CompileOnlyDriver:
-    """What a call asks of Triton's driver before it launches."""
+    """The part of Triton's driver that a JIT call uses before the launch."""
 
     target: Any
 
@@ -262,10 +263,10 @@ class _CompileOnlyDriver:
 
 
 def compile_call(kernel: Any, arguments: Sequence[object], options: Mapping[str, Scalar], device: Device) -> None:
-    """Compile what `kernel[grid](*arguments, **options)` would, into Triton's disk cache; a dtype stands for a tensor
-    of it whose address is a multiple of 16. Raises what the compiler raises.
+    """Compile what `kernel[grid](*arguments, **options)` would, into Triton's disk cache.
 
-    Only for processes that use no device: Triton has no driver for one from now on.
+    A dtype as argument means a tensor of it with an address divisible by 16. Raises all errors of the compiler. Only
+    for processes that use no device: it replaces Triton's driver.
     """
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver

@@ -1,6 +1,7 @@
-"""Implementations of which a call is one launch of one kernel: stated as data, so that it can be bound once.
+"""Implementations with one kernel launch per call, given as data (KernelLaunch).
 
-The launch of a kernel on other operands, made alike: its arguments with other addresses in them.
+The arguments are computed and bound once; for other operands with the same layout only addresses are replaced
+(ArgumentRebinder).
 """
 
 from abc import abstractmethod
@@ -19,9 +20,15 @@ from gemmpipe.launch.workspace import WORKSPACES
 if TYPE_CHECKING:
     import torch
 
+PARTS_PARAMETER, COUNTERS_PARAMETER = "parts_ptr", "counters_ptr"
+"""The parameters for the stream's workspace."""
+
+Workspace = tuple["torch.Tensor", "torch.Tensor"] | tuple[None, None]
+"""Parts and counters."""
+
 
 def tensors_of(operands: Operands) -> tuple["torch.Tensor | None", ...]:
-    """All that a launch could read or write, in a fixed order."""
+    """All tensors that a launch could read or write, in a fixed order."""
     inputs, weights = operands.inputs, operands.prepared.weights
     x = (inputs.x, inputs.x_scale, inputs.topk_ids, inputs.topk_weights)
     w = (weights.w, weights.w_scale, weights.bias, weights.w2, weights.w2_scale)
@@ -29,19 +36,19 @@ def tensors_of(operands: Operands) -> tuple["torch.Tensor | None", ...]:
 
 
 class ArgumentRebinder:
-    """Which arguments of a launch are operands; a view of one counts as it, since a launch takes the address alone."""
+    """Replaces the operands in the arguments of a launch; operands are found by address, so views count as well."""
 
     def __init__(self, arguments: Mapping[str, object], operands: Operands) -> None:
         self._arguments = arguments
         self._tensors = tensors_of(operands)
         self._roles: dict[str, int] = {}
-        """By argument, the place of its tensor in `tensors_of`."""
+        """By argument, the index of its tensor in `tensors_of`."""
         self._same: list[tuple[int, int]] = []
-        """Operands at one address."""
+        """Pairs of operands with equal addresses."""
         self._complete = self._find_roles()
 
     def _find_roles(self) -> bool:
-        """Whether every address among the arguments is known to be an operand's."""
+        """Fill `_roles` and `_same`. False if an argument has an address that is not an operand's."""
         owners: dict[int, int] = {}
         for role, tensor in enumerate(self._tensors):
             if tensor is not None and owners.setdefault(tensor.data_ptr(), role) != role:
@@ -55,7 +62,7 @@ class ArgumentRebinder:
         return True
 
     def to(self, operands: Operands) -> dict[str, object] | None:
-        """The arguments for other operands; None where these do not lie alike, or a role is not known."""
+        """The arguments for other operands; None if their strides or alignment differ, or if a role is unknown."""
         others = tensors_of(operands)
         if not self._complete or any(_address_of(others[a]) != _address_of(others[b]) for a, b in self._same):
             return None
@@ -64,19 +71,19 @@ class ArgumentRebinder:
             known, other = self._tensors[role], others[role]
             if known is None or other is None or other.stride() != known.stride() or other.data_ptr() % 16:
                 return None
-            arguments[name] = _pointing_at(self._arguments[name], other)
+            arguments[name] = _with_tensor(self._arguments[name], other)
         return arguments
 
 
 def _address_of(value: object) -> int | None:
-    """Of a tensor, or of the tensor that a descriptor describes."""
+    """The address of a tensor, or of a descriptor's tensor; None for other values."""
     tensor = getattr(value, "base", value)
     found = getattr(tensor, "data_ptr", None)
     return None if found is None else int(found())
 
 
-def _pointing_at(value: object, tensor: "torch.Tensor") -> object:
-    """What stands for this tensor where `value` stood for another: itself, or a descriptor of the same boxes."""
+def _with_tensor(value: object, tensor: "torch.Tensor") -> object:
+    """The argument `value` with another tensor: the tensor itself, or a descriptor with the same boxes."""
     if not hasattr(value, "base"):
         return tensor
     descriptor = copy(value)
@@ -84,36 +91,29 @@ def _pointing_at(value: object, tensor: "torch.Tensor") -> object:
     return descriptor
 
 
-PARTS_PARAMETER, COUNTERS_PARAMETER = "parts_ptr", "counters_ptr"
-"""The parameters that the stream's workspace is given to."""
-
-Workspace = tuple["torch.Tensor", "torch.Tensor"] | tuple[None, None]
-"""Parts and counters."""
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KernelLaunch:
-    """All that a call does: the output zeroed first where splits are added to it, then one launch."""
+    """A complete call: zeroing the output if splits are added to it, then one launch."""
 
     build: Build
     grid: tuple[int, int, int]
     arguments: Mapping[str, object]
-    """By parameter, constants and workspace left out: operands as they are, descriptors of them, integers."""
+    """By parameter, without constants and workspace: operands, descriptors of operands, integers."""
     parts: int = 0
     """fp32 elements of workspace."""
     counters: int = 0
-    """int32 elements of workspace that are 0 before and after."""
+    """int32 elements of workspace that are 0 before and after a launch."""
     zero_output: bool = False
     cluster: int = 1
-    """Programs launched side by side, so many times as the grid holds them."""
+    """Programs per cluster along x; it divides the grid."""
 
     def operands(self, parts: "torch.Tensor | None", counters: "torch.Tensor | None") -> dict[str, object]:
-        """What every parameter that is no constant gets, with this workspace."""
+        """The values of all parameters that are not constants, with this workspace."""
         given = {PARTS_PARAMETER: parts, COUNTERS_PARAMETER: counters, **self.arguments}
         return {name: given[name] for name, kind in self.build.signature if kind != "constexpr"}
 
     def call(self, run: Callable[[], object], out: "torch.Tensor") -> Launch:
-        """The whole call, `run` being its launch."""
+        """The complete call; `run` is its kernel launch."""
         zeroed = self.zero_output
 
         def launch() -> "torch.Tensor":
@@ -126,10 +126,10 @@ class KernelLaunch:
 
 
 class KernelImplementation(Implementation):
-    """An implementation that says its launch."""
+    """An implementation with one kernel launch per call."""
 
     def scale_orders(self, spec: GemmSpec) -> tuple[str, ...]:
-        """The memory orders of x's block scales that it reads as they lie; others are to be copied to the first."""
+        """The memory orders of x's block scales that it reads directly; others must be copied to the first one."""
         return (ROW,)
 
     @abstractmethod
@@ -141,17 +141,17 @@ class KernelImplementation(Implementation):
     def bind(
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
     ) -> Launch:
-        """That launch, ready; its workspace is the stream's that is current now."""
+        """The launch bound to these operands, with the workspace of the current stream."""
         return _Binder(self, spec, knobs, device)(Operands(inputs=inputs, prepared=prepared, out=out))
 
     def binder(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Callable[[Operands], Launch]:
-        """What a launch is made of but for addresses is found once."""
+        """A function that binds the launch to operands; all but the addresses is computed once."""
         plain = type(self).bind is KernelImplementation.bind
         return _Binder(self, spec, knobs, device) if plain else super().binder(spec, knobs, device)
 
 
 class _Binder:
-    """Binds a kernel to one set of operands after the other; the workspace is that of the first one's stream."""
+    """Binds a kernel to several sets of operands; the workspace is that of the current stream at the first one."""
 
     def __init__(self, kernel: KernelImplementation, spec: GemmSpec, knobs: Knobs, device: Device) -> None:
         self._launch = partial(kernel.launch, spec, knobs, device)
@@ -179,7 +179,7 @@ class _Binder:
 
     @cached_property
     def _rebinding(self) -> ArgumentRebinder | None:
-        """None where an interpreter wants the operands themselves."""
+        """None under the interpreter, which needs the operands themselves."""
         assert self._bound_launch is not None
         own, one, loaded, _ = self._bound_launch
         return None if loaded.interpreted else ArgumentRebinder(one.arguments, own)

@@ -1,4 +1,4 @@
-"""Triton's own way to tune and launch a kernel: `triton.autotune` over launches of it, and a launch by its JIT."""
+"""Triton's own autotuner and JIT launch for gemmpipe's kernels: `triton.autotune` over launches of one kernel."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 _CONFIG_OPTIONS = ("num_warps", "num_stages")
 _KEY_SIZES = ("M", "N", "K")
-_SKIPPED_MS = [float("inf")] * 3  # what the tuner itself gives a configuration that does not fit the device
+_SKIPPED_MS = [float("inf")] * 3  # the tuner's own result for a configuration that does not fit the device
 
 LaunchGrid = tuple[int, int, int]
 BenchFunction = Callable[..., Sequence[float]]
-"""(a call of the kernel, `quantiles`) -> milliseconds: triton.testing.do_bench, and whatever takes its place."""
+"""(call of the kernel, `quantiles`) -> milliseconds: triton.testing.do_bench or a replacement."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AutotuneResult:
-    """Which of the launches it was, the time that the tuner saw, and what the choice took."""
+    """The index of the chosen launch, the tuner's time for it (None: not timed), and the tuner's effort."""
 
     index: int
     time_us: float | None
@@ -33,7 +33,7 @@ class AutotuneResult:
 
 
 class _TimeLimitedBench:
-    """A benchmark that runs nothing more once the time is up: so the tuner ends with what it has."""
+    """A benchmark that runs no configuration after a time limit, so that the tuner ends with the ones timed so far."""
 
     def __init__(self, bench: BenchFunction, limit_s: float | None, before_each: Callable[[], object]) -> None:
         self._bench, self._before_each = bench, before_each
@@ -55,11 +55,11 @@ def run_autotune(
     before_each: Callable[[], object],
     bench: BenchFunction | None = None,
 ) -> AutotuneResult:
-    """What `triton.autotune` chooses among launches of one kernel on the same operands, in the order given.
+    """The choice of `triton.autotune` among launches of one kernel on the same operands, in the given order.
 
-    It times with Triton's own benchmark unless `bench` is given, and looks at nothing more after `limit_s`.
-    Raises RuntimeError where nothing could be timed; what a kernel or the compiler raises rises, as it does for its
-    users, but for a configuration that asks for more than the device has.
+    It times with Triton's own benchmark unless `bench` is given, and starts no configuration after `limit_s` seconds.
+    Raises RuntimeError if no configuration could be timed, and all errors of kernels and the compiler except for a
+    configuration that needs more resources than the device has.
     """
     import triton
     from triton.runtime import driver
@@ -70,15 +70,15 @@ def run_autotune(
     fixed = {name: value for name, value in calls[0].items() if name not in (*tuned, *_CONFIG_OPTIONS)}
     zeroed = [n for n, value in launches[0].arguments.items() if value is out and any(o.zero_output for o in launches)]
     limited = _TimeLimitedBench(bench or driver.active.get_benchmarker(), limit_s, before_each)
-    now: dict[str, LaunchGrid] = {}
-    configs = [_triton_config(call, tuned, one.grid, now) for one, call in zip(launches, calls, strict=True)]
+    current: dict[str, LaunchGrid] = {}
+    configs = [_triton_config(call, tuned, one.grid, current) for one, call in zip(launches, calls, strict=True)]
     sizes = [name for name in _KEY_SIZES if name in function.arg_names]
     tuner = triton.autotune(configs, key=sizes, reset_to_zero=zeroed, do_bench=limited)(function)
     begun = time.perf_counter()
     with record_cache_hits() as cached:
-        tuner[lambda _: now["grid"]](**fixed)
+        tuner[lambda _: current["grid"]](**fixed)
     seconds = time.perf_counter() - begun
-    best_ms = tuner.configs_timings[tuner.best_config][0] if len(configs) > 1 else None  # it does not time a single one
+    best_ms = tuner.configs_timings[tuner.best_config][0] if len(configs) > 1 else None  # a single one is not timed
     if best_ms == _SKIPPED_MS[0]:
         raise RuntimeError(f"none of {limited.tried} configurations could be timed")
     return AutotuneResult(
@@ -89,17 +89,17 @@ def run_autotune(
 
 
 def _triton_config(
-    call: Mapping[str, object], tuned: Sequence[str], grid: LaunchGrid, now: dict[str, LaunchGrid]
+    call: Mapping[str, object], tuned: Sequence[str], grid: LaunchGrid, current: dict[str, LaunchGrid]
 ) -> Any:
-    """A launch as Triton's `Config`; it says which grid is its own, since not all that a grid depends on is tuned."""
+    """A launch as Triton's `Config`, with a hook that sets its grid, which depends on more than the tuned values."""
     import triton
 
     options = {n: call[n] for n in _CONFIG_OPTIONS if n in call}
-    return triton.Config({n: call[n] for n in tuned}, **options, pre_hook=lambda _: now.update(grid=grid))
+    return triton.Config({n: call[n] for n in tuned}, **options, pre_hook=lambda _: current.update(grid=grid))
 
 
 def jit_launch(one: KernelLaunch, out: "torch.Tensor") -> Launch:
-    """The call as Triton's JIT launches it: specialised on the values of this problem, which our builds are not."""
+    """The call launched by Triton's JIT, which specialises on the values of this problem, unlike gemmpipe's builds."""
     function = find_kernel(one.build.kernel)
     [call] = _call_arguments([one], function, out)
     run = function[one.grid]
@@ -107,17 +107,18 @@ def jit_launch(one: KernelLaunch, out: "torch.Tensor") -> Launch:
 
 
 def _call_arguments(launches: Sequence[KernelLaunch], function: Any, out: "torch.Tensor") -> list[Mapping[str, object]]:
-    """Every parameter and option of each launch; all have one workspace, as large as the hungriest needs."""
+    """All parameters and options of each launch; the launches share a workspace of the largest size needed."""
     parts, counters = max(one.parts for one in launches), max(one.counters for one in launches)
     workspace = WORKSPACES.take(max(1, parts), max(1, counters), out.device)
-    # An interpreter knows no compiler; and a compiler is told what ours is told.
-    more = {} if is_interpreted(function) else {"enable_fp_fusion": True}
+    # The same option as in compile_kernel; the interpreter has no compiler options.
+    fusion = {} if is_interpreted(function) else {"enable_fp_fusion": True}
     return [
-        {**one.operands(*workspace), **dict(one.build.constants), **dict(one.build.options), **more} for one in launches
+        {**one.operands(*workspace), **dict(one.build.constants), **dict(one.build.options), **fusion}
+        for one in launches
     ]
 
 
 def _varying_names(calls: Sequence[Mapping[str, object]]) -> list[str]:
-    """The names whose values differ; operands are the same, in whatever view."""
+    """The names with different values; operands are equal, though possibly different views."""
     plain = [name for name, value in calls[0].items() if value is None or isinstance(value, int | float | str)]
     return [name for name in plain if any(call[name] != calls[0][name] for call in calls)]

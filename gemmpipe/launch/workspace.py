@@ -1,6 +1,6 @@
-"""Memory between launches: one piece a stream, shared by all launches on it, since those follow one another.
+"""Device memory for launches: one workspace per stream, shared by all launches on it, since these run in order.
 
-The stream that is current: its handle, and the graph capture that it takes part in.
+Also queries about the current stream: its handle, and the graph capture in which it takes part.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def current_device_index(device: "torch.device") -> int:
-    """The number of the device, -1 for the CPU."""
+    """The index of the device, -1 for the CPU."""
     import torch
 
     if device.type != "cuda":
@@ -27,7 +27,7 @@ def current_device_index(device: "torch.device") -> int:
 
 
 def stream_getter() -> Callable[[int], int]:
-    """The function that gives the handle of a GPU's current stream, 30 ns a call."""
+    """The function that returns the handle of a GPU's current stream, 30 ns per call."""
     import torch
 
     getter: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
@@ -35,14 +35,14 @@ def stream_getter() -> Callable[[int], int]:
 
 
 def stream_is_capturing() -> bool:
-    """Whether the current stream of the current GPU records a graph."""
+    """True if the current stream of the current GPU captures a graph."""
     import torch
 
     return torch.cuda.is_current_stream_capturing()
 
 
 def capture_id(stream: int) -> int | None:
-    """The driver's number of the capture that a stream takes part in, None where it does not say."""
+    """The driver's id of the capture in which a stream takes part, None if unknown."""
     query = _capture_query()
     if query is None:
         return None
@@ -53,7 +53,7 @@ def capture_id(stream: int) -> int | None:
 
 @cache
 def _capture_query() -> Callable[..., int] | None:
-    """The driver's function (stream, status, number, and three outputs that may be left out); torch has none."""
+    """The driver's function (stream, status, id, and three optional outputs), which torch does not offer."""
     import torch
 
     library, name = ("libcuda.so.1", "cuStreamGetCaptureInfo_v2")
@@ -70,13 +70,13 @@ def _capture_query() -> Callable[..., int] | None:
 
 WorkspaceTensors = tuple["torch.Tensor", "torch.Tensor"]
 TensorShape = tuple[tuple[int, ...], str]
-"""Of a tensor: sizes and the name of its dtype."""
+"""Sizes and dtype name of a tensor."""
 
 _ALIGNMENT = 256
 
 
 class WorkspaceBuffers(NamedTuple):
-    """A workspace as a launch wants it: sizes in elements, addresses, and the tensors that hold the memory."""
+    """A workspace for launches: sizes in elements, addresses, and the tensors that own the memory."""
 
     parts: int
     counters: int
@@ -86,7 +86,7 @@ class WorkspaceBuffers(NamedTuple):
 
 
 WorkspaceAllocator = Callable[[int, int, "torch.device"], WorkspaceBuffers]
-"""(parts, counters, device) -> a workspace of at least so many elements for the stream that is current."""
+"""(parts, counters, device) -> a workspace of at least these numbers of elements for the current stream."""
 
 
 class _ThreadState(threading.local):
@@ -99,7 +99,7 @@ _THREAD = _ThreadState()
 
 @contextmanager
 def use_allocator(take: WorkspaceAllocator) -> Iterator[None]:
-    """What this thread takes inside comes from elsewhere."""
+    """Within the block, this thread's workspaces come from `take`."""
     before, _THREAD.take = _THREAD.take, take
     try:
         yield
@@ -109,7 +109,7 @@ def use_allocator(take: WorkspaceAllocator) -> Iterator[None]:
 
 @contextmanager
 def unshared_scratch() -> Iterator[None]:
-    """What this thread takes of SCRATCH inside is its own and goes when the call does: a program lends no memory."""
+    """Within the block, this thread's SCRATCH tensors are new memory that is freed with them, not kept for reuse."""
     before, _THREAD.fresh = _THREAD.fresh, True
     try:
         yield
@@ -121,19 +121,19 @@ class Workspaces:
     """fp32 parts and int32 arrival counters by device and stream; they grow, and counters are 0 between launches."""
 
     def __init__(self) -> None:
-        self._held: dict[int, dict[int, WorkspaceBuffers]] = {}
+        self._buffers: dict[int, dict[int, WorkspaceBuffers]] = {}
         self._captured: dict[tuple[int, int], tuple[int, WorkspaceBuffers]] = {}
 
     def take(self, parts: int, counters: int, device: "torch.device") -> WorkspaceTensors:
-        """At least `parts` fp32 and `counters` int32 elements for launches on the stream that is current now."""
+        """At least `parts` fp32 and `counters` int32 elements for launches on the current stream."""
         return (_THREAD.take or self.space)(parts, counters, device).tensors
 
     def by_stream(self, index: int) -> dict[int, WorkspaceBuffers]:
-        """What there is on a device (-1 for the CPU) by stream; good outside of graph captures alone."""
-        return self._held.setdefault(index, {})
+        """The workspaces of a device (-1 for the CPU) by stream; not for launches in a graph capture."""
+        return self._buffers.setdefault(index, {})
 
     def space(self, parts: int, counters: int, device: "torch.device") -> WorkspaceBuffers:
-        """As `take`."""
+        """Like `take`, with addresses."""
         index = current_device_index(device)
         stream = _stream(index)
         if index >= 0 and stream_is_capturing():
@@ -145,10 +145,10 @@ class Workspaces:
         return held
 
     def _in_graph(self, parts: int, counters: int, device: "torch.device", place: tuple[int, int]) -> WorkspaceBuffers:
-        """The workspace of this capture's launches on this stream: the graph's own memory, zeroed once in it.
+        """The workspace of the capture's launches on this stream: the graph's own memory, zeroed once in the graph.
 
-        Nothing outside the graph may count on it, and no other graph: they may run at the same time. It is held
-        until the next capture on the stream, since memory given back is taken again within the same graph.
+        It is not shared with launches outside the graph or with another graph, which may run at the same time. It is
+        kept until the next capture on the stream, since freed memory would be reused within the same graph.
         """
         number = capture_id(place[1])
         known, held = self._captured.get(place, (None, None))
@@ -162,14 +162,14 @@ class Workspaces:
 def grow_workspace(
     held: WorkspaceBuffers | None, parts: int, counters: int, device: "torch.device"
 ) -> WorkspaceBuffers:
-    """A new workspace that serves what the old one served as well."""
+    """A new workspace at least as large as the old one."""
     if held is not None:
         parts, counters = max(parts, held.parts), max(counters, held.counters)
     return allocate_workspace(parts, counters, device)
 
 
 def allocate_workspace(parts: int, counters: int, device: "torch.device") -> WorkspaceBuffers:
-    """A workspace of its own, zeroed on the current stream."""
+    """A new workspace, with counters zeroed on the current stream."""
     import torch
 
     tensors = (
@@ -185,9 +185,9 @@ def _stream(index: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Scratch:
-    """Tensors that live from one launch of a call to a later one, by stream; their contents do not outlive the call.
+    """Temporary tensors shared by the launches of one call, in memory per stream; valid during the call only.
 
-    A larger call replaces the memory; those bound before keep theirs.
+    A call that needs more replaces the memory; calls bound earlier keep theirs.
     """
 
     held: "dict[tuple[int, int], torch.Tensor]" = field(default_factory=dict)
@@ -211,7 +211,7 @@ class Scratch:
 
         index = current_device_index(device)
         if _THREAD.fresh or (index >= 0 and stream_is_capturing()):
-            return torch.empty(needed, dtype=torch.uint8, device=device)  # the call's own, or the graph's
+            return torch.empty(needed, dtype=torch.uint8, device=device)  # owned by the call or the graph
         place = (index, _stream(index))
         memory = self.held.get(place)
         if memory is None or memory.numel() < needed:

@@ -1,4 +1,4 @@
-"""A worker's tools for the family whose candidates fail on purpose, on this machine's CPU."""
+"""A worker context on this machine's CPU, for the family with candidates that fail on purpose."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ def cells() -> Cells:
 
 
 @pytest.fixture
-def tools(bench: WorkerBench, cells: Cells) -> WorkerContext:
+def context(bench: WorkerBench, cells: Cells) -> WorkerContext:
     bench.launch_counts.clear()
     bench.single_launch_us.clear()
     bench.library_us.clear()
@@ -44,8 +44,8 @@ def tools(bench: WorkerBench, cells: Cells) -> WorkerContext:
 
 
 @pytest.fixture
-def paced(tools: WorkerContext, monkeypatch: pytest.MonkeyPatch) -> WorkerContext:
-    """Tools with which a candidate takes its PACE_MS, without anybody waiting for it."""
+def paced(context: WorkerContext, monkeypatch: pytest.MonkeyPatch) -> WorkerContext:
+    """A context in which the time of a candidate is its PACE_MS, without real waiting."""
     binder = ProblemSetup.binder
 
     def to(setup: ProblemSetup, candidate: Candidate, order: str | None = None) -> Callable[[int], Paced]:
@@ -54,4 +54,4 @@ def paced(tools: WorkerContext, monkeypatch: pytest.MonkeyPatch) -> WorkerContex
         return lambda index: Paced(bind(index), 1000 * float(str(knobs["PACE_MS"])) or 1.0)
 
     monkeypatch.setattr(ProblemSetup, "binder", to)
-    return replace(tools, clock=PacedClock())
+    return replace(context, clock=PacedClock())

@@ -1,4 +1,4 @@
-"""Finals: who is wrong, who is timed to the end, in which order, and with how many launches."""
+"""Finals: incorrect results, elimination, order of rounds, and launches per sample."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,8 +13,8 @@ from gemmpipe.core.nvml import ForeignProcesses
 
 
 @pytest.mark.parametrize("kind", ["spoil_nan", "untouched", "permute", "spoil_row", "wrong_at_8"])
-def test_finals_refuse_what_is_wrong(tools: WorkerContext, kind: str) -> None:
-    found = by_kind(finals(candidate("right"), candidate(kind)).run(tools))
+def test_finals_reject_incorrect_results(context: WorkerContext, kind: str) -> None:
+    found = by_kind(finals(candidate("right"), candidate(kind)).run(context))
     assert found["right"].status is Status.OK
     assert found["right"].err_ratio == 0
     assert found[kind].status is Status.INCORRECT
@@ -23,13 +23,13 @@ def test_finals_refuse_what_is_wrong(tools: WorkerContext, kind: str) -> None:
     assert found[kind].samples_us == ()
 
 
-def test_finals_stop_timing_who_is_outrun_but_for_baseline_and_incumbent(tools: WorkerContext) -> None:
+def test_finals_eliminate_slower_finalists_except_baseline_and_incumbent(context: WorkerContext) -> None:
     fast, slow = candidate("right"), candidate("right", 2)
     library, incumbent = candidate("right", 3), candidate("right", 4)
     job = finals(
         fast, slow, library, incumbent, library=frozenset({library.id}), always_timed=frozenset({incumbent.id})
     )
-    found = {t.candidate: t for t in job.run(tools)}
+    found = {t.candidate: t for t in job.run(context)}
     assert found[slow].status is Status.PRUNED
     assert len(found[slow].samples_us) == 1
     for staying in (fast, library, incumbent):
@@ -37,37 +37,37 @@ def test_finals_stop_timing_who_is_outrun_but_for_baseline_and_incumbent(tools: 
         assert len(found[staying].samples_us) >= 3
 
 
-class Seen(ForeignProcesses):
-    """What was seen of others at each look, written down beforehand: there is no GPU to share here."""
+class ScriptedProcesses(ForeignProcesses):
+    """Returns given results, since there is no GPU."""
 
-    def __init__(self, *looks: bool) -> None:
-        self._looks = list(looks)
+    def __init__(self, *detections: bool) -> None:
+        self.detections = list(detections)
 
     def detect(self) -> bool:
-        return self._looks.pop(0)
+        return self.detections.pop(0)
 
 
 @pytest.mark.parametrize(
-    ("looks", "shared"),
+    ("detections", "shared"),
     [((True, False), False), ((False, True, False), False), ((False, True, True), True)],
     ids=["before only", "once", "twice"],
 )
-def test_finals_beside_another_process_are_raced_again_and_then_marked(
-    tools: WorkerContext, looks: tuple[bool, ...], shared: bool
+def test_finals_with_another_process_are_repeated_and_then_marked(
+    context: WorkerContext, detections: tuple[bool, ...], shared: bool
 ) -> None:
-    seen = Seen(*looks)
-    trials = finals(candidate("right"), candidate("slow")).run(replace(tools, foreign_processes=seen))
-    assert seen._looks == []
+    processes = ScriptedProcesses(*detections)
+    trials = finals(candidate("right"), candidate("slow")).run(replace(context, foreign_processes=processes))
+    assert processes.detections == []
     assert {t.shared for t in trials} == {shared}
     found = by_kind(trials)
     assert found["right"].status is Status.OK
     assert len(found["right"].samples_us) == 5
 
 
-def test_every_round_has_its_own_order(tools: WorkerContext, cells: Cells) -> None:
-    """In any fixed order the same rival would pay for what a hungry kernel does to the clocks."""
+def test_every_round_has_its_own_order(context: WorkerContext, cells: Cells) -> None:
+    """In a fixed order a power-hungry kernel, which lowers the clocks, would always slow the same rival."""
     pair = [candidate("right", pace_ms=2), candidate("right", pace_ms=2.1)]
-    trials = finals(*pair, always_timed=frozenset(c.id for c in pair)).run(tools)
+    trials = finals(*pair, always_timed=frozenset(c.id for c in pair)).run(context)
     assert [len(t.samples_us) for t in trials] == [5, 5]
     checked = cells.positions.index(RUNNING_SEVERAL)
     raced = [position for position in cells.positions[checked:] if position >= 0]
@@ -75,7 +75,7 @@ def test_every_round_has_its_own_order(tools: WorkerContext, cells: Cells) -> No
     assert len({tuple(raced[i : i + 2]) for i in range(0, 10, 2)}) == 2
 
 
-def test_who_is_far_behind_is_checked_and_not_raced(paced: WorkerContext) -> None:
+def test_a_finalist_far_behind_is_checked_and_not_raced(paced: WorkerContext) -> None:
     quick, slow, wrong = candidate("right", 1), candidate("right", 8), candidate("untouched", 9)
     found = {t.candidate: t for t in finals(quick, slow, wrong).run(paced)}
     assert (found[quick].status, len(found[quick].samples_us)) == (Status.OK, 5)
@@ -83,29 +83,29 @@ def test_who_is_far_behind_is_checked_and_not_raced(paced: WorkerContext) -> Non
     assert found[slow].err_ratio is not None and found[slow].err_ratio < 0.05
     assert found[slow].time_us == 8_000
     assert found[wrong].status is Status.INCORRECT
-    for role in ("library", "kept"):
+    for role in ("library", "always_timed"):
         found = {t.candidate: t for t in finals(quick, slow, **{role: frozenset({slow.id})}).run(paced)}
-        assert (found[slow].status, len(found[slow].samples_us)) == (Status.OK, 5), "compared with to the end"
+        assert (found[slow].status, len(found[slow].samples_us)) == (Status.OK, 5), "timed to the end"
 
 
-class _Hasty(CpuClock):
-    """Sees every other look at a launch four times too long, as where the host falls behind; no two alike."""
+class _LateHostClock(CpuClock):
+    """Every other launch seems to take four times as long, as if the host fell behind; times vary."""
 
     def __init__(self) -> None:
-        self.looks = 0
+        self.launches = 0
 
     def sequence(self, launches: Sequence[TimedCall], least_us: float = 0.0) -> list[float]:
         times = []
         for launch in launches:
             launch()
-            self.looks += 1
-            times.append((36.0 if self.looks % 2 else 9.0) + 0.4 * (self.looks % 5))
+            self.launches += 1
+            times.append((36.0 if self.launches % 2 else 9.0) + 0.4 * (self.launches % 5))
         return times
 
 
-def test_samples_of_all_who_may_win_have_as_many_launches(tools: WorkerContext) -> None:
-    """Starting a graph takes some microseconds: divided by other numbers of launches, it would decide."""
+def test_samples_of_possible_winners_have_equally_many_launches(context: WorkerContext) -> None:
+    """Starting a graph takes some microseconds: divided by different numbers of launches, it changes the order."""
     finalists = [candidate("right", pace_ms=pace) for pace in (0, 0.001, 0.002, 0.003)]
-    trials = finals(*finalists).run(replace(tools, clock=_Hasty()))
+    trials = finals(*finalists).run(replace(context, clock=_LateHostClock()))
     assert {trial.status for trial in trials} <= {Status.OK, Status.PRUNED}
     assert len({trial.launches // len(trial.samples_us) for trial in trials}) == 1

@@ -1,4 +1,4 @@
-"""The clock of GPUs on a modelled device: it never shows what the device waited for the host."""
+"""The clock of GPUs on a modelled device: times never include waiting for the host."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -15,13 +15,13 @@ H200 = Device(kind="cuda", index=0, name="", gfx="sm_90", cu_num=132, shared_byt
 
 
 class Modelled:
-    """A host and a device that works off what the host has queued; microseconds."""
+    """A host and a device that executes the host's queue; microseconds."""
 
     def __init__(self) -> None:
         self.now_us = self.free_us = 0.0
         self.slept_us = 0.0
         self.hiccups: list[float] = []
-        """How much longer the next launches take the host."""
+        """Additional host time of the next launches."""
         self.cuda = SimpleNamespace(
             Event=lambda enable_timing: Event(self),
             Stream=lambda device: None,
@@ -49,7 +49,7 @@ class Modelled:
 
 
 class Event:
-    """A mark in what is queued."""
+    """An event in the queue."""
 
     def __init__(self, model: Modelled) -> None:
         self._model = model
@@ -78,7 +78,7 @@ def _modelled(monkeypatch: pytest.MonkeyPatch) -> Modelled:
     return found
 
 
-def test_a_launch_alone_takes_what_the_device_takes(model: Modelled) -> None:
+def test_the_time_of_a_launch_is_the_devices_time(model: Modelled) -> None:
     clock = GpuClock(H200)
     times = [5.0, 80.0, 7.0, 2000.0] * 40
     assert clock.sequence([model.launch(t) for t in times]) == pytest.approx(times)
@@ -86,23 +86,25 @@ def test_a_launch_alone_takes_what_the_device_takes(model: Modelled) -> None:
     assert clock.blocks(blocks, least_us=3.0) == pytest.approx([5.0, 3.0, 90.0] * 20)
 
 
-def test_what_the_host_was_late_for_is_timed_again(model: Modelled) -> None:
+def test_launches_queued_too_late_are_timed_again(model: Modelled) -> None:
     clock = GpuClock(H200)
     model.hiccups = [0.0] * 5 + [30_000.0] + [0.0] * 20
     assert clock.sequence([model.launch(5.0) for _ in range(64)]) == pytest.approx([5.0] * 64)
 
 
-def test_who_costs_the_host_much_more_than_others_is_timed_alike(model: Modelled) -> None:
-    """As an operator of torch among kernels that are bound."""
+def test_launches_with_much_host_time_are_timed_correctly(model: Modelled) -> None:
+    """E.g. a torch operator among bound kernels."""
     clock = GpuClock(H200)
-    ours, torchs = model.launch(5.0, 8.0), model.launch(6.0, 300.0)
+    kernel, operator = model.launch(5.0, 8.0), model.launch(6.0, 300.0)
     for _ in range(5):
-        assert clock.sequence([ours] * 30) == pytest.approx([5.0] * 30)
-        assert clock.sequence([torchs]) == pytest.approx([6.0])
-        assert clock.sequence([*[ours] * 20, torchs, ours, torchs], 5.0) == pytest.approx([5.0] * 20 + [6, 5, 6])
+        assert clock.sequence([kernel] * 30) == pytest.approx([5.0] * 30)
+        assert clock.sequence([operator]) == pytest.approx([6.0])
+        assert clock.sequence([*[kernel] * 20, operator, kernel, operator], 5.0) == pytest.approx(
+            [5.0] * 20 + [6, 5, 6]
+        )
 
 
-def test_long_launches_are_hardly_waited_for(model: Modelled) -> None:
+def test_long_launches_need_little_head_start(model: Modelled) -> None:
     clock = GpuClock(H200)
     clock.blocks([[model.launch(400.0)] * 3] * 40)
     known, model.slept_us = model.slept_us, 0.0
@@ -115,8 +117,8 @@ def test_long_launches_are_hardly_waited_for(model: Modelled) -> None:
     st.floats(1, 60),
     st.lists(st.sampled_from([0.0, 0.0, 0.0, 50.0, 4000.0]), max_size=40),
 )
-def test_no_time_holds_a_wait(blocks: list[tuple[float, int]], host_us: float, hiccups: list[float]) -> None:
-    """Whatever the host does for a while, and whatever was expected of the launches."""
+def test_no_time_includes_a_wait(blocks: list[tuple[float, int]], host_us: float, hiccups: list[float]) -> None:
+    """For any delays of the host and any expected times of the launches."""
     with pytest.MonkeyPatch.context() as patch:
         model = _modelled(patch)
         clock = GpuClock(H200)

@@ -1,4 +1,4 @@
-"""What a worker does with a job: who is in the air, what a failure becomes, and what it keeps."""
+"""Jobs in a worker: the candidate in flight, failures as trials, and the operand cache."""
 
 import pytest
 import torch
@@ -14,13 +14,13 @@ from gemmpipe.core.nvml import ForeignProcesses
 
 
 class DeadClock(CpuClock):
-    """A device that is lost from the first error on."""
+    """A device that is lost after the first error."""
 
     def synchronize(self) -> None:
         raise RuntimeError("an illegal memory access was encountered")
 
 
-def test_a_lost_device_ends_the_job_and_its_trials_stand(bench: WorkerBench, cells: Cells) -> None:
+def test_a_lost_device_ends_the_job_and_keeps_its_trials(bench: WorkerBench, cells: Cells) -> None:
     dead = WorkerContext(
         bench=bench, clock=DeadClock(), in_flight=InFlight(cells), foreign_processes=ForeignProcesses(bench.device)
     )
@@ -28,46 +28,45 @@ def test_a_lost_device_ends_the_job_and_its_trials_stand(bench: WorkerBench, cel
         dead.clock.synchronize()
     assert not dead.device_alive()
     trials: list[Trial] = []
-    with pytest.raises(DeviceContextLost) as poisoned:
+    with pytest.raises(DeviceContextLost) as lost:
         _probe("raise_launch").attempt(dead, trials, 0, lambda _: dead.clock.synchronize())
-    assert [t.status for t in poisoned.value.trials] == [Status.LAUNCH_ERROR]
+    assert [t.status for t in lost.value.trials] == [Status.LAUNCH_ERROR]
 
 
 def _probe(kind: str) -> ProbeJob:
     return ProbeJob(stage="screen", problem=PROBLEM, candidate=candidate(kind))
 
 
-def test_a_probe_says_only_what_fails(tools: WorkerContext, cells: Cells) -> None:
-    assert _probe("right").run(tools) == []
+def test_a_probe_has_a_trial_only_if_it_fails(context: WorkerContext, cells: Cells) -> None:
+    assert _probe("right").run(context) == []
     assert cells.positions == [SETTING_UP, 0]
-    assert [t.status for t in _probe("raise_odd").run(tools)] == [Status.LAUNCH_ERROR]
+    assert [t.status for t in _probe("raise_odd").run(context)] == [Status.LAUNCH_ERROR]
 
 
-def test_work_for_the_others(tools: WorkerContext) -> None:
+def test_jobs_without_some_candidates(context: WorkerContext) -> None:
     right, wrong = candidate("right"), candidate("kill")
     job = finals(right, wrong)
     assert job.without({wrong}).candidates == (right,)
-    assert job.without({right, wrong}).run(tools) == []
+    assert job.without({right, wrong}).run(context) == []
     assert screen("right", "kill").without({wrong}).candidates == (right,)
 
 
 def test_operands_are_the_same_in_every_process(bench: WorkerBench) -> None:
-    again = WorkerBench(bench.family, {}, bench.device)
-    one, other = bench.set_up(PROBLEM), again.set_up(PROBLEM)
+    second = WorkerBench(bench.family, {}, bench.device)
+    one, other = bench.set_up(PROBLEM), second.set_up(PROBLEM)
     assert one.inputs(0).x.equal(other.inputs(0).x)
     assert one.weights(1).w.equal(other.weights(1).w)
     assert not one.weights(0).w.equal(one.weights(1).w)
 
 
-def test_a_worker_runs_the_familys_own_kernels_whatever_backends_were_chosen(bench: WorkerBench, cells: Cells) -> None:
-    post = WorkerConfig(device=bench.device, family="faulty", backends=(Torch(),), python_path=())
-    found = make_worker_context(post, cells).bench  # type: ignore[arg-type]
+def test_a_worker_has_the_familys_own_kernels_with_any_backends(bench: WorkerBench, cells: Cells) -> None:
+    config = WorkerConfig(device=bench.device, family="faulty", backends=(Torch(),), python_path=())
+    found = make_worker_context(config, cells).bench  # type: ignore[arg-type]
     labels = [found.implementation(Candidate.of(label, {})).label for label in ("faulty", "torch")]
     assert labels == ["faulty", "torch"]
 
 
 def test_the_cache_keeps_the_last_used_within_its_budget() -> None:
-
     cache, made = OperandCache(1000), []
 
     def make(name: str) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Finals of a problem whose scales may lie in two ways: both are checked and timed, and the slower one counts."""
+"""Finals of a problem with two possible layouts of scales: both are checked and timed, and the slower one counts."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -27,8 +27,8 @@ SAME, COPIES, MIXED = ("same", "copies", "mixed")
 TIMES_US = {SAME: {"row": 6.0, "column": 6.0}, COPIES: {"row": 5.0, "column": 8.0}, MIXED: {"row": 1.0, "column": 1.0}}
 
 
-class Told:
-    """A launch of which its clock knows how long it takes."""
+class FixedTimeLaunch:
+    """A launch with a fixed time for FixedTimeClock."""
 
     def __init__(self, launch: Launch, time_us: float) -> None:
         self._launch, self.time_us = launch, time_us
@@ -37,7 +37,7 @@ class Told:
         return self._launch()
 
 
-class ToldClock(CpuClock):
+class FixedTimeClock(CpuClock):
     def blocks(self, blocks: Sequence[Sequence[TimedCall]], least_us: float = 0.0) -> list[float]:
         return [self.replay(block)() for block in blocks]
 
@@ -45,7 +45,7 @@ class ToldClock(CpuClock):
         def once() -> float:
             for launch in launches:
                 launch()
-            return next((each.time_us for each in launches if isinstance(each, Told)), 3.0)
+            return next((each.time_us for each in launches if isinstance(each, FixedTimeLaunch)), 3.0)
 
         return once
 
@@ -54,10 +54,10 @@ class ToldClock(CpuClock):
 
 
 class Layouts(Torch):
-    """torch's product, said to take what TIMES_US says of each layout; `mixed` takes M-major scales for rows."""
+    """torch's product with the times of TIMES_US; `mixed` reads M-major scales as row-major."""
 
     label = "layouts"
-    seen: list[tuple[str, tuple[int, ...]]] = []  # noqa: RUF012 (of the class: a worker makes its own)
+    seen: list[tuple[str, tuple[int, ...]]] = []  # noqa: RUF012 (of the class: a worker makes its own instance)
 
     def bind(
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: torch.Tensor
@@ -69,11 +69,11 @@ class Layouts(Torch):
         if name == MIXED and order == "column":
             inputs = replace(inputs, x_scale=scale.mT.contiguous().view(scale.shape))
         launch = super().bind(spec, knobs, device, inputs, prepared, out)
-        return Told(launch, TIMES_US[name][order])  # type: ignore[return-value]
+        return FixedTimeLaunch(launch, TIMES_US[name][order])  # type: ignore[return-value]
 
 
 class Rows(Implementation):
-    """A kernel of a family of one's own, which reads row-major scales and says nothing of it."""
+    """A user's own kernel that reads row-major scales, without a declaration of it."""
 
     label = "rows"
 
@@ -87,30 +87,30 @@ class Rows(Implementation):
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: torch.Tensor
     ) -> Launch:
         assert inputs.x_scale is not None
-        assert inputs.x_scale.is_contiguous(), "it would read other numbers"
+        assert inputs.x_scale.is_contiguous(), "it would read wrong numbers"
         return Torch().bind(spec, {"method": "float32_convert"}, device, inputs, prepared, out)
 
 
 @pytest.fixture
-def tools() -> WorkerContext:
+def context() -> WorkerContext:
     device = cpu_device()
     Layouts.seen.clear()
     bench = WorkerBench(FAMILY, {"layouts": Layouts(), "rows": Rows()}, device)
     return WorkerContext(
-        bench=bench, clock=ToldClock(), in_flight=InFlight([0.0, 0.0]), foreign_processes=ForeignProcesses(device)
+        bench=bench, clock=FixedTimeClock(), in_flight=InFlight([0.0, 0.0]), foreign_processes=ForeignProcesses(device)
     )
 
 
 def _problem(m: int = 8, **key: object) -> Problem:
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    return make_problem(FAMILY, {"M": m, "N": 128, "K": 256, **key}, words, "cpu_avx2", "test")
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    return make_problem(FAMILY, {"M": m, "N": 128, "K": 256, **key}, defaults, "cpu_avx2", "test")
 
 
 def _candidate(name: str) -> Candidate:
     return Candidate.of("layouts", {"name": name, "method": "float32_convert"})
 
 
-def _finals(tools: WorkerContext, problem: Problem, *names: str) -> dict[str, Trial]:
+def _finals(context: WorkerContext, problem: Problem, *names: str) -> dict[str, Trial]:
     job = FinalsJob(
         stage="bench",
         problem=problem,
@@ -120,36 +120,36 @@ def _finals(tools: WorkerContext, problem: Problem, *names: str) -> dict[str, Tr
         timer=TIMER,
         err_ratio=0.05,
     )
-    return {str(t.candidate.knobs["name"]): t for t in job.run(tools)}
+    return {str(t.candidate.knobs["name"]): t for t in job.run(context)}
 
 
-def test_the_slower_layout_counts_and_both_are_checked(tools: WorkerContext) -> None:
-    found = _finals(tools, _problem(), SAME, COPIES, MIXED)
+def test_the_slower_layout_counts_and_both_are_checked(context: WorkerContext) -> None:
+    found = _finals(context, _problem(), SAME, COPIES, MIXED)
     assert found[SAME].time_us == 6.0
-    assert found[COPIES].time_us == 8.0, "it is the fastest in one layout, and no call chooses its layout"
+    assert found[COPIES].time_us == 8.0, "the fastest in one layout, but callers do not choose it"
     assert found[MIXED].status is Status.INCORRECT
-    assert found[SAME].launches == 2 * len(found[SAME].samples_us) * tools.bench.set_up(_problem()).sets
+    assert found[SAME].launches == 2 * len(found[SAME].samples_us) * context.bench.set_up(_problem()).sets
     assert {strides for name, strides in Layouts.seen if name == SAME} == {(2, 1), (1, 8)}
 
 
 @pytest.mark.parametrize(("order", "time_us", "strides"), [("row", 5.0, (2, 1)), ("column", 8.0, (1, 8))])
 def test_a_workload_of_one_layout_is_timed_in_it_alone(
-    tools: WorkerContext, order: str, time_us: float, strides: tuple[int, ...]
+    context: WorkerContext, order: str, time_us: float, strides: tuple[int, ...]
 ) -> None:
-    found = _finals(tools, _problem(x_scale=order), COPIES)
+    found = _finals(context, _problem(x_scale=order), COPIES)
     assert found[COPIES].time_us == time_us
     assert {each for _, each in Layouts.seen} == {strides}
 
 
 @pytest.mark.parametrize("sizes", [{"m": 1}, {"K": 128}])
-def test_what_lies_in_both_layouts_at_once_is_timed_once(tools: WorkerContext, sizes: dict[str, int]) -> None:
+def test_scales_that_are_in_both_layouts_are_timed_once(context: WorkerContext, sizes: dict[str, int]) -> None:
     problem = _problem(**sizes)  # type: ignore[arg-type]
-    found = _finals(tools, problem, SAME)
-    assert found[SAME].launches == len(found[SAME].samples_us) * tools.bench.set_up(problem).sets
+    found = _finals(context, problem, SAME)
+    assert found[SAME].launches == len(found[SAME].samples_us) * context.bench.set_up(problem).sets
 
 
-def test_scales_are_copied_in_the_launch_of_a_kernel_that_reads_rows_alone(tools: WorkerContext) -> None:
-    setup = tools.bench.set_up(_problem())
+def test_the_launch_of_a_kernel_for_row_major_scales_includes_a_copy(context: WorkerContext) -> None:
+    setup = context.bench.set_up(_problem())
     launch = setup.binder(Candidate.of("rows", {}), "column")(0)
     assert setup.error_ratio(launch()) == 0
     setup.inputs(0, "column").x_scale.mul_(2)
@@ -158,16 +158,16 @@ def test_scales_are_copied_in_the_launch_of_a_kernel_that_reads_rows_alone(tools
 
 
 @pytest.mark.parametrize(("order", "strides"), [(None, (2, 1)), ("column", (1, 8))])
-def test_screening_looks_at_one_layout(tools: WorkerContext, order: str | None, strides: tuple[int, ...]) -> None:
-    asked = (TrialRequest(candidate=_candidate(COPIES), launches=2),)
-    job = ScreenJob(stage="screen", problem=_problem(x_scale=order), requests=asked, timer=TIMER)
-    (trial,) = job.run(tools)
+def test_screening_times_one_layout(context: WorkerContext, order: str | None, strides: tuple[int, ...]) -> None:
+    requests = (TrialRequest(candidate=_candidate(COPIES), launches=2),)
+    job = ScreenJob(stage="screen", problem=_problem(x_scale=order), requests=requests, timer=TIMER)
+    (trial,) = job.run(context)
     assert trial.status is Status.OK
     assert {each for _, each in Layouts.seen} == {strides}
 
 
-def test_scales_of_both_layouts_are_the_same_numbers(tools: WorkerContext) -> None:
-    setup = tools.bench.set_up(_problem())
+def test_scales_of_both_layouts_are_the_same_numbers(context: WorkerContext) -> None:
+    setup = context.bench.set_up(_problem())
     row, column = setup.inputs(0, "row"), setup.inputs(0, "column")
     assert torch.equal(row.x_scale, column.x_scale)
     assert row.x is column.x

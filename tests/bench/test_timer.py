@@ -1,4 +1,4 @@
-"""The clock of the CPU, and how much timing a candidate gets."""
+"""The clock of the CPU, and the timing effort per candidate."""
 
 import time
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def test_rounds_are_enough_for_a_median_and_affordable(time_us: float, launches:
 
 
 @given(st.floats(0.0, 1e7), st.integers(1, 32))
-def test_a_sample_takes_every_operand_set_alike(time_us: float, sets: int) -> None:
+def test_a_sample_uses_all_operand_sets_equally(time_us: float, sets: int) -> None:
     launches = CpuClock().launches_per_sample(time_us, sets)
     assert launches == 1 or launches % sets == 0
     assert 1 <= launches <= 127
@@ -31,7 +31,7 @@ def test_a_sample_takes_every_operand_set_alike(time_us: float, sets: int) -> No
 
 @pytest.fixture
 def launch(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Callable[[], None]]:
-    """Makes a launch of so many microseconds on a processor whose clock stands still otherwise."""
+    """Makes a launch of a number of microseconds, with a clock that advances only in launches."""
     now_us = [0]
 
     def of(time_us: int) -> Callable[[], None]:
@@ -66,7 +66,7 @@ def test_short_launches_are_timed_together(time_us: float, block_us: float) -> N
 def test_a_replay_gives_the_time_of_one_launch(launch: Launch) -> None:
     calls: list[int] = []
     replay = CpuClock().replay([launch(3), launch(4), launch(5), lambda: calls.append(1)])
-    assert calls == [], "nothing runs before it is replayed"
+    assert calls == [], "nothing runs before the replay"
     assert replay() == 3
     assert calls == [1]
 
@@ -81,7 +81,7 @@ BLOCKS = st.lists(st.integers(1, 8), min_size=1, max_size=64)
 
 @given(BLOCKS, st.floats(1, 50), st.floats(0, 500))
 def test_no_block_begins_before_it_is_queued(blocks: list[int], host_us: float, least_us: float) -> None:
-    """Whatever a launch takes from two thirds of what is expected on, and the host up to half more than it did."""
+    """For launches of at least two thirds of the expected time, and a host up to half slower than measured."""
     lead_us = head_start_us(blocks, host_us, least_us)
     queued_us, free_us = 0.0, lead_us
     for length in blocks:
@@ -90,7 +90,7 @@ def test_no_block_begins_before_it_is_queued(blocks: list[int], host_us: float, 
         free_us += length * least_us / 1.5
     whole = sum(blocks) * host_us * 1.5
     assert lead_us <= whole * (1 + 1e-9)
-    assert least_us > 0 or lead_us >= whole * (1 - 1e-9), "of which nothing is known: all is queued before"
+    assert least_us > 0 or lead_us >= whole * (1 - 1e-9), "without a known time all launches are queued before"
 
 
 def test_long_launches_need_no_more_than_the_first_block_queued() -> None:

@@ -20,7 +20,7 @@ _LINE = st.one_of(
 
 
 @given(lines=st.lists(_LINE, max_size=8))
-def test_any_bytes_are_rows_or_told(lines: list[bytes], tmp_path: Path) -> None:
+def test_any_bytes_are_rows_or_bad_rows(lines: list[bytes], tmp_path: Path) -> None:
     path = tmp_path / "c.csv"
     path.write_bytes(b"family,M,count\n" + b"".join(line + b"\n" for line in lines))
     found = read_captures(path)

@@ -20,7 +20,7 @@ def test_cpu_is_one_device() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
-def test_an_absent_gpu_is_the_environments_problem() -> None:
+def test_an_absent_gpu_is_an_environment_error() -> None:
     assert DeviceChoice(kind="auto", index=None, shared=False).find()[0].kind == "cpu"
     with pytest.raises(EnvironmentProblem, match=r"device\.kind=cuda: torch sees no GPU"):
         DeviceChoice(kind="cuda", index=None, shared=False).find()
@@ -29,7 +29,7 @@ def test_an_absent_gpu_is_the_environments_problem() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("args", "message"),
     [
         (["device=cpu", "device.index=3"], "device.index: 3 given, expected none with device.kind=cpu"),
         (["device=cpu", "device.index=[0,1]"], "device.index: [0,1] given, expected none with device.kind=cpu"),
@@ -37,18 +37,18 @@ def test_an_absent_gpu_is_the_environments_problem() -> None:
         (["device.index=[0,0]"], "device.index: [0,0] given, expected GPUs such as [0,1], each once"),
     ],
 )
-def test_an_index_that_names_no_device_is_a_mistake(refusal: Callable[..., str], words: list[str], said: str) -> None:
-    assert refusal("capture", *words).startswith(said)
+def test_an_invalid_index_is_a_usage_error(refusal: Callable[..., str], args: list[str], message: str) -> None:
+    assert refusal("capture", *args).startswith(message)
 
 
-def test_unknown_words_are_the_users_mistake() -> None:
+def test_unknown_names_are_usage_errors() -> None:
     with pytest.raises(UserError, match=r"did you mean 'cuda'"):
         DeviceChoice(kind="cudda", index=None, shared=False).find()
     with pytest.raises(UserError, match=r"did you mean 'gfx942'"):
         arch_device("gfx941")
 
 
-def test_architectures_know_their_limits() -> None:
+def test_limits_of_architectures() -> None:
     assert (arch_device("sm_90").shared_bytes, arch_device("sm_90").cu_num) == (232448, 132)
     assert (arch_device("gfx942").vendor, arch_device("gfx942").warp_size) == ("amd", 64)
     assert arch_device("gfx950").shared_bytes == 160 * 1024
@@ -56,12 +56,12 @@ def test_architectures_know_their_limits() -> None:
     assert (radeon.vendor, radeon.cu_num, radeon.shared_bytes, radeon.warp_size) == ("amd", 64, 64 * 1024, 32)
 
 
-def test_compute_units_are_counted_as_tables_do() -> None:
+def test_compute_units_are_counted_as_in_tables() -> None:
     assert [compute_units("gfx1201", reported) for reported in (32, 64, 28, 56)] == [64, 64, 56, 56]
     assert (compute_units("gfx942", 80), compute_units("sm_90", 66), compute_units("gfx1100", 48)) == (80, 66, 48)
 
 
-def test_cache_size_is_read_or_guessed(tmp_path: Path) -> None:
+def test_cache_size_is_read_or_a_default(tmp_path: Path) -> None:
     assert _cpu_cache_bytes(tmp_path) == 32 * 2**20
     for level, size in ((1, "48K"), (3, "36608K")):
         (tmp_path / f"index{level}").mkdir()

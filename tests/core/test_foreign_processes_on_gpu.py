@@ -1,4 +1,4 @@
-"""Another process at work on the GPU is noticed, and our own work is not mistaken for it."""
+"""Another process that uses the GPU is detected, and this process's own work is not taken for it."""
 
 import os
 import subprocess
@@ -32,27 +32,27 @@ def _work(x: torch.Tensor) -> None:
     torch.cuda.synchronize()
 
 
-def test_another_process_is_seen_while_it_works() -> None:
+def test_another_process_is_detected_while_it_works() -> None:
     device = gpu_device(0)
     x = torch.ones(8192, 8192, device="cuda")
-    neighbours = ForeignProcesses(device)
+    foreign = ForeignProcesses(device)
     if conditions(device)["sm_mhz"] is None:
-        pytest.skip("NVML tells nothing here")
+        pytest.skip("NVML gives no data on this machine")
     _work(x)
-    assert not neighbours.detect(), "our own work is nobody else's"
+    assert not foreign.detect(), "own work does not count"
     other = subprocess.Popen([sys.executable, "-c", _OTHER], stdout=subprocess.PIPE, text=True)
     try:
         assert other.stdout is not None
         assert other.stdout.readline() == "up\n"
         time.sleep(2)
-        neighbours.detect()
+        foreign.detect()
         time.sleep(1)
         _work(x)
-        assert neighbours.detect()
+        assert foreign.detect()
     finally:
         other.kill()
         other.communicate()
     time.sleep(3)
-    neighbours.detect()
+    foreign.detect()
     _work(x)
-    assert not neighbours.detect(), "it is gone"
+    assert not foreign.detect(), "it is gone"

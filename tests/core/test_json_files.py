@@ -1,4 +1,4 @@
-"""JSON that someone else wrote: what is refused, and how."""
+"""Untrusted JSON: invalid files are refused with one line."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from gemmpipe.core.files import read_object
     [
         (b"{", "x.json:1:2: no JSON"),
         (b"[1]", "a JSON list, expected an object"),
-        (b'{"a": 1, "a": 2}', "'a' is there twice"),
+        (b'{"a": 1, "a": 2}', "duplicate name 'a'"),
         (b'{"a": NaN}', "NaN is no JSON number"),
         (b"\xff\xfe{}", "not text in UTF-8"),
         (b'{"a": ' + b"[" * 100_000, "nested more than"),

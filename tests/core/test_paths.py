@@ -1,4 +1,4 @@
-"""Files are written whole or not at all, and nobody's leftovers stay."""
+"""Files are written atomically, and leftovers of killed processes are removed."""
 
 import errno
 import os
@@ -18,13 +18,13 @@ from gemmpipe.journal import NAME, Journal
 _KILLED_WHILE_WRITING = """
 import os, signal, sys
 from pathlib import Path
-from gemmpipe import paths
+from gemmpipe.core import paths
 os.fsync = lambda handle: os.kill(os.getpid(), signal.SIGKILL)
 paths.write_atomic(Path(sys.argv[1]), "half")
 """
 
 
-def test_what_a_killed_process_was_writing_is_cleared_by_the_next(tmp_path: Path) -> None:
+def test_temporaries_of_a_killed_process_are_removed_by_the_next(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text("old")
     other = tmp_path / f".other.csv.{platform.node()}-{os.getpid()}-x.tmp"
@@ -38,11 +38,11 @@ def test_what_a_killed_process_was_writing_is_cleared_by_the_next(tmp_path: Path
     assert len(list(tmp_path.glob("*.tmp")) + list(tmp_path.glob(".*.tmp"))) >= 4
     write_atomic(path, "new")
     assert path.read_text() == "new"
-    # What living processes, other machines and other files have is theirs.
+    # Temporaries of running processes, other machines and other files stay.
     assert {each.name for each in tmp_path.iterdir()} == {path.name, other.name, mine.name, elsewhere.name}
 
 
-def test_what_cannot_be_written_leaves_the_old_file(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text("old")
     with pytest.raises(UnicodeEncodeError):
@@ -54,7 +54,7 @@ def test_what_cannot_be_written_leaves_the_old_file(tmp_path: Path) -> None:
 _WITHIN_TEN_BYTES = """
 import resource, signal, sys
 from pathlib import Path
-from gemmpipe import paths
+from gemmpipe.core import paths
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
 try:
@@ -64,22 +64,22 @@ except OSError as error:
 """
 
 
-def test_a_disk_that_is_full_says_for_which_file(tmp_path: Path) -> None:
+def test_a_full_disk_error_has_the_file_name(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
-    words = [sys.executable, "-c", _WITHIN_TEN_BYTES, str(path)]
-    done = subprocess.run(words, check=True, capture_output=True, text=True)
+    command = [sys.executable, "-c", _WITHIN_TEN_BYTES, str(path)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert done.stdout == f"OSError {path} File too large\n"
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_deleted_meanwhile_is_made_again(tmp_path: Path) -> None:
-    """Neither a file nor the journal fails because somebody removes the folder at that very moment; no row is lost."""
+def test_a_deleted_folder_is_made_again(tmp_path: Path) -> None:
+    """Neither a file nor the journal fails while another process deletes the folder; no row is lost."""
     folder = tmp_path / "outputs" / "runs" / "one"
     journal = Journal(folder)
-    through = threading.Event()
+    finished = threading.Event()
 
     def delete() -> None:
-        while not through.wait(0.002):
+        while not finished.wait(0.002):
             shutil.rmtree(tmp_path / "outputs", ignore_errors=True)
 
     other = threading.Thread(target=delete)
@@ -90,31 +90,29 @@ def test_a_folder_that_is_deleted_meanwhile_is_made_again(tmp_path: Path) -> Non
             journal.write("cut", problem=str(number))
             journal.sync()
     finally:
-        through.set()
+        finished.set()
         other.join()
     journal.close()
     assert len((folder / NAME).read_text().splitlines()) == 200
 
 
-def test_a_folder_that_is_gone_when_it_is_found_to_exist_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """mkdir says that it exists, and it is deleted before anybody looks whether it is a folder."""
+def test_a_folder_deleted_during_mkdir_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """mkdir raises FileExistsError, and the folder is deleted before the check that it is a folder."""
     folder, make, deleted = tmp_path / "outputs" / "runs", os.mkdir, []
 
-    def there_no_more(path: Path, mode: int = 0o777) -> None:
+    def mkdir_of_a_deleted_folder(path: Path, mode: int = 0o777) -> None:
         if Path(path) == folder and len(deleted) < 3:
             deleted.append(path)
             raise FileExistsError(errno.EEXIST, "File exists", str(path))
         make(path, mode)
 
-    monkeypatch.setattr(os, "mkdir", there_no_more)
+    monkeypatch.setattr(os, "mkdir", mkdir_of_a_deleted_folder)
     make_folder(folder)
     assert folder.is_dir()
     assert len(deleted) == 3
 
 
-def test_a_file_in_the_way_of_a_folder_is_told(tmp_path: Path) -> None:
+def test_a_file_in_place_of_a_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "outputs").write_text("")
     with pytest.raises(FileExistsError):
         make_folder(tmp_path / "outputs")

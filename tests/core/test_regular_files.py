@@ -1,4 +1,4 @@
-"""What is no regular file is refused before it is opened, whoever reads it."""
+"""Anything but a regular file is refused before it is opened, by every reader."""
 
 import ast
 import os
@@ -12,19 +12,21 @@ from gemmpipe.core.files import open_regular, open_regular_text, read_regular
 from gemmpipe.core.paths import PACKAGE, open_no_link
 
 _MAY_OPEN = {
-    "files/regular.py",
-    "paths.py",  # what is written
-    "journal/writing.py",  # the same, by `open_no_link`
-    "runtime/captured.py",  # the same
-    "cli/streams.py",  # the standard streams
+    "core/files.py",
+    "core/paths.py",  # output files
+    "journal/writer.py",  # output, by `open_no_link`
+    "runtime/capture/recorder.py",  # the same
+    "cli/__init__.py",  # the standard streams
     "online.py",  # the log and the lock in the user's own folder
-    "executors/hand.py",  # /proc
-    "executors/holding.py",  # locks, which are made where there is none, and /proc
-    "launching/source_hash.py",  # a file of this package
-    "device.py",  # /proc and /sys
-    "search/recording.py",  # lzma, of a stream that is open already
+    "executors/supervisor.py",  # /proc
+    "executors/local.py",  # lock files, which it creates, and /proc
+    "launch/source_hash.py",  # a file of this package
+    "core/device.py",  # /proc and /sys
+    "search/recorded.py",  # lzma, of a stream that is open already
+    "stages/screen/search_pool.py",  # SearchContext.open, not a file
+    "stages/screen/search_worker.py",  # the same
 }
-"""Modules that call `open` or `read_text` themselves, and what for."""
+"""Modules that call `open` or `read_text` themselves, with the purpose."""
 
 
 def _opens(path: Path) -> list[str]:
@@ -34,13 +36,13 @@ def _opens(path: Path) -> list[str]:
     return [n for n in names if n == "open" or n.endswith((".open", ".read_text", ".read_bytes"))]
 
 
-def test_every_reader_opens_files_by_the_one_function_that_looks_what_they_are() -> None:
+def test_readers_open_files_by_open_regular_alone() -> None:
     found = {str(p.relative_to(PACKAGE)) for p in PACKAGE.rglob("*.py") if "kernels" not in p.parts and _opens(p)}
     assert found == _MAY_OPEN
 
 
 @pytest.mark.parametrize("kind", ["fifo", "socket", "folder", "device", "link to a fifo"])
-def test_what_is_no_regular_file_is_refused(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_anything_but_a_regular_file_is_refused(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = Path("x")
     if kind == "fifo":
@@ -60,15 +62,15 @@ def test_what_is_no_regular_file_is_refused(kind: str, tmp_path: Path, monkeypat
         open_regular(path, "a table")
 
 
-def test_another_file_in_its_place_meanwhile_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, there = tmp_path / "x", os.stat(__file__)
+def test_a_file_replaced_before_it_is_opened_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, regular = tmp_path / "x", os.stat(__file__)
     os.mkfifo(path)
-    monkeypatch.setattr("gemmpipe.core.files.os.stat", lambda path: there)
+    monkeypatch.setattr("gemmpipe.core.files.os.stat", lambda path: regular)
     with pytest.raises(UserError, match="no regular file"):
         open_regular(path, "a table")
 
 
-def test_contents_within_a_limit(tmp_path: Path) -> None:
+def test_content_within_a_limit(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"abc\n")
     assert read_regular(tmp_path / "x", "a table", 4) == b"abc\n"
     with open_regular_text(tmp_path / "x", "a table") as stream:
@@ -81,7 +83,7 @@ def test_contents_within_a_limit(tmp_path: Path) -> None:
         open_regular(tmp_path / "a\0b", "a table")
 
 
-def test_what_is_written_goes_to_no_pipe(tmp_path: Path) -> None:
+def test_nothing_is_written_to_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "x")
     for mode in ("a", "a+"):
         with pytest.raises(OSError, match=r"no regular file|No such device"):

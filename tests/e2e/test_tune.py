@@ -101,7 +101,7 @@ def test_a_budget_of_time_ends_a_run_with_what_is_finished(run: Run, monkeypatch
     shapes = "shapes.items=[{M: 8, N: 32, K: 64}, {M: 8, N: 48, K: 64}, {M: 8, N: 64, K: 64}]"
     code, out, error = run(shapes, "batch=1", "budget_s=6")
     assert (code, error) == (0, "")
-    assert "budget_s=6: over; what is not finished is left out" in out
+    assert "budget_s=6: time budget reached; unfinished problems are skipped" in out
     assert [row["N"] for row in _table()] == [32], "the first batch, whose table ended the time"
     assert "export GEMMPIPE_CONFIG_FAULTY=" in out
     assert run(shapes, "budget_s=0")[0] == 2

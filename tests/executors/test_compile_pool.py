@@ -1,4 +1,4 @@
-"""The compile pool: faults of the compiler become facts of the build, and no compiler outlives its driver."""
+"""The compile pool: failures of the compiler become facts of the build, and no compiler outlives its driver."""
 
 import contextlib
 import errno
@@ -26,7 +26,7 @@ def __getattr__(name):
     if name == "dies":
         os._exit(3)
     if name.startswith("errno_"):
-        raise OSError(int(name[6:]), "told by the system", os.path.join(CACHE, "hash"))
+        raise OSError(int(name[6:]), "system error", os.path.join(CACHE, "hash"))
     raise RuntimeError("ptxas\\nfailed")
 del dies
 """
@@ -37,92 +37,94 @@ def _build(name: str) -> Build:
 
 
 @pytest.fixture
-def compilers(tmp_path: Path, h200: Device) -> Iterator[CompilePool]:
+def pool(tmp_path: Path, h200: Device) -> Iterator[CompilePool]:
     (tmp_path / "odd_kernels.py").write_text(f"CACHE = {str(tmp_path / 'cache')!r}{KERNELS}")
     pool = CompilePool(h200, 2, 8.0, (str(tmp_path),))
     yield pool
     pool.close(kill=True)
 
 
-def _all(compilers: CompilePool, count: int) -> dict[str, str]:
+def _all(pool: CompilePool, count: int) -> dict[str, str]:
     found: list[BuildResult] = []
     deadline = time.monotonic() + 300
     while len(found) < count and time.monotonic() < deadline:
-        compilers.ready_pipe.poll(1)
-        found += compilers.done()
+        pool.ready_pipe.poll(1)
+        found += pool.done()
     return {built.build.kernel.split(":")[1]: built.facts.error for built in found}
 
 
-def test_crash_hang_and_error_of_the_compiler(compilers: CompilePool) -> None:
+def test_crash_hang_and_error_of_the_compiler(pool: CompilePool) -> None:
     for name in ("dies", "hangs", "raises"):
-        compilers.submit(_build(name))
-    errors = _all(compilers, 3)
+        pool.submit(_build(name))
+    errors = _all(pool, 3)
     assert errors.pop("raises").endswith("ptxas failed")
     assert errors == {
         "dies": "the compiler died: exit code 3",
         "hangs": "compiling took longer than executor.compile_timeout_s=8",
     }
-    assert compilers.pending == 0
-    compilers.check()
+    assert pool.pending == 0
+    pool.check()
 
 
-def test_builds_that_no_process_has_been_given_can_be_dropped(compilers: CompilePool) -> None:
-    """As those of searches that a budget ended: the finals' would wait behind them."""
+def test_unsent_builds_can_be_dropped(pool: CompilePool) -> None:
+    """E.g. those of searches ended by a budget, which would delay the builds of the finals."""
     for i in range(20):
-        compilers.submit(_build(f"raises_{i}"))
-    compilers.cancel_pending()
-    given = compilers.pending
-    assert 0 < given < 20
-    assert len(_all(compilers, given)) == given
-    assert compilers.pending == 0
-    compilers.submit(_build("raises_again"))
-    assert [*_all(compilers, 1)] == ["raises_again"]
+        pool.submit(_build(f"raises_{i}"))
+    pool.cancel_pending()
+    sent = pool.pending
+    assert 0 < sent < 20
+    assert len(_all(pool, sent)) == sent
+    assert pool.pending == 0
+    pool.submit(_build("raises_again"))
+    assert [*_all(pool, 1)] == ["raises_again"]
 
 
-def test_every_build_of_a_long_queue_is_done(compilers: CompilePool) -> None:
+def test_every_build_of_a_long_queue_is_done(pool: CompilePool) -> None:
     for i in range(20):
-        compilers.submit(_build(f"raises_{i}"))
-    assert len(_all(compilers, 20)) == 20
+        pool.submit(_build(f"raises_{i}"))
+    assert len(_all(pool, 20)) == 20
 
 
 @pytest.mark.parametrize(
     ("number", "file_in_place", "why"),
-    [(errno.ENOTDIR, True, "Not a directory"), (errno.ENOSPC, False, "told by the system"), (errno.ENOENT, False, "")],
+    [(errno.ENOTDIR, True, "Not a directory"), (errno.ENOSPC, False, "system error"), (errno.ENOENT, False, "")],
 )
-def test_a_cache_that_takes_nothing_is_the_machines_fault(
-    compilers: CompilePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, file_in_place: bool, why: str
+def test_an_unwritable_cache_is_an_environment_error(
+    pool: CompilePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, file_in_place: bool, why: str
 ) -> None:
-    """The last: somebody deleted the folder meanwhile, which the next build makes again."""
+    """In the last case the folder was deleted; the next build makes it again."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     if file_in_place:
         (tmp_path / "cache").touch()
-    compilers.submit(_build(f"errno_{number}"))
-    assert "told by the system" in _all(compilers, 1)[f"errno_{number}"]
-    said = f"^cannot compile into Triton's cache {tmp_path}/cache: {why}; TRITON_CACHE_DIR names another"
-    with pytest.raises(EnvironmentProblem, match=said) if why else contextlib.nullcontext():
-        compilers.check()
+    pool.submit(_build(f"errno_{number}"))
+    assert "system error" in _all(pool, 1)[f"errno_{number}"]
+    message = f"^cannot compile into Triton's cache {tmp_path}/cache: {why}; TRITON_CACHE_DIR names another"
+    with pytest.raises(EnvironmentProblem, match=message) if why else contextlib.nullcontext():
+        pool.check()
 
 
 DRIVER = """
 import sys, time
-from gemmpipe.data import Build, Device
-from gemmpipe.executors.compiling import Compilers
+from gemmpipe.core.data import Build, Device
+from gemmpipe.executors.compile_pool import CompilePool
 if __name__ == "__main__":
     device = Device(kind="cuda", index=0, name="", gfx="sm_90", cu_num=1, shared_bytes=1, cache_bytes=1, warp_size=32)
-    pool = Compilers(device, 1, 3600.0, (sys.argv[1],))
+    pool = CompilePool(device, 1, 3600.0, (sys.argv[1],))
     build = Build(kernel="odd_kernels:hangs", source_hash="", signature=(), constants=(), aligned=(), options=())
     pool.submit(build)
     time.sleep(3600)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_hanging_compiler_does_not_outlive_a_killed_driver(tmp_path: Path) -> None:
     (tmp_path / "odd_kernels.py").write_text(KERNELS.replace("time.sleep", "open('hung', 'w'); time.sleep"))
     (tmp_path / "driver.py").write_text(DRIVER)
     mark = f"compiler-{uuid.uuid4()}"
-    words = [sys.executable, "driver.py", str(tmp_path)]
-    driver = subprocess.Popen(words, cwd=tmp_path, env={**os.environ, "COMPILER_MARK": mark}, stderr=subprocess.DEVNULL)
+    command = [sys.executable, "driver.py", str(tmp_path)]
+    driver = subprocess.Popen(
+        command, cwd=tmp_path, env={**os.environ, "COMPILER_MARK": mark}, stderr=subprocess.DEVNULL
+    )
     deadline = time.monotonic() + 300
     while not (tmp_path / "hung").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -130,12 +132,12 @@ def test_a_hanging_compiler_does_not_outlive_a_killed_driver(tmp_path: Path) -> 
     driver.kill()
     driver.wait()
     deadline = time.monotonic() + 120
-    while _kin(mark) and time.monotonic() < deadline:
+    while _processes_with(mark) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert _kin(mark) == []
+    assert _processes_with(mark) == []
 
 
-def _kin(mark: str) -> list[int]:
+def _processes_with(mark: str) -> list[int]:
     found = []
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         try:

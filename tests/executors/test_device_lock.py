@@ -1,4 +1,4 @@
-"""Devices are held alone, and those of one run are alike."""
+"""Devices are locked exclusively, and those of one run have equal properties."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ from gemmpipe.executors.local import device_lock, lock_path, require_alike
 
 
 def _after(calls: int) -> Callable[[], None]:
-    """Raises Interrupted when called so often."""
+    """A check that raises Interrupted at the given number of calls."""
     left = [calls]
 
     def check() -> None:
@@ -35,15 +35,13 @@ def _after(calls: int) -> Callable[[], None]:
 
 
 @pytest.mark.usefixtures("own_locks")
-def test_who_waits_for_a_device_hears_the_user() -> None:
-    device, heard = cpu_device(), []
-    listener: list[Event] = heard
+def test_waiting_for_a_device_can_be_interrupted() -> None:
+    device = cpu_device()
+    events: list[Event] = []
     with device_lock(device, Events(), _after(1)):
-        with pytest.raises(Interrupted), device_lock(device, Events(listeners=[listener.append]), _after(2)):
+        with pytest.raises(Interrupted), device_lock(device, Events(listeners=[events.append]), _after(2)):
             pytest.fail("two hold one device")
-        assert [event.text for event in listener] == [
-            f"waiting for {device.name}: another gemmpipe run is timing on it"
-        ]
+        assert [event.text for event in events] == [f"waiting for {device.name}: another gemmpipe run is timing on it"]
     with device_lock(device, Events(), _after(1)):
         assert lock_path(device).exists()
 
@@ -51,10 +49,10 @@ def test_who_waits_for_a_device_hears_the_user() -> None:
 OTHER = """
 import os, sys, time
 from pathlib import Path
-from gemmpipe.device import cpu_device
-from gemmpipe.errors import EnvironmentProblem
-from gemmpipe.events import Events
-from gemmpipe.executors.holding import locked_device
+from gemmpipe.core.device import cpu_device
+from gemmpipe.core.errors import EnvironmentProblem
+from gemmpipe.core.events import Events
+from gemmpipe.executors.local import device_lock
 os.umask(0o077)
 os.setgroups([])
 os.setgid(int(sys.argv[1]))
@@ -62,7 +60,7 @@ os.setuid(int(sys.argv[1]))
 def check():
     raise TimeoutError
 try:
-    with locked_device(cpu_device(), Events(listeners=[lambda event: print(event.text, flush=True)]), check):
+    with device_lock(cpu_device(), Events(listeners=[lambda event: print(event.text, flush=True)]), check):
         print("held", flush=True)
         sys.stdin.readline()
 except (EnvironmentProblem, TimeoutError) as error:
@@ -72,63 +70,63 @@ except (EnvironmentProblem, TimeoutError) as error:
 
 @pytest.fixture
 def another(folder: Path, monkeypatch: pytest.MonkeyPatch) -> "Iterator[Callable[..., subprocess.Popen[str]]]":
-    """Starts a process of another user that takes the lock, in a folder like /tmp, until it is told to end."""
+    """Starts a process of another user that holds the lock, in a folder like /tmp, until it reads a line."""
     if os.geteuid() != 0:
-        pytest.skip("becomes another user")
-    place = Path(tempfile.mkdtemp())  # the test's own folder lies below one that is the user's alone
-    place.chmod(0o1777)
-    monkeypatch.setattr("gemmpipe.executors.local.tempfile", SimpleNamespace(gettempdir=lambda: str(place)))
+        pytest.skip("needs root to become another user")
+    temporary = Path(tempfile.mkdtemp())  # the test's own folder is in one that only the user may enter
+    temporary.chmod(0o1777)
+    monkeypatch.setattr("gemmpipe.executors.local.tempfile", SimpleNamespace(gettempdir=lambda: str(temporary)))
     started: list[subprocess.Popen[str]] = []
 
     def start(uid: int) -> "subprocess.Popen[str]":
-        words = [sys.executable, "-c", OTHER, str(uid)]
-        given = {**os.environ, "TMPDIR": str(place), "PYTHONPATH": str(Path(__file__).parents[2])}
+        command = [sys.executable, "-c", OTHER, str(uid)]
+        environment = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": str(Path(__file__).parents[2])}
         pipe = subprocess.PIPE
-        started.append(subprocess.Popen(words, env=given, stdin=pipe, stdout=pipe, text=True, cwd="/"))
+        started.append(subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True, cwd="/"))
         return started[-1]
 
     yield start
     for each in started:
         each.kill()
         each.communicate()
-    shutil.rmtree(place)
+    shutil.rmtree(temporary)
 
 
-def _said(process: "subprocess.Popen[str]") -> str:
+def _line(process: "subprocess.Popen[str]") -> str:
     assert process.stdout is not None
     return process.stdout.readline().rstrip("\n")
 
 
-def test_another_users_run_is_named_and_its_lock_is_taken_when_it_ends(
+def test_another_users_run_is_reported_and_its_lock_is_free_after_it(
     another: "Callable[..., subprocess.Popen[str]]",
 ) -> None:
-    device, heard = cpu_device(), list[Event]()
+    device, events = cpu_device(), list[Event]()
     theirs = another(12345)
-    assert _said(theirs) == "held"
-    with pytest.raises(Interrupted), device_lock(device, Events(listeners=[heard.append]), _after(2)):
+    assert _line(theirs) == "held"
+    with pytest.raises(Interrupted), device_lock(device, Events(listeners=[events.append]), _after(2)):
         pytest.fail("two hold one device")
-    assert [event.text for event in heard] == [
+    assert [event.text for event in events] == [
         f"waiting for {device.name}: a gemmpipe run of uid 12345 (process {theirs.pid}) is timing on it"
     ]
     third = another(12346)
-    assert _said(third) == heard[0].text
-    assert _said(third) == "TimeoutError: "
+    assert _line(third) == events[0].text
+    assert _line(third) == "TimeoutError: "
     theirs.communicate("\n")
-    assert _said(another(12346)) == "held", "although the file is another's"
+    assert _line(another(12346)) == "held", "although another user owns the file"
 
 
-def test_a_lock_that_another_user_closed_to_all_is_told(another: "Callable[..., subprocess.Popen[str]]") -> None:
+def test_an_inaccessible_lock_of_another_user_is_reported(another: "Callable[..., subprocess.Popen[str]]") -> None:
     device = cpu_device()
     path = lock_path(device)
     path.touch()
     os.chown(path, 12345, -1)
-    said = f"EnvironmentProblem: {path}: the lock of {device.name} "
+    message = f"EnvironmentProblem: {path}: the lock of {device.name} "
     for mode, end in (
         (0o644, "held"),
-        (0o600, f"{said}belongs to uid 12345, and nobody else may open it; TMPDIR names"),
+        (0o600, f"{message}belongs to uid 12345, and no other user may open it; TMPDIR names"),
     ):
         path.chmod(mode)
-        assert _said(another(12346)).startswith(end)
+        assert _line(another(12346)).startswith(end)
     path.unlink()
     path.symlink_to("/etc/passwd")
     with pytest.raises(EnvironmentProblem, match="is a link; TMPDIR names another folder"), _lock(device):
@@ -150,21 +148,21 @@ def test_a_lock_is_by_uuid(h200: Device) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "difference"),
     [
         ({"name": "NVIDIA H100"}, "name NVIDIA H100 instead of NVIDIA H200"),
         ({"cu_num": 114}, "cu_num 114 instead of 132"),
         ({"gfx": "sm_100"}, "gfx sm_100 instead of sm_90"),
     ],
 )
-def test_devices_that_differ_are_refused(h200: Device, change: dict[str, object], said: str) -> None:
+def test_different_devices_are_refused(h200: Device, change: dict[str, object], difference: str) -> None:
     alike = (h200, replace(h200, index=1, uuid="b"))
     require_alike(alike)
-    with pytest.raises(EnvironmentProblem, match=f"cuda:2 differs from cuda:0: {said}; tune them apart"):
+    with pytest.raises(EnvironmentProblem, match=f"cuda:2 differs from cuda:0: {difference}; tune them separately"):
         require_alike((*alike, replace(h200, index=2, **change)))
 
 
-def test_a_cpu_has_no_neighbours_to_know_of() -> None:
+def test_a_cpu_has_no_conditions_and_no_foreign_processes() -> None:
     cpu = cpu_device()
     assert set(conditions(cpu).values()) == {None}
     assert set(limits(cpu)) == {"name", "gfx", "cu_num"}

@@ -18,9 +18,9 @@ from gemmpipe.executors.ray import _keep_signal_handlers
 from gemmpipe.executors.ray_worker import compile_on_node
 from gemmpipe.family import load_family
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 MS = tuple(range(1, 9))
-WORDS = (
+ARGS = (
     f"shapes.items=[{{M: [{','.join(map(str, MS))}], N: 32, K: 64}}]",
     "space.PACE_MS=[0,20,21,22,23,24]",
     "search=exhaustive",
@@ -40,15 +40,15 @@ def site(folder: Path, faulty_words: tuple[str, ...], monkeypatch: pytest.Monkey
     here.close()
 
 
-def _seats(started: Started) -> list[int]:
-    """The Ray workers that hold a seat: by title and descent, since a title overwrites the environment."""
+def _actors(started: Started) -> list[int]:
+    """The processes of the RayWorker actors, by title and ancestors, since a title overwrites the environment."""
     found = []
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         try:
             title = Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:
             continue
-        if title.startswith(b"ray::Seat") and started.process.pid in _ancestors(pid):
+        if title.startswith(b"ray::RayWorker") and started.process.pid in _ancestors(pid):
             found.append(pid)
     return found
 
@@ -59,19 +59,19 @@ def _ancestors(pid: int | None) -> Iterator[int]:
 
 
 @pytest.mark.slow
-def test_a_worker_that_is_killed_in_the_middle_is_replaced_and_nothing_is_lost(site: Site) -> None:
-    started = site.start(*WORDS)
+def test_a_worker_killed_during_the_run_is_replaced_and_nothing_is_lost(site: Site) -> None:
+    started = site.start(*ARGS)
     assert site.wait_for(started, "trial", 10, within_s=300)
-    seats = _seats(started)
-    assert len(seats) == 2
-    os.kill(seats[0], signal.SIGKILL)
+    actors = _actors(started)
+    assert len(actors) == 2
+    os.kill(actors[0], signal.SIGKILL)
     code, out, error = started.end()
     assert code == 0, error
-    assert "lost its node or its Ray worker; its work is done again" in error
+    assert "lost its node or its Ray worker; its work is repeated" in error
     assert "Traceback" not in error
     assert "place-0 cpu" in out
     assert "place-1 cpu" in out
-    assert {row["status"] for row in site.rows("trial")} <= {"ok", "pruned"}, "nobody is blamed"
+    assert {row["status"] for row in site.rows("trial")} <= {"ok", "pruned"}, "no candidate is blamed"
     nothing_is_repeated(site.rows())
     table_is_right(site, MS)
     homes = {row["problem"]: row["device"] for row in site.rows("home")}
@@ -80,33 +80,33 @@ def test_a_worker_that_is_killed_in_the_middle_is_replaced_and_nothing_is_lost(s
 
 
 @pytest.mark.slow
-def test_a_node_that_is_lost_in_the_middle_is_replaced_by_one_that_joins(site: Site) -> None:
-    """On a cluster that was there before; its head has no core to give."""
+def test_a_node_lost_during_the_run_is_replaced_by_one_that_joins(site: Site) -> None:
+    """On an existing cluster; its head node has no core for tasks."""
     utils = pytest.importorskip("ray.cluster_utils")
     handler = signal.getsignal(signal.SIGTERM)
     cluster = utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     try:
         nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
-        words = tuple(word for word in WORDS if not word.startswith("executor.workers"))
-        started = site.start(*words, f"executor.address={cluster.address}")
+        args = tuple(arg for arg in ARGS if not arg.startswith("executor.workers"))
+        started = site.start(*args, f"executor.address={cluster.address}")
         assert site.wait_for(started, "trial", 10, within_s=300)
         cluster.remove_node(nodes[0], allow_graceful=False)
         cluster.add_node(num_cpus=1)
         code, _, error = started.end()
     finally:
         cluster.shutdown()
-        signal.signal(signal.SIGTERM, handler)  # which Ray took
+        signal.signal(signal.SIGTERM, handler)  # replaced by Ray
     assert code == 0, error
-    assert "lost its node or its Ray worker; its work is done again" in error
-    assert {row["status"] for row in site.rows("trial")} <= {"ok", "pruned"}, "nobody is blamed"
-    assert {row["device"] for row in site.rows("home")} == {"place-0", "place-1"}, "one a node that has cores"
+    assert "lost its node or its Ray worker; its work is repeated" in error
+    assert {row["status"] for row in site.rows("trial")} <= {"ok", "pruned"}, "no candidate is blamed"
+    assert {row["device"] for row in site.rows("home")} == {"place-0", "place-1"}, "one per node with cores"
     nothing_is_repeated(site.rows())
     table_is_right(site, MS)
 
 
 @pytest.mark.slow
-def test_a_killed_driver_takes_its_cluster_along_and_is_resumed(site: Site) -> None:
-    started = site.start(*WORDS)
+def test_the_cluster_of_a_killed_driver_ends_and_the_run_is_resumed(site: Site) -> None:
+    started = site.start(*ARGS)
     assert site.wait_for(started, "trial", 10, within_s=300)
     started.process.kill()
     started.process.communicate()
@@ -121,7 +121,7 @@ def test_a_killed_driver_takes_its_cluster_along_and_is_resumed(site: Site) -> N
 
 @pytest.mark.slow
 def test_a_faulty_candidate_is_quarantined_and_ctrl_c_stops_the_run(site: Site) -> None:
-    started = site.start(*WORDS, "space.KIND=[right,segfault]", "space.PACE_MS=[0,20]", "batch=1")
+    started = site.start(*ARGS, "space.KIND=[right,segfault]", "space.PACE_MS=[0,20]", "batch=1")
     assert site.wait_for(started, "done", 1, within_s=300)
     started.process.send_signal(signal.SIGINT)
     code, _, error = started.end()
@@ -133,9 +133,9 @@ def test_a_faulty_candidate_is_quarantined_and_ctrl_c_stops_the_run(site: Site) 
 
 
 def _gone(started: Started) -> bool:
-    """Whether the cluster that was started for the run ended with it; Ray's agents take a minute to notice."""
+    """True if the cluster that was started for the run ended with it; Ray's agents take a minute to notice."""
     deadline = time.monotonic() + 120
-    while (left := _seats(started) or [pid for pid in started.kin() if not _is_agent(pid)]) and (
+    while (left := _actors(started) or [pid for pid in started.kin() if not _is_agent(pid)]) and (
         time.monotonic() < deadline
     ):
         time.sleep(0.2)
@@ -150,7 +150,7 @@ def _is_agent(pid: int) -> bool:
 
 
 def test_builds_are_compiled_in_a_process_that_may_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a compile task of the cluster runs, here without one."""
+    """The function of a compile task, without a cluster."""
     (tmp_path / "odd_kernels.py").write_text("import os\ndef __getattr__(name):\n    os._exit(3)\n")
     build = Build(kernel="odd_kernels:dies", source_hash="", signature=(), constants=(), aligned=(), options=())
     built = compile_on_node(build, arch_device("sm_90"), 30.0, (str(tmp_path),))
@@ -158,7 +158,7 @@ def test_builds_are_compiled_in_a_process_that_may_fail(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("scheme", ["", "ray://"])
-def test_a_cluster_that_is_not_there_is_told_in_a_line(site: Site, scheme: str) -> None:
+def test_a_missing_cluster_is_a_one_line_error(site: Site, scheme: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     code, _, error = site.start("executor=ray", f"executor.address={scheme}127.0.0.1:{port}").end()
@@ -167,7 +167,7 @@ def test_a_cluster_that_is_not_there_is_told_in_a_line(site: Site, scheme: str) 
 
 
 def test_sigterm_while_ray_connects_is_an_interrupt() -> None:
-    """Ray's own handler, which it sets first of all, ends the process."""
+    """Ray's own handler, which it sets first, ends the process."""
     before = signal.getsignal(signal.SIGTERM)
 
     def connect() -> None:
@@ -181,15 +181,15 @@ def test_sigterm_while_ray_connects_is_an_interrupt() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("arg", "message"),
     [
         ("device.index=1", "device.index=1: the Ray cluster gives the devices; use executor.workers"),
         ("executor.workers=0", "executor.workers: 0 given, expected at least 1"),
         ("executor.adress=x", "executor.adress: no such key; did you mean 'address'?"),
     ],
 )
-def test_mistakes_are_one_line(site: Site, word: str, said: str) -> None:
-    code, _, error = site.start("executor=ray", word).end()
+def test_usage_errors_are_one_line(site: Site, arg: str, message: str) -> None:
+    code, _, error = site.start("executor=ray", arg).end()
     assert code == 2, error
-    assert said in error
+    assert message in error
     assert len(error.splitlines()) == 1

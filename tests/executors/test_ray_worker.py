@@ -1,4 +1,4 @@
-"""Who may work for a driver: a Ray worker whose code and device are those of the others."""
+"""Ray workers are accepted by a driver only with equal code and devices."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,38 +22,38 @@ def first(h200: Device, tmp_path: Path) -> NodeInfo:
     )
 
 
-def test_one_with_the_same_code_and_device_takes_part(first: NodeInfo) -> None:
+def test_a_worker_with_the_same_code_and_device_is_accepted(first: NodeInfo) -> None:
     assert mismatch(replace(first, node="b2", address="10.0.0.2", package="/elsewhere"), first, first.code) is None
 
 
 @pytest.mark.parametrize(
-    ("facts", "said"),
+    ("facts", "difference"),
     [
         ({"name": "H100", "torch": "2.11.0"}, "name H100 instead of H200"),
         ({"name": "H200", "torch": "2.12.0"}, "torch 2.12.0 instead of 2.11.0"),
         ({"name": "H200"}, "torch None instead of 2.11.0"),
     ],
 )
-def test_one_whose_times_would_be_others_does_not(first: NodeInfo, facts: dict[str, str], said: str) -> None:
+def test_a_worker_with_incomparable_times_is_refused(first: NodeInfo, facts: dict[str, str], difference: str) -> None:
     why = mismatch(replace(first, address="10.0.0.2", facts=facts), first, first.code)
     assert why is not None
     assert why.startswith("10.0.0.2 differs from 10.0.0.1: ")
-    assert said in why
+    assert difference in why
 
 
-def test_one_with_other_code_does_not(first: NodeInfo, tmp_path: Path) -> None:
+def test_a_worker_with_other_code_is_refused(first: NodeInfo, tmp_path: Path) -> None:
     code_hashes.cache_clear()
     (tmp_path / "mine.py").write_text("A = 2\n")
-    there = replace(first, address="10.0.0.2", code=code_hashes((str(tmp_path),)))
-    assert f"10.0.0.2 has other code in {tmp_path}" in str(mismatch(there, first, first.code))
-    there = replace(there, code={"gemmpipe": "0", str(tmp_path): "0"})
-    assert "10.0.0.2 has other code in /opt/gemmpipe" in str(mismatch(there, first, first.code))
+    other = replace(first, address="10.0.0.2", code=code_hashes((str(tmp_path),)))
+    assert f"10.0.0.2 has other code in {tmp_path}" in str(mismatch(other, first, first.code))
+    other = replace(other, code={"gemmpipe": "0", str(tmp_path): "0"})
+    assert "10.0.0.2 has other code in /opt/gemmpipe" in str(mismatch(other, first, first.code))
 
 
-def test_one_without_the_users_folder_does_not(first: NodeInfo, tmp_path: Path) -> None:
+def test_a_worker_without_the_users_folder_is_refused(first: NodeInfo, tmp_path: Path) -> None:
     missing = str(tmp_path / "absent")
-    there = replace(first, address="10.0.0.2", code=code_hashes((str(tmp_path), missing)))
-    assert f"10.0.0.2 has no {missing}" in str(mismatch(there, first, {**first.code, missing: "1"}))
+    other = replace(first, address="10.0.0.2", code=code_hashes((str(tmp_path), missing)))
+    assert f"10.0.0.2 has no {missing}" in str(mismatch(other, first, {**first.code, missing: "1"}))
 
 
 def test_kernels_behind_a_link_are_code_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

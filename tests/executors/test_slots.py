@@ -1,4 +1,4 @@
-"""Processes for tasks, killed for real: no task is lost or blamed, and who kills them for ever is told in one line."""
+"""A process pool with really killed processes: no task is lost or blamed; endless kills are a one-line error."""
 
 import os
 import queue
@@ -18,7 +18,7 @@ from gemmpipe.core.errors import EnvironmentProblem
 from gemmpipe.executors import slots
 from gemmpipe.executors.slots import ProcessSlots
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 def _square(number: int) -> int:
@@ -35,16 +35,16 @@ def _children(parent: int) -> list[int]:
 
 
 @pytest.fixture
-def begun() -> Iterator[ProcessSlots]:
+def pool() -> Iterator[ProcessSlots]:
     made = ProcessSlots(2, ())
     yield made
     made.close(kill=True)
 
 
-def _schedule(begun: ProcessSlots, count: int) -> "queue.SimpleQueue[Future[Any]]":
+def _schedule(pool: ProcessSlots, count: int) -> "queue.SimpleQueue[Future[Any]]":
     found: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
     for number in range(count):
-        begun.schedule(partial(_square, number), 30.0, found.put)
+        pool.schedule(partial(_square, number), 30.0, found.put)
     return found
 
 
@@ -52,17 +52,17 @@ def _all(found: "queue.SimpleQueue[Future[Any]]", count: int) -> list[int]:
     return sorted(found.get(timeout=60).result() for _ in range(count))
 
 
-def test_a_forkserver_that_is_killed_again_and_again_loses_no_task(begun: ProcessSlots) -> None:
-    found = _schedule(begun, 40)
+def test_a_forkserver_that_is_killed_repeatedly_loses_no_task(pool: ProcessSlots) -> None:
+    found = _schedule(pool, 40)
     for pause_s in (0.0, 0.3, 1.5):
         time.sleep(pause_s)
         os.kill(_server(), signal.SIGKILL)
     assert _all(found, 40) == [number * number for number in range(40)]
-    assert found.empty(), "each has one end"
+    assert found.empty(), "each ends once"
 
 
-def test_processes_that_are_killed_as_they_start_or_work_lose_no_task(begun: ProcessSlots) -> None:
-    found, killed = _schedule(begun, 40), 0
+def test_processes_that_are_killed_as_they_start_or_work_lose_no_task(pool: ProcessSlots) -> None:
+    found, killed = _schedule(pool, 40), 0
     deadline = time.monotonic() + 30
     while killed < 4 and time.monotonic() < deadline:
         for pid in _children(_server()):
@@ -73,12 +73,14 @@ def test_processes_that_are_killed_as_they_start_or_work_lose_no_task(begun: Pro
     assert killed >= 4
 
 
-def test_what_can_never_start_is_the_machines_fault(begun: ProcessSlots, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_never_start_are_an_environment_error(
+    pool: ProcessSlots, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(slots, "RETRY_PAUSES_S", (0.0, 0.1))
     monkeypatch.setattr(slots, "_initialise", _die)
-    found = _schedule(begun, 3)
+    found = _schedule(pool, 3)
     for _ in range(3):
-        with pytest.raises(EnvironmentProblem, match="compile processes are killed again and again as they start"):
+        with pytest.raises(EnvironmentProblem, match="compile processes are killed repeatedly as they start"):
             found.get(timeout=60).result()
 
 

@@ -1,4 +1,4 @@
-"""Pre-shuffled weights: the order that aiter's kernels read, and back."""
+"""Pre-shuffled weights: conversion to aiter's order and back."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def test_tiles_of_16_bit_weights_are_in_aiters_order() -> None:
     assert torch.equal(unshuffle(stored, TILES_16X16), w)
 
 
-def test_what_cannot_be_tiled_is_refused() -> None:
+def test_a_weight_that_cannot_be_tiled_is_refused() -> None:
     with pytest.raises(UserError, match="case: a pre-shuffled weight of 24 x 64, expected"):
         check_preshuffle_shape("case", 24, 64)
     with pytest.raises(ValueError, match="multiples of 16"):

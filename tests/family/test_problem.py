@@ -1,4 +1,4 @@
-"""Problems from text: dtypes, bools and sizes as people write them, and one line for what is none."""
+"""Problems from text: spellings of dtypes, bools and sizes, and one-line errors for invalid values."""
 
 import math
 from dataclasses import replace
@@ -22,7 +22,7 @@ from gemmpipe.family.problem import (
 
 
 @pytest.mark.parametrize(
-    ("word", "gfx", "name"),
+    ("text", "gfx", "name"),
     [
         ("torch.bfloat16", "sm_90", "bfloat16"),
         (" bf16 ", "sm_90", "bfloat16"),
@@ -36,17 +36,17 @@ from gemmpipe.family.problem import (
         ("fp4", "gfx950", "float4_e2m1fn_x2"),
     ],
 )
-def test_dtype_names(word: str, gfx: str, name: str) -> None:
-    assert parse_dtype(word, gfx) == name
+def test_dtype_names(text: str, gfx: str, name: str) -> None:
+    assert parse_dtype(text, gfx) == name
 
 
-def test_wrong_dtype_names_the_nearest() -> None:
+def test_an_unknown_dtype_suggests_the_nearest() -> None:
     with pytest.raises(UserError, match="did you mean 'bfloat16'"):
         parse_dtype("bflot16", "sm_90")
 
 
 @pytest.mark.parametrize("value", ["", "x", "-1", "0", "1.5", "1_0", "٣", "1e3", True, 2.5, math.inf, 2**31, "9" * 30])
-def test_what_is_no_size(value: object) -> None:
+def test_invalid_sizes(value: object) -> None:
     with pytest.raises(UserError, match="expected a whole number"):
         parse_int(value)
 
@@ -66,9 +66,9 @@ def test_bools_and_weights() -> None:
         parse_bool("maybe")
 
 
-def test_open_columns_come_from_the_kernels_words(sixteen: Family) -> None:
-    words = KernelDefaults(dtype="fp16", out_dtype=None, bias=True)
-    problem = make_problem(sixteen, {"M": 1, "N": "16", "K": 32.0, "bias": math.nan}, words, "sm_90", "x.csv:2")
+def test_missing_columns_come_from_the_kernels_options(sixteen: Family) -> None:
+    defaults = KernelDefaults(dtype="fp16", out_dtype=None, bias=True)
+    problem = make_problem(sixteen, {"M": 1, "N": "16", "K": 32.0, "bias": math.nan}, defaults, "sm_90", "x.csv:2")
     assert dict(problem.key) == {
         "M": 1,
         "N": 16,
@@ -81,14 +81,16 @@ def test_open_columns_come_from_the_kernels_words(sixteen: Family) -> None:
     }
 
 
-def test_errors_name_place_and_column(sixteen: Family, no_words: KernelDefaults) -> None:
+def test_errors_have_place_and_column(sixteen: Family, no_words: KernelDefaults) -> None:
     with pytest.raises(UserError, match=r"^x.csv:7: column N: 'many', expected a whole number from 1 to \d+$"):
         make_problem(sixteen, {"M": 1, "N": "many", "K": 3}, no_words, "sm_90", "x.csv:7")
     with pytest.raises(UserError, match=r"^x.csv:7: column K: no value, expected a whole number from 1$"):
         make_problem(sixteen, {"M": 1, "N": 2}, no_words, "sm_90", "x.csv:7")
 
 
-def test_unite_sums_weights_and_joins_layers(blockscale: Family, no_words: KernelDefaults) -> None:
+def test_duplicates_are_merged_with_weights_summed_and_layers_joined(
+    blockscale: Family, no_words: KernelDefaults
+) -> None:
     made = [
         make_problem(blockscale, {"M": m, "N": 2, "K": 3}, no_words, "sm_90", "x", weight, layer)
         for m, weight, layer in ((1, 32.0, "o"), (2, 1.0, ""), (1, 4.0, "q"), (1, 1.0, "o"))
@@ -100,14 +102,14 @@ def test_columns_are_found_by_name_alias_and_lower_case(sixteen: Family) -> None
     assert locate_key_columns(["k", "n", "m", "out_dtype"], sixteen, "x:1") == {"M": 2, "N": 1, "K": 0, "outdtype": 3}
     with pytest.raises(UserError, match=r"x:1: no column 'K'.*found M, N"):
         locate_key_columns(["M", "N"], sixteen, "x:1")
-    with pytest.raises(UserError, match="'M' is there 2 times"):
+    with pytest.raises(UserError, match="'M' occurs 2 times"):
         locate_key_columns(["M", "N", "K", "M"], sixteen, "x:1")
 
 
-def test_words_of_a_column_mean_one_thing_in_any_case() -> None:
+def test_choices_of_a_column_are_case_insensitive() -> None:
     column = KeyColumn(name="act_type", kind="str", words=(("silu", "ActivationType.Silu"), ("gelu", "G")))
-    for said in ("silu", "SILU", " ActivationType.Silu", "activationtype.silu"):
-        assert parse_key_value(column, said, "") == "ActivationType.Silu"
+    for value in ("silu", "SILU", " ActivationType.Silu", "activationtype.silu"):
+        assert parse_key_value(column, value, "") == "ActivationType.Silu"
     assert parse_key_value(column, "g", "") == "G"
     with pytest.raises(UserError, match=r"'silo', expected one of silu, gelu; did you mean 'silu'\?$"):
         parse_key_value(column, "silo", "")
@@ -115,27 +117,27 @@ def test_words_of_a_column_mean_one_thing_in_any_case() -> None:
         parse_key_value(column, "q", "")
 
 
-def test_words_that_are_read_and_not_computed_are_offered_to_nobody() -> None:
+def test_choices_that_are_read_but_not_computed_are_not_listed() -> None:
     column = KeyColumn(name="act_type", kind="str", words=(("silu", "Silu"),), others=(("swiglu", "Act.Swiglu"),))
-    assert [parse_key_value(column, said, "") for said in ("SwiGLU", "act.swiglu")] == ["Act.Swiglu"] * 2
+    assert [parse_key_value(column, value, "") for value in ("SwiGLU", "act.swiglu")] == ["Act.Swiglu"] * 2
     with pytest.raises(UserError, match=r"'swi', expected one of silu$"):
         parse_key_value(column, "swi", "")
 
 
 @given(value=st.sampled_from([True, False, 1, 0, "1", "0", "True", "FALSE", "yes"]))
-def test_flags_are_numbers(value: object) -> None:
+def test_flags_are_integers(value: object) -> None:
     flag = parse_key_value(KeyColumn(name="use_g1u1", kind="flag"), value, "")
     assert (type(flag), flag) == (int, int(str(value).lower() in ("true", "1", "yes")))
 
 
-def test_the_layout_of_scales_is_a_word_of_the_kernel_or_a_cell() -> None:
+def test_the_order_of_scales_is_an_option_of_the_kernel_or_a_cell() -> None:
     family = load_family("a8w8_blockscale")
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None, key={"x_scale": "column"})
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None, key={"x_scale": "column"})
     sizes = {"M": 8, "N": 128, "K": 256}
-    assert make_problem(family, sizes, words, "sm_90", "list")["x_scale"] == "column"
-    assert make_problem(family, {**sizes, "x_scale": "row"}, words, "sm_90", "list")["x_scale"] == "row"
-    both = make_problem(family, sizes, replace(words, key={}), "sm_90", "list")
+    assert make_problem(family, sizes, defaults, "sm_90", "list")["x_scale"] == "column"
+    assert make_problem(family, {**sizes, "x_scale": "row"}, defaults, "sm_90", "list")["x_scale"] == "row"
+    both = make_problem(family, sizes, replace(defaults, key={}), "sm_90", "list")
     assert both["x_scale"] is None
-    assert "x_scale" not in both.id, "journals and tables of before know the problem by this name"
+    assert "x_scale" not in both.id, "older journals and tables have this problem id"
     with pytest.raises(UserError, match="column x_scale: 'rows', expected one of row, column; did you mean 'row'"):
-        make_problem(family, {**sizes, "x_scale": "rows"}, words, "sm_90", "list")
+        make_problem(family, {**sizes, "x_scale": "rows"}, defaults, "sm_90", "list")

@@ -1,4 +1,4 @@
-"""Operands, the reference, and what the error measure lets pass."""
+"""Operands, the reference, and the errors that the error measure accepts."""
 
 from dataclasses import replace
 
@@ -53,22 +53,22 @@ def test_operands_are_signed_and_spread_over_binades() -> None:
 
 
 @pytest.mark.parametrize(("order", "strides"), [(None, (8, 1)), ("row", (8, 1)), ("column", (1, 33))])
-def test_block_scales_lie_in_the_order_that_the_spec_says(order: str | None, strides: tuple[int, int]) -> None:
-    asked = spec(k=1024)
-    assert asked.x_scale is not None
-    scales = make_inputs(replace(asked, x_scale=replace(asked.x_scale, order=order)), generator()).x_scale
+def test_block_scales_are_in_the_order_of_the_spec(order: str | None, strides: tuple[int, int]) -> None:
+    case = spec(k=1024)
+    assert case.x_scale is not None
+    scales = make_inputs(replace(case, x_scale=replace(case.x_scale, order=order)), generator()).x_scale
     assert scales is not None
     assert scales.stride() == strides
     assert scale_order(scales) == (order or "row")
-    assert torch.equal(scales, make_inputs(asked, generator()).x_scale)
+    assert torch.equal(scales, make_inputs(case, generator()).x_scale)
 
 
-def test_strides_say_the_order_of_scales() -> None:
-    held = torch.arange(64.0)
+def test_the_order_of_scales_follows_from_strides() -> None:
+    storage = torch.arange(64.0)
     known = {(3, 4, 4, 1): "row", (3, 4, 7, 1): "row", (3, 4, 1, 3): "column", (3, 4, 1, 8): "column"}
     known |= {(1, 4, 4, 1): "row", (1, 4, 1, 4): "column", (3, 1, 1, 1): "row", (3, 1, 5, 9): "row", (3, 4, 8, 2): None}
     for (rows, blocks, row, block), order in known.items():
-        assert scale_order(held.as_strided((rows, blocks), (row, block))) == order, (rows, blocks, row, block)
+        assert scale_order(storage.as_strided((rows, blocks), (row, block))) == order, (rows, blocks, row, block)
 
 
 def test_reference_is_the_product_of_the_dequantised_operands() -> None:
@@ -106,7 +106,7 @@ def test_rounding_passes_and_faults_do_not(scaled: bool, out: str) -> None:
         assert error_ratio(wrong, reference, *allowed) == 1.0
 
 
-def test_one_scale_taken_from_the_next_block_is_caught() -> None:
+def test_a_scale_of_the_wrong_block_is_detected() -> None:
     case = spec(k=1024)
     inputs, weights = make_inputs(case, generator()), make_weights(case, generator())
     reference = product(case, inputs, weights)
@@ -115,8 +115,8 @@ def test_one_scale_taken_from_the_next_block_is_caught() -> None:
     assert error_ratio(product(case, inputs, weights), reference, *tolerance(case)) == 1.0
 
 
-def test_a_larger_column_may_be_off_by_more() -> None:
-    """Roundings are a share of what is rounded: 4.3 % of a column's size, where 12 % of the row's are allowed."""
+def test_a_larger_column_may_have_a_larger_error() -> None:
+    """Rounding errors are relative: 4.3 % of a column's size, where 12 % of the row's are allowed."""
     generator = torch.Generator().manual_seed(3)
     sizes = torch.ones(256)
     sizes[7], sizes[9] = 12.0, 0.1

@@ -33,7 +33,7 @@ def test_an_axis_value_replaces_another_axis_for_its_points_only():
     ]
 
 
-def test_an_entry_asks_about_a_value_that_another_entry_brings_in():
+def test_a_condition_on_a_value_from_another_entry():
     s = space(
         {"kind": ("plain", "cluster"), "a": (1,), "b": (1, 2)}, [{"kind": "cluster", "a": (1, 3)}, {"a": 3, "b": (2,)}]
     )
@@ -53,11 +53,11 @@ def test_globs_and_bounds():
         matches(3, "<=many")
 
 
-def test_an_axis_that_means_nothing_has_one_value_unless_an_entry_asks_about_it() -> None:
+def test_an_unused_axis_has_one_value_unless_an_entry_has_a_condition_on_it() -> None:
     s = space({"a": (1, 2), "b": (3, 4, 5)})
-    assert list(s.configs({}, unused=("b", "unheard"))) == [{"a": 1, "b": 3}, {"a": 2, "b": 3}]
-    asked = space({"a": (1, 2), "b": (3, 4, 5)}, [{"b": 4, "a": (9,)}])
-    assert list(asked.configs({}, unused=("b",))) == list(asked.configs({}))
+    assert list(s.configs({}, unused=("b", "unknown"))) == [{"a": 1, "b": 3}, {"a": 2, "b": 3}]
+    conditional = space({"a": (1, 2), "b": (3, 4, 5)}, [{"b": 4, "a": (9,)}])
+    assert list(conditional.configs({}, unused=("b",))) == list(conditional.configs({}))
 
 
 AXES = ("a", "b", "c", "d")
@@ -68,13 +68,13 @@ entries = st.dictionaries(st.sampled_from((*AXES, "M")), st.one_of(values, condi
 )
 
 
-def by_trying_all(s, facts):
-    """What `points` promises, literally: every combination, each kept where the entries that it meets allow it."""
-    ever = {
+def brute_force(s, facts):
+    """The points by definition of `configs`: all combinations that the matching entries allow."""
+    domains = {
         a: dict.fromkeys((*s.axes[a], *(v for e in s.when if isinstance(e.get(a), tuple) for v in e[a]))) for a in AXES
     }
     found = set()
-    for point in itertools.product(*ever.values()):
+    for point in itertools.product(*domains.values()):
         known, axes = {**facts, **dict(zip(AXES, point, strict=True))}, dict(s.axes)
         for entry in s.when:
             if all(matches(known[k], v) for k, v in entry.items() if not isinstance(v, tuple)):
@@ -85,8 +85,8 @@ def by_trying_all(s, facts):
 
 
 @given(axes=st.fixed_dictionaries(dict.fromkeys(AXES, values)), when=st.lists(entries, max_size=6), m=st.integers(0, 3))
-def test_no_point_is_lost_where_combinations_are_passed_over(axes, when, m):
+def test_pruned_enumeration_equals_brute_force(axes, when, m):
     s = space(axes, when)
     points = [tuple(point[a] for a in AXES) for point in s.configs({"M": m})]
     assert len(points) == len(set(points))
-    assert set(points) == by_trying_all(s, {"M": m})
+    assert set(points) == brute_force(s, {"M": m})

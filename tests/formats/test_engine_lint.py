@@ -81,7 +81,7 @@ def test_what_engines_take_well_has_no_finding(name: str, place: str, tmp_path: 
     [
         ("{", "", "1:2: no JSON"),
         ("[]", "", "a JSON list, expected an object"),
-        ('{"1": {}, "1": {}}', "", "the name '1' is there twice"),
+        ('{"1": {}, "1": {}}', "", "duplicate name '1'"),
         ("{}", "", "no entry"),
         (_full() | {"64": 3}, "64", "3, no object of knobs"),
         (_full() | {"64": None}, "64", "None, no object of knobs"),

@@ -1,4 +1,4 @@
-"""The journal: what is written is read back, whatever a kill or a full disk does to the file."""
+"""The journal: all accepted rows are read back, also after a kill or on a full disk."""
 
 import json
 import shutil
@@ -45,14 +45,16 @@ def _counts(record: Record) -> tuple[int, int, int, int]:
     return len(record.sessions), len(record.problems), record.count, len(record.finished)
 
 
-def test_what_is_written_is_read_back(tmp_path: Path, h200: Device) -> None:
+def test_rows_are_read_back(tmp_path: Path, h200: Device) -> None:
     _write(tmp_path, h200)
     record = journal.read(tmp_path)
     assert _counts(record) == (1, 1, 3, 1)
     assert record.skipped == []
     assert record.find("screen", PROBLEM, A, 1) == _trial(A)
     assert record.find("screen", PROBLEM, A, 4) is None
-    assert record.find("screen", PROBLEM, B, 4) == _trial(B, launches=0), "a failure answers every later request"
+    assert record.find("screen", PROBLEM, B, 4) == _trial(B, launches=0), (
+        "a failure is found for every number of launches"
+    )
     assert record.of("bench", PROBLEM) == [_trial(A, stage="bench", launches=16)]
     assert record.of("bench", "another") == []
     assert record.finished == {("bench", PROBLEM)}
@@ -71,10 +73,12 @@ def test_builds_and_their_facts_belong_to_candidates_of_a_problem(tmp_path: Path
     record = journal.read(tmp_path)
     assert record.builds == {(PROBLEM, A.id): ("b1",), (other, A.id): ("b1", "b2")}
     assert record.facts["b2"] == BuildFacts(compile_s=0.5, shared_bytes=64, registers=40, spills=None)
-    assert (tmp_path / journal.NAME).read_text().count('"row":"candidate"') == 2, "told again only where it differs"
+    assert (tmp_path / journal.NAME).read_text().count('"row":"candidate"') == 2, (
+        "written again only if the builds differ"
+    )
 
 
-def test_all_of_a_trial_survives(tmp_path: Path) -> None:
+def test_all_fields_of_a_trial_are_read_back(tmp_path: Path) -> None:
     trial = Trial(
         stage="bench",
         problem=PROBLEM,
@@ -91,7 +95,7 @@ def test_all_of_a_trial_survives(tmp_path: Path) -> None:
 
 
 def test_the_last_trial_of_a_candidate_counts(tmp_path: Path) -> None:
-    """Two sessions may time one finalist with different numbers of launches: one trial stands, the later one."""
+    """Two sessions may time one finalist with different numbers of launches: only the later trial counts."""
     for launches, us in ((16, 5.0), (32, 6.0), (16, 7.0)):
         session = Journal(tmp_path)
         session.trial(_trial(A, stage="bench", launches=launches, us=us))
@@ -104,7 +108,7 @@ def test_no_journal_is_an_empty_record(tmp_path: Path) -> None:
     assert _counts(journal.read(tmp_path)) == (0, 0, 0, 0)
 
 
-def test_truncated_anywhere_it_loses_the_torn_row_at_most(tmp_path: Path, h200: Device) -> None:
+def test_a_truncated_journal_loses_one_row_at_most(tmp_path: Path, h200: Device) -> None:
     _write(tmp_path, h200)
     path = tmp_path / journal.NAME
     whole = path.read_bytes()
@@ -114,7 +118,7 @@ def test_truncated_anywhere_it_loses_the_torn_row_at_most(tmp_path: Path, h200: 
         entire = whole[:length].count(b"\n")
         torn = length > sum(len(line) for line in lines[:entire])
         record = journal.read(tmp_path)
-        # A line that lacks nothing but its line break is whole.
+        # A line without its line break is complete.
         complete = entire + (torn and length == sum(len(line) for line in lines[: entire + 1]) - 1)
         assert len(record.skipped) == (complete == entire and torn)
         kinds = [json.loads(line)["row"] for line in lines[:complete]]
@@ -157,10 +161,10 @@ def test_garbage_between_rows_is_skipped_and_counted(tmp_path: Path, h200: Devic
     assert record.skipped in ([], [2 * i for i in range(1, len(lines) + 1)])
 
 
-def test_rows_of_a_later_version_are_passed_over(tmp_path: Path, h200: Device) -> None:
+def test_rows_of_a_later_version_are_skipped(tmp_path: Path, h200: Device) -> None:
     _write(tmp_path, h200)
     after = Journal(tmp_path)
-    after.write("weather", sunny=True)
+    after.write("later_kind", value=True)
     after.close()
     assert _counts(journal.read(tmp_path)) == (1, 1, 3, 1)
 
@@ -186,7 +190,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 FULL = """
 import resource, sys
 from pathlib import Path
-from gemmpipe.errors import EnvironmentProblem
+from gemmpipe.core.errors import EnvironmentProblem
 from gemmpipe.journal import Journal
 import signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -202,18 +206,18 @@ written.close()
 """
 
 
-def test_a_full_disk_is_told_and_no_row_that_was_accepted_is_lost(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_accepted_rows_are_kept(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=False, cwd=tmp_path
     )
     assert ended.returncode == 0, ended.stderr
-    *accepted, told = ended.stdout.splitlines()
-    assert told.endswith("cannot write the journal: File too large; resume=last")
+    *accepted, message = ended.stdout.splitlines()
+    assert message.endswith("cannot write the journal: File too large; resume=last")
     record = journal.read(tmp_path)
     assert {int(problem) for _, problem in record.finished} >= {int(number) for number in accepted}
 
 
-def test_a_journal_that_is_deleted_under_its_run_is_put_back(tmp_path: Path, h200: Device) -> None:
+def test_a_journal_deleted_during_its_run_is_restored(tmp_path: Path, h200: Device) -> None:
     folder = tmp_path / "outputs" / "run"
     written = Journal(folder)
     written.write("session", device=asdict(h200))
@@ -229,7 +233,7 @@ def test_a_journal_that_is_deleted_under_its_run_is_put_back(tmp_path: Path, h20
     assert (_counts(record), record.skipped) == ((1, 0, 3, 0), [])
 
 
-SPOILT = [
+INVALID = [
     *(
         ("session", "device", {"gfx": gfx})
         for gfx in ("../../../tmp/x", "/tmp/x", "a b", "", "sm_\u0669\u0660", "\0", 90)
@@ -250,11 +254,11 @@ SPOILT = [
     ("trial", "tuning", {"seconds": "x", "tried": 1, "of": 1, "compiled": 1}),
     *(("build", "registers", number) for number in ("x", -1, [1])),
 ]
-"""(the row, the field, what somebody made of it): each would end in a table, or in a file's name."""
+"""(row kind, field, invalid value): each would end up in a table or in the name of a file."""
 
 
-@pytest.mark.parametrize(("kind", "name", "value"), SPOILT, ids=lambda each: str(each)[:12])
-def test_a_row_that_says_what_cannot_be_is_no_row(
+@pytest.mark.parametrize(("kind", "name", "value"), INVALID, ids=lambda each: str(each)[:12])
+def test_a_row_with_an_invalid_value_is_skipped(
     kind: str, name: str, value: object, tmp_path: Path, h200: Device
 ) -> None:
     _write(tmp_path, h200)

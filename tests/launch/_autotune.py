@@ -1,6 +1,6 @@
 """`triton.autotune` on a family's own kernel: `python _autotune.py interpreted|compiled`, cases as JSON on stdin.
 
-A program of its own, because TRITON_INTERPRET acts when a kernel is decorated, and Triton's driver is the process's.
+A separate program, because TRITON_INTERPRET acts when a kernel is decorated, and Triton's driver is global.
 """
 
 import json
@@ -33,7 +33,7 @@ FINALS = Timer(warmup=0, iters=1, rounds=3, budget_ms=1)
 
 
 def benchmark(call, quantiles):
-    """What a driver's `get_benchmarker` gives, on the host's clock: one launch."""
+    """The benchmark function of a driver's `get_benchmarker`: one launch, on the host's clock."""
     assert quantiles == (0.5, 0.2, 0.8)
     begun = time.perf_counter()
     call()
@@ -51,10 +51,10 @@ def use_driver(target):
     )
 
 
-def setting(case, device):
+def set_up(case, device):
     family = load_family(case["family"])
-    words = KernelDefaults(dtype=case.get("dtype"), out_dtype=None, bias=None)
-    problem = make_problem(family, dict(zip("MNK", case["mnk"], strict=True)), words, device.gfx, "case")
+    defaults = KernelDefaults(dtype=case.get("dtype"), out_dtype=None, bias=None)
+    problem = make_problem(family, dict(zip("MNK", case["mnk"], strict=True)), defaults, device.gfx, "case")
     [tuned] = Autotune(limit_s=case.get("limit_s")).implementations(family)
     kernel, spec = tuned.kernel, family.spec(problem)
     points = [
@@ -66,38 +66,38 @@ def setting(case, device):
 
 
 def interpreted(case):
-    """The job of a worker, then the finals: the choice by Triton's JIT beside the same knobs as we launch them."""
+    """The job of a worker, then the finals: the choice launched by Triton's JIT, and its knobs in gemmpipe's launch."""
     use_driver(None)
     device = cpu_device()
-    family, problem, tuned, knobs = setting(case, device)
+    family, problem, tuned, knobs = set_up(case, device)
     bench = WorkerBench(family, {tuned.label: tuned, "triton": tuned.kernel}, device)
     cells = [0.0, 0.0]
-    tools = WorkerContext(
+    context = WorkerContext(
         bench=bench, clock=CpuClock(), in_flight=InFlight(cells), foreign_processes=ForeignProcesses(device)
     )
     candidates = tuple(Candidate.of("triton", k) for k in knobs)
-    [trial] = AutotuneJob(stage="autotune", problem=problem, configurations=candidates).run(tools)
+    [trial] = AutotuneJob(stage="autotune", problem=problem, configurations=candidates).run(context)
     finalists = (trial.candidate, Candidate.of("triton", trial.candidate.knobs))
-    everyone = frozenset(c.id for c in finalists)
-    finals = FinalsJob(stage="bench", problem=problem, finalists=finalists, library=frozenset(), always_timed=everyone,
-                       timer=FINALS, err_ratio=0.05).run(tools)  # fmt: skip
+    all_ids = frozenset(c.id for c in finalists)
+    finals = FinalsJob(stage="bench", problem=problem, finalists=finalists, library=frozenset(), always_timed=all_ids,
+                       timer=FINALS, err_ratio=0.05).run(context)  # fmt: skip
     return {
         "status": trial.status,
         "among": Candidate.of("triton", trial.candidate.knobs) in candidates,
         "time_us": trial.time_us,
         "tuning": [trial.tuning.tried, trial.tuning.of, trial.tuning.seconds] if trial.tuning else None,
         "finals": [[t.candidate.backend, t.status, t.err_ratio] for t in finals],
-        "purposes": sorted(tools.spent_s),
-        "in_the_air": cells[0],
+        "purposes": sorted(context.spent_s),
+        "in_flight": cells[0],
     }
 
 
 def compiled(case):
-    """What Triton's JIT makes of the launch on this problem, as far as a machine without the device can say."""
+    """Compilation of the launch by Triton's JIT, on a machine without the device."""
     device = arch_device(case["gfx"])
     arch = device.gfx if device.kind == "hip" else int(device.gfx.removeprefix("sm_"))
     use_driver(GPUTarget(device.kind, arch, device.warp_size))
-    family, problem, tuned, knobs = setting(case, device)
+    family, problem, tuned, knobs = set_up(case, device)
     spec, generator = family.spec(problem), torch.Generator().manual_seed(7)
     weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
     out = torch.empty(spec.out_shape, dtype=getattr(torch, spec.out_dtype))

@@ -1,4 +1,4 @@
-"""What a build's binary holds beside its instructions."""
+"""Line information of a build's binary."""
 
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -18,10 +18,10 @@ SM_90 = arch_device("sm_90")
 
 @pytest.fixture
 def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
-    """A skinny kernel, which compiles in a moment, and an empty cache to compile it into."""
+    """A skinny kernel, which compiles fast, and an empty cache."""
     family = load_family("a16w16")
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    spec = family.spec(make_problem(family, {"M": 1, "N": 256, "K": 512}, words, "sm_90", "test"))
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = family.spec(make_problem(family, {"M": 1, "N": 256, "K": 512}, defaults, "sm_90", "test"))
     skinny = next(i for i in family.implementations if i.label == "skinny")
     knobs = {"BLOCK_SIZE_M": 1, "BLOCK_SIZE_N": 2, "BLOCK_SIZE_K": 512, "num_warps": 1, "num_stages": 1}
     (build,) = skinny.builds(spec, skinny.normalise(spec, knobs, SM_90), SM_90)
@@ -32,7 +32,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Build:
     return build
 
 
-def test_lines_are_told_only_where_asked_for(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_line_information_is_written_only_on_request(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     from triton import knobs
 
     before = knobs.compilation.disable_line_info
@@ -42,7 +42,7 @@ def test_lines_are_told_only_where_asked_for(build: Build, monkeypatch: pytest.M
     assert "\t.loc\t" in compile_kernel(build, SM_90).asm["ptx"]
 
 
-def test_threads_leave_the_knobs_as_they_were(build: Build) -> None:
+def test_threads_restore_the_knobs(build: Build) -> None:
     from triton import knobs
 
     before = dict(vars(knobs.compilation))

@@ -1,4 +1,4 @@
-"""Registers and spills read from a binary, against the disassembler that comes with Triton."""
+"""Registers and spills read from a binary, compared with Triton's disassembler."""
 
 import re
 import subprocess
@@ -32,8 +32,8 @@ def _cubin(num_warps: int) -> bytes:
     from gemmpipe.launch.build import compile_kernel, find_kernel, is_interpreted
 
     family = load_family("a16w16")
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    spec = family.spec(make_problem(family, {"M": 256, "N": 256, "K": 512}, words, "sm_90", "test"))
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = family.spec(make_problem(family, {"M": 256, "N": 256, "K": 512}, defaults, "sm_90", "test"))
     triton = next(i for i in family.implementations if i.label == "triton")
     (build,) = triton.builds(spec, triton.normalise(spec, KNOBS | {"num_warps": num_warps}, HOPPER), HOPPER)
     if is_interpreted(find_kernel(build.kernel)):
@@ -42,7 +42,7 @@ def _cubin(num_warps: int) -> bytes:
 
 
 @pytest.mark.parametrize("num_warps", [1, 4])
-def test_a_binary_says_what_the_disassembler_says(num_warps: int, tmp_path: Path) -> None:
+def test_resources_equal_those_of_the_disassembler(num_warps: int, tmp_path: Path) -> None:
     import triton
 
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -53,15 +53,15 @@ def test_a_binary_says_what_the_disassembler_says(num_warps: int, tmp_path: Path
     text = subprocess.run([tool, "-res-usage", path], capture_output=True, text=True, check=True).stdout
     registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", text).groups()  # type: ignore[union-attr]
     assert read_resources(path.read_bytes()) == (int(registers), int(stack) // 4)
-    assert (int(stack) > 0) == (num_warps == 1), "one warp holds 64 x 128 sums in 255 registers a thread: it spills"
+    assert (int(stack) > 0) == (num_warps == 1), "one warp with 64 x 128 sums spills: 255 registers per thread"
 
 
-def test_its_code_is_in_it_and_depends_on_what_it_was_compiled_with() -> None:
+def test_code_is_part_of_the_binary_and_depends_on_the_knobs() -> None:
     binary, other = _cubin(4), _cubin(8)
     assert 0 < len(read_code(binary)) < len(binary)
     assert read_code(binary) in binary and read_code(binary) != read_code(other)
 
 
 @given(st.binary(max_size=400), st.booleans())
-def test_what_is_no_binary_says_nothing(noise: bytes, elf: bool) -> None:
+def test_anything_but_a_binary_has_no_resources(noise: bytes, elf: bool) -> None:
     assert read_resources((b"\x7fELF" if elf else b"") + noise) == (None, None)

@@ -1,4 +1,4 @@
-"""A launch on other operands is the one that binding it anew would give, at a fraction of the cost."""
+"""A launch rebound to other operands equals a new binding, at a fraction of the cost."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -28,7 +28,7 @@ HOPPER: Knobs = {**PLAIN, "kernel_type": "warp_specialised", "BLOCK_SIZE_M": 64}
 
 
 class Bound:
-    """Stands for a loaded build: a launch returns the arguments."""
+    """A fake loaded build that records the arguments of its launches."""
 
     interpreted = False
 
@@ -59,8 +59,8 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _sets(family_name: str, m: int, count: int = 3) -> tuple[GemmSpec, list[Operands]]:
     family = load_family(family_name)
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    spec = family.spec(make_problem(family, {"M": m, "N": 256, "K": 512}, words, H200.gfx, "a test"))
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = family.spec(make_problem(family, {"M": m, "N": 256, "K": 512}, defaults, H200.gfx, "a test"))
     generator = torch.Generator().manual_seed(1)
     out = getattr(torch, spec.out_dtype)
     return spec, [
@@ -84,7 +84,7 @@ def _sets(family_name: str, m: int, count: int = 3) -> tuple[GemmSpec, list[Oper
         ("a16w16", "gluon", {**HOPPER, "BLOCK_SIZE_K": 64}),
     ],
 )
-def test_each_set_is_bound_as_if_alone(family: str, label: str, knobs: Knobs, m: int) -> None:
+def test_rebinding_equals_binding(family: str, label: str, knobs: Knobs, m: int) -> None:
     spec, sets = _sets(family, m)
     kernel = next(i for i in load_family(family).implementations if i.label == label)
     knobs = kernel.normalise(spec, knobs, H200)
@@ -97,25 +97,27 @@ def test_each_set_is_bound_as_if_alone(family: str, label: str, knobs: Knobs, m:
     assert len({str(arguments) for _, arguments in together}) == 3
 
 
-def test_what_lies_otherwise_is_bound_anew() -> None:
+def test_operands_of_another_layout_are_not_rebound() -> None:
     _, (first, second, _) = _sets("a8w8_blockscale", 16)
     arguments = {"x": first.inputs.x, "out": first.out, "rows": 16}
-    again = ArgumentRebinder(arguments, first)
-    found = again.to(second)
+    rebinder = ArgumentRebinder(arguments, first)
+    found = rebinder.to(second)
     assert found is not None and found["x"] is second.inputs.x and found["rows"] == 16
     wide = torch.empty(16, 512, dtype=second.out.dtype)[:, :256]
-    assert again.to(replace(second, out=wide)) is None, "its rows are further apart"
+    assert rebinder.to(replace(second, out=wide)) is None, "its rows are further apart"
     shifted = torch.empty(16 * 256 + 1, dtype=second.out.dtype)[1:].view(16, 256)
-    assert again.to(replace(second, out=shifted)) is None, "the kernel was compiled for aligned addresses"
-    assert ArgumentRebinder({**arguments, "copy": torch.empty(3)}, first).to(second) is None, "an address of no operand"
+    assert rebinder.to(replace(second, out=shifted)) is None, "the kernel is compiled for aligned addresses"
+    assert ArgumentRebinder({**arguments, "copy": torch.empty(3)}, first).to(second) is None, (
+        "not the address of an operand"
+    )
 
 
-def test_operands_at_one_address_must_share_one_again() -> None:
+def test_operands_at_one_address_must_share_an_address() -> None:
     _, (first, second, third) = _sets("a8w8_blockscale", 16)
     scale = first.inputs.x_scale
     shared = replace(first, inputs=replace(first.inputs, topk_weights=scale))
-    again = ArgumentRebinder({"scale": scale}, shared)
-    assert again.to(second) is None
-    alike = replace(third, inputs=replace(third.inputs, topk_weights=third.inputs.x_scale))
-    assert again.to(alike) == {"scale": third.inputs.x_scale}
+    rebinder = ArgumentRebinder({"scale": scale}, shared)
+    assert rebinder.to(second) is None
+    same_layout = replace(third, inputs=replace(third.inputs, topk_weights=third.inputs.x_scale))
+    assert rebinder.to(same_layout) == {"scale": third.inputs.x_scale}
     assert len(tensors_of(first)) == 10

@@ -1,4 +1,4 @@
-"""What a kernel is known by: its source, that of all that it calls, and the order of the tuples that it groups by."""
+"""A kernel's hash covers its code, that of its callees, and the fields of its NamedTuples."""
 
 import importlib
 from pathlib import Path
@@ -31,15 +31,15 @@ def kernel(x_ptr):
 ROW, COLUMN = "row: tl.tensor", "column: tl.tensor"
 
 
-def hash_of(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, **words: str) -> str:
-    (folder / f"{name}.py").write_text(MODULE.format(**words))
+def hash_of(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, **parts: str) -> str:
+    (folder / f"{name}.py").write_text(MODULE.format(**parts))
     monkeypatch.syspath_prepend(str(folder))
     importlib.invalidate_caches()
     return source_hash(importlib.import_module(name).kernel)
 
 
-def test_a_kernel_is_known_by_what_it_calls_and_groups_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same source has the same hash in any module; a callee's change or another order of fields has another."""
+def test_a_hash_covers_callees_and_tuple_fields(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Equal source has equal hashes in all modules; another callee or another order of fields changes the hash."""
     rows_first = f"{ROW}\n    {COLUMN}"
     hashes = [
         hash_of(tmp_path, monkeypatch, "hashed_once", fields=rows_first, more=""),
@@ -72,8 +72,8 @@ def kernel(x_ptr, COUNT: tl.constexpr):
 """
 
 
-def test_what_a_comprehension_calls_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before Python 3.12 its names are not among those of the function around it."""
+def test_callees_in_a_comprehension_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before Python 3.12 its names are not among those of the enclosing function."""
     hashes = set()
     for name, one in (("listed_one", 1), ("listed_two", 2)):
         (tmp_path / f"{name}.py").write_text(COMPREHENSION.format(one=one))
@@ -124,7 +124,7 @@ def test_prose_and_renames_do_not_count(tmp_path: Path, monkeypatch: pytest.Monk
     plain = _hash(tmp_path, monkeypatch, "plain")
     for number, other in enumerate(
         (
-            {"prose": '"""Other words."""'},
+            {"prose": '"""Another text."""'},
             {"comment": "# why"},
             {"operand": "number"},
             {"total": "sum_of_all"},
@@ -141,7 +141,7 @@ def test_code_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(set(found)) == len(found)
 
 
-def test_earlier_hashes_stand_for_the_kernels_of_now() -> None:
+def test_earlier_hashes_are_known_for_current_kernels() -> None:
     known = {old: new for old, news in earlier_hashes().items() for new in news}
     assert all(same_kernel(old, new) for old, new in known.items())
     assert not same_kernel("00000000", "11111111")

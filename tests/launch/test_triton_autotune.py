@@ -1,4 +1,4 @@
-"""Triton's own tuner on our kernels: it chooses, within its limit, and what it chose runs by Triton's JIT."""
+"""Triton's own tuner on gemmpipe's kernels: its choice, its time limit, and launches by Triton's JIT."""
 
 import json
 import subprocess
@@ -31,7 +31,7 @@ def _run(mode: str, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.skipif(OLD, reason="triton 3.6 interprets with numpy before 2.4 only")
-def test_it_chooses_in_a_worker_and_goes_on_to_the_finals() -> None:
+def test_the_choice_of_a_worker_goes_to_the_finals() -> None:
     cases = [
         {"family": "a8w8_blockscale", "mnk": [20, 128, 256], **SPACE},
         {"family": "a16w16_atomic", "mnk": [20, 48, 272], "dtype": "float16", **SPACE},
@@ -54,16 +54,14 @@ def test_it_chooses_in_a_worker_and_goes_on_to_the_finals() -> None:
         ("gfx942", [("a8w8_blockscale", 16)]),
     ],
 )
-def test_tritons_jit_compiles_our_kernels_with_what_it_specialises_on(
-    gfx: str, products: list[tuple[str, int]]
-) -> None:
-    """One row and one group or split become constants for it, which our builds never make of them."""
+def test_tritons_jit_compiles_our_kernels_with_its_specialisation(gfx: str, products: list[tuple[str, int]]) -> None:
+    """Triton's JIT makes constants of one row and one group or split; gemmpipe's builds do not."""
     narrow = {"block_m": [16], "splits": [1, 4], "warps": [4]}
     cases = [{"family": family, "gfx": gfx, "mnk": [m, 256, 1024], **narrow} for family, m in products]
     assert [found["compiled"] for found in _run("compiled", cases)] == [2] * len(cases)
 
 
-def test_a_family_without_one_kernel_says_so(h200: Any) -> None:
+def test_a_family_with_several_launches_is_unsupported(h200: Any) -> None:
     [tuned] = Autotune(limit_s=None).implementations(load_family("fmoe"))
     assert "launches several" in str(tuned.unsupported_reason(None, {}, h200))  # type: ignore[arg-type]
     [tuned] = Autotune(limit_s=None).implementations(load_family("a16w16"))
@@ -71,23 +69,23 @@ def test_a_family_without_one_kernel_says_so(h200: Any) -> None:
     assert tuple(tuned.configs(None, h200, None)) == ()  # type: ignore[arg-type]
 
 
-def test_a_limit_leaves_out_what_comes_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_configuration_starts_after_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(triton_autotune.time, "monotonic", lambda: now[0])
-    looked: list[float] = []
+    begun: list[float] = []
 
     def bench(call: Any, quantiles: Any) -> list[float]:
         now[0] += 4.0
         return [call()] * 3
 
-    limited = triton_autotune._TimeLimitedBench(bench, 10.0, before_each=lambda: looked.append(now[0]))
+    limited = triton_autotune._TimeLimitedBench(bench, 10.0, before_each=lambda: begun.append(now[0]))
     times = [limited(lambda i=i: float(i), (0.5, 0.2, 0.8))[0] for i in range(6)]
-    assert times == [0.0, 1.0, 2.0, *[float("inf")] * 3], "one that was begun in time is finished"
-    assert (limited.tried, looked) == (3, [0.0, 4.0, 8.0])
+    assert times == [0.0, 1.0, 2.0, *[float("inf")] * 3], "a configuration that began before the limit is finished"
+    assert (limited.tried, begun) == (3, [0.0, 4.0, 8.0])
 
 
-def test_nothing_timed_is_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when every configuration asks for more shared memory than there is."""
+def test_no_timed_configuration_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """E.g. if every configuration needs more shared memory than the device has."""
     family = load_family("a16w16")
     [tuned] = Autotune(limit_s=None).implementations(family)
     launches, out = _launches(tuned.kernel, family)
@@ -105,8 +103,8 @@ def _launches(kernel: Any, family: Any) -> tuple[list[Any], torch.Tensor]:
     from gemmpipe.family import KernelDefaults
     from gemmpipe.family.problem import make_problem
 
-    device, words = arch_device("sm_90"), KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    spec = family.spec(make_problem(family, {"M": 16, "N": 64, "K": 128}, words, "sm_90", "case"))
+    device, defaults = arch_device("sm_90"), KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = family.spec(make_problem(family, {"M": 16, "N": 64, "K": 128}, defaults, "sm_90", "case"))
     generator = torch.Generator().manual_seed(7)
     weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
     out = torch.empty(spec.out_shape, dtype=torch.bfloat16)

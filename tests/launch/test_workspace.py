@@ -1,4 +1,4 @@
-"""Scratch: tensors of one call, apart from each other, in memory that calls of a stream share unless told otherwise."""
+"""Scratch: disjoint tensors of one call, in memory that the calls on a stream share by default."""
 
 import torch
 from hypothesis import given
@@ -18,20 +18,20 @@ SHAPES = st.dictionaries(
 
 
 @given(shapes=SHAPES)
-def test_tensors_lie_apart_and_aligned(shapes: dict[str, tuple[tuple[int, ...], str]]) -> None:
+def test_tensors_are_disjoint_and_aligned(shapes: dict[str, tuple[tuple[int, ...], str]]) -> None:
     taken = Scratch().take(shapes, CPU)
-    places = []
+    ranges = []
     for name, (shape, dtype) in shapes.items():
         tensor = taken[name]
         assert (tuple(tensor.shape), str(tensor.dtype)) == (shape, f"torch.{dtype}")
         assert tensor.is_contiguous()
         assert tensor.data_ptr() % 256 == 0
-        places.append((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes))
-    for (_, end), (begin, _) in zip(sorted(places), sorted(places)[1:], strict=False):
+        ranges.append((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes))
+    for (_, end), (begin, _) in zip(sorted(ranges), sorted(ranges)[1:], strict=False):
         assert end <= begin
 
 
-def test_calls_share_memory_and_a_larger_one_leaves_the_others_theirs() -> None:
+def test_calls_share_memory_and_a_larger_call_leaves_it_to_the_others() -> None:
     scratch = Scratch()
     small = scratch.take({"x": ((10,), "float32")}, CPU)["x"]
     assert scratch.take({"y": ((5,), "int32")}, CPU)["y"].data_ptr() == small.data_ptr()
@@ -41,7 +41,7 @@ def test_calls_share_memory_and_a_larger_one_leaves_the_others_theirs() -> None:
     assert float(small.sum()) == 70
 
 
-def test_a_programs_own_call_keeps_nothing() -> None:
+def test_unshared_scratch_is_not_kept() -> None:
     scratch = Scratch()
     with unshared_scratch():
         scratch.take({"x": ((10,), "float32")}, CPU)

@@ -382,8 +382,8 @@ for m in range(20):
         (("gemmpipe.capture", "--help"), 0, "python -m gemmpipe.capture SCRIPT.py ARGS..."),
         (("gemmpipe.capture",), 2, "gemmpipe: expected a program: python -m gemmpipe.capture SCRIPT.py ARGS..."),
         (("gemmpipe.capture", "nix.py"), 2, "gemmpipe: no file 'nix.py'; python -m gemmpipe.capture SCRIPT.py"),
-        (("gemmpipe.online",), 2, "gemmpipe: the run time starts this: GEMMPIPE_ONLINE_TUNING=1"),
-        (("gemmpipe.online", "nix"), 2, "gemmpipe: the run time starts this"),
+        (("gemmpipe.online",), 2, "gemmpipe: started by the runtime: set GEMMPIPE_ONLINE_TUNING=1"),
+        (("gemmpipe.online", "nix"), 2, "gemmpipe: started by the runtime"),
     ],
 )
 def test_modules_that_are_run_say_how(

@@ -169,8 +169,8 @@ def test_decode_that_a_graph_hides(tmp_path: Path) -> None:
     [
         ("", "no JSON"),
         ("{}", "no list 'traceEvents'"),
-        ('{"traceEvents": 3}', "is there twice or is no list"),
-        ('{"traceEvents": [3]}', "something else than an object"),
+        ('{"traceEvents": 3}', "is duplicate or no list"),
+        ('{"traceEvents": [3]}', "no object"),
         ('{"traceEvents": []} x', "text after the end"),
         ('{"traceEvents": [{"a": 1}', "no ',' between two objects"),
         ('{"traceEvents": [{"a": ' + "[" * 100_000 + "]" * 100_000 + "}]}", "nested too deep"),

@@ -1,4 +1,4 @@
-"""aiter's variables where they mean the same as ours."""
+"""aiter's environment variables with the same meaning as gemmpipe's."""
 
 import logging
 from pathlib import Path
@@ -11,7 +11,7 @@ from gemmpipe.runtime.selection_log import LOG
 
 
 @pytest.mark.parametrize("name", ["GEMMPIPE_TUNE_GEMM", "AITER_TUNE_GEMM"])
-def test_captured_shapes_are_asked_for(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capture_is_enabled(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GEMMPIPE_CAPTURE", raising=False)
     assert requested_recorder() is None
@@ -26,11 +26,13 @@ def test_captured_shapes_are_asked_for(name: str, tmp_path: Path, monkeypatch: p
     assert named is not None
     assert named.path == tmp_path / "mine.csv"
     monkeypatch.setenv("GEMMPIPE_CAPTURE", "0")
-    assert requested_recorder() is None, "what is asked for here counts"
+    assert requested_recorder() is None, "gemmpipe's variable has priority"
 
 
 @pytest.mark.parametrize("name", ["GEMMPIPE_LOG_TUNED_CONFIG", "AITER_LOG_TUNED_CONFIG"])
-def test_steps_are_logged(name: str, x, w, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_lookup_steps_are_logged(
+    name: str, x, w, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, "gemmpipe.runtime")
     monkeypatch.setenv(name, "0")
     gemm_a16w16(x(3), w)
