@@ -227,7 +227,7 @@ def _row_results(
         except UnusableRow as reason:
             LOG.log_step(f"{problem.id}: {step} M={m}: {found.path}: skipped: {reason}")
             # A row tuned for another M may well not fit this one.
-            if step == "exact" or not str(reason).startswith("misfit"):
+            if step == "exact" or not str(reason).startswith("unsupported"):
                 LOG.warn(
                     f"{tables.family.name} {found.path} {reason}",
                     f"{found.path}: {problem.id}: the stored candidate is skipped here: {reason}",

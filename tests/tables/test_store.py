@@ -28,7 +28,7 @@ def _row(**values: object) -> Row:
 
 def _update(path: Path, family: Family, rows: list[Row], run_id: str = "r1", sort: bool = False) -> None:
     facts = {"torch": "2.13"}
-    store.update(path, family, rows, sort=sort, min_improvement_pct=0.0, run_id=run_id, provenance=facts, tell=print)
+    store.update(path, family, rows, sort=sort, min_improvement_pct=0.0, run_id=run_id, provenance=facts, warn=print)
 
 
 def test_aiters_header(tmp_path: Path, blockscale: Family) -> None:
