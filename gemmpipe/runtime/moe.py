@@ -1,7 +1,4 @@
-"""What a mixture of experts was given: tensors of any rank, checked once a key against what the experts need.
-
-A mixture of experts at run time: the tuned candidate found once a key, bound in each call.
-"""
+"""A mixture of experts at run time: checked and selected once per key, bound in each call."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -46,7 +43,7 @@ _ARGUMENTS = {
     "dtype": "type of x",
     "q_dtype_a": "type of w1",
 }
-"""Where key columns come from."""
+"""Key column -> the argument that it comes from."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,7 +62,7 @@ class RoutedOperands:
 
     @property
     def tensors(self) -> dict[str, OptionalTensor]:
-        """All tensors by the name that a user knows them under."""
+        """All tensors by the argument names of `fused_moe`."""
         return {
             "x": self.x,
             "w1": self.w,
@@ -78,20 +75,20 @@ class RoutedOperands:
 
     @property
     def rows(self) -> int:
-        """How many rows x has."""
+        """The number of rows of x."""
         return self.x.shape[:-1].numel()
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Everything that an answer takes for granted."""
+        """All properties that a bound call relies on."""
         tensors = self.tensors.values()
         shapes = (None if t is None else (t.shape, t.dtype, t.get_device()) for t in tensors)
-        unlike = on_meta(*tensors) if self.x.get_device() < 0 else ()
-        return (*shapes, *unlike, self.activation, self.weight_first)
+        meta_flags = on_meta(*tensors) if self.x.get_device() < 0 else ()
+        return (*shapes, *meta_flags, self.activation, self.weight_first)
 
 
 def routed_problem(family: Family, given: RoutedOperands) -> Problem:
-    """The family's key for these operands. Raises UserError: operands whose ranks do not go together."""
+    """The family's key for these operands. Raises UserError for operands of the wrong rank."""
     if any(given.tensors[word] is None for word in ("w1", "w2", "topk_weights", "topk_ids")):
         raise not_a_tensor_error(family.entry_point, given.tensors, optional=OPTIONAL_SCALES)
     ranks = {"w1": (given.w, 3), "w2": (given.w2, 3)}
@@ -105,7 +102,7 @@ def routed_problem(family: Family, given: RoutedOperands) -> Problem:
     if given.w_scale is not None:
         quantised = "per_token" if given.w_scale.numel() == given.w.shape[0] * given.w.shape[1] else "per_1x128"
     values: dict[str, Scalar] = {
-        "token": given.rows or 1,  # without rows nothing is looked up, but all else is checked
+        "token": given.rows or 1,  # without rows nothing is looked up, but the rest is checked
         "model_dim": given.x.shape[-1],
         "inter_dim": inner,
         "expert": given.w.shape[0],
@@ -131,7 +128,7 @@ def _cell(family: Family, column: KeyColumn, value: Scalar) -> Scalar:
 
 
 def routed_spec(family: Family, given: RoutedOperands, problem: Problem) -> GemmSpec:
-    """The experts that these operands are. Raises UserError for one that is not what they need."""
+    """The spec of these experts. Raises UserError for an operand that does not match it."""
     spec = replace(spec_or_error(family, problem, lambda means: _routing_error(family, given, means)), m=given.rows)
     check_routed(family, given, spec)
     return spec
@@ -153,10 +150,10 @@ def _routing_error(family: Family, given: RoutedOperands, means: KeyDiagnosis) -
 
 
 def check_routed(family: Family, given: RoutedOperands, spec: GemmSpec) -> None:
-    """Raises UserError for an operand that is not what the experts need: shape, type, device."""
+    """Raises UserError for an operand of the wrong shape, type or device."""
     experts, name = spec.experts, family.entry_point
     if experts is None:
-        raise UserError(f"{name}: a family of plain products")
+        raise UserError(f"{name}: a family without experts")
     check_device(name, given.x)
     routing = [*given.x.shape[:-1], experts.topk]
     expected: dict[str, list[list[int]]] = {
@@ -200,7 +197,7 @@ def routed_inputs(given: RoutedOperands, spec: GemmSpec) -> Inputs:
 
 
 def _as_dtype(word: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The tensor as kernels read it, of this type."""
+    """The tensor in this type, contiguous and aligned."""
     if tensor.dtype != dtype:
         log_converted(word, tensor, dtype)
         return tensor.to(dtype, memory_format=torch.contiguous_format)
@@ -219,9 +216,9 @@ MixtureCall = Callable[[RoutedOperands], torch.Tensor]
 
 
 def mixture(family: str, given: RoutedOperands, *, graph_pool: bool = False) -> torch.Tensor:
-    """What the experts give, [..., N] in x's type.
+    """The experts' output [..., N] in x's type.
 
-    Raises UserError for operands that are no mixture of this family, and where gradients are recorded.
+    Raises UserError for operands that are not a mixture of this family, and if gradients are recorded.
     """
     key = checked_key(family, given)
     dispatch = None if graph_pool else EAGER.get(family)
@@ -232,7 +229,7 @@ def mixture(family: str, given: RoutedOperands, *, graph_pool: bool = False) -> 
 
 
 def checked_key(family: str, given: RoutedOperands) -> CallKey:
-    """What a bound call takes for granted. Raises UserError for what is no tensor, and where gradients are recorded."""
+    """The key of these operands. Raises UserError for values that are no tensors, and if gradients are recorded."""
     try:
         key = given.key
     except AttributeError:
@@ -254,7 +251,7 @@ def run_mixture(dispatch: Dispatch, key: CallKey, given: RoutedOperands) -> torc
 def record_mixture(
     counting: RecordingDispatch, dispatch: Dispatch, key: CallKey, given: RoutedOperands
 ) -> torch.Tensor:
-    """The mixture by `dispatch`, counted as one, whatever products of torch's it is computed by."""
+    """The mixture by `dispatch`, counted as one, even if torch's products compute it."""
     with capture_paused():
         out = run_mixture(dispatch, key, given)
     if out.numel():
@@ -266,15 +263,15 @@ def record_mixture(
 
 
 def _bind_and_run(dispatch: Dispatch, key: CallKey, given: RoutedOperands) -> torch.Tensor:
-    """Check, then the key's call, or the first selected candidate that runs, kept. Raises NotInGraph."""
+    """The first call of a key: check, look up, bind, run, and keep the call. Raises NotCapturable."""
     problem = routed_problem(dispatch.family, given)
     spec = routed_spec(dispatch.family, given, problem)
-    if given.x.is_meta or not spec.m:  # no memory, or nothing to write there
+    if given.x.is_meta or not spec.m:  # no memory, or no rows
         return given.x.new_empty((*given.x.shape[:-1], spec.n))
     device = device_by_index(given.x.get_device())
 
     def bind(selected: LookupResult) -> MixtureCall | None:
-        if selected.runnable.rows is not None:  # rows of padding would be routed too
+        if selected.runnable.rows is not None:  # padding rows would be routed too
             return None
         return _bind(selected.runnable, spec, device, graph_pool=dispatch.graph_pool, make_out=dispatch.make_out)
 
@@ -285,7 +282,7 @@ def _bind_and_run(dispatch: Dispatch, key: CallKey, given: RoutedOperands) -> to
 
 
 def _run_in_graph(dispatch: Dispatch, given: RoutedOperands) -> torch.Tensor:
-    """The fallback, inside a graph whose weights were not prepared before: nothing that it makes is kept."""
+    """The fallback, inside a graph without prepared weights; nothing that it makes is kept."""
     problem, device = routed_problem(dispatch.family, given), device_by_index(given.x.get_device())
     spec, runnable = dispatch.select_for_graph(problem, device, "")
     return _bind(runnable, spec, device, keep=False)(given)
@@ -308,7 +305,7 @@ def _bind(
     graph_pool: bool = False,
     make_out: MakeOut | None = None,
 ) -> MixtureCall:
-    """Without `keep` weights are prepared in each call, whose graph then has what was made."""
+    """A call of the candidate; without `keep` it prepares the weights in each call, inside the graph if captured."""
     implementation, knobs = runnable.implementation, runnable.candidate.knobs
     plain = type(implementation).prepare is Implementation.prepare
 

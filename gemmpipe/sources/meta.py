@@ -101,14 +101,14 @@ def weight_matrices(model: Any, built: Any) -> Iterator[WeightMatrix]:
     """Every matrix that multiplies activations: linear layers, routers, experts, but not embeddings."""
     from torch import nn
 
-    held = dict(model.named_modules())
-    for name, module in held.items():
+    modules = dict(model.named_modules())
+    for name, module in modules.items():
         weights: Mapping[str, Any] = dict(module.named_parameters(recurse=False))
         weight = weights.get("weight")
         if isinstance(module, nn.Linear):
             holder, _, leaf = name.rpartition(".")
             n, k, bias = module.out_features, module.in_features, module.bias is not None
-            parts, units = _parts_and_units(leaf, held[holder], n)
+            parts, units = _parts_and_units(leaf, modules[holder], n)
             yield WeightMatrix(name=name, n=n, k=k, bias=bias, parts=parts, units=units)
         elif type(module).__name__ == "Conv1D" and weight is not None:  # GPT-2's linear layer, stored as [K, N]
             yield WeightMatrix(name=name, n=weight.shape[1], k=weight.shape[0], bias=True)

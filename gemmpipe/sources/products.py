@@ -71,18 +71,18 @@ def reader_name(name: str) -> str:
 def foreign_product_of(name: str, arguments: Sequence[Argument], out_dtype: str) -> ObservedProduct | None:
     """The product of a custom operator: two 8-bit operands with scales, or two 16-bit ones if its name fits."""
     operands = [each if isinstance(each, Operand) else None for each in arguments]
-    for place, (x, w) in enumerate(pairwise(operands)):
+    for index, (x, w) in enumerate(pairwise(operands)):
         if x is None or w is None or x.dtype != w.dtype or len(w.shape) != 2 or len(x.shape) < 2:
             continue
         straight = x.shape[-1] == w.shape[1]
         if not straight and x.shape[-1] != w.shape[0]:
             continue
-        scales = tuple(each for each in operands[place + 2 : place + 4] if each and each.dtype == "float32")
+        scales = tuple(each for each in operands[index + 2 : index + 4] if each and each.dtype == "float32")
         turned = w.transposed if straight else w
         if x.dtype in _EIGHT and len(scales) == 2:
             return _scaled(x.rows, turned, (scales[0], scales[1]), False, out_dtype)
         if x.dtype in _WIDE and _NAMED.search(name):
-            bias = operands[place + 2] if len(operands) > place + 2 else None
+            bias = operands[index + 2] if len(operands) > index + 2 else None
             return _product(x.rows, turned, bias is not None and bias.shape == (turned.shape[1],), x.dtype)
     return None
 
@@ -129,7 +129,7 @@ def _scaled(
         del values[key]
     granularity = "tensor" if sizes == (1, 1) else "row" if sizes == (m, n) else ""
     # cuBLASLt pads the K dimension of the weight's block scales to a multiple of 4.
-    by_block = [(m * blocks, -(-n // _BLOCK) * held) for held in (blocks, -(-blocks // 4) * 4)]
+    by_block = [(m * blocks, -(-n // _BLOCK) * padded) for padded in (blocks, -(-blocks // 4) * 4)]
     if not granularity and sizes in by_block and not bias and out_dtype in _OUT:
         return "a8w8_blockscale", {**values, "x_scale": _scale_order(scales[0])}
     values |= {"q_dtype_w": values.pop("dtype"), "granularity": granularity}

@@ -149,8 +149,8 @@ def _operands(arguments: Mapping[str, object], where: str) -> list[Argument]:
     if strides is not None and (not isinstance(strides, list) or len(strides) != len(dims)):
         raise UserError(f"{where}: Input Strides, expected a list as long as Input Dims")
     return [
-        _argument(kind, size, strides[place] if strides else None, where)
-        for place, (kind, size) in enumerate(zip(types, dims, strict=True))
+        _argument(kind, size, strides[index] if strides else None, where)
+        for index, (kind, size) in enumerate(zip(types, dims, strict=True))
     ]
 
 

@@ -76,7 +76,7 @@ def _rows(
     if "family" not in header:
         check_file_family(path, wanted, family)
     foreign = foreign_sizes(header, family)
-    extra = {name.lower(): place for place, name in reversed(list(enumerate(header)))}
+    extra = {name.lower(): index for index, name in reversed(list(enumerate(header)))}
     weight_at = next((extra[name] for name in _WEIGHTS if name in extra), None)
     for line, row in lines:
         where = f"{path}:{line}"
@@ -93,4 +93,4 @@ def _rows(
             continue
         check_sizes(row, foreign, header, family, where)
         layer = row[extra["layer"]] if "layer" in extra else ""
-        yield where, {name: row[place] for name, place in columns.items()}, number, layer
+        yield where, {name: row[index] for name, index in columns.items()}, number, layer

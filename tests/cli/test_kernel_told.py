@@ -47,14 +47,14 @@ def test_what_is_typed_wins_where_the_file_leaves_it_open(plans: list[Plan], fol
             "a4w4_blockscale_untuned_gemm.csv",
             MNK,
             "a8w8_blockscale",
-            "kernel=a8w8_blockscale: a4w4_blockscale_untuned_gemm.csv is by its name a list of a4w4_blockscale; "
-            "expected kernel=a4w4_blockscale, or shapes.rows_of=a4w4_blockscale to take its rows all the same",
+            "kernel=a8w8_blockscale: a4w4_blockscale_untuned_gemm.csv is a list of a4w4_blockscale by its name; "
+            "expected kernel=a4w4_blockscale, or shapes.rows_of=a4w4_blockscale to use its rows anyway",
         ),
         (
             "bf16_untuned_batched_gemm.csv",
             BMNK,
             "a16w16",
-            "kernel=a16w16: bf16_untuned_batched_gemm.csv is by its name a list of batched_bf16",
+            "kernel=a16w16: bf16_untuned_batched_gemm.csv is a list of batched_bf16 by its name",
         ),
         (
             "mine.csv",

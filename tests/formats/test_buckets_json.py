@@ -194,9 +194,9 @@ def test_amds_knobs_and_device_name(target: Target, blockscale: Family) -> None:
     ("change", "reason"),
     [
         ({"NUM_KSPLIT": 4}, "the engine's kernel has no NUM_KSPLIT=4"),
-        ({"BLOCK_SIZE_K": 256}, "BLOCK_SIZE_K 256 spans more than a group of 128"),
+        ({"BLOCK_SIZE_K": 256}, "BLOCK_SIZE_K 256 does not fit into a group of 128"),
         ({"KERNEL_TYPE": "gluon"}, "has no KERNEL_TYPE=gluon"),
-        ({"libtype": "torch"}, "has no a candidate of torch"),
+        ({"libtype": "torch"}, "has no candidate of torch"),
     ],
 )
 def test_candidates_of_another_form_are_not_stored(
@@ -211,7 +211,7 @@ def test_candidates_of_another_form_are_not_stored(
     ("body", "line"),
     [
         ({"_meta": KNOBS}, "'_meta': expected an M"),
-        ({"1": {**KNOBS}}, "vllm passes every knob on and has no 'NUM_KSPLIT'"),
+        ({"1": {**KNOBS}}, "vllm passes all knobs to its kernel, which has no 'NUM_KSPLIT'"),
         ({"1": {"BLOCK_SIZE_M": 16}}, "no BLOCK_SIZE_N, which the kernel needs"),
     ],
 )
@@ -231,7 +231,7 @@ def test_the_reader_refuses_what_fails_at_load(body: dict[str, object], line: st
         *(("1", "BLOCK_SIZE_M", value, "expected a whole number") for value in (True, 0, -64, 10**30, 1.5, "16", None)),
         ("1", "num_stages", -1, "expected a whole number from 0 to 65536"),
         ("1", "BLOCK_SIZE_M", {}, "expected one value"),
-        ("1", "y" * 90_000, 1, "passes every knob on and has no"),
+        ("1", "y" * 90_000, 1, "passes all knobs to its kernel, which has no"),
     ],
     ids=lambda each: str(each)[:20],
 )
@@ -330,7 +330,7 @@ def test_the_engines_own_files(tmp_path: Path) -> None:
     for path in (DATA / "vllm").glob("N=*"):
         name = path.name
         if "N=7168,K=128," in name and "MI300X" in name:
-            with pytest.raises(UserError, match="BLOCK_SIZE_K 256 spans more than a group of 128"):
+            with pytest.raises(UserError, match="BLOCK_SIZE_K 256 does not fit into a group of 128"):
                 Vllm(device_name=None).read(path)
         else:
             assert Vllm(device_name=None).read(path)

@@ -81,7 +81,7 @@ def test_a_kept_old_row_is_told(target: Target, sixteen: Family, heard: list[Eve
         (
             "line",
             "sm_90 132 1 16 32 False bfloat16 float32 False False: kept the old row: 4.5 us before, 6 us now, "
-            "0 % asked for",
+            "0 % required",
         )
     ]
 

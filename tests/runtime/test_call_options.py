@@ -152,7 +152,7 @@ def test_experts_take_both() -> None:
         ({"config": [("a", 1)]}, "config: [('a', 1)], expected knobs such as"),
         ({"y": torch.empty(4, 63)}, "y [4, 63], expected [4, 64]"),
         ({"y": 3}, "y is 3, expected a tensor or None"),
-        ({"y": torch.empty(4, 64), "dtype": torch.bfloat16}, "y is float32, expected bfloat16 as dtype says"),
+        ({"y": torch.empty(4, 64), "dtype": torch.bfloat16}, "y is float32, expected bfloat16 as dtype"),
         ({"y": torch.empty(4, 64, requires_grad=True)}, "y records gradients"),
         ({"y": torch.empty(4, 64, device="meta")}, "y is on meta, expected cpu as x"),
         ({"skip_reduce": True}, "skip_reduce: the parts of a split are added up here, expected False"),

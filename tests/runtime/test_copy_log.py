@@ -34,11 +34,9 @@ def test_strides_and_addresses_are_told_once_each(said: Said) -> None:
     for _ in range(3):
         assert aligned(weight, "w").is_contiguous()
     (strided,) = said()
-    assert strided.startswith(
-        "gemmpipe: w float32 [16, 32] lies in strides [1, 16]: copied in every such call (2,048 b"
-    )
+    assert strided.startswith("gemmpipe: w float32 [16, 32] has strides [1, 16]: copied in every such call (2,048 b")
     aligned(torch.zeros(65)[1:].view(8, 8), "w")
-    assert "begins at no multiple of 16 bytes" in said()[-1]
+    assert "is not aligned to 16 bytes" in said()[-1]
     aligned(torch.zeros(8, 8), "x"), aligned(weight)
     assert len(said()) == 2, "what is read as it lies, and what is no operand, costs nobody a word"
 
@@ -59,7 +57,7 @@ def test_a_library_that_reads_no_strides_copies_what_is_told(said: Said) -> None
     assert (Torch().reads_strides, CublasLt().reads_strides) == (True, False)
     log_copies(x=torch.zeros(8, 8), w=torch.zeros(16, 8).t(), bias=None)
     (text,) = said()
-    assert text.startswith("gemmpipe: w float32 [8, 16] lies in strides [1, 8]")
+    assert text.startswith("gemmpipe: w float32 [8, 16] has strides [1, 8]")
 
 
 def test_padding_and_conversions_are_told(said: Said) -> None:
@@ -83,7 +81,7 @@ def test_activations_that_are_no_view_of_rows_are_told(said: Said) -> None:
     expected = torch.nn.functional.linear(x.contiguous(), w)
     torch.testing.assert_close(gemm_a16w16(x, w, out_dtype=torch.float32).bfloat16(), expected, atol=0.05, rtol=0.05)
     (text,) = said()
-    assert text.startswith("gemmpipe: x bfloat16 [2, 3, 4, 16] lies in strides")
+    assert text.startswith("gemmpipe: x bfloat16 [2, 3, 4, 16] has strides")
 
 
 @pytest.mark.parametrize("as_engine", [True, False])
@@ -100,6 +98,6 @@ def test_experts_tell_routing_and_weights_that_they_convert(said: Said, as_engin
         kinds = ["topk_ids int64 [4, 1] is read as int32", "topk_weights bfloat16 [4, 1] is read as float32"]
     else:
         other = fused_moe(x, w1.mT.contiguous().mT, w2, shares, ids)
-        kinds = ["w1 bfloat16 [2, 64, 32] lies in strides [2048, 1, 64]"]
+        kinds = ["w1 bfloat16 [2, 64, 32] has strides [2048, 1, 64]"]
     assert torch.equal(plain, other)
     assert [text.removeprefix("gemmpipe: ").partition(":")[0] for text in said()] == kinds

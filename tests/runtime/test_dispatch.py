@@ -51,7 +51,7 @@ def test_exact_then_padded_then_the_rules(row, table, x, w, steps) -> None:
     close(gemm_a16w16(x(300), w), x(300), w)
     assert steps()[2] == f"padded: M=512 of {path}: torch method=float32_copy"
     close(gemm_a16w16(x(17), w), x(17), w)
-    assert steps() == ["exact M=17: no row", "padded M=32: no row", "fallback: rules: torch method=mm"]
+    assert steps() == ["exact M=17: no row", "padded M=32: no row", "fallback: defaults: torch method=mm"]
     close(gemm_a16w16(x(17), w), x(17), w)
     close(gemm_a16w16(x(1, 17), w), x(1, 17), w)
     assert steps() == []
@@ -65,11 +65,14 @@ def test_exact_then_padded_then_the_rules(row, table, x, w, steps) -> None:
         ({"libtype": "scaled_mm", "config": '{"use_fast_accum": false}'}, "backend: scaled_mm: no GPU"),
         ({"libtype": "triton", "config": '{"BLOCK_SIZE_M": 16}'}, "knobs: triton: KeyError"),
         ({"libtype": "triton", "config": '{"BLOCK_SIZE_Q": 16}'}, "knobs: triton has no BLOCK_SIZE_Q"),
-        ({"config": '{"method": "magic"}'}, "misfit: method: no 'magic'"),
+        ({"config": '{"method": "magic"}'}, "unsupported: method: no 'magic'"),
         ({"config": '{"method": "mm", "fast": true}'}, "knobs: torch has no fast"),
         ({"config": "{}"}, "knobs: torch: KeyError"),
         ({"libtype": "flydsl", "config": None}, "backend: no 'flydsl'"),
-        ({"kernelName": "torch@0123abcd"}, "kernel: its source or library is not known here, 0123abcd was tuned"),
+        (
+            {"kernelName": "torch@0123abcd"},
+            "kernel: its source or library is unknown here, the row was tuned with 0123abcd",
+        ),
     ],
 )
 def test_a_stored_candidate_that_does_not_run_here_costs_one_warning(
@@ -87,7 +90,7 @@ def test_a_changed_kernel_is_not_run(row, table, x, w, caplog) -> None:
     tiles = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 32, "num_warps": 4, "num_stages": 2}
     table(row(4, "triton", tiles, kernelName="product@00000000"))
     close(gemm_a16w16(x(4), w), x(4), w)
-    assert "00000000 was tuned" in caplog.text
+    assert "the row was tuned with 00000000" in caplog.text
 
 
 def test_a_candidate_that_fails_when_run_is_skipped(row, table, x, w, caplog, monkeypatch) -> None:
@@ -105,12 +108,12 @@ def test_a_candidate_that_fails_when_run_is_skipped(row, table, x, w, caplog, mo
 
 
 def test_a_candidate_that_takes_multiples_only_gets_padded_rows(row, table, x, w, steps, monkeypatch) -> None:
-    misfit = OneDnn.unsupported_reason
+    unsupported = OneDnn.unsupported_reason
 
     def fours(self, spec, knobs, device):
-        return f"alignment: M={spec.m}" if spec.m % 4 else misfit(self, spec, knobs, device)
+        return f"alignment: M={spec.m}" if spec.m % 4 else unsupported(self, spec, knobs, device)
 
-    monkeypatch.setattr("gemmpipe.backends.onednn.OneDnn.misfit", fours)
+    monkeypatch.setattr("gemmpipe.backends.onednn.OneDnn.unsupported_reason", fours)
     path = table(row(16, "onednn", PACKED))
     for rows in ((13,), (13, 1)):
         close(gemm_a16w16(x(*rows), w), x(*rows), w)
@@ -137,9 +140,9 @@ def test_a_kernel_of_the_familys_own_may_say_that_it_takes_few_rows(row, table, 
     monkeypatch.setattr("gemmpipe.kernels.a16w16.FAMILY", few)
     table()
     close(gemm_a16w16(x(16), w), x(16), w)
-    assert steps()[-1] == "fallback: rules: skinny method=mm"
+    assert steps()[-1] == "fallback: defaults: skinny method=mm"
     close(gemm_a16w16(x(17), w), x(17), w)
-    assert steps()[-1] == "fallback: rules: torch method=mm"
+    assert steps()[-1] == "fallback: defaults: torch method=mm"
 
 
 @pytest.mark.parametrize(("name", "m", "label"), [("a16w16", 1, "skinny"), ("a16w16", 2, ""), ("a8w8", 1, "")])
@@ -305,7 +308,7 @@ def test_untuned_keys_are_counted(row, table, x, w) -> None:
     for rows in (5, 17, 17, 18):
         gemm_a16w16(x(rows), w)
     assert "a16w16: 2 untuned (3 calls, most: M=17 N=64 K=96 " in LOG.summary()
-    assert LOG.summary().endswith("), 1 answered by a padded M")
+    assert LOG.summary().endswith("), 1 with a row of a padded M")
 
 
 def test_and_summed_up_in_one_line_at_exit() -> None:
@@ -335,4 +338,4 @@ def test_rows_of_another_product_answer_with_a_warning(row, table, x, w, caplog)
     for m in (8, 4, 4):
         close(gemm_a16w16(x(m), w), x(m), w)
     (warning,) = [record.getMessage() for record in caplog.records if "timed on" in record.getMessage()]
-    assert warning.startswith(f"gemmpipe: {path}: rows timed on NVIDIA H100 answer on {cpu_device().name}")
+    assert warning.startswith(f"gemmpipe: {path}: rows timed on NVIDIA H100 are used on {cpu_device().name}")

@@ -169,10 +169,10 @@ def alone_in_process(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     [
         ("1", "cpu", ("device.kind=cpu",), ""),
         ("1", "sm_90", ("device.index=0",), ""),
-        ("cuda:3", "cpu", None, "a GPU's times say nothing about"),
+        ("cuda:3", "cpu", None, "a GPU's times are not valid for"),
         ("yes", "sm_90", None, "expected 1, 0 or a spare GPU such as cuda:3"),
-        ("cuda:99", "sm_90", None, "this process sees"),
-        ("cuda:0", "sm_90", ("device.index=0",), "this program computes there itself: its rows are provisional"),
+        ("cuda:99", "sm_90", None, "this process has"),
+        ("cuda:0", "sm_90", ("device.index=0",), "this program uses that GPU itself: its rows are provisional"),
     ],
 )
 def test_where_it_is_tuned(word: str, gfx: str, words: tuple[str, ...] | None, said: str, caplog) -> None:
@@ -344,4 +344,4 @@ def test_a_family_of_ones_own_is_not_queued(monkeypatch, alone_in_process, caplo
     untuned = LOG.count_miss("relu2", "relu2 M=1")
     online.missed(None, Problem(family="relu2", key=(("M", 1),)), cpu_device(), untuned)  # type: ignore[arg-type]
     assert online._TUNERS == {}
-    assert "relu2 is a family of your own" in caplog.text
+    assert "relu2 is your own family" in caplog.text

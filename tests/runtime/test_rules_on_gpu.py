@@ -47,7 +47,7 @@ def test_one_row(steps, n: int, k: int, dtype: torch.dtype, bias: bool) -> None:
     given = operands(1, n, k, dtype, bias=bias)
     for _ in range(3):
         right(gemm_a16w16(*given), given)
-    assert "fallback: rules: skinny" in steps()
+    assert "fallback: defaults: skinny" in steps()
 
 
 def test_one_row_that_lies_anywhere() -> None:
@@ -67,7 +67,7 @@ def test_more_rows_are_a_librarys(steps) -> None:
     for m in (2, 16, 300):
         given = operands(m, 1280, 2048, torch.bfloat16, bias=False)
         right(gemm_a16w16(*given), given)
-        assert "fallback: rules: torch" in steps()
+        assert "fallback: defaults: torch" in steps()
 
 
 def test_one_row_in_a_graph_and_compiled() -> None:

@@ -49,7 +49,7 @@ def test_in_a_list_the_earlier_file_wins_and_what_clashes_is_named_once(
     monkeypatch.setenv("GEMMPIPE_CONFIG_A16W16", f"{first}:{second}")
     assert _found(1) == ("first.csv", '{"method": "mm"}')
     (said,) = [record.getMessage() for record in caplog.records]
-    assert said.startswith(f"gemmpipe: 1 keys of {second} are chosen differently in {first}")
+    assert said.startswith(f"gemmpipe: 1 keys of {second} have other choices in {first}")
     assert "M=1 N=64 K=96" in said
     assert _found(3) == ("b.csv", '{"method": "mm"}')
     assert (first.read_bytes(), second.read_bytes()) == before
@@ -176,8 +176,8 @@ def test_a_misspelt_variable_is_told_once(name: str, monkeypatch, caplog: pytest
     load_tables(FAMILY), load_tables(load_family("fmoe"))
     (said,) = [record.getMessage() for record in caplog.records]
     assert said == (
-        f"gemmpipe: GEMMPIPE_CONFIG_{name} is the variable of no family, and is not read; "
-        "did you mean GEMMPIPE_CONFIG_A16W16?"
+        f"gemmpipe: GEMMPIPE_CONFIG_{name}: not a variable of any family, ignored "
+        "(did you mean GEMMPIPE_CONFIG_A16W16?)"
     )
 
 

@@ -199,10 +199,13 @@ def test_weights_of_two_elements_a_byte_are_prepared(scaled: Callable[..., None]
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: prepare_weight(3), "prepare: weight is of type int, expected a tensor"),
-        (lambda: prepare_weight(None), "prepare: weight is None, expected a tensor"),
-        (lambda: prepare_weight(torch.ones(2, 2), 7), "prepare: w_scale is of type int, expected a tensor or None"),
-        (lambda: release_prepared("x"), "forget: weight is of type str, expected a tensor"),
+        (lambda: prepare_weight(3), "prepare_weight: weight is of type int, expected a tensor"),
+        (lambda: prepare_weight(None), "prepare_weight: weight is None, expected a tensor"),
+        (
+            lambda: prepare_weight(torch.ones(2, 2), 7),
+            "prepare_weight: w_scale is of type int, expected a tensor or None",
+        ),
+        (lambda: release_prepared("x"), "release_prepared: weight is of type str, expected a tensor"),
     ],
 )
 def test_what_is_no_tensor_is_told(call: Callable[[], int], said: str) -> None:

@@ -116,7 +116,7 @@ def test_no_published_size_is_taken_for_a_count() -> None:
     [
         ({"model_type": None}, "no field 'model_type'"),
         ({"model_type": "lama"}, "has no 'lama'; did you mean"),
-        ({"hidden_size": "wide"}, "transformers builds no model of it"),
+        ({"hidden_size": "wide"}, "transformers cannot build the model"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers: 1000000000, expected at most 10000"),
         ({"n_layers": 10**9}, "n_layers: 1000000000, expected at most 10000"),
         ({"num_local_experts": 10**9}, "num_local_experts: 1000000000, expected at most 10000"),
@@ -136,7 +136,7 @@ def test_what_nothing_says_how_to_cut_is_refused() -> None:
     odd = [WeightMatrix(name="model.layers.0.mixer.mystery", n=64, k=64, bias=False)]
     assert sharded_products(odd, heads, {}, 1, 1, 0, "here")[0].cut == "whole"
     assert sharded_products(odd, heads, {"mystery": "colwise"}, 2, 1, 0, "here")[0].n == 32
-    with pytest.raises(UserError, match=r"no rule how 'mixer.mystery' is cut over tp 2"):
+    with pytest.raises(UserError, match=r"no rule to shard 'mixer.mystery' over tp 2"):
         sharded_products(odd, heads, {}, 2, 1, 0, "here")
 
 

@@ -80,7 +80,7 @@ def test_kv_heads_are_repeated_over_more_devices() -> None:
     assert _shapes(config, 8)["qkv_proj"] == (768, 2048)
     with pytest.raises(UserError, match=r"num_key_value_heads 10 does not divide by shapes.tp=8"):
         _shapes(_config("Phi3", 5120, 17920, 40, 40, 10, 100352), 8)
-    with pytest.raises(UserError, match="tp 16 is no multiple of num_key_value_heads 10"):
+    with pytest.raises(UserError, match="tp 16 is not a multiple of num_key_value_heads 10"):
         _shapes(_config("Phi3", 5120, 17920, 40, 160, 10, 100352), 16)
 
 
@@ -162,7 +162,7 @@ def test_biases_belong_to_the_key(sixteen: Family, no_words: KernelDefaults) -> 
         ({"intermediate_size": 14337}, 2, "intermediate_size 14337 does not divide by shapes.tp=2"),
         ({"architectures": ["LlamaForCausalLN"]}, 1, "no rule for architecture.*did you mean 'LlamaForCausalLM'"),
         ({"architectures": ["RwkvForCausalLM"]}, 1, "no rule for architecture 'RwkvForCausalLM'"),
-        ({"architectures": []}, 1, r"architectures: \[\], expected \[LlamaForCausalLM\]"),
+        ({"architectures": []}, 1, r"architectures: \[\], expected for example \[LlamaForCausalLM\]"),
         ({"architectures": None, "model_type": "rwkv"}, 1, "no rule for architecture 'rwkv'"),
         ({"kv_lora_rank": 512}, 1, "LlamaForCausalLM with experts or latent attention: no rule"),
     ],

@@ -74,9 +74,9 @@ def test_sixteen_bits(tmp_path: Path, mi300x: Device) -> None:
     assert (scaled["dtype"], scaled["outdtype"], scaled["scaleAB"]) == ("float8_e4m3fnuz", "bfloat16", True)
     assert last["bias"] is True
     assert found.left_out == {
-        "a solution of Rocblas, which no backend here asks for": 1,
+        "a solution of Rocblas, which no backend here offers": 1,
         "operands stored as NN, not x [M, K] and w [N, K]": 1,
-        "rows that are not one after the other": 1,
+        "rows that are not contiguous": 1,
         "no product of a16w16": 3,
     }
 
@@ -112,7 +112,7 @@ def test_cublaslts_algorithms(tmp_path: Path, h200: Device) -> None:
     assert (scaled["libtype"], scaled["granularity"]) == ("scaled_mm", "row")
     without = _read(CUDA.replace("CUBLASLT_VERSION", "OTHER"), "a16w16", h200, tmp_path)
     assert without.rows == []
-    assert without.left_out["cuBLASLt's algorithm without CUBLASLT_VERSION, whose it is"] == 1
+    assert without.left_out["cuBLASLt's algorithm without CUBLASLT_VERSION, which defines it"] == 1
 
 
 def test_what_is_read_is_a_native_table(tmp_path: Path, mi300x: Device) -> None:
@@ -157,7 +157,7 @@ def test_they_are_inputs_of_a_merge(folder: Path, capsys: pytest.CaptureFixture[
         (64, "gfx942", 304, "torch", 9.8, "tunableop"),
     }
     said = capsys.readouterr().out
-    assert "load: tunableop_results0.csv: 1 left out: a solution of Rocblas, which no backend here asks for" in said
+    assert "load: tunableop_results0.csv: 1 left out: a solution of Rocblas, which no backend here offers" in said
 
 
 @pytest.mark.usefixtures("own_locks")

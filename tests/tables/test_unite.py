@@ -33,24 +33,28 @@ def _entry(place: str = "a.csv:2", extra: Row | None = None, **values: object) -
     ("worse", "better", "reason"),
     [
         ({"us": 11.0}, {}, "slower under the same policy"),
-        ({"us": 0.0}, {"us": 99.0}, "us is 0.0: no time that was measured"),
+        ({"us": 0.0}, {"us": 99.0}, "us is 0.0: not a measured time"),
         ({"us": None}, {"us": 99.0, "policy": "p shared_gpu"}, "us is None"),
         (
             {"us": 1.0, "policy": "p shared_gpu"},
             {"kernelName": STALE},
-            "only fills a gap ('p shared_gpu'), the",
+            "provisional ('p shared_gpu'), the",
         ),
         (
             {"us": 1.0, "kernelName": STALE},
             {"kernelName": "x@1"},
-            "its kernel's source was 00000000, which",
+            "its kernel's source 00000000 has changed",
         ),
-        ({"us": 1.0, "device": "NVIDIA H100"}, {}, "timed on NVIDIA H100 and NVIDIA H200, which gfx and cu_num cannot"),
-        ({"us": 1.0, "device": None}, {}, "it does not say on which product"),
+        (
+            {"us": 1.0, "device": "NVIDIA H100"},
+            {},
+            "timed on NVIDIA H100 and NVIDIA H200, with the same gfx and cu_num",
+        ),
+        ({"us": 1.0, "device": None}, {}, "no device, the other row has one"),
         ({"us": 1.0, "policy": None}, {}, "different policies ('unknown' and 'p'): the times cannot be compared"),
         ({"us": 1.0, "policy": "o"}, {}, "different policies ('o' and 'p')"),
-        ({"baseline_us": None}, {"baseline_us": 12.0}, "the same time; it says less"),
-        ({"libtype": "gluon"}, {"libtype": "triton"}, "the same time; the last in the order of their texts"),
+        ({"baseline_us": None}, {"baseline_us": 12.0}, "the same time; fewer filled cells"),
+        ({"libtype": "gluon"}, {"libtype": "triton"}, "the same time; the last in the order of texts"),
     ],
 )
 def test_rules(worse: dict[str, object], better: dict[str, object], reason: str, blockscale: Family) -> None:

@@ -123,7 +123,7 @@ def _grouped(shape: ModelShape, count: int, width: int, hidden: int, layer_ids: 
     if count % shape.ep:
         raise UserError(f"{shape.where}: {count} experts do not divide by shapes.ep={shape.ep}")
     own = width if shape.ep > 1 else shape.split(width, "moe_intermediate_size")
-    held = count // shape.ep
+    per_device = count // shape.ep
     fused, whole = (2 if shape.rule.gated else 1), shape.ep > 1
     modules = ("mlp.experts", "block_sparse_moe.experts", "feed_forward.experts")
     yield Linear(
@@ -135,7 +135,7 @@ def _grouped(shape: ModelShape, count: int, width: int, hidden: int, layer_ids: 
         modules=modules,
         parts=(own,) * fused,
         bias=shape.rule.expert_bias,
-        experts=held,
+        experts=per_device,
         topk=topk,
     )
     yield Linear(
@@ -146,7 +146,7 @@ def _grouped(shape: ModelShape, count: int, width: int, hidden: int, layer_ids: 
         cut="whole" if whole else "row",
         modules=modules,
         bias=shape.rule.expert_bias,
-        experts=held,
+        experts=per_device,
         topk=topk,
     )
 

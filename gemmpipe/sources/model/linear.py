@@ -153,7 +153,7 @@ class ModelShape:
                     raise UserError(f"{self.where}: layers of more than {_MAX_KINDS:,} kinds, expected at most that")
                 groups[kind] = (self._with(self._of_type(kind[0]) | own), [])
             groups[kind][1].append(index)
-        return [(one, tuple(held)) for one, held in groups.values()]
+        return [(one, tuple(ids)) for one, ids in groups.values()]
 
     def _with(self, own: ConfigJson) -> "ModelShape":
         """A copy in which the own fields of some layers have precedence."""

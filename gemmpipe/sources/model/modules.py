@@ -43,7 +43,7 @@ _SIXTEEN_BIT = ("lm_head", "gate", "router", "shared_expert_gate", "weights_proj
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightMatrix:
-    """A matrix of a model: `name` in full, out [M, n] = x [M, k] @ w^T; `experts`: number of stacked ones, 0 for one."""
+    """A matrix of a model: `name` in full, out [M, n] = x [M, k] @ w^T; `experts`: how many are stacked, 0 for one."""
 
     name: str
     n: int
@@ -103,11 +103,11 @@ def _fuse_siblings(modules: Iterable[WeightMatrix]) -> list[_UnshardedLinear]:
     """Siblings of one parent merged as engines merge them, in the order of the model."""
     by_parent: dict[tuple[int, str], dict[str, WeightMatrix]] = {}
     for module in modules:
-        place, inner = _layer_and_name(module.name)
+        layer_id, inner = _layer_and_name(module.name)
         parent, _, leaf = inner.rpartition(".")
-        by_parent.setdefault((place, parent), {})[leaf] = module
+        by_parent.setdefault((layer_id, parent), {})[leaf] = module
     found: list[_UnshardedLinear] = []
-    for (place, parent), children in by_parent.items():
+    for (layer_id, parent), children in by_parent.items():
         left = dict(children)
         if "x_proj" in left and "in_proj" in left:  # a state space with an in_proj of two halves
             left["in_proj_xz"] = left.pop("in_proj")
@@ -116,9 +116,9 @@ def _fuse_siblings(modules: Iterable[WeightMatrix]) -> list[_UnshardedLinear]:
         for leaves, merged in _MERGED.items():
             parts = [left[leaf] for leaf in leaves if leaf in left and not left[leaf].experts]
             if len(parts) == len(leaves) and len({part.k for part in parts}) == 1:
-                found.append(_linear(place, parent, merged, leaves, parts))
+                found.append(_linear(layer_id, parent, merged, leaves, parts))
                 left = {leaf: module for leaf, module in left.items() if leaf not in leaves}
-        found += [_linear(place, parent, leaf, (leaf,), [module]) for leaf, module in left.items()]
+        found += [_linear(layer_id, parent, leaf, (leaf,), [module]) for leaf, module in left.items()]
     return found
 
 
@@ -129,7 +129,7 @@ def _layer_and_name(name: str) -> tuple[int, str]:
 
 
 def _linear(
-    place: int, parent: str, leaf: str, leaves: Sequence[str], parts: Sequence[WeightMatrix]
+    layer_id: int, parent: str, leaf: str, leaves: Sequence[str], parts: Sequence[WeightMatrix]
 ) -> _UnshardedLinear:
     at = f"{parent}." if parent else ""
     within = [(n, unit) for part in parts for n, unit in zip(part.parts or (part.n,), part.units or (0,), strict=True)]
@@ -137,7 +137,7 @@ def _linear(
         layer=f"{at}{leaf}",
         n=sum(part.n for part in parts),
         k=parts[0].k,
-        layer_ids=(place,),
+        layer_ids=(layer_id,),
         cut="",
         modules=tuple(f"{at}{each}" for each in leaves),
         parts=tuple(n for n, _ in within),
@@ -199,8 +199,10 @@ class _Sharder:
             return self._per_device(part, linear.layer)
         if units >= self.tp or leaf not in _QKV:
             # A state space's group is replicated only if it is the only one.
-            held = 1 if units == 1 else self._split_evenly(units, self.tp, _UNITS.get(leaf, linear.layer), "tp")
-            return held * (part // units)
+            units_per_device = (
+                1 if units == 1 else self._split_evenly(units, self.tp, _UNITS.get(leaf, linear.layer), "tp")
+            )
+            return units_per_device * (part // units)
         if self.tp % units:
             why = f"tp {self.tp} is not a multiple of the {units} KV heads, to replicate them"
             raise UserError(f"{self.where}: {why}")

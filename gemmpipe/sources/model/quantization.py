@@ -34,7 +34,7 @@ def ignored_layers(linears: Sequence[Linear], patterns: Sequence[str]) -> list[f
     words = frozenset(_without_prefix(pattern) for pattern in patterns if not _is_expression(pattern))
     expressions = tuple(_expression(pattern) for pattern in patterns if _is_expression(pattern))
     names_by_layer = [
-        {place: [_full_name(linear, place, module) for module in linear.modules] for place in linear.layer_ids}
+        {layer_id: [_full_name(linear, layer_id, module) for module in linear.modules] for layer_id in linear.layer_ids}
         for linear in linears
     ]
     # A pattern may name the module or one of its parents.
@@ -47,7 +47,9 @@ def ignored_layers(linears: Sequence[Linear], patterns: Sequence[str]) -> list[f
     }
     matched = _match_in_process(expressions, tuple(sorted(holders))) if expressions else frozenset()
     return [
-        frozenset(place for place, names in layer_ids.items() if any(_is_named(name, words, matched) for name in names))
+        frozenset(
+            layer_id for layer_id, names in layer_ids.items() if any(_is_named(name, words, matched) for name in names)
+        )
         for layer_ids in names_by_layer
     ]
 
@@ -75,8 +77,8 @@ def _expression(pattern: str) -> str:
         raise UserError(f"quantization_config: ignored module {quoted_repr(pattern)}: {error}") from None
 
 
-def _full_name(linear: Linear, place: int, module: str) -> str:
-    return module if linear.layer == "lm_head" else f"layers.{place}.{module}"
+def _full_name(linear: Linear, layer_id: int, module: str) -> str:
+    return module if linear.layer == "lm_head" else f"layers.{layer_id}.{module}"
 
 
 def _starts(name: str) -> list[str]:
@@ -172,7 +174,7 @@ def split_by_quantization(
             yield linear, not linear.sixteen_bit
             continue
         for quantised in (True, False):
-            layer_ids = tuple(place for place in linear.layer_ids if (place not in left) is quantised)
+            layer_ids = tuple(layer_id for layer_id in linear.layer_ids if (layer_id not in left) is quantised)
             if layer_ids:
                 yield replace(linear, layer_ids=layer_ids), quantised
 

@@ -104,12 +104,10 @@ def mamba2(shape: ModelShape, layer_ids: LayerIds) -> Iterator[Linear]:
     if inner % heads:
         raise UserError(f"{shape.where}: the state space's width {inner} does not divide by mamba_n_heads {heads}")
     if groups > 1 and groups % shape.tp:
-        raise UserError(
-            f"{shape.where}: mamba_n_groups {groups} does not divide by shapes.tp={shape.tp}; only a single group is replicated"
-        )
-    held = max(1, groups // shape.tp) * shape.size("mamba_d_state")
+        raise UserError(f"{shape.where}: mamba_n_groups {groups} does not divide by shapes.tp={shape.tp}, and is not 1")
+    states = max(1, groups // shape.tp) * shape.size("mamba_d_state")
     channels = inner // shape.tp
-    parts = (channels, channels, held, held, own)
+    parts = (channels, channels, states, states, own)
     at, bias = "mamba.", shape.flag("mamba_proj_bias")
     out_bias = shape.flag("projectors_bias") if shape.value("projectors_bias") is not None else bias
     yield unfused_linear(f"{at}in_proj", sum(parts), hidden, "column", layer_ids, bias=bias, parts=parts)

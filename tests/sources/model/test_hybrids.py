@@ -170,7 +170,7 @@ def test_a_checkpoint_names_modules_its_own_way() -> None:
     [
         ("Nemotron-H-8B", {"hybrid_override_pattern": "M-M"}, r"hybrid_override_pattern: 'M-M', expected 8 of"),
         ("Nemotron-H-8B", {"hybrid_override_pattern": "M-M-M*-X"}, "hybrid_override_pattern: 'M-M-M"),
-        ("granite-4.0-h-micro", {"layer_types": ["mamba"] * 7}, "layer_types: 7 of them"),
+        ("granite-4.0-h-micro", {"layer_types": ["mamba"] * 7}, "layer_types: 7 values"),
         ("granite-4.0-h-micro", {"layer_types": ["lstm"] * 8}, "layer_types: .* expected a list of full_attention"),
         ("LFM2-1.2B", {"full_attn_idxs": [2, 8]}, r"attention in layers \[2, 8\], expected 0 to 7"),
         ("LFM2-1.2B", {"block_ffn_dim_multiplier": "wide"}, "block_ffn_dim_multiplier: 'wide', expected a number"),

@@ -108,9 +108,9 @@ def test_what_is_ignored_stays_in_16_bits(names: list[str], left: Mapping[str, i
 
 
 def test_what_no_kernel_computes_says_so() -> None:
-    with pytest.raises(UserError, match=r"says fp8 in blocks of 128x128 \(kernel=a8w8_blockscale or"):
+    with pytest.raises(UserError, match=r"is fp8 in blocks of 128x128 \(kernel=a8w8_blockscale or"):
         calls(BLOCKS, "a8w8")
-    with pytest.raises(UserError, match=r"says awq \(no kernel of ours; kernel=a16w16 for what stays"):
+    with pytest.raises(UserError, match=r"is awq \(no kernel of ours; kernel=a16w16 for 16-bit layers"):
         calls({"quant_method": "awq", "bits": 4}, "a8w8")
     assert calls({"quant_method": "gptq"}, "a16w16") == {"lm_head": 1.0}
 
