@@ -78,7 +78,7 @@ def candidate_from_config(family: Family, config: Config, spec: GemmSpec, device
         raise UserError(f"{where}: {implementation.label} needs {missing.args[0]}, which is not given") from None
     except UserError as error:
         raise UserError(f"{where}: {str(error).removeprefix('space.')}") from None
-    except Exception as error:  # noqa: BLE001 - nobody checked these knobs, and the code may be the user's
+    except Exception as error:  # noqa: BLE001 - these knobs are unchecked, and the code may be the user's
         raise UserError(f"{where}: {describe_error(implementation, error)}") from None
     if reason:
         raise DoesNotFit(f"{where}: {reason}")

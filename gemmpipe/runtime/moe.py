@@ -129,12 +129,14 @@ def _cell(family: Family, column: KeyColumn, value: Scalar) -> Scalar:
 
 def routed_spec(family: Family, given: RoutedOperands, problem: Problem) -> GemmSpec:
     """The spec of these experts. Raises UserError for an operand that does not match it."""
-    spec = replace(spec_or_error(family, problem, lambda means: _routing_error(family, given, means)), m=given.rows)
+    spec = replace(
+        spec_or_error(family, problem, lambda diagnosis: _routing_error(family, given, diagnosis)), m=given.rows
+    )
     check_routed(family, given, spec)
     return spec
 
 
-def _routing_error(family: Family, given: RoutedOperands, means: KeyDiagnosis) -> str | None:
+def _routing_error(family: Family, given: RoutedOperands, diagnosis: KeyDiagnosis) -> str | None:
     x, w = dtype_name(given.x.dtype), dtype_name(given.w.dtype)
     if x not in DTYPES_16BIT:
         return f"x is {x}, expected {or_list(DTYPES_16BIT)}"
@@ -145,7 +147,7 @@ def _routing_error(family: Family, given: RoutedOperands, means: KeyDiagnosis) -
     if w != x and w not in FP8_DTYPES:
         return f"w1 is {w}, expected {x} as x, or fp8 with scales"
     (column,) = (c for c in family.key_columns if c.name == "act_type")
-    computed = [word for word, meant in column.words if means.spec({"act_type": meant})]
+    computed = [word for word, value in column.words if diagnosis.spec({"act_type": value})]
     return f"activation: {given.activation!r} is not computed, expected {or_list(computed)}" if computed else None
 
 

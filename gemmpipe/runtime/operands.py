@@ -183,18 +183,18 @@ def with_order(problem: Problem, orders: Sequence[str]) -> Problem:
 
 def product_spec(family: Family, given: CallOperands, problem: Problem) -> GemmSpec:
     """The spec of these operands. Raises UserError for an operand that does not match it."""
-    spec = spec_or_error(family, problem, lambda means: _operand_error(family, given, means))
+    spec = spec_or_error(family, problem, lambda diagnosis: _operand_error(family, given, diagnosis))
     check_operands(family, given, spec)
     return spec
 
 
-def _operand_error(family: Family, given: CallOperands, means: KeyDiagnosis) -> str | None:
-    x, w, likely = dtype_name(given.x.dtype), dtype_name(given.w.dtype), means.likely_spec()
+def _operand_error(family: Family, given: CallOperands, diagnosis: KeyDiagnosis) -> str | None:
+    x, w, likely = dtype_name(given.x.dtype), dtype_name(given.w.dtype), diagnosis.likely_spec()
     if x != w:
         return f"x is {x} and w {w}, expected one type"
     if likely is not None:
         check_operands(family, given, likely)  # missing scales are reported first
-    return means.dtype_error(w, dtype_name(given.out_dtype))
+    return diagnosis.dtype_error(w, dtype_name(given.out_dtype))
 
 
 def check_operands(family: Family, given: CallOperands, spec: GemmSpec) -> None:

@@ -190,8 +190,8 @@ def _result(name: str, operands: Sequence[Argument], arguments: Mapping[str, obj
         return "int32"
     if name in READERS:
         at = _OUT_DTYPE_AT.get(name, len(given))
-        asked = _NUMBERS.get(given[at]) if at < len(given) else None
-        return asked or (tensors[0].dtype if tensors else "")
+        requested = _NUMBERS.get(given[at]) if at < len(given) else None
+        return requested or (tensors[0].dtype if tensors else "")
     if tensors and tensors[0].dtype in _NUMBERS.values():
         return tensors[0].dtype
     return next((_NUMBERS[word] for word in given if word in _NUMBERS), "bfloat16")

@@ -1,4 +1,4 @@
-"""Checks of engines' files: every kind of mistake is found, and files that engines take well have none."""
+"""Checks of engines' files: every kind of error is found, and valid files have none."""
 
 import json
 from collections.abc import Mapping
@@ -69,7 +69,7 @@ def _one(found: list[Finding]) -> tuple[str, str, str]:
         ("N=512,K=2048,device_name=NVIDIA_L40S,dtype=fp8_w8a8_channelwise.json", IN_SGLANG),
     ],
 )
-def test_what_engines_take_well_has_no_finding(name: str, place: str, tmp_path: Path) -> None:
+def test_valid_engine_files_have_no_finding(name: str, place: str, tmp_path: Path) -> None:
     content = _full()
     if "channelwise" in name:
         content = {m: {k: v for k, v in KNOBS.items() if k != "GROUP_SIZE_M"} for m in content} | {"64": None}
@@ -102,9 +102,9 @@ def test_what_engines_take_well_has_no_finding(name: str, place: str, tmp_path: 
     ],
 )
 def test_what_makes_vllm_fail_or_compute_wrongly(content: object, key: str, text: str, tmp_path: Path) -> None:
-    severity, where, said = _one(_findings(tmp_path, content))
+    severity, where, message = _one(_findings(tmp_path, content))
     assert (severity, where) == (ERROR, key)
-    assert said.startswith(text)
+    assert message.startswith(text)
 
 
 def test_null_is_triton_s_own_default(tmp_path: Path) -> None:
@@ -135,13 +135,13 @@ def test_a_key_that_is_read_as_another_number(tmp_path: Path) -> None:
         (BF16, "sglang/configs/triton_3_6_0+git", "SGLang reads experts' files only from configs/triton_X_Y_Z"),
     ],
 )
-def test_names_and_places_that_the_engine_does_not_look_at(name: str, place: str, text: str, tmp_path: Path) -> None:
-    severity, _, said = _one(_findings(tmp_path, _full(), name, place))
+def test_names_and_folders_that_the_engine_does_not_read(name: str, place: str, text: str, tmp_path: Path) -> None:
+    severity, _, message = _one(_findings(tmp_path, _full(), name, place))
     assert severity == ERROR
-    assert said.startswith(text)
+    assert message.startswith(text)
 
 
-def test_the_name_to_give_is_told(tmp_path: Path) -> None:
+def test_the_expected_name_is_reported(tmp_path: Path) -> None:
     (finding,) = _findings(tmp_path, _full(), EXPERTS.replace("H200", "H200_NVL"), "vllm")
     assert finding.remedy == f"rename it to '{EXPERTS}'"
 
@@ -163,7 +163,7 @@ def test_names_of_devices_that_are_here(
     assert [finding.severity for finding in found] == ([severity] if severity else [])
 
 
-def test_a_dense_file_outside_the_package_is_told_once_a_folder(tmp_path: Path) -> None:
+def test_a_dense_file_outside_the_package_is_reported_once_per_folder(tmp_path: Path) -> None:
     for name in (DENSE, DENSE.replace("1024", "512")):
         _findings(tmp_path, _full(), name, "vllm")
     (finding,) = findings_of(lint([tmp_path], None))
@@ -214,13 +214,13 @@ def test_gaps_and_missing_ends(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.integers(17, 5000), min_size=2, max_size=6, unique=True))
-def test_the_calls_that_are_told_are_those_that_take_the_lowest_key(ms: list[int]) -> None:
+def test_the_reported_calls_are_those_that_use_the_lowest_key(ms: list[int]) -> None:
     text = next(check_coverage(Path("x"), ms)).text
     last = int(text.partition("1 to ")[2].partition(" rows")[0].replace(",", ""))
     assert nearest_key(ms, last) == min(ms) != nearest_key(ms, last + 1)
 
 
-def test_the_engine_is_told_by_folder_or_name_or_the_user(tmp_path: Path) -> None:
+def test_the_engine_is_known_from_folder_or_name_or_the_user(tmp_path: Path) -> None:
     for name, place, expected in (
         (BLANK, "x", "sglang"),
         (DENSE, "x", "vllm"),
@@ -234,7 +234,7 @@ def test_the_engine_is_told_by_folder_or_name_or_the_user(tmp_path: Path) -> Non
     assert lint_file(tmp_path / "x" / BF16, "sglang").engine == "sglang"
 
 
-def test_mistakes_of_the_user(tmp_path: Path) -> None:
+def test_user_errors(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nope: no such file or folder"):
         lint([tmp_path / "nope"], None)
     (tmp_path / "vllm.meta.json").write_text("{}")

@@ -1,4 +1,4 @@
-"""Calls on the CPU: what answers, what is skipped, and every kind of operand."""
+"""Calls on the CPU: the selected candidates, skipped rows, and every kind of operand."""
 
 import subprocess
 import sys
@@ -34,12 +34,12 @@ def steps(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     monkeypatch.setenv("GEMMPIPE_LOG_SELECTION", "1")
     caplog.set_level("INFO", "gemmpipe.runtime")
 
-    def said() -> list[str]:
+    def take_steps() -> list[str]:
         texts = [record.getMessage().partition("bpreshuffle=False: ") for record in caplog.records]
         caplog.clear()
-        return [step for _, key, step in texts if key]  # others tell of copies
+        return [step for _, key, step in texts if key]  # others report copies
 
-    return said
+    return take_steps
 
 
 def test_exact_then_padded_then_the_rules(row, table, x, w, steps) -> None:
@@ -81,9 +81,9 @@ def test_a_stored_candidate_that_does_not_run_here_costs_one_warning(
     table({**row(4, "torch", COPY), **change}, {**row(16, "torch", COPY), **change})
     for rows in (4, 4, 16):
         close(gemm_a16w16(x(rows), w), x(rows), w)
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert reason in said
-    assert "\n" not in said
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert reason in message
+    assert "\n" not in message
 
 
 def test_a_changed_kernel_is_not_run(row, table, x, w, caplog) -> None:
@@ -101,8 +101,8 @@ def test_a_candidate_that_fails_when_run_is_skipped(row, table, x, w, caplog, mo
 
     monkeypatch.setattr("gemmpipe.backends.onednn.OneDnn.prepare", fail)
     close(gemm_a16w16(x(4), w), x(4), w)
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert said.endswith("onednn method=float32_packed failed and is skipped: RuntimeError: no such instruction")
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.endswith("onednn method=float32_packed failed and is skipped: RuntimeError: no such instruction")
     (call,) = dispatch_of("a16w16").calls.values()
     close(call(x(4), w, None, None, None), x(4), w)
 
@@ -126,9 +126,9 @@ def test_a_candidate_that_takes_multiples_only_gets_padded_rows(row, table, x, w
     ]
 
 
-def test_a_kernel_of_the_familys_own_may_say_that_it_takes_few_rows(row, table, x, w, steps, monkeypatch) -> None:
+def test_a_kernel_of_the_family_may_be_the_default_for_few_rows(row, table, x, w, steps, monkeypatch) -> None:
     class Few(Torch):
-        """Stands in for a skinny kernel."""
+        """Replaces a skinny kernel."""
 
         label = "skinny"
 
@@ -216,7 +216,7 @@ def test_gradients_are_torchs_own(row, table, x, w) -> None:
         assert not gemm_a16w16(x(4), weight).requires_grad
 
 
-def test_that_a_product_records_gradients_is_said_once(row, table, x, w, caplog) -> None:
+def test_recorded_gradients_are_reported_once(row, table, x, w, caplog) -> None:
     table(row(4, "torch", COPY))
     for _ in range(2):
         gemm_a16w16(x(4).requires_grad_(), w)
@@ -253,7 +253,7 @@ def _scaled(m: int) -> tuple[torch.Tensor, ...]:
 
 
 def _turned(place: int) -> tuple[torch.Tensor, ...]:
-    """Operands of which one's scales have their sides the other way round: as many numbers, in another order."""
+    """Operands with transposed scales of one of them: the same number of values in another order."""
     x, w = torch.zeros(4, 384).to(torch.float8_e4m3fn), torch.zeros(256, 384).to(torch.float8_e4m3fn)
     if place == 0:
         return x[:, :256], w[:, :256], torch.ones(2, 4), torch.ones(2, 2)
@@ -323,7 +323,7 @@ gemm_a16w16(x, w), gemm_a16w16(x, w)
     assert "a16w16: 1 untuned (2 calls, most: M=3 N=16 K=32" in line
 
 
-def test_tables_are_read_again_when_asked(row, table, x, w, steps) -> None:
+def test_tables_are_read_again_on_request(row, table, x, w, steps) -> None:
     table(row(4, "torch", COPY))
     gemm_a16w16(x(4), w)
     path = table(row(4, "torch", MM))
@@ -333,7 +333,7 @@ def test_tables_are_read_again_when_asked(row, table, x, w, steps) -> None:
     assert steps() == [f"exact: M=4 of {path}: torch method=mm"]
 
 
-def test_rows_of_another_product_answer_with_a_warning(row, table, x, w, caplog) -> None:
+def test_rows_of_another_product_are_used_with_a_warning(row, table, x, w, caplog) -> None:
     path = table(row(4, "onednn", PACKED, device="NVIDIA H100"), row(8, "torch", COPY, device=cpu_device().name))
     for m in (8, 4, 4):
         close(gemm_a16w16(x(m), w), x(m), w)

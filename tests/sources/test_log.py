@@ -57,7 +57,7 @@ def test_each_line_once_at_every_m(tmp_path: Path) -> None:
     assert [p["M"] for p in made(tmp_path, "a8w8_blockscale", nsets="log")][:4] == [1, 2, 4, 8]
 
 
-def test_columns_that_lines_say(tmp_path: Path) -> None:
+def test_columns_from_log_lines(tmp_path: Path) -> None:
     wide = made(tmp_path, "a16w16")
     assert [tuple(v for _, v in p.key) for p in wide] == [
         (1024, 151936, 5120, True, "bfloat16", "float32", False, False)
@@ -93,7 +93,7 @@ def test_experts(tmp_path: Path) -> None:
         ("[fused_moe] using 1stage default for (304, 8, 4096)\n", "3 values of an untuned fused_moe"),
     ],
 )
-def test_mistakes_are_one_line(text: str, line: str, tmp_path: Path) -> None:
+def test_errors_are_one_line(text: str, line: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=line):
         made(tmp_path, "a8w8_blockscale", text)
 

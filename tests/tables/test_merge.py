@@ -1,4 +1,4 @@
-"""Which row stays: every rule of the merge, one row each."""
+"""The kept row of a merge: every rule, one case each."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Tuned tables on disk: what is read, what is refused, what a merge leaves standing."""
+"""Tuned tables on disk: reading, refusing, and merging."""
 
 import json
 from collections.abc import Callable
@@ -39,7 +39,7 @@ def test_aiters_header(tmp_path: Path, blockscale: Family) -> None:
     assert row["err_ratio"] == pytest.approx(0.005)
 
 
-def test_gfx_is_inferred_or_asked_for(tmp_path: Path, blockscale: Family) -> None:
+def test_gfx_is_inferred_or_required(tmp_path: Path, blockscale: Family) -> None:
     path = tmp_path / "t.csv"
     path.write_text("cu_num,m,n,k,us\n304,1,2,3,4\n80,1,2,3,4\n256,1,2,3,4\n132,1,2,3,4\n")
     assert [row["gfx"] for row in store.read(path, blockscale)] == ["gfx942", "gfx942", "gfx950", "sm_90"]
@@ -231,7 +231,7 @@ def test_a_changed_byte_is_refused_or_changes_one_cell(
         assert sum(old[name] != new[name] for name in old) == 1
 
 
-def test_a_misspelt_column_is_asked_about(tmp_path: Path, blockscale: Family) -> None:
+def test_a_misspelt_column_is_suggested(tmp_path: Path, blockscale: Family) -> None:
     path = tmp_path / "t.csv"
     path.write_text(HEADER.replace("libtype", "libtyp"))
     with pytest.raises(UserError, match=r"t.csv:1: no column 'libtyp'; did you mean 'libtype'"):
