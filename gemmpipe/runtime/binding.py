@@ -239,8 +239,7 @@ def bind_kernel(
         return None  # it is converted in each call
     orders = scale_orders(implementation, spec)
     weights, inputs = kernel_weights(weights_of(given, spec)), kernel_inputs(inputs_of(given, spec), spec, orders)
-    shape = (spec.m, spec.n) if spec.batch == 1 else (spec.batch, spec.m, spec.n)
-    out = torch.empty(shape, dtype=given.out_dtype, device=given.x.device)
+    out = torch.empty(spec.out_shape, dtype=given.out_dtype, device=given.x.device)
     with device_context(device):
         one = implementation.launch(spec, runnable.candidate.knobs, device, inputs, Prepared(weights=weights), out)
         loaded = load_build(one.build, device)
@@ -249,14 +248,19 @@ def bind_kernel(
         numbers = {name: value for name, value in one.arguments.items() if address_of(value) is None}
         ready = bind_launch(loaded, one.grid, one.cluster, numbers)
     strides = None if len(orders) == 1 or given.x_scale is None else _kernel_strides(given.x_scale, inputs.x_scale)
-    roles = _argument_slots(one, ready, inputs, weights, out, strides)
-    if roles is None:
+    slots = _argument_slots(one, ready, inputs, weights, out, strides)
+    if slots is None:
         return None
 
     def bind(other: CallOperands) -> GemmCall | None:
         return bind_kernel(runnable, spec, device, other, graph_pool=graph_pool, make_out=make_out)
 
-    return _make_call(one, ready, roles, given, device, bind, make_out, graph_pool=graph_pool)
+    def wrap(call: GemmCall) -> GemmCall:
+        copying = _copying_call(call, strides)
+        return copying if strides is None else _rebinding_call(copying, strides, bind, given.out_dtype)
+
+    take = _workspace_getter(one, given.x.device, graph_pool=graph_pool) if one.parts else None
+    return _make_call(one.zero_output, ready, slots, device, make_out or _output_allocator(given), take, wrap)
 
 
 def _kernel_strides(given: torch.Tensor, read: OptionalTensor) -> tuple[int, ...]:
@@ -295,23 +299,18 @@ def _argument_slots(
     return _ArgumentSlots(operands=tuple(operands), scales=tuple(scales), out=tuple(results), strides=strides)
 
 
+_Take = Callable[[int], WorkspaceBuffers] | None
+_Wrap = Callable[[GemmCall], GemmCall]
+
+
 def _make_call(
-    one: KernelLaunch,
-    ready: BoundKernel,
-    roles: _ArgumentSlots,
-    given: CallOperands,
-    device: Device,
-    bind: Callable[[CallOperands], GemmCall | None],
-    make_out: MakeOut | None,
-    *,
-    graph_pool: bool,
+    zeroed: bool, ready: BoundKernel, slots: _ArgumentSlots, device: Device, make: MakeOut, take: _Take, wrap: _Wrap
 ) -> GemmCall:
-    """The call is one long function, since each function call in it would cost time per product."""
-    values, launch, zeroed, stream_of = list(ready.values), ready.launch, one.zero_output, stream_getter()
-    operands, scales, results, strides = roles.operands, roles.scales, roles.out, roles.strides
-    make, index, place = make_out or _output_allocator(given), device.index, given.x.device
+    """The launching call, one function since calls in it cost time; `wrap` makes the call for other layouts."""
+    values, launch, stream_of = list(ready.values), ready.launch, stream_getter()
+    operands, scales, results, strides = slots.operands, slots.scales, slots.out, slots.strides
+    index = device.index
     parts_at, counters_at = (ready.positions.get(name, 0) for name in (PARTS_PARAMETER, COUNTERS_PARAMETER))
-    take = _workspace_getter(one, place, graph_pool=graph_pool) if one.parts else None
     others, current = torch.cuda.device_count() > 1, torch.cuda.current_device
 
     def call(
@@ -351,8 +350,7 @@ def _make_call(
         launch(stream, arguments)
         return out
 
-    copying = _copying_call(call, strides)
-    otherwise = copying if strides is None else _rebinding_call(copying, strides, bind, given.out_dtype)
+    otherwise = wrap(call)
     return call
 
 
@@ -365,7 +363,7 @@ def _copying_call(call: GemmCall, strides: tuple[int, ...] | None) -> GemmCall:
         if x_scale is not None:
             x_scale = aligned(x_scale, "x_scale") if strides is None else with_strides(x_scale, strides, "x_scale")
         others = (
-            None if each is None else aligned(each, word) for each, word in ((w_scale, "w_scale"), (bias, "bias"))
+            None if each is None else aligned(each, name) for each, name in ((w_scale, "w_scale"), (bias, "bias"))
         )
         return call(aligned(x, "x"), aligned(w, "w"), x_scale, *others)
 

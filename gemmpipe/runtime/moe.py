@@ -89,12 +89,12 @@ class RoutedOperands:
 
 def routed_problem(family: Family, given: RoutedOperands) -> Problem:
     """The family's key for these operands. Raises UserError for operands of the wrong rank."""
-    if any(given.tensors[word] is None for word in ("w1", "w2", "topk_weights", "topk_ids")):
+    if any(given.tensors[argument] is None for argument in ("w1", "w2", "topk_weights", "topk_ids")):
         raise not_a_tensor_error(family.entry_point, given.tensors, optional=OPTIONAL_SCALES)
     ranks = {"w1": (given.w, 3), "w2": (given.w2, 3)}
-    for word, (tensor, rank) in ranks.items():
+    for argument, (tensor, rank) in ranks.items():
         if tensor.dim() != rank:
-            raise UserError(f"{family.entry_point}: {word} {list(tensor.shape)}, expected {rank} dimensions")
+            raise UserError(f"{family.entry_point}: {argument} {list(tensor.shape)}, expected {rank} dimensions")
     if given.x.dim() < 1 or given.topk_ids.dim() < 1:
         raise UserError(f"{family.entry_point}: x {list(given.x.shape)}, expected [..., K] with topk_ids [..., topk]")
     inner, weight, x = given.w2.shape[2], dtype_name(given.w.dtype), dtype_name(given.x.dtype)
@@ -121,7 +121,7 @@ def routed_problem(family: Family, given: RoutedOperands) -> Problem:
 def _cell(family: Family, column: KeyColumn, value: Scalar) -> Scalar:
     try:
         if value is not None and not isinstance(value, str | int | float):
-            raise UserError(f"{short_repr(value)}, expected a word")
+            raise UserError(f"{short_repr(value)}, expected a text")
         return parse_key_value(column, value, "")
     except UserError as error:
         raise UserError(f"{family.entry_point}: {_ARGUMENTS.get(column.name, column.name)}: {error}") from None
@@ -147,7 +147,7 @@ def _routing_error(family: Family, given: RoutedOperands, diagnosis: KeyDiagnosi
     if w != x and w not in FP8_DTYPES:
         return f"w1 is {w}, expected {x} as x, or fp8 with scales"
     (column,) = (c for c in family.key_columns if c.name == "act_type")
-    computed = [word for word, value in column.words if diagnosis.spec({"act_type": value})]
+    computed = [name for name, value in column.words if diagnosis.spec({"act_type": value})]
     return f"activation: {given.activation!r} is not computed, expected {or_list(computed)}" if computed else None
 
 
@@ -166,15 +166,15 @@ def check_routed(family: Family, given: RoutedOperands, spec: GemmSpec) -> None:
         "w1_scale": _scale_shapes(spec, experts.count, experts.w1_rows, spec.k),
         "w2_scale": _scale_shapes(spec, experts.count, spec.n, experts.inner),
     }
-    for word, tensor in given.tensors.items():
-        shapes = expected.get(word)
+    for argument, tensor in given.tensors.items():
+        shapes = expected.get(argument)
         if shapes is not None and (list(tensor.shape) not in shapes if tensor is not None else bool(shapes)):
             found = "none" if tensor is None else str(list(tensor.shape))
-            raise UserError(f"{name}: {word} {found}, expected {shapes[0] if shapes else 'none for these types'}")
+            raise UserError(f"{name}: {argument} {found}, expected {shapes[0] if shapes else 'none for these types'}")
         if tensor is not None and tensor.device != given.x.device:
-            raise UserError(f"{name}: {word} is on {tensor.device}, expected {given.x.device} as x")
-        if tensor is not None and word.endswith("_scale") and tensor.dtype != torch.float32:
-            raise UserError(f"{name}: {word} is {dtype_name(tensor.dtype)}, expected float32")
+            raise UserError(f"{name}: {argument} is on {tensor.device}, expected {given.x.device} as x")
+        if tensor is not None and argument.endswith("_scale") and tensor.dtype != torch.float32:
+            raise UserError(f"{name}: {argument} is {dtype_name(tensor.dtype)}, expected float32")
     if given.w2.dtype != given.w.dtype:
         raise UserError(f"{name}: w2 is {dtype_name(given.w2.dtype)}, expected {dtype_name(given.w.dtype)} as w1")
     if given.topk_ids.is_floating_point() or given.topk_ids.dtype == torch.bool:
@@ -198,18 +198,18 @@ def routed_inputs(given: RoutedOperands, spec: GemmSpec) -> Inputs:
     )
 
 
-def _as_dtype(word: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _as_dtype(argument: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The tensor in this type, contiguous and aligned."""
     if tensor.dtype != dtype:
-        log_converted(word, tensor, dtype)
+        log_converted(argument, tensor, dtype)
         return tensor.to(dtype, memory_format=torch.contiguous_format)
-    return aligned(tensor, word)
+    return aligned(tensor, argument)
 
 
 def routed_weights(given: RoutedOperands) -> Weights:
     """The experts' weights and scales as kernels read them."""
     named = (("w1_scale", given.w_scale), ("w2_scale", given.w2_scale))
-    w_scale, w2_scale = (None if s is None else aligned(s, word).view(*s.shape[:2], -1) for word, s in named)
+    w_scale, w2_scale = (None if s is None else aligned(s, argument).view(*s.shape[:2], -1) for argument, s in named)
     w, w2 = aligned(given.w.detach(), "w1"), aligned(given.w2.detach(), "w2")
     return Weights(w=w, w_scale=w_scale, w2=w2, w2_scale=w2_scale)
 

@@ -62,9 +62,9 @@ def spec_or_error(family: Family, problem: Problem, diagnose: Callable[[KeyDiagn
         raise UserError(f"{family.entry_point}: {found}") from None
 
 
-def or_list(words: Sequence[str]) -> str:
+def or_list(names: Sequence[str]) -> str:
     """`a`, `a or b`, `a, b or c`."""
-    return " or ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+    return " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 OptionalTensor = torch.Tensor | None
@@ -96,10 +96,12 @@ class CallOperands:
 
 def not_a_tensor_error(name: str, operands: Mapping[str, object], *, optional: Collection[str]) -> UserError:
     """The error for an operand that is not a tensor: its name, and what was expected."""
-    for word, value in operands.items():
-        if not isinstance(value, torch.Tensor) and not (value is None and word in optional):
+    for argument, value in operands.items():
+        if not isinstance(value, torch.Tensor) and not (value is None and argument in optional):
             what = "None" if value is None else f"of type {type(value).__name__}"
-            return UserError(f"{name}: {word} is {what}, expected a tensor{' or None' if word in optional else ''}")
+            return UserError(
+                f"{name}: {argument} is {what}, expected a tensor{' or None' if argument in optional else ''}"
+            )
     return UserError(f"{name}: operands of types {[type(v).__name__ for v in operands.values()]}, expected tensors")
 
 
@@ -201,22 +203,27 @@ def check_operands(family: Family, given: CallOperands, spec: GemmSpec) -> None:
     """Raises UserError for an operand of the wrong type or device, and for wrong scales or bias."""
     name = family.entry_point
     check_device(name, given.x)
-    for word, tensor, dtype in (("x", given.x, spec.x_dtype), ("w", given.w, spec.w_dtype)):
+    for argument, tensor, dtype in (("x", given.x, spec.x_dtype), ("w", given.w, spec.w_dtype)):
         if dtype_name(tensor.dtype) != dtype:
-            raise UserError(f"{name}: {word} is {dtype_name(tensor.dtype)}, expected {dtype}")
-    for word, scale, scaling, rows in (
+            raise UserError(f"{name}: {argument} is {dtype_name(tensor.dtype)}, expected {dtype}")
+    for argument, scale, scaling, rows in (
         ("x_scale", given.x_scale, spec.x_scale, spec.m),
         ("w_scale", given.w_scale, spec.w_scale, spec.n),
     ):
         if scaling is None and scale is not None:
-            raise UserError(f"{name}: {word}: given, expected none for {spec.w_dtype} operands")
+            raise UserError(f"{name}: {argument}: given, expected none for {spec.w_dtype} operands")
         if scaling is not None:
-            _check_scale(f"{name}: {word}", scale, scaling, (spec.batch, rows, spec.k))
+            _check_scale(f"{name}: {argument}", scale, scaling, (spec.batch, rows, spec.k))
     if given.bias is not None and tuple(given.bias.shape) != (spec.n,):
         raise UserError(f"{name}: bias {list(given.bias.shape)}, expected [{spec.n}]")
-    for word, other in (("w", given.w), ("x_scale", given.x_scale), ("w_scale", given.w_scale), ("bias", given.bias)):
+    for argument, other in (
+        ("w", given.w),
+        ("x_scale", given.x_scale),
+        ("w_scale", given.w_scale),
+        ("bias", given.bias),
+    ):
         if other is not None and other.device != given.x.device:
-            raise UserError(f"{name}: {word} is on {other.device}, expected {given.x.device} as x")
+            raise UserError(f"{name}: {argument} is on {other.device}, expected {given.x.device} as x")
 
 
 def check_device(name: str, x: torch.Tensor) -> None:
@@ -225,11 +232,11 @@ def check_device(name: str, x: torch.Tensor) -> None:
         raise UserError(f"{name}: x is on {x.device}, expected cpu, cuda or meta")
 
 
-def _check_scale(word: str, scale: OptionalTensor, scaling: Scaling, sizes: tuple[int, int, int]) -> None:
+def _check_scale(argument: str, scale: OptionalTensor, scaling: Scaling, sizes: tuple[int, int, int]) -> None:
     if not scale_fits(scale, scaling, sizes):
         expected = _scale_shape(scaling, sizes)
         what = "none" if scale is None else f"{dtype_name(scale.dtype)} {list(scale.shape)}"
-        raise UserError(f"{word}: {what}, expected {scaling.dtype} {list(expected)}")
+        raise UserError(f"{argument}: {what}, expected {scaling.dtype} {list(expected)}")
 
 
 def scale_fits(scale: OptionalTensor, scaling: Scaling, sizes: tuple[int, int, int]) -> bool:
@@ -303,11 +310,11 @@ def _readable(scale: torch.Tensor, spec: GemmSpec, orders: Collection[str]) -> b
     return by_block and COLUMN in orders and scale_order(scale) in orders and not scale.data_ptr() & ALIGNMENT
 
 
-def with_strides(tensor: torch.Tensor, strides: tuple[int, ...], word: str) -> torch.Tensor:
+def with_strides(tensor: torch.Tensor, strides: tuple[int, ...], argument: str) -> torch.Tensor:
     """The tensor itself if it has these strides at an address divisible by 16; else a reported copy."""
     if tensor.stride() == strides and not tensor.data_ptr() & ALIGNMENT:
         return tensor
-    log_copied(word, tensor)
+    log_copied(argument, tensor)
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
@@ -321,13 +328,13 @@ def kernel_weights(weights: Weights) -> Weights:
     )
 
 
-def aligned(tensor: torch.Tensor, word: str = "") -> torch.Tensor:
+def aligned(tensor: torch.Tensor, argument: str = "") -> torch.Tensor:
     """The tensor itself if contiguous at an address divisible by 16, for which kernels are compiled; else a copy.
 
     The copy of an operand with a name is reported, see copy_log.
     """
     if tensor.is_contiguous() and not tensor.data_ptr() & ALIGNMENT:
         return tensor
-    if word:
-        log_copied(word, tensor)
+    if argument:
+        log_copied(argument, tensor)
     return tensor.clone(memory_format=torch.contiguous_format)

@@ -249,7 +249,7 @@ class LogShapes(RecordSource):
             for seen in (*self._config(line, where), *_shape(line, tables, where), *_experts(line, where)):
                 found.setdefault((seen.family, tuple(sorted(seen.values.items(), key=str))), seen)
             for match in _SIZES.finditer(line):
-                self._captured.extend(_parse_size(word, where) for word in match["sizes"].split(",") if word.strip())
+                self._captured.extend(_parse_size(text, where) for text in match["sizes"].split(",") if text.strip())
         return list(found.values())
 
     def expected(self) -> str:
@@ -286,10 +286,10 @@ class LogShapes(RecordSource):
             yield RecordedProduct(family="fmoe", values={**sizes, **{k: v for k, v in more.items() if v}}, where=at)
 
 
-def _parse_size(word: str, where: str) -> int:
-    if not (word.isascii() and word.strip().isdecimal()) or len(word) > _DIGITS:
-        raise UserError(f"{where}: captured batch sizes: {word.strip()[:40]!r}, expected a whole number")
-    return int(word)
+def _parse_size(text: str, where: str) -> int:
+    if not (text.isascii() and text.strip().isdecimal()) or len(text) > _DIGITS:
+        raise UserError(f"{where}: captured batch sizes: {text.strip()[:40]!r}, expected a whole number")
+    return int(text)
 
 
 def _dense(stored: Mapping[str, str]) -> tuple[str, dict[str, Scalar]]:
@@ -336,11 +336,11 @@ def _experts(line: str, where: str) -> Iterator[RecordedProduct]:
     match = _EXPERTS.search(line)
     if match is None:
         return
-    words = [re.sub(r"[<>']|:.*", "", word).strip() for word in match["key"].split(",")]
-    if len(words) not in (len(_EXPERT_KEY) + 1, len(_EXPERT_KEY) + 2):
-        raise UserError(f"{where}: {len(words)} values of an untuned fused_moe, expected {len(_EXPERT_KEY) + 2}")
+    values = [re.sub(r"[<>']|:.*", "", text).strip() for text in match["key"].split(",")]
+    if len(values) not in (len(_EXPERT_KEY) + 1, len(_EXPERT_KEY) + 2):
+        raise UserError(f"{where}: {len(values)} values of an untuned fused_moe, expected {len(_EXPERT_KEY) + 2}")
     yield RecordedProduct(
-        family="fmoe", values=dict(zip(_EXPERT_KEY, words[-len(_EXPERT_KEY) :], strict=True)), where=where
+        family="fmoe", values=dict(zip(_EXPERT_KEY, values[-len(_EXPERT_KEY) :], strict=True)), where=where
     )
 
 

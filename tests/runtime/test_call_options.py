@@ -174,7 +174,7 @@ def test_a_tensor_in_place_of_an_option_is_shown_as_shape_and_type(x: Activation
         gemm_a16w16_atomic(x(4), w, torch.randn(64))
     ids = torch.zeros(3, 2, dtype=torch.int32)
     experts = (torch.ones(3, 32), torch.ones(4, 32, 32), torch.ones(4, 32, 16), torch.ones(3, 2), ids)
-    with pytest.raises(UserError, match=r"^fused_moe: activation: float32 \[2, 2\], expected a word$"):
+    with pytest.raises(UserError, match=r"^fused_moe: activation: float32 \[2, 2\], expected a text$"):
         fused_moe(*experts, activation=torch.ones(2, 2))
     with pytest.raises(UserError, match=r"^gemm_a8w8_blockscale: x_scale is of type float, expected a tensor or None$"):
         gemm_a8w8_blockscale(x(4), w, 1.0, None, config=TILES)
