@@ -1,6 +1,6 @@
-"""What a format is: a kind of artifact that engines load.
+"""The format interface, a writer of one kind of artifact, and selections in the form that formats need.
 
-Selections as formats want them: plain values, problems apart from buckets, one choice a bucket and product.
+Plain values, the problems' own selections apart from those of buckets, one selection per bucket and product.
 """
 
 import json
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Where artifacts go and what is said about them."""
+    """The folder of the artifacts, their provenance, and the events of the run."""
 
     folder: Path
     device: Device
@@ -34,12 +34,12 @@ class Target:
     provenance: Mapping[str, Scalar | Mapping[str, Scalar]]
     """Versions, clocks and recipe of the run: goes to the sidecar."""
     events: Events
-    """Hears what was not stored, and why."""
+    """Receives what was not stored, and why."""
     preference: RowPreference = RowPreference(device=None, is_stale=lambda row: False)
-    """Decides between rows of several tables."""
+    """The choice between rows of several tables."""
 
     def warn(self, text: str) -> None:
-        """Tell the user of something that may be lost on them."""
+        """Emit a warning about something that the user may miss."""
         self.events.emit("warning", text)
 
 
@@ -47,42 +47,43 @@ class Format(ABC):
     """A writer of artifacts; it decides nothing about candidates."""
 
     def buckets(self, family: Family, ms: Sequence[int]) -> tuple[Bucket, ...]:
-        """The ranges of M for which it stores one candidate a (N, K), those without any of `ms` left out."""
+        """The ranges of M with one stored candidate per (N, K); ranges that contain none of `ms` are left out."""
         return ()
 
     def engine(self) -> "EngineBackend | None":
-        """The engine that loads it, if it configures an engine's own function: that function is searched by itself."""
+        """The engine, if the format configures an engine's own function, which then has a search of its own."""
         return None
 
     def entries(self, spec: GemmSpec, device: Device, paths: Sequence[Path]) -> Mapping[int, Knobs]:
-        """By M, in the order of the file: what stands for this product in the first of these files, or files in these
-        folders, that has the name which the engine looks for. Raises UserError for a file that is none."""
+        """The knobs by M, in the order of the file, from the first of `paths` with the name that the engine looks for.
+
+        A folder stands for the file of that name in it. Raises UserError for an invalid file.
+        """
         return {}
 
     def constraints(self, family: Family) -> Mapping[str, tuple[str, ...]]:
-        """By key of the configuration: the knobs that a candidate must have to be stored there."""
+        """Configuration key -> the knobs that a candidate must have to be stored there."""
         return {}
 
     def table(self, family: Family, folder: Path) -> Path | None:
-        """The native table that it keeps in this folder of artifacts, if it does."""
+        """The native table in this folder of artifacts, if the format writes one."""
         return None
 
     def named_file(self, folder: Path) -> Path | None:
-        """Where the file lies that the user gave a name, `file`, if it has one."""
+        """The path of the user's `file`, if the format has that option and it is set."""
         return None
 
     @abstractmethod
     def write(self, family: Family, selections: "pd.DataFrame", target: Target) -> list[Path]:
-        """Store the selections (columns `table.SELECTIONS` and the family's key) beside what is there already.
+        """Merge the selections (columns `schema.SELECTIONS` and the family's key) into the files; returns their paths.
 
-        Rows with an empty `format` are the problems' own, the others those of this format's buckets. Returns the
-        files written. Raises UserError for a file that someone broke by hand, which is left as it is, and
-        EnvironmentProblem where it cannot write.
+        Rows with an empty `format` are the problems' own, the others belong to this format's buckets. Raises UserError
+        for a damaged file, which stays unchanged, and EnvironmentProblem if it cannot write.
         """
 
 
 ProductKey = tuple[tuple[str, int], ...]
-"""The family's sizes (`N` and `K`, with `B` in front) with their values: what a file of buckets is for."""
+"""The family's sizes (`N` and `K`, with `B` in front) with their values: one file of buckets each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,13 +98,13 @@ class BucketSelection:
     key: Mapping[str, Scalar]
     """The family's key without M."""
     spec: GemmSpec
-    """At the bucket's lowest M."""
+    """The spec at the bucket's lowest M."""
 
 
 def typed_rows(family: Family, selections: "pd.DataFrame", name: str) -> list[Row]:
-    """The selections of one format (`""`: the problems' own), key columns typed, nothing as None.
+    """The selections of one format (`""`: the problems' own), key columns typed, empty cells as None.
 
-    Rows without a chosen candidate are left out. Raises UserError for a key that is none.
+    Rows without a chosen candidate are left out. Raises UserError for an invalid key.
     """
     found: list[Row] = []
     for record in selections.to_dict("records"):
@@ -127,13 +128,13 @@ def _plain_value(value: object) -> Scalar:
 
 
 def bucket_selections(family: Family, selections: "pd.DataFrame", name: str, gfx: str) -> list[BucketSelection]:
-    """The bucket selections of one format. Raises UserError for knobs that are no JSON object."""
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    """The bucket selections of one format. Raises UserError for knobs that are not a JSON object."""
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
     found: list[BucketSelection] = []
     for row in typed_rows(family, selections, name):
         where = f"selections: {name} {row.get('bucket')}"
         low = int(row.get("bucket_low") or 0)
-        problem = make_problem(family, {**row, family.rows_column: low + 1}, words, gfx, where)
+        problem = make_problem(family, {**row, family.rows_column: low + 1}, defaults, gfx, where)
         found.append(
             BucketSelection(
                 bucket=str(row["bucket"]),
@@ -161,10 +162,10 @@ def _knobs(config: Scalar, where: str) -> dict[str, Scalar]:
 def by_product(
     family: Family, found: list[BucketSelection], events: Events
 ) -> dict[ProductKey, dict[str, BucketSelection]]:
-    """Product -> bucket -> choice, in the order of first sight.
+    """Product -> bucket -> selection, in the order of first occurrence.
 
-    A file has no place for the other columns of a key (dtypes, bias): where they differ within a product, the one
-    with the most calls is taken and a warning says so.
+    A file does not contain the other columns of a key (dtypes, bias): where they differ within a product, the one
+    with the most calls is stored, with a warning.
     """
     shapes: dict[ProductKey, dict[str, BucketSelection]] = {}
     clashes: set[ProductKey] = set()
@@ -178,5 +179,5 @@ def by_product(
             buckets[choice.bucket] = choice
     for shape in sorted(clashes):
         named = ",".join(f"{name}={value}" for name, value in shape)
-        events.emit("warning", f"{named}: one file for several dtypes or biases; it holds the one with the most calls")
+        events.emit("warning", f"{named}: one file for several dtypes or biases; the one with the most calls is stored")
     return shapes

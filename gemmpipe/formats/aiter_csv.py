@@ -1,4 +1,4 @@
-"""aiter's own tuned tables, in its header: rows that were its own before, hipBLASLt's solutions, its assembly."""
+"""aiter's own tuned tables, with its header: rows read from aiter, hipBLASLt's solutions, aiter's assembly kernels."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -21,40 +21,38 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _SOLUTIONS = "hipblaslt"
-"""The library whose kernels aiter finds by a number that we know too; it finds its own by names that it gave them."""
+"""The library with solution numbers that both programs use; aiter finds its own kernels by name."""
 _ASSEMBLY = "asm"
 _NAME = "kernelName"
-"""The knob of a choice of assembly that is the name aiter gave the kernel."""
+"""The knob of an assembly kernel that holds aiter's name of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AiterCsv(Format):
     """Unites rows with `aiter/{name}` in the folder of artifacts; `file` names another (None: the native table's name).
 
-    A row of ours cannot stand there: aiter builds what its tables name, and knows nothing of our kernels.
+    Rows of our kernels are left out: aiter builds the kernels that its tables name, and does not have ours.
     """
 
     file: str | None
 
     def named_file(self, folder: Path) -> Path | None:
-        """The table's path, where `file` says it."""
+        """The table's path, if `file` names it."""
         return folder / "aiter" / self.file if self.file else None
 
     def write(self, family: Family, selections: "pd.DataFrame", target: Target) -> list[Path]:
-        """The table and the report of what was united; how many choices were left out is told."""
+        """The table and the report of the union; warns of the number of selections left out."""
         import pandas as pd
 
         if family.aiter_table is None:
-            target.warn(f"aiter: it has no table of {family.name}")
+            target.warn(f"aiter: no table of {family.name}")
             return []
         own = selections[selections["format"].fillna("") == ""]
         names = ["gfx", "cu_num", *(column.name for column in family.key_columns), *RESULT]
         rows = [dict(zip(names, values, strict=True)) for values in own[names].itertuples(index=False, name=None)]
         kept = own[[_fits_aiter(row, family) for row in rows]]
         if len(kept) < len(own):
-            target.warn(
-                f"aiter: {len(own) - len(kept):,} of {len(own):,} choices left out, which are no kernels of aiter's"
-            )
+            target.warn(f"aiter: {len(own) - len(kept):,} of {len(own):,} selections left out: not kernels of aiter")
         if untimed := len(kept) - sum(map(is_plausible_time_us, kept["us"])):
             target.warn(f"aiter: {untimed:,} rows without a time left out")
         if not len(kept):
@@ -74,13 +72,13 @@ class AiterCsv(Format):
 
 
 def _text(rows: Sequence[Row], family: Family, extra: Sequence[str], *, dtypes: Sequence[str]) -> str:
-    """Foreign columns have no place there, nor have rows without a time: aiter would take 0 for the fastest."""
+    """The CSV text without foreign columns and rows without a time: aiter would take 0 as the fastest time."""
     assert family.aiter_table is not None
     return render([row for row in rows if is_timed(row)], family.aiter_table, dtypes)
 
 
 def _aiter_kernel_name(row: Mapping[str, Scalar]) -> str:
-    """aiter's own name of the kernel that a choice of ours runs, or nothing."""
+    """aiter's name of the kernel of a selection, or nothing."""
     if is_missing(row.get("config")) or row.get("libtype") != _ASSEMBLY:
         return ""
     knobs = json.loads(str(row["config"]))
@@ -88,12 +86,12 @@ def _aiter_kernel_name(row: Mapping[str, Scalar]) -> str:
 
 
 def _fits_aiter(row: Row, family: Family) -> bool:
-    """Whether aiter knows the kernel, and its key says all that ours does."""
+    """True if aiter has the kernel, and its key contains all that ours does."""
     assert family.aiter_table is not None
     if not (is_missing(row.get("config")) or row.get("libtype") == _SOLUTIONS or _aiter_kernel_name(row)):
         return False
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    plain = family.key_defaults(words, str(row.get("gfx")))
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    plain = family.key_defaults(defaults, str(row.get("gfx")))
     others = (column for column in family.key_columns if column.name not in family.aiter_table.columns)
-    said = ((column, None if is_missing(row.get(column.name)) else row[column.name]) for column in others)
-    return all(value == plain.get(column.name, column.default) for column, value in said)
+    cells = ((column, None if is_missing(row.get(column.name)) else row[column.name]) for column in others)
+    return all(value == plain.get(column.name, column.default) for column, value in cells)

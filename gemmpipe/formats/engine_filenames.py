@@ -1,8 +1,8 @@
-"""The names under which vLLM and SGLang look for their files of configurations, and the places where they look.
+"""Names and folders of the configuration files that vLLM and SGLang load, with checks of both.
 
 Sources: vLLM 0.25.1 (`get_w8a8_block_fp8_configs`, `get_w8a8_block_int8_configs`, fused_moe's `get_config_file_name`
 and `get_moe_configs`, fused_flydsl_moe's `try_get_optimal_config`) and SGLang 0.5.23 (the functions of the same names,
-`get_w8a8_channelwise_fp8_configs`). Nothing of an engine is imported.
+`get_w8a8_channelwise_fp8_configs`). No engine is imported.
 """
 
 import re
@@ -39,7 +39,7 @@ _PLACES: Mapping[str, str] = {
     VLLM: "vllm/model_executor/layers/quantization/utils/configs",
     SGLANG: "sglang/kernels/ops/gemm/configs",
 }
-"""Where an engine reads files of dense products: its own package, no variable changes that."""
+"""The folder for files of dense products: in the engine's own package, not configurable."""
 _H200 = "NVIDIA_H200"
 
 
@@ -49,16 +49,16 @@ class EngineFileName:
 
     engine: str
     kind: str
-    """`dense`, `experts`, `channelwise` (SGLang) or `flydsl` (vLLM): which kernel reads it."""
+    """The kernel that reads it: `dense`, `experts`, `channelwise` (SGLang) or `flydsl` (vLLM)."""
     sizes: tuple[int, int]
-    """(N, K) of a product, (E, N) of experts."""
+    """(N, K) of a dense product, (E, N) of experts."""
     device: str
     dtype: str
     block: tuple[int, int] | None
     """Rows and columns of the weight that share a scale."""
     per_channel: bool = False
     down: bool = False
-    """Whether it is for the second product of experts alone (SGLang)."""
+    """True if it is only for the second product of experts (SGLang)."""
 
     @property
     def expected(self) -> str:
@@ -69,7 +69,7 @@ class EngineFileName:
         device = re.sub(r"\s", "_", self.device)
         if self.engine == VLLM and self.kind == EXPERTS and "H200" in device.split("_"):
             device = _H200
-        # vLLM's function of int8 products asks with a blank, its others without.
+        # vLLM's function for int8 products looks for a name with a blank, its other functions without.
         blank = " " if self.engine == SGLANG or (self.kind == DENSE and self.dtype.startswith("int8")) else ""
         block = f",block_shape=[{self.block[0]},{blank}{self.block[1]}]" if self.block else ""
         dtype = f",dtype={self.dtype}" if self.dtype else ""
@@ -78,16 +78,16 @@ class EngineFileName:
 
 
 def looks_like_engine_file(name: str) -> bool:
-    """Whether a file in a folder of others is meant for an engine, by its name."""
+    """True if a file's name resembles those of the engines."""
     return _SIMILAR.fullmatch(name) is not None
 
 
 def engine_of_file(path: Path) -> str | None:
-    """The engine that a file is for, by the folders it lies in, then by its name; None where neither tells."""
+    """The engine of a file, by its folders, then by its name; None if neither determines it."""
     parts = path.absolute().parts[:-1]
-    told = next((part for part in reversed(parts) if part in ENGINES), None)
-    if told is not None:
-        return told
+    engine = next((part for part in reversed(parts) if part in ENGINES), None)
+    if engine is not None:
+        return engine
     if _TRITON.fullmatch(parts[-1]) or re.search(r"_down\.json|per_channel_quant|channelwise", path.name):
         return SGLANG
     if "backend=flydsl" in path.name:
@@ -97,7 +97,7 @@ def engine_of_file(path: Path) -> str | None:
 
 
 def parse_file_name(name: str, engine: str) -> EngineFileName | None:
-    """The parts of a file's name, also where the engine would not look for it; None where it is no such name."""
+    """The parts of a file's name, also of one that the engine does not look for; None for any other name."""
     stem = name.removesuffix(".json")
     down = stem.endswith("_down")
     found = _NAME.match(stem.removesuffix("_down"))
@@ -121,55 +121,57 @@ def parse_file_name(name: str, engine: str) -> EngineFileName | None:
 def check_file_name(
     path: Path, name: EngineFileName | None, engine: str, present: Sequence[str] = ()
 ) -> Iterator[Finding]:
-    """What keeps the engine from looking for this file; `present`: the names of this machine's devices."""
+    """Reasons why the engine does not look for this file; `present`: the names of this machine's devices."""
     if name is None:
         remedy = f"expected {_FORMS[engine]}"
-        yield Finding(path=path, severity=ERROR, text=f"{engine} looks for no such name", remedy=remedy)
+        yield Finding(path=path, severity=ERROR, text=f"{engine} does not look for such a name", remedy=remedy)
         return
-    odd = _invalid_part(name)
-    if odd is not None:
-        yield Finding(path=path, severity=ERROR, text=odd[0], remedy=odd[1])
+    invalid = _invalid_part(name)
+    if invalid is not None:
+        yield Finding(path=path, severity=ERROR, text=invalid[0], remedy=invalid[1])
     elif name.expected != path.name:
-        text = f"{engine} does not look for this name, so that it never reads the file"
+        text = f"{engine} does not look for this name and never reads the file"
         yield Finding(path=path, severity=ERROR, text=text, remedy=f"rename it to '{name.expected}'")
     if name.kind == EXPERTS and name.block and not name.dtype:
-        text = "scales by blocks, and no dtype: products of 16 bits have no scales"
+        text = "block scales without a dtype: 16-bit products have no scales"
         yield Finding(path=path, severity=WARNING, text=text, remedy="expected dtype=fp8_w8a8 in the name")
     yield from _device_findings(path, name, present)
 
 
 def _invalid_part(name: EngineFileName) -> tuple[str, str] | None:
-    """What is wrong with the parts of a name, and what to do; None where all can be."""
+    """(defect of the parts of a name, remedy); None if they are valid."""
     if 0 in name.sizes or (name.block and 0 in name.block):
         return "a size of 0", "expected the product's own sizes in the name"
     if name.engine == VLLM and (name.down or name.per_channel or name.kind == CHANNELWISE):
-        return "a name of SGLang's: vLLM looks for no such file", "engine=sglang checks it as SGLang's"
+        return "a name of SGLang's, which vLLM does not look for", "engine=sglang checks it as SGLang's"
     if name.kind == FLYDSL:
-        return None if name.engine == VLLM else ("SGLang looks for no backend=flydsl", "leave it to vLLM")
+        return None if name.engine == VLLM else ("SGLang does not look for backend=flydsl", "use it with vLLM only")
     if name.kind == EXPERTS:
         known = _EXPERTS_DTYPES[name.engine]
         if name.dtype in known:
             return None
-        words = ", ".join(known[1:])
-        text = f"{name.engine} asks for no experts of dtype={name.dtype}"
-        return text, f"expected one of {words}, or no dtype for 16 bits"
+        text = f"{name.engine} does not look for experts of dtype={name.dtype}"
+        return text, f"expected one of {', '.join(known[1:])}, or no dtype for 16 bits"
     if name.kind == CHANNELWISE:
-        return ("scales by blocks in a file of scales by channel", "leave block_shape out") if name.block else None
+        return ("block_shape in a file of per-channel scales", "remove block_shape") if name.block else None
     if name.dtype not in _DENSE_DTYPES:
         given = f"dtype={name.dtype}" if name.dtype else "no dtype"
-        return f"{given}: {name.engine} looks for {' or '.join(_DENSE_DTYPES)}", "put it into the name"
+        return f"{given}: {name.engine} looks for {' or '.join(_DENSE_DTYPES)}", "add it to the name"
     if name.block is None:
-        return f"no block_shape, which {name.engine} asks for", "expected ,block_shape=[128,128] of the weight's scales"
+        return (
+            f"no block_shape, which {name.engine} looks for",
+            "expected ,block_shape=[128,128] of the weight's scales",
+        )
     if name.down or name.per_channel:
-        return "a part of the names of experts' files", "leave it out"
+        return "a part that only names of experts' files have", "remove it"
     return None
 
 
 def _device_findings(path: Path, name: EngineFileName, present: Sequence[str]) -> Iterator[Finding]:
     device = name.device
     if not device:
-        text = "no name of a device: no device is called so"
-        yield Finding(path=path, severity=ERROR, text=text, remedy="expected the device's, blanks as underscores")
+        text = "no device name"
+        yield Finding(path=path, severity=ERROR, text=text, remedy="expected the device's name, blanks as underscores")
         return
     own = [re.sub(r"\s", "_", each) for each in present]
     if device in own:
@@ -177,35 +179,35 @@ def _device_findings(path: Path, name: EngineFileName, present: Sequence[str]) -
     experts = name.engine == VLLM and name.kind == EXPERTS and device == _H200
     if any("H200" in each.split("_") for each in own) and device == _H200 and not experts:
         real = next(each for each in own if "H200" in each.split("_"))
-        text = f"this machine's device is {real}: {name.engine} looks for NVIDIA_H200 for vLLM's experts alone"
+        text = f"this machine's device is {real}: {name.engine} looks for NVIDIA_H200 only for vLLM's experts"
         yield Finding(path=path, severity=WARNING, text=text, remedy=f"expected device_name={real} here")
-    like = next((each for each in own if _normalised(each) == _normalised(device)), None)
-    if like is not None:
-        text = f"device_name={device}: this machine's device is called {like}"
-        yield Finding(path=path, severity=ERROR, text=text, remedy=f"rename it to device_name={like}")
+    similar = next((each for each in own if _normalised(each) == _normalised(device)), None)
+    if similar is not None:
+        text = f"device_name={device}: this machine's device is {similar}"
+        yield Finding(path=path, severity=ERROR, text=text, remedy=f"rename it to device_name={similar}")
 
 
 def _normalised(text: str) -> str:
-    """What is left of a device's name when case, separators and the vendor's name are not looked at."""
+    """A device's name without case, separators and the vendor's name."""
     return re.sub(r"[^a-z0-9]", "", text.lower()).removeprefix("nvidia").removeprefix("amd")
 
 
 def check_location(path: Path, name: EngineFileName) -> Iterator[Finding]:
-    """What keeps the engine from finding the file where it lies, or where a variable says that files lie."""
+    """Reasons why the engine does not find the file in its folder, or through its environment variable."""
     folder = path.absolute().parent
     if name.engine == SGLANG and name.kind == EXPERTS:
         if not (_TRITON.fullmatch(folder.name) and folder.parent.name == "configs"):
             yield Finding(
                 path=path,
                 severity=ERROR,
-                text=f"SGLang reads experts' files from configs/triton_X_Y_Z alone, this lies in {quoted_repr(folder.name)}",
-                remedy="put it into configs/triton_3_6_0, say; SGLANG_MOE_CONFIG_DIR is the folder of configs",
+                text=f"SGLang reads experts' files only from configs/triton_X_Y_Z, not from {quoted_repr(folder.name)}",
+                remedy="move it, for example to configs/triton_3_6_0; SGLANG_MOE_CONFIG_DIR is the parent of configs",
             )
     elif name.kind in (DENSE, CHANNELWISE) and not folder.as_posix().endswith(_PLACES[name.engine]):
-        also = " (VLLM_TUNED_CONFIG_FOLDER is for experts)" if name.engine == VLLM else ""
+        also = " (VLLM_TUNED_CONFIG_FOLDER is only for experts)" if name.engine == VLLM else ""
         yield Finding(
             path=folder,  # one line for all files there
             severity=NOTE,
-            text=f"{name.engine} reads files of dense products from its own package alone{also}",
+            text=f"{name.engine} reads files of dense products only from its own package{also}",
             remedy=f"copy them to {_PLACES[name.engine]}",
         )

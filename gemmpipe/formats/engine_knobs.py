@@ -1,9 +1,9 @@
-"""The knobs of an entry of an engine's file: what the engine's kernel and Triton's launch accept, and what is wrong.
+"""Checks of the knobs in an entry of an engine's file: names and values that the kernel and Triton's launch accept.
 
-A launch refuses a keyword that is neither an argument of the kernel nor an option of Triton's compiler for this vendor,
-and an option that is null is one that is not given (triton 3.6: `parse_options`, `JITFunction._pack_args`). Kernels:
+A launch refuses a keyword that is neither an argument of the kernel nor an option of Triton's compiler for this vendor;
+a null option counts as absent (triton 3.6: `parse_options`, `JITFunction._pack_args`). Kernels:
 vLLM 0.25.1 `_w8a8_triton_block_scaled_mm`, `_w8a8_block_int8_matmul`, `fused_moe_kernel`; SGLang 0.5.23
-`_w8a8_block_fp8_matmul` and its twin for Hopper, `_w8a8_block_int8_matmul`, `fused_moe_kernel`, `triton_scaled_mm`.
+`_w8a8_block_fp8_matmul` and its variant for Hopper, `_w8a8_block_int8_matmul`, `fused_moe_kernel`, `triton_scaled_mm`.
 """
 
 import re
@@ -22,7 +22,7 @@ _OPTIONS: Mapping[str, tuple[int, int]] = {
     "num_ctas": (1, 16),
     "maxnreg": (1, 255),
 }
-"""Options of Triton's launch with the values that a device can have; none is needed."""
+"""Options of Triton's launch with their lowest and highest value; all are optional."""
 _AMD: Mapping[str, tuple[int, int]] = {"waves_per_eu": (0, 32), "matrix_instr_nonkdim": (0, 32), "kpack": (1, 2)}
 _HOPPER = re.compile(r"NVIDIA_(GH200|H20|H100|H200|H800)([_-]|$)")
 _POWERS = ("num_warps", "num_ctas", "SPLIT_K", *_TILES)
@@ -30,11 +30,11 @@ _FLAGS = ("SWAP_AB", "USE_TMA")
 _MIN_K = 16
 
 KnobFinding = tuple[str, str, str]
-"""Severity, what is wrong, what to do."""
+"""(severity, defect, remedy)."""
 
 
 def accepted_knobs(name: EngineFileName) -> tuple[str, ...]:
-    """The knobs that the engine's kernel for such a file takes; another makes the launch fail."""
+    """The knobs that the engine's kernel for such a file accepts; any other makes the launch fail."""
     vendor = tuple(_AMD) if not name.device.startswith("NVIDIA") else ()
     common = (*_TILES, *(() if name.kind == CHANNELWISE else (_GROUP,)), *_OPTIONS, *vendor)
     if name.kind == EXPERTS:
@@ -50,7 +50,7 @@ def required_knobs(name: EngineFileName) -> tuple[str, ...]:
 
 
 def check_entry(knobs: Mapping[str, object], name: EngineFileName) -> Iterator[KnobFinding]:
-    """What is wrong with the knobs of one entry."""
+    """The defects of the knobs of one entry."""
     if name.kind == FLYDSL:
         return  # no Triton kernel: its knobs are its own
     known = accepted_knobs(name)
@@ -59,8 +59,8 @@ def check_entry(knobs: Mapping[str, object], name: EngineFileName) -> Iterator[K
             yield _unknown(knob, name, known)
     for knob in required_knobs(name):
         if knobs.get(knob) is None:
-            said = "is null" if knob in knobs else "is missing"
-            yield ERROR, f"{knob} {said}: {name.engine}'s kernel has no default for it", "expected a value"
+            state = "is null" if knob in knobs else "is missing"
+            yield ERROR, f"{knob} {state}: {name.engine}'s kernel has no default for it", "expected a value"
     values: dict[str, int] = {}
     for knob in known:
         if knobs.get(knob) is not None:
@@ -72,14 +72,14 @@ def check_entry(knobs: Mapping[str, object], name: EngineFileName) -> Iterator[K
     yield from _check_k(values, name)
     yield from _check_hopper(knobs, values, name)
     if name.engine == VLLM and values.get("SPLIT_K", 1) != 1:
-        yield WARNING, f"SPLIT_K {values['SPLIT_K']}: vLLM sets it to 1", "leave it out"
+        yield WARNING, f"SPLIT_K {values['SPLIT_K']}: vLLM sets it to 1", "remove it"
 
 
 def _unknown(knob: str, name: EngineFileName, known: tuple[str, ...]) -> KnobFinding:
     if knob in _AMD:
-        return ERROR, f"{knob} is an option for AMD, which Triton refuses on {name.device}", "leave it out"
-    text = f"{name.engine} passes every knob on, and its kernel has no {quoted_repr(knob)}: the launch fails"
-    return ERROR, text, f"leave it out{suggest_or_list(knob, known)}"
+        return ERROR, f"{knob} is an option for AMD, which Triton refuses on {name.device}", "remove it"
+    text = f"{name.engine} passes all knobs to its kernel, which has no {quoted_repr(knob)}: the launch fails"
+    return ERROR, text, f"remove it{suggest_or_list(knob, known)}"
 
 
 def _wrong_value(knob: str, value: object, name: EngineFileName) -> KnobFinding | None:
@@ -91,15 +91,15 @@ def _wrong_value(knob: str, value: object, name: EngineFileName) -> KnobFinding 
     if not least <= value <= most:
         return ERROR, f"{knob}: {quoted_repr(value)} is out of range", f"expected {least} to {most}"
     if knob in _POWERS and value & (value - 1):
-        return ERROR, f"{knob}: {value} is no power of two, which Triton needs", "expected one such as 64"
+        return ERROR, f"{knob}: {value} is not a power of two, as Triton requires", "expected for example 64"
     least_k = 2 * _MIN_K if name.dtype.endswith("a8") and name.device.startswith("NVIDIA") else _MIN_K
     if knob == "BLOCK_SIZE_K" and value < least_k:
-        return ERROR, f"{knob}: {value} is less than a product of tiles has", f"expected at least {least_k}"
+        return ERROR, f"{knob}: {value} is below the minimum of a tile product", f"expected at least {least_k}"
     return None
 
 
 def _check_k(values: Mapping[str, int], name: EngineFileName) -> Iterator[KnobFinding]:
-    """A K tile within one group of scales: the kernels read one scale of each operand for a tile."""
+    """A K tile must fit into one group of scales: the kernels read one scale of each operand per tile."""
     size = values.get("BLOCK_SIZE_K")
     if size is None or name.block is None or not name.dtype.endswith("w8a8"):
         return
@@ -107,39 +107,39 @@ def _check_k(values: Mapping[str, int], name: EngineFileName) -> Iterator[KnobFi
     if name.kind == EXPERTS and name.engine == VLLM:
         least = min(name.block)
         if size > least:
-            yield WARNING, f"BLOCK_SIZE_K {size}: vLLM takes {least}, a group of scales", f"expected {least} at most"
+            yield WARNING, f"BLOCK_SIZE_K {size}: vLLM uses {least}, a group of scales", f"expected {least} at most"
         return
     if name.kind == DENSE and name.sizes[1] <= group and (name.engine == VLLM or name.dtype.startswith("int8")):
-        return  # K is one group, and what a tile has beyond it is masked
+        return  # K is one group, and the rest of a tile is masked
     if size <= group and group % size == 0:
         if _uses_whole_group(size, group, name) and name.device.startswith("AMD"):
-            yield WARNING, f"BLOCK_SIZE_K {size}: SGLang takes {group} on AMD", f"expected {group}"
+            yield WARNING, f"BLOCK_SIZE_K {size}: SGLang uses {group} on AMD", f"expected {group}"
         return
     if _uses_whole_group(size, group, name):
-        yield WARNING, f"BLOCK_SIZE_K {size} divides no group of {group}: SGLang takes {group}", f"expected {group}"
+        yield WARNING, f"BLOCK_SIZE_K {size} is not a divisor of {group}: SGLang uses {group}", f"expected {group}"
         return
-    text = f"BLOCK_SIZE_K {size} is not within a group of {group} along K, and one scale is used for it: wrong results"
+    text = f"BLOCK_SIZE_K {size} does not fit into a group of {group} along K, and one scale is used: wrong results"
     yield ERROR, text, f"expected a divisor of {group}"
 
 
 def _uses_whole_group(size: int, group: int, name: EngineFileName) -> bool:
-    """Whether SGLang's reader of fp8 products takes a whole group instead."""
+    """True if SGLang uses a whole group instead of this size for fp8 products."""
     return name.engine == SGLANG and name.kind == DENSE and name.dtype.startswith("fp8") and size < group
 
 
 def _check_hopper(
     knobs: Mapping[str, object], values: Mapping[str, int], name: EngineFileName
 ) -> Iterator[KnobFinding]:
-    """SGLang's kernel for Hopper has SWAP_AB and SPLIT_K, its plain one neither: that runs where both are off."""
+    """SGLang's kernel for Hopper has SWAP_AB and SPLIT_K; its plain one, which runs if both are off, has neither."""
     if name.engine != SGLANG or name.kind != DENSE:
         return
     given = [knob for knob in ("SWAP_AB", "SPLIT_K") if knob in knobs]
     if not given:
         return
-    words = " and ".join(given)
+    names = " and ".join(given)
     if not _HOPPER.match(name.device):
-        text = f"{words}: SGLang's kernel for sm_90 alone has it, {name.device} is none"
-        yield ERROR, text, "leave it out"
+        text = f"{names}: only SGLang's kernel for sm_90 has it, {name.device} is not sm_90"
+        yield ERROR, text, "remove it"
     elif knobs.get("SWAP_AB") is not True and values.get("SPLIT_K", 1) <= 1:
-        text = f"{words} says nothing, and SGLang's plain kernel, which then runs, has no such argument"
-        yield ERROR, text, "leave it out"
+        text = f"{names} is off, and SGLang's plain kernel, which then runs, has no such argument"
+        yield ERROR, text, "remove it"

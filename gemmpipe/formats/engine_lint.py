@@ -1,7 +1,7 @@
-"""Checks of vLLM's and SGLang's files of configurations that need no device: what an engine makes of a file.
+"""Checks of vLLM's and SGLang's configuration files without a device.
 
-Both engines read `{int(key): value}` and give a call of M rows the value of the nearest key; the knobs are keyword
-arguments of a Triton kernel's launch (sources: engine_names.py, engine_knobs.py).
+Both engines read `{int(key): value}` and use the value of the nearest key for a call of M rows; the knobs are keyword
+arguments of a Triton kernel's launch (sources: engine_filenames.py, engine_knobs.py).
 """
 
 import itertools
@@ -30,18 +30,18 @@ from gemmpipe.formats.engine_knobs import check_entry
 from gemmpipe.formats.findings import ERROR, NOTE, WARNING, Finding
 
 DECODE_ROWS = 16
-"""A file without a key of at most so many rows has nothing for a decode step."""
+"""Rows of a decode step at most: a file should have a key up to this M."""
 PREFILL_ROWS = 1024
-"""A file without a key of at least so many rows has nothing for a prefill."""
+"""Rows of a prefill at least: a file should have a key from this M on."""
 MAX_KEY_RATIO = 4
-"""Neighbouring keys further apart than by this factor: a call between them takes a far entry."""
+"""Ratio of neighbouring keys above which a call between them gets an entry of a very different M."""
 _MAX_SHOWN = 60
 _MAX_KEYS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class LintedFile:
-    """A file, what its name says, its entries by M as far as they can be read, and the findings."""
+    """A file, the parts of its name, its readable entries by M, and the findings."""
 
     path: Path
     engine: str
@@ -51,9 +51,9 @@ class LintedFile:
 
 
 def engine_files(paths: Sequence[Path]) -> tuple[Path, ...]:
-    """Those of the paths that are files, and the files in the others with an engine's name, each once.
+    """The paths that are files, and in folders all files with an engine's name, each once.
 
-    Raises UserError for a path that is not there, and where there is nothing to check.
+    Raises UserError for a path that does not exist, and if there is nothing to check.
     """
     found: dict[Path, None] = {}
     for path in paths:
@@ -62,19 +62,19 @@ def engine_files(paths: Sequence[Path]) -> tuple[Path, ...]:
                 Path(root) / name for root, _, names in os.walk(path) for name in names if looks_like_engine_file(name)
             ]
             if not here:
-                raise UserError(f"{path}: no engine's file there; expected names such as N=..,K=..,device_name=...json")
+                raise UserError(f"{path}: no file of an engine; expected names such as N=..,K=..,device_name=...json")
             found |= dict.fromkeys(sorted(here))
         elif path.exists():
             found[path] = None
         else:
             raise UserError(f"{path}: no such file or folder")
     if not found:
-        raise UserError("lint: no path; expected files of an engine's configurations, or folders of them")
+        raise UserError("lint: no path; expected configuration files of an engine, or folders of them")
     return tuple(found)
 
 
 def lint(paths: Sequence[Path], engine: str | None, present: Sequence[str] = ()) -> tuple[LintedFile, ...]:
-    """Check files, and those in folders. `engine`: whose they are, None as each one's place and name tell.
+    """Check files, and those in folders. `engine`: None to infer it from each file's folder and name.
 
     `present`: names of this machine's devices. Raises UserError as `engine_files`, and for an unknown engine.
     """
@@ -84,18 +84,18 @@ def lint(paths: Sequence[Path], engine: str | None, present: Sequence[str] = ())
 
 
 def findings_of(files: Iterable[LintedFile]) -> list[Finding]:
-    """The findings of all files, each once: what is true of a folder is told once."""
+    """The findings of all files without duplicates: those of a folder appear once."""
     return list(dict.fromkeys(itertools.chain.from_iterable(file.findings for file in files)))
 
 
 def lint_file(path: Path, engine: str | None, present: Sequence[str] = ()) -> LintedFile:
-    """Check one file; whatever is wrong with it is a finding."""
-    told = engine or engine_of_file(path)
-    whose = told or VLLM
-    name = parse_file_name(path.name, whose)
-    found = list(check_file_name(path, name, whose, present))
-    if told is None and name is not None:
-        text = "neither its name nor its folder tells the engine; checked as vLLM's"
+    """Check one file; all of its defects are findings."""
+    inferred = engine or engine_of_file(path)
+    checked = inferred or VLLM
+    name = parse_file_name(path.name, checked)
+    found = list(check_file_name(path, name, checked, present))
+    if inferred is None and name is not None:
+        text = "engine unknown from its name and folder; checked as vLLM's"
         found.append(Finding(path=path, severity=NOTE, text=text, remedy="engine=sglang, if it is SGLang's"))
     if name is not None:
         found += check_location(path, name)
@@ -104,18 +104,18 @@ def lint_file(path: Path, engine: str | None, present: Sequence[str] = ()) -> Li
         content = read_object(path)
     except UserError as error:
         text = str(error).removeprefix(f"{path}").lstrip(": ")
-        found.append(Finding(path=path, severity=ERROR, text=text, remedy="mend it, or write it anew"))
+        found.append(Finding(path=path, severity=ERROR, text=text, remedy="fix it, or write it again"))
     else:
         rows = _by_rows(content, name)
         found += _check_keys(path, content, name)
         found += _check_entries(path, rows, name)
         found += check_coverage(path, [m for m, key, _ in rows if m > 0])
         entries = {m: dict(value) for m, _, value in rows if isinstance(value, dict)}
-    return LintedFile(path=path, engine=whose, name=name, entries=entries, findings=tuple(_grouped_findings(found)))
+    return LintedFile(path=path, engine=checked, name=name, entries=entries, findings=tuple(_grouped_findings(found)))
 
 
 def _grouped_findings(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Entries of which the same is true in one line."""
+    """Entries with the same finding, joined into one."""
     groups: dict[Finding, list[str]] = {}
     for each in findings:
         groups.setdefault(replace(each, key=""), []).append(each.key)
@@ -125,7 +125,7 @@ def _grouped_findings(findings: Iterable[Finding]) -> Iterator[Finding]:
 
 
 def _by_rows(content: Mapping[str, object], name: EngineFileName | None) -> list[tuple[int, str, object]]:
-    """(M, key, value) of the entries that the engine would keep: of keys with the same M the last one."""
+    """(M, key, value) of the entries that the engine keeps: of keys with the same M the last one."""
     found: dict[int, tuple[str, object]] = {}
     for key, value in content.items():
         m = _parse_m(key)
@@ -135,7 +135,7 @@ def _by_rows(content: Mapping[str, object], name: EngineFileName | None) -> list
 
 
 def _parse_m(key: str) -> int | None:
-    """What the engines' int(key) makes of it; None where it raises."""
+    """The result of the engines' int(key); None where it raises."""
     try:
         return int(key)
     except ValueError:
@@ -143,7 +143,7 @@ def _parse_m(key: str) -> int | None:
 
 
 def _is_metadata(key: str, name: EngineFileName | None) -> bool:
-    """Whether vLLM takes this name out before it reads the others, which it does for experts alone."""
+    """True if vLLM removes this name before it reads the others, which it does only for experts."""
     return key == "triton_version" and name is not None and name.engine == VLLM and name.kind == EXPERTS
 
 
@@ -156,14 +156,14 @@ def _check_keys(path: Path, content: Mapping[str, object], name: EngineFileName 
             continue
         m, shown = _parse_m(key), quoted_repr(key)[:_MAX_SHOWN]
         if m is None:
-            text = "no whole number: the engine's int(key) fails, and so does loading"
+            text = "not a whole number: the engine's int(key) fails, and so does loading"
             yield Finding(path=path, key=shown, severity=ERROR, text=text, remedy="expected an M such as 64")
             continue
         if not 1 <= m <= MAX_SIZE:
-            text, remedy = "no number of rows that a call has", f"expected an M from 1 to {MAX_SIZE}"
+            text, remedy = "not a valid number of rows", f"expected an M from 1 to {MAX_SIZE}"
             yield Finding(path=path, key=shown, severity=ERROR, text=text, remedy=remedy)
         if m in holders:
-            text = f"the same M as {quoted_repr(holders[m])}: the engine keeps the later entry, the earlier is lost"
+            text = f"the same M as {quoted_repr(holders[m])}: the engine keeps only the later entry"
             yield Finding(path=path, key=shown, severity=ERROR, text=text, remedy="delete one of them")
         elif key != str(m):
             text = f"read as {m}"
@@ -180,7 +180,7 @@ def _check_entries(
             continue  # CUTLASS runs there
         if not isinstance(value, dict):
             text, remedy = (
-                f"{quoted_repr(value)[:_MAX_SHOWN]}, no object of knobs",
+                f"{quoted_repr(value)[:_MAX_SHOWN]}, not an object of knobs",
                 "expected BLOCK_SIZE_M and the others",
             )
             yield Finding(path=path, key=shown, severity=ERROR, text=text, remedy=remedy)
@@ -190,7 +190,7 @@ def _check_entries(
 
 
 def check_coverage(path: Path, ms: Sequence[int]) -> Iterator[Finding]:
-    """What calls take a far entry, as there is none near: few rows, many rows, and gaps between neighbours."""
+    """Calls that get an entry of a very different M: few rows, many rows, and gaps between neighbouring keys."""
     ordered = sorted(set(ms))
     if not ordered:
         return
@@ -198,10 +198,10 @@ def check_coverage(path: Path, ms: Sequence[int]) -> Iterator[Finding]:
     if low > DECODE_ROWS:
         calls = f"calls of 1 to {_last_m_of(low, ms):,} rows" if len(ordered) > 1 else "all calls"
         remedy = f"tune keys from 1 to {DECODE_ROWS} too"
-        text = f"no key of at most {DECODE_ROWS}: {calls} take the entry of M = {low}"
+        text = f"no key of at most {DECODE_ROWS}: {calls} use the entry of M = {low}"
         yield Finding(path=path, severity=WARNING, text=text, remedy=remedy)
     if high < PREFILL_ROWS:
-        text = f"no key from {PREFILL_ROWS} on: larger calls take the entry of M = {high}"
+        text = f"no key from {PREFILL_ROWS} on: larger calls use the entry of M = {high}"
         yield Finding(path=path, severity=WARNING, text=text, remedy="tune 1024 to 4096 too")
     for one, other in itertools.pairwise(ordered):
         if other > MAX_KEY_RATIO * one:
@@ -211,7 +211,7 @@ def check_coverage(path: Path, ms: Sequence[int]) -> Iterator[Finding]:
 
 
 def _last_m_of(low: int, ms: Sequence[int]) -> int:
-    """The most rows of a call that takes the lowest key: of two keys as near the engines take the file's first."""
+    """The most rows of a call that uses the lowest key: of two equally near keys the engines use the file's first."""
     following = min(m for m in ms if m > low)
     middle, odd = divmod(low + following, 2)
     first = list(ms).index(low) < list(ms).index(following)

@@ -1,6 +1,6 @@
-"""The native tuned table: a CSV row for each problem.
+"""The native tuned table: a CSV row per problem.
 
-Rows that were read from tables, united with what stands in the native table already, and a report of it.
+Selections of a run are merged into it; rows that were read from tables are united with it, with a report.
 """
 
 import math
@@ -29,7 +29,7 @@ _MAX_SHOWN = 20
 
 
 def report_path(path: Path) -> Path:
-    """Where the report of a union stands: beside the table, and no table itself."""
+    """The path of a union's report, next to the table; its suffix keeps it from being read as a table."""
     return path.with_name(f"{path.name}.merge.txt")
 
 
@@ -42,8 +42,8 @@ def unite_into(
 ) -> list[Path]:
     """Unite the rows with the table at `path` and write it, its sidecar and a report, under the table's lock.
 
-    Raises UserError for a table that someone broke and EnvironmentProblem where it cannot be written: the old file
-    stands in either case.
+    Raises UserError for a damaged table and EnvironmentProblem if it cannot be written: the old file is unchanged in
+    both cases.
     """
     given = list(_entries(family, selections))
     files = sorted({entry.place.rpartition(":")[0] for entry in given})
@@ -53,7 +53,7 @@ def unite_into(
         old = entries_of(path, family, parse_table(path, family), runs) if path.exists() else []
         union = unite_tables([*given, *old], family, target.preference.with_runs(runs))
         used = {str(entry.row.get("run_id")) for entry in union.entries}
-        # Also of rows that lost: else the columns would depend on what was merged first.
+        # Rows that lost included: otherwise the columns would depend on the order of merging.
         extra = sorted({name for entry in (*given, *old) for name in entry.extra})
         rows = [{**entry.row, **entry.extra} for entry in union.entries]
         write_runs(sidecar_path(path), {run: facts for run, facts in runs.items() if run in used})
@@ -81,14 +81,14 @@ def _runs(path: Path, target: Target) -> Mapping[str, Mapping[str, object]]:
         return {}
 
 
-def _report_lines(path: Path, files: list[str], given: int, stood: int, union: UnitedTable) -> list[str]:
-    """A summary, then a line for each row that was left out."""
+def _report_lines(path: Path, files: list[str], given: int, existing: int, union: UnitedTable) -> list[str]:
+    """A summary, then a line per row that was left out."""
     kinds = Counter(conflict.kind for conflict in union.conflicts)
     left = ", ".join(f"{count:,} {kind}" for kind, count in sorted(kinds.items(), key=lambda kc: (-kc[1], kc[0])))
-    own = f" and {stood:,} that stood there" if stood else ""
+    own = f" and {existing:,} already there" if existing else ""
     return [
-        f"{path}: {len(union.entries):,} rows, from {given:,} of {', '.join(files) or 'inputs without any'}{own}"
-        + (f"; {union.duplicates:,} said the same" if union.duplicates else "")
+        f"{path}: {len(union.entries):,} rows, from {given:,} of {', '.join(files) or 'empty inputs'}{own}"
+        + (f"; {union.duplicates:,} duplicates" if union.duplicates else "")
         + (f"; left out: {left}" if left else "; no conflict"),
         *map(str, union.conflicts),
     ]
@@ -110,13 +110,13 @@ class NativeCsv(Format):
         return self.named_file(folder) or folder / family.csv_name
 
     def named_file(self, folder: Path) -> Path | None:
-        """The table's path, where `file` says it."""
+        """The table's path, if `file` names it."""
         return folder / self.file if self.file else None
 
     def write(self, family: Family, selections: "pd.DataFrame", target: Target) -> list[Path]:
-        """The table and nothing else; conflicts are told as details, kept old rows as lines.
+        """The path of the table; conflicts are emitted as details, old rows that were kept as lines.
 
-        Selections that were read from tables are of equal standing with what is there: see `united`.
+        Selections that were read from tables have equal rank with the table's rows: see `unite_into`.
         """
         path = self.table(family, target.folder)
         if "place" in selections:
@@ -124,7 +124,7 @@ class NativeCsv(Format):
         rows = [_row(row, family) for row in typed_rows(family, selections, "")]
         if not rows:
             return []
-        # Select has asked for the improvement that the user wants; asking twice would lose what it granted.
+        # The stage select has applied the user's threshold of improvement; a second test here would undo its choice.
         conflicts = store.update(
             path,
             family,
@@ -133,7 +133,7 @@ class NativeCsv(Format):
             min_improvement_pct=0.0,
             run_id=target.run_id,
             provenance=target.provenance,
-            tell=target.warn,
+            warn=target.warn,
         )
         for conflict in conflicts:
             target.events.emit("line" if conflict.kept == "old" else "detail", f"{path}: {conflict}")

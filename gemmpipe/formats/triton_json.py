@@ -1,6 +1,6 @@
-"""Triton JSON: one file for each (N, K) and a default one, a configuration for each bucket of M.
+"""Triton JSON: one file per (N, K) and a default one, each with a configuration per bucket of M.
 
-JSON files that map a bucket's name to its knobs: read with suspicion, merged with what is there.
+The files map a bucket's name to its knobs; existing ones are validated and merged.
 """
 
 import glob
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 SIZE_KNOBS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "NUM_KSPLIT", "SPLIT_K", "num_warps")
 """Knobs that are whole numbers from 1."""
 COUNT_KNOBS = ("num_stages", "waves_per_eu", "kpack", "matrix_instr_nonkdim")
-"""Knobs that are whole numbers from 0, which leaves the choice to the compiler."""
+"""Knobs that are whole numbers from 0; 0 leaves the choice to the compiler."""
 MAX_KNOB_VALUE = 2**16
-"""More than any knob is; a tile of more rows or columns fits no device."""
+"""Above the values of all knobs; a tile with more rows or columns fits no device."""
 
 Buckets = dict[str, dict[str, Scalar]]
 """Bucket -> knob -> value."""
@@ -43,13 +43,13 @@ def read_buckets(path: Path, ignored: Sequence[str] = (), optional: Sequence[str
     found: Buckets = {}
     buckets = read_object(path)
     if not buckets:
-        raise UserError(f"{path}: an empty object, expected a name of a bucket or an M, and its knobs")
+        raise UserError(f"{path}: an empty object, expected names of buckets or Ms with their knobs")
     for bucket, knobs in buckets.items():
         if bucket in ignored:
             continue
         if not isinstance(knobs, dict) or not knobs:
             raise UserError(
-                f"{path}: {quoted_repr(bucket)}: expected an object of knobs; mend or delete the file, it was not touched"
+                f"{path}: {quoted_repr(bucket)}: expected an object of knobs; fix or delete the file, it is unchanged"
             )
         given = {knob: value for knob, value in knobs.items() if value is not None or knob not in optional}
         for knob, value in given.items():
@@ -59,9 +59,9 @@ def read_buckets(path: Path, ignored: Sequence[str] = (), optional: Sequence[str
 
 
 def check_knob(knob: str, value: object, where: str) -> None:
-    """Raise UserError that begins with `where` for what no kernel can take as the value of this knob."""
+    """Raise UserError that begins with `where` for a value of this knob that no kernel accepts."""
     if not (value is None or isinstance(value, str | int | float)):
-        raise UserError(f"{where}: {quoted_repr(knob)}: expected one value; mend or delete the file")
+        raise UserError(f"{where}: {quoted_repr(knob)}: expected one value; fix or delete the file")
     if isinstance(value, float) and not math.isfinite(value):
         raise UserError(f"{where}: {quoted_repr(knob)}: {quoted_repr(value)}, expected a finite number")
     least, most = (
@@ -87,9 +87,9 @@ def render_buckets(buckets: Mapping[str, Mapping[str, Scalar]]) -> str:
 def merge_buckets(
     path: Path, new: Mapping[str, Mapping[str, Scalar]], old: Buckets, order: Mapping[str, float]
 ) -> Buckets:
-    """Write `old` with `new` put in, sorted by `order` (buckets not in it last); returns what stands there now.
+    """Write `old` updated by `new`, sorted by `order` (buckets not in it last); returns the written buckets.
 
-    The caller has read `old` and holds the lock. Raises OSError with the old file untouched.
+    The caller has read `old` and holds the lock. Raises OSError with the old file unchanged.
     """
     merged: Buckets = {**old, **{name: dict(knobs) for name, knobs in new.items()}}
     ordered = {name: merged[name] for name in sorted(merged, key=lambda name: order.get(name, float("inf")))}
@@ -98,7 +98,7 @@ def merge_buckets(
 
 
 Limit = int | None | Mapping[str, Scalar]
-"""The highest M of a bucket (None: no limit), or a mapping of `high` and knob values that it asks for."""
+"""The highest M of a bucket (None: no limit), or a mapping of `high` and required knob values."""
 
 _WHERE = "format.triton_json.buckets"
 _BUCKET_BOUNDS = (1, 4, 8, *(2**power for power in range(4, 14)))
@@ -115,14 +115,14 @@ PRESETS: Mapping[str, Mapping[str, Limit]] = {
         "xlarge": None,
     },
 }
-"""Buckets that existing loaders look for."""
+"""Buckets of existing loaders."""
 
 
 class TritonJson(Format):
     """Stores the Triton candidate of each bucket in `{device_name}-GEMM-{TAG}-N={N}-K={K}.json`.
 
     `device_name` defaults to the architecture. `buckets` is a preset's name (None: the family's) or a mapping, lowest
-    first, of a name to the highest M, or to `{high: 32, BLOCK_SIZE_M: 32}` where only such a candidate may be stored.
+    first, of a name to the highest M, or to `{high: 32, BLOCK_SIZE_M: 32}` to store only candidates with these knobs.
     """
 
     name = "triton_json"
@@ -138,15 +138,15 @@ class TritonJson(Format):
         return bucket_ranges(family.json_buckets, _WHERE) if self._ranges is None else self._ranges
 
     def constraints(self, family: Family) -> Mapping[str, tuple[str, ...]]:
-        """The constraints of its buckets."""
+        """Required knobs of its buckets, by configuration key."""
         return {f"{_WHERE}.{b.name}": tuple(name for name, _ in b.required_knobs) for b in self.ranges(family)}
 
     def buckets(self, family: Family, ms: Sequence[int]) -> tuple[Bucket, ...]:
-        """The buckets that hold any of these Ms."""
+        """The buckets that contain any of these Ms."""
         return tuple(bucket for bucket in self.ranges(family) if any(bucket.contains(m) for m in ms))
 
     def write(self, family: Family, selections: "pd.DataFrame", target: Target) -> list[Path]:
-        """A file a product and the default one; buckets that were not tuned this time stay as they are."""
+        """One file per product and the default one; buckets that were not tuned this time are kept."""
         found = by_product(family, bucket_selections(family, selections, self.name, target.device.gfx), target.events)
         if not found:
             return []
@@ -178,11 +178,11 @@ def bucket_ranges(buckets: str | Mapping[str, Limit], where: str) -> tuple[Bucke
         high = knobs.pop("high", None)
         if low is None or (high is not None and (isinstance(high, bool) or not isinstance(high, int) or high <= low)):
             raise UserError(
-                f"{where}.{name}: {high}, expected a whole number above the one before, null only at the end"
+                f"{where}.{name}: {high}, expected a whole number above the previous one, null only at the end"
             )
-        must = tuple(knobs.items())
+        required = tuple(knobs.items())
         found.append(
-            Bucket(format=TritonJson.name, name=name, low=low, high=high, required_knobs=must, backends=("triton",))
+            Bucket(format=TritonJson.name, name=name, low=low, high=high, required_knobs=required, backends=("triton",))
         )
         low = high
     return tuple(found)
@@ -195,16 +195,16 @@ def _suffix(shape: ProductKey) -> str:
 def _knobs_by_bucket(chosen: Mapping[str, BucketSelection]) -> Buckets:
     for bucket, choice in chosen.items():
         if choice.libtype != "triton":
-            raise GemmpipeError(f"triton_json: {bucket}: a candidate of {choice.libtype}, expected one of triton")
+            raise GemmpipeError(f"triton_json: {bucket}: candidate of {choice.libtype}, expected triton")
     return {bucket: choice.knobs for bucket, choice in chosen.items()}
 
 
 def _most_frequent(folder: Path, stem: str) -> Buckets:
-    """The knobs that win a bucket most often over all products of this folder; a tie goes to the first file."""
+    """The most frequent knobs per bucket over all products of this folder; a tie goes to the first file."""
     shape_file = re.compile(re.escape(stem) + r"(-\w+=[0-9]+)+\.json")
-    votes: dict[str, Counter[str]] = {}
+    counts: dict[str, Counter[str]] = {}
     for path in sorted(folder.glob(f"{glob.escape(stem)}-*.json")):
         if shape_file.fullmatch(path.name):
             for bucket, knobs in read_buckets(path).items():
-                votes.setdefault(bucket, Counter())[json.dumps(knobs)] += 1
-    return {bucket: json.loads(counter.most_common(1)[0][0]) for bucket, counter in votes.items()}
+                counts.setdefault(bucket, Counter())[json.dumps(knobs)] += 1
+    return {bucket: json.loads(counter.most_common(1)[0][0]) for bucket, counter in counts.items()}

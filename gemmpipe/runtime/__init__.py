@@ -1,4 +1,4 @@
-"""What engines import: tuned products by name, weights prepared ahead, tables read again."""
+"""The interface for engines: tuned products by name, preparation of weights, reloading of tables."""
 
 from gemmpipe.runtime.api import (
     batched_gemm_a8w8,

@@ -1,14 +1,14 @@
-"""The functions that engines call: one a family, each a line on top of `product`.
+"""The functions that engines call, one per family, on top of `product`.
 
-x is [..., K] and w [N, K] unless said otherwise; the result is [..., N] in `out_dtype`, where None means x's type, or
-bf16 for operands with scales. Operands may lie in any strides; those that a kernel does not read as they are are
-copied. All raise UserError for operands that are no product of the family.
+x is [..., K] and w [N, K] unless stated otherwise; the result is [..., N] in `out_dtype`, where None means x's type, or
+bf16 for operands with scales. Operands may have any strides; a kernel that cannot read them gets a copy. All functions
+raise UserError for operands that are not a product of the family.
 
-Beside the operands, all take what scripts written for aiter's functions give. `y` [..., N] is written into and
-returned (its type is the result's; one that is not contiguous at an address divisible by 16 costs a copy). `config`
-are knobs that are run as given instead of what the tables say: those of the family's Triton kernel, of the one that
-`kernel_type` means, or of `backend`; a wrong knob raises UserError, one that cannot run here DoesNotFit. Neither
-records gradients. `dtype` is another name of `out_dtype`; `skip_reduce=True` (the parts of a split) is refused.
+All accept the further arguments of aiter's functions. `y` [..., N] is the output, written and returned (its type is
+the result's; one that is not contiguous at an address divisible by 16 costs a copy). `config` holds knobs to run
+instead of the tables' choice: knobs of the family's Triton kernel, of the kernel that `kernel_type` names, or of
+`backend`; a wrong knob raises UserError, one that cannot run here DoesNotFit. Calls with `y` or `config` record no
+gradients. `dtype` is another name of `out_dtype`; `skip_reduce=True` (the parts of a split) is refused.
 """
 
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ from gemmpipe.runtime.product import product
 
 Config = Mapping[str, Scalar]
 """Knob -> value."""
-_NO_COLUMNS = -1  # tiles without columns lie in no other way
+_NO_COLUMNS = -1  # without columns there is no other tiled layout
 
 
 def gemm_a16w16(
@@ -63,7 +63,7 @@ def gemm_a16w16_atomic(
     *,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """x @ w^T for bf16 or fp16 operands, splits of K added by atomics: bits may differ from run to run."""
+    """x @ w^T for bf16 or fp16 operands; splits of K are added by atomics, so bits may differ from run to run."""
     if y is not None or config is not None or dtype is not None:
         options = CallOptions(out_dtype=out_dtype, dtype=dtype, y=y, config=config)
         return product_with_options("a16w16_atomic", (x, w, None, None, None), options)
@@ -104,7 +104,7 @@ def gemm_a8w8_bpreshuffle(
     *,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """As gemm_a8w8, with w in 16 x 16 tiles (aiter's `shuffle_weight`, gemmpipe.family.layouts): [N, K], or [N/16, K*16]."""
+    """As gemm_a8w8, with w in 16 x 16 tiles, [N, K] or [N/16, K*16] (`shuffle_weight`, gemmpipe.family.layouts)."""
     try:
         w = as_matrix(w, x.shape[-1:].numel() or _NO_COLUMNS)
     except AttributeError:
@@ -151,8 +151,8 @@ def gemm_a8w8_blockscale_bpreshuffle(
 ) -> torch.Tensor:
     """As gemm_a8w8_blockscale, with w in 16 x 16 tiles ([N, K], or [N/16, K*16]).
 
-    An M-major x_scale (stride (1, M)) is read as it lies. What aiter makes of one, a view as [M, ceil(K/128)] that
-    nobody can tell from a row-major tensor, is `x_scale.view(-1, M).t()` here.
+    An M-major x_scale (stride (1, M)) is read without a copy. aiter's view of one as [M, ceil(K/128)] looks like a
+    row-major tensor; here it is `x_scale.view(-1, M).t()`.
     """
     try:
         w = as_matrix(w, x.shape[-1:].numel() or _NO_COLUMNS)
@@ -176,9 +176,9 @@ def gemm_a4w4_blockscale(
     *,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """(x * x_scale) @ (w * w_scale)^T for mxfp4 operands, two in a byte: x [..., K/2], w [N, K/2].
+    """(x * x_scale) @ (w * w_scale)^T for mxfp4 operands, two per byte: x [..., K/2], w [N, K/2].
 
-    Scales are e8m0, x_scale [..., K/32] and w_scale [N, K/32]; uint8 tensors are taken as what they hold.
+    Scales are e8m0, x_scale [..., K/32] and w_scale [N, K/32]; uint8 tensors are reinterpreted as these types.
     """
     x, w = bytes_as(x, torch.float4_e2m1fn_x2), bytes_as(w, torch.float4_e2m1fn_x2)
     x_scale, w_scale = bytes_as(x_scale, torch.float8_e8m0fnu), bytes_as(w_scale, torch.float8_e8m0fnu)
@@ -248,7 +248,7 @@ def fused_moe(
         with torch.autocast(kind, enabled=False):
             given = (x, w1, w2, topk_weights, topk_ids, w1_scale, w2_scale, activation, doweight_stage1)
             return fused_moe(*given, y=y, config=config)
-    if is_compiling() or type(x) is FakeTensor:  # who looks for sizes alone has no memory to multiply
+    if is_compiling() or type(x) is FakeTensor:  # shape propagation has no memory to multiply
         operands = (x, w1, w2, topk_weights, topk_ids, w1_scale, w2_scale)
         out = _mixture_operator(config, *operands, activation, doweight_stage1)
         return out if y is None else y.copy_(out)
@@ -269,8 +269,11 @@ def fused_moe(
 
 
 def _mixture_operator(config: Config | None, *operands: object) -> torch.Tensor:
-    """The mixture as an operator of torch's, which its compiler looks through for sizes alone."""
-    from gemmpipe.runtime.torch_ops import config_json, register_operators  # not above: it loads torch's compiler (2 s)
+    """The mixture as a torch operator, for torch.compile's shape propagation."""
+    from gemmpipe.runtime.torch_ops import (
+        config_json,
+        register_operators,
+    )  # local import: it loads torch's compiler (2 s)
 
     register_operators()
     text = None if config is None else config_json(config, "fused_moe")
@@ -281,11 +284,11 @@ def _mixture_operator(config: Config | None, *operands: object) -> torch.Tensor:
 def _autocast_experts(
     x: torch.Tensor, w1: torch.Tensor, w2: torch.Tensor, kind: str, *, scaled: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As torch's linear layers do with operands; quantised weights, and what is no tensor, stay what they are."""
+    """Operands cast like those of torch's linear layers; quantised weights and values that are no tensors stay."""
     wide = torch.get_autocast_dtype(kind)
 
-    def cast(tensor: torch.Tensor, *, stays: bool = False) -> torch.Tensor:
+    def cast(tensor: torch.Tensor, *, unchanged: bool = False) -> torch.Tensor:
         quantised = isinstance(tensor, torch.Tensor) and tensor.element_size() == 1
-        return tensor if stays or quantised or not isinstance(tensor, torch.Tensor) else tensor.to(wide)
+        return tensor if unchanged or quantised or not isinstance(tensor, torch.Tensor) else tensor.to(wide)
 
-    return cast(x), cast(w1, stays=scaled), cast(w2, stays=scaled)
+    return cast(x), cast(w1, unchanged=scaled), cast(w2, unchanged=scaled)

@@ -1,4 +1,4 @@
-"""What answers a key: selected, bound and run at its first call under a lock, and kept while the tables stay."""
+"""The bound calls of a family by key: selected, bound and run at the first call under a lock, kept until a reload."""
 
 import threading
 from collections.abc import Callable
@@ -16,18 +16,18 @@ from gemmpipe.runtime.select import LookupResult, RunnableCandidate, fallback_ca
 from gemmpipe.runtime.selection_log import LOG, UntunedKey
 from gemmpipe.runtime.tables import TunedTables, file_states, load_tables
 
-_MAX_CALLS = 16384  # bound calls kept a family: some 2 kB each; a workload of more shapes starts anew
+_MAX_CALLS = 16384  # bound calls kept per family, about 2 kB each; beyond, the cache is cleared
 
 CallKey = tuple[object, ...]
-"""Everything of the operands that a bound call takes for granted."""
+"""All properties of the operands that a bound call relies on."""
 BoundCall = Callable[..., torch.Tensor]
-"""Of a product or of a mixture of experts, which have operands of their own."""
+"""A call of a product or of a mixture of experts, with their own operands."""
 
 _DEVICES: dict[int, Device] = {}
 
 
 def device_by_index(index: int) -> Device:
-    """The device of torch's number, -1 for the CPU."""
+    """The device with torch's index, -1 for the CPU."""
     if index not in _DEVICES:
         _DEVICES[index] = cpu_device() if index < 0 else gpu_device(index)
     return _DEVICES[index]
@@ -35,55 +35,55 @@ def device_by_index(index: int) -> Device:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BindRequest:
-    """The first call of a key: what is asked for, and how a selection becomes a call of these operands."""
+    """The first call of a key: the product, and functions that bind a selection to these operands and run it."""
 
     problem: Problem
     spec: GemmSpec
     device: Device
     bind: Callable[[LookupResult], BoundCall | None]
-    """None for a selection that cannot be called with such operands."""
+    """The bound call; None for a selection that cannot be called with such operands."""
     run: Callable[[BoundCall], torch.Tensor]
-    """The call with the operands at hand."""
+    """Runs a call with the operands of the request."""
     with_counter: Callable[[BoundCall, UntunedKey], BoundCall]
-    """The call that also counts itself."""
+    """A call that also counts itself."""
     orders: tuple[str, ...] = ()
-    """Those in which x's block scales lie, where the tables tell them apart."""
+    """The memory orders of x's block scales, if the tables distinguish them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelCache:
-    """What calls of one family need to be found, and what was found.
+    """The tables and the bound calls of one family.
 
-    `borrowed` memory: a compiled graph's pool holds what a call makes.
+    `graph_pool`: calls run in compiled graphs, and memory that they make belongs to the graphs' pool.
     """
 
     family: Family
     graph_pool: bool
     make_out: MakeOut | None = None
-    """Gives the tensor that calls write into; None: each makes its own."""
+    """Returns the output tensor of a call; None: each call makes its own."""
     calls: dict[CallKey, BoundCall] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
     _tables: list[TunedTables] = field(default_factory=list)
     _missed: set[CallKey] = field(default_factory=set)
-    """The keys that the rules answer."""
+    """The keys without a row, with a fallback."""
     _outdated: dict[CallKey, BoundCall] = field(default_factory=dict)
-    """What answered a key until the tables changed: good for graphs, in which nothing new is compiled or loaded."""
+    """The calls of keys before the last reload: used in graph captures, where nothing may be compiled or loaded."""
 
     def tables(self) -> TunedTables:
-        """The tuned tables, read when first asked for."""
+        """The tuned tables, read at the first use."""
         with self.lock:
             if not self._tables:
                 self._tables.append(load_tables(self.family))
             return self._tables[0]
 
     def tables_changed(self) -> bool:
-        """Whether the files of the tables are others than those that were read."""
+        """True if the tables' files have changed since they were read."""
         return bool(self._tables) and self._tables[0].state != file_states(self.family)
 
     def reload_tables(self) -> int:
-        """Read the tables again and look up anew what they did not answer before; how many keys that are.
+        """Read the tables again and drop the calls of keys without a row; returns the number of these keys.
 
-        Calls of other threads see the state before or after; graphs captured before keep what they captured.
+        Calls of other threads see the state before or after; existing graphs keep their captured kernels.
         """
         fresh = load_tables(self.family)
         with self.lock:
@@ -95,18 +95,20 @@ class KernelCache:
         return len(again)
 
     def has_row(self, problem: Problem, device: Device) -> bool:
-        """Whether the tables have a row of the problem's own that can run."""
+        """True if the tables have a row for this problem that can run."""
         rows = self.tables().find(device, (value for _, value in problem.key))
         return first_usable(self.family, (found.row for found in rows), device) is not None
 
-    def select_for_graph(self, problem: Problem, device: Device, otherwise: str) -> tuple[GemmSpec, RunnableCandidate]:
-        """What computes in a graph that is captured before the weights were prepared."""
-        return graph_fallback(self.family, problem, device, otherwise)
+    def select_for_graph(
+        self, problem: Problem, device: Device, alternative: str
+    ) -> tuple[GemmSpec, RunnableCandidate]:
+        """The candidate for a graph that is captured before the weights were prepared."""
+        return graph_fallback(self.family, problem, device, alternative)
 
     def first_call(self, key: CallKey, request: BindRequest) -> torch.Tensor:
-        """The first call of a key: what answers it is found by one thread, kept, and run.
+        """Run the first call of a key: one thread selects, binds, runs and keeps the call.
 
-        Raises NotInGraph where that has work on the weights to do inside a graph.
+        Raises NotCapturable if it would have to prepare weights inside a graph capture.
         """
         outdated = self._outdated.get(key)
         if outdated is not None and is_capturing(request.device):
@@ -117,10 +119,10 @@ class KernelCache:
                 selected, call, out = self._select_and_run(request)
                 self._store(key, request, selected, call)
                 return out
-        return request.run(call)  # another thread asked first, and this one has waited for its answer
+        return request.run(call)  # another thread was first, and this one waited for it
 
     def _select_and_run(self, request: BindRequest) -> tuple[LookupResult, BoundCall, torch.Tensor]:
-        """The first of the exact row, padded ones and the rules that runs, with what it gave."""
+        """(selection, its call, its output) of the first candidate that runs: exact row, padded rows, fallbacks."""
         failed: Exception | None = None
         for selected in lookup_results(self.tables(), request.problem, request.spec, request.device, request.orders):
             try:
@@ -129,7 +131,7 @@ class KernelCache:
                     return selected, call, request.run(call)
             except (torch.OutOfMemoryError, NotCapturable):
                 raise
-            except Exception as error:  # noqa: BLE001 - what a kernel or library raises must not end a forward pass
+            except Exception as error:  # noqa: BLE001 - an error of a kernel or library must not end a forward pass
                 failed = error
                 LOG.warn(
                     f"{self.family.name} {selected.source} {type(error).__name__}", selected.failure_message(error)
@@ -137,14 +139,14 @@ class KernelCache:
         if failed is not None:
             raise failed
         raise GemmpipeError(
-            f"{self.family.entry_point}: nothing here computes {request.problem.id} on {request.device.gfx}"
+            f"{self.family.entry_point}: no implementation for {request.problem.id} on {request.device.gfx}"
         )
 
     def _store(self, key: CallKey, request: BindRequest, selected: LookupResult, call: BoundCall) -> None:
         problem, missed = request.problem, selected.step == "fallback"
         if missed:
             untuned = LOG.count_miss(self.family.name, problem.id)
-            untuned.calls += 1  # the one that was just made
+            untuned.calls += 1  # the call that has just run
             online.missed(self, problem, request.device, untuned)
             call = request.with_counter(call, untuned)
         LOG.record_step(self.family.name, problem.id, selected.step)
@@ -158,13 +160,13 @@ class KernelCache:
 
 
 def graph_fallback(
-    family: Family, problem: Problem, device: Device, otherwise: str
+    family: Family, problem: Problem, device: Device, alternative: str
 ) -> tuple[GemmSpec, RunnableCandidate]:
-    """What computes in a graph whose weights were not prepared before it; said once a problem."""
+    """The fallback for a graph without prepared weights; warns once per problem."""
     LOG.warn(
         f"graph {problem.id}",
-        f"{problem.id}: captured in a graph before its weights were prepared, so the fallback is captured; "
-        f"call it once before{otherwise}",
+        f"{problem.id}: captured in a graph before its weights were prepared, so the graph has the fallback; "
+        f"call it once before the capture{alternative}",
     )
     spec = family.spec(problem)
     return spec, next(fallback_candidates(family, spec, device))

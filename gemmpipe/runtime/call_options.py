@@ -1,4 +1,4 @@
-"""Calls that say more than their operands: `y` to write into, `config` to run, under the names that scripts use."""
+"""Calls with options: an output `y`, a fixed `config`, and aiter's names of arguments."""
 
 import threading
 from collections.abc import Callable
@@ -22,12 +22,12 @@ ProductOperands = tuple[torch.Tensor, torch.Tensor, OptionalTensor, OptionalTens
 
 
 class _Output(threading.local):
-    """The output that this thread's call writes into."""
+    """The output of this thread's current call."""
 
     y: OptionalTensor = None
 
     def take(self) -> torch.Tensor:
-        """That output."""
+        """The output; an assertion fails if there is none."""
         assert self.y is not None
         return self.y
 
@@ -38,7 +38,7 @@ _TAKE = _OUTPUT.take  # one object: it is part of a key
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CallOptions:
-    """What a call says beside its operands; `dtype` is another name of `out_dtype`, which tuning scripts use."""
+    """The options of a call; `dtype` is another name of `out_dtype`, which tuning scripts use."""
 
     out_dtype: torch.dtype | None
     dtype: torch.dtype | None = None
@@ -48,35 +48,35 @@ class CallOptions:
 
 
 def product_with_options(family: str, operands: ProductOperands, options: CallOptions) -> torch.Tensor:
-    """x [..., K] times w [N, K]^T, into `y` [..., N] where it is given, by the configuration where one is given.
+    """x [..., K] times w [N, K]^T, into `y` [..., N] if given, with the given configuration or the tuned one.
 
-    Raises UserError: knobs that are none, an output that does not go with the operands, gradients.
+    Raises UserError for unknown knobs, an output that does not match the operands, and recorded gradients.
     """
     name = _traceable_function_name(family)
     x, w, x_scale, w_scale, bias = operands
     try:
-        learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands)
+        records_gradients = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands)
         autocast = torch.is_autocast_enabled("cuda" if x.is_cuda else "cpu")
         shape = (*x.shape[:-1], w.shape[-2])
     except (AttributeError, IndexError):
         raise operand_type_error(name, *operands) from None
     if options.skip_reduce:
         raise UserError(f"{name}: skip_reduce: the parts of a split are added up here, expected False")
-    asked = _out_dtype(name, options)
+    requested = _out_dtype(name, options)
     if options.y is None and options.config is None:
-        return product(family, *operands, asked)
-    if learns:
+        return product(family, *operands, requested)
+    if records_gradients:
         raise UserError(f"{name}: calls with y or config record no gradients: call them under torch.no_grad()")
     if autocast:
         x, w, bias = autocast_operands(family, *operands)
         with torch.autocast(x.device.type, enabled=False):
-            typed = replace(options, out_dtype=asked, dtype=None)
+            typed = replace(options, out_dtype=requested, dtype=None)
             return product_with_options(family, (x, w, x_scale, w_scale, bias), typed)
-    out_dtype = asked or (x.dtype if x_scale is None else torch.bfloat16)
+    out_dtype = requested or (x.dtype if x_scale is None else torch.bfloat16)
     if options.y is not None:
         _check_output(name, options.y, shape, x.device)
     if is_compiling() or type(x) is FakeTensor:
-        from gemmpipe.runtime.torch_ops import (  # not above: it loads torch's compiler (2 s)
+        from gemmpipe.runtime.torch_ops import (  # local import: it loads torch's compiler (2 s)
             config_json,
             register_operators,
         )
@@ -96,9 +96,9 @@ def function_name(family: str) -> str:
 
 
 def _traceable_function_name(family: str) -> str:
-    """As `function_name`; a compiler keeps the answer, since finding a family reads folders."""
+    """As `function_name`; a constant for torch.compile, since finding a family reads folders."""
     if is_compiling():
-        from gemmpipe.runtime.torch_ops import constant_function_name  # not above: it loads torch's compiler (2 s)
+        from gemmpipe.runtime.torch_ops import constant_function_name  # local import: it loads torch's compiler (2 s)
 
         name: str = constant_function_name(family)
         return name
@@ -114,7 +114,7 @@ def _run(family: str, dispatch: Dispatch, given: CallOperands) -> torch.Tensor:
 
 
 def mixture_with_options(family: str, given: RoutedOperands, options: CallOptions) -> torch.Tensor:
-    """What the experts give, [..., N] in x's type, into `y` where it is given, by `config` where it is given."""
+    """The experts' output [..., N] in x's type, into `y` if given, with `config` or the tuned configuration."""
     name, key = _traceable_function_name(family), checked_key(family, given)
     if options.y is not None:
         _check_output(name, options.y, (*given.x.shape[:-1], given.w2.shape[1]), given.x.device)
@@ -131,7 +131,7 @@ def mixture_with_options(family: str, given: RoutedOperands, options: CallOption
 
 
 def _run_into_output(family: str, options: CallOptions, run: Callable[[Dispatch], torch.Tensor]) -> torch.Tensor:
-    """The call, written into `y`: at once where kernels can write there, else by a copy."""
+    """The call's output in `y`: written by the kernel if it can, else copied."""
     y, config = options.y, options.config
     direct = y is not None and y.is_contiguous() and not y.data_ptr() & ALIGNMENT
     take = _TAKE if direct else None
@@ -148,24 +148,22 @@ def _run_into_output(family: str, options: CallOptions, run: Callable[[Dispatch]
         out = run(dispatch)
     finally:
         _OUTPUT.y = None
-    # A library may have made an output of its own, and padded rows always do.
+    # A library may return an output of its own, padded rows always do.
     return y if out.data_ptr() == y.data_ptr() and direct else y.copy_(out.view(y.shape))
 
 
 def _out_dtype(name: str, options: CallOptions) -> torch.dtype | None:
-    """The output's type: of `y`, else `dtype`, else `out_dtype`. Raises UserError where they contradict each other."""
-    for word, value in (("out_dtype", options.out_dtype), ("dtype", options.dtype)):
+    """The output's type: of `y`, else `dtype`, else `out_dtype`. Raises UserError if they contradict each other."""
+    for option, value in (("out_dtype", options.out_dtype), ("dtype", options.dtype)):
         if value is not None and not isinstance(value, torch.dtype):
-            raise UserError(f"{name}: {word} is {short_repr(value)}, expected a torch.dtype")
-    asked = options.dtype or options.out_dtype
+            raise UserError(f"{name}: {option} is {short_repr(value)}, expected a torch.dtype")
+    requested = options.dtype or options.out_dtype
     if options.y is None:
-        return asked
+        return requested
     if not isinstance(options.y, torch.Tensor):
         raise UserError(f"{name}: y is {short_repr(options.y)}, expected a tensor or None")
     if options.dtype not in (None, options.y.dtype):
-        raise UserError(
-            f"{name}: y is {dtype_name(options.y.dtype)}, expected {dtype_name(options.dtype)} as dtype says"
-        )
+        raise UserError(f"{name}: y is {dtype_name(options.y.dtype)}, expected {dtype_name(options.dtype)} as dtype")
     return options.y.dtype
 
 

@@ -1,7 +1,7 @@
-"""What a call copies or converts because it lies in another way than its kernel reads: said once, and in the log.
+"""Reports of operands that a call copies or converts because the kernel cannot read them: one warning, and the log.
 
-docs/runtime.md lists every operand and what it costs. A copy that is part of what was tuned (a library that wants
-scales in its own layout) is in the tabulated time, and is not told here.
+docs/runtime.md lists every operand and the cost. A copy that belongs to the tuned candidate (a library with its own
+layout of scales) is part of the tabulated time and not reported.
 """
 
 import torch
@@ -11,41 +11,41 @@ from gemmpipe.runtime.selection_log import LOG
 _ALIGNMENT = 16  # bytes
 
 
-def log_copied(word: str, tensor: torch.Tensor) -> None:
-    """An operand that is copied in every call, since kernels read contiguous tensors at addresses divisible by 16."""
+def log_copied(name: str, tensor: torch.Tensor) -> None:
+    """Report an operand copied in every call: kernels read contiguous tensors at addresses divisible by 16."""
     if tensor.is_contiguous():
-        _log_copy(word, tensor, f"begins at no multiple of {_ALIGNMENT} bytes", "")
+        _log_copy(name, tensor, f"is not aligned to {_ALIGNMENT} bytes", "")
     else:
-        _log_copy(word, tensor, "lies in strides", str(list(tensor.stride())))
+        _log_copy(name, tensor, "has strides", str(list(tensor.stride())))
 
 
 def log_copies(**operands: torch.Tensor | None) -> None:
-    """Those of some operands, by name, that a library copies in every call as it reads them contiguous and aligned."""
-    for word, tensor in operands.items():
+    """Report the operands, by name, that a library copies in every call to read them contiguous and aligned."""
+    for name, tensor in operands.items():
         if tensor is not None and (not tensor.is_contiguous() or tensor.data_ptr() % _ALIGNMENT):
-            log_copied(word, tensor)
+            log_copied(name, tensor)
 
 
-def log_converted(word: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
-    """An operand that every call converts to another type."""
-    _log_copy(word, tensor, "is read as", _dtype_name(dtype))
+def log_converted(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
+    """Report an operand that every call converts to another type."""
+    _log_copy(name, tensor, "is read as", _dtype_name(dtype))
 
 
 def log_padded(tensor: torch.Tensor, rows: int) -> None:
-    """Activations that every call pads, since the candidate computes no fewer rows."""
-    _log_copy("x", tensor, "is padded to rows:", str(rows))
+    """Report activations that every call pads, since the candidate cannot compute fewer rows."""
+    _log_copy("x", tensor, "is padded to rows", str(rows))
 
 
-def _log_copy(word: str, tensor: torch.Tensor, why: str, what: str) -> None:
-    """A warning once for an operand and reason; every shape in the log of GEMMPIPE_LOG_SELECTION."""
-    if not LOG.is_first((word, why, what, tensor.shape)):
+def _log_copy(name: str, tensor: torch.Tensor, why: str, detail: str) -> None:
+    """One warning per operand and reason; every shape in the log of GEMMPIPE_LOG_SELECTION."""
+    if not LOG.is_first((name, why, detail, tensor.shape)):
         return
     size = tensor.numel() * tensor.element_size()
-    reason = f"{why} {what}".rstrip()
+    reason = f"{why} {detail}".rstrip()
     text = (
-        f"{word} {_dtype_name(tensor.dtype)} {list(tensor.shape)} {reason}: copied in every such call ({size:,} bytes)"
+        f"{name} {_dtype_name(tensor.dtype)} {list(tensor.shape)} {reason}: copied in every such call ({size:,} bytes)"
     )
-    LOG.warn(f"copied {word} {why}", f"{text}; said once, docs/runtime.md has what copies cost")
+    LOG.warn(f"copied {name} {why}", f"{text}; reported once, docs/runtime.md lists the cost of copies")
     LOG.log_step(text)
 
 

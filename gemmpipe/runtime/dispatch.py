@@ -1,6 +1,6 @@
-"""From operands to a tuned call: found once a key under a lock, one dictionary look-up ever after.
+"""From operands to a tuned call: bound once per key under a lock, then one dictionary look-up.
 
-The process's dispatches, one a family: plain ones, and while products are captured ones that count.
+The process has one dispatch per family; while products are captured it also counts them.
 """
 
 import threading
@@ -31,14 +31,14 @@ from gemmpipe.runtime.select import LookupResult
 from gemmpipe.runtime.selection_log import UntunedKey
 
 SHUFFLED = "bpreshuffle"
-"""The key column of families whose weights may lie in tiles or not."""
+"""The key column of families with weights in tiles or row-major."""
 _AITER_SHUFFLED_ATTRIBUTE = "is_shuffled"
-"""What aiter's `shuffle_weight` sets on the tensor that it returns."""
+"""The attribute that aiter's `shuffle_weight` sets on the returned tensor."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dispatch(KernelCache):
-    """Everything that calls of one family need; `flag` is the key column that is true of all of them, or empty."""
+    """All that calls of one family need; `flag` is a key column that is true for all of them, or empty."""
 
     flag: str = ""
 
@@ -51,8 +51,8 @@ class Dispatch(KernelCache):
         bias: OptionalTensor,
         out_dtype: torch.dtype,
     ) -> torch.Tensor:
-        """The product. Raises UserError for operands that are no product of this family."""
-        # Everything that a bound call takes for granted; layouts and addresses it looks at itself.
+        """The product. Raises UserError for operands that are not a product of this family."""
+        # All that a bound call relies on; it checks layouts and addresses itself.
         try:
             key: CallKey = (
                 x.shape,
@@ -81,11 +81,11 @@ class Dispatch(KernelCache):
             return self._run_in_graph(given)
 
     def run_torch(self, given: CallOperands, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """What is left to torch for a reason other than the tables."""
+        """Run a product that is torch's own for a reason other than the tables."""
         return compute()
 
     def checked_product(self, given: CallOperands) -> tuple[Problem, GemmSpec]:
-        """The family's key for these operands, and the product. Raises UserError where they are none."""
+        """The family's key for these operands, and the product. Raises UserError if they are not a product of it."""
         if not isinstance(given.out_dtype, torch.dtype):
             raise UserError(
                 f"{self.family.entry_point}: out_dtype is {short_repr(given.out_dtype)}, expected a torch.dtype"
@@ -99,7 +99,7 @@ class Dispatch(KernelCache):
         return problem, product_spec(self.family, given, problem)
 
     def _bind_and_run(self, key: CallKey, given: CallOperands) -> torch.Tensor:
-        """The first call of a key: check, look up, bind, run, and keep what ran. Raises NotInGraph."""
+        """The first call of a key: check, look up, bind, run, and keep the call. Raises NotCapturable."""
         problem, spec = self.checked_product(given)
         if given.x.is_meta or 0 in (spec.batch, spec.m, spec.n, spec.k):
             return _degenerate_output(given)
@@ -123,7 +123,7 @@ class Dispatch(KernelCache):
         )
 
     def _call_by_scale_order(self, key: CallKey, out_dtype: torch.dtype) -> GemmCall:
-        """A call that is answered by how x's scales lie, where rows are for one layout of them alone."""
+        """A call that dispatches by the memory order of x's scales, for tables with rows for a single order."""
         calls = self.calls
 
         def call(
@@ -157,9 +157,9 @@ class Dispatch(KernelCache):
         )
 
     def _run_in_graph(self, given: CallOperands) -> torch.Tensor:
-        """The fallback, inside a graph whose weight was not prepared before: nothing that it makes is kept."""
+        """The fallback, inside a graph without a prepared weight; nothing that it makes is kept."""
         problem, device = problem_of(self.family, given, self.flag), device_by_index(given.x.get_device())
-        spec, runnable = self.select_for_graph(problem, device, ", or gemmpipe.runtime.prepare(weight)")
+        spec, runnable = self.select_for_graph(problem, device, ", or gemmpipe.runtime.prepare_weight(weight)")
         inner_spec = spec if runnable.rows is None else replace(spec, m=runnable.rows)
         call = generic_call(runnable, inner_spec, device, given.out_dtype, keep=False)
         if runnable.rows is not None:
@@ -178,14 +178,14 @@ def _counting_call(call: GemmCall, untuned: UntunedKey) -> GemmCall:
 
 
 def _degenerate_output(given: CallOperands) -> torch.Tensor:
-    """The product without a batch, a row, a column or an inner element, or on a device without memory (meta)."""
+    """The output of a product with a size of 0, or on a device without memory (meta)."""
     out = torch.zeros(given.out_shape, dtype=given.out_dtype, device=given.x.device)
     return out if given.bias is None else out.add_(given.bias)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordingDispatch(Dispatch):
-    """A dispatch that also counts every product it is asked for."""
+    """A dispatch that also counts every product."""
 
     recorder: Recorder
 
@@ -198,14 +198,14 @@ class RecordingDispatch(Dispatch):
         bias: OptionalTensor,
         out_dtype: torch.dtype,
     ) -> torch.Tensor:
-        """As the plain one."""
+        """As in Dispatch, and counted."""
         given = CallOperands(x=x, w=w, x_scale=x_scale, w_scale=w_scale, bias=bias, out_dtype=out_dtype)
         return self._recording(
             given, lambda: super(RecordingDispatch, self).__call__(x, w, x_scale, w_scale, bias, out_dtype)
         )
 
     def run_torch(self, given: CallOperands, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """As the plain one."""
+        """As in Dispatch, and counted."""
         return self._recording(given, compute)
 
     def _recording(self, given: CallOperands, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
@@ -213,7 +213,7 @@ class RecordingDispatch(Dispatch):
             out = compute()
         if out.numel() and given.x.shape[-1]:
             with self.recorder.logging_errors():
-                orders = memory_orders(given.x_scale)  # one row or column lies in both, and says nothing
+                orders = memory_orders(given.x_scale)  # a single row or column has both orders
                 problem = with_order(problem_of(self.family, given, self.flag), orders if len(orders) == 1 else ())
                 self.recorder.add(
                     self.family.name, {**dict(problem.key), "op": self.family.entry_point}, current_module()
@@ -222,15 +222,15 @@ class RecordingDispatch(Dispatch):
 
 
 EAGER: dict[str, Dispatch] = {}
-"""The process's dispatches by family, for calls outside compiled graphs; read without a function call."""
+"""The process's dispatches by family, for calls outside compiled graphs; read directly, without a function call."""
 _COMPILED: dict[str, Dispatch] = {}
 WITH_OPTIONS: dict[tuple[object, ...], Dispatch] = {}
-"""Those of calls that say more than their operands: a configuration, an output to write into."""
+"""The dispatches of calls with a configuration or an output."""
 _LOCK = threading.Lock()
 
 
 def dispatch_of(family: str, *, graph_pool: bool = False) -> Dispatch:
-    """The process's dispatch of a family, made when first asked for; `family+column`: with that key column true."""
+    """The process's dispatch of a family, made at the first use; `family+column`: with that key column true."""
     held = _COMPILED if graph_pool else EAGER
     found = held.get(family)
     if found is None:
@@ -243,7 +243,7 @@ def dispatch_of(family: str, *, graph_pool: bool = False) -> Dispatch:
 
 
 def reload() -> None:
-    """Read the tables again at the next call, and find every call anew: after tuning, or a changed environment."""
+    """Read the tables again at the next call and look up every key again: after tuning or a changed environment."""
     with _LOCK:
         EAGER.clear()
         _COMPILED.clear()

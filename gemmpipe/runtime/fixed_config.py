@@ -1,4 +1,4 @@
-"""Which candidate the knobs of a call's `config=` are, and the dispatch that runs it and nothing else."""
+"""The candidate of a call's `config=`, and the dispatch that runs only this one."""
 
 import json
 import threading
@@ -19,28 +19,27 @@ from gemmpipe.templates.hopper.launch import WARP_SPECIALISED
 from gemmpipe.templates.params import KERNEL_TYPE
 
 BACKEND_KEY = "backend"
-"""The key of a configuration that says whose knobs the others are."""
+"""The key of a configuration that names the backend of its knobs."""
 _LABEL_BY_KERNEL_TYPE = {"plain": "triton", WARP_SPECIALISED: "gluon"}
-_MAX_DISPATCHES = (
-    256  # configurations whose calls are kept: a tuning script comes with thousands, each for a few launches
-)
+_MAX_DISPATCHES = 256
+"""Configurations with kept calls: a tuning script has thousands of them, each for a few launches."""
 _LOCK = threading.Lock()
 
 Config = Mapping[str, Scalar]
 
 
 class DoesNotFit(UserError):
-    """A configuration that is one, and cannot run on this product or device: a tuner passes over it."""
+    """A valid configuration that cannot run on this product or device: a tuner skips it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FixedConfigDispatch(Dispatch):
-    """Runs one configuration as it is given; tables are not asked, and nothing takes its place where it fails."""
+    """Runs one given configuration, without tables and without a fallback."""
 
     config: tuple[tuple[str, Scalar], ...]
 
     def first_call(self, key: CallKey, request: BindRequest) -> torch.Tensor:
-        """The first call of a key: the configuration is checked, bound and run. Raises UserError, DoesNotFit."""
+        """Check, bind and run the configuration, and keep the call. Raises UserError, DoesNotFit."""
         with self.lock:
             call = self.calls.get(key)
             if call is None:
@@ -53,8 +52,10 @@ class FixedConfigDispatch(Dispatch):
                 return out
         return request.run(call)
 
-    def select_for_graph(self, problem: Problem, device: Device, otherwise: str) -> tuple[GemmSpec, RunnableCandidate]:
-        """The same candidate, which prepares the weights inside the graph."""
+    def select_for_graph(
+        self, problem: Problem, device: Device, alternative: str
+    ) -> tuple[GemmSpec, RunnableCandidate]:
+        """The same candidate; it prepares the weights inside the graph."""
         spec = self.family.spec(problem)
         return spec, candidate_from_config(self.family, dict(self.config), spec, device)
 
@@ -77,7 +78,7 @@ def candidate_from_config(family: Family, config: Config, spec: GemmSpec, device
         raise UserError(f"{where}: {implementation.label} needs {missing.args[0]}, which is not given") from None
     except UserError as error:
         raise UserError(f"{where}: {str(error).removeprefix('space.')}") from None
-    except Exception as error:  # noqa: BLE001 - nobody checked these knobs, and the code may be the user's
+    except Exception as error:  # noqa: BLE001 - these knobs are unchecked, and the code may be the user's
         raise UserError(f"{where}: {describe_error(implementation, error)}") from None
     if reason:
         raise DoesNotFit(f"{where}: {reason}")
@@ -85,19 +86,19 @@ def candidate_from_config(family: Family, config: Config, spec: GemmSpec, device
 
 
 def _implementation(family: Family, knobs: dict[str, Scalar], where: str) -> Implementation:
-    """Whose knobs they are: `backend`, which is taken out, else what `kernel_type` says, else the family's first."""
+    """The implementation of the knobs: `backend` (removed from them), else `kernel_type`'s, else the family's first."""
     own = [each.label for each in family.implementations]
     named, kind = knobs.pop(BACKEND_KEY, None), knobs.get(KERNEL_TYPE)
-    word, value = (KERNEL_TYPE, kind) if named is None else (BACKEND_KEY, named)
+    option, value = (KERNEL_TYPE, kind) if named is None else (BACKEND_KEY, named)
     label = own[0] if value is None else str(value)
-    found = find_implementation(family, _LABEL_BY_KERNEL_TYPE.get(label, label) if word == KERNEL_TYPE else label)
+    found = find_implementation(family, _LABEL_BY_KERNEL_TYPE.get(label, label) if option == KERNEL_TYPE else label)
     if found is None:
-        raise UserError(f"{where}: {word}: {value!r}, expected one of {', '.join(own)}{suggest(label, own)}")
+        raise UserError(f"{where}: {option}: {value!r}, expected one of {', '.join(own)}{suggest(label, own)}")
     return found
 
 
 def frozen_config(config: object, name: str) -> tuple[tuple[str, Scalar], ...]:
-    """A configuration as a key. Raises UserError for what is no mapping of knobs to single values."""
+    """A configuration as a key. Raises UserError for anything but a mapping of knobs to single values."""
     if not isinstance(config, Mapping):
         raise UserError(f"{name}: config: {short_repr(config)}, expected knobs such as {{'BLOCK_SIZE_M': 64}}")
     for knob, value in config.items():
@@ -111,7 +112,7 @@ def frozen_config(config: object, name: str) -> tuple[tuple[str, Scalar], ...]:
 def fixed_config_dispatch(
     family: str, config: tuple[tuple[str, Scalar], ...], make_out: MakeOut | None
 ) -> FixedConfigDispatch:
-    """The process's dispatch of one configuration, made when first asked for; the oldest ones are forgotten."""
+    """The process's dispatch of one configuration, made at the first use; the oldest ones are dropped."""
     key = (family, config, make_out)
     found = WITH_OPTIONS.get(key)
     if found is None:
@@ -138,7 +139,7 @@ def output_dispatch(family: str, make_out: MakeOut) -> Dispatch:
 
 
 def graph_config_dispatch(family: str, config: str) -> FixedConfigDispatch:
-    """The dispatch of a configuration as JSON, for compiled graphs, whose pool holds what it makes."""
+    """The dispatch of a configuration as JSON, for compiled graphs; memory that it makes belongs to their pool."""
     key = (family, config)
     found = WITH_OPTIONS.get(key)
     if found is None:

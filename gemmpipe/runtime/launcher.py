@@ -1,8 +1,6 @@
-"""A loaded kernel bound to everything but its addresses: what a call of the run time launches.
+"""Loaded kernels bound to all arguments but addresses, and memory for compiled graphs outside of their pools.
 
-Memory that outlives a compiled graph: made where no graph's pool takes part.
-
-Split-K's workspace for compiled code: never in the memory of a compiled graph, which is its compiler's own.
+Split-K's workspaces must not be in the memory of a compiled graph, which belongs to torch's compiler.
 """
 
 import sys
@@ -28,33 +26,33 @@ from gemmpipe.launch.workspace import (
 
 BoundLaunch = Callable[[int, list[object]], None]
 _DIRECT_LAUNCH_TRITON = "3.6."
-"""The Triton whose compiled launcher is called without the Python function around it: seen to run, 0.6 us less."""
-_MAX_DESCRIPTORS = 1024  # of an operand; one is some 300 bytes
+"""The Triton version with a compiled launcher that runs without its Python wrapper (tested): 0.6 us less."""
+_MAX_DESCRIPTORS = 1024  # per operand; one has about 300 bytes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BoundKernel:
-    """Fill a copy of `values` at the places of the pointers, then `launch(stream, values)`.
+    """Fill the addresses into a copy of `values`, then call `launch(stream, values)`.
 
-    Pointers are given as integers, which the launcher takes without asking the driver about each of them. The kernel
-    runs on the device that was current when it was loaded, on the stream of this handle.
+    Addresses are integers: the launcher does not query the driver about them. The kernel runs on the device that was
+    current when it was loaded, on the stream of this handle.
     """
 
     launch: BoundLaunch
     values: tuple[object, ...]
-    """Every argument in the order of the signature; None where an address is to be filled in."""
+    """Every argument in the order of the signature; None for an address to be filled in."""
     positions: Mapping[str, int]
-    """Where each parameter stands in `values`."""
+    """Parameter name -> index in `values`."""
 
 
 def bind_launch(
     loaded: LoadedKernel, grid: tuple[int, int, int], cluster: int, arguments: Mapping[str, object]
 ) -> BoundKernel:
-    """`arguments` names every parameter that is neither constant nor address."""
+    """Bind a loaded kernel; `arguments` has every parameter that is neither constant nor address."""
     known = {**dict(loaded.build.constants), **arguments}
-    places = {name: place for place, (name, _) in enumerate(loaded.build.signature)}
+    positions = {name: index for index, (name, _) in enumerate(loaded.build.signature)}
     return BoundKernel(
-        launch=_launch(loaded, grid, cluster), values=tuple(known.get(name) for name in places), positions=places
+        launch=_launch(loaded, grid, cluster), values=tuple(known.get(name) for name in positions), positions=positions
     )
 
 
@@ -82,7 +80,7 @@ def _scratch_bytes(run: Any) -> int:
 
 
 class _AddressHolder:
-    """Stands in for the tensor of a descriptor, without keeping its memory alive."""
+    """Replaces the tensor of a descriptor, without keeping its memory alive."""
 
     def __init__(self, address: int) -> None:
         self._address = address
@@ -92,7 +90,7 @@ class _AddressHolder:
 
 
 class DescriptorCache(dict[int, object]):
-    """Tensor descriptors by address, made like `pattern` when first asked for."""
+    """Tensor descriptors by address, copies of `pattern` made at the first use."""
 
     def __init__(self, pattern: object) -> None:
         super().__init__()
@@ -112,10 +110,10 @@ T = TypeVar("T")
 
 
 def outside_graph_pools(make: Callable[[], T], device: torch.device) -> T:
-    """`make()` in a thread of its own, complete when it returns.
+    """`make()` in a separate thread, complete when it returns.
 
-    While a compiled graph warms up, all memory of its thread comes from the graph's pool, and later replays write
-    over it.
+    During the warm-up of a compiled graph all memory of its thread comes from the graph's pool, which later replays
+    overwrite.
     """
     if device.type != "cuda":
         return make()
@@ -130,7 +128,7 @@ def outside_graph_pools(make: Callable[[], T], device: torch.device) -> T:
                 stream.wait_stream(before)
                 results.append(make())
                 stream.synchronize()
-        except BaseException as error:  # noqa: BLE001 - raised again in the thread that asked
+        except BaseException as error:  # noqa: BLE001 - raised again in the calling thread
             errors.append(error)
 
     thread = threading.Thread(target=work)
@@ -142,24 +140,24 @@ def outside_graph_pools(make: Callable[[], T], device: torch.device) -> T:
 
 
 class GraphWorkspaces:
-    """One workspace a thread and stream, made outside of all graphs' pools and kept for good.
+    """One workspace per thread and stream, made outside of all graphs' pools and never freed.
 
-    torch.compile's graphs of a device share one pool, so they run one after another, as launches of one thread on one
-    stream do. Theirs are captured after a warm-up of the same calls, on the same stream; a graph of the user's own
-    may run beside any other, and gets a workspace of its own.
+    torch.compile's graphs of a device share one pool, so they run one after another, like launches of one thread on
+    one stream. They are captured after a warm-up of the same calls, on the same stream. A user's own graph may run
+    concurrently with any other, and gets a separate workspace.
     """
 
     def __init__(self) -> None:
         self._held: dict[tuple[int, int, int], WorkspaceBuffers] = {}
         self._outgrown: list[WorkspaceBuffers] = []
-        """A graph captured before still writes there."""
+        """Replaced workspaces: graphs captured before still write there."""
 
     def take(self, parts: int, counters: int, device: torch.device) -> WorkspaceBuffers:
-        """For launches on the stream that is current."""
+        """The workspace for launches on the current stream."""
         index = current_device_index(device)
         stream = stream_getter()(index) if index >= 0 else 0
-        place = (get_ident(), index, stream)
-        held = self._held.get(place)
+        key = (get_ident(), index, stream)
+        held = self._held.get(key)
         fits = held is not None and held.parts >= parts and held.counters >= counters
         if index >= 0 and stream_is_capturing():
             if not _is_capturing_compiled_graph(index, stream):
@@ -169,14 +167,14 @@ class GraphWorkspaces:
             if held is not None:
                 self._outgrown.append(held)
             before = held
-            held = self._held[place] = outside_graph_pools(
+            held = self._held[key] = outside_graph_pools(
                 lambda: grow_workspace(before, 2 * parts, counters, device), device
             )
         return held
 
 
 def _is_capturing_compiled_graph(index: int, stream: int) -> bool:
-    """Whether this is the stream on which torch.compile captures its graphs."""
+    """True if torch.compile captures its graphs on this stream."""
     trees = sys.modules.get("torch._inductor.cudagraph_trees")
     if trees is None:
         return False

@@ -1,7 +1,4 @@
-"""What a mixture of experts was given: tensors of any rank, checked once a key against what the experts need.
-
-A mixture of experts at run time: the tuned candidate found once a key, bound in each call.
-"""
+"""A mixture of experts at run time: checked and selected once per key, bound in each call."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -46,7 +43,7 @@ _ARGUMENTS = {
     "dtype": "type of x",
     "q_dtype_a": "type of w1",
 }
-"""Where key columns come from."""
+"""Key column -> the argument that it comes from."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,7 +62,7 @@ class RoutedOperands:
 
     @property
     def tensors(self) -> dict[str, OptionalTensor]:
-        """All tensors by the name that a user knows them under."""
+        """All tensors by the argument names of `fused_moe`."""
         return {
             "x": self.x,
             "w1": self.w,
@@ -78,26 +75,26 @@ class RoutedOperands:
 
     @property
     def rows(self) -> int:
-        """How many rows x has."""
+        """The number of rows of x."""
         return self.x.shape[:-1].numel()
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Everything that an answer takes for granted."""
+        """All properties that a bound call relies on."""
         tensors = self.tensors.values()
         shapes = (None if t is None else (t.shape, t.dtype, t.get_device()) for t in tensors)
-        unlike = on_meta(*tensors) if self.x.get_device() < 0 else ()
-        return (*shapes, *unlike, self.activation, self.weight_first)
+        meta_flags = on_meta(*tensors) if self.x.get_device() < 0 else ()
+        return (*shapes, *meta_flags, self.activation, self.weight_first)
 
 
 def routed_problem(family: Family, given: RoutedOperands) -> Problem:
-    """The family's key for these operands. Raises UserError: operands whose ranks do not go together."""
-    if any(given.tensors[word] is None for word in ("w1", "w2", "topk_weights", "topk_ids")):
+    """The family's key for these operands. Raises UserError for operands of the wrong rank."""
+    if any(given.tensors[argument] is None for argument in ("w1", "w2", "topk_weights", "topk_ids")):
         raise not_a_tensor_error(family.entry_point, given.tensors, optional=OPTIONAL_SCALES)
     ranks = {"w1": (given.w, 3), "w2": (given.w2, 3)}
-    for word, (tensor, rank) in ranks.items():
+    for argument, (tensor, rank) in ranks.items():
         if tensor.dim() != rank:
-            raise UserError(f"{family.entry_point}: {word} {list(tensor.shape)}, expected {rank} dimensions")
+            raise UserError(f"{family.entry_point}: {argument} {list(tensor.shape)}, expected {rank} dimensions")
     if given.x.dim() < 1 or given.topk_ids.dim() < 1:
         raise UserError(f"{family.entry_point}: x {list(given.x.shape)}, expected [..., K] with topk_ids [..., topk]")
     inner, weight, x = given.w2.shape[2], dtype_name(given.w.dtype), dtype_name(given.x.dtype)
@@ -105,7 +102,7 @@ def routed_problem(family: Family, given: RoutedOperands) -> Problem:
     if given.w_scale is not None:
         quantised = "per_token" if given.w_scale.numel() == given.w.shape[0] * given.w.shape[1] else "per_1x128"
     values: dict[str, Scalar] = {
-        "token": given.rows or 1,  # without rows nothing is looked up, but all else is checked
+        "token": given.rows or 1,  # without rows nothing is looked up, but the rest is checked
         "model_dim": given.x.shape[-1],
         "inter_dim": inner,
         "expert": given.w.shape[0],
@@ -124,20 +121,22 @@ def routed_problem(family: Family, given: RoutedOperands) -> Problem:
 def _cell(family: Family, column: KeyColumn, value: Scalar) -> Scalar:
     try:
         if value is not None and not isinstance(value, str | int | float):
-            raise UserError(f"{short_repr(value)}, expected a word")
+            raise UserError(f"{short_repr(value)}, expected a text")
         return parse_key_value(column, value, "")
     except UserError as error:
         raise UserError(f"{family.entry_point}: {_ARGUMENTS.get(column.name, column.name)}: {error}") from None
 
 
 def routed_spec(family: Family, given: RoutedOperands, problem: Problem) -> GemmSpec:
-    """The experts that these operands are. Raises UserError for one that is not what they need."""
-    spec = replace(spec_or_error(family, problem, lambda means: _routing_error(family, given, means)), m=given.rows)
+    """The spec of these experts. Raises UserError for an operand that does not match it."""
+    spec = replace(
+        spec_or_error(family, problem, lambda diagnosis: _routing_error(family, given, diagnosis)), m=given.rows
+    )
     check_routed(family, given, spec)
     return spec
 
 
-def _routing_error(family: Family, given: RoutedOperands, means: KeyDiagnosis) -> str | None:
+def _routing_error(family: Family, given: RoutedOperands, diagnosis: KeyDiagnosis) -> str | None:
     x, w = dtype_name(given.x.dtype), dtype_name(given.w.dtype)
     if x not in DTYPES_16BIT:
         return f"x is {x}, expected {or_list(DTYPES_16BIT)}"
@@ -148,15 +147,15 @@ def _routing_error(family: Family, given: RoutedOperands, means: KeyDiagnosis) -
     if w != x and w not in FP8_DTYPES:
         return f"w1 is {w}, expected {x} as x, or fp8 with scales"
     (column,) = (c for c in family.key_columns if c.name == "act_type")
-    computed = [word for word, meant in column.words if means.spec({"act_type": meant})]
+    computed = [name for name, value in column.words if diagnosis.spec({"act_type": value})]
     return f"activation: {given.activation!r} is not computed, expected {or_list(computed)}" if computed else None
 
 
 def check_routed(family: Family, given: RoutedOperands, spec: GemmSpec) -> None:
-    """Raises UserError for an operand that is not what the experts need: shape, type, device."""
+    """Raises UserError for an operand of the wrong shape, type or device."""
     experts, name = spec.experts, family.entry_point
     if experts is None:
-        raise UserError(f"{name}: a family of plain products")
+        raise UserError(f"{name}: a family without experts")
     check_device(name, given.x)
     routing = [*given.x.shape[:-1], experts.topk]
     expected: dict[str, list[list[int]]] = {
@@ -167,15 +166,15 @@ def check_routed(family: Family, given: RoutedOperands, spec: GemmSpec) -> None:
         "w1_scale": _scale_shapes(spec, experts.count, experts.w1_rows, spec.k),
         "w2_scale": _scale_shapes(spec, experts.count, spec.n, experts.inner),
     }
-    for word, tensor in given.tensors.items():
-        shapes = expected.get(word)
+    for argument, tensor in given.tensors.items():
+        shapes = expected.get(argument)
         if shapes is not None and (list(tensor.shape) not in shapes if tensor is not None else bool(shapes)):
             found = "none" if tensor is None else str(list(tensor.shape))
-            raise UserError(f"{name}: {word} {found}, expected {shapes[0] if shapes else 'none for these types'}")
+            raise UserError(f"{name}: {argument} {found}, expected {shapes[0] if shapes else 'none for these types'}")
         if tensor is not None and tensor.device != given.x.device:
-            raise UserError(f"{name}: {word} is on {tensor.device}, expected {given.x.device} as x")
-        if tensor is not None and word.endswith("_scale") and tensor.dtype != torch.float32:
-            raise UserError(f"{name}: {word} is {dtype_name(tensor.dtype)}, expected float32")
+            raise UserError(f"{name}: {argument} is on {tensor.device}, expected {given.x.device} as x")
+        if tensor is not None and argument.endswith("_scale") and tensor.dtype != torch.float32:
+            raise UserError(f"{name}: {argument} is {dtype_name(tensor.dtype)}, expected float32")
     if given.w2.dtype != given.w.dtype:
         raise UserError(f"{name}: w2 is {dtype_name(given.w2.dtype)}, expected {dtype_name(given.w.dtype)} as w1")
     if given.topk_ids.is_floating_point() or given.topk_ids.dtype == torch.bool:
@@ -199,18 +198,18 @@ def routed_inputs(given: RoutedOperands, spec: GemmSpec) -> Inputs:
     )
 
 
-def _as_dtype(word: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The tensor as kernels read it, of this type."""
+def _as_dtype(argument: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The tensor in this type, contiguous and aligned."""
     if tensor.dtype != dtype:
-        log_converted(word, tensor, dtype)
+        log_converted(argument, tensor, dtype)
         return tensor.to(dtype, memory_format=torch.contiguous_format)
-    return aligned(tensor, word)
+    return aligned(tensor, argument)
 
 
 def routed_weights(given: RoutedOperands) -> Weights:
     """The experts' weights and scales as kernels read them."""
     named = (("w1_scale", given.w_scale), ("w2_scale", given.w2_scale))
-    w_scale, w2_scale = (None if s is None else aligned(s, word).view(*s.shape[:2], -1) for word, s in named)
+    w_scale, w2_scale = (None if s is None else aligned(s, argument).view(*s.shape[:2], -1) for argument, s in named)
     w, w2 = aligned(given.w.detach(), "w1"), aligned(given.w2.detach(), "w2")
     return Weights(w=w, w_scale=w_scale, w2=w2, w2_scale=w2_scale)
 
@@ -219,9 +218,9 @@ MixtureCall = Callable[[RoutedOperands], torch.Tensor]
 
 
 def mixture(family: str, given: RoutedOperands, *, graph_pool: bool = False) -> torch.Tensor:
-    """What the experts give, [..., N] in x's type.
+    """The experts' output [..., N] in x's type.
 
-    Raises UserError for operands that are no mixture of this family, and where gradients are recorded.
+    Raises UserError for operands that are not a mixture of this family, and if gradients are recorded.
     """
     key = checked_key(family, given)
     dispatch = None if graph_pool else EAGER.get(family)
@@ -232,7 +231,7 @@ def mixture(family: str, given: RoutedOperands, *, graph_pool: bool = False) -> 
 
 
 def checked_key(family: str, given: RoutedOperands) -> CallKey:
-    """What a bound call takes for granted. Raises UserError for what is no tensor, and where gradients are recorded."""
+    """The key of these operands. Raises UserError for values that are no tensors, and if gradients are recorded."""
     try:
         key = given.key
     except AttributeError:
@@ -254,7 +253,7 @@ def run_mixture(dispatch: Dispatch, key: CallKey, given: RoutedOperands) -> torc
 def record_mixture(
     counting: RecordingDispatch, dispatch: Dispatch, key: CallKey, given: RoutedOperands
 ) -> torch.Tensor:
-    """The mixture by `dispatch`, counted as one, whatever products of torch's it is computed by."""
+    """The mixture by `dispatch`, counted as one, even if torch's products compute it."""
     with capture_paused():
         out = run_mixture(dispatch, key, given)
     if out.numel():
@@ -266,15 +265,15 @@ def record_mixture(
 
 
 def _bind_and_run(dispatch: Dispatch, key: CallKey, given: RoutedOperands) -> torch.Tensor:
-    """Check, then the key's call, or the first selected candidate that runs, kept. Raises NotInGraph."""
+    """The first call of a key: check, look up, bind, run, and keep the call. Raises NotCapturable."""
     problem = routed_problem(dispatch.family, given)
     spec = routed_spec(dispatch.family, given, problem)
-    if given.x.is_meta or not spec.m:  # no memory, or nothing to write there
+    if given.x.is_meta or not spec.m:  # no memory, or no rows
         return given.x.new_empty((*given.x.shape[:-1], spec.n))
     device = device_by_index(given.x.get_device())
 
     def bind(selected: LookupResult) -> MixtureCall | None:
-        if selected.runnable.rows is not None:  # rows of padding would be routed too
+        if selected.runnable.rows is not None:  # padding rows would be routed too
             return None
         return _bind(selected.runnable, spec, device, graph_pool=dispatch.graph_pool, make_out=dispatch.make_out)
 
@@ -285,7 +284,7 @@ def _bind_and_run(dispatch: Dispatch, key: CallKey, given: RoutedOperands) -> to
 
 
 def _run_in_graph(dispatch: Dispatch, given: RoutedOperands) -> torch.Tensor:
-    """The fallback, inside a graph whose weights were not prepared before: nothing that it makes is kept."""
+    """The fallback, inside a graph without prepared weights; nothing that it makes is kept."""
     problem, device = routed_problem(dispatch.family, given), device_by_index(given.x.get_device())
     spec, runnable = dispatch.select_for_graph(problem, device, "")
     return _bind(runnable, spec, device, keep=False)(given)
@@ -308,7 +307,7 @@ def _bind(
     graph_pool: bool = False,
     make_out: MakeOut | None = None,
 ) -> MixtureCall:
-    """Without `keep` weights are prepared in each call, whose graph then has what was made."""
+    """A call of the candidate; without `keep` it prepares the weights in each call, inside the graph if captured."""
     implementation, knobs = runnable.implementation, runnable.candidate.knobs
     plain = type(implementation).prepare is Implementation.prepare
 

@@ -1,6 +1,6 @@
-"""What an entry point was given: tensors of any rank, checked once a key against the product that they mean.
+"""The operands of an entry point: the problem and spec that they define, checks, and conversion for kernels.
 
-Keys that mean no product of their family, told in the words of the function that was called.
+Operands are checked once per key. Errors name the arguments of the called function, not a table's columns.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,18 +15,18 @@ from gemmpipe.family import Family, GemmSpec, Inputs, Scaling, Weights
 from gemmpipe.family.dtypes import DTYPES_8BIT, DTYPES_16BIT, OUT_DTYPES, SCALE_ORDERS, X_SCALE_COLUMN
 from gemmpipe.runtime.copy_log import log_converted, log_copied
 
-_DEFAULT_OUT_DTYPE = {"outdtype": DTYPES_16BIT[0]}  # what every family can give
+_DEFAULT_OUT_DTYPE = {"outdtype": DTYPES_16BIT[0]}  # an output type of every family
 
 
 class KeyDiagnosis:
-    """What a key that means no product would mean if some of its values were others."""
+    """The products that an invalid key would mean if some of its values were changed."""
 
     def __init__(self, family: Family, problem: Problem) -> None:
         self._family, self._problem = family, problem
         self.key = dict(problem.key)
 
     def spec(self, values: Mapping[str, Scalar]) -> GemmSpec | None:
-        """The product with these values in place of the key's own; None: still none."""
+        """The product with these values in place of the key's own; None if that is invalid too."""
         key = tuple((name, values.get(name, value)) for name, value in self._problem.key)
         try:
             return self._family.spec(replace(self._problem, key=key))
@@ -34,12 +34,12 @@ class KeyDiagnosis:
             return None
 
     def likely_spec(self) -> GemmSpec | None:
-        """The product that these types are for, whatever comes out, and with scales or without."""
+        """The product of these operand types, for any output type, with or without scales."""
         others = {"scaleAB": not self.key["scaleAB"]} if "scaleAB" in self.key else {}
         return self.spec(_DEFAULT_OUT_DTYPE) or self.spec({**_DEFAULT_OUT_DTYPE, **others})
 
     def dtype_error(self, w: str, out: str) -> str | None:
-        """What is wrong with the types of both operands or of what comes out; None: nothing."""
+        """The error in the operands' types or the output type; None if there is none."""
         if self.spec(_DEFAULT_OUT_DTYPE) is not None:
             return f"out_dtype is {out}, expected {or_list([t for t in OUT_DTYPES if self.spec({'outdtype': t})])}"
         known = [
@@ -48,35 +48,35 @@ class KeyDiagnosis:
         return f"x and w are {w}, expected {or_list(known)}" if known else None
 
 
-def spec_or_error(family: Family, problem: Problem, mistake: Callable[[KeyDiagnosis], str | None]) -> GemmSpec:
-    """The product that the key means. Raises UserError: with `mistake`, or where that is None the family's own words.
+def spec_or_error(family: Family, problem: Problem, diagnose: Callable[[KeyDiagnosis], str | None]) -> GemmSpec:
+    """The product of the key. Raises UserError with `diagnose`'s text, or the family's if that is None.
 
-    Keys are in a table's words, which nobody knows who calls a function.
+    The family's text names a table's columns, which the caller of a function does not know.
     """
     try:
         return family.spec(problem)
     except UserError as error:
-        found = mistake(KeyDiagnosis(family, problem)) or str(error).removeprefix(f"{problem.id}: ").removeprefix(
+        found = diagnose(KeyDiagnosis(family, problem)) or str(error).removeprefix(f"{problem.id}: ").removeprefix(
             f"{family.name}: "
         )
         raise UserError(f"{family.entry_point}: {found}") from None
 
 
-def or_list(words: Sequence[str]) -> str:
+def or_list(names: Sequence[str]) -> str:
     """`a`, `a or b`, `a, b or c`."""
-    return " or ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+    return " or ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 OptionalTensor = torch.Tensor | None
 
 ALIGNMENT = 15
-"""Address bits that are 0 in what kernels read."""
-_PACKED = 2  # elements in a byte of a type that ends in `_x2`
+"""Address bits that are 0 in kernels' operands."""
+_PACKED = 2  # elements per byte of a type that ends in `_x2`
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CallOperands:
-    """The operands of one call, as the family's kernels take them: scales of any rank, `bias` [N].
+    """The operands of one call: scales of any rank, `bias` [N].
 
     `x` [..., K] with `w` [N, K]; in a batch `x` [B, M, K] with `w` [B, N, K].
     """
@@ -95,22 +95,24 @@ class CallOperands:
 
 
 def not_a_tensor_error(name: str, operands: Mapping[str, object], *, optional: Collection[str]) -> UserError:
-    """What to raise where an operand has no attribute that tensors have: which it is, and what was expected."""
-    for word, value in operands.items():
-        if not isinstance(value, torch.Tensor) and not (value is None and word in optional):
+    """The error for an operand that is not a tensor: its name, and what was expected."""
+    for argument, value in operands.items():
+        if not isinstance(value, torch.Tensor) and not (value is None and argument in optional):
             what = "None" if value is None else f"of type {type(value).__name__}"
-            return UserError(f"{name}: {word} is {what}, expected a tensor{' or None' if word in optional else ''}")
+            return UserError(
+                f"{name}: {argument} is {what}, expected a tensor{' or None' if argument in optional else ''}"
+            )
     return UserError(f"{name}: operands of types {[type(v).__name__ for v in operands.values()]}, expected tensors")
 
 
 def operand_type_error(name: str, x: object, w: object, x_scale: object, w_scale: object, bias: object) -> UserError:
-    """no_tensor of a product's operands."""
+    """`not_a_tensor_error` for a product's operands."""
     operands = {"x": x, "w": w, "x_scale": x_scale, "w_scale": w_scale, "bias": bias}
     return not_a_tensor_error(name, operands, optional=("x_scale", "w_scale", "bias"))
 
 
 def on_meta(*tensors: OptionalTensor) -> tuple[bool, ...]:
-    """Which are on `meta`: get_device() says -1 of them as of a CPU's."""
+    """True for each tensor on `meta`: get_device() is -1 there as on a CPU."""
     return tuple(t is not None and t.is_meta for t in tensors)
 
 
@@ -120,21 +122,20 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def bytes_as(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Bytes as what they hold; any other tensor, and what is none, as it is."""
+    """A uint8 tensor viewed as `dtype`; anything else unchanged."""
     return tensor.view(dtype) if isinstance(tensor, torch.Tensor) and tensor.dtype == torch.uint8 else tensor
 
 
 def inner_size(tensor: torch.Tensor) -> int:
-    """K, in elements where a byte holds several."""
+    """K in elements, also for packed types."""
     stored = tensor.shape[-1]
     return stored * _PACKED if dtype_name(tensor.dtype).endswith("_x2") else stored
 
 
 def problem_of(family: Family, given: CallOperands, flag: str = "") -> Problem:
-    """The family's key for these operands; a column that they do not tell has its default, and `flag` names one that
-    is true.
+    """The family's key for these operands; other columns have their defaults, and the column `flag` is true.
 
-    Raises UserError: operands whose ranks or inner sizes do not go together.
+    Raises UserError for operands with ranks or inner sizes that do not match.
     """
     x, w = given.x, given.w
     batches = any(column.name == "B" for column in family.key_columns)
@@ -162,7 +163,7 @@ def problem_of(family: Family, given: CallOperands, flag: str = "") -> Problem:
 
 
 def memory_orders(scale: OptionalTensor) -> tuple[str, ...]:
-    """In which of operand_types.ORDERS block scales [..., blocks] lie: both where they are one row or one column."""
+    """The memory orders (of SCALE_ORDERS) of block scales [..., blocks]: both for a single row or column."""
     if scale is None or not scale.dim():
         return ()
     blocks = scale.shape[-1]
@@ -177,69 +178,74 @@ def memory_orders(scale: OptionalTensor) -> tuple[str, ...]:
 
 
 def with_order(problem: Problem, orders: Sequence[str]) -> Problem:
-    """The same key with this layout of x's scales, where the family's key has a place for it."""
+    """The same key with this order of x's scales, if the family's key has that column."""
     order = orders[0] if orders else None
     return replace(problem, key=tuple((n, order if n == X_SCALE_COLUMN.name else value) for n, value in problem.key))
 
 
 def product_spec(family: Family, given: CallOperands, problem: Problem) -> GemmSpec:
-    """The product that these operands are. Raises UserError for one that is not what it needs."""
-    spec = spec_or_error(family, problem, lambda means: _operand_error(family, given, means))
+    """The spec of these operands. Raises UserError for an operand that does not match it."""
+    spec = spec_or_error(family, problem, lambda diagnosis: _operand_error(family, given, diagnosis))
     check_operands(family, given, spec)
     return spec
 
 
-def _operand_error(family: Family, given: CallOperands, means: KeyDiagnosis) -> str | None:
-    x, w, likely = dtype_name(given.x.dtype), dtype_name(given.w.dtype), means.likely_spec()
+def _operand_error(family: Family, given: CallOperands, diagnosis: KeyDiagnosis) -> str | None:
+    x, w, likely = dtype_name(given.x.dtype), dtype_name(given.w.dtype), diagnosis.likely_spec()
     if x != w:
         return f"x is {x} and w {w}, expected one type"
     if likely is not None:
-        check_operands(family, given, likely)  # what the types need comes first: scales
-    return means.dtype_error(w, dtype_name(given.out_dtype))
+        check_operands(family, given, likely)  # missing scales are reported first
+    return diagnosis.dtype_error(w, dtype_name(given.out_dtype))
 
 
 def check_operands(family: Family, given: CallOperands, spec: GemmSpec) -> None:
-    """Raises UserError for an operand that is not what the product needs: type, scales, bias, device."""
+    """Raises UserError for an operand of the wrong type or device, and for wrong scales or bias."""
     name = family.entry_point
     check_device(name, given.x)
-    for word, tensor, dtype in (("x", given.x, spec.x_dtype), ("w", given.w, spec.w_dtype)):
+    for argument, tensor, dtype in (("x", given.x, spec.x_dtype), ("w", given.w, spec.w_dtype)):
         if dtype_name(tensor.dtype) != dtype:
-            raise UserError(f"{name}: {word} is {dtype_name(tensor.dtype)}, expected {dtype}")
-    for word, scale, scaling, rows in (
+            raise UserError(f"{name}: {argument} is {dtype_name(tensor.dtype)}, expected {dtype}")
+    for argument, scale, scaling, rows in (
         ("x_scale", given.x_scale, spec.x_scale, spec.m),
         ("w_scale", given.w_scale, spec.w_scale, spec.n),
     ):
         if scaling is None and scale is not None:
-            raise UserError(f"{name}: {word}: given, expected none for {spec.w_dtype} operands")
+            raise UserError(f"{name}: {argument}: given, expected none for {spec.w_dtype} operands")
         if scaling is not None:
-            _check_scale(f"{name}: {word}", scale, scaling, (spec.batch, rows, spec.k))
+            _check_scale(f"{name}: {argument}", scale, scaling, (spec.batch, rows, spec.k))
     if given.bias is not None and tuple(given.bias.shape) != (spec.n,):
         raise UserError(f"{name}: bias {list(given.bias.shape)}, expected [{spec.n}]")
-    for word, other in (("w", given.w), ("x_scale", given.x_scale), ("w_scale", given.w_scale), ("bias", given.bias)):
+    for argument, other in (
+        ("w", given.w),
+        ("x_scale", given.x_scale),
+        ("w_scale", given.w_scale),
+        ("bias", given.bias),
+    ):
         if other is not None and other.device != given.x.device:
-            raise UserError(f"{name}: {word} is on {other.device}, expected {given.x.device} as x")
+            raise UserError(f"{name}: {argument} is on {other.device}, expected {given.x.device} as x")
 
 
 def check_device(name: str, x: torch.Tensor) -> None:
-    """Raises UserError for a device on which nothing here computes; on `meta` there is nothing to compute."""
+    """Raises UserError for an unsupported device; `meta` is supported, without computation."""
     if x.device.type not in ("cpu", "cuda", "meta"):
         raise UserError(f"{name}: x is on {x.device}, expected cpu, cuda or meta")
 
 
-def _check_scale(word: str, scale: OptionalTensor, scaling: Scaling, sizes: tuple[int, int, int]) -> None:
+def _check_scale(argument: str, scale: OptionalTensor, scaling: Scaling, sizes: tuple[int, int, int]) -> None:
     if not scale_fits(scale, scaling, sizes):
         expected = _scale_shape(scaling, sizes)
         what = "none" if scale is None else f"{dtype_name(scale.dtype)} {list(scale.shape)}"
-        raise UserError(f"{word}: {what}, expected {scaling.dtype} {list(expected)}")
+        raise UserError(f"{argument}: {what}, expected {scaling.dtype} {list(expected)}")
 
 
 def scale_fits(scale: OptionalTensor, scaling: Scaling, sizes: tuple[int, int, int]) -> bool:
-    """Whether these are the scales of one operand's (batch, rows, K)."""
+    """True if these are the scales of one operand's (batch, rows, K)."""
     if scale is None or dtype_name(scale.dtype) not in (scaling.dtype, "uint8"):
         return False
     expected = _scale_shape(scaling, sizes)
     if scaling.granularity == "block" and scale.shape[-1:] != expected[-1:]:
-        return False  # as many numbers the other way round would be others
+        return False  # the same number of values transposed is wrong
     return scale.numel() == torch.Size(expected).numel()
 
 
@@ -255,7 +261,7 @@ def _scale_shape(scaling: Scaling, sizes: tuple[int, int, int]) -> tuple[int, ..
 
 
 def inputs_of(given: CallOperands, spec: GemmSpec) -> Inputs:
-    """The activation side as it was given, [M, K] with scales in the shape that the spec says."""
+    """The activations as given, [M, K], with scales in the shape of the spec."""
     x = as_rows(given.x, spec.m) if spec.batch == 1 else given.x
     if given.x_scale is None or spec.x_scale is None:
         return Inputs(x=x)
@@ -263,7 +269,7 @@ def inputs_of(given: CallOperands, spec: GemmSpec) -> Inputs:
 
 
 def as_rows(x: torch.Tensor, m: int) -> torch.Tensor:
-    """[..., K] as [M, K]: a view, or a copy that is told where strides allow no view."""
+    """[..., K] as [M, K]: a view, or a reported copy if the strides allow no view."""
     rows = x.reshape(m, -1)
     if not x.is_contiguous() and rows.data_ptr() != x.data_ptr():
         log_copied("x", x)
@@ -271,7 +277,7 @@ def as_rows(x: torch.Tensor, m: int) -> torch.Tensor:
 
 
 def weights_of(given: CallOperands, spec: GemmSpec) -> Weights:
-    """The weight side as it was given, with a bias of the output's type."""
+    """The weights as given, with a bias of the output's type."""
     w, scale, bias = given.w, given.w_scale, given.bias
     if w.requires_grad:
         w = w.detach()
@@ -290,7 +296,7 @@ def weights_of(given: CallOperands, spec: GemmSpec) -> Weights:
 def kernel_inputs(inputs: Inputs, spec: GemmSpec, orders: Collection[str]) -> Inputs:
     """The inputs as a kernel reads them: contiguous rows, block scales in one of `orders` (else rows), and all aligned.
 
-    What lies differently is copied.
+    Others are copied.
     """
     scale = inputs.x_scale
     if scale is not None and not _readable(scale, spec, orders):
@@ -299,21 +305,21 @@ def kernel_inputs(inputs: Inputs, spec: GemmSpec, orders: Collection[str]) -> In
 
 
 def _readable(scale: torch.Tensor, spec: GemmSpec, orders: Collection[str]) -> bool:
-    """Whether a kernel that reads these orders takes x's scales as they lie, rows or columns with gaps between too."""
+    """True if a kernel that reads these orders needs no copy of x's scales; rows or columns may have gaps."""
     by_block = spec.x_scale is not None and spec.x_scale.granularity == "block" and scale.dim() == 2
     return by_block and COLUMN in orders and scale_order(scale) in orders and not scale.data_ptr() & ALIGNMENT
 
 
-def with_strides(tensor: torch.Tensor, strides: tuple[int, ...], word: str) -> torch.Tensor:
-    """The tensor itself where it has these strides at an address divisible by 16; or a copy, which is told."""
+def with_strides(tensor: torch.Tensor, strides: tuple[int, ...], argument: str) -> torch.Tensor:
+    """The tensor itself if it has these strides at an address divisible by 16; else a reported copy."""
     if tensor.stride() == strides and not tensor.data_ptr() & ALIGNMENT:
         return tensor
-    log_copied(word, tensor)
+    log_copied(argument, tensor)
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 def kernel_weights(weights: Weights) -> Weights:
-    """The weights as kernels read them; one that lies differently is copied."""
+    """The weights as kernels read them: contiguous and aligned, else copied."""
     w, scale, bias = weights.w, weights.w_scale, weights.bias
     return Weights(
         w=aligned(w, "w"),
@@ -322,13 +328,13 @@ def kernel_weights(weights: Weights) -> Weights:
     )
 
 
-def aligned(tensor: torch.Tensor, word: str = "") -> torch.Tensor:
-    """The tensor itself when contiguous at an address divisible by 16, for which kernels are compiled; or a copy.
+def aligned(tensor: torch.Tensor, argument: str = "") -> torch.Tensor:
+    """The tensor itself if contiguous at an address divisible by 16, for which kernels are compiled; else a copy.
 
-    The copy of an operand with a name is told, see copies.
+    The copy of an operand with a name is reported, see copy_log.
     """
     if tensor.is_contiguous() and not tensor.data_ptr() & ALIGNMENT:
         return tensor
-    if word:
-        log_copied(word, tensor)
+    if argument:
+        log_copied(argument, tensor)
     return tensor.clone(memory_format=torch.contiguous_format)

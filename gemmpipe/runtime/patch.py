@@ -1,4 +1,4 @@
-"""Tuned products in a PyTorch model as it is: its linear layers dispatched where a tuned entry exists."""
+"""Tuned products in an unmodified PyTorch model: linear layers with a tuned row are dispatched."""
 
 import logging
 from dataclasses import dataclass
@@ -18,18 +18,18 @@ from gemmpipe.runtime.select import first_usable
 FAMILY = "a16w16"
 """The family of a linear layer's product."""
 _DTYPES = (torch.bfloat16, torch.float16)
-_MARK = "_gemmpipe_tuned"  # torch 2.11's compiler looks at a layer's attributes again, not at its class
+_MARK = "_gemmpipe_tuned"  # torch 2.11's compiler guards on a layer's attributes, not on its class
 _LOG = logging.getLogger("gemmpipe.runtime")
 
 
 class TunedLinear(nn.Linear):
-    """A linear layer while it is patched: parameters, hooks and names stay as they are.
+    """A patched linear layer: parameters, hooks and names are unchanged.
 
-    One class for all of them, so that a compiler that has seen one layer knows the next.
+    One class for all layers, so that torch.compile reuses the code of the first one.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - nn.Linear's name
-        """The tuned product; torch's own once the model was converted to a type that no row is about."""
+        """The tuned product; torch's own after a conversion of the model to an unsupported type."""
         if self.weight.dtype not in _DTYPES:
             return super().forward(input)
         return gemm_a16w16(input, self.weight, self.bias)
@@ -37,20 +37,20 @@ class TunedLinear(nn.Linear):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Patched:
-    """What `patch` did to a model; as a context manager it undoes that at the end."""
+    """The result of `patch`; as a context manager it undoes the patch at the end."""
 
     layers: dict[str, nn.Linear]
     """The replaced layers by name."""
     linear_layers: int
-    """How many linear layers the model has."""
+    """The number of linear layers in the model."""
 
     @property
     def replaced(self) -> int:
-        """How many layers were replaced."""
+        """The number of replaced layers."""
         return len(self.layers)
 
     def undo(self) -> None:
-        """Make every replaced layer what it was; a second time does nothing."""
+        """Restore every replaced layer; a second call does nothing."""
         for layer in self.layers.values():
             if type(layer) is TunedLinear:
                 layer.__class__ = nn.Linear  # type: ignore[assignment]
@@ -69,11 +69,11 @@ class Patched:
 
 
 def patch(model: nn.Module) -> Patched:
-    """Dispatch the products of a model's `nn.Linear` layers where its sizes, type and device have a tuned row.
+    """Dispatch the products of a model's `nn.Linear` layers with a tuned row for their sizes, type and device.
 
-    A call whose M no row answers goes by the rules, and one that records gradients is torch's own: run the model
-    under `torch.no_grad()` or `torch.inference_mode()`. Layers with a forward of their own are left alone.
-    Raises UserError for what is no module.
+    A call with an M without a row uses the fallback, and one that records gradients is torch's own: run the model
+    under `torch.no_grad()` or `torch.inference_mode()`. Layers with their own forward are not replaced.
+    Raises UserError for an argument that is not a module.
     """
     if not isinstance(model, nn.Module):
         raise UserError(f"patch: model is of type {type(model).__name__}, expected a torch.nn.Module")
@@ -88,7 +88,7 @@ def patch(model: nn.Module) -> Patched:
             continue
         weight = layer.weight
         if type(weight) is not nn.Parameter or weight.device.type not in ("cpu", "cuda"):
-            continue  # a subclass multiplies in its own way
+            continue  # a subclass has its own product
         key = (weight.shape, weight.dtype, weight.device, layer.bias is not None)
         if key not in known:
             known[key] = _has_row(dispatch, weight, layer.bias is not None)
@@ -102,7 +102,7 @@ def patch(model: nn.Module) -> Patched:
 
 
 def _has_row(dispatch: KernelCache, weight: torch.Tensor, bias: bool) -> bool:
-    """Whether some M of this weight has a row whose candidate runs here."""
+    """True if any M of this weight has a row with a candidate that runs here."""
     device, dtype = device_by_index(weight.get_device()), dtype_name(weight.dtype)
     wanted: dict[str, Scalar] = {"N": weight.shape[0], "K": weight.shape[1], "bias": bias}
     wanted |= {"dtype": dtype, "outdtype": dtype}

@@ -1,6 +1,6 @@
-"""The way of every call: gradients to torch, autocast's types, a compiler to the operator, the rest to dispatch.
+"""The common path of all products: gradients to torch, autocast's types, torch.compile's operator, else dispatch.
 
-Preparing weights ahead of their first call, and forgetting what was prepared.
+Also the preparation of weights before their first call, and the release of prepared forms.
 """
 
 from collections.abc import Iterator, Mapping
@@ -46,14 +46,14 @@ def product(
     bias: OptionalTensor,
     out_dtype: torch.dtype | None,
 ) -> torch.Tensor:
-    """x [..., K] times w [N, K]^T by the family's tuned candidate; out_dtype None: x's type, or bf16 beside scales.
+    """x [..., K] times w [N, K]^T by the family's tuned candidate; out_dtype None: x's type, or bf16 with scales.
 
-    Where gradients are recorded, a product without scales is torch's own. Raises UserError for operands that are no
-    product of the family, and where gradients of one with scales are asked for.
+    If gradients are recorded, a product without scales is torch's own. Raises UserError for operands that are not a
+    product of the family, and if a product with scales would record gradients.
     """
     try:
         autocast = is_autocast_enabled("cuda" if x.is_cuda else "cpu")
-        learns = is_grad_enabled() and (
+        records_gradients = is_grad_enabled() and (
             x.requires_grad
             or w.requires_grad
             or _requires_grad(x_scale)
@@ -68,14 +68,14 @@ def product(
         return _autocast_product(family, x, w, x_scale, w_scale, bias, out_dtype)
     if out_dtype is None:
         out_dtype = x.dtype if x_scale is None else torch.bfloat16
-    if learns:
+    if records_gradients:
         if x_scale is not None or w_scale is not None:
             raise UserError(f"{family}: {_NO_GRADIENTS}")
-        if "+" in family:  # torch's own product would read the weight as it does not lie
+        if "+" in family:  # torch's own product would misread a weight in tiles
             raise UserError(f"{family.replace('+', ' with ')}: {_NO_SHUFFLED_GRADIENTS}")
         return _torch_product(family, x, w, bias, out_dtype)
-    if is_compiling() or type(x) is FakeTensor:  # who looks for sizes alone has no memory to multiply
-        from gemmpipe.runtime.torch_ops import register_operators  # not above: it loads torch's compiler (2 s)
+    if is_compiling() or type(x) is FakeTensor:  # shape propagation has no memory to multiply
+        from gemmpipe.runtime.torch_ops import register_operators  # local import: it loads torch's compiler (2 s)
 
         register_operators()
         out: torch.Tensor = torch.ops.gemmpipe.product(family, x, w, x_scale, w_scale, bias, out_dtype)
@@ -91,7 +91,7 @@ def _requires_grad(tensor: OptionalTensor) -> bool:
 def _torch_product(
     family: str, x: torch.Tensor, w: torch.Tensor, bias: OptionalTensor, out_dtype: torch.dtype
 ) -> torch.Tensor:
-    """torch's own product, which knows its gradients."""
+    """torch's own product, with gradients."""
 
     def compute() -> torch.Tensor:
         full = linear(x, w, bias) if w.dim() == 2 else torch.matmul(x, w.mT)
@@ -106,7 +106,7 @@ def _torch_product(
     dispatch.checked_product(given)
     LOG.warn(
         "gradients",
-        "products whose operands record gradients are torch's own: tuned ones run under torch.no_grad() or "
+        "products of operands that record gradients are torch's own: tuned ones run under torch.no_grad() or "
         "torch.inference_mode()",
     )
     return dispatch.run_torch(given, compute)
@@ -121,7 +121,7 @@ def _autocast_product(
     bias: OptionalTensor,
     out_dtype: torch.dtype | None,
 ) -> torch.Tensor:
-    """As F.linear: operands without scales in autocast's type; nothing inside is cast once more."""
+    """As F.linear: operands without scales in autocast's type; autocast is off inside."""
     x, w, bias = autocast_operands(family, x, w, x_scale, w_scale, bias)
     with torch.autocast(x.device.type, enabled=False):
         return product(family, x, w, x_scale, w_scale, bias, out_dtype)
@@ -135,10 +135,10 @@ def autocast_operands(
     w_scale: OptionalTensor,
     bias: OptionalTensor,
 ) -> tuple[torch.Tensor, torch.Tensor, OptionalTensor]:
-    """x, w and bias as F.linear takes them under autocast; what is quantised stays what it is."""
+    """x, w and bias in the types of F.linear under autocast; quantised operands are unchanged."""
     wide = torch.get_autocast_dtype(x.device.type)
     try:
-        if x_scale is None:  # what is quantised lacks its scales, which is said inside
+        if x_scale is None:  # a quantised operand lacks its scales, which is reported later
             x, w = (each.to(wide) if each.element_size() > 1 else each for each in (x, w))
             bias = None if bias is None else bias.to(wide)
     except AttributeError:
@@ -149,14 +149,14 @@ def autocast_operands(
 
 
 def prepare_weight(weight: torch.Tensor, w_scale: torch.Tensor | None = None) -> int:
-    """Make and keep every form of a weight [N, K] that a tuned row of it wants; how many forms are kept for it.
+    """Make and keep all prepared forms of a weight [N, K] for its tuned rows; returns the number of kept forms.
 
-    0 where no row wants one, as of what is no weight of any family. Raises UserError for what is no tensor.
+    0 if no row needs one. `w_scale`: its scales, or None. Raises UserError for an argument that is not a tensor.
 
     Call it before a CUDA graph is captured, and after weights were reloaded in a way that torch does not count (see
     `release_prepared`). Forms are kept as long as the weight's memory.
     """
-    _check("prepare", {"weight": weight, "w_scale": w_scale})
+    _check("prepare_weight", {"weight": weight, "w_scale": w_scale})
     scale = None if w_scale is None else bytes_as(w_scale, torch.float8_e8m0fnu)
     given = Weights(w=bytes_as(weight.detach(), torch.float4_e2m1fn_x2), w_scale=scale)
     device = device_by_index(weight.get_device())
@@ -170,13 +170,13 @@ def prepare_weight(weight: torch.Tensor, w_scale: torch.Tensor | None = None) ->
 
 
 def release_prepared(weight: torch.Tensor) -> int:
-    """Drop what was prepared of this weight; the next call makes it anew. Returns how many forms there were.
+    """Drop the prepared forms of this weight; the next call prepares again. Returns the number of dropped forms.
 
     Needed after an in-place reload that torch does not count: through `.data`, into inference tensors, or by another
     library. A CUDA graph captured before still reads the dropped form: capture it again.
-    Raises UserError for what is no tensor.
+    Raises UserError for an argument that is not a tensor.
     """
-    _check("forget", {"weight": weight})
+    _check("release_prepared", {"weight": weight})
     return WEIGHT_CACHE.release(weight)
 
 
@@ -192,13 +192,13 @@ def _families() -> Iterator[Family]:
 
 
 def _tuned_candidates(family: Family, given: Weights) -> Iterator[tuple[RunnableCandidate, GemmSpec, Weights]]:
-    """Each candidate that a row of this weight's sizes, type and device names, once; the weight as calls have it."""
+    """(candidate, spec, weights as in calls) for each distinct candidate in rows of this weight, type and device."""
     device = device_by_index(given.w.get_device())
     names = {column.name for column in family.key_columns}
-    if not {"N", "K"} <= names or given.w.dim() < 2:  # a family of products of several weights; no weight
+    if not {"N", "K"} <= names or given.w.dim() < 2:  # a family with several weights, or not a weight
         return
     wanted: dict[str, Scalar] = {"N": given.w.shape[-2], "K": inner_size(given.w), "dtype": dtype_name(given.w.dtype)}
-    wanted["bpreshuffle"] = False  # a 16-bit weight in tiles is read as it lies
+    wanted["bpreshuffle"] = False  # a 16-bit weight in tiles needs no preparation
     seen = set()
     for rows in dispatch_of(family.name).tables().rows_with(device, {k: v for k, v in wanted.items() if k in names}):
         runnable, spec = first_usable(family, rows, device) or (None, None)
@@ -209,9 +209,9 @@ def _tuned_candidates(family: Family, given: Weights) -> Iterator[tuple[Runnable
 
 
 def _weights_as_called(given: Weights, spec: GemmSpec) -> Weights | None:
-    """What a call of this product makes of the weight, since a form is found by that; None: it is of another one.
+    """The weights as a call of this product passes them, which is the cache's key; None if they do not match it.
 
-    Rows of several families have one N and K, and not all say in the key what their scales are.
+    Rows of several families can have the same N and K, and not all keys contain the kind of scales.
     """
     if dtype_name(given.w.dtype) != spec.w_dtype or given.w.shape[:-2].numel() != spec.batch:
         return None

@@ -1,10 +1,6 @@
-"""What may answer a call, best first: the exact row, padded ones, then the rules.
+"""Selection of a candidate for a call, best first: the exact row, rows of a padded M, then fallbacks without a row.
 
-Which M's rows of a tuned table may answer for a problem, in the order in which they are asked.
-
-From a row of a tuned table to a candidate that this installation can run, and the rules where no row helps.
-
-How many rows of a tuned table can answer on a device, and why the others cannot.
+A row counts only if its candidate runs in this installation; `count_usable_rows` reports how many of a table do.
 """
 
 import importlib
@@ -28,7 +24,7 @@ from gemmpipe.tables.merge import Row
 from gemmpipe.tables.recorded import UnsupportedRow, UnusableRow, candidate_of_row, libtype_of
 
 EXACT_M = 64
-"""Up to so many rows a row of its own is worth tuning: beyond, padding changes little and the padded M serves many."""
+"""Largest M tuned by itself: beyond, padding costs little and a padded M serves many Ms."""
 
 
 def finely_padded(m: int) -> int:
@@ -38,42 +34,42 @@ def finely_padded(m: int) -> int:
 
 
 def coarsely_padded(m: int, n: int) -> int:
-    """The next power of two; 8192 when M > 8192 and N > 4096, since nothing is tuned beyond."""
+    """The next power of two; 8192 if M > 8192 and N > 4096, since larger Ms are not tuned."""
     if m > 8192 and n > 4096:
         return 8192
     return 1 << (m - 1).bit_length()
 
 
 def padding_levels(m: int, n: int) -> dict[int, str]:
-    """Each M to ask for once, with the name of its step: `exact`, then `padded`, finely before coarsely."""
+    """The Ms to look up, each once, with its step: `exact`, then `padded`, finely before coarsely."""
     found = {m: "exact"}
     for padded in (finely_padded(m), coarsely_padded(m, n)):
         found.setdefault(padded, "padded")
     return found
 
 
-# What a library does where nothing was measured: no copy of the weight, which nobody agreed to pay for.
+# Knobs of libraries without a measurement: none that needs a copy of the weight.
 _PLAIN_KNOBS: Mapping[str, tuple[Mapping[str, Scalar], ...]] = {
     "torch": ({"method": "mm"}, {"method": "bfloat16_convert"}, {"method": "float32_convert"}),
     "scaled_mm": ({"use_fast_accum": False},),
-    "hipblaslt": ({"solidx": -1},),  # what the library proposes
-    "asm": ({"kernelName": "", "NUM_KSPLIT": 0},),  # what aiter chooses
+    "hipblaslt": ({"solidx": -1},),  # the library's own heuristic
+    "asm": ({"kernelName": "", "NUM_KSPLIT": 0},),  # aiter's own choice
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunnableCandidate:
-    """A candidate that fits, with who computes it."""
+    """A candidate that runs here, with its implementation."""
 
     implementation: Implementation
     candidate: Candidate
     rows: int | None = None
-    """How many rows x is padded to first, where the candidate fits no other way."""
+    """The rows that x is padded to, if the candidate requires it."""
 
 
 @cache
 def library_backends() -> Mapping[str, Backend]:
-    """The libraries that gemmpipe.backends wraps, by label; those whose package is missing are left out."""
+    """The libraries of gemmpipe.backends by label, without those with a missing package."""
     found: dict[str, Backend] = {}
     for module in pkgutil.iter_modules(gemmpipe.backends.__path__, "gemmpipe.backends."):
         try:
@@ -87,15 +83,15 @@ def library_backends() -> Mapping[str, Backend]:
 
 
 def find_implementation(family: Family, label: str) -> Implementation | None:
-    """Who computes candidates of this `libtype`: the family's own kernels first, then the libraries."""
+    """The implementation with this `libtype`: the family's own kernels first, then the libraries."""
     own = next((found for found in family.implementations if found.label == label), None)
     return own or library_backends().get(label)
 
 
 def usable_candidate(family: Family, row: Row, spec: GemmSpec, device: Device) -> RunnableCandidate:
-    """The row's candidate for this product; where it fits the row's own M alone, x is padded to that.
+    """The row's candidate for this product; x is padded to the row's M if the candidate supports only that.
 
-    Raises Unusable.
+    Raises UnusableRow.
     """
     try:
         return _runnable_candidate(family, row, spec, device)
@@ -107,14 +103,14 @@ def usable_candidate(family: Family, row: Row, spec: GemmSpec, device: Device) -
 
 
 def first_usable(family: Family, rows: Iterable[Row], device: Device) -> tuple[RunnableCandidate, GemmSpec] | None:
-    """The first of a key's rows whose candidate runs here, with the product that it is for."""
+    """The candidate and spec of the first of a key's rows that runs here."""
     for row in rows:
         problem = family.problem(tuple((c.name, row[c.name]) for c in family.key_columns))
         try:
             spec = family.spec(problem)
             return usable_candidate(family, row, spec, device), spec
         except (UserError, UnusableRow):
-            continue  # a call of this key will say why
+            continue  # a call of this key reports the reason
     return None
 
 
@@ -125,18 +121,16 @@ def _runnable_candidate(family: Family, row: Row, spec: GemmSpec, device: Device
         raise UnusableRow(f"backend: no '{label}' in this installation")
     if reason := implementation.unavailable(device):
         raise UnusableRow(f"backend: {label}: {reason}")
-    plain = (
-        _PLAIN_KNOBS[label][0] if label in _PLAIN_KNOBS else None
-    )  # other tools' tables do not say how a library is called
+    plain = _PLAIN_KNOBS[label][0] if label in _PLAIN_KNOBS else None  # rows of other programs may have no knobs
     candidate = candidate_of_row(implementation, row, spec, device, plain)
     return RunnableCandidate(implementation=implementation, candidate=candidate)
 
 
 def fallback_candidates(family: Family, spec: GemmSpec, device: Device) -> Iterator[RunnableCandidate]:
-    """What the rules say where no row helps, best first.
+    """The candidates without a row, best first.
 
-    What the family's own kernels say of themselves (one made for few rows: that it takes those), then the family's
-    library paths, which read pre-shuffled weights too, then torch.
+    The default configs of the family's own kernels (one for few rows has none for many), then the family's library
+    paths, which read pre-shuffled weights too, then torch.
     """
     for own in family.implementations:
         knobs = None if own.unavailable(device) else own.default_config(spec, device)
@@ -154,22 +148,22 @@ def fallback_candidates(family: Family, spec: GemmSpec, device: Device) -> Itera
 
 
 def _shuffled_candidates(spec: GemmSpec, device: Device) -> tuple[str, ...]:
-    """What reads a 16-bit weight in tiles as it lies, in the order in which aiter takes it."""
+    """The libraries that read a 16-bit weight in tiles, in aiter's order."""
     if spec.w_layout == ROW_MAJOR or spec.w_scale is not None:
         return ()
     return ("hipblaslt",) if device.gfx == "gfx942" else ("asm", "hipblaslt")
 
 
 def _padded_rows(spec: GemmSpec) -> tuple[int, ...]:
-    """Rows to pad x to, where libraries take multiples only."""
+    """Rows to pad x to, for libraries that require multiples."""
     return () if spec.batch > 1 else (-(-spec.m // 4) * 4, finely_padded(spec.m))
 
 
 def _first_fitting(implementation: Implementation, spec: GemmSpec, device: Device) -> Candidate | None:
     label = implementation.label
     plain = None if spec.experts else _PLAIN_KNOBS.get(label)
-    for point in plain or tuple(implementation.configs(spec, device, NO_SPACE)):
-        knobs = implementation.normalise(spec, point, device)
+    for config in plain or tuple(implementation.configs(spec, device, NO_SPACE)):
+        knobs = implementation.normalise(spec, config, device)
         if implementation.unsupported_reason(spec, knobs, device) is None:
             return Candidate.of(label, knobs)
     return None
@@ -177,7 +171,7 @@ def _first_fitting(implementation: Implementation, spec: GemmSpec, device: Devic
 
 @dataclass(frozen=True, kw_only=True)
 class LookupResult:
-    """One answer to a look-up: how it was found and what to run."""
+    """A result of a look-up: the step, the source and the candidate."""
 
     step: str
     """`exact`, `padded` or `fallback`."""
@@ -186,14 +180,14 @@ class LookupResult:
 
     @property
     def description(self) -> str:
-        """The candidate, for people."""
+        """The candidate as text."""
         runnable = self.runnable
         knobs = " ".join(f"{name}={value}" for name, value in runnable.candidate.items)
         rows = "" if runnable.rows is None else f" on {runnable.rows} rows"
         return f"{runnable.candidate.backend} {knobs}".strip() + rows
 
     def failure_message(self, error: Exception) -> str:
-        """What is said when it fails at its first call."""
+        """The warning if it fails at its first call."""
         text = str(error).strip().splitlines() or [type(error).__name__]
         return f"{self.source}: {self.description} failed and is skipped: {type(error).__name__}: {text[0]}"
 
@@ -201,14 +195,14 @@ class LookupResult:
 def lookup_results(
     tables: TunedTables, problem: Problem, spec: GemmSpec, device: Device, orders: Sequence[str] = ()
 ) -> Iterator[LookupResult]:
-    """The rows that can run, in the order of `lookup.levels`, then the rules; a row that cannot costs a warning.
+    """The rows that can run, in the order of `padding_levels`, then fallbacks; a row that cannot causes a warning.
 
-    `orders` are those in which x's scales lie: rows for one of them come before rows for any.
+    `orders` are the memory orders of x's scales: rows for one of them come before rows for any order.
     """
     for m, step in padding_levels(spec.m, spec.n).items():
         yield from _row_results(tables, problem, m, step, spec, device, orders)
     for runnable in fallback_candidates(tables.family, spec, device):
-        yield LookupResult(step="fallback", source="rules", runnable=runnable)
+        yield LookupResult(step="fallback", source="defaults", runnable=runnable)
 
 
 def _row_results(
@@ -226,24 +220,24 @@ def _row_results(
             runnable = usable_candidate(tables.family, found.row, spec, device)
         except UnusableRow as reason:
             LOG.log_step(f"{problem.id}: {step} M={m}: {found.path}: skipped: {reason}")
-            # A row tuned for another M may well not fit this one.
-            if step == "exact" or not str(reason).startswith("misfit"):
+            # A row tuned for another M often does not support this one.
+            if step == "exact" or not str(reason).startswith("unsupported"):
                 LOG.warn(
                     f"{tables.family.name} {found.path} {reason}",
-                    f"{found.path}: {problem.id}: the stored candidate is skipped here: {reason}",
+                    f"{found.path}: {problem.id}: the stored candidate is skipped: {reason}",
                 )
             continue
         product = found.row.get("device")
         if product not in (None, "", device.name):  # gfx and cu_num are the same on an H100 and an H200
             LOG.warn(
                 f"{found.path} of {product}",
-                f"{found.path}: rows timed on {product} answer on {device.name}: gfx and cu_num are the same",
+                f"{found.path}: rows timed on {product} are used on {device.name}: gfx and cu_num are the same",
             )
         yield LookupResult(step=step, source=f"M={m} of {found.path}", runnable=runnable)
 
 
 def count_usable_rows(family: Family, rows: Iterable[Row], device: Device) -> tuple[int, Counter[str]]:
-    """(the rows whose candidate runs here, the reasons of the others by how often)."""
+    """(number of rows that run here, number of other rows by reason)."""
     count, reasons = 0, Counter[str]()
     for row in rows:
         reason = _unusable_reason(family, row, device)

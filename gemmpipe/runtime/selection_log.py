@@ -1,4 +1,4 @@
-"""What the run time says about its choices: each step once a key when asked, one line at exit always."""
+"""Log of the run time's selections: each step once per key if enabled, warnings, one summary line at exit."""
 
 import atexit
 import logging
@@ -13,7 +13,7 @@ _LOG = logging.getLogger("gemmpipe.runtime")
 
 @dataclass(kw_only=True)
 class UntunedKey:
-    """A key that no row answered, and how often it was called."""
+    """A key without a row, and the number of its calls."""
 
     family: str
     key: str
@@ -25,7 +25,7 @@ class SelectionLog:
     """Warnings once each, steps when `GEMMPIPE_LOG_SELECTION` is set, untuned keys for the line at exit."""
 
     steps: dict[str, str] = field(default_factory=dict)
-    """By key: the step that answered it at last."""
+    """Key -> the step of its current selection."""
     untuned: dict[str, UntunedKey] = field(default_factory=dict)
     padded: Counter[str] = field(default_factory=Counter)
     _warned: set[str] = field(default_factory=set)
@@ -34,7 +34,7 @@ class SelectionLog:
     _registered: bool = False
 
     def log_step(self, text: str) -> None:
-        """One step of a look-up; shown only when asked for."""
+        """One step of a look-up; shown only if enabled."""
         if not is_enabled(LOG_SELECTION):
             return
         if text in self._logged:
@@ -47,48 +47,48 @@ class SelectionLog:
         _LOG.info("gemmpipe: %s", text)
 
     def warn(self, subject: str, text: str) -> None:
-        """A warning, once a subject."""
+        """A warning, once per subject."""
         if subject not in self._warned:
             self._warned.add(subject)
             _LOG.warning("gemmpipe: %s", text)
 
-    def is_first(self, what: object) -> bool:
-        """Whether this is seen for the first time: what is told of every call need not be put into words each time."""
-        new = what not in self._seen
-        self._seen.add(what)
+    def is_first(self, value: object) -> bool:
+        """True at the first call with this value: saves formatting a message in each call."""
+        new = value not in self._seen
+        self._seen.add(value)
         return new
 
     def count_miss(self, family: str, key: str) -> UntunedKey:
-        """Count a key that no row answered; its calls are counted by whoever makes them."""
+        """Count a key without a row; the caller counts its calls."""
         self._report_at_exit()
         return self.untuned.setdefault(key, UntunedKey(family=family, key=key))
 
     def record_step(self, family: str, key: str, step: str) -> None:
-        """Remember how a key was answered: `exact`, `padded` or `fallback`."""
+        """Record a key's step: `exact`, `padded` or `fallback`."""
         if step == "padded" and self.steps.get(key) != step:
             self.count_padded(family)
         self.steps[key] = step
 
     def count_padded(self, family: str) -> None:
-        """Count a key that a padded row answered."""
+        """Count a key with a row of a padded M."""
         self._report_at_exit()
         self.padded[family] += 1
 
     def summary(self) -> str:
-        """One line: untuned keys and their calls by family, the most called one; empty when all were tuned."""
+        """One line: untuned keys and their calls by family, and the most frequent one; empty if all are tuned."""
         keys = Counter(found.family for found in self.untuned.values())
         parts = []
         for family in sorted({*keys, *self.padded}):
-            mine = [found for found in self.untuned.values() if found.family == family]
-            words = f"{family}: {len(mine)} untuned ({counted(sum(found.calls for found in mine), 'call')}"
-            if mine:
-                words += f", most: {max(mine, key=lambda found: found.calls).key.removeprefix(family).strip()}"
-            padded = f", {self.padded[family]} answered by a padded M" if self.padded[family] else ""
-            parts.append(f"{words}){padded}")
+            untuned = [found for found in self.untuned.values() if found.family == family]
+            text = f"{family}: {len(untuned)} untuned ({counted(sum(found.calls for found in untuned), 'call')}"
+            if untuned:
+                text += f", most: {max(untuned, key=lambda found: found.calls).key.removeprefix(family).strip()}"
+            padded = f", {self.padded[family]} with a row of a padded M" if self.padded[family] else ""
+            parts.append(f"{text}){padded}")
         return "; ".join(parts)
 
     def clear(self) -> None:
-        """Forget what was said and counted."""
+        """Clear all records and counts."""
         for held in (self.steps, self.untuned, self.padded, self._warned, self._logged, self._seen):
             held.clear()
 
@@ -106,5 +106,5 @@ LOG = SelectionLog()
 
 
 def dispatch_report() -> dict[str, str]:
-    """How each key of this process was answered so far, by its words: `exact`, `padded` or `fallback`."""
+    """The step of each key of this process so far, by the key's text: `exact`, `padded` or `fallback`."""
     return dict(LOG.steps)

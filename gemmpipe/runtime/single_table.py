@@ -1,4 +1,4 @@
-"""The run time answering from one table alone, telling which row of it answered: for who holds a table to its word."""
+"""The run time with a single table, recording the selected rows: to verify a table."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,13 +20,13 @@ EntryPointCall = Callable[[Inputs, Weights], torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class SingleTableDispatch(Dispatch):
-    """A dispatch that looks up in one file, queues nothing for online tuning, and keeps what it selected."""
+    """A dispatch that looks up in one file, queues nothing for online tuning, and records its selections."""
 
     selected: list[LookupResult] = field(default_factory=list)
-    """One a key and layout, in the order of their first calls."""
+    """One per key and layout, in the order of their first calls."""
 
     def clear_cache(self) -> None:
-        """Look everything up again, in the tables as they were read."""
+        """Drop all calls: the next ones are looked up again in the table as it was read."""
         self.calls.clear()
         self.selected.clear()
 
@@ -36,13 +36,13 @@ class SingleTableDispatch(Dispatch):
 
 
 def single_table_dispatch(family: Family, path: Path) -> SingleTableDispatch:
-    """What answers calls of this family from the rows of one file."""
+    """A dispatch of this family with the rows of one file."""
     return SingleTableDispatch(family=family, graph_pool=False, _tables=[load_tables(family, path)])
 
 
 @contextmanager
 def dispatching_with(dispatch: SingleTableDispatch) -> Iterator[None]:
-    """Calls of the family's function are answered by this dispatch meanwhile."""
+    """Within the block calls of the family's function use this dispatch."""
     name = dispatch.family.name
     before = EAGER.get(name)
     EAGER[name] = dispatch
@@ -55,7 +55,7 @@ def dispatching_with(dispatch: SingleTableDispatch) -> Iterator[None]:
 
 
 def entry_point_call(family: Family, spec: GemmSpec) -> EntryPointCall | None:
-    """gemmpipe.runtime's function of the family, with this product's words; None for a family that has none there."""
+    """gemmpipe.runtime's function of the family with this product's options; None for a family without one."""
     function = getattr(runtime, family.entry_point, None) if family.entry_point in runtime.__all__ else None
     if function is None:
         return None
@@ -63,8 +63,8 @@ def entry_point_call(family: Family, spec: GemmSpec) -> EntryPointCall | None:
 
     def product(inputs: Inputs, w: Weights) -> torch.Tensor:
         given = {"x_scale": inputs.x_scale, "w_scale": w.w_scale, "bias": w.bias}
-        said = {name: value for name, value in given.items() if value is not None}
-        out: torch.Tensor = function(inputs.x, w.w, **said, out_dtype=out_dtype)
+        scales_and_bias = {name: value for name, value in given.items() if value is not None}
+        out: torch.Tensor = function(inputs.x, w.w, **scales_and_bias, out_dtype=out_dtype)
         return out
 
     def mixture(inputs: Inputs, w: Weights) -> torch.Tensor:

@@ -1,6 +1,6 @@
-"""The tuned tables that a process looks things up in: read once a family, merged in memory, never rewritten.
+"""The tuned tables of a process: read once per family, merged in memory, never rewritten.
 
-Environment variables that were meant to name a family's tables, and name none's.
+Also warnings about environment variables that look like those of a family's tables but are not read.
 """
 
 import difflib
@@ -27,31 +27,31 @@ from gemmpipe.tables.merge import Row, RowKey, is_provisional, merge_rows, row_k
 from gemmpipe.tables.store import read
 
 _MIN_SIMILARITY = 0.8
-"""Of 1: a slip of two letters in ten. A family of one's own in a package is known only once it is loaded."""
+"""Similarity of names (0 to 1): two wrong letters in ten. A user's family in a package is known once it is loaded."""
 
 
 def warn_of_misspelt_variables() -> None:
-    """One line, once a variable, about each that is nearly a shipped family's and no other's: nothing reads it."""
+    """Warn once about each variable with a name close to a shipped family's that no family reads."""
     shipped = {tables_variable(name) for name in shipped_families()}
-    strange = [n for n, value in os.environ.items() if value and n.startswith(TABLES_PREFIX) and n not in shipped]
-    meant = _known_variables() if strange else {}
-    for name in strange:
-        if name in meant.values() or _is_user_family(name):
+    unknown = [n for n, value in os.environ.items() if value and n.startswith(TABLES_PREFIX) and n not in shipped]
+    readers = _known_variables() if unknown else {}
+    for name in unknown:
+        if name in readers.values() or _is_user_family(name):
             continue
-        known = {known.removeprefix(TABLES_PREFIX): read for known, read in meant.items()}
+        known = {known.removeprefix(TABLES_PREFIX): read for known, read in readers.items()}
         close = difflib.get_close_matches(name.removeprefix(TABLES_PREFIX).upper(), known, n=1, cutoff=_MIN_SIMILARITY)
         if close:
-            LOG.warn(name, f"{name} is the variable of no family, and is not read; did you mean {known[close[0]]}?")
+            LOG.warn(name, f"{name}: not a variable of any family, ignored (did you mean {known[close[0]]}?)")
 
 
 def warn_of_aiter_variables() -> None:
-    """One line, once a variable, about each of aiter's that is set and means something else or nothing here."""
+    """Warn once about each of aiter's variables that is set and has no or another meaning here."""
     for name, line in unused_variables().items():
         LOG.warn(name, line)
 
 
 def _known_variables() -> dict[str, str]:
-    """What somebody may write for a shipped family's variable, and the variable that is read: aiter's names too."""
+    """Names for a shipped family's variable, aiter's included -> the variable that is read."""
     found = {tables_variable(f"gemm_{name}"): tables_variable(name) for name in shipped_families()}
     for family in map(load_family, shipped_families()):
         found |= {name: name for name in table_variables(family) if name.startswith(TABLES_PREFIX)}
@@ -59,9 +59,9 @@ def _known_variables() -> dict[str, str]:
 
 
 def _is_user_family(name: str) -> bool:
-    """Whether a family of one's own has this variable: one that was loaded, or a module that bears the name."""
+    """True if a user's own family has this variable: a loaded one, or a module with that name."""
     modules = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
-    loaded = (vars(module).get("FAMILY") for module in modules)  # getattr would wake those that load when asked
+    loaded = (vars(module).get("FAMILY") for module in modules)  # getattr would trigger lazy imports
     if any(isinstance(family, Family) and tables_variable(family.name) == name for family in loaded):
         return True
     try:
@@ -73,12 +73,12 @@ def _is_user_family(name: str) -> bool:
 _LOG = logging.getLogger("gemmpipe.runtime")
 
 FileStates = tuple[tuple[str, int, int], ...]
-"""(path, time of the last change in ns, bytes) of files."""
+"""(path, modification time in ns, size in bytes) of files."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableRow:
-    """A row and the file that it came from."""
+    """A row and its file."""
 
     row: Row
     path: Path
@@ -86,24 +86,24 @@ class TableRow:
 
 @dataclass(frozen=True, kw_only=True)
 class TunedTables:
-    """The rows of one family by key, best first: by layer, and those timed beside other work after all others."""
+    """The rows of one family by key, best first: by layer, provisional rows after all others."""
 
     family: Family
     state: FileStates
-    """The files as they were when read."""
+    """The states of the files when they were read."""
     rows: dict[RowKey, list[TableRow]] = field(default_factory=dict)
 
     @cached_property
     def orders(self) -> bool:
-        """Whether a row is for one layout of x's scales alone, so that calls must be told apart by theirs."""
+        """True if a row is for a single order of x's scales, so that calls must be distinguished by theirs."""
         return any(found.row.get(X_SCALE_COLUMN.name) is not None for each in self.rows.values() for found in each)
 
     def find(self, device: Device, key: Iterable[Scalar]) -> Sequence[TableRow]:
-        """The rows for the family's key on this device; a later one serves where an earlier one cannot run."""
+        """The rows for the family's key on this device; a later one is used if an earlier one cannot run."""
         return self.rows.get((device.gfx, device.cu_num, *key), ())
 
     def rows_with(self, device: Device, wanted: dict[str, Scalar]) -> list[list[Row]]:
-        """The rows of each key on this device that has these values, whatever its other columns say."""
+        """The rows of each key on this device with these values, for any other columns."""
         return [
             [found.row for found in alternatives]
             for (gfx, units, *_), alternatives in self.rows.items()
@@ -113,7 +113,7 @@ class TunedTables:
 
 
 def table_layers(family: Family) -> list[list[Path]]:
-    """Files by layer: those of the environment variable, the user's folder, the shipped ones; or the first alone.
+    """Files by layer: those of the environment variable, the user's folder, the shipped ones; or only the first.
 
     In a folder the family's default table comes first, then the per-model ones (`<model>_<table>_<tag>.csv`) by name.
     """
@@ -129,7 +129,7 @@ def _model_tables(default: Path) -> list[Path]:
 
 
 def file_states(family: Family) -> FileStates:
-    """Which files there are now; another answer than before means that there is something to read."""
+    """The current states of the tables' files; a change means that there is something to read."""
     found = []
     for path in (path for files in table_layers(family) for path in files):
         with suppress(OSError):
@@ -139,11 +139,10 @@ def file_states(family: Family) -> FileStates:
 
 
 def load_tables(family: Family, only: Path | None = None) -> TunedTables:
-    """Every layer's rows, or those of one file; what clashes within a layer is named once.
+    """The rows of all layers, or of the file `only`; warns of conflicts within a layer.
 
-    A key has the rows of all files, file after file, since one that cannot run gives way to the next.
-
-    A file that cannot be read costs a warning, not the workload.
+    A key has the rows of all files in their order: if one cannot run, the next one is used. A file that cannot be read
+    causes a warning, not an error.
     """
     warn_of_misspelt_variables()
     warn_of_aiter_variables()
@@ -159,7 +158,7 @@ def load_tables(family: Family, only: Path | None = None) -> TunedTables:
 
 
 def _rows_of(path: Path, family: Family, layer: dict[RowKey, TableRow]) -> list[TableRow]:
-    """A file's rows; `layer` holds what answers first of the layer's files so far, and learns of this one's."""
+    """A file's rows; `layer`, the first row of each key in the layer's files so far, is updated."""
     try:
         rows = read(path, family)
     except UserError as error:
@@ -182,7 +181,7 @@ def _warn_of_conflicts(rows: Sequence[Row], path: Path, family: Family, layer: d
     if conflicts:
         others = sorted({str(layer[c.key].path) for c in conflicts if c.key in layer} - {str(path)}) or [str(path)]
         _LOG.warning(
-            "gemmpipe: %d keys of %s are chosen differently in %s, which is asked first (%s)",
+            "gemmpipe: %d keys of %s have other choices in %s, which has precedence (%s)",
             len({c.key for c in conflicts}),
             path,
             ", ".join(others),

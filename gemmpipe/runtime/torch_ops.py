@@ -1,4 +1,4 @@
-"""The operators that torch.compile sees; eager calls never go through it (3 us a call on the host)."""
+"""The operators for torch.compile; eager calls do not use them (3 us per call on the host)."""
 
 import json
 from functools import cache
@@ -23,7 +23,7 @@ _MIXTURE_SCHEMA = (
 
 @cache
 def _library() -> torch.library.Library:
-    """The operator with its two implementations, registered when first needed and kept for the process."""
+    """The operators with their implementations, registered at the first use and kept for the process."""
     library = torch.library.Library("gemmpipe", "DEF")
     library.define(_PRODUCT_SCHEMA, tags=(torch.Tag.needs_fixed_stride_order,))
     library.impl("product", _run_product, "CompositeExplicitAutograd")
@@ -36,20 +36,20 @@ def _library() -> torch.library.Library:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def register_operators() -> bool:
-    """Have the operator registered; a compiler runs this while it traces and keeps only the answer."""
+    """Register the operators; torch.compile runs this while it traces and keeps only the result."""
     _library()
     return True
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def constant_function_name(family: str) -> str:
-    """The name of the family's function; a compiler keeps the answer, since finding a family reads folders."""
+    """The name of the family's function; a constant for torch.compile, since finding a family reads folders."""
     return function_name(family)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def config_json(config: object, name: str) -> str:
-    """A configuration as operators take one, whose arguments are texts. Raises UserError as `frozen_config`."""
+    """A configuration as JSON, the form of operators' arguments. Raises UserError as `frozen_config`."""
     return json.dumps(dict(frozen_config(config, name)))
 
 

@@ -1,4 +1,4 @@
-"""What candidates made of weights: kept while the weight lives, found by where the weight lies."""
+"""Prepared forms of weights: kept as long as the weight's memory, found by its address and layout."""
 
 import weakref
 from collections.abc import Callable
@@ -14,26 +14,26 @@ WeightKey = tuple[object, ...]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PreparedForm:
-    """A candidate's own form of a weight; `version` is torch's count of in-place changes, None where it has none."""
+    """A candidate's form of a weight; `version` is torch's count of in-place changes, None if it has none."""
 
     storages: "tuple[weakref.ref[torch.UntypedStorage], ...]"
-    """Of weights and scales: of experts those of both products."""
+    """The storages of weights and scales; for experts those of both products."""
     version: int | None
     extra: object
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightCache:
-    """Forms by candidate and by address, layout and dtype of weights and scales; an entry goes with their storage.
+    """Forms by candidate and by address, layout and dtype of weights and scales; an entry is freed with their storage.
 
-    An in-place change that torch counts (`load_state_dict`, `copy_`) makes the form anew. One that it does not count
-    (through `.data`, in an inference tensor, by another library) needs `forget(weight)`.
+    After an in-place change that torch counts (`load_state_dict`, `copy_`) the form is prepared again. A change that it
+    does not count (through `.data`, in an inference tensor, by another library) needs `release_prepared(weight)`.
     """
 
     entries: dict[WeightKey, PreparedForm] = field(default_factory=dict)
 
     def find(self, candidate: Candidate, weights: Weights) -> PreparedForm | None:
-        """The form that is still true of these weights."""
+        """The valid form of these weights, or None."""
         entry = self.entries.get(_weight_key(candidate, weights))
         if entry is None or entry.version != _version(weights):
             return None
@@ -41,33 +41,33 @@ class WeightCache:
         return entry if all(known() is storage for known, storage in held) else None
 
     def add(self, candidate: Candidate, weights: Weights, extra: object) -> None:
-        """Keep a form until the storage of a weight or scale dies; one that shares their memory is not kept."""
+        """Keep a form until the storage of a weight or scale is freed; a form that shares their memory is not kept."""
         storages = _storages(weights)
         if isinstance(extra, torch.Tensor) and any(_shares(extra, storage) for storage in storages):
             return
-        place = _weight_key(candidate, weights)
-        watched = tuple(weakref.ref(storage, _release(self.entries, place)) for storage in storages)
-        self.entries[place] = PreparedForm(storages=watched, version=_version(weights), extra=extra)
+        key = _weight_key(candidate, weights)
+        watched = tuple(weakref.ref(storage, _release(self.entries, key)) for storage in storages)
+        self.entries[key] = PreparedForm(storages=watched, version=_version(weights), extra=extra)
 
     def release(self, weight: torch.Tensor) -> int:
-        """Drop all forms of what lies in this weight's storage; how many there were."""
+        """Drop all forms of weights in this weight's storage; returns their number."""
         storage = weight.untyped_storage()
-        gone = [place for place, entry in list(self.entries.items()) if is_form_of(entry, storage)]
-        for place in gone:
-            self.entries.pop(place, None)
+        gone = [key for key, entry in list(self.entries.items()) if is_form_of(entry, storage)]
+        for key in gone:
+            self.entries.pop(key, None)
         return len(gone)
 
 
 def is_form_of(entry: PreparedForm, storage: torch.UntypedStorage) -> bool:
-    """Whether a form is of a weight that lies there."""
+    """True if the form belongs to a weight in this storage."""
     return any(known() is storage for known in entry.storages)
 
 
-def _release(entries: dict[WeightKey, PreparedForm], place: WeightKey) -> Callable[[object], None]:
+def _release(entries: dict[WeightKey, PreparedForm], key: WeightKey) -> Callable[[object], None]:
     def release(dead: object) -> None:
-        entry = entries.get(place)
-        if entry is not None and any(known is dead for known in entry.storages):  # another may lie there by now
-            del entries[place]
+        entry = entries.get(key)
+        if entry is not None and any(known is dead for known in entry.storages):  # a new entry may have this key by now
+            del entries[key]
 
     return release
 
@@ -85,7 +85,7 @@ def _storages(weights: Weights) -> tuple[torch.UntypedStorage, ...]:
 
 
 def _version(weights: Weights) -> int | None:
-    """In-place changes of weights and scales so far; inference tensors do not count them."""
+    """The number of in-place changes of weights and scales; None for inference tensors, which have no count."""
     total = 0
     for tensor in _tensors(weights):
         if tensor is not None:

@@ -1,7 +1,4 @@
-"""What a source is: where problems come from.
-
-What a table says of its family, and what nearly says it: told, instead of passed over in silence.
-"""
+"""The source interface, a provider of problems, and checks of tables for another family or misspelt columns."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -23,19 +20,19 @@ class Source(ABC):
         """Each problem once, weights summed. Raises UserError: file, row, column, what was expected."""
 
     def left_out(self, family: Family, defaults: KernelDefaults, gfx: str) -> str:
-        """What it holds beside these problems, for other kernels; a clause for the reader, or nothing."""
+        """A clause on products of other kernels in the source, for the user; empty if there are none."""
         return ""
 
     def recorded_us(self, family: Family, defaults: KernelDefaults, gfx: str) -> Mapping[str, float]:
-        """By problem id, the time that all calls took together, where the source knows it."""
+        """Problem id -> the total time (us) of all its calls, where the source has it."""
         return {}
 
 
 OPERATOR_COLUMNS = ("op", "layout")
-"""Columns of a capture that say how torch was called."""
+"""Columns of a capture that record how torch was called."""
 _CAPTURE_COLUMNS = ("family", "weight", "count", "layer")
 _DEVICE_COLUMNS = ("gfx", "cu_num")
-_MIN_LETTERS = 3  # any letter is nearly M
+_MIN_LETTERS = 3  # any single letter is one letter away from M
 
 
 def capture_columns() -> tuple[str, ...]:
@@ -45,57 +42,57 @@ def capture_columns() -> tuple[str, ...]:
 
 
 def check_header(header: Sequence[str], family: Family, where: str) -> None:
-    """Raises UserError for a column one letter away from one that is read, and in a capture for any unknown one."""
-    mine = {name for column in family.key_columns for name in (column.name, *column.aliases)} | {*_CAPTURE_COLUMNS}
-    known = {name.lower() for name in (*mine, *capture_columns(), *_DEVICE_COLUMNS)}
+    """Raises UserError for a column one letter away from a known one, and in a capture for any unknown one."""
+    own = {name for column in family.key_columns for name in (column.name, *column.aliases)} | {*_CAPTURE_COLUMNS}
+    known = {name.lower() for name in (*own, *capture_columns(), *_DEVICE_COLUMNS)}
     captured = "family" in header or set(OPERATOR_COLUMNS) <= set(header)
     for name in header:
         if name.lower() in known:
             continue
-        close = [each for each in mine if len(each) > _MIN_LETTERS and one_letter_apart(name.lower(), each.lower())]
+        close = [each for each in own if len(each) > _MIN_LETTERS and one_letter_apart(name.lower(), each.lower())]
         if close or captured:
             raise UserError(f"{where}: no such column '{name}'{suggest_or_list(name, close or known)}")
 
 
 def check_family(word: str, wanted: str, where: str) -> None:
-    """Raises UserError for a family that is none and nearly the wanted one."""
+    """Raises UserError for an unknown family that is one letter away from the wanted one."""
     if word != UNSUPPORTED and word not in shipped_families() and one_letter_apart(word, wanted):
         raise UserError(f"{where}: column family: '{word}'{suggest_or_list(word, [wanted])}")
 
 
 def check_file_family(path: Path, wanted: str, family: Family) -> None:
-    """Raises UserError for a file whose name is that of another shipped family's lists or tables.
+    """Raises UserError for a file with the name of another shipped family's lists or tables.
 
-    A family of the user's own takes any.
+    The user's own families accept any name.
     """
-    told = family_of_file_name(path.name, _families())
-    if told not in (None, wanted) and family.name in _families():
+    file_family = family_of_file_name(path.name, _families())
+    if file_family not in (None, wanted) and family.name in _families():
         raise UserError(
-            f"kernel={family.name}: {path} is by its name a list of {told}; expected kernel={told}, "
-            f"or shapes.rows_of={told} to take its rows all the same"
+            f"kernel={family.name}: {path} is a list of {file_family} by its name; expected kernel={file_family}, "
+            f"or shapes.rows_of={file_family} to use its rows anyway"
         )
 
 
 def foreign_sizes(header: Sequence[str], family: Family) -> tuple[int, ...]:
-    """The places of columns that size other families' products and are none of this family's."""
-    mine = {name.lower() for column in family.key_columns for name in (column.name, *column.aliases)}
+    """The indices of columns with sizes of other families' products that this family does not have."""
+    own = {name.lower() for column in family.key_columns for name in (column.name, *column.aliases)}
     sizes = {name for other in _families().values() for name in _sizes(other)}
-    return tuple(place for place, name in enumerate(header) if name.lower() in sizes - mine)
+    return tuple(index for index, name in enumerate(header) if name.lower() in sizes - own)
 
 
 def check_sizes(row: Sequence[str], foreign: Sequence[int], header: Sequence[str], family: Family, where: str) -> None:
-    """Raises UserError for a row of another family's sizes: without them it would be another product."""
-    for place in foreign:
-        if row[place] not in ("", "1"):
-            column = header[place]
+    """Raises UserError for a row with sizes of another family: without them it would be another product."""
+    for index in foreign:
+        if row[index] not in ("", "1"):
+            column = header[index]
             of = " or ".join(name for name, other in _families().items() if column.lower() in _sizes(other))
             raise UserError(
-                f"{where}: column {column}: {row[place]}, which {family.name} does not have; kernel={of} has"
+                f"{where}: column {column}: {row[index]}, which {family.name} does not have; expected kernel={of}"
             )
 
 
 def _sizes(family: Family) -> set[str]:
-    """The names in lower case of the columns that size its products."""
+    """The lower-case names of the columns with the sizes of its products."""
     sizing = [column for column in family.key_columns if column.kind == "int" and column.default is None]
     return {name.lower() for column in sizing for name in (column.name, *column.aliases)}
 

@@ -19,45 +19,45 @@ _MAX_PROBLEMS = 1_000_000
 class InlineShapes(Source):
     """Problems as `[M, N, K]` or as `{M: [1, 64], N: 1280, K: 8192}`, each item with its own Ms.
 
-    A mapping may name any key column, `weight` and `layer`; a list there, and in place of a size, stands for each of
-    its values (`[[1, 64], 1280, 8192]`). `nsets` leaves of all these Ms only its own; null: all.
+    A mapping may contain any key column, `weight` and `layer`; a list there, or in place of a size, expands to each of
+    its values (`[[1, 64], 1280, 8192]`). `nsets` keeps only these Ms; null: all.
     """
 
     items: Sequence[object]
     nsets: Sequence[int] | int | str | None = None
 
     def problems(self, family: Family, defaults: KernelDefaults, gfx: str) -> list[Problem]:
-        """Each problem once, weights summed. Raises UserError: which item, which column, what was expected."""
+        """Each problem once, weights summed. Raises UserError: item, column, what was expected."""
         if not isinstance(self.items, Sequence) or isinstance(self.items, str):
             raise UserError(f"shapes.items: {quoted_repr(self.items)}, expected a list such as [[1, 1280, 8192]]")
         if not self.items:
             raise UserError("shapes.items: empty, expected a list such as [[1, 1280, 8192]]")
         found: list[Problem] = []
         _refuse_flat(self.items, family)
-        for place, item in enumerate(self.items):
-            where = f"shapes.items[{place}]"
+        for index, item in enumerate(self.items):
+            where = f"shapes.items[{index}]"
             for values in _expanded(item, family, where):
                 found.append(_problem(values, family, defaults, gfx, where))
         return merge_duplicates(found if self.nsets is None else _with_sizes(found, batch_sizes(self.nsets)))
 
 
 def _with_sizes(found: Sequence[Problem], sizes: Sequence[int]) -> list[Problem]:
-    """The problems of these Ms. Raises UserError where there are none."""
+    """The problems with these Ms. Raises UserError if there are none."""
     kept = [problem for problem in found if problem.rows in sizes]
     if not kept:
-        there = ", ".join(map(str, sorted({problem.rows for problem in found})))
-        raise UserError(f"shapes.nsets: no item has M of {', '.join(map(str, sizes))}; expected some of {there}")
+        present = ", ".join(map(str, sorted({problem.rows for problem in found})))
+        raise UserError(f"shapes.nsets: no item has M of {', '.join(map(str, sizes))}; expected some of {present}")
     return kept
 
 
 def _refuse_flat(items: Sequence[object], family: Family) -> None:
-    """Raises UserError for the sizes of problems without the brackets that make them one."""
+    """Raises UserError for sizes of a problem without the brackets around them."""
     if any(isinstance(item, Sequence | Mapping) and not isinstance(item, str) for item in items):
         return
     sizes = _sizes(family)
-    given = _item_text(items[0] if len(items) == 1 else items)  # one value has been made a list of one
-    meant = f"; one problem is [{given}]" if len(items) == len(sizes) else ""
-    raise UserError(f"shapes.items: {given}, expected a list of problems [[{', '.join(sizes)}], ...]{meant}")
+    given = _item_text(items[0] if len(items) == 1 else items)  # a single value has become a list
+    hint = f"; one problem is [{given}]" if len(items) == len(sizes) else ""
+    raise UserError(f"shapes.items: {given}, expected a list of problems [[{', '.join(sizes)}], ...]{hint}")
 
 
 def _sizes(family: Family) -> list[str]:
@@ -92,7 +92,7 @@ def _expanded(item: object, family: Family, where: str) -> Iterator[dict[str, ob
 
 
 def _item_text(item: object) -> str:
-    """As it was typed: sequences are tuples by now."""
+    """The item as it was typed: sequences have become tuples."""
     listed = isinstance(item, Sequence) and not isinstance(item, str)
     return str(list(item)) if isinstance(item, Sequence) and listed else repr(item)
 

@@ -1,4 +1,4 @@
-"""Problems of a Hugging Face model built without weights on torch's `meta` device: its own modules, enumerated."""
+"""Problems of a Hugging Face model, enumerated from its modules on torch's `meta` device, without weights."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -12,9 +12,9 @@ from gemmpipe.sources.model.rules import language_model
 from gemmpipe.sources.model.source import ModelShapes
 
 _ALIASES = {"kimi_k2": "deepseek_v3"}
-"""Model types that transformers knows by another name."""
+"""Model types -> transformers' names of them."""
 _CODE = re.compile(r"quantization_config|auto_map|_?(attn|experts)_implementation\w*|num_labels|id2label|label2id")
-"""Fields that name code, and those that have nothing to do with products."""
+"""Fields that name code, or that do not affect products."""
 _COUNTS = re.compile(r"layer|expert|head|group|codebook|predict")
 _SIZES = re.compile(r"_(size|dim|rank)(_|$)")
 _MAX_EXPERTS = 200_000
@@ -23,16 +23,15 @@ _ROUTERS = re.compile(r"(?:^|\.)(?:gate|router)(?:\.layer|\.classifier)?$")
 
 @dataclass(frozen=True, kw_only=True)
 class MetaModelShapes(ModelShapes):
-    """As `ModelShapes`, with the products of the model that transformers builds of the configuration, not of our rules.
+    """As `ModelShapes`, with the products of the modules that transformers builds instead of those of our rules.
 
-    Siblings that multiply the same input are merged as engines merge them. Needs the extra `hf`; runs no code that
-    comes with a model.
+    Siblings with the same input are merged as engines merge them. Needs the extra `hf`; never runs a model's own code.
     """
 
     def linears(self, config: ConfigJson, where: str, *, batched: bool) -> list[Linear]:
-        """Every product of one device. Raises UserError: what transformers refuses, what cannot be cut."""
+        """Every product of one device. Raises UserError for what transformers refuses and what cannot be sharded."""
         if batched:
-            raise UserError("shapes=meta: it enumerates modules, and batched products are none; shapes=model has them")
+            raise UserError("shapes=meta: batched products are not modules; expected shapes=model")
         model, built = _build_model(language_model(config), where)
         heads = _heads(built, where)
         plan = {name.rpartition(".")[2]: str(way) for name, way in (getattr(model, "tp_plan", None) or {}).items()}
@@ -52,7 +51,7 @@ def _build_model(config: ConfigJson, where: str) -> tuple[Any, Any]:
     fields = {name: value for name, value in config.items() if not _CODE.fullmatch(name)}
     kind = str(fields.pop("model_type", "") or "")
     if not kind:
-        raise UserError(f"{where}: no field 'model_type', which transformers needs; shapes=model does without")
+        raise UserError(f"{where}: no field 'model_type', which transformers needs; shapes=model works without it")
     known = list(transformers.CONFIG_MAPPING)
     kind = _ALIASES.get(kind, kind)
     if kind not in known:
@@ -63,18 +62,20 @@ def _build_model(config: ConfigJson, where: str) -> tuple[Any, Any]:
         headed = type(built) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
         maker: Any = transformers.AutoModelForCausalLM if headed else transformers.AutoModel
         with torch.device("meta"):
-            # Said here, it cannot be said by the file: `org/name` is a kernel that is fetched and run.
+            # Set here, since a file's `org/name` would be a kernel that is downloaded and run.
             model = maker.from_config(built, trust_remote_code=False, attn_implementation="eager")
-            if not headed:  # the language model of a multi-modal one, which has its head beside it
+            if not headed:  # the language model of a multi-modal one, without its head
                 model.lm_head = torch.nn.Linear(built.hidden_size, built.vocab_size, bias=False)
-        built.allow_global_per_layer_attribute_access = True  # of heads that differ: modules say which are whose
-    except Exception as error:  # noqa: BLE001  whatever another package's constructors raise for these fields
-        raise UserError(f"{where}: transformers builds no model of it: {' '.join(str(error).split())[:200]}") from None
+        built.allow_global_per_layer_attribute_access = (
+            True  # heads may differ by layer; the modules have the real sizes
+        )
+    except Exception as error:  # noqa: BLE001  any exception of transformers' constructors for these fields
+        raise UserError(f"{where}: transformers cannot build the model: {' '.join(str(error).split())[:200]}") from None
     return model, built
 
 
 def _check_counts(config: ConfigJson, where: str) -> None:
-    """Refuse counts of modules that nobody has: each is built, though without weights."""
+    """Refuse implausible counts of modules: each module is built, although without weights."""
     counts = {n: v for n, v in config.items() if isinstance(v, int) and _COUNTS.search(n) and not _SIZES.search(n)}
     for name, count in counts.items():
         if count > MAX_LAYERS:
@@ -89,7 +90,7 @@ def _heads(built: Any, where: str) -> AttentionHeads:
     query = getattr(built, "num_attention_heads", None)
     hidden = getattr(built, "hidden_size", None)
     if not isinstance(hidden, int):
-        raise UserError(f"{where}: {type(built).__name__} tells no hidden_size")
+        raise UserError(f"{where}: {type(built).__name__} has no hidden_size")
     if not isinstance(query, int):  # state spaces alone
         return AttentionHeads(query=0, kv=0, width=0)
     kv = getattr(built, "num_key_value_heads", None)
@@ -97,17 +98,17 @@ def _heads(built: Any, where: str) -> AttentionHeads:
 
 
 def weight_matrices(model: Any, built: Any) -> Iterator[WeightMatrix]:
-    """Every matrix that multiplies activations: linear layers, routers, experts; embeddings are none."""
+    """Every matrix that multiplies activations: linear layers, routers, experts, but not embeddings."""
     from torch import nn
 
-    held = dict(model.named_modules())
-    for name, module in held.items():
+    modules = dict(model.named_modules())
+    for name, module in modules.items():
         weights: Mapping[str, Any] = dict(module.named_parameters(recurse=False))
         weight = weights.get("weight")
         if isinstance(module, nn.Linear):
             holder, _, leaf = name.rpartition(".")
             n, k, bias = module.out_features, module.in_features, module.bias is not None
-            parts, units = _parts_and_units(leaf, held[holder], n)
+            parts, units = _parts_and_units(leaf, modules[holder], n)
             yield WeightMatrix(name=name, n=n, k=k, bias=bias, parts=parts, units=units)
         elif type(module).__name__ == "Conv1D" and weight is not None:  # GPT-2's linear layer, stored as [K, N]
             yield WeightMatrix(name=name, n=weight.shape[1], k=weight.shape[0], bias=True)
@@ -118,7 +119,7 @@ def weight_matrices(model: Any, built: Any) -> Iterator[WeightMatrix]:
 
 
 def _parts_and_units(leaf: str, holder: Any, n: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(parts, units) of a matrix as `WeightMatrix` has them, by its holder: heads of keys, a state space's groups."""
+    """(parts, units) of a matrix as in `WeightMatrix`, from its module: KV heads, a state space's groups."""
     if leaf == "in_proj" and hasattr(holder, "n_groups"):
         heads, groups = holder.num_heads, holder.n_groups
         states = groups * holder.ssm_state_size
@@ -133,13 +134,13 @@ def _parts_and_units(leaf: str, holder: Any, n: int) -> tuple[tuple[int, ...], t
 
 
 def _experts(name: str, weights: Mapping[str, Any], hidden: int) -> Iterator[WeightMatrix]:
-    """Stacked matrices [E, N, K], or transposed: what multiplies the residual stream has K, or N, of its width."""
+    """Stacked matrices [E, N, K], or transposed: the side of the residual stream has the hidden size."""
     for leaf, k_is_hidden in (("gate_up_proj", True), ("up_proj", True), ("down_proj", False)):
         weight = weights.get(leaf)
         if weight is None or weight.dim() != 3:
             continue
         count, rows, columns = weight.shape
         ends, others = (columns, rows) if k_is_hidden else (rows, columns)
-        straight = ends == hidden or others != hidden  # of neither width are experts behind a narrower projection
+        straight = ends == hidden or others != hidden  # experts behind a narrower projection have neither width
         n, k = (rows, columns) if straight else (columns, rows)
         yield WeightMatrix(name=f"{name}.{leaf}", n=n, k=k, bias=f"{leaf}_bias" in weights, experts=count)

@@ -1,4 +1,4 @@
-"""What an operator of torch multiplies, by its operands' sizes, strides and types: a family and its key columns."""
+"""The product of a torch operator, from its operands' sizes, strides and types: a family and its key columns."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -8,7 +8,7 @@ from itertools import pairwise
 from gemmpipe.core.data import Scalar
 
 UNSUPPORTED = "other"
-"""In place of a family, for products that none computes."""
+"""The family name of products that no family computes."""
 _WIDE = ("bfloat16", "float16")
 _EIGHT = ("float8_e4m3fn", "float8_e4m3fnuz", "int8")
 _OUT = (*_WIDE, "float32")
@@ -17,7 +17,7 @@ _BLOCK = 128
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operand:
-    """A tensor as an operator got it: torch's dtype name without `torch.`, sizes, strides in elements."""
+    """A tensor argument of an operator: torch's dtype name without `torch.`, sizes, strides in elements."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -25,7 +25,7 @@ class Operand:
 
     @property
     def numel(self) -> int:
-        """How many elements; 1 for a number."""
+        """The number of elements; 1 for a scalar."""
         count = 1
         for size in self.shape:
             count *= size
@@ -33,56 +33,56 @@ class Operand:
 
     @property
     def transposed(self) -> "Operand":
-        """Its last two sides exchanged."""
+        """The operand with its last two dimensions exchanged."""
         shape, strides = list(self.shape), list(self.strides)
         shape[-2:], strides[-2:] = shape[:-3:-1], strides[:-3:-1]
         return Operand(dtype=self.dtype, shape=tuple(shape), strides=tuple(strides))
 
     @property
     def rows(self) -> "Operand":
-        """All sides but the last as one, [M, K]."""
+        """The operand as [M, K]: all dimensions but the last as one."""
         k = self.shape[-1]
         return Operand(dtype=self.dtype, shape=(self.numel // k if k else 0, k), strides=(k, self.strides[-1]))
 
 
 Argument = Operand | tuple[Operand, ...] | None
-"""What matters of an operator's argument: a tensor, several of them, or nothing."""
+"""The relevant part of an operator's argument: a tensor, several of them, or nothing."""
 ObservedProduct = tuple[str, dict[str, Scalar]]
 """(family, key columns and `layout`)."""
 
 
 def product_of(name: str, arguments: Sequence[Argument], out_dtype: str) -> ObservedProduct | None:
-    """What the operator multiplies, its arguments in the order of its schema; None where that is no product.
+    """The product of an operator, arguments in the order of its schema; None if it is none or has a size of 0.
 
-    Products of nothing (a side of 0) are none. `out_dtype` is the result's.
+    `out_dtype` is the result's.
     """
     read = READERS.get(name)
     try:
         return read(arguments, out_dtype) if read else None
-    except (AttributeError, IndexError, TypeError):  # arguments that are not what this operator takes
+    except (AttributeError, IndexError, TypeError):  # arguments that this operator does not accept
         return None
 
 
 def reader_name(name: str) -> str:
-    """The name of READERS that an operator goes by: in place it computes what it does otherwise."""
+    """The name of an operator in READERS: in-place variants compute the same."""
     return name if name in READERS else name.removesuffix("_")
 
 
 def foreign_product_of(name: str, arguments: Sequence[Argument], out_dtype: str) -> ObservedProduct | None:
-    """What someone's own operator multiplies: two 8-bit operands with their scales, or, named so, two 16-bit ones."""
+    """The product of a custom operator: two 8-bit operands with scales, or two 16-bit ones if its name fits."""
     operands = [each if isinstance(each, Operand) else None for each in arguments]
-    for place, (x, w) in enumerate(pairwise(operands)):
+    for index, (x, w) in enumerate(pairwise(operands)):
         if x is None or w is None or x.dtype != w.dtype or len(w.shape) != 2 or len(x.shape) < 2:
             continue
         straight = x.shape[-1] == w.shape[1]
         if not straight and x.shape[-1] != w.shape[0]:
             continue
-        scales = tuple(each for each in operands[place + 2 : place + 4] if each and each.dtype == "float32")
+        scales = tuple(each for each in operands[index + 2 : index + 4] if each and each.dtype == "float32")
         turned = w.transposed if straight else w
         if x.dtype in _EIGHT and len(scales) == 2:
             return _scaled(x.rows, turned, (scales[0], scales[1]), False, out_dtype)
         if x.dtype in _WIDE and _NAMED.search(name):
-            bias = operands[place + 2] if len(operands) > place + 2 else None
+            bias = operands[index + 2] if len(operands) > index + 2 else None
             return _product(x.rows, turned, bias is not None and bias.shape == (turned.shape[1],), x.dtype)
     return None
 
@@ -91,7 +91,7 @@ _NAMED = re.compile(r"gemm|matmul|linear|(?:^|_)mm(?:_|$)")
 
 
 def _product(x: Operand, w: Operand, bias: bool, out_dtype: str) -> ObservedProduct | None:
-    """x [M, K] or [B, M, K] times w [K, N] or [B, K, N], as torch takes them."""
+    """x [M, K] or [B, M, K] times w [K, N] or [B, K, N], in torch's layout."""
     if 0 in x.shape or 0 in w.shape:
         return None
     batched = len(w.shape) == 3
@@ -108,7 +108,7 @@ def _product(x: Operand, w: Operand, bias: bool, out_dtype: str) -> ObservedProd
 
 
 def _memory_layout(operand: Operand, letters: str) -> str:
-    """The letters in the order of memory, the innermost last; `strided` when neither side is innermost."""
+    """The letters in memory order, the innermost last; `strided` if no dimension is contiguous."""
     if operand.strides[-1] == 1 and operand.shape[-1] > 1:
         return letters
     return letters[::-1] if operand.strides[-2] == 1 else letters if operand.strides[-1] == 1 else "strided"
@@ -117,7 +117,7 @@ def _memory_layout(operand: Operand, letters: str) -> str:
 def _scaled(
     x: Operand, w: Operand, scales: tuple[Operand, Operand], bias: bool, out_dtype: str
 ) -> ObservedProduct | None:
-    """8-bit operands with the scales of each."""
+    """The product of 8-bit operands with their scales."""
     found = _product(x, w, bias, out_dtype)
     if found is None:
         return None
@@ -128,8 +128,8 @@ def _scaled(
     for key in ("scaleAB", "bpreshuffle"):
         del values[key]
     granularity = "tensor" if sizes == (1, 1) else "row" if sizes == (m, n) else ""
-    # cuBLASLt has the weight's block scales with their K side padded to a multiple of 4.
-    by_block = [(m * blocks, -(-n // _BLOCK) * held) for held in (blocks, -(-blocks // 4) * 4)]
+    # cuBLASLt pads the K dimension of the weight's block scales to a multiple of 4.
+    by_block = [(m * blocks, -(-n // _BLOCK) * padded) for padded in (blocks, -(-blocks // 4) * 4)]
     if not granularity and sizes in by_block and not bias and out_dtype in _OUT:
         return "a8w8_blockscale", {**values, "x_scale": _scale_order(scales[0])}
     values |= {"q_dtype_w": values.pop("dtype"), "granularity": granularity}
@@ -137,7 +137,7 @@ def _scaled(
 
 
 def _scale_order(scale: Operand) -> str | None:
-    """`row` or `column`, as block scales [M, blocks] lie in memory; None: in neither, in both, or not known."""
+    """`row` or `column`, the memory order of block scales [M, blocks]; None: neither, both, or unknown."""
     if len(scale.shape) != 2 or 1 in scale.shape:
         return None
     rows, blocks = scale.shape
@@ -147,7 +147,7 @@ def _scale_order(scale: Operand) -> str | None:
 
 
 def _is_bias(addend: Operand, rows: int) -> bool:
-    """Whether what is added is one row for all."""
+    """True if the addend is one row for all."""
     return len(addend.shape) == 1 or (len(addend.shape) == 2 and addend.shape[0] == 1 and rows != 1)
 
 
@@ -162,7 +162,7 @@ def _linear(a: Sequence[Argument], out: str) -> ObservedProduct | None:
 
 
 def _matmul(a: Sequence[Argument], out: str) -> ObservedProduct | None:
-    """Any ranks: a weight of two sides serves all rows; otherwise as many products as there are in front."""
+    """Any ranks: a 2-D weight multiplies all rows; otherwise a batch of products over the leading dimensions."""
     x, w = _tensor(a[0]), _tensor(a[1])
     if len(w.shape) == 1:
         return _vector(w, x.rows, False, out)
@@ -231,6 +231,6 @@ READERS: Mapping[str, Callable[[Sequence[Argument], str], ObservedProduct | None
     "_scaled_grouped_mm": _grouped,
     "_scaled_grouped_mm_v2": _grouped,
 }
-"""By the operator's name, all overloads alike."""
+"""Operator name (of all overloads) -> reader of its arguments."""
 COMPOSITE_OPERATORS = ("linear", "matmul")
-"""Those that torch usually makes of another one here."""
+"""Operators that torch usually runs through another one of READERS."""

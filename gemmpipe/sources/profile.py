@@ -1,6 +1,6 @@
-"""Products in a trace of torch's profiler: each once, however deeply operators are nested, with the time it took.
+"""Problems from traces of torch's profiler with recorded shapes.
 
-Problems from traces of torch's profiler that recorded shapes.
+Each product counts once, at any nesting of operators, with its time.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,17 +43,17 @@ _TYPES = {
 """C++ names of element types -> torch's."""
 _LISTS = ("TensorList", "GenericList")
 _NUMBERS = {"5": "float16", "6": "float32", "15": "bfloat16"}
-"""Torch's numbers of result types, as in a recorded `out_dtype`."""
+"""Torch's numbers of result types in a recorded `out_dtype`."""
 _OUT_DTYPE_AT = {"_scaled_mm": 6, "_scaled_mm_v2": 9, "mm": 2, "bmm": 2, "addmm": 3, "baddbmm": 3}
 _MAX_NESTING = 1_000
-"""Operators within each other; more are a stack that no program has, and each looks at all that hold it."""
+"""Operators within each other: above any program's; the cost of a trace grows with the nesting."""
 _OPERATORS = ("cpu_op", "Operator")
 _KERNELS = ("kernel", "gpu_memset", "Kernel")
 
 
 @dataclass(slots=True)
 class _Operator:
-    """An operator's event: a product, or with `seen` None what may hold one."""
+    """An operator's event: a product, or with `product` None an operator that may contain one."""
 
     thread: tuple[object, object]
     start: float
@@ -96,15 +96,15 @@ def _operator(event: Mapping[str, object], order: int, where: str) -> _Operator:
     name, start = str(event.get("name")), _number(event, "ts", where)
     plain = reader_name(name.removeprefix("aten::"))
     own = name.startswith("aten::")
-    seen = None
+    found = None
     arguments = _arguments(event, where)
     if (own and plain in READERS) or (not own and "::" in name and "Input Dims" in arguments):
         operands = _operands(arguments, f"{where} ({name})")
         out = _result(plain, operands, arguments)
         read = product_of if own else foreign_product_of
-        seen = read(plain.rpartition("::")[2], operands, out)
-        if seen is not None and arguments.get("Input Strides") is None:
-            seen[1].pop("x_scale", None)  # how scales lie is not known
+        found = read(plain.rpartition("::")[2], operands, out)
+        if found is not None and arguments.get("Input Strides") is None:
+            found[1].pop("x_scale", None)  # the memory order of scales is unknown
     return _Operator(
         thread=(event.get("pid"), event.get("tid")),
         start=start,
@@ -112,7 +112,7 @@ def _operator(event: Mapping[str, object], order: int, where: str) -> _Operator:
         order=order,
         name=name,
         correlation=_external(arguments, where),
-        product=seen,
+        product=found,
     )
 
 
@@ -124,7 +124,7 @@ def _arguments(event: Mapping[str, object], where: str) -> Mapping[str, object]:
 
 
 def _external(arguments: Mapping[str, object], where: str) -> int | str | None:
-    """What ties a kernel to the operator that launched it."""
+    """The id that a kernel shares with the operator that launched it."""
     found = arguments.get("External id")
     if found is not None and not isinstance(found, int | str):
         raise UserError(f"{where}: External id: {str(found)[:40]!r}, expected a number")
@@ -139,7 +139,7 @@ def _number(event: Mapping[str, object], name: str, where: str) -> float:
 
 
 def _operands(arguments: Mapping[str, object], where: str) -> list[Argument]:
-    """An operator's arguments, from the lists that the profiler writes beside each other."""
+    """An operator's arguments, from the profiler's parallel lists."""
     dims, types = arguments.get("Input Dims"), arguments.get("Input type")
     if dims is None or types is None:
         raise UserError(f"{where}: no 'Input Dims' and 'Input type', expected a trace with record_shapes=True")
@@ -149,14 +149,14 @@ def _operands(arguments: Mapping[str, object], where: str) -> list[Argument]:
     if strides is not None and (not isinstance(strides, list) or len(strides) != len(dims)):
         raise UserError(f"{where}: Input Strides, expected a list as long as Input Dims")
     return [
-        _argument(kind, size, strides[place] if strides else None, where)
-        for place, (kind, size) in enumerate(zip(types, dims, strict=True))
+        _argument(kind, size, strides[index] if strides else None, where)
+        for index, (kind, size) in enumerate(zip(types, dims, strict=True))
     ]
 
 
 def _argument(kind: object, sizes: object, strides: object, where: str) -> Argument:
     if kind in _LISTS and isinstance(sizes, list) and sizes and all(isinstance(each, list) for each in sizes):
-        # Of lists the profiler says neither the type (those that products take are scales) nor the strides.
+        # The profiler records neither the type (lists in products are scales) nor the strides of lists.
         return tuple(replace(_tensor("float32", each, None, where), strides=(0,) * len(each)) for each in sizes)
     dtype = _TYPES.get(str(kind))
     return None if dtype is None else _tensor(dtype, sizes, strides, where)
@@ -182,7 +182,7 @@ def _integers(values: object, where: str) -> tuple[int, ...]:
 
 
 def _result(name: str, operands: Sequence[Argument], arguments: Mapping[str, object]) -> str:
-    """The result's type: what was asked for, for an operator of someone's own what it writes into, else the first's."""
+    """The result's type: the requested one; else the first operand's; for custom operators the output argument's."""
     tensors = [each for each in operands if isinstance(each, Operand)]
     concrete = arguments.get("Concrete Inputs")
     given = [str(each) for each in concrete] if isinstance(concrete, list) else []
@@ -190,8 +190,8 @@ def _result(name: str, operands: Sequence[Argument], arguments: Mapping[str, obj
         return "int32"
     if name in READERS:
         at = _OUT_DTYPE_AT.get(name, len(given))
-        asked = _NUMBERS.get(given[at]) if at < len(given) else None
-        return asked or (tensors[0].dtype if tensors else "")
+        requested = _NUMBERS.get(given[at]) if at < len(given) else None
+        return requested or (tensors[0].dtype if tensors else "")
     if tensors and tensors[0].dtype in _NUMBERS.values():
         return tensors[0].dtype
     return next((_NUMBERS[word] for word in given if word in _NUMBERS), "bfloat16")
@@ -200,7 +200,7 @@ def _result(name: str, operands: Sequence[Argument], arguments: Mapping[str, obj
 def _count(
     operators: Iterable[_Operator], kernels: Mapping[int | str | None, float], path: Path
 ) -> Iterator[tuple[_Operator, float]]:
-    """Each product once with its time: not what runs inside one, nor what only calls one."""
+    """Each product once with its time, without operators inside a product and operators that only call one."""
     ordered = sorted(operators, key=lambda o: (str(o.thread), o.start, -o.end, o.order))
     open_: list[_Operator] = []
     products: dict[int, float] = {}
@@ -229,7 +229,7 @@ def _count(
                 outer.calls_product = True
         open_.append(operator)
         if len(open_) > _MAX_NESTING:
-            raise UserError(f"{path}: event {operator.order + 1}: within {_MAX_NESTING:,} others, expected operators")
+            raise UserError(f"{path}: event {operator.order + 1}: within {_MAX_NESTING:,} others, expected fewer")
         for outer in open_:  # a kernel is attributed to the innermost operator
             products[id(outer)] = products.get(id(outer), 0.0) + kernels.get(operator.correlation, 0.0)
     while open_:
@@ -242,8 +242,8 @@ def _count(
 class TraceShapes(RecordSource):
     """The products of Chrome traces (`torch.profiler` with record_shapes, .json or .json.gz), counted and timed.
 
-    `nsets` adds these Ms to every product: a replayed CUDA graph leaves no operators in a trace, so that decode is
-    missing there. Each is as frequent as the product was at the M it was seen at most.
+    `nsets` adds these Ms to every product: a replayed CUDA graph leaves no operators in a trace, so decode is missing.
+    Each added M gets the weight of the product's most frequent M.
     """
 
     nsets: Sequence[int] | int | str | None
@@ -253,11 +253,11 @@ class TraceShapes(RecordSource):
         return products_in_trace(path)
 
     def expected(self) -> str:
-        """What a file is."""
+        """The kind of file, for messages."""
         return "a trace of torch's profiler (.json or .json.gz)"
 
     def problems(self, family: Family, defaults: KernelDefaults, gfx: str) -> list[Problem]:
-        """Each problem once, its weight the number of calls. Raises UserError: which file, which event."""
+        """Each problem once, its weight the number of calls. Raises UserError: file and event."""
         found = super().problems(family, defaults, gfx)
         if self.nsets is None:
             return found

@@ -1,8 +1,6 @@
-"""What sources share that read products of any family out of files which other programs wrote.
+"""Sources that read products of any family from files of other programs: PyTorch's TunableOp and servers' logs.
 
-Problems from the files of PyTorch's TunableOp: what it recorded untuned, and its results.
-
-Problems from the logs of servers: the lines in which engines and aiter say that something is not tuned.
+TunableOp writes untuned products and results; engines and aiter log the shapes that have no tuned configuration.
 """
 
 import re
@@ -27,20 +25,20 @@ from gemmpipe.tables.tunableop import OPERATION_PATTERN, SIZES_PATTERN, TORCH_DT
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedProduct:
-    """Equal products that a file tells of."""
+    """Equal products in a file."""
 
     family: str
     values: Mapping[str, Scalar]
-    """Key columns; without the rows where the file does not say them."""
+    """Key columns; without M if the file does not contain it."""
     where: str
     count: float = 1.0
     time_us: float = 0.0
-    """Of all of them together; 0 where the file does not tell."""
+    """Total time of all of them; 0 if the file has no times."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordSource(Source):
-    """Products of the kernel's family, or with `rows_of` of that one, in the files that `path` names."""
+    """Products of the kernel's family, or of the family `rows_of`, in the files of `path`."""
 
     path: str | Sequence[str] | None
     rows_of: str | None
@@ -49,18 +47,18 @@ class RecordSource(Source):
 
     @abstractmethod
     def read(self, path: Path) -> list[RecordedProduct]:
-        """Every product in one file. Raises UserError: which file, which line, what was expected."""
+        """Every product in one file. Raises UserError: file, line, what was expected."""
 
     @abstractmethod
     def expected(self) -> str:
-        """What a file is, for a user who named something else: `a CSV file`."""
+        """The kind of file, for messages: `a CSV file`."""
 
     def sizes(self) -> list[int]:
-        """The Ms of products whose rows the files do not say. Raises UserError naming shapes.nsets."""
+        """The Ms for products without M in the files. Raises UserError about shapes.nsets."""
         return []
 
     def problems(self, family: Family, defaults: KernelDefaults, gfx: str) -> list[Problem]:
-        """Each problem once, weights summed. Raises UserError: which file, where in it, what was expected."""
+        """Each problem once, weights summed. Raises UserError: file, place in it, what was expected."""
         wanted = self.rows_of or family.name
         found = [
             problem
@@ -71,11 +69,11 @@ class RecordSource(Source):
         if not found:
             others = self.left_out(family, defaults, gfx)
             instead = f", but {others}" if others else f", expected {self.expected()}"
-            raise UserError(f"shapes.path: no product of {wanted} there{instead}")
+            raise UserError(f"shapes.path: no product of {wanted} found{instead}")
         return merge_duplicates(found)
 
     def recorded_us(self, family: Family, defaults: KernelDefaults, gfx: str) -> Mapping[str, float]:
-        """By problem id, the time that all its calls took together."""
+        """Problem id -> the total time (us) of all its calls."""
         totals: dict[str, float] = {}
         for each in self.recorded():
             if each.family == (self.rows_of or family.name) and each.time_us:
@@ -84,7 +82,7 @@ class RecordSource(Source):
         return totals
 
     def left_out(self, family: Family, defaults: KernelDefaults, gfx: str) -> str:
-        """How many products of other families there are."""
+        """The number of products of each other family."""
         counts: Counter[str] = Counter()
         for each in self.recorded():
             if each.family != (self.rows_of or family.name):
@@ -92,17 +90,17 @@ class RecordSource(Source):
         return ", ".join(f"{count} of {name}" for name, count in counts.most_common())
 
     def recorded(self) -> list[RecordedProduct]:
-        """Everything in all files, which are read once."""
+        """The products of all files, which are read once."""
         if "all" not in self._by_family:
             files = named_files("shapes.path", self.path, self.expected())
             self._by_family["all"] = [each for path in files for each in self.read(path)]
         return self._by_family["all"]
 
     def _made(self, each: RecordedProduct, family: Family, defaults: KernelDefaults, gfx: str) -> list[Problem]:
-        """Its problem, or one at each M where the file does not say the rows."""
+        """The problem of a product, or one per M of `sizes` if the file has no M."""
         known = {name for column in family.key_columns for name in (column.name, *column.aliases)}
         values = {name: value for name, value in each.values.items() if name in known}
-        # A reader says rows and types by one name each; families have their own for them.
+        # Readers have one name for M and for each type; families have their own columns for them.
         named = {
             column.name: values[name] for column in family.key_columns for name in column.aliases if name in values
         }
@@ -125,15 +123,15 @@ _SCALINGS = {"0": "tensor", "1": "row", "4": "block", "5": "block"}
 class TunableopShapes(RecordSource):
     """`tunableop_untuned*.csv` (PYTORCH_TUNABLEOP_RECORD_UNTUNED=1) and results; each row is one product.
 
-    TunableOp speaks of column-major matrices: its m, n, k are our N, M, K.
+    TunableOp has column-major matrices: its m, n, k are our N, M, K.
     """
 
     def expected(self) -> str:
-        """What a file is."""
+        """The kind of file, for messages."""
         return "a CSV file of TunableOp"
 
     def read(self, path: Path) -> list[RecordedProduct]:
-        """Every product of one file; `Validator` rows are passed over."""
+        """Every product of one file; `Validator` rows are ignored."""
         found = []
         for line, cells in read_cells(path):
             if cells[0] != "Validator":
@@ -143,7 +141,9 @@ class TunableopShapes(RecordSource):
 
 def _row(cells: list[str], where: str) -> RecordedProduct:
     if len(cells) < 2:
-        raise UserError(f"{where}: {quoted_repr(cells[0])}, expected an operator's signature and its parameters'")
+        raise UserError(
+            f"{where}: {quoted_repr(cells[0])}, expected an operator's signature and the signature of its parameters"
+        )
     operation, sizes = OPERATION_PATTERN.fullmatch(cells[0]), SIZES_PATTERN.fullmatch(cells[1])
     if operation is None:
         raise UserError(
@@ -156,14 +156,14 @@ def _row(cells: list[str], where: str) -> RecordedProduct:
         )
     _check_strides(sizes, layout, where)
     if (operation["kind"] == "GemmStridedBatched") != (sizes["batch"] is not None):
-        raise UserError(f"{where}: {quoted_repr(cells[1])}, expected _B_ for batched products and for these alone")
+        raise UserError(f"{where}: {quoted_repr(cells[1])}, expected _B_ for batched products and only for them")
     values: dict[str, Scalar] = {"M": int(sizes["n"]), "N": int(sizes["m"]), "K": int(sizes["k"])}
     family, more = _product_of_signature(operation, sizes)
     return RecordedProduct(family=family, values={**values, **more}, where=where)
 
 
 def _check_strides(sizes: "re.Match[str]", layout: str, where: str) -> None:
-    """A leading dimension is at least a column long; what is not was not written by TunableOp."""
+    """Raises UserError for a leading dimension shorter than a column, which TunableOp never writes."""
     if sizes["lda"] is None:
         return
     first, second = ("k" if layout[0] == "t" else "m"), ("n" if layout[1] == "t" else "k")
@@ -173,7 +173,7 @@ def _check_strides(sizes: "re.Match[str]", layout: str, where: str) -> None:
 
 
 def _product_of_signature(operation: "re.Match[str]", sizes: "re.Match[str]") -> tuple[str, dict[str, Scalar]]:
-    """The family and what the signature says; `other` for what no family computes."""
+    """(family, key columns) of a signature; family `other` for products that no family computes."""
     kind, dtype = operation["kind"], TORCH_DTYPES.get(operation["a"], "")
     if kind == "ScaledGemm":
         return _scaled(operation, sizes["rest"])
@@ -184,7 +184,7 @@ def _product_of_signature(operation: "re.Match[str]", sizes: "re.Match[str]") ->
 
 
 def _scaled(operation: "re.Match[str]", rest: str) -> tuple[str, dict[str, Scalar]]:
-    """8-bit operands; their scales as ROCm (`_rw_1`) or CUDA (`_ast_1`) says."""
+    """(family, key columns) of 8-bit operands; ROCm (`_rw_1`) and CUDA (`_ast_1`) name scales differently."""
     a, b, out = (TORCH_DTYPES.get(operation[name] or "", "") for name in "abc")
     rows, numbered = re.search(r"_rw_([01])", rest), re.search(r"_ast_([0-9]+)_bst_([0-9]+)", rest)
     scales = "row" if rows and rows[1] == "1" else "tensor"
@@ -194,22 +194,22 @@ def _scaled(operation: "re.Match[str]", rest: str) -> tuple[str, dict[str, Scala
     bias = re.search(r"_bias_(?!None)", rest) is not None
     values: dict[str, Scalar] = {"q_dtype_w": a, "outdtype": out}
     if a != b or a not in ("float8_e4m3fn", "float8_e4m3fnuz") or not out or not scales:
-        return UNSUPPORTED, values  # older files name one type for all
+        return UNSUPPORTED, values  # older files have one type for all operands
     if scales == "block":
         return (UNSUPPORTED if bias else "a8w8_blockscale"), values
     return "a8w8", {**values, "granularity": scales, "bias": bias}
 
 
 _MAX_BYTES = 1_000_000_000
-"""Bytes of a log."""
+"""The largest log, in bytes."""
 _MAX_LINE = 1 << 16
-"""Characters of a line that are looked at together."""
+"""Characters of a line that are read at once."""
 _DIGITS = 20
 _CONFIG = re.compile(
     r"(?:E=(?P<expert>[0-9]{1,9}),)?N=(?P<N>[0-9]{1,9})(?:,K=(?P<K>[0-9]{1,9}))?,device_name=[^,/\s'\"]{1,200}"
     r"(?P<rest>(?:,[a-z_]{1,40}=(?:\[[0-9, ]{0,40}\]|[^,\[\]\s'\"/]{1,40}?)){0,8})(?:_down)?\.json"
 )
-"""Everything in it has an end: else each place of a long line where it may begin is followed to the line's end."""
+"""Bounded repetitions only: unbounded ones would scan a long line to its end from each possible start."""
 _STORED = re.compile(r",([a-z_]+)=(\[[^\]]*\]|[^,]+)")
 _SHAPE = re.compile(r"shape(?: is)?:? ?")
 _MISSED = re.compile(r"not found tuned config in (?P<table>[^\s,]+)")
@@ -225,11 +225,11 @@ _EXPERT_KEY = (
 
 @dataclass(frozen=True, kw_only=True)
 class LogShapes(RecordSource):
-    """What vLLM, SGLang and aiter miss, each once; a log does not tell how often.
+    """Untuned products that vLLM, SGLang and aiter log, each once; a log has no counts.
 
-    Lines of vLLM and SGLang ("Config file not found at ...") say no M, so that each is taken at every M of `nsets`;
-    `nsets=log` are the batch sizes that the server says it captures graphs for. Lines on experts say neither
-    `model_dim` nor `topk`. aiter's lines ("not found tuned config in ...") say everything.
+    Lines of vLLM and SGLang ("Config file not found at ...") have no M, so each product gets every M of `nsets`;
+    `nsets=log` are the batch sizes of the server's captured graphs. Lines on experts have neither `model_dim` nor
+    `topk`. aiter's lines ("not found tuned config in ...") are complete.
     """
 
     nsets: Sequence[int] | int | str
@@ -239,7 +239,7 @@ class LogShapes(RecordSource):
     _captured: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def read(self, path: Path) -> list[RecordedProduct]:
-        """What one log misses. Raises UserError for a line that begins like one of these and goes on otherwise."""
+        """The untuned products in one log. Raises UserError for a line of these kinds that is malformed."""
         found: dict[object, RecordedProduct] = {}
         tables = {load_family(name).csv_name: name for name in shipped_families()}
         for number, line in _lines(path):
@@ -249,19 +249,19 @@ class LogShapes(RecordSource):
             for seen in (*self._config(line, where), *_shape(line, tables, where), *_experts(line, where)):
                 found.setdefault((seen.family, tuple(sorted(seen.values.items(), key=str))), seen)
             for match in _SIZES.finditer(line):
-                self._captured.extend(_parse_size(word, where) for word in match["sizes"].split(",") if word.strip())
+                self._captured.extend(_parse_size(text, where) for text in match["sizes"].split(",") if text.strip())
         return list(found.values())
 
     def expected(self) -> str:
-        """What a file is."""
+        """The kind of file, for messages."""
         return "a server's log"
 
     def sizes(self) -> list[int]:
-        """The Ms of lines without one."""
+        """The Ms for lines without one."""
         if self.nsets != "log":
             return batch_sizes(self.nsets)
         if not self._captured:
-            raise UserError("shapes.nsets: 'log', but no line tells captured batch sizes; expected numbers or vllm")
+            raise UserError("shapes.nsets: 'log', but no line contains captured batch sizes; expected numbers or vllm")
         return batch_sizes(sorted(set(self._captured)))
 
     def _config(self, line: str, where: str) -> Iterator[RecordedProduct]:
@@ -270,8 +270,8 @@ class LogShapes(RecordSource):
             return
         matches = list(_CONFIG.finditer(line))
         if not matches:
-            raise UserError(f"{where}: a configuration that is not found, expected its name to begin with N= or E=")
-        match = matches[0]  # of several places where it was looked for
+            raise UserError(f"{where}: missing configuration, expected its name to begin with N= or E=")
+        match = matches[0]  # of several paths that the engine tried
         stored = dict(_STORED.findall(match["rest"]))
         if match["expert"] is None and match["K"] is not None:
             family, values = _dense(stored)
@@ -281,15 +281,15 @@ class LogShapes(RecordSource):
         elif match["expert"] is not None:
             sizes = {"expert": int(match["expert"]), "inter_dim": int(match["N"]), **_grouped(stored)}
             more = {"model_dim": self.model_dim, "topk": self.topk}
-            lacking = " ".join(f"shapes.{name}=" for name, value in more.items() if not value)
-            at = f"{where} (say {lacking})" if lacking else where
+            missing = " ".join(f"shapes.{name}=" for name, value in more.items() if not value)
+            at = f"{where} (set {missing})" if missing else where
             yield RecordedProduct(family="fmoe", values={**sizes, **{k: v for k, v in more.items() if v}}, where=at)
 
 
-def _parse_size(word: str, where: str) -> int:
-    if not (word.isascii() and word.strip().isdecimal()) or len(word) > _DIGITS:
-        raise UserError(f"{where}: captured batch sizes: {word.strip()[:40]!r}, expected a whole number")
-    return int(word)
+def _parse_size(text: str, where: str) -> int:
+    if not (text.isascii() and text.strip().isdecimal()) or len(text) > _DIGITS:
+        raise UserError(f"{where}: captured batch sizes: {text.strip()[:40]!r}, expected a whole number")
+    return int(text)
 
 
 def _dense(stored: Mapping[str, str]) -> tuple[str, dict[str, Scalar]]:
@@ -303,7 +303,7 @@ def _dense(stored: Mapping[str, str]) -> tuple[str, dict[str, Scalar]]:
 
 
 def _grouped(stored: Mapping[str, str]) -> dict[str, Scalar]:
-    """The quantisation of experts that a file name says."""
+    """The key columns of the experts' quantisation in a file name."""
     dtype, block = stored.get("dtype", ""), stored.get("block_shape", "").replace(" ", "")
     if not dtype:
         return {"q_type": "No"}
@@ -322,10 +322,10 @@ def _shape(line: str, tables: Mapping[str, str], where: str) -> Iterator[Recorde
     pairs = _PAIR.findall(line, begins.end(), missed.start()) if missed and begins else []
     values: dict[str, Scalar] = {_NAMES.get(name, name): value for name, value in pairs}
     if missed is None or not {"M", "N", "K"} <= set(values):
-        raise UserError(f"{where}: a configuration that is not found, expected `shape is M:.., N:.., K:..` before it")
+        raise UserError(f"{where}: missing configuration, expected `shape is M:.., N:.., K:..` before it")
     named = missed["table"].rpartition("/")[2]
     ends = [name for name in tables if named.endswith(name)]
-    # A4W4 says CKGEMM instead of its table, and so do batched products.
+    # aiter logs CKGEMM instead of the table for A4W4 and for batched products.
     unnamed = "a4w4_blockscale" if named.startswith("CKGEMM") and "B" not in values else UNSUPPORTED
     family = tables[max(ends, key=len)] if ends else unnamed
     yield RecordedProduct(family=family, values=values, where=where)
@@ -336,17 +336,17 @@ def _experts(line: str, where: str) -> Iterator[RecordedProduct]:
     match = _EXPERTS.search(line)
     if match is None:
         return
-    words = [re.sub(r"[<>']|:.*", "", word).strip() for word in match["key"].split(",")]
-    if len(words) not in (len(_EXPERT_KEY) + 1, len(_EXPERT_KEY) + 2):
-        raise UserError(f"{where}: {len(words)} values of an untuned fused_moe, expected {len(_EXPERT_KEY) + 2}")
+    values = [re.sub(r"[<>']|:.*", "", text).strip() for text in match["key"].split(",")]
+    if len(values) not in (len(_EXPERT_KEY) + 1, len(_EXPERT_KEY) + 2):
+        raise UserError(f"{where}: {len(values)} values of an untuned fused_moe, expected {len(_EXPERT_KEY) + 2}")
     yield RecordedProduct(
-        family="fmoe", values=dict(zip(_EXPERT_KEY, words[-len(_EXPERT_KEY) :], strict=True)), where=where
+        family="fmoe", values=dict(zip(_EXPERT_KEY, values[-len(_EXPERT_KEY) :], strict=True)), where=where
     )
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a log, packed or not; what is no text in it is passed over."""
-    large = UserError(f"{path}: larger than {_MAX_BYTES:,} bytes, expected a server's log; cut it to what is new")
+    """(number, text) of a log's lines, compressed or not; undecodable bytes are replaced."""
+    large = UserError(f"{path}: larger than {_MAX_BYTES:,} bytes, expected a server's log; cut it to its new part")
     try:
         if path.is_file() and path.stat().st_size > _MAX_BYTES:
             raise large
@@ -354,7 +354,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
             number = total = 0
             while line := stream.readline(_MAX_LINE):
                 number, total = number + 1, total + len(line)
-                if total > _MAX_BYTES:  # of one that was packed
+                if total > _MAX_BYTES:  # of a compressed log
                     raise large
                 yield number, line
     except (OSError, EOFError, zlib.error) as error:

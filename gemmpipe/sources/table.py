@@ -1,4 +1,4 @@
-"""Problems from CSV tables, untuned and tuned ones, ours and aiter's."""
+"""Problems from CSV tables, untuned and tuned, ours and aiter's."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,11 +17,11 @@ _WEIGHTS = ("weight", "count")
 
 @dataclass(frozen=True, kw_only=True)
 class CsvShapes(Source):
-    """Tables with a column for each part of the key; others are ignored, but for weight, count, layer and family.
+    """Tables with a column per part of the key; of the others only weight, count, layer and family are read.
 
-    `path` is a file, a glob, or a list of these. Rows that name another family than the kernel's, or than `rows_of`,
-    are left out; so are rows of formats that the kernel's family does not compute, as aiter's tables mix them. With
-    `skip_bad_rows` a row with a cell that is no value of its column is left out too, not refused.
+    `path` is a file, a glob, or a list of these. Rows of another family than the kernel's (or `rows_of`) are left out;
+    so are rows of formats that the kernel's family does not compute, which aiter's tables contain. With
+    `skip_bad_rows` a row with an invalid cell is left out too, instead of an error.
     """
 
     path: str | Sequence[str] | None
@@ -46,10 +46,10 @@ class CsvShapes(Source):
         return merge_duplicates(found)
 
     def left_out(self, family: Family, defaults: KernelDefaults, gfx: str) -> str:
-        """The calls of other families' rows; how many rows are left out otherwise, and why the first of them."""
+        """The calls of other families' rows; the number of other rows left out, with the reason of the first."""
         count = len(self._refused)
         refused = f"{count} row{'s' * (count != 1)}, the first: {self._refused[0]}" if count else ""
-        return "; ".join(said for said in (_count_text(self._other_families), refused) if said)
+        return "; ".join(part for part in (_count_text(self._other_families), refused) if part)
 
     def _read(self, path: Path, wanted: str, family: Family, defaults: KernelDefaults, gfx: str) -> Iterator[Problem]:
         for where, values, weight, layer in _rows(path, wanted, family, self._other_families):
@@ -68,15 +68,15 @@ def _count_text(others: Mapping[str, int]) -> str:
 def _rows(
     path: Path, wanted: str, family: Family, others: Counter[str]
 ) -> Iterator[tuple[str, dict[str, str], float, str]]:
-    """(`file:row`, the key's cells, weight, layer) of each row of that family; those of others are counted."""
+    """(`file:row`, the key's cells, weight, layer) of each row of that family; rows of others are counted."""
     lines = read_cells(path)
     _, header = next(lines, (1, []))
-    places = locate_key_columns(header, family, f"{path}:1")
+    columns = locate_key_columns(header, family, f"{path}:1")
     check_header(header, family, f"{path}:1")
     if "family" not in header:
         check_file_family(path, wanted, family)
     foreign = foreign_sizes(header, family)
-    extra = {name.lower(): place for place, name in reversed(list(enumerate(header)))}
+    extra = {name.lower(): index for index, name in reversed(list(enumerate(header)))}
     weight_at = next((extra[name] for name in _WEIGHTS if name in extra), None)
     for line, row in lines:
         where = f"{path}:{line}"
@@ -93,4 +93,4 @@ def _rows(
             continue
         check_sizes(row, foreign, header, family, where)
         layer = row[extra["layer"]] if "layer" in extra else ""
-        yield where, {name: row[place] for name, place in places.items()}, number, layer
+        yield where, {name: row[index] for name, index in columns.items()}, number, layer

@@ -1,1 +1,1 @@
-"""Tuned tables on disk: read, merged, united, and taken over from other programs."""
+"""Tuned tables on disk: reading, merging, uniting, and import from other programs."""

@@ -1,7 +1,4 @@
-"""Which of two rows of a tuned table stays, and why.
-
-What the cells of a tuned table's columns mean, by column.
-"""
+"""The rows of a tuned table: merging of old and new ones with reasons, and the parsers of their cells by column."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -20,20 +17,20 @@ Row = dict[str, Scalar]
 RowKey = tuple[Scalar, ...]
 
 SHARED_GPU = "shared_gpu"
-"""In the policy of a row that was timed beside other work."""
+"""In the policy of a row that was timed while other work ran on the GPU."""
 CUT_SHORT = "cut_short"
-"""In the policy of a row whose search ended before it was done."""
+"""In the policy of a row from a search that ended early."""
 
 
 @lru_cache(maxsize=256)  # a table has many rows and few policies
 def is_provisional(policy: Scalar) -> bool:
-    """Whether a row of this policy only fills a gap: a full one is kept over it, and it is tuned again."""
+    """True if a row of this policy only fills a gap: a full row replaces it, and it is tuned again."""
     return any(word in str(policy or "").split() for word in (SHARED_GPU, CUT_SHORT))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MergeConflict:
-    """Two rows of one key that chose differently."""
+    """Two rows of one key with different choices."""
 
     key: RowKey
     kept: str
@@ -53,10 +50,10 @@ def row_key(row: Mapping[str, Scalar], family: Family) -> RowKey:
 def merge_rows(
     old: Sequence[Row], new: Sequence[Row], family: Family, *, min_improvement_pct: float
 ) -> tuple[list[Row], list[MergeConflict]]:
-    """One row a key, in the order of first sight, and a conflict for every key with different choices.
+    """One row per key, in the order of first occurrence, and a conflict for every key with different choices.
 
-    A new row that raced the old one in its run (`incumbent_us`) replaces it; else times of one policy are compared
-    (a tie, or less than `min_improvement_pct` gained, keeps the old row) and times of different policies are not.
+    A new row that was timed against the old one in its run (`incumbent_us`) replaces it. Otherwise times of one policy
+    are compared (a tie, or a gain below `min_improvement_pct`, keeps the old row); a new row of another policy wins.
     """
     merged: dict[RowKey, Row] = {}
     conflicts: list[MergeConflict] = []
@@ -76,7 +73,7 @@ def merge_rows(
 
 
 def _choice(row: Row) -> tuple[Scalar, ...]:
-    # Without knobs (aiter's rows) the kernel's name and index say what was chosen.
+    # Rows without knobs (aiter's) identify the choice by the kernel's name and index.
     config = row.get("config")
     return (row.get("libtype"), config) if config else (row.get("libtype"), row.get("kernelName"), row.get("solidx"))
 
@@ -85,22 +82,22 @@ def _compare(old: Row, new: Row, fresh: bool, min_improvement_pct: float) -> tup
     old_policy, new_policy = str(old.get("policy") or ""), str(new.get("policy") or "")
     before, after = _us(old), _us(new)
     if after is None:
-        return False, "the new row has no time that was measured"
+        return False, "the new row has no measured time"
     if before is None:
-        return True, "the old row has no time that was measured"
+        return True, "the old row has no measured time"
     if is_provisional(new_policy) != is_provisional(old_policy):
         gap = new_policy if is_provisional(new_policy) else old_policy
-        why = "was timed on a shared GPU" if SHARED_GPU in gap else "is of a search cut short"
-        return not is_provisional(new_policy), f"the {'new' if gap is new_policy else 'old'} one {why}"
+        why = "was timed on a shared GPU" if SHARED_GPU in gap else "is from a search that was cut short"
+        return not is_provisional(new_policy), f"the {'new' if gap is new_policy else 'old'} row {why}"
     if fresh and new.get("incumbent_us") is not None:
-        return True, f"{after:g} us, raced against the old choice at {new['incumbent_us']} us"
+        return True, f"{after:g} us, timed against the old choice at {new['incumbent_us']} us"
     if fresh and _choice(old) == _choice(new):
         return True, "timed again"
     if old_policy != new_policy:
-        words = f"'{old_policy or 'unknown'}' and '{new_policy or 'unknown'}'"
-        return fresh, f"timed by different policies ({words}), {before:g} and {after:g} us cannot be compared"
+        policies = f"'{old_policy or 'unknown'}' and '{new_policy or 'unknown'}'"
+        return fresh, f"timed by different policies ({policies}), {before:g} and {after:g} us cannot be compared"
     needed = before * (1 - min_improvement_pct / 100)
-    return after < needed, f"{before:g} us before, {after:g} us now, {min_improvement_pct:g} % asked for"
+    return after < needed, f"{before:g} us before, {after:g} us now, {min_improvement_pct:g} % required"
 
 
 def _us(row: Row) -> float | None:
@@ -113,10 +110,10 @@ _FLOATS = {
     **dict.fromkeys(("tflops", "bw", "ratio_low", "ratio_high"), (0.0, math.inf)),
     **dict.fromkeys(("baseline_us", "p20_us", "p80_us"), (0.0, 1e12)),
 }
-"""Columns of numbers with the least and the most that each can hold; times in microseconds."""
+"""Columns of numbers with their lowest and highest value; times in microseconds."""
 _INTS = {"solidx": (-(2**63), 2**63 - 1), "splitK": (0, 2**16), "near_ties": (0, MAX_SIZE)}
 _UNTIMED = (-1.0, 0.0)
-"""What tuners write into `us` for a candidate that they did not time, besides nothing, `inf` and `nan`."""
+"""Values of `us` that tuners write for a candidate that they did not time, in addition to nothing, `inf`, `nan`."""
 
 
 class CellParser(dict[str, Scalar]):
@@ -138,7 +135,7 @@ class CellParser(dict[str, Scalar]):
 def _parser(column: str, family: Family) -> Callable[[str], Scalar]:
     for key in family.key_columns:
         if key.name == column:
-            # A table says its dtypes in full; should it say `fp8`, the row's gfx would be needed to know which.
+            # Tables have full names of dtypes: `fp8` would need the row's gfx to know which one is meant.
             return lambda text: parse_key_value(key, text, "")
     if column == "gfx":
         return _gfx
@@ -164,7 +161,7 @@ def _gfx(text: str) -> str:
 
 
 def _time_us(text: str) -> float | None:
-    """None for `inf` and `nan`; -1 and 0 stay, which `store.timed` takes for not timed too."""
+    """None for `inf` and `nan`; -1 and 0 stay, `store.is_timed` treats them as not timed."""
     if text.lower() in ("inf", "+inf", "nan"):
         return None
     value = parse_number(text)
@@ -179,12 +176,12 @@ def _fraction(text: str) -> float:
     """aiter writes the errors of fused MoE as `0.3%`."""
     value = parse_number(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     if not 0 <= value <= 1:
-        raise UserError(f"{quoted_repr(text)}, expected a share from 0 to 1, or 0% to 100%")
+        raise UserError(f"{quoted_repr(text)}, expected a fraction from 0 to 1, or 0% to 100%")
     return value
 
 
 def _comment(text: str) -> str | None:
-    """A comment of somebody else's is left out where it would be a formula in the table that is written."""
+    """The text of a foreign column; None for text that a spreadsheet would run as a formula."""
     return None if is_formula(text) else text
 
 

@@ -1,4 +1,4 @@
-"""What a row of a tuned table says of its winner, held against the kernels and libraries that are installed."""
+"""The winner of a tuned table's row, checked against the kernels and libraries that are installed."""
 
 import json
 
@@ -10,27 +10,28 @@ from gemmpipe.tables.merge import Row
 
 
 class UnusableRow(Exception):
-    """Why a stored candidate does not run here; the first word says what kind of reason it is."""
+    """The reason why a stored candidate does not run here; its first word is the kind: `knobs`, `kernel`, ..."""
 
 
 class UnsupportedRow(UnusableRow):
-    """It runs here, but does not compute this product."""
+    """The candidate runs here, but does not compute this product."""
 
 
 def candidate_of_row(
     implementation: Implementation, row: Row, spec: GemmSpec, device: Device, plain: Knobs | None = None
 ) -> Candidate:
-    """The candidate of a row for this product and device; `plain` are the knobs of a row that states none.
+    """The candidate of a row for this product and device; `plain`: the knobs of a row that has none.
 
-    Raises Unusable: knobs that are none, a kernel whose source is another one now, or a rule that the knobs break.
+    Raises UnusableRow for invalid knobs and a kernel with changed source, UnsupportedRow for a constraint that the
+    knobs violate.
     """
     label = implementation.label
     stored = _stored_knobs(row, label)
     if stored is None:
-        meant = implementation.knobs_from_row(row, spec, device)
-        stored = plain if meant is None else meant
+        from_row = implementation.knobs_from_row(row, spec, device)
+        stored = plain if from_row is None else from_row
     if stored is None:
-        raise UnusableRow(f"knobs: the row of {label} has no config, and says too little without")
+        raise UnusableRow(f"knobs: the row of {label} has no config, and its other columns do not determine one")
     try:
         known = implementation.knob_names(spec, device)
         if unknown := [name for name in stored if known is not None and name not in known]:
@@ -40,20 +41,20 @@ def candidate_of_row(
         reason = implementation.unsupported_reason(spec, knobs, device)
     except UnusableRow:
         raise
-    except Exception as error:  # noqa: BLE001 - nobody checked these knobs, and the code may be the user's
+    except Exception as error:  # noqa: BLE001 - these knobs are unchecked, and the code may be the user's
         raise UnusableRow(f"knobs: {label}: {describe_error(implementation, error)}") from None
     before, now = source_hash_of(row), name.partition("@")[2]
     if before and not same_kernel(before, now):
-        raise UnusableRow(f"kernel: its source or library is {now or 'not known'} here, {before} was tuned")
+        raise UnusableRow(f"kernel: its source or library is {now or 'unknown'} here, the row was tuned with {before}")
     if reason:
-        raise UnsupportedRow(f"misfit: {reason}")
+        raise UnsupportedRow(f"unsupported: {reason}")
     return Candidate.of(label, knobs)
 
 
 def libtype_of(row: Row, family: Family) -> str:
-    """The `libtype` of a row; of aiter's rows without one what aiter means."""
-    said = str(row.get("libtype") or "")
-    return said if said or row.get("config") or family.aiter_table is None else family.aiter_table.library(row)
+    """The `libtype` of a row; for aiter's rows without one, the library that aiter infers."""
+    libtype = str(row.get("libtype") or "")
+    return libtype if libtype or row.get("config") or family.aiter_table is None else family.aiter_table.library(row)
 
 
 def source_hash_of(row: Row) -> str:
@@ -62,20 +63,20 @@ def source_hash_of(row: Row) -> str:
 
 
 def kernel_changed(implementation: Implementation, row: Row) -> bool:
-    """Whether the kernel that a row names has another source here; False where nobody can tell."""
+    """True if the row's kernel has another source here; False where that is unknown."""
     try:
         name = implementation.kernel_name(_stored_knobs(row, implementation.label) or {})
-    except Exception:  # noqa: BLE001 - the same
+    except Exception:  # noqa: BLE001 - as in candidate_of_row
         return False
     return bool(source_hash_of(row)) and not same_kernel(source_hash_of(row), name.partition("@")[2])
 
 
 def _stored_knobs(row: Row, label: str) -> Knobs | None:
-    """The knobs that the row states, or None for a row of another program's."""
+    """The row's knobs, or None for a row of another program."""
     text = row.get("config")
     if isinstance(text, str) and text:
         knobs = json.loads(text)
         if isinstance(knobs, dict):
             return knobs
-        raise UnusableRow(f"knobs: {text[:40]!r} of {label} is no JSON object")
+        raise UnusableRow(f"knobs: {text[:40]!r} of {label} is not a JSON object")
     return None

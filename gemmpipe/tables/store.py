@@ -1,4 +1,4 @@
-"""The tuned table on disk: read with every header that is out there, merged, written back whole."""
+"""The tuned table on disk: read with the headers of all known versions and programs, merged, rewritten as a whole."""
 
 import csv
 import difflib
@@ -20,12 +20,12 @@ from gemmpipe.tables.merge import CellParser, MergeConflict, Row, merge_rows, ro
 _ALIASES = {"kernelid": "solidx", "errratio": "err_ratio", "arch": "gfx"}
 _GFX_OF_UNITS = {304: "gfx942", 80: "gfx942", 256: "gfx950", 132: "sm_90"}
 _UNITS_OF_GFX = {"gfx950": 256, "sm_90": 132}
-_REPAIR_HINT = "mend or delete the row; the file was left as it is"
+_REPAIR_HINT = "fix or delete the row; the file is unchanged"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedTable:
-    """A tuned table: rows that can win, rows that cannot (with the reason), and the names of foreign columns."""
+    """A tuned table: rows with a time, rows without one (with the reason), and the names of foreign columns."""
 
     rows: list[Row]
     refused: list[tuple[Row, str]]
@@ -34,20 +34,20 @@ class LoadedTable:
 
 @dataclass(frozen=True, kw_only=True)
 class ParsedTable:
-    """A table as it stands in its file: every row with its line, whether it can win or not."""
+    """All rows of a table's file with their lines, timed or not."""
 
     extra: tuple[str, ...]
     """Foreign columns, kept as text."""
     missing_columns: tuple[str, ...]
-    """Columns of the key that the file does not have: filled with what it means by leaving them out."""
+    """Key columns that the file lacks, filled with the values that their absence means."""
     formula_columns: tuple[str, ...] = ()
-    """Foreign columns with cells that a spreadsheet would take for formulas: those cells are left out."""
+    """Foreign columns with cells that a spreadsheet would run as formulas: those cells are left out."""
     rows: list[Row] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
 
 
 def read(path: Path, family: Family) -> list[Row]:
-    """The rows that can win, typed: the family's key, `gfx`, `cu_num`, `table.RESULT` and unknown columns as text.
+    """The timed rows, typed: the family's key, `gfx`, `cu_num`, `schema.RESULT` and unknown columns as text.
 
     Raises UserError: `file:row`, column, what was expected, what to do.
     """
@@ -55,16 +55,16 @@ def read(path: Path, family: Family) -> list[Row]:
 
 
 def load(path: Path, family: Family) -> LoadedTable:
-    """The whole table, with what cannot win kept apart. Raises UserError as `read` does."""
+    """The whole table, untimed rows apart. Raises UserError as `read` does."""
     sheet = parse_table(path, family)
     rows = [row for row in sheet.rows if is_timed(row)]
-    lame = [(row, line) for row, line in zip(sheet.rows, sheet.lines, strict=True) if not is_timed(row)]
-    refused = [(row, f"{path}:{line}: us is {row.get('us')}, no time that was measured") for row, line in lame]
+    untimed = [(row, line) for row, line in zip(sheet.rows, sheet.lines, strict=True) if not is_timed(row)]
+    refused = [(row, f"{path}:{line}: us is {row.get('us')}, not a measured time") for row, line in untimed]
     return LoadedTable(rows=rows, refused=refused, extra=sheet.extra)
 
 
 def is_timed(row: Row) -> bool:
-    """Whether the row has a time that was measured."""
+    """True if the row has a measured time."""
     return is_plausible_time_us(row.get("us"))
 
 
@@ -77,12 +77,12 @@ def parse_table(path: Path, family: Family) -> ParsedTable:
     columns = _columns(header, family, f"{path}:1")
     parsers = [CellParser(column, family) for column in columns]
     needed = ("gfx", "cu_num", *(column.name for column in family.key_columns if not column.optional))
-    unsaid = [column.name for column in family.key_columns if column.optional and column.name not in columns]
-    lacking = tuple(name for name in needed if name not in columns)
-    places = [columns.index(name) for name in needed if name in columns]
-    fill: dict[str, Mapping[str, Scalar]] = {}
+    absent = [column.name for column in family.key_columns if column.optional and column.name not in columns]
+    missing = tuple(name for name in needed if name not in columns)
+    key_indices = [columns.index(name) for name in needed if name in columns]
+    defaults: dict[str, Mapping[str, Scalar]] = {}
     extra = tuple(name for name in columns if name in header and _foreign(name, family))
-    sheet = ParsedTable(extra=extra, missing_columns=lacking)
+    sheet = ParsedTable(extra=extra, missing_columns=missing)
     for line, cells in lines:
         where = f"{path}:{line}"
         if len(cells) != len(header):
@@ -91,14 +91,16 @@ def parse_table(path: Path, family: Family) -> ParsedTable:
             values = [known[cell] for known, cell in zip(parsers, cells, strict=True)]
         except UserError as error:
             raise UserError(f"{where}: {error}; {_REPAIR_HINT}") from None
-        row: Row = {**dict(zip(columns, values, strict=True)), **dict.fromkeys(unsaid)}
-        if lacking or None in [values[place] for place in places]:
-            _fill_key(row, family, fill, where)
+        row: Row = {**dict(zip(columns, values, strict=True)), **dict.fromkeys(absent)}
+        if missing or None in [values[index] for index in key_indices]:
+            _fill_key(row, family, defaults, where)
         _count_splits(row, columns, family, where)
         sheet.rows.append(row)
         sheet.lines.append(line)
-    odd = (name for name, known in zip(columns, parsers, strict=True) if name in extra and any(map(is_formula, known)))
-    return replace(sheet, formula_columns=tuple(odd))
+    formulas = (
+        name for name, known in zip(columns, parsers, strict=True) if name in extra and any(map(is_formula, known))
+    )
+    return replace(sheet, formula_columns=tuple(formulas))
 
 
 def _foreign(name: str, family: Family) -> bool:
@@ -106,60 +108,59 @@ def _foreign(name: str, family: Family) -> bool:
 
 
 def _columns(header: Sequence[str], family: Family, where: str) -> list[str]:
-    """What each column of the header is called here. Raises UserError for one that is there twice or is missing."""
-    of_key = {place: name for name, place in locate_key_columns(header, family, where).items()}
+    """Our name of each column of the header. Raises UserError for a duplicate or missing one."""
+    of_key = {index: name for name, index in locate_key_columns(header, family, where).items()}
     known = {name.lower(): name for name in ("gfx", "cu_num", *RESULT)}
     found = [
-        of_key.get(place) or known.get(_ALIASES.get(name.lower(), name.lower()), name)
-        for place, name in enumerate(header)
+        of_key.get(index) or known.get(_ALIASES.get(name.lower(), name.lower()), name)
+        for index, name in enumerate(header)
     ]
-    twice = next((name for place, name in enumerate(found) if name in found[:place]), None)
-    if twice is not None:
-        raise UserError(f"{where}: column '{twice}' is there twice, expected once")
+    duplicate = next((name for index, name in enumerate(found) if name in found[:index]), None)
+    if duplicate is not None:
+        raise UserError(f"{where}: duplicate column '{duplicate}', expected it once")
     formula = next(filter(is_formula, found), None)
     if formula is not None:
-        raise UserError(f"{where}: column {quoted_repr(formula)}, expected a name: spreadsheets take it for a formula")
-    theirs = family.aiter_table.columns if family.aiter_table else ()
+        raise UserError(f"{where}: column {quoted_repr(formula)}, expected a name: spreadsheets run it as a formula")
+    aiter_columns = family.aiter_table.columns if family.aiter_table else ()
     for name in found:
-        lost = [column for column in known.values() if column not in found]
-        known_name = name in (*of_key.values(), *known.values(), *theirs)
-        if not known_name and difflib.get_close_matches(name, lost, n=1, cutoff=0.75):
-            raise UserError(
-                f"{where}: no column '{name}'{suggest_or_list(name, lost)}"
-            )  # else a whole column would be lost
+        unused = [column for column in known.values() if column not in found]
+        is_known = name in (*of_key.values(), *known.values(), *aiter_columns)
+        if not is_known and difflib.get_close_matches(name, unused, n=1, cutoff=0.75):
+            # A misspelt name would lose a whole column.
+            raise UserError(f"{where}: no column '{name}'{suggest_or_list(name, unused)}")
     if "config" in found and "libtype" not in found:
         raise UserError(
-            f"{where}: no column 'libtype' beside 'config', expected a tuned table of {family.name}; {_REPAIR_HINT}"
+            f"{where}: column 'config' without 'libtype', expected a tuned table of {family.name}; {_REPAIR_HINT}"
         )
     if "us" not in found:
         raise UserError(f"{where}: no column 'us', expected a tuned table of {family.name}")
     return found
 
 
-def _fill_key(row: Row, family: Family, fill: dict[str, Mapping[str, Scalar]], where: str) -> None:
-    """Infer gfx and cu_num, fill the key columns that older tables lack (`fill`: known so far, by gfx)."""
+def _fill_key(row: Row, family: Family, defaults: dict[str, Mapping[str, Scalar]], where: str) -> None:
+    """Infer gfx and cu_num, and fill the key columns that older tables lack (`defaults`: a cache by gfx)."""
     gfx, units = row.get("gfx"), row.get("cu_num")
     if gfx is None:
         gfx = row["gfx"] = _GFX_OF_UNITS.get(units) if isinstance(units, int) else None
     if gfx is None:
-        raise UserError(f"{where}: no gfx, and cu_num {units} does not tell; add a column gfx such as gfx942 or sm_90")
+        raise UserError(f"{where}: no gfx, and not known from cu_num {units}; add a column gfx such as gfx942 or sm_90")
     if units is None:
         units = row["cu_num"] = _UNITS_OF_GFX.get(str(gfx))
     if units is None:
-        raise UserError(f"{where}: no cu_num, and gfx {gfx} does not tell; add a column cu_num such as 304 or 132")
+        raise UserError(f"{where}: no cu_num, and not known from gfx {gfx}; add a column cu_num such as 304 or 132")
     for column in family.key_columns:
         if column.optional or row.get(column.name) is not None:
             continue
-        if str(gfx) not in fill:
-            fill[str(gfx)] = family.key_defaults(KernelDefaults(dtype=None, out_dtype=None, bias=None), str(gfx))
-        value = fill[str(gfx)].get(column.name, column.default)
+        if str(gfx) not in defaults:
+            defaults[str(gfx)] = family.key_defaults(KernelDefaults(dtype=None, out_dtype=None, bias=None), str(gfx))
+        value = defaults[str(gfx)].get(column.name, column.default)
         if value is None and column.kind != "str":
             raise UserError(f"{where}: column {column.name}: no value; {_REPAIR_HINT}")
         row[column.name] = parse_key_value(column, "" if value is None else value, str(gfx))
 
 
 def _count_splits(row: Row, columns: Sequence[str], family: Family, where: str) -> None:
-    """In a table of aiter's, which has no `config`, say the number of splits instead of what its library writes."""
+    """In an aiter table (no `config`) replace the library's own value of splitK by the number of splits."""
     if family.aiter_table is None or "config" in columns or row.get("splitK") is None:
         return
     try:
@@ -169,9 +170,9 @@ def _count_splits(row: Row, columns: Sequence[str], family: Family, where: str) 
 
 
 def fill_device_names(rows: Iterable[Row], runs: Mapping[str, Mapping[str, object]]) -> None:
-    """Say on which product rows were timed that have no column for it, as their runs in the sidecar tell.
+    """Fill `device`, the product's name, in rows of tables without that column, from their runs in the sidecar.
 
-    A blank cell in such a column stays blank: what a row says must not depend on which sidecars it met on its way.
+    A blank cell of an existing column stays blank: a row must not depend on the sidecars it was read with.
     """
     for row in rows:
         if "device" not in row:
@@ -182,19 +183,19 @@ def fill_device_names(rows: Iterable[Row], runs: Mapping[str, Mapping[str, objec
 def render(rows: Sequence[Row], family: Family, extra: Sequence[str]) -> str:
     """The CSV text of a native table: dtypes as `torch.bfloat16`, bools True and False, nothing for None.
 
-    An optional column of the key is there only where a row has a value in it.
+    An optional key column is written only if a row has a value in it.
     """
-    said = {c.name for c in family.key_columns if c.optional and any(row.get(c.name) is not None for row in rows)}
-    key = (column.name for column in family.key_columns if not column.optional or column.name in said)
+    used = {c.name for c in family.key_columns if c.optional and any(row.get(c.name) is not None for row in rows)}
+    key = (column.name for column in family.key_columns if not column.optional or column.name in used)
     columns = list(dict.fromkeys(("gfx", "cu_num", *key, *RESULT, *family.extra_columns, *extra)))
     dtypes = [columns.index(column.name) for column in family.key_columns if column.kind == "dtype"]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(columns)
     for row in rows:
-        cells = [None if value != value else value for value in map(row.get, columns)]  # NaN is no value either
-        for place in dtypes:
-            cells[place] = f"torch.{cells[place]}"
+        cells = [None if value != value else value for value in map(row.get, columns)]  # NaN is no value
+        for index in dtypes:
+            cells[index] = f"torch.{cells[index]}"
         writer.writerow(cells)
     return out.getvalue()
 
@@ -208,25 +209,23 @@ def update(
     min_improvement_pct: float,
     run_id: str,
     provenance: Mapping[str, object],
-    tell: Callable[[str], object],
+    warn: Callable[[str], object],
 ) -> list[MergeConflict]:
-    """Merge rows into a table under its lock, with the run's provenance in the sidecar; returns what clashed.
+    """Merge rows into a table under its lock, with the run's provenance in the sidecar; returns the conflicts.
 
-    `tell` hears of what was set aside.
-
-    Raises UserError for a table that someone broke, EnvironmentProblem where it cannot be written: the old file
-    stands in either case.
+    `warn` is called with a text for a damaged sidecar that was set aside. Raises UserError for a damaged table,
+    EnvironmentProblem if it cannot be written: the old file is unchanged in both cases.
     """
     with locked(path):
         old = load(path, family) if path.exists() else LoadedTable(rows=[], refused=[], extra=())
-        fill_device_names([*old.rows, *(row for row, _ in old.refused)], read_runs_or_reset(sidecar_path(path), tell))
+        fill_device_names([*old.rows, *(row for row, _ in old.refused)], read_runs_or_reset(sidecar_path(path), warn))
         rows, conflicts = merge_rows(old.rows, new, family, min_improvement_pct=min_improvement_pct)
         is_timed = {row_key(row, family) for row in rows}
         rows += [row for row, _ in old.refused if row_key(row, family) not in is_timed]
         if sort:
             rows.sort(key=lambda row: _sort_key(row, family))
         used = {str(row.get("run_id")) for row in rows}
-        record_run(sidecar_path(path), run_id, provenance, used, tell)
+        record_run(sidecar_path(path), run_id, provenance, used, warn)
         write_atomic(path, render(rows, family, old.extra))
     return conflicts
 

@@ -1,7 +1,7 @@
-"""Tuning a kernel of one's own in Python: the names that kernel authors' scripts know, with gemmpipe's timing.
+"""Tuning of a user's own kernel in Python: the functions of kernel authors' scripts, with gemmpipe's timing.
 
-Nothing here is isolated: the kernels run in the caller's process, and one that hangs hangs it. A family of one's own in
-a folder for `--config-dir` is tuned by the pipeline instead, in workers that may die.
+The kernels run in the caller's process without isolation: one that hangs blocks it. The pipeline instead tunes a user's
+own family, from a folder for `--config-dir`, in killable workers.
 """
 
 from gemmpipe.tune.configs import get_search_space, save_configs_to_json, tune_and_save_configs

@@ -1,4 +1,4 @@
-"""Search spaces as lists of configurations, and configurations by bucket of M as the JSON files that engines load."""
+"""Search spaces as lists of configurations, and configurations by bucket of M in JSON files that engines load."""
 
 import itertools
 import json
@@ -16,7 +16,7 @@ from gemmpipe.tune.family_kernel import family_of_tag, tune_family_kernel
 from gemmpipe.tune.kernel import Config, NoneValid, is_count
 
 Tune = Callable[[int, int, int, Any, Sequence[Mapping[str, Any]]], Config]
-"""(M, N, K, dtype, search space) -> the best configuration, such as a function around `tune_kernel`."""
+"""(M, N, K, dtype, search space) -> the best configuration, for example a function around `tune_kernel`."""
 
 _FULL: Mapping[str, tuple[int, ...]] = {
     "BLOCK_SIZE_M": (16, 32, 64, 128, 256),
@@ -43,7 +43,7 @@ _LOG = logging.getLogger("gemmpipe.tune")
 
 
 def get_search_space(small: bool = False) -> list[Config]:
-    """Every combination of the usual knobs of a tiled Triton GEMM: 28,125 of them, or 8 to try things out."""
+    """Every combination of the usual knobs of a tiled Triton GEMM: 28,125 of them, or 8 for a test (`small`)."""
     axes = _SMALL if small else _FULL
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
@@ -51,9 +51,9 @@ def get_search_space(small: bool = False) -> list[Config]:
 def save_configs_to_json(
     json_file_name: str, save_path: str | Path, configs: Mapping[str, Any] | Sequence[Mapping[str, Any]]
 ) -> None:
-    """Write `configs` to `save_path/json_file_name`, whole or not at all; the folder is made where it is missing.
+    """Write `configs` to `save_path/json_file_name` atomically; a missing folder is made.
 
-    Raises UserError for values that JSON has no word for, OSError where nothing can be written.
+    Raises UserError for values that JSON cannot represent, OSError if the file cannot be written.
     """
     folder = Path(save_path).expanduser()
     try:
@@ -75,17 +75,17 @@ def tune_and_save_configs(
     tune: Tune | None = None,
     buckets: str | Mapping[str, Limit] = "aiter",
 ) -> dict[str, Config]:
-    """`tune(M, N, K, dtype, search_space)` for each M of `batch_sizes`; a configuration for each bucket of M.
+    """Call `tune(M, N, K, dtype, search_space)` for each M of `batch_sizes`; a configuration per bucket of M.
 
-    Without `tune` the own kernel of the family that `tag` begins with is tuned (`A8W8_BLOCKSCALE-N=1024-K=1024`), as
-    aiter's scripts tune theirs: see `own_kernels.tune_own`. A bucket that asks for a knob's value (`medium_M32` of
+    Without `tune` the own kernel of the family at the start of `tag` is tuned (`A8W8_BLOCKSCALE-N=1024-K=1024`), as
+    in aiter's scripts: see `family_kernel.tune_family_kernel`. A bucket that requires a knob's value (`medium_M32` of
     `atomic`: BLOCK_SIZE_M=32) is tuned over the configurations of the search space that have it.
 
     Written to `save_path/{device_name}-GEMM-{tag}.json` and returned. `buckets` is a preset of the Triton JSON format
-    (`aiter`: small_M to 256, medium_M to 2048, large_M; `m_leq`; `atomic`) or a mapping like its `buckets` key. Where
-    several Ms fall into a bucket, the largest speaks for it. An M without a valid configuration, or whose bucket asks
-    for what none in the search space has, is left out with a warning; raises NoneValid when none has one, UserError
-    for an M, a bucket or a tag that is none. Whatever else `tune` raises rises; what was found until then is logged.
+    (`aiter`: small_M to 256, medium_M to 2048, large_M; `m_leq`; `atomic`) or a mapping like its `buckets` key. If
+    several Ms are in a bucket, the largest counts. An M without a valid configuration, or without one that its bucket
+    requires, is left out with a warning. Raises NoneValid if no M has a configuration, UserError for an invalid M,
+    bucket or tag, and the exceptions of `tune`; the configurations found before one of these are logged.
     """
     ranges = bucket_ranges(buckets, "buckets")
     sizes = _sizes(batch_sizes)
@@ -102,22 +102,22 @@ def tune_and_save_configs(
 
 
 def _family_kernel(tag: str) -> Tune:
-    family_of_tag(tag)  # a tag that names none is told before anything runs
+    family_of_tag(tag)  # an invalid tag is reported before anything runs
     return partial(tune_family_kernel, tag)
 
 
 def _for_bucket(
     m: int, ranges: Sequence[Bucket], search_space: Sequence[Mapping[str, Any]]
 ) -> Sequence[Mapping[str, Any]]:
-    """The configurations that M's bucket may hold; all of them where it asks for nothing."""
+    """The configurations that M's bucket accepts; all of them if it requires none."""
     bucket = next((each for each in ranges if each.contains(m)), None)
     if bucket is None or not bucket.required_knobs or not search_space:
         return search_space
-    fit = [each for each in search_space if all(each.get(name) == value for name, value in bucket.required_knobs)]
-    if not fit:
-        asked = ", ".join(f"{name}={value}" for name, value in bucket.required_knobs)
-        raise NoneValid(f"no configuration of the search space has {asked}, as {bucket.name} asks")
-    return fit
+    matching = [each for each in search_space if all(each.get(name) == value for name, value in bucket.required_knobs)]
+    if not matching:
+        required = ", ".join(f"{name}={value}" for name, value in bucket.required_knobs)
+        raise NoneValid(f"no configuration of the search space has {required}, as {bucket.name} requires")
+    return matching
 
 
 def _sizes(batch_sizes: Iterable[int]) -> list[int]:
@@ -141,11 +141,11 @@ def _by_bucket(
             continue
         except BaseException:
             if found:
-                _LOG.warning("stopped at M=%d; found until then: %s", m, found)
+                _LOG.warning("stopped at M=%d; found so far: %s", m, found)
             raise
         bucket = _bucket_of(m, config, ranges)
         if bucket is None:
-            _LOG.warning("M=%d: %s has no place in a bucket", m, config)
+            _LOG.warning("M=%d: %s fits no bucket", m, config)
         else:
             found[bucket.name] = config  # in the buckets' order, as the sizes ascend
     return found
@@ -159,6 +159,6 @@ def _tune_checked(tune: Tune, m: int, *rest: Any) -> Config:
 
 
 def _bucket_of(m: int, config: Config, ranges: Sequence[Bucket]) -> Bucket | None:
-    """The bucket that holds M, where it can store this configuration."""
+    """The bucket that contains M, if it accepts this configuration."""
     candidate = Candidate.of("triton", config)
     return next((bucket for bucket in ranges if bucket.contains(m) and bucket.accepts(candidate)), None)

@@ -1,4 +1,4 @@
-"""Tuning a shipped family's own kernel by its run-time function, for scripts that bring no function of their own."""
+"""Tuning of a shipped family's own kernel through its run-time function, for scripts without a `tune` function."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -12,22 +12,22 @@ from gemmpipe.tune.measuring import Mismatch
 if TYPE_CHECKING:
     import torch
 
-_MAX_ERROR_RATIO = 0.05  # the share of elements beyond the family's tolerance from which a result is wrong
-_MAX_TOLERANCES = 8  # a single right element is off by so many tolerances at most (gemmpipe.family.reference)
+_MAX_ERROR_RATIO = 0.05  # share of elements outside the family's tolerance; a result from there on is wrong
+_MAX_TOLERANCES = 8  # largest error of a correct element, in tolerances (gemmpipe.family.reference)
 _SEED = 1
 
 
 def family_of_tag(tag: str) -> Family:
-    """The family in whose Triton JSON files' names the tag stands. Raises UserError where there is none."""
+    """The family with this tag in the names of its Triton JSON files. Raises UserError if there is none."""
     tags = {family.json_tag: family for family in map(load_family, shipped_families()) if not _routed(family)}
     word = _normalised(tag) if isinstance(tag, str) else ""
-    fit = [known for known in tags if re.match(rf"{_normalised(known)}(-|$)", word)]
-    if not fit:
+    matching = [known for known in tags if re.match(rf"{_normalised(known)}(-|$)", word)]
+    if not matching:
         raise UserError(
-            f"tag: {short_repr(tag)} begins with no family's tag, expected one of {', '.join(sorted(tags))}, "
+            f"tag: {short_repr(tag)} does not begin with a family's tag, expected one of {', '.join(sorted(tags))}, "
             "or tune= with a function (M, N, K, dtype, search_space) -> configuration"
         )
-    return tags[max(fit, key=len)]
+    return tags[max(matching, key=len)]
 
 
 def _normalised(tag: str) -> str:
@@ -43,9 +43,9 @@ def tune_family_kernel(
 ) -> Config:
     """The best configuration of the family's kernel for one product [m, k] x [n, k]^T, on the current device.
 
-    `tag` names the family, and the batch where it has one (`BATCHED_A16W16-B=16-N=512-K=128`). `dtype` is the operands'
-    type, or where they have 8 bits or 4 the result's (torch's, or its name). Each result is held against the
-    family's reference. Raises as `tune_kernel`; UserError for sizes or a dtype that are no product of the family.
+    `tag` names the family, and the batch if it has one (`BATCHED_A16W16-B=16-N=512-K=128`). `dtype` is the operands'
+    type, or for operands of 8 or 4 bits the result's (torch's dtype or its name). Each result is compared with the
+    family's reference. Raises as `tune_kernel`; UserError for sizes or a dtype that the family does not compute.
     """
     family = family_of_tag(tag)
     sizes = {"M": m, "N": n, "K": k, **{name: int(size) for name, size in re.findall(r"-(B)=(\d+)", tag)}}
@@ -77,25 +77,25 @@ def _spec(family: Family, sizes: Mapping[str, int], dtype: Any) -> GemmSpec:
     word = None if dtype is None else str(dtype).removeprefix("torch.")
     arch = get_arch()
     try:
-        words = KernelDefaults(dtype=word, out_dtype=None, bias=None)
-        return family.spec(make_problem(family, sizes, words, arch, "tag"))
+        defaults = KernelDefaults(dtype=word, out_dtype=None, bias=None)
+        return family.spec(make_problem(family, sizes, defaults, arch, "tag"))
     except UserError:
-        words = KernelDefaults(dtype=None, out_dtype=word, bias=None)
-        return family.spec(make_problem(family, sizes, words, arch, "tag"))
+        defaults = KernelDefaults(dtype=None, out_dtype=word, bias=None)
+        return family.spec(make_problem(family, sizes, defaults, arch, "tag"))
 
 
 def _operands(family: Family, spec: GemmSpec) -> tuple[Weights, Inputs]:
     import torch
 
-    place = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
-    generator = torch.Generator(device=place).manual_seed(_SEED)
+    device = f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_available() else "cpu"
+    generator = torch.Generator(device=device).manual_seed(_SEED)
     return family.make_weights(spec, generator), family.make_inputs(spec, generator)
 
 
 def _run(
     family: Family, inputs: Inputs, weights: Weights, out: "torch.Tensor", config: Config
 ) -> "Callable[[], torch.Tensor]":
-    """The call that is timed: the family's run-time function as engines call it, the knobs and the output given."""
+    """The timed call: the family's run-time function as engines call it, with given knobs and output."""
     import torch
 
     from gemmpipe import runtime

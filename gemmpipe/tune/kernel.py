@@ -1,4 +1,4 @@
-"""The best of many configurations of one kernel."""
+"""Timing of many configurations of one kernel: the best one, or the time of one."""
 
 import logging
 import math
@@ -12,15 +12,15 @@ from gemmpipe.core.errors import EnvironmentProblem, GemmpipeError, UserError, o
 from gemmpipe.tune.measuring import Run, measure, nan_filled_memory
 
 Config = dict[str, Any]
-"""A configuration as kernel authors write it: knob -> value."""
+"""Knob -> value."""
 MakeRun = Callable[[Config], tuple[Run, object]]
-"""configuration -> (`run`, which takes nothing and returns the output; the output that is right)."""
+"""configuration -> (`run`, a function without arguments that returns the output; the correct output)."""
 
 _LOG = logging.getLogger("gemmpipe.tune")
 
 
 class NoneValid(GemmpipeError):
-    """Not one configuration could be timed."""
+    """No configuration could be timed."""
 
 
 def tune_kernel(
@@ -31,12 +31,12 @@ def tune_kernel(
     atol: float = 1e-2,
     rtol: float = 1e-2,
 ) -> Config:
-    """The configuration with the least median time over `num_iters` launches, as `config_callback` left it.
+    """The configuration with the lowest median time over `num_iters` launches, as edited by `config_callback`.
 
-    `config_callback` may edit the configuration that it is given in place; the search space keeps its own. One that
-    cannot be made, cannot run, or computes something else than the ground truth within `atol` and `rtol` is skipped
-    and counted. Raises NoneValid when all are, EnvironmentProblem when one takes the device down with it, UserError
-    for `num_iters` below 1 and arguments of the wrong kind.
+    `config_callback` may edit its argument in place, a copy of the search space's configuration. A configuration that
+    cannot be made, cannot run, or differs from the ground truth by more than `atol` and `rtol` is skipped and counted.
+    Raises NoneValid if all are, EnvironmentProblem if one loses the device, UserError for `num_iters` below 1 and
+    arguments of the wrong type.
     """
     from tqdm.auto import tqdm
 
@@ -50,7 +50,7 @@ def tune_kernel(
             try:
                 run, ground_truth = _made(config, make_run_and_gt_fn, config_callback)
                 time_us = median(measure(run, ground_truth, num_iters=num_iters, atol=atol, rtol=rtol))
-            except Exception as error:  # noqa: BLE001 - whatever a kernel raises is this configuration's failure
+            except Exception as error:  # noqa: BLE001 - any exception of a kernel is this configuration's failure
                 failures.append(f"{config}: {one_line(error)}")
                 _LOG.debug("skipped %s", failures[-1])
                 _check_device(config, error, best)
@@ -76,25 +76,27 @@ def _made(config: Config, make: MakeRun, edit: Callable[[Config], object] | None
 def benchmark_config(
     run: Run, ground_truth: object, num_iters: int = 10, atol: float = 1e-1, rtol: float = 1e-1
 ) -> float:
-    """The average microseconds of `num_iters` launches after 5 others, the output compared after every one.
+    """The mean time in us of `num_iters` launches after 5 warm-up launches, the output compared after each one.
 
-    Infinity, with the reason as a logged warning, where the output is wrong, `run` asserts something or the device's
-    resources do not suffice: scripts compare this number as it is. Whatever else `run` raises rises. Raises UserError
-    for `num_iters` below 1 and a `run` that cannot be called.
+    Infinity, with a logged warning, if the output is wrong, `run` raises AssertionError or the device lacks
+    resources: scripts compare this number directly. Other exceptions of `run` are raised. Raises UserError for
+    `num_iters` below 1 and a `run` that cannot be called.
     """
     _check_iterations(num_iters)
     _check_callable("run", run)
-    survived = _skipping_failures()
+    failures = _skipping_failures()
     try:
         return fmean(measure(run, ground_truth, num_iters=num_iters, atol=atol, rtol=rtol))
-    except survived as error:
+    except failures as error:
         _LOG.warning("not timed: %s", one_line(error))
         return math.inf
 
 
 def _skipping_failures() -> tuple[type[Exception], ...]:
-    """A wrong output (a Mismatch asserts, as do checks of `run`), more memory or registers than there are, and
-    a configuration of ours that the product or device has no place for."""
+    """Exceptions that count as an infinite time.
+
+    AssertionError (Mismatch, and checks in `run`), lack of memory or registers, and a config that cannot run here.
+    """
     import torch
 
     from gemmpipe.runtime.fixed_config import DoesNotFit
@@ -104,7 +106,7 @@ def _skipping_failures() -> tuple[type[Exception], ...]:
         from triton.runtime.errors import OutOfResources, PTXASError
     except ImportError:
         return always
-    return *always, OutOfResources, PTXASError  # ptxas refuses what does not fit too
+    return *always, OutOfResources, PTXASError  # ptxas refuses too many resources as well
 
 
 def _check_iterations(num_iters: int) -> None:
@@ -113,7 +115,7 @@ def _check_iterations(num_iters: int) -> None:
 
 
 def is_count(value: object) -> bool:
-    """Whether this is a whole number from 1, of Python's or numpy's."""
+    """True for a whole number from 1, of Python or numpy."""
     return isinstance(value, Integral) and int(value) >= 1
 
 
@@ -123,19 +125,19 @@ def _check_callable(name: str, value: object) -> None:
 
 
 def _configs(search_space: Iterable[Mapping[str, Any]]) -> list[Config]:
-    """Copies of the configurations. Raises UserError for axes, which are yet to be combined, and other things."""
+    """Copies of the configurations. Raises UserError for anything else, such as a mapping of axes."""
     expected = "expected a list of configurations such as [{'BLOCK_SIZE_M': 64}]"
     if isinstance(search_space, Mapping | str) or not isinstance(search_space, Iterable):
         raise UserError(f"search_space: {short_repr(search_space)}, {expected}")
     configs = list(search_space)
-    for place, config in enumerate(configs):
+    for index, config in enumerate(configs):
         if not isinstance(config, Mapping):
-            raise UserError(f"search_space[{place}]: {short_repr(config)}, {expected}")
+            raise UserError(f"search_space[{index}]: {short_repr(config)}, {expected}")
     return [dict(config) for config in configs]
 
 
 def _check_device(config: Config, error: Exception, best: tuple[float, Config] | None) -> None:
-    """Raise EnvironmentProblem when the error has taken the device's context with it: nothing can run after it."""
+    """Raise EnvironmentProblem if the error has lost the device's context: no kernel can run after it."""
     import torch
 
     if not isinstance(error, RuntimeError) or not torch.cuda.is_initialized():
@@ -143,7 +145,7 @@ def _check_device(config: Config, error: Exception, best: tuple[float, Config] |
     try:
         torch.cuda.synchronize()
     except RuntimeError:
-        found = f"the best until then: {best[1]} ({best[0]:.2f} us)" if best else "none was timed until then"
+        found = f"the best so far: {best[1]} ({best[0]:.2f} us)" if best else "none was timed"
         raise EnvironmentProblem(
-            f"the device is lost after {config}: {one_line(error)}; {found}; leave this one out and start again"
+            f"the device is lost after {config}: {one_line(error)}; {found}; remove this configuration and start again"
         ) from None

@@ -1,4 +1,4 @@
-"""One callable on its device: checked after every launch, timed with cold caches and without the host's share."""
+"""Measuring one callable on its device: checked after every launch, with cold caches, without host time."""
 
 import functools
 import warnings
@@ -16,20 +16,20 @@ Run = Callable[[], object]
 """Computes the product once and returns its output: a tensor, or several in a list, tuple or mapping."""
 
 WARMUP = 5
-_FLUSHES = 2  # last-level caches written before each launch
+_FLUSHES = 2  # before each launch this many times the last-level cache is written
 
-_clock_of = functools.cache(clock_for)  # a clock learns how long the host takes to queue a launch
+_clock_of = functools.cache(clock_for)  # cached: a clock calibrates the host's time to queue a launch
 
 
 class Mismatch(AssertionError):
-    """An output is not what was expected; the message says where and by how much."""
+    """A wrong output; the message has the place and the size of the error."""
 
 
 def measure(run: Run, ground_truth: object, *, num_iters: int, atol: float, rtol: float) -> list[float]:
-    """Microseconds of each of `num_iters` launches after WARMUP others, all of them compared with `ground_truth`.
+    """Time in us of each of `num_iters` launches after WARMUP others, all compared with `ground_truth`.
 
-    On a GPU between device events, with the launches queued ahead, so that the host's time counts only where `run`
-    itself waits for the device. Raises Mismatch, and whatever `run` raises.
+    On a GPU between device events, with launches queued ahead: host time counts only if `run` itself waits for the
+    device. Raises Mismatch, and the exceptions of `run`.
     """
     with nan_filled_memory():
         output = run()
@@ -37,13 +37,13 @@ def measure(run: Run, ground_truth: object, *, num_iters: int, atol: float, rtol
     clock = _clock_of(device)
     clock.synchronize()
     _compare(output, ground_truth, atol, rtol)
-    race = _Measurement(run, ground_truth, device, atol, rtol)
-    race.times_us(clock, WARMUP - 1)
-    return race.times_us(clock, num_iters)
+    measurement = _Measurement(run, ground_truth, device, atol, rtol)
+    measurement.times_us(clock, WARMUP - 1)
+    return measurement.times_us(clock, num_iters)
 
 
 class _Measurement:
-    """Flush, launch and compare in turn; the comparison stays on the device, so that the host never waits between."""
+    """Flush, launch and compare in turn; the comparison runs on the device, so the host never waits in between."""
 
     def __init__(self, run: Run, ground_truth: object, device: Device, atol: float, rtol: float) -> None:
         import torch
@@ -56,12 +56,12 @@ class _Measurement:
         self._wrong = torch.zeros((), dtype=torch.bool, device=device.torch_name)
 
     def times_us(self, clock: Clock, launches: int) -> list[float]:
-        """Microseconds of each launch. Raises Mismatch when one of them was wrong."""
+        """Time in us of each launch. Raises Mismatch if one of them was wrong."""
         series: list[TimedCall] = [self._flushed.zero_, self._launch, self._note_errors]
         times = clock.sequence(series * launches)[1 :: len(series)]
         if bool(self._wrong):
             _compare(self._output, self._expected, *self._within)
-            raise Mismatch("wrong in one of its launches and right in the last: not the same every time")
+            raise Mismatch("wrong in one launch and correct in the last: results are not reproducible")
         return times
 
     def _launch(self) -> None:
@@ -86,7 +86,7 @@ def _compare(output: object, ground_truth: object, atol: float, rtol: float) -> 
 
 
 def _pairs(output: object, ground_truth: object) -> "Iterator[tuple[torch.Tensor, torch.Tensor]]":
-    """Tensors to compare; those of one byte, which have no comparison of their own, in fp32. Raises Mismatch."""
+    """Pairs of tensors to compare; 8-bit floats, which torch cannot compare, in fp32. Raises Mismatch."""
     got, expected = _tensors(output), _tensors(ground_truth)
     if not expected:
         raise Mismatch(f"the ground truth is {_kind(ground_truth)}, expected a tensor or several")
@@ -114,33 +114,36 @@ def _kind(value: object) -> str:
 
 
 def device_of(output: object) -> Device:
-    """Where an output lies. Raises Mismatch when it holds no tensor."""
+    """The device of an output. Raises Mismatch if it contains no tensor."""
     from gemmpipe.core.device import cpu_device, gpu_device
 
     tensors = _tensors(output)
     if not tensors:
         raise Mismatch(f"run() returned {_kind(output)}, expected a tensor")
-    place = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), tensors[0].device)
-    return cpu_device() if place.type == "cpu" else gpu_device(place.index or 0)
+    device = next((tensor.device for tensor in tensors if tensor.device.type != "cpu"), tensors[0].device)
+    return cpu_device() if device.type == "cpu" else gpu_device(device.index or 0)
 
 
 @contextmanager
 def nan_filled_memory() -> Iterator[None]:
-    """New tensors hold NaN until someone writes them.
+    """Within the block uninitialised tensors are filled with NaN.
 
-    Without, an output that a kernel leaves untouched can lie where a right one lay before.
+    Otherwise an output that a kernel does not write could reuse the memory of a correct one.
     """
     import torch
 
-    before, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    filling = torch._C._get_deterministic_fill_uninitialized_memory()
+    before, warn_before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+    fill_before = torch._C._get_deterministic_fill_uninitialized_memory()
     with warnings.catch_warnings():
-        # Deterministic mode is what fills; operators without a deterministic way only warn in it.
+        # The fill needs deterministic mode, in which operators without a deterministic variant only warn.
         warnings.filterwarnings("ignore", message=".*[Dd]eterministic")
         try:
             torch._C._set_deterministic_fill_uninitialized_memory(True)
             torch._C._set_deterministic_algorithms(True, warn_only=True)
             yield
         finally:
-            torch._C._set_deterministic_algorithms(before, warn_only=warns)
-            torch._C._set_deterministic_fill_uninitialized_memory(filling)
+            torch._C._set_deterministic_algorithms(before, warn_only=warn_before)
+            torch._C._set_deterministic_fill_uninitialized_memory(fill_before)

@@ -269,7 +269,7 @@ def test_the_version_is_in_the_name_and_decides_at_run_time(lt: StandIn, h200: D
     assert name == "cublaslt_66_tile10_stages35@130100"
     row = {"M": 6, "libtype": "cublaslt", "config": json.dumps(point), "kernelName": name}
     assert usable_candidate(family, row, spec, h200).candidate == Candidate.of("cublaslt", point)
-    with pytest.raises(UnusableRow, match="130100 here, 120800 was tuned"):
+    with pytest.raises(UnusableRow, match="130100 here, the row was tuned with 120800"):
         usable_candidate(family, {**row, "kernelName": name.replace("130100", "120800")}, spec, h200)
     with pytest.raises(UnusableRow, match="cublaslt has no magic"):
         usable_candidate(family, {**row, "config": json.dumps({**point, "magic": 1})}, spec, h200)

@@ -47,20 +47,20 @@ def test_what_is_typed_wins_where_the_file_leaves_it_open(plans: list[Plan], fol
             "a4w4_blockscale_untuned_gemm.csv",
             MNK,
             "a8w8_blockscale",
-            "kernel=a8w8_blockscale: a4w4_blockscale_untuned_gemm.csv is by its name a list of a4w4_blockscale; "
-            "expected kernel=a4w4_blockscale, or shapes.rows_of=a4w4_blockscale to take its rows all the same",
+            "kernel=a8w8_blockscale: a4w4_blockscale_untuned_gemm.csv is a list of a4w4_blockscale by its name; "
+            "expected kernel=a4w4_blockscale, or shapes.rows_of=a4w4_blockscale to use its rows anyway",
         ),
         (
             "bf16_untuned_batched_gemm.csv",
             BMNK,
             "a16w16",
-            "kernel=a16w16: bf16_untuned_batched_gemm.csv is by its name a list of batched_bf16",
+            "kernel=a16w16: bf16_untuned_batched_gemm.csv is a list of batched_bf16 by its name",
         ),
         (
             "mine.csv",
             BMNK,
             "a16w16",
-            "mine.csv:2: column B: 16, which a16w16 does not have; kernel=batched_a8w8 or batched_bf16 has",
+            "mine.csv:2: column B: 16, which a16w16 does not have; expected kernel=batched_a8w8 or batched_bf16",
         ),
     ],
 )
@@ -74,7 +74,7 @@ def test_a_file_of_another_kernel_is_refused(
 def test_a_column_of_batches_is_never_lost(refusal, folder: Path) -> None:
     (folder / "mine.csv").write_text(BMNK)  # of two kernels, so that the default is left
     said = refusal("capture", "shapes=csv", "shapes.path=mine.csv", "device=cpu")
-    assert said.startswith("mine.csv:2: column B: 16, which a8w8_blockscale does not have; kernel=batched_a8w8")
+    assert said.startswith("mine.csv:2: column B: 16, which a8w8_blockscale does not have; expected kernel=batched_a8w8")
 
 
 def test_lists_of_several_kernels_are_told(refusal, folder: Path) -> None:

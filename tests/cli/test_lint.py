@@ -32,7 +32,7 @@ def test_paths_stand_without_a_key(
     assert main(["lint", *words]) == 0
     out, error = capfd.readouterr()
     assert error == ""
-    assert "warning: no key of at most 16: calls of 1 to 3,072 rows take the entry of M = 2048" in out
+    assert "warning: no key of at most 16: calls of 1 to 3,072 rows use the entry of M = 2048" in out
     assert out.splitlines()[-1].startswith("lint: ")
     assert not Path("outputs").exists(), "a check leaves nothing behind"
 
@@ -54,7 +54,7 @@ def test_an_error_ends_with_1(file: Path, capfd: pytest.CaptureFixture[str]) -> 
     ("words", "said"),
     [
         (["nope"], "nope: no such file or folder"),
-        (["."], "no engine's file there"),
+        (["."], "no file of an engine"),
         ([], "lint: no path"),
         (["vllm", "engine=vlm"], "engine: no engine 'vlm'; did you mean 'vllm'"),
         (["vllm", "engine=", "timed=true"], "engine=: no value; expected engine=VALUE"),

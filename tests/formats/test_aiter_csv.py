@@ -65,8 +65,10 @@ def _selections(*rows: dict[str, object]) -> pd.DataFrame:
 
 
 def test_hipblaslts_solutions_are_stored_and_our_kernels_are_not(tmp_path: Path, mi300x: Device) -> None:
-    heard: list[Event] = []
-    target = Target(folder=tmp_path, device=mi300x, run_id="r1", provenance={}, events=Events(listeners=[heard.append]))
+    emitted: list[Event] = []
+    target = Target(
+        folder=tmp_path, device=mi300x, run_id="r1", provenance={}, events=Events(listeners=[emitted.append])
+    )
     rows = (
         {"M": 1, "libtype": "hipblaslt", "solidx": 21434, "config": json.dumps({"solidx": 21434}), "kernelName": "h@1"},
         {"M": 2, "libtype": "triton", "config": '{"BLOCK_SIZE_M":16}', "kernelName": "product@abc"},
@@ -82,17 +84,19 @@ def test_hipblaslts_solutions_are_stored_and_our_kernels_are_not(tmp_path: Path,
     bf16 = "False,torch.bfloat16,torch.bfloat16,False,False"
     assert line == f"gfx942,304,1,1280,8192,{bf16},hipblaslt,21434,0,4.5,h@1,0.0,0,0"
     assert assembly == f"gfx942,304,6,1280,8192,{bf16},asm,0,4,4.5,_ZN5a,0.0,0,0", "which aiter finds by its own name"
-    assert "aiter: 4 of 6 choices left out, which are no kernels of aiter's" in [e.text for e in heard]
+    assert "aiter: 4 of 6 selections left out: not kernels of aiter" in [e.text for e in emitted]
     row, _ = store.read(path, load_family("a16w16"))
     assert (row["solidx"], row["splitK"]) == (21434, 1)
     assert AiterCsv(file=None).write(load_family("a16w16"), _selections(*rows[1:5]), target) == []
 
 
 def test_a_family_that_aiter_has_no_table_of(tmp_path: Path, mi300x: Device) -> None:
-    heard: list[Event] = []
-    target = Target(folder=tmp_path, device=mi300x, run_id="r1", provenance={}, events=Events(listeners=[heard.append]))
+    emitted: list[Event] = []
+    target = Target(
+        folder=tmp_path, device=mi300x, run_id="r1", provenance={}, events=Events(listeners=[emitted.append])
+    )
     assert AiterCsv(file=None).write(load_family("a16w16_atomic"), _selections({"libtype": "triton"}), target) == []
-    assert [event.text for event in heard] == ["aiter: it has no table of a16w16_atomic"]
+    assert [event.text for event in emitted] == ["aiter: no table of a16w16_atomic"]
 
 
 def test_a_run_that_chose_a_solution_stores_its_number(folder: Path, mi300x: Device) -> None:

@@ -1,4 +1,4 @@
-"""a16w16_atomic's JSON files through the command line: a recorded gfx942 run of aiter's shapes, decided again here."""
+"""a16w16_atomic's JSON files through the command line: a recorded gfx942 run of aiter's shapes, selected again here."""
 
 import json
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def _candidate(block_m: int, splits: int) -> Candidate:
 
 
 def _record(folder: Path, time_us: Time) -> None:
-    """A journal of finals in which every block size and split raced at every size."""
+    """A journal of finals with every block size and split at every size."""
     journal = Journal(folder)
     journal.write("session", device=asdict(arch_device("gfx942")))
     for n, k in PRODUCTS:
@@ -52,7 +52,7 @@ def _record(folder: Path, time_us: Time) -> None:
 
 @pytest.fixture
 def tuned(folder: Path) -> Callable[[Time], Path]:
-    """Decides a recorded run; the folder of the artifacts."""
+    """Select from a recorded run; returns the folder of the artifacts."""
 
     def decide(time_us: Time) -> Path:
         assert main(["capture", "kernel=a16w16_atomic", "shapes=a16w16_atomic_aiter"]) == 0

@@ -1,4 +1,4 @@
-"""Triton JSON and the engines' JSON: names, bodies, what stays, what is refused."""
+"""Triton JSON and the engines' JSON: names, contents, kept entries, refused files."""
 
 import json
 import shutil
@@ -35,13 +35,13 @@ KNOBS: dict[str, Scalar] = {
 
 
 @pytest.fixture
-def heard() -> list[Event]:
+def emitted() -> list[Event]:
     return []
 
 
 @pytest.fixture
-def target(tmp_path: Path, h200: Device, heard: list[Event]) -> Target:
-    events = Events(listeners=[heard.append])
+def target(tmp_path: Path, h200: Device, emitted: list[Event]) -> Target:
+    events = Events(listeners=[emitted.append])
     return Target(folder=tmp_path, device=h200, run_id="r1", provenance={"torch": "2.13"}, events=events)
 
 
@@ -126,7 +126,7 @@ def test_the_architecture_names_the_file(target: Target, blockscale: Family) -> 
         TritonJson(device_name="../x", buckets="aiter")
 
 
-def test_one_file_for_several_dtypes_holds_the_busiest(target: Target, sixteen: Family, heard: list[Event]) -> None:
+def test_one_file_for_several_dtypes_holds_the_busiest(target: Target, sixteen: Family, emitted: list[Event]) -> None:
     form = TritonJson(device_name=None, buckets="aiter")
     plain = {"dtype": "bfloat16", "outdtype": "bfloat16", "bias": False}
     rows: tuple[Selected, ...] = (
@@ -135,7 +135,7 @@ def test_one_file_for_several_dtypes_holds_the_busiest(target: Target, sixteen: 
     )
     path, _ = form.write(sixteen, _chosen("triton_json", *rows), target)
     assert json.loads(path.read_text())["small_M"]["num_warps"] == 8
-    assert [(e.kind, e.text[:26]) for e in heard] == [("warning", "N=16,K=32: one file for se")]
+    assert [(e.kind, e.text[:26]) for e in emitted] == [("warning", "N=16,K=32: one file for se")]
 
 
 def test_a_file_broken_by_hand_stays(target: Target, blockscale: Family) -> None:
@@ -194,16 +194,16 @@ def test_amds_knobs_and_device_name(target: Target, blockscale: Family) -> None:
     ("change", "reason"),
     [
         ({"NUM_KSPLIT": 4}, "the engine's kernel has no NUM_KSPLIT=4"),
-        ({"BLOCK_SIZE_K": 256}, "BLOCK_SIZE_K 256 spans more than a group of 128"),
+        ({"BLOCK_SIZE_K": 256}, "BLOCK_SIZE_K 256 does not fit into a group of 128"),
         ({"KERNEL_TYPE": "gluon"}, "has no KERNEL_TYPE=gluon"),
-        ({"libtype": "torch"}, "has no a candidate of torch"),
+        ({"libtype": "torch"}, "has no candidate of torch"),
     ],
 )
 def test_candidates_of_another_form_are_not_stored(
-    change: dict[str, object], reason: str, target: Target, blockscale: Family, heard: list[Event]
+    change: dict[str, object], reason: str, target: Target, blockscale: Family, emitted: list[Event]
 ) -> None:
     assert Vllm(device_name=None).write(blockscale, _chosen("vllm", ("1", 0, 16, 128, change)), target) == []
-    (event,) = heard
+    (event,) = emitted
     assert (event.kind, reason in event.text) == ("warning", True)
 
 
@@ -211,7 +211,7 @@ def test_candidates_of_another_form_are_not_stored(
     ("body", "line"),
     [
         ({"_meta": KNOBS}, "'_meta': expected an M"),
-        ({"1": {**KNOBS}}, "vllm passes every knob on and has no 'NUM_KSPLIT'"),
+        ({"1": {**KNOBS}}, "vllm passes all knobs to its kernel, which has no 'NUM_KSPLIT'"),
         ({"1": {"BLOCK_SIZE_M": 16}}, "no BLOCK_SIZE_N, which the kernel needs"),
     ],
 )
@@ -223,7 +223,7 @@ def test_the_reader_refuses_what_fails_at_load(body: dict[str, object], line: st
 
 
 @pytest.mark.parametrize(
-    ("m", "knob", "value", "said"),
+    ("m", "knob", "value", "message"),
     [
         ("9" * 5000, None, None, "expected an M from 1 to 2147483647"),
         ("\u0663", None, None, "expected an M from 1"),
@@ -231,15 +231,17 @@ def test_the_reader_refuses_what_fails_at_load(body: dict[str, object], line: st
         *(("1", "BLOCK_SIZE_M", value, "expected a whole number") for value in (True, 0, -64, 10**30, 1.5, "16", None)),
         ("1", "num_stages", -1, "expected a whole number from 0 to 65536"),
         ("1", "BLOCK_SIZE_M", {}, "expected one value"),
-        ("1", "y" * 90_000, 1, "passes every knob on and has no"),
+        ("1", "y" * 90_000, 1, "passes all knobs to its kernel, which has no"),
     ],
     ids=lambda each: str(each)[:20],
 )
-def test_knobs_and_ms_that_no_kernel_takes(m: str, knob: str | None, value: object, said: str, tmp_path: Path) -> None:
+def test_knobs_and_ms_that_no_kernel_takes(
+    m: str, knob: str | None, value: object, message: str, tmp_path: Path
+) -> None:
     path = tmp_path / "N=1,K=1,device_name=x,dtype=fp8_w8a8,block_shape=[128,128].json"
     knobs = {name: size for name, size in KNOBS.items() if name not in ("NUM_KSPLIT", "cache_modifier")}
     path.write_text(json.dumps({m: knobs | ({knob: value} if knob else {})}))
-    with pytest.raises(UserError, match=said) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         Vllm(device_name=None).read(path)
     assert len(str(caught.value).replace(str(path), "")) <= 500
 
@@ -330,7 +332,7 @@ def test_the_engines_own_files(tmp_path: Path) -> None:
     for path in (DATA / "vllm").glob("N=*"):
         name = path.name
         if "N=7168,K=128," in name and "MI300X" in name:
-            with pytest.raises(UserError, match="BLOCK_SIZE_K 256 spans more than a group of 128"):
+            with pytest.raises(UserError, match="BLOCK_SIZE_K 256 does not fit into a group of 128"):
                 Vllm(device_name=None).read(path)
         else:
             assert Vllm(device_name=None).read(path)

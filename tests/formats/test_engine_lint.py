@@ -1,4 +1,4 @@
-"""Checks of engines' files: every kind of mistake is found, and files that engines take well have none."""
+"""Checks of engines' files: every kind of error is found, and valid files have none."""
 
 import json
 from collections.abc import Mapping
@@ -69,7 +69,7 @@ def _one(found: list[Finding]) -> tuple[str, str, str]:
         ("N=512,K=2048,device_name=NVIDIA_L40S,dtype=fp8_w8a8_channelwise.json", IN_SGLANG),
     ],
 )
-def test_what_engines_take_well_has_no_finding(name: str, place: str, tmp_path: Path) -> None:
+def test_valid_engine_files_have_no_finding(name: str, place: str, tmp_path: Path) -> None:
     content = _full()
     if "channelwise" in name:
         content = {m: {k: v for k, v in KNOBS.items() if k != "GROUP_SIZE_M"} for m in content} | {"64": None}
@@ -83,28 +83,28 @@ def test_what_engines_take_well_has_no_finding(name: str, place: str, tmp_path: 
         ("[]", "", "a JSON list, expected an object"),
         ('{"1": {}, "1": {}}', "", "duplicate name '1'"),
         ("{}", "", "no entry"),
-        (_full() | {"64": 3}, "64", "3, no object of knobs"),
-        (_full() | {"64": None}, "64", "None, no object of knobs"),
-        (_full() | {"default": KNOBS}, "'default'", "no whole number: the engine's int(key) fails"),
-        (_full() | {"triton_version": "3.6.0"}, "'triton_version'", "no whole number"),
-        (_full() | {"0": KNOBS}, "'0'", "no number of rows that a call has"),
-        (_full() | {"-4": KNOBS}, "'-4'", "no number of rows that a call has"),
-        (_full() | {"064": KNOBS}, "'064'", "the same M as '64': the engine keeps the later entry"),
-        (_full() | {"64": KNOBS | {"NUM_KSPLIT": 1}}, "64", "vllm passes every knob on, and its kernel has no"),
+        (_full() | {"64": 3}, "64", "3, not an object of knobs"),
+        (_full() | {"64": None}, "64", "None, not an object of knobs"),
+        (_full() | {"default": KNOBS}, "'default'", "not a whole number: the engine's int(key) fails"),
+        (_full() | {"triton_version": "3.6.0"}, "'triton_version'", "not a whole number"),
+        (_full() | {"0": KNOBS}, "'0'", "not a valid number of rows"),
+        (_full() | {"-4": KNOBS}, "'-4'", "not a valid number of rows"),
+        (_full() | {"064": KNOBS}, "'064'", "the same M as '64': the engine keeps only the later entry"),
+        (_full() | {"64": KNOBS | {"NUM_KSPLIT": 1}}, "64", "vllm passes all knobs to its kernel, which has no"),
         (_full() | {"64": KNOBS | {"kpack": 1}}, "64", "kpack is an option for AMD"),
         (_full() | {"64": {"BLOCK_SIZE_M": 16} | dict(list(KNOBS.items())[1:3])}, "64", "GROUP_SIZE_M is missing"),
         (_full() | {"64": KNOBS | {"GROUP_SIZE_M": None}}, "64", "GROUP_SIZE_M is null"),
-        (_full() | {"64": KNOBS | {"BLOCK_SIZE_M": 48}}, "64", "BLOCK_SIZE_M: 48 is no power of two"),
+        (_full() | {"64": KNOBS | {"BLOCK_SIZE_M": 48}}, "64", "BLOCK_SIZE_M: 48 is not a power of two"),
         (_full() | {"64": KNOBS | {"num_warps": 64}}, "64", "num_warps: 64 is out of range"),
         (_full() | {"64": KNOBS | {"BLOCK_SIZE_N": True}}, "64", "BLOCK_SIZE_N: True"),
-        (_full() | {"64": KNOBS | {"BLOCK_SIZE_K": 16}}, "64", "BLOCK_SIZE_K: 16 is less than"),
-        (_full() | {"64": KNOBS | {"BLOCK_SIZE_K": 256}}, "64", "BLOCK_SIZE_K 256 is not within a group of 128"),
+        (_full() | {"64": KNOBS | {"BLOCK_SIZE_K": 16}}, "64", "BLOCK_SIZE_K: 16 is below the minimum"),
+        (_full() | {"64": KNOBS | {"BLOCK_SIZE_K": 256}}, "64", "BLOCK_SIZE_K 256 does not fit into a group of 128"),
     ],
 )
 def test_what_makes_vllm_fail_or_compute_wrongly(content: object, key: str, text: str, tmp_path: Path) -> None:
-    severity, where, said = _one(_findings(tmp_path, content))
+    severity, where, message = _one(_findings(tmp_path, content))
     assert (severity, where) == (ERROR, key)
-    assert said.startswith(text)
+    assert message.startswith(text)
 
 
 def test_null_is_triton_s_own_default(tmp_path: Path) -> None:
@@ -124,24 +124,24 @@ def test_a_key_that_is_read_as_another_number(tmp_path: Path) -> None:
         (DENSE, IN_SGLANG, "sglang does not look for this name"),
         (DENSE.replace("fp8", "int8"), IN_VLLM, "vllm does not look for this name"),
         (DENSE.replace("NVIDIA_H200", "NVIDIA H200"), IN_VLLM, "vllm does not look for this name"),
-        (DENSE.replace("NVIDIA_H200", ""), IN_VLLM, "no name of a device"),
+        (DENSE.replace("NVIDIA_H200", ""), IN_VLLM, "no device name"),
         (DENSE.replace(",dtype=fp8_w8a8", ""), IN_VLLM, "no dtype: vllm looks for fp8_w8a8 or int8_w8a8"),
-        (DENSE.replace(",block_shape=[128,128]", ""), IN_VLLM, "no block_shape, which vllm asks for"),
-        ("N=1024,K=2048,x.json", IN_VLLM, "vllm looks for no such name"),
+        (DENSE.replace(",block_shape=[128,128]", ""), IN_VLLM, "no block_shape, which vllm looks for"),
+        ("N=1024,K=2048,x.json", IN_VLLM, "vllm does not look for such a name"),
         (EXPERTS.replace("H200", "H200_NVL"), "vllm", "vllm does not look for this name"),
-        (EXPERTS.replace("fp8_w8a8", "bf16"), "vllm", "vllm asks for no experts of dtype=bf16"),
+        (EXPERTS.replace("fp8_w8a8", "bf16"), "vllm", "vllm does not look for experts of dtype=bf16"),
         (BF16.replace(".json", "_down.json"), "vllm", "a name of SGLang's"),
-        (BF16, "sglang", "SGLang reads experts' files from configs/triton_X_Y_Z alone"),
-        (BF16, "sglang/configs/triton_3_6_0+git", "SGLang reads experts' files from configs/triton_X_Y_Z alone"),
+        (BF16, "sglang", "SGLang reads experts' files only from configs/triton_X_Y_Z"),
+        (BF16, "sglang/configs/triton_3_6_0+git", "SGLang reads experts' files only from configs/triton_X_Y_Z"),
     ],
 )
-def test_names_and_places_that_the_engine_does_not_look_at(name: str, place: str, text: str, tmp_path: Path) -> None:
-    severity, _, said = _one(_findings(tmp_path, _full(), name, place))
+def test_names_and_folders_that_the_engine_does_not_read(name: str, place: str, text: str, tmp_path: Path) -> None:
+    severity, _, message = _one(_findings(tmp_path, _full(), name, place))
     assert severity == ERROR
-    assert said.startswith(text)
+    assert message.startswith(text)
 
 
-def test_the_name_to_give_is_told(tmp_path: Path) -> None:
+def test_the_expected_name_is_reported(tmp_path: Path) -> None:
     (finding,) = _findings(tmp_path, _full(), EXPERTS.replace("H200", "H200_NVL"), "vllm")
     assert finding.remedy == f"rename it to '{EXPERTS}'"
 
@@ -163,12 +163,12 @@ def test_names_of_devices_that_are_here(
     assert [finding.severity for finding in found] == ([severity] if severity else [])
 
 
-def test_a_dense_file_outside_the_package_is_told_once_a_folder(tmp_path: Path) -> None:
+def test_a_dense_file_outside_the_package_is_reported_once_per_folder(tmp_path: Path) -> None:
     for name in (DENSE, DENSE.replace("1024", "512")):
         _findings(tmp_path, _full(), name, "vllm")
     (finding,) = findings_of(lint([tmp_path], None))
     assert (finding.severity, finding.path) == (NOTE, tmp_path / "vllm")
-    assert "VLLM_TUNED_CONFIG_FOLDER is for experts" in finding.text
+    assert "VLLM_TUNED_CONFIG_FOLDER is only for experts" in finding.text
 
 
 @pytest.mark.parametrize(
@@ -203,24 +203,24 @@ def test_what_the_engines_kernels_differ_in(
 
 def test_a_file_of_large_ms_alone(tmp_path: Path) -> None:
     content = {str(m): KNOBS for m in (2048, 3072, 4096)}
-    text = "no key of at most 16: calls of 1 to 2,560 rows take the entry of M = 2048"
+    text = "no key of at most 16: calls of 1 to 2,560 rows use the entry of M = 2048"
     assert _one(_findings(tmp_path, content)) == (WARNING, "", text)
 
 
 def test_gaps_and_missing_ends(tmp_path: Path) -> None:
     found = _findings(tmp_path, {str(m): KNOBS for m in (1, 8, 32, 512)})
     assert [(finding.severity, finding.key) for finding in found] == [(WARNING, ""), (WARNING, "8"), (WARNING, "512")]
-    assert found[0].text == "no key from 1024 on: larger calls take the entry of M = 512"
+    assert found[0].text == "no key from 1024 on: larger calls use the entry of M = 512"
 
 
 @given(st.lists(st.integers(17, 5000), min_size=2, max_size=6, unique=True))
-def test_the_calls_that_are_told_are_those_that_take_the_lowest_key(ms: list[int]) -> None:
+def test_the_reported_calls_are_those_that_use_the_lowest_key(ms: list[int]) -> None:
     text = next(check_coverage(Path("x"), ms)).text
     last = int(text.partition("1 to ")[2].partition(" rows")[0].replace(",", ""))
     assert nearest_key(ms, last) == min(ms) != nearest_key(ms, last + 1)
 
 
-def test_the_engine_is_told_by_folder_or_name_or_the_user(tmp_path: Path) -> None:
+def test_the_engine_is_known_from_folder_or_name_or_the_user(tmp_path: Path) -> None:
     for name, place, expected in (
         (BLANK, "x", "sglang"),
         (DENSE, "x", "vllm"),
@@ -234,11 +234,11 @@ def test_the_engine_is_told_by_folder_or_name_or_the_user(tmp_path: Path) -> Non
     assert lint_file(tmp_path / "x" / BF16, "sglang").engine == "sglang"
 
 
-def test_mistakes_of_the_user(tmp_path: Path) -> None:
+def test_user_errors(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nope: no such file or folder"):
         lint([tmp_path / "nope"], None)
     (tmp_path / "vllm.meta.json").write_text("{}")
-    with pytest.raises(UserError, match="no engine's file there"):
+    with pytest.raises(UserError, match="no file of an engine"):
         lint([tmp_path], None)
     with pytest.raises(UserError, match="engine: no engine 'vlm'; did you mean 'vllm'"):
         lint([tmp_path], "vlm")

@@ -43,13 +43,13 @@ def _selections(*rows: Mapping[str, object]) -> pd.DataFrame:
 
 
 @pytest.fixture
-def heard() -> list[Event]:
+def emitted() -> list[Event]:
     return []
 
 
 @pytest.fixture
-def target(tmp_path: Path, h200: Device, heard: list[Event]) -> Target:
-    events = Events(listeners=[heard.append])
+def target(tmp_path: Path, h200: Device, emitted: list[Event]) -> Target:
+    events = Events(listeners=[emitted.append])
     return Target(folder=tmp_path, device=h200, run_id="r1", provenance={"torch": "2.13"}, events=events)
 
 
@@ -71,28 +71,28 @@ def test_written_as_aiter_writes_and_read_back(target: Target, sixteen: Family) 
     ]
 
 
-def test_a_kept_old_row_is_told(target: Target, sixteen: Family, heard: list[Event]) -> None:
+def test_a_kept_old_row_is_reported(target: Target, sixteen: Family, emitted: list[Event]) -> None:
     table = NativeCsv(file="dsv3_gemm.csv", sort=True)
     table.write(sixteen, _selections({"M": 2}, {"M": 1}), target)
     slower = _selections({"M": 1, "us": 6.0, "libtype": "torch", "config": "{}"})
     (path,) = table.write(sixteen, slower, target)
     assert [(row["M"], row["libtype"]) for row in store.read(path, sixteen)] == [(1, "triton"), (2, "triton")]
-    assert [(e.kind, e.text.split(": ", 1)[1]) for e in heard] == [
+    assert [(e.kind, e.text.split(": ", 1)[1]) for e in emitted] == [
         (
             "line",
             "sm_90 132 1 16 32 False bfloat16 float32 False False: kept the old row: 4.5 us before, 6 us now, "
-            "0 % asked for",
+            "0 % required",
         )
     ]
 
 
-def test_a_winner_over_the_incumbent_replaces_it(target: Target, sixteen: Family, heard: list[Event]) -> None:
+def test_a_winner_over_the_incumbent_replaces_it(target: Target, sixteen: Family, emitted: list[Event]) -> None:
     table = NativeCsv(file=None, sort=False)
     table.write(sixteen, _selections({"M": 1}), target)
     raced = _selections({"M": 1, "us": 6.0, "libtype": "torch", "config": "{}", "incumbent_us": 6.5})
     (path,) = table.write(sixteen, raced, target)
     assert [row["libtype"] for row in store.read(path, sixteen)] == ["torch"]
-    assert [e.kind for e in heard] == ["detail"]
+    assert [e.kind for e in emitted] == ["detail"]
 
 
 def test_nothing_selected_writes_nothing(target: Target, sixteen: Family) -> None:

@@ -192,7 +192,7 @@ def test_an_old_table_without_architecture_is_asked_about(tmp_path: Path) -> Non
     path = tmp_path / "asm_a8w8_gemm.csv"
     path.write_text("M,N,K,bias,outdtype,splitK,us\n1,1280,8192,False,torch.bfloat16,2,9.5\n")
     with pytest.raises(
-        UserError, match=r"asm_a8w8_gemm.csv:2: no gfx, and cu_num None does not tell; add a column gfx"
+        UserError, match=r"asm_a8w8_gemm.csv:2: no gfx, and not known from cu_num None; add a column gfx"
     ):
         store.read(path, load_family("a8w8"))
     (problem,) = CsvShapes(path=str(path), rows_of=None).problems(load_family("a8w8"), NO_WORDS, "gfx942")

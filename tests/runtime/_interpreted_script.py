@@ -1,4 +1,4 @@
-"""A tuning script as kernel authors write them, on our own kernels under Triton's interpreter; results as JSON lines.
+"""A tuning script in the style of kernel authors, on our own kernels under Triton's interpreter; results as JSON lines.
 
 A program of its own, because TRITON_INTERPRET acts when a kernel is decorated. What is pretended is the device alone.
 """
@@ -31,10 +31,13 @@ H200 = arch_device("sm_90")
 
 
 def on_an_h200() -> list[mock._patch]:
-    places = ["runtime.dispatch.device_of", "runtime.experts.device_of"]
-    replaced = [mock.patch(f"gemmpipe.{place}", return_value=H200) for place in places]
-    modules = ("calls", "experts", "bound")
-    replaced += [mock.patch(f"gemmpipe.runtime.{module}.on", return_value=nullcontext()) for module in modules]
+    replaced = [
+        mock.patch(f"gemmpipe.runtime.{module}.device_by_index", return_value=H200) for module in ("dispatch", "moe")
+    ]
+    replaced += [
+        mock.patch(f"gemmpipe.runtime.{module}.device_context", return_value=nullcontext())
+        for module in ("binding", "moe")
+    ]
     return [*replaced, mock.patch("gemmpipe.core.device.get_arch", return_value="sm_90")]
 
 
@@ -61,7 +64,7 @@ def every_family(name: str) -> dict:
 
 
 def the_documents_script(folder: str) -> dict:
-    """`make_run_and_gt_fn` around a run-time function with y and config given by place, then everything by tag."""
+    """`make_run_and_gt_fn` around a run-time function with y and config given by position, then everything by tag."""
     family = load_family("a8w8_blockscale")
     words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
     spec = family.spec(make_problem(family, {"M": 4, "N": 32, "K": 128}, words, H200.gfx, "case"))

@@ -1,4 +1,4 @@
-"""Tuned tables of their own for each test, looked up by this process alone."""
+"""Separate tuned tables for each test, used only by this process."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +22,7 @@ WriteTable = Callable[..., Path]
 
 @pytest.fixture(autouse=True)
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No table but the test's own, and nothing remembered from another test."""
+    """Only the test's own table, and no state of other tests."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setattr("gemmpipe.runtime.tables.shipped_tables", lambda: tmp_path / "shipped")
     for name in ("GEMMPIPE_CONFIG_A16W16", "GEMMPIPE_CONFIG_A8W8_BLOCKSCALE", "GEMMPIPE_LOG_SELECTION"):
@@ -50,7 +50,7 @@ def row() -> MakeRow:
 
 @pytest.fixture
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WriteTable:
-    """Write rows to a file; unless told where, the environment names it."""
+    """Write rows to a file; without a path, to the one that the environment names."""
 
     def write(*rows: dict[str, Scalar], path: Path | None = None) -> Path:
         family = load_family("a16w16")

@@ -1,4 +1,4 @@
-"""Rows of aiter's own tables answer calls, on an MI300X whose memory is the CPU's, with a stand-in for the package."""
+"""Rows of aiter's own tables serve calls, on a mocked MI300X with CPU memory, with a mock of the package."""
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -38,7 +38,7 @@ Given = Callable[..., Path]
 
 @pytest.fixture
 def package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModuleType]:
-    """aiter, and a device to which the run time's calls of torch.cuda mean something."""
+    """A mock of aiter, and a mocked device for the run time's calls of torch.cuda."""
     monkeypatch.setattr("torch.cuda.device", lambda index: nullcontext())
     monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: False)
     monkeypatch.setattr("torch.cuda.current_stream", lambda *place: SimpleNamespace(synchronize=lambda: None))
@@ -118,7 +118,7 @@ def test_rows_of_triton_and_skinny_name_our_kernels(
     assert chosen[0].candidate.backend == label
     assert chosen[0].implementation.unsupported_reason(family.spec(problem), chosen[0].candidate.knobs, device) is None
     x, w, product = operands
-    # No kernel for an AMD GPU starts here: the row gives way to the key's next one, in the next file.
+    # No kernel for an AMD GPU runs here: the key's next row, in the next file, is used.
     torch.testing.assert_close(gemm_a16w16(x, w).float(), product, rtol=1e-2, atol=1e-2)
     assert CALLS[-1] == ("hipb_mm", (7, False))
     assert f"table0.csv: {label} BLOCK_SIZE_K=" in caplog.text
@@ -253,7 +253,9 @@ def test_rows_of_experts(given: Given, caplog: pytest.LogCaptureFixture) -> None
     assert [(f"ck_moe_stage{i}_fwd", (names[i - 1], 64, True)) for i in (1, 2)] == CALLS
     assert _steps() == {"exact"}
     assert "flydsl_1 is no composable kernel of two stages" in caplog.text
-    assert "the row of ck has no config, and says too little without" in caplog.text, "of a kernel of one stage"
+    assert "the row of ck has no config, and its other columns do not determine one" in caplog.text, (
+        "of a kernel of one stage"
+    )
 
 
 def test_blockscale_with_row_major_weights(given: Given) -> None:

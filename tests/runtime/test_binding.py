@@ -1,4 +1,4 @@
-"""A kernel bound once, without the kernel: what its launcher is given, call by call."""
+"""A kernel bound once, with a mocked launcher: its arguments, call by call."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -23,19 +23,19 @@ TILES = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128, "num_warps
 
 @dataclass
 class Kernel:
-    """Stands in for a compiled kernel and keeps what it was launched with."""
+    """Replaces a compiled kernel and keeps the arguments of its launches."""
 
     launches: list[tuple[object, ...]] = field(default_factory=list)
     function, packed_metadata = "function", (4, 1, 1000)
 
-    look: Callable[[dict[str, object]], None] | None = None
-    """Called with the kernel's arguments while they live."""
+    inspect: Callable[[dict[str, object]], None] | None = None
+    """Called with the kernel's arguments while they are alive."""
     build: Build | None = None
 
     def run(self, *arguments: object) -> None:
         self.launches.append(arguments)
-        if self.look is not None and self.build is not None:
-            self.look(dict(zip((name for name, _ in self.build.signature), arguments[9:], strict=True)))
+        if self.inspect is not None and self.build is not None:
+            self.inspect(dict(zip((name for name, _ in self.build.signature), arguments[9:], strict=True)))
 
 
 class _Driver:
@@ -60,7 +60,6 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernel]:
     for module in ("gemmpipe.runtime.binding", "gemmpipe.launch.launch"):
         monkeypatch.setattr(f"{module}.load_build", load)
     monkeypatch.setattr("gemmpipe.runtime.binding.stream_getter", lambda: lambda index: 7)
-    monkeypatch.setattr("gemmpipe.runtime.binding.on", lambda device: torch.no_grad())
     monkeypatch.setattr("gemmpipe.runtime.binding.device_context", lambda device: torch.no_grad())
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     monkeypatch.setattr(driver, "_active", _Driver())
@@ -90,7 +89,7 @@ def made(
 
 
 def build_of(chosen: RunnableCandidate, spec: GemmSpec, device: Device, scale: torch.Tensor | None) -> Build:
-    """The one build for scales that lie as these do."""
+    """The build for scales in this order."""
     if spec.x_scale is not None and scale is not None and scale.dim() == 2:
         spec = replace(spec, x_scale=replace(spec.x_scale, order=scale_order(scale)))
     (build,) = chosen.implementation.builds(spec, chosen.candidate.knobs, device)
@@ -133,7 +132,7 @@ def test_it_launches_what_binding_each_time_would(kernel: Kernel, name: str, spl
 @pytest.mark.parametrize("name", ["a16w16", "a8w8", "a8w8_blockscale"])
 @pytest.mark.parametrize(("splits", "columns"), [(4, 64), (2, 64), (1, 64), (2, 160)])
 def test_it_launches_clusters_as_they_were_timed(kernel: Kernel, name: str, splits: int, columns: int) -> None:
-    """The splits of a tile that meet are launched side by side: elsewhere they would add up what is not there yet."""
+    """The splits of a tile are launched as one cluster: otherwise they would reduce sums that are not ready."""
     deep = {"BLOCK_SIZE_K": 64 if name == "a16w16" else 128, "num_stages": 4, "GROUP_SIZE_M": 8, "num_warps": None}
     tile = {"BLOCK_SIZE_M": 128, "BLOCK_SIZE_N": columns, "NUM_KSPLIT": splits, "CLUSTER_SIZE": max(2, splits)}
     knobs = {**deep, **tile, "kernel_type": "warp_specialised"}
@@ -161,7 +160,7 @@ def address(value: object) -> object:
 
 
 def padded(scale: torch.Tensor) -> torch.Tensor:
-    """In columns with a gap after each."""
+    """Column-major with a gap after each column."""
     rows, blocks = scale.shape
     held = torch.full((blocks, -(-rows // 4) * 4 + 4), float("nan"))
     return held[:, :rows].copy_(scale.mT).mT
@@ -174,7 +173,7 @@ def padded(scale: torch.Tensor) -> torch.Tensor:
 def test_block_scales_of_either_order_are_read_where_they_lie(
     kernel: Kernel, name: str, label: str, m: int, first: bool
 ) -> None:
-    """However they lay when the kernel was bound: it is bound for each of their strides, and none is copied."""
+    """For any strides at the first bind: the kernel is bound for each strides, and no scales are copied."""
     given, spec, chosen, device = made(name, m, GLUON if label == "gluon" else {}, label)
     assert chosen.implementation.unsupported_reason(spec, chosen.candidate.knobs, device) is None
     assert given.x_scale is not None
@@ -196,13 +195,13 @@ def test_scales_in_neither_order_and_at_odd_addresses_are_copied(kernel: Kernel)
     call = bind_kernel(chosen, spec, device, given, graph_pool=False)
     kernel.build = build_of(chosen, spec, device, given.x_scale)
     seen: list[torch.Tensor] = []
-    kernel.look = lambda values: seen.append(
+    kernel.inspect = lambda values: seen.append(
         torch.frombuffer((c_float * (4 * 32)).from_address(values["x_scale_ptr"]), dtype=torch.float32).clone()
     )
     assert given.x_scale is not None
     odd = torch.zeros(32 * 4 + 1)[1:].view(32, 4).copy_(given.x_scale)
-    strange = torch.zeros(64, 8)[::2, ::2].copy_(given.x_scale)
-    for scale in (odd, strange, odd, strange):
+    irregular = torch.zeros(64, 8)[::2, ::2].copy_(given.x_scale)
+    for scale in (odd, irregular, odd, irregular):
         call(given.x, given.w, scale, given.w_scale, None)
         assert torch.equal(seen[-1], given.x_scale.flatten())
 
@@ -253,7 +252,7 @@ def test_a_bias_of_another_type_is_converted_in_each_call(kernel: Kernel) -> Non
 
 def test_the_launcher_of_a_known_triton_is_called_without_its_python_part(kernel: Kernel, monkeypatch) -> None:
     class CudaLauncher:
-        """What triton 3.6 has around its compiled launcher."""
+        """triton 3.6's wrapper of its compiled launcher."""
 
         global_scratch_size = profile_scratch_size = 0
         launch_cooperative_grid, launch_pdl = False, True

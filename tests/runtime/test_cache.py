@@ -1,4 +1,4 @@
-"""The first call of a key: one look-up and one miss, however many threads ask, whatever fails on the way."""
+"""The first call of a key: one look-up and one miss, for any number of threads and any failure."""
 
 import threading
 import time
@@ -35,7 +35,7 @@ def test_of_several_threads_is_found_once(family: str, product: Product, monkeyp
 
     def slowly(*words: object) -> Iterator[object]:
         looked.append(words)
-        time.sleep(0.2)  # the other thread asks meanwhile
+        time.sleep(0.2)  # the other thread calls meanwhile
         return selections(*words)  # type: ignore[arg-type]
 
     monkeypatch.setattr(cache, "lookup_results", slowly)
@@ -56,7 +56,7 @@ def test_of_several_threads_is_found_once(family: str, product: Product, monkeyp
 
 
 def test_a_rule_that_fails_is_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What answers is counted, not what was tried."""
+    """The candidate that runs is counted, not those that failed."""
     rules = cache.lookup_results
 
     def twice(*words: object) -> Iterator[object]:
@@ -78,10 +78,10 @@ def test_a_rule_that_fails_is_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("family", "product"), [("a16w16", plain), ("fmoe", experts)])
-def test_in_a_graph_after_new_tables_it_is_what_answered_before(
+def test_a_graph_after_new_tables_has_the_earlier_call(
     family: str, product: Product, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is compiled or loaded there; and where that has weights to prepare, the rules compute."""
+    """Nothing is compiled or loaded in a capture; if the call must prepare weights, the fallback runs."""
     expected = product()
     dispatch = EAGER[family]
     ((key, before),) = dispatch.calls.items()

@@ -1,4 +1,4 @@
-"""Calls with `y`, `config`, `dtype` and `skip_reduce`: what is run, where it is written, and what mistakes say."""
+"""Calls with `y`, `config`, `dtype` and `skip_reduce`: the kernel that runs, its output, and errors."""
 
 import json
 import subprocess
@@ -50,12 +50,12 @@ def test_a_tuning_script_drives_our_kernels_as_it_is_written(tmp_path: Path) -> 
     assert found["best"]
     assert found["unfit"] == float("inf")
     assert list(found["found"]) == ["small", "wide"]
-    assert found["found"]["wide"]["BLOCK_SIZE_M"] == 32  # which that bucket asks for; small takes the faster one
+    assert found["found"]["wide"]["BLOCK_SIZE_M"] == 32  # required by that bucket; small has the faster one
     written = json.loads((tmp_path / "configs" / "sm_90-GEMM-A8W8_BLOCKSCALE-N=32-K=128.json").read_text())
     assert written == found["found"]
 
 
-def test_y_is_written_by_what_the_tables_say(row: Any, table: WriteTable, x: Activations, w: torch.Tensor) -> None:
+def test_y_is_written_by_the_tuned_kernel(row: Any, table: WriteTable, x: Activations, w: torch.Tensor) -> None:
     table(row(4, "torch", {"method": "float32_convert"}))
     with torch.no_grad():
         expected = gemm_a16w16(x(4), w)
@@ -67,7 +67,7 @@ def test_y_is_written_by_what_the_tables_say(row: Any, table: WriteTable, x: Act
         assert gemm_a16w16(x(4), w, y=strided) is strided and torch.equal(strided, expected)
         table(row(4, "torch", {"method": "mm"}))
         assert gemm_a16w16(x(4), w, y=y) is y
-        (dispatch,) = WITH_OPTIONS.values()  # found anew after the tables were read again
+        (dispatch,) = WITH_OPTIONS.values()  # looked up again after a reload
         assert torch.equal(y, gemm_a16w16(x(4), w))
 
 
@@ -81,7 +81,7 @@ def test_padded_rows_and_a_bias_are_written_into_y_too(
         torch.testing.assert_close(y, torch.nn.functional.linear(x(2, 7), w, bias))
 
 
-def test_a_configuration_is_run_whatever_the_tables_say(
+def test_a_given_configuration_overrides_the_tables(
     row: Any, table: WriteTable, x: Activations, w: torch.Tensor
 ) -> None:
     table(row(4, "torch", {"method": "float32_convert"}))
@@ -105,7 +105,7 @@ def test_configurations_are_forgotten_in_the_end(
     assert len(WITH_OPTIONS) == 2
 
 
-def test_the_words_of_scripts(x: Activations, w: torch.Tensor) -> None:
+def test_the_arguments_of_scripts(x: Activations, w: torch.Tensor) -> None:
     y = torch.empty(4, 64)
     with torch.no_grad():
         assert gemm_a16w16_atomic(x(4), w, dtype=torch.float32).dtype == torch.float32
@@ -139,7 +139,7 @@ def test_experts_take_both() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ({"config": {"BLOCK_SIZE_M": 16}}, "config: triton needs BLOCK_SIZE_N, which is not given"),
         ({"config": TILES}, "config: no GPU: Triton compiles for GPUs"),
@@ -152,7 +152,7 @@ def test_experts_take_both() -> None:
         ({"config": [("a", 1)]}, "config: [('a', 1)], expected knobs such as"),
         ({"y": torch.empty(4, 63)}, "y [4, 63], expected [4, 64]"),
         ({"y": 3}, "y is 3, expected a tensor or None"),
-        ({"y": torch.empty(4, 64), "dtype": torch.bfloat16}, "y is float32, expected bfloat16 as dtype says"),
+        ({"y": torch.empty(4, 64), "dtype": torch.bfloat16}, "y is float32, expected bfloat16 as dtype"),
         ({"y": torch.empty(4, 64, requires_grad=True)}, "y records gradients"),
         ({"y": torch.empty(4, 64, device="meta")}, "y is on meta, expected cpu as x"),
         ({"skip_reduce": True}, "skip_reduce: the parts of a split are added up here, expected False"),
@@ -160,21 +160,21 @@ def test_experts_take_both() -> None:
         ({"out_dtype": torch.ones(64)}, "out_dtype is float32 [64], expected a torch.dtype"),
     ],
 )
-def test_a_mistake_is_one_line_without_a_tensors_values(
-    words: dict[str, Any], said: str, x: Activations, w: torch.Tensor
+def test_an_error_is_one_line_without_a_tensors_values(
+    words: dict[str, Any], message: str, x: Activations, w: torch.Tensor
 ) -> None:
     with torch.no_grad(), pytest.raises(UserError) as caught:
         gemm_a16w16(x(4), w, **words)
-    assert str(caught.value).startswith(f"gemm_a16w16: {said}")
+    assert str(caught.value).startswith(f"gemm_a16w16: {message}")
     assert "\n" not in str(caught.value)
 
 
-def test_a_tensor_in_place_of_a_word_is_a_shape_and_a_type(x: Activations, w: torch.Tensor) -> None:
+def test_a_tensor_in_place_of_an_option_is_shown_as_shape_and_type(x: Activations, w: torch.Tensor) -> None:
     with pytest.raises(UserError, match=r"^gemm_a16w16_atomic: out_dtype is float32 \[64\], expected a torch.dtype$"):
         gemm_a16w16_atomic(x(4), w, torch.randn(64))
     ids = torch.zeros(3, 2, dtype=torch.int32)
     experts = (torch.ones(3, 32), torch.ones(4, 32, 32), torch.ones(4, 32, 16), torch.ones(3, 2), ids)
-    with pytest.raises(UserError, match=r"^fused_moe: activation: float32 \[2, 2\], expected a word$"):
+    with pytest.raises(UserError, match=r"^fused_moe: activation: float32 \[2, 2\], expected a text$"):
         fused_moe(*experts, activation=torch.ones(2, 2))
     with pytest.raises(UserError, match=r"^gemm_a8w8_blockscale: x_scale is of type float, expected a tensor or None$"):
         gemm_a8w8_blockscale(x(4), w, 1.0, None, config=TILES)

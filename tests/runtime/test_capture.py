@@ -1,4 +1,4 @@
-"""Products of programs, captured: which, how often, in whose layer, by any number of processes."""
+"""Captured products of programs: keys, counts and layers, by any number of processes."""
 
 import csv
 import os
@@ -53,8 +53,8 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def forked_programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forking]:
-    """Runs programs; what starting them is like is for `run`."""
-    running = Forking(folder=tmp_path_factory.mktemp("said"))
+    """Runs programs without a new interpreter; `run` tests the start."""
+    running = Forking(folder=tmp_path_factory.mktemp("message"))
     yield running
     running.close()
 
@@ -64,7 +64,7 @@ Capture = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def capture(forked_programs: Forking, tmp_path: Path) -> Capture:
-    """What `run` does in the test's folder, without the seconds of a start."""
+    """As `run` in the test's folder, without the seconds of a start."""
     return lambda *words: forked_programs.run(tmp_path, _environment(), "gemmpipe.capture", words)
 
 
@@ -95,7 +95,7 @@ def test_a_program_as_it_is(tmp_path: Path) -> None:
     ]
 
 
-def test_what_the_program_raises_rises_and_is_no_loss(tmp_path: Path, capture: Capture) -> None:
+def test_the_programs_own_exception_is_raised_and_loses_nothing(tmp_path: Path, capture: Capture) -> None:
     (tmp_path / "script.py").write_text("import torch; torch.ones(2, 2) @ torch.ones(2, 2); raise SystemExit(7)")
     assert capture("script.py").returncode == 7
     assert len(read(tmp_path / "seen.csv")) == 1
@@ -106,7 +106,7 @@ def test_what_the_program_raises_rises_and_is_no_loss(tmp_path: Path, capture: C
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("-m", "nosuch"), "gemmpipe: nosuch: cannot be started: No module named nosuch"),
         (("-m", "nosuch.part"), "gemmpipe: nosuch.part: cannot be started: Error while finding"),
@@ -115,15 +115,15 @@ def test_what_the_program_raises_rises_and_is_no_loss(tmp_path: Path, capture: C
     ],
 )
 def test_a_program_that_cannot_be_started_is_one_line(
-    tmp_path: Path, capture: Capture, words: tuple[str, ...], said: str
+    tmp_path: Path, capture: Capture, words: tuple[str, ...], message: str
 ) -> None:
-    """Nothing is said of the file, which is an earlier run's."""
+    """No message about the file, which is from an earlier run."""
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").touch()
     (tmp_path / "cut.py").write_text("print(1")
     (tmp_path / "seen.csv").write_text("family,count\na16w16,1\n")
     done = capture(*words)
-    assert (done.returncode, done.stderr.count("\n"), done.stderr[: len(said)]) == (2, 1, said)
+    assert (done.returncode, done.stderr.count("\n"), done.stderr[: len(message)]) == (2, 1, message)
 
 
 @pytest.mark.parametrize("words", [("lost.py",), ("-m", "lost"), ("-m", "lost.part"), ("again.py",)])
@@ -136,7 +136,7 @@ def test_what_a_program_raises_once_it_runs_keeps_its_traceback(
     done = capture(*words)
     assert (done.returncode, "Traceback" in done.stderr, "No module named" in done.stderr) == (1, True, True)
     assert "captured products are in" not in done.stderr
-    assert "seen.csv is an earlier run's" in done.stderr
+    assert "seen.csv is from an earlier run" in done.stderr
 
 
 THREADS = """
@@ -157,7 +157,7 @@ assert threading.Thread(target=work, args=(9,)).run() is None
 """
 
 
-def test_what_cannot_be_written_is_not_said_to_be_nothing(tmp_path: Path, forked_programs: Forking) -> None:
+def test_an_unwritable_file_is_not_reported_as_no_products(tmp_path: Path, forked_programs: Forking) -> None:
     script = tmp_path / "script.py"
     script.write_text("import torch\ntorch.ones(4, 8).bfloat16() @ torch.ones(8, 16).bfloat16()\n")
     (tmp_path / "file").write_text("")
@@ -182,25 +182,25 @@ def test_threads_and_forked_processes_count_and_none_twice(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("name,wage\nann,3\n", "no file of captured products"),
         ("import torch\n", "no file of captured products"),
     ],
 )
-def test_another_file_is_left_as_it_is(tmp_path: Path, capture: Capture, text: str, said: str, caplog) -> None:
+def test_another_file_is_left_as_it_is(tmp_path: Path, capture: Capture, text: str, message: str, caplog) -> None:
     path = tmp_path / "seen.csv"
     path.write_text(text)
     (tmp_path / "script.py").write_text("raise AssertionError('ran')")
     done = capture("script.py")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert said in done.stderr
+    assert message in done.stderr
     mine = Recorder(path=path)
     mine.add("a16w16", {"M": 1, "N": 8, "K": 8}, "")
     for _ in range(2):
         mine.flush()
     assert len(caplog.records) == 1
-    assert said in caplog.text
+    assert message in caplog.text
     assert path.read_text() == text
     path.write_text("family,M,count\na16w16,1,4\n")  # of a version with fewer columns
     mine.flush()
@@ -219,17 +219,17 @@ ODD = (
 
 
 @pytest.mark.parametrize("row", ODD, ids=lambda row: row[:20])
-def test_a_bad_row_of_a_capture_is_told_once_and_neither_counted_nor_lost(row: str, tmp_path: Path) -> None:
-    """In a program of the user's own, which asks for the capture by the variable alone."""
+def test_a_bad_row_of_a_capture_is_reported_once_and_neither_counted_nor_lost(row: str, tmp_path: Path) -> None:
+    """In a program that requests the capture only by the variable."""
     path = tmp_path / "seen.csv"
     path.write_bytes(f"family,M,count\n{row}\na16w16,7,2\n".encode(errors="surrogateescape"))
     script = """
 import torch
 from gemmpipe.runtime import gemm_a16w16
-from gemmpipe.runtime.captured import recorder, file_of
+from gemmpipe.runtime.capture.recorder import capture_file, recorder_for
 for _ in range(3):
     gemm_a16w16(torch.ones(3, 32).bfloat16(), torch.ones(16, 32).bfloat16())
-    recorder(file_of("seen.csv")).flush()
+    recorder_for(capture_file("seen.csv")).flush()
 print("the end")
 """
     environment = {**os.environ, "GEMMPIPE_CAPTURE": "seen.csv", "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -237,7 +237,7 @@ print("the end")
     words = [sys.executable, "-c", script]
     done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "the end\n"), done.stderr
-    assert done.stderr.count("the row is left as it is and not counted") == 1, done.stderr
+    assert done.stderr.count("the row is kept and not counted") == 1, done.stderr
     assert "seen.csv:2: " in done.stderr
     lines = path.read_text().splitlines()
     assert lines[-1] == row.replace("\udcff", "\\xff")
@@ -268,7 +268,7 @@ def test_any_name_of_a_layer_is_one_row(name: str, tmp_path: Path) -> None:
 
 
 def test_a_capture_never_raises_into_the_program(tmp_path: Path, monkeypatch, caplog) -> None:
-    """Whatever the folder, the variable or torch's operators hold; a pipe that nobody reads holds nothing up."""
+    """For any folder, variable or operator; a pipe without a reader does not block."""
     for name in ("pipe.csv", ".locked.csv.lock"):
         os.mkfifo(tmp_path / name)
     for name in ("pipe.csv", "locked.csv"):
@@ -279,7 +279,7 @@ def test_a_capture_never_raises_into_the_program(tmp_path: Path, monkeypatch, ca
     monkeypatch.setenv("GEMMPIPE_CAPTURE", "~nosuchuser/seen.csv")
     reload()
     gemm_a16w16(torch.ones(3, 32).bfloat16(), torch.ones(16, 32).bfloat16())
-    assert "GEMMPIPE_CAPTURE=~nosuchuser/seen.csv: names no file here" in caplog.text
+    assert "GEMMPIPE_CAPTURE=~nosuchuser/seen.csv: not a valid path" in caplog.text
 
     class Odd(torch.nn.Linear):
         def named_modules(self, *words: object, **named: object) -> object:
@@ -316,7 +316,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_processes_that_are_started_anew_count_too(tmp_path: Path) -> None:
+def test_spawned_processes_count_too(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SPAWNED)
     done = run(tmp_path, "script.py")
     assert done.returncode == 0, done.stderr
@@ -351,7 +351,7 @@ def test_ranks_of_torchrun_write_one_file(tmp_path: Path, launcher: tuple[str, .
 def test_a_command_is_its_script_and_nothing_else(capture: Capture) -> None:
     done = capture("ls")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "/ls' is no Python script" in done.stderr
+    assert "/ls' is not a Python script" in done.stderr
 
 
 def test_processes_write_one_file_without_losing_a_row(tmp_path: Path) -> None:
@@ -360,8 +360,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from gemmpipe.runtime import gemm_a16w16, reload
-from gemmpipe.runtime.captured import Recorder
-from gemmpipe.runtime.watching import Watcher
+from gemmpipe.runtime.capture.recorder import Recorder
+from gemmpipe.runtime.capture.watcher import Watcher
 mine = Recorder(path=Path(sys.argv[1]))
 for m in range(20):
     mine.add("a16w16", {"M": m + 1, "N": 8, "K": 8}, f"rank{sys.argv[2]}")
@@ -377,7 +377,7 @@ for m in range(20):
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         (("gemmpipe.capture", "--help"), 0, "python -m gemmpipe.capture SCRIPT.py ARGS..."),
         (("gemmpipe.capture",), 2, "gemmpipe: expected a program: python -m gemmpipe.capture SCRIPT.py ARGS..."),
@@ -386,10 +386,10 @@ for m in range(20):
         (("gemmpipe.online", "nix"), 2, "gemmpipe: started by the runtime"),
     ],
 )
-def test_modules_that_are_run_say_how(
-    words: tuple[str, ...], code: int, said: str, tmp_path: Path, forked_programs: Forking
+def test_modules_that_are_run_have_a_usage(
+    words: tuple[str, ...], code: int, message: str, tmp_path: Path, forked_programs: Forking
 ) -> None:
     module, *rest = words
     ended = forked_programs.run(tmp_path, os.environ, module, rest)
-    assert (ended.returncode, (ended.stdout + ended.stderr).startswith(said)) == (code, True), ended.stderr
+    assert (ended.returncode, (ended.stdout + ended.stderr).startswith(message)) == (code, True), ended.stderr
     assert list(tmp_path.iterdir()) == []

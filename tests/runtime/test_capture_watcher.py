@@ -1,4 +1,4 @@
-"""What a watcher sees of products where torch executes them: every operator, each once."""
+"""The products that a watcher counts where torch executes them: every operator, each once."""
 
 import csv
 from collections.abc import Callable, Iterator
@@ -104,7 +104,7 @@ def test_in_inference_mode_where_operators_come_whole(seen: Recorder) -> None:
 
 @pytest.fixture(scope="module")
 def own_operators() -> Iterator[Any]:
-    """Operators of someone's own: Python or composite, with products inside or as a kernel that nobody sees into."""
+    """Custom operators: Python or composite, with products inside or as an opaque kernel."""
     library = torch.library.Library("gemmpipe_test", "DEF")
     bodies = {
         "block": ("Tensor x, Tensor w", lambda x, w: torch.nn.functional.linear(x, w).relu() @ w),
@@ -149,7 +149,7 @@ def test_operators_of_someones_own(seen: Recorder, own_operators: Any, mode: Cal
     ]
 
 
-def test_gradients_go_through_operators_that_are_looked_into(seen: Recorder) -> None:
+def test_gradients_go_through_decomposed_operators(seen: Recorder) -> None:
     @torch.library.custom_op("gemmpipe_test_grad::product", mutates_args=())
     def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return x @ w

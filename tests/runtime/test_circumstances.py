@@ -1,4 +1,4 @@
-"""Every plain family's function wherever engines call it: what it is given may lie anywhere and be nothing at all."""
+"""Every plain family's function in all circumstances of engines: any layout and address, empty operands."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +18,7 @@ M, N, K = 16, 256, 256
 
 @dataclass
 class Case:
-    """The operands of a product and what they give."""
+    """The operands of a product and their result."""
 
     call: Callable[..., torch.Tensor]
     operands: tuple[torch.Tensor, ...]
@@ -62,7 +62,7 @@ def same(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found, expected, atol=1e-2 * float(expected.float().std()), rtol=1e-2)
 
 
-def test_operands_that_lie_anywhere(case: Case) -> None:
+def test_operands_with_any_layout(case: Case) -> None:
     expected = case.out
     for place, tensor in enumerate(case.operands):
         if tensor.numel() == 1:
@@ -89,7 +89,7 @@ def test_under_autocast_to_another_type(case: Case) -> None:
     torch.testing.assert_close(found.float(), expected.float(), atol=0.05 * float(expected.float().std()), rtol=0.05)
 
 
-def test_no_type_asked_for_is_the_usual_one(case: Case) -> None:
+def test_the_default_output_type(case: Case) -> None:
     found = case.call(*case.operands, out_dtype=None)
     assert torch.equal(found, case.out)
     assert found.dtype == case.out.dtype == torch.bfloat16
@@ -127,7 +127,7 @@ def test_no_columns_and_no_inner_elements(case: Case) -> None:
 
 @pytest.mark.parametrize("place", ["cpu", "meta"])
 def test_without_rows_the_rest_is_still_checked(case: Case, place: str) -> None:
-    """What is wrong is told at the first call, not at the first that happens to have rows."""
+    """Errors are reported at the first call, also if it has no rows."""
     x, w, *scales = (tensor.to(place) for tensor in without_rows(case))
     wrong = [
         (x[..., : x.shape[-1] // 2], w, *scales),

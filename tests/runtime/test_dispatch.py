@@ -1,4 +1,4 @@
-"""Calls on the CPU: what answers, what is skipped, and every kind of operand."""
+"""Calls on the CPU: the selected candidates, skipped rows, and every kind of operand."""
 
 import subprocess
 import sys
@@ -34,12 +34,12 @@ def steps(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     monkeypatch.setenv("GEMMPIPE_LOG_SELECTION", "1")
     caplog.set_level("INFO", "gemmpipe.runtime")
 
-    def said() -> list[str]:
+    def take_steps() -> list[str]:
         texts = [record.getMessage().partition("bpreshuffle=False: ") for record in caplog.records]
         caplog.clear()
-        return [step for _, key, step in texts if key]  # others tell of copies
+        return [step for _, key, step in texts if key]  # others report copies
 
-    return said
+    return take_steps
 
 
 def test_exact_then_padded_then_the_rules(row, table, x, w, steps) -> None:
@@ -51,7 +51,7 @@ def test_exact_then_padded_then_the_rules(row, table, x, w, steps) -> None:
     close(gemm_a16w16(x(300), w), x(300), w)
     assert steps()[2] == f"padded: M=512 of {path}: torch method=float32_copy"
     close(gemm_a16w16(x(17), w), x(17), w)
-    assert steps() == ["exact M=17: no row", "padded M=32: no row", "fallback: rules: torch method=mm"]
+    assert steps() == ["exact M=17: no row", "padded M=32: no row", "fallback: defaults: torch method=mm"]
     close(gemm_a16w16(x(17), w), x(17), w)
     close(gemm_a16w16(x(1, 17), w), x(1, 17), w)
     assert steps() == []
@@ -65,11 +65,14 @@ def test_exact_then_padded_then_the_rules(row, table, x, w, steps) -> None:
         ({"libtype": "scaled_mm", "config": '{"use_fast_accum": false}'}, "backend: scaled_mm: no GPU"),
         ({"libtype": "triton", "config": '{"BLOCK_SIZE_M": 16}'}, "knobs: triton: KeyError"),
         ({"libtype": "triton", "config": '{"BLOCK_SIZE_Q": 16}'}, "knobs: triton has no BLOCK_SIZE_Q"),
-        ({"config": '{"method": "magic"}'}, "misfit: method: no 'magic'"),
+        ({"config": '{"method": "magic"}'}, "unsupported: method: no 'magic'"),
         ({"config": '{"method": "mm", "fast": true}'}, "knobs: torch has no fast"),
         ({"config": "{}"}, "knobs: torch: KeyError"),
         ({"libtype": "flydsl", "config": None}, "backend: no 'flydsl'"),
-        ({"kernelName": "torch@0123abcd"}, "kernel: its source or library is not known here, 0123abcd was tuned"),
+        (
+            {"kernelName": "torch@0123abcd"},
+            "kernel: its source or library is unknown here, the row was tuned with 0123abcd",
+        ),
     ],
 )
 def test_a_stored_candidate_that_does_not_run_here_costs_one_warning(
@@ -78,16 +81,16 @@ def test_a_stored_candidate_that_does_not_run_here_costs_one_warning(
     table({**row(4, "torch", COPY), **change}, {**row(16, "torch", COPY), **change})
     for rows in (4, 4, 16):
         close(gemm_a16w16(x(rows), w), x(rows), w)
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert reason in said
-    assert "\n" not in said
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert reason in message
+    assert "\n" not in message
 
 
 def test_a_changed_kernel_is_not_run(row, table, x, w, caplog) -> None:
     tiles = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 32, "num_warps": 4, "num_stages": 2}
     table(row(4, "triton", tiles, kernelName="product@00000000"))
     close(gemm_a16w16(x(4), w), x(4), w)
-    assert "00000000 was tuned" in caplog.text
+    assert "the row was tuned with 00000000" in caplog.text
 
 
 def test_a_candidate_that_fails_when_run_is_skipped(row, table, x, w, caplog, monkeypatch) -> None:
@@ -98,19 +101,19 @@ def test_a_candidate_that_fails_when_run_is_skipped(row, table, x, w, caplog, mo
 
     monkeypatch.setattr("gemmpipe.backends.onednn.OneDnn.prepare", fail)
     close(gemm_a16w16(x(4), w), x(4), w)
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert said.endswith("onednn method=float32_packed failed and is skipped: RuntimeError: no such instruction")
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.endswith("onednn method=float32_packed failed and is skipped: RuntimeError: no such instruction")
     (call,) = dispatch_of("a16w16").calls.values()
     close(call(x(4), w, None, None, None), x(4), w)
 
 
 def test_a_candidate_that_takes_multiples_only_gets_padded_rows(row, table, x, w, steps, monkeypatch) -> None:
-    misfit = OneDnn.unsupported_reason
+    unsupported = OneDnn.unsupported_reason
 
     def fours(self, spec, knobs, device):
-        return f"alignment: M={spec.m}" if spec.m % 4 else misfit(self, spec, knobs, device)
+        return f"alignment: M={spec.m}" if spec.m % 4 else unsupported(self, spec, knobs, device)
 
-    monkeypatch.setattr("gemmpipe.backends.onednn.OneDnn.misfit", fours)
+    monkeypatch.setattr("gemmpipe.backends.onednn.OneDnn.unsupported_reason", fours)
     path = table(row(16, "onednn", PACKED))
     for rows in ((13,), (13, 1)):
         close(gemm_a16w16(x(*rows), w), x(*rows), w)
@@ -123,9 +126,9 @@ def test_a_candidate_that_takes_multiples_only_gets_padded_rows(row, table, x, w
     ]
 
 
-def test_a_kernel_of_the_familys_own_may_say_that_it_takes_few_rows(row, table, x, w, steps, monkeypatch) -> None:
+def test_a_kernel_of_the_family_may_be_the_default_for_few_rows(row, table, x, w, steps, monkeypatch) -> None:
     class Few(Torch):
-        """Stands in for a skinny kernel."""
+        """Replaces a skinny kernel."""
 
         label = "skinny"
 
@@ -137,9 +140,9 @@ def test_a_kernel_of_the_familys_own_may_say_that_it_takes_few_rows(row, table, 
     monkeypatch.setattr("gemmpipe.kernels.a16w16.FAMILY", few)
     table()
     close(gemm_a16w16(x(16), w), x(16), w)
-    assert steps()[-1] == "fallback: rules: skinny method=mm"
+    assert steps()[-1] == "fallback: defaults: skinny method=mm"
     close(gemm_a16w16(x(17), w), x(17), w)
-    assert steps()[-1] == "fallback: rules: torch method=mm"
+    assert steps()[-1] == "fallback: defaults: torch method=mm"
 
 
 @pytest.mark.parametrize(("name", "m", "label"), [("a16w16", 1, "skinny"), ("a16w16", 2, ""), ("a8w8", 1, "")])
@@ -213,7 +216,7 @@ def test_gradients_are_torchs_own(row, table, x, w) -> None:
         assert not gemm_a16w16(x(4), weight).requires_grad
 
 
-def test_that_a_product_records_gradients_is_said_once(row, table, x, w, caplog) -> None:
+def test_recorded_gradients_are_reported_once(row, table, x, w, caplog) -> None:
     table(row(4, "torch", COPY))
     for _ in range(2):
         gemm_a16w16(x(4).requires_grad_(), w)
@@ -250,7 +253,7 @@ def _scaled(m: int) -> tuple[torch.Tensor, ...]:
 
 
 def _turned(place: int) -> tuple[torch.Tensor, ...]:
-    """Operands of which one's scales have their sides the other way round: as many numbers, in another order."""
+    """Operands with transposed scales of one of them: the same number of values in another order."""
     x, w = torch.zeros(4, 384).to(torch.float8_e4m3fn), torch.zeros(256, 384).to(torch.float8_e4m3fn)
     if place == 0:
         return x[:, :256], w[:, :256], torch.ones(2, 4), torch.ones(2, 2)
@@ -305,7 +308,7 @@ def test_untuned_keys_are_counted(row, table, x, w) -> None:
     for rows in (5, 17, 17, 18):
         gemm_a16w16(x(rows), w)
     assert "a16w16: 2 untuned (3 calls, most: M=17 N=64 K=96 " in LOG.summary()
-    assert LOG.summary().endswith("), 1 answered by a padded M")
+    assert LOG.summary().endswith("), 1 with a row of a padded M")
 
 
 def test_and_summed_up_in_one_line_at_exit() -> None:
@@ -320,7 +323,7 @@ gemm_a16w16(x, w), gemm_a16w16(x, w)
     assert "a16w16: 1 untuned (2 calls, most: M=3 N=16 K=32" in line
 
 
-def test_tables_are_read_again_when_asked(row, table, x, w, steps) -> None:
+def test_tables_are_read_again_on_request(row, table, x, w, steps) -> None:
     table(row(4, "torch", COPY))
     gemm_a16w16(x(4), w)
     path = table(row(4, "torch", MM))
@@ -330,9 +333,9 @@ def test_tables_are_read_again_when_asked(row, table, x, w, steps) -> None:
     assert steps() == [f"exact: M=4 of {path}: torch method=mm"]
 
 
-def test_rows_of_another_product_answer_with_a_warning(row, table, x, w, caplog) -> None:
+def test_rows_of_another_product_are_used_with_a_warning(row, table, x, w, caplog) -> None:
     path = table(row(4, "onednn", PACKED, device="NVIDIA H100"), row(8, "torch", COPY, device=cpu_device().name))
     for m in (8, 4, 4):
         close(gemm_a16w16(x(m), w), x(m), w)
     (warning,) = [record.getMessage() for record in caplog.records if "timed on" in record.getMessage()]
-    assert warning.startswith(f"gemmpipe: {path}: rows timed on NVIDIA H100 answer on {cpu_device().name}")
+    assert warning.startswith(f"gemmpipe: {path}: rows timed on NVIDIA H100 are used on {cpu_device().name}")

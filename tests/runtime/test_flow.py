@@ -1,4 +1,4 @@
-"""The whole way on the CPU: a model captured, exactly its shapes tuned, run again with tuned products."""
+"""End to end on the CPU: a model captured, exactly its shapes tuned, run again with tuned products."""
 
 import csv
 import os
@@ -57,8 +57,8 @@ def test_capture_tune_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplo
         seen = {(int(row["M"]), int(row["N"]), int(row["K"])) for row in csv.DictReader(stream)}
     assert seen == {(m, n, k) for m in (1, 4, 32) for n, k in SHAPES}
     words = ("kernel=a16w16", "shapes=csv", "shapes.path=seen.csv", "device=cpu", "format=csv")
-    said = run(tmp_path, "gemmpipe", *words, "stages.bench.timer.iters=5", "stages.select.max_extra_weight_pct=300")
-    (table,) = re.findall(r"^export GEMMPIPE_CONFIG_A16W16=(.+)$", said, re.MULTILINE)
+    message = run(tmp_path, "gemmpipe", *words, "stages.bench.timer.iters=5", "stages.select.max_extra_weight_pct=300")
+    (table,) = re.findall(r"^export GEMMPIPE_CONFIG_A16W16=(.+)$", message, re.MULTILINE)
     with Path(table).open(newline="") as stream:
         assert {tuple(int(row[name]) for name in "MNK") for row in csv.DictReader(stream)} == seen
 

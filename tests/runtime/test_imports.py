@@ -1,4 +1,4 @@
-"""What the run time loads."""
+"""The modules that the run time loads."""
 
 import subprocess
 import sys

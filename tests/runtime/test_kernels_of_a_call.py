@@ -1,7 +1,7 @@
-"""How many kernels a call is: one for one product, but where the design says more; a copy that nobody knows of fails.
+"""The number of kernels per call: one per product unless designed otherwise; an unexpected copy fails.
 
 Own kernels are counted where their launcher is called, libraries by torch's operators; those that need a GPU, or a
-package that is not here, are answered by a stand-in that counts itself.
+package that is not here, are replaced by a mock that counts its calls.
 """
 
 import sys
@@ -52,7 +52,7 @@ FREE = ("empty", "empty_strided", "new_empty", "new_empty_strided", "empty_like"
 
 @dataclass
 class Counter(TorchDispatchMode):
-    """What a call launches, in order: kernels of ours by `kernel`, operators of torch's by their name."""
+    """The launches of a call, in order: our kernels as `kernel`, torch's operators by name."""
 
     seen: list[str] = field(default_factory=list)
 
@@ -70,7 +70,7 @@ class Counter(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def count(self, call: Callable[[], object]) -> list[str]:
-        """What it launches."""
+        """The launches of `call`."""
         self.seen.clear()
         with self:
             call()
@@ -79,7 +79,7 @@ class Counter(TorchDispatchMode):
 
 @pytest.fixture
 def counter(monkeypatch: pytest.MonkeyPatch) -> Counter:
-    """With kernels of ours that count themselves instead of running."""
+    """Our kernels count their launches instead of running."""
     from triton.runtime import driver
 
     made = Counter()
@@ -93,8 +93,8 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> Counter:
     for module in ("gemmpipe.runtime.binding", "gemmpipe.launch.launch", "gemmpipe.kernels.fmoe._triton"):
         monkeypatch.setattr(f"{module}.load_build", load)
     monkeypatch.setattr("gemmpipe.runtime.binding.stream_getter", lambda: lambda index: 7)
-    for module in ("bound", "calls", "experts"):
-        monkeypatch.setattr(f"gemmpipe.runtime.{module}.on", lambda device: torch.no_grad())
+    for module in ("binding", "moe"):
+        monkeypatch.setattr(f"gemmpipe.runtime.{module}.device_context", lambda device: torch.no_grad())
     monkeypatch.setattr("gemmpipe.runtime.binding._synchronized", lambda make, device: make())
     monkeypatch.setattr("gemmpipe.runtime.binding.is_capturing", lambda device: False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
@@ -172,7 +172,7 @@ def called(
 
 
 def designed(implementation: Implementation, spec: GemmSpec, knobs: Knobs, device: Device) -> list[str]:
-    """What one product is by design: one kernel; splits that are added up by atomics have a zeroed output first."""
+    """One product is one kernel by design; atomics need a zeroed output first."""
     if isinstance(implementation, MultiLaunchImplementation):
         return ["kernel"] * len(implementation.launch_plan(spec, knobs, device))
     zeroed = "_atomic@" in implementation.kernel_name(knobs)
@@ -189,7 +189,7 @@ OWN = sorted(
 @pytest.mark.parametrize(("name", "label"), OWN)
 @pytest.mark.parametrize("m", ROWS)
 def test_a_product_of_ours_is_one_kernel(counter: Counter, name: str, label: str, m: int) -> None:
-    """In every layout, contiguous operands given, in the run time's call and in what is timed."""
+    """For every layout with contiguous operands, in the run time's call and in the timed launch."""
     family = load_family(name)
     (implementation,) = (i for i in family.implementations if i.label == label)
     spec = spec_of(family, m)
@@ -201,7 +201,7 @@ def test_a_product_of_ours_is_one_kernel(counter: Counter, name: str, label: str
             inputs, weights = operands(family, spec, order)
             expected = designed(implementation, spec, knobs, H200)
             call = called(family, spec, H200, Candidate.of(label, knobs), inputs, weights)
-            call()  # the first call may make what others find: workspace, forms of the weight
+            call()  # the first call may make what later ones reuse: workspace, forms of the weight
             assert counter.count(call) == expected, (order, knobs)
             out = torch.empty(spec.out_shape, dtype=getattr(torch, spec.out_dtype))
             prepared = implementation.prepare(spec, weights, knobs)
@@ -213,7 +213,7 @@ def test_a_product_of_ours_is_one_kernel(counter: Counter, name: str, label: str
             assert counter.count(launches[0]) == expected, (order, knobs)
 
 
-def test_every_own_kernel_is_looked_at() -> None:
+def test_every_own_kernel_is_tested() -> None:
     """For at least one number of rows each has a candidate, so that nothing above is skipped altogether."""
     for name, label in OWN:
         family = load_family(name)
@@ -223,7 +223,7 @@ def test_every_own_kernel_is_looked_at() -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """A library's candidate, and what its launch is where x's scales are row-major and M-major."""
+    """A library's candidate, and its launches for row-major and M-major scales of x."""
 
     family: str
     backend: str
@@ -256,7 +256,7 @@ CASES = [
 
 @pytest.fixture
 def packages(counter: Counter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stand-ins for what is not installed here: each call counts itself."""
+    """Mocks of packages that are not installed: each call is counted."""
     made: dict[str, Iterable[tuple[str, str]]] = {
         "deep_gemm": [("fp8_gemm_nt", "deepgemm")],
         "quack.gemm_interface": [("gemm", "quack")],
@@ -277,7 +277,7 @@ def packages(counter: Counter, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("packages")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join((case.family, case.backend, *case.key)))
 def test_a_product_of_a_library_is_what_is_timed(counter: Counter, case: Case) -> None:
-    """A copy into the layout that a library insists on is part of its launch, never of what is done before it."""
+    """A copy into the layout that a library requires is part of its launch, never done before it."""
     family, library = load_family(case.family), LIBRARIES[case.backend]
     device = cpu_device() if case.gfx == CPU else arch_device(case.gfx)
     spec = spec_of(family, case.m, device.gfx, **case.key)
@@ -305,7 +305,7 @@ def test_a_product_of_a_library_is_what_is_timed(counter: Counter, case: Case) -
 
 
 def test_a_copy_is_counted(counter: Counter) -> None:
-    """What the tests above stand on: operators that move data are seen, views and new memory are not."""
+    """The basis of the tests above: operators that move data are counted, views and allocations are not."""
     x = torch.zeros(8, 4)
     assert counter.count(lambda: x.t().view(4, 8).unsqueeze(0)) == []
     assert counter.count(lambda: torch.empty(3)) == []
@@ -315,8 +315,8 @@ def test_a_copy_is_counted(counter: Counter) -> None:
 
 
 @pytest.mark.parametrize("label", [label for name, label in OWN if name == "a8w8_blockscale"])
-def test_operands_that_lie_otherwise_are_more_than_one_kernel(counter: Counter, label: str) -> None:
-    """The counting sees what a call copies: a weight in other strides."""
+def test_operands_with_other_layouts_need_more_than_one_kernel(counter: Counter, label: str) -> None:
+    """The counter includes a call's copies: a weight with other strides."""
     family = load_family("a8w8_blockscale")
     (implementation,) = (i for i in family.implementations if isinstance(i, KernelImplementation) and i.label == label)
     m = next(m for m in ROWS if list(fitting(implementation, spec_of(family, m), H200, space_of(family.name))))

@@ -1,4 +1,4 @@
-"""How many kernels a call of a shipped winner really is, as the device's own profiler sees it."""
+"""The number of kernels per call of a shipped winner, by the device's profiler."""
 
 import pytest
 import torch
@@ -16,11 +16,11 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 FAMILIES = ("a16w16", "a8w8", "a8w8_blockscale")
 MOST = 40
-"""Rows a family: the profiler takes some 50 ms a call."""
+"""Rows per family: the profiler takes about 50 ms per call."""
 
 
 def _own(family: Family) -> list[store.Row]:
-    """Shipped rows of this device whose winner is a kernel of ours, spread over the table."""
+    """Shipped rows of this device with one of our kernels, spread over the table."""
     device, path = gpu_device(0), shipped_tables() / family.csv_name
     labels = {implementation.label for implementation in family.implementations}
     rows = [
@@ -49,12 +49,12 @@ def test_a_call_of_a_winner_of_ours_is_one_kernel(name: str) -> None:
             if scale is not None and spec.x_scale is not None and spec.x_scale.granularity == "block":
                 scale = in_memory_order(scale, order)
             scales = () if scale is None else (scale, weights.w_scale)
-            said = {} if weights.bias is None else {"bias": weights.bias}
+            options = {} if weights.bias is None else {"bias": weights.bias}
             for _ in range(2):
-                function(inputs.x, weights.w, *scales, **said)
+                function(inputs.x, weights.w, *scales, **options)
             torch.cuda.synchronize()
             with profile(activities=[ProfilerActivity.CUDA]) as seen:
-                function(inputs.x, weights.w, *scales, **said)
+                function(inputs.x, weights.w, *scales, **options)
                 torch.cuda.synchronize()
             kernels = [event.name for event in seen.events() if event.device_type == DeviceType.CUDA]
             if len(kernels) != 1:

@@ -1,4 +1,4 @@
-"""fused_moe: operands checked, tuned rows found, libraries where nothing was tuned; the whole way on the CPU."""
+"""fused_moe: operands checked, tuned rows found, libraries without a row; end to end on the CPU."""
 
 import json
 import os
@@ -82,7 +82,7 @@ def test_operands_of_other_forms() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda c: {"w2": c[2].w2[:, :, :80]}, "w1 .*expected"),
         (lambda c: {"w1": c[2].w[0]}, r"w1 \[192, 128\], expected 3 dimensions"),
@@ -111,16 +111,16 @@ def test_operands_of_other_forms() -> None:
         ),
     ],
 )
-def test_mistakes_are_one_line(change: Callable[[Made], dict[str, object]], said: str) -> None:
+def test_errors_are_one_line(change: Callable[[Made], dict[str, object]], message: str) -> None:
     case = made(5)
-    with pytest.raises(UserError, match=said) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         run(case, **change(case))
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("word", ["x", "w1", "w2", "topk_weights", "topk_ids"])
 @pytest.mark.parametrize(("value", "what"), [(None, "None"), ([[1.0]], "of type list")])
-def test_what_is_no_tensor_is_told(word: str, value: object, what: str) -> None:
+def test_an_argument_that_is_no_tensor_is_reported(word: str, value: object, what: str) -> None:
     with pytest.raises(UserError, match=f"^fused_moe: {word} is {what}, expected a tensor$"):
         run(made(5), **{word: value})
 
@@ -144,7 +144,7 @@ def test_without_tokens() -> None:
 
 @pytest.mark.parametrize("place", ["cpu", "meta"])
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda words: {"w2": None}, "fused_moe: w2 is None, expected a tensor"),
         (lambda words: {"w2": words["w2"][0]}, r"fused_moe: w2 \[128, 96\], expected 3 dimensions"),
@@ -155,14 +155,14 @@ def test_without_tokens() -> None:
     ],
 )
 def test_without_tokens_the_rest_is_still_checked(
-    change: Callable[[dict[str, torch.Tensor]], dict[str, object]], said: str, place: str
+    change: Callable[[dict[str, torch.Tensor]], dict[str, object]], message: str, place: str
 ) -> None:
     case = made(5)
     words = {name: tensor.to(place) for name, tensor in _operands(case).items()}
     words |= {name: words[name][:0] for name in ("x", "topk_weights", "topk_ids")}
     assert run(case, **words).shape == (0, 128)
     assert run(case, **{**words, "x": words["x"].view(3, 0, 128)}).shape == (3, 0, 128)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         run(case, **{**words, **change(words)})
 
 
@@ -201,7 +201,7 @@ def test_what_was_made_of_the_weights_is_of_both() -> None:
     assert weights.w2 is not None
     assert wrong(case, run(case)) < 0.01
     other = (spec, inputs, replace(weights, w2=weights.w2.flip(0).contiguous()))
-    assert wrong(other, run(other)) < 0.01, "another second weight beside the same first one"
+    assert wrong(other, run(other)) < 0.01, "another second weight with the same first one"
     assert wrong(case, run(case)) < 0.01
     weights.w2.mul_(2)
     assert wrong(case, run(case)) < 0.01, "changed in place"
@@ -227,7 +227,7 @@ def test_in_a_graph_nothing_is_prepared_and_nothing_kept(
     assert [record.getMessage().count("captured in a graph before") for record in caplog.records] == [1]
 
 
-def test_who_looks_for_sizes_alone_gets_them() -> None:
+def test_shape_propagation_gets_shapes() -> None:
     case = made(5)
     _spec, _inputs, _weights = case
     expected = run(case).shape
@@ -245,7 +245,7 @@ def _operands(case: Made) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.usefixtures("kept_copies")
-def test_a_tuned_row_answers_also_for_fewer_tokens() -> None:
+def test_a_tuned_row_is_used_for_fewer_tokens_too() -> None:
     for token, step in ((16, "exact"), (5, "padded"), (300, "fallback")):
         case = made(token)
         assert wrong(case, run(case)) < 0.01
@@ -264,7 +264,7 @@ def test_a_compiler_sees_an_operator() -> None:
 
 
 def test_tune_then_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Real stages on the CPU, then the run time finds what they wrote."""
+    """Real stages on the CPU, then the run time uses their table."""
     items = "shapes.items=[{token: [2, 16], model_dim: 128, inter_dim: 96, expert: 6, topk: 2}]"
     words = ("kernel=fmoe", "device=cpu", "shapes=list", items, "format=[csv,vllm]", f"output={tmp_path}")
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}

@@ -1,4 +1,4 @@
-"""Bound Triton calls on a GPU: right, in graphs, compiled, on any stream, and cheap on the host."""
+"""Bound Triton calls on a GPU: correct, in graphs, compiled, on any stream, and cheap on the host."""
 
 import json
 from collections.abc import Callable
@@ -67,7 +67,7 @@ def right(out: torch.Tensor, made: Case) -> None:
 
 
 class Layer(torch.nn.Module):
-    """Holds a weight as engines do: a graph knows that its address stays."""
+    """Holds a weight as engines do: its address is constant for graphs."""
 
     def __init__(self, w: torch.Tensor, w_scale: torch.Tensor) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ def test_in_a_cuda_graph_and_in_a_compiled_one(tuned, libtype: str, knobs: dict[
     with torch.no_grad():
         for _ in range(6):
             torch.compiler.cudagraph_mark_step_begin()
-            # What cannot be prepared inside the graph goes another way: right, but not bit for bit.
+            # A weight that cannot be prepared inside the graph has the fallback: correct, but not bitwise equal.
             right(compiled(inputs.x, inputs.x_scale), made)
     if knobs.get("NUM_KSPLIT", 1) != 1:
         with torch.no_grad(), torch.profiler.profile() as profile:
@@ -145,7 +145,7 @@ def test_in_a_cuda_graph_and_in_a_compiled_one(tuned, libtype: str, knobs: dict[
 
 
 def test_a_graph_has_one_workspace_of_its_own(tuned) -> None:
-    """Zeroed once a graph, and nobody else's: graphs and eager calls run at the same time."""
+    """Zeroed once per graph and not shared: graphs and eager calls run at the same time."""
     tuned("triton", {**TILES, "NUM_KSPLIT": 4}, 16)
     cases = [case(16), case(16)]
     cases[1][3].x.view(torch.uint8).copy_(cases[0][3].x.view(torch.uint8).flip(0))

@@ -1,4 +1,4 @@
-"""Tuning beside the program: a miss, a process of its own, a row, and the same program answered by it."""
+"""Online tuning: a miss, a separate process, a row, and the same program uses it."""
 
 import os
 import signal
@@ -40,7 +40,7 @@ MM, CONVERT = {"method": "mm"}, {"method": "float32_convert"}
 
 @pytest.mark.slow
 def test_a_miss_is_tuned_by_another_process_and_the_same_program_has_its_row(tmp_path: Path) -> None:
-    data = tmp_path / "my data, of=mine"  # nothing in a path is a word of Hydra's
+    data = tmp_path / "my data, of=mine"  # no part of a path is Hydra syntax
     environment = {
         **os.environ,
         "PYTHONPATH": str(Path(__file__).parents[2]),
@@ -57,14 +57,14 @@ def test_a_miss_is_tuned_by_another_process_and_the_same_program_has_its_row(tmp
     assert steps == ["fallback", "exact"], done.stderr
     (folder,) = (data / "gemmpipe" / "online").iterdir()
     assert folder.name == f"{cpu_device().gfx}-{cpu_device().cu_num}"
-    # What the program missed at last is tuned after its end, by the process that is still there.
+    # The program's last misses are tuned after its end, by the tuner that still runs.
     table = data / "gemmpipe" / "tuned" / "bf16_tuned_gemm.csv"
     deadline = time.monotonic() + 300
     while len(rows := read(table, load_family("a16w16"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.2)
     assert {(row["M"], row["policy"]) for row in rows} == {
         (3, "host interleaved shared_gpu"),
-        (80, "host interleaved shared_gpu"),  # the M that look-up pads 70 to
+        (80, "host interleaved shared_gpu"),  # the padded M of 70
     }
     assert list(folder.glob("outputs/runs/online/*/trials.jsonl"))
     modes = {path.name: oct(path.stat().st_mode & 0o777) for path in (folder, *folder.iterdir())}
@@ -73,14 +73,14 @@ def test_a_miss_is_tuned_by_another_process_and_the_same_program_has_its_row(tmp
     assert modes == dict.fromkeys(
         ("missed.csv", ".missed.csv.lock", "tuner.lock", "tuner.log", "missed_a16w16.csv"), "0o600"
     )
-    # What the program missed at last is tuned after its end, by the process that is still there.
+    # The program's last misses are tuned after its end, by the tuner that still runs.
     table = data / "gemmpipe" / "tuned" / "bf16_tuned_gemm.csv"
     deadline = time.monotonic() + 100
     while len(rows := read(table, load_family("a16w16"))) < 2 and time.monotonic() < deadline:
         time.sleep(0.2)
     assert {(row["M"], row["policy"]) for row in rows} == {
         (3, "host interleaved shared_gpu"),
-        (80, "host interleaved shared_gpu"),  # the M that look-up pads 70 to
+        (80, "host interleaved shared_gpu"),  # the padded M of 70
     }
     assert list(folder.glob("outputs/runs/online/*/trials.jsonl"))
     assert {
@@ -96,7 +96,7 @@ def test_a_miss_is_tuned_by_another_process_and_the_same_program_has_its_row(tmp
     assert not process.is_running(folder), "it ends when nothing new comes"
 
 
-def test_tables_that_change_answer_what_was_missed_and_leave_the_rest(row, table, x, w) -> None:
+def test_changed_tables_serve_missed_keys_and_leave_the_rest(row, table, x, w) -> None:
     path = table(row(4, "torch", MM))
     gemm_a16w16(x(4), w)
     missed = gemm_a16w16(x(5), w)
@@ -113,13 +113,13 @@ def test_tables_that_change_answer_what_was_missed_and_leave_the_rest(row, table
     assert dispatch.reload_tables() == 0
 
 
-def test_a_graph_takes_what_answered_before_rather_than_load_something_new(row, table, x, w, monkeypatch) -> None:
+def test_a_graph_uses_the_earlier_call_rather_than_load_a_kernel(row, table, x, w, monkeypatch) -> None:
     table()
     expected = gemm_a16w16(x(5), w)
     dispatch = EAGER["a16w16"]
     ((key, before),) = dispatch.calls.items()
     dispatch.reload_tables()
-    monkeypatch.setattr("gemmpipe.runtime.cache.capturing", lambda device: True)
+    monkeypatch.setattr("gemmpipe.runtime.cache.is_capturing", lambda device: True)
     assert torch.equal(gemm_a16w16(x(5), w), expected)
     assert key not in dispatch.calls
     monkeypatch.undo()
@@ -128,7 +128,7 @@ def test_a_graph_takes_what_answered_before_rather_than_load_something_new(row, 
 
 
 def test_threads_see_one_state_or_the_other(row, table, x, w) -> None:
-    """Calls go on and are right while tables are read again and again."""
+    """Calls continue and are correct while tables are reloaded repeatedly."""
     path = table(row(4, "torch", MM))
     texts = [path.read_text(), path.read_text().splitlines()[0] + "\n"]
     operands = {m: x(m) for m in range(1, 9)}
@@ -156,29 +156,29 @@ def test_threads_see_one_state_or_the_other(row, table, x, w) -> None:
 
 @pytest.fixture
 def alone_in_process(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-    """Nothing remembered of other tests; the words with which a process would have been started."""
+    """No state of other tests; records the overrides of tuners instead of starting them."""
     started: list[tuple[str, ...]] = []
     monkeypatch.setattr(online, "_TUNERS", {})
-    monkeypatch.setattr(online.OnlineTuner, "watch", lambda self: None)
+    monkeypatch.setattr(online.OnlineTuner, "run", lambda self: None)
     monkeypatch.setattr(process, "start_tuner", lambda folder, words: started.append(words))
     return started
 
 
 @pytest.mark.parametrize(
-    ("word", "gfx", "words", "said"),
+    ("word", "gfx", "words", "message"),
     [
         ("1", "cpu", ("device.kind=cpu",), ""),
         ("1", "sm_90", ("device.index=0",), ""),
-        ("cuda:3", "cpu", None, "a GPU's times say nothing about"),
+        ("cuda:3", "cpu", None, "a GPU's times are not valid for"),
         ("yes", "sm_90", None, "expected 1, 0 or a spare GPU such as cuda:3"),
-        ("cuda:99", "sm_90", None, "this process sees"),
-        ("cuda:0", "sm_90", ("device.index=0",), "this program computes there itself: its rows are provisional"),
+        ("cuda:99", "sm_90", None, "this process has"),
+        ("cuda:0", "sm_90", ("device.index=0",), "this program uses that GPU itself: its rows are provisional"),
     ],
 )
-def test_where_it_is_tuned(word: str, gfx: str, words: tuple[str, ...] | None, said: str, caplog) -> None:
+def test_where_it_is_tuned(word: str, gfx: str, words: tuple[str, ...] | None, message: str, caplog) -> None:
     device = cpu_device() if gfx == "cpu" else arch_device(gfx)
     assert online._device_overrides(word, device) == words
-    assert said in caplog.text
+    assert message in caplog.text
 
 
 def test_a_spare_gpu_is_timed_alone_and_must_be_of_the_same_kind(monkeypatch, caplog) -> None:
@@ -186,10 +186,10 @@ def test_a_spare_gpu_is_timed_alone_and_must_be_of_the_same_kind(monkeypatch, ca
     monkeypatch.setattr(online, "gpu_device", lambda index: arch_device("sm_90" if index == 3 else "sm_100"))
     assert online._device_overrides("cuda:3", arch_device("sm_90")) == ("device.index=3", "device.shared=false")
     assert online._device_overrides("4", arch_device("sm_90")) is None
-    assert "NVIDIA B200 is no NVIDIA H200" in caplog.text
+    assert "NVIDIA B200 is not a NVIDIA H200" in caplog.text
 
 
-def test_off_unless_asked_for(row, table, x, w, monkeypatch, alone_in_process) -> None:
+def test_off_by_default(row, table, x, w, monkeypatch, alone_in_process) -> None:
     monkeypatch.delenv("GEMMPIPE_ONLINE_TUNING", raising=False)
     table()
     gemm_a16w16(x(5), w)
@@ -198,7 +198,7 @@ def test_off_unless_asked_for(row, table, x, w, monkeypatch, alone_in_process) -
     assert online._TUNERS == {}
 
 
-def test_what_nobody_can_tune_is_not_asked_for_for_ever(row, table, x, w, monkeypatch, alone_in_process) -> None:
+def test_an_untunable_key_is_not_queued_forever(row, table, x, w, monkeypatch, alone_in_process) -> None:
     class Ended:
         def poll(self) -> int:
             return 1
@@ -254,7 +254,7 @@ STRANGE = "../../../x"
 
 
 def test_a_row_of_the_queue_names_a_shipped_family_and_nothing_else(tmp_path: Path) -> None:
-    """The real process: no file is made, no option is composed of a cell, and what is a row is tuned all the same."""
+    """The real process: no cell becomes a file or an option, and valid rows are tuned."""
     folder, mark = tmp_path / "data" / "gemmpipe" / "online" / "cpu", tmp_path / "code-was-run"
     folder.mkdir(parents=True)
     evil = f"# @package hydra.callbacks\nx:\n  _target_: builtins.open\n  file: {mark}\n  mode: w\n"
@@ -293,22 +293,22 @@ def test_a_row_of_the_queue_names_a_shipped_family_and_nothing_else(tmp_path: Pa
     while not table.is_file() and started.poll() is None and time.monotonic() < deadline:
         time.sleep(0.1)
     os.killpg(started.pid, signal.SIGTERM)
-    said = started.communicate()[0]
+    message = started.communicate()[0]
     assert not mark.exists()
-    assert [(row["M"], row["N"], row["K"]) for row in read(table, load_family("a16w16"))] == [(8, 32, 64)], said
-    assert "Traceback" not in said
+    assert [(row["M"], row["N"], row["K"]) for row in read(table, load_family("a16w16"))] == [(8, 32, 64)], message
+    assert "Traceback" not in message
     for row in (STRANGE, "a16w16 output=/tmp/x", "ａ16w16"):
-        assert said.count(f"column family: '{row}', expected one of a16w16, ") == 1
-    assert said.count("column count: '-1', expected a whole number from 1") == 1
-    assert said.count("4 cells, expected 5 cells as in the header") == said.count("no CSV, expected 5 cells") == 1
-    assert f"column count: '{'9' * 60}...'" in said
-    assert "column M: 'eight'" in said
+        assert message.count(f"column family: '{row}', expected one of a16w16, ") == 1
+    assert message.count("column count: '-1', expected a whole number from 1") == 1
+    assert message.count("4 cells, expected 5 cells as in the header") == message.count("no CSV, expected 5 cells") == 1
+    assert f"column count: '{'9' * 60}...'" in message
+    assert "column M: 'eight'" in message
     assert list(tmp_path.rglob("missed_*")) == [folder / "missed_a16w16.csv"]
     assert set(tmp_path.rglob("x*")) <= before, "no cell names a file"
 
 
 def test_the_folder_of_a_queue_is_the_users_alone(row, table, x, w, monkeypatch, alone_in_process, caplog) -> None:
-    """One that was open to all is closed before anything in it is read; another user's is none."""
+    """A folder open to all is made private before it is read; another user's is refused."""
     monkeypatch.setenv("GEMMPIPE_ONLINE_TUNING", "1")
     cpu = cpu_device()
     folder = online.user_data() / "online" / f"{cpu.gfx}-{cpu.cu_num}"
@@ -344,4 +344,4 @@ def test_a_family_of_ones_own_is_not_queued(monkeypatch, alone_in_process, caplo
     untuned = LOG.count_miss("relu2", "relu2 M=1")
     online.missed(None, Problem(family="relu2", key=(("M", 1),)), cpu_device(), untuned)  # type: ignore[arg-type]
     assert online._TUNERS == {}
-    assert "relu2 is a family of your own" in caplog.text
+    assert "relu2 is your own family" in caplog.text

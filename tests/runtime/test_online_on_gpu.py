@@ -1,4 +1,4 @@
-"""Tuning beside a program on a GPU: a miss answered at once, tuned by another process, picked up, and marked."""
+"""Online tuning on a GPU: a miss served at once, tuned by another process, reloaded, and marked provisional."""
 
 import os
 import subprocess
@@ -14,11 +14,11 @@ from gemmpipe.family import load_family
 from gemmpipe.tables.store import read
 
 ALONE = pytest.mark.skipif(
-    os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") != "1", reason="other tests use the GPUs, as a row says: -n 0"
+    os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") != "1", reason="other tests use the GPUs: run with -n 0"
 )
 PROGRAM = """
 import sys, time, torch
-from gemmpipe.runtime import answers, gemm_a8w8_blockscale
+from gemmpipe.runtime import dispatch_report, gemm_a8w8_blockscale
 
 place, deadline = sys.argv[1], time.monotonic() + 600
 generator = torch.Generator().manual_seed(3)
@@ -36,19 +36,19 @@ def run():
         torch.testing.assert_close(gemm_a8w8_blockscale(*each).float(), reference, atol=1.0, rtol=0.02)
 
 run()
-assert set(answers().values()) == {"fallback"}, answers()
+assert set(dispatch_report().values()) == {"fallback"}, dispatch_report()
 print("first", flush=True)
-while not set(answers().values()) <= {"exact", "padded"}:
-    assert time.monotonic() < deadline, answers()
+while not set(dispatch_report().values()) <= {"exact", "padded"}:
+    assert time.monotonic() < deadline, dispatch_report()
     run()
     time.sleep(0.1)
 run()
-print(*sorted(answers().values()), flush=True)
+print(*sorted(dispatch_report().values()), flush=True)
 """
 
 
 def tuned_beside(tmp_path: Path, place: str, word: str) -> dict[int, str]:
-    """The policy of each M's row that the program found, tuned by another process meanwhile."""
+    """The policy of each M's row, tuned by another process while the program runs."""
     data = tmp_path / "data"
     environment = {
         **os.environ,
@@ -63,7 +63,7 @@ def tuned_beside(tmp_path: Path, place: str, word: str) -> dict[int, str]:
     ) as program:
         assert program.stdout is not None
         assert program.stdout.readline() == "first\n"
-        assert not table.exists(), "a miss waits for nobody"
+        assert not table.exists(), "a miss does not wait for the tuner"
         assert program.stdout.read() == "exact padded\n"
     assert program.returncode == 0
     (folder,) = (data / "gemmpipe" / "online").iterdir()
@@ -86,9 +86,9 @@ def tuned_beside(tmp_path: Path, place: str, word: str) -> dict[int, str]:
         ),
     ],
 )
-def test_beside_the_program(tmp_path: Path, place: str) -> None:
+def test_during_the_program(tmp_path: Path, place: str) -> None:
     policies = tuned_beside(tmp_path, place, "1")
-    assert set(policies) == {8, 112}, "beyond 64 rows the M that look-up pads to is tuned"
+    assert set(policies) == {8, 112}, "beyond 64 rows the padded M is tuned"
     assert all("shared_gpu" in policy for policy in policies.values())
 
 
@@ -96,7 +96,7 @@ def test_beside_the_program(tmp_path: Path, place: str) -> None:
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("word", ["1", pytest.param("cuda:1", marks=ALONE)])
 def test_on_a_spare_gpu(tmp_path: Path, word: str) -> None:
-    """`1` still means beside the program: a spare GPU 1 is said as cuda:1."""
+    """`1` means the program's own GPU; a spare GPU 1 is cuda:1."""
     policies = tuned_beside(tmp_path, "cuda:0", word)
     assert set(policies) == {8, 112}
     assert {"shared_gpu" in policy for policy in policies.values()} == {word == "1"}

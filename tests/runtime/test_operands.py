@@ -1,4 +1,4 @@
-"""What is no operand of a product: told in one line, whatever was called before."""
+"""Invalid operands of a product: a one-line error, after any earlier calls."""
 
 from collections.abc import Callable
 
@@ -47,8 +47,8 @@ def test_what_is_no_tensor(value: object, what: str, inference: bool) -> None:
         gemm_a16w16(X, W, out_dtype="bfloat16")  # type: ignore[arg-type]
 
 
-def test_an_operand_without_memory_is_told_though_its_shapes_are_known() -> None:
-    """A layer that is not loaded yet beside one of the same size that is."""
+def test_an_operand_without_memory_is_reported_though_its_shapes_are_known() -> None:
+    """A layer without memory next to a loaded one of the same size."""
     for _ in range(2):
         assert gemm_a16w16(X, W).shape == (8, 32)
         with pytest.raises(UserError, match=r"^gemm_a16w16: w is on meta, expected cpu as x$"):
@@ -56,11 +56,11 @@ def test_an_operand_without_memory_is_told_though_its_shapes_are_known() -> None
     assert gemm_a16w16(X.to("meta"), W.to("meta")).is_meta
 
 
-def test_a_device_that_nobody_computes_on_is_told() -> None:
-    """Zeros would be an answer."""
+def test_an_unsupported_device_is_reported() -> None:
+    """Zeros would look like a result."""
 
     class Elsewhere(torch.Tensor):
-        """A tensor of a device that this machine has not."""
+        """A tensor on a device that this machine lacks."""
 
         @classmethod
         def __torch_dispatch__(cls, func: object, *others: object) -> object:
@@ -110,15 +110,15 @@ def test_batches_are_those_families_that_have_them() -> None:
         ),
     ],
 )
-def test_what_the_types_are_not_is_said_of_the_arguments(call: Callable[[], torch.Tensor], line: str) -> None:
-    """Not of the key that a table would have."""
+def test_wrong_types_are_reported_by_argument(call: Callable[[], torch.Tensor], line: str) -> None:
+    """The error names arguments, not the key of a table."""
     with torch.no_grad(), pytest.raises(UserError) as error:
         call()
     assert str(error.value) == line
 
 
 def test_under_autocast_too() -> None:
-    """It casts wide operands alone: what is quantised would lose its scales unseen."""
+    """Only wide operands are cast: a quantised one would silently lose its scales."""
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         with pytest.raises(UserError, match=r"^gemm_a16w16: w is None, expected a tensor$"):
             gemm_a16w16(X, None)  # type: ignore[arg-type]
@@ -132,7 +132,7 @@ def test_under_autocast_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda x: gemm_a16w16(x, W, w_scale=ONE), "scaled operands record no gradients"),
         (lambda x: gemm_a16w16(x, W[:, :5]), r"x \[8, 64\] and w \[32, 5\], expected"),
@@ -142,9 +142,9 @@ def test_under_autocast_too() -> None:
         (lambda x: gemm_a8w8_bpreshuffle(x, W, None, None), "x and w are bfloat16, expected float8_e4m3fn"),
     ],
 )
-def test_where_gradients_are_recorded_too(call: Callable[[torch.Tensor], torch.Tensor], said: str) -> None:
-    """torch's own product knows neither scales nor weights in tiles."""
-    with pytest.raises(UserError, match=said) as error:
+def test_where_gradients_are_recorded_too(call: Callable[[torch.Tensor], torch.Tensor], message: str) -> None:
+    """torch's own product supports neither scales nor weights in tiles."""
+    with pytest.raises(UserError, match=message) as error:
         call(X.clone().requires_grad_())
     assert "\n" not in str(error.value)
     assert gemm_a16w16(X.clone().requires_grad_(), W).requires_grad

@@ -1,4 +1,4 @@
-"""Rows for one layout of x's block scales: which row answers a call, and what a capture says of the layout."""
+"""Rows for one order of x's block scales: the row of a call, and the order in a capture."""
 
 import csv
 import json
@@ -23,7 +23,7 @@ FAMILY = load_family(NAME)
 M, N, K = 8, 128, 256
 Call = Callable[[str, int], torch.Tensor]
 METHODS = {"row": "bfloat16_convert", "column": "float32_convert", None: "bfloat16_copy"}
-"""What the row for each layout says, so that the answer shows which row it was."""
+"""The method of each order's row, which identifies the row."""
 
 
 def _row(order: str | None, m: int = M) -> dict[str, object]:
@@ -55,40 +55,40 @@ def _operands(order: str, m: int = M) -> tuple[torch.Tensor, ...]:
     return inputs.x, weights.w, scale, weights.w_scale
 
 
-def _answers(caplog: pytest.LogCaptureFixture, order: str, m: int = M) -> str:
-    """The method of the candidate that answered."""
+def _method(caplog: pytest.LogCaptureFixture, order: str, m: int = M) -> str:
+    """The method of the selected candidate."""
     caplog.clear(), LOG.clear()
     with caplog.at_level(logging.INFO, "gemmpipe.runtime"):
         gemm_a8w8_blockscale(*_operands(order, m))
-    (said,) = [each.getMessage() for each in caplog.records if "torch method=" in each.getMessage()]
-    return said.partition("method=")[2].split()[0]
+    (message,) = [each.getMessage() for each in caplog.records if "torch method=" in each.getMessage()]
+    return message.partition("method=")[2].split()[0]
 
 
 def test_a_row_for_the_calls_own_layout_comes_before_one_for_both(
     tables: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     tables(_row("column"), _row(None))
-    assert [_answers(caplog, order) for order in ("row", "column")] == [METHODS[None], METHODS["column"]]
+    assert [_method(caplog, order) for order in ("row", "column")] == [METHODS[None], METHODS["column"]]
     tables(_row("column"), _row("row"), _row(None))
-    assert [_answers(caplog, order) for order in ("row", "column")] == [METHODS["row"], METHODS["column"]]
+    assert [_method(caplog, order) for order in ("row", "column")] == [METHODS["row"], METHODS["column"]]
     tables(_row(None))
-    assert _answers(caplog, "column") == METHODS[None]
+    assert _method(caplog, "column") == METHODS[None]
 
 
-def test_what_answered_stays_with_its_layout(tables: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_call_stays_with_its_layout(tables: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
     tables(_row("column"), _row("row"))
     expected = gemm_a8w8_blockscale(*_operands("row"))
     with caplog.at_level(logging.INFO, "gemmpipe.runtime"):
         for order in ("column", "row", "column"):
             torch.testing.assert_close(gemm_a8w8_blockscale(*_operands(order)), expected, atol=0.02, rtol=0.02)
-    said = [each.getMessage() for each in caplog.records if "torch method=" in each.getMessage()]
-    assert len(said) == 2, "each layout is looked up once"
-    assert [text.split(":")[1].rpartition(" ")[2] for text in said] == ["x_scale=row", "x_scale=column"]
+    message = [each.getMessage() for each in caplog.records if "torch method=" in each.getMessage()]
+    assert len(message) == 2, "each layout is looked up once"
+    assert [text.split(":")[1].rpartition(" ")[2] for text in message] == ["x_scale=row", "x_scale=column"]
 
 
-def test_one_row_of_scales_lies_in_both_layouts(tables: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
+def test_one_row_of_scales_has_both_layouts(tables: Callable[..., Path], caplog: pytest.LogCaptureFixture) -> None:
     tables(_row("column", 1), _row(None, 1))
-    assert _answers(caplog, "row", 1) == METHODS["column"]
+    assert _method(caplog, "row", 1) == METHODS["column"]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_how_scales_lie(shape: tuple[int, ...], stride: tuple[int, ...], orders:
     assert memory_orders(torch.empty_strided(shape, stride)) == orders
 
 
-def test_a_table_has_the_column_only_where_a_row_says_something(tables: Callable[..., Path]) -> None:
+def test_a_table_has_the_column_only_if_a_row_has_a_value(tables: Callable[..., Path]) -> None:
     header = render([_row(None)], FAMILY, ()).splitlines()[0]
     assert "x_scale" not in header.split(",")
     path = tables(_row(None), _row("row"))
@@ -118,7 +118,7 @@ def test_a_table_has_the_column_only_where_a_row_says_something(tables: Callable
     assert [each["x_scale"] for each in read(path, FAMILY)] == [None]
 
 
-def test_a_capture_says_how_scales_lay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_records_the_order_of_scales(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from gemmpipe.runtime.capture.recorder import recorder_for
 
     path = tmp_path / "captured.csv"

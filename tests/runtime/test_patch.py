@@ -1,4 +1,4 @@
-"""A model whose linear layers are dispatched, and then are not."""
+"""A model with dispatched linear layers, and the undo."""
 
 import copy
 import pickle
@@ -148,6 +148,6 @@ def test_a_hugging_face_model_from_a_config(row, table) -> None:
 
 
 @pytest.mark.parametrize("wrong", [3, None, nn.Linear])
-def test_what_is_no_module_is_told(wrong: object) -> None:
+def test_an_argument_that_is_no_module_is_reported(wrong: object) -> None:
     with pytest.raises(UserError, match=r"^patch: model is of type \w+, expected a torch.nn.Module$"):
         gemmpipe.patch(wrong)  # type: ignore[arg-type]

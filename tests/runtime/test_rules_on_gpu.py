@@ -1,4 +1,4 @@
-"""What answers on a GPU where nothing was tuned: the skinny kernel for one row of 16 bits, libraries for more."""
+"""Fallbacks on a GPU without a table: the skinny kernel for one row of 16 bits, libraries for more."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
 @pytest.fixture
 def steps(monkeypatch, caplog) -> Callable[[], str]:
-    """What the look-up said last."""
+    """The last step of the look-up."""
     monkeypatch.setenv("GEMMPIPE_LOG_SELECTION", "1")
     caplog.set_level("INFO", logger="gemmpipe.runtime")
     return lambda: [record.message for record in caplog.records][-1]
@@ -47,10 +47,10 @@ def test_one_row(steps, n: int, k: int, dtype: torch.dtype, bias: bool) -> None:
     given = operands(1, n, k, dtype, bias=bias)
     for _ in range(3):
         right(gemm_a16w16(*given), given)
-    assert "fallback: rules: skinny" in steps()
+    assert "fallback: defaults: skinny" in steps()
 
 
-def test_one_row_that_lies_anywhere() -> None:
+def test_one_row_with_any_layout() -> None:
     x, w, _ = operands(1, 1280, 2048, torch.bfloat16, bias=False)
     expected = gemm_a16w16(x, w)
     wide = torch.empty(1, 4096, device="cuda", dtype=x.dtype)[:, ::2].copy_(x)
@@ -67,7 +67,7 @@ def test_more_rows_are_a_librarys(steps) -> None:
     for m in (2, 16, 300):
         given = operands(m, 1280, 2048, torch.bfloat16, bias=False)
         right(gemm_a16w16(*given), given)
-        assert "fallback: rules: torch" in steps()
+        assert "fallback: defaults: torch" in steps()
 
 
 def test_one_row_in_a_graph_and_compiled() -> None:

@@ -1,4 +1,4 @@
-"""The padded M, against the rule written out again."""
+"""The padded M, compared with a second implementation of the rule."""
 
 from gemmpipe.runtime.select import coarsely_padded, finely_padded, padding_levels
 

@@ -1,4 +1,4 @@
-"""Several devices in one process: each call runs where its operands lie, by that device's rows, and nothing moves."""
+"""Several devices in one process: each call runs on its operands' device, with that device's rows."""
 
 import json
 import threading
@@ -46,7 +46,7 @@ def row(device: Device, libtype: str, knobs: dict[str, Scalar], **others: Scalar
 
 @pytest.fixture
 def write(tmp_path, monkeypatch) -> Iterator[WriteRows]:
-    """One table with these rows; two GPUs of a kind have one row."""
+    """One table with these rows; two GPUs of one model share a row."""
 
     def made(*rows: dict[str, Scalar], family: str = "a16w16") -> None:
         unique = {(each["gfx"], each["cu_num"]): each for each in rows}
@@ -78,7 +78,7 @@ def right(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("place", [pytest.param("cpu"), pytest.param("cuda:0", marks=gpu)])
 def test_each_device_has_rows_of_its_own(write, place: str) -> None:
-    """The CPU's row answers on the CPU, a GPU's on that GPU, of one table in one process."""
+    """Of one table in one process, the CPU's row is used on the CPU, a GPU's on that GPU."""
     rows = [row(cpu_device(), "torch", {"method": "mm"})]
     write(*rows, *([row(gpu_device(0), "triton", {**TILES, "NUM_KSPLIT": 4})] if place != "cpu" else []))
     for each in dict.fromkeys(("cpu", place)):
@@ -111,7 +111,7 @@ def test_calls_on_two_gpus_in_turn_and_the_current_one_stays(write, libtype: str
 
 
 @two
-def test_a_weight_is_prepared_where_it_lies(write) -> None:
+def test_a_weight_is_prepared_on_its_device(write) -> None:
     eight: dict[str, Scalar] = {"dtype": "float8_e4m3fn"}
     write(*(row(gpu_device(index), "torch", COPY, **eight) for index in (0, 1)), family="a8w8_blockscale")
     given = [quantised(index) for index in (0, 1)]
@@ -164,7 +164,7 @@ def test_a_thread_a_gpu(write, splits: int) -> None:
 
 @two
 @pytest.mark.parametrize("splits", [1, 4])
-def test_a_graph_on_the_second_gpu_beside_calls_on_the_first(write, splits: int) -> None:
+def test_a_graph_on_the_second_gpu_during_calls_on_the_first(write, splits: int) -> None:
     write(*(row(gpu_device(index), "triton", {**TILES, "NUM_KSPLIT": splits}) for index in (0, 1)))
     given = [operands(f"cuda:{index}", seed=index) for index in (0, 1)]
     for x, w in given:

@@ -1,4 +1,4 @@
-"""Every winner of the shipped tables as a user launches it: through its entry point, on operands of its size."""
+"""Every winner of the shipped tables launched through its entry point, on operands of its size."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def call(family: Family, weights: Weights, inputs: Inputs) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", ["a16w16", "a8w8_blockscale"])
 def test_every_shipped_winner_is_right_at_run_time(name: str) -> None:
-    """Twice with other operands: what a call leaves in its workspace is not what the next one should find there."""
+    """Twice with other operands: the next call must not depend on the contents of the workspace."""
     family, device = load_family(name), gpu_device(0)
     listed = problems(family, device)
     if not listed:

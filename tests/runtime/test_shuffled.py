@@ -1,4 +1,4 @@
-"""16-bit weights in aiter's tiles: told by a word of the call, never read as rows."""
+"""16-bit weights in aiter's tiles: marked by an argument, never read as rows."""
 
 import pytest
 import torch
@@ -22,11 +22,11 @@ def test_each_layout_has_rows_and_forms_of_its_own(method: str, row, table, x, w
     for _ in range(2):
         _close(gemm_a16w16(x(3), tiles, bpreshuffle=True), x(3), w)
         _close(gemm_a16w16(x(3), w), x(3), w)
-        _close(gemm_a16w16(x(3), tiles), x(3), tiles)  # the same memory, taken for rows
+        _close(gemm_a16w16(x(3), tiles), x(3), tiles)  # the same memory, read as rows
     assert set(dispatch_report().values()) == {"exact"}
 
 
-def test_the_rules_answer_and_a_compiler_sees_an_operator(x, w) -> None:
+def test_the_fallback_runs_and_a_compiler_has_an_operator(x, w) -> None:
     tiles = preshuffle(w, TILES_16X16)
     flat = gemm_a16w16(x(2, 5), tiles, bpreshuffle=True)
     assert flat.shape == (2, 5, w.shape[0])
@@ -36,7 +36,7 @@ def test_the_rules_answer_and_a_compiler_sees_an_operator(x, w) -> None:
         _close(compiled(x(7)), x(7), w)
 
 
-def test_what_cannot_be_is_refused(x, w) -> None:
+def test_impossible_input_is_refused(x, w) -> None:
     tiles = preshuffle(w, TILES_16X16)
     with pytest.raises(UserError, match="a16w16 with bpreshuffle: products of a weight in tiles record no gradients"):
         gemm_a16w16(x(3), tiles.requires_grad_(), bpreshuffle=True)

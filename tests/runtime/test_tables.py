@@ -1,4 +1,4 @@
-"""Which files are asked, in which order, and what is said about them."""
+"""The files of tables, their order, and the warnings about them."""
 
 import sys
 from dataclasses import replace
@@ -24,7 +24,7 @@ def _found(m: int) -> tuple[str, str] | None:
     return (found[0].path.name, str(found[0].row["config"])) if found else None
 
 
-def test_each_layer_answers_for_what_those_before_it_leave_open(row, table, tmp_path, monkeypatch) -> None:
+def test_each_layer_has_the_keys_that_earlier_ones_lack(row, table, tmp_path, monkeypatch) -> None:
     user, shipped = tmp_path / "data" / "gemmpipe" / "tuned", tmp_path / "shipped"
     table(row(1, "torch", MM), path=tmp_path / "named.csv")
     table(row(1, "torch", COPY), row(2, "torch", COPY), path=user / NAME)
@@ -40,7 +40,7 @@ def test_each_layer_answers_for_what_those_before_it_leave_open(row, table, tmp_
     assert _found(5) is None
 
 
-def test_in_a_list_the_earlier_file_wins_and_what_clashes_is_named_once(
+def test_in_a_list_the_earlier_file_wins_and_conflicts_are_reported_once(
     row, table, tmp_path: Path, monkeypatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = table(row(1, "torch", MM), row(2, "torch", MM), path=tmp_path / "first.csv")
@@ -48,9 +48,9 @@ def test_in_a_list_the_earlier_file_wins_and_what_clashes_is_named_once(
     before = first.read_bytes(), second.read_bytes()
     monkeypatch.setenv("GEMMPIPE_CONFIG_A16W16", f"{first}:{second}")
     assert _found(1) == ("first.csv", '{"method": "mm"}')
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert said.startswith(f"gemmpipe: 1 keys of {second} are chosen differently in {first}")
-    assert "M=1 N=64 K=96" in said
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith(f"gemmpipe: 1 keys of {second} have other choices in {first}")
+    assert "M=1 N=64 K=96" in message
     assert _found(3) == ("b.csv", '{"method": "mm"}')
     assert (first.read_bytes(), second.read_bytes()) == before
 
@@ -61,15 +61,15 @@ def _all(m: int) -> list[tuple[str, str]]:
 
 
 def test_a_key_has_the_rows_of_all_files(row, table, tmp_path: Path, monkeypatch) -> None:
-    user, beside = tmp_path / "data" / "gemmpipe" / "tuned", "host interleaved shared_gpu"
+    user, shared = tmp_path / "data" / "gemmpipe" / "tuned", "host interleaved shared_gpu"
     first = table(row(1, "asm", {"kernelName": "x"}), path=tmp_path / "first.csv")
-    second = table(row(1, "flydsl", None), row(1, "ck", None, policy=beside), path=tmp_path / "second.csv")
+    second = table(row(1, "flydsl", None), row(1, "ck", None, policy=shared), path=tmp_path / "second.csv")
     table(row(1, "onednn", MM), path=user / NAME)
     table(row(1, "torch", MM), path=user / f"b_{NAME}")
     table(row(1, "torch", COPY), path=tmp_path / "shipped" / NAME)
     monkeypatch.setenv("GEMMPIPE_CONFIG_A16W16", f"{first}:{second}")
     alone = [("first.csv", "asm"), ("second.csv", "flydsl"), (NAME, "onednn"), (f"b_{NAME}", "torch"), (NAME, "torch")]
-    assert _all(1) == [*alone, ("second.csv", "ck")], "what was timed beside other work comes last"
+    assert _all(1) == [*alone, ("second.csv", "ck")], "provisional rows come last"
 
 
 def test_a_row_that_cannot_run_gives_way_within_a_variable_and_a_folder(
@@ -87,7 +87,7 @@ def test_a_row_that_cannot_run_gives_way_within_a_variable_and_a_folder(
     assert set(dispatch_report().values()) == {"exact"}
 
 
-def test_files_whose_name_goes_on_are_found(row, table, tmp_path: Path) -> None:
+def test_files_with_a_longer_name_are_found(row, table, tmp_path: Path) -> None:
     user = tmp_path / "data" / "gemmpipe" / "tuned"
     names = [NAME, "a_bf16_tuned_gemm_fp4.csv", "b_bf16_tuned_gemm.csv", "bf16_tuned_gemm_qwen3.5_397b.csv"]
     others = ["bf16_tuned_gemmx.csv", "bf16_untuned_gemm_a.csv", "xbf16_tuned_gemm.csv", ".a_bf16_tuned_gemm.csv"]
@@ -130,7 +130,7 @@ def test_aiters_names_of_a_table_are_read(name: str, row, table, tmp_path: Path,
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("AITER_CONFIG_GROUPED_FMOE", "names a table of none of the families here, and is not read"),
         ("HIP_ONLINE_TUNING", "GEMMPIPE_ONLINE_TUNING=1"),
@@ -139,19 +139,19 @@ def test_aiters_names_of_a_table_are_read(name: str, row, table, tmp_path: Path,
         ("GEMM_A4W4_BLOCKWISE_HIP_CLANG_PATH", "Triton brings its compiler"),
     ],
 )
-def test_what_aiters_other_variables_are_here_is_told_once(name: str, said: str, monkeypatch, caplog) -> None:
+def test_aiters_other_variables_are_reported_once(name: str, message: str, monkeypatch, caplog) -> None:
     monkeypatch.setattr(LOG, "_warned", set())
     monkeypatch.setenv(name, "1")
     load_tables(FAMILY), load_tables(load_family("fmoe"))
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith(f"gemmpipe: {name} ")
-    assert said in line
+    assert message in line
 
 
-def test_rows_timed_beside_other_work_come_after_all_others(row, table, tmp_path, monkeypatch) -> None:
+def test_rows_timed_on_a_shared_gpu_come_after_all_others(row, table, tmp_path, monkeypatch) -> None:
     user, shipped = tmp_path / "data" / "gemmpipe" / "tuned", tmp_path / "shipped"
-    beside = "host interleaved shared_gpu"
-    table(row(1, "torch", COPY, policy=beside), row(2, "torch", COPY, policy=beside), path=user / NAME)
+    shared = "host interleaved shared_gpu"
+    table(row(1, "torch", COPY, policy=shared), row(2, "torch", COPY, policy=shared), path=user / NAME)
     table(row(2, "torch", MM, policy="host interleaved"), path=user / f"dsv3_{NAME}")
     table(row(1, "torch", MM, policy="host interleaved"), path=shipped / NAME)
     assert _found(1) == (NAME, '{"method": "mm"}'), "the shipped row was timed alone"
@@ -170,18 +170,18 @@ def test_a_table_that_cannot_be_read_costs_a_warning(row, table, tmp_path, monke
 
 
 @pytest.mark.parametrize("name", ["A16W17", "a16w16", "GEMM_A16W16"])
-def test_a_misspelt_variable_is_told_once(name: str, monkeypatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_misspelt_variable_is_reported_once(name: str, monkeypatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(LOG, "_warned", set())
     monkeypatch.setenv(f"GEMMPIPE_CONFIG_{name}", "table.csv")
     load_tables(FAMILY), load_tables(load_family("fmoe"))
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert said == (
-        f"gemmpipe: GEMMPIPE_CONFIG_{name} is the variable of no family, and is not read; "
-        "did you mean GEMMPIPE_CONFIG_A16W16?"
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message == (
+        f"gemmpipe: GEMMPIPE_CONFIG_{name}: not a variable of any family, ignored "
+        "(did you mean GEMMPIPE_CONFIG_A16W16?)"
     )
 
 
-def test_variables_of_families_of_ones_own_are_no_slips(
+def test_variables_of_the_users_own_families_are_not_misspelt(
     monkeypatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(LOG, "_warned", set())

@@ -49,7 +49,7 @@ def test_the_operator_keeps_torchs_rules(x, w) -> None:
     torch.library.opcheck(torch.ops.gemmpipe.product.default, operands)
 
 
-def test_who_looks_for_sizes_alone_leaves_nothing_behind(row, table, x, w) -> None:
+def test_shape_propagation_leaves_nothing_behind(row, table, x, w) -> None:
     table(row(4, "onednn", {"method": "float32_packed"}))
     for _ in range(2):  # before and after a call with memory
         with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():

@@ -1,4 +1,4 @@
-"""Forms of weights: made once, true to the weight, gone with it, never made inside a graph."""
+"""Prepared forms of weights: made once, valid for the weight, freed with it, never made inside a graph."""
 
 import gc
 import json
@@ -108,7 +108,7 @@ def test_inside_a_capture_nothing_is_prepared(x, w, monkeypatch, caplog) -> None
     agree(x(4), -w)
     held = dict(WEIGHT_CACHE.entries)
     monkeypatch.setattr("gemmpipe.runtime.binding.is_capturing", lambda device: True)
-    agree(x(4), w)  # its key is known, its weight is not
+    agree(x(4), w)  # its key has a call, its weight has no form
     agree(x(8), w)
     assert {**WEIGHT_CACHE.entries} == held
     assert [record.getMessage().count("captured in a graph before") for record in caplog.records] == [1, 1]
@@ -119,8 +119,8 @@ def test_inside_a_capture_nothing_is_prepared(x, w, monkeypatch, caplog) -> None
     assert len(dispatch_of("a16w16").calls) == kept + 1
 
 
-def test_scales_that_lie_where_others_lay_are_others() -> None:
-    """What is loaded anew is often put where the old one was, and nobody counts its changes."""
+def test_new_scales_at_the_address_of_old_ones_are_distinguished() -> None:
+    """Newly loaded scales often have the old address, and torch does not count their changes."""
     memory = bytearray(64)
     w, before = torch.ones(4, 4), torch.frombuffer(memory, dtype=torch.float32)
     candidate = Candidate.of("torch", {"method": "float32_copy"})
@@ -134,7 +134,7 @@ def test_scales_that_lie_where_others_lay_are_others() -> None:
     assert not WEIGHT_CACHE.entries
 
 
-@pytest.mark.parametrize("borrowed", [False, True])
+@pytest.mark.parametrize("graph_pool", [False, True])
 def test_a_form_is_complete_before_another_stream_can_find_it(
     monkeypatch: pytest.MonkeyPatch, graph_pool: bool
 ) -> None:
@@ -154,7 +154,9 @@ def test_a_form_is_complete_before_another_stream_can_find_it(
     for _ in range(2):
         cached_form(chosen, spec, weights, device, graph_pool=graph_pool)
     assert len(WEIGHT_CACHE.entries) == 1
-    assert happened == ([] if graph_pool else ["complete"]), "a borrowed one is made and waited for in its own thread"
+    assert happened == ([] if graph_pool else ["complete"]), (
+        "for a graph pool it is made and synchronised in another thread"
+    )
 
 
 FP8, SCALED = torch.float8_e4m3fn, {"N": 256, "K": 384, "outdtype": "bfloat16"}
@@ -162,7 +164,7 @@ FP8, SCALED = torch.float8_e4m3fn, {"N": 256, "K": 384, "outdtype": "bfloat16"}
 
 @pytest.fixture
 def scaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """A tuned row of a family whose candidate makes a bf16 copy."""
+    """A tuned row of a candidate that makes a bf16 copy."""
 
     def write(name: str, **key: object) -> None:
         device, path = cpu_device(), tmp_path / f"{name}.csv"
@@ -182,7 +184,7 @@ def test_rows_of_another_type_or_with_other_scales_want_nothing(scaled: Callable
     assert prepare_weight(w, by_block) == prepare_weight(w) == 0
     assert prepare_weight(w, by_row) == 1
     gemm_a8w8(torch.ones(4, 384).to(FP8), w, torch.ones(4, 1), by_row)
-    assert len(WEIGHT_CACHE.entries) == 1, "the call finds it, whatever shape its scales were given in"
+    assert len(WEIGHT_CACHE.entries) == 1, "the call finds it for any shape of its scales"
 
 
 @pytest.mark.parametrize("as_bytes", [False, True])
@@ -197,15 +199,18 @@ def test_weights_of_two_elements_a_byte_are_prepared(scaled: Callable[..., None]
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
-        (lambda: prepare_weight(3), "prepare: weight is of type int, expected a tensor"),
-        (lambda: prepare_weight(None), "prepare: weight is None, expected a tensor"),
-        (lambda: prepare_weight(torch.ones(2, 2), 7), "prepare: w_scale is of type int, expected a tensor or None"),
-        (lambda: release_prepared("x"), "forget: weight is of type str, expected a tensor"),
+        (lambda: prepare_weight(3), "prepare_weight: weight is of type int, expected a tensor"),
+        (lambda: prepare_weight(None), "prepare_weight: weight is None, expected a tensor"),
+        (
+            lambda: prepare_weight(torch.ones(2, 2), 7),
+            "prepare_weight: w_scale is of type int, expected a tensor or None",
+        ),
+        (lambda: release_prepared("x"), "release_prepared: weight is of type str, expected a tensor"),
     ],
 )
-def test_what_is_no_tensor_is_told(call: Callable[[], int], said: str) -> None:
+def test_an_argument_that_is_no_tensor_is_reported(call: Callable[[], int], message: str) -> None:
     with pytest.raises(UserError) as caught:
         call()
-    assert str(caught.value) == said
+    assert str(caught.value) == message

@@ -1,4 +1,4 @@
-"""Files that are small, and would be read for hours or take all memory: refused in a line at once."""
+"""Small files that would take hours or all memory to read: refused at once in one line."""
 
 import gzip
 import json
@@ -18,7 +18,7 @@ from gemmpipe.sources.records import LogShapes, TunableopShapes
 from gemmpipe.sources.table import CsvShapes
 
 pytestmark = pytest.mark.timeout(120)
-"""Each took minutes, or for ever; now it is about a second on a busy core."""
+"""Each took minutes or did not end; now it is about a second on a busy core."""
 MM = {"Input Dims": [[4, 4], [4, 4]], "Input type": ["c10::BFloat16"] * 2}
 SHAPE, CONFIG = "not found tuned config in", "Config file not found at "
 
@@ -71,7 +71,7 @@ CASES = [
 
 @pytest.fixture
 def refused() -> "Callable[[Callable[[], object]], str]":
-    """The one line that a call ends with."""
+    """The one-line error of a call."""
 
     def message(call: Callable[[], object]) -> str:
         with pytest.raises(UserError) as caught:
@@ -85,13 +85,19 @@ Refused = Callable[[Callable[[], object]], str]
 
 
 @pytest.mark.parametrize(
-    ("source", "name", "text", "said"), CASES, ids=[f"{type(c[0]).__name__}-{c[1]}" for c in CASES]
+    ("source", "name", "text", "message"), CASES, ids=[f"{type(c[0]).__name__}-{c[1]}" for c in CASES]
 )
 def test_a_small_file_is_refused(
-    source: CsvShapes, name: str, text: bytes | str, said: str, folder: Path, no_words: KernelDefaults, refused: Refused
+    source: CsvShapes,
+    name: str,
+    text: bytes | str,
+    message: str,
+    folder: Path,
+    no_words: KernelDefaults,
+    refused: Refused,
 ) -> None:
     (folder / "t").write_bytes(text if isinstance(text, bytes) else text.encode())
-    assert said in refused(lambda: source.problems(load_family("a16w16"), no_words, "sm_90"))
+    assert message in refused(lambda: source.problems(load_family("a16w16"), no_words, "sm_90"))
 
 
 @pytest.mark.parametrize("source", {type(c[0]): c[0] for c in CASES}.values(), ids=lambda source: type(source).__name__)

@@ -25,7 +25,7 @@ def test_any_key_column_and_its_aliases(sixteen: Family, no_words: KernelDefault
     assert (problem["bias"], problem["outdtype"], problem.layer) == (True, "float32", "head")
 
 
-def test_a_list_in_place_of_a_size_stands_for_each_of_its_values(blockscale: Family, no_words: KernelDefaults) -> None:
+def test_a_list_in_place_of_a_size_expands_to_each_of_its_values(blockscale: Family, no_words: KernelDefaults) -> None:
     items = [((512, 1024), 2048, 768), [1, [16, 32], 64]]
     assert [key[:3] for key in _keys(items, blockscale, no_words)] == [
         (512, 2048, 768),

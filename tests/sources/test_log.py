@@ -57,7 +57,7 @@ def test_each_line_once_at_every_m(tmp_path: Path) -> None:
     assert [p["M"] for p in made(tmp_path, "a8w8_blockscale", nsets="log")][:4] == [1, 2, 4, 8]
 
 
-def test_columns_that_lines_say(tmp_path: Path) -> None:
+def test_columns_from_log_lines(tmp_path: Path) -> None:
     wide = made(tmp_path, "a16w16")
     assert [tuple(v for _, v in p.key) for p in wide] == [
         (1024, 151936, 5120, True, "bfloat16", "float32", False, False)
@@ -79,7 +79,7 @@ def test_experts(tmp_path: Path) -> None:
         (32, 7168, 256, 256, 8, "QuantType.per_1x128"),
     ]
     with pytest.raises(
-        UserError, match=r"server.log:\d+ \(say shapes.model_dim= shapes.topk=\): column model_dim: no value"
+        UserError, match=r"server.log:\d+ \(set shapes.model_dim= shapes.topk=\): column model_dim: no value"
     ):
         made(tmp_path, "fmoe")
 
@@ -87,19 +87,19 @@ def test_experts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("nothing here\n", "no product of a8w8_blockscale there, expected a server's log$"),
+        ("nothing here\n", "no product of a8w8_blockscale found, expected a server's log$"),
         ("Config file not found at /x/M=1,device_name=A,dtype=fp8_w8a8.json\n", "server.log:1: .*begin with N= or E="),
         ("shape is M:1, N:2, not found tuned config in a.csv\n", "expected `shape is M:.., N:.., K:..` before it"),
         ("[fused_moe] using 1stage default for (304, 8, 4096)\n", "3 values of an untuned fused_moe"),
     ],
 )
-def test_mistakes_are_one_line(text: str, line: str, tmp_path: Path) -> None:
+def test_errors_are_one_line(text: str, line: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=line):
         made(tmp_path, "a8w8_blockscale", text)
 
 
 def test_captured_sizes_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no line tells captured batch sizes"):
+    with pytest.raises(UserError, match="no line contains captured batch sizes"):
         made(tmp_path, "a8w8_blockscale", LOG.partition("\n")[2], nsets="log")
     sglang = LOG.partition("\n")[2] + "[TP0] Capture cuda graph bs [1, 2, 24]\n"
     assert [p["M"] for p in made(tmp_path, "a8w8_blockscale", sglang, nsets="log")][:3] == [1, 2, 24]

@@ -1,4 +1,4 @@
-"""Hugging Face models without weights: their own modules, against our rules for the architectures both know."""
+"""Hugging Face models without weights: their modules compared with our rules for the same architectures."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -41,7 +41,7 @@ MIXED: Mapping[str, Mapping[str, object]] = {
         "moe_intermediate_size": 704,
     },
 }
-"""Where the class's own fields, or the first layers of its own, show one kind of layer alone."""
+"""Architectures with only one kind of layer in the class's default fields, or in their first layers."""
 
 
 def published(kind: str) -> dict[str, object]:
@@ -80,7 +80,7 @@ def test_our_rules_are_what_transformers_builds(kind: str) -> None:
 
 
 def found(cut: Callable[[], list[Linear]]) -> Counter[tuple[object, ...]] | None:
-    """What is cut, or None for what does not divide."""
+    """The sharded products, or None if a size does not divide."""
     try:
         return total(cut())
     except UserError:
@@ -116,14 +116,14 @@ def test_no_published_size_is_taken_for_a_count() -> None:
     [
         ({"model_type": None}, "no field 'model_type'"),
         ({"model_type": "lama"}, "has no 'lama'; did you mean"),
-        ({"hidden_size": "wide"}, "transformers builds no model of it"),
+        ({"hidden_size": "wide"}, "transformers cannot build the model"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers: 1000000000, expected at most 10000"),
         ({"n_layers": 10**9}, "n_layers: 1000000000, expected at most 10000"),
         ({"num_local_experts": 10**9}, "num_local_experts: 1000000000, expected at most 10000"),
         ({"num_experts": 10**4, "num_hidden_layers": 10**4}, "10000 experts in 10000 layers"),
     ],
 )
-def test_mistakes_are_one_line(
+def test_errors_are_one_line(
     change: Mapping[str, object], line: str, sixteen: Family, no_words: KernelDefaults
 ) -> None:
     with pytest.raises(UserError, match=line) as caught:
@@ -131,12 +131,12 @@ def test_mistakes_are_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_what_nothing_says_how_to_cut_is_refused() -> None:
+def test_a_module_without_a_sharding_rule_is_refused() -> None:
     heads = AttentionHeads(query=8, kv=8, width=64)
     odd = [WeightMatrix(name="model.layers.0.mixer.mystery", n=64, k=64, bias=False)]
     assert sharded_products(odd, heads, {}, 1, 1, 0, "here")[0].cut == "whole"
     assert sharded_products(odd, heads, {"mystery": "colwise"}, 2, 1, 0, "here")[0].n == 32
-    with pytest.raises(UserError, match=r"no rule how 'mixer.mystery' is cut over tp 2"):
+    with pytest.raises(UserError, match=r"no rule to shard 'mixer.mystery' over tp 2"):
         sharded_products(odd, heads, {}, 2, 1, 0, "here")
 
 
@@ -152,7 +152,7 @@ def test_what_nothing_says_how_to_cut_is_refused() -> None:
     ids=lambda field: next(iter(field)),
 )
 def test_a_config_fetches_no_code_and_takes_no_memory(field: Mapping[str, object]) -> None:
-    """`org/kernel` would be fetched from a hub, and run; a label is a string each."""
+    """`org/kernel` would be downloaded from a hub and run; each label is a string."""
     plain = source(published("llama")).linears(published("llama"), "x", batched=False)
     config = {**published("llama"), **field}
     assert source(config).linears(config, "x", batched=False) == plain

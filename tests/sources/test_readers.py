@@ -1,4 +1,4 @@
-"""Every file that products are read from: written and read back, and spoiled by one byte or cell."""
+"""Every file format of products: written and read back, and corrupted by one byte or cell."""
 
 import gzip
 import itertools
@@ -21,7 +21,7 @@ from gemmpipe.sources.table import CsvShapes
 
 NOTHING = KernelDefaults(dtype=None, out_dtype=None, bias=None)
 Product = tuple[int, int, int, str, bool, int]
-"""M, N, K, dtype, bias, how often."""
+"""M, N, K, dtype, bias, count."""
 Read = dict[tuple[object, ...], tuple[float, str]]
 """Key -> weight and layers."""
 
@@ -194,13 +194,13 @@ def test_one_cell_changes_one_row_or_is_refused(
 
 
 def check(reading: Callable[[], Read], before: Read) -> None:
-    """Refused in one line, or one row is another one: it may be there already, and equal ones may stay behind."""
-    said, after = "", dict(before)
+    """Refused in one line, or one row changes: into an existing one, or one of several equal ones."""
+    message, after = "", dict(before)
     try:
         after = reading()
     except UserError as error:
-        said = str(error)
-    assert "\n" not in said
+        message = str(error)
+    assert "\n" not in message
     assert len({key for key, _ in before.items() ^ after.items()}) <= 2
     assert len(after.keys() - before.keys()) <= 1
 
@@ -214,13 +214,13 @@ def check(reading: Callable[[], Read], before: Read) -> None:
         ("familz,M,N,K,bias,op,layout", "no such column 'familz'"),
     ],
 )
-def test_a_column_that_is_nearly_one_is_said(header: str, line: str, tmp_path: Path) -> None:
+def test_a_misspelt_column_is_reported(header: str, line: str, tmp_path: Path) -> None:
     (tmp_path / "seen.csv").write_text(f"{header}\n{','.join('1' for _ in header.split(','))}\n")
     with pytest.raises(UserError, match=line):
         read(csv_source, tmp_path / "seen.csv")
 
 
-def test_a_family_that_is_nearly_one_is_said(tmp_path: Path) -> None:
+def test_a_misspelt_family_is_reported(tmp_path: Path) -> None:
     (tmp_path / "seen.csv").write_text("family,M,N,K\na16w16,1,2,3\na16w17,1,2,3\n")
     with pytest.raises(UserError, match=r"seen.csv:3: column family: 'a16w17'; did you mean 'a16w16'"):
         read(csv_source, tmp_path / "seen.csv")

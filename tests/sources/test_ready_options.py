@@ -1,4 +1,4 @@
-"""The models that come ready: each gives the products that engines run, for every kernel that computes some of it."""
+"""The shipped models: each gives the products that engines run, for every kernel with any of them."""
 
 import pytest
 import yaml
@@ -47,7 +47,7 @@ EXPECTED = {
     },
     "llama70b": {"a8w8_blockscale": {(1280, 8192, 80), (8192, 1024, 80), (7168, 8192, 80), (8192, 3584, 80)}},
 }
-EXPERTS = {  # model_dim, inter_dim, experts of a device, topk, layers
+EXPERTS = {  # model_dim, inter_dim, experts per device, topk, layers
     "deepseek_v3": (7168, 256, 256, 8, 58),
     "kimi_k2": (7168, 256, 384, 8, 60),
     "qwen3_30b_a3b": (2048, 768, 128, 8, 48),

@@ -1,4 +1,4 @@
-"""Problems from CSV tables as they are really out there."""
+"""Problems from real CSV tables."""
 
 import functools
 from pathlib import Path
@@ -157,11 +157,11 @@ def test_aiters_untuned_tables_of_every_family(
     assert tuple(value for _, value in problem.key)[: len(key)] == key
 
 
-def test_rows_of_other_kernels_are_said(table: Path, blockscale: Family, no_words: KernelDefaults) -> None:
+def test_rows_of_other_kernels_are_reported(table: Path, blockscale: Family, no_words: KernelDefaults) -> None:
     mine = f"{blockscale.name},1,16,32,5\n"
     table.write_text(f"family,M,N,K,count\n{mine}other,1,8,8,2\na16w16,4,8,8,3\nother,2,8,8,1\n")
     source = read(path=str(table))
-    for _ in range(2):  # counted anew
+    for _ in range(2):  # counts start again
         assert [p.weight for p in source.problems(blockscale, no_words, "sm_90")] == [5.0]
         assert source.left_out(blockscale, no_words, "sm_90") == "3 of a16w16, 3 of other"
     table.write_text(table.read_text().replace(mine, ""))
@@ -169,7 +169,7 @@ def test_rows_of_other_kernels_are_said(table: Path, blockscale: Family, no_word
         source.problems(blockscale, no_words, "sm_90")
 
 
-def test_bad_rows_are_left_out_where_that_is_asked_for(tmp_path: Path) -> None:
+def test_bad_rows_are_left_out_on_request(tmp_path: Path) -> None:
     path, words = tmp_path / "t.csv", KernelDefaults(dtype=None, out_dtype=None, bias=None)
     path.write_text("M,N,K\n8,32,64\neight,32,64\n-1,32,64\n16,32,64\n")
     family = load_family("a16w16")

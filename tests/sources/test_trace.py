@@ -1,4 +1,4 @@
-"""Profiler traces: nested operators once, someone's own operators, times of kernels, and what spoils a trace."""
+"""Profiler traces: nested operators once, custom operators, times of kernels, and corrupt traces."""
 
 import gzip
 import json
@@ -106,7 +106,7 @@ def test_engines_own_operators(tmp_path: Path) -> None:
             *blocks,
             **{"Concrete Inputs": [*[""] * 4, "[]", "15"]},
         ),
-        op("aten::mm", 2, 3, (BF16, [7, 512]), (BF16, [512, 384])),  # within: how it is done is nobody's product
+        op("aten::mm", 2, 3, (BF16, [7, 512]), (BF16, [512, 384])),  # within: a part of the outer product
         op(
             "_C::cutlass_scaled_mm",
             10,

@@ -58,10 +58,10 @@ def test_batched_and_scaled(tmp_path: Path) -> None:
         ("GemmTunableOp_BFloat16_TN,tn_64_2_32_B_4\n", "expected _B_ for batched products"),
         ("GemmTunableOp_BFloat17_TN,tn_64_2_32\n", "'GemmTunableOp_BFloat17_TN', expected Gemm or"),
         ("GemmTunableOp_BFloat16_TN,tn_0_2_32\n", "column N: 0, expected a whole number"),
-        ("GemmTunableOp_double_TN,tn_1_2_32\n", "no product of a16w16 there, but 1 of other"),
+        ("GemmTunableOp_double_TN,tn_1_2_32\n", "no product of a16w16 found, but 1 of other"),
     ],
 )
-def test_mistakes_are_one_line(text: str, line: str, tmp_path: Path) -> None:
+def test_errors_are_one_line(text: str, line: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=line) as caught:
         made(tmp_path, "a16w16", text)
     assert "\n" not in str(caught.value)

@@ -76,7 +76,7 @@ def test_files_that_do_not_help_say_why(context: Any, tmp_path: Path) -> None:
     cases = {
         "2 for other devices, no N=1280,K=1024,device_name=NVIDIA_H200": others,
         "file: no N=1280,K=1024": [tmp_path / "N=1,K=1.json"],
-        "BLOCK_SIZE_K 256 spans more than a group": [_file(wrong, "A", m8={"BLOCK_SIZE_K": 256})],
+        "BLOCK_SIZE_K 256 does not fit into a group": [_file(wrong, "A", m8={"BLOCK_SIZE_K": 256})],
     }
     for reason, files in cases.items():
         [found] = entries.engine_entries("vllm", files, Vllm(device_name=None), _listing(context, 8), context)

@@ -1,4 +1,4 @@
-"""Which row stays: every rule of the merge, one row each."""
+"""The kept row of a merge: every rule, one case each."""
 
 import re
 
@@ -18,13 +18,13 @@ def _row(**values: object) -> Row:
     [
         ({}, {"libtype": "torch", "us": 9.0}, "new", "10 us before, 9 us now"),
         ({}, {"libtype": "torch", "us": 10.0}, "old", "10 us before, 10 us now"),
-        ({}, {"libtype": "torch", "us": 9.95}, "old", "1 % asked for"),
-        ({"us": 0.0}, {"libtype": "torch"}, "new", "the old row has no time"),
-        ({}, {"libtype": "torch", "us": None}, "old", "the new row has no time"),
+        ({}, {"libtype": "torch", "us": 9.95}, "old", "1 % required"),
+        ({"us": 0.0}, {"libtype": "torch"}, "new", "the old row has no measured time"),
+        ({}, {"libtype": "torch", "us": None}, "old", "the new row has no measured time"),
         ({"policy": ""}, {"libtype": "torch", "us": 11.0}, "new", "different policies.*cannot be compared"),
-        ({}, {"libtype": "torch", "us": 9.0, "policy": "p shared_gpu"}, "old", "the new one was timed on a shared GPU"),
-        ({"policy": "p shared_gpu"}, {"libtype": "torch", "us": 11.0}, "new", "the old one was timed on a shared GPU"),
-        ({}, {"libtype": "torch", "us": 11.0, "incumbent_us": 12.0}, "new", "raced against the old choice at 12.0 us"),
+        ({}, {"libtype": "torch", "us": 9.0, "policy": "p shared_gpu"}, "old", "the new row was timed on a shared GPU"),
+        ({"policy": "p shared_gpu"}, {"libtype": "torch", "us": 11.0}, "new", "the old row was timed on a shared GPU"),
+        ({}, {"libtype": "torch", "us": 11.0, "incumbent_us": 12.0}, "new", "timed against the old choice at 12.0 us"),
     ],
 )
 def test_rules(old: dict[str, object], new: dict[str, object], kept: str, reason: str, blockscale: Family) -> None:

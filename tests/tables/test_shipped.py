@@ -38,4 +38,6 @@ def test_every_row_names_a_kernel_that_is_still_the_same(name: str) -> None:
         for implementation in own:
             assert implementation.unsupported_reason(spec, candidate.knobs, device) is None, row
             assert implementation.kernel_name(candidate.knobs) == row["kernelName"], row
-            assert usable_candidate(family, row, spec, device).candidate == candidate, "the run time takes it as it is"
+            assert usable_candidate(family, row, spec, device).candidate == candidate, (
+                "the run time uses the row unchanged"
+            )

@@ -1,4 +1,4 @@
-"""Tuned tables on disk: what is read, what is refused, what a merge leaves standing."""
+"""Tuned tables on disk: reading, refusing, and merging."""
 
 import json
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def _row(**values: object) -> Row:
 
 def _update(path: Path, family: Family, rows: list[Row], run_id: str = "r1", sort: bool = False) -> None:
     facts = {"torch": "2.13"}
-    store.update(path, family, rows, sort=sort, min_improvement_pct=0.0, run_id=run_id, provenance=facts, tell=print)
+    store.update(path, family, rows, sort=sort, min_improvement_pct=0.0, run_id=run_id, provenance=facts, warn=print)
 
 
 def test_aiters_header(tmp_path: Path, blockscale: Family) -> None:
@@ -39,15 +39,15 @@ def test_aiters_header(tmp_path: Path, blockscale: Family) -> None:
     assert row["err_ratio"] == pytest.approx(0.005)
 
 
-def test_gfx_is_inferred_or_asked_for(tmp_path: Path, blockscale: Family) -> None:
+def test_gfx_is_inferred_or_required(tmp_path: Path, blockscale: Family) -> None:
     path = tmp_path / "t.csv"
     path.write_text("cu_num,m,n,k,us\n304,1,2,3,4\n80,1,2,3,4\n256,1,2,3,4\n132,1,2,3,4\n")
     assert [row["gfx"] for row in store.read(path, blockscale)] == ["gfx942", "gfx942", "gfx950", "sm_90"]
     path.write_text("cu_num,M,N,K,us\n96,1,2,3,4\n")
-    with pytest.raises(UserError, match=r"t.csv:2: no gfx, and cu_num 96 does not tell; add a column gfx"):
+    with pytest.raises(UserError, match=r"t.csv:2: no gfx, and not known from cu_num 96; add a column gfx"):
         store.read(path, blockscale)
     path.write_text("gfx,M,N,K,us\ngfx950,1,2,3,4\ngfx942,1,2,3,4\n")
-    with pytest.raises(UserError, match=r"t.csv:3: no cu_num, and gfx gfx942 does not tell"):
+    with pytest.raises(UserError, match=r"t.csv:3: no cu_num, and not known from gfx gfx942"):
         store.read(path, blockscale)
 
 
@@ -65,12 +65,12 @@ def test_rows_without_a_time_cannot_win(tmp_path: Path, blockscale: Family) -> N
     table = store.load(path, blockscale)
     assert table.rows == []
     assert [reason for _, reason in table.refused] == [
-        f"{path}:2: us is 0.0, no time that was measured",
-        f"{path}:3: us is None, no time that was measured",
-        f"{path}:4: us is 1e-300, no time that was measured",
-        f"{path}:5: us is 1e+300, no time that was measured",
-        f"{path}:6: us is None, no time that was measured",
-        f"{path}:7: us is -1.0, no time that was measured",
+        f"{path}:2: us is 0.0, not a measured time",
+        f"{path}:3: us is None, not a measured time",
+        f"{path}:4: us is 1e-300, not a measured time",
+        f"{path}:5: us is 1e+300, not a measured time",
+        f"{path}:6: us is None, not a measured time",
+        f"{path}:7: us is -1.0, not a measured time",
     ]
     _update(path, blockscale, [_row(us=99.0)])
     assert [(row["M"], row["us"]) for row in store.read(path, blockscale)] == [(1, 99.0)]
@@ -81,13 +81,13 @@ def test_rows_without_a_time_cannot_win(tmp_path: Path, blockscale: Family) -> N
     ("text", "line"),
     [
         (HEADER + "sm_90,132,1,x,3,triton,0,0,1,n,0,0,0\n", "t.csv:2: column N: 'x', expected a whole number"),
-        (HEADER + "sm_90,132,1,2,3,triton,0,0,fast,n,0,0,0\n", "column us: 'fast', expected a number; mend or delete"),
+        (HEADER + "sm_90,132,1,2,3,triton,0,0,fast,n,0,0,0\n", "column us: 'fast', expected a number; fix or delete"),
         (HEADER + "sm_90,132,1,2,3,triton,0,0\n", "t.csv:2: 8 cells, expected 13"),
         (HEADER + "sm_90,132,1,2,3,triton,0,0,1e999,n,0,0,0\n", "column us: '1e999'"),
         (HEADER + "sm_90,many,1,2,3,triton,0,0,1,n,0,0,0\n", "column cu_num: 'many'"),
         ("gfx,cu_num,M,N,us\n", "t.csv:1: no column 'K'"),
         ("gfx,cu_num,M,N,K\n", "t.csv:1: no column 'us'"),
-        ("gfx,cu_num,M,N,K,us,us\n", "column 'us' is there twice"),
+        ("gfx,cu_num,M,N,K,us,us\n", "duplicate column 'us'"),
         ("", "t.csv:1: no header"),
         ("gfx,cu_num,M,N,K,libtype,us,config\nsm_90,132,1,2,3,torch,4,{x\n", "column config: '{x', expected the knobs"),
     ],
@@ -231,7 +231,7 @@ def test_a_changed_byte_is_refused_or_changes_one_cell(
         assert sum(old[name] != new[name] for name in old) == 1
 
 
-def test_a_misspelt_column_is_asked_about(tmp_path: Path, blockscale: Family) -> None:
+def test_a_misspelt_column_is_suggested(tmp_path: Path, blockscale: Family) -> None:
     path = tmp_path / "t.csv"
     path.write_text(HEADER.replace("libtype", "libtyp"))
     with pytest.raises(UserError, match=r"t.csv:1: no column 'libtyp'; did you mean 'libtype'"):

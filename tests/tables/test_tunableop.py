@@ -74,9 +74,9 @@ def test_sixteen_bits(tmp_path: Path, mi300x: Device) -> None:
     assert (scaled["dtype"], scaled["outdtype"], scaled["scaleAB"]) == ("float8_e4m3fnuz", "bfloat16", True)
     assert last["bias"] is True
     assert found.left_out == {
-        "a solution of Rocblas, which no backend here asks for": 1,
+        "a solution of Rocblas, which no backend here offers": 1,
         "operands stored as NN, not x [M, K] and w [N, K]": 1,
-        "rows that are not one after the other": 1,
+        "rows that are not contiguous": 1,
         "no product of a16w16": 3,
     }
 
@@ -112,7 +112,7 @@ def test_cublaslts_algorithms(tmp_path: Path, h200: Device) -> None:
     assert (scaled["libtype"], scaled["granularity"]) == ("scaled_mm", "row")
     without = _read(CUDA.replace("CUBLASLT_VERSION", "OTHER"), "a16w16", h200, tmp_path)
     assert without.rows == []
-    assert without.left_out["cuBLASLt's algorithm without CUBLASLT_VERSION, whose it is"] == 1
+    assert without.left_out["cuBLASLt's algorithm without CUBLASLT_VERSION, which defines it"] == 1
 
 
 def test_what_is_read_is_a_native_table(tmp_path: Path, mi300x: Device) -> None:
@@ -156,8 +156,8 @@ def test_they_are_inputs_of_a_merge(folder: Path, capsys: pytest.CaptureFixture[
         (16, "gfx942", 304, "hipblaslt", 20.0, "tunableop"),
         (64, "gfx942", 304, "torch", 9.8, "tunableop"),
     }
-    said = capsys.readouterr().out
-    assert "load: tunableop_results0.csv: 1 left out: a solution of Rocblas, which no backend here asks for" in said
+    message = capsys.readouterr().out
+    assert "load: tunableop_results0.csv: 1 left out: a solution of Rocblas, which no backend here offers" in message
 
 
 @pytest.mark.usefixtures("own_locks")
@@ -169,8 +169,8 @@ def test_where_there_is_no_gpu(folder: Path, capsys: pytest.CaptureFixture[str],
     assert "load: rocm.csv: taken for tuned on AMD Instinct MI300X, 304 units of gfx942" in capsys.readouterr().out
     table = folder / "out" / "bf16_tuned_gemm.csv"
     assert {row["gfx"] for row in store.read(table, load_family("a16w16"))} == {"gfx942"}
-    said = refusal("merge", "kernel=a16w16", "inputs=[cuda.csv]", "output=out")
-    assert said == "cuda.csv: no GPU here and none named there, expected target= with what it was tuned on: sm_90"
+    message = refusal("merge", "kernel=a16w16", "inputs=[cuda.csv]", "output=out")
+    assert message == "cuda.csv: no GPU here and none named there, expected target= with what it was tuned on: sm_90"
     assert "target: sm_90, gfx942, expected the one" in refusal(
         "merge", "kernel=a16w16", "inputs=[cuda.csv]", "target=[sm_90,gfx942]"
     )
@@ -205,6 +205,6 @@ def test_a_changed_byte_is_refused_or_changes_one_row(
     except UserError as error:
         assert "\n" not in str(error)  # noqa: PT017
         return
-    # The product that is there twice may come apart into two.
+    # The product with two lines may become two products.
     assert len([row for row in before if row not in after]) <= 1
     assert len([row for row in after if row not in before]) <= 2

@@ -1,4 +1,4 @@
-"""The script of docs/python_api.md runs word for word."""
+"""The script of docs/python_api.md runs unchanged."""
 
 import json
 import re

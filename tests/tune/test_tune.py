@@ -1,4 +1,4 @@
-"""The Python API with real callables on the CPU: choices, failures survived, files, what scripts count on."""
+"""The Python API with real callables on the CPU: choices, survived failures, files, and scripts' assumptions."""
 
 import json
 import logging
@@ -27,11 +27,11 @@ from gemmpipe.tune.measuring import Mismatch, measure, nan_filled_memory
 
 Config = dict[str, Any]
 
-torch.set_num_threads(1)  # tests run beside each other: threads that wait for a core make launches look long
+torch.set_num_threads(1)  # tests run in parallel: threads that wait for a core would lengthen launches
 
 
 def _product(m: int = 16, n: int = 48, k: int = 256) -> Callable[[Config], tuple[Callable[[], torch.Tensor], object]]:
-    """A factory as scripts have them: `BLOCK_K` says in how many pieces K is summed up, `kind` what goes wrong."""
+    """A factory as in scripts: `BLOCK_K` is the number of parts of the sum over K, `kind` the failure."""
     generator = torch.Generator().manual_seed(1)
     x, w = torch.randn(m, k, generator=generator), torch.randn(n, k, generator=generator)
 
@@ -134,7 +134,7 @@ def test_refusals_are_survived(kind: str) -> None:
     assert benchmark_config(greedy, torch.zeros(1)) == math.inf
 
 
-def test_no_launch_is_the_callers_mistake() -> None:
+def test_no_launch_is_the_callers_error() -> None:
     with pytest.raises(UserError, match=r"^num_iters: 0, expected a whole number from 1$"):
         benchmark_config(lambda: torch.zeros(1), torch.zeros(1), num_iters=0)
     with pytest.raises(UserError, match=r"^num_iters: 0"):
@@ -148,13 +148,13 @@ def test_every_launch_is_compared() -> None:
         calls.append(1)
         return torch.full((4,), float(len(calls) == 8))
 
-    with pytest.raises(Mismatch, match="wrong in one of its launches"):
+    with pytest.raises(Mismatch, match="wrong in one launch"):
         measure(run, torch.zeros(4), num_iters=10, atol=1e-2, rtol=1e-2)
     assert len(calls) == 15  # 5 to warm up, 10 timed
 
 
 @pytest.mark.parametrize(
-    ("output", "truth", "said"),
+    ("output", "truth", "message"),
     [
         (torch.zeros(2), torch.zeros(3), "shape"),
         (torch.zeros(2), torch.zeros(2, dtype=torch.bfloat16), "dtype"),
@@ -166,8 +166,8 @@ def test_every_launch_is_compared() -> None:
         (torch.tensor([1, 2]), torch.tensor([1, 3]), "not equal|not close"),
     ],
 )
-def test_what_is_no_match(output: object, truth: object, said: str) -> None:
-    with pytest.raises(Mismatch, match=said):
+def test_what_is_no_match(output: object, truth: object, message: str) -> None:
+    with pytest.raises(Mismatch, match=message):
         measure(lambda: output, truth, num_iters=1, atol=1e-2, rtol=1e-2)
 
 
@@ -233,13 +233,13 @@ def test_results_are_sorted_into_buckets(tmp_path: Path, caplog: pytest.LogCaptu
 def test_other_buckets(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     found = _save(tmp_path, [16, 32, 64, 100, 128, 300], buckets="atomic")
     assert list(found) == ["small", "medium_M32", "medium_M64", "medium_M128", "xlarge"]
-    assert caplog.messages == ["M=100: {'BLOCK_SIZE_M': 100} has no place in a bucket"]
+    assert caplog.messages == ["M=100: {'BLOCK_SIZE_M': 100} fits no bucket"]
     assert list(_save(tmp_path, [1, 3, 9000], buckets="m_leq")) == ["M_LEQ_1", "M_LEQ_4", "any"]
     with pytest.raises(UserError, match=r"^buckets: 'aitre'"):
         _save(tmp_path, [1], buckets="aitre")
 
 
-def test_a_bucket_that_asks_for_a_value_is_tuned_over_what_has_it(
+def test_a_bucket_with_a_required_value_is_tuned_over_configs_that_have_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen: dict[int, list[int]] = {}
@@ -258,12 +258,16 @@ def test_a_bucket_that_asks_for_a_value_is_tuned_over_what_has_it(
         "medium_M64": 64,
         "large": 64,
     }
-    assert caplog.messages == ["M=128: no configuration of the search space has BLOCK_SIZE_M=128, as medium_M128 asks"]
+    assert caplog.messages == [
+        "M=128: no configuration of the search space has BLOCK_SIZE_M=128, as medium_M128 requires"
+    ]
 
 
 @pytest.mark.parametrize("tag", ["MINE", "A8W8BLOCKSCALE-N=1024-K=1024", "FMOE", 3])
 def test_without_a_function_the_tag_names_a_family(tag: Any, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^tag: .* begins with no family's tag, expected one of A16W16, .* or tune="):
+    with pytest.raises(
+        UserError, match=r"^tag: .* does not begin with a family's tag, expected one of A16W16, .* or tune="
+    ):
         tune_and_save_configs([1], 48, 64, torch.bfloat16, [], tmp_path, "gfx942", tag)
 
 
@@ -277,24 +281,24 @@ def test_without_a_function_the_tag_names_a_family(tag: Any, tmp_path: Path) -> 
         ("BATCHED_A16W16-B=16-N=512-K=128", "batched_bf16"),
     ],
 )
-def test_a_tag_names_the_family_whose_files_have_it(tag: str, family: str) -> None:
+def test_a_tag_names_the_family_with_such_files(tag: str, family: str) -> None:
     assert family_of_tag(tag).name == family
 
 
 @pytest.mark.parametrize(
-    ("tag", "dtype", "said"),
+    ("tag", "dtype", "message"),
     [
         ("A16W16", "bfloat17", "'bfloat17', expected a dtype"),
         ("BATCHED_A16W16", torch.bfloat16, "tag: column B: no value"),
         ("A8W8", torch.int64, "'int64', expected a dtype"),
     ],
 )
-def test_what_is_no_product_of_the_family_is_told(tag: str, dtype: Any, said: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=said):
+def test_no_product_of_the_family_is_reported(tag: str, dtype: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
         tune_and_save_configs([1], 48, 64, dtype, [{}], tmp_path, "gfx942", tag)
 
 
-def test_the_architecture_is_the_word_of_files_and_tables() -> None:
+def test_the_architecture_is_named_as_in_files_and_tables() -> None:
     expected = gpu_device(0).gfx if torch.cuda.is_available() else cpu_device().gfx
     assert gemmpipe.get_arch() == expected
 
@@ -307,7 +311,7 @@ def test_nothing_valid_writes_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.json"))
 
 
-def test_what_was_found_until_tune_failed_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_configs_found_before_a_failure_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def tune(m: int, *rest: object) -> Any:
         if m == 512:
             raise KeyboardInterrupt
@@ -315,7 +319,7 @@ def test_what_was_found_until_tune_failed_is_said(tmp_path: Path, caplog: pytest
 
     with pytest.raises(KeyboardInterrupt):
         tune_and_save_configs([512, 16], 48, 64, torch.bfloat16, [], tmp_path, "gfx942", "X", tune)
-    assert caplog.messages == ["stopped at M=512; found until then: {'small_M': {'BLOCK_SIZE_M': 16}}"]
+    assert caplog.messages == ["stopped at M=512; found so far: {'small_M': {'BLOCK_SIZE_M': 16}}"]
     with pytest.raises(UserError, match=r"^tune: None returned for M=32, expected a configuration"):
         tune_and_save_configs([16, 32], 48, 64, torch.bfloat16, [], tmp_path, "gfx942", "X", tune)
 
@@ -356,7 +360,7 @@ def test_on_a_gpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "said"),
+    ("call", "message"),
     [
         (lambda: tune_kernel({"A": [1]}, print), r"search_space: \{'A': \[1\]\}, expected a list of configurations"),
         (lambda: tune_kernel(3, print), "search_space: 3, expected a list"),
@@ -368,7 +372,7 @@ def test_on_a_gpu() -> None:
         (lambda: tune_and_save_configs(["a"], 3, 3, "x", [], "", "d", "t", print), r"batch_sizes: \['a'\], expected"),
     ],
 )
-def test_arguments_of_the_wrong_kind_are_told_in_a_line(call: Callable[[], object], said: str) -> None:
-    with pytest.raises(UserError, match=f"^{said}") as caught:
+def test_arguments_of_the_wrong_type_are_reported_in_a_line(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(UserError, match=f"^{message}") as caught:
         call()
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""`python -m gemmpipe.capture script.py args...`: any PyTorch program, unedited, with its products counted."""
+"""`python -m gemmpipe.capture script.py args...`: run an unmodified PyTorch program and count its products."""
 
 import logging
 import os
@@ -25,10 +25,10 @@ _USAGE = (
 def main(argv: Sequence[str]) -> None:
     """Run a script or `-m module` with its own arguments.
 
-    Raises UserError, and EnvironmentProblem when what was captured cannot be written; what the program raises rises.
+    Products of its threads, of processes of multiprocessing and of torchrun's ranks are counted too; in other programs
+    that it starts only calls of our entry points are.
 
-    Products of its threads, of the processes of multiprocessing and of torchrun's ranks are counted too; other programs
-    that it starts count what they call our entry points for.
+    Raises UserError, EnvironmentProblem if the products cannot be written, and the program's own exceptions.
     """
     if argv and argv[0] in ("-h", "--help"):
         print(_USAGE)
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> None:
         raise UserError(f"expected a program: {_USAGE}")
     script = "" if argv[0] == "-m" else _script_path(argv[0])
     path = capture_file(os.environ.get("GEMMPIPE_CAPTURE", ""))
-    check_capture_file(path)  # another file than such a one is a mistake to be told before the program runs
+    check_capture_file(path)  # a file of another kind is reported before the program runs
     os.environ["GEMMPIPE_CAPTURE"] = str(path)  # for the entry points, and processes that the program starts
     kept, before = recorder_for(path), _file_version(path)
     started = True
@@ -52,15 +52,17 @@ def main(argv: Sequence[str]) -> None:
         if started and os.environ.get("LOCAL_RANK", "0") == "0" and not kept.counts:
             _LOG.warning("gemmpipe: %s", _files_changed(path, before))
     if kept.counts:
-        raise EnvironmentProblem(f"{path}: {len(kept.counts)} captured products are lost, as it could not be written")
+        raise EnvironmentProblem(
+            f"{path}: {len(kept.counts)} captured products are lost: the file could not be written"
+        )
 
 
 class _NotStarted(UserError):
-    """A program of which not one line was executed: there is no such module, or it is no Python."""
+    """A program that did not start: no such module, or not Python."""
 
 
 def _execute(argv: Sequence[str], script: str) -> None:
-    """Run the program. Raises _NotStarted in place of what Python says of one that it cannot even begin."""
+    """Run the program. Raises _NotStarted instead of Python's own exception if it cannot be started."""
     try:
         if argv[0] == "-m":
             sys.argv = list(argv[1:])
@@ -79,12 +81,12 @@ def _execute(argv: Sequence[str], script: str) -> None:
 def _start_error(error: Exception, program: str) -> str:
     if isinstance(error, SyntaxError):
         return f"{error.filename or program}:{error.lineno}: {error.msg}"
-    said = (error.strerror if isinstance(error, OSError) else "") or error
-    return f"{program}: cannot be started: {said}"
+    reason = (error.strerror if isinstance(error, OSError) else "") or error
+    return f"{program}: cannot be started: {reason}"
 
 
 def _script_path(word: str) -> str:
-    """The file of a script, or of a command that is one (`torchrun`, `vllm`)."""
+    """The file of a script, or of a command that is a script (`torchrun`, `vllm`)."""
     if Path(word).is_file():
         return word
     found = shutil.which(word)
@@ -93,12 +95,12 @@ def _script_path(word: str) -> str:
     with open_regular(Path(found), "a Python script") as stream:
         first = stream.readline(200)
     if not first.startswith(b"#!") or b"python" not in first:
-        raise UserError(f"'{found}' is no Python script; {_USAGE}")
+        raise UserError(f"'{found}' is not a Python script; {_USAGE}")
     return found
 
 
 def _file_version(path: Path) -> tuple[int, int] | None:
-    """Another one where somebody wrote the file anew, be it another process of the program."""
+    """(inode, modification time in ns); changes when a process writes the file."""
     with suppress(OSError):
         found = path.stat()
         return found.st_ino, found.st_mtime_ns
@@ -109,6 +111,8 @@ def _files_changed(path: Path, before: tuple[int, int] | None) -> str:
     now = _file_version(path)
     if now not in (None, before):
         return f"captured products are in {path} (shapes=csv shapes.path={path})"
-    seen = "threads, processes of multiprocessing and ranks of torchrun are seen, other programs that it starts are not"
-    there = f"{path} is an earlier run's" if now else f"no {path}"
-    return f"the program made no product that torch executes ({seen}); {there}"
+    scope = (
+        "threads, processes of multiprocessing and ranks of torchrun are counted, other programs that it starts are not"
+    )
+    file = f"{path} is from an earlier run" if now else f"no {path}"
+    return f"the program executed no matrix product through torch ({scope}); {file}"

@@ -1,6 +1,6 @@
 """The file of captured products: counts in memory, added to one CSV that any number of processes share.
 
-Processes that multiprocessing starts anew (`spawn`, `forkserver`) count their products as forked ones do.
+Processes that multiprocessing starts by `spawn` or `forkserver` count their products like forked ones.
 """
 
 import atexit
@@ -29,7 +29,7 @@ from gemmpipe.family.environment import CAPTURE
 from gemmpipe.sources import capture_columns
 
 DEFAULT_FILE = "gemmpipe_captured.csv"
-_FLUSH_S = 5.0  # what a killed process loses at most
+_FLUSH_S = 5.0  # a killed process loses at most the counts of this time
 _LOG = logging.getLogger("gemmpipe.runtime")
 
 
@@ -39,9 +39,9 @@ columns = cache(capture_columns)
 
 @dataclass(kw_only=True)
 class Recorder:
-    """Counts products by what they are and adds them to `path`; rows of other processes and runs stay.
+    """Counts equal products and adds them to `path`; rows of other processes and runs are kept.
 
-    Nothing of it raises: it works inside a program that is watched.
+    Its methods never raise: they run inside the captured program.
     """
 
     path: Path
@@ -60,12 +60,12 @@ class Recorder:
             self.flush()
 
     def reset(self) -> None:
-        """In a forked process: what the parent counted is the parent's to write."""
+        """In a forked process: drop the parent's counts, which the parent writes."""
         self._lock = threading.Lock()
         self.counts.clear()
 
     def flush(self) -> None:
-        """Add what was counted since the last time to the file; what cannot be written is kept and said."""
+        """Add the counts since the last flush to the file; on an error they are kept, with a warning."""
         with self._lock:
             self._written = time.monotonic()
             if not self.counts:
@@ -74,25 +74,23 @@ class Recorder:
                 bad = _merge(self.path, self.counts)
             except (OSError, UserError) as error:
                 self.warn_once(f"{self.path}: captured products are not written: {getattr(error, 'strerror', error)}")
-            except Exception as error:  # noqa: BLE001 - the program that is watched must not end of it
+            except Exception as error:  # noqa: BLE001 - must not end the captured program
                 self.warn_once(f"{self.path}: captured products are not written: {one_line(error)}")
             else:
                 self.counts.clear()
                 for row in bad:
-                    self.warn_once(
-                        f"{self.path}:{row.line}: {row.reason}; the row is left as it is and not counted", row.text
-                    )
+                    self.warn_once(f"{self.path}:{row.line}: {row.reason}; the row is kept and not counted", row.text)
 
     @contextmanager
     def logging_errors(self) -> Iterator[None]:
-        """What is raised within the block is said, not raised: the program that is watched must not end of it."""
+        """Exceptions within the block become warnings: they must not end the captured program."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - whatever reading an operator's arguments meets
+        except Exception as error:  # noqa: BLE001 - any error of an operator's unexpected arguments
             self.warn_once(f"{self.path}: a product is not captured: {one_line(error)}")
 
     def warn_once(self, text: str, subject: str = "") -> None:
-        """A warning, once a text, or once a `subject` where one is given."""
+        """A warning, once per text, or once per `subject` if given."""
         if (subject or text) not in self._warned:
             self._warned.add(subject or text)
             _LOG.warning("gemmpipe: %s", text)
@@ -103,26 +101,28 @@ def _cell(value: Scalar) -> str:
 
 
 def check_capture_file(path: Path) -> None:
-    """Raises UserError for a file that holds anything but captured products, which must not be written over."""
+    """Raises UserError for a file with other contents than captured products, which must not be overwritten."""
     if path.exists():
         _read_existing(path)
 
 
 def _read_existing(path: Path) -> tuple[Counter[tuple[str, ...]], tuple[BadRow, ...]]:
-    """What a file of captured products holds, and its rows that cannot be read; nothing where there is none."""
+    """(counts by product, unreadable rows) of a file of captured products; empty if there is no file."""
     found: Counter[tuple[str, ...]] = Counter()
     if not path.exists():
         return found, ()
     captures = read_captures(path)
     if set(captures.header) - set(columns()):
-        raise UserError(f"{path}: no file of captured products, which begins with family; left as it is")
+        raise UserError(
+            f"{path}: not a file of captured products, unchanged; expected a header that begins with family"
+        )
     for row in captures.rows:
         found[tuple(row.cells.get(name, "") for name in columns() if name != "count")] += row.count
     return found, captures.bad_rows
 
 
 def _merge(path: Path, counts: Mapping[tuple[str, ...], int]) -> tuple[BadRow, ...]:
-    """Add to the file; its rows that cannot be read are returned, and stand at its end as they were."""
+    """Add to the file; its unreadable rows are kept at its end and returned."""
     names = [name for name in columns() if name != "count"]
     make_folder(path.parent)
     with open(path.with_name(f".{path.name}.lock"), "a", opener=open_private) as lock:
@@ -143,52 +143,52 @@ _RECORDERS: dict[Path, Recorder] = {}
 
 
 def requested_recorder() -> Recorder | None:
-    """The recorder that `GEMMPIPE_CAPTURE` (1, or a file), or aiter's variable of that meaning, asks for, or None.
+    """The recorder requested by `GEMMPIPE_CAPTURE` (1, or a file) or aiter's equivalent variable, or None.
 
-    None also where it names no file.
+    None also if it names no valid file.
     """
-    own, *theirs = (os.environ.get(name, "") for name in CAPTURE)
-    word = own or ("1" if any(each not in ("", "0") for each in theirs) else "")
-    if word in ("", "0"):
+    own, *aiter_values = (os.environ.get(name, "") for name in CAPTURE)
+    value = own or ("1" if any(each not in ("", "0") for each in aiter_values) else "")
+    if value in ("", "0"):
         return None
     try:
-        return recorder_for(capture_file(word))
+        return recorder_for(capture_file(value))
     except UserError as error:
         _LOG.warning("gemmpipe: %s; nothing is captured", error)
         return None
 
 
-def capture_file(word: str) -> Path:
-    """The file that the variable's value names. Raises UserError where there can be none."""
+def capture_file(value: str) -> Path:
+    """The file that the variable's value names. Raises UserError for an impossible path."""
     try:
-        return Path(DEFAULT_FILE if word in ("", "0", "1") else word).expanduser().absolute()
-    except (RuntimeError, OSError) as error:  # no such user's home; the current folder is deleted
-        raise UserError(f"GEMMPIPE_CAPTURE={word}: names no file here: {one_line(error)}; expected a path") from None
+        return Path(DEFAULT_FILE if value in ("", "0", "1") else value).expanduser().absolute()
+    except (RuntimeError, OSError) as error:  # unknown home folder; deleted current folder
+        raise UserError(f"GEMMPIPE_CAPTURE={value}: not a valid path: {one_line(error)}; expected a file") from None
 
 
 def recorder_for(path: Path) -> Recorder:
-    """The process's recorder for a file; it writes the rest when the process ends, or one that it forked."""
+    """The process's recorder for a file; it flushes when the process ends, in forked processes too."""
     if path not in _RECORDERS:
-        kept = _RECORDERS[path] = Recorder(path=path)
-        atexit.register(kept.flush)
-        os.register_at_fork(after_in_child=kept.reset)
-        # A process of multiprocessing ends without what atexit knows.
-        mp_util.register_after_fork(kept, lambda mine: mp_util.Finalize(None, mine.flush, exitpriority=0))
+        recorder = _RECORDERS[path] = Recorder(path=path)
+        atexit.register(recorder.flush)
+        os.register_at_fork(after_in_child=recorder.reset)
+        # Processes of multiprocessing end without atexit's functions.
+        mp_util.register_after_fork(recorder, lambda copy: mp_util.Finalize(None, copy.flush, exitpriority=0))
     return _RECORDERS[path]
 
 
 CaptureContext = Callable[[Recorder], AbstractContextManager[object]]
-"""What counts into a recorder within its block; its module is imported in the new process."""
+"""A context that counts products into a recorder; its module is imported in the new process."""
 
 
 @contextmanager
 def capturing_spawned(path: Path, counting: CaptureContext) -> Iterator[None]:
-    """Within the block every process that is started anew runs under `counting` and adds to the file of `path`."""
+    """Within the block every spawned process runs under `counting` and adds to the file `path`."""
     own = "__reduce_ex__" in vars(BaseProcess)
     before = BaseProcess.__reduce_ex__
 
     def reduced(process: BaseProcess, protocol: Any) -> tuple[object, ...]:
-        # A process is pickled only to be started anew.
+        # A process is pickled only to be spawned.
         make, arguments, state = (*before(process, protocol), None)[:3]
         return _run_captured, (path, counting, make, arguments, state)
 
@@ -205,19 +205,19 @@ def capturing_spawned(path: Path, counting: CaptureContext) -> Iterator[None]:
 def _run_captured(
     path: Path, counting: CaptureContext, make: Callable[..., BaseProcess], arguments: tuple[Any, ...], state: Any
 ) -> BaseProcess:
-    """In the new process: the same, with what it runs counted."""
+    """In the new process: the original process, with its `run` counted."""
     process = make(*arguments)
     restore = getattr(process, "__setstate__", None) or vars(process).update
     restore(state or {})
     run = process.run
 
     def counted() -> None:
-        kept = recorder_for(path)
+        recorder = recorder_for(path)
         try:
-            with counting(kept):
+            with counting(recorder):
                 run()
         finally:
-            kept.flush()
+            recorder.flush()
 
     process.run = counted  # type: ignore[method-assign]
     return process

@@ -1,6 +1,6 @@
-"""Every matrix product of a PyTorch program, seen where torch executes it: each once, whatever called it.
+"""Counting every matrix product of a PyTorch program where torch executes it, each once for any caller.
 
-Ranks that torchrun starts, themselves or through another launcher, count their products as the launcher would.
+Ranks that torchrun starts, directly or through another launcher, count their products too.
 """
 
 import threading
@@ -29,15 +29,15 @@ from gemmpipe.sources.products import (
     reader_name,
 )
 
-_UNBUFFERED = "-u"  # what torchrun gives every Python that it starts first
+_UNBUFFERED = "-u"  # the first argument of every Python that torchrun starts
 _CAPTURE = ("-m", "gemmpipe.capture")
 
 
 @contextmanager
 def capturing_launched_ranks() -> Iterator[None]:
-    """Within the block a rank is started as `python -u -m gemmpipe.capture script`; where it counts, the variable says.
+    """Within the block a rank starts as `python -u -m gemmpipe.capture script`; GEMMPIPE_CAPTURE names its file.
 
-    A command that is no Python of torchrun's (`--no-python`) is started as it is.
+    A command that torchrun does not run with Python (`--no-python`) starts unchanged.
     """
     if not torch.distributed.is_available():
         yield
@@ -64,19 +64,19 @@ class _ThreadState(threading.local):
 
 
 _TORCH_NAMESPACES = ("aten", "prim", "prims", "c10d", "_c10d_functional", "profiler")
-"""Namespaces of operators that are torch's own; what other ones hold is looked into."""
+"""Namespaces of torch's own operators; operators of others are decomposed to find products in them."""
 THREAD_STATE = _ThreadState()
-"""This thread's state: whether products are counted by someone else, and the names of the modules being called."""
+"""This thread's state: `paused` while a caller counts the product, and the names of the modules being called."""
 
 
 def current_module() -> str:
-    """The name of the innermost module that is being called, empty where that is not known."""
+    """The name of the innermost module that is being called; empty if unknown."""
     return THREAD_STATE.modules[-1] if THREAD_STATE.modules else ""
 
 
 @contextmanager
 def capture_paused() -> Iterator[None]:
-    """Products inside are not counted."""
+    """Products within the block are not counted."""
     before, THREAD_STATE.paused = THREAD_STATE.paused, True
     try:
         yield
@@ -85,7 +85,7 @@ def capture_paused() -> Iterator[None]:
 
 
 class GemmCountingMode(TorchDispatchMode):
-    """Counts the products of the thread that enters it: each once, whatever operator it was called through."""
+    """Counts the products of the thread that enters it, each once for any calling operator."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -94,7 +94,7 @@ class GemmCountingMode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         packet = getattr(func, "overloadpacket", None)
-        if packet is None or _is_tracing():  # or an operator of torch's higher order
+        if packet is None or _is_tracing():  # None: a higher-order operator of torch
             return func(*args, **kwargs)
         foreign = func.namespace not in _TORCH_NAMESPACES
         name = packet.__name__ if foreign else reader_name(packet.__name__)
@@ -105,12 +105,12 @@ class GemmCountingMode(TorchDispatchMode):
             if found and (name in READERS or read(name, found, "")):
                 arguments = found
         if arguments:
-            # What torch executes below an operator is not seen again: each product is counted once.
+            # Operators that torch executes inside this one are not dispatched here: each product counts once.
             out = func(*args, **kwargs)
             with self._recorder.logging_errors():
                 self._count(name, read(name, arguments, _dtype_of(out, args)))
             return out
-        # Under inference mode operators come whole that are several otherwise: einsum, attention.
+        # Under inference mode composite operators (einsum, attention) arrive undecomposed.
         with self:
             out = func.decompose(*args, **kwargs)
         if out is not NotImplemented:
@@ -123,22 +123,20 @@ class GemmCountingMode(TorchDispatchMode):
             self._recorder.add(family, {**values, "op": name}, current_module())
 
     def _decompose(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Someone's own operator, run so that what it is made of is seen: torch leaves the mode for what it calls."""
+        """Run a custom operator with this mode on, which torch disables inside: its inner operators are counted."""
         keys = [torch._C._dispatch_keys(each) for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
         if not keys or any(each.has(torch._C.DispatchKey.Python) for each in keys):
-            return func(*args, **kwargs)  # a subclass of tensor comes back here
+            return func(*args, **kwargs)  # a tensor subclass dispatches here again
         below = reduce(or_, keys) & torch._C._after_ADInplaceOrView_keyset
         with self:
             return func.redispatch(below, *args, **kwargs)
 
 
 class Watcher:
-    """Counts the products of this thread, and of threads, processes of multiprocessing and ranks started meanwhile.
+    """Counts the products of this thread, and of threads, processes of multiprocessing and ranks started within.
 
-    Layer names come from the modules being called.
-
-    What the program compiles runs eagerly meanwhile: torch refuses to compile under such a mode, and the products are
-    the same. What a CUDA graph holds is counted when it is captured: replays call nothing.
+    Layer names come from the modules being called. Compiled functions run eagerly: torch refuses to compile under a
+    dispatch mode, and the products are the same. Products in a CUDA graph count at its capture, not at replays.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -157,7 +155,7 @@ class Watcher:
         self._left.enter_context(capturing_spawned(self._recorder.path, Watcher))
         self._left.enter_context(capturing_launched_ranks())
         self._left.enter_context(torch.compiler.set_stance("force_eager"))
-        # torch's fused encoder layers multiply where nobody sees it; without them they are linear layers.
+        # torch's fused encoder layers hide their products; without the fast path they are linear layers.
         self._left.callback(set_fastpath_enabled, get_fastpath_enabled())
         set_fastpath_enabled(False)
         self._left.enter_context(GemmCountingMode(self._recorder))
@@ -167,7 +165,7 @@ class Watcher:
         self._left.close()
 
     def _counting_start(self, start: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
-        """`Thread.start` for threads that count: a dispatch mode is a thread's own."""
+        """`Thread.start` for threads that count: a dispatch mode is per thread."""
 
         def counted(thread: threading.Thread) -> None:
             run = thread.run
@@ -182,7 +180,7 @@ class Watcher:
         return counted
 
     def _enter(self, module: nn.Module, args: object) -> None:
-        if not THREAD_STATE.modules:  # the outermost one knows all names below it
+        if not THREAD_STATE.modules:  # the outermost module has all names below it
             with self._recorder.logging_errors():
                 self._names.update({id(inner): _plain_module_name(name) for name, inner in module.named_modules()})
         THREAD_STATE.modules = (*THREAD_STATE.modules, self._names.get(id(module), ""))
@@ -192,12 +190,12 @@ class Watcher:
 
 
 def _plain_module_name(name: str) -> str:
-    """A module's name without what torch.compile puts around it."""
+    """A module's name without torch.compile's wrappers."""
     return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
 def _is_tracing() -> bool:
-    """Whether torch.export or the like only looks at shapes; operators taken apart there end the process."""
+    """True during shape propagation, as in torch.export; decomposing operators there crashes the process."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
@@ -208,7 +206,7 @@ def _dtype_of(out: Any, args: tuple[Any, ...]) -> str:
 
 
 def _arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Argument]:
-    """What an operator was called with, in the order of its schema."""
+    """An operator's arguments, in the order of its schema."""
     named = [kwargs.get(argument.name) for argument in func._schema.arguments[len(args) :]]
     return [_argument(value) for value in (*args, *named)]
 

@@ -1,6 +1,6 @@
-"""The products of attention: grouped-query, or latent with its indexer; and what hybrids have in its place.
+"""The products of attention, grouped-query or latent with its indexer, and the kind of each decoder layer.
 
-What each layer of a decoder does (attention, its substitute, an MLP), from whichever field says it.
+Hybrids have recurrent layers in place of attention in some layers; several fields can name the kinds.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +11,7 @@ from gemmpipe.sources.model.recurrent import recurrent
 
 FULL, RECURRENT, BOTH = "full", "other", "both"
 MLP, EXPERTS = "mlp", "moe"
-"""Layers that do nothing else (Nemotron-H)."""
+"""Kinds of layers that consist of an MLP or of experts alone (Nemotron-H)."""
 _WORDS = {
     **dict.fromkeys(("full_attention", "sliding_attention", "chunked_attention", "attention"), FULL),
     **dict.fromkeys(("indexed_attention", "deepseek_sparse_attention"), FULL),
@@ -24,24 +24,24 @@ _LETTERS = {"*": FULL, "M": RECURRENT, "-": MLP, "E": EXPERTS}
 
 
 def layers_with(shape: ModelShape, *kinds: str) -> tuple[int, ...]:
-    """The layers that do one of these, in order."""
+    """The layers of these kinds, in order."""
     return tuple(i for i, kind in enumerate(_kinds(shape)) if kind in kinds)
 
 
 def mlps_are_layers(shape: ModelShape) -> bool:
-    """Whether MLPs are layers of their own."""
+    """True if MLPs are layers of their own."""
     return bool(layers_with(shape, MLP, EXPERTS))
 
 
 def _kinds(shape: ModelShape) -> tuple[str, ...]:
-    """One word a layer. Raises UserError for fields that contradict each other."""
+    """The kind of each layer. Raises UserError for fields that contradict each other."""
     if not shape.rule.mixer:
         return (FULL,) * shape.layers
     if shape.rule.parallel_mixers:
         return (BOTH,) * shape.layers
-    said = shape.words_per_layer("layer_types", _WORDS) or shape.words_per_layer("layers_block_type", _WORDS)
-    if said:
-        return tuple(_WORDS[word] for word in said)
+    words = shape.words_per_layer("layer_types", _WORDS) or shape.words_per_layer("layers_block_type", _WORDS)
+    if words:
+        return tuple(_WORDS[word] for word in words)
     pattern = shape.value("hybrid_override_pattern")
     if pattern is not None:
         return _parse_pattern(shape, pattern)
@@ -57,11 +57,11 @@ def _parse_pattern(shape: ModelShape, pattern: object) -> tuple[str, ...]:
 
 
 def _full_attention_layers(shape: ModelShape) -> frozenset[int]:
-    """The layers with full attention: by a number for each, by their own numbers, or every so many."""
+    """The layers with full attention: from a number per layer, a list of layers, or a period."""
     by_number = shape.numbers("attn_type_list")  # MiniMax: 1 is full
     if by_number:
         if len(by_number) != shape.layers:
-            raise UserError(f"{shape.where}: attn_type_list: {len(by_number)} of them, expected {shape.layers}")
+            raise UserError(f"{shape.where}: attn_type_list: {len(by_number)} values, expected {shape.layers}")
         return frozenset(i for i in shape.every_layer if by_number[i] == 1)
     from_one = shape.numbers("linear_attn_config.full_attn_layers")  # Kimi
     listed = shape.numbers("attn_layer_indices") or tuple(i - 1 for i in from_one)
@@ -77,7 +77,7 @@ def _full_attention_layers(shape: ModelShape) -> frozenset[int]:
 
 
 def attention(shape: ModelShape) -> Iterator[Linear]:
-    """The products of every layer's attention, of whichever kinds the architecture has."""
+    """The products of every layer's attention, or of the recurrent layers in its place."""
     full, other = layers_with(shape, FULL, BOTH), layers_with(shape, RECURRENT, BOTH)
     if full:
         yield from _ATTENTION_KINDS[shape.rule.attention](shape, full)
@@ -86,13 +86,13 @@ def attention(shape: ModelShape) -> Iterator[Linear]:
 
 
 def grouped(shape: ModelShape, layer_ids: tuple[int, ...]) -> Iterator[Linear]:
-    """Grouped-query attention: layers of one kind may have other heads than those of another."""
+    """Grouped-query attention; the heads may differ between kinds of layers."""
     for one, alike in shape.layer_groups(layer_ids):
         yield from _grouped(one, alike)
 
 
 def _grouped(shape: ModelShape, layer_ids: tuple[int, ...]) -> Iterator[Linear]:
-    """Fused qkv with KV heads replicated where there are fewer than devices, and o; values may be narrower."""
+    """Fused qkv, KV heads replicated if there are fewer than devices, and o; values may be narrower than keys."""
     heads, kv_heads, head = _heads(shape)
     own = shape.split(heads, "num_attention_heads")
     kv, value = _kv_heads_per_device(shape, kv_heads), shape.size("v_head_dim", default=head)
@@ -123,11 +123,11 @@ def _grouped(shape: ModelShape, layer_ids: tuple[int, ...]) -> Iterator[Linear]:
 
 
 def _heads(shape: ModelShape) -> tuple[int, int, int]:
-    """(query heads, KV heads, the width of one)."""
+    """(query heads, KV heads, head width)."""
     heads = shape.size("num_attention_heads")
     if shape.value("new_decoder_architecture") is False or shape.value("multi_query") is not None:
-        many = shape.value("new_decoder_architecture") or not shape.value("multi_query")  # Falcon, GPT BigCode
-        kv_heads = shape.size("num_kv_heads", "num_key_value_heads", default=heads) if many else 1
+        grouped_kv = shape.value("new_decoder_architecture") or not shape.value("multi_query")  # Falcon, GPT BigCode
+        kv_heads = shape.size("num_kv_heads", "num_key_value_heads", default=heads) if grouped_kv else 1
     else:
         kv_heads = shape.size("num_key_value_heads", default=heads)
     if shape.value("head_dim") is None and "head_dim" not in shape.rule.defaults and shape.hidden % heads:
@@ -136,12 +136,12 @@ def _heads(shape: ModelShape) -> tuple[int, int, int]:
 
 
 def _kv_heads_per_device(shape: ModelShape, kv_heads: int) -> int:
-    """How many KV heads one device holds; they are repeated where there are fewer than devices."""
+    """The number of KV heads per device; they are replicated if there are fewer than devices."""
     if kv_heads >= shape.tp:
         return shape.split(kv_heads, "num_key_value_heads")
     if shape.tp % kv_heads:
         raise UserError(
-            f"{shape.where}: tp {shape.tp} is no multiple of num_key_value_heads {kv_heads}, so they cannot be repeated"
+            f"{shape.where}: tp {shape.tp} is not a multiple of num_key_value_heads {kv_heads}, to replicate them"
         )
     return 1
 
@@ -149,7 +149,7 @@ def _kv_heads_per_device(shape: ModelShape, kv_heads: int) -> int:
 def latent(shape: ModelShape, layer_ids: tuple[int, ...]) -> Iterator[Linear]:
     """Multi-head latent attention (DeepSeek, Kimi, GLM-5).
 
-    kv_b is a product in prefill; decode absorbs it as two batched products in 16 bits, one matrix a head.
+    kv_b is a product in prefill; decode absorbs it as two batched products in 16 bits, one matrix per head.
     """
     heads = shape.split(shape.size("num_attention_heads"), "num_attention_heads")
     kv_rank, rope = shape.size("kv_lora_rank"), shape.size("qk_rope_head_dim")

@@ -7,7 +7,7 @@ from gemmpipe.sources.model.attention import EXPERTS, MLP, layers_with, mlps_are
 from gemmpipe.sources.model.linear import Linear, ModelShape, layer_count, unfused_linear
 
 EXPERT_COUNT_FIELDS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
-"""Fields that say how many experts there are."""
+"""Fields with the number of experts."""
 _TOPK = (
     *("num_experts_per_tok", "experts_per_token", "moe_topk", "moe_k", "num_experts_per_token", "moe_top_k"),
     "top_k_experts",
@@ -30,7 +30,7 @@ def feedforward(shape: ModelShape) -> Iterator[Linear]:
 
 
 def _mlps(shape: ModelShape, layer_ids: tuple[int, ...], *names: str, prefix: str = "") -> Iterator[Linear]:
-    """The MLPs of these layers; Gemma's that share keys and values may be twice as wide."""
+    """The MLPs of these layers; Gemma's layers that share keys and values may have MLPs of twice the width."""
     width = _width(shape, *names) if layer_ids else 0
     shared = layer_count(shape, "num_kv_shared_layers") if shape.flag("use_double_wide_mlp") else 0
     for wide in (1, 2):
@@ -40,7 +40,7 @@ def _mlps(shape: ModelShape, layer_ids: tuple[int, ...], *names: str, prefix: st
 
 
 def _width(shape: ModelShape, *names: str) -> int:
-    """The width of an MLP; four times the hidden one where an ungated architecture says nothing."""
+    """The width of an MLP; four times the hidden size by default in an ungated architecture."""
     default = None if shape.rule.gated else shape.size("expansion_ratio", default=4) * shape.hidden
     width = shape.size(*names, default=default)
     if shape.rule.two_thirds_width and shape.value("block_auto_adjust_ff_dim") in (None, True):
@@ -51,7 +51,7 @@ def _width(shape: ModelShape, *names: str) -> int:
 
 
 def _two_thirds_width(shape: ModelShape, width: int) -> int:
-    """LFM2's gated MLP has as many weights as an ungated one of the width said, up to a multiplier and a multiple."""
+    """LFM2: the gated MLP with the weights of an ungated one of this width, up to a multiplier and a multiple."""
     multiplier, multiple = shape.value("block_ffn_dim_multiplier"), shape.size("block_multiple_of", default=256)
     known = multiplier is None or (isinstance(multiplier, int | float) and 0 < multiplier <= _MAX_WIDTH_RATIO)
     if isinstance(multiplier, bool) or not isinstance(multiplier, int | float | None) or not known:
@@ -116,14 +116,14 @@ def experts(shape: ModelShape) -> Iterator[Linear]:
 
 
 def _grouped(shape: ModelShape, count: int, width: int, hidden: int, layer_ids: tuple[int, ...]) -> Iterator[Linear]:
-    """The experts' products: cut over tp, or whole experts dealt out over ep."""
+    """The experts' products: sharded over tp, or whole experts distributed over ep."""
     topk = shape.size(*_TOPK) if any(shape.value(name) is not None for name in _TOPK) else 0
     if topk > count:
-        raise UserError(f"{shape.where}: {_TOPK[0]} {topk} of {count} experts, expected no more than there are")
+        raise UserError(f"{shape.where}: {_TOPK[0]} {topk}, expected at most {count}, the number of experts")
     if count % shape.ep:
         raise UserError(f"{shape.where}: {count} experts do not divide by shapes.ep={shape.ep}")
     own = width if shape.ep > 1 else shape.split(width, "moe_intermediate_size")
-    held = count // shape.ep
+    per_device = count // shape.ep
     fused, whole = (2 if shape.rule.gated else 1), shape.ep > 1
     modules = ("mlp.experts", "block_sparse_moe.experts", "feed_forward.experts")
     yield Linear(
@@ -135,7 +135,7 @@ def _grouped(shape: ModelShape, count: int, width: int, hidden: int, layer_ids: 
         modules=modules,
         parts=(own,) * fused,
         bias=shape.rule.expert_bias,
-        experts=held,
+        experts=per_device,
         topk=topk,
     )
     yield Linear(
@@ -146,14 +146,14 @@ def _grouped(shape: ModelShape, count: int, width: int, hidden: int, layer_ids: 
         cut="whole" if whole else "row",
         modules=modules,
         bias=shape.rule.expert_bias,
-        experts=held,
+        experts=per_device,
         topk=topk,
     )
 
 
 def _shared_width(shape: ModelShape, width: int) -> int:
-    """The width of all shared experts together; 0 for none."""
-    if shape.architecture.startswith("Llama4"):  # one beside the routed ones, and no field says so
+    """The total width of all shared experts; 0 for none."""
+    if shape.architecture.startswith("Llama4"):  # one in addition to the routed ones, without a field for it
         return width
     for name in _SHARED_WIDTHS:
         if shape.has(name):
@@ -175,7 +175,7 @@ def _layers(shape: ModelShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
     elif isinstance(per_layer, list | tuple):
         flags = shape.numbers("moe_layer_freq")
         if len(flags) != shape.layers:
-            raise UserError(f"{shape.where}: moe_layer_freq: {len(flags)} of them, expected {shape.layers}")
+            raise UserError(f"{shape.where}: moe_layer_freq: {len(flags)} values, expected {shape.layers}")
         sparse = [i for i in shape.every_layer if flags[i]]
     else:
         sparse = _sparse_layers(shape)
@@ -184,9 +184,9 @@ def _layers(shape: ModelShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _sparse_layers(shape: ModelShape) -> list[int]:
-    """The layers with experts, where no list names them (DeepSeek, Qwen, Llama 4, Ernie, Jamba).
+    """The layers with experts, if no list names them (DeepSeek, Qwen, Llama 4, Ernie, Jamba).
 
-    Fields say the first of them, every how many layers there is one, and between which layers they are.
+    Fields give the first and the last of them, and their period.
     """
     step = shape.size("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval", default=1)
     period = shape.size("expert_layer_period", default=1)
@@ -206,7 +206,7 @@ def _sparse_layers(shape: ModelShape) -> list[int]:
 
 
 def per_layer_embeddings(shape: ModelShape) -> Iterator[Linear]:
-    """Gemma's small embeddings for every layer: made once for all layers, gated and projected in each."""
+    """Gemma's per-layer embeddings: computed once for all layers, gated and projected in each."""
     if not shape.has("hidden_size_per_layer_input"):
         return
     width = shape.size("hidden_size_per_layer_input")

@@ -1,7 +1,4 @@
-"""What one kernel family takes of a model's products, and the key that it gives them.
-
-What a model's experts compute between their products: key columns, or why they are no fused family's.
-"""
+"""The products of a model that a kernel family computes, and their keys, with the experts' activation columns."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,12 +14,12 @@ from gemmpipe.sources.model.rules import rule_of
 
 _FIELDS = ("hidden_act", "hidden_activation", "activation_function")
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_python": "gelu"}
-"""transformers' words -> ours; its other gelus approximate erf by tanh or a sigmoid, which is another function."""
+"""transformers' names -> ours; its other gelus approximate erf by tanh or a sigmoid, a different function."""
 _LIMITS = ("swiglu_limit", "swiglu_limits")
 
 
 def activation_columns(linear: Linear, config: ConfigJson, family: str, where: str) -> Mapping[str, Scalar]:
-    """`act_type`, and `doweight_stage1` where that is set. Raises UserError for experts that no fused kernel has."""
+    """`act_type`, and `doweight_stage1` if set. Raises UserError for experts that no fused kernel computes."""
     shape = _model_shape(config, where)
     odd = ["biases"] if linear.bias else []
     if shape.rule.clamps_activation or any(_has_limit(shape.value(name)) for name in _LIMITS):
@@ -30,17 +27,17 @@ def activation_columns(linear: Linear, config: ConfigJson, family: str, where: s
     if odd:
         raise UserError(f"{where}: experts with {' and '.join(odd)}, which kernel={family} does not compute")
     field = next((name for name in _FIELDS if shape.value(name) is not None), "")
-    said = shape.value(field) if field else shape.rule.activation
-    word = _ACTIVATIONS.get(str(said).lower())
+    activation = shape.value(field) if field else shape.rule.activation
+    word = _ACTIVATIONS.get(str(activation).lower())
     if word is None:
         named = field or "experts' activation"
-        other = f"which kernel={family} does not compute: silu, or gelu by erf"
-        raise UserError(f"{where}: {named}: {quoted_repr(said)}, {other}")
+        other = f"which kernel={family} does not compute; expected silu, or gelu by erf"
+        raise UserError(f"{where}: {named}: {quoted_repr(activation)}, {other}")
     return {"act_type": word, **({"doweight_stage1": 1} if shape.rule.weight_first else {})}
 
 
 def _model_shape(config: ConfigJson, where: str) -> ModelShape:
-    """The fields by their architecture's rule; by none where transformers alone knows it (shapes=meta)."""
+    """The fields by their architecture's rule; by a plain rule for one that only transformers has (shapes=meta)."""
     try:
         architecture, rule = rule_of(config, where)
     except UserError:
@@ -48,9 +45,9 @@ def _model_shape(config: ConfigJson, where: str) -> ModelShape:
     return ModelShape(config=config, tp=1, ep=1, where=where, architecture=architecture, rule=rule)
 
 
-def _has_limit(said: object) -> bool:
-    """Whether a limit is said, for all layers or for one; 0 is none."""
-    return any(said) if isinstance(said, list | tuple) else bool(said)
+def _has_limit(value: object) -> bool:
+    """True if a limit is set, for all layers or for one; 0 is none."""
+    return any(value) if isinstance(value, list | tuple) else bool(value)
 
 
 _WIDE = ("bfloat16", "float16")
@@ -59,7 +56,7 @@ _GATED = 2
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyFilter:
-    """A family, the kernel's words, and what the checkpoint says of its layers (None: nothing, so any family may)."""
+    """A family, the kernel's defaults, and the checkpoint's quantisation (None: not recorded, any family matches)."""
 
     family: Family
     defaults: KernelDefaults
@@ -73,20 +70,20 @@ class FamilyFilter:
 
     @property
     def batched(self) -> bool:
-        """Whether it computes several products as one."""
+        """True if it computes batched products."""
         return "B" in self.columns
 
     @property
     def grouped(self) -> bool:
-        """Whether it computes experts."""
+        """True if it computes experts."""
         return "expert" in self.columns
 
     def computes(self, linear: Linear, *, quantised: bool) -> bool:
-        """Whether this family computes it: plain, batched or grouped, quantised or in 16 bits."""
+        """True if this family computes it: plain, batched or grouped, quantised or in 16 bits."""
         if bool(linear.experts) != self.grouped or bool(linear.batch) != self.batched:
             return False
         if self.grouped and len(linear.parts) != _GATED:
-            return False  # an expert's down projection is computed with what precedes it
+            return False  # an expert's down projection is computed together with its up projection
         if self.batched:
             return True
         if linear.sixteen_bit:
@@ -120,48 +117,47 @@ class FamilyFilter:
         except UserError as error:
             if not (self.grouped and quantised and self.quantization) or str(error).startswith("kernel."):
                 raise
-            said = str(error).removeprefix(f"{where}: ")
+            reason = str(error).removeprefix(f"{where}: ")
             raise UserError(
-                f"{where}: {self.quantization.what}: {said}; shapes.quantization=ignore takes them in 16 bits"
+                f"{where}: {self.quantization.what}: {reason}; shapes.quantization=ignore takes them in 16 bits"
             ) from None
 
     @cached_property
     def block(self) -> tuple[int, int] | None:
-        """The (rows, columns) of the tiles that the family's weights are scaled in, where it scales them so."""
+        """The (rows, columns) of the scale blocks of the family's weights, or None."""
         if self.quantization is not None:
             return self.quantization.block
         scaling = self._sample_spec().w_scale
         return scaling.block if scaling is not None and scaling.granularity == "block" else None
 
     def no_product_message(self) -> str:
-        """Why a model has no product for this family, and what to type instead."""
+        """The reason why a model has no product for this family, and the options to set instead."""
         if self.quantization is None:
             what = "experts" if self.grouped else "batched products" if self.batched else "products"
             return f"no {what} in this model, which kernel={self.family.name} would compute"
-        return f"nothing is left to kernel={self.family.name}: {self._stored_as()}"
+        return f"no products for kernel={self.family.name}: {self._stored_as()}"
 
     def others_message(self, products: Sequence[tuple[Linear, bool]]) -> str:
-        """A clause on the (product, quantised) that this family does not take, empty for none that matter."""
+        """A clause on the products that this family does not compute; empty if none is relevant."""
         plain = sum(not linear.experts and not linear.sixteen_bit for linear, _ in products)
-        said = [f"{plain} products of other kernels ({self._stored_as()})"] if plain and self.quantization else []
+        parts = [f"{plain} products of other kernels ({self._stored_as()})"] if plain and self.quantization else []
         experts = [linear for linear, _ in products if linear.experts]
         if experts and not self.grouped:
-            none = any(linear.bias for linear in experts)
-            said.append("the experts (no kernel of ours: they have biases)" if none else "the experts (kernel=fmoe)")
-        return ", ".join(said)
+            biased = any(linear.bias for linear in experts)
+            parts.append("the experts (no kernel of ours: they have biases)" if biased else "the experts (kernel=fmoe)")
+        return ", ".join(parts)
 
     def _stored_as(self) -> str:
-        """What the checkpoint says of itself, in kernels."""
+        """The checkpoint's quantisation and the kernels for it."""
         assert self.quantization is not None
-        said = self.quantization
-        kernels = " or ".join(f"kernel={name}" for name in said.families) or "no kernel of ours"
+        kernels = " or ".join(f"kernel={name}" for name in self.quantization.families) or "no kernel of ours"
         return (
-            f"quantization_config says {said.what} ({kernels}; kernel=a16w16 for what stays in 16 bits); "
-            "shapes.quantization=ignore takes its layers all the same"
+            f"quantization_config is {self.quantization.what} ({kernels}; kernel=a16w16 for 16-bit layers); "
+            "shapes.quantization=ignore takes all layers"
         )
 
     def _sample_spec(self) -> GemmSpec:
-        """Of any product: what does not depend on sizes."""
+        """A spec with arbitrary sizes, for the properties that do not depend on them."""
         sizes: dict[str, Scalar] = {c.name: 1024 for c in self.family.key_columns if c.kind == "int"}
         return self.family.spec(make_problem(self.family, {**sizes, "topk": 1}, self.defaults, self.gfx, "kernel"))
 
@@ -183,7 +179,7 @@ class FamilyFilter:
             "topk": linear.topk,
             "use_g1u1": 1,
         }
-        if "act_type" in self.columns:  # a family of one's own without that column decides by itself
+        if "act_type" in self.columns:  # the user's own family without that column has a fixed activation
             values |= activation_columns(linear, config, self.family.name, where)
         if self.quantization is not None:
             values["q_type"] = self.quantization.experts if quantised else "No"

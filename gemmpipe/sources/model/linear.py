@@ -1,8 +1,7 @@
-"""What the rules speak of: a product of one device, and a config.json read by an architecture's rule.
+"""The product of one device, an architecture's rule, and a config.json read by that rule.
 
-What a rule says of an architecture: how it differs from a plain decoder.
-
-Whether a cut keeps the tiles of block-scaled weights whole; engines refuse to load a model where it does not.
+Also the checks of field names, and of the alignment of shards with block scales: engines refuse to load models with
+shards that split a scale block.
 """
 
 import re
@@ -16,53 +15,53 @@ from gemmpipe.family.problem import MAX_SIZE
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArchitectureRule:
-    """How an architecture differs from a plain decoder; a bias is a fixed answer or the field that tells."""
+    """The differences of an architecture from a plain decoder; a bias is a fixed value or the name of its field."""
 
     attention: str = "grouped"
-    """How layers with full attention compute it: `grouped` or `latent`."""
+    """Kind of full attention: `grouped` or `latent`."""
     mixer: str = ""
-    """What other layers have in its place: `delta`, `kda`, `lightning`, `mamba`, `mamba2` or `short_conv`."""
+    """Kind of the layers without full attention: `delta`, `kda`, `lightning`, `mamba`, `mamba2` or `short_conv`."""
     parallel_mixers: bool = False
-    """Whether every layer has both."""
+    """True if every layer has both."""
     query_gate: bool = False
-    """Whether every query head has a gate beside it, unless `attn_output_gate` says no."""
+    """True if every query head has a gate, unless `attn_output_gate` is false."""
     output_gate: bool = False
-    """Whether a product of its own gates what attention gives."""
+    """True if a separate product gates the output of attention."""
     by_type: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """A word of `layer_types` -> what such layers have for themselves: our name of a field -> the architecture's."""
+    """A value of `layer_types` -> the own fields of such layers: our name of a field -> the architecture's."""
     qkv_bias: bool | str = "attention_bias"
     o_bias: bool | str = False
     gated: bool = True
     mlp_bias: bool | str = "mlp_bias"
     dense: str = "intermediate_size"
-    """The field with the width of its MLPs where there are no experts; empty for an architecture without MLPs."""
+    """The field with the width of its MLPs without experts; empty for an architecture without MLPs."""
     sparse: bool = False
-    """Whether its MLPs may be mixtures of experts."""
+    """True if its MLPs may be mixtures of experts."""
     keeps_dense_mlp: bool = False
-    """Whether layers with experts have their MLP too."""
+    """True if layers with experts have an MLP too."""
     expert_bias: bool = False
-    """Whether routers and experts have biases."""
+    """True if routers and experts have biases."""
     activation: str = "silu"
-    """What experts compute where no field says."""
+    """The experts' activation if no field names it."""
     clamps_activation: bool = False
-    """Whether experts clamp what they activate, whatever `hidden_act` says."""
+    """True if experts clamp their activations, for any `hidden_act`."""
     weight_first: bool = False
-    """Whether an expert's input is weighed, not what it gives."""
+    """True if an expert's input is weighted, not its output."""
     per_layer_embeddings: bool = False
-    """Whether every layer may have an embedding of its own."""
+    """True if every layer may have an embedding of its own."""
     head_bias: bool | str = False
     shared_gate: bool = False
-    """Whether a product with one output weighs the shared expert."""
+    """True if a product with one output weights the shared expert."""
     fused_gate_width: bool = False
-    """Whether `intermediate_size` counts gate and up together."""
+    """True if `intermediate_size` is the sum of gate and up."""
     two_thirds_width: bool = False
-    """Whether MLPs have two thirds of the width that is said, unless `block_auto_adjust_ff_dim` says no."""
+    """True if MLPs have two thirds of the given width, unless `block_auto_adjust_ff_dim` is false."""
     fields: Mapping[str, str] = field(default_factory=dict)
-    """Our name of a field -> the architecture's own, `outer.inner` for one of a nested object."""
+    """Our name of a field -> the architecture's own, `outer.inner` for a field of a nested object."""
     defaults: Mapping[str, int] = field(default_factory=dict)
-    """Sizes that published files leave out where they are the class's own."""
+    """Sizes that published files omit because they are the class's defaults."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """How names of our modules begin -> how a checkpoint's do."""
+    """Prefix of our module names -> prefix in a checkpoint."""
 
 
 ConfigJson = Mapping[str, object]
@@ -70,32 +69,32 @@ ConfigJson = Mapping[str, object]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Linear:
-    """A product of one device: out [M, n] = x [M, k] @ w^T, once in each layer of `places`."""
+    """A product of one device: out [M, n] = x [M, k] @ w^T, once in each layer of `layer_ids`."""
 
     layer: str
     n: int
     k: int
     layer_ids: tuple[int, ...]
-    """The decoder layers that have it, from 0; (0,) for what a model has once."""
+    """The decoder layers that have it, from 0; (0,) for a product outside of layers."""
     cut: str
     """`column` (N over the devices), `row` (K over the devices) or `whole` (every device has all of it)."""
     modules: tuple[str, ...] = ()
-    """What a checkpoint calls the matrices that were merged into it, within their layer."""
+    """The checkpoint's names of the matrices that were merged into it, within their layer."""
     parts: tuple[int, ...] = ()
     """The Ns of these matrices, in order; empty for one."""
     bias: bool = False
     sixteen_bit: bool = False
     """Engines leave it unquantised (lm_head, routers)."""
     experts: int = 0
-    """How many such matrices a device has in a grouped product; 0 for a plain one."""
+    """The number of such matrices per device in a grouped product; 0 for a plain one."""
     topk: int = 0
-    """How many of all experts a token goes through; 0 where nothing says."""
+    """The number of experts per token; 0 if unknown."""
     batch: int = 0
-    """How many such products run as one batched product; 0 for a plain one."""
+    """The number of such products in one batched product; 0 for a plain one."""
 
     @property
     def calls(self) -> int:
-        """How often a forward pass runs it."""
+        """The number of calls in a forward pass."""
         return len(self.layer_ids)
 
 
@@ -110,7 +109,7 @@ def unfused_linear(
     parts: tuple[int, ...] = (),
     sixteen_bit: bool = False,
 ) -> Linear:
-    """A matrix that is merged with no other: the product has the name that a checkpoint gives it."""
+    """The product of a matrix that is not merged: it has the name of the checkpoint."""
     return Linear(
         layer=name,
         n=n,
@@ -126,7 +125,7 @@ def unfused_linear(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShape:
-    """A config.json with its parallelism; reads fields and divides sizes, or says why it cannot."""
+    """A config.json with its parallelism; reads fields and shards sizes, or raises UserError with the reason."""
 
     config: ConfigJson
     tp: int
@@ -136,41 +135,41 @@ class ModelShape:
     rule: ArchitectureRule
 
     def value(self, name: str) -> object:
-        """A field under the architecture's own name for it, or under ours; None where it is not there."""
+        """A field under the architecture's own name for it, or under ours; None if it is absent."""
         found: object = self.config
         for part in self.rule.fields.get(name, name).split("."):
             found = found.get(part) if isinstance(found, Mapping) else None
         return self.config.get(name) if found is None else found
 
     def layer_groups(self, layer_ids: tuple[int, ...]) -> "list[tuple[ModelShape, tuple[int, ...]]]":
-        """These layers by what they have for themselves: (the configuration with it, the layers it holds for)."""
-        apart: dict[tuple[str, str], tuple[ModelShape, list[int]]] = {}
+        """These layers grouped by their own fields: (the configuration with these fields, the layers)."""
+        groups: dict[tuple[str, str], tuple[ModelShape, list[int]]] = {}
         listed = self._by_layer()
-        for place in layer_ids:
-            said = listed.get(place, {})
-            kind = (self._type(place), repr(sorted(said.items(), key=str)))
-            if kind not in apart:
-                if len(apart) == _MAX_KINDS:
-                    raise UserError(f"{self.where}: layers of more than {_MAX_KINDS:,} kinds, expected fewer")
-                apart[kind] = (self._with(self._of_type(kind[0]) | said), [])
-            apart[kind][1].append(place)
-        return [(one, tuple(held)) for one, held in apart.values()]
+        for index in layer_ids:
+            own = listed.get(index, {})
+            kind = (self._type(index), repr(sorted(own.items(), key=str)))
+            if kind not in groups:
+                if len(groups) == _MAX_KINDS:
+                    raise UserError(f"{self.where}: layers of more than {_MAX_KINDS:,} kinds, expected at most that")
+                groups[kind] = (self._with(self._of_type(kind[0]) | own), [])
+            groups[kind][1].append(index)
+        return [(one, tuple(ids)) for one, ids in groups.values()]
 
     def _with(self, own: ConfigJson) -> "ModelShape":
-        """The same with fields of some layers in front."""
+        """A copy in which the own fields of some layers have precedence."""
         if not own:
             return self
         return replace(self, config=ChainMap(dict(own), dict(self.config)), rule=replace(self.rule, by_type={}))
 
     def _of_type(self, name: str) -> dict[str, object]:
-        """The fields that layers of this type have for themselves."""
+        """The own fields of layers of this type."""
         fields = self.rule.by_type.get(name, {})
-        said = {ours: (self.value(theirs), self.rule.defaults.get(theirs)) for ours, theirs in fields.items()}
-        found = {ours: default if value is None else value for ours, (value, default) in said.items()}
+        values = {ours: (self.value(theirs), self.rule.defaults.get(theirs)) for ours, theirs in fields.items()}
+        found = {ours: default if value is None else value for ours, (value, default) in values.items()}
         return {name: value for name, value in found.items() if value is not None}
 
     def _by_layer(self) -> dict[int, dict[str, object]]:
-        """`per_layer_config` of files that transformers 5 wrote: layers to their fields; names that are none left out.
+        """`per_layer_config` of files that transformers 5 wrote: layer -> its fields; other names are ignored.
 
         Raises UserError for more names than layers.
         """
@@ -179,24 +178,24 @@ class ModelShape:
             return {}
         if len(listed) > self.layers:
             names = f"{len(listed):,} names for {self.layers:,} layers"
-            raise UserError(f"{self.where}: per_layer_config: {names}, expected at most one a layer")
+            raise UserError(f"{self.where}: per_layer_config: {names}, expected at most one per layer")
         found: dict[int, dict[str, object]] = {}
-        for name, said in listed.items():
-            place = str(name)
-            if place.isascii() and place.isdecimal() and len(place) < _MAX_INDEX_DIGITS and isinstance(said, Mapping):
-                own = {str(field): value for field, value in said.items() if value is not None}
-                found.setdefault(int(place), own)
+        for name, values in listed.items():
+            index = str(name)
+            if index.isascii() and index.isdecimal() and len(index) < _MAX_INDEX_DIGITS and isinstance(values, Mapping):
+                own = {str(field): value for field, value in values.items() if value is not None}
+                found.setdefault(int(index), own)
         return found
 
-    def _type(self, place: int) -> str:
-        said, sliding = self.value("layer_types"), self.value("hybrid_layer_pattern")
-        for listed in (said, sliding):
-            if self.rule.by_type and isinstance(listed, list | tuple) and place < len(listed):
-                return _BY_NUMBER.get(str(listed[place]), str(listed[place]))
+    def _type(self, index: int) -> str:
+        types, sliding = self.value("layer_types"), self.value("hybrid_layer_pattern")
+        for listed in (types, sliding):
+            if self.rule.by_type and isinstance(listed, list | tuple) and index < len(listed):
+                return _BY_NUMBER.get(str(listed[index]), str(listed[index]))
         return ""
 
     def size(self, *names: str, default: int | None = None) -> int:
-        """The first of these fields that is there, a whole number from 1; UserError where there is none."""
+        """The first present one of these fields, a whole number from 1; UserError if there is none."""
         for name in names:
             value = self.value(name)
             if value is None:
@@ -214,14 +213,14 @@ class ModelShape:
         return default
 
     def _everywhere(self, value: Sequence[object]) -> object:
-        """What a list says once a layer, where that is the same everywhere; else the list."""
+        """The common value of a list with one value per layer; else the list."""
         same = len(value) == self.layers and all(each == value[0] for each in value)
         return value[0] if same else value
 
     def has(self, name: str) -> bool:
-        """Whether a field tells of something that the model has: a number above 0, also for one layer of a list.
+        """True if a field is a number above 0 or true, or a list with one value per layer that contains such a value.
 
-        Nothing, null, 0 and false tell that it has none. Raises UserError for anything else.
+        False if it is absent, null, 0 or false. Raises UserError for anything else.
         """
         value = self.value(name)
         listed = value if isinstance(value, list | tuple) and len(value) == self.layers else [value]
@@ -231,31 +230,31 @@ class ModelShape:
         return any(listed)
 
     def numbers(self, name: str) -> tuple[int, ...]:
-        """A list of whole numbers from 0; empty where the field is not there."""
+        """A list of whole numbers from 0; empty if the field is absent."""
         value = self.value(name)
         if value is None:
             return ()
-        if isinstance(value, str):  # "3,4,5", as Step has it
+        if isinstance(value, str):  # "3,4,5", as in Step's files
             value = [int(word) if _LAYER_INDEX.fullmatch(word.strip()) else word for word in value.split(",")]
         if not isinstance(value, list | tuple) or any(type(each) is not int or each < 0 for each in value):
             raise UserError(f"{self.where}: {name}: {quoted_repr(value)}, expected a list of whole numbers")
         if len(value) > MAX_LAYERS:
-            raise UserError(f"{self.where}: {name}: {len(value):,} of them, expected at most {MAX_LAYERS:,}")
+            raise UserError(f"{self.where}: {name}: {len(value):,} values, expected at most {MAX_LAYERS:,}")
         return tuple(value)
 
     def words_per_layer(self, name: str, known: Iterable[str]) -> tuple[str, ...]:
-        """One word a layer, of these; empty where the field is not there."""
+        """One of these words per layer; empty if the field is absent."""
         value, allowed = self.value(name), tuple(known)
         if value is None:
             return ()
         if not isinstance(value, list | tuple) or any(each not in allowed for each in value):
             raise UserError(f"{self.where}: {name}: {quoted_repr(value)}, expected a list of {' and '.join(allowed)}")
         if len(value) != self.layers:
-            raise UserError(f"{self.where}: {name}: {len(value)} of them, expected one a layer ({self.layers})")
+            raise UserError(f"{self.where}: {name}: {len(value)} values, expected one per layer ({self.layers})")
         return tuple(value)
 
     def flag(self, word: bool | str) -> bool:
-        """A fixed answer, or what the field of this name says."""
+        """A fixed value, or the value of the field of this name."""
         if not isinstance(word, str):
             return word
         value = self.value(word)
@@ -264,7 +263,7 @@ class ModelShape:
         return bool(value)
 
     def split(self, value: int, what: str) -> int:
-        """`value` over the devices; UserError where it does not divide."""
+        """`value` per device; UserError if tp does not divide it."""
         if value % self.tp:
             raise UserError(f"{self.where}: {what} {value} does not divide by shapes.tp={self.tp}")
         return value // self.tp
@@ -276,8 +275,8 @@ class ModelShape:
 
     @property
     def layers(self) -> int:
-        """How many decoder layers."""
-        listed = self.value("layers_block_type")  # Nemotron-H's file as transformers 5 writes it counts no further
+        """The number of decoder layers."""
+        listed = self.value("layers_block_type")  # Nemotron-H's files of transformers 5 have no other count
         layers = self.size("num_hidden_layers", default=len(listed) or None if isinstance(listed, list) else None)
         if layers > MAX_LAYERS:
             raise UserError(f"{self.where}: num_hidden_layers: {layers}, expected at most {MAX_LAYERS}")
@@ -290,7 +289,7 @@ class ModelShape:
 
 
 def layer_count(shape: ModelShape, *names: str, default: int = 0) -> int:
-    """The first of these fields that is there, a number of layers from 0; UserError for any other value."""
+    """The first present one of these fields, a number of layers from 0; UserError for any other value."""
     for name in names:
         value = shape.value(name)
         if value is None or (name.endswith("end_index") and value == -1):  # Ernie: -1 is the last
@@ -306,12 +305,12 @@ def layer_count(shape: ModelShape, *names: str, default: int = 0) -> int:
 _LAYER_INDEX = re.compile(r"[0-9]{1,9}")
 _MAX_INDEX_DIGITS = 10
 _MAX_KINDS = 256
-"""Of layers, by their sizes; each kind has products of its own."""
+"""Kinds of layers with different sizes; each kind has products of its own."""
 _MAX_FIELDS = 2_000
 _BY_NUMBER = {"0": "full_attention", "1": "sliding_attention"}
 """MiMo's `hybrid_layer_pattern`."""
 MAX_LAYERS = 10_000
-"""Far beyond any model; a file that says more is not one."""
+"""Far above any model; a larger number means an invalid file."""
 
 _READ_FIELDS = (
     *("architectures", "model_type", "text_config", "quantization_config", "hidden_size", "intermediate_size"),
@@ -323,13 +322,13 @@ _READ_FIELDS = (
     *("intermediate_size_mlp", "full_attention_interval", "linear_num_key_heads", "linear_num_value_heads"),
     *("linear_key_head_dim", "linear_value_head_dim", "mlp_bias"),
 )
-"""Fields whose loss would change products in silence."""
+"""Fields that would change products silently if they were misspelt."""
 
 
 def check_field_names(config: ConfigJson, where: str) -> None:
-    """Raises UserError for a field one letter away from one that is read, which is not there itself."""
+    """Raises UserError for a field one letter away from a known one that is absent."""
     if len(config) > _MAX_FIELDS:
-        raise UserError(f"{where}: {len(config):,} fields, expected at most {_MAX_FIELDS:,}, as a model has")
+        raise UserError(f"{where}: {len(config):,} fields, expected at most {_MAX_FIELDS:,} in a model's configuration")
     for name in config:
         close = [each for each in _READ_FIELDS if each not in config and one_letter_apart(str(name), each)]
         if close and name not in _READ_FIELDS:
@@ -337,8 +336,8 @@ def check_field_names(config: ConfigJson, where: str) -> None:
 
 
 def check_block_alignment(block: tuple[int, int], linear: Linear, tp: int, where: str) -> None:
-    """Raises UserError, beginning with `where`, for a size that is no multiple of the (rows, columns) of a tile."""
-    hint = "; shapes.ep= deals whole experts out instead" if linear.experts and linear.cut != "whole" else ""
+    """Raises UserError, beginning with `where`, for a size that is not a multiple of the (rows, columns) of a block."""
+    hint = "; shapes.ep= distributes whole experts instead" if linear.experts and linear.cut != "whole" else ""
     for size, multiple, what in _shard_sizes(linear, tp, *block):
         if size % multiple:
             raise UserError(
@@ -353,5 +352,5 @@ def _shard_sizes(linear: Linear, tp: int, rows: int, columns: int) -> Iterator[t
     if linear.cut == "column" and tp > 1:
         yield from ((part, rows, "N of a part") for part in parts)
     else:
-        # Uncut, only a part that another one follows must end on a tile.
+        # Unsharded, all parts but the last must end on a block.
         yield from ((part, rows, "N of a part") for part in parts[:-1])

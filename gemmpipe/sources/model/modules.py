@@ -1,4 +1,4 @@
-"""A model's modules as engines run them: siblings merged into one product, then cut over the devices."""
+"""A model's modules as engines run them: siblings merged into one product, then sharded over the devices."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ _MERGED: Mapping[tuple[str, ...], str] = {
     ("in_proj_qkv", "in_proj_z"): "in_proj_qkvz",
     ("in_proj_b", "in_proj_a"): "in_proj_ba",
 }
-"""Siblings that engines merge, since they multiply the same input -> the product's name."""
+"""Siblings with the same input, which engines merge -> the product's name."""
 _QKV = ("qkv_proj", "query_key_value", "qkv", "wqkv", "Wqkv", "c_attn", "W_pack")
 _UNITS = {"qkv_proj": "num_key_value_heads", "in_proj": "heads and groups of its state space"}
 _HEAD = ("lm_head", "embed_out", "output")
@@ -43,7 +43,7 @@ _SIXTEEN_BIT = ("lm_head", "gate", "router", "shared_expert_gate", "weights_proj
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightMatrix:
-    """A matrix of a model: `name` in full, out [M, n] = x [M, k] @ w^T; `experts` of them side by side, 0 for one."""
+    """A matrix of a model: `name` in full, out [M, n] = x [M, k] @ w^T; `experts`: how many are stacked, 0 for one."""
 
     name: str
     n: int
@@ -51,14 +51,14 @@ class WeightMatrix:
     bias: bool
     experts: int = 0
     parts: tuple[int, ...] = ()
-    """The Ns within it that are cut each by itself; empty for one."""
+    """The Ns of parts that are sharded separately; empty for one."""
     units: tuple[int, ...] = ()
-    """How many heads or groups each part is made of, which no cut divides; 0 where it may be cut anywhere."""
+    """The number of indivisible heads or groups in each part; 0 if it may be split anywhere."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionHeads:
-    """Attention's heads, which alone tell how keys and values are cut."""
+    """Attention's heads, which determine how keys and values are sharded."""
 
     query: int
     kv: int
@@ -76,8 +76,8 @@ def sharded_products(
 ) -> list[Linear]:
     """Every product of one device, equal ones of several layers as one.
 
-    `plan` is a model's own tensor-parallel plan, by the last part of a name; it speaks where our rules do not. Raises
-    UserError: a module that cannot be cut, or that nothing says how to cut.
+    `plan` is a model's own tensor-parallel plan, by the last part of a name, used where our rules have no entry. Raises
+    UserError for a module that cannot be sharded or has no rule.
     """
     if heads.query % tp:
         raise UserError(f"{where}: num_attention_heads {heads.query} does not divide by shapes.tp={tp}")
@@ -96,40 +96,40 @@ def sharded_products(
 class _UnshardedLinear:
     linear: Linear
     units: tuple[int, ...]
-    """Of each part of it, as `WeightMatrix` has them; 0 for any number."""
+    """The units of each part, as in `WeightMatrix`."""
 
 
 def _fuse_siblings(modules: Iterable[WeightMatrix]) -> list[_UnshardedLinear]:
-    """Siblings of one parent as the product that engines make of them, in the order of the model."""
+    """Siblings of one parent merged as engines merge them, in the order of the model."""
     by_parent: dict[tuple[int, str], dict[str, WeightMatrix]] = {}
     for module in modules:
-        place, inner = _layer_and_name(module.name)
+        layer_id, inner = _layer_and_name(module.name)
         parent, _, leaf = inner.rpartition(".")
-        by_parent.setdefault((place, parent), {})[leaf] = module
+        by_parent.setdefault((layer_id, parent), {})[leaf] = module
     found: list[_UnshardedLinear] = []
-    for (place, parent), children in by_parent.items():
+    for (layer_id, parent), children in by_parent.items():
         left = dict(children)
-        if "x_proj" in left and "in_proj" in left:  # a state space whose two halves are all that in_proj makes
+        if "x_proj" in left and "in_proj" in left:  # a state space with an in_proj of two halves
             left["in_proj_xz"] = left.pop("in_proj")
         if parent == "self_attn" and {"q_proj", "k_proj"} <= set(left) and "v_proj" not in left:
             left["v_proj"] = left["k_proj"]  # Gemma 4's values may be its keys: engines load the matrix twice
         for leaves, merged in _MERGED.items():
             parts = [left[leaf] for leaf in leaves if leaf in left and not left[leaf].experts]
             if len(parts) == len(leaves) and len({part.k for part in parts}) == 1:
-                found.append(_linear(place, parent, merged, leaves, parts))
+                found.append(_linear(layer_id, parent, merged, leaves, parts))
                 left = {leaf: module for leaf, module in left.items() if leaf not in leaves}
-        found += [_linear(place, parent, leaf, (leaf,), [module]) for leaf, module in left.items()]
+        found += [_linear(layer_id, parent, leaf, (leaf,), [module]) for leaf, module in left.items()]
     return found
 
 
 def _layer_and_name(name: str) -> tuple[int, str]:
-    """(layer, the name within it); layer 0 and the last part for what a model has once."""
+    """(layer, the name within it); layer 0 and the last part of the name outside of layers."""
     match = _LAYER.search(name)
     return (int(match[1]), _IN_ROUTER.sub("", match[2])) if match else (0, name.rpartition(".")[2])
 
 
 def _linear(
-    place: int, parent: str, leaf: str, leaves: Sequence[str], parts: Sequence[WeightMatrix]
+    layer_id: int, parent: str, leaf: str, leaves: Sequence[str], parts: Sequence[WeightMatrix]
 ) -> _UnshardedLinear:
     at = f"{parent}." if parent else ""
     within = [(n, unit) for part in parts for n, unit in zip(part.parts or (part.n,), part.units or (0,), strict=True)]
@@ -137,7 +137,7 @@ def _linear(
         layer=f"{at}{leaf}",
         n=sum(part.n for part in parts),
         k=parts[0].k,
-        layer_ids=(place,),
+        layer_ids=(layer_id,),
         cut="",
         modules=tuple(f"{at}{each}" for each in leaves),
         parts=tuple(n for n, _ in within),
@@ -178,11 +178,11 @@ class _Sharder:
         if planned or self.tp == 1:
             return planned or "whole"
         raise UserError(
-            f"{self.where}: no rule how '{linear.layer}' is cut over tp {self.tp}{suggest_or_list(leaf, _COLUMN)}"
+            f"{self.where}: no rule to shard '{linear.layer}' over tp {self.tp}{suggest_or_list(leaf, _COLUMN)}"
         )
 
     def _parts(self, leaf: str, uncut: _UnshardedLinear) -> list[tuple[int, int]]:
-        """(N, units) of what is cut by itself, also within a matrix that is stored as one."""
+        """(N, units) of the parts that are sharded separately, also within a matrix that is stored as one."""
         linear, heads = uncut.linear, self.heads
         if len(linear.parts) == 1 and leaf in _QKV:
             query, kv = heads.query * heads.width, heads.kv * heads.width
@@ -198,11 +198,13 @@ class _Sharder:
         if not units:
             return self._per_device(part, linear.layer)
         if units >= self.tp or leaf not in _QKV:
-            # A state space's group is repeated only where it is the only one.
-            held = 1 if units == 1 else self._split_evenly(units, self.tp, _UNITS.get(leaf, linear.layer), "tp")
-            return held * (part // units)
+            # A state space's group is replicated only if it is the only one.
+            units_per_device = (
+                1 if units == 1 else self._split_evenly(units, self.tp, _UNITS.get(leaf, linear.layer), "tp")
+            )
+            return units_per_device * (part // units)
         if self.tp % units:
-            why = f"tp {self.tp} is no multiple of {units} KV heads, so they cannot be repeated"
+            why = f"tp {self.tp} is not a multiple of the {units} KV heads, to replicate them"
             raise UserError(f"{self.where}: {why}")
         return part // units
 

@@ -1,6 +1,6 @@
-"""What a checkpoint's `quantization_config` says: which kernel families compute its layers, and which stay 16-bit.
+"""A checkpoint's `quantization_config`: the kernel families for its layers, and the modules that stay in 16 bits.
 
-The modules that a checkpoint leaves in 16 bits: names, endings, globs and `re:` patterns held against a model's.
+Ignored modules are names, endings, globs and `re:` patterns, matched with a model's module names.
 """
 
 import fnmatch
@@ -27,24 +27,30 @@ json.dump([name for name in names if any(e.match(name) or e.match("model." + nam
 
 
 def ignored_layers(linears: Sequence[Linear], patterns: Sequence[str]) -> list[frozenset[int]]:
-    """For each linear the layers in which one of its matrices is named.
+    """For each linear the layers in which a pattern matches one of its matrices.
 
-    Raises UserError for a pattern that is none, and for patterns that take too long.
+    Raises UserError for an invalid pattern, and for patterns that take too long.
     """
     words = frozenset(_without_prefix(pattern) for pattern in patterns if not _is_expression(pattern))
     expressions = tuple(_expression(pattern) for pattern in patterns if _is_expression(pattern))
-    held = [
-        {place: [_full_name(linear, place, module) for module in linear.modules] for place in linear.layer_ids}
+    names_by_layer = [
+        {layer_id: [_full_name(linear, layer_id, module) for module in linear.modules] for layer_id in linear.layer_ids}
         for linear in linears
     ]
-    # A pattern may name the module or what holds it.
+    # A pattern may name the module or one of its parents.
     holders = {
-        holder for layer_ids in held for names in layer_ids.values() for name in names for holder in _starts(name)
+        holder
+        for layer_ids in names_by_layer
+        for names in layer_ids.values()
+        for name in names
+        for holder in _starts(name)
     }
     matched = _match_in_process(expressions, tuple(sorted(holders))) if expressions else frozenset()
     return [
-        frozenset(place for place, names in layer_ids.items() if any(_is_named(name, words, matched) for name in names))
-        for layer_ids in held
+        frozenset(
+            layer_id for layer_id, names in layer_ids.items() if any(_is_named(name, words, matched) for name in names)
+        )
+        for layer_ids in names_by_layer
     ]
 
 
@@ -58,7 +64,7 @@ def _is_expression(pattern: str) -> bool:
 
 
 def _without_prefix(pattern: str) -> str:
-    """The name without `model.` and the like in front."""
+    """The name without prefixes such as `model.`."""
     return next((pattern.removeprefix(each) for each in _PREFIXES if pattern.startswith(each)), pattern)
 
 
@@ -71,8 +77,8 @@ def _expression(pattern: str) -> str:
         raise UserError(f"quantization_config: ignored module {quoted_repr(pattern)}: {error}") from None
 
 
-def _full_name(linear: Linear, place: int, module: str) -> str:
-    return module if linear.layer == "lm_head" else f"layers.{place}.{module}"
+def _full_name(linear: Linear, layer_id: int, module: str) -> str:
+    return module if linear.layer == "lm_head" else f"layers.{layer_id}.{module}"
 
 
 def _starts(name: str) -> list[str]:
@@ -87,7 +93,7 @@ def _ends(name: str) -> Iterable[str]:
 
 @lru_cache(maxsize=4)
 def _match_in_process(expressions: tuple[str, ...], names: tuple[str, ...]) -> frozenset[str]:
-    """The names that an expression matches; in a process that can be stopped: a few letters can take for ever."""
+    """The names that an expression matches, in a killable process: a short pattern can take unbounded time."""
     try:
         found = subprocess.run(
             [sys.executable, "-I", "-c", _MATCH_PROGRAM],
@@ -115,16 +121,16 @@ _MAX_PATTERNS, _MAX_PATTERN_LENGTH = 20_000, 300
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quantization:
-    """How a checkpoint's matrices are stored, except for those that it names."""
+    """The storage of a checkpoint's matrices, except for the ignored ones."""
 
     what: str
-    """For the reader: `fp8 in blocks of 128x128`."""
+    """Text for messages: `fp8 in blocks of 128x128`."""
     families: tuple[str, ...]
-    """The kernel families that compute such a layer; none for what we have no kernel for."""
+    """The kernel families that compute such a layer; empty if we have no kernel."""
     experts: str
-    """The quantisation of experts as aiter's fused MoE calls it: `per_1x128`, `per_Token`, `per_Tensor`, `per_1x32`."""
+    """aiter's name of the experts' quantisation: `per_1x128`, `per_Token`, `per_Tensor`, `per_1x32`."""
     weight: str
-    """The weight's dtype: `fp8` (the chip's own), `int8`, `fp4x2`; empty where no kernel of ours reads it."""
+    """The weight's dtype: `fp8` (the chip's own), `int8`, `fp4x2`; empty if no kernel of ours reads it."""
     block: tuple[int, int] | None = None
     granularity: str = ""
     """`row` or `tensor` for scales that span K."""
@@ -132,26 +138,26 @@ class Quantization:
     """Modules that stay in 16 bits: names, endings, globs, `re:` patterns."""
 
     def columns(self, names: frozenset[str]) -> dict[str, Scalar]:
-        """What it says about those key columns of a plain product's family."""
-        said: dict[str, Scalar] = {"granularity": self.granularity}
+        """The values for these key columns of a plain product's family."""
+        entry: dict[str, Scalar] = {"granularity": self.granularity}
         if self.weight == "int8":
-            said["q_dtype_w"] = "int8"
-        return {name: value for name, value in said.items() if value and name in names}
+            entry["q_dtype_w"] = "int8"
+        return {name: value for name, value in entry.items() if value and name in names}
 
 
 def quantization_of(config: ConfigJson, where: str) -> Quantization | None:
-    """What the file says, at its top or in its language model; None for a checkpoint in 16 bits.
+    """The file's quantisation, at its top level or in its language model; None for a checkpoint in 16 bits.
 
-    Raises UserError for an entry of the wrong kind.
+    Raises UserError for an entry of the wrong type.
     """
     for fields in _quantization_configs(config):
-        said = next((fields[name] for name in ("quantization_config", "compression_config") if fields.get(name)), None)
-        if said is None:
+        entry = next((fields[name] for name in ("quantization_config", "compression_config") if fields.get(name)), None)
+        if entry is None:
             continue
-        if not isinstance(said, Mapping):
-            raise UserError(f"{where}: quantization_config: {quoted_repr(said)}, expected an object")
-        found = _read(said, where)
-        return None if found is None else replace(found, ignored=_patterns(said, where))
+        if not isinstance(entry, Mapping):
+            raise UserError(f"{where}: quantization_config: {quoted_repr(entry)}, expected an object")
+        found = _read(entry, where)
+        return None if found is None else replace(found, ignored=_patterns(entry, where))
     return None
 
 
@@ -160,7 +166,7 @@ def split_by_quantization(
 ) -> Iterator[tuple[Linear, bool]]:
     """Each product in the layers in which it is quantised (True), then in those in which it stays in 16 bits.
 
-    Where nothing is said it may be quantised, unless engines never do.
+    Without a quantization_config a product counts as quantised, unless engines never quantise it.
     """
     ignored = ignored_layers(linears, quantization.ignored) if quantization else [frozenset[int]()] * len(linears)
     for linear, left in zip(linears, ignored, strict=True):
@@ -168,7 +174,7 @@ def split_by_quantization(
             yield linear, not linear.sixteen_bit
             continue
         for quantised in (True, False):
-            layer_ids = tuple(place for place in linear.layer_ids if (place not in left) is quantised)
+            layer_ids = tuple(layer_id for layer_id in linear.layer_ids if (layer_id not in left) is quantised)
             if layer_ids:
                 yield replace(linear, layer_ids=layer_ids), quantised
 
@@ -180,11 +186,11 @@ def _quantization_configs(config: ConfigJson) -> Iterator[ConfigJson]:
     yield language_model(config)
 
 
-def _read(said: Mapping[str, object], where: str) -> Quantization | None:
-    method = str(said.get("quant_method") or said.get("quant_algo") or "").lower()
-    algo = str(said.get("quant_algo") or "").lower()
-    if method == "fp8" and said.get("weight_block_size"):
-        return _blocks(said["weight_block_size"], where)
+def _read(entry: Mapping[str, object], where: str) -> Quantization | None:
+    method = str(entry.get("quant_method") or entry.get("quant_algo") or "").lower()
+    algo = str(entry.get("quant_algo") or "").lower()
+    if method == "fp8" and entry.get("weight_block_size"):
+        return _blocks(entry["weight_block_size"], where)
     if method in ("fp8", "fbgemm_fp8") or algo == "fp8":
         return _eight_bit_families("fp8", "row" if method == "fbgemm_fp8" else "tensor")
     if algo in ("fp8_pb_wo", "fp8_block_scales", "fp8_pb"):
@@ -194,9 +200,9 @@ def _read(said: Mapping[str, object], where: str) -> Quantization | None:
     if method in ("mxfp4", "mxfp4_moe") or algo == "mxfp4":
         return _four_bit_families(activations=False)
     if method == "compressed-tensors":
-        return _groups(said, where)
+        return _groups(entry, where)
     if method == "quark":
-        return _quark(said)
+        return _quark(entry)
     if not method:
         return None
     return Quantization(what=algo or method, families=(), experts="", weight="")
@@ -220,7 +226,7 @@ def _blocks(size: object, where: str) -> Quantization:
 def _eight_bit_families(weight: str, granularity: str) -> Quantization:
     experts = "per_Token" if granularity == "row" else "per_Tensor"
     what = f"{weight} with a scale {'for each channel' if granularity == 'row' else 'for each tensor'}"
-    # A scale for each tensor is no pre-shuffled kernel's: those scale by row.
+    # Pre-shuffled kernels have scales by row only, not by tensor.
     families = _EIGHT_FAMILIES if granularity == "row" else _EIGHT_FAMILIES[:1]
     return Quantization(what=what, families=families, experts=experts, weight=weight, granularity=granularity)
 
@@ -231,9 +237,9 @@ def _four_bit_families(*, activations: bool) -> Quantization:
     return Quantization(what=what, families=families, experts="per_1x32", weight="fp4x2")
 
 
-def _groups(said: Mapping[str, object], where: str) -> Quantization | None:
-    """compressed-tensors: the first group of layers speaks for all; weight-only ones have no kernel here."""
-    groups = said.get("config_groups")
+def _groups(entry: Mapping[str, object], where: str) -> Quantization | None:
+    """compressed-tensors: the first group of layers counts for all; weight-only groups have no kernel here."""
+    groups = entry.get("config_groups")
     first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
     weights = first.get("weights") if isinstance(first, Mapping) else None
     if not isinstance(weights, Mapping) or not isinstance(first, Mapping):
@@ -250,9 +256,9 @@ def _groups(said: Mapping[str, object], where: str) -> Quantization | None:
     return Quantization(what=what, families=(), experts="", weight="")
 
 
-def _quark(said: Mapping[str, object]) -> Quantization:
+def _quark(entry: Mapping[str, object]) -> Quantization:
     """AMD's Quark: the global scheme."""
-    overall = said.get("global_quant_config")
+    overall = entry.get("global_quant_config")
     weight = overall.get("weight") if isinstance(overall, Mapping) else None
     scheme = weight if isinstance(weight, Mapping) else {}
     kind, by = str(scheme.get("dtype")), str(scheme.get("qscheme"))
@@ -263,8 +269,8 @@ def _quark(said: Mapping[str, object]) -> Quantization:
     return Quantization(what=f"Quark {kind} {by}", families=(), experts="", weight="")
 
 
-def _patterns(said: Mapping[str, object], where: str) -> tuple[str, ...]:
-    found = next((said[name] for name in _IGNORED_FIELDS if said.get(name)), ())
+def _patterns(entry: Mapping[str, object], where: str) -> tuple[str, ...]:
+    found = next((entry[name] for name in _IGNORED_FIELDS if entry.get(name)), ())
     if not isinstance(found, list | tuple) or any(not isinstance(word, str) for word in found):
         raise UserError(f"{where}: quantization_config: {quoted_repr(found)}, expected a list of module names")
     if len(found) > _MAX_PATTERNS:

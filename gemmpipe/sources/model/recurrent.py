@@ -1,6 +1,6 @@
-"""The products of what hybrid decoders have in place of full attention: delta rules, state spaces, convolutions.
+"""The products of hybrid decoders' layers without full attention, and the rules of these architectures.
 
-Rules of decoders that mix in more ways than one: state spaces, delta rules, convolutions, heads that differ.
+Delta rules, state spaces and convolutions; also decoders with different heads in different layers.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +13,7 @@ LayerIds = tuple[int, ...]
 
 
 def recurrent(shape: ModelShape, layer_ids: LayerIds) -> Iterator[Linear]:
-    """The products of these layers, of whichever kind the architecture has between those with full attention."""
+    """The products of these layers, by the architecture's kind of layer without full attention."""
     yield from _RECURRENT_KINDS[shape.rule.mixer](shape, layer_ids)
 
 
@@ -41,13 +41,13 @@ def delta(shape: ModelShape, layer_ids: LayerIds) -> Iterator[Linear]:
         cut="column",
         modules=(f"{at}ba", f"{at}b", f"{at}a"),
         parts=(value_heads, value_heads),
-        sixteen_bit=True,  # one number a head: no block of scales fits
+        sixteen_bit=True,  # one value per head: smaller than a scale block
     )
     yield unfused_linear("linear_attn.out_proj", hidden, values, "row", layer_ids)
 
 
 def kda(shape: ModelShape, layer_ids: LayerIds) -> Iterator[Linear]:
-    """Delta attention with a gate for each channel, the gates of low rank (Kimi-Linear)."""
+    """Delta attention with a low-rank gate per channel (Kimi-Linear)."""
     heads, width = shape.size("linear_num_heads"), shape.size("linear_head_dim")
     own, hidden = shape.split(heads, "linear_num_heads"), shape.hidden
     inner, at = own * width, "self_attn."
@@ -63,7 +63,7 @@ def kda(shape: ModelShape, layer_ids: LayerIds) -> Iterator[Linear]:
     for gate in "fg":
         yield unfused_linear(f"{at}{gate}_a_proj", width, hidden, "whole", layer_ids)
         yield unfused_linear(f"{at}{gate}_b_proj", inner, width, "column", layer_ids)
-    # One number a head: no block of scales fits.
+    # One value per head: smaller than a scale block.
     yield unfused_linear(f"{at}b_proj", own, hidden, "column", layer_ids, sixteen_bit=True)
     yield unfused_linear(f"{at}o_proj", hidden, inner, "row", layer_ids)
 
@@ -95,7 +95,7 @@ def mamba(shape: ModelShape, layer_ids: LayerIds) -> Iterator[Linear]:
 def mamba2(shape: ModelShape, layer_ids: LayerIds) -> Iterator[Linear]:
     """State spaces with heads (Mamba-2, Granite 4, Nemotron-H, Falcon-H1, Bamba).
 
-    One product makes gate, input, B, C and time step; a single group of B and C is repeated on every device.
+    One product computes gate, input, B, C and time step; a single group of B and C is replicated on every device.
     """
     heads, groups, hidden = shape.size("mamba_n_heads"), shape.size("mamba_n_groups"), shape.hidden
     width = shape.value("mamba_d_head")
@@ -104,12 +104,10 @@ def mamba2(shape: ModelShape, layer_ids: LayerIds) -> Iterator[Linear]:
     if inner % heads:
         raise UserError(f"{shape.where}: the state space's width {inner} does not divide by mamba_n_heads {heads}")
     if groups > 1 and groups % shape.tp:
-        raise UserError(
-            f"{shape.where}: mamba_n_groups {groups} does not divide by shapes.tp={shape.tp}; one is repeated"
-        )
-    held = max(1, groups // shape.tp) * shape.size("mamba_d_state")
+        raise UserError(f"{shape.where}: mamba_n_groups {groups} does not divide by shapes.tp={shape.tp}, and is not 1")
+    states = max(1, groups // shape.tp) * shape.size("mamba_d_state")
     channels = inner // shape.tp
-    parts = (channels, channels, held, held, own)
+    parts = (channels, channels, states, states, own)
     at, bias = "mamba.", shape.flag("mamba_proj_bias")
     out_bias = shape.flag("projectors_bias") if shape.value("projectors_bias") is not None else bias
     yield unfused_linear(f"{at}in_proj", sum(parts), hidden, "column", layer_ids, bias=bias, parts=parts)
@@ -261,4 +259,4 @@ HYBRIDS: Mapping[str, ArchitectureRule] = {
     "Gemma4": _GEMMA4,
     "Afmoe": ArchitectureRule(output_gate=True, o_bias="attention_bias", mlp_bias=False, sparse=True),
 }
-"""The name without ForCausalLM -> how engines cut it."""
+"""The name without ForCausalLM -> its rule."""

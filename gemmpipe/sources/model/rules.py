@@ -1,6 +1,6 @@
-"""Which rule an architecture follows: named as config.json's `architectures` and `model_type` name it.
+"""The rules of all architectures, found by config.json's `architectures` or `model_type`, and a model's products.
 
-How engines cut a decoder's layers into products, by its config.json and the degrees of parallelism.
+The products follow engines' merging and sharding of layers, from config.json and the degrees of parallelism.
 """
 
 from collections.abc import Iterator, Mapping
@@ -188,9 +188,9 @@ RULES: Mapping[str, ArchitectureRule] = {
     "Youtu": _LATENT,
     **HYBRIDS,
 }
-"""The name without ForCausalLM -> how engines cut it. What is not here is refused: other models fuse differently."""
+"""The name without ForCausalLM -> its rule. Other architectures are refused: they may fuse differently."""
 
-_MAX_NAME = 60  # characters of it in a message
+_MAX_NAME = 60  # characters of a name in a message
 _SUFFIXES = ("ForCausalLM", "ForConditionalGeneration", "Model")
 _SYNONYMS = {
     "qwen2vl": "qwen2",
@@ -216,23 +216,23 @@ _SYNONYMS = {
     "fairseq2llama": "llama",
     "gemma4unified": "gemma4",
 }
-"""Names of other things whose language model is one of these."""
+"""Multi-modal and other variants -> the plain name of their language model."""
 NESTED = ("text_config", "llm_config", "language_config")
-"""Where files of multi-modal models keep the language model's fields."""
+"""Fields of multi-modal models that hold the language model's configuration."""
 
 
 def language_model(config: ConfigJson) -> ConfigJson:
-    """The language model's own fields: those of a nested configuration where there is one."""
-    inner = config.get("thinker_config")  # of Qwen's omni models
+    """The language model's own fields: those of a nested configuration if there is one."""
+    inner = config.get("thinker_config")  # in Qwen's omni models
     found = inner if isinstance(inner, Mapping) else config
     return next((value for name in NESTED if isinstance(value := found.get(name), Mapping)), found)
 
 
 def rule_of(config: ConfigJson, where: str) -> tuple[str, ArchitectureRule]:
-    """(the architecture's full name, its rule), as the language model's fields name it: `architectures`, `model_type`.
+    """(the architecture's full name, its rule), from `architectures` or `model_type` of the language model.
 
-    Where a nested configuration names nothing the outer one does; a bare list of sizes is a Llama. Raises UserError
-    with the nearest known name.
+    Without a name there the outer configuration's counts; sizes without any name are a Llama. Raises UserError with
+    the nearest known name.
     """
     name = _name(language_model(config), where) or _name(config, where) or "Llama"
     known = _rule_key(name)
@@ -249,12 +249,12 @@ def _name(config: ConfigJson, where: str) -> str | None:
         return None if kind is None else str(kind)
     listed = [named] if isinstance(named, str) else named
     if not isinstance(listed, list | tuple) or not listed or not isinstance(listed[0], str):
-        raise UserError(f"{where}: architectures: {quoted_repr(named)}, expected [LlamaForCausalLM] or the like")
+        raise UserError(f"{where}: architectures: {quoted_repr(named)}, expected for example [LlamaForCausalLM]")
     return listed[0]
 
 
 def _rule_key(name: str) -> str | None:
-    """The key of RULES that a name means."""
+    """The key of RULES for a name."""
     word = next((name.removesuffix(end) for end in _SUFFIXES if name.endswith(end)), name)
     plain = _plain(word).removesuffix("text")
     return _BY_PLAIN.get(_SYNONYMS.get(plain, plain))
@@ -272,8 +272,8 @@ def linears(
 ) -> list[Linear]:
     """Every product of the language model; with `sixteen_bit` also those that engines never quantise (lm_head ...).
 
-    `batched` gives instead the batched ones, which decode makes of latent attention. Raises UserError: which field,
-    and why it cannot be.
+    `batched` returns the batched ones instead, which decode uses for latent attention. Raises UserError: the field and
+    the reason.
     """
     fields = language_model(config)
     architecture, rule = rule_of(config, where)
@@ -300,7 +300,7 @@ def _all_products(shape: ModelShape) -> Iterator[Linear]:
 
 
 def _with_module_names(linear: Linear, rule: ArchitectureRule) -> Linear:
-    """With the names that a checkpoint of this architecture gives the matrices."""
+    """A copy with this architecture's module names."""
     modules = tuple(_renamed(module, rule.names) for module in linear.modules)
     return linear if modules == linear.modules else replace(linear, modules=modules)
 

@@ -1,8 +1,6 @@
 """Problems of a model, from its config.json, the degrees of parallelism and the batch sizes.
 
-The Ms of a decoder's products: numbers, or the name of an engine whose captured batch sizes are meant.
-
-How engines cut a decoder's layers into products: attention, feed-forward, rules by architecture, quantisation.
+Batch sizes are numbers, or the name of an engine for its captured batch sizes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +24,7 @@ _VLLM_MAX = 512
 
 
 def vllm_capture_sizes(most: int = _VLLM_MAX) -> list[int]:
-    """The batch sizes for which vLLM captures CUDA graphs, by default: its documentation of cudagraph_capture_sizes.
+    """The batch sizes for which vLLM captures CUDA graphs by default (its documentation of cudagraph_capture_sizes).
 
     1, 2, 4, then steps of 8 below 256 and of 16 up to `most`, which vLLM sets to twice max_num_seqs and at most 512.
     """
@@ -37,7 +35,7 @@ _ENGINES: Mapping[str, Callable[[], list[int]]] = {"vllm": vllm_capture_sizes}
 
 
 def batch_sizes(nsets: Sequence[int] | int | str) -> list[int]:
-    """Each M once, in the given order. Raises UserError naming shapes.nsets."""
+    """Each M once, in the given order. Raises UserError about shapes.nsets."""
     if isinstance(nsets, str):
         if nsets not in _ENGINES:
             raise UserError(f"shapes.nsets: '{nsets}', {_EXPECTED}{suggest_or_list(nsets, _ENGINES)}")
@@ -58,9 +56,9 @@ _MAX_DEVICES = 1024
 class ModelShapes(Source):
     """The products of one device of a `tp`-way sharded decoder, each at every M of `nsets`.
 
-    `path` is a config.json or the folder that holds it; `config` holds the same fields inline. `ep` above 1 deals whole
-    experts out over so many devices. The weight is the number of calls in a forward pass. A `quantization_config` says
-    which kernel computes which layer; `quantization=ignore` lets any kernel compute all of them.
+    `path` is a config.json or its folder; `config` has the same fields inline. `ep` above 1 distributes whole experts
+    over this number of devices. The weight is the number of calls in a forward pass. A `quantization_config` determines
+    the kernels of the layers; `quantization=ignore` lets any kernel compute all of them.
     """
 
     path: str | None
@@ -71,7 +69,7 @@ class ModelShapes(Source):
     quantization: Literal["config", "ignore"]
 
     def problems(self, family: Family, defaults: KernelDefaults, gfx: str) -> list[Problem]:
-        """Each problem once, weights summed. Raises UserError: which field, and why it cannot be."""
+        """Each problem once, weights summed. Raises UserError: the field and the reason."""
         where, config = self._config()
         sizes = batch_sizes(self.nsets)
         wanted = self._family_filter(family, defaults, gfx, config, where)
@@ -87,7 +85,7 @@ class ModelShapes(Source):
         return merge_duplicates(found)
 
     def left_out(self, family: Family, defaults: KernelDefaults, gfx: str) -> str:
-        """Which products other kernels compute, as the checkpoint stores them."""
+        """The products of other kernels, by the checkpoint's quantisation."""
         where, config = self._config()
         wanted = self._family_filter(family, defaults, gfx, config, where)
         others = [
@@ -103,7 +101,7 @@ class ModelShapes(Source):
         return FamilyFilter(family=family, defaults=defaults, gfx=gfx, quantization=quantization)
 
     def _products(self, wanted: FamilyFilter, config: ConfigJson, where: str) -> Iterator[tuple[Linear, bool]]:
-        """Every product of one device, and whether it is quantised there."""
+        """(product of one device, True if it is quantised)."""
         yield from split_by_quantization(self.linears(config, where, batched=wanted.batched), wanted.quantization)
 
     def linears(self, config: ConfigJson, where: str, *, batched: bool) -> list[Linear]:
@@ -113,7 +111,7 @@ class ModelShapes(Source):
     def _config(self) -> tuple[str, ConfigJson]:
         if (self.path is None) == (self.config is None):
             both = "are both given" if self.path else "are both empty"
-            yours = "; shapes=model, csv, trace or log reads a file of yours" if self.path else ""
+            yours = "; shapes=model, csv, trace or log reads your file" if self.path else ""
             raise UserError(f"shapes.path and shapes.config {both}, expected a config.json or its fields inline{yours}")
         if self.config is not None:
             return "shapes.config", self.config
@@ -122,9 +120,9 @@ class ModelShapes(Source):
         if not file.exists():
             raise UserError(f"shapes.path: no file '{file}', expected a model's config.json")
         config = read_object(file)
-        beside = file.with_name("hf_quant_config.json")  # where ModelOpt keeps it
-        if "quantization_config" not in config and beside.is_file():
-            config = {**config, "quantization_config": read_object(beside).get("quantization")}
+        modelopt = file.with_name("hf_quant_config.json")
+        if "quantization_config" not in config and modelopt.is_file():
+            config = {**config, "quantization_config": read_object(modelopt).get("quantization")}
         return str(file), config
 
     def _check_degrees(self) -> None:

@@ -1,4 +1,4 @@
-"""What experts compute between their products, by architecture and field: a key, or a line that says why not."""
+"""The experts' activation by architecture and field: key columns, or a one-line error."""
 
 import pytest
 
@@ -51,7 +51,7 @@ def test_llama_4_weighs_what_its_experts_are_given() -> None:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "fields", "said"),
+    ("architecture", "fields", "message"),
     [
         ("GptOss", {"hidden_act": "silu"}, "experts with biases and a clamped SwiGLU"),
         ("Mixtral", {"hidden_act": "silu", "swiglu_limit": 7.0}, "experts with a clamped SwiGLU"),
@@ -62,13 +62,15 @@ def test_llama_4_weighs_what_its_experts_are_given() -> None:
         ("Gemma4", {}, "experts' activation: 'gelu_pytorch_tanh'"),
     ],
 )
-def test_experts_that_no_fused_kernel_has_are_refused(architecture: str, fields: dict[str, object], said: str) -> None:
-    with pytest.raises(UserError, match=rf"\(grouped\): {said}, which kernel=fmoe does not compute") as caught:
+def test_experts_that_no_fused_kernel_has_are_refused(
+    architecture: str, fields: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UserError, match=rf"\(grouped\): {message}, which kernel=fmoe does not compute") as caught:
         experts(architecture, **fields)
     assert "\n" not in str(caught.value)
 
 
-def test_nobody_is_sent_to_a_kernel_that_has_not_their_experts() -> None:
+def test_no_kernel_is_suggested_that_lacks_the_experts() -> None:
     sixteen = load_family("a16w16")
     assert source("Mixtral").left_out(sixteen, NOTHING, "sm_90") == "the experts (kernel=fmoe)"
     assert "no kernel of ours" in source("GptOss").left_out(sixteen, NOTHING, "sm_90")

@@ -1,4 +1,4 @@
-"""Decoders that mix in more ways than one, as published, against the modules that transformers builds of the file."""
+"""Published hybrid decoders, compared with the modules that transformers builds from the file."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,7 @@ Fields = Mapping[str, object]
 
 
 def file(kind: str, hidden: int, heads: int, kv: int, *parts: Fields, **more: object) -> Fields:
-    """A file of 8 layers; the rest is as it is published."""
+    """A published file, reduced to 8 layers."""
     found: dict[str, object] = {"model_type": kind, "num_hidden_layers": 8, "vocab_size": 163840}
     found |= {"hidden_size": hidden, "num_attention_heads": heads, "num_key_value_heads": kv}
     for part in parts:
@@ -119,7 +119,7 @@ def test_published_files_are_what_transformers_builds(name: str, tp: int) -> Non
 
 
 def test_a_single_group_of_a_state_space_is_on_every_device() -> None:
-    """vLLM's MambaMixer2: gate, input and time step over the devices, B and C of the one group whole on each."""
+    """vLLM's MambaMixer2: gate, input and time step sharded, B and C of the one group replicated."""
     config = PUBLISHED["granite-4.0-h-small"]
     assert cut(config)["mamba.in_proj", 2 * 8192 + 2 * 128 + 128] == (4096, 7)
     assert cut(config, 8)["mamba.in_proj", 2 * 1024 + 2 * 128 + 16] == (4096, 7)
@@ -142,7 +142,7 @@ def test_delta_attention_between_latent_attention() -> None:
 
 
 def test_gemma_4s_layers_with_shared_keys_are_wider_and_keep_qkv() -> None:
-    """As vLLM has it: qkv whole where transformers makes the query alone, so that meta is no witness here."""
+    """As in vLLM: a full qkv where transformers has only the query, so meta is no reference here."""
     fields = {"intermediate_size": 6144, "num_kv_shared_layers": 4, "use_double_wide_mlp": True}
     found = cut(file("gemma4_text", 1536, 8, 1, GEMMA4, fields, hidden_size_per_layer_input=256), 2)
     assert found["qkv_proj", (8 // 2 + 2) * 256] == (1536, 4)
@@ -154,9 +154,9 @@ def test_gemma_4s_layers_with_shared_keys_are_wider_and_keep_qkv() -> None:
 
 def test_a_checkpoint_names_modules_its_own_way() -> None:
     left = ("backbone.layers.0.mixer.in_proj", "backbone.layers.5.mixer.q_proj", "*.mixer.down_proj")
-    said = Quantization(what="fp8", families=("a8w8",), experts="", weight="fp8", ignored=left)
+    quantization = Quantization(what="fp8", families=("a8w8",), experts="", weight="fp8", ignored=left)
     found = linears(PUBLISHED["Nemotron-H-8B"], 1, "here", sixteen_bit=True)
-    sixteen = {(x.layer, x.layer_ids) for x, quantised in split_by_quantization(found, said) if not quantised}
+    sixteen = {(x.layer, x.layer_ids) for x, quantised in split_by_quantization(found, quantization) if not quantised}
     assert sixteen == {
         ("mamba.in_proj", (0,)),
         ("qkv_proj", (5,)),
@@ -170,7 +170,7 @@ def test_a_checkpoint_names_modules_its_own_way() -> None:
     [
         ("Nemotron-H-8B", {"hybrid_override_pattern": "M-M"}, r"hybrid_override_pattern: 'M-M', expected 8 of"),
         ("Nemotron-H-8B", {"hybrid_override_pattern": "M-M-M*-X"}, "hybrid_override_pattern: 'M-M-M"),
-        ("granite-4.0-h-micro", {"layer_types": ["mamba"] * 7}, "layer_types: 7 of them"),
+        ("granite-4.0-h-micro", {"layer_types": ["mamba"] * 7}, "layer_types: 7 values"),
         ("granite-4.0-h-micro", {"layer_types": ["lstm"] * 8}, "layer_types: .* expected a list of full_attention"),
         ("LFM2-1.2B", {"full_attn_idxs": [2, 8]}, r"attention in layers \[2, 8\], expected 0 to 7"),
         ("LFM2-1.2B", {"block_ffn_dim_multiplier": "wide"}, "block_ffn_dim_multiplier: 'wide', expected a number"),

@@ -1,4 +1,4 @@
-"""Which kernel computes a checkpoint's layers, by what it says of its quantisation."""
+"""The kernels of a checkpoint's layers by its quantisation."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -28,8 +28,8 @@ LLAMA: Mapping[str, object] = {
 NOTHING = KernelDefaults(dtype=None, out_dtype=None, bias=None)
 
 
-def calls(said: object, kernel: str, quantization: str = "config", layers: int = 4) -> dict[str, float]:
-    config = {**LLAMA, "num_hidden_layers": layers, "quantization_config": said}
+def calls(entry: object, kernel: str, quantization: str = "config", layers: int = 4) -> dict[str, float]:
+    config = {**LLAMA, "num_hidden_layers": layers, "quantization_config": entry}
     source = ModelShapes(path=None, config=config, tp=1, ep=1, nsets=[8], quantization=quantization)  # type: ignore[arg-type]
     return {p.layer: p.weight for p in source.problems(load_family(kernel), NOTHING, "sm_90")}
 
@@ -46,7 +46,7 @@ def group(**weights: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("said", "kernel"),
+    ("entry", "kernel"),
     [
         (BLOCKS, "a8w8_blockscale"),
         (BLOCKS, "a8w8_blockscale_bpreshuffle"),
@@ -65,10 +65,10 @@ def group(**weights: object) -> dict[str, object]:
         ),
     ],
 )
-def test_each_form_goes_to_its_kernel(said: Mapping[str, object], kernel: str) -> None:
-    assert calls(said, kernel) == ALL
-    assert calls(said, "a16w16") == {"lm_head": 1.0}
-    assert calls(said, "a16w16", "ignore") == {**ALL, "lm_head": 1.0}
+def test_each_form_goes_to_its_kernel(entry: Mapping[str, object], kernel: str) -> None:
+    assert calls(entry, kernel) == ALL
+    assert calls(entry, "a16w16") == {"lm_head": 1.0}
+    assert calls(entry, "a16w16", "ignore") == {**ALL, "lm_head": 1.0}
 
 
 def test_the_columns_that_it_decides() -> None:
@@ -101,31 +101,31 @@ def test_the_columns_that_it_decides() -> None:
     ],
 )
 def test_what_is_ignored_stays_in_16_bits(names: list[str], left: Mapping[str, int]) -> None:
-    said = {**BLOCKS, "modules_to_not_convert": names}
-    wide, eight = calls(said, "a16w16"), calls(said, "a8w8_blockscale")
+    entry = {**BLOCKS, "modules_to_not_convert": names}
+    wide, eight = calls(entry, "a16w16"), calls(entry, "a8w8_blockscale")
     assert {name: wide.get(name, 0) for name in ALL} == {name: left.get(name, 0) for name in ALL}
     assert all(wide.get(name, 0) + eight.get(name, 0) == 4 for name in ALL)
 
 
-def test_what_no_kernel_computes_says_so() -> None:
-    with pytest.raises(UserError, match=r"says fp8 in blocks of 128x128 \(kernel=a8w8_blockscale or"):
+def test_layers_without_a_kernel_are_reported() -> None:
+    with pytest.raises(UserError, match=r"is fp8 in blocks of 128x128 \(kernel=a8w8_blockscale or"):
         calls(BLOCKS, "a8w8")
-    with pytest.raises(UserError, match=r"says awq \(no kernel of ours; kernel=a16w16 for what stays"):
+    with pytest.raises(UserError, match=r"is awq \(no kernel of ours; kernel=a16w16 for 16-bit layers"):
         calls({"quant_method": "awq", "bits": 4}, "a8w8")
     assert calls({"quant_method": "gptq"}, "a16w16") == {"lm_head": 1.0}
 
 
 def test_modelopt_keeps_it_in_a_file_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    said = {"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
-    (tmp_path / "hf_quant_config.json").write_text(json.dumps(said))
+    entry = {"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(entry))
     source = ModelShapes(path=str(tmp_path), config=None, tp=1, ep=1, nsets=[8], quantization="config")
     assert {p.layer for p in source.problems(load_family("a16w16"), NOTHING, "sm_90")} == {"lm_head"}
     assert "4 products of other kernels" in source.left_out(load_family("a16w16"), NOTHING, "sm_90")
 
 
 @pytest.mark.parametrize(
-    ("said", "line"),
+    ("entry", "line"),
     [
         ("fp8", "quantization_config: 'fp8', expected an object"),
         ({**BLOCKS, "weight_block_size": [128]}, r"weight_block_size: \[128\], expected two whole numbers"),
@@ -135,9 +135,9 @@ def test_modelopt_keeps_it_in_a_file_of_its_own(tmp_path: Path) -> None:
         ({"quant_method": "compressed-tensors"}, "config_groups: no group with weights"),
     ],
 )
-def test_mistakes_are_one_line(said: object, line: str) -> None:
+def test_errors_are_one_line(entry: object, line: str) -> None:
     with pytest.raises(UserError, match=line):
-        calls(said, "a8w8_blockscale")
+        calls(entry, "a8w8_blockscale")
 
 
 @pytest.mark.parametrize("pattern", ["(.|.)" * 30 + "!", ".?" * 60 + "!!", "(.*)*!", "(?=((.|.)*))" + ".*" * 40 + "!"])
@@ -176,10 +176,10 @@ def test_work_grows_with_names_and_layers() -> None:
         max_leaves=8,
     )
 )
-def test_anything_there_is_read_or_refused(said: object) -> None:
+def test_anything_there_is_read_or_refused(entry: object) -> None:
     line = ""
     try:
-        quantization_of({"quantization_config": said}, "here")
+        quantization_of({"quantization_config": entry}, "here")
     except UserError as error:
         line = str(error)
     assert "\n" not in line
