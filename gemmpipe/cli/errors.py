@@ -1,6 +1,6 @@
-"""What Hydra says about a mistake, in one line: what, where, what was expected, the nearest known name.
+"""Errors as the user sees them: one line on stderr and an exit code.
 
-How a run that failed ends: one line on stderr and an exit code.
+Hydra's and OmegaConf's exceptions become one line as well: key, what is wrong, what was expected, the nearest name.
 """
 
 import errno
@@ -23,15 +23,23 @@ from gemmpipe.family.guard import error_location
 EXIT_INTERRUPTED = 130
 _MAX_LINE = 500
 """Characters of an error: it may name a path or a column of any length."""
+CONFIG_ERRORS = (HydraException, OmegaConfBaseException, RecursionError, yaml.YAMLError, ValueError)
+"""Raised by composing a configuration from wrong overrides or YAML files."""
+_PLUGINS = {
+    "joblib": "hydra-joblib-launcher",
+    "submitit_local": "hydra-submitit-launcher",
+    "submitit_slurm": "hydra-submitit-launcher",
+}
+"""The packages of launchers that Hydra has only if they are installed."""
 
 
 def terminal_line(text: str) -> str:
-    """A text without line breaks, runs of blanks, or what a terminal takes for a command; its middle may be cut."""
+    """A text without line breaks, repeated blanks and terminal escapes; the middle of a long one is cut."""
     return shortened(printable(" ".join(text.split())), _MAX_LINE)
 
 
 def report_error(error: GemmpipeError, cause: BaseException | None = None) -> int:
-    """Say in one line what went wrong (all of it with GEMMPIPE_DEBUG) and return the exit code."""
+    """Print the error as one line (with GEMMPIPE_DEBUG also its traceback) and return the exit code."""
     with tolerating_closed_pipes():
         _debug(cause or error)
         print(f"gemmpipe: {terminal_line(str(error))}", file=sys.stderr, flush=True)
@@ -39,17 +47,17 @@ def report_error(error: GemmpipeError, cause: BaseException | None = None) -> in
 
 
 def report_bug(error: Exception, config_dir: Path | None = None) -> int:
-    """The same for an error nobody meant to raise; never the code of a run that ended well."""
+    """Report an unexpected exception; returns a nonzero exit code."""
     return report_error(as_bug(error, config_dir), error)
 
 
 def system_error(error: OSError) -> GemmpipeError:
-    """What the system refused as one that can be told: of which file, where it says so.
+    """An operating system error as ours, with its file if it names one.
 
-    A name that no file can have was typed, or stands in a file: that is a mistake in the words.
+    A file name that is too long comes from the command line or a file: a usage error.
     """
     text = error.strerror or str(error)
-    if error.filename is None:  # no more processes or open files, say
+    if error.filename is None:  # such as no more processes or open files
         return EnvironmentProblem(f"{text} (GEMMPIPE_DEBUG=1 prints the traceback)")
     if error.errno == errno.ENAMETOOLONG:
         return UserError(f"{shortened(str(error.filename))}: {text}")
@@ -57,10 +65,7 @@ def system_error(error: OSError) -> GemmpipeError:
 
 
 def as_bug(error: Exception, config_dir: Path | None = None) -> GemmpipeError:
-    """An error nobody meant to raise as one that can be told.
-
-    Where it came out of a Python file of the user's own folder it is the user's, and the line says which.
-    """
+    """An unexpected exception as ours: with its line if it comes from a Python file of the user's `config_dir`."""
     place = error_location(config_dir, error) if config_dir else ""
     text = terminal_line(f"{place or 'internal error'}: {type(error).__name__}: {error}")
     return (UserError if place else EnvironmentProblem)(f"{text} (GEMMPIPE_DEBUG=1 prints the traceback)")
@@ -71,51 +76,39 @@ def _debug(error: BaseException) -> None:
         traceback.print_exception(error)
 
 
-CONFIG_ERRORS = (HydraException, OmegaConfBaseException, RecursionError, yaml.YAMLError, ValueError)
-"""What composing a configuration raises when the words or the YAML files are wrong."""
-
-
-_PLUGINS = {
-    "joblib": "hydra-joblib-launcher",
-    "submitit_local": "hydra-submitit-launcher",
-    "submitit_slurm": "hydra-submitit-launcher",
-}
-"""Launchers that Hydra finds where their package is installed."""
-
-
 def as_user_error(
     error: BaseException, options: Mapping[str, Sequence[str]], overrides: Sequence[str], recipe: str
 ) -> UserError:
-    """The mistake as a UserError; `options` are the names in each group, `recipe` the file that the words are from."""
+    """One of CONFIG_ERRORS as a UserError; `options`: names by group, `recipe`: the file of the overrides, or ""."""
     index = re.match(r"invalid literal for int\(\) with base 10: '(.*)'", str(error))
-    if index:  # a name where a list has numbers; Hydra does not say which override it was
-        key = next((word.split("=")[0] for word in overrides if f".{index[1]}" in word.split("=")[0]), "")
-        said = f"{key}: no such key; '{index[1]}' stands where a list has only places 0, 1, ..."
+    if index:  # a name as a list's index; Hydra does not name the override
+        key = next((override.split("=")[0] for override in overrides if f".{index[1]}" in override.split("=")[0]), "")
+        text = f"{key}: no such key; '{index[1]}' given where a list has only indices 0, 1, ..."
     elif (gone := re.match(r"Could not delete '(.*)'\. No match in the defaults", str(error))) and gone[1] in options:
-        said = f"~{gone[1]}: cannot be left out; expected {gone[1]}=NAME, or {gone[1]}=[] where several may be chosen"
-    elif "group override must be a string" in str(error):  # nor which option it was
-        said = _non_name_override(overrides, options) or _hydra_message(error)
+        text = f"~{gone[1]}: cannot be left out; expected {gone[1]}=NAME, or {gone[1]}=[] where several may be chosen"
+    elif "group override must be a string" in str(error):  # nor the option
+        text = _non_name_override(overrides, options) or _hydra_message(error)
     elif "Multiple values for" in str(error) and (listed := _list_override(overrides, options)):
-        said = listed
+        text = listed
     else:
-        said = _describe(error, options, overrides)
-    return UserError(f"{recipe}: {said}" if recipe else said)
+        text = _describe(error, options, overrides)
+    return UserError(f"{recipe}: {text}" if recipe else text)
 
 
 def _non_name_override(overrides: Sequence[str], options: Mapping[str, Sequence[str]]) -> str:
-    """The first override that gives a group what is no name."""
-    for word in overrides:
-        key, group = override_key(word), override_key(word).split("@")[0]
-        if group in options and not is_text_or_list(word):
-            value = word.partition("=")[2]
+    """The error of the first override that sets a group to a value that is not a name; "" if none does."""
+    for override in overrides:
+        key, group = override_key(override), override_key(override).split("@")[0]
+        if group in options and not is_text_or_list(override):
+            value = override.partition("=")[2]
             return f"{key}: no option '{value}'{suggest_or_list(value, options[group])}"
     return ""
 
 
 def _list_override(overrides: Sequence[str], options: Mapping[str, Sequence[str]]) -> str:
-    """The first override that gives a list to a group of which one option is chosen: the two exclude each other."""
-    for word in overrides:
-        group, _, value = word.partition("=")
+    """The error of the first override that gives a list to a group that takes one option; "" if none does."""
+    for override in overrides:
+        group, _, value = override.partition("=")
         names = [name.strip("\"' ") for name in value.strip("[]").split(",")]
         if group in options and value.startswith("[") and len(names) > 1:
             return f"{group}: [{', '.join(names)}] given, expected one option; a sweep is -m {group}={','.join(names)}"
@@ -123,18 +116,19 @@ def _list_override(overrides: Sequence[str], options: Mapping[str, Sequence[str]
 
 
 def _unknown_option_override(overrides: Sequence[str], options: Mapping[str, Sequence[str]]) -> str:
-    """The first override that names an option which is not there: Hydra looks for the others' in an order of its own.
+    """The error of the first override that names an unknown option; "" if none does.
 
-    Of a kernel that is not there, its backends are not either: a folder of options was forgotten or is another one.
+    Hydra checks groups in its own order. With a forgotten --config-dir the backends of an unknown kernel are unknown
+    as well: the first one typed is reported.
     """
-    for word in overrides:
-        group, _, value = word.partition("=")
+    for override in overrides:
+        group, _, value = override.partition("=")
         for name in value.strip("[]").split(","):
             name = name.strip("\"' ")
             if group in options and re.fullmatch(r"[A-Za-z][\w.-]*", name) and name not in options[group]:
                 return (
                     f"{group}: no option '{name}'{suggest_or_list(name, options[group])}"
-                    if is_text_or_list(word)
+                    if is_text_or_list(override)
                     else ""
                 )
     return ""
@@ -144,7 +138,7 @@ def _describe(error: BaseException, options: Mapping[str, Sequence[str]], overri
     if isinstance(error, MissingConfigException):
         return _missing_option(error, options, overrides)
     if isinstance(error, RecursionError):
-        return "the defaults lists of the configuration files include each other without end"
+        return "the defaults lists of the configuration files include each other in a cycle"
     if isinstance(error, OverrideParseException):
         return f"{error.override}: cannot be read as key=value"
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
@@ -183,18 +177,18 @@ def _wrong_key(cause: OmegaConfBaseException, options: Mapping[str, Sequence[str
     if "not in struct" not in str(cause) or parent is None:
         return terminal_line(f"{key}: {str(cause).splitlines()[0]}")
     try:
-        known = [str(name) for name in parent if name != "_target_"]  # which belongs to files
+        known = [str(name) for name in parent if name != "_target_"]  # set in files only
     except TypeError:
         return f"{key}: no such key; its parent is a single value"
     last = key.rsplit(".", 1)[-1]
     place = key.rsplit(".", 1)[0] if "." in key else ""
-    if place in options and last in options[place] and "_target_" not in parent:  # several may be chosen
+    if place in options and last in options[place] and "_target_" not in parent:  # a group that takes several options
         return f"{key}: '{last}' is not chosen; {place}=[{','.join([*known, last])}] adds it"
     return f"{key}: no such key{suggest_or_list(last, known)}"
 
 
 def _hydra_message(error: BaseException) -> str:
-    """What is left: Hydra's first line, which names the override, and its suggestion if there is one."""
+    """The fallback: Hydra's first line, which names the override, and its suggestion if there is one."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     kept = [line for line in lines if not line.startswith(("To append", "Set the environment"))]
     return terminal_line(" ".join(kept[:2])) or type(error).__name__
