@@ -127,7 +127,7 @@ def _launched_config(cfg: DictConfig, number: int) -> tuple[DictConfig, Path]:
 def run_hydra(argv: Sequence[str], job: Callable[[DictConfig], object], check: Check | None = None) -> list[Any]:
     """Run Hydra's main on `argv` and return the results of a sweep's jobs; all pass `check` before the first runs.
 
-    Raises CONFIG_ERRORS of `cli.errors`, and the errors of `job` and `check`.
+    Raises CONFIG_ERRORS of `cli.hydra_errors`, and the errors of `job` and `check`.
     """
     Plugins.instance().register(PipelineSearchPath)
     overrides, before = sys.argv, os.environ.get(_FULL_ERROR_VARIABLE)

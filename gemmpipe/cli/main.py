@@ -128,7 +128,7 @@ def _job(request: "RunRequest", codes: list[int]) -> "Callable[[DictConfig], int
 def _compose(line: CommandLine, request: "RunRequest") -> int:
     """Compose and run through Hydra; returns the worst exit code of all runs."""
     from gemmpipe.cli.compose import run_hydra
-    from gemmpipe.cli.errors import CONFIG_ERRORS, as_user_error
+    from gemmpipe.cli.hydra_errors import CONFIG_ERRORS, as_user_error
     from gemmpipe.cli.job import check_job
     from gemmpipe.cli.overrides import override_key
     from gemmpipe.cli.runs import removing_empty_folders

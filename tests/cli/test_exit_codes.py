@@ -191,9 +191,9 @@ def test_a_signal_while_a_module_is_imported_ends_the_command_when_that_is_done(
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, said, "gemmpipe: interrupted\n")
 
 
-def test_a_signal_that_somebody_swallowed_before_the_run_listens_ends_it_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_swallowed_signal_ends_the_run_when_it_installs_its_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
     start = _StartupInterrupt()
-    monkeypatch.setattr("gemmpipe.core.signals.start", start)
+    monkeypatch.setattr("gemmpipe.core.signals.startup_interrupt", start)
     with pytest.raises(KeyboardInterrupt):
         start.on_signal(signal.SIGINT, None)
     usual = signal.getsignal(signal.SIGINT)
@@ -233,4 +233,4 @@ def test_a_run_that_is_stopped_says_which_it_is(
     monkeypatch.setattr("gemmpipe.pipeline.runner.run", stopped)
     (folder / "mine").mkdir()
     assert main(["--config-dir=mine", f"hydra.run.dir='{place}'"]) == 130
-    assert capfd.readouterr().err == f"gemmpipe: interrupted; {line.format(folder)} goes on\n"
+    assert capfd.readouterr().err == f"gemmpipe: interrupted; resume with {line.format(folder)}\n"

@@ -101,8 +101,8 @@ def test_runs_in_one_second_have_folders_of_their_own(plans: list[Plan]) -> None
         (["shapes.nsets.foo=3"], "shapes.nsets.foo: no such key"),
         (["shapes.nsets=[1,x]"], "shapes.nsets: [1, x] given, expected [a whole number, ...]"),
         (["=x"], "=x: expected key=value"),
-        ([""], "'': an empty word; expected a pipeline, a recipe, a flag or key=value"),
-        (["quick", " "], "' ': an empty word"),
+        ([""], "'': empty argument; expected a pipeline, a recipe, a flag or key=value"),
+        (["quick", " "], "' ': empty argument"),
         (["kernel=null"], "kernel: no option 'null'; known: a16w16"),
         (["kernel=true"], "kernel: no option 'true'; known: a16w16"),
         (["kernel=3"], "kernel: no option '3'; known: a16w16"),
@@ -115,7 +115,7 @@ def test_runs_in_one_second_have_folders_of_their_own(plans: list[Plan]) -> None
         (["--kernel=a16w16"], "--kernel=a16w16: no such flag; values have no dashes: kernel=a16w16"),
         (["--shapes", "llama8b"], "--shapes: no such flag; values have no dashes: shapes=llama8b"),
         (["--pm=4"], "--pm=4: no such flag; known: --cfg"),
-        (["-p", "space"], "--package: says what --cfg prints; expected --cfg job --package"),
+        (["-p", "space"], "--package: applies to --cfg only; expected --cfg job --package"),
         (["--cfg", "job", "-p", "spaces"], "--package spaces: no such part of the configuration"),
         (["shapes"], "shapes: no such pipeline; expected shapes=VALUE"),
         (["search.budget_s"], "search.budget_s: no such pipeline; expected search.budget_s=VALUE"),
@@ -256,5 +256,5 @@ def test_bytes_that_are_no_text_are_refused_before_anything_runs(
 ) -> None:
     """They could not be written into the manifest, after all timing."""
     word = words[-1].replace("\udcff", "\\xff")
-    assert f"{word}: bytes that are no UTF-8; expected text" in refusal(*words)
+    assert f"{word}: not valid UTF-8; expected text" in refusal(*words)
     assert not plans

@@ -122,7 +122,7 @@ def test_values_mean_themselves(folder: Path) -> None:
         ("version: 1\noutput: 'a${x}'\n", "interpolations are not allowed"),
         ("version: 1\nsweep: {output: ['${x}']}\n", "interpolations are not allowed"),
         ("version: 1\na: &a [1]\nb: *a\n", "line 3: aliases are not allowed"),
-        ("version: 1\nbatch: 1\nbatch: 2\n", "key 'batch' is there twice"),
+        ("version: 1\nbatch: 1\nbatch: 2\n", "duplicate key 'batch'"),
         ("version: 1\noutput: !!python/object/apply:os.system ['x']\n", "line 2"),
         ("version: 1\nbatch: 2026-01-01\n", "is a date"),
         ("version: 1\nbatch: [\n", "line 3"),

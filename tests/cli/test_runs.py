@@ -40,8 +40,8 @@ def test_last_is_the_newest_run_with_a_journal(plans: list[Plan], refusal: Refus
     os.utime(plans[0].run_dir / "trials.jsonl", ns=(0, 0))
     assert main(["resume=last"]) == main(["tune", "resume=last"]) == 0
     assert [plan.run_dir for plan in plans[3:]] == [plans[1].run_dir, plans[0].run_dir]
-    assert refusal("tune", f"resume={plans[1].run_dir}").endswith("not 'tune'; leave the word out")
-    assert refusal("-m", "resume=last") == "resume: goes on with one run; leave -m out"
+    assert refusal("tune", f"resume={plans[1].run_dir}").endswith("not 'tune'; leave it out")
+    assert refusal("-m", "resume=last") == "resume: resumes one run; leave -m out"
     (plans[2].run_dir / "trials.jsonl").unlink()
     assert "no trials.jsonl there" in refusal(f"resume={plans[2].run_dir}")
 
