@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from gemmpipe import __version__
 from gemmpipe.cli import (
     STDOUT,
-    compose,
     escape_unencodable,
     naming_write_errors,
     silence_lost_streams,
@@ -80,13 +79,13 @@ def _dispatch(argv: Sequence[str]) -> int:
 
 
 def _complete(line: CommandLine) -> int:
-    from gemmpipe.cli.compose import run_hydra
+    from gemmpipe.cli import compose  # not above: imports Hydra
 
     typed, current = compose.typed_line(os.environ)
     if not compose.is_query(line):
         if line.overrides not in compose.SCRIPTS:
             raise UserError("-sc: expected install=bash, zsh or fish, or uninstall=")
-        run_hydra(["--shell-completion", *line.overrides], _skip_job)
+        compose.run_hydra(["--shell-completion", *line.overrides], _skip_job)
         return 0
     folders = ConfigFolders(config_dir=typed.config_dir)
     for suggestion in compose.own_suggestions(typed, current, folders):
@@ -98,7 +97,7 @@ def _complete(line: CommandLine) -> int:
     where = [f"--config-dir={folders.config_dir}"] if folders.config_dir else []
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
-        run_hydra(["--shell-completion", f"--config-name={pipeline}", *where, *line.overrides], _skip_job)
+        compose.run_hydra(["--shell-completion", f"--config-name={pipeline}", *where, *line.overrides], _skip_job)
     print(compose.filter_suggestions(output.getvalue()), end="")
     return 0
 
