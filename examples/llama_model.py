@@ -141,7 +141,7 @@ class Llama(nn.Module):
         self.head = _wide(sizes.hidden, sizes.vocabulary)
 
     def forward(self, tokens: torch.Tensor, caches: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """tokens [B, T] at `positions` [T] of caches [layers, 2, B, ...] -> logits [B, vocabulary] of the last token."""
+        """tokens [B, T] at `positions` [T] of caches [layers, 2, B, ...] -> last logits [B, vocabulary]."""
         x = self.embedding(tokens)
         mask = (torch.arange(caches.shape[-2], device=positions.device) <= positions[:, None])[None, None]
         for layer, cache in zip(self.layers, caches, strict=True):
