@@ -135,7 +135,7 @@ def test_who_is_stopped_goes_on(
     monkeypatch.undo()
     again, said = compare(f"resume={run_dir}", faulty_words[0])
     assert again == run_dir
-    assert "finished trials stand in" in said
+    assert "finished trials in" in said
     assert pd.read_csv(run_dir / "compared.csv")["us"].notna().any()
 
 
