@@ -1,59 +1,55 @@
-"""The command line: the only place that prints.
+"""The command line, the only part that prints: its entry point, and output streams that can lose their readers.
 
-Stdout and stderr when their readers leave: a closed pipe or a lost terminal silences a run, it does not end it.
+A closed pipe or a lost terminal silences a run; it does not end it.
 """
 
+import atexit
 import errno
 import io
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+STDOUT = "standard output"
+_WRITE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
 
 def entry() -> None:
     """Run the command line and exit with its code."""
-    import atexit
-    import os
-    import signal
-    import sys
-
-    heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not where a shell has it ignored
-    if heard:  # in the middle of an import the handler would print where that was
+    interruptible = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # false where a shell ignores SIGINT
+    if interruptible:  # in the middle of an import the handler would print a traceback of the import
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     from gemmpipe.cli.main import main
     from gemmpipe.core.signals import startup_interrupt
 
-    if heard:
+    if interruptible:
         signal.signal(signal.SIGINT, startup_interrupt.on_signal)
     replace_closed_streams()
-    # Before a run listens to these and after it, they interrupt as SIGINT does; nohup: the terminal may go.
+    # Before and after a run handles these itself, they interrupt as SIGINT does; nohup ignores SIGHUP: keep that.
     ending = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
     for number in ending:
         signal.signal(number, startup_interrupt.on_signal)
     try:
         code = main(sys.argv[1:])
-    except KeyboardInterrupt:  # once more, while the first was being told
+    except KeyboardInterrupt:  # a second one, while the first was being reported
         code = 130
     startup_interrupt.cancel_alarm()
-    # The interpreter gives a handler up before it has ended, and a death by the signal would not be the run's own code.
+    # The interpreter drops its handlers before it has ended, and a death by the signal would replace the exit code.
     for number in (signal.SIGINT, *ending):
         signal.signal(number, signal.SIG_IGN)
     if code == 130:
-        # Python ends itself by SIGINT where a KeyboardInterrupt once left an `exec`, although it was caught later.
+        # Python ends itself by SIGINT if a KeyboardInterrupt ever left an `exec`, although it was caught later.
         atexit._run_exitfuncs()
         silence_lost_streams()
         os._exit(code)
     sys.exit(code)
 
 
-STDOUT = "standard output"
-_WRITE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-
-
 def replace_closed_streams() -> None:
-    """Open nothing in the place of what the caller closed (`>&-`): the next file, the journal too, would be stdout."""
+    """Open /dev/null for each closed standard stream (`>&-`): else the next open file, the journal too, is stdout."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -64,9 +60,9 @@ def replace_closed_streams() -> None:
 
 
 def escape_unencodable() -> None:
-    """Characters that a stream's encoding lacks are escaped: the name of a folder in a line ends no run.
+    """Escape characters that a stream's encoding lacks: a folder's name in a line must not end a run.
 
-    Nor does Hydra, which says `--info` by logging, print a traceback for each line that nobody reads.
+    Also keeps `logging`, which Hydra uses for `--info`, from printing a traceback per line that cannot be written.
     """
     logging.raiseExceptions = False
     for stream in (sys.stdout, sys.stderr):
@@ -76,9 +72,9 @@ def escape_unencodable() -> None:
 
 @contextmanager
 def tolerating_closed_pipes(*, but_not_full: bool = False) -> Iterator[None]:
-    """Within the block what cannot be printed is lost; the stream that lost its reader says nothing from then on.
+    """Drop output of the block that cannot be written, and all later output of a stream that lost its reader.
 
-    `but_not_full`: raises OSError where the reader is there, but what was said could not be written.
+    `but_not_full`: raises OSError if the stream has a reader but cannot be written, such as a full disk.
     """
     try:
         yield
@@ -90,9 +86,9 @@ def tolerating_closed_pipes(*, but_not_full: bool = False) -> Iterator[None]:
 
 @contextmanager
 def naming_write_errors(what: str) -> Iterator[None]:
-    """What the system refuses within the block and does not name (a full disk says no file) is told as of `what`.
+    """Raise write errors of the block that name no file (a full disk) as OSError of the file `what`.
 
-    What is still buffered is said within it: at the interpreter's end nobody could tell.
+    Flushes stdout within the block: at the interpreter's end the error could not be reported.
     """
     try:
         yield
@@ -104,10 +100,10 @@ def naming_write_errors(what: str) -> Iterator[None]:
 
 
 def silence_lost_streams() -> None:
-    """Send to nowhere what goes to streams without readers."""
+    """Redirect streams without readers to /dev/null."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except OSError:
-            # What is still buffered would raise again, at the latest when the interpreter ends.
+            # The buffered rest would raise again, at the latest when the interpreter ends.
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

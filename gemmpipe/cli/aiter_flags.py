@@ -1,4 +1,4 @@
-"""The words of aiter's tuning scripts, typed here: each is answered by the word that does it, ready to be pasted."""
+"""Flags and keys of aiter's tuning scripts: refused with the equivalent arguments of gemmpipe, ready to paste."""
 
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -24,29 +24,29 @@ _UNSUPPORTED = ("flydsl", "opus")
 
 @dataclass(frozen=True, kw_only=True)
 class _AiterFlag:
-    """What a word of aiter's is here: `here` of its values, words to paste; `note` where nothing is to be pasted."""
+    """An aiter flag: `translate` maps its values to our arguments; `note` explains a flag without an equivalent."""
 
     translate: Callable[[Sequence[str]], Sequence[str]] = lambda values: ()
     note: str = ""
     takes_many: bool = False
-    """Whether it takes all the words that follow it."""
+    """True if it takes all arguments that follow it."""
     is_switch: bool = False
-    """Whether it stands alone as a flag; as a key it has a value all the same."""
+    """True if the flag takes no value; as a key it has one."""
 
 
 def _override(*templates: str, is_switch: bool = False) -> _AiterFlag:
     default = "true" if is_switch else "VALUE"
 
-    def here(values: Sequence[str]) -> list[str]:
+    def translate(values: Sequence[str]) -> list[str]:
         value = values[0] if values else default
         value = {"True": "true", "False": "false", "None": "null"}.get(value, value)
         return [template.format(value) for template in templates]
 
-    return _AiterFlag(translate=here, is_switch=is_switch)
+    return _AiterFlag(translate=translate, is_switch=is_switch)
 
 
 def _joined_values(values: Sequence[str]) -> str:
-    """Values that were typed apart, with commas, or in brackets, as one list."""
+    """Values given separately, with commas, or in brackets, as one list."""
     return ",".join(part for value in values for part in value.strip("[]").split(",") if part) or "VALUE"
 
 
@@ -69,7 +69,7 @@ def _libtype(values: Sequence[str]) -> list[str]:
 
 
 def _backends_of(names: Sequence[str]) -> list[str]:
-    """The backends of libtypes, each once; a name that is none stays."""
+    """The backends of libtypes, without duplicates; unknown names stay."""
     if "all" in names:
         return [*_default_backends(), *_AMD_BACKENDS]
     return list(dict.fromkeys(each for name in names for each in _BACKENDS.get(name, (name,))))
@@ -83,10 +83,10 @@ def _default_backends() -> list[str]:
 
 def _preshuffle_note() -> str:
     names = [name for name in shipped_families() if name.endswith("bpreshuffle")]
-    return f"the kernel's name says it: kernel={' or kernel='.join(names)}"
+    return f"selected by the kernel's name: kernel={' or kernel='.join(names)}"
 
 
-_NO_EQUIVALENT = "nothing here does it"
+_NO_EQUIVALENT = "no equivalent"
 _SHAPES = _override("shapes=csv", "shapes.path={}")
 _OUTPUT = _AiterFlag(translate=_output)
 _INDTYPE, _OUTDTYPE = _override("kernel.dtype={}"), _override("kernel.out_dtype={}")
@@ -108,7 +108,7 @@ _AITER_FLAGS: Mapping[str, _AiterFlag] = {
     "mp": _override("executor.workers={}"),
     "k": _SPLITS,
     "splitk": _SPLITS,
-    "shape_grouped": _AiterFlag(note="the candidates of a problem are timed on one GPU always", is_switch=True),
+    "shape_grouped": _AiterFlag(note="the candidates of a problem are always timed on one GPU", is_switch=True),
     "sort": _override("format.csv.sort={}", is_switch=True),
     "errratio": _override("stages.bench.err_ratio={}"),
     "batch": _override("batch={}"),
@@ -142,30 +142,33 @@ _AITER_FLAGS: Mapping[str, _AiterFlag] = {
     "batch_size": _MS,
     "batch_sizes": _MS,
     "preshuffle": _AiterFlag(note=_preshuffle_note(), is_switch=True),
-    "blockpercu": _AiterFlag(note="a table's row says it, and backend=aiter runs it so", takes_many=True),
+    "blockpercu": _AiterFlag(note="set per row of the table; backend=aiter uses it", takes_many=True),
     "last": _AiterFlag(note=_NO_EQUIVALENT, is_switch=True),
     "grouped_gemm": _AiterFlag(note=_NO_EQUIVALENT, is_switch=True),
     "mxfp4_flydsl": _AiterFlag(note=_NO_EQUIVALENT, is_switch=True),
-    "no_graph": _AiterFlag(note="how it is timed is timer@stages.bench.timer=", is_switch=True),
+    "no_graph": _AiterFlag(note="timing is configured by timer@stages.bench.timer=", is_switch=True),
 }
 """By the flag without dashes, in lower case."""
 _SINGLE_DASH = ("i", "o", "o2", "k", "v")
-"""Those with one dash."""
+"""Flags with one dash."""
 _PIPELINES = ("verify", "compare")
-"""Pipelines."""
 
 
-def _is_flag(word: str, rest: Sequence[str], own: Collection[str]) -> bool:
-    """Whether a word is a flag of aiter's scripts; `-i` is theirs where a file follows it."""
-    flag, bound, value = word.partition("=")
+def _is_flag(argument: str, rest: Sequence[str], own: Collection[str]) -> bool:
+    """True if an argument is a flag of aiter's scripts; `-i` is one if a file follows it."""
+    flag, bound, value = argument.partition("=")
     if flag == "-i":
         return _is_file(value if bound else next(iter(rest), ""))
     return flag not in own and _find_flag(flag) is not None
 
 
-def _is_file(word: str) -> bool:
-    named = word.endswith(".csv") or "/" in word or "*" in word
-    return "=" not in word and not word.startswith("-") and (named or (bool(word) and Path(word).is_file()))
+def _is_file(argument: str) -> bool:
+    named = argument.endswith(".csv") or "/" in argument or "*" in argument
+    return (
+        "=" not in argument
+        and not argument.startswith("-")
+        and (named or (bool(argument) and Path(argument).is_file()))
+    )
 
 
 def _find_flag(flag: str) -> _AiterFlag | None:
@@ -174,32 +177,32 @@ def _find_flag(flag: str) -> _AiterFlag | None:
 
 
 def check_flags(argv: Sequence[str], own: Collection[str]) -> None:
-    """Raises UserError for flags of aiter's: what they all are here, in one line. `own` are the flags that are ours."""
+    """Raises UserError for aiter flags, with the equivalent of all of them in one line; `own`: gemmpipe's flags."""
     typed: list[str] = []
-    here: list[str] = []
+    translated: list[str] = []
     notes: list[str] = []
     rest = list(argv)
     while rest:
-        word = rest.pop(0)
-        if not word.startswith("-") or not _is_flag(word, rest, own):
+        argument = rest.pop(0)
+        if not argument.startswith("-") or not _is_flag(argument, rest, own):
             continue
-        flag, bound, value = word.partition("=")
+        flag, bound, value = argument.partition("=")
         known = _find_flag(flag)
         assert known is not None
         values = [value] if bound else _flag_values(known, rest)
-        typed.append(" ".join([word, *([] if bound else values)]))
-        here += known.translate(values)
+        typed.append(" ".join([argument, *([] if bound else values)]))
+        translated += known.translate(values)
         if known.note:
             notes.append(f"{flag}: {known.note}" if len(argv) > 1 else known.note)
     if not typed:
         return
-    said = [f"here {_command(here)}"] if here else []
-    plural = "flags" if len(typed) > 1 else "a flag"
-    raise UserError("; ".join([f"{' '.join(typed)}: {plural} of aiter's", *said, *notes, *_unsupported_notes(typed)]))
+    expected = [f"expected {_command(translated)}"] if translated else []
+    kind = "aiter flags" if len(typed) > 1 else "an aiter flag"
+    raise UserError("; ".join([f"{' '.join(typed)}: {kind}", *expected, *notes, *_unsupported_notes(typed)]))
 
 
 def _flag_values(known: _AiterFlag, rest: list[str]) -> list[str]:
-    """The words that belong to a flag, taken from those that follow it."""
+    """The values of a flag, removed from the arguments that follow it."""
     values: list[str] = []
     while rest and not rest[0].startswith("-") and (known.takes_many or not values):
         if "=" in rest[0] or (known.is_switch and rest[0] not in ("True", "False", "true", "false")):
@@ -209,21 +212,21 @@ def _flag_values(known: _AiterFlag, rest: list[str]) -> list[str]:
 
 
 def _command(arguments: Sequence[str]) -> str:
-    """The words for a shell; a pipeline comes before them, as in a whole command."""
-    ordered = sorted(dict.fromkeys(arguments), key=lambda word: word not in _PIPELINES)
+    """The arguments quoted for a shell; with a pipeline, as a whole command."""
+    ordered = sorted(dict.fromkeys(arguments), key=lambda argument: argument not in _PIPELINES)
     command = ["gemmpipe"] if ordered[0] in _PIPELINES else []
     return " ".join(map(shlex.quote, [*command, *ordered]))
 
 
 def _unsupported_notes(typed: Sequence[str]) -> list[str]:
-    said = [name for name in _UNSUPPORTED if any(name in each.replace(",", " ").split() for each in typed)]
-    return [f"no backend here runs {name}" for name in said]
+    named = [name for name in _UNSUPPORTED if any(name in each.replace(",", " ").split() for each in typed)]
+    return [f"no backend runs {name}" for name in named]
 
 
 def check_aiter_overrides(arguments: Sequence[str], options: Mapping[str, Sequence[str]]) -> None:
-    """Raises UserError for a `key=value` in aiter's words: a key of its scripts, a libtype, files with colons."""
-    for word in arguments:
-        key, _, value = word.partition("=")
+    """Raises UserError for a `key=value` of aiter's scripts: one of their keys, a libtype, files joined by colons."""
+    for argument in arguments:
+        key, _, value = argument.partition("=")
         if key == "backend":
             _check_backends(value, options["backend"])
         elif key in ("inputs", "shapes.path") and ":" in value and not Path(value).exists():
@@ -234,18 +237,20 @@ def check_aiter_overrides(arguments: Sequence[str], options: Mapping[str, Sequen
         elif key.split(".")[0].split("@")[0] not in {*options, *ROOT} and len(key) > 1:
             known = _find_flag(f"--{key}")
             if known is not None:
-                here = known.translate([value] if value else [])
-                said = [f"here {_command(here)}"] if here else [known.note] if known.note else []
-                raise UserError("; ".join([f"{word}: a word of aiter's", *said, *_unsupported_notes([value])]))
+                translated = known.translate([value] if value else [])
+                hint = f"expected {_command(translated)}" if translated else known.note
+                raise UserError(
+                    "; ".join([f"{argument}: an aiter key", *([hint] if hint else []), *_unsupported_notes([value])])
+                )
 
 
 def _check_backends(value: str, known: Sequence[str]) -> None:
     names = [name.strip("\"' ") for name in value.strip("[]").split(",")]
-    strange = [name for name in names if name not in known and name in (*_BACKENDS, *_UNSUPPORTED, "all")]
-    if not strange:
+    libtype = next((name for name in names if name not in known and name in (*_BACKENDS, *_UNSUPPORTED, "all")), None)
+    if libtype is None:
         return
-    if strange[0] in _UNSUPPORTED:
-        raise UserError(f"backend: no option '{strange[0]}': no backend here runs {strange[0]}")
+    if libtype in _UNSUPPORTED:
+        raise UserError(f"backend: no option '{libtype}'; no backend runs {libtype}")
     listed = shlex.quote(f"backend=[{','.join(_backends_of(names))}]")
-    what = "leave it out for what an installation has; with AMD's" if strange[0] == "all" else "its kernels are run by"
-    raise UserError(f"backend: no option '{strange[0]}'; {what} {listed}")
+    hint = "leave backend= out for the default ones; with AMD's, expected" if libtype == "all" else "expected"
+    raise UserError(f"backend: no option '{libtype}'; {hint} {listed}")

@@ -1,6 +1,6 @@
-"""Hydra, started on words of ours: our pipelines on its path, its errors raised, a sweep's jobs checked first.
+"""Runs Hydra: with our pipelines on its search path, its errors raised, and all jobs of a sweep checked first.
 
-Shell completion: Hydra's, with our first word taken out of the line it sees.
+Shell completion is Hydra's as well, on a line without our first argument, the pipeline.
 """
 
 import contextlib
@@ -32,12 +32,16 @@ from gemmpipe.core.paths import shipped
 _FULL_ERROR_VARIABLE = "HYDRA_FULL_ERROR"
 _NOTHING_SWEPT = "warning: -m: nothing is swept; a sweep has values with commas, as in -m search=halving,exhaustive"
 
+SCRIPTS = {(f"{verb}={shell}",) for verb in ("install", "uninstall") for shell in ("bash", "zsh", "fish")}
+"""The arguments after `-sc` that print a shell's script."""
+_LINE = "COMP_LINE"
+
 Check = Callable[[DictConfig, Path], object]
-"""Raises what is wrong with the configuration of a job of a sweep, whose folder is the second."""
+"""(configuration of a job of a sweep, its folder): raises an error in the configuration."""
 
 
 class PipelineSearchPath(SearchPathPlugin):
-    """Adds the folder of the pipelines beside the one of the options."""
+    """Adds the folder of the pipelines to that of the options."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         search_path.append("gemmpipe", f"file://{shipped('pipelines')}")
@@ -45,9 +49,9 @@ class PipelineSearchPath(SearchPathPlugin):
 
 @contextmanager
 def _collect_job_results() -> Iterator[list[Any]]:
-    """What the jobs of a sweep return, also those that a launcher runs in other processes: Hydra's main drops it.
+    """Yields the results of a sweep's jobs, also of those that a launcher runs elsewhere: Hydra's main drops them.
 
-    The folder of a sweep none of whose jobs began is removed.
+    Removes the folder of a sweep if no job of it began.
     """
     found: list[Any] = []
     multirun = Hydra.multirun
@@ -69,9 +73,9 @@ def _collect_job_results() -> Iterator[list[Any]]:
 
 @contextmanager
 def _check_all_jobs_first(check: Check) -> Iterator[None]:
-    """Hydra composes all jobs of a sweep before the first is launched; `check` sees each of them then.
+    """Call `check` on all jobs of a sweep before the first is launched, where Hydra composes them.
 
-    The folder of a sweep with a job that is refused is removed.
+    Removes the folder of the sweep if a job is refused.
     """
     composing = Sweeper.validate_batch_is_legal
 
@@ -99,7 +103,7 @@ def _check_all_jobs_first(check: Check) -> Iterator[None]:
 
 
 def _warn_of_single_job(sweeper: Any) -> None:
-    """Say so where -m means no more than its absence: a comma was left out, or stands in brackets, which are a list."""
+    """Warn if -m sweeps nothing: a comma is missing, or is within brackets, which make a list."""
     chosen = sweeper.config.hydra.runtime.choices
     if any(chosen[f"hydra/{each}"] != "basic" for each in ("sweeper", "launcher")):  # others need -m for one run too
         return
@@ -109,7 +113,7 @@ def _warn_of_single_job(sweeper: Any) -> None:
 
 
 def _launched_config(cfg: DictConfig, number: int) -> tuple[DictConfig, Path]:
-    """A job's configuration and its folder, which is not made, as a launcher would have them."""
+    """A job's configuration and its folder (not created), as a launcher would have them."""
     with read_write(cfg.hydra), open_dict(cfg.hydra):
         cfg.hydra.job.id, cfg.hydra.job.num = number, number
     HydraConfig.instance().set_config(cfg)  # values may refer to it
@@ -121,14 +125,14 @@ def _launched_config(cfg: DictConfig, number: int) -> tuple[DictConfig, Path]:
 
 
 def run_hydra(argv: Sequence[str], job: Callable[[DictConfig], object], check: Check | None = None) -> list[Any]:
-    """Run Hydra's main on these words; what a sweep's jobs returned, each of which passed `check` before any ran.
+    """Run Hydra's main on `argv` and return the results of a sweep's jobs; all pass `check` before the first runs.
 
-    Raises what is wrong, and what `job` and `check` raise.
+    Raises CONFIG_ERRORS of `cli.hydra_errors`, and the errors of `job` and `check`.
     """
     Plugins.instance().register(PipelineSearchPath)
     overrides, before = sys.argv, os.environ.get(_FULL_ERROR_VARIABLE)
     sys.argv = [overrides[0], *argv]
-    os.environ[_FULL_ERROR_VARIABLE] = "1"  # the only way to have exceptions instead of several printed lines
+    os.environ[_FULL_ERROR_VARIABLE] = "1"  # the only way to get exceptions instead of several printed lines
     try:
         with _collect_job_results() as returned, _check_all_jobs_first(check) if check else contextlib.nullcontext():
             hydra.main(config_path=str(shipped("conf")), config_name="tune", version_base="1.3")(job)()
@@ -140,18 +144,13 @@ def run_hydra(argv: Sequence[str], job: Callable[[DictConfig], object], check: C
     return returned
 
 
-SCRIPTS = {(f"{verb}={shell}",) for verb in ("install", "uninstall") for shell in ("bash", "zsh", "fish")}
-"""The words after `-sc` that print a shell's script."""
-_LINE = "COMP_LINE"
-
-
 def is_query(line: CommandLine) -> bool:
-    """Whether a shell asks what the words on its line could become."""
-    return line.has("--shell-completion") and any(word.startswith("query=") for word in line.overrides)
+    """True if a shell asks for completions of its line."""
+    return line.has("--shell-completion") and any(argument.startswith("query=") for argument in line.overrides)
 
 
 def typed_line(environ: Mapping[str, str]) -> tuple[CommandLine, str]:
-    """The line in the making, sorted as far as it can be, and the word under the cursor ("" for a new one)."""
+    """The incomplete line, parsed as far as possible, and the argument under the cursor ("" for a new one)."""
     text = environ.get(_LINE, "")
     arguments = text.split()[1:]
     current = arguments.pop() if arguments and not text.endswith(" ") else ""
@@ -166,13 +165,13 @@ def typed_line(environ: Mapping[str, str]) -> tuple[CommandLine, str]:
 
 
 def is_flag(line: CommandLine, current: str) -> bool:
-    """Whether the word under the cursor is a flag, or the value of one."""
-    waits = bool(line.flags) and line.flags[-1][1] is None and line.flags[-1][0] in CHOICES
-    return waits or current.startswith("-")
+    """True if the argument under the cursor is a flag, or the value of one."""
+    needs_value = bool(line.flags) and line.flags[-1][1] is None and line.flags[-1][0] in CHOICES
+    return needs_value or current.startswith("-")
 
 
 def own_suggestions(line: CommandLine, current: str, folders: ConfigFolders) -> list[str]:
-    """What the word under the cursor could become that Hydra does not know: flags, their values, pipelines, places."""
+    """Completions that Hydra does not offer: flags, their values, pipelines, options of a `group@key`."""
     if is_flag(line, current):
         found: Iterable[str] = FLAGS if current.startswith("-") else CHOICES[line.flags[-1][0]]
     elif "@" in current and "=" in current:  # timer@stages.bench.timer=
@@ -182,7 +181,7 @@ def own_suggestions(line: CommandLine, current: str, folders: ConfigFolders) -> 
         found = ()
     else:
         found = folders.pipelines
-    return sorted(word for word in found if word.startswith(current))
+    return sorted(argument for argument in found if argument.startswith(current))
 
 
 def pass_to_hydra(line: CommandLine, current: str) -> None:
@@ -192,5 +191,5 @@ def pass_to_hydra(line: CommandLine, current: str) -> None:
 
 
 def filter_suggestions(arguments: str) -> str:
-    """What Hydra offers, without the keys that name a class, which belong to files, and what others only build on."""
+    """Hydra's suggestions without `_target_` keys, set in files only, and options that only others include."""
     return re.sub(r"\S*_target_=\S*[ \t]*|[\w@./]+=_\w+[ \t]*", "", arguments)

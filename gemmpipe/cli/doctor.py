@@ -1,4 +1,4 @@
-"""What this machine offers: devices, backends and why one is unavailable, versions, where tables are read from."""
+"""`gemmpipe doctor`: versions, devices, backends with why one is unavailable, and the tables that are read."""
 
 import importlib.metadata
 import platform
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from gemmpipe.pipeline.plan import Plan
 
 _MAX_REASONS = 3
-"""Why rows cannot run: the most frequent ones are said."""
+"""Reasons why rows cannot run: the most frequent ones are shown."""
 _PACKAGES = ("torch", "triton", "hydra-core", "omegaconf", "pandas", "nvidia-ml-py")
 
 
 def report_environment(plan: "Plan", events: Events) -> int:
-    """Say what is there, line by line. Returns the exit code: 3 where there is no device to run on."""
+    """Emit the report line by line. Returns exit code 0. Raises EnvironmentProblem if torch cannot be imported."""
     for line in _version_lines():
         events.emit("line", line)
     try:
@@ -58,7 +58,7 @@ def _version(package: str) -> str:
 
 def _device_line(device: Device) -> str:
     units = {"cuda": "SMs", "hip": "CUs"}.get(device.kind, "cores")
-    shared = f", {device.shared_bytes // 1024} KiB shared memory a block" if device.shared_bytes else ""
+    shared = f", {device.shared_bytes // 1024} KiB shared memory per block" if device.shared_bytes else ""
     return (
         f"{device.torch_name}: {device.name}, {device.gfx}, {device.cu_num} {units}, "
         f"{device.cache_bytes / 2**20:.0f} MiB last-level cache{shared}"
@@ -70,49 +70,49 @@ def _no_gpu_reason() -> str:
 
     runtime = torch.version.cuda or torch.version.hip
     if runtime is None:
-        return f"torch {torch.__version__} is built for the CPU alone"
-    return f"torch {torch.__version__} is built for one, but its driver shows none"
+        return f"torch {torch.__version__} is built for CPU only"
+    return f"torch {torch.__version__} is built for GPUs, but the driver reports none"
 
 
 def _backend_lines(plan: "Plan", device: Device) -> Iterator[str]:
-    """A line a backend; where it is there, whether anything of it fits the first problem of the shapes."""
+    """One line per implementation of each backend: available if a configuration fits the first problem."""
     yield f"backends for {plan.family.name} on {device.gfx}"
     problems = plan.source.problems(plan.family, plan.defaults, device.gfx)
     spec = plan.family.spec(problems[0])
     for name, backend in plan.backends.items():
         found = backend.implementations(plan.family)
         if not found:
-            yield f"  {name:<12} nothing: the family has no implementation of this kind"
+            yield f"  {name:<12} none: the family has no implementation of this kind"
         for implementation in found:
-            judge = CandidateFilter(implementation=implementation, spec=spec, device=device)
-            reason = _common_failure(judge, plan.space)
+            candidates = CandidateFilter(implementation=implementation, spec=spec, device=device)
+            reason = _common_failure(candidates, plan.space)
             yield f"  {name:<12} {'available' if reason is None else f'unavailable: {reason}'}"
 
 
-def _common_failure(judge: CandidateFilter, space: Space) -> str | None:
-    """The most frequent reason when not one configuration fits, else None."""
+def _common_failure(candidates: CandidateFilter, space: Space) -> str | None:
+    """The most frequent reason if no configuration fits, else None."""
     try:
-        offer = judge.list_configs(space)
+        listed = candidates.list_configs(space)
     except PluginError as raised:
         return str(raised)
     reasons: Counter[str] = Counter()
-    for candidate, failure in map(judge.candidate, offer.configs):
-        verdict = failure or judge.check(candidate, offer.missing, keep_dominated=True)
-        if verdict.status is None:
+    for candidate, failure in map(candidates.candidate, listed.configs):
+        result = failure or candidates.check(candidate, listed.missing, keep_dominated=True)
+        if result.status is None:
             return None
-        reasons[verdict.reason] += 1
-    return offer.missing or (reasons.most_common(1)[0][0] if reasons else "it offers no configuration")
+        reasons[result.reason] += 1
+    return listed.missing or (reasons.most_common(1)[0][0] if reasons else "no configurations")
 
 
 def _table_lines(family: Family, device: Device) -> Iterator[str]:
-    yield f"tuned tables of {family.name}, in the order of look-up"
+    yield f"tuned tables of {family.name}, in look-up order"
     from gemmpipe.runtime.tables import table_layers
 
     named, *folders = table_layers(family)
     yield f"  {table_variable(family)}{'' if named else ' is not set'}"
     yield from (f"    {line}" for line in _table_summary(named, family, device))
     if only_given_tables():
-        yield f"  {ONLY_GIVEN} is set: neither the user's nor the shipped tables are asked"
+        yield f"  {ONLY_GIVEN} is set: neither the user's nor the shipped tables are read"
     for folder, paths in zip((user_tables(), shipped_tables()), folders, strict=False):
         yield from (f"  {line}" for line in _table_summary(paths or [folder / family.csv_name], family, device))
     yield from (f"  {line}" for line in unused_variables().values())
@@ -124,7 +124,7 @@ def _table_summary(paths: Iterable[Path], family: Family, device: Device) -> Ite
 
     for path in paths:
         if not path.is_file():
-            yield f"{path}: not there"
+            yield f"{path}: not found"
             continue
         try:
             table = store.load(path, family)
@@ -135,5 +135,5 @@ def _table_summary(paths: Iterable[Path], family: Family, device: Device) -> Ite
         reasons["not timed"] += len(table.refused)
         why = [f"{reason} ({rows:,})" for reason, rows in reasons.most_common() if rows]
         more = [f"and {len(why) - _MAX_REASONS} more reasons"] if len(why) > _MAX_REASONS else []
-        said = f": {'; '.join([*why[:_MAX_REASONS], *more])}" if why else ""
-        yield f"{path}: {counted(count + reasons.total(), 'row')}, {count:,} can run here{said}"
+        detail = f": {'; '.join([*why[:_MAX_REASONS], *more])}" if why else ""
+        yield f"{path}: {counted(count + reasons.total(), 'row')}, {count:,} can run here{detail}"

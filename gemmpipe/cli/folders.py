@@ -1,4 +1,4 @@
-"""Where options and pipelines are found: the shipped folders, then the user's `--config-dir`."""
+"""The folders of options and pipelines: the shipped ones, then the user's `--config-dir`."""
 
 import sys
 from collections.abc import Mapping
@@ -16,13 +16,13 @@ _MAX_BYTES = 10_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigFolders:
-    """The names a command line can use: options by group, and pipelines."""
+    """The options by group and the pipelines that a command line can name."""
 
     config_dir: Path | None
 
     @property
     def options(self) -> dict[str, list[str]]:
-        """The options of each group, those that only others build on left out."""
+        """The options of each group, without those that only others include (`_name`)."""
         found: dict[str, set[str]] = {}
         for folder in self._search_roots("conf"):
             for path in folder.glob("[a-z]*/[!_.]*.yaml"):
@@ -45,7 +45,7 @@ class ConfigFolders:
         return (shipped(folder),) if self.config_dir is None else (shipped(folder), self.config_dir)
 
     def check(self) -> None:
-        """Refuse a user's file with a shipped name: Hydra would read the shipped one and say nothing."""
+        """Raises UserError for a user's file with a shipped name: Hydra would silently read the shipped one."""
         if self.config_dir is None:
             return
         for path in sorted([*self.config_dir.glob("*.yaml"), *self.config_dir.glob("*/*.yaml")]):
@@ -59,22 +59,22 @@ class ConfigFolders:
 
     @property
     def kernels(self) -> dict[str, str]:
-        """By option of `kernel`, the family that its file names; those that inherit it are left out."""
+        """The family in the file of each option of `kernel`; options that inherit it are left out."""
         trees = {name: _read_yaml(self.option_file("kernel", name)) for name in self.options["kernel"]}
         named = {name: tree.get("family") for name, tree in trees.items() if isinstance(tree, Mapping)}
         return {name: family for name, family in named.items() if isinstance(family, str)}
 
     @property
     def python_path(self) -> tuple[str, ...]:
-        """Where the user's own families and backends lie."""
+        """The folders of the user's own families and backends, for sys.path."""
         return () if self.config_dir is None else (str(self.config_dir),)
 
     def make_importable(self) -> None:
-        """From here on the user's own modules can be imported."""
+        """Put the user's own modules on sys.path."""
         sys.path[:0] = [folder for folder in self.python_path if folder not in sys.path]
 
     def target_names(self) -> frozenset[str]:
-        """Classes and families that the user's own files name: these may be imported although they are not ours."""
+        """Classes and families that the user's own files name: these may be imported although not part of gemmpipe."""
         if self.config_dir is None:
             return frozenset()
         files = [*self.config_dir.glob("*.yaml"), *self.config_dir.glob("*/*.yaml")]
@@ -87,7 +87,7 @@ def _read_yaml(path: Path) -> object:
     try:
         return yaml.safe_load(read_text(path))
     except (OSError, ValueError, UserError, RecursionError, yaml.YAMLError):
-        return None  # a file that is not chosen may be anything; one that is chosen gets Hydra's error
+        return None  # an unused file may be anything; for a used one Hydra raises
 
 
 def _referenced_code(node: object, kernel: bool) -> list[str]:
@@ -103,11 +103,11 @@ def _referenced_code(node: object, kernel: bool) -> list[str]:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file of options. Raises UserError for no regular file, OSError and ValueError as reading does."""
+    """The text of a file of options. Raises UserError if it is not a regular file; OSError, ValueError of reading."""
     return read_regular(path, "a file of options", _MAX_BYTES).decode()
 
 
 def summary_line(path: Path) -> str:
-    """What a YAML file says it is: its first comment line."""
+    """The title of a YAML file: its first comment line."""
     first = read_text(path).partition("\n")[0].strip()
     return first.lstrip("# ") if first.startswith("#") else ""

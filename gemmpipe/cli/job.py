@@ -1,4 +1,4 @@
-"""One run: the composed configuration built, carried out, and its end turned into an exit code."""
+"""One run: builds the composed configuration, runs it, and returns the exit code."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def check_job(cfg: "DictConfig", run_dir: Path, request: RunRequest) -> None:
-    """Find a mistake in a job of a sweep before the jobs in front of it have run for hours.
+    """Check a job of a sweep before its first job runs, which may take hours.
 
-    Raises what the job would end with, as far as its configuration alone tells.
+    Raises the error that the job would end with, as far as its configuration alone shows it.
     """
     from gemmpipe.pipeline.plan import check_chain
 
@@ -38,9 +38,9 @@ def check_job(cfg: "DictConfig", run_dir: Path, request: RunRequest) -> None:
 
 
 def run_job(cfg: "DictConfig", request: RunRequest) -> int:
-    """Carry out one run and return its exit code.
+    """Run one job and return its exit code.
 
-    Raises KeyboardInterrupt when the user stopped it, with the run's folder where it can go on.
+    Raises KeyboardInterrupt if the user stopped it, with the run's folder as argument if it can be resumed.
     """
     from hydra.core.hydra_config import HydraConfig
 
@@ -54,7 +54,7 @@ def run_job(cfg: "DictConfig", request: RunRequest) -> int:
         code = EXIT_INTERRUPTED
     except OSError as error:
         remove_empty_run(run_dir)
-        silence_lost_streams()  # what is still buffered would be told once more
+        silence_lost_streams()  # the buffered rest would raise again
         return report_error(system_error(error), error)
     except Exception as error:  # noqa: BLE001 (a bug in one run of a sweep must not end the others)
         remove_empty_run(run_dir)
@@ -68,7 +68,7 @@ def run_job(cfg: "DictConfig", request: RunRequest) -> int:
 
 
 _TIMING_STAGES = {"screen", "bench", "lineup", "engine"}
-"""Stages for which processes are started: what these import is imported while the driver imports its own."""
+"""Stages that start processes: their imports run while the driver runs its own."""
 
 
 def _execute(cfg: "DictConfig", request: RunRequest, run_dir: Path) -> int:
@@ -76,11 +76,11 @@ def _execute(cfg: "DictConfig", request: RunRequest, run_dir: Path) -> int:
     if isinstance(chain, Iterable) and not _TIMING_STAGES.isdisjoint(map(str, chain)):
         forkserver()
     request.folders.make_importable()
-    examines = request.pipeline == "doctor"
-    with Terminal(verbose=cfg.verbose is True, is_all=examines) as terminal:
+    is_doctor = request.pipeline == "doctor"
+    with Terminal(verbose=cfg.verbose is True, is_only_output=is_doctor) as terminal:
         events = Events(listeners=[terminal])
         plan = _build_plan(cfg, request, run_dir)
-        if examines:
+        if is_doctor:
             from gemmpipe.cli.doctor import report_environment
 
             with naming_write_errors(STDOUT):
@@ -91,18 +91,18 @@ def _execute(cfg: "DictConfig", request: RunRequest, run_dir: Path) -> int:
 
 
 def _build_plan(cfg: "DictConfig", request: RunRequest, run_dir: Path) -> "Plan":
-    """What the configuration means. Raises UserError for whatever is wrong with it by itself."""
+    """The plan of a configuration. Raises UserError for an error in it."""
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
     from gemmpipe.pipeline.build import RunOrigin, build
     from gemmpipe.pipeline.plan import check_recipe_paths
 
-    typed = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)  # unresolved, as it was typed
+    typed = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)  # unresolved, as typed
     origin = RunOrigin(
         pipeline=request.pipeline,
         run_dir=run_dir,
-        overrides=tuple(str(word) for word in typed) if isinstance(typed, list) else (),
+        overrides=tuple(str(override) for override in typed) if isinstance(typed, list) else (),
         python_path=request.folders.python_path,
         allowed=request.folders.target_names(),
     )

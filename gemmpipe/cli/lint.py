@@ -1,4 +1,4 @@
-"""The words of `gemmpipe lint`: paths stand without a key, and a check without a device needs no configuration."""
+"""`gemmpipe lint`: paths without a key, short keys, and a check without a device, which needs no configuration."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,22 +12,22 @@ from gemmpipe.formats.engine_lint import findings_of, lint
 from gemmpipe.formats.findings import ERROR, summary
 
 _SHORT_KEYS: Mapping[str, str] = {name: f"stages.lint.{name}" for name in ("engine", "timed", "model_dim", "topk")}
-"""Words of this command alone, and the keys that they stand for."""
+"""Keys of this command only, and the keys of the configuration that they abbreviate."""
 _DEVICE_KEYS = ("device", "device.index", "stages.lint.timed")
 
 
 def is_static(line: CommandLine) -> bool:
-    """Whether the line checks files without a device, and says nothing of the configuration."""
-    keys = {word.partition("=")[0] for word in line.overrides}
+    """True if the line checks files without a device and sets no key of the configuration."""
+    keys = {override.partition("=")[0] for override in line.overrides}
     return line.command == LINT and bool(line.paths) and not line.flags and keys <= {"engine"}
 
 
 def check_files(line: CommandLine) -> int:
-    """Print what is wrong with the files, a line each, and a summary; 1 where one is an error, else 0.
+    """Print the findings, one per line, and a summary. Returns 1 if any is an error, else 0.
 
-    Raises UserError for a path that is not there, and one without anything to check.
+    Raises UserError for a path that does not exist or has nothing to check.
     """
-    engine = next((word.partition("=")[2] for word in reversed(line.overrides)), None)
+    engine = next((override.partition("=")[2] for override in reversed(line.overrides)), None)
     files = lint([Path(path).expanduser() for path in line.paths], engine, product_names())
     found = findings_of(files)
     with naming_write_errors(STDOUT):
@@ -38,22 +38,22 @@ def check_files(line: CommandLine) -> int:
 
 
 def as_overrides(line: CommandLine) -> CommandLine:
-    """The line with its paths and short words as keys of the configuration; naming a device means to time there.
+    """The line with its paths and short keys as keys of the configuration; naming a device implies `timed=true`.
 
-    Raises UserError for a short word without a value.
+    Raises UserError for a short key without a value.
     """
-    from gemmpipe.cli.overrides import (  # not above: Hydra's grammar, which a check of files does without
+    from gemmpipe.cli.overrides import (  # not above: imports Hydra's grammar, which a check of files does not need
         override_key,
         quote,
     )
 
     overrides: list[str] = []
-    for word in line.overrides:
-        key, bound, value = word.partition("=")
+    for override in line.overrides:
+        key, bound, value = override.partition("=")
         if key in _SHORT_KEYS and bound and not value:
-            raise UserError(f"{word}: no value; expected {key}=VALUE")
-        overrides.append(f"{_SHORT_KEYS[key]}={value}" if key in _SHORT_KEYS else word)
-    keys = {override_key(word) for word in overrides}
+            raise UserError(f"{override}: no value; expected {key}=VALUE")
+        overrides.append(f"{_SHORT_KEYS[key]}={value}" if key in _SHORT_KEYS else override)
+    keys = {override_key(override) for override in overrides}
     if keys & set(_DEVICE_KEYS) and _SHORT_KEYS["timed"] not in keys:
         overrides.append(f"{_SHORT_KEYS['timed']}=true")
     if line.paths:

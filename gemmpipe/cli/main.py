@@ -1,4 +1,4 @@
-"""From the words of a command line to an exit code."""
+"""From command-line arguments to an exit code."""
 
 import contextlib
 import io
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from gemmpipe import __version__
 from gemmpipe.cli import (
     STDOUT,
-    compose,
     escape_unencodable,
     naming_write_errors,
     silence_lost_streams,
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Do what the words say and return the exit code: 0, 1, 2, 3 or 130."""
+    """Run the command of `argv` and return its exit code: 0, 1, 2, 3 or 130."""
     escape_unencodable()
     try:
         return _dispatch(argv)
@@ -48,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     except OSError as error:
         silence_lost_streams()
         return report_error(system_error(error), error)
-    except Exception as error:  # noqa: BLE001 (the last line of defence)
+    except Exception as error:  # noqa: BLE001 (reported as a bug)
         return report_bug(error)
 
 
@@ -56,7 +55,7 @@ def _dispatch(argv: Sequence[str]) -> int:
     line = parse_command_line(argv)
     if not argv or line.has("--help"):
         folders = ConfigFolders(config_dir=line.config_dir)
-        text = "\n".join(topic_help(word, folders) for word in help_topics(line, folders)) or help_text(folders)
+        text = "\n".join(topic_help(topic, folders) for topic in help_topics(line, folders)) or help_text(folders)
         with naming_write_errors(STDOUT):
             print(text)
         return 0
@@ -80,35 +79,35 @@ def _dispatch(argv: Sequence[str]) -> int:
 
 
 def _complete(line: CommandLine) -> int:
-    from gemmpipe.cli.compose import run_hydra
+    from gemmpipe.cli import compose  # not above: imports Hydra
 
     typed, current = compose.typed_line(os.environ)
     if not compose.is_query(line):
         if line.overrides not in compose.SCRIPTS:
             raise UserError("-sc: expected install=bash, zsh or fish, or uninstall=")
-        run_hydra(["--shell-completion", *line.overrides], _skip_job)
+        compose.run_hydra(["--shell-completion", *line.overrides], _skip_job)
         return 0
     folders = ConfigFolders(config_dir=typed.config_dir)
-    for word in compose.own_suggestions(typed, current, folders):
-        print(word)
+    for suggestion in compose.own_suggestions(typed, current, folders):
+        print(suggestion)
     if compose.is_flag(typed, current):
         return 0
     compose.pass_to_hydra(typed, current)
     pipeline = typed.command if typed.command in folders.pipelines else "tune"
     where = [f"--config-dir={folders.config_dir}"] if folders.config_dir else []
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said):
-        run_hydra(["--shell-completion", f"--config-name={pipeline}", *where, *line.overrides], _skip_job)
-    print(compose.filter_suggestions(said.getvalue()), end="")
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        compose.run_hydra(["--shell-completion", f"--config-name={pipeline}", *where, *line.overrides], _skip_job)
+    print(compose.filter_suggestions(output.getvalue()), end="")
     return 0
 
 
 def _skip_job(cfg: "DictConfig") -> None:
-    """Completion runs nothing."""
+    """The job of a completion: nothing to run."""
 
 
 def _job(request: "RunRequest", codes: list[int]) -> "Callable[[DictConfig], int]":
-    """What Hydra runs once or for each job of a sweep, here or elsewhere; the codes of those here are kept."""
+    """The function that Hydra runs once, or per job of a sweep, in any process; `codes` gets those of this process."""
     from gemmpipe.cli.job import run_job
     from gemmpipe.cli.sweep import is_submitted, process_name, run_submitted
     from gemmpipe.core.signals import stop_with_sweep
@@ -126,21 +125,21 @@ def _job(request: "RunRequest", codes: list[int]) -> "Callable[[DictConfig], int
 
 
 def _compose(line: CommandLine, request: "RunRequest") -> int:
-    """Let Hydra compose and run; the worst exit code of all runs is returned."""
+    """Compose and run through Hydra; returns the worst exit code of all runs."""
     from gemmpipe.cli.compose import run_hydra
-    from gemmpipe.cli.errors import CONFIG_ERRORS, as_user_error
+    from gemmpipe.cli.hydra_errors import CONFIG_ERRORS, as_user_error
     from gemmpipe.cli.job import check_job
     from gemmpipe.cli.overrides import override_key
     from gemmpipe.cli.runs import removing_empty_folders
     from gemmpipe.cli.sweep import submitted_sweep
 
     codes: list[int] = []
-    part, said = line.value("--package"), io.StringIO()
+    part, discarded = line.value("--package"), io.StringIO()
     try:
         with (
             naming_write_errors(STDOUT if line.has("--cfg") or line.has("--info") else _run_folders(request)),
             removing_empty_folders(RUNS / request.pipeline),
-            contextlib.redirect_stderr(said) if part else contextlib.nullcontext(),
+            contextlib.redirect_stderr(discarded) if part else contextlib.nullcontext(),
             submitted_sweep(request.overrides if request.multirun else ()),
         ):
             argv = [*_hydra_argv(line, request), *request.overrides]
@@ -150,12 +149,14 @@ def _compose(line: CommandLine, request: "RunRequest") -> int:
     except SystemExit:
         if not part:
             raise
-        # Hydra's way to say that there is no such part.
+        # Hydra exits if there is no such part.
         raise UserError(f"--package {part}: no such part of the configuration; expected one such as space") from None
     except CONFIG_ERRORS as error:
         raise as_user_error(error, request.folders.options, request.overrides, request.recipe) from error
-    except RuntimeError as error:  # jobs' own are told by then; a launcher that finds no SLURM here, say
-        launcher = next((word for word in request.overrides if override_key(word) == "hydra/launcher"), None)
+    except RuntimeError as error:  # not a job's, those are reported by then; such as a launcher that finds no SLURM
+        launcher = next(
+            (override for override in request.overrides if override_key(override) == "hydra/launcher"), None
+        )
         if launcher is None:
             raise
         raise EnvironmentProblem(f"{launcher}: {error}") from error
@@ -163,27 +164,27 @@ def _compose(line: CommandLine, request: "RunRequest") -> int:
 
 
 def _run_folders(request: "RunRequest") -> str:
-    """Where Hydra writes what was typed for a run, or for a sweep."""
+    """The folder where Hydra records the overrides of a run or a sweep."""
     from gemmpipe.cli.overrides import override_key
 
     key = "hydra.sweep.dir" if request.multirun else "hydra.run.dir"
-    typed = [word.partition("=")[2].strip("\"'") for word in request.overrides if override_key(word) == key]
+    typed = [override.partition("=")[2].strip("\"'") for override in request.overrides if override_key(override) == key]
     return typed[-1] if typed else str(RUNS / request.pipeline)
 
 
 def _resume_hints(stopped: KeyboardInterrupt, request: "RunRequest") -> list[str]:
-    """How to go on with what was stopped; `last` would be an earlier run where this one had not begun."""
+    """How to resume an interrupted run or sweep; empty for a run that had not begun (`last` would be another run)."""
     line = _resume_command(stopped.args[0], request) if stopped.args else ""
     if not request.multirun:
-        return [f"{line} goes on"] if line else []
-    if any(word.startswith("hydra/launcher=submitit") for word in request.overrides):
-        return []  # told by then: the jobs are not stopped
-    this = f"{line} goes on with this run, then " if line else ""
-    return [f"{this}the same line does what is left of the sweep"]
+        return [f"resume with {line}"] if line else []
+    if any(override.startswith("hydra/launcher=submitit") for override in request.overrides):
+        return []  # its jobs keep running, which is reported by then
+    this = f"resume this run with {line}, then " if line else ""
+    return [f"{this}run the same command for the rest of the sweep"]
 
 
 def _resume_command(run_dir: Path, request: "RunRequest") -> str:
-    """The line that goes on with a run, quoted: the last one where runs are looked for, else by its folder."""
+    """The command that resumes a run, quoted: `last` for a run in the runs folder, else its path."""
     from gemmpipe.pipeline.report import resume_line
 
     if is_in_runs_folder(run_dir):
@@ -192,7 +193,7 @@ def _resume_command(run_dir: Path, request: "RunRequest") -> str:
 
 
 def _hydra_argv(line: CommandLine, request: "RunRequest") -> list[str]:
-    """The flags, with what a recipe or an earlier run has its say in."""
+    """The flags for Hydra; a recipe or an earlier run may add --multirun, --config-dir and the pipeline."""
     flags = [flag for flag in line.argv if not flag.startswith(("--config-dir", "--multirun"))]
     if request.multirun:
         flags.append("--multirun")

@@ -1,4 +1,4 @@
-"""What the user sees of a run: a bar with the time left, lines, warnings."""
+"""The terminal output of a run: a progress bar with the time left, lines, warnings."""
 
 import sys
 import time
@@ -13,23 +13,23 @@ from gemmpipe.core.events import Event
 
 _HEARTBEAT_S = 10.0
 _MAX_LINE = 500
-"""Characters of a warning, as of an error."""
+"""Characters of a warning; the limit of errors as well."""
 
 
 class Terminal:
-    """A listener that prints: lines to stdout, bar, heartbeat and warnings to stderr.
+    """A listener that prints: lines to stdout; bar, heartbeat and warnings to stderr.
 
-    `is_all`: nothing is left of the run but what is printed, so that a full disk there is its failure.
+    `is_only_output`: the run leaves nothing but its output, so that a full disk there is a failure.
     """
 
-    def __init__(self, *, verbose: bool, is_all: bool = False) -> None:
+    def __init__(self, *, verbose: bool, is_only_output: bool = False) -> None:
         self._verbose = verbose
-        self._is_all = is_all
+        self._is_only_output = is_only_output
         self._interactive = sys.stderr.isatty()
         self._bar: tqdm[Never] | None = None
         self._stage = ""
         self._total = 0
-        self._began = self._spoke = time.monotonic()
+        self._begin_s = self._print_s = time.monotonic()
 
     def __enter__(self) -> Self:
         return self
@@ -40,8 +40,8 @@ class Terminal:
         self._close()
 
     def __call__(self, event: Event) -> None:
-        """Show one event; where nobody reads any more (a closed pipe, a lost terminal), none: the run goes on."""
-        with tolerating_closed_pipes(but_not_full=self._is_all):
+        """Show one event; nothing if the reader is gone (a closed pipe, a lost terminal): the run continues."""
+        with tolerating_closed_pipes(but_not_full=self._is_only_output):
             self._show(event)
 
     def _show(self, event: Event) -> None:
@@ -57,7 +57,7 @@ class Terminal:
     def _begin(self, event: Event) -> None:
         self._close()
         self._stage, self._total = event.text, event.total
-        self._began = self._spoke = time.monotonic()
+        self._begin_s = self._print_s = time.monotonic()
         if self._interactive:
             self._bar = tqdm(
                 total=event.total or None, desc=event.text, leave=False, dynamic_ncols=True, file=sys.stderr
@@ -70,13 +70,13 @@ class Terminal:
             if event.text:
                 self._bar.set_postfix_str(event.text, refresh=False)
             self._bar.update(event.done - self._bar.n)
-        elif not self._interactive and time.monotonic() - self._spoke >= _HEARTBEAT_S:
-            self._spoke = time.monotonic()
+        elif not self._interactive and time.monotonic() - self._print_s >= _HEARTBEAT_S:
+            self._print_s = time.monotonic()
             self._print(self._heartbeat(event), error=True)
 
     def _heartbeat(self, event: Event) -> str:
-        """`screen 120/400, 35 s, about 80 s left`; without what is not known."""
-        spent_s = time.monotonic() - self._began
+        """`screen 120/400, 35 s, about 80 s left`; unknown parts are left out."""
+        spent_s = time.monotonic() - self._begin_s
         of_all = f"/{self._total}" if self._total else ""
         left_s = spent_s * (self._total - event.done) / event.done if event.done else 0.0
         left = f", about {left_s:.0f} s left" if left_s > 0 else ""
@@ -85,7 +85,7 @@ class Terminal:
 
     def _print(self, text: str, *, error: bool = False) -> None:
         stream = sys.stderr if error else sys.stdout
-        text = printable(text)  # names in tables and files of others are part of it
+        text = printable(text)  # may include names from untrusted tables and files
         if self._bar is None:
             print(text, file=stream, flush=True)
         else:

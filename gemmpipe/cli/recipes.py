@@ -1,7 +1,7 @@
-"""Recipes: a command line written down as YAML, read as plain data and turned back into overrides.
+"""Recipes: a command line as a YAML file, read as plain data and converted to overrides.
 
-A recipe may come from a stranger. It chooses among the options that there are and sets their values; it names no code,
-no other run, no cluster, and no file to be written but below the current directory. What it may read is what you may.
+A recipe may be untrusted. It selects existing options and sets their values; it cannot name code, other runs, clusters,
+or output files outside the current directory. It can name any input file that the user may read.
 """
 
 import re
@@ -18,20 +18,20 @@ from gemmpipe.core.files import read_regular
 
 _VERSION = 1
 _MAX_BYTES = 100_000
-"""PyYAML, written in Python, takes a second for these at worst."""
+"""PyYAML, in pure Python, takes at most a second for these."""
 _MAX_KEY_LENGTH = 200
 _MAX_NUMBER = 2**63
 _MAX_VALUES = 2_000
-"""Hydra's grammar takes milliseconds a value."""
+"""Hydra's grammar takes milliseconds per value."""
 _RECIPE_KEYS = ("version", "pipeline", "sweep")
 _OUTPUT_KEY = re.compile(r"(^|\.)(output|profile|file)$")
-"""Keys whose value is a file or a folder that the run writes."""
+"""Keys with a file or folder that the run writes."""
 _FORBIDDEN = {
-    "resume": "goes on with a run, whose words would be read from its folder",
-    "reuse": "reads another run, whose words would be read from its folder",
-    "executor.address": "connects to a cluster, which may send anything back",
+    "resume": "resumes a run with the overrides in its folder",
+    "reuse": "reads another run with the overrides in its folder",
+    "executor.address": "connects to a cluster, which can return any data",
 }
-"""Keys that only the command line sets: what they name is trusted."""
+"""Keys that only the command line sets: runs and clusters that they name are trusted."""
 _NAME = re.compile(r"[A-Za-z0-9_][\w.-]*")
 _KEY = re.compile(r"[A-Za-z_][\w.@/-]*")
 _HYDRA = re.compile(r"(^|[@./])hydra([@./]|$)")
@@ -40,7 +40,7 @@ _SPECIAL = re.compile(r"(^|[.@/])_\w+_($|[.@/])")
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What a recipe says: the pipeline, its overrides in Hydra's grammar, and whether they are a sweep."""
+    """A recipe's pipeline, its overrides in Hydra's grammar, and `multirun` if they are a sweep."""
 
     path: Path
     pipeline: str | None
@@ -49,10 +49,10 @@ class Recipe:
 
 
 class ShallowLoader(yaml.SafeLoader):
-    """YAML whose brackets are not nested deeper than a recipe's."""
+    """YAML with a limit on nested brackets."""
 
     def fetch_flow_collection_start(self, TokenClass: type[yaml.Token]) -> None:
-        """PyYAML looks at every open bracket again at each token: some kilobytes of them would take minutes."""
+        """PyYAML checks every open bracket at each token: some kilobytes of open brackets would take minutes."""
         if self.flow_level >= MAX_NESTING:
             problem = f"nested more than {MAX_NESTING} deep; expected a recipe"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=self.get_mark())
@@ -60,7 +60,7 @@ class ShallowLoader(yaml.SafeLoader):
 
 
 class _PlainLoader(ShallowLoader):
-    """Plain YAML: no aliases (a few lines of them expand without end), no tags, and no key twice."""
+    """Plain YAML: no aliases (a few lines can expand exponentially), no tags, no duplicate keys."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
@@ -74,13 +74,13 @@ class _PlainLoader(ShallowLoader):
         seen: set[str] = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value in seen:
-                raise yaml.MarkedYAMLError(problem=f"key '{key.value}' is there twice", problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(problem=f"duplicate key '{key.value}'", problem_mark=key.start_mark)
             seen.add(str(key.value))
         return super().construct_mapping(node, deep)
 
 
 def read_recipe(path: Path, groups: frozenset[str]) -> Recipe:
-    """Read a recipe; `groups` are the words that choose an option. Raises UserError naming the file and the key."""
+    """Read a recipe; `groups`: the keys that select an option. Raises UserError naming the file and the key."""
     body = _load_recipe(path)
     version = body.get("version")
     if type(version) is not int or version != _VERSION:
@@ -92,11 +92,14 @@ def read_recipe(path: Path, groups: frozenset[str]) -> Recipe:
     sweep = body.get("sweep")
     if sweep is not None and (not isinstance(sweep, dict) or not sweep):
         raise UserError(f"{path}: sweep is {quoted_repr(sweep)}; expected keys with lists of values")
-    words = [
-        word for key, value in body.items() if key not in _RECIPE_KEYS for word in _overrides(path, key, value, groups)
+    overrides = [
+        override
+        for key, value in body.items()
+        if key not in _RECIPE_KEYS
+        for override in _overrides(path, key, value, groups)
     ]
     swept = [_sweep(path, key, values, groups) for key, values in (sweep or {}).items()]
-    return Recipe(path=path, pipeline=pipeline, overrides=(*words, *swept), multirun=bool(swept))
+    return Recipe(path=path, pipeline=pipeline, overrides=(*overrides, *swept), multirun=bool(swept))
 
 
 def _load_recipe(path: Path) -> dict[object, object]:
@@ -115,16 +118,18 @@ def _load_recipe(path: Path) -> dict[object, object]:
     if _values_in(body) > _MAX_VALUES:
         raise UserError(f"{path}: more than {_MAX_VALUES:,} values; expected a recipe")
     if not isinstance(body, dict):
-        raise UserError(f"{path}: expected keys and values that begin with 'version: {_VERSION}'")
+        raise UserError(f"{path}: expected keys and values, first 'version: {_VERSION}'")
     return body
 
 
 def _overrides(path: Path, key: object, value: object, groups: frozenset[str]) -> list[str]:
-    """The overrides of one key; a mapping under a group's name means the keys of the chosen option."""
+    """The overrides of one key; a mapping under a group's name sets keys of the selected option."""
     name = _checked_key(path, key)
     _check_option_names(path, name, value, groups)
     if name in groups and isinstance(value, Mapping):
-        return [word for inner, item in value.items() for word in _overrides(path, f"{name}.{inner}", item, groups)]
+        return [
+            override for inner, item in value.items() for override in _overrides(path, f"{name}.{inner}", item, groups)
+        ]
     return [f"{name}={_value(path, name, value)}"]
 
 
@@ -134,7 +139,7 @@ def _values_in(node: object) -> int:
 
 
 def _check_option_names(path: Path, key: str, value: object, groups: frozenset[str]) -> None:
-    """An option is a name: Hydra takes `../../tmp/x` too, and a file there may put itself among Hydra's callbacks."""
+    """Refuse options that are not names: Hydra accepts `../../tmp/x` too, a file that could add Hydra callbacks."""
     if key.split("@")[0] not in groups or isinstance(value, Mapping):
         return
     for name in value if isinstance(value, list) else [value]:
@@ -154,7 +159,7 @@ def _checked_key(path: Path, key: object) -> str:
     if isinstance(key, str) and len(key) > _MAX_KEY_LENGTH:
         raise UserError(f"{path}: key {quoted_repr(key)}; expected a key as on the command line, such as shapes.tp")
     if isinstance(key, str) and _SPECIAL.search(key):
-        raise UserError(f"{path}: {key}: not allowed in a recipe, which can choose options but name no code")
+        raise UserError(f"{path}: {key}: not allowed in a recipe, which can select options but not name code")
     if not isinstance(key, str) or not _KEY.fullmatch(key):
         raise UserError(f"{path}: key {quoted_repr(key)}; expected a key as on the command line, such as shapes.tp")
     if key in _FORBIDDEN:
@@ -165,19 +170,19 @@ def _checked_key(path: Path, key: object) -> str:
 
 
 def _check_output_path(path: Path, key: str, value: str) -> None:
-    """What a recipe writes lies below the current directory, also behind links."""
+    """Refuse an output path outside the current directory, also through links."""
     try:
         inside = Path(value).expanduser().resolve().is_relative_to(Path.cwd().resolve())
-    except (OSError, ValueError, RuntimeError):  # a null byte, links in a circle, no such home
+    except (OSError, ValueError, RuntimeError):  # a null byte, a cycle of links, an unknown home directory
         inside = False
     if not inside or Path(value).is_absolute():
         raise UserError(
-            f"{path}: {key}: '{shortened(value)}' lies elsewhere; expected a place below this folder, or type it"
+            f"{path}: {key}: '{shortened(value)}' is outside the current directory; expected a path in it, or type it"
         )
 
 
 def _is_text(value: str) -> bool:
-    """YAML's escapes can also write halves of characters, which no file and no terminal takes."""
+    """False for surrogates: YAML's escapes can write them, but files and terminals cannot encode them."""
     return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
@@ -197,7 +202,7 @@ def _value(path: Path, key: str, value: object, depth: int = 0) -> str:
         return repr(value)
     if isinstance(value, str):
         if not _is_text(value):
-            raise UserError(f"{path}: {key}: {value[:60]!r} is no text; expected whole characters")
+            raise UserError(f"{path}: {key}: {value[:60]!r} is not valid text; expected whole characters")
         if "${" in value:
             raise UserError(f"{path}: {key}: '{shortened(value)}': interpolations are not allowed in a recipe")
         if _OUTPUT_KEY.search(key):

@@ -1,6 +1,6 @@
-"""What a command line asks for, once recipes and earlier runs are read: one pipeline and its overrides.
+"""From a parsed command line to a run request: one pipeline and its overrides, with recipes and earlier runs read.
 
-Which kernel the tables and lists of shapes on a command line are of, where no `kernel=` stands beside them.
+Without `kernel=` the kernel is inferred from the tables or lists of shapes on the command line.
 """
 
 import contextlib
@@ -26,6 +26,10 @@ from gemmpipe.tables.file_names import family_of_file_name
 _DEFAULT_PIPELINE = "tune"
 _RUN_KEYS = ("resume", "reuse")
 _TIMING_KEYS = ("kernel", "shapes", "space", "search", "device", "backend", "stages.screen", "stages.bench")
+TABLE_KEYS = ("table", "inputs")
+"""The keys that name tuned tables."""
+SHAPES_KEY = "shapes.path"
+"""The key that names lists of shapes, with `shapes=csv`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +41,13 @@ class RunRequest:
     multirun: bool
     folders: ConfigFolders
     recipe: str
-    """The recipe's path, or nothing."""
+    """The recipe's path, or ""."""
     typed_keys: frozenset[str]
-    """The keys that stand on the command line itself."""
+    """The keys given on the command line itself."""
 
 
 def resolve_request(line: CommandLine) -> RunRequest:
-    """Read what the words refer to. Raises UserError for a pipeline, recipe or run that is not there."""
+    """Resolve a command line. Raises UserError for an unknown pipeline, recipe or run."""
     folders = ConfigFolders(config_dir=line.config_dir)
     groups = frozenset(folders.options)
     pipeline, arguments, multirun = line.command, line.overrides, line.has("--multirun")
@@ -54,8 +58,8 @@ def resolve_request(line: CommandLine) -> RunRequest:
         multirun = multirun or recipe.multirun
     run, arguments = _with_previous_run(arguments, pipeline, folders.config_dir is not None)
     if run is not None:
-        if multirun and any(word.startswith("resume=") for word in arguments):
-            raise UserError("resume: goes on with one run; leave -m out")
+        if multirun and any(override.startswith("resume=") for override in arguments):
+            raise UserError("resume: resumes one run; leave -m out")
         pipeline = pipeline or run.pipeline
         folders = folders if folders.config_dir else ConfigFolders(config_dir=run.config_dir)
     pipeline = pipeline or _DEFAULT_PIPELINE
@@ -76,22 +80,22 @@ def resolve_request(line: CommandLine) -> RunRequest:
         multirun=multirun,
         folders=folders,
         recipe=str(recipe.path) if recipe else "",
-        typed_keys=frozenset(override_key(word) for word in line.overrides),
+        typed_keys=frozenset(override_key(override) for override in line.overrides),
     )
 
 
 def _overrides(arguments: Sequence[str], multirun: bool, folders: ConfigFolders) -> tuple[str, ...]:
-    """The words as Hydra can read them. Raises UserError for one that it cannot, or that chooses no option by name."""
-    for word in arguments:
-        if is_too_deep(word):
-            raise UserError(f"{override_key(word)[:60]}: nested more than {MAX_NESTING} deep; expected key=value")
+    """The arguments in Hydra's grammar. Raises UserError for one that does not fit, or a group without a name."""
+    for override in arguments:
+        if is_too_deep(override):
+            raise UserError(f"{override_key(override)[:60]}: nested more than {MAX_NESTING} deep; expected key=value")
     overrides = hydra_overrides(_last_of_each_key(arguments), multirun=multirun)
     check_group_overrides(overrides, folders.options)
     return overrides
 
 
 def _check_aiter_overrides(arguments: Sequence[str], typed: Sequence[str], folders: ConfigFolders, recipe: str) -> None:
-    """Raises UserError for words of aiter's; with the recipe in front that has them."""
+    """Raises UserError for keys and libtypes of aiter, naming the recipe that has them."""
     check_aiter_overrides(typed, folders.options)
     try:
         check_aiter_overrides(arguments, folders.options)
@@ -100,33 +104,33 @@ def _check_aiter_overrides(arguments: Sequence[str], typed: Sequence[str], folde
 
 
 def _with_inferred_kernel(arguments: tuple[str, ...], folders: ConfigFolders, pipeline: str) -> tuple[str, ...]:
-    """The overrides with the kernel that the files among them tell, where none is typed."""
+    """The overrides, with a kernel inferred from the files that they name if none is given."""
     keys = set(map(override_key, arguments))
     if keys & {"table", "inputs"}:
         return with_kernel_of_tables(arguments, folders)
-    # A pipeline of the user's own may well name the kernel itself.
+    # A user's own pipeline may set the kernel itself.
     if "shapes.path" in keys and folders.pipelines[pipeline].parent == shipped("pipelines"):
         return with_kernel_of_shapes(arguments, folders)
     return arguments
 
 
-def _unknown_pipeline_hint(word: str, folders: ConfigFolders) -> str:
-    """What was meant by a first word that names no pipeline."""
-    if word.lower().endswith(".csv"):  # as other tuners take it
-        return f"; a file of shapes is 'shapes=csv shapes.path={word}', a tuned one 'verify table={word}'"
-    if word.split(".")[0].split("@")[0] in {*folders.options, *ROOT}:
-        return f"; expected {word}=VALUE"
-    return suggest_or_list(word, folders.pipelines)
+def _unknown_pipeline_hint(name: str, folders: ConfigFolders) -> str:
+    """The hint for an unknown pipeline."""
+    if name.lower().endswith(".csv"):  # the form of other tuners
+        return f"; a file of shapes is 'shapes=csv shapes.path={name}', a tuned one 'verify table={name}'"
+    if name.split(".")[0].split("@")[0] in {*folders.options, *ROOT}:
+        return f"; expected {name}=VALUE"
+    return suggest_or_list(name, folders.pipelines)
 
 
 def _with_previous_run(
     arguments: Sequence[str], pipeline: str | None, config_dir_typed: bool
 ) -> tuple[PreviousRun | None, tuple[str, ...]]:
-    """The words with those of the run that `resume=` or `reuse=` names in front, so that later words win."""
+    """The run of `resume=` or `reuse=`, and the overrides: the run's first, so that later ones win."""
     asked = [
-        (override_key(word), word.split("=", 1)[1])
-        for word in arguments
-        if "=" in word and override_key(word) in _RUN_KEYS
+        (override_key(override), override.split("=", 1)[1])
+        for override in arguments
+        if "=" in override and override_key(override) in _RUN_KEYS
     ]
     asked = [(key, value.strip("\"'")) for key, value in asked if value not in {"", "null"}]
     if not asked:
@@ -135,48 +139,44 @@ def _with_previous_run(
         raise UserError("resume and reuse: expected one of them")
     key, value = asked[0]
     run = find_run(key, value, pipeline, config_dir_typed)
-    rest = [word for word in arguments if override_key(word) != key]
-    place = [f"{key}={quote(str(run.folder))}"]
+    rest = [override for override in arguments if override_key(override) != key]
+    pinned = [f"{key}={quote(str(run.folder))}"]
     forgotten = set(_RUN_KEYS)
     if key == "resume":
-        forgotten = {"resume"}  # what it reused, it still does
+        forgotten = {"resume"}  # a resumed run keeps its reuse=
         _check_same_configuration(rest, run)
-        place += [f"hydra.run.dir={quote(str(run.folder))}", "hydra.output_subdir=null"]
-    kept = [word for word in run.overrides if override_key(word) not in forgotten]
-    return run, (*kept, *rest, *place)
+        pinned += [f"hydra.run.dir={quote(str(run.folder))}", "hydra.output_subdir=null"]
+    kept = [override for override in run.overrides if override_key(override) not in forgotten]
+    return run, (*kept, *rest, *pinned)
 
 
 def _check_same_configuration(arguments: Sequence[str], run: PreviousRun) -> None:
-    """Refuse words that would change what an unfinished run times: its journal would mix two runs."""
-    for word in arguments:
-        if override_key(word).startswith(_TIMING_KEYS) and word not in run.overrides:
-            raise UserError(f"resume: {word}: a run goes on with its own configuration; start anew, or reuse= it")
+    """Refuse overrides that change what an unfinished run times: its journal would mix two runs."""
+    for override in arguments:
+        if override_key(override).startswith(_TIMING_KEYS) and override not in run.overrides:
+            raise UserError(
+                f"resume: {override}: a run resumes with its own configuration; expected a new run, or reuse="
+            )
 
 
 def _last_of_each_key(arguments: Sequence[str]) -> tuple[str, ...]:
-    """Of several overrides of one key the last one."""
-    last = {override_key(word): index for index, word in enumerate(arguments)}
-    return tuple(word for index, word in enumerate(arguments) if last[override_key(word)] == index)
-
-
-TABLE_KEYS = ("table", "inputs")
-"""The keys that name tuned tables."""
-SHAPES_KEY = "shapes.path"
-"""The key that names lists of shapes, beside `shapes=csv`."""
+    """The last override of each key."""
+    last = {override_key(override): index for index, override in enumerate(arguments)}
+    return tuple(override for index, override in enumerate(arguments) if last[override_key(override)] == index)
 
 
 def with_kernel_of_tables(overrides: Sequence[str], folders: ConfigFolders) -> tuple[str, ...]:
-    """The overrides, with the kernel of their tables in front when they name tables and no kernel.
+    """The overrides, with the kernel of their tables first if they name tables and no kernel.
 
-    Raises UserError for tables of several kernels, for one whose name tells another kernel than the typed one, and
-    where neither name nor columns of one say what it is of.
+    Raises UserError for tables of several kernels, for a table named for another kernel than the given one, and for one
+    without a kernel in its name or columns.
     """
-    named = {override_key(word): word for word in overrides}
+    named = {override_key(override): override for override in overrides}
     asked = [named[key] for key in TABLE_KEYS if key in named]
     if not asked:
         return tuple(overrides)
     kernels = _kernels(folders)
-    files = [path for word in asked for path in _files(word)]
+    files = [path for override in asked for path in _files(override)]
     if "kernel" in named:
         _check_same_kernel(named["kernel"].split("=", 1)[-1].strip("\"'"), files, kernels, folders.kernels)
         return tuple(overrides)
@@ -189,40 +189,40 @@ def with_kernel_of_tables(overrides: Sequence[str], folders: ConfigFolders) -> t
 
 
 def with_kernel_of_shapes(overrides: Sequence[str], folders: ConfigFolders) -> tuple[str, ...]:
-    """The overrides, with the kernel of their lists of shapes in front when these tell it and none is named.
+    """The overrides, with the kernel of their lists of shapes first if it can be inferred and none is given.
 
-    A list of M, N and K is of no kernel. One that contradicts its kernel is told where it is read. Raises UserError
-    for lists of several kernels.
+    A list of M, N and K fits any kernel. A list that contradicts its kernel is refused where it is read. Raises
+    UserError for lists of several kernels.
     """
-    named = {override_key(word): word for word in overrides}
+    named = {override_key(override): override for override in overrides}
     listed = named.get("shapes", "").partition("=")[2].strip("\"'") == "csv"
     if not listed or SHAPES_KEY not in named or {"kernel", "shapes.rows_of"} & set(named):
         return tuple(overrides)
     try:
         files = _files(named[SHAPES_KEY])
     except UserError:
-        return tuple(overrides)  # the source says which file is not there
+        return tuple(overrides)  # the source reports the missing file
     kernels, found = _kernels(folders), dict[str, Path]()
     for path in files:
-        told = family_of_file_name(path.name, kernels) or _kernel_of_rows(path, kernels)
-        if told is not None:
-            found.setdefault(told, path)
+        kernel = family_of_file_name(path.name, kernels) or _kernel_of_rows(path, kernels)
+        if kernel is not None:
+            found.setdefault(kernel, path)
     return (*_one_kernel(found, "list"), *overrides)
 
 
 def _kernel_of_rows(path: Path, kernels: Mapping[str, Family]) -> str | None:
-    """The kernel by the column `family`, else by the other columns; None where they fit several, or none."""
+    """The kernel by the column `family`, else by the other columns; None if they fit several kernels or none."""
     try:
         lines = read_cells(path)
         header = [name.lower() for name in next(lines, (0, []))[1]]
         if "family" not in header:
             possible = _matching_kernels(set(header), kernels, tuned=False)
             return possible[0] if len(possible) == 1 else None
-        place = header.index("family")
-        said = {row[place] for _, row in lines if len(row) == len(header)}
+        column = header.index("family")
+        values = {row[column] for _, row in lines if len(row) == len(header)}
     except UserError:
         return None
-    families = [option for option, family in kernels.items() if family.name in said]
+    families = [option for option, family in kernels.items() if family.name in values]
     return families[0] if len(families) == 1 else None
 
 
@@ -234,7 +234,7 @@ def _one_kernel(found: Mapping[str, Path], what: str) -> list[str]:
 
 
 def _kernels(folders: ConfigFolders) -> dict[str, Family]:
-    """The families, the user's among them, each by the option of `kernel` named as it is, or by the first."""
+    """All families, by the option of `kernel` with the family's name, else by its first option."""
     folders.make_importable()
     options: dict[str, str] = {}
     for option, name in folders.kernels.items():
@@ -242,34 +242,36 @@ def _kernels(folders: ConfigFolders) -> dict[str, Family]:
             options[name] = option
     kernels = {}
     for name, option in options.items():
-        # A shipped family is sound; a user's module that is broken is told of when it is chosen.
+        # Errors of a user's broken module are reported when it is selected; shipped families raise.
         with contextlib.nullcontext() if name in shipped_families() else contextlib.suppress(Exception):
             kernels[option] = load_family(name)
     return kernels
 
 
-def _files(word: str) -> list[Path]:
-    """The files that `table=` or `inputs=` names; none where it names nothing."""
-    value = OverridesParser.create().parse_override(word).value()
+def _files(override: str) -> list[Path]:
+    """The files of a `table=`, `inputs=` or `shapes.path=` override; [] if its value is null or []."""
+    value = OverridesParser.create().parse_override(override).value()
     texts = [str(getattr(item, "text", item)) for item in (value if isinstance(value, list) else [value])]
-    return named_files(override_key(word), texts) if value not in (None, []) else []
+    return named_files(override_key(override), texts) if value not in (None, []) else []
 
 
 def _check_same_kernel(
     typed: str, files: Sequence[Path], kernels: Mapping[str, Family], families: Mapping[str, str]
 ) -> None:
-    """Refuse tables that are another family's by their names: rows would be read as what they are not."""
+    """Refuse tables named for another family: their rows would be misread."""
     for path in files:
-        told = family_of_file_name(path.name, kernels)
-        if told is not None and families.get(typed, families[told]) != families[told]:
-            raise UserError(f"kernel={typed}: {path} is by its name a table of {told}; leave kernel= out, or rename it")
+        named = family_of_file_name(path.name, kernels)
+        if named is not None and families.get(typed, families[named]) != families[named]:
+            raise UserError(
+                f"kernel={typed}: {path} is by its name a table of {named}; leave kernel= out, or rename it"
+            )
 
 
 def _kernel_of_file(path: Path, kernels: Mapping[str, Family]) -> str | None:
-    """By the file's name, else by its columns; None where it cannot be read, which is told later."""
-    told = family_of_file_name(path.name, kernels)
-    if told is not None:
-        return told
+    """The kernel by the file's name, else by its columns; None if it cannot be read, which is reported later."""
+    named = family_of_file_name(path.name, kernels)
+    if named is not None:
+        return named
     try:
         header = {name.lower() for name in next(read_cells(path), (0, []))[1]}
     except UserError:
@@ -277,18 +279,18 @@ def _kernel_of_file(path: Path, kernels: Mapping[str, Family]) -> str | None:
     possible = _matching_kernels(header, kernels, tuned=True)
     if len(possible) != 1:
         known = ", ".join(possible or kernels)
-        raise UserError(f"kernel: missing, and {path} does not tell by its name; expected kernel= one of {known}")
+        raise UserError(f"kernel: missing, and the name of {path} has none; expected kernel= one of {known}")
     return possible[0]
 
 
 def _matching_kernels(header: set[str], kernels: Mapping[str, Family], *, tuned: bool) -> list[str]:
-    """The kernels whose key the columns can be, names in lower case; a list that is not tuned may leave out types."""
+    """The kernels with key columns that match the lower-case header; an untuned list may leave out dtypes."""
     families = list(kernels.values())
     return [option for option, family in kernels.items() if _is_key(family, header, families, tuned=tuned)]
 
 
 def _is_key(family: Family, header: set[str], families: Sequence[Family], *, tuned: bool) -> bool:
-    """Whether the header has what the family's key needs, and nothing of other keys."""
+    """True if the header has the required key columns of the family and none of other families'."""
     names = [{n.lower() for n in (column.name, *column.aliases)} for column in family.key_columns]
     columns = zip(names, family.key_columns, strict=True)
     needed = [

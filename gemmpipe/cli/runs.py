@@ -1,6 +1,6 @@
-"""Earlier runs: what was typed for them, so that `resume=` and `reuse=` mean the same kernel and shapes.
+"""Run folders: find a run for `resume=` or `reuse=`, read its overrides, remove folders of runs that never began.
 
-What stands in a run's folder: whether it began and can go on; those that never began go away again.
+A run's folder may come from someone else: its files are read with limits, and overrides that can run code are refused.
 """
 
 import contextlib
@@ -25,17 +25,21 @@ from gemmpipe.core.paths import RUNS, is_in_runs_folder
 JOURNAL, MANIFEST = "trials.jsonl", "manifest.json"
 _MAX_LINE = 10_000_000
 _STARTUP_FILES = {".hydra", JOURNAL}
-_MAX_JOURNAL_BYTES = 50_000_000  # of a manifest, which names every file and every unsolved problem
+_MAX_MANIFEST_BYTES = 50_000_000  # a manifest names every file and every unsolved problem
 _SWEEP_FILES = {"multirun.yaml"}
+_MAX_YAML_BYTES = 1_000_000
+"""Hydra writes about 10,000; PyYAML reads the maximum in seconds."""
+_CODE = re.compile(r"_target_|\$\{|(^|[@./+~])hydra\.(callbacks|searchpath|job)")
+"""Overrides that name code."""
 
 
 def has_trials(run_dir: Path) -> bool:
-    """Whether anything stands in a run's journal after the first row, which every run writes."""
+    """True if a run's journal has rows after the first one, which every run writes."""
     return _count_rows(run_dir) > 1
 
 
 def _count_rows(run_dir: Path) -> int:
-    """0, 1 or 2 (and more): the rows of a run's journal."""
+    """The number of rows of a run's journal: 0, 1, or 2 for more."""
     with (
         contextlib.suppress(FileNotFoundError, UserError),
         open_regular(run_dir / JOURNAL, "a run's journal") as stream,
@@ -45,23 +49,23 @@ def _count_rows(run_dir: Path) -> int:
 
 
 def can_resume(run_dir: Path) -> bool:
-    """Whether a run began, or was stopped before it did: by a signal, as its manifest says, or killed without one."""
+    """True if a run began, or was stopped before it did: by a signal (exit code in the manifest), or killed."""
     rows, manifest = _count_rows(run_dir), run_dir / MANIFEST
     if rows != 1:
         return rows > 1
     if not manifest.exists():
         return True
     with contextlib.suppress(OSError, UserError):
-        return read_object(manifest, _MAX_JOURNAL_BYTES).get("exit_code") == EXIT_INTERRUPTED
+        return read_object(manifest, _MAX_MANIFEST_BYTES).get("exit_code") == EXIT_INTERRUPTED
     return False
 
 
 def remove_empty_run(run_dir: Path) -> None:
-    """Remove the folder of a run that never began, so that `last` and the eye find real ones only.
+    """Remove the folder of a run that never began, so that the runs folder has real ones only.
 
-    Not the one that the user stands in, where pipelines without a folder of their own run (doctor).
+    Never the current directory, where pipelines without a run folder run (doctor).
     """
-    with contextlib.suppress(OSError):  # a disk that gave out; it is only an empty folder
+    with contextlib.suppress(OSError):  # a failing disk; it is only an empty folder
         if run_dir.samefile(Path.cwd()):
             return
         if {path.name for path in run_dir.iterdir()} <= _STARTUP_FILES and not has_trials(run_dir):
@@ -69,7 +73,7 @@ def remove_empty_run(run_dir: Path) -> None:
 
 
 def remove_empty_sweep(folder: Path) -> None:
-    """Remove the folder of a sweep none of whose runs began."""
+    """Remove the folder of a sweep if no run of it began."""
     with contextlib.suppress(OSError):
         if {path.name for path in folder.iterdir()} <= _SWEEP_FILES:
             shutil.rmtree(folder)
@@ -77,20 +81,14 @@ def remove_empty_sweep(folder: Path) -> None:
 
 @contextmanager
 def removing_empty_folders(folder: Path) -> Iterator[None]:
-    """Of `folder` and those above it, what was not there before and holds nothing after the block is removed."""
+    """Remove `folder` and its parents after the block if they did not exist before it and are empty."""
     new = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # the first that holds a run
+        with contextlib.suppress(OSError):  # the first that has a run
             for path in new:
                 path.rmdir()
-
-
-_MAX_YAML_BYTES = 1_000_000
-"""What Hydra writes takes some 10,000; PyYAML reads these in seconds."""
-_CODE = re.compile(r"_target_|\$\{|(^|[@./+~])hydra\.(callbacks|searchpath|job)")
-"""In a word that someone else may have written: names code."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,11 +102,11 @@ class PreviousRun:
 
 
 def find_run(key: str, value: str, pipeline: str | None, config_dir_typed: bool) -> PreviousRun:
-    """The run that `resume=` or `reuse=` means. Raises UserError when there is none, or it is no run's folder."""
+    """The run that `resume=` or `reuse=` names. Raises UserError if it does not exist or is not a run's folder."""
     try:
         folder = _latest_run(key, pipeline) if value == "last" else Path(value).expanduser()
-    except RuntimeError:  # of a user that there is not
-        raise UserError(f"{key}={value}: no such home; expected the folder of a run, or 'last'") from None
+    except RuntimeError:  # ~USER of an unknown user
+        raise UserError(f"{key}={value}: no such home directory; expected the folder of a run, or 'last'") from None
     if not folder.is_dir():
         raise UserError(f"{key}={value}: no such folder; expected the folder of a run, or 'last'")
     if (folder / "multirun.yaml").is_file():
@@ -119,12 +117,12 @@ def find_run(key: str, value: str, pipeline: str | None, config_dir_typed: bool)
         )
     run = _read_run(folder.resolve(), f"{key}={value}", config_dir_typed)
     if pipeline is not None and pipeline != run.pipeline and key == "resume":
-        raise UserError(f"{key}={value}: that run's pipeline is '{run.pipeline}', not '{pipeline}'; leave the word out")
+        raise UserError(f"{key}={value}: that run's pipeline is '{run.pipeline}', not '{pipeline}'; leave it out")
     return run
 
 
 def _latest_run(key: str, pipeline: str | None) -> Path:
-    """The folder with the newest journal, of this pipeline if one is named; a run that found no problem is none."""
+    """The folder of the newest journal, of this pipeline if one is named; runs without problems do not count."""
     name = pipeline or "*"
     found = [*RUNS.glob(f"{name}/*/{JOURNAL}"), *RUNS.glob(f"{name}/*/*/{JOURNAL}")]
     journals = [journal for journal in found if can_resume(journal.parent)]
@@ -135,29 +133,29 @@ def _latest_run(key: str, pipeline: str | None) -> Path:
 
 
 def _read_run(folder: Path, where: str, config_dir_typed: bool) -> PreviousRun:
-    """Raises UserError for a run made elsewhere that would bring its own code."""
+    """Read a run's overrides. Raises UserError for a run from elsewhere that would bring its own code."""
     try:
         overrides = _load_yaml(folder / ".hydra" / "overrides.yaml")
         hydra = _load_yaml(folder / ".hydra" / "hydra.yaml")["hydra"]
         pipeline = hydra["job"]["config_name"]
         sources = hydra["runtime"]["config_sources"]
         config_dir = next((source["path"] for source in sources if source["provider"] == "command-line"), None)
-    # ValueError: bytes that are no UTF-8, numbers and dates that are none.
+    # ValueError: invalid UTF-8, numbers and dates.
     except (OSError, UserError, yaml.YAMLError, KeyError, TypeError, ValueError, OverflowError, RecursionError):
-        raise UserError(f"{where}: its .hydra folder does not say what was typed for that run") from None
-    words = overrides if isinstance(overrides, list) else [None]
-    texts = [*words, pipeline, *([] if config_dir is None else [config_dir])]
+        raise UserError(f"{where}: its .hydra folder does not have the run's command line") from None
+    listed = overrides if isinstance(overrides, list) else [None]
+    texts = [*listed, pipeline, *([] if config_dir is None else [config_dir])]
     if not all(isinstance(text, str) for text in texts):
-        raise UserError(f"{where}: its .hydra folder does not say what was typed for that run")
-    odd = next((str(word) for word in overrides if _loads_code(str(word))), None)
-    if odd is not None:
-        raise UserError(f"{where}: '{odd}' was typed for that run, which can run code; expected a run of your own")
+        raise UserError(f"{where}: its .hydra folder does not have the run's command line")
+    code = next((str(override) for override in overrides if _loads_code(str(override))), None)
+    if code is not None:
+        raise UserError(f"{where}: the run's override '{code}' can run code; expected a run of your own")
     if config_dir and not is_in_runs_folder(folder) and not config_dir_typed:
-        raise UserError(f"{where}: that run had --config-dir={config_dir}, whose code would be run; type it too")
+        raise UserError(f"{where}: that run's --config-dir={config_dir} has code that would run; pass --config-dir too")
     return PreviousRun(
         folder=folder,
         pipeline=pipeline,
-        overrides=tuple(str(word) for word in overrides),
+        overrides=tuple(str(override) for override in overrides),
         config_dir=Path(config_dir) if config_dir else None,
     )
 
@@ -170,10 +168,10 @@ def _load_yaml(path: Path) -> Any:
     return yaml.load(text, ShallowLoader)  # noqa: S506 (derived from SafeLoader)
 
 
-def _loads_code(word: str) -> bool:
-    """Whether an override of a run, which someone else may have made, can have anything but our options loaded."""
-    key, _, value = word.partition("=")
+def _loads_code(override: str) -> bool:
+    """True if an override of a run can load anything but shipped options."""
+    key, _, value = override.partition("=")
     group = key.lstrip("+~").split("@")[0]
-    return bool(_CODE.search(word)) or (
+    return bool(_CODE.search(override)) or (
         group in ConfigFolders(config_dir=None).options and bool({"/", "\\"} & set(value))
     )

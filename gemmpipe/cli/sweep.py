@@ -1,6 +1,7 @@
-"""A job of a sweep where submitit runs it, on a cluster or beside the sweep: it leaves in time, and can go on.
+"""Sweeps through submitit: a job stops in time and can be resumed; the sweep reports each job's outcome.
 
-A sweep whose jobs submitit runs elsewhere: what becomes of each is told, and one that is lost takes none along.
+`run_submitted` runs in a job's process, on a cluster or on the sweep's machine. `submitted_sweep` runs in the process
+of the sweep; a lost job does not end the others.
 """
 
 import multiprocessing
@@ -23,16 +24,20 @@ from gemmpipe.core.shell import shell_join
 from gemmpipe.core.signals import request_stop
 
 _SUBMITIT_VARIABLE = "SUBMITIT_EXECUTOR"
-"""In the environment of submitit's jobs, and of whatever is started there."""
+"""Set in the environment of submitit's jobs and their child processes."""
+_LAUNCHER = "hydra/launcher"
+_SINGLE_TASK_KEYS = ("hydra.launcher.nodes", "hydra.launcher.tasks_per_node")
+_STOPPED = ("CANCELLED", "TIMEOUT", "PREEMPTED", "DEADLINE")
+"""States of a job that a user or its time limit ended."""
 
 
 def process_name() -> tuple[str, int]:
-    """Its name among those of all machines."""
+    """(host, process id): identifies this process across machines."""
     return socket.gethostname(), os.getpid()
 
 
 def is_submitted(sweep: tuple[str, int]) -> bool:
-    """Whether this process is submitit's, started for a job of the sweep that runs in the process of that name."""
+    """True if submitit started this process for a job of a sweep; `sweep` is the process of the sweep."""
     main = multiprocessing.current_process().name == "MainProcess"  # others are joblib's
     return _SUBMITIT_VARIABLE in os.environ and main and process_name() != sweep
 
@@ -40,10 +45,9 @@ def is_submitted(sweep: tuple[str, int]) -> bool:
 def run_submitted(run: Callable[[], int]) -> int:
     """Run a job, and return its exit code as the job's result.
 
-    Before the job's time is over, or others take its node, submitit is sent a signal (USR2): the run stops as by
-    Ctrl-C, and submitit has the job queued again, which goes on in the run's folder, or raises its own error: then the
-    result is 130. Stopped by the cluster without that, the process ends with 130 and no result, since the cluster
-    alone knows whether it starts the job again.
+    Before its time limit or a preemption the job gets a signal (USR2): the run stops as by Ctrl-C, and submitit queues
+    the job again, which resumes the run; if submitit refuses, the result is 130. Stopped by the cluster without that
+    signal, the process ends with 130 and no result, since only the cluster knows whether it starts the job again.
     """
     with _catching_preemption() as warning:
         try:
@@ -59,12 +63,12 @@ def run_submitted(run: Callable[[], int]) -> int:
 
 
 class _PreemptionSignal:
-    """Submitit's signal, kept until the run has stopped."""
+    """Records submitit's signal until the run has stopped."""
 
     def __init__(self, handler: Callable[[int, FrameType | None], object]) -> None:
         self._handler = handler
         self.number = 0
-        """Of the signal, once it came."""
+        """The signal's number once received, else 0."""
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         if not self.number:
@@ -72,10 +76,10 @@ class _PreemptionSignal:
             request_stop()
 
     def requeue(self) -> None:
-        """Let submitit queue the job again, which ends this process; returns, and says why, where it may not."""
+        """Let submitit queue the job again, which ends this process; prints why and returns if submitit refuses."""
         try:
             self._handler(self.number, None)
-        except RuntimeError as refused:  # too often already: hydra.launcher.max_num_timeout
+        except RuntimeError as refused:  # requeued too often: hydra.launcher.max_num_timeout
             print(
                 f"gemmpipe: {terminal_line(str(refused))} hydra.launcher.max_num_timeout=", file=sys.stderr, flush=True
             )
@@ -89,7 +93,7 @@ def _catching_preemption() -> Iterator[_PreemptionSignal]:
     handler = signal.getsignal(number)
     warning = _PreemptionSignal(handler if callable(handler) else signal.default_int_handler)
     signal.signal(number, warning.on_signal)
-    # submitit takes no notice of it; while a run is at work it is the run's.
+    # submitit ignores SIGTERM; during a run the run handles it.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield warning
@@ -98,30 +102,24 @@ def _catching_preemption() -> Iterator[_PreemptionSignal]:
         signal.signal(signal.SIGTERM, before)
 
 
-_LAUNCHER = "hydra/launcher"
-_SINGLE_TASK_KEYS = ("hydra.launcher.nodes", "hydra.launcher.tasks_per_node")
-_STOPPED = ("CANCELLED", "TIMEOUT", "PREEMPTED", "DEADLINE")
-"""States of a job that somebody or its limit of time ended."""
-
-
 @contextmanager
 def submitted_sweep(overrides: Sequence[str]) -> Iterator[None]:
-    """While Hydra runs a sweep of these words: what submitit is asked for is told; nothing where it has no part.
+    """Report each submitit job while Hydra runs a sweep; does nothing for other launchers.
 
-    Raises UserError for words that would start one run several times.
+    Raises UserError for overrides that would start one run several times.
     """
-    launcher = next((word.partition("=")[2] for word in overrides if override_key(word) == _LAUNCHER), "")
+    launcher = next((each.partition("=")[2] for each in overrides if override_key(each) == _LAUNCHER), "")
     if not launcher.startswith("submitit"):
         yield
         return
-    odd = next(
-        (word for word in overrides if override_key(word) in _SINGLE_TASK_KEYS and word.partition("=")[2] != "1"), None
+    several = next(
+        (each for each in overrides if override_key(each) in _SINGLE_TASK_KEYS and each.partition("=")[2] != "1"), None
     )
-    if odd is not None:
-        raise UserError(f"{odd}: a run is one process on one node; on several nodes: executor=ray")
+    if several is not None:
+        raise UserError(f"{several}: a run is one process on one node; on several nodes: executor=ray")
     try:
         from submitit.core import core
-    except ModuleNotFoundError:  # Hydra knows no such launcher, and says so
+    except ModuleNotFoundError:  # Hydra raises its own error for the launcher
         yield
         return
     kind: Any = core.Job
@@ -144,15 +142,15 @@ class _SubmittedJobs:
     def __init__(self, launcher: str) -> None:
         self._launcher = launcher
         self._open: Any = None
-        """The job that is waited for."""
+        """The job that the sweep waits for."""
 
     def results(self, job: Any, results: Any) -> list[Any]:
-        """What a job returned, or the exit code that its end means."""
+        """A job's result, or the exit code for a job that ended without one."""
         from hydra.core.utils import JobReturn, JobStatus
         from submitit.core.utils import UncompletedJobError
 
         if self._open is None:
-            _print(f"{self._launcher}: submitted; what the jobs say: {job.paths.folder.parent}/*/*_log.out")
+            _print(f"{self._launcher}: submitted; output of the jobs: {job.paths.folder.parent}/*/*_log.out")
         self._open = job
         try:
             [returned] = results(job)
@@ -164,26 +162,26 @@ class _SubmittedJobs:
         return [returned]
 
     def report_running_jobs(self) -> None:
-        """The jobs are the cluster's: they do not end with their sweep."""
+        """Report that jobs keep running on the cluster after their sweep has ended."""
         if self._open is not None:
-            word, name = self._open._cancel_command, self._open.job_id.partition("_")[0]
-            _print(f"gemmpipe: the jobs go on; '{word} {name}' ends them", sys.stderr)
+            command, name = self._open._cancel_command, self._open.job_id.partition("_")[0]
+            _print(f"gemmpipe: the jobs keep running; '{command} {name}' cancels them", sys.stderr)
 
 
 def _job_end(job: Any, error: RuntimeError) -> str:
-    """How a job ended that has no result, where more is said, and how to go on with its run."""
+    """The outcome of a job without a result, its log, and how to resume its run."""
     from submitit.core.utils import FailedJobError
 
-    if isinstance(error, FailedJobError):  # holds its traceback between two lines
+    if isinstance(error, FailedJobError):  # its text has the traceback between two lines
         lines = [line for line in str(error).splitlines() if line and not line.startswith((" ", "-", "You can"))]
-        said = f"failed: {lines[-1]}"
+        outcome = f"failed: {lines[-1]}"
     else:
-        said = f"ended without a result, {job.state}"
+        outcome = f"ended without a result, {job.state}"
     number = job.submission().args[2]
     sweep = Path(job.paths.folder).parent.parent
     run = next((folder for folder in sweep.glob(f"{number}_*") if can_resume(folder)), None)
-    more = f'; "{shell_join(["gemmpipe", f"resume={run}"])}" goes on' if run is not None else ""
-    return terminal_line(f"{said} ({job.paths.stderr}){more}")
+    more = f'; resume with "{shell_join(["gemmpipe", f"resume={run}"])}"' if run is not None else ""
+    return terminal_line(f"{outcome} ({job.paths.stderr}){more}")
 
 
 def _print(line: str, stream: Any = None) -> None:

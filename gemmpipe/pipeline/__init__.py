@@ -1,1 +1,1 @@
-"""A composed configuration as objects, and a run of its chain of stages."""
+"""Builds a plan from a composed configuration, and runs its chain of stages."""

@@ -1,4 +1,4 @@
-"""Plain values checked against annotations: a typed constructor for dataclasses."""
+"""Converts plain YAML values to annotated types, and constructs dataclasses from them."""
 
 import inspect
 import math
@@ -30,7 +30,7 @@ class _Mismatch(Exception):
 
 
 def convert(value: object, hint: Any, where: str, make: Make) -> Any:
-    """`value` as the annotation wants it: lists become tuples, nodes become objects, one value a list of one.
+    """`value` as the type `hint`: lists become tuples, nodes with `_target_` objects, a single value a tuple of one.
 
     Raises UserError naming the key, what was given and what was expected.
     """
@@ -60,7 +60,7 @@ def construct(cls: type, values: Mapping[str, Any], where: str, make: Make) -> A
 
 
 def _with_full_key(text: str, where: str, fields: Collection[str]) -> str:
-    """What a constructor says of `field=value`, as of the full key; whatever else it says of all of them."""
+    """A constructor's error `field=value, ...` with the field's full key; other errors with the node's key."""
     name, _, rest = text.partition("=")
     if name.split(".")[0] not in fields:
         return f"{where}: {text}"
@@ -69,7 +69,7 @@ def _with_full_key(text: str, where: str, fields: Collection[str]) -> str:
 
 
 def describe(hint: Any) -> str:
-    """An annotation in the user's words."""
+    """An annotation in plain English, for errors."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint in _NAMES:
         return _NAMES[hint]
@@ -134,7 +134,7 @@ def _equals(value: object, allowed: Sequence[object]) -> object:
 
 
 def _first_match(value: object, hints: Sequence[Any], where: str, make: Make) -> Any:
-    """The first member of a union that takes the value; a list of one only where nothing takes it plainly."""
+    """The value as the first matching member of a union; as a tuple of one only if nothing else matches."""
     plain = [hint for hint in hints if isinstance(value, list) or not _is_list(hint)]
     for hint in [*plain, *(hint for hint in hints if hint not in plain)]:
         try:
@@ -173,7 +173,7 @@ def _frozen(value: object) -> object:
 
 
 def _yaml(value: object) -> str:
-    """A value as the user would write it."""
+    """A value in YAML, as the user writes it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list):
@@ -184,7 +184,7 @@ def _yaml(value: object) -> str:
 
 
 def _hint_text(value: object, hint: Any) -> str:
-    """How to give a number where text is wanted, and the nearest word where one of several is."""
+    """The hint of an error: quotes for a number given as text, or the nearest name of a Literal."""
     if typing.get_origin(hint) is Literal and isinstance(value, str):
         return suggest(value, [arg for arg in typing.get_args(hint) if isinstance(arg, str)])
     union = typing.get_origin(hint) in (Union, types.UnionType)

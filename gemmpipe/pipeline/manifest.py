@@ -1,4 +1,4 @@
-"""What a run leaves beside its journal: manifest.json, the tables as CSV, and what artifacts say of it."""
+"""Files of a run next to its journal: manifest.json and the tables as CSV; the provenance of artifacts."""
 
 import datetime
 import json
@@ -42,7 +42,7 @@ def device_of(row: Mapping[str, object]) -> Device:
 
 
 def provenance(plan: "Plan", device: Device) -> dict[str, "Scalar | Mapping[str, Scalar]"]:
-    """What goes beside every artifact: when, where, with which versions, and how to do it again."""
+    """The content of every artifact's sidecar: time, device, versions, and the command that reproduces it."""
     return {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "gemmpipe": __version__,
@@ -56,10 +56,10 @@ def provenance(plan: "Plan", device: Device) -> dict[str, "Scalar | Mapping[str,
 
 
 def write_tables(plan: "Plan", tables: "Mapping[str, pd.DataFrame]") -> None:
-    """The run's tables as CSV, and the profile of every candidate where the user asked for it."""
+    """Write the run's tables as CSV, and with `profile=` the trials of every candidate."""
     for name, frame in tables.items():
         if name == "selections" and "select" not in plan.chain:
-            continue  # they stand in the tables that they were read from
+            continue  # they are in the tables that they were read from
         write_atomic(plan.run_dir / f"{name}.csv", _csv(frame))
     if plan.profile and "trials" in tables:
         keys = [c.name for c in plan.family.key_columns]
@@ -79,7 +79,7 @@ def _csv(frame: "pd.DataFrame") -> str:
 
 
 def _as_text(value: object) -> object:
-    """With an apostrophe in front of what a spreadsheet would take for a formula: names and errors may be anybody's."""
+    """Text with an apostrophe before what a spreadsheet takes as a formula: names and errors may be untrusted."""
     return f"'{value}" if isinstance(value, str) and is_formula(value) else value
 
 
@@ -91,7 +91,7 @@ def write(
     wall_s: float,
     code: int,
 ) -> None:
-    """manifest.json: configuration, versions, where the time went per resource, artifacts, exit code."""
+    """Write manifest.json: configuration, versions, time per resource, artifacts, exit code."""
     content = {
         "gemmpipe": __version__,
         "pipeline": plan.pipeline,

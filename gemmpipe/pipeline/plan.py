@@ -1,4 +1,4 @@
-"""A plan: everything a run needs, and what can be wrong with it before anything runs."""
+"""A plan: all that a run needs, and the checks before it runs."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -21,7 +21,7 @@ from gemmpipe.stages import EngineTarget, Stage
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Built from the configuration, every value checked by itself."""
+    """The objects built from a configuration, each value checked on its own."""
 
     version: int
     pipeline: str
@@ -59,25 +59,23 @@ _REPRODUCED_GROUPS = ("kernel", "space", "backend", "device", "executor")
 
 
 def reproduce_args(plan: Plan) -> tuple[str, ...]:
-    """The words, as they were typed, of whose kernels are meant and who computes them where: for lines to paste."""
-    groups = [re.split(r"[=.@]", word.lstrip("+~"), maxsplit=1)[0] for word in plan.overrides]
-    typed = [word for word, group in zip(plan.overrides, groups, strict=True) if group in _REPRODUCED_GROUPS]
+    """The overrides that select kernels, backends, devices and workers, as typed: for commands that the user pastes."""
+    groups = [re.split(r"[=.@]", override.lstrip("+~"), maxsplit=1)[0] for override in plan.overrides]
+    typed = [each for each, group in zip(plan.overrides, groups, strict=True) if group in _REPRODUCED_GROUPS]
     return (*(f"--config-dir={folder}" for folder in plan.python_path), *typed)
 
 
 def engine_targets_of(plan: Plan) -> tuple[EngineTarget, ...]:
-    """The formats for engines' own functions that a stage of the chain searches.
+    """The formats for engines' own functions that a stage of the chain searches, or for `reuse=` may have searched.
 
-    Or may have searched, where an earlier run is decided again. Raises UserError.
+    Raises UserError.
     """
-    words = plan.stages if plan.reuse else plan.chain
-    return tuple(
-        engine_target for word in words for engine_target in plan.stages[word].engine_targets(plan.family, plan.formats)
-    )
+    names = plan.stages if plan.reuse else plan.chain
+    return tuple(target for name in names for target in plan.stages[name].engine_targets(plan.family, plan.formats))
 
 
 def check_chain(plan: Plan, reused: Record | None) -> None:
-    """Every stage's needs are given by an earlier one, or by the run that is reused. Raises UserError."""
+    """Raises UserError if a stage needs a table that neither an earlier stage nor the reused run gives."""
     if not plan.chain:
         raise UserError("chain: empty, expected stages such as [capture,screen,bench,select,merge]")
     have: set[str] = {"problems"} if reused else set()
@@ -85,22 +83,22 @@ def check_chain(plan: Plan, reused: Record | None) -> None:
         raise UserError(f"reuse: {plan.reuse}: no journal with problems there; expected the folder of an earlier run")
     if reused and reused.count:
         have.add("trials")
-    for word in plan.chain:
-        missing = set(plan.stages[word].needs) - have
+    for current in plan.chain:
+        missing = set(plan.stages[current].needs) - have
         if missing:
-            givers = [name for name, stage in plan.stages.items() if missing & set(stage.gives) and name != word]
-            those = f"; {' or '.join(sorted(givers))} before it would" if givers else ""
-            lacking, also = ", ".join(sorted(missing)), " nor the run that is reused" if reused else ""
-            raise UserError(f"chain: stage '{word}' needs {lacking}, which no earlier stage{also} gives{those}")
-        have |= set(plan.stages[word].gives)
-    read = {key for word in plan.chain for key in plan.stages[word].reads}
+            givers = [name for name, stage in plan.stages.items() if missing & set(stage.gives) and name != current]
+            hint = f"; expected {' or '.join(sorted(givers))} before it" if givers else ""
+            tables, also = ", ".join(sorted(missing)), " nor the reused run" if reused else ""
+            raise UserError(f"chain: stage '{current}' needs {tables}, which no earlier stage{also} gives{hint}")
+        have |= set(plan.stages[current].gives)
+    read = {key for name in plan.chain for key in plan.stages[name].reads}
     for key in ("table", "inputs", "target"):
         if getattr(plan, key) and key not in read:
             raise UserError(f"{key}: no stage of the pipeline '{plan.pipeline}' reads it; merge, verify or prebuild do")
 
 
 def check_outputs(plan: Plan) -> None:
-    """Every file can be written where the plan wants it. Raises EnvironmentProblem or UserError naming the key."""
+    """Raises EnvironmentProblem or UserError, naming the key, if an output file of the plan cannot be written."""
     require_writable("output", Path(plan.output))
     for key, path in _files(plan):
         if path.is_dir():
@@ -109,10 +107,9 @@ def check_outputs(plan: Plan) -> None:
 
 
 def check_recipe_paths(plan: Plan, recipe: str, typed: frozenset[str]) -> None:
-    """A file that a recipe names lies below the current directory, also behind links of the output folder.
+    """Raises UserError if a recipe names an output file outside the current directory, also through links.
 
-    What the user `typed` may lie anywhere. A link under the file's own name is replaced, never written through.
-    Raises UserError.
+    Files of keys that the user `typed` may be anywhere. A link with the file's own name is replaced, not followed.
     """
     roots = [Path.cwd().resolve(), *([Path(plan.output).resolve()] if "output" in typed else [])]
     for name, each in plan.formats.items():
@@ -120,11 +117,13 @@ def check_recipe_paths(plan: Plan, recipe: str, typed: frozenset[str]) -> None:
         if path is None or key in typed:
             continue
         if not any(path.parent.resolve().is_relative_to(root) for root in roots):
-            raise UserError(f"{recipe}: {key}: {path} lies elsewhere; expected a place below this folder, or type it")
+            raise UserError(
+                f"{recipe}: {key}: {path} is outside the current directory; expected a path in it, or type it"
+            )
 
 
 def _files(plan: Plan) -> Iterator[tuple[str, Path]]:
-    """The files that the run will write under a name the user may choose."""
+    """The files that the run will write under names that the user can set."""
     if plan.profile:
         yield "profile", Path(plan.profile)
     for name, each in plan.formats.items():
@@ -134,6 +133,6 @@ def _files(plan: Plan) -> Iterator[tuple[str, Path]]:
 
 
 def require_writable(key: str, folder: Path) -> None:
-    """Find out before hours of tuning, not after. Raises EnvironmentProblem naming the key."""
+    """Raises EnvironmentProblem, naming the key, if the folder is not writable: before hours of tuning, not after."""
     if why := unwritable_reason(folder):
         raise EnvironmentProblem(f"{key}: cannot write to {folder}: {why}")

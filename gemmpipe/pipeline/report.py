@@ -1,4 +1,4 @@
-"""What the user reads at the end of a run."""
+"""The summary that a run prints at its end."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _MAX_ROWS = 200
 _MAX_GATED = 5
 _MIN_SHOWN_S = 0.05
-"""Shown with one place, less is 0.0."""
+"""Times have one decimal: less is 0.0."""
 
 
 def report_run(
@@ -37,9 +37,9 @@ def report_run(
     *,
     stopped_early: bool,
 ) -> None:
-    """The choices, the time and where it went, the files, and what to type next.
+    """Emit the selections, the time by stage and resource, the files, and the next commands.
 
-    `stopped_early`: before the last problem.
+    `stopped_early`: the run ended before its last problem.
     """
 
     def emit_line(text: str) -> None:
@@ -51,12 +51,12 @@ def report_run(
         f"total {wall_s:.1f} s"
         + "".join(f", {k[:-2]} {v:.1f}" for k, v in context.stage_seconds.items() if "idle" not in k)
     )
-    worked = len(resources) > 1  # beside the driver
+    worked = len(resources) > 1  # more than the driver
     for usage in (each for each in resources if worked and each.wall_s >= _MIN_SHOWN_S):
         emit_line(f"  {usage_line(usage)}")
     emit_line(f"run   {plan.run_dir}")
     if worked and (stopped_early or context.cut_short):
-        emit_line(f"to go on with it: {resume_line(plan.run_dir, plan.python_path)}")
+        emit_line(f"resume with: {resume_line(plan.run_dir, plan.python_path)}")
     if code != Interrupted.exit_code and "artifacts" in tables:
         written = [path for path in native_tables(plan.family, context.output, plan.formats.values()) if path.is_file()]
         for path in written:
@@ -64,54 +64,54 @@ def report_run(
 
 
 def resume_line(run_dir: Path, python_path: Sequence[str]) -> str:
-    """What to type to go on with a run; whose code it brings is typed too where runs are not looked for."""
+    """The command that resumes a run; outside the runs folder with its --config-dir, which runs user code."""
     own = [f"--config-dir={folder}" for folder in python_path if not is_in_runs_folder(run_dir)]
     return shell_join(["gemmpipe", *own, f"resume={run_dir}"])
 
 
 def use_line(family: "Family", table: Path) -> str:
-    """What to type so that the run time finds a table."""
+    """The command that makes `gemmpipe.runtime` read a table."""
     variable = tables_variable(family.name)
     if ":" in str(table):
-        return f"{variable} separates tables by ':': to name {table} there, copy it to a path without one"
+        return f"{variable} separates tables by ':'; copy {table} to a path without one"
     return f"export {variable}={shell_quote(str(table))}"
 
 
 def _result_lines(plan: "Plan", tables: "Mapping[str, pd.DataFrame]", context: "Context") -> Iterator[str]:
-    """The choices and what they save, who has none, and what stages want said at the end."""
-    if "selections" in tables and "select" in plan.chain:  # else they were read from tables
+    """Selections and their saving, undecided problems, and the final lines of stages."""
+    if "selections" in tables and "select" in plan.chain:  # otherwise they were read from tables
         yield from selection_lines(tables["selections"], plan.family.key_columns)
         yield from saving_lines(tables["selections"])
     if context.undecided:
         yield undecided_line(context.undecided, context.search)
     yield from context.final_lines
     for line in context.gated[:_MAX_GATED]:
-        yield f"  gated: {line}; stages.select.max_extra_weight_pct= allows it"
+        yield f"  rejected (extra weight memory): {line}; raise stages.select.max_extra_weight_pct to allow"
     if more := len(context.gated[_MAX_GATED:]):
-        yield f"  gated: and {more} more like these"
+        yield f"  rejected (extra weight memory): and {more} more"
 
 
 def saving_lines(selections: "pd.DataFrame") -> list[str]:
-    """What the choices save of the whole workload: calls times time, before and after."""
+    """The time that the selections save over the workload: time times calls, before and after."""
     found = saving(selections)
     if found is None:
         return []
     more = "less" if found.pct >= 0 else "more"
     return [
         f"select: the workload's calls take {found.after_us / 1e3:.3f} ms instead of {found.before_us / 1e3:.3f}, "
-        f"{abs(found.pct):.1f} % {more} ({counted(found.problems, 'problem')}, each times its calls)"
+        f"{abs(found.pct):.1f} % {more} ({counted(found.problems, 'problem')}, weighted by calls)"
     ]
 
 
 def usage_line(usage: Usage) -> str:
-    """Where one resource's time went, longest first; what would be shown as 0.0 s is left to the manifest."""
+    """One resource's time by activity, longest first; activities of 0.0 s are in the manifest only."""
     longest = sorted(usage.busy_s.items(), key=lambda kv: -kv[1])
     spent = ", ".join(f"{k} {v:.1f}" for k, v in longest if v >= _MIN_SHOWN_S)
     return f"{usage.name}: {spent or 'nothing to do'}; idle {usage.idle_s:.1f} of {usage.wall_s:.1f} s"
 
 
 def selection_lines(selections: "pd.DataFrame", key_columns: "Sequence[KeyColumn]") -> list[str]:
-    """An aligned table: problem, chosen candidate, time, TFLOP/s, GB/s, ratio to the baseline."""
+    """An aligned table: problem, chosen candidate, time in us, TFLOP/s, GB/s, ratio to the baseline."""
     own = selections[selections["format"] == ""]
     shown = [c.name for c in key_columns if c.kind == "int" and c.default is None]
     rows = [(*shown, "chosen", "us", "TFLOP/s", "GB/s", "baseline", "ratio")]
@@ -156,9 +156,9 @@ _KNOB_MARKS = {
 
 
 def _short(config: str) -> str:
-    """Knobs in a few letters: `64x128x128 g1 k/4 w4 s3`; a library's knobs as they are."""
+    """Knobs abbreviated: `64x128x128 g1 k/4 w4 s3`; a library's knobs in full."""
     knobs = json.loads(config)
     text = "".join(f"{mark}{knobs[name]}" for name, mark in _KNOB_MARKS.items() if name in knobs).strip()
     rest = {k: v for k, v in knobs.items() if k not in _KNOB_MARKS and v not in ("", None)}
-    words = [v if isinstance(v, str) else f"{k}={v}" for k, v in rest.items()]
-    return " ".join(word for word in (text, *words) if word)
+    others = [v if isinstance(v, str) else f"{k}={v}" for k, v in rest.items()]
+    return " ".join(part for part in (text, *others) if part)

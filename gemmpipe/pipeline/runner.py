@@ -1,6 +1,6 @@
-"""Runs a plan: opens its journal and its devices, sends the problems through the chain, and leaves a manifest.
+"""Runs a plan: opens its journal and devices, runs its chain of stages over the problems, writes the manifest.
 
-The chain of stages over the problems: the first stages once over all, the rest batch by batch.
+Stages before the first that uses a device run once over all problems, the rest batch by batch.
 """
 
 import time
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 
 
 StageTables = dict[str, "pd.DataFrame"]
-"""Tables by name."""
+"""Tables by name: problems, shortlist, trials, selections, artifacts, ..."""
 
 
 def run_upfront_stages(plan: Plan, tables: StageTables, context: Context) -> StageTables:
-    """The stages before the first that uses a device, over all problems at once."""
-    for word in plan.chain[: _first_batched(plan)]:
+    """Run the stages before the first that uses a device, over all problems at once."""
+    for name in plan.chain[: _first_batched(plan)]:
         context.check()
-        tables = {**tables, **_run_stage(plan, word, tables, context)}
-        if "problems" in plan.stages[word].gives:
+        tables = {**tables, **_run_stage(plan, name, tables, context)}
+        if "problems" in plan.stages[name].gives:
             for problem in problems_of(plan.family, tables["problems"]):
                 key = dict(problem.key)
                 context.journal.write("problem", id=problem.id, key=key, weight=problem.weight, layer=problem.layer)
@@ -52,27 +52,27 @@ def run_upfront_stages(plan: Plan, tables: StageTables, context: Context) -> Sta
 
 
 def _first_batched(plan: Plan) -> int:
-    places = [i for i, word in enumerate(plan.chain) if plan.stages[word].uses_device]
+    places = [i for i, name in enumerate(plan.chain) if plan.stages[name].uses_device]
     return places[0] if places else len(plan.chain)
 
 
 def run_batched_stages(plan: Plan, tables: StageTables, context: Context) -> StageTables:
-    """The rest of the chain, batch by batch: a killed run leaves finished rows, and memory stays bounded."""
+    """Run the rest of the chain batch by batch: a killed run leaves finished rows, and memory stays bounded."""
     first = _first_batched(plan)
-    words, earlier = plan.chain[first:], _tables_given(plan, plan.chain[:first], tables)
-    if not words or not len(tables["problems"]):
+    stages, earlier = plan.chain[first:], _tables_given(plan, plan.chain[:first], tables)
+    if not stages or not len(tables["problems"]):
         return tables
     problems = problems_of(plan.family, tables["problems"])
     total: dict[str, pd.DataFrame] = {}
-    whole = {name for word in words if plan.stages[word].accumulates for name in plan.stages[word].gives}
+    whole = {name for stage in stages if plan.stages[stage].accumulates for name in plan.stages[stage].gives}
     for batch in batches(problems, plan.batch):
         part = _rows_of({problem.id for problem in batch}, earlier)
         part["problems"] = problem_frame(plan.family, batch)
-        for word in words:
+        for stage in stages:
             context.check()
-            for name in plan.stages[word].accumulates:
+            for name in plan.stages[stage].accumulates:
                 part[name] = _concatenated(total.pop(name, None), part[name])
-            part = {**part, **_run_stage(plan, word, part, context)}
+            part = {**part, **_run_stage(plan, stage, part, context)}
         total = {
             name: frame if name in whole else _concatenated(total.get(name), frame) for name, frame in part.items()
         }
@@ -80,7 +80,7 @@ def run_batched_stages(plan: Plan, tables: StageTables, context: Context) -> Sta
 
 
 def batches(problems: list[Problem], size: int) -> Iterator[list[Problem]]:
-    """Batches of about `size` problems; those that differ in M alone stay together, since buckets span them."""
+    """Batches of about `size` problems; problems that differ only in M stay together, since buckets span them."""
     batch: list[Problem] = []
     for group in shape_groups(problems):
         if batch and len(batch) + len(group) > size:
@@ -92,8 +92,8 @@ def batches(problems: list[Problem], size: int) -> Iterator[list[Problem]]:
 
 
 def finish_completed(plan: Plan, tables: StageTables, context: Context) -> StageTables:
-    """The rest of the chain for the problems whose finals are finished: who stops early keeps what was paid for."""
-    devices = [i for i, word in enumerate(plan.chain) if plan.stages[word].uses_device]
+    """Run the rest of the chain for problems with complete finals, so that an interrupted run keeps its results."""
+    devices = [i for i, name in enumerate(plan.chain) if plan.stages[name].uses_device]
     if plan.reuse or not devices or "problems" not in tables:
         return tables
     done = record_frames(
@@ -104,13 +104,13 @@ def finish_completed(plan: Plan, tables: StageTables, context: Context) -> Stage
     finished = set(done["problems"]["problem"])
     missing = {p.shape_group for p in problems_of(plan.family, tables["problems"]) if p.id not in finished}
     done = {**_rows_of(finished, _tables_given(plan, plan.chain[: devices[0]], tables)), **done}
-    for word in plan.chain[devices[-1] + 1 :]:
-        if lacking := sorted(set(plan.stages[word].needs) - set(done)):
-            context.events.emit("line", f"{word}: left for resume=last, which has {', '.join(lacking)}")
+    for name in plan.chain[devices[-1] + 1 :]:
+        if lacking := sorted(set(plan.stages[name].needs) - set(done)):
+            context.events.emit("line", f"{name}: skipped; run again with resume=last (needs {', '.join(lacking)})")
             break
-        done = {**done, **_run_stage(plan, word, done, context)}
-        if "selections" in plan.stages[word].gives:
-            # A bucket spans all problems that differ in M alone: it waits until the last of them is finished.
+        done = {**done, **_run_stage(plan, name, done, context)}
+        if "selections" in plan.stages[name].gives:
+            # A bucket spans all problems that differ only in M: it is left out until all of them are finished.
             chosen = done["selections"]
             rows = zip(
                 chosen["format"], problems_of(plan.family, chosen.assign(**{plan.family.rows_column: 1})), strict=True
@@ -119,19 +119,19 @@ def finish_completed(plan: Plan, tables: StageTables, context: Context) -> Stage
     return {**tables, **done, "problems": tables["problems"]}
 
 
-def _run_stage(plan: Plan, word: str, tables: StageTables, context: Context) -> StageTables:
-    if plan.stages[word].per_problem and not context.per_problem:
-        return {name: tables.get(name, empty_frame(name)) for name in plan.stages[word].gives}
+def _run_stage(plan: Plan, name: str, tables: StageTables, context: Context) -> StageTables:
+    if plan.stages[name].per_problem and not context.per_problem:
+        return {table: tables.get(table, empty_frame(table)) for table in plan.stages[name].gives}
     start = time.monotonic()
-    with context.time_account.timed(word):
-        result = plan.stages[word].run(tables, context)
-    context.stage_seconds[f"{word}_s"] = context.stage_seconds.get(f"{word}_s", 0.0) + time.monotonic() - start
+    with context.time_account.timed(name):
+        result = plan.stages[name].run(tables, context)
+    context.stage_seconds[f"{name}_s"] = context.stage_seconds.get(f"{name}_s", 0.0) + time.monotonic() - start
     return result
 
 
-def _tables_given(plan: Plan, words: Sequence[str], tables: Mapping[str, "pd.DataFrame"]) -> StageTables:
-    """The tables of these stages that have a row or more a problem."""
-    names = [name for word in words for name in plan.stages[word].gives]
+def _tables_given(plan: Plan, stages: Sequence[str], tables: Mapping[str, "pd.DataFrame"]) -> StageTables:
+    """The tables of these stages that have rows per problem."""
+    names = [name for stage in stages for name in plan.stages[stage].gives]
     return {name: tables[name] for name in names if "problem" in tables[name]}
 
 
@@ -146,9 +146,9 @@ def _concatenated(before: "pd.DataFrame | None", frame: "pd.DataFrame") -> "pd.D
 
 
 def run(plan: Plan, events: Events) -> int:
-    """Carry out a plan. Returns the exit code: 0 done, 1 a problem has no valid candidate, 130 interrupted.
+    """Run a plan. Returns the exit code: 0 done, 1 a problem has no valid candidate, 130 interrupted.
 
-    Raises UserError for a chain that cannot work and EnvironmentProblem where the machine gives out.
+    Raises UserError for an invalid chain and EnvironmentProblem for failures of the machine.
     """
     started = time.monotonic()
     reused = journals.read(Path(plan.reuse)) if plan.reuse else None
@@ -191,7 +191,7 @@ def run(plan: Plan, events: Events) -> int:
 
 
 def _recorded_trials(plan: Plan, reused: Record | None, events: Events) -> Record:
-    """The trials of the run that is reused, then those of this run's earlier sessions."""
+    """The trials of the reused run, then those of this run's earlier sessions."""
     if reused is not None:
         _warn_unreadable(Path(str(plan.reuse)), reused, events)
     before = reused.count if reused is not None else 0
@@ -199,7 +199,7 @@ def _recorded_trials(plan: Plan, reused: Record | None, events: Events) -> Recor
     _warn_unreadable(plan.run_dir, record, events)
     if record.count > before:
         own = record.count - before
-        events.emit("line", f"resuming: {own:,} finished trials stand in {plan.run_dir / journals.NAME}")
+        events.emit("line", f"resuming: {own:,} finished trials in {plan.run_dir / journals.NAME}")
     return record
 
 
@@ -213,7 +213,7 @@ def _warn_unreadable(folder: Path, record: Record, events: Events) -> None:
 def _with_devices(
     plan: Plan, devices: tuple[Device, ...], tables: StageTables, context: Context, stack: ExitStack
 ) -> Context:
-    """Start the workers, unless no stage needs them or there is nothing to do; they end with the stack."""
+    """Start the workers, unless no stage needs them or there are no problems; they end with the stack."""
     if not any(plan.stages[name].uses_device for name in plan.chain) or not len(tables["problems"]):
         return context
     engines = [engine for form in context.engine_targets if (engine := form.format.engine()) is not None]
@@ -231,7 +231,7 @@ def _with_devices(
 
 
 def usages(context: Context, wall_s: float) -> list[Usage]:
-    """Where the time of the driver, the compile slots and every worker went."""
+    """The time by activity of the driver, the search processes, the compile slots and every worker."""
     spent = dict(context.time_account.spent_s)
     idle_s = spent.pop(IDLE, 0.0)
     driver = Usage(name="driver", wall_s=wall_s, busy_s=spent, idle=[(0.0, idle_s)])
@@ -240,14 +240,16 @@ def usages(context: Context, wall_s: float) -> list[Usage]:
 
 
 def _devices(plan: Plan, reused: Record | None) -> tuple[Device, ...]:
-    """The devices to run on; an old run is decided again for the device that it ran on."""
+    """The devices to run on; without device stages a reused run is for the device that it ran on."""
     stages = [plan.stages[name] for name in plan.chain]
     needed = any(stage.uses_device for stage in stages)
     if not needed and reused:
-        if not reused.sessions:  # spoilt, or a stranger's: rows of no device would spoil the table too
-            raise UserError(f"reuse: {plan.reuse}: no row of its journal tells the device it ran on; expected one")
+        if not reused.sessions:  # a damaged or foreign journal; rows without a device would corrupt the table
+            raise UserError(
+                f"reuse: {plan.reuse}: no journal row names the device; expected a session row"
+            )
         return (manifest.device_of(reused.sessions[-1]),)
-    # A table is united on any machine, and while the GPU hangs too.
+    # Tables can be merged on any machine, also while its GPU hangs.
     return (
         plan.executor.find(plan.devices) if needed or any(stage.needs_device_info for stage in stages) else (NO_DEVICE,)
     )
@@ -257,7 +259,7 @@ def _context(
     plan: Plan, devices: tuple[Device, ...], journal: Journal, record: Record, events: Events, check: Callable[[], None]
 ) -> Context:
     implementations = tuple(i for b in plan.backends.values() for i in b.implementations(plan.family))
-    from_tables = any(plan.stages[name].reads for name in plan.chain)  # what the output holds takes no part then
+    from_tables = any(plan.stages[name].reads for name in plan.chain)  # the output is not read then
     history = History()
     prior = () if from_tables else _load_prior_runs(plan, devices[0], history)
     return Context(
@@ -296,7 +298,7 @@ def _context(
 
 
 def _load_prior_runs(plan: Plan, device: Device, history: History) -> tuple[Record, ...]:
-    """Tell the searches what tables and journals know; returns the journals whose trials need not be made again."""
+    """Fill `history` from tables and journals; returns the journals with trials that can be reused."""
     if not any(plan.stages[name].uses_device for name in plan.chain):
         return ()
     tables = native_tables(plan.family, Path(plan.output), plan.formats.values())
@@ -308,6 +310,6 @@ def _load_prior_runs(plan: Plan, device: Device, history: History) -> tuple[Reco
 
 
 def _policy(device: Device) -> str:
-    """How times are taken: numbers of different policies are never compared silently."""
+    """The timing method: times of different methods are never compared silently."""
     policy = "host interleaved" if device.kind == "cpu" else "graph cold interleaved"
     return f"{policy} {SHARED_GPU}" if device.shared else policy

@@ -1,4 +1,4 @@
-"""What a surrogate sees of a candidate: its knobs, what they mean on this problem, and facts of its builds."""
+"""Features of candidates for surrogates: knobs, an analytic time model on the problem, and facts of builds."""
 
 import itertools
 import math
@@ -13,52 +13,52 @@ from gemmpipe.family import GemmSpec
 
 Array = npt.NDArray[np.float64]
 
-_KNOB_LENGTH = 1.5  # the length over which a knob that doubles changes the time much, in doublings
-_CATEGORY_LENGTH = 0.8  # between two values of a knob that is no number
+_KNOB_LENGTH = 1.5  # length scale of a numeric knob, in doublings
+_CATEGORY_LENGTH = 0.8  # of a non-numeric knob
 _TILE = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K")
 _RAW_KNOBS = (*_TILE, "NUM_KSPLIT", "num_warps", "num_stages", "SWAP_AB")
 _KNOB_LENGTHS = {"num_stages": 2.0, "GROUP_SIZE_M": 4.0}
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-_SMEM_BYTES = 228 * 1024  # of one SM or CU, which its blocks share
+_SMEM_BYTES = 228 * 1024  # per SM or CU
 _REGISTERS = 65536
 _MAX_THREADS = 2048
-_DRAM_BPS, _CACHE_BPS, _FLOPS = 4.3e12, 8.6e12, 1.0e15  # an H200, 2026-11; only their ratios order candidates
-_LATENCY_S = 1.0e-6  # of one K step that nothing hides
+_DRAM_BPS, _CACHE_BPS, _FLOPS = 4.3e12, 8.6e12, 1.0e15  # H200, 2026-11; only their ratios order candidates
+_LATENCY_S = 1.0e-6  # of one K step that is not overlapped
 _START_S = 2.0e-6
-_WARPS = 8  # that hold a tile's sums where no knob says: two math warpgroups (warp_specialised)
-_INITIAL_SIZE = 64  # rows and columns to begin with
+_WARPS = 8  # with a tile's accumulators where no knob sets it: two math warpgroups (warp_specialised)
+_INITIAL_SIZE = 64  # rows and columns of new arrays
 
 
 @dataclass(kw_only=True, eq=False)
 class FeatureEncoder:
-    """The columns that knobs make, the same for every problem of a run; grows with what is seen."""
+    """Encodes knobs as columns, the same for all problems of a run; grows with new knobs and candidates."""
 
     columns: dict[str, int] = field(default_factory=dict)
     _rows: dict[str, int] = field(default_factory=dict)
-    """By candidate id, its row in what follows; candidates of many problems are the same."""
+    """Candidate id -> its row in the arrays below; problems share candidates."""
     _knob_columns: Array = field(default_factory=lambda: np.zeros((_INITIAL_SIZE, _INITIAL_SIZE)))
     _raw: Array = field(default_factory=lambda: np.zeros((_INITIAL_SIZE, len(_RAW_KNOBS))))
 
     def encode(self, candidates: Sequence[Candidate]) -> tuple[Array, Array]:
-        """(knob columns divided by their lengths, the raw values of the knobs that derived columns need)."""
-        places = np.array([self._row(c) for c in candidates], dtype=np.int64)
-        return self._knob_columns[places, : len(self.columns)], self._raw[places]
+        """(knob columns in units of their length scales, raw knob values for the derived columns), by candidate."""
+        rows = np.array([self._row(c) for c in candidates], dtype=np.int64)
+        return self._knob_columns[rows, : len(self.columns)], self._raw[rows]
 
     def _row(self, candidate: Candidate) -> int:
-        place = self._rows.get(candidate.id)
-        if place is None:
-            place = self._rows[candidate.id] = len(self._rows)
+        row_index = self._rows.get(candidate.id)
+        if row_index is None:
+            row_index = self._rows[candidate.id] = len(self._rows)
             row: dict[int, float] = {self._column(f"={candidate.backend}"): 1 / _CATEGORY_LENGTH}
             for name, value in candidate.items:
                 self._set_column(row, name, value)
             self._knob_columns, self._raw = (
-                _grown(self._knob_columns, place, len(self.columns)),
-                _grown(self._raw, place, 0),
+                _grown(self._knob_columns, row_index, len(self.columns)),
+                _grown(self._raw, row_index, 0),
             )
-            self._knob_columns[place, list(row)] = list(row.values())
+            self._knob_columns[row_index, list(row)] = list(row.values())
             knobs = candidate.knobs
-            self._raw[place] = [_number(knobs.get(name)) for name in _RAW_KNOBS]
-        return place
+            self._raw[row_index] = [_number(knobs.get(name)) for name in _RAW_KNOBS]
+        return row_index
 
     def _set_column(self, row: dict[int, float], name: str, value: Scalar) -> None:
         if isinstance(value, bool) or value is None or isinstance(value, str):
@@ -72,11 +72,11 @@ class FeatureEncoder:
         return self.columns.setdefault(name, len(self.columns))
 
 
-def _grown(rows: Array, place: int, columns: int) -> Array:
-    """The same with room for this place and so many columns, doubled when there is none."""
+def _grown(rows: Array, row_index: int, columns: int) -> Array:
+    """`rows`, doubled where needed to hold row `row_index` and `columns` columns."""
     missing = [
         0 if wanted <= have else max(have, wanted - have)
-        for have, wanted in zip(rows.shape, (place + 1, columns), strict=True)
+        for have, wanted in zip(rows.shape, (row_index + 1, columns), strict=True)
     ]
     return np.pad(rows, [(0, number) for number in missing]) if any(missing) else rows
 
@@ -87,24 +87,24 @@ def _number(value: Scalar) -> float:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FeatureMatrix:
-    """Candidates of one problem as a surrogate sees them; rows in the order of the candidates."""
+    """Features of the candidates of one problem; rows in the order of the candidates."""
 
     knob_columns: Array
     derived_columns: Array
-    """Columns of what the knobs mean on this problem."""
+    """Terms of the analytic model."""
     estimate: Array
-    """log(us) by the model below; its mean where it has no answer."""
+    """log(us) by the analytic model; its mean where a knob that it needs is missing."""
 
-    def take(self, places: npt.NDArray[np.int64]) -> "FeatureMatrix":
-        """Some of the rows."""
+    def take(self, rows: npt.NDArray[np.int64]) -> "FeatureMatrix":
+        """The given rows."""
         return FeatureMatrix(
-            knob_columns=self.knob_columns[places],
-            derived_columns=self.derived_columns[places],
-            estimate=self.estimate[places],
+            knob_columns=self.knob_columns[rows],
+            derived_columns=self.derived_columns[rows],
+            estimate=self.estimate[rows],
         )
 
     def padded(self, columns: int) -> Array:
-        """All columns, the words padded to so many."""
+        """All columns, with the knob columns padded to `columns`."""
         rows, knob_columns = self.knob_columns.shape
         whole = np.zeros((rows, columns + self.derived_columns.shape[1]))
         whole[:, :knob_columns] = self.knob_columns
@@ -113,7 +113,7 @@ class FeatureMatrix:
 
 
 class FeatureCache:
-    """Candidates of a problem and what is known of their builds; that grows while the search goes on."""
+    """Features of a problem's candidates, updated as facts of their builds become known during the search."""
 
     def __init__(
         self,
@@ -126,9 +126,9 @@ class FeatureCache:
         self._spec, self._device = spec, device
         self._knob_columns, self._raw = encoder.encode(candidates)
         self._facts = np.full((len(candidates), 3), math.nan)
-        """Registers, spills and shared bytes of the hungriest of a candidate's builds; NaN where nothing is known."""
+        """Maximum registers, spills and shared bytes over a candidate's builds; NaN if unknown."""
         self._unknown: dict[str, list[int]] = {}
-        """By build, the rows that wait for its facts."""
+        """Build id -> rows without its facts."""
         for row, candidate in enumerate(candidates):
             for build in builds.get(candidate.id, ()):
                 self._unknown.setdefault(build, []).append(row)
@@ -136,7 +136,7 @@ class FeatureCache:
         self._matrix: FeatureMatrix | None = None
 
     def features(self, facts: Mapping[str, BuildFacts]) -> FeatureMatrix:
-        """What is seen now; `facts` only ever grow, in order."""
+        """The current features; `facts` may only grow, in insertion order."""
         for build in itertools.islice(facts, self._facts_read, None):
             rows = self._unknown.pop(build, None)
             if rows is not None:
@@ -153,12 +153,12 @@ def _fact_values(facts: BuildFacts) -> list[float]:
 
 
 def _analytic_features(spec: GemmSpec, device: Device, knob_columns: Array, raw: Array, known: Array) -> FeatureMatrix:
-    """A model of a tiled product (waves of blocks, K steps bound by flops, bytes or latency), and its terms."""
+    """The analytic model of a tiled product: waves of blocks, K steps bound by flops, bytes or latency."""
     m_tile, n_tile, k_tile, splits, warps, stages, swapped = (raw[:, i] for i in range(len(_RAW_KNOBS)))
     splits, warps, stages = (np.where(np.isnan(a), b, a) for a, b in ((splits, 1), (warps, _WARPS), (stages, 3)))
     units, item = max(1, device.cu_num), _BYTES.get(spec.w_dtype, 1)
     lanes = warps * device.warp_size
-    sums = m_tile * n_tile / lanes  # accumulators a thread
+    sums = m_tile * n_tile / lanes  # accumulators per thread
     registers = np.where(np.isnan(known[:, 0]), np.minimum(255, 24 + 1.6 * sums), known[:, 0])
     shared = np.where(np.isnan(known[:, 2]), (m_tile + n_tile) * k_tile * item * (stages - 1), known[:, 2])
     spilled = np.where(np.isnan(known[:, 1]), sums > 160, known[:, 1] > 0).astype(np.float64)
@@ -167,7 +167,7 @@ def _analytic_features(spec: GemmSpec, device: Device, knob_columns: Array, raw:
     tiles = np.ceil(spec.m / m_tile) * np.ceil(spec.n / n_tile) * splits * max(1, spec.batch)
     rounds = np.ceil(tiles / (units * at_once))
     steps = np.ceil(spec.k / k_tile / splits)
-    sharing = np.minimum(np.ceil(tiles / units), at_once)  # blocks that one unit works on
+    sharing = np.minimum(np.ceil(tiles / units), at_once)  # resident blocks per unit
     wide = np.maximum(np.where(swapped == 1, n_tile, m_tile), 64) * np.where(swapped == 1, m_tile, n_tile)
     flops_s = 2 * wide * k_tile * item / (_FLOPS / units) * sharing * np.where(spilled > 0, 8.0, 1.0)
     bytes_s = (m_tile + n_tile) * k_tile * item / (_CACHE_BPS / units) * sharing

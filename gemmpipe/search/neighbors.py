@@ -1,7 +1,7 @@
-"""Who is one step from whom: equal in all knobs but one, and next to each other there.
+"""Neighbors of a candidate: equal in all knobs but one, with an adjacent value there.
 
-Knobs can hang together: a tile of 160 columns comes with five slots alone, splits of a cluster are as many as its
-programs. Where no candidate along a knob is equal in all others, the step takes another number along.
+Knobs can be coupled: a tile of 160 columns has exactly five pipeline slots, and a cluster has as many splits as
+programs. If no candidate differs in one knob only, a neighbor differs in a second numeric knob as well.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,48 +10,50 @@ from gemmpipe.core.data import Candidate, Scalar
 
 
 class NeighborIndex:
-    """The candidates of one problem by their knobs."""
+    """Neighbor queries over the candidates of one problem."""
 
-    def __init__(self, candidates: Sequence[Candidate], places: Mapping[Candidate, int]) -> None:
-        """`places` says where each stands in `candidates`."""
+    def __init__(self, candidates: Sequence[Candidate], index: Mapping[Candidate, int]) -> None:
+        """`index`: candidate -> its index in `candidates`."""
         self._candidates = candidates
-        self._index = places
+        self._index = index
         self._values: dict[str, dict[str, list[Scalar]]] = {}
-        """By backend and knob, in order."""
+        """Backend -> knob -> its values, sorted."""
 
-    def neighbors(self, place: int) -> list[int]:
-        """Places of those one step away: for a number the next either way, any value of another knob."""
-        centre = self._candidates[place]
-        values = self._values_of(centre.backend)
+    def neighbors(self, index: int) -> list[int]:
+        """Indices of the neighbors: the next value of a numeric knob in both directions, any value of another."""
+        center = self._candidates[index]
+        values = self._values_of(center.backend)
         found = []
-        for name, value in centre.items:
-            for way in _directions(value, values[name]):
-                near = next((p for other in way if (p := self._index_with(centre, {name: other})) is not None), None)
-                if near is None and way and _is_number(value):
-                    near = self._nearest_with_two_changes(centre, name, way[0], values)
+        for name, value in center.items:
+            for direction in _directions(value, values[name]):
+                near = next(
+                    (p for other in direction if (p := self._index_with(center, {name: other})) is not None), None
+                )
+                if near is None and direction and _is_number(value):
+                    near = self._nearest_with_two_changes(center, name, direction[0], values)
                 if near is not None and near not in found:
                     found.append(near)
         return found
 
-    def _index_with(self, centre: Candidate, changes: Mapping[str, Scalar]) -> int | None:
-        """Where the candidate stands that has these values, and the centre's of all other knobs."""
-        items = tuple((name, changes.get(name, value)) for name, value in centre.items)
-        return self._index.get(Candidate(backend=centre.backend, items=items))
+    def _index_with(self, center: Candidate, changes: Mapping[str, Scalar]) -> int | None:
+        """The index of the candidate that equals `center` but for `changes`; None if there is none."""
+        items = tuple((name, changes.get(name, value)) for name, value in center.items)
+        return self._index.get(Candidate(backend=center.backend, items=items))
 
     def _nearest_with_two_changes(
-        self, centre: Candidate, name: str, value: Scalar, values: Mapping[str, Sequence[Scalar]]
+        self, center: Candidate, name: str, value: Scalar, values: Mapping[str, Sequence[Scalar]]
     ) -> int | None:
-        """Where one stands that has this value and one more number that is not the centre's, as near as there is."""
+        """The index of the nearest candidate with this value and one more changed number; None if there is none."""
         others = [
             (abs(values[n].index(v) - values[n].index(own)), n, v)
-            for n, own in centre.items
+            for n, own in center.items
             if n != name and _is_number(own)
             for v in values[n]
             if v != own and _is_number(v)
         ]
         for _, other, taken in sorted(others, key=lambda each: each[0]):
-            if (place := self._index_with(centre, {name: value, other: taken})) is not None:
-                return place
+            if (index := self._index_with(center, {name: value, other: taken})) is not None:
+                return index
         return None
 
     def _values_of(self, backend: str) -> dict[str, list[Scalar]]:
@@ -73,9 +75,9 @@ def _sorted(values: Iterable[Scalar]) -> list[Scalar]:
 
 
 def _directions(value: Scalar, values: list[Scalar]) -> list[list[Scalar]]:
-    """The values each way from this one, nearest first; another knob's are a way each."""
+    """The values in each direction from this one, nearest first; a non-numeric value is a direction of its own."""
     if not _is_number(value):
         return [[v] for v in values if v != value]
     numbers = [v for v in values if _is_number(v)]
-    place = numbers.index(value)
-    return [numbers[:place][::-1], numbers[place + 1 :]]
+    index = numbers.index(value)
+    return [numbers[:index][::-1], numbers[index + 1 :]]

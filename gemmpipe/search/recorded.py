@@ -1,4 +1,4 @@
-"""Recorded spaces: every candidate of some problems with its raw times, so that searches can be tried without a GPU."""
+"""Recorded spaces: raw times of all candidates of some problems, for evaluating searches without a GPU."""
 
 import json
 import lzma
@@ -16,16 +16,16 @@ from gemmpipe.family import KernelDefaults, load_family, shipped_families
 from gemmpipe.family.problem import make_problem
 
 _VERSION = 1
-_TICK_US = 0.032  # the resolution of a device event; times are kept as multiples of it
+_TICK_US = 0.032  # the resolution of a device event; times are stored as multiples of it
 _MAX_CHARACTERS = 200_000_000
-"""Of a recorded space; those of 20,000 candidates take two million."""
+"""Characters of a recorded space; 20,000 candidates take two million."""
 _CSV_SHAPE = ("M", "N", "K")
 _CSV_RESULT = ("time_us", "compile_s", "registers", "spills", "shared_bytes", "status")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What timing a candidate gave: raw samples, or a failure."""
+    """The result of timing a candidate: raw samples, or a failure."""
 
     status: Status
     samples_us: tuple[float, ...]
@@ -33,7 +33,7 @@ class Outcome:
 
     @property
     def time_us(self) -> float | None:
-        """The median sample: as true as it gets."""
+        """The median sample; None for a failure."""
         return median(self.samples_us) if self.samples_us else None
 
 
@@ -44,22 +44,22 @@ class RecordedSpace:
     family: str
     device: Device
     first_launch_s: float
-    """Mean time of a candidate's first launch: loading it, and the launch."""
+    """Mean time of a candidate's first launch, with loading it."""
     facts: Mapping[str, BuildFacts]
     problems: Mapping[Problem, Mapping[Candidate, Outcome]]
 
 
 def condense(run_dir: Path, target: Path, backends: tuple[str, ...]) -> None:
-    """Write what a run's journal holds of these backends as a small file.
+    """Write the trials of these backends in a run's journal as a compact file.
 
-    One JSON object a line, xz: `recording`, then `build`s, `candidate`s, and `problem`s whose results are
-    [candidate, [builds], status, ticks of the median, [ticks of each sample above it]].
+    JSON lines in xz: `recording`, then `build`s, `candidate`s, and `problem`s with results [candidate, [builds],
+    status, ticks of the median, [ticks of each sample above it]].
     """
     record = journal.read(run_dir)
     manifest = json.loads(read_regular(run_dir / "manifest.json", "a run's manifest", _MAX_CHARACTERS))
     session = record.sessions[-1]
     spent = [r["busy_s"].get("first_launch", 0.0) for r in manifest["resources"]]
-    head = {
+    header = {
         "row": "recording",
         "version": _VERSION,
         "family": str(record.problems[0]["id"]).split(" ")[0],
@@ -72,7 +72,7 @@ def condense(run_dir: Path, target: Path, backends: tuple[str, ...]) -> None:
     }
     body = _Condenser(record, backends)
     problems = [body.problem(row) for row in record.problems]
-    lines = [head, *body.builds(), *body.candidates(), *problems]
+    lines = [header, *body.builds(), *body.candidates(), *problems]
     text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
     target.write_bytes(lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
 
@@ -111,10 +111,9 @@ class _Condenser:
 
 
 def read(path: Path, chosen: str = "") -> RecordedSpace:
-    """A recorded space: a condensed file, or a CSV with M, N, K, knobs, time_us, compile_s and static facts.
+    """Read a recorded space: a condensed file, or a CSV with M, N, K, knobs, time_us, compile_s and static facts.
 
-    It is of a shipped family or of the `chosen` one: a file must not name modules to be imported. Raises UserError for
-    anything else.
+    Its family is a shipped one or `chosen`: a file must not name modules to import. Raises UserError for anything else.
     """
     known = (*shipped_families(), *([chosen] if chosen else []))
     try:
@@ -122,31 +121,31 @@ def read(path: Path, chosen: str = "") -> RecordedSpace:
     except (OSError, EOFError, lzma.LZMAError) as error:
         raise UserError(f"search.recorded: {path}: cannot be read: {error}") from None
     except (KeyError, ValueError, TypeError, IndexError, AttributeError, RecursionError) as error:
-        raise UserError(f"search.recorded: {path}: no recorded space: {shortened(one_line(error))}") from None
+        raise UserError(f"search.recorded: {path}: not a recorded space: {shortened(one_line(error))}") from None
     for problem, outcomes in recording.problems.items():
         if all(outcome.time_us is None for outcome in outcomes.values()):
             raise UserError(
                 f"search.recorded: {path}: none of {len(outcomes)} candidates of {problem.id} has a time; expected"
-                " backends that were timed: python tests/benchmarks/condense.py RUN_DIR OUT BACKEND ..."
+                " timed backends: python tests/benchmarks/condense.py RUN_DIR OUT BACKEND ..."
             )
     if not recording.problems:
-        raise UserError(f"search.recorded: {path}: no recorded space: it holds no problem")
+        raise UserError(f"search.recorded: {path}: not a recorded space: it has no problems")
     return recording
 
 
 def _known_family(name: str, known: Sequence[str], path: Path) -> str:
     if name not in known:
-        expected = f"expected a shipped one, or kernel= its own{suggest_or_list(shortened(str(name)), known)}"
-        raise UserError(f"search.recorded: {path}: of the family {quoted_repr(name)}; {expected}")
+        expected = f"expected a shipped one, or kernel= with its own{suggest_or_list(shortened(str(name)), known)}"
+        raise UserError(f"search.recorded: {path}: family {quoted_repr(name)}; {expected}")
     return name
 
 
 def _read_condensed(path: Path, known: Sequence[str]) -> RecordedSpace:
     rows = list(_json_rows(path))
-    head = rows[0]
-    if head["version"] != _VERSION:
-        raise UserError(f"search.recorded: {path}: version {quoted_repr(head['version'])}, expected {_VERSION}")
-    family = _known_family(head["family"], known, path)
+    header = rows[0]
+    if header["version"] != _VERSION:
+        raise UserError(f"search.recorded: {path}: version {quoted_repr(header['version'])}, expected {_VERSION}")
+    family = _known_family(header["family"], known, path)
     builds = [r for r in rows if r["row"] == "build"]
     facts = {f"b{i}": BuildFacts(**{k: v for k, v in r.items() if k != "row"}) for i, r in enumerate(builds)}
     candidates = [Candidate.of(r["backend"], r["knobs"]) for r in rows if r["row"] == "candidate"]
@@ -156,21 +155,21 @@ def _read_condensed(path: Path, known: Sequence[str]) -> RecordedSpace:
         for candidate, needed, status, middle, above in row["results"]:
             outcomes[candidates[candidate]] = Outcome(
                 status=Status(status),
-                samples_us=tuple((middle + tick) * head["tick_us"] for tick in above),
+                samples_us=tuple((middle + tick) * header["tick_us"] for tick in above),
                 builds=tuple(f"b{b}" for b in needed),
             )
         problems[Problem(family=family, key=tuple(row["key"].items()))] = outcomes
     return RecordedSpace(
         family=family,
-        device=Device(**head["device"]),
-        first_launch_s=head["first_launch_s"],
+        device=Device(**header["device"]),
+        first_launch_s=header["first_launch_s"],
         facts=facts,
         problems=problems,
     )
 
 
 def _json_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a condensed file, of which some kilobytes may unpack to gigabytes."""
+    """The rows of a condensed file; limited, since kilobytes may unpack to gigabytes."""
     left = _MAX_CHARACTERS
     with open_regular(path, "a recorded space") as packed, lzma.open(packed, "rt", encoding="utf-8") as stream:
         while line := stream.readline(left + 1):
@@ -181,17 +180,17 @@ def _json_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _read_csv(path: Path, known: Sequence[str]) -> RecordedSpace:
-    """A table of one sample a row; the family and the architecture are the first words of the file's name."""
+    """Read a CSV with one sample per row; the file name is DEVICE_FAMILY, with an optional `_llama...` suffix."""
     device, _, family = path.stem.partition("_")
     family = _known_family(family.rpartition("_llama")[0] or family, known, path)
-    loaded, words = load_family(family), KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    loaded, defaults = load_family(family), KernelDefaults(dtype=None, out_dtype=None, bias=None)
     facts: dict[str, BuildFacts] = {}
     problems: dict[Problem, dict[Candidate, Outcome]] = {}
     for row in _csv_rows(path):
         knobs = {k: v for k, v in row.items() if k not in (*_CSV_SHAPE, *_CSV_RESULT)}
         candidate = Candidate.of("triton", knobs)
-        problem = make_problem(loaded, {name: row[name] for name in _CSV_SHAPE}, words, "sm_90", str(path))
-        # One build serves every problem; only its first row paid for the compilation.
+        problem = make_problem(loaded, {name: row[name] for name in _CSV_SHAPE}, defaults, "sm_90", str(path))
+        # A build serves all problems; only its first row has the compilation time.
         build = candidate.id
         if build not in facts:
             facts[build] = BuildFacts(**{name: row[name] for name in _CSV_RESULT[1:5]})  # type: ignore[arg-type]

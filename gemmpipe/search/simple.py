@@ -1,12 +1,8 @@
-"""Every candidate, timed alike.
+"""Searches without a model: exhaustive, random, and successive halving (Jamieson and Talwalkar, 2016).
 
-Closer looks: who did well at a glance is timed longer, until few are left and their order can be trusted.
-
-A search in steps: what a step asked for is told before the next one is decided.
-
-Random search: what any cleverer search has to beat.
-
-Successive halving (Jamieson and Talwalkar, 2016): a glance at everything, longer looks at what is left.
+Halving times candidates in rungs: each rung times a fraction of the candidates of the last one with more launches,
+until the order of the few that are left is reliable. Random and model-based searches end with these rungs as well.
+Random search is the baseline for every other search.
 """
 
 import random
@@ -21,13 +17,13 @@ from gemmpipe.search import Search, SearchProblem, SearchSession, TrialRequest
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HalvingConfig:
-    """Rungs of launches: a share of each goes on to the next, never fewer than the finalists wanted."""
+    """Rungs of successive halving: a fraction of each enters the next, never fewer than the finalists."""
 
     keep_fraction: float
     first_launches: int
     max_launches: int
     cutoff: float
-    """Slower than this many times the fastest: out."""
+    """Candidates slower than this times the fastest are pruned."""
 
     def __post_init__(self) -> None:
         if not 0 < self.keep_fraction < 1:
@@ -36,7 +32,7 @@ class HalvingConfig:
 
 
 class RungLadder:
-    """The rungs of one problem: give it results, it says who is looked at next and how long."""
+    """The rungs of one problem: takes results, and returns the candidates and launches of the next rung."""
 
     def __init__(self, config: HalvingConfig, keep: int) -> None:
         self._config = config
@@ -45,11 +41,11 @@ class RungLadder:
         self._timed: list[tuple[float, Candidate]] = []
 
     def take(self, trials: Sequence[Trial]) -> None:
-        """Results of the current rung; failures are out."""
+        """Add results of the current rung; failures are pruned."""
         self._timed += [(t.time_us, t.candidate) for t in trials if t.time_us is not None]
 
     def next_rung(self) -> list[TrialRequest]:
-        """The requests of the next rung; nothing when the order is good enough."""
+        """The requests of the next rung; empty after the last one."""
         entered = len(self._timed)
         survivors = max(self._keep, int(entered * self._config.keep_fraction))
         self.launches = round(self.launches / self._config.keep_fraction)
@@ -62,7 +58,7 @@ class RungLadder:
 
 
 class BatchSession(SearchSession):
-    """Asks for `first`, then for what `_next` decides."""
+    """A search in batches: `_next_batch` decides the next batch after all results of the last one."""
 
     def __init__(self, first: Sequence[TrialRequest]) -> None:
         self._requests = list(first)
@@ -95,18 +91,18 @@ class BatchSession(SearchSession):
 
     @abstractmethod
     def _record_trials(self, trials: Sequence[Trial]) -> None:
-        """Results of the current step, in any number of portions."""
+        """Results of the current batch, in any number of parts."""
 
     @abstractmethod
     def _next_batch(self) -> Sequence[TrialRequest]:
-        """The next step; nothing when it is over. After `end` no candidate that was not timed yet."""
+        """The next batch; empty at the end of the search. After `end`, timed candidates only."""
 
 
 class HalvingSession(BatchSession):
-    """A glance at some candidates, then closer looks at the fastest of them."""
+    """A first rung over given candidates, then the next rungs."""
 
-    def __init__(self, glances: Sequence[TrialRequest], ladder: RungLadder) -> None:
-        super().__init__(glances)
+    def __init__(self, first_rung: Sequence[TrialRequest], ladder: RungLadder) -> None:
+        super().__init__(first_rung)
         self._ladder = ladder
 
     def _record_trials(self, trials: Sequence[Trial]) -> None:
@@ -118,7 +114,7 @@ class HalvingSession(BatchSession):
 
 class _ExhaustiveSession(BatchSession):
     def _record_trials(self, trials: Sequence[Trial]) -> None:
-        """Nothing depends on results."""
+        """Does not depend on results."""
 
     def _next_batch(self) -> Sequence[TrialRequest]:
         return ()
@@ -135,8 +131,22 @@ class Exhaustive(Search):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Halving(Search):
+    """Times all candidates in the first rung, then fewer and fewer of them in the next `rungs`."""
+
+    rungs: HalvingConfig
+
+    def start(self, search_problem: SearchProblem) -> SearchSession:
+        ladder = RungLadder(self.rungs, search_problem.keep)
+        requests = [
+            TrialRequest(candidate=c, launches=ladder.launches, first_rung=True) for c in search_problem.candidates
+        ]
+        return HalvingSession(requests, ladder)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Random(Search):
-    """Glances at a `share` of the candidates (at least `least`), drawn by `seed`; then `looks` closer at the best."""
+    """Times a random `trial_fraction` of the candidates (at least `min_trials`), then the best of them in `rungs`."""
 
     trial_fraction: float
     min_trials: int
@@ -150,7 +160,7 @@ class Random(Search):
     def start(self, search_problem: SearchProblem) -> SearchSession:
         given = dict.fromkeys(search_problem.required)
         others = [c for c in search_problem.candidates if c not in given]
-        # By the problem's name, so that a resumed run draws the same.
+        # Seeded by the problem's id, so that a resumed run draws the same candidates.
         order = random.Random(f"{self.seed} {search_problem.problem.id}").sample(others, len(others))
         wanted = max(self.min_trials, round(self.trial_fraction * len(search_problem.candidates)))
         ladder = RungLadder(self.rungs, search_problem.keep)
@@ -161,21 +171,7 @@ class Random(Search):
 
 
 def check_trial_fraction(trial_fraction: float, min_trials: int) -> None:
-    """Raises ValueError for a share of the candidates that is none."""
+    """Raises ValueError if `trial_fraction` is not in (0, 1] or `min_trials` is less than 1."""
     if not 0 < trial_fraction <= 1:
         raise ValueError(f"trial_fraction={trial_fraction:g}, expected above 0 and at most 1")
     check_at_least(1, min_trials=min_trials)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Halving(Search):
-    """Glances at all candidates, then `looks` closer at fewer and fewer of them."""
-
-    rungs: HalvingConfig
-
-    def start(self, search_problem: SearchProblem) -> SearchSession:
-        ladder = RungLadder(self.rungs, search_problem.keep)
-        requests = [
-            TrialRequest(candidate=c, launches=ladder.launches, first_rung=True) for c in search_problem.candidates
-        ]
-        return HalvingSession(requests, ladder)

@@ -1,8 +1,7 @@
-"""A search against a recorded space: it is answered from the record, and charged what that cost.
+"""Simulates searches on recorded spaces: results and their cost in seconds come from the record, not from a GPU.
 
-Kernel Tuner's score of a search: 0 is random search, 1 the optimum at once (Willemsen et al., FGCS 2024).
-
-search=replay: another search, answered from recorded spaces instead of a GPU.
+`score` is Kernel Tuner's score of a search: 0 for random search, 1 for the optimum at once (Willemsen et al., FGCS
+2024). `ReplaySearch` is the option search=replay.
 """
 
 import random
@@ -21,12 +20,14 @@ from gemmpipe.search.history import History
 from gemmpipe.search.recorded import Outcome, RecordedSpace, read
 
 _STAGE = "screen"
-_SCREEN_LAUNCHES = 2  # the screen timer's `iters`: what a search asks for that wants every candidate timed alike
+_SCREEN_LAUNCHES = 2  # the screen timer's `iters`: launches of a search that times all candidates alike
+_CUTOFF = 0.95  # of the way from the median to the optimum: the score ends when random search is expected there
+_POINTS = 50
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TracePoint:
-    """After one answer: when it came, how many candidates were timed by then, and who seemed the fastest."""
+    """State after a result: its time, the number of timed candidates, and the fastest candidate so far."""
 
     at_s: float
     evaluations: int
@@ -35,18 +36,18 @@ class TracePoint:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SimulatedRun:
-    """One search on one problem, from begin to end."""
+    """A complete simulated search on one problem."""
 
     problem: Problem
     trace: Sequence[TracePoint]
     chosen: Candidate | None
-    """The winner of finals among those that the search left on top."""
+    """The winner of the finals among the best candidates of the search."""
     evaluations: int
     """Candidates timed, failures included."""
 
 
 class SimulatedBench:
-    """The record of one problem as a machine: compile slots beside a device that times one candidate at a time."""
+    """A machine simulated from one problem's record: compile slots, and a device that times one candidate at a time."""
 
     def __init__(self, recording: RecordedSpace, problem: Problem, slots: int, rng: random.Random) -> None:
         self._recording = recording
@@ -63,10 +64,10 @@ class SimulatedBench:
         return len(self._seen)
 
     def evaluate(self, request: TrialRequest) -> Trial:
-        """Compile what is not built yet, and run; the clock goes on by what that took."""
+        """Compile missing builds and run; the clock advances by the recorded times."""
         builds = set(self._outcomes[request.candidate].builds) - self._built
         self._built |= builds
-        # The slots are busy with other problems' builds as well: a build costs its share of them.
+        # The slots are shared with other problems' builds: a build costs its share of them.
         self.at_s += sum(self._recording.facts[b].compile_s for b in builds) / self._slots
         return self._run(request)
 
@@ -88,7 +89,7 @@ class SimulatedBench:
 
 
 class _Simulation:
-    """One problem's search at its bench."""
+    """One problem's search session and its bench."""
 
     def __init__(
         self, bench: SimulatedBench, session: SearchSession, search_problem: SearchProblem, budget_trials: int | None
@@ -100,9 +101,9 @@ class _Simulation:
         self._leader: Candidate | None = None
 
     def step(self, *, in_time: bool) -> None:
-        """Answer what the search asks for, one after the other; it is told when all are done.
+        """Evaluate the requests of the search one after another, then tell it all results.
 
-        What the budget leaves out is dropped, and the search ends with what it knows, as in a run.
+        Requests beyond the budget are dropped, and the search ends with its results so far, as in a run.
         """
         if not in_time:
             self.session.end(0)
@@ -123,7 +124,7 @@ class _Simulation:
             self.session.end(dropped)
 
     def _leader_after(self, trial: Trial) -> Candidate | None:
-        """Who seems the fastest now; a longer look at the leader, or at another, counts more than a glance."""
+        """The fastest candidate so far; times of more launches take precedence."""
         leader = self._latest.get(self._leader) if self._leader is not None else None
         if trial.candidate == self._leader or leader is None:
             ranked = self._ranked()
@@ -131,12 +132,12 @@ class _Simulation:
         return min(leader, trial, key=_rank_key).candidate
 
     def _ranked(self) -> list[Candidate]:
-        """Those that were looked at longest first, then by time: a glance is not compared with a long look."""
+        """Timed candidates, most launches first, then by time: times of different launches are not compared."""
         timed = [t for t in self._latest.values() if t.time_us is not None]
         return [t.candidate for t in sorted(timed, key=_rank_key)]
 
     def result(self, outcomes: Mapping[Candidate, Outcome], rounds: int, rng: random.Random) -> SimulatedRun:
-        """The finals: a sample a round averages over many launches, so each is a bootstrap of the whole record."""
+        """Simulate the finals: a sample averages many launches, so it is the median of a bootstrap of the record."""
         finalists = self._ranked()[: self.search_problem.keep]
         times = {}
         for candidate in finalists:
@@ -157,13 +158,14 @@ def _rank_key(trial: Trial) -> tuple[bool, int, float, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayConfig:
-    """How a search is replayed."""
+    """Settings of a replay."""
 
     keep: int
+    """Number of finalists."""
     rounds: int
-    """Of the finals."""
+    """Rounds of the finals."""
     compile_slots: int
-    """Compile processes."""
+    """Number of compile processes."""
 
 
 def simulate(
@@ -174,7 +176,7 @@ def simulate(
     terms: ReplayConfig,
     seed: int,
 ) -> list[SimulatedRun]:
-    """The search on these problems side by side, as in a run: builds are shared, and what `lore` learns of each."""
+    """Run the search on these problems interleaved, as in a run: they share builds and `history`."""
     rng = random.Random(seed)
     history.facts |= recording.facts if not history.facts else {}
     simulations = []
@@ -196,26 +198,22 @@ def simulate(
         simulations.append(_Simulation(bench, search.start(search_problem), search_problem, search.budget_trials))
     while not all(p.session.finished for p in simulations):
         for simulation in simulations:
-            spent_s = sum(p.bench.at_s for p in simulations)  # one device times them all
+            spent_s = sum(p.bench.at_s for p in simulations)  # one device times all problems
             simulation.step(in_time=search.budget_s is None or spent_s < search.budget_s)
     return [p.result(recording.problems[p.search_problem.problem], terms.rounds, rng) for p in simulations]
 
 
-_CUTOFF = 0.95  # of the way from the median to the optimum: when random search is there, time is up
-_POINTS = 50
-
-
 def random_best(times: Sequence[float]) -> Array:
-    """Expected least of n candidates drawn without replacement, for n = 1 ... all of them."""
+    """Expected minimum of n candidates drawn without replacement, for n = 1 ... len(times)."""
     ordered = np.sort(np.asarray(times, dtype=np.float64))
     count = len(ordered)
     steps = np.diff(ordered)
-    behind = np.arange(count - 1, 0, -1, dtype=np.float64)  # candidates slower than each but the last
-    beyond = np.ones(count - 1)  # the chance that all drawn are slower than it
+    slower = np.arange(count - 1, 0, -1, dtype=np.float64)  # candidates slower than each but the last
+    chance = np.ones(count - 1)  # that all drawn are slower than it
     expected = np.empty(count)
     for drawn in range(count):
-        beyond = beyond * np.maximum(behind - drawn, 0) / (count - drawn)
-        expected[drawn] = ordered[0] + float(beyond @ steps)
+        chance = chance * np.maximum(slower - drawn, 0) / (count - drawn)
+        expected[drawn] = ordered[0] + float(chance @ steps)
     return expected
 
 
@@ -224,8 +222,8 @@ def score(
 ) -> float:
     """The mean over time of (random's best - found) / (random's best - optimum); can be below 0.
 
-    `times` of every valid candidate; a random candidate costs `seconds_each`; each curve is (moments in seconds, time
-    of what seemed best then), one a seed. Time runs to where random search is at 95 % of its way.
+    `times`: of all valid candidates; `seconds_each`: cost of a random candidate; `curves`: (moments in seconds, time of
+    the best candidate then) per seed. The mean ends where random search is at 95 % of the way from median to optimum.
     """
     expected = random_best(times)
     optimum, middle = min(times), float(np.median(times))
@@ -241,14 +239,14 @@ def score(
 
 
 def _at(curve: tuple[Sequence[float], Sequence[float]], moment: float, before: float) -> float:
-    """What seemed best at a moment; before the first answer, a candidate like any other."""
-    place = int(np.searchsorted(curve[0], moment, side="right"))
-    return curve[1][place - 1] if place else before
+    """The best time at a moment; `before` until the first result."""
+    known = int(np.searchsorted(curve[0], moment, side="right"))
+    return curve[1][known - 1] if known else before
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplaySearch(Search):
-    """Runs the search `of` on each of the `recorded` spaces with `seeds` seeds; `gemmpipe replay` carries it out."""
+    """Runs `algorithm` on each of the `recorded` spaces with `seeds` seeds, in the pipeline `gemmpipe replay`."""
 
     algorithm: Search
     recorded: tuple[str, ...]
@@ -261,14 +259,16 @@ class ReplaySearch(Search):
         super().__post_init__()
         check_at_least(1, seeds=self.seeds, compile_slots=self.compile_slots, rounds=self.rounds)
         if self.journals or self.algorithm.journals:
-            raise ValueError("journals given, expected none: search.transfer=true tells what earlier runs would have")
+            raise ValueError(
+                "journals given, expected none; search.transfer=true transfers from other recorded problems"
+            )
 
     def start(self, search_problem: SearchProblem) -> SearchSession:
-        raise UserError("search=replay: answers from a record, without a device: gemmpipe replay search.recorded=[...]")
+        raise UserError("search=replay: no search on a device; expected gemmpipe replay search.recorded=[...]")
 
     @property
     def limited(self) -> Search:
-        """The search that is tried, within its own budget or else this one; in recorded seconds."""
+        """The evaluated search, with its own budget or else this one, in recorded seconds."""
         algorithm = self.algorithm
         return replace(
             algorithm,
@@ -277,11 +277,11 @@ class ReplaySearch(Search):
         )
 
     def recordings(self, chosen: str = "") -> list[RecordedSpace]:
-        """The recorded spaces, of shipped families or of the `chosen` one. Raises UserError for what is none."""
+        """Read the recorded spaces, of shipped families or `chosen`. Raises UserError for none or an invalid one."""
         if not self.recorded:
             raise UserError("search.recorded: [] given, expected files such as tests/data/recorded/h200_a8w8.jsonl.xz")
         return [read(path, chosen) for path in named_files("search.recorded", self.recorded, "a recorded space")]
 
     def terms(self, keep: int) -> ReplayConfig:
-        """How it is replayed, with so many finalists."""
+        """The settings of a replay with `keep` finalists."""
         return ReplayConfig(keep=keep, rounds=self.rounds, compile_slots=self.compile_slots)

@@ -1,6 +1,7 @@
-"""Searches that learn: seeds, then what a surrogate finds promising, then the winner's whole neighbourhood.
+"""Model-based search: seeds, then batches by a surrogate, then the neighbors of the best candidates.
 
-What a surrogate learns from: a problem's own results and those of problems near it, as arrays.
+A surrogate is fitted on a TrainingSet: the problem's own results and those of the nearest problems. Subclasses of
+SurrogateSearch define its acquisition function.
 """
 
 import random
@@ -20,30 +21,35 @@ from gemmpipe.search.history import ProblemHistory
 from gemmpipe.search.neighbors import NeighborIndex
 from gemmpipe.search.simple import BatchSession, HalvingConfig, RungLadder, check_trial_fraction
 
-_MAX_ROWS_PER_PROBLEM = 48  # rows of one other problem: its fastest, and some of the rest
+_MAX_ROWS_PER_PROBLEM = 48  # of one other problem: its fastest, and a sample of the rest
 _FASTEST_ROWS = 32
 _MIN_ROWS = 4
+_MIN_BATCH = 2  # candidates per step
+_MIN_DISTANCE = 0.15  # closer candidates are redundant in one batch
+_MIN_SEED_DISTANCE = 0.6
+_MAX_CONSIDERED = 400  # candidates ranked per step; the others ranked lower in the step before
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainingSet:
-    """Results, one a row."""
+    """Results as arrays; one result per row."""
 
     x: Array
-    """Features, as `Sight.wide`."""
+    """Features: `FeatureMatrix.padded`."""
     y: Array
     """log(us)."""
     estimate: Array
+    """log(us) by the analytic model."""
     failed: Array
-    """Features of this problem's candidates that failed."""
+    """Features of failed candidates of the searched problem."""
     problem_index: npt.NDArray[np.int64]
-    """Which problem a row belongs to; 0 is the one that is searched."""
+    """The problem of each row; 0 is the searched one."""
     problem_sizes: Array
-    """By owner: log2 of m, n, k and batch."""
+    """By problem: log2 of m, n, k and batch."""
 
     @property
     def distances(self) -> Array:
-        """By pair of owners: doublings between them."""
+        """By pair of problems: doublings between them, summed over dimensions."""
         gaps: Array = np.abs(self.problem_sizes[:, None] - self.problem_sizes[None]).sum(-1)
         return gaps
 
@@ -56,7 +62,7 @@ def training_set(
     failed: FeatureMatrix,
     rows: int,
 ) -> TrainingSet:
-    """The evidence on `subject`: its own results, and at most about `rows` of other problems, the nearest first."""
+    """The results of the problem, and about `rows` results of other problems, the nearest first."""
     others: list[tuple[FeatureMatrix, Array, GemmSpec]] = []
     for _, known_problem in search_problem.history.nearest(search_problem.problem, search_problem.spec):
         if sum(len(times) for _, times, _ in others) >= rows:
@@ -80,18 +86,21 @@ def training_set(
 def _cached_rows(
     known_problem: ProblemHistory, search_problem: SearchProblem, encoder: FeatureEncoder
 ) -> tuple[FeatureMatrix, Array]:
-    """What another problem teaches; seen again only when more is known of it."""
-    seen: dict[int, tuple[int, tuple[FeatureMatrix, Array]]] = search_problem.history.cached("evidence", dict)
-    known = seen.get(id(known_problem))
+    """(features, times in us) of another problem; encoded again only after new results."""
+    cached: dict[int, tuple[int, tuple[FeatureMatrix, Array]]] = search_problem.history.cached("encoded_rows", dict)
+    known = cached.get(id(known_problem))
     if known is None or known[0] != known_problem.version:
-        known = seen[id(known_problem)] = (known_problem.version, _encoded_rows(known_problem, search_problem, encoder))
+        known = cached[id(known_problem)] = (
+            known_problem.version,
+            _encoded_rows(known_problem, search_problem, encoder),
+        )
     return known[1]
 
 
 def _encoded_rows(
     known_problem: ProblemHistory, search_problem: SearchProblem, encoder: FeatureEncoder
 ) -> tuple[FeatureMatrix, Array]:
-    """The fastest of another problem and some of the others, so that it is known what does not pay."""
+    """(features, times in us) of the fastest candidates of another problem and a sample of the slower ones."""
     ranked = sorted(known_problem.times_us, key=lambda c: (known_problem.times_us[c], c.id))
     if len(ranked) > _MAX_ROWS_PER_PROBLEM:
         rest = ranked[_FASTEST_ROWS:]
@@ -103,27 +112,21 @@ def _encoded_rows(
     return matrix, np.array([known_problem.times_us[c] for c in ranked], dtype=np.float64)
 
 
-_MIN_BATCH = 2  # a step
-_MIN_DISTANCE = 0.15  # closer than this two candidates teach the same
-_MIN_SEED_DISTANCE = 0.6
-_MAX_CONSIDERED = 400  # the rest did not look promising once much was known, and is not ranked again
-
-
 @dataclass(frozen=True, kw_only=True)
 class SurrogateSearch(Search):
-    """Looks at a `share` of the candidates (at least `least`), chosen in about so many `steps` from what is known."""
+    """Times a `trial_fraction` of the candidates (at least `min_trials`) in about `steps` batches by a surrogate."""
 
     trial_fraction: float
     min_trials: int
     seeds: int
-    """First candidates of a problem of which nothing is known: half by the analytic model, half spread out."""
+    """First candidates of a problem without results nearby: half by the analytic model, half spread out."""
     steps: int
     neighbor_steps: int
-    """Of the share, kept for the neighbours of the best at the end."""
+    """Trials of `trial_fraction` reserved for neighbors of the best at the end."""
     transfer_rows: int
-    """Results of other problems that the surrogate takes in."""
+    """Results of other problems in the training set."""
     transfer_winners: int
-    """Winners of the nearest problems that are tried first."""
+    """Winners of the nearest problems that are timed first."""
     seed: int
     rungs: HalvingConfig
 
@@ -143,15 +146,15 @@ class SurrogateSearch(Search):
 
     @abstractmethod
     def acquisition(self, data: TrainingSet, pool: FeatureMatrix, columns: int) -> Array:
-        """A number for each row of `pool`: the lower, the sooner it should be timed."""
+        """A score per row of `pool`, lowest first to be timed; `columns`: knob columns of `FeatureMatrix.padded`."""
 
     def prunable(self, scores: Array, best_us: float) -> npt.NDArray[np.bool_]:
-        """Who cannot be faster than the best any more, by this `order`; nobody, where it says nothing of times."""
+        """True for candidates that, by their scores, cannot beat the best time; all False if scores are not times."""
         return np.zeros(len(scores), dtype=np.bool_)
 
 
 class SurrogateSession(BatchSession):
-    """One problem's guided search."""
+    """The model-based search of one problem."""
 
     def __init__(self, search: SurrogateSearch, search_problem: SearchProblem) -> None:
         self._search, self._search_problem = search, search_problem
@@ -170,17 +173,17 @@ class SurrogateSession(BatchSession):
         self._exploring = True
         self._neighbors = NeighborIndex(self._candidates, self._index)
         self._considered: npt.NDArray[np.int64] = np.arange(len(self._candidates))
-        """Who is considered, the most promising of the last step first."""
+        """Indices of the candidates still ranked, the best of the last step first."""
         self._encoder = _encoder_of(search_problem)
         self._cache = FeatureCache(
             self._encoder, search_problem.spec, search_problem.device, self._candidates, search_problem.builds
         )
         self._matrix: FeatureMatrix
-        # By the problem's name, so that a resumed run begins alike.
+        # Seeded by the problem's id, so that a resumed run starts with the same candidates.
         self._rng = random.Random(f"{search.seed} {search_problem.problem.id}")
         super().__init__(self._first_rung_requests(self._initial()))
 
-    # What was heard
+    # Results and batches
 
     def _record_trials(self, trials: Sequence[Trial]) -> None:
         self._ladder.take(trials)
@@ -202,15 +205,15 @@ class SurrogateSession(BatchSession):
             TrialRequest(candidate=self._candidates[i], launches=self._ladder.launches, first_rung=True) for i in chosen
         ]
 
-    # What is asked
+    # Selection of candidates
 
     def _initial(self) -> list[int]:
-        """What must be seen, winners of the nearest problems, and seeds."""
-        given = [self._index[c] for c in self._search_problem.required]
+        """The first batch: required candidates, winners of the nearest problems, and seeds."""
+        required = [self._index[c] for c in self._search_problem.required]
         near = self._search_problem.history.nearest(self._search_problem.problem, self._search_problem.spec)
         known = [c for _, known_problem in near for c in known_problem.best(1)]
         winners = [self._index[c] for c in dict.fromkeys(known) if c in self._index][: self._search.transfer_winners]
-        first = list(dict.fromkeys([*given, *winners]))
+        first = list(dict.fromkeys([*required, *winners]))
         if not self._candidates:
             return []
         self._update_features()
@@ -221,13 +224,13 @@ class SurrogateSession(BatchSession):
         return first + self._first_batch(data, room, set(first))
 
     def _first_batch(self, data: TrainingSet, count: int, taken: set[int]) -> list[int]:
-        """Where nothing of this problem is known: by what other problems teach, else seeds."""
+        """Candidates of a problem without results: by the surrogate if other problems suffice, else seeds."""
         if len(data.y) >= self._max_seeds:
             return self._best_expected(data, count, taken)
         return self._seeds(count, taken)
 
     def _seeds(self, count: int, taken: set[int]) -> list[int]:
-        """Half the best by the analytic model, each unlike the others; half far from everything chosen."""
+        """Half the best by the analytic model, mutually distant; half at the largest distance from all chosen."""
         pool = self._remaining(taken)
         features = self._features(pool)
         chosen = _diverse(features, self._matrix.estimate[pool], count // 2, _MIN_SEED_DISTANCE)
@@ -243,13 +246,13 @@ class SurrogateSession(BatchSession):
         return [int(pool[i]) for i in chosen]
 
     def _next_exploration(self) -> list[int]:
-        """The next step: a batch by the surrogate while the share lasts, its last part for neighbours of the best."""
+        """The next batch: by the surrogate; at the end of the trials, neighbors of the best two."""
         left = self._max_trials - len(self._asked)
         if left <= 0:
             return []
         self._update_features()
         data = self._training_set()
-        if not self._times:  # whatever was tried failed
+        if not self._times:  # all trials failed
             return self._first_batch(data, min(self._batch, left), self._asked)
         if left > self._search.neighbor_steps:
             chosen = self._best_expected(data, min(self._batch, left - self._search.neighbor_steps), self._asked)
@@ -278,13 +281,13 @@ class SurrogateSession(BatchSession):
         return pool[np.argsort(scores, kind="stable")]
 
     def _unpruned(self, pool: npt.NDArray[np.int64], scores: Array) -> tuple[npt.NDArray[np.int64], Array]:
-        """Without those who cannot be the fastest any more, once as many are known as there are seeds."""
+        """`pool` and `scores` without prunable candidates, once there are as many times as seeds."""
         if len(self._times) < self._search.seeds:
             return pool, scores
         kept = ~self._search.prunable(scores, min(self._times.values()))
         return pool[kept], scores[kept]
 
-    # What is known
+    # Features and training set
 
     def _remaining(self, taken: set[int]) -> npt.NDArray[np.int64]:
         return np.array([i for i in self._considered if i not in taken], dtype=np.int64)
@@ -293,7 +296,7 @@ class SurrogateSession(BatchSession):
         return self._matrix.take(pool).padded(len(self._encoder.columns))
 
     def _update_features(self) -> None:
-        """See the candidates again where more builds became known."""
+        """Update the features with new facts of builds."""
         self._matrix = self._cache.features(self._search_problem.history.facts)
 
     def _training_set(self) -> TrainingSet:
@@ -306,8 +309,8 @@ class SurrogateSession(BatchSession):
 
 
 def _encoder_of(search_problem: SearchProblem) -> FeatureEncoder:
-    """The columns of this run; kept with what the run knows."""
-    return search_problem.history.cached("vocabulary", FeatureEncoder)
+    """The encoder that all searches of the run share."""
+    return search_problem.history.cached("encoder", FeatureEncoder)
 
 
 def _squared_distances(a: Array, b: Array) -> Array:
@@ -316,7 +319,7 @@ def _squared_distances(a: Array, b: Array) -> Array:
 
 
 def _diverse(features: Array, scores: Array, count: int, apart: float) -> list[int]:
-    """The first `count` by `order`, leaving out who is nearer than `apart` to one chosen, unless too few are left."""
+    """The `count` lowest by score, skipping rows nearer than `apart` to a chosen one unless too few are left."""
     ranked = [int(i) for i in np.argsort(scores, kind="stable")]
     chosen: list[int] = []
     for i in ranked:

@@ -1,4 +1,4 @@
-"""Every flag and word of aiter's tuning scripts, typed here, is answered by the words that do it: these compose."""
+"""Flags and keys of aiter's tuning scripts are refused with the equivalent arguments, which compose."""
 
 import re
 import shlex
@@ -73,73 +73,76 @@ KEYS = {
 
 @pytest.mark.parametrize("typed", FLAGS)
 def test_a_flag(typed: str, refusal: Callable[..., str]) -> None:
-    what = "flags" if len(re.findall(r"(?:^| )-", typed)) > 1 else "a flag"
-    assert refusal(*typed.split(), "kernel=a16w16") == f"{typed}: {what} of aiter's; here {FLAGS[typed]}"
+    kind = "aiter flags" if len(re.findall(r"(?:^| )-", typed)) > 1 else "an aiter flag"
+    assert refusal(*typed.split(), "kernel=a16w16") == f"{typed}: {kind}; expected {FLAGS[typed]}"
 
 
 @pytest.mark.parametrize("typed", KEYS)
 def test_a_key(typed: str, refusal: Callable[..., str]) -> None:
-    assert refusal("kernel=a16w16", typed) == f"{typed}: a word of aiter's; here {KEYS[typed]}"
+    assert refusal("kernel=a16w16", typed) == f"{typed}: an aiter key; expected {KEYS[typed]}"
 
 
-def test_all_that_is_answered_can_be_typed(plans: list[Plan], folder: Path) -> None:
+def test_the_equivalents_compose(plans: list[Plan], folder: Path) -> None:
     (folder / "a.csv").write_text("M,N,K\n1,64,64\n")
-    for said in {*FLAGS.values(), *KEYS.values()}:
-        shapes = [] if "shapes=" in said else ["shapes=llama8b"]
-        assert main(["kernel=a16w16", *shapes, *shlex.split(said)]) == 0, said
+    for expected in {*FLAGS.values(), *KEYS.values()}:
+        shapes = [] if "shapes=" in expected else ["shapes=llama8b"]
+        assert main(["kernel=a16w16", *shapes, *shlex.split(expected)]) == 0, expected
     assert len(plans) >= len({*FLAGS.values(), *KEYS.values()})
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "text"),
     [
-        ("--run_config x.csv", "here gemmpipe verify table=x.csv"),
-        ("--run_config", "here gemmpipe verify table=VALUE"),
-        ("--compare", "here gemmpipe compare"),
-        ("--errRatio", "here stages.bench.err_ratio=VALUE"),
+        ("--run_config x.csv", "expected gemmpipe verify table=x.csv"),
+        ("--run_config", "expected gemmpipe verify table=VALUE"),
+        ("--compare", "expected gemmpipe compare"),
+        ("--errRatio", "expected stages.bench.err_ratio=VALUE"),
         ("-k", "splits of K are part of every search; 'space.NUM_KSPLIT=[1]' leaves them out"),
-        ("--shape_grouped", "the candidates of a problem are timed on one GPU always"),
-        ("--preshuffle", "the kernel's name says it: kernel="),
-        ("--libtype flydsl", "no backend here runs flydsl"),
-        ("--libtype opus torch", "here 'backend=[torch]'; no backend here runs opus"),
-        ("--last", "nothing here does it"),
+        ("--shape_grouped", "the candidates of a problem are always timed on one GPU"),
+        ("--preshuffle", "selected by the kernel's name: kernel="),
+        ("--libtype flydsl", "no backend runs flydsl"),
+        ("--libtype opus torch", "expected 'backend=[torch]'; no backend runs opus"),
+        ("--last", "no equivalent"),
     ],
 )
-def test_what_is_another_command_or_nothing(typed: str, said: str, refusal: Callable[..., str]) -> None:
-    assert refusal(*typed.split()).startswith(f"{typed}: a flag of aiter's; {said}")
+def test_flags_of_another_command_or_without_an_equivalent(typed: str, text: str, refusal: Callable[..., str]) -> None:
+    assert refusal(*typed.split()).startswith(f"{typed}: an aiter flag; {text}")
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "text"),
     [
-        ("backend=asm", "backend: no option 'asm'; its kernels are run by 'backend=[aiter]'"),
-        ("backend=[triton,ck]", "backend: no option 'ck'; its kernels are run by 'backend=[triton,aiter]'"),
-        ("backend=all", "backend: no option 'all'; leave it out for what an installation has; with AMD's 'backend=["),
-        ("backend=[flydsl]", "backend: no option 'flydsl': no backend here runs flydsl"),
+        ("backend=asm", "backend: no option 'asm'; expected 'backend=[aiter]'"),
+        ("backend=[triton,ck]", "backend: no option 'ck'; expected 'backend=[triton,aiter]'"),
+        (
+            "backend=all",
+            "backend: no option 'all'; leave backend= out for the default ones; with AMD's, expected 'backend=[",
+        ),
+        ("backend=[flydsl]", "backend: no option 'flydsl'; no backend runs flydsl"),
         ("backend=nope", "backend: no option 'nope'; known: aiter, autotune, cublaslt, deepgemm, gluon, hipblaslt, "),
         ("inputs=a.csv:b.csv", "inputs: several files are a list: 'inputs=[a.csv,b.csv]'"),
-        ("libtype=opus", "libtype=opus: a word of aiter's; no backend here runs opus"),
+        ("libtype=opus", "libtype=opus: an aiter key; no backend runs opus"),
     ],
 )
-def test_libtypes_and_lists_of_files(typed: str, said: str, refusal: Callable[..., str]) -> None:
+def test_libtypes_and_lists_of_files(typed: str, text: str, refusal: Callable[..., str]) -> None:
     line = refusal(typed)
-    assert line.startswith(said)
+    assert line.startswith(text)
     assert not line.endswith("...")
 
 
 def test_a_recipe_is_named(refusal: Callable[..., str], folder: Path) -> None:
     (folder / "r.yaml").write_text("version: 1\npipeline: tune\nerrRatio: 0.01\n")
-    assert refusal("r.yaml").startswith("r.yaml: errRatio=0.01: a word of aiter's; here stages.bench.err_ratio=0.01")
+    assert refusal("r.yaml").startswith("r.yaml: errRatio=0.01: an aiter key; expected stages.bench.err_ratio=0.01")
 
 
-def test_our_own_flags_stay_ours(refusal: Callable[..., str]) -> None:
+def test_gemmpipes_own_flags_are_no_aiter_flags(refusal: Callable[..., str]) -> None:
     assert refusal("--kernel=a16w16") == "--kernel=a16w16: no such flag; values have no dashes: kernel=a16w16"
     assert refusal("--multi") == "--multi: no such flag; did you mean '--multirun'?"
     assert main(["--info", "config", "kernel=a16w16"]) == 0
 
 
 def test_the_readme_has_every_flag() -> None:
-    text = (Path(__file__).parents[2] / "README.md").read_text()
-    table = text[text.index("## Coming from aiter") : text.index("## Map")].lower().replace("-", "_")
+    text = (Path(__file__).parents[2] / "docs" / "aiter.md").read_text()
+    table = text[text.index("## Flags") : text.index("## Environment variables")].lower().replace("-", "_")
     for name in _AITER_FLAGS:
         assert f"{'_' if name in _SINGLE_DASH else '__'}{name}`" in table, name

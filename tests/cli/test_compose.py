@@ -1,4 +1,4 @@
-"""A sweep's jobs are all composed and built before the first runs."""
+"""All jobs of a sweep are composed and built before the first runs."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +12,7 @@ Refusal = Callable[..., str]
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("argv", "text"),
     [
         (["kernel=a16w16,a16w61"], "kernel: no option 'a16w61'; did you mean 'a16w16'?"),
         (["search=exhaustive,halvingg"], "search: no option 'halvingg'; did you mean 'halving'?"),
@@ -22,15 +22,15 @@ Refusal = Callable[..., str]
         (["chain=[capture],[bench]"], "chain: stage 'bench' needs problems, shortlist, which no earlier stage gives"),
     ],
 )
-def test_a_mistake_in_any_job_is_told_before_the_first_runs(
-    plans: list[Plan], folder: Path, refusal: Refusal, words: list[str], said: str
+def test_an_error_in_any_job_is_reported_before_the_first_runs(
+    plans: list[Plan], folder: Path, refusal: Refusal, argv: list[str], text: str
 ) -> None:
-    assert said in refusal("-m", *words)
+    assert text in refusal("-m", *argv)
     assert plans == []
     assert list(folder.iterdir()) == []
 
 
-def test_a_mistake_in_the_user_s_own_code_too(plans: list[Plan], folder: Path, refusal: Refusal) -> None:
+def test_an_error_in_the_users_own_code_too(plans: list[Plan], folder: Path, refusal: Refusal) -> None:
     for name, text in {
         "mine/search/broken.yaml": "_target_: broken.Broken\n",
         "mine/broken.py": "raise ValueError('not today')\n",
@@ -47,7 +47,7 @@ def test_values_may_refer_to_the_job(plans: list[Plan]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("argv", "warned"),
     [
         (["-m"], True),
         (["-m", "kernel=a16w16", "shapes.nsets=[1,64]"], True),
@@ -56,10 +56,10 @@ def test_values_may_refer_to_the_job(plans: list[Plan]) -> None:
         (["kernel=a16w16"], False),
     ],
 )
-def test_a_sweep_of_nothing_says_so_and_runs(
-    plans: list[Plan], capsys: pytest.CaptureFixture[str], words: list[str], told: bool
+def test_a_sweep_of_nothing_warns_and_runs(
+    plans: list[Plan], capsys: pytest.CaptureFixture[str], argv: list[str], warned: bool
 ) -> None:
-    assert main(words) == 0
+    assert main(argv) == 0
     line = "warning: -m: nothing is swept; a sweep has values with commas, as in -m search=halving,exhaustive\n"
-    assert capsys.readouterr().err == (line if told else "")
+    assert capsys.readouterr().err == (line if warned else "")
     assert plans

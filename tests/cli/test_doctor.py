@@ -1,4 +1,4 @@
-"""The doctor works without a GPU and says why things are missing."""
+"""The doctor works without a GPU and reports why things are missing."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ def test_on_a_cpu(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     assert main(["doctor", "kernel=a16w16", "device=cpu"]) == 0
     out, error = capsys.readouterr()
     assert error == ""
-    for said in (
+    for text in (
         "python 3.",
         "torch 2.",
         "cpu:",
@@ -23,8 +23,8 @@ def test_on_a_cpu(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
         "triton       unavailable: no GPU",
         "torch        available",
     ):
-        assert said in out
-    assert "gone.csv: not there" in out
+        assert text in out
+    assert "gone.csv: not found" in out
     assert "broken.csv: cannot be used" in out
     assert str(folder / "data" / "gemmpipe" / "tuned" / "bf16_tuned_gemm.csv") in out
     own = folder / "data" / "gemmpipe" / "tuned"
@@ -35,10 +35,10 @@ def test_on_a_cpu(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
     monkeypatch.setenv("HOME", str(folder))
     assert main(["doctor", "kernel=a16w16", "device=cpu"]) == 0
     out, _ = capsys.readouterr()
-    assert f"{folder / 'mine.csv'}: not there" in out, "as the run time reads it"
+    assert f"{folder / 'mine.csv'}: not found" in out, "as the run time reads it"
     assert "llama_bf16_tuned_gemm.csv" in out, "a model's own table"
     assert "untuned_bf16" not in out
-    assert " .: not there" not in out
+    assert " .: not found" not in out
 
 
 def test_rows_that_can_run_here_are_counted(
@@ -62,13 +62,13 @@ def test_rows_that_can_run_here_are_counted(
     assert "  AITER_CONFIG_GEMM_BF16\n" in out
     assert f"aiters.csv: 4 rows, 1 can run here: {flydsl}; {other}; not timed (1)\n" in out
     assert f"theirs.csv: 1 row, 0 can run here: {other}\n" in out
-    assert "GEMMPIPE_GIVEN_TABLES_ONLY is set: neither the user's nor the shipped tables are asked" in out
+    assert "GEMMPIPE_GIVEN_TABLES_ONLY is set: neither the user's nor the shipped tables are read" in out
     assert str(folder / "data") not in out
     assert "AITER_REBUILD is not read" in out
 
 
-def test_where_it_stands_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has no folder of its own: what it is asked wrongly in is the user's."""
+def test_the_current_directory_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no run folder: the current directory is the user's."""
     monkeypatch.chdir(tmp_path)
     assert main(["doctor", "device.kind=cuda", "device.index=99"]) != 0
     (tmp_path / ".hydra").mkdir()

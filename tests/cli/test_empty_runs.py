@@ -1,4 +1,4 @@
-"""What a refused command leaves behind: nothing that was not there; what got as far as a row keeps everything."""
+"""A refused command leaves no new files; a run with a row in its journal keeps everything."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ def runs(folder: Path) -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "argv",
     [
         ["shapes=csv", "shapes.path=gone.csv"],
         ["shapes=csv", "shapes.path=broken.csv"],
@@ -35,16 +35,16 @@ def runs(folder: Path) -> list[Path]:
     ],
     ids=" ".join,
 )
-def test_a_refused_command_leaves_nothing(folder: Path, refusal: Refusal, words: list[str]) -> None:
+def test_a_refused_command_leaves_nothing(folder: Path, refusal: Refusal, argv: list[str]) -> None:
     (folder / "broken.csv").write_text("M,N,K\n1,two,3\n")
-    if words[0] != "-m":
-        refusal(*words)
+    if argv[0] != "-m":
+        refusal(*argv)
     else:
-        assert main(words) == 2
+        assert main(argv) == 2
     assert [path.name for path in folder.iterdir()] == ["broken.csv"]
 
 
-def test_a_user_s_own_code_that_cannot_be_read_leaves_nothing(folder: Path, refusal: Refusal) -> None:
+def test_unreadable_user_code_leaves_nothing(folder: Path, refusal: Refusal) -> None:
     for name, text in {
         "kernel/broken.yaml": "defaults: [/space@_global_.space: broken]\nfamily: broken\n"
         "dtype: null\nout_dtype: null\nbias: null\n",
@@ -57,14 +57,14 @@ def test_a_user_s_own_code_that_cannot_be_read_leaves_nothing(folder: Path, refu
     assert [path.name for path in folder.iterdir()] == ["mine"]
 
 
-def test_folders_that_were_there_stay(folder: Path, refusal: Refusal) -> None:
+def test_existing_folders_stay(folder: Path, refusal: Refusal) -> None:
     (folder / "outputs" / "runs").mkdir(parents=True)
     (folder / "mine").mkdir()
     refusal("shapes=csv", "shapes.path=gone.csv", "output=mine/tuned")
     assert sorted(str(path.relative_to(folder)) for path in folder.rglob("*")) == ["mine", "outputs", "outputs/runs"]
 
 
-def test_a_run_that_got_as_far_as_a_row_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_with_a_row_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["capture", *ONE]) == 0
     (begun,) = runs(folder)
     assert main([f"resume={begun}", "shapes.items=[[1,x,512]]"]) == 2

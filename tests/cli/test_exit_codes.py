@@ -1,4 +1,4 @@
-"""How a command ends: exit codes, interrupts, lost streams, and what is said meanwhile."""
+"""The end of a command: exit codes, interrupts, lost streams; progress lines."""
 
 import json
 import os
@@ -87,9 +87,9 @@ def test_a_heartbeat_where_there_is_no_terminal(
 
 
 def test_a_caller_that_closed_all_streams_gets_its_run(folder: Path) -> None:
-    """Without anything in their place the journal would be stdout."""
-    words = ["capture", "kernel=a16w16", "shapes=list", "shapes.items=[[1,256,512]]"]
-    closing = f"exec 0<&- 1>&- 2>&-; exec {shlex.quote(sys.executable)} -m gemmpipe {shlex.join(words)}"
+    """Without replacements the journal would be stdout."""
+    args = ["capture", "kernel=a16w16", "shapes=list", "shapes.items=[[1,256,512]]"]
+    closing = f"exec 0<&- 1>&- 2>&-; exec {shlex.quote(sys.executable)} -m gemmpipe {shlex.join(args)}"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.run(["bash", "-c", closing], env=environment, check=False).returncode == 0
     (journal,) = folder.glob("outputs/runs/capture/*/trials.jsonl")
@@ -97,7 +97,7 @@ def test_a_caller_that_closed_all_streams_gets_its_run(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "words", "said"),
+    ("limits", "args", "message"),
     [
         ("exec >/dev/full", "--help", "standard output: No space left on device"),
         ("exec >/dev/full", "--version", "standard output: No space left on device"),
@@ -109,15 +109,15 @@ def test_a_caller_that_closed_all_streams_gets_its_run(folder: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("buffered", ["", "1"])
-def test_what_takes_no_more_is_named(folder: Path, limits: str, words: str, said: str, buffered: str) -> None:
-    """A write does not say of which file it was; Hydra's are of the run's folder."""
+def test_a_full_output_is_named(folder: Path, limits: str, args: str, message: str, buffered: str) -> None:
+    """Write errors do not name a file; those of Hydra are in the run's folder."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUNBUFFERED": buffered}
-    command = f"{limits}; exec {shlex.quote(sys.executable)} -m gemmpipe {words}"
+    command = f"{limits}; exec {shlex.quote(sys.executable)} -m gemmpipe {args}"
     ended = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stderr) == (3, f"gemmpipe: {said}\n")
+    assert (ended.returncode, ended.stderr) == (3, f"gemmpipe: {message}\n")
 
 
-def test_a_reader_of_the_information_may_leave(folder: Path) -> None:
+def test_the_reader_of_info_may_close_the_pipe(folder: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = f"{shlex.quote(sys.executable)} -m gemmpipe --info | head -1"
     ended = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True, check=False)
@@ -126,10 +126,10 @@ def test_a_reader_of_the_information_may_leave(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
 @pytest.mark.parametrize(("when", "code"), [("dispatch", 130), ("exit", 0), ("ignored", 0)])
-def test_a_signal_outside_a_run_is_no_death_by_it(name: str, when: str, code: int) -> None:
-    """Between a run's own handlers and the interpreter's end a terminal that closed gave -1, though all was written."""
+def test_a_signal_outside_a_run_keeps_the_exit_code(name: str, when: str, code: int) -> None:
+    """After a run's handlers were removed, a closing terminal gave exit code -1, though all was written."""
     if when == "ignored" and name != "SIGHUP":
-        pytest.skip("nohup is of SIGHUP alone")
+        pytest.skip("nohup ignores only SIGHUP")
     script = f"""
 import atexit, os, signal, sys, time
 import gemmpipe.cli.main as command
@@ -178,22 +178,22 @@ entry()
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
-@pytest.mark.parametrize(("times", "said"), [(1, "whole\n"), (2, "")])
+@pytest.mark.parametrize(("times", "message"), [(1, "whole\n"), (2, "")])
 def test_a_signal_while_a_module_is_imported_ends_the_command_when_that_is_done(
-    tmp_path: Path, name: str, times: int, said: str
+    tmp_path: Path, name: str, times: int, message: str
 ) -> None:
-    """The second time at once: an import may take long."""
+    """A second signal ends it at once: an import may take long."""
     (tmp_path / "heavy.py").write_text(_A_MODULE.format(name=name, times=times))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     ended = subprocess.run(
         [sys.executable, "-c", _IN_AN_IMPORT], env=environment, capture_output=True, text=True, check=False
     )
-    assert (ended.returncode, ended.stdout, ended.stderr) == (130, said, "gemmpipe: interrupted\n")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, message, "gemmpipe: interrupted\n")
 
 
-def test_a_signal_that_somebody_swallowed_before_the_run_listens_ends_it_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_swallowed_signal_ends_the_run_when_it_installs_its_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
     start = _StartupInterrupt()
-    monkeypatch.setattr("gemmpipe.core.signals.start", start)
+    monkeypatch.setattr("gemmpipe.core.signals.startup_interrupt", start)
     with pytest.raises(KeyboardInterrupt):
         start.on_signal(signal.SIGINT, None)
     usual = signal.getsignal(signal.SIGINT)
@@ -202,7 +202,7 @@ def test_a_signal_that_somebody_swallowed_before_the_run_listens_ends_it_then(mo
     assert signal.getsignal(signal.SIGINT) is usual
 
 
-def test_a_run_that_is_stopped_before_it_began_is_not_said_to_go_on(
+def test_a_run_stopped_before_it_began_has_no_resume_hint(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def stopped(plan: Plan, events: Events) -> int:
@@ -221,10 +221,10 @@ def test_a_run_that_is_stopped_before_it_began_is_not_said_to_go_on(
         ("else where", "\"gemmpipe --config-dir={0}/mine 'resume={0}/else where'\""),
     ],
 )
-def test_a_run_that_is_stopped_says_which_it_is(
+def test_an_interrupted_run_names_itself(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], place: str, line: str
 ) -> None:
-    """Among the runs here `last` would be another one."""
+    """In the runs folder `last` would be another run."""
 
     def stopped(plan: Plan, events: Events) -> int:
         plan.run_dir.joinpath("trials.jsonl").write_text("1\n2\n")
@@ -233,4 +233,4 @@ def test_a_run_that_is_stopped_says_which_it_is(
     monkeypatch.setattr("gemmpipe.pipeline.runner.run", stopped)
     (folder / "mine").mkdir()
     assert main(["--config-dir=mine", f"hydra.run.dir='{place}'"]) == 130
-    assert capfd.readouterr().err == f"gemmpipe: interrupted; {line.format(folder)} goes on\n"
+    assert capfd.readouterr().err == f"gemmpipe: interrupted; resume with {line.format(folder)}\n"

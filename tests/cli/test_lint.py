@@ -1,4 +1,4 @@
-"""`gemmpipe lint` as it is typed: paths without a key, what is printed, how it ends."""
+"""`gemmpipe lint` on the command line: paths without a key, output, exit codes."""
 
 import json
 import subprocess
@@ -24,12 +24,12 @@ def file(folder: Path) -> Path:
 
 
 @pytest.mark.usefixtures("file")
-@pytest.mark.parametrize("words", [["vllm"], [f"vllm/{NAME}"], [f"path=vllm/{NAME}"], ["./vllm", "vllm"], ["~/vllm"]])
-def test_paths_stand_without_a_key(
-    words: list[str], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("argv", [["vllm"], [f"vllm/{NAME}"], [f"path=vllm/{NAME}"], ["./vllm", "vllm"], ["~/vllm"]])
+def test_paths_without_a_key(
+    argv: list[str], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(Path.cwd()))
-    assert main(["lint", *words]) == 0
+    assert main(["lint", *argv]) == 0
     out, error = capfd.readouterr()
     assert error == ""
     assert "warning: no key of at most 16: calls of 1 to 3,072 rows use the entry of M = 2048" in out
@@ -51,7 +51,7 @@ def test_an_error_ends_with_1(file: Path, capfd: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("argv", "message"),
     [
         (["nope"], "nope: no such file or folder"),
         (["."], "no file of an engine"),
@@ -61,16 +61,16 @@ def test_an_error_ends_with_1(file: Path, capfd: pytest.CaptureFixture[str]) -> 
         (["vllm", "stages.lint.pahts=[x]"], "pahts"),
     ],
 )
-def test_a_users_mistake_is_a_line(
-    words: list[str], said: str, folder: Path, capfd: pytest.CaptureFixture[str]
+def test_a_usage_error_is_one_line(
+    argv: list[str], message: str, folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["lint", *words]) == 2
+    assert main(["lint", *argv]) == 2
     error = capfd.readouterr().err
-    assert said in error
+    assert message in error
     assert error.count("\n") == 1
 
 
-def test_on_a_device_the_words_are_keys(file: Path, plans: list[Plan]) -> None:
+def test_on_a_device_short_keys_are_keys(file: Path, plans: list[Plan]) -> None:
     assert main(["lint", f"vllm/{NAME}", "device=cpu", "topk=8", "model_dim=64", "engine=vllm"]) == 0
     (plan,) = plans
     assert plan.pipeline == "lint"

@@ -1,4 +1,4 @@
-"""What is shown without a run: help, versions, completion, the configuration."""
+"""Output without a run: help, version, completion, the configuration."""
 
 import json
 import subprocess
@@ -41,7 +41,7 @@ def test_help_version_and_completion(capsys: pytest.CaptureFixture[str], monkeyp
         ("gemmpipe timer@stages.bench.timer=a", ["timer@stages.bench.timer=accurate"]),
     ],
 )
-def test_completion_offers_what_can_be_typed(
+def test_completions(
     line: str, offered: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COMP_LINE", line)
@@ -50,7 +50,7 @@ def test_completion_offers_what_can_be_typed(
     assert (out.split(), error) == (offered, "")
 
 
-def test_help_says_what_an_option_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_on_an_option(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     own = folder / "own"
     (own / "search").mkdir(parents=True)
     (own / "search" / "short.yaml").write_text("# Ten seconds\ndefaults:\n  - halving\n  - _self_\nbudget_s: 10\n")
@@ -62,17 +62,17 @@ def test_help_says_what_an_option_is(folder: Path, capsys: pytest.CaptureFixture
     assert "  Ten seconds" in next(line for line in lines if "search=short" in line)
     assert main(["search=short", "stages.screen.keep=3", "--help", "--config-dir", str(own)]) == 0
     out = capsys.readouterr().out
-    for key in ("budget_s: 10", "keep_fraction: 0.25 # the share", "budget_trials: null # candidates"):
-        assert key in out, "also what the option builds on"
+    for key in ("budget_s: 10", "keep_fraction: 0.25 # fraction", "budget_trials: null # new candidates"):
+        assert key in out, "also the options that it includes"
 
 
-def test_help_says_what_a_pipeline_is(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_on_a_pipeline(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["merge", "--help"]) == main(["--help", "merge"]) == 0
-    once, again = capsys.readouterr().out.split("# Unite tuned tables")[1:]
+    once, again = capsys.readouterr().out.split("# Merge of tuned tables")[1:]
     assert "chain: [load, merge]" in once
     assert "gemmpipe merge --cfg job prints every key" in again
     assert main(["merge", "search=halving", "--help"]) == 0
-    assert "keep_fraction" in capsys.readouterr().out, "the more particular word is meant"
+    assert "keep_fraction" in capsys.readouterr().out, "the more specific topic is meant"
 
 
 def test_showing_the_configuration_loads_nothing_heavy(folder: Path) -> None:

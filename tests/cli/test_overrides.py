@@ -1,4 +1,4 @@
-"""What each way of typing reaches, and what each mistake says."""
+"""Command lines: the plans that they make, and the message of each error."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +24,7 @@ def test_defaults_reach_the_runner(plans: list[Plan], folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "argv",
     [
         ["quick", "kernel=a16w16", "shapes.tp=2"],
         ["quick", "kernel=a16w16", "--run", "shapes.tp=2"],
@@ -33,8 +33,8 @@ def test_defaults_reach_the_runner(plans: list[Plan], folder: Path) -> None:
         ["quick", "kernel=a16w16", "-cd", ".", "shapes.tp=8", "shapes.tp=2"],
     ],
 )
-def test_words_and_flags_in_any_order(plans: list[Plan], words: list[str]) -> None:
-    assert main(words) == 0
+def test_arguments_and_flags_in_any_order(plans: list[Plan], argv: list[str]) -> None:
+    assert main(argv) == 0
     (plan,) = plans
     assert plan.pipeline == "quick"
     assert plan.family.name == "a16w16"
@@ -42,14 +42,14 @@ def test_words_and_flags_in_any_order(plans: list[Plan], words: list[str]) -> No
 
 
 @pytest.mark.parametrize(
-    "words",
+    "argv",
     [
         ["-m", "kernel=a16w16,a8w8_blockscale", "shapes=llama8b,qwen8b"],
         ["kernel=a16w16,a8w8_blockscale", "-m", "shapes=llama8b,qwen8b"],
     ],
 )
-def test_sweep_runs_every_combination_in_folders_of_their_own(plans: list[Plan], words: list[str]) -> None:
-    assert main(words) == 0
+def test_sweep_runs_every_combination_in_folders_of_their_own(plans: list[Plan], argv: list[str]) -> None:
+    assert main(argv) == 0
     assert [plan.run_dir.name for plan in plans] == [
         "0_a16w16_llama8b",
         "1_a16w16_qwen8b",
@@ -71,7 +71,7 @@ def test_runs_in_one_second_have_folders_of_their_own(plans: list[Plan]) -> None
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("argv", "message"),
     [
         (["kernl=x"], "kernl: no such key; did you mean 'kernel'?"),
         (["kernel=a16w1"], "kernel: no option 'a16w1'; did you mean 'a16w16'?"),
@@ -101,8 +101,8 @@ def test_runs_in_one_second_have_folders_of_their_own(plans: list[Plan]) -> None
         (["shapes.nsets.foo=3"], "shapes.nsets.foo: no such key"),
         (["shapes.nsets=[1,x]"], "shapes.nsets: [1, x] given, expected [a whole number, ...]"),
         (["=x"], "=x: expected key=value"),
-        ([""], "'': an empty word; expected a pipeline, a recipe, a flag or key=value"),
-        (["quick", " "], "' ': an empty word"),
+        ([""], "'': empty argument; expected a pipeline, a recipe, a flag or key=value"),
+        (["quick", " "], "' ': empty argument"),
         (["kernel=null"], "kernel: no option 'null'; known: a16w16"),
         (["kernel=true"], "kernel: no option 'true'; known: a16w16"),
         (["kernel=3"], "kernel: no option '3'; known: a16w16"),
@@ -115,7 +115,7 @@ def test_runs_in_one_second_have_folders_of_their_own(plans: list[Plan]) -> None
         (["--kernel=a16w16"], "--kernel=a16w16: no such flag; values have no dashes: kernel=a16w16"),
         (["--shapes", "llama8b"], "--shapes: no such flag; values have no dashes: shapes=llama8b"),
         (["--pm=4"], "--pm=4: no such flag; known: --cfg"),
-        (["-p", "space"], "--package: says what --cfg prints; expected --cfg job --package"),
+        (["-p", "space"], "--package: applies to --cfg only; expected --cfg job --package"),
         (["--cfg", "job", "-p", "spaces"], "--package spaces: no such part of the configuration"),
         (["shapes"], "shapes: no such pipeline; expected shapes=VALUE"),
         (["search.budget_s"], "search.budget_s: no such pipeline; expected search.budget_s=VALUE"),
@@ -155,14 +155,14 @@ def test_runs_in_one_second_have_folders_of_their_own(plans: list[Plan]) -> None
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_mistake_is_one_line(refusal: Refusal, plans: list[Plan], words: list[str], said: str) -> None:
-    assert refusal(*words).startswith(said)
+def test_an_error_is_one_line(refusal: Refusal, plans: list[Plan], argv: list[str], message: str) -> None:
+    assert refusal(*argv).startswith(message)
     assert plans == []
     assert not list(Path("outputs").glob("runs/*/*"))
 
 
 @pytest.mark.parametrize(
-    ("option", "said"),
+    ("option", "message"),
     [
         ("csv", "a CSV file"),
         ("log", "a server's log"),
@@ -170,21 +170,23 @@ def test_a_mistake_is_one_line(refusal: Refusal, plans: list[Plan], words: list[
         ("tunableop", "a CSV file of TunableOp"),
     ],
 )
-def test_an_option_that_reads_files_says_which(refusal: Refusal, option: str, said: str) -> None:
-    assert refusal("capture", "kernel=a16w16", f"shapes={option}").startswith(f"shapes.path: missing, expected {said}")
+def test_an_option_that_reads_files_names_their_kind(refusal: Refusal, option: str, message: str) -> None:
+    assert refusal("capture", "kernel=a16w16", f"shapes={option}").startswith(
+        f"shapes.path: missing, expected {message}"
+    )
 
 
 @pytest.mark.parametrize("group", ["kernel", "device", "+device", "timer@stages.bench.timer"])
-def test_a_name_that_no_file_can_have_is_no_option(refusal: Refusal, group: str) -> None:
-    said = refusal(f"{group}={'x' * 5000}")
-    assert said.startswith(f"{group.lstrip('+').split('@')[0]}: no option 'xxx")
-    assert len(said) <= 500
+def test_a_name_that_is_too_long_for_a_file(refusal: Refusal, group: str) -> None:
+    message = refusal(f"{group}={'x' * 5000}")
+    assert message.startswith(f"{group.lstrip('+').split('@')[0]}: no option 'xxx")
+    assert len(message) <= 500
 
 
-def test_a_path_that_no_file_can_have_is_a_mistake(refusal: Refusal) -> None:
-    said = refusal("capture", "kernel=a16w16", "shapes=csv", f"shapes.path={'x' * 5000}")
-    assert said.endswith("File name too long")
-    assert len(said) <= 500
+def test_a_path_that_is_too_long_for_a_file(refusal: Refusal) -> None:
+    message = refusal("capture", "kernel=a16w16", "shapes=csv", f"shapes.path={'x' * 5000}")
+    assert message.endswith("File name too long")
+    assert len(message) <= 500
 
 
 def test_quoting_survives_every_character() -> None:
@@ -249,12 +251,10 @@ def test_users_folder_brings_options_pipelines_and_python(plans: list[Plan], fol
 
 
 @pytest.mark.parametrize(
-    "words", [["output=a\udcff"], ["\udcff"], ["-cd", "\udcff"], ["shapes=csv", "shapes.path=\udcff"]]
+    "argv", [["output=a\udcff"], ["\udcff"], ["-cd", "\udcff"], ["shapes=csv", "shapes.path=\udcff"]]
 )
-def test_bytes_that_are_no_text_are_refused_before_anything_runs(
-    plans: list[Plan], refusal: Refusal, words: list[str]
-) -> None:
-    """They could not be written into the manifest, after all timing."""
-    word = words[-1].replace("\udcff", "\\xff")
-    assert f"{word}: bytes that are no UTF-8; expected text" in refusal(*words)
+def test_invalid_utf8_is_refused_before_anything_runs(plans: list[Plan], refusal: Refusal, argv: list[str]) -> None:
+    """It could not be written to the manifest after hours of timing."""
+    argument = argv[-1].replace("\udcff", "\\xff")
+    assert f"{argument}: not valid UTF-8; expected text" in refusal(*argv)
     assert not plans

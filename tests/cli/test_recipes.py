@@ -1,4 +1,4 @@
-"""Recipes: what a good one means, and that a hostile one does nothing."""
+"""Recipes: their overrides, and the refusal of invalid and malicious ones."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ def _write(folder: Path, text: str, name: str = "r.yaml") -> Path:
     return path
 
 
-def test_a_recipe_is_the_command_line_written_down(plans: list[Plan], folder: Path) -> None:
+def test_a_recipe_equals_its_command_line(plans: list[Plan], folder: Path) -> None:
     text = """
 version: 1
 pipeline: quick
@@ -49,21 +49,21 @@ output: "o (x), y=1"
         "shapes.tp=2",
     ]
     assert main(typed) == 0
-    written, said = plans
-    assert written.config == said.config
-    assert written.space == said.space
-    assert written.pipeline == said.pipeline == "quick"
+    from_recipe, from_line = plans
+    assert from_recipe.config == from_line.config
+    assert from_recipe.space == from_line.space
+    assert from_recipe.pipeline == from_line.pipeline == "quick"
 
 
 @pytest.mark.parametrize("name", ["tune.yaml", "a=b,c.yaml", "kernel/x y.yml", "pipeline(1).yaml"])
-def test_any_file_name_will_do(plans: list[Plan], folder: Path, name: str) -> None:
+def test_any_file_name(plans: list[Plan], folder: Path, name: str) -> None:
     path = _write(folder, "version: 1\nkernel: a16w16\n", name)
     assert main([str(path)]) == 0
     assert plans[0].family.name == "a16w16"
     assert plans[0].pipeline == "tune"
 
 
-def test_later_words_win_over_a_recipe(plans: list[Plan], folder: Path) -> None:
+def test_overrides_win_over_a_recipe(plans: list[Plan], folder: Path) -> None:
     path = _write(folder, "version: 1\nkernel: a16w16\nshapes.tp: 8\n")
     assert main([str(path), "kernel=a8w8_blockscale", "shapes.tp=1"]) == 0
     assert plans[0].family.name == "a8w8_blockscale"
@@ -84,11 +84,11 @@ def test_sweep(plans: list[Plan], folder: Path) -> None:
     assert [plan.family.name for plan in plans] == ["a16w16", "a16w16"]
 
 
-def test_values_mean_themselves(folder: Path) -> None:
+def test_values_are_literal(folder: Path) -> None:
     values = {"a": "choice(1,2)", "b": "null", "c": "1", "d": "x,y", "e": '"', "f": "\\", "g": "glob(*)", "h": "[1]"}
     text = "version: 1\n" + "".join(f"output.{key}: {value!r}\n".replace("\\\\", "\\") for key, value in values.items())
-    for word in read_recipe(_write(folder, text), GROUPS).overrides:
-        parsed = OverridesParser.create().parse_override(word)
+    for override in read_recipe(_write(folder, text), GROUPS).overrides:
+        parsed = OverridesParser.create().parse_override(override)
         assert not parsed.is_sweep_override()
         value = parsed.value()
         assert isinstance(value, QuotedString | str)
@@ -96,7 +96,7 @@ def test_values_mean_themselves(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("kernel: a16w16\n", "version is missing; expected 'version: 1'"),
         ("version: 2\n", "version is 2; expected"),
@@ -122,7 +122,7 @@ def test_values_mean_themselves(folder: Path) -> None:
         ("version: 1\noutput: 'a${x}'\n", "interpolations are not allowed"),
         ("version: 1\nsweep: {output: ['${x}']}\n", "interpolations are not allowed"),
         ("version: 1\na: &a [1]\nb: *a\n", "line 3: aliases are not allowed"),
-        ("version: 1\nbatch: 1\nbatch: 2\n", "key 'batch' is there twice"),
+        ("version: 1\nbatch: 1\nbatch: 2\n", "duplicate key 'batch'"),
         ("version: 1\noutput: !!python/object/apply:os.system ['x']\n", "line 2"),
         ("version: 1\nbatch: 2026-01-01\n", "is a date"),
         ("version: 1\nbatch: [\n", "line 3"),
@@ -133,12 +133,12 @@ def test_values_mean_themselves(folder: Path) -> None:
         ("version: 1\nsweep: {kernel: a16w16}\n", "sweep.kernel is 'a16w16'; expected a list"),
     ],
 )
-def test_a_mistake_in_a_recipe_is_one_line(
-    refusal: Refusal, plans: list[Plan], folder: Path, text: str, said: str
+def test_an_error_in_a_recipe_is_one_line(
+    refusal: Refusal, plans: list[Plan], folder: Path, text: str, message: str
 ) -> None:
     path = _write(folder, text)
     line = refusal(str(path))
-    assert said in line
+    assert message in line
     assert plans == []
 
 
@@ -152,6 +152,6 @@ def test_deep_nesting_is_refused(refusal: Refusal, folder: Path) -> None:
     assert "r.yaml" in refusal(str(_write(folder, "version: 1\nbatch: " + "[" * 5000)))
 
 
-def test_a_mistake_of_the_recipe_names_its_file(refusal: Refusal, folder: Path) -> None:
+def test_an_error_of_a_recipe_names_its_file(refusal: Refusal, folder: Path) -> None:
     path = _write(folder, "version: 1\nkernl: a16w16\n")
     assert refusal(str(path)) == f"{path}: kernl: no such key; did you mean 'kernel'?"

@@ -1,4 +1,4 @@
-"""`resume=` and `reuse=`: which run is meant, and that it is the same one."""
+"""`resume=` and `reuse=`: the run that they name, and its configuration."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ def _journal(run_dir: Path) -> None:
     (run_dir / "trials.jsonl").write_text('{"row":"session"}\n{"row":"problem"}\n')
 
 
-def test_resume_goes_on_in_the_same_folder_with_the_same_words(plans: list[Plan]) -> None:
+def test_resume_uses_the_same_folder_and_overrides(plans: list[Plan]) -> None:
     assert main(["quick", "kernel=a16w16", "shapes.tp=2", "output=/x(y)"]) == 0
     _journal(plans[0].run_dir)
     before = sorted(path.name for path in (plans[0].run_dir / ".hydra").iterdir())
@@ -40,13 +40,13 @@ def test_last_is_the_newest_run_with_a_journal(plans: list[Plan], refusal: Refus
     os.utime(plans[0].run_dir / "trials.jsonl", ns=(0, 0))
     assert main(["resume=last"]) == main(["tune", "resume=last"]) == 0
     assert [plan.run_dir for plan in plans[3:]] == [plans[1].run_dir, plans[0].run_dir]
-    assert refusal("tune", f"resume={plans[1].run_dir}").endswith("not 'tune'; leave the word out")
-    assert refusal("-m", "resume=last") == "resume: goes on with one run; leave -m out"
+    assert refusal("tune", f"resume={plans[1].run_dir}").endswith("not 'tune'; leave it out")
+    assert refusal("-m", "resume=last") == "resume: resumes one run; leave -m out"
     (plans[2].run_dir / "trials.jsonl").unlink()
     assert "no trials.jsonl there" in refusal(f"resume={plans[2].run_dir}")
 
 
-def test_last_is_a_run_too_that_was_stopped_before_it_found_a_problem(plans: list[Plan], refusal: Refusal) -> None:
+def test_last_includes_runs_stopped_before_the_first_problem(plans: list[Plan], refusal: Refusal) -> None:
     assert main(["kernel=a16w16"]) == 0
     (plans[0].run_dir / "trials.jsonl").write_text('{"row":"session"}\n')
     for text in ("no JSON", "[]", '{"exit_code": 2}'):
@@ -57,9 +57,9 @@ def test_last_is_a_run_too_that_was_stopped_before_it_found_a_problem(plans: lis
     assert plans[1].run_dir == plans[0].run_dir
 
 
-def test_last_is_a_run_too_that_was_killed_after_its_first_row(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """A real run, killed at the very row; where it found no problem yet, `resume=last` finds them."""
-    words = [sys.executable, "-m", "gemmpipe", "kernel=a16w16", "device=cpu", "shapes=list", "shapes.items=[[8,64,64]]"]
+def test_last_includes_runs_killed_after_their_first_row(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A real run, killed at its first row, before any problem: `resume=last` finds the problems."""
+    argv = [sys.executable, "-m", "gemmpipe", "kernel=a16w16", "device=cpu", "shapes=list", "shapes.items=[[8,64,64]]"]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "TMPDIR": str(folder)}
     script = folder / "sitecustomize.py"
     script.write_text(
@@ -68,17 +68,17 @@ def test_last_is_a_run_too_that_was_killed_after_its_first_row(folder: Path, cap
         "Journal.write = once\n"
     )
     killed = {**environment, "PYTHONPATH": f"{folder}{os.pathsep}{environment['PYTHONPATH']}"}
-    assert subprocess.run(words, env=killed, cwd=folder, check=False).returncode == -signal.SIGKILL
+    assert subprocess.run(argv, env=killed, cwd=folder, check=False).returncode == -signal.SIGKILL
     (journal,) = folder.glob("outputs/runs/tune/*/trials.jsonl")
     assert len(journal.read_text().splitlines()) == 1
-    again = [*words[:3], "resume=last", "chain=[capture]"]
+    again = [*argv[:3], "resume=last", "chain=[capture]"]
     done = subprocess.run(again, env=environment, cwd=folder, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert list(folder.glob("outputs/runs/tune/*/trials.jsonl")) == [journal]
     assert len(journal.read_text().splitlines()) > 2
 
 
-def test_reuse_decides_again_in_a_new_folder(plans: list[Plan]) -> None:
+def test_reuse_selects_again_in_a_new_folder(plans: list[Plan]) -> None:
     assert main(["kernel=a16w16", "shapes=qwen8b"]) == 0
     _journal(plans[0].run_dir)
     assert main([f"reuse={plans[0].run_dir}", "chain=[select,merge]"]) == 0

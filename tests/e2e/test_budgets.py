@@ -83,7 +83,7 @@ def test_a_budget_too_small_for_anything_valid_says_so_and_can_go_on(
     out = run("search=exhaustive", "backend=[faulty]", "space.KIND=[wrong_at_8]", "search.budget_trials=2")
     assert "screen: 2 searches cut short by the budget" in out
     assert "select: search.budget_trials=2 left 1 problem without a valid candidate so far: faulty M=8 N=32 K=64" in out
-    assert "to go on with it: gemmpipe resume=" in out
+    assert "resume with: gemmpipe resume=" in out
     manifest = json.loads((_runs()[-1] / "manifest.json").read_text())
     assert (manifest["unsolved"], manifest["undecided"]) == ([], ["faulty M=8 N=32 K=64"])
     assert [row["M"] for row in store.read(TABLE, load_family("faulty"))] == [16]
@@ -118,7 +118,7 @@ def test_the_same_run_resumed_goes_on(run: Run) -> None:
 def test_a_budget_of_seconds_leaves_what_it_did_not_reach(run: Run) -> None:
     out = run("search=exhaustive", "search.budget_s=1e-9")
     assert "cut short" in out
-    assert "to go on with it: gemmpipe resume=" in out
+    assert "resume with: gemmpipe resume=" in out
     assert "select: 2 of 2 problems solved" in out, "the libraries are looked at in any case"
     assert any(is_provisional(policy) for policy in _policies()), "but for a problem that was through before the clock"
 
@@ -136,7 +136,7 @@ def test_nothing_is_tried_of_other_ms_when_the_time_is_over(
 def test_a_budget_that_leaves_nobody_out_cuts_nothing_short(run: Run) -> None:
     out = run("search=exhaustive", "backend=[torch,onednn]", "device=cpu", "search.budget_s=1e-9")
     assert "cut short" not in out, "libraries are looked at in any case, and there is nobody else"
-    assert "to go on with it" not in out
+    assert "resume with:" not in out
     assert not any(is_provisional(policy) for policy in _policies())
 
 

@@ -109,7 +109,7 @@ def test_ctrl_c_finishes_the_work_in_hand_and_resume_goes_on(start: Start, site:
     code, out, error = started.end()
     assert code == 130
     assert "warning: interrupted: finishing running jobs (Ctrl-C again to abort)" in error
-    assert error.endswith("gemmpipe: interrupted; 'gemmpipe resume=last' goes on\n")
+    assert error.endswith("gemmpipe: interrupted; resume with 'gemmpipe resume=last'\n")
     assert "gemmpipe resume=" in out
     assert started.gone()
     # What was finished is in the table already.

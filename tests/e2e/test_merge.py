@@ -113,7 +113,7 @@ def test_our_tables_keep_their_product_and_its_provenance(folder: Path, capfd: p
         (["inputs=old.csv,old.csv"], "inputs: no file 'old.csv,old.csv'; several are written 'inputs=[old.csv,old.csv"),
         (["inputs=[x*.csv]"], "inputs: no file 'x*.csv'"),
         (["inputs=."], "inputs: '.' is a folder, expected a CSV file (or './*.csv')"),
-        (["inputs=[old.csv]"], "kernel: missing, and old.csv does not tell by its name; expected kernel= one of a16"),
+        (["inputs=[old.csv]"], "kernel: missing, and the name of old.csv has none; expected kernel= one of a16"),
         (["inputs=[*_dsv3.csv,bf16_tuned_gemm.csv]"], "is a table of a8w8_blockscale, bf16_tuned_gemm.csv one of a16"),
         (
             ["inputs=[*_dsv3.csv]", "kernel=a16w16"],

@@ -91,8 +91,8 @@ def test_jobs_on_two_nodes_lose_no_row_and_one_is_cancelled_and_goes_on(site: Si
     _until(lambda: len(cluster.running()) == 0, "a job did not end")
     started.process.send_signal(signal.SIGINT)  # without accounting submitit hears nothing of a cancelled job
     code, out, error = started.end()
-    assert (code, "submitted; what the jobs say: " in out) == (130, True)
-    assert f"the jobs go on; 'scancel {job.partition('_')[0]}' ends them" in error
+    assert (code, "submitted; output of the jobs: " in out) == (130, True)
+    assert f"the jobs keep running; 'scancel {job.partition('_')[0]}' cancels them" in error
     before = _rows(first)
     done = [row for row in before if row["row"] == "done"]
     assert len(done) < len(FIRST), "it was stopped in the middle"

@@ -85,7 +85,7 @@ def test_a_job_that_is_killed_takes_neither_the_sweep_nor_the_others_along(site:
     assert "exit code 0; " in out
     [said] = [line for line in error.splitlines() if line.startswith("job ")]
     assert "ended without a result" in said
-    assert f'"gemmpipe resume={run}" goes on' in said
+    assert f'resume with "gemmpipe resume={run}"' in said
     other = (5, 6, 7, 8) if run.name.startswith("0_") else (1, 2, 3, 4)
     table_is_right(site, other)
     assert site.start(f"resume={run}").end()[0] == 0
@@ -102,7 +102,7 @@ def test_a_sweep_that_is_stopped_says_how_the_rest_is_done(site: Site) -> None:
     started.process.send_signal(signal.SIGINT)
     code, _, error = started.end()
     assert code == 130, error
-    ways = "'gemmpipe resume=last' goes on with this run, then the same line does what is left of the sweep"
+    ways = "resume this run with 'gemmpipe resume=last', then run the same command for the rest of the sweep"
     assert error.endswith(f"gemmpipe: interrupted; {ways}\n")
     assert len(_journals(site)) == 1, "the sweep's next run did not begin"
     assert site.start("resume=last").end()[0] == 0

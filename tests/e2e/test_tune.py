@@ -49,7 +49,7 @@ def test_a_run_from_end_to_end(run: Run) -> None:
     assert "capture: 2 problems of 1 product" in out
     assert "select: 2 of 2 problems solved" in out
     assert "export GEMMPIPE_CONFIG_FAULTY=" in out
-    assert "to go on with it" not in out, "it is finished"
+    assert "resume with:" not in out, "it is finished"
     folder = _run_folder()
     for name in ("problems", "shortlist", "trials", "selections", "artifacts"):
         assert len(pd.read_csv(folder / f"{name}.csv")), name
@@ -182,7 +182,7 @@ def test_what_cannot_be_written_is_told_before_any_tuning(run: Run, key: str, na
 def test_a_chain_that_cannot_work(run: Run) -> None:
     assert run("chain=[capture,bench]")[::2] == (
         2,
-        "gemmpipe: chain: stage 'bench' needs shortlist, which no earlier stage gives; screen before it would\n",
+        "gemmpipe: chain: stage 'bench' needs shortlist, which no earlier stage gives; expected screen before it\n",
     )
 
 
@@ -206,7 +206,7 @@ def test_a_run_that_reused_another_goes_on_reusing_it(run: Run) -> None:
     assert before > 0, "of the points that the first had not"
     code, out, error = run(f"resume={second}")
     assert (code, error) == (0, "")
-    assert f"resuming: {before} finished trials stand in {second.resolve()}" in out
+    assert f"resuming: {before} finished trials in {second.resolve()}" in out
     assert json.loads((second / "manifest.json").read_text())["config"]["reuse"] == str(first.resolve())
     assert (second / "trials.jsonl").read_text().count('"row":"trial"') == before
 

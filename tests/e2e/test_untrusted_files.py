@@ -55,22 +55,22 @@ def test_a_recipe_cannot_bring_an_option_of_its_own(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("resume: evil", "resume: goes on with a run, whose words would be read from its folder"),
+        ("resume: evil", "resume: resumes a run with the overrides in its folder"),
         ("reuse: evil", "reuse: reads another run"),
         ("executor: ray\nexecutor.address: ray://evil:1", "executor.address: connects to a cluster"),
         ("executor: {address: 'ray://evil:1'}", "executor.address: connects to a cluster"),
         ("search/../hydra/callbacks: x", "not for a recipe"),
         ("a..b: x", "not for a recipe"),
         ("pipeline: ../../evil", "no such pipeline"),
-        ("output: /etc/gemmpipe", "output: '/etc/gemmpipe' lies elsewhere; expected a place below this folder"),
-        ("output: ../elsewhere", "lies elsewhere"),
-        ("output: ~/elsewhere", "lies elsewhere"),
-        ("output: away/x", "lies elsewhere"),
-        ('output: "a\\0b"', "lies elsewhere"),
-        ("profile: /tmp/x.csv", "profile: '/tmp/x.csv' lies elsewhere"),
-        ("format.csv.file: /tmp/x.csv", "format.csv.file: '/tmp/x.csv' lies elsewhere"),
-        ("format: {csv: {file: ../x.csv}}", "format.csv.file: '../x.csv' lies elsewhere"),
-        ("sweep: {output: [a, ../b]}", "output: '../b' lies elsewhere"),
+        ("output: /etc/gemmpipe", "output: '/etc/gemmpipe' is outside the current directory; expected a path in it"),
+        ("output: ../elsewhere", "is outside the current directory"),
+        ("output: ~/elsewhere", "is outside the current directory"),
+        ("output: away/x", "is outside the current directory"),
+        ('output: "a\\0b"', "is outside the current directory"),
+        ("profile: /tmp/x.csv", "profile: '/tmp/x.csv' is outside the current directory"),
+        ("format.csv.file: /tmp/x.csv", "format.csv.file: '/tmp/x.csv' is outside the current directory"),
+        ("format: {csv: {file: ../x.csv}}", "format.csv.file: '../x.csv' is outside the current directory"),
+        ("sweep: {output: [a, ../b]}", "output: '../b' is outside the current directory"),
         ("shapes: csv\nshapes.path: x\nbatch: 1e400", "batch: "),
         ("shapes: {a: " + "{a: " * 40 + "1" + "}" * 40 + "}", "nested more than 32 deep"),
         ("stages.screen.keep: " + "9" * 5000, ""),
@@ -79,7 +79,7 @@ def test_a_recipe_cannot_bring_an_option_of_its_own(
         ("batch: !!int ''", "tags such as"),
         ("batch: !!timestamp x", "tags such as"),
         ("batch: !!python/object/apply:os.system [id]", "tags such as"),
-        ('shapes.path: "\\ud800"', "is no text"),
+        ('shapes.path: "\\ud800"', "is not valid text"),
         ("batch: [" + "[]," * 30_000 + "]", "values; expected a recipe"),
         ("batch: [" + "16, " * 2000 + "16]", "more than 2,000 values"),
         ("space: {" + ", ".join(f"{axis}: {[16] * 20}" for axis in AXES) + "}", "points, expected at most 20,000,000"),
@@ -120,7 +120,7 @@ def test_a_recipe_names_no_file_behind_a_link_of_its_repository(
         (folder / output / "link").symlink_to("/tmp")
     recipe = _recipe(folder, f"{where}format: [csv]\nformat.csv: {{file: link/x.csv}}")
     assert main([recipe]) == 2
-    assert "link/x.csv lies elsewhere; expected a place below this folder" in capsys.readouterr().err
+    assert "link/x.csv is outside the current directory; expected a path in it" in capsys.readouterr().err
     (folder / "outputs" / "tuned" / "aiter").symlink_to("/tmp")
     assert main([_recipe(folder, "format: [aiter]\nformat.aiter.file: x.csv")]) == 2
     (folder / "outputs" / "tuned" / "aiter").unlink()
@@ -178,7 +178,7 @@ def _run_of_a_stranger(folder: Path, overrides: object, config_dir: str | None =
 )
 def test_the_run_of_a_stranger_brings_no_code(key: str, word: str, folder: Path, mark: Path, refusal: Refusal) -> None:
     run = _run_of_a_stranger(folder, [word])
-    assert "which can run code; expected a run of your own" in refusal(f"{key}={run}")
+    assert "can run code; expected a run of your own" in refusal(f"{key}={run}")
     assert not mark.exists()
 
 
@@ -188,7 +188,7 @@ def test_the_run_of_a_stranger_brings_no_options(folder: Path, mark: Path, refus
     (code / "own.yaml").write_text("own:\n  _target_: their_backend.Own\n")
     (folder / "code" / "their_backend.py").write_text(f"open({str(mark)!r}, 'w')\n")
     run = _run_of_a_stranger(folder, ["backend=[own]"], config_dir=str(folder / "code"))
-    assert "whose code would be run; type it too" in refusal(f"reuse={run}")
+    assert "has code that would run; pass --config-dir too" in refusal(f"reuse={run}")
     assert not mark.exists()
 
 
@@ -196,7 +196,7 @@ def test_a_bomb_of_aliases_in_a_run_is_no_list_of_words(folder: Path, refusal: R
     run = _run_of_a_stranger(folder, [])
     levels = "".join(f"- &l{i} [{', '.join([f'*l{i - 1}'] * 10)}]\n" for i in range(1, 9))
     (run / ".hydra" / "overrides.yaml").write_text(f"- &l0 [x]\n{levels}")
-    assert "does not say what was typed" in refusal(f"reuse={run}")
+    assert "does not have the run's command line" in refusal(f"reuse={run}")
 
 
 def _fifo(path: Path) -> None:
@@ -233,7 +233,7 @@ def test_the_words_of_a_stranger_s_run_are_read_or_refused_in_a_line(
     run = _run_of_a_stranger(folder, ["kernel=a16w16"])
     spoil(run / ".hydra" / name)
     said = refusal(f"resume={run}")
-    assert "its .hydra folder does not say what was typed" in said or "nested more than 32 deep" in said
+    assert "its .hydra folder does not have the run's command line" in said or "nested more than 32 deep" in said
 
 
 @given(raw=st.binary(max_size=80), name=st.sampled_from(["overrides.yaml", "hydra.yaml"]))
@@ -245,7 +245,7 @@ def test_any_bytes_in_the_folder_of_a_run_are_a_line(raw: bytes, name: str, fold
 
 
 def test_the_home_of_nobody_is_no_folder_of_a_run(refusal: Refusal) -> None:
-    assert "resume=~nosuchuser/run: no such home" in refusal("resume=~nosuchuser/run")
+    assert "resume=~nosuchuser/run: no such home directory" in refusal("resume=~nosuchuser/run")
 
 
 def test_a_journal_or_a_manifest_that_is_a_pipe_is_no_run(folder: Path, refusal: Refusal) -> None:
@@ -442,7 +442,7 @@ def test_a_pipe_among_the_tables_of_an_engine_costs_a_line(
     os.mkfifo(folder / "pipe.csv")
     monkeypatch.setenv("GEMMPIPE_CONFIG_A16W16", str(folder / "pipe.csv"))
     assert main(["doctor", "kernel=a16w16", "device=cpu", "shapes=list", "shapes.items=[[1,64,64]]"]) == 0
-    assert "pipe.csv: not there" in capsys.readouterr().out
+    assert "pipe.csv: not found" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -562,7 +562,7 @@ def test_the_journal_of_a_stranger_names_no_file_and_no_device(folder: Path, ref
     rows += [{"row": "trial", **trial, "samples_us": [1.0], "err_ratio": 0.0}]
     (run / "trials.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     asked = (f"reuse={run}", "chain=[select,merge]")
-    assert "no row of its journal tells the device" in refusal(*asked)
+    assert "no journal row names the device" in refusal(*asked)
     rows[0]["device"] = device | {"gfx": "sm_90"}
     (run / "trials.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     assert "problem 'a16w16 M=x' has no key of kernel=a16w16" in refusal(*asked)

@@ -31,23 +31,23 @@ def test_every_key_of_an_option_is_explained(group: str) -> None:
     for path in Path("conf", group).glob("*.yaml"):
         for key, rest in re.findall(r"^ *(\w+):(.*)$", path.read_text(), re.MULTILINE):
             explained[key] = explained.get(key, False) or "#" in rest or key in plain
-    assert [key for key, said in explained.items() if not said] == []
+    assert [key for key, text in explained.items() if not text] == []
 
 
-def _word(group: str, name: str) -> str:
-    """The word that chooses an option where it belongs."""
+def _override(group: str, name: str) -> str:
+    """The override that selects an option in its place."""
     if group == "timer":
         return f"timer@stages.bench.timer={name}"
     return f"{group}=[{name}]" if group in LISTS else f"{group}={name}"
 
 
 def _lines() -> list[list[str]]:
-    """Lines with each option's word in one of them: the first of every group together, the second, and so on.
+    """Command lines that together select every option: the first of every group, the second, and so on.
 
     Composing a line takes half a second.
     """
-    groups = [[_word(group, name) for name in names] for group, names in OPTIONS.items() if group != "stage"]
-    return [[word for word in line if word] for line in itertools.zip_longest(*groups)]
+    groups = [[_override(group, name) for name in names] for group, names in OPTIONS.items() if group != "stage"]
+    return [[override for override in line if override] for line in itertools.zip_longest(*groups)]
 
 
 @pytest.mark.parametrize("line", _lines(), ids=" ".join)
@@ -58,15 +58,21 @@ def test_every_option_builds(plans: list[Plan], line: list[str]) -> None:
 
 
 def _pipeline(stage: str) -> list[str]:
-    """The pipeline that has the stage, where it is not the default one."""
-    homes = {"load": "merge", "report": "verify", "called": "verify", "lineup": "compare", "slower": "lint"}
-    home = homes.get(stage, stage)
-    return [home] if home in ConfigFolders(config_dir=None).pipelines else []
+    """The pipeline with the stage if it is not the default one."""
+    pipelines = {
+        "load": "merge",
+        "verify_report": "verify",
+        "verify_calls": "verify",
+        "lineup": "compare",
+        "lint_timings": "lint",
+    }
+    pipeline = pipelines.get(stage, stage)
+    return [pipeline] if pipeline in ConfigFolders(config_dir=None).pipelines else []
 
 
 @pytest.mark.parametrize("name", OPTIONS["stage"])
 def test_every_stage_builds(plans: list[Plan], name: str) -> None:
-    stage = name.split("_")[0]
+    stage = name if name.startswith(("verify", "lint")) else name.split("_")[0]
     assert main([*_pipeline(stage), f"stage@stages.{stage}={name}"]) == 0
     assert len(plans) == 1
 
@@ -77,7 +83,7 @@ def test_every_pipeline_builds(plans: list[Plan], capsys: pytest.CaptureFixture[
     assert name == "doctor" or plans[0].pipeline == name
 
 
-def test_every_file_says_what_it_is() -> None:
+def test_every_file_has_a_title() -> None:
     for path in [*shipped("conf").rglob("*.yaml"), *shipped("pipelines").rglob("*.yaml")]:
         assert path.read_text().startswith("# "), path
         assert yaml.safe_load(path.read_text()), path
@@ -88,7 +94,7 @@ def test_pipelines_hold_no_tuning_value() -> None:
         assert set(yaml.safe_load(path.read_text())) <= {"defaults", "chain", "hydra"}, path
 
 
-def test_the_defaults_promised(plans: list[Plan]) -> None:
+def test_the_defaults_of_the_readme(plans: list[Plan]) -> None:
     assert main(["kernel=a8w8_blockscale"]) == 0
     config = plans[0].config
     stages = plans[0].stages
@@ -137,7 +143,7 @@ def test_shapes_of_aiters_script(plans: list[Plan]) -> None:
 
 
 def _counts(plan: Plan, device: Device, m: int) -> tuple[int, int, int]:
-    """Points of the space, different ones once normalised, and those of them that fit."""
+    """Configurations of the space, distinct ones once normalised, and those of them that fit."""
     from gemmpipe.core.data import Candidate
 
     family = plan.family
@@ -191,7 +197,7 @@ def test_values_of_a_type_are_taken(value: object, hint: object, result: object)
 
 
 @pytest.mark.parametrize(
-    ("value", "hint", "said"),
+    ("value", "hint", "text"),
     [
         (True, int, "k: true given, expected a whole number"),
         (1.0, int, "k: 1.0 given, expected a whole number"),
@@ -207,10 +213,10 @@ def test_values_of_a_type_are_taken(value: object, hint: object, result: object)
         ({"a": "x"}, Mapping[str, int], "k.a: 'x' given, expected a whole number"),
     ],
 )
-def test_values_of_another_type_are_refused(value: object, hint: object, said: str) -> None:
+def test_values_of_another_type_are_refused(value: object, hint: object, text: str) -> None:
     with pytest.raises(UserError) as error:
         convert(value, hint, "k", _refuse)
-    assert str(error.value) == said
+    assert str(error.value) == text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +234,7 @@ def test_fields_are_checked_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("override", "text"),
     [
         ("kernel.dtype=fp9", "kernel.dtype: 'fp9', expected a dtype such as bfloat16; did you mean 'fp8'?"),
         ("stages.screen.keep=0", "stages.screen.keep: 0 given, expected at least 1"),
@@ -242,8 +248,8 @@ def test_fields_are_checked_by_name() -> None:
     ],
 )
 def test_values_out_of_range_are_refused(
-    word: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    override: str, text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main([word]) == 2
-    assert capsys.readouterr().err == f"gemmpipe: {said}\n"
+    assert main([override]) == 2
+    assert capsys.readouterr().err == f"gemmpipe: {text}\n"

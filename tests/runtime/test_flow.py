@@ -98,6 +98,6 @@ def test_the_example_goes_the_whole_way(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert "shapes answered: {'exact': 15}" in done.stdout  # four products and the head, three row counts
+    assert "dispatch steps: {'exact': 15}" in done.stdout  # four products and the head, three row counts
     assert "{'exact': 15, 'padded': 5, 'fallback': 4} (3: padded, 65: fallback)" in done.stdout
     assert len(re.findall(r"decode, batch \d+, eager: [\d,]+ -> [\d,]+ tokens/s", done.stdout)) == 3

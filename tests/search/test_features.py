@@ -1,4 +1,4 @@
-"""What the model that orders candidates says before any build is known."""
+"""Estimates of the analytic model before facts of builds are known."""
 
 import math
 
@@ -14,7 +14,7 @@ TILE = {"kernel_type": "warp_specialised", "BLOCK_SIZE_M": 128, "BLOCK_SIZE_K": 
 
 
 def _estimates(m: int, n: int, k: int, columns: tuple[int, ...]) -> dict[int, float]:
-    """us by the columns of a warp-specialised tile, which no knob gives a number of warps."""
+    """us by columns of a warp-specialised tile; its knobs have no number of warps."""
     spec = GemmSpec(m=m, n=n, k=k, x_dtype="bfloat16", w_dtype="bfloat16", out_dtype="bfloat16")
     candidates = [Candidate.of("gluon", {**TILE, "BLOCK_SIZE_N": each}) for each in columns]
     estimate = FeatureCache(FeatureEncoder(), spec, SM_90, candidates, {}).features({}).estimate
@@ -24,12 +24,12 @@ def _estimates(m: int, n: int, k: int, columns: tuple[int, ...]) -> dict[int, fl
 @pytest.mark.parametrize(
     ("m", "n", "best"), [(2048, 1280, 160), (512, 7168, 224), (2048, 7168, 224), (4096, 1280, 160)]
 )
-def test_tiles_that_occupy_the_device_are_seen_first(m: int, n: int, best: int) -> None:
+def test_tiles_that_fill_the_device_are_estimated_fastest(m: int, n: int, best: int) -> None:
     """As timed on an H200 (docs/kernels.md)."""
     found = _estimates(m, n, 8192, (64, 128, 160, 192, 224, 256))
     assert min(found, key=found.__getitem__) == best
 
 
-def test_a_wide_tile_is_not_thought_to_spill() -> None:
+def test_a_wide_tile_is_not_estimated_to_spill() -> None:
     found = _estimates(4096, 8192, 8192, (128, 256))
     assert found[256] < 1.1 * found[128]

@@ -1,4 +1,4 @@
-"""Replays of recorded spaces: the score's ends, and what the default search is held to on what it was not tuned on."""
+"""Replays of recorded spaces: the range of the score, and requirements on the default search for held-out products."""
 
 import json
 import lzma
@@ -34,12 +34,12 @@ def _files() -> list[Path]:
     return sorted(RECORDED.glob("*.jsonl.xz"))
 
 
-def test_the_default_of_every_pipeline_is_the_one_that_is_held_to_this() -> None:
+def test_the_default_search_is_the_one_tested_here() -> None:
     base = yaml.safe_load((shipped("pipelines") / "_base.yaml").read_text())
     assert {"search": "gaussian"} in base["defaults"]
 
 
-def test_what_is_recorded_is_small_and_says_how_it_was_made() -> None:
+def test_recordings_are_small_and_have_their_command() -> None:
     assert sum(path.stat().st_size for path in _files()) < 1_000_000
     assert len(_files()) >= 3
     for path in _files():
@@ -49,11 +49,11 @@ def test_what_is_recorded_is_small_and_says_how_it_was_made() -> None:
         assert head["versions"]["triton"]
 
 
-def test_random_best_is_what_drawing_gives() -> None:
+def test_random_best_agrees_with_sampling() -> None:
     times = [5.0, 1.0, 3.0, 9.0]
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for drawn, expected in enumerate(random_best(times), 1):
-        found = np.mean([min(dice.choice(times, drawn, replace=False)) for _ in range(4000)])
+        found = np.mean([min(rng.choice(times, drawn, replace=False)) for _ in range(4000)])
         assert expected == pytest.approx(found, rel=0.05)
 
 
@@ -71,7 +71,7 @@ def recordings() -> dict[str, RecordedSpace]:
 
 
 def _at_a_tenth() -> Gaussian:
-    """The default search with its default share of small spaces as well, of which it looks at more."""
+    """The default search, with its default fraction of small spaces too, where `min_trials` is more."""
     return replace(default_search(), min_trials=24)
 
 
@@ -83,7 +83,7 @@ def _held_out(recording: RecordedSpace) -> list[object]:
 def test_within_one_percent_at_a_tenth_of_the_evaluations(
     recordings: dict[str, RecordedSpace], record_property: Callable[[str, object], None], seeds: int
 ) -> None:
-    """Problems that differ in M alone side by side, as in a run; nothing known of any other (N, K)."""
+    """Problems that differ only in M run together, as in a run; without results of other (N, K)."""
     rows = []
     for recording in recordings.values():
         for group in _held_out(recording):
@@ -131,12 +131,12 @@ def test_a_budget_ends_a_replayed_search_as_it_ends_a_run(recordings: dict[str, 
     assert "worst: nothing found" in lines(pd.DataFrame(nothing), few)[-1]
 
 
-def test_a_replay_knows_no_journal() -> None:
+def test_a_replay_takes_no_journals() -> None:
     with pytest.raises(ValueError, match=r"search\.warm=true"):
         replace(_replay(default_search(), 2), journals=("outputs/runs/tune/x",))
 
 
-def test_what_is_no_recording_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_an_invalid_recording_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.xz").write_text("nothing")
     (tmp_path / "b.csv").write_text("a,b\n1,2\n")
     for name in ("a.jsonl.xz", "b.csv", "missing.jsonl.xz"):
@@ -156,7 +156,7 @@ def test_a_record_without_times_is_refused_and_patterns_name_files(tmp_path: Pat
     with pytest.raises(UserError, match="it holds no problem"):
         read(path)
     path.write_bytes(lzma.compress(json.dumps({**rows[0], "family": "antigravity"}).encode()))
-    with pytest.raises(UserError, match="of the family 'antigravity'; expected a shipped one"):
+    with pytest.raises(UserError, match="family 'antigravity'; expected a shipped one"):
         read(path)
     assert "antigravity" not in sys.modules
     found = replace(_replay(default_search(), 1), recorded=(str(RECORDED / "h200_b*.xz"),)).recordings()

@@ -1,4 +1,4 @@
-"""Searches in a replayed space: each asks once, ends, and the cheap one finds what the dear one finds."""
+"""Searches on given times: each asks once and ends, and halving finds the result of exhaustive search."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -21,27 +21,27 @@ def _candidates(count: int) -> list[Candidate]:
 
 
 def _replay(
-    hunt: SearchSession, times: Mapping[Candidate, float | None], order: random.Random
+    session: SearchSession, times: Mapping[Candidate, float | None], order: random.Random
 ) -> dict[Candidate, Trial]:
-    """Answer every request from `times` (None: it fails), in any order and in bits; each candidate's last trial."""
+    """Answer requests from `times` (None: a failure) in any order and in parts; returns each candidate's last trial."""
     results: dict[Candidate, Trial] = {}
     waiting: list[TrialRequest] = []
     asked: set[TrialRequest] = set()
     for _ in range(10_000):
-        for request in hunt.ask():
+        for request in session.ask():
             assert request not in asked, "asked for twice"
             asked.add(request)
             waiting.append(request)
-        if hunt.finished:
+        if session.finished:
             assert not waiting
             return results
         assert waiting, "it neither asks nor ends"
         order.shuffle(waiting)
         count = order.randint(1, len(waiting))
-        told = [_answer(request, times) for request in waiting[:count]]
+        trials = [_answer(request, times) for request in waiting[:count]]
         del waiting[:count]
-        results |= {t.candidate: t for t in told}
-        hunt.tell(told)
+        results |= {t.candidate: t for t in trials}
+        session.tell(trials)
     raise AssertionError("no end")
 
 
@@ -67,12 +67,12 @@ def test_halving_finds_what_exhaustive_search_finds(times: list[float | None], s
     chosen = []
     for search in (HALVING, EXHAUSTIVE):
         results = _replay(search.start(subject(list(space))), space, random.Random(seed))
-        assert set(results) == set(space), "every candidate is looked at"
+        assert set(results) == set(space), "every candidate is rungs at"
         kept = shortlist(results, ShortlistLimits(keep=KEEP, margin_pct=float("inf"), bucket_keep=1), ())
         timed = [c for c, t in space.items() if t is not None]
         assert len(kept) == min(KEEP, len(timed)), "never fewer than the finalists wanted"
         chosen.append(kept)
-    # Those that passed the same looks are ranked by time: the winner and the near ones are the same.
+    # Candidates of the same rungs are ranked by time: the winner and the nearest ones are the same.
     fastest = sorted((t, c.id) for c, t in space.items() if t is not None)[:KEEP]
     assert [c.id for c in chosen[1]] == [name for _, name in fastest]
     assert [c.id for c in chosen[0]] == [name for _, name in fastest]
@@ -85,17 +85,17 @@ def test_small_spaces(start: Callable[[SearchProblem], SearchSession], count: in
     assert len(_replay(start(subject(list(times))), times, random.Random(0))) == count
 
 
-def test_halving_looks_longer_at_fewer() -> None:
+def test_halving_times_fewer_with_more_launches() -> None:
     times: dict[Candidate, float | None] = {c: 100.0 + i for i, c in enumerate(_candidates(256))}
-    hunt, looked = HALVING.start(subject(list(times))), []
-    while not hunt.finished:
-        requests = hunt.ask()
-        looked.append((len(requests), requests[0].launches))
-        hunt.tell([_answer(r, times) for r in requests])
-    assert looked == [(256, 1), (64, 4), (16, 16)]
+    session, rungs = HALVING.start(subject(list(times))), []
+    while not session.finished:
+        requests = session.ask()
+        rungs.append((len(requests), requests[0].launches))
+        session.tell([_answer(r, times) for r in requests])
+    assert rungs == [(256, 1), (64, 4), (16, 16)]
 
 
-def test_halving_leaves_the_slow_behind() -> None:
+def test_halving_prunes_slow_candidates() -> None:
     times: dict[Candidate, float | None] = {c: 10.0 * 2**i for i, c in enumerate(_candidates(12))}
     search: Search = HALVING
     results = _replay(search.start(subject(list(times))), times, random.Random(0))

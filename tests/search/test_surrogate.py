@@ -1,4 +1,4 @@
-"""Searches that look at a share: how much they ask for, what they must see, budgets, and the winner's neighbours."""
+"""Searches of a fraction of the candidates: number of trials, required candidates, budgets, neighbors."""
 
 import math
 import random
@@ -36,16 +36,16 @@ SPACE = [
 ]
 
 
-def _gaussian(share: float, least: int, patience: float) -> Gaussian:
-    sizes = {"trial_fraction": share, "min_trials": least, **LIMITS}
-    return Gaussian(exploration=1.5, stop_margin=patience, **sizes, **GUIDED)  # type: ignore[arg-type]
+def _gaussian(fraction: float, min_trials: int, stop_margin: float) -> Gaussian:
+    sizes = {"trial_fraction": fraction, "min_trials": min_trials, **LIMITS}
+    return Gaussian(exploration=1.5, stop_margin=stop_margin, **sizes, **GUIDED)  # type: ignore[arg-type]
 
 
-def _searches(share: float, least: int) -> list[Search]:
-    sizes = {"trial_fraction": share, "min_trials": least, **LIMITS}
+def _searches(fraction: float, min_trials: int) -> list[Search]:
+    sizes = {"trial_fraction": fraction, "min_trials": min_trials, **LIMITS}
     searches: list[Search] = [
         Random(seed=0, rungs=looks(), **sizes),  # type: ignore[arg-type]
-        _gaussian(share, least, math.inf),
+        _gaussian(fraction, min_trials, math.inf),
     ]
     try:
         import sklearn  # noqa: F401
@@ -57,20 +57,20 @@ def _searches(share: float, least: int) -> list[Search]:
 
 
 def _time_us(candidate: Candidate) -> float:
-    """A bowl over the knobs, its bottom at 64 x 128, 8 warps, 4 stages."""
+    """Convex in the knobs, with the minimum at 64 x 128, 8 warps, 4 stages."""
     best = {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 128, "num_warps": 8, "num_stages": 4}
     knobs = candidate.knobs
     return 10.0 * (1 + sum(abs(int(str(knobs[k])) - v) / v for k, v in best.items()))
 
 
-def _run(hunt: SearchSession, dice: random.Random, fail_pct: int = 0) -> dict[Candidate, Trial]:
+def _run(session: SearchSession, rng: random.Random, fail_pct: int = 0) -> dict[Candidate, Trial]:
     results: dict[Candidate, Trial] = {}
-    while not hunt.finished:
-        requests = list(hunt.ask())
+    while not session.finished:
+        requests = list(session.ask())
         assert requests, "it neither asks nor ends"
-        dice.shuffle(requests)
+        rng.shuffle(requests)
         for request in requests:
-            bad = dice.randrange(100) < fail_pct
+            bad = rng.randrange(100) < fail_pct
             trial = Trial(
                 stage="screen",
                 problem="p",
@@ -80,75 +80,77 @@ def _run(hunt: SearchSession, dice: random.Random, fail_pct: int = 0) -> dict[Ca
                 samples_us=() if bad else (_time_us(request.candidate),) * request.launches,
             )
             results[request.candidate] = trial
-            hunt.tell([trial])
+            session.tell([trial])
     return results
 
 
 @settings(max_examples=25)
 @given(st.integers(0, 96), st.floats(0.05, 1.0), st.integers(1, 40), st.sampled_from([0, 40, 100]), st.integers())
-def test_a_share_is_looked_at_and_what_must_be(count: int, share: float, least: int, fail_pct: int, seed: int) -> None:
+def test_a_fraction_and_all_required_candidates_are_timed(
+    count: int, fraction: float, min_trials: int, fail_pct: int, seed: int
+) -> None:
     space = SPACE[:count]
     given_ = space[-2:]
-    for search in _searches(share, least):
-        hunt = search.start(subject(space, required=given_, spec=SPEC))
-        results = _run(hunt, random.Random(seed), fail_pct)
-        wanted = min(count, max(least, round(share * count)))
+    for search in _searches(fraction, min_trials):
+        session = search.start(subject(space, required=given_, spec=SPEC))
+        results = _run(session, random.Random(seed), fail_pct)
+        wanted = min(count, max(min_trials, round(fraction * count)))
         assert set(given_) <= set(results)
         assert len(results) == max(wanted, len(given_)), type(search).__name__
 
 
-@pytest.mark.parametrize("place", range(3))
-def test_the_bottom_is_found_with_a_quarter_of_the_looks(place: int) -> None:
+@pytest.mark.parametrize("index", range(3))
+def test_the_minimum_is_found_with_a_quarter_of_the_trials(index: int) -> None:
     searches = _searches(0.25, 8)
-    if place >= len(searches):
+    if index >= len(searches):
         pytest.skip("scikit-learn is not installed")
-    results = _run(searches[place].start(subject(SPACE, spec=SPEC)), random.Random(1))
+    results = _run(searches[index].start(subject(SPACE, spec=SPEC)), random.Random(1))
     best = min(t.time_us or 0 for t in results.values())
-    assert (best == 10.0) == (place > 0), "random search does not; those that learn do"
+    assert (best == 10.0) == (index > 0), "random search does not; those that learn do"
 
 
-def test_it_ends_before_its_share_where_nobody_else_may_be_the_fastest() -> None:
+def test_it_ends_early_if_no_other_candidate_can_be_the_fastest() -> None:
     asked = {}
-    for patience in (math.inf, 0.1, 0.0):
-        results = _run(_gaussian(1.0, 8, patience).start(subject(SPACE, spec=SPEC)), random.Random(1))
+    for stop_margin in (math.inf, 0.1, 0.0):
+        results = _run(_gaussian(1.0, 8, stop_margin).start(subject(SPACE, spec=SPEC)), random.Random(1))
         assert min(t.time_us or 0 for t in results.values()) == 10.0
-        asked[patience] = len(results)
+        asked[stop_margin] = len(results)
     assert len(SPACE) == asked[math.inf] > asked[0.1] >= asked[0.0] >= GUIDED["seeds"]  # type: ignore[operator]
 
 
-def test_patience_is_no_less_than_none() -> None:
+def test_a_negative_stop_margin_is_refused() -> None:
     with pytest.raises(ValueError, match=r"stop_margin"):
         _gaussian(1.0, 8, -0.1)
 
 
 def test_known_winners_come_first() -> None:
-    lore = History()
-    near = subject(SPACE, spec=SPEC, history=lore)
-    lore.problems.clear()
+    known = History()
+    near = subject(SPACE, spec=SPEC, history=known)
+    known.problems.clear()
     from dataclasses import replace
 
     other = replace(near.problem, key=(("M", 2), ("N", 2), ("K", 3)))
-    lore.add_problem(other, replace(SPEC, m=128)).winner = SPACE[37]
-    hunt = _searches(0.1, 4)[1].start(near)
-    assert hunt.ask()[0].candidate == SPACE[37]
+    known.add_problem(other, replace(SPEC, m=128)).winner = SPACE[37]
+    session = _searches(0.1, 4)[1].start(near)
+    assert session.ask()[0].candidate == SPACE[37]
 
 
-def test_other_types_are_no_neighbours() -> None:
+def test_other_dtypes_do_not_transfer() -> None:
     from dataclasses import replace
 
     assert distance(SPEC, replace(SPEC, m=128)) == 1
     assert distance(SPEC, replace(SPEC, x_dtype="float16")) == float("inf")
 
 
-def test_a_step_changes_one_knob_to_the_next_value() -> None:
+def test_a_neighbor_has_one_knob_at_the_next_value() -> None:
     around = NeighborIndex(SPACE, {c: i for i, c in enumerate(SPACE)}).neighbors(0)
     changed = [{k for k, v in SPACE[i].items if SPACE[0].knobs[k] != v} for i in around]
     assert sorted(next(iter(c)) for c in changed) == ["BLOCK_SIZE_M", "BLOCK_SIZE_N", "num_stages", "num_warps"]
     assert all(len(c) == 1 for c in changed)
 
 
-def test_a_step_passes_over_values_that_nobody_has_or_takes_another_number_along() -> None:
-    """Tiles of 112 columns come with seven slots alone, clusters are of as many programs as there are splits."""
+def test_a_neighbor_skips_missing_values_or_changes_a_second_knob() -> None:
+    """Tiles of 112 columns have exactly seven slots, clusters as many programs as splits."""
     tiles = [
         (64, 4, 1, 1),
         (128, 4, 1, 1),
@@ -170,15 +172,15 @@ def test_a_step_passes_over_values_that_nobody_has_or_takes_another_number_along
     assert around((128, 4, 2, 2)) == {(128, 4, 1, 1), (128, 4, 5, 5)}
 
 
-def test_an_ended_search_asks_for_no_new_candidate() -> None:
+def test_an_ended_search_requests_no_new_candidate() -> None:
     for search in _searches(0.5, 8):
-        hunt = search.start(subject(SPACE, spec=SPEC))
-        first = list(hunt.ask())
+        session = search.start(subject(SPACE, spec=SPEC))
+        first = list(session.ask())
         half = first[: len(first) // 2]
         for request in half:
             samples = (_time_us(request.candidate),) * request.launches
-            hunt.tell([Trial(stage="screen", problem="p", candidate=request.candidate, status=Status.OK,
+            session.tell([Trial(stage="screen", problem="p", candidate=request.candidate, status=Status.OK,
                              launches=request.launches, samples_us=samples)])  # fmt: skip
-        hunt.end(len(first) - len(half))
-        later = _run(hunt, random.Random(0))
+        session.end(len(first) - len(half))
+        later = _run(session, random.Random(0))
         assert set(later) <= {r.candidate for r in half}

@@ -130,12 +130,12 @@ def test_who_is_stopped_goes_on(
 
     monkeypatch.setattr(Bench, "run", stopped_after)
     run_dir, said = compare(*faulty_words, "space.PACE_MS=[1]")
-    assert "compare: left for resume=last, which has lineup" in said, "what finished finals would be compared with"
+    assert "compare: skipped; run again with resume=last (needs lineup)" in said, "what finished finals would be compared with"
     assert not (run_dir / "compared.csv").exists()
     monkeypatch.undo()
     again, said = compare(f"resume={run_dir}", faulty_words[0])
     assert again == run_dir
-    assert "finished trials stand in" in said
+    assert "finished trials in" in said
     assert pd.read_csv(run_dir / "compared.csv")["us"].notna().any()
 
 

@@ -61,7 +61,7 @@ def test_the_saving_counts_calls_and_prefers_what_is_stored_already() -> None:
     assert found is not None
     assert (found.before_us, found.after_us, found.problems) == (900.0, 490.0, 2)
     assert saving_lines(pd.DataFrame(rows)) == [
-        "select: the workload's calls take 0.490 ms instead of 0.900, 45.6 % less (2 problems, each times its calls)"
+        "select: the workload's calls take 0.490 ms instead of 0.900, 45.6 % less (2 problems, weighted by calls)"
     ]
     assert saving(pd.DataFrame(rows[2:])) is None
 

@@ -1,4 +1,4 @@
-"""Which kernel a list of shapes is of: told by its name, its columns or its rows, and never against them."""
+"""The kernel of a list of shapes, inferred from its name, columns or rows; contradictions are refused."""
 
 from pathlib import Path
 
@@ -22,26 +22,28 @@ CAPTURED = "family,M,N,K,count\na16w16,1,64,64,3\nother,2,64,64,1\n"
         ("llama70B_untuned_gemm_bf16.csv", MNK, "a16w16"),
         ("qwen_untuned_gemm.csv", BF16, "a16w16"),
         ("gemmpipe_captured.csv", CAPTURED, "a16w16"),
-        ("llama70B_untuned_gemm.csv", MNK, "a8w8_blockscale"),  # of no kernel: the default
+        ("llama70B_untuned_gemm.csv", MNK, "a8w8_blockscale"),  # fits any kernel: the default
     ],
 )
-def test_without_kernel_the_file_tells_it(plans: list[Plan], folder: Path, name: str, text: str, kernel: str) -> None:
+def test_without_kernel_it_is_inferred_from_the_file(
+    plans: list[Plan], folder: Path, name: str, text: str, kernel: str
+) -> None:
     (folder / name).write_text(text)
     assert main(["capture", "shapes=csv", f"shapes.path={name}"]) == 0
     assert plans[0].family.name == kernel
 
 
-def test_what_is_typed_wins_where_the_file_leaves_it_open(plans: list[Plan], folder: Path) -> None:
+def test_a_given_kernel_wins_if_the_file_fits(plans: list[Plan], folder: Path) -> None:
     (folder / "bf16_untuned_gemm.csv").write_text(BF16)
     (folder / "list.csv").write_text(MNK)
     assert main(["capture", "kernel=a8w8", "shapes=csv", "shapes.path=list.csv"]) == 0
-    words = ["kernel=a16w16_atomic", "shapes=csv", "shapes.path=bf16_untuned_gemm.csv", "shapes.rows_of=a16w16"]
-    assert main(["capture", *words]) == 0
+    argv = ["kernel=a16w16_atomic", "shapes=csv", "shapes.path=bf16_untuned_gemm.csv", "shapes.rows_of=a16w16"]
+    assert main(["capture", *argv]) == 0
     assert [plan.family.name for plan in plans] == ["a8w8", "a16w16_atomic"]
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "kernel", "said"),
+    ("name", "text", "kernel", "message"),
     [
         (
             "a4w4_blockscale_untuned_gemm.csv",
@@ -65,29 +67,31 @@ def test_what_is_typed_wins_where_the_file_leaves_it_open(plans: list[Plan], fol
     ],
 )
 def test_a_file_of_another_kernel_is_refused(
-    refusal, folder: Path, name: str, text: str, kernel: str, said: str
+    refusal, folder: Path, name: str, text: str, kernel: str, message: str
 ) -> None:
     (folder / name).write_text(text)
-    assert refusal("capture", f"kernel={kernel}", "shapes=csv", f"shapes.path={name}", "device=cpu").startswith(said)
+    assert refusal("capture", f"kernel={kernel}", "shapes=csv", f"shapes.path={name}", "device=cpu").startswith(message)
 
 
 def test_a_column_of_batches_is_never_lost(refusal, folder: Path) -> None:
-    (folder / "mine.csv").write_text(BMNK)  # of two kernels, so that the default is left
-    said = refusal("capture", "shapes=csv", "shapes.path=mine.csv", "device=cpu")
-    assert said.startswith("mine.csv:2: column B: 16, which a8w8_blockscale does not have; expected kernel=batched_a8w8")
+    (folder / "mine.csv").write_text(BMNK)  # fits two kernels: the default is used
+    message = refusal("capture", "shapes=csv", "shapes.path=mine.csv", "device=cpu")
+    assert message.startswith(
+        "mine.csv:2: column B: 16, which a8w8_blockscale does not have; expected kernel=batched_a8w8"
+    )
 
 
-def test_lists_of_several_kernels_are_told(refusal, folder: Path) -> None:
+def test_lists_of_several_kernels_are_refused(refusal, folder: Path) -> None:
     (folder / "a8w8_untuned_gemm.csv").write_text(MNK)
     (folder / "bf16_untuned_gemm.csv").write_text(BF16)
-    said = refusal("capture", "shapes=csv", "shapes.path=[a8w8_untuned_gemm.csv,bf16_untuned_gemm.csv]")
-    assert said == (
+    message = refusal("capture", "shapes=csv", "shapes.path=[a8w8_untuned_gemm.csv,bf16_untuned_gemm.csv]")
+    assert message == (
         "kernel: a8w8_untuned_gemm.csv is a list of a8w8, bf16_untuned_gemm.csv one of a16w16; "
         "expected lists of one kernel"
     )
 
 
-def test_a_pipeline_of_the_users_own_says_its_kernel_itself(plans: list[Plan], folder: Path) -> None:
+def test_a_users_own_pipeline_sets_its_kernel(plans: list[Plan], folder: Path) -> None:
     (folder / "mine").mkdir()
     (folder / "mine" / "look.yaml").write_text(
         "# Mine\ndefaults:\n  - _base\n  - override kernel: a8w8\n  - _self_\n\nchain: [capture]\n"
