@@ -26,7 +26,6 @@ from gemmpipe.search.history import History
 from gemmpipe.stages import Context
 from gemmpipe.stages.history import add_table_winners, incumbents_of, native_tables, prior_runs, unfinished_runs
 from gemmpipe.stages.rows import empty_frame, problem_frame, problems_of, record_frames
-from gemmpipe.stages.screen.search_processes import search_pool_for
 from gemmpipe.tables.merge import SHARED_GPU
 
 if TYPE_CHECKING:
@@ -224,10 +223,8 @@ def _with_devices(
         )
     stack.push(pool.__exit__)
     pool.time_account = context.time_account
-    context = replace(context, pool_or_none=pool)
-    search_pool = search_pool_for(context)
-    stack.callback(search_pool.close)
-    return replace(context, search_pool=search_pool)
+    stack.callback(context.close_search_pools)
+    return replace(context, pool_or_none=pool)
 
 
 def usages(context: Context, wall_s: float) -> list[Usage]:
@@ -235,7 +232,7 @@ def usages(context: Context, wall_s: float) -> list[Usage]:
     spent = dict(context.time_account.spent_s)
     idle_s = spent.pop(IDLE, 0.0)
     driver = Usage(name="driver", wall_s=wall_s, busy_s=spent, idle=[(0.0, idle_s)])
-    searches = context.search_pool.usage() if context.search_pool is not None else ()
+    searches = [usage for pool in context.search_pools.values() for usage in pool.usage()]
     return [driver, *searches, *(context.pool_or_none.usage() if context.pool_or_none is not None else ())]
 
 

@@ -91,8 +91,8 @@ class Context:
     """Problems whose search the budget ended early: their rows are provisional."""
     assignments: dict[str, int] = field(default_factory=dict)
     """By problem id: the worker on whose device all its candidates are timed."""
-    search_pool: "SearchPool | None" = None
-    """Where searches live; None: here, a problem's at a time."""
+    search_pools: "dict[tuple[int, int], SearchPool]" = field(default_factory=dict)
+    """Where searches run, by (launches, finalists) of the stage that opened the pool for all batches."""
     time_account: TimeAccount = field(default_factory=TimeAccount)
     """Where the driver's own time goes."""
     stage_seconds: dict[str, float] = field(default_factory=dict)
@@ -142,8 +142,7 @@ class Context:
         """Who computes candidates of this `libtype`: a chosen backend, else the family's own kernels."""
         return next((i for i in (*self.implementations, *self.family.implementations) if i.label == label), None)
 
-    @property
-    def search_context(self) -> "SearchContext":
+    def search_context(self, *, launches: int, keep: int) -> "SearchContext":
         """What searches of this run have in common."""
         from gemmpipe.stages.screen.search_pool import SearchContext
 
@@ -154,7 +153,14 @@ class Context:
             space=self.space,
             search=self.search,
             incumbents=self.incumbents,
+            launches=launches,
+            keep=keep,
         )
+
+    def close_search_pools(self) -> None:
+        """End the processes that search."""
+        for search_pool in self.search_pools.values():
+            search_pool.close()
 
     @property
     def pool(self) -> Pool:

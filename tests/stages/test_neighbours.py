@@ -11,7 +11,7 @@ from gemmpipe.pipeline.plan import Plan
 from gemmpipe.search.history import History
 from gemmpipe.stages.history import add_table_winners
 from gemmpipe.stages.rows import candidate_of
-from gemmpipe.stages.screen.search_pool import SearchContext, SearchTask
+from gemmpipe.stages.screen.search_pool import SearchContext
 from gemmpipe.tables import store
 
 FAMILY = load_family("a8w8_blockscale")
@@ -30,8 +30,10 @@ def _first(plan: Plan, device: Device, lore: History) -> list[Candidate]:
         space=plan.space,
         search=plan.search,
         incumbents={},
+        launches=2,
+        keep=20,
     )
-    _, subject = ground.open(SearchTask(problem=problem, launches=2, keep=20), lore)
+    _, subject = ground.open(problem, lore)
     return [request.candidate for request in plan.search.start(subject).ask()]
 
 

@@ -47,7 +47,7 @@ def test_another_process_lists_the_same(h200: Device, no_words: KernelDefaults) 
         b.id for builds in here.builds.values() for b in builds
     }
     assert len(here.candidates) > 2
-    assert here.excluded
+    assert here.summary.excluded["candidate"]
 
 
 def test_a_backend_that_is_not_here_is_named_once(no_words: KernelDefaults) -> None:
@@ -55,8 +55,9 @@ def test_a_backend_that_is_not_here_is_named_once(no_words: KernelDefaults) -> N
     problems = InlineShapes(items=[[16, 64, 64], [32, 64, 64]]).problems(family, no_words, device.gfx)
     backends = (CublasLt(), HipblasLt(), Torch())
     report = SpaceReport()
+    space = Space(axes={}, when=(), pinned=())
     for problem in problems:
-        report.add(list_candidates(problem, family, backends, device, Space(axes={}, when=(), pinned=()), ()).report)
+        report.add(list_candidates(problem, family, backends, device, space, ()).summary.report)
     assert report.lines()[-2:] == [
         "  nothing of cublaslt: no NVIDIA GPU: cuBLASLt computes on these alone",
         "  nothing of hipblaslt: no AMD GPU: hipBLASLt computes on these alone",

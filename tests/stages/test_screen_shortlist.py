@@ -1,9 +1,7 @@
 """Who goes on to the finals."""
 
 from gemmpipe.core.data import Candidate, Status, Trial
-from gemmpipe.stages.screen.shortlist import ShortlistLimits, shortlist
-
-KEEP = ShortlistLimits(keep=5, margin_pct=6, bucket_keep=1)
+from gemmpipe.stages.screen.shortlist import shortlist
 
 
 def _trial(backend: str, number: int, time_us: float, *, look: int = 12, extra: int = 0) -> Trial:
@@ -20,7 +18,7 @@ def _trial(backend: str, number: int, time_us: float, *, look: int = 12, extra: 
 
 
 def _kept(*trials: Trial, library: tuple[str, ...] = ("library",)) -> list[float]:
-    kept = shortlist({t.candidate: t for t in trials}, KEEP, (), library)
+    kept = shortlist({t.candidate: t for t in trials}, keep=5, margin_pct=6, library=library)
     times = {t.candidate: t.time_us for t in trials}
     return [times[c] or 0.0 for c in kept]
 

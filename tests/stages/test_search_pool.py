@@ -10,7 +10,7 @@ import pytest
 from search_setup import HOPPER, LIMITS, Deadly, Raising, default_search, looks
 
 from gemmpipe.backends.own import Own
-from gemmpipe.core.data import BuildFacts, Status, Trial
+from gemmpipe.core.data import BuildFacts, Problem, Status, Trial
 from gemmpipe.core.errors import EnvironmentProblem, UserError
 from gemmpipe.core.events import Event, Events
 from gemmpipe.family import KernelDefaults, load_family
@@ -18,7 +18,7 @@ from gemmpipe.family.space import Space
 from gemmpipe.search import TrialRequest
 from gemmpipe.search.history import History
 from gemmpipe.sources.inline import InlineShapes
-from gemmpipe.stages.screen.search_pool import InlineSearchPool, SearchContext, SearchPool, SearchTask, SessionStarted
+from gemmpipe.stages.screen.search_pool import InlineSearchPool, SearchContext, SearchPool, SessionStarted
 from gemmpipe.stages.screen.search_processes import ProcessSearchPool
 
 AXES = {
@@ -45,17 +45,17 @@ def _ground(search: object) -> SearchContext:
         implementations=own,
         device=HOPPER,
         space=SPACE,
-        search=search,
-        incumbents={},  # type: ignore[arg-type]
+        search=search,  # type: ignore[arg-type]
+        incumbents={},
+        launches=2,
+        keep=4,
     )
 
 
-def _quarries(no_words: KernelDefaults, *rows: int) -> list[SearchTask]:
+def _quarries(no_words: KernelDefaults, *rows: int) -> list[Problem]:
     family = load_family("a8w8_blockscale")
     items = [[m, 1280, 8192] for m in rows]
-    return [
-        SearchTask(problem=p, launches=2, keep=4) for p in InlineShapes(items=items).problems(family, no_words, "sm_90")
-    ]
+    return InlineShapes(items=items).problems(family, no_words, "sm_90")
 
 
 def _trial(problem: str, request: TrialRequest) -> Trial:
@@ -79,7 +79,7 @@ class Driver:
     search_pool: SearchPool
     deadline_s: float = 600.0
 
-    def drive(self, quarries: list[SearchTask], meanwhile: Callable[[int], None] = lambda answered: None) -> Asked:
+    def drive(self, quarries: list[Problem], meanwhile: Callable[[int], None] = lambda answered: None) -> Asked:
         """What each problem's hunt asked for, in order."""
         self.search_pool.submit(quarries)
         courses: dict[str, SessionStarted] = {}

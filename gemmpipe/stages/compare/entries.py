@@ -15,7 +15,7 @@ from gemmpipe.core.errors import UserError
 from gemmpipe.formats.engine_json import EngineJson, nearest_key
 from gemmpipe.search.features import FeatureCache, FeatureEncoder
 from gemmpipe.stages import Context
-from gemmpipe.stages.rows import config_text
+from gemmpipe.stages.rows import candidate_of, config_text
 from gemmpipe.stages.screen.candidates import CandidateFilter, CandidateList
 from gemmpipe.tables.merge import Row
 from gemmpipe.tables.recorded import UnusableRow, candidate_of_row
@@ -118,9 +118,10 @@ def untuned_entry(listing: CandidateList, context: Context) -> Iterator[LineupEn
         estimate = FeatureCache(FeatureEncoder(), listing.spec, context.device, candidates, {}).features({}).estimate
         yield LineupEntry(name=UNTUNED, candidate=candidates[int(np.argmin(estimate))])
         return
-    reasons = [t.error for t in listing.excluded if t.candidate.backend in own]
-    if reasons:
-        yield LineupEntry(name=UNTUNED, reason=reasons[0])
+    excluded = listing.summary.excluded
+    reason = next((e for b, e in zip(excluded["libtype"], excluded["error"], strict=True) if b in own), None)
+    if reason is not None:
+        yield LineupEntry(name=UNTUNED, reason=reason)
 
 
 def other_entries(listing: CandidateList, context: Context) -> Iterator[LineupEntry]:
@@ -130,9 +131,10 @@ def other_entries(listing: CandidateList, context: Context) -> Iterator[LineupEn
         if candidate.backend not in own:
             unlike = candidate.backend == SameSize.label and candidate.knobs["method"] != BLOCKWISE
             yield LineupEntry(name=_name(candidate), candidate=candidate, unlike=unlike)
-    for trial in listing.excluded:
-        if trial.candidate.backend not in own:
-            yield LineupEntry(name=_name(trial.candidate), reason=trial.error)
+    excluded = listing.summary.excluded
+    for backend, config, error in zip(excluded["libtype"], excluded["config"], excluded["error"], strict=True):
+        if backend not in own:
+            yield LineupEntry(name=_name(candidate_of(backend, config)), reason=error)
 
 
 def _name(candidate: Candidate) -> str:

@@ -23,7 +23,6 @@ from gemmpipe.stages import Context, EngineTarget, Stage
 from gemmpipe.stages.bench import Bench
 from gemmpipe.stages.engine.files import EngineShapeGroup, engine_shape_group, problem_at_m
 from gemmpipe.stages.rows import candidate_of, problem_frame, problems_of, untimed_row
-from gemmpipe.stages.screen.search_processes import search_pool_for
 from gemmpipe.stages.screen.stage import Screen
 
 if TYPE_CHECKING:
@@ -107,18 +106,15 @@ class Engine(Stage):
             search=self.search,
             incumbents={},
             history=History(),
-            search_pool=None,
+            search_pools={},
             assignments={},
             cut_short=set(),
         )
-        search_pool = search_pool_for(inner)
         try:
             screen = replace(self.screen, keep=self.keep, bucket_keep=0)
-            found = screen.run(
-                {"problems": problem_frame(context.family, problems)}, replace(inner, search_pool=search_pool)
-            )
+            found = screen.run({"problems": problem_frame(context.family, problems)}, inner)
         finally:
-            search_pool.close()
+            inner.close_search_pools()
         given = _finals(target, problems, found, absent is None, inner)
         if absent is None:
             _compile_ahead(target, given, inner)

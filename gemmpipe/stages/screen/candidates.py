@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import TypeVar
 
-from gemmpipe.core.data import Build, Candidate, Device, Knobs, Problem, Status, Trial, canonical_json
+from gemmpipe.core.data import Build, Candidate, Device, Knobs, Problem, Status, canonical_json
+from gemmpipe.core.events import counted
 from gemmpipe.family import Family, GemmSpec, Implementation, load_family
 from gemmpipe.family.guard import PluginError, call_plugin
 from gemmpipe.family.space import Space
@@ -164,9 +165,11 @@ class SpaceReport:
 
     def warnings(self) -> list[str]:
         """What the implementations' own code did not mean to do."""
-        left_out = [f"{label}: left out of {_many(n, 'problem')}: {text}" for (label, text), n in self.left_out.items()]
+        left_out = [
+            f"{label}: left out of {counted(n, 'problem')}: {text}" for (label, text), n in self.left_out.items()
+        ]
         raised = [
-            f"{label}: {_many(n, 'candidate')} failed: {self.examples[place]}"
+            f"{label}: {counted(n, 'candidate')} failed: {self.examples[place]}"
             for (label, place), n in self.raised.items()
         ]
         return left_out + raised
@@ -186,13 +189,14 @@ class SpaceReport:
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateSummary:
-    """What is known of a listing where candidates are made known only as they are asked for."""
+    """A problem's candidates without their builds: small enough to be sent from one process to another."""
 
     problem: Problem
     spec: GemmSpec
     ids: frozenset[str]
     """Of all candidates that fit."""
     required: tuple[Candidate, ...]
+    """Candidates that every search times: the libraries', and the incumbents."""
     excluded: Mapping[str, Sequence[str]]
     """Those that do not fit, or cannot win: the columns `EXCLUDED_COLUMNS`."""
     report: SpaceReport
@@ -200,34 +204,22 @@ class CandidateSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateList:
-    """The candidates of one problem that fit, with their builds, and a trial for each that does not or cannot win."""
+    """The candidates of one problem that fit, with their builds."""
 
-    problem: Problem
-    spec: GemmSpec
+    summary: CandidateSummary
     candidates: tuple[Candidate, ...]
     builds: dict[str, tuple[Build, ...]]
-    """By candidate id, what screening needs."""
-    excluded: tuple[Trial, ...]
+    """By candidate id, the builds that screening needs."""
     kernel_names: dict[str, str]
     """By candidate id."""
-    required: tuple[Candidate, ...] = ()
-    """Candidates that every search looks at: the libraries', and the incumbents."""
-    report: SpaceReport = field(default_factory=SpaceReport)
 
-    def summary(self) -> CandidateSummary:
-        """Small enough to be sent from a process to another."""
-        rows = [
-            (t.candidate.id, t.candidate.backend, canonical_json(t.candidate.knobs), str(t.status), t.error)
-            for t in self.excluded
-        ]
-        return CandidateSummary(
-            problem=self.problem,
-            spec=self.spec,
-            ids=frozenset(c.id for c in self.candidates),
-            required=self.required,
-            excluded={name: [row[i] for row in rows] for i, name in enumerate(EXCLUDED_COLUMNS)},
-            report=self.report,
-        )
+    @property
+    def problem(self) -> Problem:
+        return self.summary.problem
+
+    @property
+    def spec(self) -> GemmSpec:
+        return self.summary.spec
 
 
 def listing_task(problem: Problem, context: Context, incumbents: Sequence[Candidate]) -> Callable[[], CandidateList]:
@@ -263,7 +255,7 @@ def list_candidates(
     spec = family.spec(problem)
     report = SpaceReport()
     fit: dict[Candidate, FilterResult] = {}
-    excluded: list[Trial] = []
+    excluded: list[tuple[str, ...]] = []
     for implementation in implementations:
         candidate_filter = CandidateFilter(implementation=implementation, spec=spec, device=device)
         known = [c.knobs for c in incumbents if c.backend == implementation.label]
@@ -271,17 +263,21 @@ def list_candidates(
             if result.status is None:
                 fit[candidate] = result
             else:
-                excluded.append(_excluded_trial(problem, candidate, result))
+                excluded.append(_excluded_row(candidate, result))
     own = {i.label for i in family.implementations}
-    return CandidateList(
+    summary = CandidateSummary(
         problem=problem,
         spec=spec,
+        ids=frozenset(c.id for c in fit),
+        required=tuple(c for c in fit if c.backend not in own or c in incumbents),
+        excluded={name: [row[i] for row in excluded] for i, name in enumerate(EXCLUDED_COLUMNS)},
+        report=report,
+    )
+    return CandidateList(
+        summary=summary,
         candidates=tuple(fit),
         builds={c.id: result.builds for c, result in fit.items()},
-        excluded=tuple(excluded),
         kernel_names={c.id: result.kernel_name for c, result in fit.items()},
-        report=report,
-        required=tuple(c for c in fit if c.backend not in own or c in incumbents),
     )
 
 
@@ -312,10 +308,6 @@ def _filtered(
     report.normalised += len(seen)
 
 
-def _excluded_trial(problem: Problem, candidate: Candidate, result: FilterResult) -> Trial:
-    status = result.status or Status.UNSUPPORTED
-    return Trial(stage="screen", problem=problem.id, candidate=candidate, status=status, error=result.reason)
-
-
-def _many(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+def _excluded_row(candidate: Candidate, result: FilterResult) -> tuple[str, ...]:
+    """The cells of `EXCLUDED_COLUMNS`."""
+    return candidate.id, candidate.backend, canonical_json(candidate.knobs), str(result.status), result.reason

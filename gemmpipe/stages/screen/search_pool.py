@@ -19,17 +19,6 @@ from gemmpipe.stages.screen.candidates import CandidateList, CandidateSummary, l
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchTask:
-    """A problem to hunt on, and what the stage wants of it."""
-
-    problem: Problem
-    launches: int
-    """The screen timer's `iters`."""
-    keep: int
-    """How many finalists are wanted."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class SearchContext:
     """What all hunts of a run have in common; can be pickled."""
 
@@ -40,10 +29,13 @@ class SearchContext:
     search: Search
     incumbents: Mapping[str, tuple[Candidate, ...]]
     """By problem id."""
+    launches: int
+    """The screen timer's `iters`."""
+    keep: int
+    """How many finalists are wanted."""
 
-    def open(self, task: SearchTask, history: History) -> tuple[CandidateList, SearchProblem]:
-        """List a problem, and tell the lore of it."""
-        problem = task.problem
+    def open(self, problem: Problem, history: History) -> tuple[CandidateList, SearchProblem]:
+        """List a problem's candidates, and add the problem to the history."""
         incumbents = self.incumbents.get(problem.id, ())
         listing = list_by_family_name(problem, self.family, self.implementations, self.device, self.space, incumbents)
         builds = {c: tuple(b.id for b in needed) for c, needed in listing.builds.items()}
@@ -53,10 +45,10 @@ class SearchContext:
             spec=listing.spec,
             device=self.device,
             candidates=listing.candidates,
-            required=listing.required,
+            required=listing.summary.required,
             builds=builds,
-            launches=task.launches,
-            keep=task.keep,
+            launches=self.launches,
+            keep=self.keep,
             history=history,
         )
         return listing, search_problem
@@ -78,7 +70,7 @@ class SearchPool(ABC):
     """Begins hunts and tells them what all may learn from."""
 
     @abstractmethod
-    def submit(self, tasks: Sequence[SearchTask]) -> None:
+    def submit(self, problems: Sequence[Problem]) -> None:
         """List these, in about this order, and begin to search each as soon as it is listed."""
 
     @abstractmethod
@@ -115,10 +107,10 @@ class InlineSearchPool(SearchPool):
 
     def __init__(self, search_context: SearchContext, history: History) -> None:
         self._context, self._history = search_context, history
-        self._queue: deque[SearchTask] = deque()
+        self._queue: deque[Problem] = deque()
 
-    def submit(self, tasks: Sequence[SearchTask]) -> None:
-        self._queue.extend(tasks)
+    def submit(self, problems: Sequence[Problem]) -> None:
+        self._queue.extend(problems)
 
     def started(self) -> list[SessionStarted]:
         if not self._queue:
@@ -127,7 +119,7 @@ class InlineSearchPool(SearchPool):
         session = self._context.search.start(search_problem)
         return [
             SessionStarted(
-                summary=listing.summary(), session=session, builds=listing.builds, kernel_names=listing.kernel_names
+                summary=listing.summary, session=session, builds=listing.builds, kernel_names=listing.kernel_names
             )
         ]
 

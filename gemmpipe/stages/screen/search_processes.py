@@ -23,7 +23,7 @@ from gemmpipe.family import GemmSpec
 from gemmpipe.search import SearchSession, TrialRequest
 from gemmpipe.search.history import History
 from gemmpipe.stages import Context
-from gemmpipe.stages.screen.search_pool import InlineSearchPool, SearchContext, SearchPool, SearchTask, SessionStarted
+from gemmpipe.stages.screen.search_pool import InlineSearchPool, SearchContext, SearchPool, SessionStarted
 from gemmpipe.stages.screen.search_worker import Ask, Broadcast, SessionFailed, Tell, main
 
 
@@ -32,7 +32,7 @@ class SearchWorkerProcess:
 
     def __init__(self, search_context: SearchContext, history: History) -> None:
         self._context, self._history = search_context, history
-        self.assigned: dict[str, SearchTask] = {}
+        self.assigned: dict[str, Problem] = {}
         """By problem id, what it has been given and has not ended."""
         self.unlisted = 0
         """Of these, problems that it has not answered for the first time."""
@@ -54,7 +54,7 @@ class SearchWorkerProcess:
             self._process = ForkedProcess(main, arguments)
         self.pipe = pipe
 
-    def send(self, message: SearchTask | Tell) -> None:
+    def send(self, message: Problem | Tell) -> None:
         """Tell it something; whether it lives is looked at elsewhere."""
         self.send_pickled(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
@@ -165,12 +165,20 @@ _PROCESSES_PER_DEVICE = 2
 _QUEUE_DEPTH = 2  # problems that a hunter has to list: more would stand in front of what is asked of it
 
 
-def search_pool_for(context: Context) -> SearchPool:
-    """On a CPU in the driver; else beside it, two processes a device, with half of the cores left to the others."""
-    if context.device.kind == "cpu":
-        return InlineSearchPool(context.search_context, context.history)
-    count = max(1, min(_PROCESSES_PER_DEVICE * len(context.pool.devices), usable_cores() // 2))
-    return ProcessSearchPool(context.search_context, context.history, count, context.events)
+def search_pool_for(context: Context, *, launches: int, keep: int) -> SearchPool:
+    """The run's pool for searches of so many launches and finalists; opened by the first batch, closed with the run.
+
+    On a CPU in the driver; else two processes per device, with half of the cores left to the others.
+    """
+    opened = context.search_pools
+    if (launches, keep) not in opened:
+        search_context = context.search_context(launches=launches, keep=keep)
+        if context.device.kind == "cpu":
+            opened[launches, keep] = InlineSearchPool(search_context, context.history)
+        else:
+            count = max(1, min(_PROCESSES_PER_DEVICE * len(context.pool.devices), usable_cores() // 2))
+            opened[launches, keep] = ProcessSearchPool(search_context, context.history, count, context.events)
+    return opened[launches, keep]
 
 
 class ProcessSearchPool(SearchPool):
@@ -179,7 +187,7 @@ class ProcessSearchPool(SearchPool):
     def __init__(self, search_context: SearchContext, history: History, count: int, events: Events) -> None:
         self._context, self._history, self._count, self._events = search_context, history, count, events
         self._workers: list[SearchWorkerProcess] = []
-        self._queue: deque[SearchTask] = deque()
+        self._queue: deque[Problem] = deque()
         self._sessions: dict[str, RemoteSession] = {}
         self._started: dict[str, SessionStarted] = {}
         """By problem id."""
@@ -188,11 +196,11 @@ class ProcessSearchPool(SearchPool):
         self._new_trials: list[Trial] = []
         self._facts: dict[str, BuildFacts] = {}
 
-    def submit(self, tasks: Sequence[SearchTask]) -> None:
+    def submit(self, problems: Sequence[Problem]) -> None:
         if not self._workers:
             self._workers = [SearchWorkerProcess(self._context, self._history) for _ in range(self._count)]
-        self._queue.extend(tasks)
-        self._assign_tasks()
+        self._queue.extend(problems)
+        self._assign_problems()
 
     def started(self) -> list[SessionStarted]:
         new, self._new = self._new, []
@@ -221,7 +229,7 @@ class ProcessSearchPool(SearchPool):
                     break
                 self._take(each, answer)
                 changed.append(answer.problem)
-        self._assign_tasks()
+        self._assign_problems()
         return changed
 
     def _take(self, each: SearchWorkerProcess, ask: Ask) -> None:
@@ -244,22 +252,22 @@ class ProcessSearchPool(SearchPool):
             each.losses = 0
             del each.assigned[ask.problem], self._sessions[ask.problem], self._started[ask.problem]
 
-    def _assign_tasks(self) -> None:
+    def _assign_problems(self) -> None:
         """Give problems to who has the fewest."""
         while self._queue and (free := [h for h in self._workers if h.unlisted < _QUEUE_DEPTH]):
-            each, task = min(free, key=lambda h: len(h.assigned)), self._queue.popleft()
-            self._sessions[task.problem.id] = RemoteSession(task.problem.id, partial(self._send, each))
-            self._send_task(each, task)
+            each, problem = min(free, key=lambda h: len(h.assigned)), self._queue.popleft()
+            self._sessions[problem.id] = RemoteSession(problem.id, partial(self._send, each))
+            self._send_problem(each, problem)
 
     def _send(self, each: SearchWorkerProcess, message: Tell) -> None:
         """In the order in which the driver learnt it, so that hunts here and beside decide alike."""
         self._broadcast()
         each.send(message)
 
-    def _send_task(self, each: SearchWorkerProcess, task: SearchTask) -> None:
-        each.assigned[task.problem.id] = task
+    def _send_problem(self, each: SearchWorkerProcess, problem: Problem) -> None:
+        each.assigned[problem.id] = problem
         each.unlisted += 1
-        each.send(task)
+        each.send(problem)
 
     def _broadcast(self) -> None:
         """Once pickled for all; who asked for a result learns of it here too, for its other hunts."""
@@ -289,9 +297,9 @@ class ProcessSearchPool(SearchPool):
         time.sleep(RETRY_PAUSES_S[each.losses - 1] if each.losses > 1 else 0)
         each.start()
         each.unlisted = 0
-        for task in each.assigned.values():
-            self._sessions[task.problem.id].restart()
-            self._send_task(each, task)
+        for problem in each.assigned.values():
+            self._sessions[problem.id].restart()
+            self._send_problem(each, problem)
 
     def usage(self) -> list[Usage]:
         if not self._workers:

@@ -15,7 +15,7 @@ from gemmpipe.family import GemmSpec
 from gemmpipe.search import SearchSession, TrialRequest
 from gemmpipe.search.history import History
 from gemmpipe.stages.screen.candidates import CandidateList, CandidateSummary
-from gemmpipe.stages.screen.search_pool import SearchContext, SearchTask
+from gemmpipe.stages.screen.search_pool import SearchContext
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,18 +70,18 @@ class _SearchWorker:
         self._sessions: dict[str, tuple[CandidateList, SearchSession]] = {}
         self._sent_builds: set[str] = set()
 
-    def handle(self, message: SearchTask | Tell | Broadcast) -> Ask | None:
+    def handle(self, message: Problem | Tell | Broadcast) -> Ask | None:
         match message:
             case Broadcast():
                 with self._time_account.timed("search"):
                     self._learn(message)
                 return None
-            case SearchTask():
+            case Problem():
                 with self._time_account.timed("listing"):
                     listing, search_problem = self._context.open(message, self._history)
                 with self._time_account.timed("search"):
                     self._sessions[listing.problem.id] = (listing, self._context.search.start(search_problem))
-                return self._reply(listing.problem.id, listing.summary())
+                return self._reply(listing.problem.id, listing.summary)
             case Tell():
                 if message.problem in self._sessions:
                     with self._time_account.timed("search"):
@@ -139,7 +139,7 @@ def main(search_context: SearchContext, history: History, begun: float, pipe: Co
     """Serve until told None, or until the driver is gone. `begun` is when the driver asked for this process."""
     exit_with_driver()
     time_account = TimeAccount(spent_s={"start": time.monotonic() - begun})
-    inbox: queue.SimpleQueue[SearchTask | Tell | Broadcast | None] = queue.SimpleQueue()
+    inbox: queue.SimpleQueue[Problem | Tell | Broadcast | None] = queue.SimpleQueue()
     # Always listening: two processes that only speak to each other would wait for ever.
     threading.Thread(target=_listen, args=(pipe, inbox), daemon=True).start()
     worker = _SearchWorker(search_context, history, time_account)
@@ -157,7 +157,7 @@ def main(search_context: SearchContext, history: History, begun: float, pipe: Co
             pipe.send(answer)
 
 
-def _listen(pipe: Connection, inbox: "queue.SimpleQueue[SearchTask | Tell | Broadcast | None]") -> None:
+def _listen(pipe: Connection, inbox: "queue.SimpleQueue[Problem | Tell | Broadcast | None]") -> None:
     try:
         while True:
             inbox.put(pipe.recv())

@@ -4,7 +4,6 @@ What problems that differ in M alone try of each other, once their searches are 
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from gemmpipe.core.data import Bucket, Candidate, Problem, Trial
 from gemmpipe.family.problem import group_by_shape
@@ -16,22 +15,12 @@ from gemmpipe.stages.screen.state import ProblemState
 _PACE_RANK = 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShortlistLimits:
-    """How many go on."""
-
-    keep: int
-    """The fastest of a problem, whatever they are."""
-    margin_pct: float
-    """But only who is so near to the fourth, or to a library."""
-    bucket_keep: int
-    """The fastest over all Ms of a bucket, among those its format can store."""
-
-
 def shortlist(
     results: Mapping[Candidate, Trial],
-    limits: ShortlistLimits,
-    incumbents: Collection[Candidate],
+    *,
+    keep: int,
+    margin_pct: float,
+    incumbents: Collection[Candidate] = (),
     library: Collection[str] = (),
 ) -> list[Candidate]:
     """The fastest, the best of each backend (with and without extra weight memory), and the incumbents.
@@ -45,8 +34,8 @@ def shortlist(
     pace_us = max((t.time_us or 0.0 for t in ordered[:_PACE_RANK]), default=0.0)
     believed = [t for t in ordered if t.candidate.backend in library and not t.extra_weight_bytes]
     pace_us = min([pace_us, *(t.time_us or 0.0 for t in believed)])
-    near = [t.candidate for t in ordered if (t.time_us or 0.0) <= pace_us * (1 + limits.margin_pct / 100)]
-    chosen = dict.fromkeys(near[: limits.keep])
+    near = [t.candidate for t in ordered if (t.time_us or 0.0) <= pace_us * (1 + margin_pct / 100)]
+    chosen = dict.fromkeys(near[:keep])
     best: dict[tuple[str, bool], Candidate] = {}
     for trial in ordered:
         best.setdefault((trial.candidate.backend, trial.extra_weight_bytes > 0), trial.candidate)

@@ -16,9 +16,9 @@ from gemmpipe.stages.history import TrialCache
 from gemmpipe.stages.rows import config_text, excluded_frame, problems_of, trial_frame
 from gemmpipe.stages.screen.candidates import SpaceReport
 from gemmpipe.stages.screen.scheduler import Scheduler, relative_work
-from gemmpipe.stages.screen.search_pool import InlineSearchPool, SearchPool, SearchTask, SessionStarted
+from gemmpipe.stages.screen.search_pool import SearchPool, SessionStarted
+from gemmpipe.stages.screen.search_processes import search_pool_for
 from gemmpipe.stages.screen.shortlist import (
-    ShortlistLimits,
     bucket_leaders,
     bucket_shortlists,
     cross_evaluate,
@@ -60,7 +60,7 @@ class Screen(Stage):
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """Shortlist and trials of the problems."""
         problems = problems_of(context.family, tables["problems"])
-        search_pool = context.search_pool or InlineSearchPool(context.search_context, context.history)
+        search_pool = search_pool_for(context, launches=self.timer.iters, keep=self.keep)
         bounds = Bounds(context.family.baseline, _unchecked_labels(context))
         scheduler = Scheduler(context, search_pool, self.timer, bounds, _deadline(context))
         context.events.emit("stage", "screen", total=len(problems))
@@ -91,9 +91,7 @@ class Screen(Stage):
         """The problems' courses, in the scheduler's hands as soon as they are listed."""
         report = SpaceReport()
         states: list[ProblemState] = []
-        search_pool.submit(
-            [SearchTask(problem=p, launches=self.timer.iters, keep=self.keep) for p in _in_order(problems, context)]
-        )
+        search_pool.submit(_in_order(problems, context))
         while len(states) < len(problems):
             for begun in search_pool.started():
                 report.add(begun.summary.report)
@@ -155,19 +153,23 @@ class Screen(Stage):
         }
 
     def _shortlists(self, states: list[ProblemState], context: Context) -> dict[str, list[Candidate]]:
-        keep = ShortlistLimits(keep=self.keep, margin_pct=self.margin_pct, bucket_keep=self.bucket_keep)
-        library = context.family.baseline
-        kept = {
-            c.problem.id: dict.fromkeys(shortlist(c.results, keep, context.incumbents.get(c.problem.id, ()), library))
-            for c in states
-        }
+        kept: dict[str, dict[Candidate, None]] = {}
+        for state in states:
+            candidates = shortlist(
+                state.results,
+                keep=self.keep,
+                margin_pct=self.margin_pct,
+                incumbents=context.incumbents.get(state.problem.id, ()),
+                library=context.family.baseline,
+            )
+            kept[state.problem.id] = dict.fromkeys(candidates)
         for group in shape_group_states(states):
             problems = [c.problem for c in group]
             results = {c.problem.id: c.results for c in group}
             leaders = bucket_shortlists(problems, results, all_buckets(problems, context), self.bucket_keep)
-            for problem_id, candidates in leaders.items():
-                kept[problem_id].update(dict.fromkeys(candidates))
-        return {problem_id: list(candidates) for problem_id, candidates in kept.items()}
+            for problem_id, leading in leaders.items():
+                kept[problem_id].update(dict.fromkeys(leading))
+        return {problem_id: list(chosen) for problem_id, chosen in kept.items()}
 
 
 def _problem_state(begun: SessionStarted, context: Context) -> ProblemState:
