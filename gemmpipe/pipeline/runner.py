@@ -44,7 +44,8 @@ def run_upfront_stages(plan: Plan, tables: StageTables, context: Context) -> Sta
         context.check()
         tables = {**tables, **_run_stage(plan, word, tables, context)}
         if "problems" in plan.stages[word].gives:
-            for problem in problems_of(plan.family, tables["problems"]):
+            context.problems[:] = problems_of(plan.family, tables["problems"])
+            for problem in context.problems:
                 key = dict(problem.key)
                 context.journal.write("problem", id=problem.id, key=key, weight=problem.weight, layer=problem.layer)
     return tables
@@ -61,17 +62,22 @@ def run_batched_stages(plan: Plan, tables: StageTables, context: Context) -> Sta
     words, earlier = plan.chain[first:], _tables_given(plan, plan.chain[:first], tables)
     if not words or not len(tables["problems"]):
         return tables
-    problems = problems_of(plan.family, tables["problems"])
     total: dict[str, pd.DataFrame] = {}
+    seen: list[Problem] = []
     whole = {name for word in words if plan.stages[word].accumulates for name in plan.stages[word].gives}
-    for batch in batches(problems, plan.batch):
+    for batch in batches(context.problems, plan.batch):
+        seen += batch
+        inner = replace(context, problems=batch)
         part = _rows_of({problem.id for problem in batch}, earlier)
         part["problems"] = problem_frame(plan.family, batch)
         for word in words:
             context.check()
             for name in plan.stages[word].accumulates:
                 part[name] = _concatenated(total.pop(name, None), part[name])
-            part = {**part, **_run_stage(plan, word, part, context)}
+                inner = replace(inner, problems=seen) if name == "problems" else inner
+            part = {**part, **_run_stage(plan, word, part, inner)}
+            if "problems" in plan.stages[word].gives:
+                inner = replace(inner, problems=problems_of(plan.family, part["problems"]))
         total = {
             name: frame if name in whole else _concatenated(total.get(name), frame) for name, frame in part.items()
         }
@@ -101,7 +107,8 @@ def finish_completed(plan: Plan, tables: StageTables, context: Context) -> Stage
     if not len(done["problems"]):
         return tables
     finished = set(done["problems"]["problem"])
-    missing = {p.shape_group for p in problems_of(plan.family, tables["problems"]) if p.id not in finished}
+    missing = {p.shape_group for p in context.problems if p.id not in finished}
+    context = replace(context, problems=problems_of(plan.family, done["problems"]))
     done = {**_rows_of(finished, _tables_given(plan, plan.chain[: devices[0]], tables)), **done}
     for word in plan.chain[devices[-1] + 1 :]:
         if lacking := sorted(set(plan.stages[word].needs) - set(done)):
@@ -169,6 +176,7 @@ def run(plan: Plan, events: Events) -> int:
             if plan.reuse
             else {}
         )
+        context.problems[:] = problems_of(plan.family, tables["problems"]) if plan.reuse else []
         context.time_account.spent_s["start"] = time.monotonic() - started
         stopped_early = False
         try:

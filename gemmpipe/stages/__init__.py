@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from gemmpipe.core.data import Candidate, Device, Scalar
+from gemmpipe.core.data import Candidate, Device, Problem, Scalar
 from gemmpipe.core.events import Events, TimeAccount
 from gemmpipe.executors import Pool
 from gemmpipe.family import Family, Implementation, KernelDefaults
@@ -42,6 +42,9 @@ class EngineTarget:
         """What its finals are called in trials and journals, apart from those of the problems."""
         return f"{FINALS} {self.name}"
 
+
+POLL_S = 0.5
+"""The longest wait of a stage for results, in seconds: it looks for a request to stop in between."""
 
 FINALS = "bench"
 """What the finals of problems are called in trials and journals."""
@@ -83,6 +86,8 @@ class Context:
     """The workers; None where no stage of the chain needs a device."""
     check: Callable[[], None]
     """Raises Interrupted when the user asked to stop."""
+    problems: list[Problem] = field(default_factory=list)
+    """The rows of the table `problems` as objects: of the run, or of the batch that a stage is given."""
     history: History = field(default_factory=History)
     """What is known of all problems of the run, and of earlier ones; searches learn from it."""
     prior_records: Sequence[Record] = ()

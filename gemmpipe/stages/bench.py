@@ -13,15 +13,13 @@ from gemmpipe.bench.timer import Timer
 from gemmpipe.core.data import Candidate, Problem, Status, Trial
 from gemmpipe.core.events import counted
 from gemmpipe.executors import BuildResult, JobResult, drain_on_interrupt
-from gemmpipe.stages import Context, Stage
+from gemmpipe.stages import POLL_S, Context, Stage
 from gemmpipe.stages.dispatch import DeviceMonitor, dispatch_jobs
 from gemmpipe.stages.needed_builds import compile_extra_orders
-from gemmpipe.stages.rows import candidate_of, problems_of, trial_frame
+from gemmpipe.stages.rows import candidate_of, trial_frame
 
 if TYPE_CHECKING:
     import pandas as pd
-
-_POLL_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +42,10 @@ class Bench(Stage):
         """The finals' trials; screening trials of candidates that did not get here stay in the table."""
         import pandas as pd
 
-        problems = problems_of(context.family, tables["problems"])
-        trials = self._finals(problems, tables["shortlist"], context)
+        trials = self._finals(tables["shortlist"], context)
         counts = Counter(str(t.status) for t in trials)
         summary = ", ".join(f"{n:,} {status}" for status, n in counts.most_common())
-        context.events.emit("line", f"bench: {counted(len(problems), 'problem')}, {summary or 'no finalist'}")
+        context.events.emit("line", f"bench: {counted(len(context.problems), 'problem')}, {summary or 'no finalist'}")
         if "trials" not in tables:
             return {"trials": trial_frame(trials, {})}
         screened, finalists = tables["trials"], {(t.problem, t.candidate.id) for t in trials}
@@ -58,14 +55,14 @@ class Bench(Stage):
         names = dict(zip(before["candidate"], before["kernelName"], strict=True))
         return {"trials": pd.concat([screened[~again], trial_frame(trials, names)], ignore_index=True)}
 
-    def _finals(self, problems: list[Problem], shortlist: "pd.DataFrame", context: Context) -> list[Trial]:
+    def _finals(self, shortlist: "pd.DataFrame", context: Context) -> list[Trial]:
         # Who was screened and has no time failed there; who was not screened comes from a table.
         ready = shortlist[shortlist["us"].notna() | (shortlist["status"] == "")]
         by_problem: dict[str, list[Mapping[Hashable, object]]] = {}
         for row in ready.to_dict("records"):
             by_problem.setdefault(str(row["problem"]), []).append(row)
         progress = _FinalsProgress(context)
-        jobs = [progress.start(self._job(p, by_problem.get(p.id, []), context.finals)) for p in problems]
+        jobs = [progress.start(self._job(p, by_problem.get(p.id, []), context.finals)) for p in context.problems]
         total = len(jobs)
         context.events.emit("stage", "bench", total=total)
         queue: list[Job] = list(
@@ -76,7 +73,7 @@ class Bench(Stage):
             while progress.pending:
                 monitor.sample()
                 dispatch_jobs(queue, context)
-                for message in context.pool.poll(_POLL_S):
+                for message in context.pool.poll(POLL_S):
                     progress.receive(message)
                 context.check()
                 context.events.emit("progress", done=total - len(progress.pending))

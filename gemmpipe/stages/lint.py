@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.backends.engine import EngineBackend, EngineImplementation
 from gemmpipe.bench.timer import paired_ratio
-from gemmpipe.core.data import Candidate, Device, Knobs, Problem, Scalar, Status
+from gemmpipe.core.data import TIMED, Candidate, Device, Knobs, Problem, Scalar
 from gemmpipe.core.errors import UserError, check_at_least, suggest_or_list
 from gemmpipe.family.problem import make_problem, merge_duplicates
 from gemmpipe.formats.engine_filenames import DENSE, ENGINES, EXPERTS, SGLANG, VLLM, EngineFileName
@@ -16,7 +16,7 @@ from gemmpipe.formats.engine_knobs import check_entry
 from gemmpipe.formats.engine_lint import LintedFile, findings_of, lint
 from gemmpipe.formats.findings import ERROR, NOTE, WARNING, Finding, summary
 from gemmpipe.stages import Context, Stage
-from gemmpipe.stages.rows import problem_frame, untimed_row
+from gemmpipe.stages.rows import TrialRow, problem_frame, row_samples_us, trials_by_candidate, untimed_row
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 _FORMATS: Mapping[str, EngineJson] = {VLLM: Vllm(device_name=None), SGLANG: Sglang(device_name=None)}
 _ENTRIES = ("problem", "path", "M", "entry", "default")
 _FINDINGS = ("file", "key", "severity", "text", "remedy")
-_TIMED = {str(Status.OK), str(Status.PRUNED)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +197,7 @@ class LintTimings(Stage):
         """`slower`, a row a finding; an entry that fails where it was timed is an error."""
         import pandas as pd
 
-        trials = {(str(t["problem"]), str(t["candidate"])): t for t in tables["trials"].to_dict("records")}
+        trials = trials_by_candidate(tables["trials"])
         found = list(self._findings(tables["entries"].to_dict("records"), trials))  # type: ignore[arg-type]
         report_findings(found, context)
         context.events.emit("line", summary(tables["entries"]["path"].nunique(), found).replace("lint:", "timed:"))
@@ -206,19 +205,19 @@ class LintTimings(Stage):
         return {"slower": pd.DataFrame(rows, columns=list(_FINDINGS))}
 
     def _findings(
-        self, entries: list[Mapping[str, object]], trials: Mapping[tuple[str, str], Mapping[object, object]]
+        self, entries: list[Mapping[str, object]], trials: Mapping[tuple[str, str], TrialRow]
     ) -> Iterator[Finding]:
         for row in entries:
             path, key = Path(str(row["path"])), str(row["M"])
             entry = trials.get((str(row["problem"]), str(row["entry"])))
             default = trials.get((str(row["problem"]), str(row["default"])))
-            if entry is None or default is None or str(default["status"]) not in _TIMED:
+            if entry is None or default is None or str(default["status"]) not in TIMED:
                 continue
-            if str(entry["status"]) not in _TIMED:
+            if str(entry["status"]) not in TIMED:
                 text = f"fails on this device: {entry['status']}: {entry['error']}"
                 yield Finding(path=path, key=key, severity=ERROR, text=text, remedy="delete or tune this entry")
                 continue
-            ratio = paired_ratio(tuple(entry["samples_us"]), tuple(default["samples_us"]))  # type: ignore[arg-type]
+            ratio = paired_ratio(row_samples_us(entry), row_samples_us(default))
             if row["entry"] != row["default"] and ratio.low > 1 and ratio.median > 1 + self.slower_pct / 100:
                 text = (
                     f"takes {entry['us']:.2f} us, {ratio.median:.2f} times as long as the engine's default "

@@ -8,9 +8,7 @@ from gemmpipe.core.events import counted
 from gemmpipe.executors import BuildResult, drain_on_interrupt
 from gemmpipe.family import GemmSpec, Implementation
 from gemmpipe.family.guard import PluginError, call_plugin
-from gemmpipe.stages import Context
-
-_POLL_S = 0.5
+from gemmpipe.stages import POLL_S, Context
 
 
 def screening_builds(implementation: Implementation, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
@@ -80,7 +78,7 @@ def _compile(builds: Mapping[str, Build], context: Context) -> dict[str, str]:
     with drain_on_interrupt(context.pool, lambda message: None):
         while open_:
             context.check()
-            for message in context.pool.poll(_POLL_S):
+            for message in context.pool.poll(POLL_S):
                 if (
                     isinstance(message, BuildResult) and message.build.id in open_
                 ):  # others are left over from screening

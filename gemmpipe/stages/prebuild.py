@@ -9,13 +9,11 @@ from gemmpipe.core.data import Build, BuildFacts, Device
 from gemmpipe.core.device import target_device, usable_cores
 from gemmpipe.core.errors import MAX_PROCESSES, check_at_least, check_at_most
 from gemmpipe.executors.compile_pool import CompilePool, cache_folder
-from gemmpipe.stages import Context, Stage
+from gemmpipe.stages import POLL_S, Context, Stage
 from gemmpipe.stages.load import Winner, winners
 
 if TYPE_CHECKING:
     import pandas as pd
-
-_POLL_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +90,7 @@ class Prebuild(Stage):
             for build in plan.builds.values():
                 pool.submit(build)
             while done < len(plan.builds):
-                wait([pool.ready_pipe], timeout=_POLL_S)
+                wait([pool.ready_pipe], timeout=POLL_S)
                 context.check()
                 pool.check()
                 for message in pool.done():

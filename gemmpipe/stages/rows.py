@@ -88,6 +88,27 @@ def trial_frame(trials: Sequence[Trial], kernel_names: Mapping[str, str]) -> pd.
     return pd.DataFrame(rows, columns=list(schema.TRIALS))
 
 
+TrialRow = Mapping[str, object]
+"""A row of the trials table, by column."""
+
+
+def trials_by_candidate(trials: pd.DataFrame) -> dict[tuple[str, str], TrialRow]:
+    """The rows of a trials table by (problem id, candidate id)."""
+    rows: list[TrialRow] = trials.to_dict("records")  # type: ignore[assignment]
+    return {(str(row["problem"]), str(row["candidate"])): row for row in rows}
+
+
+def row_time_us(trial: TrialRow | None) -> float | None:
+    """The time of a row; None without a row or a time."""
+    us = trial["us"] if trial is not None else None
+    return None if us is None or us != us else float(str(us))
+
+
+def row_samples_us(trial: TrialRow) -> tuple[float, ...]:
+    """The samples of a row, in the order of the rounds."""
+    return tuple(trial["samples_us"])  # type: ignore[arg-type]
+
+
 def excluded_frame(summaries: Sequence[CandidateSummary], kernel_names: Mapping[str, str]) -> pd.DataFrame:
     """The trials table of those that were not tried at all."""
     columns = {name: [cell for o in summaries for cell in o.excluded[name]] for name in EXCLUDED_COLUMNS}

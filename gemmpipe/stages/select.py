@@ -12,7 +12,7 @@ from gemmpipe.family.problem import shape_groups
 from gemmpipe.runtime.select import library_backends
 from gemmpipe.stages import FINALS, Context, Stage
 from gemmpipe.stages.engine.files import engine_rows
-from gemmpipe.stages.rows import config_text, problems_of, report_unsolved
+from gemmpipe.stages.rows import config_text, report_unsolved
 from gemmpipe.stages.selection_rules import Finalist, Selection, SelectionRules, select_finalist
 from gemmpipe.stages.selections import base_row, comparison, finalists_of, policy
 from gemmpipe.tables.merge import SHARED_GPU
@@ -53,7 +53,7 @@ class Select(Stage):
         """Selections of problems and of the buckets that the formats ask for."""
         import pandas as pd
 
-        problems = problems_of(context.family, tables["problems"])
+        problems = context.problems
         finalists = finalists_of(tables["trials"], FINALS)
         rows = []
         for problem in problems if context.per_problem else ():

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from gemmpipe.core.data import Problem, Status
+from gemmpipe.core.data import TIMED, Problem, Status
 from gemmpipe.family import GemmSpec
 from gemmpipe.stages import Context
 from gemmpipe.stages.rows import candidate_of, config_text, quantile
@@ -13,12 +13,10 @@ from gemmpipe.tables.merge import CUT_SHORT, SHARED_GPU
 if TYPE_CHECKING:
     import pandas as pd
 
-_RACED = {str(Status.OK), str(Status.PRUNED)}
-
 
 def finalists_of(trials: "pd.DataFrame", stage: str) -> dict[str, list[Finalist]]:
     """By problem id: whose result was right, and who was timed, at this stage of a trials table."""
-    raced = trials[(trials["stage"] == stage) & trials["status"].isin(_RACED) & trials["us"].notna()]
+    raced = trials[(trials["stage"] == stage) & trials["status"].isin([*map(str, TIMED)]) & trials["us"].notna()]
     found: dict[str, list[Finalist]] = {}
     columns = ["problem", "libtype", "config", "samples_us", "extra_weight_bytes", "err_ratio", "kernelName"]
     rows = raced[[*columns, "status", "shared"]].itertuples(index=False)

@@ -14,7 +14,7 @@ from gemmpipe.bench.jobs import LONG_LAUNCH_US, RUNNING_SEVERAL, SETTING_UP, Job
 from gemmpipe.bench.setup import ProblemSetup
 from gemmpipe.bench.timer import TimedReplay, Timer, paired_ratio
 from gemmpipe.core import schema
-from gemmpipe.core.data import Candidate, Problem, Status, Trial
+from gemmpipe.core.data import TIMED, Candidate, Problem, Status, Trial
 from gemmpipe.core.events import counted
 from gemmpipe.executors import BuildResult, JobResult, drain_on_interrupt
 from gemmpipe.family import load_family
@@ -26,9 +26,9 @@ from gemmpipe.runtime.single_table import (
     entry_point_call,
     single_table_dispatch,
 )
-from gemmpipe.stages import Context, Stage
+from gemmpipe.stages import POLL_S, Context, Stage
 from gemmpipe.stages.dispatch import dispatch_jobs
-from gemmpipe.stages.rows import candidate_of, problems_of
+from gemmpipe.stages.rows import candidate_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -178,10 +178,6 @@ def _read(family: str, table: Path, changed_ns: int) -> SingleTableDispatch:
     return single_table_dispatch(load_family(family), table)
 
 
-_POLL_S = 0.5
-_TIMED = (str(Status.OK), str(Status.PRUNED))
-
-
 @dataclass(frozen=True, kw_only=True)
 class VerifyCalls(Stage):
     """Calls are timed in a graph of cold operands (on a CPU plainly), in turns with the launch that the row names.
@@ -216,8 +212,8 @@ class VerifyCalls(Stage):
         """One for each row whose winner was timed in the finals."""
         if context.table is None:
             return
-        problems = {problem.id: problem for problem in problems_of(context.family, tables["problems"])}
-        finals = tables["trials"][tables["trials"]["status"].isin(_TIMED)]
+        problems = {problem.id: problem for problem in context.problems}
+        finals = tables["trials"][tables["trials"]["status"].isin([*map(str, TIMED)])]
         timed = {
             (str(p), str(c)): (lib, config) for p, c, lib, config in finals[_CANDIDATE_COLUMNS].itertuples(index=False)
         }
@@ -268,7 +264,7 @@ def _run(jobs: list[CallJob], context: Context) -> dict[tuple[str, Candidate], l
     with drain_on_interrupt(context.pool, receive):
         while open_:
             dispatch_jobs(queue, context)
-            for message in context.pool.poll(_POLL_S):
+            for message in context.pool.poll(POLL_S):
                 receive(message)
             context.check()
             context.events.emit("progress", done=total - len(open_))

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.bench.timer import PairedRatio, paired_ratio
 from gemmpipe.core import schema
-from gemmpipe.core.data import Status
+from gemmpipe.core.data import TIMED, Status
 from gemmpipe.core.errors import check_at_least
 from gemmpipe.stages import Context, Stage
+from gemmpipe.stages.rows import row_samples_us
 from gemmpipe.tables.merge import is_provisional
 
 if TYPE_CHECKING:
@@ -68,7 +69,6 @@ def calls_summary(rows: Sequence[CallRow], max_overhead_pct: float | None) -> st
     )
 
 
-_TIMED = {str(Status.OK), str(Status.PRUNED)}
 _MOST_LINES = 200
 
 
@@ -131,14 +131,14 @@ class VerifyReport(Stage):
     ) -> dict[str, object]:
         """One row of `verified`."""
         own = next((t for t in trials if t["candidate"] == row["candidate"]), None)
-        timed = [t for t in trials if t["status"] in _TIMED]
+        timed = [t for t in trials if t["status"] in TIMED]
         cells = {name: row.get(name) for name in ("problem", "place", "libtype", "config", "kernelName")}
         cells |= {"recorded_us": row.get("us")}
-        if own is None or own["status"] not in _TIMED:
+        if own is None or own["status"] not in TIMED:
             reason = str(row["reason"]) or _failure(own)
             return cells | {"verdict": "stale", "reason": reason}
         library = _baseline(own, timed, context)
-        ratio = paired_ratio(_samples(own), _samples(library)) if library else None
+        ratio = paired_ratio(row_samples_us(own), row_samples_us(library)) if library else None
         comparable, why = _comparable(row, context)
         drift = float(str(own["us"])) / float(str(row["us"])) if comparable else None
         cells |= {"us": own["us"], "drift": drift, "baseline": library["kernelName"] if library else None}
@@ -205,10 +205,6 @@ def _baseline(
     ]
     # Who was outrun has times of the early rounds alone: it is the baseline only where all libraries were.
     return min(others, key=lambda t: (t["status"] != str(Status.OK), float(str(t["us"]))), default=None)
-
-
-def _samples(trial: Mapping[str, object]) -> tuple[float, ...]:
-    return tuple(trial["samples_us"])  # type: ignore[arg-type]
 
 
 def _comparable(row: Mapping[str, object], context: Context) -> tuple[bool, str]:

@@ -128,7 +128,7 @@ def test_nothing_is_tried_of_other_ms_when_the_time_is_over(
     run: Run, monkeypatch: pytest.MonkeyPatch, budget_s: str, tried: bool
 ) -> None:
     exchanged: list[object] = []
-    monkeypatch.setattr("gemmpipe.stages.screen.stage.of_neighbours", lambda *words: exchanged.append(words) or ())
+    monkeypatch.setattr("gemmpipe.stages.screen.stage.cross_evaluate", lambda *words: exchanged.append(words) or ())
     run("search=exhaustive", f"search.budget_s={budget_s}")
     assert bool(exchanged) is tried
 

@@ -26,7 +26,6 @@ from gemmpipe.journal import Journal
 from gemmpipe.sources.inline import InlineShapes
 from gemmpipe.stages import Context
 from gemmpipe.stages.bench import Bench
-from gemmpipe.stages.rows import problem_frame
 from gemmpipe.stages.screen.stage import Screen
 
 FAULTY = Path(__file__).parents[1] / "faulty"
@@ -91,12 +90,12 @@ def _context(folder: Path, pool: LocalPool, no_words: KernelDefaults) -> Context
         record=journals.read(folder),
         pool_or_none=pool,
         check=lambda: None,
+        problems=PROBLEMS,
     )
 
 
 def _tune(context: Context) -> "dict[str, pd.DataFrame]":
-    tables = {"problems": problem_frame(context.family, PROBLEMS)}
-    tables |= Screen(keep=4, margin_pct=1000, bucket_keep=0, timer=TIMER).run(tables, context)
+    tables = Screen(keep=4, margin_pct=1000, bucket_keep=0, timer=TIMER).run({}, context)
     return Bench(err_ratio=0.05, timer=TIMER).run(tables, context)
 
 

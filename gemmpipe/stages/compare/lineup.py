@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.bench.jobs import AutotuneJob, Job
-from gemmpipe.core.data import Build, Problem, Scalar, Trial
+from gemmpipe.core.data import Build, Scalar, Trial
 from gemmpipe.core.errors import UserError
 from gemmpipe.core.events import IDLE
 from gemmpipe.executors import BuildResult, JobResult, drain_on_interrupt
 from gemmpipe.formats.engine_json import EngineJson, Sglang, Vllm
 from gemmpipe.runtime.tables import load_tables
-from gemmpipe.stages import Context, Stage
+from gemmpipe.stages import POLL_S, Context, Stage
 from gemmpipe.stages.compare import entries
 from gemmpipe.stages.compare.entries import LineupEntry
 from gemmpipe.stages.dispatch import dispatch_jobs
 from gemmpipe.stages.history import native_tables
-from gemmpipe.stages.rows import problems_of, untimed_row
+from gemmpipe.stages.rows import untimed_row
 from gemmpipe.stages.screen.candidates import CandidateList, listing_task
 from gemmpipe.tables import store
 from gemmpipe.tables.merge import Row
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 
 STAGE = "autotune"
-_AUTOTUNE_POLL_S = 0.5
 
 
 def run_autotune(jobs: Sequence[AutotuneJob], context: Context) -> dict[str, Trial]:
@@ -57,14 +56,13 @@ def run_autotune(jobs: Sequence[AutotuneJob], context: Context) -> dict[str, Tri
     with drain_on_interrupt(context.pool, receive):
         while open_:
             dispatch_jobs(queue, context)
-            for message in context.pool.poll(_AUTOTUNE_POLL_S):
+            for message in context.pool.poll(POLL_S):
                 receive(message)
             context.check()
             context.events.emit("progress", done=total - len(open_))
     return found
 
 
-_POLL_S = 0.5
 LINEUP = ("problem", "name", "candidate", "unlike", "reason", "run_id", "seconds", "tried", "of", "compiled")
 """The columns of `lineup`; the last four say what a choice took another tuner."""
 
@@ -109,7 +107,7 @@ class Lineup(Stage):
 
         from gemmpipe.core.schema import SHORTLIST
 
-        listings = list(_listings(problems_of(context.family, tables["problems"]), context))
+        listings = list(_listings(context))
         journals = cache(partial(entries.journal_of, context.run_dir.parent.parent))
         chosen, own = _chosen(context), self._own_rows(context)
         found: dict[str, list[LineupEntry]] = {}
@@ -137,9 +135,9 @@ class Lineup(Stage):
         )
 
 
-def _listings(problems: Sequence[Problem], context: Context) -> Iterator[CandidateList]:
+def _listings(context: Context) -> Iterator[CandidateList]:
     """Every problem's, made by idle compile processes where there are some."""
-    tasks = [listing_task(problem, context, ()) for problem in problems]
+    tasks = [listing_task(problem, context, ()) for problem in context.problems]
     asides: list[Future[CandidateList] | None] = [context.pool.submit_task(task) for task in tasks]
     for task, future in zip(tasks, asides, strict=True):
         context.check()
@@ -203,7 +201,7 @@ def _compile(builds: list[Build], context: Context) -> None:
     with drain_on_interrupt(context.pool, lambda message: None):
         while left:
             context.check()
-            left -= sum(isinstance(message, BuildResult) for message in context.pool.poll(_POLL_S))
+            left -= sum(isinstance(message, BuildResult) for message in context.pool.poll(POLL_S))
 
 
 def _autotune_entries(listings: Sequence[CandidateList], context: Context) -> Iterator[tuple[str, LineupEntry]]:

@@ -16,10 +16,10 @@ from gemmpipe.core.data import Problem, Status
 from gemmpipe.core.errors import UserError, check_at_least, suggest_or_list
 from gemmpipe.core.files import read_object
 from gemmpipe.core.paths import write_atomic
-from gemmpipe.stages import Context, Stage
+from gemmpipe.stages import FINALS, Context, Stage
 from gemmpipe.stages.compare import summary as regimes
 from gemmpipe.stages.compare.entries import NAMES, OWN, TUNED
-from gemmpipe.stages.rows import problems_of
+from gemmpipe.stages.rows import TrialRow, row_samples_us, row_time_us, trials_by_candidate
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -102,8 +102,6 @@ COMPARED = (
 _FROM_TRIAL = ("libtype", "config", "status", "p20_us", "p80_us", "error")
 _BLOCKWISE = f"{SameSize.label} {BLOCKWISE}"
 
-TrialRow = Mapping[str, object]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
@@ -147,14 +145,10 @@ class Compare(Stage):
         """The table, its summary, and compare.html beside them."""
         import pandas as pd
 
-        finals = tables["trials"][tables["trials"]["stage"] == "bench"].to_dict("records")
-        trials: dict[tuple[str, str], TrialRow] = {
-            (str(t["problem"]), str(t["candidate"])): t  # type: ignore[misc]
-            for t in finals
-        }
+        trials = trials_by_candidate(tables["trials"][tables["trials"]["stage"] == FINALS])
         lineup = {str(name): part.to_dict("records") for name, part in tables["lineup"].groupby("problem", sort=False)}
         rows: list[dict[str, object]] = []
-        for problem in problems_of(context.family, tables["problems"]):
+        for problem in context.problems:
             entries: list[TrialRow] = lineup.get(problem.id, [])  # type: ignore[assignment]
             rows += self._rows(problem, entries, trials, context)
         compared = pd.DataFrame(rows, columns=list(COMPARED))
@@ -174,13 +168,13 @@ class Compare(Stage):
         context: Context,
     ) -> list[dict[str, object]]:
         named = {str(e["name"]): trials.get((problem.id, str(e["candidate"]))) for e in entries}
-        floor_us = self._floor_us(problem, _time(named.get(f"{SameSize.label} {EMPTY}")), context)
+        floor_us = self._floor_us(problem, row_time_us(named.get(f"{SameSize.label} {EMPTY}")), context)
         spec = context.family.spec(problem)
         place = {"problem": problem.id, "M": spec.m, "N": spec.n, "K": spec.k, "floor_us": floor_us}
         rows = []
         for entry in entries:
             name, trial = str(entry["name"]), named[str(entry["name"])]
-            us = _time(trial)
+            us = row_time_us(trial)
             library = trial is not None and _is_library(name, trial, context)
             said = {c: trial[c] for c in _FROM_TRIAL} if trial is not None else _missing_cells(entry)
             took = {"tuning_s": entry["seconds"], **{c: entry[c] for c in ("tried", "of", "compiled")}}
@@ -242,15 +236,6 @@ def _missing_cells(entry: TrialRow) -> dict[str, object]:
 
 def _ratio(trial: TrialRow | None, other: TrialRow | None) -> float | None:
     """The one's time over the other's, paired; None where either has none."""
-    if trial is None or other is None or _time(trial) is None or _time(other) is None:
+    if trial is None or other is None or row_time_us(trial) is None or row_time_us(other) is None:
         return None
-    return paired_ratio(_samples(trial), _samples(other)).median
-
-
-def _time(trial: TrialRow | None) -> float | None:
-    us = trial["us"] if trial is not None else None
-    return None if us is None or us != us else float(str(us))
-
-
-def _samples(trial: TrialRow) -> Sequence[float]:
-    return tuple(trial["samples_us"])  # type: ignore[arg-type]
+    return paired_ratio(row_samples_us(trial), row_samples_us(other)).median

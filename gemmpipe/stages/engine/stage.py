@@ -19,17 +19,16 @@ from gemmpipe.family.space import Space
 from gemmpipe.formats import Format
 from gemmpipe.search import Search
 from gemmpipe.search.history import History
-from gemmpipe.stages import Context, EngineTarget, Stage
+from gemmpipe.stages import POLL_S, Context, EngineTarget, Stage
 from gemmpipe.stages.bench import Bench
 from gemmpipe.stages.engine.files import EngineShapeGroup, engine_shape_group, problem_at_m
-from gemmpipe.stages.rows import candidate_of, problem_frame, problems_of, untimed_row
+from gemmpipe.stages.rows import candidate_of, untimed_row
 from gemmpipe.stages.screen.stage import Screen
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _COMPILE_PROCESSES = 8  # an engine takes seconds and a gigabyte in each
-_POLL_S = 0.5
 _NEIGHBOURS = 4  # of the finalists of the next key above, which serves few Ms below it
 
 
@@ -85,15 +84,14 @@ class Engine(Stage):
         """The trials, with those of engines' functions: of the problems, and of Ms beside these."""
         import pandas as pd
 
-        problems = problems_of(context.family, tables["problems"])
         parts = [
             tables["trials"],
-            *(self._search_function(target, problems, context) for target in context.engine_targets),
+            *(self._search_function(target, context) for target in context.engine_targets),
         ]
         parts = [part for part in parts if len(part)] or parts[:1]
         return {"trials": pd.concat(parts, ignore_index=True)}
 
-    def _search_function(self, target: EngineTarget, problems: list[Problem], context: Context) -> "pd.DataFrame":
+    def _search_function(self, target: EngineTarget, context: Context) -> "pd.DataFrame":
         begun = time.monotonic()
         absent = _why_absent(target.implementation, context)
         runs = f"{absent}: a kernel of its form is timed" if absent else "its own function is timed in the finals"
@@ -112,13 +110,14 @@ class Engine(Stage):
         )
         try:
             screen = replace(self.screen, keep=self.keep, bucket_keep=0)
-            found = screen.run({"problems": problem_frame(context.family, problems)}, inner)
+            found = screen.run({}, inner)
         finally:
             inner.close_search_pools()
-        given = _finals(target, problems, found, absent is None, inner)
+        problems, shortlist = _finals(found["shortlist"], absent is None, inner)
+        inner = replace(inner, problems=problems)
         if absent is None:
-            _compile_ahead(target, given, inner)
-        trials = self.bench.run({**found, **given}, inner)["trials"]
+            _compile_ahead(target, shortlist, inner)
+        trials = self.bench.run({**found, "shortlist": shortlist}, inner)["trials"]
         seconds = time.monotonic() - begun
         context.stage_seconds[f"engine_{target.name}_s"] = (
             context.stage_seconds.get(f"engine_{target.name}_s", 0.0) + seconds
@@ -140,11 +139,11 @@ def _absent(implementation: EngineImplementation) -> str | None:
     return implementation.unavailable_reason()
 
 
-def _compile_ahead(target: EngineTarget, given: "Mapping[str, pd.DataFrame]", context: Context) -> None:
+def _compile_ahead(target: EngineTarget, shortlist: "pd.DataFrame", context: Context) -> None:
     """Compile what the engine's function needs in the finals in several processes: a call would do it by itself."""
-    specs = {p.id: context.family.spec(p) for p in problems_of(context.family, given["problems"])}
+    specs = {p.id: context.family.spec(p) for p in context.problems}
     by_candidate: dict[Candidate, list[GemmSpec]] = {}
-    for problem, libtype, config in given["shortlist"][["problem", "libtype", "config"]].itertuples(index=False):
+    for problem, libtype, config in shortlist[["problem", "libtype", "config"]].itertuples(index=False):
         by_candidate.setdefault(candidate_of(libtype, config), []).append(specs[problem])
     calls = [[(spec, candidate.knobs) for spec in specs] for candidate, specs in by_candidate.items()]
     shares = [[call for some in calls[i::_COMPILE_PROCESSES] for call in some] for i in range(_COMPILE_PROCESSES)]
@@ -156,7 +155,7 @@ def _compile_ahead(target: EngineTarget, given: "Mapping[str, pd.DataFrame]", co
     while left:
         context.check()
         with context.time_account.timed(IDLE):
-            done, left = wait(left, timeout=_POLL_S)
+            done, left = wait(left, timeout=POLL_S)
         for future in done:
             if (error := future.exception()) is not None:
                 context.events.emit("detail", f"engine: {target.name}: {one_line(error)}")
@@ -168,37 +167,29 @@ def _task(
     return CompileCalls(implementation=implementation, device=context.device, calls=calls)
 
 
-def _finals(
-    target: EngineTarget,
-    problems: Sequence[Problem],
-    found: "Mapping[str, pd.DataFrame]",
-    installed: bool,
-    context: Context,
-) -> "dict[str, pd.DataFrame]":
-    """The problems of the finals, which are more than those that were screened, and who takes part in each."""
+def _finals(screened: "pd.DataFrame", installed: bool, context: Context) -> "tuple[list[Problem], pd.DataFrame]":
+    """The problems of the finals, which are more than those that were screened, and the shortlist of each."""
     import pandas as pd
 
     from gemmpipe.core.schema import SHORTLIST
 
-    ready = found["shortlist"][found["shortlist"]["us"].notna()].sort_values("us", kind="stable")
-    screened: dict[str, list[Candidate]] = {}
-    for problem, libtype, config in ready[["problem", "libtype", "config"]].itertuples(index=False):
-        screened.setdefault(problem, []).append(candidate_of(libtype, config))
+    assert context.engine_target is not None
+    ready = screened[screened["us"].notna()].sort_values("us", kind="stable")
+    fastest: dict[str, list[Candidate]] = {}
+    for name, libtype, config in ready[["problem", "libtype", "config"]].itertuples(index=False):
+        fastest.setdefault(name, []).append(candidate_of(libtype, config))
     wanted: list[Problem] = []
     rows: list[dict[str, object]] = []
-    for group in shape_groups(problems):
-        product = engine_shape_group(target, group, context)
-        by_m = {p.rows: screened.get(p.id, []) for p in group}
+    for group in shape_groups(context.problems):
+        product = engine_shape_group(context.engine_target, group, context)
+        by_m = {p.rows: fastest.get(p.id, []) for p in group}
         for m in product.grid.timed_ms:
             problem = (
                 problem_at_m(context.family, group[0], m) if m not in by_m else next(p for p in group if p.rows == m)
             )
             wanted.append(problem)
             rows += _rows(problem, _candidates_at(m, product, by_m), product, installed, context)
-    return {
-        "problems": problem_frame(context.family, wanted),
-        "shortlist": pd.DataFrame(rows, columns=list(SHORTLIST)),
-    }
+    return wanted, pd.DataFrame(rows, columns=list(SHORTLIST))
 
 
 def _candidates_at(m: int, product: EngineShapeGroup, by_m: Mapping[int, list[Candidate]]) -> list[Candidate]:

@@ -11,9 +11,9 @@ from gemmpipe.core.errors import check_at_least
 from gemmpipe.core.events import counted
 from gemmpipe.executors import drain_on_interrupt
 from gemmpipe.search import TrialRequest
-from gemmpipe.stages import Context, Stage
+from gemmpipe.stages import POLL_S, Context, Stage
 from gemmpipe.stages.history import TrialCache
-from gemmpipe.stages.rows import config_text, excluded_frame, problems_of, trial_frame
+from gemmpipe.stages.rows import config_text, excluded_frame, trial_frame
 from gemmpipe.stages.screen.candidates import SpaceReport
 from gemmpipe.stages.screen.scheduler import Scheduler, relative_work
 from gemmpipe.stages.screen.search_pool import SearchPool, SessionStarted
@@ -30,8 +30,6 @@ from gemmpipe.stages.screen.state import Bounds, ProblemState
 
 if TYPE_CHECKING:
     import pandas as pd
-
-_POLL_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,14 +57,13 @@ class Screen(Stage):
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """Shortlist and trials of the problems."""
-        problems = problems_of(context.family, tables["problems"])
         search_pool = search_pool_for(context, launches=self.timer.iters, keep=self.keep)
         bounds = Bounds(context.family.baseline, _unchecked_labels(context))
         scheduler = Scheduler(context, search_pool, self.timer, bounds, _deadline(context))
-        context.events.emit("stage", "screen", total=len(problems))
+        context.events.emit("stage", "screen", total=len(context.problems))
         begun = time.monotonic()
         with drain_on_interrupt(context.pool, scheduler.receive):
-            states = self._start_searches(problems, search_pool, scheduler, context)
+            states = self._start_searches(search_pool, scheduler, context)
             self._run_to_completion(scheduler, context)
             if not scheduler.past_deadline:
                 for state, requests in list(cross_evaluate(states, context)):
@@ -82,24 +79,22 @@ class Screen(Stage):
         return self._tables(states, context)
 
     def _run_to_completion(self, scheduler: Scheduler, context: Context) -> None:
-        while scheduler.step(_POLL_S):
+        while scheduler.step(POLL_S):
             _report_progress(scheduler, context)
 
-    def _start_searches(
-        self, problems: list[Problem], search_pool: SearchPool, scheduler: Scheduler, context: Context
-    ) -> list[ProblemState]:
+    def _start_searches(self, search_pool: SearchPool, scheduler: Scheduler, context: Context) -> list[ProblemState]:
         """The problems' courses, in the scheduler's hands as soon as they are listed."""
         report = SpaceReport()
         states: list[ProblemState] = []
-        search_pool.submit(_in_order(problems, context))
-        while len(states) < len(problems):
+        search_pool.submit(_in_order(context))
+        while len(states) < len(context.problems):
             for begun in search_pool.started():
                 report.add(begun.summary.report)
                 states.append(_problem_state(begun, context))
                 scheduler.add(states[-1])
             # On a CPU, listing would take cores from what is timed.
             if context.device.kind != "cpu":
-                scheduler.step(_POLL_S, more=len(states) < len(problems))
+                scheduler.step(POLL_S, more=len(states) < len(context.problems))
             _report_progress(scheduler, context)
         for line in report.lines():
             context.events.emit("line", line)
@@ -210,11 +205,11 @@ def _unchecked_labels(context: Context) -> set[str]:
     return {i.label for i in (*context.family.implementations, *engines)}
 
 
-def _in_order(problems: list[Problem], context: Context) -> list[Problem]:
+def _in_order(context: Context) -> list[Problem]:
     """Siblings together, since they share weights; the expensive first where several devices have to end together."""
     if len(context.pool.devices) == 1:
-        return sorted(problems, key=lambda p: (str(p.shape_group), p.rows))
-    return sorted(problems, key=lambda p: (-relative_work(context.family.spec(p)), p.id))
+        return sorted(context.problems, key=lambda p: (str(p.shape_group), p.rows))
+    return sorted(context.problems, key=lambda p: (-relative_work(context.family.spec(p)), p.id))
 
 
 def _account_idle(context: Context, begun: float) -> None:
