@@ -1,4 +1,4 @@
-"""Searches: which candidates of one problem are timed, and how often."""
+"""The interface of searches: a session chooses which candidates of one problem are timed, with how many launches."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -12,62 +12,62 @@ from gemmpipe.search.history import History
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRequest:
-    """A wish of the search: time this candidate with so many launches."""
+    """A request of a search to time a candidate with this number of launches."""
 
     candidate: Candidate
     launches: int
     first_rung: bool = False
-    """Without the screen timer's `warmup`: the first launch has to do."""
+    """Skips the screen timer's `warmup`: the first launch is the warm-up."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SearchProblem:
-    """What a search is told: the problem, what can be tried on it, and what is known already."""
+    """The input of a search: a problem, its candidates, and the history of other problems."""
 
     problem: Problem
     spec: GemmSpec
     device: Device
     candidates: Sequence[Candidate]
     required: Sequence[Candidate] = ()
-    """Those of `candidates` that are looked at in any case: library paths and incumbents."""
+    """Candidates that every search times: library paths and incumbents."""
     builds: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """By candidate id, the ids of the builds that it needs."""
     launches: int
     """The screen timer's `iters`."""
     keep: int
-    """How many finalists are wanted."""
+    """Number of finalists."""
     history: History
 
 
 class SearchSession(ABC):
-    """One search on one problem. Results may come in any order; `ask` may return nothing while it waits."""
+    """A search on one problem. Results may come in any order; `ask` may return nothing while results are missing."""
 
     @abstractmethod
     def ask(self) -> Sequence[TrialRequest]:
-        """New requests, each given out once."""
+        """Returns new requests, each once."""
 
     @abstractmethod
     def tell(self, trials: Sequence[Trial]) -> None:
-        """Results of requests, failures included."""
+        """Takes the results of requests, failures included."""
 
     @abstractmethod
     def end(self, dropped: int) -> None:
-        """The budget is spent and so many requests are dropped: from here on only looks at what was timed."""
+        """Ends the search when the budget is spent: `dropped` requests get no result, no new candidate is requested."""
 
     @property
     @abstractmethod
     def finished(self) -> bool:
-        """Whether nothing more will be asked for and everything asked for was told."""
+        """True if no request follows and every request has its result."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search(ABC):
-    """A way to search, as the configuration names it."""
+    """A search algorithm with its options, as configured."""
 
     budget_s: float | None
-    """Seconds that screening may take in a run; what is not reached then is left for the next run."""
+    """Seconds of screening per run; candidates not reached by then are left for the next run."""
     budget_trials: int | None
-    """Candidates of a problem that may be timed anew in a run."""
+    """Candidates per problem that may be timed in a run; recorded times do not count."""
     journals: tuple[str, ...]
     """Folders of earlier runs to learn from."""
 
@@ -78,4 +78,4 @@ class Search(ABC):
 
     @abstractmethod
     def start(self, search_problem: SearchProblem) -> SearchSession:
-        """Begin on one problem."""
+        """Starts a session on one problem."""

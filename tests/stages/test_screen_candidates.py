@@ -59,8 +59,8 @@ def test_a_backend_that_is_not_here_is_named_once(no_words: KernelDefaults) -> N
     for problem in problems:
         report.add(list_candidates(problem, family, backends, device, space, ()).summary.report)
     assert report.lines()[-2:] == [
-        "  nothing of cublaslt: no NVIDIA GPU: cuBLASLt computes on these alone",
-        "  nothing of hipblaslt: no AMD GPU: hipBLASLt computes on these alone",
+        "  none of cublaslt: no NVIDIA GPU: cuBLASLt computes on these alone",
+        "  none of hipblaslt: no AMD GPU: hipBLASLt computes on these alone",
     ]
 
 
@@ -69,7 +69,7 @@ def test_reports_of_problems_add_up() -> None:
     one.excluded_by["triton: too large"] += 2
     both.add(one)
     assert both.lines() == [
-        "space: 6 points over all problems",
-        "  6 -> 5  the same once normalised",
+        "space: 6 configurations over all problems",
+        "  6 -> 5  duplicates after normalisation",
         "  5 -> 3  triton: too large",
     ]

@@ -1,6 +1,7 @@
-"""Every candidate of a problem, what it must have compiled, and what was left out for which reason.
+"""The candidates of a problem, their builds, and the configurations that are excluded, each with a reason.
 
-What an implementation says of a candidate before it is tried: it fits, it does not, or its own code raised.
+An implementation classifies a candidate before it is tried: it fits, it is unsupported or dominated, or the
+implementation's own code raised.
 """
 
 from collections import Counter
@@ -22,47 +23,47 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class FilterResult:
-    """A candidate that is tried, with what that takes; or, with a status, one that is not."""
+    """A candidate that is tried, with its builds; with a status, one that is excluded."""
 
     status: Status | None = None
     reason: str = ""
     builds: tuple[Build, ...] = ()
-    """What screening needs of it."""
+    """The builds that screening needs."""
     kernel_name: str = ""
     location: str = ""
-    """`file:line` at which the implementation's own code raised, where it did."""
+    """`file:line` where the implementation's own code raised, if it did."""
 
     @classmethod
     def from_error(cls, raised: PluginError) -> "FilterResult":
-        """Nothing was launched, but as there its own code is what failed."""
+        """Nothing was launched, but as with a launch the implementation's own code failed."""
         return cls(status=Status.LAUNCH_ERROR, reason=str(raised), location=raised.place)
 
     @property
     def reason_kind(self) -> str:
-        """What the reason has in common with others."""
+        """The part of the reason that it shares with others, for counts."""
         return "its own code raised" if self.status is Status.LAUNCH_ERROR else self.reason.split(":")[0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnumeratedConfigs:
-    """What an implementation names for one product on one device."""
+    """The configurations of an implementation for one product on one device."""
 
     missing: str | None = None
-    """Why nothing of it runs here."""
+    """The reason why nothing of it runs here."""
     configs: tuple[Knobs, ...] = ()
-    """Raw configurations."""
+    """As the implementation lists them, before normalisation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateFilter:
-    """An implementation, asked about one product on one device."""
+    """The constraints of an implementation for one product on one device."""
 
     implementation: Implementation
     spec: GemmSpec
     device: Device
 
     def list_configs(self, space: Space) -> EnumeratedConfigs:
-        """Raises Raised where the implementation cannot say."""
+        """Raises PluginError where the implementation's own code does."""
         own, spec, device = self.implementation, self.spec, self.device
         return call_plugin(
             own,
@@ -70,7 +71,7 @@ class CandidateFilter:
         )
 
     def candidate(self, config: Knobs) -> tuple[Candidate, FilterResult | None]:
-        """The candidate of a raw configuration; as it came, and why, where that cannot be normalised."""
+        """The candidate of a raw configuration; where that cannot be normalised, the raw values and the failure."""
         own, spec, device = self.implementation, self.spec, self.device
         try:
             return call_plugin(own, lambda: _checked_candidate(own.label, own.normalise(spec, config, device))), None
@@ -78,14 +79,14 @@ class CandidateFilter:
             return _raw_candidate(own.label, config), FilterResult.from_error(raised)
 
     def check(self, candidate: Candidate, missing: str | None = None, *, keep_dominated: bool = False) -> FilterResult:
-        """`missing` is why nothing runs here; who is `spared` is tried even if it cannot win."""
+        """`missing`: the reason why nothing runs here; `keep_dominated`: also tries a candidate that cannot win."""
         try:
             return call_plugin(self.implementation, lambda: self._check(candidate, missing, keep_dominated))
         except PluginError as raised:
             return FilterResult.from_error(raised)
 
     def valid_candidates(self, listed: EnumeratedConfigs) -> Iterator[Candidate]:
-        """Each candidate of an offer that can run, once, also if it cannot win."""
+        """Each of the listed candidates that can run, once, also those that cannot win."""
         seen: set[Candidate] = set()
         for candidate, failure in map(self.candidate, listed.configs):
             if candidate not in seen:
@@ -107,7 +108,7 @@ class CandidateFilter:
 
 
 def _checked_candidate(label: str, knobs: Knobs) -> Candidate:
-    """Raises TypeError where knobs are not what JSON can hold."""
+    """Raises TypeError for knobs that JSON cannot hold."""
     candidate: Candidate = interned(Candidate.of(label, knobs))
     assert candidate.id
     return candidate
@@ -122,32 +123,32 @@ def _raw_candidate(label: str, config: Knobs) -> Candidate:
 
 @lru_cache(maxsize=1 << 15)
 def interned(value: T) -> T:
-    """One object for equal ones, also of other problems: its id is computed once, and it is pickled once."""
+    """One object for equal values, also of other problems: its id is computed once, and it is pickled once."""
     return value
 
 
 EXCLUDED_COLUMNS = ("candidate", "libtype", "config", "status", "error")
-"""What is told of a candidate that is not tried, as columns of the trials table."""
+"""The columns of the trials table that an excluded candidate has."""
 
 
 @dataclass(kw_only=True)
 class SpaceReport:
-    """How many points the spaces held, what took how many away, and which backends had none to offer."""
+    """Counts of configurations: listed, excluded by each rule, and the backends without any."""
 
     configs: int = 0
     normalised: int = 0
     excluded_by: Counter[str] = field(default_factory=Counter)
     unavailable: dict[str, str] = field(default_factory=dict)
-    """Label -> why it is not available; of backends that only know their candidates where they are."""
+    """Label -> reason why it is not available; for backends that list candidates only where they are available."""
     left_out: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Problems by (label, what it raised instead of naming its candidates)."""
+    """Number of problems by (label, the error that it raised instead of listing configurations)."""
     raised: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Candidates by (label, file and line at which its own code raised instead of judging them)."""
+    """Number of candidates by (label, `file:line` where its constraints raised)."""
     examples: dict[str, str] = field(default_factory=dict)
-    """By file and line, what was raised there first."""
+    """By `file:line`, the first error raised there."""
 
     def add(self, other: "SpaceReport") -> None:
-        """Take in another problem's."""
+        """Adds another problem's counts."""
         self.configs += other.configs
         self.normalised += other.normalised
         self.excluded_by.update(other.excluded_by)
@@ -157,14 +158,14 @@ class SpaceReport:
         self.examples = other.examples | self.examples
 
     def count_excluded(self, label: str, result: FilterResult) -> None:
-        """Count a candidate that is not tried."""
+        """Counts an excluded candidate."""
         self.excluded_by[f"{label}: {result.reason_kind}"] += 1
         if result.status is Status.LAUNCH_ERROR:
             self.raised[label, result.location] += 1
             self.examples.setdefault(result.location, result.reason)
 
     def warnings(self) -> list[str]:
-        """What the implementations' own code did not mean to do."""
+        """Warnings about errors in the implementations' own code."""
         left_out = [
             f"{label}: left out of {counted(n, 'problem')}: {text}" for (label, text), n in self.left_out.items()
         ]
@@ -175,16 +176,16 @@ class SpaceReport:
         return left_out + raised
 
     def lines(self) -> list[str]:
-        """The count before and after each rule."""
+        """Lines with the count before and after each rule."""
         left = self.configs
-        lines = [f"space: {left:,} points over all problems"]
+        lines = [f"space: {left:,} configurations over all problems"]
         if self.normalised != left:
-            lines.append(f"  {left:,} -> {self.normalised:,}  the same once normalised")
+            lines.append(f"  {left:,} -> {self.normalised:,}  duplicates after normalisation")
             left = self.normalised
         for rule, count in self.excluded_by.most_common():
             lines.append(f"  {left:,} -> {left - count:,}  {rule}")
             left -= count
-        return [*lines, *(f"  nothing of {label}: {reason}" for label, reason in self.unavailable.items())]
+        return [*lines, *(f"  none of {label}: {reason}" for label, reason in self.unavailable.items())]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +199,7 @@ class CandidateSummary:
     required: tuple[Candidate, ...]
     """Candidates that every search times: the libraries', and the incumbents."""
     excluded: Mapping[str, Sequence[str]]
-    """Those that do not fit, or cannot win: the columns `EXCLUDED_COLUMNS`."""
+    """Candidates that do not fit or cannot win: cells by column of `EXCLUDED_COLUMNS`."""
     report: SpaceReport
 
 
@@ -223,9 +224,9 @@ class CandidateList:
 
 
 def listing_task(problem: Problem, context: Context, incumbents: Sequence[Candidate]) -> Callable[[], CandidateList]:
-    """Listing a problem, as something that can be pickled."""
-    words = (context.implementations, context.device, context.space, incumbents)
-    return partial(list_by_family_name, problem, context.family.module, *words)
+    """A picklable task that lists a problem's candidates."""
+    arguments = (context.implementations, context.device, context.space, incumbents)
+    return partial(list_by_family_name, problem, context.family.module, *arguments)
 
 
 def list_by_family_name(
@@ -236,7 +237,7 @@ def list_by_family_name(
     space: Space,
     incumbents: Sequence[Candidate],
 ) -> CandidateList:
-    """The same, as a task for another process: a family cannot be pickled, its name can."""
+    """`list_candidates` as a task for another process: a family cannot be pickled, its name can."""
     return list_candidates(problem, load_family(family), implementations, device, space, incumbents)
 
 
@@ -248,9 +249,10 @@ def list_candidates(
     space: Space,
     incumbents: Sequence[Candidate],
 ) -> CandidateList:
-    """All candidates of a problem: the space's, the libraries' and the incumbents, each once and normalised.
+    """All candidates of a problem: of the space, of the libraries, and the incumbents, each once and normalised.
 
-    Whose own code raises is passed over: a candidate where it was judged, an implementation where it named them.
+    Where an implementation's own code raises, the candidate that it checked is excluded, or the implementation if it
+    listed configurations.
     """
     spec = family.spec(problem)
     report = SpaceReport()
@@ -284,7 +286,7 @@ def list_candidates(
 def _filtered(
     candidate_filter: CandidateFilter, space: Space, known: Sequence[Knobs], report: SpaceReport
 ) -> Iterator[tuple[Candidate, FilterResult]]:
-    """On each candidate of an implementation once, and on the implementation where it could not name them."""
+    """The result for each candidate of an implementation, once, and for the implementation where it lists none."""
     label, listed = candidate_filter.implementation.label, EnumeratedConfigs()
     try:
         listed = candidate_filter.list_configs(space)
