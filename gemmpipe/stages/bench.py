@@ -1,4 +1,4 @@
-"""The bench stage (accurate-bench): checks the shortlist against the reference and times it in interleaved rounds."""
+"""The bench stage: checks the shortlist against the reference and times it in interleaved rounds (the finals)."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench(Stage):
-    """Finals: a candidate passes when its error ratio is strictly below `err_ratio`."""
+    """The finals; a candidate passes when its error ratio is strictly below `err_ratio`."""
 
     err_ratio: float
     timer: Timer
@@ -39,7 +39,7 @@ class Bench(Stage):
             raise ValueError(f"err_ratio={self.err_ratio:g}, expected above 0 and at most 1")
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
-        """The finals' trials; screening trials of candidates that did not get here stay in the table."""
+        """Returns the trials of the finals; screening trials of other candidates stay in the table."""
         import pandas as pd
 
         trials = self._finals(tables["shortlist"], context)
@@ -50,13 +50,13 @@ class Bench(Stage):
             return {"trials": trial_frame(trials, {})}
         screened, finalists = tables["trials"], {(t.problem, t.candidate.id) for t in trials}
         pairs = zip(screened["problem"].tolist(), screened["candidate"].tolist(), strict=True)
-        again = np.array([pair in finalists for pair in pairs], dtype=bool)
-        before = screened[again]
+        repeated = np.array([pair in finalists for pair in pairs], dtype=bool)
+        before = screened[repeated]
         names = dict(zip(before["candidate"], before["kernelName"], strict=True))
-        return {"trials": pd.concat([screened[~again], trial_frame(trials, names)], ignore_index=True)}
+        return {"trials": pd.concat([screened[~repeated], trial_frame(trials, names)], ignore_index=True)}
 
     def _finals(self, shortlist: "pd.DataFrame", context: Context) -> list[Trial]:
-        # Who was screened and has no time failed there; who was not screened comes from a table.
+        # A screened candidate without a time has failed; one that was not screened (no status) comes from a table.
         ready = shortlist[shortlist["us"].notna() | (shortlist["status"] == "")]
         by_problem: dict[str, list[Mapping[Hashable, object]]] = {}
         for row in ready.to_dict("records"):
@@ -94,7 +94,7 @@ class Bench(Stage):
 
 
 class _FinalsProgress:
-    """What is finished and what is open; a problem is done when each of its finalists has a trial."""
+    """Finished and open finalists; a problem is done when each of its finalists has a trial."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -103,10 +103,10 @@ class _FinalsProgress:
         """By problem id, the finalists without a trial."""
 
     def start(self, job: FinalsJob) -> FinalsJob | None:
-        """What is still to do of a job, or None.
+        """Returns the part of a job that is still to do, or None.
 
-        A finalist that failed in an earlier session is not tried again. Those that were timed are timed again, unless
-        all were: their rounds belong together.
+        A finalist that failed in an earlier session is not tried again. If only some were timed, these are timed again,
+        since the samples of all finalists are paired by round.
         """
         earlier = {t.candidate: t for t in self._context.record.of(job.stage, job.problem.id)}
         record = self._context.record
@@ -125,7 +125,7 @@ class _FinalsProgress:
         return rest
 
     def receive(self, message: BuildResult | JobResult) -> None:
-        """Write what is news of the finals."""
+        """Takes new trials of the finals and writes them to the journal."""
         if isinstance(message, BuildResult) or message.job.stage != self._context.finals:
             return
         job, open_ = message.job, self.pending.get(message.job.problem.id, set())
@@ -148,7 +148,7 @@ class _FinalsProgress:
 def _with_compiled_builds(
     jobs: Sequence[FinalsJob], ready: "pd.DataFrame", progress: _FinalsProgress, context: Context
 ) -> Iterator[FinalsJob]:
-    """The jobs, once what they launch is compiled; a finalist that cannot be compiled has its trial."""
+    """Compiles what the jobs launch, then yields them; a finalist that cannot be compiled gets a failed trial."""
     timed = ready[ready["status"] != ""]
     screened = set(zip(timed["problem"].tolist(), timed["candidate"].tolist(), strict=True))
     failures = compile_extra_orders(jobs, screened, context)

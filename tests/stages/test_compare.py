@@ -104,7 +104,7 @@ def test_own_kernels_of_the_finals_where_a_library_was_chosen(
     assert "tuned: 2 chosen by" not in said, "a manifest that says no time ends no comparison"
     shutil.rmtree(next(folder.glob("outputs/runs/tune")))
     run_dir, said = compare(*words)
-    assert "not timed: own kernels: unsupported: a library was chosen, and no journal of that run is here" in said
+    assert "not timed: own kernels: unsupported: a library was chosen, and the journal of that run is not here" in said
 
 
 def test_batches_are_summed_up_together(faulty_words: tuple[str, ...], compare: Callable[..., Saying]) -> None:
@@ -115,8 +115,8 @@ def test_batches_are_summed_up_together(faulty_words: tuple[str, ...], compare: 
     assert compared["problem"].nunique() == 3
     assert len(pd.read_csv(run_dir / "trials.csv")) == compared["us"].notna().sum()
     assert said.count("tuned over the floor") == 1
-    assert "not timed: tuned: unsupported: no row in the tables: tune it first (3 problems)" in said
-    assert "us, since nothing is tuned here: geomean (least to most)" in said
+    assert "not timed: tuned: unsupported: no row in the tables; tune it first (3 problems)" in said
+    assert "us, as nothing is tuned here: geomean (least to most)" in said
 
 
 def test_who_is_stopped_goes_on(
@@ -181,7 +181,7 @@ def test_the_summary_is_by_regime() -> None:
     [race] = [line for line in said.splitlines() if line.startswith("  M 8 to 64")]
     assert " ".join(race.split()) == "M 8 to 64 1.00 (0.50) of 2 1 1.00 (0.50) of 2 1.50 (1.50) of 2"
     unknown = lines(compared, summed.reset_index(), "bb")
-    assert any("nobody who was timed is named 'bb'; did you mean" in line for line in unknown)
+    assert any("no timed entry named 'bb'; did you mean" in line for line in unknown)
 
 
 def test_a_backends_label_is_enough_for_its_only_path() -> None:
@@ -189,13 +189,13 @@ def test_a_backends_label_is_enough_for_its_only_path() -> None:
     assert "own kernels behind lib fast on 0 of 1 problems" in lines(compared, summarize(compared, [64]), "lib")
     both = _compared([("tuned", 8, 1.0, 1.0), ("lib fast", 8, 2.0, 2.0), ("lib slow", 8, 3.0, 3.0)])
     said = lines(both, summarize(both, [64]), "lib")
-    assert "stages.compare.baseline: 'lib' has several paths: name one of lib fast, lib slow" in said
+    assert "stages.compare.baseline: 'lib' has several paths; expected one of lib fast, lib slow" in said
 
 
 def test_reasons_that_differ_in_a_number_are_told_once() -> None:
     compared = _compared([("tuned", 8, 1.0, 1.0), ("lib", 1, None, None), ("lib", 2, None, None)])
     compared.loc[compared["us"].isna(), "error"] = ["alignment: M=1 is odd", "alignment: M=2 is too small"]
-    assert "not timed: lib: unsupported: alignment: M=1 is odd, or alike (2 problems)" in lines(
+    assert "not timed: lib: unsupported: alignment: M=1 is odd, or similar (2 problems)" in lines(
         compared, summarize(compared, [64]), None
     )
 
@@ -205,8 +205,8 @@ def test_what_a_choice_took_is_told() -> None:
     compared.loc[compared["name"] == "triton.autotune", ["tuning_s", "tried", "of", "compiled"]] = [10.0, 25, 900, 20]
     said = lines(compared, summarize(compared, [64]), None)
     assert (
-        "triton.autotune: chose in 20 s, 10.0 s and 25 of 900 configurations a problem (median), 40 compiled; cut short"
-        " by backend.autotune.limit_s on 2 of 2"
+        "triton.autotune: chose in 20 s, 10.0 s and 25 of 900 configurations per problem (median), 40 compiled;"
+        " cut short by backend.autotune.limit_s on 2 of 2"
     ) in said
 
 
@@ -262,7 +262,7 @@ def test_files_that_are_not_there_are_refused(refusal: Callable[..., str]) -> No
 def test_a_rival_that_nobody_can_be_is_told_before_anything_is_timed(refusal: Callable[..., str]) -> None:
     words = ("compare", "kernel=a8w8_blockscale", "shapes=list", "shapes.items=[[8,256,256]]", "device=cpu")
     said = refusal(*words, "stages.compare.baseline=same_size blokwise", "backend=[torch]")
-    assert said.startswith("stages.compare.baseline: nobody is named 'same_size blokwise'")
+    assert said.startswith("stages.compare.baseline: no entry named 'same_size blokwise'")
     assert "did you mean 'torch'?" in refusal(*words, "stages.compare.baseline=torhc", "backend=[torch]")
 
 

@@ -92,7 +92,7 @@ def test_what_merge_stored_capture_leaves_out(context: Context, heard: list[Even
     ]
     assert [event.text for event in heard if event.text.startswith("capture")] == [
         "capture: 2 problems of 1 product",
-        "capture: 2 problems of 1 product, 1 tuned already (retune=true tunes them again)",
+        "capture: 2 problems of 1 product, 1 already tuned (use retune=true to tune again)",
         "capture: 2 problems of 1 product",
     ]
 
@@ -124,5 +124,5 @@ def test_no_format_at_all_is_told_before_anything_runs(context: Context, heard: 
     assert heard == []
     Merge(device=None).check(replace(context, formats=()))
     assert [(event.kind, event.text) for event in heard] == [
-        ("warning", "format=[]: merge stores nothing; format=[csv] keeps the tuned table")
+        ("warning", "format=[]: merge writes nothing; use format=[csv] for the tuned table")
     ]

@@ -82,7 +82,7 @@ def test_an_engines_format_alone_is_all_that_is_searched(run: Run) -> None:
     assert _trials("bench") == set(), "nobody wants the best of all"
     timed = {int(p.split("M=")[1].split()[0]) for p in _trials("bench vllm")}
     assert timed == {1, 8, 23, 64, 128}, "keys, the middle, and what lies beyond"
-    assert "engine: vllm: this engine is a test's: a kernel of its form is timed" in out
+    assert "engine: vllm: this engine is a test's; a kernel of its form is timed" in out
     assert "select: vllm: 2 entries, 2 new, 0 as the engine has them" in out
     assert "engine_vllm " in out, "what it costs is said"
     chosen = pd.read_csv(_run_folder() / "selections.csv")

@@ -1,4 +1,4 @@
-"""The engine stage: the functions of engines, searched by themselves for the formats that configure them."""
+"""The engine stage: a separate search and finals for each engine's function that a format configures."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -28,15 +28,15 @@ from gemmpipe.stages.screen.stage import Screen
 if TYPE_CHECKING:
     import pandas as pd
 
-_COMPILE_PROCESSES = 8  # an engine takes seconds and a gigabyte in each
-_NEIGHBOURS = 4  # of the finalists of the next key above, which serves few Ms below it
+_COMPILE_PROCESSES = 8  # each imports an engine: seconds and a gigabyte
+_NEIGHBOURS = 4  # finalists of each neighbouring key, timed at an M that another key serves
 
 
 @dataclass(frozen=True, kw_only=True)
 class Engine(Stage):
-    """Screens the whole space of each engine's function, and times its finalists beside what the engine takes now.
+    """Screens the whole space of each engine's function, and times its finalists with the current configurations.
 
-    What it takes now: its published entry for so many rows, its default, and the entry of the output's file.
+    The current ones: the engine's published entry for this M, its default, and the entry of the output's file.
     """
 
     published: tuple[str, ...]
@@ -56,10 +56,10 @@ class Engine(Stage):
         check_at_least(0, extra_key_pct=self.extra_key_pct)
         for name in KINDS:
             if name not in self.spaces:
-                raise ValueError(f"spaces.{name}: missing, expected the values of an engine's knobs")
+                raise ValueError(f"spaces.{name}: missing; expected the values of an engine's knobs")
 
     def engine_targets(self, family: Family, formats: Mapping[str, Format]) -> tuple[EngineTarget, ...]:
-        """The formats whose engine has a function for this family. Raises UserError for a path that is none."""
+        """The formats with an engine that has a function for this family. Raises UserError for a missing path."""
         given = tuple(Path(text).expanduser() for text in self.published)
         for path in given:
             if not path.exists():
@@ -81,7 +81,7 @@ class Engine(Stage):
             target.implementation.check(self.spaces[target.implementation.kind])
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
-        """The trials, with those of engines' functions: of the problems, and of Ms beside these."""
+        """Returns the trials with those of engines' functions, for the problems and for Ms between them."""
         import pandas as pd
 
         parts = [
@@ -92,9 +92,9 @@ class Engine(Stage):
         return {"trials": pd.concat(parts, ignore_index=True)}
 
     def _search_function(self, target: EngineTarget, context: Context) -> "pd.DataFrame":
-        begun = time.monotonic()
+        started_at = time.monotonic()
         absent = _why_absent(target.implementation, context)
-        runs = f"{absent}: a kernel of its form is timed" if absent else "its own function is timed in the finals"
+        runs = f"{absent}; a kernel of its form is timed" if absent else "its own function is timed in the finals"
         context.events.emit("line", f"engine: {target.name}: {runs}")
         inner = replace(
             context,
@@ -118,7 +118,7 @@ class Engine(Stage):
         if absent is None:
             _compile_ahead(target, shortlist, inner)
         trials = self.bench.run({**found, "shortlist": shortlist}, inner)["trials"]
-        seconds = time.monotonic() - begun
+        seconds = time.monotonic() - started_at
         context.stage_seconds[f"engine_{target.name}_s"] = (
             context.stage_seconds.get(f"engine_{target.name}_s", 0.0) + seconds
         )
@@ -127,7 +127,7 @@ class Engine(Stage):
 
 
 def _why_absent(implementation: EngineImplementation, context: Context) -> str | None:
-    """Why the engine's own function takes no part; asked beside the driver where possible, as it imports the engine."""
+    """The reason why the engine's function cannot run here; checked in another process if possible, as it imports."""
     submitted = context.pool.submit_task(partial(_absent, implementation))
     if submitted is None:
         return implementation.unavailable_reason()
@@ -140,7 +140,7 @@ def _absent(implementation: EngineImplementation) -> str | None:
 
 
 def _compile_ahead(target: EngineTarget, shortlist: "pd.DataFrame", context: Context) -> None:
-    """Compile what the engine's function needs in the finals in several processes: a call would do it by itself."""
+    """Compiles the engine's kernels for the finals in several processes; otherwise each first call would compile."""
     specs = {p.id: context.family.spec(p) for p in context.problems}
     by_candidate: dict[Candidate, list[GemmSpec]] = {}
     for problem, libtype, config in shortlist[["problem", "libtype", "config"]].itertuples(index=False):
@@ -193,7 +193,7 @@ def _finals(screened: "pd.DataFrame", installed: bool, context: Context) -> "tup
 
 
 def _candidates_at(m: int, product: EngineShapeGroup, by_m: Mapping[int, list[Candidate]]) -> list[Candidate]:
-    """The finalists of a key; of another M, those of the key that serves it, and some of its neighbours'."""
+    """The finalists of a key; for another M, those of the key that serves it, and some of the neighbouring key's."""
     if m in by_m:
         return by_m[m]
     own = product.grid.nearest(m)
@@ -204,7 +204,7 @@ def _candidates_at(m: int, product: EngineShapeGroup, by_m: Mapping[int, list[Ca
 def _rows(
     problem: Problem, candidates: Sequence[Candidate], product: EngineShapeGroup, installed: bool, context: Context
 ) -> list[dict[str, object]]:
-    """The shortlist of one M; what the engine takes now races to the end, where it can run."""
+    """The shortlist rows of one M; the engine's current configurations, if they run, are timed in all rounds."""
     assert context.engine_target is not None
     implementation = context.engine_target.implementation
     spec = context.family.spec(problem)

@@ -226,7 +226,7 @@ def _account_idle(context: Context, started_at: float) -> None:
 
 def all_buckets(problems: list[Problem], context: Context) -> list[Bucket]:
     """The buckets of the formats, for problems that differ in M alone; engines' functions have their own search."""
-    ms, engines = sorted(p.rows for p in problems), {form.name for form in context.engine_targets}
+    ms, engines = sorted(p.rows for p in problems), {target.name for target in context.engine_targets}
     return [b for name, f in context.formats if name not in engines for b in f.buckets(context.family, ms)]
 
 
