@@ -1,4 +1,4 @@
-"""What tests of searches share: no limits, looks, the default search, and a subject made of candidates alone."""
+"""Shared by tests of searches: searches without limits, the default search, and a problem made of candidates."""
 
 import os
 import signal
@@ -41,8 +41,8 @@ def looks(
     )
 
 
-def halving(**words: float) -> Halving:
-    return Halving(budget_s=None, budget_trials=None, journals=(), rungs=looks(**words))  # type: ignore[arg-type]
+def halving(**rungs: float) -> Halving:
+    return Halving(budget_s=None, budget_trials=None, journals=(), rungs=looks(**rungs))  # type: ignore[arg-type]
 
 
 def subject(
@@ -73,26 +73,26 @@ def _yaml(name: str) -> dict[str, object]:
 
 def default_search() -> Gaussian:
     """The default search, from its YAML."""
-    words = {**_yaml("_budget"), **_yaml("_rungs"), **_yaml("_guided"), **_yaml("gaussian")}
+    options = {**_yaml("_budget"), **_yaml("_rungs"), **_yaml("_guided"), **_yaml("gaussian")}
     rungs = {**_yaml("_rungs")["rungs"], **_yaml("_guided")["rungs"]}  # type: ignore[dict-item]
     rungs.pop("_target_")
-    return Gaussian(**{**words, "journals": (), "rungs": HalvingConfig(**rungs)})  # type: ignore[arg-type]
+    return Gaussian(**{**options, "journals": (), "rungs": HalvingConfig(**rungs)})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Deadly(Halving):
-    """Ends whatever process it begins in."""
+    """Kills the process that starts it."""
 
-    def start(self, subject: SearchProblem) -> SearchSession:
+    def start(self, search_problem: SearchProblem) -> SearchSession:
         os.kill(os.getpid(), signal.SIGKILL)
-        return super().start(subject)
+        return super().start(search_problem)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Raising(Halving):
-    """Cannot begin."""
+    """Raises when it is started."""
 
     error: Exception
 
-    def start(self, subject: SearchProblem) -> SearchSession:
+    def start(self, search_problem: SearchProblem) -> SearchSession:
         raise self.error

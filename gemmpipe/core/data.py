@@ -33,6 +33,10 @@ class Status(StrEnum):
         return earlier.get(value) if isinstance(value, str) else None
 
 
+TIMED = frozenset({Status.OK, Status.PRUNED})
+"""Statuses of trials that have a valid time."""
+
+
 def canonical_json(value: object) -> str:
     """The canonical JSON: sorted keys, no spaces."""
     return _ENCODER.encode(value)

@@ -26,7 +26,6 @@ from gemmpipe.search.history import History
 from gemmpipe.stages import Context
 from gemmpipe.stages.history import add_table_winners, incumbents_of, native_tables, prior_runs, unfinished_runs
 from gemmpipe.stages.rows import empty_frame, problem_frame, problems_of, record_frames
-from gemmpipe.stages.screen.search_processes import search_pool_for
 from gemmpipe.tables.merge import SHARED_GPU
 
 if TYPE_CHECKING:
@@ -45,7 +44,8 @@ def run_upfront_stages(plan: Plan, tables: StageTables, context: Context) -> Sta
         context.check()
         tables = {**tables, **_run_stage(plan, name, tables, context)}
         if "problems" in plan.stages[name].gives:
-            for problem in problems_of(plan.family, tables["problems"]):
+            context.problems[:] = problems_of(plan.family, tables["problems"])
+            for problem in context.problems:
                 key = dict(problem.key)
                 context.journal.write("problem", id=problem.id, key=key, weight=problem.weight, layer=problem.layer)
     return tables
@@ -62,17 +62,22 @@ def run_batched_stages(plan: Plan, tables: StageTables, context: Context) -> Sta
     stages, earlier = plan.chain[first:], _tables_given(plan, plan.chain[:first], tables)
     if not stages or not len(tables["problems"]):
         return tables
-    problems = problems_of(plan.family, tables["problems"])
     total: dict[str, pd.DataFrame] = {}
+    seen: list[Problem] = []
     whole = {name for stage in stages if plan.stages[stage].accumulates for name in plan.stages[stage].gives}
-    for batch in batches(problems, plan.batch):
+    for batch in batches(context.problems, plan.batch):
+        seen += batch
+        inner = replace(context, problems=batch)
         part = _rows_of({problem.id for problem in batch}, earlier)
         part["problems"] = problem_frame(plan.family, batch)
         for stage in stages:
             context.check()
             for name in plan.stages[stage].accumulates:
                 part[name] = _concatenated(total.pop(name, None), part[name])
-            part = {**part, **_run_stage(plan, stage, part, context)}
+                inner = replace(inner, problems=seen) if name == "problems" else inner
+            part = {**part, **_run_stage(plan, stage, part, inner)}
+            if "problems" in plan.stages[stage].gives:
+                inner = replace(inner, problems=problems_of(plan.family, part["problems"]))
         total = {
             name: frame if name in whole else _concatenated(total.get(name), frame) for name, frame in part.items()
         }
@@ -102,7 +107,8 @@ def finish_completed(plan: Plan, tables: StageTables, context: Context) -> Stage
     if not len(done["problems"]):
         return tables
     finished = set(done["problems"]["problem"])
-    missing = {p.shape_group for p in problems_of(plan.family, tables["problems"]) if p.id not in finished}
+    missing = {p.shape_group for p in context.problems if p.id not in finished}
+    context = replace(context, problems=problems_of(plan.family, done["problems"]))
     done = {**_rows_of(finished, _tables_given(plan, plan.chain[: devices[0]], tables)), **done}
     for name in plan.chain[devices[-1] + 1 :]:
         if lacking := sorted(set(plan.stages[name].needs) - set(done)):
@@ -170,6 +176,7 @@ def run(plan: Plan, events: Events) -> int:
             if plan.reuse
             else {}
         )
+        context.problems[:] = problems_of(plan.family, tables["problems"]) if plan.reuse else []
         context.time_account.spent_s["start"] = time.monotonic() - started
         stopped_early = False
         try:
@@ -224,10 +231,8 @@ def _with_devices(
         )
     stack.push(pool.__exit__)
     pool.time_account = context.time_account
-    context = replace(context, pool_or_none=pool)
-    search_pool = search_pool_for(context)
-    stack.callback(search_pool.close)
-    return replace(context, search_pool=search_pool)
+    stack.callback(context.close_search_pools)
+    return replace(context, pool_or_none=pool)
 
 
 def usages(context: Context, wall_s: float) -> list[Usage]:
@@ -235,7 +240,7 @@ def usages(context: Context, wall_s: float) -> list[Usage]:
     spent = dict(context.time_account.spent_s)
     idle_s = spent.pop(IDLE, 0.0)
     driver = Usage(name="driver", wall_s=wall_s, busy_s=spent, idle=[(0.0, idle_s)])
-    searches = context.search_pool.usage() if context.search_pool is not None else ()
+    searches = [usage for pool in context.search_pools.values() for usage in pool.usage()]
     return [driver, *searches, *(context.pool_or_none.usage() if context.pool_or_none is not None else ())]
 
 

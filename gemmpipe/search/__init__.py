@@ -1,4 +1,4 @@
-"""The search interface: which candidates of a problem are timed, and with how many launches (ask and tell)."""
+"""The interface of searches: a session chooses which candidates of one problem are timed, with how many launches."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -12,24 +12,24 @@ from gemmpipe.search.history import History
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRequest:
-    """A request of a search to time a candidate with a number of launches."""
+    """A request of a search to time a candidate with this number of launches."""
 
     candidate: Candidate
     launches: int
     first_rung: bool = False
-    """True: without the screen timer's `warmup`; the first launch is the only warm-up."""
+    """Skips the screen timer's `warmup`: the first launch is the warm-up."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SearchProblem:
-    """The input of a search: a problem, its candidates, and what is known already."""
+    """The input of a search: a problem, its candidates, and the history of other problems."""
 
     problem: Problem
     spec: GemmSpec
     device: Device
     candidates: Sequence[Candidate]
     required: Sequence[Candidate] = ()
-    """Candidates that are always timed: library paths and incumbents."""
+    """Candidates that every search times: library paths and incumbents."""
     builds: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Candidate id -> ids of the builds that it needs."""
     launches: int
@@ -40,34 +40,34 @@ class SearchProblem:
 
 
 class SearchSession(ABC):
-    """A search on one problem. Results may come in any order; `ask` may return nothing while results are pending."""
+    """A search on one problem. Results may come in any order; `ask` may return nothing while results are missing."""
 
     @abstractmethod
     def ask(self) -> Sequence[TrialRequest]:
-        """New requests; each is returned once."""
+        """Returns new requests, each once."""
 
     @abstractmethod
     def tell(self, trials: Sequence[Trial]) -> None:
-        """Results of requests, failures included."""
+        """Takes the results of requests, failures included."""
 
     @abstractmethod
     def end(self, dropped: int) -> None:
-        """The budget is spent, and `dropped` requests get no result; later requests are for timed candidates only."""
+        """Ends the search when the budget is spent: `dropped` requests get no result, no new candidate is requested."""
 
     @property
     @abstractmethod
     def finished(self) -> bool:
-        """True if all requests have results and no more will follow."""
+        """True if no request follows and every request has its result."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search(ABC):
-    """A search algorithm with its settings; the base class of the options of `search`."""
+    """A search algorithm with its options, as configured."""
 
     budget_s: float | None
-    """Seconds of screening per run; remaining candidates are left for the next run."""
+    """Seconds of screening per run; candidates not reached by then are left for the next run."""
     budget_trials: int | None
-    """Candidates of a problem that may be timed per run; known results do not count."""
+    """Candidates per problem that may be timed in a run; recorded times do not count."""
     journals: tuple[str, ...]
     """Folders of earlier runs to learn from."""
 
@@ -78,4 +78,4 @@ class Search(ABC):
 
     @abstractmethod
     def start(self, search_problem: SearchProblem) -> SearchSession:
-        """Start a search on one problem."""
+        """Starts a session on one problem."""

@@ -1,4 +1,4 @@
-"""What a stage is: a step from tables to tables, with what all steps of a run share."""
+"""The interface of a stage, a step from tables to tables, and the Context that all stages of a run share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from gemmpipe.core.data import Candidate, Device, Scalar
+from gemmpipe.core.data import Candidate, Device, Problem, Scalar
 from gemmpipe.core.events import Events, TimeAccount
 from gemmpipe.executors import Pool
 from gemmpipe.family import Family, Implementation, KernelDefaults
@@ -26,30 +26,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineTarget:
-    """A chosen format for an engine's own function: this function is searched by itself, not by the way."""
+    """A chosen format for an engine's own function, which has a search and finals of its own."""
 
     name: str
-    """Of the format in the configuration."""
+    """The format's name in the configuration."""
     format: Format
     implementation: "EngineImplementation"
     published: tuple[Path, ...] = ()
-    """The engine's own files, or folders of them."""
+    """The engine's own configuration files, or folders of them."""
     extra_key_pct: float = 0.0
-    """An M beside the tuned ones gets a key of its own where the nearest key's entry is slower by more than this."""
+    """An M between the tuned ones gets a key of its own where the nearest key's entry is slower by more than this."""
 
     @property
     def finals(self) -> str:
-        """What its finals are called in trials and journals, apart from those of the problems."""
+        """The stage name of its finals in trials and journals, different from that of the problems' finals."""
         return f"{FINALS} {self.name}"
 
 
+POLL_S = 0.5
+"""The longest wait of a stage for results, in seconds; between two waits it checks for a request to stop."""
+
 FINALS = "bench"
-"""What the finals of problems are called in trials and journals."""
+"""The stage name of the problems' finals in trials and journals."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What every stage of a run may ask for."""
+    """The configuration, the resources and the state of a run, for its stages."""
 
     family: Family
     defaults: KernelDefaults
@@ -57,9 +60,9 @@ class Context:
     formats: tuple[tuple[str, Format], ...]
     """(the name in the configuration, the format)."""
     engine_targets: tuple[EngineTarget, ...] = ()
-    """Those of the formats that are for an engine's own function, in a chain with a stage that searches these."""
+    """The formats for engines' own functions, in a chain with a stage that searches these."""
     engine_target: EngineTarget | None = None
-    """The one that is searched now; None: all candidates race."""
+    """The target that is searched now; None: the problems, with all candidates."""
     output: Path
     """The folder of the artifacts."""
     device: Device
@@ -68,83 +71,84 @@ class Context:
     run_id: str
     run_dir: Path
     provenance: Mapping[str, Scalar | Mapping[str, Scalar]]
-    """Versions, clocks and recipe: goes beside every artifact."""
+    """Versions, clocks and recipe, written next to every artifact."""
     space: Space
     search: Search
     implementations: tuple[Implementation, ...]
     incumbents: Mapping[str, tuple[Candidate, ...]]
-    """By problem id: what the output table holds already."""
+    """By problem id: the choices of the output table."""
     policy: str
-    """How times are taken, for the tables."""
+    """How times are taken, as the tables store it; times of different policies are not compared."""
     journal: Journal
     record: Record
-    """What an earlier session of this run has written."""
+    """The journal of earlier sessions of this run."""
     pool_or_none: Pool | None
     """The workers; None where no stage of the chain needs a device."""
     check: Callable[[], None]
     """Raises Interrupted when the user asked to stop."""
+    problems: list[Problem] = field(default_factory=list)
+    """The rows of the table `problems` as objects: of the run, or of the batch that a stage is given."""
     history: History = field(default_factory=History)
-    """What is known of all problems of the run, and of earlier ones; searches learn from it."""
+    """Trials of all problems of the run and of earlier runs; searches learn from it."""
     prior_records: Sequence[Record] = ()
     """Journals of earlier runs whose times are as good as this run's."""
     cut_short: set[str] = field(default_factory=set)
-    """Problems whose search the budget ended early: their rows are provisional."""
+    """Ids of problems with a search that the budget ended early: their rows are provisional."""
     assignments: dict[str, int] = field(default_factory=dict)
     """By problem id: the worker on whose device all its candidates are timed."""
-    search_pool: "SearchPool | None" = None
-    """Where searches live; None: here, a problem's at a time."""
+    search_pools: "dict[tuple[int, int], SearchPool]" = field(default_factory=dict)
+    """Pools of searches, by (launches, finalists) of the stage that opened the pool; one serves all batches."""
     time_account: TimeAccount = field(default_factory=TimeAccount)
-    """Where the driver's own time goes."""
+    """Time of the driver, by activity."""
     stage_seconds: dict[str, float] = field(default_factory=dict)
     """Seconds that stages report for the manifest."""
     unsolved: list[str] = field(default_factory=list)
-    """Problems without a valid candidate, or whose recorded one is stale."""
+    """Ids of problems without a valid candidate, or with a recorded one that is stale."""
     undecided: list[str] = field(default_factory=list)
-    """Problems whose search the budget ended before anybody valid was found: who goes on may find one."""
+    """Ids of problems with a search that the budget ended before a valid candidate was found."""
     table: Path | None = None
-    """The tuned table that the run starts from, if it does."""
+    """The tuned table that the run starts from, if any."""
     inputs: tuple[str, ...] = ()
     """The tuned tables to unite, as typed."""
     targets: tuple[str, ...] | None = None
     """Architectures to compile for; None: those of the table."""
     python_path: tuple[str, ...] = ()
-    """The user's folders of Python, for processes that a stage starts."""
+    """The user's folders of Python modules, for processes that a stage starts."""
     reproduce_args: tuple[str, ...] = ()
-    """What was typed of the kernel, its backends and devices, and the folder of the user's own: for lines to paste."""
+    """Arguments that choose the kernel, backends, devices and the user's folder, for commands that a stage prints."""
     gated: list[str] = field(default_factory=list)
-    """Faster candidates that cost more weight memory than the user offered."""
+    """Lines about faster candidates that take more weight memory than the user allows."""
     final_lines: list[str] = field(default_factory=list)
-    """What a stage that sees all batches wants said at the end of the run."""
+    """Lines that a stage prints at the end of the run, for stages that accumulate all batches."""
 
     @property
     def per_problem(self) -> bool:
-        """Whether the best of all candidates is wanted for each problem: by all formats but those of engines alone."""
+        """True if each problem needs the best of all candidates; formats for engines' functions alone do not."""
         return not self.engine_targets or len(self.engine_targets) < len(self.formats)
 
     @property
     def finals(self) -> str:
-        """What finals are called now."""
+        """The stage name of the current finals."""
         return FINALS if self.engine_target is None else self.engine_target.finals
 
     def assign(self, problem: str, worker: int) -> None:
-        """From now on this problem's candidates are timed on this worker's device alone."""
+        """Bind a problem to a worker: its candidates are timed on that device alone."""
         self.assignments[problem] = worker
         device = self.pool.devices[worker]
         self.journal.write("home", problem=problem, device=device.uuid or device.torch_name)
 
     def worker_of(self, problem: str) -> int | None:
-        """The worker that times this problem, also if an earlier session chose its device; None: nobody's yet."""
+        """The worker that times this problem, also if an earlier session chose its device; None: not assigned yet."""
         names = [device.uuid or device.torch_name for device in self.pool.devices]
         before = self.record.assignments.get(problem)
         return self.assignments.get(problem, names.index(before) if before in names else None)
 
     def implementation(self, label: str) -> Implementation | None:
-        """Who computes candidates of this `libtype`: a chosen backend, else the family's own kernels."""
+        """The implementation of a `libtype`: of a chosen backend, else of the family's own kernels."""
         return next((i for i in (*self.implementations, *self.family.implementations) if i.label == label), None)
 
-    @property
-    def search_context(self) -> "SearchContext":
-        """What searches of this run have in common."""
+    def search_context(self, *, launches: int, keep: int) -> "SearchContext":
+        """The inputs that searches of this run share."""
         from gemmpipe.stages.screen.search_pool import SearchContext
 
         return SearchContext(
@@ -154,38 +158,48 @@ class Context:
             space=self.space,
             search=self.search,
             incumbents=self.incumbents,
+            launches=launches,
+            keep=keep,
         )
+
+    def close_search_pools(self) -> None:
+        """End the processes that search."""
+        for search_pool in self.search_pools.values():
+            search_pool.close()
 
     @property
     def pool(self) -> Pool:
-        """The workers, for stages that use a device."""
+        """The workers; only for stages with `uses_device`."""
         assert self.pool_or_none is not None, "a stage without uses_device asked for the pool"
         return self.pool_or_none
 
 
 class Stage(ABC):
-    """A step of a pipeline: reads the tables it needs, returns the tables it gives."""
+    """A step of a pipeline: reads the tables of `needs`, returns the tables of `gives`.
+
+    The rows of the table `problems` are also on the context, as objects.
+    """
 
     needs: ClassVar[tuple[str, ...]]
     gives: ClassVar[tuple[str, ...]]
     uses_device: ClassVar[bool] = False
     needs_device_info: ClassVar[bool] = False
-    """Whether it must know which device this is, though it runs nothing there."""
+    """True if it must know which device this is, without running anything there."""
     reads: ClassVar[tuple[str, ...]] = ()
-    """Keys at the root of the configuration that only such a stage reads: `table`, `inputs`, `target`."""
+    """Keys at the root of the configuration that only this stage reads: `table`, `inputs`, `target`."""
     per_problem: ClassVar[bool] = False
-    """Whether it serves the race of all candidates alone: passed over where no format wants that."""
+    """True if it only serves finals of all candidates; skipped where no format needs these."""
     accumulates: ClassVar[tuple[str, ...]] = ()
-    """Tables that it gets of all batches so far, not of its own batch alone: what it gives is of all of them too."""
+    """Tables that it gets with the rows of all batches so far; the tables that it gives then cover all of them too."""
 
     def engine_targets(self, family: Family, formats: Mapping[str, Format]) -> tuple[EngineTarget, ...]:
-        """Those of the formats whose engines' functions it searches for this family. Raises UserError."""
+        """Targets for the engines' functions that it searches for this family. Raises UserError."""
         return ()
 
     def check(self, context: Context) -> None:
-        """Raises UserError for what can be told to be wrong before anything runs."""
+        """Raises UserError for an error that is known before anything runs."""
         return
 
     @abstractmethod
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
-        """The tables of `gives`, from those of `needs`."""
+        """Returns the tables of `gives`, from those of `needs`."""

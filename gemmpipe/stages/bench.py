@@ -1,4 +1,4 @@
-"""The bench stage (accurate-bench): checks the shortlist against the reference and times it in interleaved rounds."""
+"""The bench stage: checks the shortlist against the reference and times it in interleaved rounds (the finals)."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -13,20 +13,18 @@ from gemmpipe.bench.timer import Timer
 from gemmpipe.core.data import Candidate, Problem, Status, Trial
 from gemmpipe.core.events import counted
 from gemmpipe.executors import BuildResult, JobResult, drain_on_interrupt
-from gemmpipe.stages import Context, Stage
+from gemmpipe.stages import POLL_S, Context, Stage
 from gemmpipe.stages.dispatch import DeviceMonitor, dispatch_jobs
 from gemmpipe.stages.needed_builds import compile_extra_orders
-from gemmpipe.stages.rows import candidate_of, problems_of, trial_frame
+from gemmpipe.stages.rows import candidate_of, trial_frame
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_POLL_S = 0.5
-
 
 @dataclass(frozen=True, kw_only=True)
 class Bench(Stage):
-    """Finals: a candidate passes when its error ratio is strictly below `err_ratio`."""
+    """The finals; a candidate passes when its error ratio is strictly below `err_ratio`."""
 
     err_ratio: float
     timer: Timer
@@ -41,31 +39,30 @@ class Bench(Stage):
             raise ValueError(f"err_ratio={self.err_ratio:g}, expected above 0 and at most 1")
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
-        """The finals' trials; screening trials of candidates that did not get here stay in the table."""
+        """Returns the trials of the finals; screening trials of other candidates stay in the table."""
         import pandas as pd
 
-        problems = problems_of(context.family, tables["problems"])
-        trials = self._finals(problems, tables["shortlist"], context)
+        trials = self._finals(tables["shortlist"], context)
         counts = Counter(str(t.status) for t in trials)
         summary = ", ".join(f"{n:,} {status}" for status, n in counts.most_common())
-        context.events.emit("line", f"bench: {counted(len(problems), 'problem')}, {summary or 'no finalist'}")
+        context.events.emit("line", f"bench: {counted(len(context.problems), 'problem')}, {summary or 'no finalist'}")
         if "trials" not in tables:
             return {"trials": trial_frame(trials, {})}
         screened, finalists = tables["trials"], {(t.problem, t.candidate.id) for t in trials}
         pairs = zip(screened["problem"].tolist(), screened["candidate"].tolist(), strict=True)
-        again = np.array([pair in finalists for pair in pairs], dtype=bool)
-        before = screened[again]
+        repeated = np.array([pair in finalists for pair in pairs], dtype=bool)
+        before = screened[repeated]
         names = dict(zip(before["candidate"], before["kernelName"], strict=True))
-        return {"trials": pd.concat([screened[~again], trial_frame(trials, names)], ignore_index=True)}
+        return {"trials": pd.concat([screened[~repeated], trial_frame(trials, names)], ignore_index=True)}
 
-    def _finals(self, problems: list[Problem], shortlist: "pd.DataFrame", context: Context) -> list[Trial]:
-        # Who was screened and has no time failed there; who was not screened comes from a table.
+    def _finals(self, shortlist: "pd.DataFrame", context: Context) -> list[Trial]:
+        # A screened candidate without a time has failed; one that was not screened (no status) comes from a table.
         ready = shortlist[shortlist["us"].notna() | (shortlist["status"] == "")]
         by_problem: dict[str, list[Mapping[Hashable, object]]] = {}
         for row in ready.to_dict("records"):
             by_problem.setdefault(str(row["problem"]), []).append(row)
         progress = _FinalsProgress(context)
-        jobs = [progress.start(self._job(p, by_problem.get(p.id, []), context.finals)) for p in problems]
+        jobs = [progress.start(self._job(p, by_problem.get(p.id, []), context.finals)) for p in context.problems]
         total = len(jobs)
         context.events.emit("stage", "bench", total=total)
         queue: list[Job] = list(
@@ -76,7 +73,7 @@ class Bench(Stage):
             while progress.pending:
                 monitor.sample()
                 dispatch_jobs(queue, context)
-                for message in context.pool.poll(_POLL_S):
+                for message in context.pool.poll(POLL_S):
                     progress.receive(message)
                 context.check()
                 context.events.emit("progress", done=total - len(progress.pending))
@@ -97,7 +94,7 @@ class Bench(Stage):
 
 
 class _FinalsProgress:
-    """What is finished and what is open; a problem is done when each of its finalists has a trial."""
+    """Finished and open finalists; a problem is done when each of its finalists has a trial."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -106,10 +103,10 @@ class _FinalsProgress:
         """By problem id, the finalists without a trial."""
 
     def start(self, job: FinalsJob) -> FinalsJob | None:
-        """What is still to do of a job, or None.
+        """Returns the part of a job that is still to do, or None.
 
-        A finalist that failed in an earlier session is not tried again. Those that were timed are timed again, unless
-        all were: their rounds belong together.
+        A finalist that failed in an earlier session is not tried again. If only some were timed, these are timed again,
+        since the samples of all finalists are paired by round.
         """
         earlier = {t.candidate: t for t in self._context.record.of(job.stage, job.problem.id)}
         record = self._context.record
@@ -128,7 +125,7 @@ class _FinalsProgress:
         return rest
 
     def receive(self, message: BuildResult | JobResult) -> None:
-        """Write what is news of the finals."""
+        """Takes new trials of the finals and writes them to the journal."""
         if isinstance(message, BuildResult) or message.job.stage != self._context.finals:
             return
         job, open_ = message.job, self.pending.get(message.job.problem.id, set())
@@ -151,7 +148,7 @@ class _FinalsProgress:
 def _with_compiled_builds(
     jobs: Sequence[FinalsJob], ready: "pd.DataFrame", progress: _FinalsProgress, context: Context
 ) -> Iterator[FinalsJob]:
-    """The jobs, once what they launch is compiled; a finalist that cannot be compiled has its trial."""
+    """Compiles what the jobs launch, then yields them; a finalist that cannot be compiled gets a failed trial."""
     timed = ready[ready["status"] != ""]
     screened = set(zip(timed["problem"].tolist(), timed["candidate"].tolist(), strict=True))
     failures = compile_extra_orders(jobs, screened, context)

@@ -1,4 +1,4 @@
-"""The first stage: from a source to the problems that are still to be tuned."""
+"""The capture stage: the problems of a source that are not tuned yet."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Capture(Stage):
-    """Asks the source for problems and leaves out those that the tables in the output folder hold for this device.
+    """Gets problems from the source and skips those that the tables in the output folder hold for this device.
 
-    `include_tuned` leaves none out; `cover_pct` below 100 keeps only those that make up so much of the workload's time.
+    `include_tuned` skips none; `cover_pct` below 100 keeps the fewest that make up this share of the workload's time.
     """
 
     cover_pct: float
@@ -35,22 +35,22 @@ class Capture(Stage):
             raise ValueError(f"cover_pct={self.cover_pct:g}, expected above 0 and at most 100")
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
-        """The problems table. Raises UserError for a source or an output table that cannot be read."""
+        """Returns the problems table. Raises UserError for a source or an output table that cannot be read."""
         found = self._covering(context.source.problems(context.family, context.defaults, context.device.gfx), context)
         known = tuned_keys(context)
-        place = (context.device.gfx, context.device.cu_num)
-        mine = {row["id"] for row in context.record.problems}  # merged by an earlier session of this very run
+        device = (context.device.gfx, context.device.cu_num)
+        mine = {row["id"] for row in context.record.problems}  # merged by an earlier session of this run
         fresh = [
             p
             for p in found
-            if self.include_tuned or context.retune or p.id in mine or (*place, *(v for _, v in p.key)) not in known
+            if self.include_tuned or context.retune or p.id in mine or (*device, *(v for _, v in p.key)) not in known
         ]
         products = len({problem.shape_group for problem in found})
         dropped = len(found) - len(fresh)
         context.events.emit(
             "line",
             f"capture: {counted(len(found), 'problem')} of {counted(products, 'product')}"
-            + (f", {dropped} tuned already (retune=true tunes them again)" if dropped else ""),
+            + (f", {dropped} already tuned (use retune=true to tune again)" if dropped else ""),
         )
         left = context.source.left_out(context.family, context.defaults, context.device.gfx)
         if left:
@@ -58,34 +58,37 @@ class Capture(Stage):
         return {"problems": problem_frame(context.family, fresh)}
 
     def _covering(self, found: list[Problem], context: Context) -> list[Problem]:
-        """The problems that matter, by recorded times or by an estimate."""
+        """The problems that make up `cover_pct` of the time, by recorded times or by an estimate."""
         if self.cover_pct == 100:
             return found
         recorded_us = context.source.recorded_us(context.family, context.defaults, context.device.gfx)
         kept, pct = covering_problems(found, context.family, recorded_us, self.cover_pct)
         how = "as recorded" if all(problem.id in recorded_us for problem in found) else "estimated from sizes"
-        text = f"capture: {len(kept)} of {len(found)} problems make up {pct:.1f} % of the time, {how}; the rest is left"
+        share = f"{len(kept)} of {len(found)} problems make up {pct:.1f} % of the time, {how}"
+        text = f"capture: {share}; the remaining problems are skipped"
         context.events.emit("line", text)
         return kept
 
 
 def tuned_keys(context: Context) -> set[RowKey]:
-    """The keys that the output's native tables hold; rows that only fill a gap, or are another product's, do not count.
+    """The keys of the output's native tables, without provisional rows and rows of another device name.
 
-    Products such as an H100 and an H200 share gfx and cu_num.
+    Devices such as an H100 and an H200 share gfx and cu_num.
     """
-    here = (None, context.device.name)
+    names = (None, context.device.name)
     keys: set[RowKey] = set()
     for path in native_tables(context.family, context.output, (each for _, each in context.formats)):
         if path.is_file():
             rows = store.read(path, context.family)
-            rows = [row for row in rows if row.get("device") in here and not _is_retuned(row.get("policy"), context)]
+            rows = [row for row in rows if row.get("device") in names and not _is_retuned(row.get("policy"), context)]
             keys |= {row_key(row, context.family) for row in rows}
     return keys
 
 
 def _is_retuned(policy: object, context: Context) -> bool:
-    """Times taken beside other work fill a gap once; who has the device alone takes them anew, and goes on with the
-    search where it was cut short."""
-    once = context.device.shared and SHARED_GPU in str(policy)
-    return is_provisional(policy) and not once
+    """True for rows to tune again: provisional ones, except that a run on a shared device does not replace such times.
+
+    A run with the device to itself replaces times from a shared device, and continues searches that were cut short.
+    """
+    keeps = context.device.shared and SHARED_GPU in str(policy)
+    return is_provisional(policy) and not keeps

@@ -1,7 +1,4 @@
-"""Giving jobs of a stage to the workers: each problem to the one on whose device it is timed.
-
-What the devices go through while they are timed: clocks, temperature, power and processes, every few seconds.
-"""
+"""Dispatch of a stage's jobs to workers, each problem to its own device, and monitoring of the devices meanwhile."""
 
 import time
 from collections.abc import MutableSequence
@@ -12,11 +9,11 @@ from gemmpipe.core.nvml import conditions
 from gemmpipe.journal import Journal
 from gemmpipe.stages import Context
 
-_QUEUE_DEPTH = 2  # jobs a worker has: the one in hand, and the next so that it need not wait
+_QUEUE_DEPTH = 2  # jobs per worker: the running one, and the next so that it need not wait
 
 
 def dispatch_jobs(queue: MutableSequence[Job], context: Context) -> None:
-    """Give the next jobs to who has these problems, or to whoever has room where nobody does; they leave the queue."""
+    """Submits the next jobs to the workers of their problems, or assigns a free worker; removes them from the queue."""
     for worker in range(len(context.pool.devices)):
         while context.pool.backlog(worker) < _QUEUE_DEPTH:
             job = next((j for j in queue if context.worker_of(j.problem.id) in (worker, None)), None)
@@ -29,11 +26,11 @@ def dispatch_jobs(queue: MutableSequence[Job], context: Context) -> None:
             context.pool.submit(job, worker)
 
 
-_SAMPLE_S = 5.0
+_SAMPLE_S = 5.0  # the least time between two samples
 
 
 class DeviceMonitor:
-    """Writes `conditions` rows into the journal; nothing for devices of which nothing is known."""
+    """Writes `conditions` rows (clocks, temperature, power, processes) of CUDA devices into the journal, if known."""
 
     def __init__(self, journal: Journal, devices: tuple[Device, ...]) -> None:
         self._journal = journal
@@ -41,7 +38,7 @@ class DeviceMonitor:
         self._sampled = -_SAMPLE_S
 
     def sample(self) -> None:
-        """Look, unless that was done just now."""
+        """Takes a sample, at most one per `_SAMPLE_S`."""
         if not self._devices or time.monotonic() - self._sampled < _SAMPLE_S:
             return
         self._sampled = time.monotonic()

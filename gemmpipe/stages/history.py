@@ -1,6 +1,6 @@
-"""What earlier runs left: results to go on with where a search was cut short, results and choices to learn from.
+"""Results of earlier runs: trials that are not repeated, trials and choices that searches learn from, incumbents.
 
-What the output table already holds for this device, as candidates to race against.
+An incumbent is the choice of the output table for this device, timed again next to the new candidates.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,10 +30,10 @@ class TrialCache:
     own: Record
     prior_records: Sequence[Record] = ()
     kernel_names: Mapping[str, str] = field(default_factory=dict)
-    """By candidate id, with the hash of the kernel's source as it is now."""
+    """By candidate id, with the hash of the kernel's current source."""
 
     def find(self, stage: str, problem: str, candidate: Candidate, launches: int) -> Trial | None:
-        """The finished trial of exactly this request, or the failure that ended this candidate's attempts."""
+        """The finished trial of this request, or the failure that ended the candidate's attempts."""
         found = self.own.find(stage, problem, candidate, launches)
         for record in self.prior_records if found is None else ():
             if record.kernel_names.get(candidate.id) == self.kernel_names.get(candidate.id):
@@ -43,25 +43,25 @@ class TrialCache:
 
 @dataclass(frozen=True, kw_only=True)
 class PriorRuns:
-    """The journals that a run starts from."""
+    """The journals that a run learns from."""
 
     family: Family
     device: Device
     records: tuple[Record, ...] = ()
 
     def comparable(self, versions: Mapping[str, object]) -> tuple[Record, ...]:
-        """Those whose times are as good as this run's own."""
+        """Journals with times that are comparable to this run's: same device and versions."""
         return tuple(r for r in self.records if all(self._same(session, versions) for session in r.sessions))
 
     def _same(self, session: Mapping[str, object], versions: Mapping[str, object]) -> bool:
-        there: Mapping[str, object] = session["device"]  # type: ignore[assignment]
+        device: Mapping[str, object] = session["device"]  # type: ignore[assignment]
         before: Mapping[str, object] = session["versions"]  # type: ignore[assignment]
-        machine = (there["gfx"], there["cu_num"], there.get("shared", False))
+        machine = (device["gfx"], device["cu_num"], device.get("shared", False))
         same = machine == (self.device.gfx, self.device.cu_num, self.device.shared)
         return same and all(before.get(name) == versions.get(name) for name in _SAME_VERSIONS)
 
     def fill_history(self, history: History) -> None:
-        """Everything of the same family and architecture is worth knowing."""
+        """Adds the trials of the same family and architecture to the history."""
         for record in self.records:
             arch = {session["device"]["gfx"] for session in record.sessions}  # type: ignore[index]
             if arch != {self.device.gfx}:
@@ -81,17 +81,17 @@ class PriorRuns:
 
 
 def prior_runs(folders: Sequence[str], family: Family, device: Device) -> PriorRuns:
-    """The journals of these run folders. Raises UserError for one that has none."""
+    """Reads the journals of these run folders. Raises UserError for a folder without one."""
     records = []
     for folder in folders:
         if not (Path(folder) / journal.NAME).is_file():
-            raise UserError(f"search.journals: {folder}: no {journal.NAME} there, expected the folder of a run")
+            raise UserError(f"search.journals: {folder}: no {journal.NAME} there; expected the folder of a run")
         records.append(journal.read(Path(folder)))
     return PriorRuns(family=family, device=device, records=tuple(records))
 
 
 def unfinished_runs(tables: Sequence[Path], family: Family, runs: Path) -> list[str]:
-    """Folders below `runs` (`<pipeline>/<run id>`) of the runs whose cut-short rows these tables hold."""
+    """Folders below `runs` (`<pipeline>/<run id>`) of the runs that wrote cut-short rows of these tables."""
     ids = {
         str(row.get("run_id"))
         for path in tables
@@ -104,7 +104,7 @@ def unfinished_runs(tables: Sequence[Path], family: Family, runs: Path) -> list[
 
 
 def add_table_winners(history: History, tables: Sequence[Path], family: Family, device: Device) -> None:
-    """What tuned tables of this architecture chose: where a near problem's search begins."""
+    """Adds the choices of tuned tables for this architecture: a search on a near problem starts with them."""
     defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
     for path in tables:
         for row in store.read(path, family) if path.is_file() else ():
@@ -123,7 +123,10 @@ def native_tables(family: Family, output: Path, formats: Iterable[Format]) -> li
 def incumbents_of(
     family: Family, device: Device, output: Path, formats: Iterable[Format]
 ) -> dict[str, tuple[Candidate, ...]]:
-    """By problem id; rows without knobs (another tool's) give none. Raises UserError for a broken table."""
+    """The output's choices by problem id; rows without a config (another tool's) are skipped.
+
+    Raises UserError for a broken table.
+    """
     tables = [path for path in native_tables(family, output, formats) if path.is_file()]
     rows = [row for path in tables for row in store.read(path, family)]
     found: dict[str, tuple[Candidate, ...]] = {}

@@ -1,4 +1,4 @@
-"""The lint stages: checks of engines' files of configurations, and their entries timed against engines' defaults."""
+"""The lint stages: check engines' configuration files, and compare timed entries with the engines' defaults."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.backends.engine import EngineBackend, EngineImplementation
 from gemmpipe.bench.timer import paired_ratio
-from gemmpipe.core.data import Candidate, Device, Knobs, Problem, Scalar, Status
+from gemmpipe.core.data import TIMED, Candidate, Device, Knobs, Problem, Scalar
 from gemmpipe.core.errors import UserError, check_at_least, suggest_or_list
 from gemmpipe.family.problem import make_problem, merge_duplicates
 from gemmpipe.formats.engine_filenames import DENSE, ENGINES, EXPERTS, SGLANG, VLLM, EngineFileName
@@ -16,7 +16,7 @@ from gemmpipe.formats.engine_knobs import check_entry
 from gemmpipe.formats.engine_lint import LintedFile, findings_of, lint
 from gemmpipe.formats.findings import ERROR, NOTE, WARNING, Finding, summary
 from gemmpipe.stages import Context, Stage
-from gemmpipe.stages.rows import problem_frame, untimed_row
+from gemmpipe.stages.rows import TrialRow, problem_frame, row_samples_us, trials_by_candidate, untimed_row
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,14 +24,13 @@ if TYPE_CHECKING:
 _FORMATS: Mapping[str, EngineJson] = {VLLM: Vllm(device_name=None), SGLANG: Sglang(device_name=None)}
 _ENTRIES = ("problem", "path", "M", "entry", "default")
 _FINDINGS = ("file", "key", "severity", "text", "remedy")
-_TIMED = {str(Status.OK), str(Status.PRUNED)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lint(Stage):
-    """Checks the files at `paths`; `timed`: gives each entry, at its M, to the finals beside the engine's default.
+    """Checks the files at `paths`; `timed`: also times each entry at its M in the finals, with the engine's default.
 
-    `model_dim` and `topk` are what the name of an experts' file does not say of a product.
+    `model_dim` and `topk` complete the product of an experts' file, as its name does not have them.
     """
 
     paths: tuple[str, ...]
@@ -50,14 +49,14 @@ class Lint(Stage):
             raise ValueError(f"engine={self.engine}, expected vllm or sglang{suggest_or_list(self.engine, ENGINES)}")
 
     def check(self, context: Context) -> None:
-        """Raises UserError where there is no path."""
+        """Raises UserError without a path."""
         if not self.paths:
-            raise UserError("lint: no path; expected files of an engine's configurations, or folders of them")
+            raise UserError("lint: no path; expected configuration files of an engine, or folders of them")
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
-        """`findings`, a row each; `entries`, those that are timed; the problems and the shortlist of their finals.
+        """Returns `findings`; `entries`, the timed ones; and the problems and the shortlist of their finals.
 
-        An error makes the run end with 1. Raises UserError for a path that is not there.
+        An error makes the run end with exit code 1. Raises UserError for a path that does not exist.
         """
         import pandas as pd
 
@@ -81,7 +80,7 @@ class Lint(Stage):
 
 
 def report_findings(findings: list[Finding], context: Context) -> None:
-    """Say each finding in a line; files with an error make the run end with 1."""
+    """Prints each finding; files with an error make the run end with exit code 1."""
     for finding in findings:
         context.events.emit("line", finding.line)
     broken = dict.fromkeys(str(finding.path) for finding in findings if finding.severity == ERROR)
@@ -89,7 +88,7 @@ def report_findings(findings: list[Finding], context: Context) -> None:
 
 
 class _Timing:
-    """What is timed of the files, and why the others are not."""
+    """The entries to time, and notes about files that cannot be timed."""
 
     def __init__(self, *, lint: Lint, context: Context) -> None:
         self._lint, self._context = lint, context
@@ -99,32 +98,32 @@ class _Timing:
         self.entries: list[tuple[str, str, int, str, str]] = []
 
     def add(self, file: LintedFile) -> None:
-        """Take in a file's entries; what cannot be timed is a note."""
-        why = self._why_not(file.name)
-        if why is None and file.name is not None:
-            why = self._entries(file, file.name)
-        if why is not None:
-            remedy = "the checks without a device stand"
-            self.notes.append(Finding(path=file.path, severity=NOTE, text=f"not timed: {why}", remedy=remedy))
+        """Adds a file's entries, or a note where they cannot be timed."""
+        reason = self._untimed_reason(file.name)
+        if reason is None and file.name is not None:
+            reason = self._entries(file, file.name)
+        if reason is not None:
+            remedy = "the checks without a device are done"
+            self.notes.append(Finding(path=file.path, severity=NOTE, text=f"not timed: {reason}", remedy=remedy))
 
-    def _why_not(self, name: EngineFileName | None) -> str | None:
+    def _untimed_reason(self, name: EngineFileName | None) -> str | None:
         if name is None:
-            return "its name says no product"
+            return "its name has no product"
         if name.kind not in (DENSE, EXPERTS) or name.down:
-            return "no function that reads such a file is timed here"
+            return "no function that reads this kind of file can be timed"
         if name.kind == EXPERTS and (self._lint.model_dim is None or self._lint.topk is None):
-            return "its name does not say all of the product: model_dim= and topk= do"
+            return "its name does not have the whole product; model_dim= and topk= complete it"
         device = _FORMATS[name.engine].device_of(self._context.device)
         if self._context.device.kind != "cpu" and name.device not in (device, self._context.device.name):
-            return f"it is for {name.device}, this is {device}"
+            return f"it is for {name.device}, this device is {device}"
         return None
 
     def _entries(self, file: LintedFile, name: EngineFileName) -> str | None:
-        """Take in the entries of a file. Returns why there is none, or None."""
+        """Adds the entries of a file. Returns the reason where there is none, else None."""
         context = self._context
         found = EngineBackend(engine=name.engine).implementations(context.family)
         if not found:
-            return f"{name.engine} has no function for {context.family.name}; kernel= chooses another family"
+            return f"{name.engine} has no function for kernel={context.family.name}; expected another kernel="
         before = len(self.entries)
         for m, given in file.entries.items():
             try:
@@ -132,15 +131,15 @@ class _Timing:
                     context.family, self._sizes(name, m), context.defaults, context.device.gfx, str(file.path)
                 )
             except UserError as error:
-                return f"{error}; kernel= chooses another family"
+                return f"{error}; expected another kernel="
             spec = context.family.spec(problem)
             if _FORMATS[name.engine].file_name(spec, name.device) != replace(name, device=name.device).expected:
-                return f"{context.family.name} computes another product; kernel= and kernel.key.*= say which"
+                return f"kernel={context.family.name} computes another product; kernel= and kernel.key.*= choose it"
             default = found[0].default(spec, context.device)
-            knobs = _runnable(found[0], given, name, spec_of=problem, context=context)
+            knobs = _runnable(found[0], given, name, problem=problem, context=context)
             if default is not None and knobs is not None:
                 self._add(file.path, problem, m, found[0], knobs, default)
-        return None if len(self.entries) > before else "no entry runs here, or the default is not known"
+        return None if len(self.entries) > before else "no entry runs here, or the engine's default is unknown"
 
     def _sizes(self, name: EngineFileName, m: int) -> Mapping[str, Scalar]:
         if name.kind == DENSE:
@@ -164,27 +163,27 @@ def _runnable(
     given: Mapping[str, object],
     name: EngineFileName,
     *,
-    spec_of: Problem,
+    problem: Problem,
     context: Context,
 ) -> Knobs | None:
-    """The knobs of an entry as they are timed, or None where they cannot run here."""
+    """The knobs of an entry to be timed, or None where they cannot run here."""
     if any(severity == ERROR for severity, _, _ in check_entry(given, name)) or given.get("USE_TMA"):
         return None
     knobs: dict[str, Scalar] = {"num_warps": 4, "num_stages": _default_num_stages(context.device)}
     knobs |= {k: v for k, v in given.items() if isinstance(v, str | int | float) and k != "USE_TMA"}
-    spec = context.family.spec(spec_of)
+    spec = context.family.spec(problem)
     fits = engine.unsupported_reason(spec, engine.normalise(spec, knobs, context.device), context.device) is None
     return knobs if fits or engine.unavailable_reason() is None else None
 
 
 def _default_num_stages(device: Device) -> int:
-    """What Triton takes where an entry says nothing of it."""
+    """Triton's default for an entry without `num_stages`."""
     return 2 if device.vendor == "amd" else 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class LintTimings(Stage):
-    """Entries that take longer than the engine's default by more than `slower_pct`, paired round by round."""
+    """Reports entries slower than the engine's default by more than `slower_pct`, paired by round."""
 
     slower_pct: float
 
@@ -195,10 +194,10 @@ class LintTimings(Stage):
         check_at_least(0, slower_pct=self.slower_pct)
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
-        """`slower`, a row a finding; an entry that fails where it was timed is an error."""
+        """Returns `slower`, a row per finding; an entry that fails when it is timed is an error."""
         import pandas as pd
 
-        trials = {(str(t["problem"]), str(t["candidate"])): t for t in tables["trials"].to_dict("records")}
+        trials = trials_by_candidate(tables["trials"])
         found = list(self._findings(tables["entries"].to_dict("records"), trials))  # type: ignore[arg-type]
         report_findings(found, context)
         context.events.emit("line", summary(tables["entries"]["path"].nunique(), found).replace("lint:", "timed:"))
@@ -206,22 +205,22 @@ class LintTimings(Stage):
         return {"slower": pd.DataFrame(rows, columns=list(_FINDINGS))}
 
     def _findings(
-        self, entries: list[Mapping[str, object]], trials: Mapping[tuple[str, str], Mapping[object, object]]
+        self, entries: list[Mapping[str, object]], trials: Mapping[tuple[str, str], TrialRow]
     ) -> Iterator[Finding]:
         for row in entries:
             path, key = Path(str(row["path"])), str(row["M"])
             entry = trials.get((str(row["problem"]), str(row["entry"])))
             default = trials.get((str(row["problem"]), str(row["default"])))
-            if entry is None or default is None or str(default["status"]) not in _TIMED:
+            if entry is None or default is None or str(default["status"]) not in TIMED:
                 continue
-            if str(entry["status"]) not in _TIMED:
+            if str(entry["status"]) not in TIMED:
                 text = f"fails on this device: {entry['status']}: {entry['error']}"
                 yield Finding(path=path, key=key, severity=ERROR, text=text, remedy="delete or tune this entry")
                 continue
-            ratio = paired_ratio(tuple(entry["samples_us"]), tuple(default["samples_us"]))  # type: ignore[arg-type]
+            ratio = paired_ratio(row_samples_us(entry), row_samples_us(default))
             if row["entry"] != row["default"] and ratio.low > 1 and ratio.median > 1 + self.slower_pct / 100:
                 text = (
-                    f"takes {entry['us']:.2f} us, {ratio.median:.2f} times as long as the engine's default "
+                    f"takes {entry['us']:.2f} us, {ratio.median:.2f} times the engine's default "
                     f"({ratio.low:.2f} to {ratio.high:.2f})"
                 )
                 yield Finding(path=path, key=key, severity=WARNING, text=text, remedy="tune this M")

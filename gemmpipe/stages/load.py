@@ -1,6 +1,6 @@
-"""The first stage of pipelines that start from tuned tables.
+"""The load stage: reads tuned tables, for pipelines that start from them.
 
-The winners of a tuned table as problems and candidates, and why one of them does not stand any more.
+A row's winner becomes a problem and a candidate, or has a reason why it is stale.
 """
 
 from collections import Counter
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Winner:
-    """A row's problem and, unless there is a reason against it, its candidate and who computes it."""
+    """A row's problem, and its candidate with the implementation; with a `reason` instead if the row is stale."""
 
     problem: Problem
     device: Device
@@ -46,7 +46,7 @@ class Winner:
 
 
 def winners(context: Context, rows: Iterable[Row], device_for: Callable[[Row], Device]) -> Iterator[Winner]:
-    """A winner a row, in order; `device_for` says which device the row is for."""
+    """Yields the winner of each row, in order; `device_for` returns the device that a row is for."""
     for row in rows:
         device = device_for(row)
         problem = context.family.problem(tuple((c.name, row[c.name]) for c in context.family.key_columns))
@@ -70,8 +70,8 @@ def _winner(context: Context, row: Row, problem: Problem, device: Device) -> Win
     return Winner(problem=problem, device=device, spec=spec, implementation=implementation, candidate=candidate)
 
 
-def baseline_candidates(context: Context, spec: GemmSpec, most: int) -> Iterator[tuple[Implementation, Candidate]]:
-    """The library paths that a winner is held against: the first `most` of each label of the family's baseline."""
+def baseline_candidates(context: Context, spec: GemmSpec, count: int) -> Iterator[tuple[Implementation, Candidate]]:
+    """The library paths to compare a winner with: the first `count` of each label of the family's baseline."""
     for label in context.family.baseline:
         implementation = context.implementation(label)
         if implementation is None:
@@ -83,7 +83,7 @@ def baseline_candidates(context: Context, spec: GemmSpec, most: int) -> Iterator
             context.events.emit("warning", f"{label}: left out: {raised}")
             continue
         yield from (
-            (implementation, candidate) for candidate in islice(candidate_filter.valid_candidates(listed), most)
+            (implementation, candidate) for candidate in islice(candidate_filter.valid_candidates(listed), count)
         )
 
 
@@ -91,9 +91,9 @@ def baseline_candidates(context: Context, spec: GemmSpec, most: int) -> Iterator
 class Load(Stage):
     """Reads tuned tables.
 
-    `of: inputs` gives every row of `inputs=` as a selection: who comes next decides which stay. `of: table` gives
-    the rows of `table=` that are for this run's device (or its targets), as problems with a shortlist each: the
-    recorded winner and the first `baseline_candidates` candidates of each library that is the baseline.
+    `read: inputs` gives every row of `inputs=` as a selection; a later stage decides which are kept. `read: table`
+    gives the rows of `table=` for this run's device (or its targets) as problems, each with a shortlist: the recorded
+    winner and the first `baselines` candidates of each library of the family's baseline.
     """
 
     read: Literal["inputs", "table"]
@@ -107,20 +107,20 @@ class Load(Stage):
         check_at_least(0, baselines=self.baselines)
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
-        """The rows. Raises UserError for a table that cannot be read, or that is also written."""
+        """Returns the rows. Raises UserError for a table that cannot be read, or that is also written."""
         given = {"inputs": context.inputs, "table": context.table}
         other = "table" if self.read == "inputs" else "inputs"
         if given[other]:
-            raise UserError(f"{other}: this pipeline starts from {self.read}=, expected that alone")
+            raise UserError(f"{other}: cannot be combined with {self.read}=, which this pipeline starts from")
         if not given[self.read]:
             example = "'inputs=[a.csv,b.csv]'" if self.read == "inputs" else "table=outputs/tuned/NAME.csv"
-            raise UserError(f"{self.read}: missing, expected tuned tables, as in {example}")
+            raise UserError(f"{self.read}: missing; expected tuned tables, as in {example}")
         files = named_files(self.read, context.inputs or str(context.table))
         if self.read == "table":
             return self._of_table(files, context)
         files = _without_output(files, context)
         if context.targets and not any(is_results(path) for path in files):
-            raise UserError("target: tables say their devices themselves, expected none but for TunableOp's files")
+            raise UserError("target: given; expected for TunableOp's files alone, as rows of tables have their device")
         entries: list[TableEntry] = []
         for path in files:
             found, contents = _read(path, context)
@@ -134,7 +134,7 @@ class Load(Stage):
 
     def _of_table(self, files: Sequence[Path], context: Context) -> "dict[str, pd.DataFrame]":
         if len(files) != 1:
-            raise UserError(f"table: {len(files)} files, expected one; 'gemmpipe merge' unites several")
+            raise UserError(f"table: {len(files)} files; expected one ('gemmpipe merge' unites several)")
         everything, contents = _read(files[0], context)
         entries, here = _wanted(everything, files[0], context)
         left = (
@@ -161,24 +161,24 @@ class Load(Stage):
 
 
 def _without_output(files: Sequence[Path], context: Context) -> list[Path]:
-    """The inputs but the output, which a glob may find: it takes part anyway.
+    """The inputs without the output, which a glob may match: merge reads it anyway.
 
-    Raises UserError where it is named, and for an input that what is written beside the output would replace.
+    Raises UserError where it is named, and for an input that a file next to the output would overwrite.
     """
     written = native_tables(context.family, context.output, (each for _, each in context.formats))
     named = [Path(word).expanduser() for word in context.inputs]
     for path in files:
         if path in named and any(table.exists() and table.samefile(path) for table in written):
-            raise UserError(f"inputs: '{path}' is also the output, expected another: output=NAME.csv")
-    beside = {each.resolve() for table in written for each in (sidecar_path(table), report_path(table))}
+            raise UserError(f"inputs: '{path}' is also the output; expected another one: output=NAME.csv")
+    written_too = {each.resolve() for table in written for each in (sidecar_path(table), report_path(table))}
     for path in files:
-        if path.resolve() in beside:
-            raise UserError(f"inputs: '{path}' is where a file beside the output goes, expected another output=")
+        if path.resolve() in written_too:
+            raise UserError(f"inputs: '{path}' is written together with the output; expected another output=")
     return [path for path in files if not any(table.exists() and table.samefile(path) for table in written)]
 
 
 def _read(path: Path, context: Context) -> tuple[list[TableEntry], str]:
-    """The rows of a table, and its contents in words."""
+    """The rows of a table, and a summary of its contents."""
     sheet = _tunableop(path, context) if is_results(path) else parse_table(path, context.family)
     try:
         runs = read_runs(sidecar_path(path))
@@ -189,7 +189,7 @@ def _read(path: Path, context: Context) -> tuple[list[TableEntry], str]:
 
 
 def _tunableop(path: Path, context: Context) -> ParsedTable:
-    """The winners of a result file of PyTorch's TunableOp."""
+    """The winners of a TunableOp result file (PyTorch)."""
     found = read_results(path, context.family, _tuned_on(path, context))
     for reason, count in found.left_out.most_common():
         context.events.emit("line", f"load: {path}: {count:,} left out: {reason}")
@@ -197,43 +197,44 @@ def _tunableop(path: Path, context: Context) -> ParsedTable:
 
 
 def _tuned_on(path: Path, context: Context) -> Device:
-    """What a result file was tuned on: `target=`, this machine's GPU, or where it has none what the file hints at."""
+    """The device of a result file: `target=`, else this machine's GPU, else the one that its contents suggest."""
     if context.targets and len(context.targets) > 1:
-        raise UserError(f"target: {', '.join(context.targets)}, expected the one that {path} was tuned on")
+        raise UserError(f"target: {', '.join(context.targets)}; expected the one that {path} was tuned on")
     if context.targets or gpu_kind():
         return target_device(context.targets[0]) if context.targets else gpu_device(0)
     if gfx := tuned_gfx(path):
         device = target_device(gfx)
-        context.events.emit("line", f"load: {path}: taken for tuned on {device.name}, {device.cu_num} units of {gfx}")
+        where = f"{device.name}, {device.cu_num} units of {gfx}"
+        context.events.emit("line", f"load: {path}: assumed to be tuned on {where}")
         return device
-    raise UserError(f"{path}: no GPU here and none named there, expected target= with what it was tuned on: sm_90")
+    raise UserError(f"{path}: no GPU here or in the file; expected the one that it was tuned on: target=sm_90")
 
 
 def _contents(sheet: ParsedTable) -> str:
-    """`90 rows (90 sm_90/132), no column bpreshuffle, kept _tag`."""
-    said = ", ".join(f"{count:,} {place}" for place, count in sorted(_places(sheet.rows).items()))
-    lacking = (
-        f"; filled, since it has no such column: {', '.join(sheet.missing_columns)}" if sheet.missing_columns else ""
-    )
-    extra = f"; kept, though unknown: {', '.join(sheet.extra)}" if sheet.extra else ""
-    odd = f"; left out, as spreadsheets take them for formulas: cells of {', '.join(sheet.formula_columns)}"
-    return (
-        f"{len(sheet.rows):,} rows{f' ({said})' if said else ''}{lacking}{extra}{odd if sheet.formula_columns else ''}"
-    )
+    """`90 rows (90 sm_90/132); missing columns filled: bpreshuffle; unknown columns kept: _tag`."""
+    devices = ", ".join(f"{count:,} {device}" for device, count in sorted(_device_counts(sheet.rows).items()))
+    parts = [f"{len(sheet.rows):,} rows{f' ({devices})' if devices else ''}"]
+    if sheet.missing_columns:
+        parts.append(f"missing columns filled: {', '.join(sheet.missing_columns)}")
+    if sheet.extra:
+        parts.append(f"unknown columns kept: {', '.join(sheet.extra)}")
+    if sheet.formula_columns:
+        parts.append(f"cells left out, as spreadsheets read them as formulas: {', '.join(sheet.formula_columns)}")
+    return "; ".join(parts)
 
 
-def _places(rows: Iterable[Row]) -> Counter[str]:
+def _device_counts(rows: Iterable[Row]) -> Counter[str]:
     return Counter(f"{row['gfx']}/{row['cu_num']}" for row in rows)
 
 
 def _wanted(entries: Sequence[TableEntry], path: Path, context: Context) -> tuple[list[TableEntry], str]:
-    """The rows for this run's device, or without one those for its targets or for any GPU; and which that is."""
+    """The rows for this run's device, or without one for its targets or any GPU; and the text of that condition."""
     device, targets = context.device, context.targets
     if not entries:
-        raise UserError(f"table: {path} has no rows, expected a tuned table")
+        raise UserError(f"table: {path} has no rows; expected a tuned table")
     if device.kind != "none":
         if targets:
-            raise UserError("target: rows are verified on the device that is here, expected none")
+            raise UserError("target: given; expected none, as rows are verified on this machine's device")
         found = [e for e in entries if (e.row["gfx"], e.row["cu_num"]) == (device.gfx, device.cu_num)]
         here = f"this machine is {device.gfx}/{device.cu_num} ({device.name})"
     else:
@@ -241,9 +242,9 @@ def _wanted(entries: Sequence[TableEntry], path: Path, context: Context) -> tupl
         found = [e for e in entries if (e.row["gfx"] in wanted if wanted else not _of_cpu(e.row))]
         here = f"none for target={','.join(targets)}" if targets else "only GPUs have kernels to compile"
         for gfx in (wanted or set()) - {str(e.row["gfx"]) for e in found} if found else ():
-            context.events.emit("warning", f"target: {path} has no row for {gfx}: nothing is compiled for it")
+            context.events.emit("warning", f"target: {path} has no row for {gfx}; nothing is compiled for it")
     if not found:
-        rows = ", ".join(_places(e.row for e in entries))
+        rows = ", ".join(_device_counts(e.row for e in entries))
         raise (UserError if targets or device.kind == "none" else EnvironmentProblem)(
             f"table: {path} has rows for {rows}, and {here}"
         )
@@ -254,8 +255,8 @@ def _of_cpu(row: Row) -> bool:
     return str(row["gfx"]).startswith("cpu")
 
 
-def _shortlist(found: Sequence[Winner], most: int, context: Context) -> "pd.DataFrame":
-    """The winners that stand, each with its rivals; nothing of them is timed yet."""
+def _shortlist(found: Sequence[Winner], baselines: int, context: Context) -> "pd.DataFrame":
+    """The valid winners, each with its baseline candidates; none has a time yet."""
     import pandas as pd
 
     rows: list[dict[str, object]] = []
@@ -264,7 +265,9 @@ def _shortlist(found: Sequence[Winner], most: int, context: Context) -> "pd.Data
             continue
         listed = {winner.candidate: winner.implementation}
         listed |= (
-            {c: i for i, c in baseline_candidates(context, winner.spec, most) if c != winner.candidate} if most else {}
+            {c: i for i, c in baseline_candidates(context, winner.spec, baselines) if c != winner.candidate}
+            if baselines
+            else {}
         )
         for candidate, implementation in listed.items():
             library = candidate.backend in context.family.baseline
@@ -274,7 +277,7 @@ def _shortlist(found: Sequence[Winner], most: int, context: Context) -> "pd.Data
 
 
 def selections_frame(family: Family, entries: Iterable[TableEntry]) -> "pd.DataFrame":
-    """Entries as selections: a problem's own each, columns as they are in the table, and `table.RECORDED`."""
+    """Entries as selections, one per row: the columns of the table and `schema.RECORDED`."""
     import pandas as pd
 
     names = ["gfx", "cu_num", *(column.name for column in family.key_columns), *columns.RESULT]

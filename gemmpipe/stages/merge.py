@@ -1,4 +1,4 @@
-"""The last stage: from selections to the artifacts that engines load."""
+"""The merge stage: writes selections into the artifacts that engines load."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Merge(Stage):
-    """Gives every format the problems' own selections and those of its buckets; the format stores them.
+    """Passes each format the problems' selections and those of its buckets; the format writes them.
 
-    `device` is the product (`NVIDIA H200`) whose rows are kept where tables hold several that share a key.
+    `device`: the name (`NVIDIA H200`) of the device to keep rows of, where tables hold several rows of a key.
     """
 
     device: str | None
 
     needs: ClassVar[tuple[str, ...]] = ("selections",)
     gives: ClassVar[tuple[str, ...]] = ("artifacts",)
-    accumulates: ClassVar[tuple[str, ...]] = ("selections",)  # a default file holds the commonest of all shapes
+    accumulates: ClassVar[tuple[str, ...]] = ("selections",)  # a default file holds the commonest choice of all shapes
 
     def check(self, context: Context) -> None:
-        """Tells that nothing is to be stored. Raises UserError for a bucket that asks for a knob no candidate has."""
-        if not context.formats:  # who looks at times alone may mean it
-            context.events.emit("warning", "format=[]: merge stores nothing; format=[csv] keeps the tuned table")
+        """Warns if no format is chosen. Raises UserError for a bucket that requires a knob no candidate has."""
+        if not context.formats:  # a valid choice where only times matter
+            context.events.emit("warning", "format=[]: merge writes nothing; use format=[csv] for the tuned table")
         known = {*context.space.axes, *TILED_AXES, SWAP_AB, CTAS_PER_SM, CLUSTER_SIZE}
         for _, each in context.formats:
             for where, knobs in each.constraints(context.family).items():
@@ -41,7 +41,7 @@ class Merge(Stage):
                         raise UserError(f"{where}.{knob}: no such knob{suggest_or_list(knob, known)}")
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
-        """A table of `format` and `file`. Raises UserError for an artifact that was broken by hand, which stays."""
+        """Returns the written files. Raises UserError for an existing artifact that cannot be read, and keeps it."""
         import pandas as pd
 
         selections = tables["selections"]
@@ -58,7 +58,7 @@ class Merge(Stage):
             mine = selections[selections["format"].fillna("").isin(["", name])]
             paths = each.write(context.family, mine, target)
             if not paths:
-                context.events.emit("line", f"merge: {name}: nothing to store{_why_nothing(mine, name, each, context)}")
+                context.events.emit("line", f"merge: {name}: no rows to write{_why_nothing(mine, name, each, context)}")
             for path in paths:
                 context.events.emit("line", f"merge: {name}: {path}")
                 written.append({"format": name, "file": str(path)})
@@ -69,24 +69,24 @@ def _why_nothing(mine: "pd.DataFrame", name: str, form: Format, context: Context
     if not len(mine):
         return ": no problem has a selection"
     if (mine["format"] == name).any():
-        return ": none of its choices fits what it can hold"
+        return ": the format can express none of its selections"
     if not form.buckets(context.family, mine[context.family.rows_column].astype(int).tolist()):
         return f": it has no file for products of {context.family.name}"
-    if context.inputs:  # times of single Ms, of which no choice over a range can be made
-        return ": tables hold no choices over ranges of M, which select makes in a run that times (tune)"
-    return ": no range of M has a choice for it"
+    if context.inputs:  # times of single Ms: not enough for a choice over a range
+        return ": tables hold no selections for ranges of M; these need a run that times candidates (tune)"
+    return ": no range of M has a selection for it"
 
 
 class _KernelChanges:
-    """Whether the kernels that rows name have another source now; each is asked about once, rows are many."""
+    """True for rows with a kernel that has another source now; each kernel is checked once."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._known: dict[tuple[Scalar, ...], bool] = {}
 
     def __call__(self, row: Row) -> bool:
-        said = (row.get("libtype"), row.get("kernelName"), row.get("config"))
-        if said not in self._known:
+        kernel = (row.get("libtype"), row.get("kernelName"), row.get("config"))
+        if kernel not in self._known:
             implementation = self._context.implementation(str(row.get("libtype")))
-            self._known[said] = implementation is not None and kernel_changed(implementation, row)
-        return self._known[said]
+            self._known[kernel] = implementation is not None and kernel_changed(implementation, row)
+        return self._known[kernel]

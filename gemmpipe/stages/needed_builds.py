@@ -1,4 +1,4 @@
-"""What a candidate must have compiled: for screening in one memory order of x's block scales, for the finals in all."""
+"""The builds of a candidate: for screening in one memory order of x's block scales, for the finals in all orders."""
 
 from collections.abc import Collection, Iterable, Mapping
 
@@ -8,20 +8,18 @@ from gemmpipe.core.events import counted
 from gemmpipe.executors import BuildResult, drain_on_interrupt
 from gemmpipe.family import GemmSpec, Implementation
 from gemmpipe.family.guard import PluginError, call_plugin
-from gemmpipe.stages import Context
-
-_POLL_S = 0.5
+from gemmpipe.stages import POLL_S, Context
 
 
 def screening_builds(implementation: Implementation, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
-    """For the order in which screening times it, the first of `GemmSpec.possible_orders`."""
+    """The builds for the order in which screening times it, the first of `GemmSpec.x_scale_orders`."""
     return implementation.builds(spec.with_scale_order(spec.x_scale_orders[0]), knobs, device)
 
 
 def extra_order_builds(
     implementation: Implementation, spec: GemmSpec, knobs: Knobs, device: Device
 ) -> tuple[Build, ...]:
-    """For the other orders in which the finals time it; those that screening needs are left out."""
+    """The builds for the other orders, in which the finals time it, without those that screening needs."""
     if len(spec.x_scale_orders) == 1:
         return ()
     known = {build.id for build in screening_builds(implementation, spec, knobs, device)}
@@ -36,11 +34,11 @@ def extra_order_builds(
 def compile_extra_orders(
     jobs: Iterable[FinalsJob], screened: Collection[tuple[str, str]], context: Context
 ) -> dict[str, dict[Candidate, str]]:
-    """Compile side by side what finalists need beyond screening, before any worker would do so one by one.
+    """Compiles in parallel what finalists need beyond screening, as each worker would do it one by one.
 
-    `screened` are (problem id, candidate id) of those that screening timed: a stage before has compiled all that the
-    others need, or nothing is known of it. Returns, by problem id, the compiler's error of each candidate that has one.
-    On a CPU kernels are interpreted and nothing is compiled. Raises Interrupted.
+    `screened`: (problem id, candidate id) of the finalists that screening timed; an earlier stage has compiled the
+    builds of the others, or they are unknown. Returns the compiler's errors by problem id and candidate. On a CPU
+    kernels are interpreted and nothing is compiled. Raises Interrupted.
     """
     if context.device.kind == "cpu":
         return {}
@@ -68,11 +66,11 @@ def _extra_builds(candidate: Candidate, spec: GemmSpec, context: Context) -> tup
             implementation, lambda: extra_order_builds(implementation, spec, candidate.knobs, context.device)
         )
     except PluginError:
-        return ()  # a launch in this order raises the same, and that is the candidate's row
+        return ()  # a launch in this order raises the same error, which is then in the candidate's trial
 
 
 def _compile(builds: Mapping[str, Build], context: Context) -> dict[str, str]:
-    """Wait until all are compiled; errors by build id. Nothing else is timed meanwhile, so that nothing disturbs it."""
+    """Waits until all are compiled; returns errors by build id. Nothing is timed meanwhile, as compilers disturb it."""
     for build in builds.values():
         context.pool.compile(build)
     errors: dict[str, str] = {}
@@ -80,7 +78,7 @@ def _compile(builds: Mapping[str, Build], context: Context) -> dict[str, str]:
     with drain_on_interrupt(context.pool, lambda message: None):
         while open_:
             context.check()
-            for message in context.pool.poll(_POLL_S):
+            for message in context.pool.poll(POLL_S):
                 if (
                     isinstance(message, BuildResult) and message.build.id in open_
                 ):  # others are left over from screening

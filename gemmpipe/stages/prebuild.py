@@ -9,18 +9,16 @@ from gemmpipe.core.data import Build, BuildFacts, Device
 from gemmpipe.core.device import target_device, usable_cores
 from gemmpipe.core.errors import MAX_PROCESSES, check_at_least, check_at_most
 from gemmpipe.executors.compile_pool import CompilePool, cache_folder
-from gemmpipe.stages import Context, Stage
+from gemmpipe.stages import POLL_S, Context, Stage
 from gemmpipe.stages.load import Winner, winners
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_POLL_S = 0.5
-
 
 @dataclass(frozen=True, kw_only=True)
 class Prebuild(Stage):
-    """Compiles each kernel once an architecture; what the cache holds already is found, not compiled."""
+    """Compiles each kernel once per architecture, unless the cache has it."""
 
     workers: int | None
     timeout_s: float
@@ -35,9 +33,9 @@ class Prebuild(Stage):
         check_at_least(0.1, timeout_s=self.timeout_s)
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
-        """A row a build (`table.BUILDS`), and the selections and the shortlist without what cannot be compiled.
+        """Returns a row per build (`schema.BUILDS`), and selections and shortlist without kernels that do not compile.
 
-        A row of the table whose kernel cannot be built makes the run end with 1.
+        A row of the table with such a kernel makes the run end with exit code 1.
         """
         import pandas as pd
 
@@ -63,7 +61,7 @@ class Prebuild(Stage):
         }
 
     def _plans(self, selections: "pd.DataFrame", context: Context) -> "list[_ArchBuilds]":
-        """What to compile, by architecture."""
+        """The builds to compile, by architecture."""
         plans: dict[str, _ArchBuilds] = {}
 
         def device_for(row: object) -> Device:
@@ -79,9 +77,9 @@ class Prebuild(Stage):
         return list(plans.values())
 
     def _compile(self, plan: "_ArchBuilds", context: Context) -> Iterator[tuple[str, BuildFacts]]:
-        """Facts by build id, as they come.
+        """Yields (build id, facts) as compilers finish.
 
-        Raises Interrupted when the user asked to stop, EnvironmentProblem when nothing can be put into the cache.
+        Raises Interrupted when the user asked to stop, EnvironmentProblem when the cache cannot be written.
         """
         if not plan.builds:
             return
@@ -92,12 +90,12 @@ class Prebuild(Stage):
             for build in plan.builds.values():
                 pool.submit(build)
             while done < len(plan.builds):
-                wait([pool.ready_pipe], timeout=_POLL_S)
+                wait([pool.ready_pipe], timeout=POLL_S)
                 context.check()
                 pool.check()
                 for message in pool.done():
                     done += 1
-                    # The pool's deadline is the executor's in every other pipeline.
+                    # In other pipelines the executor's option is the deadline of the pool.
                     error = message.facts.error.replace("executor.compile_timeout_s", "stages.prebuild.timeout_s")
                     facts = replace(message.facts, error=error)
                     context.journal.build(message.build.id, facts)
@@ -109,18 +107,18 @@ class Prebuild(Stage):
 
 @dataclass(kw_only=True)
 class _ArchBuilds:
-    """The kernels of one architecture: builds by id, and which problems need each."""
+    """The kernels of one architecture: builds by id, and the ids of the problems that need each."""
 
     device: Device
     builds: dict[str, Build] = field(default_factory=dict)
     needed_by: dict[str, list[str]] = field(default_factory=dict)
     libraries: int = 0
-    refused: list[str] = field(default_factory=list)
+    rejected: list[str] = field(default_factory=list)
 
     def add(self, winner: Winner) -> None:
-        """Take in a row's winner."""
+        """Adds the builds of a row's winner."""
         if winner.candidate is None or winner.spec is None or winner.implementation is None:
-            self.refused.append(winner.problem.id)
+            self.rejected.append(winner.problem.id)
             return
         builds = winner.implementation.builds(winner.spec, winner.candidate.knobs, self.device)
         self.libraries += not builds
@@ -152,10 +150,10 @@ def _report(plan: _ArchBuilds, facts: dict[str, BuildFacts], context: Context) -
     parts += [f"{cached} found compiled"] if cached else []
     parts += [f"{len(failed)} failed"] if failed else []
     parts += [f"{plan.libraries} rows of libraries need none"] if plan.libraries else []
-    parts += [f"{len(plan.refused)} rows do not stand"] if plan.refused else []
+    parts += [f"{len(plan.rejected)} rows rejected"] if plan.rejected else []
     kernels = f"{len(facts)} kernels: {', '.join(parts)}" if facts else f"no kernel: {', '.join(parts[1:])}"
     cache = f"; cache: {cache_folder()}" if facts else ""
     context.events.emit("line", f"prebuild: {plan.device.gfx}: {kernels}{cache}")
     for build, f in failed.items():
         context.events.emit("warning", f"{', '.join(plan.needed_by[build][:3])}: {f.error}")
-    context.unsolved.extend([*plan.refused, *(problem for build in failed for problem in plan.needed_by[build])])
+    context.unsolved.extend([*plan.rejected, *(problem for build in failed for problem in plan.needed_by[build])])

@@ -1,4 +1,4 @@
-"""The replay stage: how well a search does on recorded spaces, over many seeds, without a device."""
+"""The replay stage: the quality of a search on recorded spaces, over many seeds, without a device."""
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
@@ -19,7 +19,7 @@ from gemmpipe.stages import Context, Stage
 if TYPE_CHECKING:
     import pandas as pd
 
-_SCREEN_LAUNCHES = 2  # launches of a candidate that random search is charged for
+_SCREEN_LAUNCHES = 2  # launches per candidate that random search is charged for
 _NEAR_BEST = 1.01
 
 Group = Sequence[tuple[Problem, GemmSpec]]
@@ -27,7 +27,7 @@ Group = Sequence[tuple[Problem, GemmSpec]]
 
 @dataclass(frozen=True, kw_only=True)
 class Replay(Stage):
-    """A row a problem: the median and worst ratio of the chosen time to the best, over the seeds, and the score."""
+    """One row per problem: the median and worst ratio of the chosen time to the best, over the seeds, and the score."""
 
     keep: int
 
@@ -38,7 +38,7 @@ class Replay(Stage):
         check_at_least(1, keep=self.keep)
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
-        """Every recording, problems that differ in M alone side by side."""
+        """Replays every recording, problems that differ in M alone together."""
         import pandas as pd
 
         search = context.search
@@ -61,14 +61,14 @@ class Replay(Stage):
 
 
 def groups_of(recording: RecordedSpace) -> Sequence[Group]:
-    """Problems that differ in M alone, together."""
+    """Groups of problems that differ in M alone."""
     family = load_family(recording.family)
     problems = [(problem, family.spec(problem)) for problem in recording.problems]
     return group_by_shape(problems, lambda pair: replace(pair[0], rows_column=family.rows_column))
 
 
 def replay_group(search: ReplaySearch, recording: RecordedSpace, group: Group, keep: int) -> list[dict[str, object]]:
-    """One row a problem of the group."""
+    """Returns one row per problem of the group."""
     results: list[list[SimulatedRun]] = []
     for seed in range(search.seeds):
         history = History()
@@ -76,8 +76,8 @@ def replay_group(search: ReplaySearch, recording: RecordedSpace, group: Group, k
             _add_transfer_history(history, recording, group)
         results.append(simulate(recording, group, _seeded(search.limited, seed), history, search.terms(keep), seed))
     return [
-        _row(recording, spec, [result[place] for result in results], search.compile_slots)
-        for place, (_, spec) in enumerate(group)
+        _row(recording, spec, [result[index] for result in results], search.compile_slots)
+        for index, (_, spec) in enumerate(group)
     ]
 
 
@@ -86,7 +86,7 @@ def _seeded(search: Search, seed: int) -> Search:
 
 
 def _add_transfer_history(history: History, recording: RecordedSpace, group: Group) -> None:
-    """What an earlier run on the other (N, K) would have left."""
+    """Adds the trials that an earlier run on the other (N, K) would have recorded."""
     own = {problem for problem, _ in group}
     family = load_family(recording.family)
     history.facts |= recording.facts
@@ -128,31 +128,31 @@ def _time(times: Mapping[Candidate, float], candidate: Candidate | None) -> floa
 
 
 def _seconds_each(recording: RecordedSpace, outcomes: Mapping[Candidate, Outcome], slots: int) -> float:
-    """What random search pays for a candidate: its share of the builds, its first launch and its looks."""
+    """The cost of a candidate for random search: its share of the builds, its first launch and its timed launches."""
     compile_s = sum(recording.facts[b].compile_s for o in outcomes.values() for b in o.builds) / slots / len(outcomes)
     times = [o.time_us for o in outcomes.values() if o.time_us is not None]
     return compile_s + recording.first_launch_s + _SCREEN_LAUNCHES * sum(times) / len(times) / 1e6
 
 
 def lines(scores: "pd.DataFrame", search: ReplaySearch) -> list[str]:
-    """What the user reads: a line a family, then the whole and its worst."""
+    """The summary: a line per family, one over all, and the worst problem."""
     kind = type(search.algorithm).__name__.lower()
-    told = []
+    found = []
     for name, part in [*scores.groupby("family", sort=False), ("all", scores)]:
         near = (part["ratio"] <= _NEAR_BEST).mean()
         share = (part["evaluations"] / part["candidates"]).median()
-        told.append(
+        found.append(
             f"{name}: {kind} within 1 % of the best on {near:.1%} of {len(part)} problems (median of {search.seeds}"
             f" seeds; {part['within_1_pct'].mean():.1%} of all), at {share:.1%} of the evaluations, score"
             f" {part['score'].mean():.2f}"
         )
     worst = max(scores.to_dict("records"), key=_worst_ratio)
     by = "nothing found" if math.isinf(_worst_ratio(worst)) else f"{worst['worst']:.3f} times the best"
-    told.append(f"worst: {by}, seed {worst['worst_seed']} of {worst['problem']}")
-    return told
+    found.append(f"worst: {by}, seed {worst['worst_seed']} of {worst['problem']}")
+    return found
 
 
 def _worst_ratio(row: "Mapping[Hashable, Any]") -> float:
-    """The worst ratio of a problem; endless where a seed found nothing."""
+    """The worst ratio of a problem; infinite where a seed found nothing."""
     worst = row["worst"]
     return math.inf if worst is None or math.isnan(worst) else float(worst)

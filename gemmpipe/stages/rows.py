@@ -1,7 +1,4 @@
-"""Trials and candidates as table rows, and back.
-
-Problems that end without a choice: why, and whether a run that goes on may still find one.
-"""
+"""Problems, trials and candidates as table rows, and back; and messages about problems without a selection."""
 
 import json
 from collections import Counter
@@ -50,7 +47,7 @@ def problems_of(family: Family, frame: pd.DataFrame) -> list[Problem]:
 
 
 def _plain(value: object) -> object:
-    """A numpy scalar as Python's own, so that ids and JSON stay the same; None for what pandas has in its place."""
+    """A numpy scalar as a Python one, so that ids and JSON stay the same; None for a missing value of pandas."""
     plain = value.item() if hasattr(value, "item") else value
     return None if plain != plain else plain
 
@@ -88,12 +85,33 @@ def trial_frame(trials: Sequence[Trial], kernel_names: Mapping[str, str]) -> pd.
     return pd.DataFrame(rows, columns=list(schema.TRIALS))
 
 
+TrialRow = Mapping[str, object]
+"""A row of the trials table, by column."""
+
+
+def trials_by_candidate(trials: pd.DataFrame) -> dict[tuple[str, str], TrialRow]:
+    """The rows of a trials table by (problem id, candidate id)."""
+    rows: list[TrialRow] = trials.to_dict("records")  # type: ignore[assignment]
+    return {(str(row["problem"]), str(row["candidate"])): row for row in rows}
+
+
+def row_time_us(trial: TrialRow | None) -> float | None:
+    """The time of a row; None without a row or a time."""
+    us = trial["us"] if trial is not None else None
+    return None if us is None or us != us else float(str(us))
+
+
+def row_samples_us(trial: TrialRow) -> tuple[float, ...]:
+    """The samples of a row, in the order of the rounds."""
+    return tuple(trial["samples_us"])  # type: ignore[arg-type]
+
+
 def excluded_frame(summaries: Sequence[CandidateSummary], kernel_names: Mapping[str, str]) -> pd.DataFrame:
-    """The trials table of those that were not tried at all."""
-    columns = {name: [cell for o in summaries for cell in o.excluded[name]] for name in EXCLUDED_COLUMNS}
+    """The trials table of excluded candidates, which were not tried."""
+    columns = {name: [cell for s in summaries for cell in s.excluded[name]] for name in EXCLUDED_COLUMNS}
     frame = pd.DataFrame(dict.fromkeys(schema.TRIALS), index=range(len(columns["candidate"])), dtype=object)
     frame = frame.assign(**columns, stage="screen", launches=0, extra_weight_bytes=0, shared=False)
-    frame["problem"] = [o.problem.id for o in summaries for _ in o.excluded["candidate"]]
+    frame["problem"] = [s.problem.id for s in summaries for _ in s.excluded["candidate"]]
     names = zip(columns["candidate"], columns["libtype"], strict=True)
     frame["kernelName"] = [kernel_names.get(candidate, libtype) for candidate, libtype in names]
     frame["samples_us"] = [()] * len(frame)
@@ -101,7 +119,7 @@ def excluded_frame(summaries: Sequence[CandidateSummary], kernel_names: Mapping[
 
 
 def untimed_row(problem: str, candidate: Candidate, role: str) -> dict[str, object]:
-    """The shortlist's row of a candidate that goes to the finals without having been screened."""
+    """The shortlist row of a candidate that goes to the finals without screening."""
     return {
         "problem": problem,
         "candidate": candidate.id,
@@ -115,12 +133,12 @@ def untimed_row(problem: str, candidate: Candidate, role: str) -> dict[str, obje
 
 
 def quantile(ordered: Sequence[float], share: float) -> float | None:
-    """The value below which `share` of the sorted values lie (nearest rank); None of nothing."""
+    """The quantile at `share` of sorted values (nearest rank); None without a value."""
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 
 
 def candidate_of(libtype: str, config: str) -> Candidate:
-    """The candidate that a row's `libtype` and `config` cells describe. Raises ValueError when they do not."""
+    """The candidate of a row's `libtype` and `config` cells. Raises ValueError for an invalid config."""
     knobs = json.loads(config)
     if not isinstance(knobs, dict):
         raise ValueError(f"config is {type(knobs).__name__}, expected a JSON object")
@@ -128,7 +146,7 @@ def candidate_of(libtype: str, config: str) -> Candidate:
 
 
 def empty_frame(name: str) -> pd.DataFrame:
-    """A table of screening or finals without a row."""
+    """An empty `shortlist` or `trials` table."""
     return pd.DataFrame(columns=list({"shortlist": schema.SHORTLIST, "trials": schema.TRIALS}[name]))
 
 
@@ -137,9 +155,9 @@ def record_frames(
 ) -> dict[str, pd.DataFrame]:
     """The problems whose finals an earlier run finished, and their trials, from its journal.
 
-    Finals of `forms`, engines' functions, go along, also those of Ms between the problems'; where all candidates do not
-    race too (`races`), a problem is finished when those are. Raises UserError when the run tuned another family, or
-    another key of it.
+    The trials include the finals of `targets`, engines' functions, also at Ms between the problems'. Without finals of
+    all candidates (`per_problem` is False), a problem is finished when those of the targets are. Raises UserError when
+    the run tuned another family, or another key of it.
     """
     problems = {
         str(row["id"]): _recorded_problem(family, row)
@@ -157,7 +175,7 @@ def record_frames(
 
 
 def _recorded_problem(family: Family, row: Mapping[str, object]) -> Problem:
-    """The problem of a journal's row, whose key must be the family's and what its id says."""
+    """The problem of a journal row. Raises UserError unless its key is the family's and matches its id."""
     given: Mapping[str, object] = row["key"]  # type: ignore[assignment]
     try:
         key = tuple(
@@ -183,9 +201,9 @@ _EXCLUDED = {str(Status.UNSUPPORTED), str(Status.PRUNED)}
 
 
 def report_unsolved(problem: Problem, trials: "pd.DataFrame", gated: int, limit_pct: float, context: Context) -> None:
-    """Note a problem that nothing was chosen for; `gated` of its finalists would take more than `limit_pct` of weight.
+    """Notes a problem without a selection; `gated` of its finalists take more than `limit_pct` of weight memory.
 
-    Where a budget ended its search the problem is not unsolved: the end of the run tells of it.
+    A problem with a search that a budget ended is undecided, not unsolved: the end of the run reports it.
     """
     if problem.id in context.cut_short:
         context.undecided.append(problem.id)
@@ -193,26 +211,26 @@ def report_unsolved(problem: Problem, trials: "pd.DataFrame", gated: int, limit_
     context.unsolved.append(problem.id)
     if gated:
         weight = f"more weight memory than stages.select.max_extra_weight_pct={limit_pct:g} allows"
-        why = f"{counted(gated, 'candidate')} passed, but for {weight}"
+        why = f"{counted(gated, 'candidate')} passed, but with {weight}"
     else:
         why = _failures(trials[trials["problem"] == problem.id])
     context.events.emit("warning", f"no valid candidate for {problem.id}: {why}")
 
 
 def _failures(trials: "pd.DataFrame") -> str:
-    """What became of a problem's candidates: of the finalists, else of those that were tried, else of all."""
+    """The statuses of a problem's finalists, else of the candidates tried, else of all, with the commonest error."""
     if not len(trials):
         return "no candidate of these backends in this space"
     tried = trials[~trials["status"].isin(_EXCLUDED)]
     furthest = next(part for part in (tried[tried["stage"] == "bench"], tried, trials) if len(part))
     counts = Counter(furthest["status"].tolist())
     errors = Counter(text for text in furthest["error"].tolist() if text)
-    said = ", ".join(f"{number:,} {status}" for status, number in counts.most_common())
-    return f"{said}; such as: {errors.most_common(1)[0][0]}" if errors else said
+    text = ", ".join(f"{number:,} {status}" for status, number in counts.most_common())
+    return f"{text}; for example: {errors.most_common(1)[0][0]}" if errors else text
 
 
 def undecided_line(problems: Sequence[str], search: Search) -> str:
-    """The line about problems whose searches ended before anybody valid was found."""
+    """The line about problems with searches that ended before a valid candidate was found."""
     shown = ", ".join(problems[:_SHOWN]) + (f" and {len(problems) - _SHOWN:,} more" if len(problems) > _SHOWN else "")
     budgets = {"search.budget_trials": search.budget_trials, "search.budget_s": search.budget_s}
     spent = " and ".join(f"{name}={value:g}" for name, value in budgets.items() if value is not None)

@@ -1,4 +1,4 @@
-"""The select stage: from the finals' trials to one candidate a problem and one a bucket."""
+"""The select stage: chooses one candidate per problem and one per bucket, from the trials of the finals."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, ClassVar
 from gemmpipe.core import schema
 from gemmpipe.core.data import Bucket, Candidate, Problem
 from gemmpipe.core.errors import UserError, check_at_least, suggest_or_list
+from gemmpipe.core.events import counted
 from gemmpipe.family import GemmSpec
 from gemmpipe.family.problem import shape_groups
 from gemmpipe.runtime.select import library_backends
 from gemmpipe.stages import FINALS, Context, Stage
 from gemmpipe.stages.engine.files import engine_rows
-from gemmpipe.stages.rows import config_text, problems_of, report_unsolved
+from gemmpipe.stages.rows import config_text, report_unsolved
 from gemmpipe.stages.selection_rules import Finalist, Selection, SelectionRules, select_finalist
 from gemmpipe.stages.selections import base_row, comparison, finalists_of, policy
 from gemmpipe.tables.merge import SHARED_GPU
@@ -20,12 +21,12 @@ from gemmpipe.tables.merge import SHARED_GPU
 if TYPE_CHECKING:
     import pandas as pd
 
-_NOISY = 1.5
+_NOISY = 1.5  # p80 over p20 of a selection's samples
 
 
 @dataclass(frozen=True, kw_only=True)
 class Select(Stage):
-    """Chooses; needs no device, so an old run can be decided again under other rules."""
+    """Chooses; needs no device, so `reuse=` can apply other rules to an old run."""
 
     prefer: Mapping[str, float]
     min_improvement_pct: float
@@ -42,7 +43,7 @@ class Select(Stage):
         )
 
     def check(self, context: Context) -> None:
-        """Raises UserError for a preferred backend that there is not."""
+        """Raises UserError for a preferred backend that does not exist."""
         labels = {i.label for i in (*context.implementations, *context.family.implementations)}
         known = labels | set(library_backends())
         for label in self.prefer:
@@ -50,10 +51,10 @@ class Select(Stage):
                 raise UserError(f"stages.select.prefer.{label}: no such backend{suggest_or_list(label, known)}")
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
-        """Selections of problems and of the buckets that the formats ask for."""
+        """Returns the selections of the problems and of the formats' buckets."""
         import pandas as pd
 
-        problems = problems_of(context.family, tables["problems"])
+        problems = context.problems
         finalists = finalists_of(tables["trials"], FINALS)
         rows = []
         for problem in problems if context.per_problem else ():
@@ -77,21 +78,22 @@ class Select(Stage):
         self._report_noise(frame, context)
         noisy = sum(_is_noisy(p20, p80) for p20, p80 in zip(frame["p20_us"], frame["p80_us"], strict=True))
         if noisy:
-            context.events.emit("detail", f"times of {noisy} choices vary by half between rounds: a busy machine?")
+            text = f"{counted(noisy, 'selection')} with times that vary by >50 % between rounds; is the machine busy?"
+            context.events.emit("detail", text)
         return {"selections": frame}
 
     def _report_noise(self, frame: "pd.DataFrame", context: Context) -> None:
-        """What the run itself says about how sure its choices are."""
+        """Reports how reliable the selections are: times on a shared device, and timing noise."""
         own = frame[frame["format"] == ""]
         shared = int(own["policy"].str.contains(SHARED_GPU, regex=False).sum())
         if shared and SHARED_GPU not in context.policy:
             context.events.emit(
-                "warning", f"another process used the device while {shared} choices were timed: they only fill gaps"
+                "warning", f"another process used the device while {shared} selections were timed; they only fill gaps"
             )
         noise = own["noise_pct"].dropna()
         if len(noise):
-            text = f"noise: {noise.median():.2f} % between choice and runner-up (median), {noise.quantile(0.99):.2f} %"
-            context.events.emit("line", f"{text} on 99 % of problems")
+            text = f"timing noise: {noise.median():.2f} % between selection and runner-up (median over problems)"
+            context.events.emit("line", f"{text}, {noise.quantile(0.99):.2f} % (p99)")
 
     def _problem_row(self, problem: Problem, passed: list[Finalist], context: Context) -> dict[str, object] | None:
         spec = context.family.spec(problem)
@@ -110,13 +112,13 @@ class Select(Stage):
     def _report_unaffordable(
         self, problem: Problem, spec: GemmSpec, finalists: list[Finalist], selection: Selection, context: Context
     ) -> None:
-        """Name the faster one that costs memory the user did not offer."""
+        """Reports a faster finalist that takes more weight memory than allowed."""
         best = min(finalists, key=lambda f: (f.time_us, f.candidate.id))
         if not self._affordable(best, spec):
             percent = 100 * best.extra_weight_bytes / weight_bytes(spec)
             context.gated.append(
-                f"{problem.id}: {best.candidate.backend} {config_text(best.candidate)} would take {best.time_us:.1f} us"
-                f" instead of {selection.chosen.time_us:.1f} for {percent:.0f} % more weight memory"
+                f"{problem.id}: {best.candidate.backend} {config_text(best.candidate)} takes {best.time_us:.1f} us"
+                f" instead of {selection.chosen.time_us:.1f}, with {percent:.0f} % more weight memory"
             )
 
     def _bucket_rows(
@@ -124,11 +126,11 @@ class Select(Stage):
     ) -> list[dict[str, object]]:
         ms = sorted(p.rows for p in group)
         rows = []
-        apart = {form.name for form in context.engine_targets}
-        for name, form in context.formats:
-            if name in apart:
+        engines = {target.name for target in context.engine_targets}
+        for name, each in context.formats:
+            if name in engines:
                 continue
-            for bucket in form.buckets(context.family, ms):
+            for bucket in each.buckets(context.family, ms):
                 inside = [p for p in group if bucket.contains(p.rows)]
                 row = self._bucket_row(name, bucket, inside, finalists, context) if inside else None
                 if row is not None:
@@ -143,7 +145,7 @@ class Select(Stage):
         finalists: Mapping[str, list[Finalist]],
         context: Context,
     ) -> dict[str, object] | None:
-        """The candidate with the least call-weighted time over the bucket's Ms, among those valid at each."""
+        """The row of the candidate with the least call-weighted time over the bucket's Ms and valid at each."""
         by_problem = [
             {
                 f.candidate: f
@@ -177,7 +179,7 @@ class Select(Stage):
 
 
 def weight_bytes(spec: GemmSpec) -> float:
-    """The bytes of the stored weight, scales not counted."""
+    """The bytes of the stored weight without scales."""
     from gemmpipe.family.operands import storage_bytes
 
     return float(storage_bytes(spec.w_dtype, spec.weight_elements))

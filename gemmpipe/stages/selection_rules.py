@@ -1,4 +1,4 @@
-"""Which finalist of a problem is chosen, and against what it is judged."""
+"""The rules that choose one finalist of a problem, and its comparison with baseline, incumbent and runner-up."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from gemmpipe.core.data import Candidate, median
 
 @dataclass(frozen=True, kw_only=True)
 class Finalist:
-    """A candidate that passed the check, with one sample a round."""
+    """A candidate that passed the check, with one sample per round."""
 
     candidate: Candidate
     samples_us: tuple[float, ...]
@@ -17,9 +17,9 @@ class Finalist:
     err_ratio: float
     kernel_name: str
     complete: bool = True
-    """Whether it raced to the end; one that was outrun has times of the early rounds alone."""
+    """True if it was timed in all rounds; a pruned one has times of the early rounds alone."""
     shared: bool = False
-    """Whether another process used the device during its race."""
+    """True if another process used the device during its rounds."""
 
     @property
     def time_us(self) -> float:
@@ -29,7 +29,7 @@ class Finalist:
 
 @dataclass(frozen=True, kw_only=True)
 class SelectionRules:
-    """The user's words on choosing."""
+    """The options of the select stage."""
 
     prefer: Mapping[str, float]
     min_improvement_pct: float
@@ -47,8 +47,8 @@ class Selection:
     ratio: PairedRatio | None
     """Chosen over baseline."""
     noise_pct: float | None
-    """How far the medians of chosen and runner-up may be apart or change places: half their ratio's interval; None
-    without a second round, which alone can tell noise."""
+    """Half the interval of the ratio of chosen and runner-up: by how much their medians may differ by chance; None
+    with a single round, which has no noise estimate."""
     near_ties: int
     reason: str
 
@@ -56,12 +56,12 @@ class Selection:
 def select_finalist(
     finalists: Sequence[Finalist], libraries: Sequence[str], incumbents: Sequence[Candidate], rules: SelectionRules
 ) -> Selection:
-    """Choose among finalists (at least one).
+    """Chooses among finalists (at least one).
 
-    The fastest, unless a preferred library is within its ratio, or the incumbent is not beaten by
-    `min_improvement_pct` with an interval that excludes 1. Equal medians are told apart by the candidate's id.
+    The fastest, unless a preferred library is within its ratio, or the incumbent is not slower by
+    `min_improvement_pct` with an interval that excludes 1. The candidate's id decides between equal medians.
     """
-    # Times taken beside another process tell nothing as soon as there are others.
+    # Times on a shared device count only where there are no others.
     ranked = rank([f for f in finalists if not f.shared] or finalists)
     fastest = ranked[0]
     chosen, reason = _preferred(ranked, rules)
@@ -83,14 +83,14 @@ def select_finalist(
 
 
 def rank(finalists: Sequence[Finalist]) -> list[Finalist]:
-    """Fastest first: those that raced to the end, by the median of their ratio to one of them, then the outrun.
+    """Fastest first: those timed in all rounds, by the median of their ratio to one of them, then the pruned ones.
 
-    Ratios of the same rounds, because clocks sag under load: a median of early rounds flatters who was outrun.
+    Ratios are of the same rounds, because clocks drop under load: early rounds alone give too short a time.
     """
-    pace = min(finalists, key=lambda f: (not f.complete, f.time_us, f.candidate.id))
+    reference = min(finalists, key=lambda f: (not f.complete, f.time_us, f.candidate.id))
     return sorted(
         finalists,
-        key=lambda f: (not f.complete, paired_ratio(f.samples_us, pace.samples_us).median, f.candidate.id),
+        key=lambda f: (not f.complete, paired_ratio(f.samples_us, reference.samples_us).median, f.candidate.id),
     )
 
 
@@ -112,7 +112,7 @@ def _improves(new: Finalist, old: Finalist, rules: SelectionRules) -> bool:
 
 def _noise_pct(chosen: Finalist, runner_up: Finalist) -> float | None:
     if min(len(chosen.samples_us), len(runner_up.samples_us)) < 2:
-        return None  # far behind, or outrun at once
+        return None  # pruned after the first round
     return paired_ratio(chosen.samples_us, runner_up.samples_us).noise_pct
 
 

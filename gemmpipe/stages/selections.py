@@ -1,9 +1,9 @@
-"""Rows of the selections table: what was chosen, how it was timed, and against whom."""
+"""Rows of the selections table: the chosen candidate, its times, and its comparison with others."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from gemmpipe.core.data import Problem, Status
+from gemmpipe.core.data import TIMED, Problem, Status
 from gemmpipe.family import GemmSpec
 from gemmpipe.stages import Context
 from gemmpipe.stages.rows import candidate_of, config_text, quantile
@@ -13,15 +13,13 @@ from gemmpipe.tables.merge import CUT_SHORT, SHARED_GPU
 if TYPE_CHECKING:
     import pandas as pd
 
-_RACED = {str(Status.OK), str(Status.PRUNED)}
-
 
 def finalists_of(trials: "pd.DataFrame", stage: str) -> dict[str, list[Finalist]]:
-    """By problem id: whose result was right, and who was timed, at this stage of a trials table."""
-    raced = trials[(trials["stage"] == stage) & trials["status"].isin(_RACED) & trials["us"].notna()]
+    """By problem id: the correct and timed candidates of this stage of a trials table."""
+    timed = trials[(trials["stage"] == stage) & trials["status"].isin([*map(str, TIMED)]) & trials["us"].notna()]
     found: dict[str, list[Finalist]] = {}
     columns = ["problem", "libtype", "config", "samples_us", "extra_weight_bytes", "err_ratio", "kernelName"]
-    rows = raced[[*columns, "status", "shared"]].itertuples(index=False)
+    rows = timed[[*columns, "status", "shared"]].itertuples(index=False)
     for problem, libtype, config, samples, extra, err, name, status, shared in rows:
         finalist = Finalist(
             candidate=candidate_of(libtype, config),
@@ -37,17 +35,17 @@ def finalists_of(trials: "pd.DataFrame", stage: str) -> dict[str, list[Finalist]
 
 
 def policy(problems: Iterable[Problem], finalist: Finalist, context: Context) -> str:
-    """How it was timed: beside another process, or after a search cut short, the row will only fill a gap."""
-    words = [context.policy]
+    """The row's policy; a shared device or a search cut short make it provisional: it only fills a gap."""
+    parts = [context.policy]
     if finalist.shared and SHARED_GPU not in context.policy:
-        words.append(SHARED_GPU)
+        parts.append(SHARED_GPU)
     if any(p.id in context.cut_short for p in problems):
-        words.append(CUT_SHORT)
-    return " ".join(words)
+        parts.append(CUT_SHORT)
+    return " ".join(parts)
 
 
 def base_row(problem: Problem, spec: GemmSpec, finalist: Finalist, context: Context) -> dict[str, object]:
-    """What was chosen for a problem, and how it was timed."""
+    """The cells of a problem, its chosen finalist, and its times."""
     ordered = sorted(finalist.samples_us)
     time_us = finalist.time_us
     return {
@@ -79,7 +77,7 @@ def base_row(problem: Problem, spec: GemmSpec, finalist: Finalist, context: Cont
 
 
 def comparison(selection: Selection) -> dict[str, object]:
-    """The cells that hold a choice against the baseline, the incumbent and the runner-up."""
+    """The cells that compare a selection with the baseline, the incumbent and the runner-up."""
     baseline, ratio = selection.baseline, selection.ratio
     return {
         "baseline": baseline.kernel_name if baseline else None,

@@ -1,6 +1,6 @@
-"""The called stage of verify: each row of a table as a program calls it, through gemmpipe.runtime's function.
+"""The verify_calls stage: times each row of a tuned table through gemmpipe.runtime's function, as a program calls it.
 
-A row of a tuned table as a program calls it, beside the launch that the row was timed by.
+The same rounds time the bare launch of the row's candidate, so that the ratio is the cost of the call.
 """
 
 import math
@@ -14,7 +14,7 @@ from gemmpipe.bench.jobs import LONG_LAUNCH_US, RUNNING_SEVERAL, SETTING_UP, Job
 from gemmpipe.bench.setup import ProblemSetup
 from gemmpipe.bench.timer import TimedReplay, Timer, paired_ratio
 from gemmpipe.core import schema
-from gemmpipe.core.data import Candidate, Problem, Status, Trial
+from gemmpipe.core.data import TIMED, Candidate, Problem, Status, Trial
 from gemmpipe.core.events import counted
 from gemmpipe.executors import BuildResult, JobResult, drain_on_interrupt
 from gemmpipe.family import load_family
@@ -26,43 +26,43 @@ from gemmpipe.runtime.single_table import (
     entry_point_call,
     single_table_dispatch,
 )
-from gemmpipe.stages import Context, Stage
+from gemmpipe.stages import POLL_S, Context, Stage
 from gemmpipe.stages.dispatch import dispatch_jobs
-from gemmpipe.stages.rows import candidate_of, problems_of
+from gemmpipe.stages.rows import candidate_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
 CALLED, BOUND = "called", "bound"
-"""What a trial's stage begins with: the run time's function, or the candidate's own launch; then the layout."""
+"""The first word of a trial's stage: the runtime's function, or the candidate's bare launch; then the layout."""
 
-_WARM_US = 30_000  # of replays, before the first that counts
+_WARM_US = 30_000  # of replays before the first sample
 
 
 class DispatchMismatch(Exception):
-    """Why the run time does not answer with the row's candidate."""
+    """The reason why the runtime does not launch the row's candidate."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallJob(Job):
-    """Time the run time's function on a problem that a row of `table` answers, and the row's launch, in turns.
+    """Times the runtime's function on a problem that a row of `table` has, and the row's launch, in turns.
 
-    For each layout of x's scales that the row is for there are two trials, whose samples belong together round by
-    round. A family without a function in gemmpipe.runtime gives none.
+    Each layout of x's scales that the row is for gives two trials with samples paired by round. A family without a
+    function in gemmpipe.runtime gives none.
     """
 
     stage: str
     problem: Problem
     candidate: Candidate
     table: Path
-    """Where the row stands; nothing else is looked up."""
+    """The table with the row; the runtime reads no other."""
     changed_ns: int
-    """When the file was last changed: workers keep what they have read of it."""
+    """Modification time of the file: part of the key under which workers cache its contents."""
     timer: Timer
     err_ratio: float
     pending: tuple[Candidate, ...] = ()
-    """The candidate until it was timed."""
+    """The candidate, until it is timed."""
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -96,7 +96,7 @@ class CallJob(Job):
         dispatch: SingleTableDispatch,
         candidate: Candidate,
     ) -> list[Trial]:
-        """The trials of each layout, or the one that says why there is none. Raises what a launch raises."""
+        """The trials of each layout, or a failed one with the reason. Raises what a launch raises."""
         found: list[Trial] = []
         for order in setup.spec.x_scale_orders:
             dispatch.clear_cache()
@@ -110,7 +110,7 @@ class CallJob(Job):
             time_us = min(context.clock.sequence([launch] * 3))
             many = context.clock.launches_per_sample(time_us, setup.sets)
             calls = [partial(call, setup.inputs(i, order), setup.weights(i)) for i in range(min(many, setup.sets))]
-            for each in calls:  # what a candidate makes of a weight is made before a graph is captured
+            for each in calls:  # a candidate prepares its weight before a graph is captured
                 each()
             called = _replay(context, calls, many)
             bound = _replay(context, [bind(i) for i in range(len(calls))], many)
@@ -132,7 +132,7 @@ class CallJob(Job):
         call: EntryPointCall,
         dispatch: SingleTableDispatch,
     ) -> float:
-        """The share of wrong elements of a call, which the row's candidate must have answered. Raises Unanswered."""
+        """The error ratio of a call. Raises DispatchMismatch if another candidate ran or the result is wrong."""
         out = call(setup.inputs(0, order), setup.weights(0))
         context.clock.synchronize()
         name = context.bench.family.entry_point
@@ -142,8 +142,8 @@ class CallJob(Job):
             or selected.runnable.candidate != self.candidate
             or selected.runnable.rows is not None
         ):
-            where = "the rules" if selected.step == "fallback" else f"{selected.step} {selected.source}"
-            raise DispatchMismatch(f"{name} answers with {selected.description} ({where}), not with this row")
+            source = "the rules" if selected.step == "fallback" else f"{selected.step} {selected.source}"
+            raise DispatchMismatch(f"{name} launches {selected.description} ({source}), not this row")
         error = setup.error_ratio(out.view(setup.spec.out_shape))
         if not error < self.err_ratio:
             raise DispatchMismatch(f"{name}: error ratio {error:.4f}, must be below {self.err_ratio:g}")
@@ -162,13 +162,13 @@ class CallJob(Job):
 
 
 def _warm_replays(context: WorkerContext, replay_us: float) -> int:
-    """Replays until a GPU that set-up work left idle has its clocks up: before, M=1 seemed up to 26 % slower (H200)."""
+    """Replays until a GPU idle during set-up has its clocks up; without them M=1 was up to 26 % too slow (H200)."""
     return math.ceil(_WARM_US / max(1.0, 2 * replay_us)) if context.clock.overlaps else 0
 
 
-def _replay(context: WorkerContext, launches: Sequence[Callable[[], object]], many: int) -> TimedReplay:
-    """A warm replay of so many launches, on one set of operands after the other."""
-    replay = context.clock.replay([launches[i % len(launches)] for i in range(many)])
+def _replay(context: WorkerContext, launches: Sequence[Callable[[], object]], count: int) -> TimedReplay:
+    """A warm replay of `count` launches, cycling through the sets of operands."""
+    replay = context.clock.replay([launches[i % len(launches)] for i in range(count)])
     replay()
     return replay
 
@@ -178,15 +178,11 @@ def _read(family: str, table: Path, changed_ns: int) -> SingleTableDispatch:
     return single_table_dispatch(load_family(family), table)
 
 
-_POLL_S = 0.5
-_TIMED = (str(Status.OK), str(Status.PRUNED))
-
-
 @dataclass(frozen=True, kw_only=True)
 class VerifyCalls(Stage):
-    """Calls are timed in a graph of cold operands (on a CPU plainly), in turns with the launch that the row names.
+    """Times calls in a CUDA graph with cold operands (on a CPU directly), in turns with the launch of the row.
 
-    The run time looks up in the table under test alone, in each layout of x's scales that a row is for.
+    The runtime reads the table under test alone, in each layout of x's scales that a row is for.
     """
 
     err_ratio: float
@@ -201,7 +197,7 @@ class VerifyCalls(Stage):
             raise ValueError(f"err_ratio={self.err_ratio:g}, expected above 0 and at most 1")
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
-        """`called`: a row a problem, candidate and layout, or the reason why there is none (`table.CALLED`)."""
+        """Returns `called`: a row per problem, candidate and layout, or with the error (`schema.CALLED`)."""
         import pandas as pd
 
         jobs = list(self._jobs(tables, context))
@@ -213,11 +209,11 @@ class VerifyCalls(Stage):
         return {"called": frame}
 
     def _jobs(self, tables: "dict[str, pd.DataFrame]", context: Context) -> Iterator[CallJob]:
-        """One for each row whose winner was timed in the finals."""
+        """One job for each row with a winner that was timed in the finals."""
         if context.table is None:
             return
-        problems = {problem.id: problem for problem in problems_of(context.family, tables["problems"])}
-        finals = tables["trials"][tables["trials"]["status"].isin(_TIMED)]
+        problems = {problem.id: problem for problem in context.problems}
+        finals = tables["trials"][tables["trials"]["status"].isin([*map(str, TIMED)])]
         timed = {
             (str(p), str(c)): (lib, config) for p, c, lib, config in finals[_CANDIDATE_COLUMNS].itertuples(index=False)
         }
@@ -243,7 +239,7 @@ _CANDIDATE_COLUMNS = ["problem", "candidate", "libtype", "config"]
 
 
 def _run(jobs: list[CallJob], context: Context) -> dict[tuple[str, Candidate], list[Trial]]:
-    """The trials of each problem and candidate; what an earlier session of the run has is not timed again."""
+    """The trials of each problem and candidate; those of an earlier session of the run are not timed again."""
     found: dict[tuple[str, Candidate], list[Trial]] = {}
     for job in jobs:
         stages = [CALLED, *(f"{word} {order}" for word in (CALLED, BOUND) for order in SCALE_ORDERS)]
@@ -268,7 +264,7 @@ def _run(jobs: list[CallJob], context: Context) -> dict[tuple[str, Candidate], l
     with drain_on_interrupt(context.pool, receive):
         while open_:
             dispatch_jobs(queue, context)
-            for message in context.pool.poll(_POLL_S):
+            for message in context.pool.poll(POLL_S):
                 receive(message)
             context.check()
             context.events.emit("progress", done=total - len(open_))

@@ -1,7 +1,4 @@
-"""The report stage of verify: what became of a table's winners on this machine, row by row.
-
-What calls of a table's rows take beside the launches that were timed, row by row and in a line.
-"""
+"""The verify_report stage: which rows of a tuned table hold on this machine, and the overhead of their calls."""
 
 import math
 import shlex
@@ -11,9 +8,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.bench.timer import PairedRatio, paired_ratio
 from gemmpipe.core import schema
-from gemmpipe.core.data import Status
+from gemmpipe.core.data import TIMED, Status
 from gemmpipe.core.errors import check_at_least
 from gemmpipe.stages import Context, Stage
+from gemmpipe.stages.rows import row_samples_us
 from gemmpipe.tables.merge import is_provisional
 
 if TYPE_CHECKING:
@@ -24,7 +22,7 @@ CallRow = Mapping[str, object]
 
 
 def worst_calls(called: "pd.DataFrame | None") -> dict[tuple[str, str], CallRow]:
-    """By problem and candidate, the row of the layout in which a call costs most, or the one that says why none."""
+    """By problem and candidate, the row of the layout with the largest overhead, or the row with the error."""
     found: dict[tuple[str, str], CallRow] = {}
     for row in called.to_dict("records") if called is not None else ():
         key = str(row["problem"]), str(row["candidate"])
@@ -38,9 +36,9 @@ def _cost(row: CallRow) -> float:
 
 
 def call_overhead(call: CallRow, function: str, max_overhead_pct: float | None) -> str:
-    """What comes on top of the launch in a call, where that is more than allowed; else nothing.
+    """The overhead of a call over the bare launch as text, if it is more than allowed; else an empty string.
 
-    `max_drift_pct`: percent of the launch; None allows anything. The paired interval must exclude 1.
+    `max_overhead_pct`: percent of the launch; None allows anything. The paired interval must exclude 1.
     """
     ratio, low = float(str(call["called_ratio"])), float(str(call["called_low"]))
     if max_overhead_pct is None or ratio <= 1 + max_overhead_pct / 100 or low <= 1:
@@ -48,37 +46,34 @@ def call_overhead(call: CallRow, function: str, max_overhead_pct: float | None) 
     called_us, bound_us = float(str(call["called_us"])), float(str(call["bound_us"]))
     layout = " with M-major x_scale" if call["layout"] == "column" else ""
     return (
-        f"{function}{layout} takes {called_us:.2f} us, {called_us - bound_us:.2f} us on top of the launch "
+        f"{function}{layout} takes {called_us:.2f} us, {called_us - bound_us:.2f} us more than the launch "
         f"(+{100 * (ratio - 1):.1f} %, {max_overhead_pct:g} allowed)"
     )
 
 
 def calls_summary(rows: Sequence[CallRow], max_overhead_pct: float | None) -> str:
-    """`; as called: 71 of 72 within 3 % of their launch (98.6 %), +5.1 % at most`; empty where no call was timed."""
+    """`; calls: 71 of 72 within 3 % of their launch (98.6 %), +5.1 % at most`; empty where no call was timed."""
     ratios = [float(str(row["called_ratio"])) for row in rows if row.get("called_ratio") is not None]
     if not ratios:
         return ""
     worst = f"{100 * (max(ratios) - 1):+.1f} % at most"
     if max_overhead_pct is None:
-        return f"; as called: {worst}"
+        return f"; calls: {worst}"
     within = sum(ratio <= 1 + max_overhead_pct / 100 for ratio in ratios)
     share = 100 * within / len(ratios)
-    return (
-        f"; as called: {within} of {len(ratios)} within {max_overhead_pct:g} % of their launch ({share:.1f} %), {worst}"
-    )
+    return f"; calls: {within} of {len(ratios)} within {max_overhead_pct:g} % of their launch ({share:.1f} %), {worst}"
 
 
-_TIMED = {str(Status.OK), str(Status.PRUNED)}
 _MOST_LINES = 200
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyReport(Stage):
-    """A row holds when its winner is right, at most `max_drift_pct` slower than recorded, and not behind a library.
+    """A row holds when its winner is correct, at most `max_drift_pct` slower than recorded, and not behind a library.
 
-    Behind is who is slower than the fastest library by more than `max_behind_pct`, paired round by round, in an interval
-    that excludes 1. Where calls were timed (the stage `called`), a call through the run time must take at most
-    `max_call_overhead_pct` more than the launch itself, in its worse layout of x's scales; None: whatever it takes.
+    Behind a library: slower than the fastest one by more than `max_behind_pct`, paired by round, in an interval that
+    excludes 1. Where calls were timed (stage verify_calls), a call through the runtime must take at most
+    `max_call_overhead_pct` more than the launch itself, in its worse layout of x's scales; None: no limit.
     """
 
     max_drift_pct: float
@@ -97,7 +92,7 @@ class VerifyReport(Stage):
         )
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
-        """`verified` has a row for each of the table's (`table.VERIFIED`), `stale` the problems to tune again."""
+        """Returns `verified` (`schema.VERIFIED`), a row per row of the table, and `stale`, problems to tune again."""
         import pandas as pd
 
         finals = tables["trials"][tables["trials"]["stage"] == "bench"]
@@ -106,9 +101,9 @@ class VerifyReport(Stage):
         rows: list[dict[str, object]] = []
         for recorded in tables["selections"].to_dict("records"):
             trials = by_problem.get(str(recorded["problem"]), [])
-            verdict = self._verify_row(recorded, trials, context)  # type: ignore[arg-type]
+            verified = self._verify_row(recorded, trials, context)  # type: ignore[arg-type]
             call = calls.get((str(recorded["problem"]), str(recorded["candidate"])))
-            rows.append(self._with_call(verdict, call, context))
+            rows.append(self._with_call(verified, call, context))
         stale = [row for row in rows if row["verdict"] == "stale"]
         context.unsolved.extend([str(row["problem"]) for row in stale if row["problem"] not in context.unsolved])
         for row in stale[:_MOST_LINES]:
@@ -131,14 +126,14 @@ class VerifyReport(Stage):
     ) -> dict[str, object]:
         """One row of `verified`."""
         own = next((t for t in trials if t["candidate"] == row["candidate"]), None)
-        timed = [t for t in trials if t["status"] in _TIMED]
+        timed = [t for t in trials if t["status"] in TIMED]
         cells = {name: row.get(name) for name in ("problem", "place", "libtype", "config", "kernelName")}
         cells |= {"recorded_us": row.get("us")}
-        if own is None or own["status"] not in _TIMED:
+        if own is None or own["status"] not in TIMED:
             reason = str(row["reason"]) or _failure(own)
             return cells | {"verdict": "stale", "reason": reason}
         library = _baseline(own, timed, context)
-        ratio = paired_ratio(_samples(own), _samples(library)) if library else None
+        ratio = paired_ratio(row_samples_us(own), row_samples_us(library)) if library else None
         comparable, why = _comparable(row, context)
         drift = float(str(own["us"])) / float(str(row["us"])) if comparable else None
         cells |= {"us": own["us"], "drift": drift, "baseline": library["kernelName"] if library else None}
@@ -147,19 +142,19 @@ class VerifyReport(Stage):
         return cells | {"verdict": "stale" if reason else "holds", "reason": reason or why}
 
     def _with_call(
-        self, verdict: dict[str, object], call: Mapping[str, object] | None, context: Context
+        self, verified: dict[str, object], call: Mapping[str, object] | None, context: Context
     ) -> dict[str, object]:
-        """The row's verdict with what a call takes; one that held falls where too much comes on top."""
+        """The row of `verified` with its call's times; a row with too much overhead becomes stale."""
         if call is None:
-            return verdict
+            return verified
         reason = call["called_error"]
         if not reason:
-            verdict = {**verdict, "called_layout": call["layout"]}
-            verdict |= {name: call[name] for name in ("called_us", "called_ratio", "called_low", "called_high")}
+            verified = {**verified, "called_layout": call["layout"]}
+            verified |= {name: call[name] for name in ("called_us", "called_ratio", "called_low", "called_high")}
             reason = call_overhead(call, context.family.entry_point, self.max_call_overhead_pct)
-        if not reason or verdict["verdict"] == "stale":
-            return verdict
-        return {**verdict, "verdict": "stale", "reason": f"called: {reason}"}
+        if not reason or verified["verdict"] == "stale":
+            return verified
+        return {**verified, "verdict": "stale", "reason": f"called: {reason}"}
 
     def _slower(self, own: Mapping[str, object], row: Mapping[str, object], drift: float | None) -> str:
         if drift is None or drift <= 1 + self.max_drift_pct / 100:
@@ -177,15 +172,15 @@ class VerifyReport(Stage):
 
 
 def _retune_command(stale: Sequence[Mapping[str, object]], context: Context) -> str:
-    """The command that tunes stale rows into the table that they are from, where that is one."""
-    words = [*context.reproduce_args, "shapes=csv", f"shapes.path={context.run_dir / 'stale.csv'}"]
-    if not any(word.startswith("kernel=") for word in words):
-        words.insert(0, f"kernel={context.family.name}")
+    """The command that tunes stale rows again, into their table if they are from a single one."""
+    args = [*context.reproduce_args, "shapes=csv", f"shapes.path={context.run_dir / 'stale.csv'}"]
+    if not any(arg.startswith("kernel=") for arg in args):
+        args.insert(0, f"kernel={context.family.name}")
     tables = {str(row["place"]).rpartition(":")[0] for row in stale}
-    words += [f"output={each}" for each in tables if len(tables) == 1 and each.endswith(".csv")]
-    if context.device.kind == "cpu" and not any(word.startswith("device") for word in words):
-        words.append("device=cpu")
-    return shlex.join(["gemmpipe", *words, "retune=true"])
+    args += [f"output={each}" for each in tables if len(tables) == 1 and each.endswith(".csv")]
+    if context.device.kind == "cpu" and not any(arg.startswith("device") for arg in args):
+        args.append("device=cpu")
+    return shlex.join(["gemmpipe", *args, "retune=true"])
 
 
 def _failure(own: Mapping[str, object] | None) -> str:
@@ -195,7 +190,7 @@ def _failure(own: Mapping[str, object] | None) -> str:
 def _baseline(
     own: Mapping[str, object], timed: Sequence[Mapping[str, object]], context: Context
 ) -> Mapping[str, object] | None:
-    """The fastest other library that takes no more weight memory than the winner."""
+    """The fastest other library path that takes no more weight memory than the winner."""
     others = [
         t
         for t in timed
@@ -203,21 +198,17 @@ def _baseline(
         and t["candidate"] != own["candidate"]
         and int(str(t["extra_weight_bytes"])) <= int(str(own["extra_weight_bytes"]))
     ]
-    # Who was outrun has times of the early rounds alone: it is the baseline only where all libraries were.
+    # A pruned one has times of early rounds alone: it is the baseline only where all libraries were pruned.
     return min(others, key=lambda t: (t["status"] != str(Status.OK), float(str(t["us"]))), default=None)
 
 
-def _samples(trial: Mapping[str, object]) -> tuple[float, ...]:
-    return tuple(trial["samples_us"])  # type: ignore[arg-type]
-
-
 def _comparable(row: Mapping[str, object], context: Context) -> tuple[bool, str]:
-    """Whether the recorded time and this one mean the same, else why not."""
+    """True if the recorded time and this one are comparable, else False and the reason."""
     policy, device = str(row.get("policy") or "unknown"), row.get("device")
     if policy != context.policy or is_provisional(policy):
-        return False, f"not compared with the recorded time: policy '{policy}' there, '{context.policy}' here"
+        return False, f"not compared with the recorded time: its policy is '{policy}', this run's '{context.policy}'"
     if device not in (None, context.device.name):
-        return False, f"not compared with the recorded time: {device} there, {context.device.name} here"
+        return False, f"not compared with the recorded time: its device is {device}, this one {context.device.name}"
     return True, ""
 
 
@@ -227,7 +218,7 @@ def _summary(rows: Sequence[Mapping[str, object]], max_drift_pct: float) -> str:
     text = f"verify: {len(rows) - stale} of {len(rows)} rows hold"
     if drifts:
         mean = math.exp(sum(map(math.log, drifts)) / len(drifts))
-        text += f"; time now over recorded: {mean:.3f} on average, {min(drifts):.3f} to {max(drifts):.3f}"
+        text += f"; time over the recorded one: {mean:.3f} (geometric mean), {min(drifts):.3f} to {max(drifts):.3f}"
         faster = sum(drift < 1 - max_drift_pct / 100 for drift in drifts)
         text += f"; {faster} faster by more than {max_drift_pct:g} %" if faster else ""
     return text

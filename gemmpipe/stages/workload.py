@@ -1,4 +1,4 @@
-"""What each product of a workload is worth: its share of the time before tuning, and what tuning saves of it."""
+"""The share of each product in a workload's time before tuning, and the time that tuning saves."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ _BYTES_US = 4.8e6
 _FLOPS_US = {"bfloat16": 0.99e9, "float16": 0.99e9}
 _EIGHT_BIT_FLOPS_US = 1.98e9
 _MIN_US = 5.0
-"""Peaks of an H200, and what its smallest kernels take: only shares matter here, and these hardly move them."""
+"""Peaks of an H200 per us, and the time of its smallest kernels: other devices hardly change the shares."""
 
 
 def estimate_us(family: Family, problem: Problem) -> float:
-    """The time of one call by the roofline: what bytes or operations take at the peak, whichever is more."""
+    """The time of one call in us by the roofline: bytes or operations at the peak rate, whichever takes longer."""
     spec = family.spec(problem)
     rate = _FLOPS_US.get(spec.w_dtype, _EIGHT_BIT_FLOPS_US)
     return max(_MIN_US, family.bytes_moved(spec) / _BYTES_US, family.flops(spec) / rate)
@@ -27,7 +27,7 @@ def estimate_us(family: Family, problem: Problem) -> float:
 def covering_problems(
     problems: Sequence[Problem], family: Family, recorded_us: Mapping[str, float], cover_pct: float
 ) -> tuple[list[Problem], float]:
-    """(the fewest problems that make up `cover_pct` of all calls' time, in their order; the share they do make up).
+    """Returns the fewest problems that make up `cover_pct` of all calls' time, in their order, and their share in %.
 
     Times are the recorded ones where the source has them for every problem, else weight times estimate.
     """
@@ -46,7 +46,7 @@ def covering_problems(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Saving:
-    """The time of a workload's calls before and after, over the problems that have both."""
+    """The time of a workload's calls before and after tuning, over the problems that have both."""
 
     before_us: float
     after_us: float
@@ -54,25 +54,25 @@ class Saving:
 
     @property
     def pct(self) -> float:
-        """The share of the time before that is saved."""
+        """The saved share of the time before, in %."""
         return 100 * (1 - self.after_us / self.before_us)
 
 
 def saving(selections: "pd.DataFrame") -> Saving | None:
-    """Calls times time: before, of what is stored already or else of the best library path; None where nothing has it.
+    """Sums calls times time; before tuning: of the incumbent, else of the fastest library path. None without either.
 
-    Both times are of the same run, so that the machine's state cancels; rows read from tables are of none.
+    Both times are of the same run, so that the machine's state cancels out; rows read from tables have no such times.
     """
     if "incumbent_us" not in selections:
         return None
     own = selections[selections["format"] == ""]
     before = own["incumbent_us"].astype(float).fillna(own["baseline_us"].astype(float))
-    there = before.notna() & own["us"].notna()
-    weight = own["weight"].astype(float)[there]
-    if not there.any():
+    timed = before.notna() & own["us"].notna()
+    weight = own["weight"].astype(float)[timed]
+    if not timed.any():
         return None
     return Saving(
-        before_us=float((weight * before[there]).sum()),
-        after_us=float((weight * own["us"].astype(float)[there]).sum()),
-        problems=int(there.sum()),
+        before_us=float((weight * before[timed]).sum()),
+        after_us=float((weight * own["us"].astype(float)[timed]).sum()),
+        problems=int(timed.sum()),
     )

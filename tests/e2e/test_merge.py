@@ -60,8 +60,8 @@ def test_aiters_tables_are_united_and_every_conflict_is_explained(capfd: pytest.
     ):
         assert said in report
         assert said in out
-    assert "old.csv: 3 rows (2 gfx942/304, 1 gfx942/80); filled, since it has no such column: gfx, dtype, outdt" in out
-    assert "kept, though unknown: _tag" in out
+    assert "old.csv: 3 rows (2 gfx942/304, 1 gfx942/80); missing columns filled: gfx, dtype, outdt" in out
+    assert "unknown columns kept: _tag" in out
     assert {name: Path(name).read_bytes() for name in before} == before, "an input is never rewritten"
 
 
@@ -108,7 +108,7 @@ def test_our_tables_keep_their_product_and_its_provenance(folder: Path, capfd: p
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["output=c.csv"], "inputs: missing, expected tuned tables, as in 'inputs=[a.csv,b.csv]'"),
+        (["output=c.csv"], "inputs: missing; expected tuned tables, as in 'inputs=[a.csv,b.csv]'"),
         (["inputs=odl.csv"], "inputs: no file 'odl.csv'; did you mean 'old.csv'?"),
         (["inputs=old.csv,old.csv"], "inputs: no file 'old.csv,old.csv'; several are written 'inputs=[old.csv,old.csv"),
         (["inputs=[x*.csv]"], "inputs: no file 'x*.csv'"),
@@ -120,15 +120,15 @@ def test_our_tables_keep_their_product_and_its_provenance(folder: Path, capfd: p
             "_dsv3.csv is by its name a table of a8w8_blockscale; leave kernel= out, or rename it",
         ),
         (["inputs=[bad.csv]", "kernel=a16w16"], "bad.csv:2: column M: 'x', expected a whole number"),
-        ([f"inputs=[{BLOCKSCALE}_dsv3.csv]", "output=link.csv"], "_dsv3.csv' is also the output, expected another"),
+        ([f"inputs=[{BLOCKSCALE}_dsv3.csv]", "output=link.csv"], "_dsv3.csv' is also the output; expected another"),
         (
             ["inputs=[*_dsv3.csv]", "output=c.csv", "format.csv.file=d.csv"],
             "names a table, and so does format.csv.file",
         ),
         (["inputs=[*_dsv3.csv]", "output=c.csv", "format=[vllm]"], "names a table, and format=[csv] is not chosen"),
-        (["table=old.csv", "kernel=a16w16"], "table: this pipeline starts from inputs=, expected that alone"),
+        (["table=old.csv", "kernel=a16w16"], "table: cannot be combined with inputs=, which this pipeline"),
         (["inputs=/dev/zero", "kernel=a16w16"], "/dev/zero: no regular file"),
-        (["inputs=c.csv.merge.txt", "output=c.csv", "kernel=a16w16"], "'c.csv.merge.txt' is where a file beside the"),
+        (["inputs=c.csv.merge.txt", "output=c.csv", "kernel=a16w16"], "'c.csv.merge.txt' is written together with"),
     ],
 )
 def test_a_mistake_is_one_line(words: list[str], said: str, folder: Path, refusal: Callable[..., str]) -> None:
@@ -169,8 +169,8 @@ def test_a_format_with_nothing_to_store_says_so(folder: Path, capfd: pytest.Capt
     words = ["inputs=bf16_tuned_gemm.csv", "output=c.csv", "format=[csv,vllm,triton_json]"]
     assert main(["merge", *words]) == 0
     said = capfd.readouterr().out
-    assert "merge: vllm: nothing to store: it has no file for products of a16w16\n" in said
-    assert "merge: triton_json: nothing to store: tables hold no choices over ranges of M, which select makes" in said
+    assert "merge: vllm: no rows to write: it has no file for products of a16w16\n" in said
+    assert "merge: triton_json: no rows to write: tables hold no selections for ranges of M; these need a run" in said
 
 
 def test_a_sidecar_that_cannot_be_read_is_told(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

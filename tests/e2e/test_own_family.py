@@ -253,9 +253,10 @@ def test_what_raises_is_the_same_in_another_process(
     finally:
         compilers.close(kill=True)
     assert there == here
-    failed = [t for t in here.excluded if t.status is Status.LAUNCH_ERROR]
-    assert [t.error.startswith(f"{place}: ZeroDivisionError") for t in failed] == [True, True]
-    assert here.report.warnings() == [f"triton: 2 candidates failed: {here.excluded[0].error}"]
+    excluded = here.summary.excluded
+    failed = [e for s, e in zip(excluded["status"], excluded["error"], strict=True) if s == Status.LAUNCH_ERROR]
+    assert [error.startswith(f"{place}: ZeroDivisionError") for error in failed] == [True, True]
+    assert here.summary.report.warnings() == [f"triton: 2 candidates failed: {excluded['error'][0]}"]
     assert {c.knobs["num_warps"] for c in here.candidates if c.backend == "triton"} == {8}
 
 

@@ -127,5 +127,5 @@ def test_a_search_process_that_is_killed_is_replaced(
 
     monkeypatch.setattr(ProcessSearchPool, "learn", learn_and_kill)
     assert main([*WORDS, FOLDER]) == 0
-    assert "a process that searches died (exit code -9); its 4 searches begin anew" in capsys.readouterr().err
+    assert "search worker died (exit code -9); restarting its 4 searches" in capsys.readouterr().err
     _whole(folder)

@@ -108,7 +108,7 @@ def test_a_sweep_that_is_stopped_says_how_the_rest_is_done(site: Site) -> None:
     assert site.start("resume=last").end()[0] == 0
     table_is_right(site, range(1, 5))
     code, out, error = site.start(*line).end()
-    assert (code, "4 tuned already" in out) == (0, True), error
+    assert (code, "4 already tuned" in out) == (0, True), error
     table_is_right(site, range(1, 9))
 
 

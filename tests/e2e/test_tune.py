@@ -70,7 +70,7 @@ def test_a_run_from_end_to_end(run: Run) -> None:
 
     code, out, error = run()
     assert (code, error) == (0, "")
-    assert "capture: 2 problems of 1 product, 2 tuned already (retune=true tunes them again)" in out
+    assert "capture: 2 problems of 1 product, 2 already tuned (use retune=true to tune again)" in out
 
 
 def test_one_problem_is_told_as_one(run: Run) -> None:
@@ -110,7 +110,7 @@ def test_a_budget_of_time_ends_a_run_with_what_is_finished(run: Run, monkeypatch
 def test_rows_timed_beside_other_work_say_so_and_give_way(run: Run) -> None:
     assert run("device.shared=true", "space.KIND=[right]")[0] == 0
     assert {row["policy"] for row in _table()} == {"host interleaved shared_gpu"}
-    assert "2 tuned already" in run("device.shared=true", "space.KIND=[right]")[1]
+    assert "2 already tuned" in run("device.shared=true", "space.KIND=[right]")[1]
     assert run("space.KIND=[right]")[0] == 0
     assert {row["policy"] for row in _table()} == {"host interleaved"}, "who has the device alone times them anew"
 
@@ -119,7 +119,7 @@ def test_a_problem_without_a_valid_candidate_is_told_and_the_others_are_written(
     code, out, error = run("backend=[faulty]", "space.KIND=[wrong_at_8]")
     assert code == 1
     assert "select: 1 of 2 problems solved" in out
-    assert error.startswith("warning: no valid candidate for faulty M=8 N=32 K=64: 3 incorrect; such as: ")
+    assert error.startswith("warning: no valid candidate for faulty M=8 N=32 K=64: 3 incorrect; for example: ")
     assert error.count("\n") == 1
     assert [row["M"] for row in _table()] == [16]
     assert json.loads((_run_folder() / "manifest.json").read_text())["unsolved"] == ["faulty M=8 N=32 K=64"]

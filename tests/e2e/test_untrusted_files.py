@@ -494,7 +494,7 @@ def test_a_comment_that_is_a_formula_is_not_carried_on(folder: Path, capfd: pyte
     lines = [f"{row.format(m=m)},{note}" for m, note in enumerate(("=1+x", "-fine", "-0.5", "--", "fine"), 1)]
     (folder / "bf16_tuned_gemm.csv").write_text("\n".join([f"{header},note", *lines, ""]))
     assert main(["merge", "inputs=bf16_tuned_gemm.csv", "output=c.csv"]) == 0
-    assert "left out, as spreadsheets take them for formulas: cells of note" in capfd.readouterr().out
+    assert "cells left out, as spreadsheets read them as formulas: note" in capfd.readouterr().out
     notes = [row["note"] for row in parse_table(folder / "c.csv", load_family("a16w16")).rows]
     assert notes == [None, None, "-0.5", "--", "fine"]
 

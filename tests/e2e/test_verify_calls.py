@@ -66,7 +66,7 @@ def test_rows_are_timed_through_the_run_times_function(verify: Verify) -> None:
     code, out, told = verify("a16w16", *rows, words=("stages.verify_report.max_call_overhead_pct=1e6",))
     assert code == 0, out
     assert "called: 2 rows" in out
-    assert "; as called: 2 of 2 within 1e+06 % of their launch (100.0 %)" in out
+    assert "; calls: 2 of 2 within 1e+06 % of their launch (100.0 %)" in out
     for row in told.values():
         assert 0 < float(str(row["called_us"])) < SLOW_US
         assert 0 < float(str(row["called_low"])) <= float(str(row["called_ratio"])) <= float(str(row["called_high"]))
@@ -88,7 +88,7 @@ def test_a_row_that_the_run_time_does_not_answer_with_is_told(verify: Verify) ->
     rows = (_plain(32, "torch", {"method": "mm"}), _plain(32, "onednn", {"method": "float32_packed"}))
     code, out, _ = verify("a16w16", *rows, words=("stages.verify_report.max_call_overhead_pct=null",))
     assert code == 1
-    said = "called: gemm_a16w16 answers with torch method=mm (exact M=32 of"
+    said = "called: gemm_a16w16 launches torch method=mm (exact M=32 of"
     assert said in out, out
     assert "not with this row" in out
 
@@ -97,8 +97,8 @@ def test_a_resumed_verification_says_the_same(verify: Verify, capfd: pytest.Capt
     words = ("stages.verify_report.max_call_overhead_pct=1e6",)
     _, before, _ = verify("a16w16", _plain(32, "torch", {"method": "mm"}), words=words)
     assert main(["resume=last"]) == 0
-    line = before.partition("; as called")[2].splitlines()[0]
-    assert f"; as called{line}" in capfd.readouterr().out
+    line = before.partition("; calls")[2].splitlines()[0]
+    assert f"; calls{line}" in capfd.readouterr().out
 
 
 CALL = {
@@ -115,7 +115,7 @@ CALL = {
 
 
 def test_what_comes_on_top_is_told_in_us_and_percent() -> None:
-    said = "gemm_x with M-major x_scale takes 5.00 us, 3.00 us on top of the launch (+150.0 %, 3 allowed)"
+    said = "gemm_x with M-major x_scale takes 5.00 us, 3.00 us more than the launch (+150.0 %, 3 allowed)"
     assert call_overhead(CALL, "gemm_x", 3) == said
     assert call_overhead(CALL, "gemm_x", 200) == ""
     assert call_overhead(CALL, "gemm_x", None) == ""
@@ -133,7 +133,7 @@ def test_the_worse_layout_counts_and_no_time_at_all_is_the_worst() -> None:
 def test_the_share_of_rows_within_is_printed() -> None:
     ratios = [1.0, 1.02, 1.03, 1.5, None]
     text = calls_summary([{"called_ratio": ratio} for ratio in ratios], 3)
-    assert text == "; as called: 3 of 4 within 3 % of their launch (75.0 %), +50.0 % at most"
+    assert text == "; calls: 3 of 4 within 3 % of their launch (75.0 %), +50.0 % at most"
     assert calls_summary([{"called_ratio": None}], 3) == ""
 
 

@@ -1,4 +1,4 @@
-"""The finals' book-keeping: a problem is done once, when each of its finalists has a trial."""
+"""The progress of the finals: a problem is done once, when each of its finalists has a trial."""
 
 import json
 from dataclasses import replace
@@ -85,41 +85,41 @@ def _finished(job: Job, *trials: Trial, complete: bool = True) -> JobResult:
 
 
 def test_a_job_that_was_split_up_is_one_problem(context: Context) -> None:
-    tally = _FinalsProgress(context)
-    assert tally.start(JOB) == JOB
-    tally.receive(_finished(JOB, replace(JOB.failed_trial(B, Status.DIED, "x")), complete=False))
-    tally.receive(_finished(JOB.without({A, B}), _trial(C)))
-    assert list(tally.pending) == [PROBLEM.id]
+    progress = _FinalsProgress(context)
+    assert progress.start(JOB) == JOB
+    progress.receive(_finished(JOB, replace(JOB.failed_trial(B, Status.DIED, "x")), complete=False))
+    progress.receive(_finished(JOB.without({A, B}), _trial(C)))
+    assert list(progress.pending) == [PROBLEM.id]
     assert _done(context) == 0
-    tally.receive(_finished(JOB.without({B, C}), _trial(A)))
-    assert not tally.pending
+    progress.receive(_finished(JOB.without({B, C}), _trial(A)))
+    assert not progress.pending
     assert _done(context) == 1
-    tally.receive(_finished(JOB, _trial(A)))
-    assert [t.candidate for t in tally.trials] == [B, C, A], "late answers are no news"
-    assert _done(context) == 1
-
-
-def test_a_finalist_without_an_answer_is_no_secret(context: Context) -> None:
-    tally = _FinalsProgress(context)
-    tally.start(JOB)
-    tally.receive(_finished(JOB, _trial(A), _trial(B)))
-    assert [(t.candidate, t.status) for t in tally.trials][2:] == [(C, Status.DIED)]
+    progress.receive(_finished(JOB, _trial(A)))
+    assert [t.candidate for t in progress.trials] == [B, C, A], "late results are ignored"
     assert _done(context) == 1
 
 
-def test_what_is_left_of_screen_is_not_the_finals(context: Context) -> None:
-    tally = _FinalsProgress(context)
-    tally.start(JOB)
+def test_a_finalist_without_a_result_gets_a_failed_trial(context: Context) -> None:
+    progress = _FinalsProgress(context)
+    progress.start(JOB)
+    progress.receive(_finished(JOB, _trial(A), _trial(B)))
+    assert [(t.candidate, t.status) for t in progress.trials][2:] == [(C, Status.DIED)]
+    assert _done(context) == 1
+
+
+def test_late_trials_of_screen_are_ignored(context: Context) -> None:
+    progress = _FinalsProgress(context)
+    progress.start(JOB)
     screen = ScreenJob(stage="screen", problem=PROBLEM, requests=(TrialRequest(candidate=A, launches=1),), timer=TIMER)
-    tally.receive(_finished(screen, replace(_trial(A), stage="screen")))
-    assert tally.pending == {PROBLEM.id: {A, B, C}}
-    assert tally.trials == []
+    progress.receive(_finished(screen, replace(_trial(A), stage="screen")))
+    assert progress.pending == {PROBLEM.id: {A, B, C}}
+    assert progress.trials == []
 
 
 def test_a_problem_without_finalists_is_done(context: Context) -> None:
-    tally = _FinalsProgress(context)
-    assert tally.start(JOB.without({A, B, C})) is None
-    assert not tally.pending
+    progress = _FinalsProgress(context)
+    assert progress.start(JOB.without({A, B, C})) is None
+    assert not progress.pending
     assert _done(context) == 1
 
 
@@ -131,15 +131,15 @@ def test_a_problem_without_finalists_is_done(context: Context) -> None:
         ([_trial(A), _trial(B, 0)], (A, C)),
         ([_trial(A), _trial(B, 0), _trial(C)], ()),
     ],
-    ids=["nothing", "a failure stands", "half the rounds do not", "all was written but the end"],
+    ids=["nothing", "a failure is kept", "an incomplete set of times is not", "all but the done row"],
 )
-def test_what_an_earlier_session_left(context: Context, known: list[Trial], left: tuple[Candidate, ...]) -> None:
+def test_trials_of_an_earlier_session(context: Context, known: list[Trial], left: tuple[Candidate, ...]) -> None:
     for trial in known:
         context.record.add(trial)
-    tally = _FinalsProgress(context)
-    rest = tally.start(JOB)
+    progress = _FinalsProgress(context)
+    rest = progress.start(JOB)
     assert (rest.candidates if rest else ()) == left
-    assert {t.candidate for t in tally.trials} == {A, B, C} - set(left)
+    assert {t.candidate for t in progress.trials} == {A, B, C} - set(left)
     assert _done(context) == (not left)
 
 
@@ -149,7 +149,7 @@ def test_finals_that_were_done_are_read_back(context: Context, tmp_path: Path) -
         earlier.trial(trial)
     earlier.write("done", stage="bench", problem=PROBLEM.id)
     earlier.close()
-    tally = _FinalsProgress(replace(context, record=journal.read(tmp_path / "earlier")))
-    assert tally.start(JOB) is None
-    assert tally.trials == [_trial(A), _trial(B, 0), _trial(C, 5)]
-    assert _done(context) == 0, "it is written already"
+    progress = _FinalsProgress(replace(context, record=journal.read(tmp_path / "earlier")))
+    assert progress.start(JOB) is None
+    assert progress.trials == [_trial(A), _trial(B, 0), _trial(C, 5)]
+    assert _done(context) == 0, "the row is in the journal already"

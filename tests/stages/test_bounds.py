@@ -1,4 +1,4 @@
-"""What a smaller M tells of a larger one."""
+"""Bounds: times at a smaller M as lower bounds at a larger one."""
 
 from gemmpipe.core.data import Candidate, Problem, Status, Trial
 from gemmpipe.stages.screen.state import Bounds
@@ -38,18 +38,18 @@ def test_a_candidate_is_no_faster_with_more_rows() -> None:
     assert bounds.exempt(_problem(16), [A, B]) == B
 
 
-def test_hopeless_is_who_cannot_win_here() -> None:
+def test_a_candidate_that_cannot_win_is_pruned() -> None:
     bounds = _bounds((8, _trial(8, A, 90_000)))
-    dropped = bounds.prune(_problem(16), A, [_trial(16, B, 10_000)])
-    assert dropped is not None
-    assert dropped.status is Status.PRUNED
-    assert dropped.time_us is None
+    pruned = bounds.prune(_problem(16), A, [_trial(16, B, 10_000)])
+    assert pruned is not None
+    assert pruned.status is Status.PRUNED
+    assert pruned.time_us is None
     assert bounds.prune(_problem(16), A, [_trial(16, B, 70_000)]) is None
     assert bounds.prune(_problem(16), A, [_trial(16, B, 10_000, extra=5)]) is None, "it costs memory"
     assert bounds.prune(_problem(16), A, []) is None
 
 
-def test_a_kernel_that_nobody_checked_shows_nothing() -> None:
-    """One that computes nothing is the fastest of all."""
+def test_times_of_unchecked_kernels_prune_nothing() -> None:
+    """A kernel that computes nothing is the fastest of all."""
     bounds = _bounds((8, _trial(8, A, 90_000)))
     assert bounds.prune(_problem(16), A, [_trial(16, KERNEL, 0.1)]) is None

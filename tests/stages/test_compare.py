@@ -1,4 +1,4 @@
-"""compare: who is lined up, what is timed to the end, the floor, the summary and the plot."""
+"""compare: the lineup, the finals, the floor, the summary and the plot."""
 
 import json
 import re
@@ -38,44 +38,44 @@ BLOCKS = GemmSpec(
 WIDE = GemmSpec(m=3, n=64, k=64, x_dtype="bfloat16", w_dtype="bfloat16", out_dtype="bfloat16")
 
 
-Saying = tuple[Path, str]
+Compare = tuple[Path, str]
 
 
 @pytest.fixture
-def compare(folder: Path, capfd: pytest.CaptureFixture[str], own_locks: None) -> Callable[..., Saying]:
-    """Types `compare` and words: the run's folder, and what it said."""
+def compare(folder: Path, capfd: pytest.CaptureFixture[str], own_locks: None) -> Callable[..., Compare]:
+    """Runs `compare` with arguments; returns the run's folder and its output."""
 
-    def typed(*words: str, code: int = 0) -> Saying:
+    def run(*args: str, code: int = 0) -> Compare:
         capfd.readouterr()
-        assert main(["compare", *words]) == code
+        assert main(["compare", *args]) == code
         last = max(folder.glob("outputs/runs/compare/*"), key=lambda path: path.stat().st_mtime_ns)
         return last, capfd.readouterr().out
 
-    return typed
+    return run
 
 
-def test_on_a_cpu(folder: Path, compare: Callable[..., Saying]) -> None:
-    words = ("kernel=a16w16", "shapes=list", ITEMS, "timer@stages.bench.timer=quick", "device=cpu")
-    assert main([*words, "format=[csv]"]) == 0
-    run_dir, said = compare(*words)
+def test_on_a_cpu(folder: Path, compare: Callable[..., Compare]) -> None:
+    args = ("kernel=a16w16", "shapes=list", ITEMS, "timer@stages.bench.timer=quick", "device=cpu")
+    assert main([*args, "format=[csv]"]) == 0
+    run_dir, text = compare(*args)
     compared = pd.read_csv(run_dir / "compared.csv")
     assert compared["M"].tolist().count(4) == compared["M"].tolist().count(16) > 2
     timed = compared[compared["us"].notna()]
     assert {"tuned", "torch mm", "same_size mm"} <= set(timed["name"])
-    assert timed["status"].eq("ok").all(), "everyone is timed to the end"
+    assert timed["status"].eq("ok").all(), "all entries are timed in all rounds"
     tuned = timed[timed["name"] == "tuned"]
     assert tuned["over_tuned"].tolist() == [1.0, 1.0]
-    assert compared["floor_us"].isna().all(), "no rates are known of a CPU"
+    assert compared["floor_us"].isna().all(), "there are no rates for a CPU"
     absent = compared[compared["us"].isna()].drop_duplicates("name").set_index("name")
     assert {"deepgemm", "quack", "same_size blockwise", "triton.autotune", "untuned", "own kernels"} <= set(
         absent.index
     )
     assert absent["status"].eq("unsupported").all()
     assert absent["error"]["triton.autotune"] == "no GPU: Triton tunes on one"
-    assert "not timed: triton.autotune: unsupported: no GPU: Triton tunes on one (2 problems)" in said
+    assert "not timed: triton.autotune: unsupported: no GPU: Triton tunes on one (2 problems)" in text
     assert (
         "not timed: same_size rowwise, same_size tensorwise, same_size blockwise, same_size empty: unsupported: no GPU"
-        in said
+        in text
     )
     regimes = pd.read_csv(run_dir / "regimes.csv")
     assert set(regimes["regime"]) == {"M 4 to 16"}
@@ -85,42 +85,42 @@ def test_on_a_cpu(folder: Path, compare: Callable[..., Saying]) -> None:
 
 
 def test_own_kernels_of_the_finals_where_a_library_was_chosen(
-    faulty_words: tuple[str, ...], compare: Callable[..., Saying], folder: Path
+    faulty_words: tuple[str, ...], compare: Callable[..., Compare], folder: Path
 ) -> None:
-    words = (*faulty_words, "space.PACE_MS=[3,60]", "stages.select.min_improvement_pct=0")
-    assert main(words) == 0
-    run_dir, said = compare(*words)
+    args = (*faulty_words, "space.PACE_MS=[3,60]", "stages.select.min_improvement_pct=0")
+    assert main(args) == 0
+    run_dir, text = compare(*args)
     compared = pd.read_csv(run_dir / "compared.csv").set_index(["M", "name"])
     for m in (8, 16):
         assert compared["libtype"][m, "tuned"] == "torch"
         assert compared["config"][m, "own kernels"] == '{"KIND":"right","PACE_MS":3}', "the faster one of the finals"
         assert compared["over_own"][m, "torch mm"] < 0.5
-    assert "own kernels behind fastest library on 2 of 2 problems" in said
-    assert "M=16 N=32 K=64: 0." in said
-    assert re.search(r"tuned: 2 chosen by \S+/tune/\S+, which took \d+ s for 2 problems", said)
+    assert "own kernels behind fastest library on 2 of 2 problems" in text
+    assert "M=16 N=32 K=64: 0." in text
+    assert re.search(r"tuned: 2 chosen by \S+/tune/\S+, which took \d+ s for 2 problems", text)
     (manifest,) = folder.glob("outputs/runs/tune/*/manifest.json")
     manifest.write_text('{"wall_s": "a while"}')
-    _, said = compare(*words)
-    assert "tuned: 2 chosen by" not in said, "a manifest that says no time ends no comparison"
+    _, text = compare(*args)
+    assert "tuned: 2 chosen by" not in text, "a manifest without a time is no error"
     shutil.rmtree(next(folder.glob("outputs/runs/tune")))
-    run_dir, said = compare(*words)
-    assert "not timed: own kernels: unsupported: a library was chosen, and no journal of that run is here" in said
+    run_dir, text = compare(*args)
+    assert "not timed: own kernels: unsupported: a library was chosen, and the journal of that run is not here" in text
 
 
-def test_batches_are_summed_up_together(faulty_words: tuple[str, ...], compare: Callable[..., Saying]) -> None:
+def test_all_batches_have_one_summary(faulty_words: tuple[str, ...], compare: Callable[..., Compare]) -> None:
     items = "shapes.items=[{M: 8, N: 32, K: 64}, {M: 16, N: 16, K: 64}, {M: 16, N: 48, K: 64}]"
-    run_dir, said = compare(*faulty_words, items, "batch=1", "space.PACE_MS=[0]")
+    run_dir, text = compare(*faulty_words, items, "batch=1", "space.PACE_MS=[0]")
     compared = pd.read_csv(run_dir / "compared.csv")
     assert not compared.duplicated(["problem", "name"]).any()
     assert compared["problem"].nunique() == 3
     assert len(pd.read_csv(run_dir / "trials.csv")) == compared["us"].notna().sum()
-    assert said.count("tuned over the floor") == 1
-    assert "not timed: tuned: unsupported: no row in the tables: tune it first (3 problems)" in said
-    assert "us, since nothing is tuned here: geomean (least to most)" in said
+    assert text.count("tuned over the floor") == 1
+    assert "not timed: tuned: unsupported: no row in the tables; tune it first (3 problems)" in text
+    assert "us, as nothing is tuned here: geomean (least to most)" in text
 
 
-def test_who_is_stopped_goes_on(
-    faulty_words: tuple[str, ...], compare: Callable[..., Saying], monkeypatch: pytest.MonkeyPatch
+def test_a_stopped_comparison_resumes(
+    faulty_words: tuple[str, ...], compare: Callable[..., Compare], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finals = Bench.run
 
@@ -129,13 +129,13 @@ def test_who_is_stopped_goes_on(
         raise OutOfTime("stopped")
 
     monkeypatch.setattr(Bench, "run", stopped_after)
-    run_dir, said = compare(*faulty_words, "space.PACE_MS=[1]")
-    assert "compare: skipped; run again with resume=last (needs lineup)" in said, "what finished finals would be compared with"
+    run_dir, text = compare(*faulty_words, "space.PACE_MS=[1]")
+    assert "compare: skipped; run again with resume=last (needs lineup)" in text, "unfinished finals are not compared"
     assert not (run_dir / "compared.csv").exists()
     monkeypatch.undo()
-    again, said = compare(f"resume={run_dir}", faulty_words[0])
+    again, text = compare(f"resume={run_dir}", faulty_words[0])
     assert again == run_dir
-    assert "finished trials in" in said
+    assert "finished trials in" in text
     assert pd.read_csv(run_dir / "compared.csv")["us"].notna().any()
 
 
@@ -173,44 +173,44 @@ def test_the_summary_is_by_regime() -> None:
     assert summed.loc[("M 8 to 64", "tuned")]["over_floor"] == pytest.approx(1.5)
     assert summed.loc[("M 512", "fastest library")]["over_tuned"] == 1.0, "b, not a"
     assert ("M 8 to 64", "c") not in summed.index
-    said = "\n".join(lines(compared, summed.reset_index(), None))
-    assert "own kernels behind fastest library on 1 of 3 problems" in said
-    assert "M=64 N=64 K=32: 0.500 (a 5.00 us)" in said
-    assert "not timed: c: unsupported: no GPU: none (1 problem)" in said
+    text = "\n".join(lines(compared, summed.reset_index(), None))
+    assert "own kernels behind fastest library on 1 of 3 problems" in text
+    assert "M=64 N=64 K=32: 0.500 (a 5.00 us)" in text
+    assert "not timed: c: unsupported: no GPU: none (1 problem)" in text
     assert "own kernels behind b on 0 of 2 problems" in lines(compared, summed.reset_index(), "b")
-    [race] = [line for line in said.splitlines() if line.startswith("  M 8 to 64")]
+    [race] = [line for line in text.splitlines() if line.startswith("  M 8 to 64")]
     assert " ".join(race.split()) == "M 8 to 64 1.00 (0.50) of 2 1 1.00 (0.50) of 2 1.50 (1.50) of 2"
     unknown = lines(compared, summed.reset_index(), "bb")
-    assert any("nobody who was timed is named 'bb'; did you mean" in line for line in unknown)
+    assert any("no timed entry named 'bb'; did you mean" in line for line in unknown)
 
 
 def test_a_backends_label_is_enough_for_its_only_path() -> None:
     compared = _compared([("tuned", 8, 1.0, 1.0), ("own kernels", 8, 1.0, 1.0), ("lib fast", 8, 2.0, 2.0)])
     assert "own kernels behind lib fast on 0 of 1 problems" in lines(compared, summarize(compared, [64]), "lib")
     both = _compared([("tuned", 8, 1.0, 1.0), ("lib fast", 8, 2.0, 2.0), ("lib slow", 8, 3.0, 3.0)])
-    said = lines(both, summarize(both, [64]), "lib")
-    assert "stages.compare.baseline: 'lib' has several paths: name one of lib fast, lib slow" in said
+    text = lines(both, summarize(both, [64]), "lib")
+    assert "stages.compare.baseline: 'lib' has several paths; expected one of lib fast, lib slow" in text
 
 
-def test_reasons_that_differ_in_a_number_are_told_once() -> None:
+def test_reasons_that_differ_in_a_number_are_reported_once() -> None:
     compared = _compared([("tuned", 8, 1.0, 1.0), ("lib", 1, None, None), ("lib", 2, None, None)])
     compared.loc[compared["us"].isna(), "error"] = ["alignment: M=1 is odd", "alignment: M=2 is too small"]
-    assert "not timed: lib: unsupported: alignment: M=1 is odd, or alike (2 problems)" in lines(
+    assert "not timed: lib: unsupported: alignment: M=1 is odd, or similar (2 problems)" in lines(
         compared, summarize(compared, [64]), None
     )
 
 
-def test_what_a_choice_took_is_told() -> None:
+def test_the_cost_of_a_tuner_is_reported() -> None:
     compared = _compared([(name, m, 1.0, 1.0) for name in ("tuned", "triton.autotune") for m in (8, 64)])
     compared.loc[compared["name"] == "triton.autotune", ["tuning_s", "tried", "of", "compiled"]] = [10.0, 25, 900, 20]
-    said = lines(compared, summarize(compared, [64]), None)
+    text = lines(compared, summarize(compared, [64]), None)
     assert (
-        "triton.autotune: chose in 20 s, 10.0 s and 25 of 900 configurations a problem (median), 40 compiled; cut short"
-        " by backend.autotune.limit_s on 2 of 2"
-    ) in said
+        "triton.autotune: chose in 20 s, 10.0 s and 25 of 900 configurations per problem (median), 40 compiled;"
+        " cut short by backend.autotune.limit_s on 2 of 2"
+    ) in text
 
 
-def test_a_plot_has_a_panel_a_product_and_the_floor(tmp_path: Path) -> None:
+def test_a_plot_has_a_panel_per_product_and_the_floor(tmp_path: Path) -> None:
     pytest.importorskip("plotly")
     rows = [
         {"M": m, "N": n, "K": 64, "name": name, "us": 10.0 * m, "floor_us": 5.0 * m, "tuning_s": seconds}
@@ -226,7 +226,7 @@ def test_a_plot_has_a_panel_a_product_and_the_floor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("backend", "spec"), [(DeepGemm(), BLOCKS), (Quack(), WIDE)])
-def test_third_parties_say_why_they_are_absent(backend: DeepGemm | Quack, spec: GemmSpec, h200: Device) -> None:
+def test_third_parties_give_a_reason_for_absence(backend: DeepGemm | Quack, spec: GemmSpec, h200: Device) -> None:
     assert "not installed" in str(backend.unavailable(h200))
     assert "no NVIDIA GPU" in str(backend.unavailable(replace(h200, kind="hip")))
     (point,) = backend.configs(spec, h200, NO_SPACE)
@@ -247,27 +247,27 @@ def test_products_of_the_same_size(h200: Device) -> None:
     assert backend.unsupported_reason(WIDE, {"method": "blockwise"}, h200)
     several = replace(BLOCKS, batch=4)
     fit = [p for p in backend.configs(several, h200, NO_SPACE) if not backend.unsupported_reason(several, p, h200)]
-    assert fit == [{"method": "empty"}], "the floor is one of any family"
+    assert fit == [{"method": "empty"}], "every family has the floor"
     cpu = replace(h200, kind="cpu", gfx="cpu_avx2")
     assert [
         p["method"] for p in backend.configs(WIDE, cpu, NO_SPACE) if not backend.unsupported_reason(WIDE, p, cpu)
     ] == ["mm"]
 
 
-def test_files_that_are_not_there_are_refused(refusal: Callable[..., str]) -> None:
-    words = ("compare", "kernel=a8w8_blockscale", "shapes=list", "shapes.items=[[8,256,256]]", "device=cpu")
-    assert "stages.lineup.vllm: nowhere: no such file" in refusal(*words, "stages.lineup.vllm=[nowhere]")
+def test_missing_files_are_refused(refusal: Callable[..., str]) -> None:
+    args = ("compare", "kernel=a8w8_blockscale", "shapes=list", "shapes.items=[[8,256,256]]", "device=cpu")
+    assert "stages.lineup.vllm: nowhere: no such file" in refusal(*args, "stages.lineup.vllm=[nowhere]")
 
 
-def test_a_rival_that_nobody_can_be_is_told_before_anything_is_timed(refusal: Callable[..., str]) -> None:
-    words = ("compare", "kernel=a8w8_blockscale", "shapes=list", "shapes.items=[[8,256,256]]", "device=cpu")
-    said = refusal(*words, "stages.compare.baseline=same_size blokwise", "backend=[torch]")
-    assert said.startswith("stages.compare.baseline: nobody is named 'same_size blokwise'")
-    assert "did you mean 'torch'?" in refusal(*words, "stages.compare.baseline=torhc", "backend=[torch]")
+def test_an_impossible_baseline_is_an_error_before_anything_runs(refusal: Callable[..., str]) -> None:
+    args = ("compare", "kernel=a8w8_blockscale", "shapes=list", "shapes.items=[[8,256,256]]", "device=cpu")
+    text = refusal(*args, "stages.compare.baseline=same_size blokwise", "backend=[torch]")
+    assert text.startswith("stages.compare.baseline: no entry named 'same_size blokwise'")
+    assert "did you mean 'torch'?" in refusal(*args, "stages.compare.baseline=torhc", "backend=[torch]")
 
 
 @pytest.mark.parametrize(
-    ("word", "said"),
+    ("arg", "text"),
     [
         ("stages.lineup.own=bare.csv", "stages.lineup.own: bare.csv has no row for cpu_"),
         ("stages.lineup.own=elsewhere.csv", "stages.lineup.own: elsewhere.csv has no row for cpu_"),
@@ -275,8 +275,8 @@ def test_a_rival_that_nobody_can_be_is_told_before_anything_is_timed(refusal: Ca
         ("stages.lineup.vllm=[empty]", "stages.lineup.vllm: empty: no JSON file there"),
     ],
 )
-def test_who_cannot_be_lined_up_is_told_before_anything_runs(
-    folder: Path, refusal: Callable[..., str], word: str, said: str
+def test_an_invalid_lineup_is_an_error_before_anything_runs(
+    folder: Path, refusal: Callable[..., str], arg: str, text: str
 ) -> None:
     columns = "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,us,config\n"
     (folder / "empty").mkdir()
@@ -284,4 +284,4 @@ def test_who_cannot_be_lined_up_is_told_before_anything_runs(
     (folder / "elsewhere.csv").write_text(
         columns + "sm_90,132,4,64,128,False,bfloat16,bfloat16,False,False,torch,4,{}\n"
     )
-    assert refusal("compare", "kernel=a16w16", "shapes=list", ITEMS, "device=cpu", word).startswith(said)
+    assert refusal("compare", "kernel=a16w16", "shapes=list", ITEMS, "device=cpu", arg).startswith(text)

@@ -1,4 +1,4 @@
-"""Who takes part in a comparison: engines' files by device and M, rows of tables that cannot run here."""
+"""The entries of a comparison: engines' files by device and M, rows of tables that cannot run here."""
 
 import json
 from dataclasses import replace
@@ -29,7 +29,7 @@ FAMILY = load_family("a8w8_blockscale")
 
 @pytest.fixture
 def context(h200: Device, tmp_path: Path) -> Any:
-    """What contenders ask a run for."""
+    """The parts of a Context that entries need."""
     own = {i.label: i for i in FAMILY.implementations}
     chosen = [*Own(label="triton").implementations(FAMILY), *Autotune(limit_s=1.0).implementations(FAMILY)]
     run_dir = tmp_path / "outputs/runs/compare/now"
@@ -39,8 +39,8 @@ def context(h200: Device, tmp_path: Path) -> Any:
 
 
 def _listing(context: Any, m: int) -> CandidateList:
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    problem = make_problem(FAMILY, {"M": m, "N": 1280, "K": 1024}, words, context.device.gfx, "case")
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    problem = make_problem(FAMILY, {"M": m, "N": 1280, "K": 1024}, defaults, context.device.gfx, "case")
     space = Space(axes=AXES, when=(), pinned=())
     return list_candidates(problem, FAMILY, context.implementations, context.device, space, ())
 
@@ -62,14 +62,14 @@ def test_an_engine_takes_the_file_of_this_device_at_the_nearest_m(context: Any, 
     assert [*entries.engine_entries("vllm", [], Vllm(device_name=None), _listing(context, 1), context)] == []
 
 
-def test_an_engines_split_of_k_is_ours(context: Any, tmp_path: Path) -> None:
+def test_an_engines_split_k_is_a_knob_of_the_own_kernel(context: Any, tmp_path: Path) -> None:
     path = _file(tmp_path, "elsewhere", m8={"SPLIT_K": 2})
     [found] = entries.engine_entries("sglang", [path], Sglang(device_name=None), _listing(context, 8), context)
-    assert found.candidate is not None, "the only file of this N and K was named: whatever device it is of"
+    assert found.candidate is not None, "the only file of this N and K, of another device"
     assert found.candidate.knobs["NUM_KSPLIT"] == 2
 
 
-def test_files_that_do_not_help_say_why(context: Any, tmp_path: Path) -> None:
+def test_files_that_cannot_be_used_give_a_reason(context: Any, tmp_path: Path) -> None:
     others = [_file(tmp_path, device, m8={}) for device in ("A", "B")]
     wrong = tmp_path / "wrong"
     wrong.mkdir()
@@ -84,7 +84,7 @@ def test_files_that_do_not_help_say_why(context: Any, tmp_path: Path) -> None:
         assert reason in found.reason
 
 
-def test_a_row_that_cannot_run_gives_way_to_the_next(context: Any) -> None:
+def test_the_first_row_that_runs_is_taken(context: Any) -> None:
     listing = _listing(context, 64)
     good = next(c for c in listing.candidates if c.backend == "triton")
     stale = {"libtype": "triton", "config": json.dumps(good.knobs), "kernelName": "blockscale@00000000", "run_id": "x"}
@@ -95,11 +95,11 @@ def test_a_row_that_cannot_run_gives_way_to_the_next(context: Any) -> None:
     [alone] = entries.tuned_entries(listing, [stale], (), lambda run: empty, context)
     assert "its source or library is" in alone.reason
     _, named = entries.tuned_entries(listing, [right], [{**right, "config": "{}"}], lambda run: empty, context)
-    assert named.candidate is None, "the table that was named has the say"
+    assert named.candidate is None, "the named table takes precedence"
 
 
-def test_no_library_takes_part_as_our_own_kernel(context: Any) -> None:
-    """A table that was tuned with libraries too, named as one of own kernels."""
+def test_a_library_is_never_an_own_kernel(context: Any) -> None:
+    """Also if `own` names a table that was tuned with libraries."""
     listing = _listing(context, 64)
     good = next(c for c in listing.candidates if c.backend == "triton")
     ours = {"libtype": "triton", "config": json.dumps(good.knobs), "kernelName": None, "run_id": "x"}
@@ -111,21 +111,22 @@ def test_no_library_takes_part_as_our_own_kernel(context: Any) -> None:
         _, own = entries.tuned_entries(listing, [ours], named, lambda run: journal.Record(), context)
         assert own.candidate == candidate
     _, own = entries.tuned_entries(listing, [ours], [library], lambda run: journal.Record(), context)
-    assert own.reason.startswith("stages.lineup.own: the table's row is a library's; tune it with 'backend=[gluon,")
+    reason = "stages.lineup.own: the table's row is a library's; expected one tuned with 'backend=[gluon,"
+    assert own.reason.startswith(reason)
 
 
-@pytest.mark.parametrize(("raced", "said"), [(True, "no kernel of ours was in the finals"), (False, "no journal of")])
-def test_own_kernels_say_why_they_are_missing(context: Any, raced: bool, said: str) -> None:
+@pytest.mark.parametrize(("raced", "reason"), [(True, "no own kernel was in"), (False, "the journal of that run")])
+def test_missing_own_kernels_have_a_reason(context: Any, raced: bool, reason: str) -> None:
     listing = _listing(context, 64)
     good = next(c for c in listing.candidates if c.backend == "triton")
     library = Candidate.of("torch", {"method": "bfloat16_convert"})
     row = {"libtype": "triton", "config": json.dumps(good.knobs), "kernelName": None, "run_id": "x"}
     trial = Trial(stage="bench", problem=listing.problem.id, candidate=library, status=Status.OK, samples_us=(1.0,))
     record = SimpleNamespace(of=lambda stage, problem: [trial] if raced else [])
-    context.family = replace(FAMILY, implementations=())  # its winner is nobody's own, as a library's
+    context.family = replace(FAMILY, implementations=())  # so that its winner is no own kernel
     _, own = entries.tuned_entries(listing, [row], (), lambda run: record, context)  # type: ignore[arg-type,return-value]
     assert own.candidate is None
-    assert said in own.reason
+    assert reason in own.reason
 
 
 def test_triton_chooses_among_what_fits(context: Any) -> None:

@@ -1,4 +1,4 @@
-"""Who tries what the nearest Ms found."""
+"""Trials of the candidates that the nearest Ms found."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +9,7 @@ from gemmpipe.stages.screen.shortlist import cross_evaluate
 A, B, C = (Candidate.of("triton", {"n": n}) for n in range(3))
 
 
-def _course(m: int, times: dict[Candidate, float], *, n: int = 64, fit: tuple[Candidate, ...] = (A, B, C)) -> Any:
+def _state(m: int, times: dict[Candidate, float], *, n: int = 64, fit: tuple[Candidate, ...] = (A, B, C)) -> Any:
     problem = Problem(family="x", key=(("M", m), ("N", n)))
     results = {
         c: Trial(
@@ -35,30 +35,30 @@ def _course(m: int, times: dict[Candidate, float], *, n: int = 64, fit: tuple[Ca
     )
 
 
-def _asked(*courses: Any, budget_trials: int | None = None) -> dict[int, list[tuple[Candidate, int]]]:
+def _requested(*states: Any, budget_trials: int | None = None) -> dict[int, list[tuple[Candidate, int]]]:
     context: Any = SimpleNamespace(
         search=SimpleNamespace(budget_trials=budget_trials), implementation=lambda label: SimpleNamespace()
     )
     return {
-        course.problem.rows: [(r.candidate, r.launches) for r in requests]
-        for course, requests in cross_evaluate(list(courses), context)
+        state.problem.rows: [(r.candidate, r.launches) for r in requests]
+        for state, requests in cross_evaluate(list(states), context)
     }
 
 
-def test_the_fastest_of_the_nearest_ms_is_looked_at_as_long_as_others_were() -> None:
-    found = _asked(_course(1, {A: 5.0}), _course(2, {B: 4.0, C: 9.0}), _course(4, {C: 3.0}), _course(8, {C: 3.0}))
+def test_the_fastest_of_the_nearest_ms_gets_as_many_launches_as_the_others() -> None:
+    found = _requested(_state(1, {A: 5.0}), _state(2, {B: 4.0, C: 9.0}), _state(4, {C: 3.0}), _state(8, {C: 3.0}))
     assert found == {1: [(B, 12), (C, 12)], 2: [(A, 12)], 4: [(A, 12), (B, 12)], 8: [(B, 12)]}
 
 
-def test_nobody_looks_twice_nor_at_what_does_not_fit_nor_at_other_products() -> None:
-    assert _asked(_course(1, {A: 5.0, B: 6.0}), _course(2, {A: 7.0, B: 4.0})) == {}
-    assert _asked(_course(1, {A: 5.0}, fit=(A, C)), _course(2, {B: 4.0, A: 9.0})) == {}
-    assert _asked(_course(1, {A: 5.0}), _course(2, {B: 4.0}, n=128)) == {}
-    assert _asked(_course(1, {}), _course(2, {B: 4.0})) == {}, "its search was given up before it looked at anything"
+def test_candidates_that_are_timed_or_unfit_or_of_other_products_are_left_out() -> None:
+    assert _requested(_state(1, {A: 5.0, B: 6.0}), _state(2, {A: 7.0, B: 4.0})) == {}
+    assert _requested(_state(1, {A: 5.0}, fit=(A, C)), _state(2, {B: 4.0, A: 9.0})) == {}
+    assert _requested(_state(1, {A: 5.0}), _state(2, {B: 4.0}, n=128)) == {}
+    assert _requested(_state(1, {}), _state(2, {B: 4.0})) == {}, "a search that ended before it timed anything"
 
 
-def test_a_budget_is_kept() -> None:
-    pair = _course(1, {A: 5.0}), _course(2, {B: 4.0})
-    assert _asked(*pair, budget_trials=1) == {}
+def test_a_budget_of_trials_allows_no_extra_ones() -> None:
+    pair = _state(1, {A: 5.0}), _state(2, {B: 4.0})
+    assert _requested(*pair, budget_trials=1) == {}
     pair[0].cut_short = True
-    assert _asked(*pair) == {2: [(A, 12)]}
+    assert _requested(*pair) == {2: [(A, 12)]}

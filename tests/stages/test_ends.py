@@ -1,4 +1,4 @@
-"""The two ends of the chain: capture leaves out what is tuned, merge feeds every format."""
+"""The two ends of the chain: capture skips tuned problems, merge writes every format."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,12 +24,12 @@ from gemmpipe.stages.merge import Merge
 
 
 @pytest.fixture
-def heard() -> list[Event]:
+def events() -> list[Event]:
     return []
 
 
 @pytest.fixture
-def context(tmp_path: Path, blockscale: Family, no_words: KernelDefaults, h200: Device, heard: list[Event]) -> Context:
+def context(tmp_path: Path, blockscale: Family, no_words: KernelDefaults, h200: Device, events: list[Event]) -> Context:
     return Context(
         family=blockscale,
         defaults=no_words,
@@ -41,7 +41,7 @@ def context(tmp_path: Path, blockscale: Family, no_words: KernelDefaults, h200: 
         output=tmp_path / "tuned",
         device=h200,
         retune=False,
-        events=Events(listeners=[heard.append]),
+        events=Events(listeners=[events.append]),
         run_id="r1",
         run_dir=tmp_path / "run",
         provenance={},
@@ -72,7 +72,7 @@ def _selections(*rows: Mapping[str, object]) -> pd.DataFrame:
     return pd.DataFrame([{**base, **row} for row in rows], columns=[*SELECTIONS, "M", "N", "K"])
 
 
-def test_what_merge_stored_capture_leaves_out(context: Context, heard: list[Event]) -> None:
+def test_capture_skips_problems_that_merge_has_written(context: Context, events: list[Event]) -> None:
     problems = Capture(cover_pct=100, include_tuned=False).run({}, context)["problems"]
     assert problems[["M", "N", "K", "weight"]].to_numpy().tolist() == [[1, 16, 128, 3], [64, 16, 128, 3]]
     bucket = {"format": "triton_json", "bucket": "small_M", "bucket_low": 0, "M": None}
@@ -90,24 +90,24 @@ def test_what_merge_stored_capture_leaves_out(context: Context, heard: list[Even
         1,
         64,
     ]
-    assert [event.text for event in heard if event.text.startswith("capture")] == [
+    assert [event.text for event in events if event.text.startswith("capture")] == [
         "capture: 2 problems of 1 product",
-        "capture: 2 problems of 1 product, 1 tuned already (retune=true tunes them again)",
+        "capture: 2 problems of 1 product, 1 already tuned (use retune=true to tune again)",
         "capture: 2 problems of 1 product",
     ]
 
 
-def test_rows_of_other_devices_and_gap_fillers_do_not_count(context: Context) -> None:
+def test_rows_of_other_devices_and_provisional_rows_do_not_count(context: Context) -> None:
     rows = ({"M": 1, "gfx": "gfx942", "cu_num": 304}, {"M": 64, "policy": "p shared_gpu"})
     Merge(device=None).run({"selections": _selections(*rows)}, context)
     assert Capture(cover_pct=100, include_tuned=False).run({}, context)["problems"]["M"].tolist() == [1, 64]
-    beside = replace(context, device=replace(context.device, shared=True))
-    assert Capture(cover_pct=100, include_tuned=False).run({}, beside)["problems"]["M"].tolist() == [1], (
-        "a gap that is filled is not filled again"
+    shared = replace(context, device=replace(context.device, shared=True))
+    assert Capture(cover_pct=100, include_tuned=False).run({}, shared)["problems"]["M"].tolist() == [1], (
+        "provisional rows are not replaced by provisional ones"
     )
 
 
-def test_a_table_broken_by_hand_is_told_before_anything_is_timed(context: Context) -> None:
+def test_a_broken_table_is_an_error_before_anything_is_timed(context: Context) -> None:
     context.output.mkdir()
     (context.output / "smallblock_tuned_gemm.csv").write_text("gfx,cu_num,M,N,K,us\nsm_90,132,1,x,3,4\n")
     with pytest.raises(UserError, match=r"smallblock_tuned_gemm.csv:2: column N: 'x'"):
@@ -119,10 +119,10 @@ def test_nothing_selected_writes_nothing(context: Context) -> None:
     assert not context.output.exists()
 
 
-def test_no_format_at_all_is_told_before_anything_runs(context: Context, heard: list[Event]) -> None:
+def test_a_run_without_a_format_warns_before_anything_runs(context: Context, events: list[Event]) -> None:
     Merge(device=None).check(context)
-    assert heard == []
+    assert events == []
     Merge(device=None).check(replace(context, formats=()))
-    assert [(event.kind, event.text) for event in heard] == [
-        ("warning", "format=[]: merge stores nothing; format=[csv] keeps the tuned table")
+    assert [(event.kind, event.text) for event in events] == [
+        ("warning", "format=[]: merge writes nothing; use format=[csv] for the tuned table")
     ]

@@ -1,4 +1,4 @@
-"""Whole runs with a format for an engine's own function: what is searched, what is written, what is gone on with."""
+"""Whole runs with a format for an engine's own function: searches, files, and resumed runs."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -27,9 +27,9 @@ pytestmark = pytest.mark.usefixtures("own_locks")
 
 @pytest.fixture
 def run(folder: Path, capfd: pytest.CaptureFixture[str]) -> Run:
-    """Tunes two Ms for an engine whose function takes what it is said to; exit code, stdout and stderr."""
+    """Tunes two Ms for an engine with modelled times; returns exit code, stdout and stderr."""
 
-    def typed(*words: str) -> tuple[int, str, str]:
+    def run_gemmpipe(*args: str) -> tuple[int, str, str]:
         capfd.readouterr()
         given = (
             f"--config-dir={LIKE}",
@@ -42,11 +42,11 @@ def run(folder: Path, capfd: pytest.CaptureFixture[str]) -> Run:
             "timer@stages.bench.timer=quick",
             "executor=told",
         )
-        code = main([*given, *words])
+        code = main([*given, *args])
         out, error = capfd.readouterr()
         return code, out, error
 
-    return typed
+    return run_gemmpipe
 
 
 def _file() -> Mapping[str, Mapping[str, object]]:
@@ -60,7 +60,7 @@ def _run_folder() -> Path:
 
 
 def _trials(stage: str) -> set[str]:
-    """Problems with trials at a stage of the latest run."""
+    """Ids of problems with trials at a stage of the latest run."""
     return {trial.problem for trial in journal.read(_run_folder()).at(stage)}
 
 
@@ -75,40 +75,40 @@ def _published(entries: Mapping[str, Mapping[str, object]]) -> str:
     return f"stages.engine.published=[{folder}]"
 
 
-def test_an_engines_format_alone_is_all_that_is_searched(run: Run) -> None:
+def test_with_an_engines_format_alone_only_its_function_is_searched(run: Run) -> None:
     code, out, error = run()
     assert (code, error) == (0, "")
     assert {m: (e["BLOCK_SIZE_M"], e["num_stages"]) for m, e in _file().items()} == {"8": (16, 3), "64": (64, 3)}
-    assert _trials("bench") == set(), "nobody wants the best of all"
+    assert _trials("bench") == set(), "no format needs the best of all candidates"
     timed = {int(p.split("M=")[1].split()[0]) for p in _trials("bench vllm")}
-    assert timed == {1, 8, 23, 64, 128}, "keys, the middle, and what lies beyond"
-    assert "engine: vllm: this engine is a test's: a kernel of its form is timed" in out
+    assert timed == {1, 8, 23, 64, 128}, "keys, their mean, and one M beyond each end"
+    assert "engine: vllm: this engine is a test's; a kernel of its form is timed" in out
     assert "select: vllm: 2 entries, 2 new, 0 as the engine has them" in out
-    assert "engine_vllm " in out, "what it costs is said"
+    assert "engine_vllm " in out, "its duration is reported"
     chosen = pd.read_csv(_run_folder() / "selections.csv")
     assert set(chosen["format"]) == {"vllm"}
     assert (chosen["ratio_high"] < 1).all()
 
 
-def test_beside_other_formats_all_candidates_race_too(run: Run) -> None:
+def test_with_other_formats_all_candidates_are_timed_too(run: Run) -> None:
     code, out, error = run("format=[csv,vllm]", "backend=[torch]")
     assert (code, error) == (0, "")
     assert "select: 2 of 2 problems solved" in out
     assert len(_trials("bench")) == 2
     assert set(_file()) == {"8", "64"}
     table = pd.read_csv("outputs/tuned/engine_like_tuned_gemm.csv")
-    assert set(table["libtype"]) == {"torch"}, "an engine's function is none of the problems' candidates"
+    assert set(table["libtype"]) == {"torch"}, "an engine's function is not among the problems' candidates"
 
 
-def test_without_such_a_format_nothing_of_it_runs(run: Run) -> None:
+def test_without_such_a_format_the_stage_does_nothing(run: Run) -> None:
     code, out, _ = run("format=[csv]", "backend=[torch]")
     assert code == 0
     assert "engine:" not in out
     assert _trials("bench vllm") == set()
 
 
-def test_what_is_published_stays_where_nothing_is_ahead(run: Run) -> None:
-    best = {**PLAIN, "GROUP_SIZE_M": 64}  # as fast as the space's best for 8 rows, and none of its points
+def test_a_published_entry_stays_where_nothing_is_faster(run: Run) -> None:
+    best = {**PLAIN, "GROUP_SIZE_M": 64}  # as fast as the space's best for 8 rows, and not in the space
     slow = {**PLAIN, "BLOCK_SIZE_M": 64, "num_stages": 1}
     entries = {"8": best, "64": slow, "4096": {**slow, "num_warps": 8}}
     code, _, error = run(_published(entries))
@@ -116,31 +116,31 @@ def test_what_is_published_stays_where_nothing_is_ahead(run: Run) -> None:
     found = _file()
     assert found["8"] == best
     assert found["64"]["num_stages"] == 3
-    assert found["4096"] == entries["4096"], "what is not tuned is not lost"
+    assert found["4096"] == entries["4096"], "untuned keys are kept"
 
 
-def test_what_cannot_be_timed_here_stays(run: Run) -> None:
+def test_an_entry_that_cannot_be_timed_stays(run: Run) -> None:
     entries = {"8": {**PLAIN, "num_stages": 7}, "64": {**PLAIN, "num_stages": 1}}
     assert run(_published(entries))[0] == 0
     assert _file()["8"] == entries["8"]
     assert _file()["64"]["num_stages"] == 3
 
 
-def test_a_middle_gets_a_key_where_it_wants_another(run: Run) -> None:
+def test_an_m_between_keys_gets_a_key_where_another_candidate_is_faster(run: Run) -> None:
     shapes = "shapes.items=[{M: [16, 256], N: 128, K: 128}]"
     # 16 rows of tiles for 256 rows, 4 for 64: a tile of 16 rows is best for 16 of them, one of 64 for the middle.
     assert run(shapes)[0] == 0
     assert {m: e["BLOCK_SIZE_M"] for m, e in _file().items()} == {"16": 16, "64": 64, "256": 64}
 
 
-def test_the_outputs_own_entries_are_held_against_too(run: Run) -> None:
+def test_the_outputs_entries_are_compared_too(run: Run) -> None:
     assert run()[0] == 0
     first = _file()
     assert run("space.num_stages=[1]", "stages.engine.spaces.dense.num_stages=[1]")[0] == 0
-    assert _file() == first, "worse ones do not take their place"
+    assert _file() == first, "slower ones do not replace them"
 
 
-def test_a_finished_run_is_gone_on_with_without_timing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_finished_run_is_resumed_without_timing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run()[0] == 0
     first, folder = _file(), _run_folder()
     before = journal.read(folder).count
@@ -151,7 +151,7 @@ def test_a_finished_run_is_gone_on_with_without_timing(run: Run, monkeypatch: py
     assert _file() == first
 
 
-def test_an_earlier_run_is_decided_again_without_a_device(run: Run) -> None:
+def test_reuse_selects_again_without_a_device(run: Run) -> None:
     assert run()[0] == 0
     first, folder = _file(), _run_folder()
     code, _, error = run(f"reuse={folder}", "chain=[select,merge]", "output=again")
@@ -160,7 +160,7 @@ def test_an_earlier_run_is_decided_again_without_a_device(run: Run) -> None:
     assert json.loads(path.read_text()) == first
 
 
-def test_a_path_that_is_none_is_a_mistake_in_the_words(run: Run) -> None:
+def test_a_missing_path_is_a_usage_error(run: Run) -> None:
     code, _, error = run("stages.engine.published=[no/such/folder]")
     assert code == 2
     assert "stages.engine.published: no/such/folder: no such file or folder" in error

@@ -1,4 +1,4 @@
-"""Which configuration an engine's file gets: nothing slower than what the engine takes without it, at no timed M."""
+"""The choice of an engine's configurations: no timed M gets slower than with the engine's current one."""
 
 from collections.abc import Mapping
 
@@ -38,12 +38,12 @@ def _keys(grid: KeyGrid, points: list[TimedPoint]) -> dict[int, int]:
 GRID = KeyGrid(keys=(64, 128), extra=(91,), copied=(), existing=())
 
 
-def test_one_configuration_for_a_key_and_what_it_serves() -> None:
+def test_one_configuration_for_a_key_and_the_ms_that_it_serves() -> None:
     points = [_point(64, {0: 9, 1: 5.0, 2: 5.05}), _point(91, {0: 9, 1: 8.0, 2: 6}), _point(128, {0: 9, 3: 7})]
     assert _keys(GRID, points) == {64: 2, 128: 3}, "1 is ahead by 1 % at 64, and behind by a third at 91"
 
 
-def test_a_middle_that_wants_another_gets_a_key() -> None:
+def test_an_m_between_keys_with_another_best_gets_a_key() -> None:
     points = [_point(64, {0: 9, 1: 5}), _point(91, {0: 9, 1: 12, 3: 6}), _point(128, {0: 9, 3: 7})]
     assert _keys(GRID, points) == {64: 1, 91: 3, 128: 3}
 
@@ -54,14 +54,14 @@ def test_a_key_that_would_change_nothing_is_left_out() -> None:
     assert _keys(grid, [*points, _point(256, {0: 9, 2: 5})]) == {16: 1, 64: 2, 256: 2}
 
 
-def test_what_the_engine_takes_stays_unless_something_is_ahead() -> None:
+def test_the_current_configuration_stays_unless_another_is_faster() -> None:
     level = [_point(m, {0: 5.0, 1: 5.0}) for m in (64, 91, 128)]
     assert set(_keys(GRID, level).values()) == {0}
     noisy = TimedPoint(m=64, finalists=(_finalist(0, 5.0, 0.1), _finalist(1, 4.95)), current=(_candidate(0),))
-    assert _keys(GRID, [noisy, *level[1:]])[64] == 0, "its interval holds 1"
+    assert _keys(GRID, [noisy, *level[1:]])[64] == 0, "its interval includes 1"
 
 
-def test_what_could_not_be_timed_stays() -> None:
+def test_a_current_configuration_that_is_untimed_stays() -> None:
     held = TimedPoint(
         m=64, finalists=(_finalist(1, 5.0),), current=(_candidate(0),), untried=frozenset([_candidate(0)])
     )
@@ -73,12 +73,12 @@ def test_what_could_not_be_timed_stays() -> None:
     ]
 
 
-def test_where_what_it_takes_is_wrong_the_fastest_is_taken() -> None:
+def test_the_fastest_replaces_an_incorrect_current_configuration() -> None:
     points = [_point(m, {1: 5.0, 2: 4.0}) for m in (64, 91, 128)]
     assert _keys(GRID, points) == {64: 2, 128: 2}
 
 
-def test_a_key_that_nothing_ran_for_is_left_out() -> None:
+def test_a_key_without_a_timed_candidate_is_left_out() -> None:
     empty = TimedPoint(m=128, finalists=(), current=(_candidate(0),))
     assert _keys(GRID, [_point(64, {0: 5}), _point(91, {0: 5}), empty]) == {64: 0}
 
@@ -99,7 +99,7 @@ def test_no_timed_m_gets_slower(data: st.DataObject) -> None:
     for m, point in points.items():
         key = nearest_key(sorted({*chosen, *grid.copied, *grid.existing}), m)
         got = chosen.get(key)
-        assert got is not None, "another's key took it over"
+        assert got is not None, "another key serves it"
         mine, before = point.of(got), point.of(_candidate(0))
         assert mine is not None
         assert before is not None

@@ -1,4 +1,4 @@
-"""Whole runs of `lint` on a device: entries beside the default of an engine whose function takes what it is said to."""
+"""Whole runs of `lint` on a device: entries against the default of an engine with modelled times."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -26,19 +26,19 @@ pytestmark = pytest.mark.usefixtures("own_locks")
 
 @pytest.fixture
 def run(folder: Path, capfd: pytest.CaptureFixture[str]) -> Run:
-    """Lints the folder `vllm`, which holds one file of these entries; exit code, stdout and stderr."""
+    """Lints the folder `vllm` with one file of these entries; returns exit code, stdout and stderr."""
 
-    def typed(entries: Mapping[str, object], *words: str, name: str = NAME) -> tuple[int, str, str]:
+    def run_lint(entries: Mapping[str, object], *args: str, name: str = NAME) -> tuple[int, str, str]:
         path = Path("vllm") / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(entries))
         capfd.readouterr()
         given = ("kernel=engine_like", "device=cpu", "timer@stages.bench.timer=quick", "executor=told")
-        code = main([f"--config-dir={LIKE}", "lint", "vllm", *given, *words])
+        code = main([f"--config-dir={LIKE}", "lint", "vllm", *given, *args])
         out, error = capfd.readouterr()
         return code, out, error
 
-    return typed
+    return run_lint
 
 
 def _table(name: str) -> pd.DataFrame:
@@ -47,36 +47,37 @@ def _table(name: str) -> pd.DataFrame:
 
 
 def test_entries_slower_than_the_default_are_found(run: Run) -> None:
-    # Of 8 rows the default takes 10 * (1 + 2 + 2), of 64 rows as much; a tile of 16 rows with 2 stages 35 and 65.
+    # For 8 and 64 rows the default takes 10 * (1 + 2 + 2); a tile of 16 rows with 2 stages takes 35 and 65.
     slow, fast = {**DEFAULT, "BLOCK_SIZE_M": 16}, {**DEFAULT, "num_stages": 3}
     code, out, error = run({"8": slow, "64": slow, "256": fast, "1024": DEFAULT})
     assert (code, error) == (0, "")
-    assert "64: warning: takes 65.00 us, 1.30 times as long as the engine's default (1.30 to 1.30); tune this M" in out
+    assert "64: warning: takes 65.00 us, 1.30 times the engine's default (1.30 to 1.30); tune this M" in out
     assert "timed: 1 file: 1 warning" in out
     assert _table("slower")["key"].astype(str).tolist() == ["64"]
     assert sorted(_table("entries")["M"]) == [8, 64, 256, 1024]
 
 
-def test_what_counts_as_slower_may_be_said(run: Run) -> None:
+def test_slower_pct_is_the_limit(run: Run) -> None:
     slow = {**DEFAULT, "BLOCK_SIZE_M": 16}
     assert "timed: 1 file: nothing found" in run({"64": slow}, "stages.lint_timings.slower_pct=31")[1]
 
 
 def test_entries_that_cannot_run_are_not_timed(run: Run) -> None:
     code, out, _ = run({"8": {**DEFAULT, "num_stages": 7}, "64": {**DEFAULT, "BLOCK_SIZE_M": 48}})
-    assert code == 1, "a side that is no power of two is an error without a device too"
+    assert code == 1, "a tile side other than a power of two is an error without a device too"
     assert "not timed: no entry runs here" in out
     assert "bench:" not in out
 
 
-def test_experts_need_the_sizes_that_their_name_does_not_say(run: Run) -> None:
+def test_experts_need_the_sizes_that_their_name_lacks(run: Run) -> None:
     name = "E=8,N=128,device_name=X.json"
-    assert "not timed: its name does not say all of the product: model_dim= and topk= do" in run({}, name=name)[1]
+    out = run({}, name=name)[1]
+    assert "not timed: its name does not have the whole product; model_dim= and topk= complete it" in out
     out = run({"8": DEFAULT}, "model_dim=64", "topk=2", name=name)[1]
-    assert "kernel= chooses another family" in out or "computes another product" in out
+    assert "expected another kernel=" in out or "computes another product" in out
 
 
-def test_without_timing_the_configuration_has_its_say_too(run: Run) -> None:
+def test_timed_false_only_checks_the_file(run: Run) -> None:
     code, out, error = run({"8": DEFAULT}, "timed=false")
     assert (code, error) == (0, "")
     assert "lint: 1 file: 1 warning" in out

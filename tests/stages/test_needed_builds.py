@@ -43,8 +43,8 @@ WORDS = (
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Build]]:
-    """Builds that the pool is asked for, by the stage that does."""
+def submitted(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Build]]:
+    """Builds submitted to the pool, by stage."""
     found: dict[str, list[Build]] = {"screen": [], "bench": []}
     stage, finals, compile_ = ["screen"], Bench.run, LocalPool.compile
 
@@ -52,18 +52,18 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Build]]:
         stage[0] = "bench"
         return finals(own, tables, context)
 
-    def noted(pool: LocalPool, build: Build) -> None:
+    def recording_compile(pool: LocalPool, build: Build) -> None:
         found[stage[0]].append(build)
         compile_(pool, build)
 
     monkeypatch.setattr(Bench, "run", in_finals)
-    monkeypatch.setattr(LocalPool, "compile", noted)
+    monkeypatch.setattr(LocalPool, "compile", recording_compile)
     return found
 
 
 @pytest.fixture
 def problems(no_words: KernelDefaults) -> list[Problem]:
-    """Those of WORDS."""
+    """The problems of WORDS."""
     return InlineShapes(items=[[m, 1280, 8192] for m in (1, 16, 64)]).problems(FAMILY, no_words, DEVICE.gfx)
 
 
@@ -79,20 +79,20 @@ def _further(problem: Problem, candidate: Candidate) -> set[Build]:
 
 
 def test_the_other_order_is_compiled_for_finalists_alone(
-    folder: Path, asked: dict[str, list[Build]], problems: list[Problem]
+    folder: Path, submitted: dict[str, list[Build]], problems: list[Problem]
 ) -> None:
     assert main([*WORDS]) == 0
-    assert not any(map(_flipped, asked["screen"]))
-    assert any(map(_flipped, asked["bench"]))
-    finals = [b.id for b in asked["bench"]]
+    assert not any(map(_flipped, submitted["screen"]))
+    assert any(map(_flipped, submitted["bench"]))
+    finals = [b.id for b in submitted["bench"]]
     needed = [_further(problem, trial.candidate) for problem, trial in _finals(folder, problems)]
     assert sorted(finals) == sorted({b.id for builds in needed for b in builds}), "each once"
-    assert len(finals) < len(asked["screen"])
+    assert len(finals) < len(submitted["screen"])
     rows = [json.loads(line) for line in (folder / "run" / "trials.jsonl").read_text().splitlines()]
     built = [i for i, row in enumerate(rows) if row["row"] == "build" and row["id"] in finals]
     launched = [i for i, row in enumerate(rows) if row["row"] == "launch" and row["stage"] == "bench"]
     assert len(built) == len(finals)
-    assert max(built) < min(launched), "no worker compiles what the pool is about to"
+    assert max(built) < min(launched), "no worker compiles a build of the pool"
 
 
 def test_a_finalist_whose_other_order_does_not_compile_has_a_row(folder: Path, problems: list[Problem]) -> None:
@@ -115,7 +115,7 @@ def _triton(problem: Problem) -> tuple[Implementation, Knobs]:
     return own, knobs
 
 
-def test_the_two_together_are_all_builds(problems: list[Problem]) -> None:
+def test_screening_and_extra_builds_are_all_builds(problems: list[Problem]) -> None:
     own, knobs = _triton(problems[1])
     spec = FAMILY.spec(problems[1])
     first, others = screening_builds(own, spec, knobs, DEVICE), extra_order_builds(own, spec, knobs, DEVICE)
@@ -124,7 +124,7 @@ def test_the_two_together_are_all_builds(problems: list[Problem]) -> None:
     assert [_flipped(b) for b in (*first, *others)] == [False, True]
 
 
-def test_a_workload_of_one_order_has_that_alone(problems: list[Problem]) -> None:
+def test_a_workload_of_one_order_has_no_extra_builds(problems: list[Problem]) -> None:
     own, knobs = _triton(problems[1])
     for order in (ROW, COLUMN):
         spec = FAMILY.spec(problems[1]).with_scale_order(order)
@@ -132,7 +132,7 @@ def test_a_workload_of_one_order_has_that_alone(problems: list[Problem]) -> None
         assert screening_builds(own, spec, knobs, DEVICE) == own.builds(spec, knobs, DEVICE)
         assert not extra_order_builds(own, spec, knobs, DEVICE)
     single = FAMILY.spec(problems[0])
-    assert single.with_scale_order(COLUMN) is single, "one row lies in both orders"
+    assert single.with_scale_order(COLUMN) is single, "one row has both orders"
     assert not extra_order_builds(own, single, knobs, DEVICE)
 
 

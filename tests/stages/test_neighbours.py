@@ -1,4 +1,4 @@
-"""What is tuned already helps the next degree of tensor parallelism: its table says where the search begins."""
+"""Transfer: the table of one degree of tensor parallelism gives the first candidates at the next one."""
 
 from pathlib import Path
 
@@ -11,38 +11,40 @@ from gemmpipe.pipeline.plan import Plan
 from gemmpipe.search.history import History
 from gemmpipe.stages.history import add_table_winners
 from gemmpipe.stages.rows import candidate_of
-from gemmpipe.stages.screen.search_pool import SearchContext, SearchTask
+from gemmpipe.stages.screen.search_pool import SearchContext
 from gemmpipe.tables import store
 
 FAMILY = load_family("a8w8_blockscale")
 TABLE = shipped("conf").parent / "outputs" / "tuned" / "a8w8_blockscale_tuned_gemm.csv"
 
 
-def _first(plan: Plan, device: Device, lore: History) -> list[Candidate]:
-    """What the default search asks for first on 64 x 8192 x 7168: Llama 70B's down projection at TP 4."""
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    problem = make_problem(FAMILY, {"M": 64, "N": 8192, "K": 7168}, words, device.gfx, "case")
+def _first(plan: Plan, device: Device, history: History) -> list[Candidate]:
+    """The first requests of the default search on 64 x 8192 x 7168: Llama 70B's down projection at TP 4."""
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    problem = make_problem(FAMILY, {"M": 64, "N": 8192, "K": 7168}, defaults, device.gfx, "case")
     backends = tuple(i for b in plan.backends.values() for i in b.implementations(FAMILY))
-    ground = SearchContext(
+    search_context = SearchContext(
         family=FAMILY.module,
         implementations=backends,
         device=device,
         space=plan.space,
         search=plan.search,
         incumbents={},
+        launches=2,
+        keep=20,
     )
-    _, subject = ground.open(SearchTask(problem=problem, launches=2, keep=20), lore)
-    return [request.candidate for request in plan.search.start(subject).ask()]
+    _, search_problem = search_context.open(problem, history)
+    return [request.candidate for request in plan.search.start(search_problem).ask()]
 
 
 def test_the_choices_of_tp_8_are_tried_first_at_tp_4(plans: list[Plan], h200: Device) -> None:
     assert main(["kernel=a8w8_blockscale"]) == 0
-    rows = [r for r in store.read(Path(TABLE), FAMILY) if r["gfx"] == h200.gfx]  # a machine's own stand beside them
+    rows = [r for r in store.read(Path(TABLE), FAMILY) if r["gfx"] == h200.gfx]  # others are of other machines
     [row] = [r for r in rows if (r["M"], r["N"], r["K"]) == (64, 8192, 3584)]
     chosen = candidate_of(str(row["libtype"]), str(row["config"]))
-    lore = History()
-    add_table_winners(lore, [TABLE], FAMILY, h200)
-    taught = _first(plans[0], h200, lore)
-    own = [c for c in taught if c.backend in {i.label for i in FAMILY.implementations}]
+    history = History()
+    add_table_winners(history, [TABLE], FAMILY, h200)
+    informed = _first(plans[0], h200, history)
+    own = [c for c in informed if c.backend in {i.label for i in FAMILY.implementations}]
     assert chosen in own[: plans[0].search.transfer_winners], "right after the library paths"  # type: ignore[attr-defined]
-    assert chosen not in _first(plans[0], h200, History()), "nobody told"
+    assert chosen not in _first(plans[0], h200, History()), "without the table"

@@ -1,4 +1,4 @@
-"""Listing candidates: the same in another process as here."""
+"""Listing candidates: the same result in another process, and the counts of excluded ones."""
 
 from functools import partial
 
@@ -36,30 +36,31 @@ def test_another_process_lists_the_same(h200: Device, no_words: KernelDefaults) 
     [problem] = InlineShapes(items=[[16, 1280, 8192]]).problems(family, no_words, h200.gfx)
     known = [i for b in (Own(label="triton"), Own(label="gluon"), Torch()) for i in b.implementations(family)]
     rest = (known, h200, Space(axes=AXES, when=(), pinned=()), ())
-    here = list_candidates(problem, family, *rest)
+    local = list_candidates(problem, family, *rest)
     compilers = CompilePool(h200, 1, 60.0, ())
     try:
-        there = compilers.submit_task(partial(list_by_family_name, problem, family.name, *rest)).result(timeout=600)
+        remote = compilers.submit_task(partial(list_by_family_name, problem, family.name, *rest)).result(timeout=600)
     finally:
         compilers.close(kill=True)
-    assert there == here
-    assert {b.id for builds in there.builds.values() for b in builds} == {
-        b.id for builds in here.builds.values() for b in builds
+    assert remote == local
+    assert {b.id for builds in remote.builds.values() for b in builds} == {
+        b.id for builds in local.builds.values() for b in builds
     }
-    assert len(here.candidates) > 2
-    assert here.excluded
+    assert len(local.candidates) > 2
+    assert local.summary.excluded["candidate"]
 
 
-def test_a_backend_that_is_not_here_is_named_once(no_words: KernelDefaults) -> None:
+def test_an_unavailable_backend_is_reported_once(no_words: KernelDefaults) -> None:
     family, device = load_family("a16w16"), cpu_device()
     problems = InlineShapes(items=[[16, 64, 64], [32, 64, 64]]).problems(family, no_words, device.gfx)
     backends = (CublasLt(), HipblasLt(), Torch())
     report = SpaceReport()
+    space = Space(axes={}, when=(), pinned=())
     for problem in problems:
-        report.add(list_candidates(problem, family, backends, device, Space(axes={}, when=(), pinned=()), ()).report)
+        report.add(list_candidates(problem, family, backends, device, space, ()).summary.report)
     assert report.lines()[-2:] == [
-        "  nothing of cublaslt: no NVIDIA GPU: cuBLASLt computes on these alone",
-        "  nothing of hipblaslt: no AMD GPU: hipBLASLt computes on these alone",
+        "  none of cublaslt: no NVIDIA GPU: cuBLASLt computes on these alone",
+        "  none of hipblaslt: no AMD GPU: hipBLASLt computes on these alone",
     ]
 
 
@@ -68,7 +69,7 @@ def test_reports_of_problems_add_up() -> None:
     one.excluded_by["triton: too large"] += 2
     both.add(one)
     assert both.lines() == [
-        "space: 6 points over all problems",
-        "  6 -> 5  the same once normalised",
+        "space: 6 configurations over all problems",
+        "  6 -> 5  duplicates after normalisation",
         "  5 -> 3  triton: too large",
     ]

@@ -1,4 +1,4 @@
-"""One problem's way through screen: each open request is answered once, whatever order news comes in."""
+"""The state of one problem in screen: each open request gets one result, in any order of results."""
 
 import random
 from collections import Counter
@@ -23,16 +23,16 @@ def _build(name: int) -> Build:
     return Build(kernel=f"k:{name}", source_hash="", signature=(), constants=(), aligned=(), options=())
 
 
-def _course(search: Search, builds: dict[Candidate, list[int]], record: Record | None = None) -> ProblemState:
+def _state(search: Search, builds: dict[Candidate, list[int]], record: Record | None = None) -> ProblemState:
     ids = frozenset(c.id for c in builds)
-    outline = CandidateSummary(problem=PROBLEM, spec=SPEC, ids=ids, required=(), excluded={}, report=SpaceReport())
-    begun = SessionStarted(
-        summary=outline,
+    summary = CandidateSummary(problem=PROBLEM, spec=SPEC, ids=ids, required=(), excluded={}, report=SpaceReport())
+    started = SessionStarted(
+        summary=summary,
         session=search.start(subject(list(builds), keep=3)),
         builds={c.id: tuple(_build(n) for n in names) for c, names in builds.items()},
         kernel_names={},
     )
-    return ProblemState(begun, record or Record())
+    return ProblemState(started, record or Record())
 
 
 def _trial(candidate: Candidate, launches: int) -> Trial:
@@ -47,29 +47,29 @@ def _trial(candidate: Candidate, launches: int) -> Trial:
     )
 
 
-def _drive(course: ProblemState, builds: set[int], broken: set[int], seed: int, fail_pct: int) -> list[Trial]:
-    """Build and time in any order, with answers that come twice; all trials that the course accounts for."""
+def _drive(state: ProblemState, builds: set[int], broken: set[int], seed: int, fail_pct: int) -> list[Trial]:
+    """Builds and times in any order, with repeated results; returns all trials that the state accounts for."""
     order = random.Random(seed)
     built: dict[str, str] = {}
     to_build = sorted(builds)
     order.shuffle(to_build)
-    flying = []
-    news: list[Trial] = []
+    running = []
+    trials: list[Trial] = []
     for _ in range(1000):
-        news += course.take_requests(built)
-        while course.ready and order.random() < 0.7:
-            flying.append(course.ready.popleft())
-        if course.finished:
-            return news
+        trials += state.take_requests(built)
+        while state.ready and order.random() < 0.7:
+            running.append(state.ready.popleft())
+        if state.finished:
+            return trials
         if to_build and order.random() < 0.5:
             name = to_build.pop()
             built[_build(name).id] = "it does not compile" if name in broken else ""
-            news += course.build_finished(_build(name).id, built[_build(name).id])
-        if flying and order.random() < 0.5:
-            request = flying.pop(order.randrange(len(flying)))
+            trials += state.build_finished(_build(name).id, built[_build(name).id])
+        if running and order.random() < 0.5:
+            request = running.pop(order.randrange(len(running)))
             trial = _trial(request.candidate, 0 if order.randrange(100) < fail_pct else request.launches)
-            news += course.tell([trial])
-            assert course.tell([trial]) == [], "an answer counts once"
+            trials += state.tell([trial])
+            assert state.tell([trial]) == [], "a result counts once"
     raise AssertionError("no end")
 
 
@@ -85,39 +85,39 @@ def test_each_request_is_answered_once(
     needs: list[list[int]], broken: set[int], search: Search, seed: int, fail_pct: int
 ) -> None:
     builds = dict(zip(CANDIDATES, needs, strict=False))
-    course = _course(search, builds)
-    news = _drive(course, {n for names in needs for n in names}, broken, seed, fail_pct)
-    assert course.pending == 0
-    assert set(course.results) == set(builds)
-    counts = Counter((t.candidate, t.launches) for t in news)
+    state = _state(search, builds)
+    trials = _drive(state, {n for names in needs for n in names}, broken, seed, fail_pct)
+    assert state.pending == 0
+    assert set(state.results) == set(builds)
+    counts = Counter((t.candidate, t.launches) for t in trials)
     assert max(counts.values(), default=1) == 1
     for candidate, names in builds.items():
-        failed = course.results[candidate].status is Status.COMPILE_ERROR
+        failed = state.results[candidate].status is Status.COMPILE_ERROR
         assert failed == bool(broken & set(names)), "a candidate fails with its build and with no other"
         if failed:
-            assert course.results[candidate].error == "it does not compile"
+            assert state.results[candidate].error == "it does not compile"
 
 
 @pytest.mark.parametrize("search", [HALVING, EXHAUSTIVE])
-def test_a_resumed_course_asks_for_nothing_that_is_known(search: Search) -> None:
+def test_a_resumed_problem_requests_nothing_that_is_known(search: Search) -> None:
     builds: dict[Candidate, list[int]] = {c: [] for c in CANDIDATES}
-    first = _course(search, builds)
-    news = _drive(first, set(), set(), 0, 20)
-    for cut in range(len(news) + 1):
+    first = _state(search, builds)
+    trials = _drive(first, set(), set(), 0, 20)
+    for cut in range(len(trials) + 1):
         record = Record()
-        for trial in news[:cut]:
+        for trial in trials[:cut]:
             record.add(trial)
-        course = _course(search, builds, record)
-        again = _drive(course, set(), set(), 0, 0)
-        assert not {(t.candidate, t.launches) for t in again} & {(t.candidate, t.launches) for t in news[:cut]}
-        assert set(course.results) == set(first.results)
+        state = _state(search, builds, record)
+        resumed = _drive(state, set(), set(), 0, 0)
+        assert not {(t.candidate, t.launches) for t in resumed} & {(t.candidate, t.launches) for t in trials[:cut]}
+        assert set(state.results) == set(first.results)
 
 
-def test_a_job_that_brings_nothing_fails_its_candidates() -> None:
-    course = _course(EXHAUSTIVE, {c: [] for c in CANDIDATES[:2]})
-    course.take_requests({})
-    course.tell([_trial(CANDIDATES[0], 2)])
-    (missing,) = course.missing_results(CANDIDATES[:2])
+def test_a_job_without_results_fails_its_candidates() -> None:
+    state = _state(EXHAUSTIVE, {c: [] for c in CANDIDATES[:2]})
+    state.take_requests({})
+    state.tell([_trial(CANDIDATES[0], 2)])
+    (missing,) = state.missing_results(CANDIDATES[:2])
     assert (missing.candidate, missing.status, missing.error) == (CANDIDATES[1], Status.DIED, "no result")
-    assert course.tell([missing]) == [missing]
-    assert course.finished
+    assert state.tell([missing]) == [missing]
+    assert state.finished

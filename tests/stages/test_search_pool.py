@@ -1,4 +1,4 @@
-"""Hunts beside the driver: they ask what hunts here would ask, learn from each other, and outlive their process."""
+"""Searches in other processes: same requests as in the driver, shared results, and restarts after a death."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ import pytest
 from search_setup import HOPPER, LIMITS, Deadly, Raising, default_search, looks
 
 from gemmpipe.backends.own import Own
-from gemmpipe.core.data import BuildFacts, Status, Trial
+from gemmpipe.core.data import BuildFacts, Problem, Status, Trial
 from gemmpipe.core.errors import EnvironmentProblem, UserError
 from gemmpipe.core.events import Event, Events
 from gemmpipe.family import KernelDefaults, load_family
@@ -18,7 +18,7 @@ from gemmpipe.family.space import Space
 from gemmpipe.search import TrialRequest
 from gemmpipe.search.history import History
 from gemmpipe.sources.inline import InlineShapes
-from gemmpipe.stages.screen.search_pool import InlineSearchPool, SearchContext, SearchPool, SearchTask, SessionStarted
+from gemmpipe.stages.screen.search_pool import InlineSearchPool, SearchContext, SearchPool, SessionStarted
 from gemmpipe.stages.screen.search_processes import ProcessSearchPool
 
 AXES = {
@@ -34,10 +34,10 @@ AXES = {
     "SWAP_AB": (False,),
 }
 SPACE = Space(axes=AXES, when=(), pinned=())
-Asked = dict[str, list[tuple[str, int]]]
+Requested = dict[str, list[tuple[str, int]]]
 
 
-def _ground(search: object) -> SearchContext:
+def _search_context(search: object) -> SearchContext:
     family = load_family("a8w8_blockscale")
     own = tuple(i for b in (Own(label="triton"), Own(label="gluon")) for i in b.implementations(family))
     return SearchContext(
@@ -45,17 +45,17 @@ def _ground(search: object) -> SearchContext:
         implementations=own,
         device=HOPPER,
         space=SPACE,
-        search=search,
-        incumbents={},  # type: ignore[arg-type]
+        search=search,  # type: ignore[arg-type]
+        incumbents={},
+        launches=2,
+        keep=4,
     )
 
 
-def _quarries(no_words: KernelDefaults, *rows: int) -> list[SearchTask]:
+def _problems(no_words: KernelDefaults, *rows: int) -> list[Problem]:
     family = load_family("a8w8_blockscale")
     items = [[m, 1280, 8192] for m in rows]
-    return [
-        SearchTask(problem=p, launches=2, keep=4) for p in InlineShapes(items=items).problems(family, no_words, "sm_90")
-    ]
+    return InlineShapes(items=items).problems(family, no_words, "sm_90")
 
 
 def _trial(problem: str, request: TrialRequest) -> Trial:
@@ -74,46 +74,46 @@ def _trial(problem: str, request: TrialRequest) -> Trial:
 
 @dataclass
 class Driver:
-    """Answers everything that hunts ask for, a problem's requests together."""
+    """Answers every request of the sessions, a problem's requests together."""
 
     search_pool: SearchPool
     deadline_s: float = 600.0
 
-    def drive(self, quarries: list[SearchTask], meanwhile: Callable[[int], None] = lambda answered: None) -> Asked:
-        """What each problem's hunt asked for, in order."""
-        self.search_pool.submit(quarries)
-        courses: dict[str, SessionStarted] = {}
-        asked: Asked = {}
+    def drive(self, problems: list[Problem], meanwhile: Callable[[int], None] = lambda answered: None) -> Requested:
+        """Returns the requests of each problem's session, in order."""
+        self.search_pool.submit(problems)
+        sessions: dict[str, SessionStarted] = {}
+        requested: Requested = {}
         end = time.monotonic() + self.deadline_s
-        while len(courses) < len(quarries) or not all(b.session.finished for b in courses.values()):
+        while len(sessions) < len(problems) or not all(b.session.finished for b in sessions.values()):
             assert time.monotonic() < end, "no end"
             self.search_pool.receive()
-            courses |= {b.summary.problem.id: b for b in self.search_pool.started()}
-            for name, begun in courses.items():
-                if requests := begun.session.ask():
-                    asked.setdefault(name, []).extend((r.candidate.id, r.launches) for r in requests)
-                    self._answer(name, begun, requests)
-                    meanwhile(sum(map(len, asked.values())))
-        self.started = courses
-        return asked
+            sessions |= {b.summary.problem.id: b for b in self.search_pool.started()}
+            for name, started in sessions.items():
+                if requests := started.session.ask():
+                    requested.setdefault(name, []).extend((r.candidate.id, r.launches) for r in requests)
+                    self._answer(name, started, requests)
+                    meanwhile(sum(map(len, requested.values())))
+        self.started = sessions
+        return requested
 
-    def _answer(self, name: str, begun: SessionStarted, requests: "list[TrialRequest]") -> None:
+    def _answer(self, name: str, started: SessionStarted, requests: "list[TrialRequest]") -> None:
         for request in requests:
-            for build in begun.builds[request.candidate.id]:
+            for build in started.builds[request.candidate.id]:
                 facts = BuildFacts(compile_s=0.1, shared_bytes=1024, registers=int(build.id[:2], 16), spills=0)
                 self.search_pool.add_build_facts(build.id, facts)
         trials = [_trial(name, request) for request in requests]
-        begun.session.tell(trials)
+        started.session.tell(trials)
         for trial in trials:
             self.search_pool.learn(trial)
 
 
 @pytest.fixture
-def beside() -> Iterator[Callable[..., ProcessSearchPool]]:
+def open_pool() -> Iterator[Callable[..., ProcessSearchPool]]:
     opened: list[ProcessSearchPool] = []
 
     def open_(search: object, count: int = 1, events: Events | None = None) -> ProcessSearchPool:
-        opened.append(ProcessSearchPool(_ground(search), History(), count, events or Events()))
+        opened.append(ProcessSearchPool(_search_context(search), History(), count, events or Events()))
         return opened[-1]
 
     yield open_
@@ -121,95 +121,99 @@ def beside() -> Iterator[Callable[..., ProcessSearchPool]]:
         each.close()
 
 
-def test_a_hunt_beside_asks_what_one_here_asks(
-    beside: Callable[..., ProcessSearchPool], no_words: KernelDefaults
+def test_a_session_in_a_process_has_the_same_requests_as_an_inline_one(
+    open_pool: Callable[..., ProcessSearchPool], no_words: KernelDefaults
 ) -> None:
-    search, quarries = default_search(), _quarries(no_words, 64)
-    here, there = Driver(InlineSearchPool(_ground(search), History())), Driver(beside(search))
-    assert there.drive(quarries) == here.drive(quarries)
-    [name] = here.started
-    near, far = here.started[name], there.started[name]
-    assert far.summary == near.summary
-    assert far.summary.excluded["candidate"]
-    asked = far.builds.keys()
-    assert asked < near.summary.ids
-    assert far.builds == {name: near.builds[name] for name in asked}
-    assert far.kernel_names == {name: near.kernel_names[name] for name in asked}
+    search, problems = default_search(), _problems(no_words, 64)
+    in_driver, in_process = Driver(InlineSearchPool(_search_context(search), History())), Driver(open_pool(search))
+    assert in_process.drive(problems) == in_driver.drive(problems)
+    [name] = in_driver.started
+    inline, remote = in_driver.started[name], in_process.started[name]
+    assert remote.summary == inline.summary
+    assert remote.summary.excluded["candidate"]
+    requested = remote.builds.keys()
+    assert requested < inline.summary.ids
+    assert remote.builds == {name: inline.builds[name] for name in requested}
+    assert remote.kernel_names == {name: inline.kernel_names[name] for name in requested}
 
 
 def test_each_request_comes_once_and_two_processes_share_the_work(
-    beside: Callable[..., ProcessSearchPool], no_words: KernelDefaults
+    open_pool: Callable[..., ProcessSearchPool], no_words: KernelDefaults
 ) -> None:
-    hunts = beside(default_search(), count=2)
-    asked = Driver(hunts).drive(_quarries(no_words, 1, 16, 64, 256))
-    assert len(asked) == 4
-    for requests in asked.values():
+    pool = open_pool(default_search(), count=2)
+    requested = Driver(pool).drive(_problems(no_words, 1, 16, 64, 256))
+    assert len(requested) == 4
+    for requests in requested.values():
         assert len(requests) == len(set(requests)) >= default_search().seeds
-    [usage] = hunts.usage()
+    [usage] = pool.usage()
     assert {"listing", "search", "start"} <= set(usage.busy_s)
     assert abs(usage.unaccounted_s) < 0.02 * usage.wall_s
 
 
-def test_hunts_learn_what_others_found_out(beside: Callable[..., ProcessSearchPool], no_words: KernelDefaults) -> None:
-    driver = Driver(beside(default_search()))
-    driver.drive(_quarries(no_words, 64))
+def test_sessions_learn_from_other_problems(
+    open_pool: Callable[..., ProcessSearchPool], no_words: KernelDefaults
+) -> None:
+    driver = Driver(open_pool(default_search()))
+    driver.drive(_problems(no_words, 64))
     [known] = driver.search_pool._history.problems.values()  # type: ignore[attr-defined]
-    [second] = driver.drive(_quarries(no_words, 128)).values()
+    [second] = driver.drive(_problems(no_words, 128)).values()
     assert second[0][0] == known.best(1)[0].id, "the winner of the nearest problem comes first"
 
 
-def test_a_hunt_outlives_its_process(beside: Callable[..., ProcessSearchPool], no_words: KernelDefaults) -> None:
-    said: list[Event] = []
-    hunts = beside(default_search(), events=Events(listeners=[said.append]))
+def test_a_session_outlives_its_process(open_pool: Callable[..., ProcessSearchPool], no_words: KernelDefaults) -> None:
+    seen: list[Event] = []
+    pool = open_pool(default_search(), events=Events(listeners=[seen.append]))
     killed: list[int] = []
 
     def kill(answered: int) -> None:
         if answered >= 25 * (len(killed) + 1) and len(killed) < 2:
-            [process] = [h._process for h in hunts._workers]
+            [process] = [w._process for w in pool._workers]
             killed.append(process.pid)
             os.kill(process.pid, signal.SIGKILL)
 
-    asked = Driver(hunts).drive(_quarries(no_words, 16, 64), kill)
+    requested = Driver(pool).drive(_problems(no_words, 16, 64), kill)
     assert len(killed) == 2
-    assert sum("died" in event.text for event in said) == 2
-    for requests in asked.values():
-        assert len(requests) == len(set(requests)), "what was told before is not timed again"
+    assert sum("died" in event.text for event in seen) == 2
+    for requests in requested.values():
+        assert len(requests) == len(set(requests)), "a result known before is not timed again"
         assert len(requests) >= default_search().seeds
 
 
 def test_a_process_that_always_dies_ends_the_run(
-    beside: Callable[..., ProcessSearchPool], no_words: KernelDefaults
+    open_pool: Callable[..., ProcessSearchPool], no_words: KernelDefaults
 ) -> None:
     with pytest.raises(EnvironmentProblem, match="died 6 times"):
-        Driver(beside(Deadly(**LIMITS, rungs=looks()))).drive(_quarries(no_words, 16))
+        Driver(open_pool(Deadly(**LIMITS, rungs=looks()))).drive(_problems(no_words, 16))
 
 
 @pytest.mark.parametrize("kind", [UserError, ZeroDivisionError])
-def test_what_a_search_raises_rises_in_the_driver(
-    beside: Callable[..., ProcessSearchPool], no_words: KernelDefaults, kind: type[Exception]
+def test_an_exception_in_a_search_is_raised_in_the_driver(
+    open_pool: Callable[..., ProcessSearchPool], no_words: KernelDefaults, kind: type[Exception]
 ) -> None:
-    with pytest.raises(kind, match="no hunt today"):
-        Driver(beside(Raising(**LIMITS, rungs=looks(), error=kind("no hunt today")))).drive(_quarries(no_words, 16))
+    with pytest.raises(kind, match="no search"):
+        Driver(open_pool(Raising(**LIMITS, rungs=looks(), error=kind("no search")))).drive(_problems(no_words, 16))
 
 
-def test_an_ended_hunt_asks_for_nobody_new(beside: Callable[..., ProcessSearchPool], no_words: KernelDefaults) -> None:
-    hunts = beside(default_search())
-    hunts.submit(_quarries(no_words, 64))
-    begun: list[SessionStarted] = []
+def test_an_ended_session_requests_no_new_candidate(
+    open_pool: Callable[..., ProcessSearchPool], no_words: KernelDefaults
+) -> None:
+    pool = open_pool(default_search())
+    pool.submit(_problems(no_words, 64))
+    started: list[SessionStarted] = []
     requests: list[TrialRequest] = []
     while not requests:
-        hunts.receive()
-        begun += hunts.started()
-        requests = [r for b in begun for r in b.session.ask()]
-    hunt, half = begun[0].session, len(requests) // 2
-    problem = begun[0].summary.problem.id
-    hunt.tell([_trial(problem, r) for r in requests[:half]])
-    hunt.end(len(requests) - half)
+        pool.receive()
+        started += pool.started()
+        requests = [r for b in started for r in b.session.ask()]
+    session, half = started[0].session, len(requests) // 2
+    problem = started[0].summary.problem.id
+    session.tell([_trial(problem, r) for r in requests[:half]])
+    session.end(len(requests) - half)
     timed, end = {r.candidate for r in requests[:half]}, time.monotonic() + 300
-    while not hunt.finished:
+    while not session.finished:
         assert time.monotonic() < end
-        hunts.receive()
-        later = hunt.ask()
+        pool.receive()
+        later = session.ask()
         assert {r.candidate for r in later} <= timed
         if later:
-            hunt.tell([_trial(problem, r) for r in later])
+            session.tell([_trial(problem, r) for r in later])

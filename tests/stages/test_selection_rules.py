@@ -1,4 +1,4 @@
-"""Which finalist is chosen: by paired rounds, by the rules, the same every time."""
+"""The chosen finalist: by paired rounds and by the rules, independent of the order."""
 
 import itertools
 import math
@@ -26,19 +26,19 @@ def _finalist(backend: str, *samples_us: float, name: int = 0) -> Finalist:
 @given(st.lists(st.tuples(TIMES, TIMES), min_size=1, max_size=60))
 def test_a_paired_ratio_is_ordered_and_inverts(pairs: list[tuple[float, float]]) -> None:
     a, b = [x for x, _ in pairs], [y for _, y in pairs]
-    there, back = paired_ratio(a, b), paired_ratio(b, a)
-    assert there.low <= there.median <= there.high
+    forward, inverse = paired_ratio(a, b), paired_ratio(b, a)
+    assert forward.low <= forward.median <= forward.high
     ratios = sorted(x / y for x, y in pairs)
-    assert ratios[0] <= there.low
-    assert there.high <= ratios[-1]
-    assert math.isclose(there.low * back.high, 1)
+    assert ratios[0] <= forward.low
+    assert forward.high <= ratios[-1]
+    assert math.isclose(forward.low * inverse.high, 1)
     if len(pairs) % 2:  # the mean of two middle ratios is not the inverse of that of the inverses
-        assert math.isclose(there.median * back.median, 1)
-    assert there.undecided == back.undecided or math.isclose(there.low, 1) or math.isclose(there.high, 1)
+        assert math.isclose(forward.median * inverse.median, 1)
+    assert forward.undecided == inverse.undecided or math.isclose(forward.low, 1) or math.isclose(forward.high, 1)
 
 
 @given(st.lists(TIMES, min_size=1, max_size=40), st.floats(0.1, 10))
-def test_a_slow_spell_that_hits_both_changes_no_ratio(samples: list[float], factor: float) -> None:
+def test_a_slow_round_of_both_changes_no_ratio(samples: list[float], factor: float) -> None:
     ratio = paired_ratio([factor * s for s in samples], samples)
     assert math.isclose(ratio.low, factor)
     assert math.isclose(ratio.high, factor)
@@ -78,8 +78,8 @@ def test_the_choice_does_not_depend_on_the_order(
         assert chosen.chosen == ranked[0]
 
 
-def test_who_was_outrun_never_wins_by_the_times_of_early_rounds() -> None:
-    """Clocks sag under load: the early rounds are faster for everyone."""
+def test_a_pruned_finalist_never_wins_by_times_of_early_rounds() -> None:
+    """Clocks drop under load: the early rounds are faster for all."""
     winner = _finalist("triton", 10, 10, 10, 12, 12, 12, 12)
     outrun = replace(_finalist("triton", 11, 11, 11, name=1), complete=False)
     assert outrun.time_us < winner.time_us
@@ -88,7 +88,7 @@ def test_who_was_outrun_never_wins_by_the_times_of_early_rounds() -> None:
     assert choice.runner_up is outrun
 
 
-def test_the_fastest_wins_and_equals_are_told_apart_by_name() -> None:
+def test_the_fastest_wins_and_the_id_decides_between_equals() -> None:
     fast, slow = _finalist("triton", 1, 1, 1), _finalist("triton", 2, 2, 2, name=1)
     assert select_finalist([slow, fast], (), (), RULES).chosen is fast
     twins = [_finalist("triton", 1, 1, 1, name=i) for i in range(5)]
@@ -125,7 +125,7 @@ def test_median_of_samples() -> None:
     assert median([4, 1, 2, 3]) == 2.5
 
 
-def test_times_taken_beside_another_process_win_against_nothing_better_alone() -> None:
+def test_times_of_a_shared_device_lose_to_times_taken_alone() -> None:
     quick = replace(_finalist("triton", 1.0, 1.0, 1.0), shared=True)
     slow = _finalist("gluon", 5.0, 5.1, 5.0)
     assert select_finalist([quick, slow], ("torch",), (), RULES).chosen is slow
@@ -141,7 +141,7 @@ def test_the_noise_is_half_of_the_interval() -> None:
     assert pair.noise_pct == 0
 
 
-def test_a_runner_up_of_one_round_tells_no_noise() -> None:
-    """That one round has no spread does not mean that there is none."""
+def test_one_round_gives_no_noise() -> None:
+    """A single round has no spread, which is unknown noise rather than none."""
     outrun = replace(_finalist("triton", 2.0, name=1), complete=False)
     assert select_finalist([_finalist("triton", 1.0, 1.1, 1.2), outrun], (), (), RULES).noise_pct is None

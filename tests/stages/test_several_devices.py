@@ -26,7 +26,6 @@ from gemmpipe.journal import Journal
 from gemmpipe.sources.inline import InlineShapes
 from gemmpipe.stages import Context
 from gemmpipe.stages.bench import Bench
-from gemmpipe.stages.rows import problem_frame
 from gemmpipe.stages.screen.stage import Screen
 
 FAULTY = Path(__file__).parents[1] / "faulty"
@@ -36,14 +35,14 @@ PROBLEMS = [Problem(family="faulty", key=(("M", m), ("N", 32), ("K", 64))) for m
 
 @dataclass
 class Watched:
-    """A pool of two real workers on this CPU, and who was given what."""
+    """A pool of two real workers on this CPU, and the workers of each problem."""
 
     pool: LocalPool
-    given: dict[str, set[int]] = field(default_factory=dict)
+    workers: dict[str, set[int]] = field(default_factory=dict)
 
     def submit(self, submit: Callable[[Job, int], None]) -> Callable[[Job, int], None]:
         def watched(job: Job, worker: int) -> None:
-            self.given.setdefault(job.problem.id, set()).add(worker)
+            self.workers.setdefault(job.problem.id, set()).add(worker)
             submit(job, worker)
 
         return watched
@@ -53,7 +52,7 @@ class Watched:
 def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
     monkeypatch.syspath_prepend(str(FAULTY))
     local = Local(workers=None, compile_workers=1, timeout_s=30, compile_timeout_s=30, memory_pct=90)
-    posts = [
+    configs = [
         WorkerConfig(
             device=replace(cpu_device(), uuid=uuid),
             family="faulty",
@@ -62,7 +61,7 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
         )
         for uuid in ("first", "second")
     ]
-    with LocalPool(local, posts, Events(), ExitStack()) as pool:
+    with LocalPool(local, configs, Events(), ExitStack()) as pool:
         found = Watched(pool)
         monkeypatch.setattr(pool, "submit", found.submit(pool.submit))
         yield found
@@ -91,12 +90,12 @@ def _context(folder: Path, pool: LocalPool, no_words: KernelDefaults) -> Context
         record=journals.read(folder),
         pool_or_none=pool,
         check=lambda: None,
+        problems=PROBLEMS,
     )
 
 
 def _tune(context: Context) -> "dict[str, pd.DataFrame]":
-    tables = {"problems": problem_frame(context.family, PROBLEMS)}
-    tables |= Screen(keep=4, margin_pct=1000, bucket_keep=0, timer=TIMER).run(tables, context)
+    tables = Screen(keep=4, margin_pct=1000, bucket_keep=0, timer=TIMER).run({}, context)
     return Bench(err_ratio=0.05, timer=TIMER).run(tables, context)
 
 
@@ -111,12 +110,12 @@ def test_every_problem_has_one_device_and_both_have_work(
     context = _context(tmp_path, watched.pool, no_words)
     trials = _tune(context)["trials"]
     assert set(trials["problem"]) == {p.id for p in PROBLEMS}
-    assert {len(workers) for workers in watched.given.values()} == {1}
-    assert set.union(*watched.given.values()) == {0, 1}
+    assert {len(workers) for workers in watched.workers.values()} == {1}
+    assert set.union(*watched.workers.values()) == {0, 1}
     names = ["first", "second"]
-    assert _homes(tmp_path) == {problem: names[worker] for problem, [worker] in watched.given.items()}
-    # Expensive ones are begun first, so that all devices end together.
-    assert list(watched.given)[:2] == [PROBLEMS[5].id, PROBLEMS[4].id]
+    assert _homes(tmp_path) == {problem: names[worker] for problem, [worker] in watched.workers.items()}
+    # Expensive ones start first, so that all devices end together.
+    assert list(watched.workers)[:2] == [PROBLEMS[5].id, PROBLEMS[4].id]
 
 
 def test_a_resumed_run_keeps_each_problem_where_it_was(
@@ -128,6 +127,6 @@ def test_a_resumed_run_keeps_each_problem_where_it_was(
     before.write("home", problem=PROBLEMS[4].id, device="one that is gone")
     before.close()
     _tune(_context(tmp_path, watched.pool, no_words))
-    assert {len(workers) for workers in watched.given.values()} == {1}
-    assert [watched.given[p.id] for p in PROBLEMS[:4]] == [{1}] * 4
-    assert set(watched.given) == {p.id for p in PROBLEMS}
+    assert {len(workers) for workers in watched.workers.values()} == {1}
+    assert [watched.workers[p.id] for p in PROBLEMS[:4]] == [{1}] * 4
+    assert set(watched.workers) == {p.id for p in PROBLEMS}

@@ -1,4 +1,4 @@
-"""What products are worth: the few that make up the time, and the saving of the whole workload."""
+"""The problems that make up a share of the time, and the saving of the whole workload."""
 
 import pandas as pd
 import pytest
@@ -16,14 +16,14 @@ def problem(m: int, n: int, k: int, weight: float = 1.0) -> Problem:
     return Problem(family="smallblock", key=(("M", m), ("N", n), ("K", k)), weight=weight)
 
 
-def test_estimates_know_bytes_and_operations(blockscale: Family) -> None:
+def test_estimates_depend_on_bytes_and_operations(blockscale: Family) -> None:
     small, wide, deep = problem(1, 128, 128), problem(1, 65536, 8192), problem(8192, 8192, 8192)
     assert estimate_us(blockscale, small) == 5.0
     assert estimate_us(blockscale, wide) == pytest.approx(65536 * 8193 / 4.8e6, rel=0.01)
     assert estimate_us(blockscale, deep) == pytest.approx(2 * 8192**3 / 1.98e9)
 
 
-def test_calls_decide_what_matters(blockscale: Family) -> None:
+def test_calls_weight_the_times(blockscale: Family) -> None:
     rare, often = problem(1, 128, 128, 1), problem(2, 128, 128, 200)
     kept, pct = covering_problems([rare, often], blockscale, {}, 99)
     assert kept == [often]
@@ -31,10 +31,10 @@ def test_calls_decide_what_matters(blockscale: Family) -> None:
     assert covering_problems([rare, often], blockscale, {}, 99.9)[0] == [rare, often]
 
 
-def test_recorded_times_decide_where_all_are_known(blockscale: Family) -> None:
+def test_recorded_times_count_where_all_are_known(blockscale: Family) -> None:
     one, two = problem(1, 128, 128, 1), problem(2, 128, 128, 200)
     assert covering_problems([one, two], blockscale, {one.id: 1000.0, two.id: 1.0}, 99)[0] == [one]
-    assert covering_problems([one, two], blockscale, {one.id: 1000.0}, 99)[0] == [two], "half the times are no measure"
+    assert covering_problems([one, two], blockscale, {one.id: 1000.0}, 99)[0] == [two], "only with all times"
 
 
 @given(st.lists(st.tuples(st.integers(1, 4096), st.floats(0.5, 1e4)), min_size=1, max_size=9, unique_by=lambda t: t[0]))
@@ -50,7 +50,7 @@ def test_the_fewest_that_make_up_the_share(blockscale: Family, sizes: list[tuple
     assert covering_problems(problems, blockscale, {}, 100)[0] == problems
 
 
-def test_the_saving_counts_calls_and_prefers_what_is_stored_already() -> None:
+def test_the_saving_weights_calls_and_prefers_incumbents() -> None:
     rows = [
         {"format": "", "us": 5.0, "baseline_us": 10.0, "incumbent_us": None, "weight": 80.0},
         {"format": "", "us": 9.0, "baseline_us": 20.0, "incumbent_us": 10.0, "weight": 10.0},

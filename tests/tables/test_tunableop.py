@@ -166,15 +166,15 @@ def test_where_there_is_no_gpu(folder: Path, capsys: pytest.CaptureFixture[str],
     (folder / "rocm.csv").write_text("\n".join(line for line in ROCM.splitlines() if "Float8" not in line) + "\n")
     (folder / "cuda.csv").write_text(CUDA)
     assert main(["merge", "kernel=a16w16", "inputs=[rocm.csv]", "output=out"]) == 0
-    assert "load: rocm.csv: taken for tuned on AMD Instinct MI300X, 304 units of gfx942" in capsys.readouterr().out
+    assert "load: rocm.csv: assumed to be tuned on AMD Instinct MI300X, 304 units of gfx942" in capsys.readouterr().out
     table = folder / "out" / "bf16_tuned_gemm.csv"
     assert {row["gfx"] for row in store.read(table, load_family("a16w16"))} == {"gfx942"}
     message = refusal("merge", "kernel=a16w16", "inputs=[cuda.csv]", "output=out")
-    assert message == "cuda.csv: no GPU here and none named there, expected target= with what it was tuned on: sm_90"
-    assert "target: sm_90, gfx942, expected the one" in refusal(
+    assert message == "cuda.csv: no GPU here or in the file; expected the one that it was tuned on: target=sm_90"
+    assert "target: sm_90, gfx942; expected the one" in refusal(
         "merge", "kernel=a16w16", "inputs=[cuda.csv]", "target=[sm_90,gfx942]"
     )
-    assert "target: tables say their devices themselves" in refusal("merge", f"inputs=[{table}]", "target=[sm_90]")
+    assert "target: given; expected for TunableOp's" in refusal("merge", f"inputs=[{table}]", "target=[sm_90]")
     assert main(["merge", "kernel=a16w16", "inputs=[cuda.csv]", "output=cuda", "target=[sm_90]"]) == 0
     assert "load: cuda.csv: 1 rows (1 sm_90/132)" in capsys.readouterr().out
 

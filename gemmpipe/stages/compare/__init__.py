@@ -1,1 +1,1 @@
-"""Comparing tuned winners, libraries and configurations of engines on the same problems."""
+"""Compares tuned winners, libraries and configurations of engines on the same problems."""

@@ -1,4 +1,4 @@
-"""Who takes part in a comparison on one problem, and why somebody does not."""
+"""The entries of a comparison on one problem, and the reasons why some are excluded."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +15,7 @@ from gemmpipe.core.errors import UserError
 from gemmpipe.formats.engine_json import EngineJson, nearest_key
 from gemmpipe.search.features import FeatureCache, FeatureEncoder
 from gemmpipe.stages import Context
-from gemmpipe.stages.rows import config_text
+from gemmpipe.stages.rows import candidate_of, config_text
 from gemmpipe.stages.screen.candidates import CandidateFilter, CandidateList
 from gemmpipe.tables.merge import Row
 from gemmpipe.tables.recorded import UnusableRow, candidate_of_row
@@ -23,34 +23,34 @@ from gemmpipe.tables.recorded import UnusableRow, candidate_of_row
 TUNED, OWN, UNTUNED, AUTOTUNE = "tuned", "own kernels", "untuned", "triton.autotune"
 VLLM, SGLANG = "vllm", "sglang"
 NAMES = (TUNED, OWN, UNTUNED, AUTOTUNE, VLLM, SGLANG)
-"""The names that are no candidate's: theirs begin with their backend."""
+"""Names of entries that do not begin with a backend's label."""
 _PLAIN = "triton"
-_NO_JOURNAL = "a library was chosen, and no journal of that run is here: stages.lineup.own=TABLE"
-_NO_OWN_FINALIST = "a library was chosen, and no kernel of ours was in the finals of that run: stages.lineup.own=TABLE"
-_LIBRARY_ROW = "stages.lineup.own: the table's row is a library's; tune it with 'backend=[{}]'"
+_NO_JOURNAL = "a library was chosen, and the journal of that run is not here; expected stages.lineup.own=TABLE"
+_NO_OWN_FINALIST = "a library was chosen, and no own kernel was in that run's finals; expected stages.lineup.own=TABLE"
+_LIBRARY_ROW = "stages.lineup.own: the table's row is a library's; expected one tuned with 'backend=[{}]'"
 
 JournalLookup = Callable[[str], journal.Record]
-"""The journal of the run of a name; an empty one where that is not at hand."""
+"""Returns the journal of a run id; an empty one where it is not found."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LineupEntry:
-    """A name, and what runs under it; without a candidate it takes no part, for the reason given."""
+    """A name and its candidate; an entry without a candidate is excluded, for the reason given."""
 
     name: str
     candidate: Candidate | None = None
     reason: str = ""
     unlike: bool = False
-    """Whether it computes something else on purpose, and is not checked."""
+    """True if it computes another product on purpose; its result is not checked."""
     tuning: Tuning | None = None
     run_id: str = ""
-    """The run of ours that chose it."""
+    """The tuning run that chose it."""
 
 
 def tuned_entries(
     listing: CandidateList, rows: Sequence[Row], alone: Sequence[Row], journals: JournalLookup, context: Context
 ) -> Iterator[LineupEntry]:
-    """What the tables choose, and the own kernels' best: chosen, of the table `alone`, or of the finals then."""
+    """The tables' choice, and the best own kernel: the choice itself, of the table `alone`, or of that run's finals."""
     winner = _first_usable(TUNED, rows, listing, context)
     yield winner
     own = {i.label for i in context.family.implementations}
@@ -67,28 +67,28 @@ def tuned_entries(
 
 
 def _first_usable(name: str, rows: Sequence[Row], listing: CandidateList, context: Context) -> LineupEntry:
-    """The first row whose candidate runs here; else why the first does not."""
+    """The first row with a candidate that runs here; else the reason why the first does not."""
     reasons = []
     for row in rows:
         implementation = context.implementation(str(row.get("libtype")))
         try:
             if implementation is None:
-                raise UnusableRow(f"backend: '{row.get('libtype')}' is not among those chosen: backend=[...]")
+                raise UnusableRow(f"backend: '{row.get('libtype')}' is not among those chosen with backend=[...]")
             candidate = candidate_of_row(implementation, row, listing.spec, context.device)
             return LineupEntry(name=name, candidate=candidate, run_id=str(row.get("run_id") or ""))
         except (UnusableRow, UserError) as error:
             reasons.append(str(error))
     missing = {
-        TUNED: "no row in the tables: tune it first",
+        TUNED: "no row in the tables; tune it first",
         OWN: _NO_JOURNAL,
     }
     return LineupEntry(name=name, reason=reasons[0] if reasons else missing[name])
 
 
 def _finalists(rows: Sequence[Row], own: set[str], listing: CandidateList, journals: JournalLookup) -> list[Row]:
-    """Own kernels of the finals in which these rows were chosen, the best first; where the journal is at hand.
+    """Own kernels of the finals in which these rows were chosen, the best first; none without the journal.
 
-    Who was outrun has the times of the early rounds alone: who stayed longer comes first.
+    Those timed in more rounds come first: a pruned candidate has times of the early rounds alone.
     """
     for row in rows:
         record = journals(str(row.get("run_id")))
@@ -105,45 +105,47 @@ def _row(trial: Trial, record: journal.Record) -> Row:
 
 
 def journal_of(runs: Path, run_id: str) -> journal.Record:
-    """The journal of a run of this name; an empty one where there is none."""
+    """The journal of a run id; an empty one where there is none."""
     folder = next((p.parent for p in sorted(runs.glob(f"*/{run_id}/{journal.NAME}"))), None)
     return journal.read(folder) if folder is not None else journal.Record()
 
 
 def untuned_entry(listing: CandidateList, context: Context) -> Iterator[LineupEntry]:
-    """What would be taken without measuring: the best own kernel by the analytic model."""
+    """The choice without measurements: the best own kernel by the analytic model."""
     own = {i.label for i in context.family.implementations}
     candidates = [c for c in listing.candidates if c.backend in own]
     if candidates:
         estimate = FeatureCache(FeatureEncoder(), listing.spec, context.device, candidates, {}).features({}).estimate
         yield LineupEntry(name=UNTUNED, candidate=candidates[int(np.argmin(estimate))])
         return
-    reasons = [t.error for t in listing.excluded if t.candidate.backend in own]
-    if reasons:
-        yield LineupEntry(name=UNTUNED, reason=reasons[0])
+    excluded = listing.summary.excluded
+    reason = next((e for b, e in zip(excluded["libtype"], excluded["error"], strict=True) if b in own), None)
+    if reason is not None:
+        yield LineupEntry(name=UNTUNED, reason=reason)
 
 
 def other_entries(listing: CandidateList, context: Context) -> Iterator[LineupEntry]:
-    """Every candidate that is no kernel of ours: libraries, third parties, and products of the same size."""
+    """Every candidate that is not an own kernel: libraries, third parties, and products of the same size."""
     own = {i.label for i in context.family.implementations}
     for candidate in listing.candidates:
         if candidate.backend not in own:
             unlike = candidate.backend == SameSize.label and candidate.knobs["method"] != BLOCKWISE
             yield LineupEntry(name=_name(candidate), candidate=candidate, unlike=unlike)
-    for trial in listing.excluded:
-        if trial.candidate.backend not in own:
-            yield LineupEntry(name=_name(trial.candidate), reason=trial.error)
+    excluded = listing.summary.excluded
+    for backend, config, error in zip(excluded["libtype"], excluded["config"], excluded["error"], strict=True):
+        if backend not in own:
+            yield LineupEntry(name=_name(candidate_of(backend, config)), reason=error)
 
 
 def _name(candidate: Candidate) -> str:
-    words = " ".join(str(v) if isinstance(v, str) else f"{k}={v}" for k, v in candidate.items)
-    return f"{candidate.backend} {words}".strip()
+    knobs = " ".join(str(v) if isinstance(v, str) else f"{k}={v}" for k, v in candidate.items)
+    return f"{candidate.backend} {knobs}".strip()
 
 
 def engine_entries(
     name: str, files: Sequence[Path], engine_format: EngineJson, listing: CandidateList, context: Context
 ) -> Iterator[LineupEntry]:
-    """The configuration that the engine would take, on the kernel of its form: this N and K, the nearest M."""
+    """The configuration that the engine takes for this N and K and the nearest M, on the kernel of its form."""
     if not files:
         return
     try:
@@ -155,7 +157,7 @@ def engine_entries(
 def _engine_config(
     files: Sequence[Path], engine_format: EngineJson, listing: CandidateList, context: Context
 ) -> Candidate:
-    """Raises Unusable, or UserError for a file that is none."""
+    """Raises UnusableRow, or UserError for a file that cannot be read."""
     spec = listing.spec
     kernel = next((i for i in context.family.implementations if i.label == _PLAIN), None)
     if kernel is None:
@@ -180,12 +182,12 @@ def _engine_config(
 
 
 def autotune_backend(context: Context) -> Autotuned | None:
-    """The backend that has `triton.autotune` choose, if it takes part."""
+    """The backend that lets `triton.autotune` choose, if it is configured."""
     return next((i for i in context.implementations if isinstance(i, Autotuned)), None)
 
 
 def autotune_configs(other: Autotuned, listing: CandidateList, context: Context) -> tuple[Candidate, ...]:
-    """What `triton.autotune` chooses among on this problem. Raises Unusable where it takes no part."""
+    """The configurations for `triton.autotune` on this problem. Raises UnusableRow where it cannot run."""
     if reason := other.unavailable(context.device) or other.unsupported_reason(listing.spec, {}, context.device):
         raise UnusableRow(reason)
     found = tuple(c for c in listing.candidates if other.kernel is not None and c.backend == other.kernel.label)
@@ -195,7 +197,7 @@ def autotune_configs(other: Autotuned, listing: CandidateList, context: Context)
 
 
 def autotune_entry(trial: Trial) -> LineupEntry:
-    """What `triton.autotune` chose, or how it failed."""
+    """The choice of `triton.autotune`, or its failure."""
     if trial.tuning is None:
         return LineupEntry(name=AUTOTUNE, reason=f"{trial.status}: {trial.error}")
     return LineupEntry(name=AUTOTUNE, candidate=trial.candidate, tuning=trial.tuning)

@@ -1,6 +1,6 @@
-"""The lineup stage of compare: who is timed side by side on each problem, and under which name.
+"""The lineup stage of compare: the named entries that are timed together on each problem.
 
-Having `triton.autotune` choose for many problems, on the workers, one problem after the other.
+`triton.autotune` chooses its entry on the workers, one problem after the other.
 """
 
 import random
@@ -12,18 +12,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.bench.jobs import AutotuneJob, Job
-from gemmpipe.core.data import Build, Problem, Scalar, Trial
+from gemmpipe.core.data import Build, Scalar, Trial
 from gemmpipe.core.errors import UserError
 from gemmpipe.core.events import IDLE
 from gemmpipe.executors import BuildResult, JobResult, drain_on_interrupt
 from gemmpipe.formats.engine_json import EngineJson, Sglang, Vllm
 from gemmpipe.runtime.tables import load_tables
-from gemmpipe.stages import Context, Stage
+from gemmpipe.stages import POLL_S, Context, Stage
 from gemmpipe.stages.compare import entries
 from gemmpipe.stages.compare.entries import LineupEntry
 from gemmpipe.stages.dispatch import dispatch_jobs
 from gemmpipe.stages.history import native_tables
-from gemmpipe.stages.rows import problems_of, untimed_row
+from gemmpipe.stages.rows import untimed_row
 from gemmpipe.stages.screen.candidates import CandidateList, listing_task
 from gemmpipe.tables import store
 from gemmpipe.tables.merge import Row
@@ -34,11 +34,10 @@ if TYPE_CHECKING:
 
 
 STAGE = "autotune"
-_AUTOTUNE_POLL_S = 0.5
 
 
 def run_autotune(jobs: Sequence[AutotuneJob], context: Context) -> dict[str, Trial]:
-    """By problem id: what it chose, or how it failed. What an earlier session of the run has is not tuned again."""
+    """By problem id: its choice, or its failure. Problems of an earlier session of the run are not tuned again."""
     found = {job.problem.id: t for job in jobs for t in context.record.of(STAGE, job.problem.id)}
     queue: list[Job] = [job for job in jobs if job.problem.id not in found]
     open_ = {job.problem.id for job in queue}
@@ -57,16 +56,15 @@ def run_autotune(jobs: Sequence[AutotuneJob], context: Context) -> dict[str, Tri
     with drain_on_interrupt(context.pool, receive):
         while open_:
             dispatch_jobs(queue, context)
-            for message in context.pool.poll(_AUTOTUNE_POLL_S):
+            for message in context.pool.poll(POLL_S):
                 receive(message)
             context.check()
             context.events.emit("progress", done=total - len(open_))
     return found
 
 
-_POLL_S = 0.5
 LINEUP = ("problem", "name", "candidate", "unlike", "reason", "run_id", "seconds", "tried", "of", "compiled")
-"""The columns of `lineup`; the last four say what a choice took another tuner."""
+"""The columns of `lineup`; the last four are the cost of another tuner's choice."""
 
 ProblemKey = tuple[tuple[str, Scalar], ...]
 
@@ -75,8 +73,8 @@ ProblemKey = tuple[tuple[str, Scalar], ...]
 class Lineup(Stage):
     """The tuned winner, the best own kernel, the untuned choice, every library path, engines' and Triton's choices.
 
-    `vllm` and `sglang` are folders or files of these engines' JSON configurations, run on the kernel of their form;
-    `own` is a table that was tuned without libraries, so that own kernels take part where a library was chosen.
+    `vllm` and `sglang`: folders or files of these engines' JSON configurations, which run on the kernel of their form.
+    `own`: a table tuned without libraries, for an own kernel where a library was chosen.
     """
 
     vllm: tuple[str, ...]
@@ -92,7 +90,7 @@ class Lineup(Stage):
         _files([self.own] if self.own else [], "own")
 
     def check(self, context: Context) -> None:
-        """Raises UserError for a table of own kernels that has nothing for this device."""
+        """Raises UserError for a table of own kernels without a row for this device."""
         if self.own and not self._own_rows(context):
             device = context.device
             raise UserError(
@@ -104,12 +102,12 @@ class Lineup(Stage):
         return _by_key(_rows([Path(self.own).expanduser()] if self.own else [], context), context)
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
-        """A shortlist for bench, and `lineup`: who runs under which name, and why somebody takes no part."""
+        """Returns a shortlist for bench, and `lineup`: the entries by name, and the reasons for excluded ones."""
         import pandas as pd
 
         from gemmpipe.core.schema import SHORTLIST
 
-        listings = list(_listings(problems_of(context.family, tables["problems"]), context))
+        listings = list(_listings(context))
         journals = cache(partial(entries.journal_of, context.run_dir.parent.parent))
         chosen, own = _chosen(context), self._own_rows(context)
         found: dict[str, list[LineupEntry]] = {}
@@ -137,11 +135,11 @@ class Lineup(Stage):
         )
 
 
-def _listings(problems: Sequence[Problem], context: Context) -> Iterator[CandidateList]:
-    """Every problem's, made by idle compile processes where there are some."""
-    tasks = [listing_task(problem, context, ()) for problem in problems]
-    asides: list[Future[CandidateList] | None] = [context.pool.submit_task(task) for task in tasks]
-    for task, future in zip(tasks, asides, strict=True):
+def _listings(context: Context) -> Iterator[CandidateList]:
+    """The candidates of every problem, listed by compile processes where there are some."""
+    tasks = [listing_task(problem, context, ()) for problem in context.problems]
+    futures: list[Future[CandidateList] | None] = [context.pool.submit_task(task) for task in tasks]
+    for task, future in zip(tasks, futures, strict=True):
         context.check()
         if future is None:
             yield task()
@@ -152,7 +150,7 @@ def _listings(problems: Sequence[Problem], context: Context) -> Iterator[Candida
 
 
 def _chosen(context: Context) -> dict[ProblemKey, list[Row]]:
-    """The rows of the run-time tables for this device, the output's own first; by problem key."""
+    """The rows of the runtime's tables for this device, those of the output first; by problem key."""
     paths = native_tables(context.family, context.output, (engine_format for _, engine_format in context.formats))
     rows = _rows([path for path in paths if path.is_file()], context)
     rows += [found.row for alternatives in load_tables(context.family).rows.values() for found in alternatives]
@@ -164,7 +162,7 @@ def _rows(paths: Sequence[Path], context: Context) -> list[Row]:
 
 
 def _by_key(rows: Sequence[Row], context: Context) -> dict[ProblemKey, list[Row]]:
-    """The rows of each key on this device, in this order."""
+    """The rows for this device by problem key, in their order."""
     names = [c.name for c in context.family.key_columns]
     found: dict[ProblemKey, list[Row]] = {}
     for row in rows:
@@ -187,7 +185,7 @@ def _files(paths: Sequence[str], key: str) -> list[Path]:
 
 
 def _builds(entry: LineupEntry, listing: CandidateList, context: Context) -> tuple[Build, ...]:
-    """In every order of x's block scales; the listing names those of screening alone."""
+    """The builds for every order of x's block scales; the listing has those of screening alone."""
     candidate = entry.candidate
     implementation = context.implementation(candidate.backend) if candidate is not None else None
     if candidate is None or implementation is None:
@@ -196,18 +194,18 @@ def _builds(entry: LineupEntry, listing: CandidateList, context: Context) -> tup
 
 
 def _compile(builds: list[Build], context: Context) -> None:
-    """Fill the cache side by side; what fails says so when it is launched."""
+    """Compiles in parallel into the cache; a failed build fails again when it is launched."""
     for build in builds:
         context.pool.compile(build)
     left = len(builds)
     with drain_on_interrupt(context.pool, lambda message: None):
         while left:
             context.check()
-            left -= sum(isinstance(message, BuildResult) for message in context.pool.poll(_POLL_S))
+            left -= sum(isinstance(message, BuildResult) for message in context.pool.poll(POLL_S))
 
 
 def _autotune_entries(listings: Sequence[CandidateList], context: Context) -> Iterator[tuple[str, LineupEntry]]:
-    """What `triton.autotune` chooses on each problem, where it takes part; by problem id."""
+    """Yields (problem id, entry) of `triton.autotune`, where it is configured."""
     other = entries.autotune_backend(context)
     jobs = []
     for listing in listings if other is not None else ():
@@ -217,7 +215,7 @@ def _autotune_entries(listings: Sequence[CandidateList], context: Context) -> It
         except UnusableRow as error:
             yield problem.id, LineupEntry(name=entries.AUTOTUNE, reason=str(error))
             continue
-        # In any order, so that a limit of time does not favour where the space begins.
+        # Shuffled, so that a time limit does not favour the start of the space.
         order = random.Random(problem.id).sample(configurations, len(configurations))
         jobs.append(AutotuneJob(stage=STAGE, problem=problem, configurations=tuple(order)))
     for problem_id, trial in run_autotune(jobs, context).items() if jobs else ():
@@ -225,7 +223,7 @@ def _autotune_entries(listings: Sequence[CandidateList], context: Context) -> It
 
 
 def _shortlist(found: Mapping[str, Sequence[LineupEntry]]) -> list[dict[str, object]]:
-    """A row a candidate, under however many names."""
+    """A row per candidate, also if it has several names."""
     rows: dict[tuple[str, str], dict[str, object]] = {}
     for problem, these in found.items():
         for entry in these:
@@ -237,6 +235,6 @@ def _shortlist(found: Mapping[str, Sequence[LineupEntry]]) -> list[dict[str, obj
 
 def _row(problem: str, entry: LineupEntry) -> dict[str, object]:
     candidate = entry.candidate.id if entry.candidate is not None else ""
-    said = {"problem": problem, "name": entry.name, "candidate": candidate, "unlike": entry.unlike}
-    said |= {"reason": entry.reason, "run_id": entry.run_id}
-    return {**said, **(asdict(entry.tuning) if entry.tuning is not None else {})}
+    cells = {"problem": problem, "name": entry.name, "candidate": candidate, "unlike": entry.unlike}
+    cells |= {"reason": entry.reason, "run_id": entry.run_id}
+    return {**cells, **(asdict(entry.tuning) if entry.tuning is not None else {})}

@@ -1,7 +1,4 @@
-"""The compare stage: the times of the lineup side by side, against the floor of the hardware, as CSV and plot.
-
-Time over M, one panel a product, as an HTML file that needs nothing beside it.
-"""
+"""The compare stage: the times of the lineup and the floor of the hardware, as a table and a plot of time over M."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -16,10 +13,10 @@ from gemmpipe.core.data import Problem, Status
 from gemmpipe.core.errors import UserError, check_at_least, suggest_or_list
 from gemmpipe.core.files import read_object
 from gemmpipe.core.paths import write_atomic
-from gemmpipe.stages import Context, Stage
+from gemmpipe.stages import FINALS, Context, Stage
 from gemmpipe.stages.compare import summary as regimes
 from gemmpipe.stages.compare.entries import NAMES, OWN, TUNED
-from gemmpipe.stages.rows import problems_of
+from gemmpipe.stages.rows import TrialRow, row_samples_us, row_time_us, trials_by_candidate
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,7 +28,7 @@ _FLOOR = "floor"
 
 
 def plot(compared: "pd.DataFrame", path: Path, device: str) -> Path:
-    """A line a name and one for the floor, both axes logarithmic; whose choice took time says how much.
+    """Writes a self-contained HTML file, a panel per product with a line per name and one for the floor; log axes.
 
     Raises UserError where plotly is missing.
     """
@@ -45,12 +42,12 @@ def plot(compared: "pd.DataFrame", path: Path, device: str) -> Path:
     figure = make_subplots(rows=rows, cols=_COLUMNS, subplot_titles=titles)
     labels = _labels(compared)
     shown: set[str] = set()
-    for place, (_, part) in enumerate(products):
+    for index, (_, part) in enumerate(products):
         for name, line in _lines(part):
-            words = {"name": labels.get(name, name), "legendgroup": name, "showlegend": name not in shown}
+            legend = {"name": labels.get(name, name), "legendgroup": name, "showlegend": name not in shown}
             style = {"mode": "lines+markers", "line": {"dash": "dash" if name == _FLOOR else "solid"}}
-            where = {"row": place // _COLUMNS + 1, "col": place % _COLUMNS + 1}
-            figure.add_scatter(x=line.index, y=line, **words, **style, **where)
+            panel = {"row": index // _COLUMNS + 1, "col": index % _COLUMNS + 1}
+            figure.add_scatter(x=line.index, y=line, **legend, **style, **panel)
             shown.add(name)
     figure.update_xaxes(type="log", title_text="M")
     figure.update_yaxes(type="log", title_text="us")
@@ -60,13 +57,13 @@ def plot(compared: "pd.DataFrame", path: Path, device: str) -> Path:
 
 
 def _labels(compared: "pd.DataFrame") -> dict[str, str]:
-    """By name, what the legend calls it where its choice took time."""
+    """Legend labels by name, for entries chosen by a tuner in measured time."""
     tuning_s = compared.groupby("name", sort=False)["tuning_s"].sum()
     return {str(name): f"{name} (chosen in {spent_s:.0f} s)" for name, spent_s in tuning_s.items() if spent_s}
 
 
 def _lines(part: "pd.DataFrame") -> Iterator[tuple[str, "pd.Series[float]"]]:
-    """Of one product: each name with its microseconds by M, ascending; the floor last."""
+    """Yields each name of a product with its times in us by M, ascending; the floor last."""
     timed = [(str(name), line.set_index("M")["us"]) for name, line in part.groupby("name", sort=False)]
     floor = part.dropna(subset=["floor_us"]).drop_duplicates("M").set_index("M")["floor_us"]
     for name, line in [*timed, (_FLOOR, floor)]:
@@ -98,16 +95,14 @@ COMPARED = (
     "compiled",
     "error",
 )
-"""The columns of `compared`; `over_tuned` and `over_own` are paired round by round."""
+"""The columns of `compared`; `over_tuned` and `over_own` are ratios paired by round."""
 _FROM_TRIAL = ("libtype", "config", "status", "p20_us", "p80_us", "error")
 _BLOCKWISE = f"{SameSize.label} {BLOCKWISE}"
-
-TrialRow = Mapping[str, object]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """What an architecture reaches at most: bytes and operations a second, by the width of the operands."""
+    """Peak rates of an architecture: bytes and operations per second, the latter by the width of the operands."""
 
     bytes_per_s: float
     flops_8_per_s: float
@@ -121,14 +116,14 @@ class Rates:
 
 @dataclass(frozen=True, kw_only=True)
 class Compare(Stage):
-    """`compared` has a row for each problem and name; the floor is max(bytes, operations) at `rates` + a launch."""
+    """Gives `compared`, a row per problem and name; the floor is max(bytes, operations) at `rates` plus a launch."""
 
     rates: Mapping[str, Rates]
     """By architecture; without an entry there is no floor."""
     regimes: tuple[int, ...]
-    """The largest Ms of the summary's rows; the last row is the rest."""
+    """The largest M of each regime of the summary; one more regime has the larger Ms."""
     baseline: str | None
-    """Who the own kernels are held against in the summary; None: on each problem the fastest library path."""
+    """The entry to compare own kernels with in the summary; None: the fastest library path on each problem."""
     plot: bool
 
     needs: ClassVar[tuple[str, ...]] = ("problems", "lineup", "trials")
@@ -136,25 +131,21 @@ class Compare(Stage):
     accumulates: ClassVar[tuple[str, ...]] = ("problems", "lineup", "trials")  # a summary is of the whole run
 
     def check(self, context: Context) -> None:
-        """Raises UserError for a name to be held against that nobody can have."""
+        """Raises UserError for a baseline that no entry can have as its name."""
         known = {*NAMES, regimes.LIBRARY, *(i.label for i in context.implementations)}
         if self.baseline is not None and not {self.baseline, self.baseline.partition(" ")[0]} & known:
             raise UserError(
-                f"stages.compare.baseline: nobody is named '{self.baseline}'{suggest_or_list(self.baseline, known)}"
+                f"stages.compare.baseline: no entry named '{self.baseline}'{suggest_or_list(self.baseline, known)}"
             )
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
-        """The table, its summary, and compare.html beside them."""
+        """Returns the table and its summary, and writes compare.html into the folder of the run."""
         import pandas as pd
 
-        finals = tables["trials"][tables["trials"]["stage"] == "bench"].to_dict("records")
-        trials: dict[tuple[str, str], TrialRow] = {
-            (str(t["problem"]), str(t["candidate"])): t  # type: ignore[misc]
-            for t in finals
-        }
+        trials = trials_by_candidate(tables["trials"][tables["trials"]["stage"] == FINALS])
         lineup = {str(name): part.to_dict("records") for name, part in tables["lineup"].groupby("problem", sort=False)}
         rows: list[dict[str, object]] = []
-        for problem in problems_of(context.family, tables["problems"]):
+        for problem in context.problems:
             entries: list[TrialRow] = lineup.get(problem.id, [])  # type: ignore[assignment]
             rows += self._rows(problem, entries, trials, context)
         compared = pd.DataFrame(rows, columns=list(COMPARED))
@@ -174,20 +165,20 @@ class Compare(Stage):
         context: Context,
     ) -> list[dict[str, object]]:
         named = {str(e["name"]): trials.get((problem.id, str(e["candidate"]))) for e in entries}
-        floor_us = self._floor_us(problem, _time(named.get(f"{SameSize.label} {EMPTY}")), context)
+        floor_us = self._floor_us(problem, row_time_us(named.get(f"{SameSize.label} {EMPTY}")), context)
         spec = context.family.spec(problem)
-        place = {"problem": problem.id, "M": spec.m, "N": spec.n, "K": spec.k, "floor_us": floor_us}
+        cells = {"problem": problem.id, "M": spec.m, "N": spec.n, "K": spec.k, "floor_us": floor_us}
         rows = []
         for entry in entries:
             name, trial = str(entry["name"]), named[str(entry["name"])]
-            us = _time(trial)
+            us = row_time_us(trial)
             library = trial is not None and _is_library(name, trial, context)
-            said = {c: trial[c] for c in _FROM_TRIAL} if trial is not None else _missing_cells(entry)
-            took = {"tuning_s": entry["seconds"], **{c: entry[c] for c in ("tried", "of", "compiled")}}
+            result = {c: trial[c] for c in _FROM_TRIAL} if trial is not None else _missing_cells(entry)
+            cost = {"tuning_s": entry["seconds"], **{c: entry[c] for c in ("tried", "of", "compiled")}}
             over = {"over_tuned": _ratio(trial, named.get(TUNED)), "over_own": _ratio(trial, named.get(OWN))}
             over["over_floor"] = us / floor_us if us is not None and floor_us else None
             rows.append(
-                {**place, "name": name, "unlike": entry["unlike"], "library": library, "us": us, **said, **over, **took}
+                {**cells, "name": name, "unlike": entry["unlike"], "library": library, "us": us} | result | over | cost
             )
         return rows
 
@@ -206,51 +197,42 @@ class Compare(Stage):
 
 
 def _tuning_cost_lines(lineup: "pd.DataFrame", runs: Path) -> Iterator[str]:
-    """Of every run that chose something that is compared here, as its manifest has it."""
+    """A line about each run that chose a compared entry, with its duration from the manifest."""
     chosen = lineup[(lineup["name"] == TUNED) & (lineup["run_id"] != "")]
     for run_id, part in chosen.groupby("run_id", sort=False):
         for manifest in sorted(runs.glob(f"*/{run_id}/manifest.json"))[:1]:
             folder, took_s = manifest.parent, _wall_s(manifest)
             if took_s is not None:
-                took = f"which took {took_s:.0f} s for {_problems(folder)} problems"
-                yield f"tuned: {len(part)} chosen by {folder}, {took}"
+                duration = f"which took {took_s:.0f} s for {_problem_count(folder)} problems"
+                yield f"tuned: {len(part)} chosen by {folder}, {duration}"
 
 
 def _wall_s(manifest: Path) -> float | None:
-    """None where another's file does not say it: what was timed here is told all the same."""
+    """The duration in a manifest; None where it is missing, as the comparison does not depend on it."""
     with suppress(UserError):
-        said = read_object(manifest, limit=1 << 26).get("wall_s")
-        return float(said) if isinstance(said, int | float) else None
+        wall_s = read_object(manifest, limit=1 << 26).get("wall_s")
+        return float(wall_s) if isinstance(wall_s, int | float) else None
     return None
 
 
-def _problems(folder: Path) -> int:
-    """How many a run had, by its journal."""
+def _problem_count(folder: Path) -> int:
+    """The number of problems in a run's journal."""
     return len({row["id"] for row in journal.read(folder).problems})
 
 
 def _is_library(name: str, trial: TrialRow, context: Context) -> bool:
-    """Whether it is a library's way to this very product, for no further memory of weights."""
+    """True for a library path that computes this product without extra weight memory."""
     path = name == _BLOCKWISE or trial["libtype"] in context.family.baseline
     return path and not trial["extra_weight_bytes"]
 
 
 def _missing_cells(entry: TrialRow) -> dict[str, object]:
-    """The cells of who takes no part, or went missing."""
+    """The cells of an entry that is excluded, or has no trial."""
     return {"status": str(Status.UNSUPPORTED), "error": entry["reason"] or "not timed"}
 
 
 def _ratio(trial: TrialRow | None, other: TrialRow | None) -> float | None:
-    """The one's time over the other's, paired; None where either has none."""
-    if trial is None or other is None or _time(trial) is None or _time(other) is None:
+    """The ratio of two times, paired by round; None where either is missing."""
+    if trial is None or other is None or row_time_us(trial) is None or row_time_us(other) is None:
         return None
-    return paired_ratio(_samples(trial), _samples(other)).median
-
-
-def _time(trial: TrialRow | None) -> float | None:
-    us = trial["us"] if trial is not None else None
-    return None if us is None or us != us else float(str(us))
-
-
-def _samples(trial: TrialRow) -> Sequence[float]:
-    return tuple(trial["samples_us"])  # type: ignore[arg-type]
+    return paired_ratio(row_samples_us(trial), row_samples_us(other)).median

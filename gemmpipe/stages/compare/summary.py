@@ -1,4 +1,4 @@
-"""A comparison summed up: by regime of M, who is how far from the tuned choice, from own kernels and from the floor."""
+"""The summary of a comparison: by regime of M, each entry's ratio to the tuned choice, own kernels and the floor."""
 
 import math
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
@@ -20,12 +20,12 @@ REGIMES = (
     *(f"{r}{of}" for r in _MEANS for of in ("", "_least", "_most", "_of")),
     "own_behind",
 )
-"""The columns of `regimes`: geometric means of columns of `compared`, with the least, the most and how many."""
+"""The columns of `regimes`: geometric means of columns of `compared`, with least, most and count."""
 _MOST_LINES = 20
 
 
 def summarize(compared: "pd.DataFrame", bounds: Sequence[int]) -> "pd.DataFrame":
-    """A row for each regime and name; `bounds` are the largest Ms of all regimes but the last."""
+    """A row per regime and name; `bounds`: the largest M of each regime but the last."""
     import pandas as pd
 
     rows = [
@@ -38,7 +38,7 @@ def summarize(compared: "pd.DataFrame", bounds: Sequence[int]) -> "pd.DataFrame"
 
 
 def _by_regime(compared: "pd.DataFrame", bounds: Sequence[int]) -> "Iterator[tuple[str, pd.DataFrame]]":
-    """Named by the Ms that there are: `M 1 to 64`."""
+    """Yields the rows of each regime, labelled by the Ms that occur: `M 1 to 64`."""
     low = 0.0
     for high in (*bounds, math.inf):
         part = compared[(compared["M"] > low) & (compared["M"] <= high)]
@@ -49,7 +49,7 @@ def _by_regime(compared: "pd.DataFrame", bounds: Sequence[int]) -> "Iterator[tup
 
 
 def _by_name(within: "pd.DataFrame") -> "Iterator[tuple[str, pd.DataFrame]]":
-    """Every name's rows, then those of the fastest library on each problem."""
+    """Yields the rows of each name, then those of the fastest library on each problem."""
     for name, part in within.groupby("name", sort=False):
         yield str(name), part
     yield LIBRARY, fastest_library(within)
@@ -73,7 +73,7 @@ def _means(part: "pd.DataFrame") -> dict[str, float]:
 
 
 def lines(compared: "pd.DataFrame", regimes: "pd.DataFrame", baseline: str | None) -> list[str]:
-    """What the user reads: everybody over the tuned choice, own kernels against one of them, and who is missing."""
+    """The printed summary: entries over the tuned choice, own kernels against one entry, and untimed entries."""
     rival = _full_name(baseline or LIBRARY, regimes["name"])
     return [
         *_ratio_table(regimes, set(compared.loc[compared["unlike"], "name"])),
@@ -85,16 +85,16 @@ def lines(compared: "pd.DataFrame", regimes: "pd.DataFrame", baseline: str | Non
 
 
 def _full_name(rival: str, timed: "pd.Series[str]") -> str:
-    """Of a backend's label, the only one of its paths that was timed; else as it was typed."""
+    """The name of a backend's only timed path, if `rival` is a backend's label; else `rival`."""
     own = {name for name in timed if name.startswith(f"{rival} ")}
     return own.pop() if len(own) == 1 and rival not in set(timed) else rival
 
 
 def _ratio_table(regimes: "pd.DataFrame", unlike: Collection[str]) -> list[str]:
-    """A row a name, a column a regime; times themselves where nothing is tuned that they could be held against."""
+    """A row per name, a column per regime; times instead of ratios where nothing is tuned."""
     ratio = "over_tuned" if regimes["over_tuned"].notna().any() else "us"
     shown = regimes.dropna(subset=[ratio])
-    what = "time over the tuned choice's" if ratio == "over_tuned" else "us, since nothing is tuned here"
+    what = "time over the tuned choice's" if ratio == "over_tuned" else "us, as nothing is tuned here"
     labels = list(dict.fromkeys(shown["regime"]))
     rows = [[f"{what}: geomean (least to most)", *labels]]
     for name, part in shown.groupby("name", sort=False):
@@ -113,10 +113,8 @@ def _rival_table(regimes: "pd.DataFrame", rival: str) -> list[str]:
     if rival not in set(regimes["name"]):
         several = [str(n) for n in dict.fromkeys(regimes["name"]) if n.startswith(f"{rival} ")]
         if several:
-            return [f"stages.compare.baseline: '{rival}' has several paths: name one of {', '.join(several)}"]
-        return [
-            f"stages.compare.baseline: nobody who was timed is named '{rival}'{suggest_or_list(rival, regimes['name'])}"
-        ]
+            return [f"stages.compare.baseline: '{rival}' has several paths; expected one of {', '.join(several)}"]
+        return [f"stages.compare.baseline: no timed entry named '{rival}'{suggest_or_list(rival, regimes['name'])}"]
     rows = [
         [f"{rival} over", "own kernels: geomean (least) of problems", "behind", "tuned", "tuned over the floor (most)"]
     ]
@@ -136,41 +134,41 @@ def _pair(row: "Mapping[Hashable, Any]", ratio: str, which: str) -> str:
 
 
 def _slower_problems(compared: "pd.DataFrame", rival: str) -> list[str]:
-    """The problems on which own kernels are slower than the rival, the worst first."""
+    """The problems with own kernels slower than the rival, the worst first."""
     rows = fastest_library(compared) if rival == LIBRARY else compared[compared["name"] == rival]
-    met = rows.dropna(subset=["over_own"])
-    if not len(met):
+    timed = rows.dropna(subset=["over_own"])
+    if not len(timed):
         return []
-    lost = met[met["over_own"] < 1].sort_values("over_own")
-    said = [f"own kernels behind {rival} on {len(lost)} of {len(met)} problems"]
+    lost = timed[timed["over_own"] < 1].sort_values("over_own")
+    text = [f"own kernels behind {rival} on {len(lost)} of {len(timed)} problems"]
     for row in lost.head(_MOST_LINES).to_dict("records"):
-        said.append(
+        text.append(
             f"  M={row['M']} N={row['N']} K={row['K']}: {row['over_own']:.3f} ({row['name']} {row['us']:.2f} us)"
         )
-    return said + ([f"  and {len(lost) - _MOST_LINES} more in compared.csv"] if len(lost) > _MOST_LINES else [])
+    return text + ([f"  and {len(lost) - _MOST_LINES} more in compared.csv"] if len(lost) > _MOST_LINES else [])
 
 
 def _tuning_lines(compared: "pd.DataFrame") -> list[str]:
-    """What the choice took Triton's own tuner."""
+    """The cost of the choices of Triton's own tuner."""
     shown = compared[compared["name"].eq(AUTOTUNE) & compared["tuning_s"].notna()]
     if not len(shown):
         return []
     seconds, cut = list(shown["tuning_s"]), int((shown["tried"] < shown["of"]).sum())
-    looked = f"{median(shown['tried']):,.0f} of {median(shown['of']):,.0f} configurations a problem (median)"
+    tried = f"{median(shown['tried']):,.0f} of {median(shown['of']):,.0f} configurations per problem (median)"
     ended = f"; cut short by backend.autotune.limit_s on {cut} of {len(shown)}" if cut else ""
     compiled = f"{int(shown['compiled'].sum()):,} compiled"
-    return [f"{AUTOTUNE}: chose in {sum(seconds):.0f} s, {median(seconds):.1f} s and {looked}, {compiled}{ended}"]
+    return [f"{AUTOTUNE}: chose in {sum(seconds):.0f} s, {median(seconds):.1f} s and {tried}, {compiled}{ended}"]
 
 
 def _untimed_lines(compared: "pd.DataFrame") -> list[str]:
-    """Who was not timed to the end, by the kind of reason, with the first of each."""
+    """The entries without a time, by kind of reason, with the first reason of each kind."""
     kinds: dict[tuple[str, str], list[str]] = {}
     for row in compared[compared["us"].isna()].to_dict("records"):
         reason = f"{row['status']}: {row['error']}"
         kinds.setdefault((str(row["name"]), ":".join(reason.split(":")[:2])), []).append(reason)
     shown: dict[str, list[str]] = {}
     for (name, _), reasons in kinds.items():
-        alike = "" if len(set(reasons)) == 1 else ", or alike"
+        alike = "" if len(set(reasons)) == 1 else ", or similar"
         shown.setdefault(f"{reasons[0]}{alike} ({counted(len(reasons), 'problem')})", []).append(name)
     return [f"not timed: {', '.join(names)}: {reason}" for reason, names in shown.items()]
 

@@ -1,6 +1,6 @@
-"""Which configuration an engine's file gets for each M: none that is slower than what the engine takes without it.
+"""The choice of configurations for an engine's file: no M gets slower than with what the engine uses without the file.
 
-At which Ms an engine's function is timed, so that between the keys of a file nothing gets slower either.
+Also the grid of Ms to time, so that nothing gets slower between the keys of a file either.
 """
 
 import math
@@ -19,25 +19,25 @@ class KeyGrid:
     """The Ms of one file, all in order."""
 
     keys: tuple[int, ...]
-    """What is tuned: each becomes a key of the file."""
+    """The tuned Ms: each becomes a key of the file."""
     extra: tuple[int, ...]
-    """Timed with the finalists of the keys beside them; each may become a key."""
+    """Timed with the finalists of the nearest keys; each may become a key."""
     copied: tuple[int, ...]
-    """Keys of the engine's published file beyond what is tuned: written as they are, so that it loses none."""
+    """Keys of the engine's published file outside the tuned range: copied, so that none is lost."""
     existing: tuple[int, ...]
-    """Keys of the output's file that this run does not tune: they stay."""
+    """Keys of the output's file that this run does not tune: kept."""
 
     @property
     def timed_ms(self) -> tuple[int, ...]:
-        """Every M that is timed."""
+        """Every M that is timed, ascending."""
         return tuple(sorted((*self.keys, *self.extra)))
 
     def nearest(self, m: int, extra_keys: Iterable[int] = ()) -> int:
-        """The key whose entry serves this M in a file with all these keys, and `also` these."""
+        """The key that serves this M in a file with all these keys and `extra_keys`."""
         return nearest_key(sorted({*self.keys, *self.copied, *self.existing, *extra_keys}), m)
 
     def adjacent(self, m: int) -> tuple[int, ...]:
-        """The tuned keys next below and next above, or the one there is."""
+        """The next tuned keys below and above, at least one of them."""
         below, above = [key for key in self.keys if key < m], [key for key in self.keys if key > m]
         return (*below[-1:], *above[:1])
 
@@ -45,9 +45,9 @@ class KeyGrid:
 def key_grid(ms: Collection[int], published: Collection[int], existing: Collection[int]) -> KeyGrid:
     """The grid for tuning `ms` (one at least), given the keys of the published file and of the output's.
 
-    Beside the keys, these are timed: published keys between them, the geometric middles between all of these (and the
-    next published key on either side), and, where no published key lies beyond the last, twice that; where none lies
-    below the first, 1. Points nearest to a key that stays as it is are left out: nothing changes there.
+    In addition to the keys, these are timed: published keys between them, the geometric means of neighbours among all
+    of these (and the next published key on either side), twice the last key if no published key is above it, and 1 if
+    none is below the first. Points nearest to a key that is not tuned are left out: nothing changes there.
     """
     keys = sorted(set(ms))
     first, last = keys[0], keys[-1]
@@ -67,82 +67,82 @@ def key_grid(ms: Collection[int], published: Collection[int], existing: Collecti
 
 
 def serving_keys(grid: KeyGrid, keys: Sequence[int]) -> dict[int, int]:
-    """By timed M: the key that serves it where the file has these `keys` beside those that stay."""
+    """By timed M: the key that serves it in a file with `keys` and those that are kept."""
     return {m: nearest_key(sorted({*keys, *grid.copied, *grid.existing}), m) for m in grid.timed_ms}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimedPoint:
-    """One M at which finalists were timed side by side."""
+    """One M with finalists timed in the same rounds."""
 
     m: int
     finalists: tuple[Finalist, ...]
-    """Those whose result is right."""
+    """Those with a correct result."""
     current: tuple[Candidate, ...]
-    """What the engine takes for so many rows today: its published entry or its default, and that of the output."""
+    """The engine's configurations for this M today: its published entry or its default, and that of the output."""
     untried: frozenset[Candidate] = frozenset()
-    """Those of `taken` that could not take part."""
+    """Those of `current` that could not be timed."""
 
     @property
     def reference(self) -> Finalist | None:
-        """The fastest of what the engine takes today; None where nothing of it ran."""
+        """The fastest of `current`; None where none of them ran."""
         return next((f for f in rank(self.finalists) if f.candidate in self.current), None) if self.finalists else None
 
     def is_faster(self, finalist: Finalist) -> bool:
-        """Whether it is faster than the reference by the interval of their paired rounds, or is that one."""
+        """True if it is the reference, or faster by the interval of their paired rounds."""
         reference = self.reference
         if reference is None or finalist.candidate == reference.candidate:
             return True
         return paired_ratio(finalist.samples_us, reference.samples_us).high < 1
 
     def of(self, candidate: Candidate) -> Finalist | None:
-        """Its times here."""
+        """The finalist of a candidate, if it was timed here."""
         return next((f for f in self.finalists if f.candidate == candidate), None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineEntry:
-    """What a file gets for an M."""
+    """The entry of a file for an M."""
 
     m: int
     candidate: Candidate
     finalist: Finalist | None
-    """None for what is taken over without having been timed."""
+    """None for an entry that is copied without being timed."""
     reference: Finalist | None = None
 
     @property
     def ratio(self) -> PairedRatio | None:
-        """Its time over what the engine takes today."""
+        """Its time over that of the engine's current configuration."""
         if self.finalist is None or self.reference is None:
             return None
         return paired_ratio(self.finalist.samples_us, self.reference.samples_us)
 
 
 def choose_entries(grid: KeyGrid, points: Mapping[int, TimedPoint], extra_key_pct: float) -> list[EngineEntry]:
-    """An entry for each key that something ran for, and for further Ms where the nearest key's does not do.
+    """An entry for each key with a timed candidate, and for other Ms that the nearest key's entry does not suit.
 
-    A key's entry is the candidate that does for most of the Ms which the key serves, itself among them: that is
-    `ahead` there, and not slower than that M's own best by more than `extra_key_pct`; of several, the one with the least
-    sum of relative times. An M for which it does not do gets a key with its own best.
+    A key's entry is the candidate that suits most of the Ms that the key serves, including the key. It suits an M if it
+    is faster than the engine's current configuration there (`is_faster`), and at most `extra_key_pct` slower than that
+    M's best. Among several, the one with the least sum of relative times. An M that it does not suit gets its own key.
     """
     wanted: dict[int, Candidate] = {}
     keys: set[int] = set()
     for key, ms in _by_key(grid).items():
         here = {m: points[m] for m in ms}
-        chosen, alike = _shared(key, here, extra_key_pct)
+        chosen, suited = _shared(key, here, extra_key_pct)
         for m, point in here.items():
-            own = chosen if m in alike else best_candidate(point)
+            own = chosen if m in suited else best_candidate(point)
             if own is not None:
                 wanted[m] = own
-        keys |= {m for m in ms if m in wanted and (m == key or m not in alike)}
+        keys |= {m for m in ms if m in wanted and (m == key or m not in suited)}
     return [_entry(points[m], wanted[m]) for m in sorted(_complete(grid, wanted, keys))]
 
 
 def best_candidate(point: TimedPoint) -> Candidate | None:
-    """The fastest that is ahead of what the engine takes today, else that; None where nothing ran."""
-    held = [candidate for candidate in point.current if candidate in point.untried]
-    if held:  # no time says that another is faster
-        return held[0]
+    """The fastest candidate that is faster than the engine's current one, else that one; None where nothing ran."""
+    untried = [candidate for candidate in point.current if candidate in point.untried]
+    if untried:  # without its time no other is known to be faster
+        return untried[0]
     return next((f.candidate for f in rank(point.finalists) if point.is_faster(f)), None) if point.finalists else None
 
 
@@ -154,7 +154,7 @@ def _by_key(grid: KeyGrid) -> dict[int, list[int]]:
 
 
 def _shared(key: int, points: Mapping[int, TimedPoint], extra_key_pct: float) -> tuple[Candidate | None, set[int]]:
-    """The candidate for a key, and the Ms that it does for; None where nothing but what the key has will do."""
+    """The candidate for a key, and the Ms that it suits; None if only the current configuration is possible."""
     if points[key].untried or not points[key].finalists:
         return None, set()
     best: tuple[int, float, str, Candidate, set[int]] | None = None
@@ -168,7 +168,7 @@ def _shared(key: int, points: Mapping[int, TimedPoint], extra_key_pct: float) ->
 
 
 def _relative_time(candidate: Candidate, point: TimedPoint) -> float | None:
-    """Its time over that of the M's own best; None where it was not timed, is not ahead, or nothing can be said."""
+    """Its time over that of the M's best; None where it is untimed or not faster, or the current one is untried."""
     if point.untried:
         return None
     finalist, best = point.of(candidate), best_candidate(point)
@@ -179,9 +179,9 @@ def _relative_time(candidate: Candidate, point: TimedPoint) -> float | None:
 
 
 def _complete(grid: KeyGrid, wanted: Mapping[int, Candidate], keys: set[int]) -> set[int]:
-    """These keys, with what it takes that every M gets what it should, and without further ones that change nothing."""
-    while lost := _wrongly_served(grid, wanted, keys):  # a key that was added serves some beside it
-        keys = keys | lost
+    """These keys, plus those that other Ms need to get their wanted candidate, minus extra ones that change nothing."""
+    while wrong := _wrongly_served(grid, wanted, keys):  # an added key serves some Ms next to it
+        keys = keys | wrong
     for m in sorted(keys - set(grid.keys)):
         if not _wrongly_served(grid, wanted, keys - {m}):
             keys = keys - {m}
@@ -189,7 +189,7 @@ def _complete(grid: KeyGrid, wanted: Mapping[int, Candidate], keys: set[int]) ->
 
 
 def _wrongly_served(grid: KeyGrid, wanted: Mapping[int, Candidate], keys: set[int]) -> set[int]:
-    """The Ms that a file with these keys has another candidate for."""
+    """The Ms that get another candidate than wanted from a file with these keys."""
     if not keys:
         return set(wanted)
     serving = serving_keys(grid, sorted(keys))

@@ -1,6 +1,6 @@
 """Selections for the formats of engines' own functions, from the trials of these functions.
 
-What an engine takes for a product today: its published file, its default, and the file in the output.
+They are compared with the engine's current configuration: its published file, its default, and the output's file.
 """
 
 import math
@@ -27,27 +27,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineShapeGroup:
-    """Problems that differ in M alone, and what an engine knows of them; candidates by M, in the order of a file."""
+    """An engine's configurations for problems that differ in M alone; candidates by M, in the order of a file."""
 
     grid: KeyGrid
     published: Mapping[int, Candidate]
     existing: Mapping[int, Candidate]
-    """Of the file in the output, from earlier runs."""
+    """From the file in the output, of earlier runs."""
     default: Candidate | None
 
     def current(self, m: int) -> tuple[Candidate, ...]:
-        """What the engine takes for so many rows: without the output's file, and with it."""
+        """The engine's configurations for this M: without the output's file, and with it."""
         first = self.published[nearest_key(self.published, m)] if self.published else self.default
         second = self.existing[nearest_key(self.existing, m)] if self.existing else None
         return tuple(dict.fromkeys(c for c in (first, second) if c is not None))
 
     def current_and_default(self, m: int) -> tuple[Candidate, ...]:
-        """The same, and the default, which may be better than either."""
+        """`current`, and the default, which may be faster than either."""
         return tuple(dict.fromkeys((*self.current(m), *([self.default] if self.default is not None else []))))
 
 
 def engine_shape_group(target: EngineTarget, group: Sequence[Problem], context: Context) -> EngineShapeGroup:
-    """What is known of the product that these problems, one at least, are about."""
+    """Reads the engine's configurations for the product of these problems (one at least)."""
     family, device, implementation = context.family, context.device, target.implementation
     spec = family.spec(group[0])
 
@@ -74,7 +74,7 @@ def engine_shape_group(target: EngineTarget, group: Sequence[Problem], context: 
 
 
 def problem_at_m(family: Family, problem: Problem, m: int) -> Problem:
-    """The same product with other rows, which the workload does not ask for."""
+    """The same product with another M, of weight 0 as it is not part of the workload."""
     key = tuple((name, m if name == family.rows_column else value) for name, value in problem.key)
     return family.problem(key, weight=0.0, layer=problem.layer)
 
@@ -84,7 +84,7 @@ _COPIED_ENTRY = "of the published file, not timed"
 
 
 def engine_rows(problems: Sequence[Problem], trials: "pd.DataFrame", context: Context) -> list[dict[str, object]]:
-    """A row for each entry of each file; a product whose Ms are not all timed yet has none."""
+    """A row for each entry of each file; a product has none until all its Ms are timed."""
     rows: list[dict[str, object]] = []
     for target in context.engine_targets:
         mine = trials[trials["stage"] == target.finals]
@@ -110,10 +110,10 @@ def engine_rows(problems: Sequence[Problem], trials: "pd.DataFrame", context: Co
 
 
 def _report_missing(target: EngineTarget, group: Sequence[Problem], trials: "pd.DataFrame", context: Context) -> None:
-    """Where candidates were tried and none came to the finals; an interrupted run has not tried all.
+    """Notes the problems of a group as unsolved if all were tried; an interrupted run has not tried all.
 
-    Where no configuration fits the product on this device, nothing failed: the problems have their choices for the
-    other formats, and merge tells that this one has nothing to store. Where there is no other format they are unsolved.
+    Where no configuration fits the product on this device, nothing failed: the problems have their selections for other
+    formats, and merge reports that this one has no rows. Without another format they are unsolved.
     """
     ids = {p.id for p in group}
     own = trials[(trials["libtype"] == target.implementation.label) & trials["problem"].isin(ids)]
@@ -128,22 +128,22 @@ def _point(
     problem: Problem, product: EngineShapeGroup, finalists: Mapping[str, Sequence[Finalist]], trials: "pd.DataFrame"
 ) -> TimedPoint:
     tried = set(trials.loc[trials["problem"] == problem.id, "candidate"].tolist())
-    taken = product.current(problem.rows)
+    current = product.current(problem.rows)
     return TimedPoint(
         m=problem.rows,
         finalists=tuple(finalists.get(problem.id, ())),
-        current=taken,
-        untried=frozenset(c for c in taken if c.id not in tried),
+        current=current,
+        untried=frozenset(c for c in current if c.id not in tried),
     )
 
 
 def _row(
     target: EngineTarget, problem: Problem, entry: EngineEntry, product: EngineShapeGroup, context: Context
 ) -> dict[str, object]:
-    if entry.finalist is None:  # the engine's own, which cannot run here
+    if entry.finalist is None:  # the engine's current configuration, which cannot run here
         return _copied_row(target, problem, entry.m, entry.candidate, context)
     ratio, reference = entry.ratio, entry.reference
-    stays = entry.candidate in product.current(entry.m)
+    is_current = entry.candidate in product.current(entry.m)
     return {
         **base_row(problem, context.family.spec(problem), entry.finalist, context),
         **_bucket_cells(target, entry.m, context),
@@ -152,14 +152,14 @@ def _row(
         "ratio": None if ratio is None else round(ratio.median, 4),
         "ratio_low": None if ratio is None else round(ratio.low, 4),
         "ratio_high": None if ratio is None else round(ratio.high, 4),
-        "reason": _CURRENT_ENTRY if stays else "",
+        "reason": _CURRENT_ENTRY if is_current else "",
     }
 
 
 def _copied_row(
     target: EngineTarget, problem: Problem, m: int, candidate: Candidate, context: Context
 ) -> dict[str, object]:
-    """An entry that is taken over as it is."""
+    """The row of an entry that is copied unchanged."""
     return {
         **dict(problem.key),
         **_bucket_cells(target, m, context),
@@ -182,15 +182,15 @@ def _bucket_cells(target: EngineTarget, m: int, context: Context) -> dict[str, o
 
 
 def _report(target: EngineTarget, entries: Sequence[EngineEntry], context: Context) -> None:
-    """How many entries are new, and what they gain over what the engine takes without them."""
-    timed = [(e, ratio.median) for e in entries if (ratio := e.ratio) is not None]
+    """Reports the number of new entries, and the time with them over the engine's current time."""
+    timed = [(e, paired.median) for e in entries if (paired := e.ratio) is not None]
     if not entries:
         return
-    new = [ratio for e, ratio in timed if e.reference is not None and e.candidate != e.reference.candidate]
-    own = len(entries) - len(new)
-    gain = math.exp(sum(math.log(ratio) for _, ratio in timed) / len(timed)) if timed else 1.0
+    new = [e for e, _ in timed if e.reference is not None and e.candidate != e.reference.candidate]
+    kept = len(entries) - len(new)
+    ratio = math.exp(sum(math.log(r) for _, r in timed) / len(timed)) if timed else 1.0
     context.events.emit(
         "line",
-        f"select: {target.name}: {counted(len(entries), 'entry', 'entries')}, {len(new):,} new, {own:,} as the engine "
-        f"has them; {gain:.3f} of the time that it takes now (geometric mean)",
+        f"select: {target.name}: {counted(len(entries), 'entry', 'entries')}, {len(new):,} new, {kept:,} as the "
+        f"engine has them; {ratio:.3f} of its current time (geometric mean)",
     )

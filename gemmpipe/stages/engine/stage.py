@@ -1,4 +1,4 @@
-"""The engine stage: the functions of engines, searched by themselves for the formats that configure them."""
+"""The engine stage: a separate search and finals for each engine's function that a format configures."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -19,26 +19,24 @@ from gemmpipe.family.space import Space
 from gemmpipe.formats import Format
 from gemmpipe.search import Search
 from gemmpipe.search.history import History
-from gemmpipe.stages import Context, EngineTarget, Stage
+from gemmpipe.stages import POLL_S, Context, EngineTarget, Stage
 from gemmpipe.stages.bench import Bench
 from gemmpipe.stages.engine.files import EngineShapeGroup, engine_shape_group, problem_at_m
-from gemmpipe.stages.rows import candidate_of, problem_frame, problems_of, untimed_row
-from gemmpipe.stages.screen.search_processes import search_pool_for
+from gemmpipe.stages.rows import candidate_of, untimed_row
 from gemmpipe.stages.screen.stage import Screen
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_COMPILE_PROCESSES = 8  # an engine takes seconds and a gigabyte in each
-_POLL_S = 0.5
-_NEIGHBOURS = 4  # of the finalists of the next key above, which serves few Ms below it
+_COMPILE_PROCESSES = 8  # each imports an engine: seconds and a gigabyte
+_NEIGHBOURS = 4  # finalists of each neighbouring key, timed at an M that another key serves
 
 
 @dataclass(frozen=True, kw_only=True)
 class Engine(Stage):
-    """Screens the whole space of each engine's function, and times its finalists beside what the engine takes now.
+    """Screens the whole space of each engine's function, and times its finalists with the current configurations.
 
-    What it takes now: its published entry for so many rows, its default, and the entry of the output's file.
+    The current ones: the engine's published entry for this M, its default, and the entry of the output's file.
     """
 
     published: tuple[str, ...]
@@ -58,10 +56,10 @@ class Engine(Stage):
         check_at_least(0, extra_key_pct=self.extra_key_pct)
         for name in KINDS:
             if name not in self.spaces:
-                raise ValueError(f"spaces.{name}: missing, expected the values of an engine's knobs")
+                raise ValueError(f"spaces.{name}: missing; expected the values of an engine's knobs")
 
     def engine_targets(self, family: Family, formats: Mapping[str, Format]) -> tuple[EngineTarget, ...]:
-        """The formats whose engine has a function for this family. Raises UserError for a path that is none."""
+        """The formats with an engine that has a function for this family. Raises UserError for a missing path."""
         given = tuple(Path(text).expanduser() for text in self.published)
         for path in given:
             if not path.exists():
@@ -83,21 +81,20 @@ class Engine(Stage):
             target.implementation.check(self.spaces[target.implementation.kind])
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
-        """The trials, with those of engines' functions: of the problems, and of Ms beside these."""
+        """Returns the trials with those of engines' functions, for the problems and for Ms between them."""
         import pandas as pd
 
-        problems = problems_of(context.family, tables["problems"])
         parts = [
             tables["trials"],
-            *(self._search_function(target, problems, context) for target in context.engine_targets),
+            *(self._search_function(target, context) for target in context.engine_targets),
         ]
         parts = [part for part in parts if len(part)] or parts[:1]
         return {"trials": pd.concat(parts, ignore_index=True)}
 
-    def _search_function(self, target: EngineTarget, problems: list[Problem], context: Context) -> "pd.DataFrame":
-        begun = time.monotonic()
+    def _search_function(self, target: EngineTarget, context: Context) -> "pd.DataFrame":
+        started_at = time.monotonic()
         absent = _why_absent(target.implementation, context)
-        runs = f"{absent}: a kernel of its form is timed" if absent else "its own function is timed in the finals"
+        runs = f"{absent}; a kernel of its form is timed" if absent else "its own function is timed in the finals"
         context.events.emit("line", f"engine: {target.name}: {runs}")
         inner = replace(
             context,
@@ -107,23 +104,21 @@ class Engine(Stage):
             search=self.search,
             incumbents={},
             history=History(),
-            search_pool=None,
+            search_pools={},
             assignments={},
             cut_short=set(),
         )
-        search_pool = search_pool_for(inner)
         try:
             screen = replace(self.screen, keep=self.keep, bucket_keep=0)
-            found = screen.run(
-                {"problems": problem_frame(context.family, problems)}, replace(inner, search_pool=search_pool)
-            )
+            found = screen.run({}, inner)
         finally:
-            search_pool.close()
-        given = _finals(target, problems, found, absent is None, inner)
+            inner.close_search_pools()
+        problems, shortlist = _finals(found["shortlist"], absent is None, inner)
+        inner = replace(inner, problems=problems)
         if absent is None:
-            _compile_ahead(target, given, inner)
-        trials = self.bench.run({**found, **given}, inner)["trials"]
-        seconds = time.monotonic() - begun
+            _compile_ahead(target, shortlist, inner)
+        trials = self.bench.run({**found, "shortlist": shortlist}, inner)["trials"]
+        seconds = time.monotonic() - started_at
         context.stage_seconds[f"engine_{target.name}_s"] = (
             context.stage_seconds.get(f"engine_{target.name}_s", 0.0) + seconds
         )
@@ -132,7 +127,7 @@ class Engine(Stage):
 
 
 def _why_absent(implementation: EngineImplementation, context: Context) -> str | None:
-    """Why the engine's own function takes no part; asked beside the driver where possible, as it imports the engine."""
+    """The reason why the engine's function cannot run here; checked in another process if possible, as it imports."""
     submitted = context.pool.submit_task(partial(_absent, implementation))
     if submitted is None:
         return implementation.unavailable_reason()
@@ -144,11 +139,11 @@ def _absent(implementation: EngineImplementation) -> str | None:
     return implementation.unavailable_reason()
 
 
-def _compile_ahead(target: EngineTarget, given: "Mapping[str, pd.DataFrame]", context: Context) -> None:
-    """Compile what the engine's function needs in the finals in several processes: a call would do it by itself."""
-    specs = {p.id: context.family.spec(p) for p in problems_of(context.family, given["problems"])}
+def _compile_ahead(target: EngineTarget, shortlist: "pd.DataFrame", context: Context) -> None:
+    """Compiles the engine's kernels for the finals in several processes; otherwise each first call would compile."""
+    specs = {p.id: context.family.spec(p) for p in context.problems}
     by_candidate: dict[Candidate, list[GemmSpec]] = {}
-    for problem, libtype, config in given["shortlist"][["problem", "libtype", "config"]].itertuples(index=False):
+    for problem, libtype, config in shortlist[["problem", "libtype", "config"]].itertuples(index=False):
         by_candidate.setdefault(candidate_of(libtype, config), []).append(specs[problem])
     calls = [[(spec, candidate.knobs) for spec in specs] for candidate, specs in by_candidate.items()]
     shares = [[call for some in calls[i::_COMPILE_PROCESSES] for call in some] for i in range(_COMPILE_PROCESSES)]
@@ -160,7 +155,7 @@ def _compile_ahead(target: EngineTarget, given: "Mapping[str, pd.DataFrame]", co
     while left:
         context.check()
         with context.time_account.timed(IDLE):
-            done, left = wait(left, timeout=_POLL_S)
+            done, left = wait(left, timeout=POLL_S)
         for future in done:
             if (error := future.exception()) is not None:
                 context.events.emit("detail", f"engine: {target.name}: {one_line(error)}")
@@ -172,41 +167,33 @@ def _task(
     return CompileCalls(implementation=implementation, device=context.device, calls=calls)
 
 
-def _finals(
-    target: EngineTarget,
-    problems: Sequence[Problem],
-    found: "Mapping[str, pd.DataFrame]",
-    installed: bool,
-    context: Context,
-) -> "dict[str, pd.DataFrame]":
-    """The problems of the finals, which are more than those that were screened, and who takes part in each."""
+def _finals(screened: "pd.DataFrame", installed: bool, context: Context) -> "tuple[list[Problem], pd.DataFrame]":
+    """The problems of the finals, which are more than those that were screened, and the shortlist of each."""
     import pandas as pd
 
     from gemmpipe.core.schema import SHORTLIST
 
-    ready = found["shortlist"][found["shortlist"]["us"].notna()].sort_values("us", kind="stable")
-    screened: dict[str, list[Candidate]] = {}
-    for problem, libtype, config in ready[["problem", "libtype", "config"]].itertuples(index=False):
-        screened.setdefault(problem, []).append(candidate_of(libtype, config))
+    assert context.engine_target is not None
+    ready = screened[screened["us"].notna()].sort_values("us", kind="stable")
+    fastest: dict[str, list[Candidate]] = {}
+    for name, libtype, config in ready[["problem", "libtype", "config"]].itertuples(index=False):
+        fastest.setdefault(name, []).append(candidate_of(libtype, config))
     wanted: list[Problem] = []
     rows: list[dict[str, object]] = []
-    for group in shape_groups(problems):
-        product = engine_shape_group(target, group, context)
-        by_m = {p.rows: screened.get(p.id, []) for p in group}
+    for group in shape_groups(context.problems):
+        product = engine_shape_group(context.engine_target, group, context)
+        by_m = {p.rows: fastest.get(p.id, []) for p in group}
         for m in product.grid.timed_ms:
             problem = (
                 problem_at_m(context.family, group[0], m) if m not in by_m else next(p for p in group if p.rows == m)
             )
             wanted.append(problem)
             rows += _rows(problem, _candidates_at(m, product, by_m), product, installed, context)
-    return {
-        "problems": problem_frame(context.family, wanted),
-        "shortlist": pd.DataFrame(rows, columns=list(SHORTLIST)),
-    }
+    return wanted, pd.DataFrame(rows, columns=list(SHORTLIST))
 
 
 def _candidates_at(m: int, product: EngineShapeGroup, by_m: Mapping[int, list[Candidate]]) -> list[Candidate]:
-    """The finalists of a key; of another M, those of the key that serves it, and some of its neighbours'."""
+    """The finalists of a key; for another M, those of the key that serves it, and some of the neighbouring key's."""
     if m in by_m:
         return by_m[m]
     own = product.grid.nearest(m)
@@ -217,7 +204,7 @@ def _candidates_at(m: int, product: EngineShapeGroup, by_m: Mapping[int, list[Ca
 def _rows(
     problem: Problem, candidates: Sequence[Candidate], product: EngineShapeGroup, installed: bool, context: Context
 ) -> list[dict[str, object]]:
-    """The shortlist of one M; what the engine takes now races to the end, where it can run."""
+    """The shortlist rows of one M; the engine's current configurations, if they run, are timed in all rounds."""
     assert context.engine_target is not None
     implementation = context.engine_target.implementation
     spec = context.family.spec(problem)

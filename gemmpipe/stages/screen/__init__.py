@@ -1,1 +1,1 @@
-"""Enumerating, compiling and screening candidates, and the shortlist for the finals."""
+"""Enumerates, compiles and screens candidates, and makes the shortlist for the finals."""

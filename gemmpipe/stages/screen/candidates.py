@@ -1,6 +1,7 @@
-"""Every candidate of a problem, what it must have compiled, and what was left out for which reason.
+"""The candidates of a problem, their builds, and the configurations that are excluded, each with a reason.
 
-What an implementation says of a candidate before it is tried: it fits, it does not, or its own code raised.
+An implementation classifies a candidate before it is tried: it fits, it is unsupported or dominated, or the
+implementation's own code raised.
 """
 
 from collections import Counter
@@ -9,7 +10,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import TypeVar
 
-from gemmpipe.core.data import Build, Candidate, Device, Knobs, Problem, Status, Trial, canonical_json
+from gemmpipe.core.data import Build, Candidate, Device, Knobs, Problem, Status, canonical_json
+from gemmpipe.core.events import counted
 from gemmpipe.family import Family, GemmSpec, Implementation, load_family
 from gemmpipe.family.guard import PluginError, call_plugin
 from gemmpipe.family.space import Space
@@ -21,47 +23,47 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class FilterResult:
-    """A candidate that is tried, with what that takes; or, with a status, one that is not."""
+    """A candidate that is tried, with its builds; with a status, one that is excluded."""
 
     status: Status | None = None
     reason: str = ""
     builds: tuple[Build, ...] = ()
-    """What screening needs of it."""
+    """The builds that screening needs."""
     kernel_name: str = ""
     location: str = ""
-    """`file:line` at which the implementation's own code raised, where it did."""
+    """`file:line` where the implementation's own code raised, if it did."""
 
     @classmethod
     def from_error(cls, raised: PluginError) -> "FilterResult":
-        """Nothing was launched, but as there its own code is what failed."""
+        """Nothing was launched, but as with a launch the implementation's own code failed."""
         return cls(status=Status.LAUNCH_ERROR, reason=str(raised), location=raised.place)
 
     @property
     def reason_kind(self) -> str:
-        """What the reason has in common with others."""
+        """The part of the reason that it shares with others, for counts."""
         return "its own code raised" if self.status is Status.LAUNCH_ERROR else self.reason.split(":")[0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnumeratedConfigs:
-    """What an implementation names for one product on one device."""
+    """The configurations of an implementation for one product on one device."""
 
     missing: str | None = None
-    """Why nothing of it runs here."""
+    """The reason why nothing of it runs here."""
     configs: tuple[Knobs, ...] = ()
-    """Raw configurations."""
+    """As the implementation lists them, before normalisation."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateFilter:
-    """An implementation, asked about one product on one device."""
+    """The constraints of an implementation for one product on one device."""
 
     implementation: Implementation
     spec: GemmSpec
     device: Device
 
     def list_configs(self, space: Space) -> EnumeratedConfigs:
-        """Raises Raised where the implementation cannot say."""
+        """Raises PluginError where the implementation's own code does."""
         own, spec, device = self.implementation, self.spec, self.device
         return call_plugin(
             own,
@@ -69,7 +71,7 @@ class CandidateFilter:
         )
 
     def candidate(self, config: Knobs) -> tuple[Candidate, FilterResult | None]:
-        """The candidate of a raw configuration; as it came, and why, where that cannot be normalised."""
+        """The candidate of a raw configuration; where that cannot be normalised, the raw values and the failure."""
         own, spec, device = self.implementation, self.spec, self.device
         try:
             return call_plugin(own, lambda: _checked_candidate(own.label, own.normalise(spec, config, device))), None
@@ -77,14 +79,14 @@ class CandidateFilter:
             return _raw_candidate(own.label, config), FilterResult.from_error(raised)
 
     def check(self, candidate: Candidate, missing: str | None = None, *, keep_dominated: bool = False) -> FilterResult:
-        """`missing` is why nothing runs here; who is `spared` is tried even if it cannot win."""
+        """`missing`: the reason why nothing runs here; `keep_dominated`: also tries a candidate that cannot win."""
         try:
             return call_plugin(self.implementation, lambda: self._check(candidate, missing, keep_dominated))
         except PluginError as raised:
             return FilterResult.from_error(raised)
 
     def valid_candidates(self, listed: EnumeratedConfigs) -> Iterator[Candidate]:
-        """Each candidate of an offer that can run, once, also if it cannot win."""
+        """Each of the listed candidates that can run, once, also those that cannot win."""
         seen: set[Candidate] = set()
         for candidate, failure in map(self.candidate, listed.configs):
             if candidate not in seen:
@@ -106,7 +108,7 @@ class CandidateFilter:
 
 
 def _checked_candidate(label: str, knobs: Knobs) -> Candidate:
-    """Raises TypeError where knobs are not what JSON can hold."""
+    """Raises TypeError for knobs that JSON cannot hold."""
     candidate: Candidate = interned(Candidate.of(label, knobs))
     assert candidate.id
     return candidate
@@ -121,32 +123,32 @@ def _raw_candidate(label: str, config: Knobs) -> Candidate:
 
 @lru_cache(maxsize=1 << 15)
 def interned(value: T) -> T:
-    """One object for equal ones, also of other problems: its id is computed once, and it is pickled once."""
+    """One object for equal values, also of other problems: its id is computed once, and it is pickled once."""
     return value
 
 
 EXCLUDED_COLUMNS = ("candidate", "libtype", "config", "status", "error")
-"""What is told of a candidate that is not tried, as columns of the trials table."""
+"""The columns of the trials table that an excluded candidate has."""
 
 
 @dataclass(kw_only=True)
 class SpaceReport:
-    """How many points the spaces held, what took how many away, and which backends had none to offer."""
+    """Counts of configurations: listed, excluded by each rule, and the backends without any."""
 
     configs: int = 0
     normalised: int = 0
     excluded_by: Counter[str] = field(default_factory=Counter)
     unavailable: dict[str, str] = field(default_factory=dict)
-    """Label -> why it is not available; of backends that only know their candidates where they are."""
+    """Label -> reason why it is not available; for backends that list candidates only where they are available."""
     left_out: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Problems by (label, what it raised instead of naming its candidates)."""
+    """Number of problems by (label, the error that it raised instead of listing configurations)."""
     raised: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Candidates by (label, file and line at which its own code raised instead of judging them)."""
+    """Number of candidates by (label, `file:line` where its constraints raised)."""
     examples: dict[str, str] = field(default_factory=dict)
-    """By file and line, what was raised there first."""
+    """By `file:line`, the first error raised there."""
 
     def add(self, other: "SpaceReport") -> None:
-        """Take in another problem's."""
+        """Adds another problem's counts."""
         self.configs += other.configs
         self.normalised += other.normalised
         self.excluded_by.update(other.excluded_by)
@@ -156,84 +158,75 @@ class SpaceReport:
         self.examples = other.examples | self.examples
 
     def count_excluded(self, label: str, result: FilterResult) -> None:
-        """Count a candidate that is not tried."""
+        """Counts an excluded candidate."""
         self.excluded_by[f"{label}: {result.reason_kind}"] += 1
         if result.status is Status.LAUNCH_ERROR:
             self.raised[label, result.location] += 1
             self.examples.setdefault(result.location, result.reason)
 
     def warnings(self) -> list[str]:
-        """What the implementations' own code did not mean to do."""
-        left_out = [f"{label}: left out of {_many(n, 'problem')}: {text}" for (label, text), n in self.left_out.items()]
+        """Warnings about errors in the implementations' own code."""
+        left_out = [
+            f"{label}: left out of {counted(n, 'problem')}: {text}" for (label, text), n in self.left_out.items()
+        ]
         raised = [
-            f"{label}: {_many(n, 'candidate')} failed: {self.examples[place]}"
+            f"{label}: {counted(n, 'candidate')} failed: {self.examples[place]}"
             for (label, place), n in self.raised.items()
         ]
         return left_out + raised
 
     def lines(self) -> list[str]:
-        """The count before and after each rule."""
+        """Lines with the count before and after each rule."""
         left = self.configs
-        lines = [f"space: {left:,} points over all problems"]
+        lines = [f"space: {left:,} configurations over all problems"]
         if self.normalised != left:
-            lines.append(f"  {left:,} -> {self.normalised:,}  the same once normalised")
+            lines.append(f"  {left:,} -> {self.normalised:,}  duplicates after normalisation")
             left = self.normalised
         for rule, count in self.excluded_by.most_common():
             lines.append(f"  {left:,} -> {left - count:,}  {rule}")
             left -= count
-        return [*lines, *(f"  nothing of {label}: {reason}" for label, reason in self.unavailable.items())]
+        return [*lines, *(f"  none of {label}: {reason}" for label, reason in self.unavailable.items())]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateSummary:
-    """What is known of a listing where candidates are made known only as they are asked for."""
+    """A problem's candidates without their builds: small enough to be sent from one process to another."""
 
     problem: Problem
     spec: GemmSpec
     ids: frozenset[str]
     """Of all candidates that fit."""
     required: tuple[Candidate, ...]
+    """Candidates that every search times: the libraries', and the incumbents."""
     excluded: Mapping[str, Sequence[str]]
-    """Those that do not fit, or cannot win: the columns `EXCLUDED_COLUMNS`."""
+    """Candidates that do not fit or cannot win: cells by column of `EXCLUDED_COLUMNS`."""
     report: SpaceReport
 
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateList:
-    """The candidates of one problem that fit, with their builds, and a trial for each that does not or cannot win."""
+    """The candidates of one problem that fit, with their builds."""
 
-    problem: Problem
-    spec: GemmSpec
+    summary: CandidateSummary
     candidates: tuple[Candidate, ...]
     builds: dict[str, tuple[Build, ...]]
-    """By candidate id, what screening needs."""
-    excluded: tuple[Trial, ...]
+    """By candidate id, the builds that screening needs."""
     kernel_names: dict[str, str]
     """By candidate id."""
-    required: tuple[Candidate, ...] = ()
-    """Candidates that every search looks at: the libraries', and the incumbents."""
-    report: SpaceReport = field(default_factory=SpaceReport)
 
-    def summary(self) -> CandidateSummary:
-        """Small enough to be sent from a process to another."""
-        rows = [
-            (t.candidate.id, t.candidate.backend, canonical_json(t.candidate.knobs), str(t.status), t.error)
-            for t in self.excluded
-        ]
-        return CandidateSummary(
-            problem=self.problem,
-            spec=self.spec,
-            ids=frozenset(c.id for c in self.candidates),
-            required=self.required,
-            excluded={name: [row[i] for row in rows] for i, name in enumerate(EXCLUDED_COLUMNS)},
-            report=self.report,
-        )
+    @property
+    def problem(self) -> Problem:
+        return self.summary.problem
+
+    @property
+    def spec(self) -> GemmSpec:
+        return self.summary.spec
 
 
 def listing_task(problem: Problem, context: Context, incumbents: Sequence[Candidate]) -> Callable[[], CandidateList]:
-    """Listing a problem, as something that can be pickled."""
-    words = (context.implementations, context.device, context.space, incumbents)
-    return partial(list_by_family_name, problem, context.family.module, *words)
+    """A picklable task that lists a problem's candidates."""
+    arguments = (context.implementations, context.device, context.space, incumbents)
+    return partial(list_by_family_name, problem, context.family.module, *arguments)
 
 
 def list_by_family_name(
@@ -244,7 +237,7 @@ def list_by_family_name(
     space: Space,
     incumbents: Sequence[Candidate],
 ) -> CandidateList:
-    """The same, as a task for another process: a family cannot be pickled, its name can."""
+    """`list_candidates` as a task for another process: a family cannot be pickled, its name can."""
     return list_candidates(problem, load_family(family), implementations, device, space, incumbents)
 
 
@@ -256,14 +249,15 @@ def list_candidates(
     space: Space,
     incumbents: Sequence[Candidate],
 ) -> CandidateList:
-    """All candidates of a problem: the space's, the libraries' and the incumbents, each once and normalised.
+    """All candidates of a problem: of the space, of the libraries, and the incumbents, each once and normalised.
 
-    Whose own code raises is passed over: a candidate where it was judged, an implementation where it named them.
+    Where an implementation's own code raises, the candidate that it checked is excluded, or the implementation if it
+    listed configurations.
     """
     spec = family.spec(problem)
     report = SpaceReport()
     fit: dict[Candidate, FilterResult] = {}
-    excluded: list[Trial] = []
+    excluded: list[tuple[str, ...]] = []
     for implementation in implementations:
         candidate_filter = CandidateFilter(implementation=implementation, spec=spec, device=device)
         known = [c.knobs for c in incumbents if c.backend == implementation.label]
@@ -271,24 +265,28 @@ def list_candidates(
             if result.status is None:
                 fit[candidate] = result
             else:
-                excluded.append(_excluded_trial(problem, candidate, result))
+                excluded.append(_excluded_row(candidate, result))
     own = {i.label for i in family.implementations}
-    return CandidateList(
+    summary = CandidateSummary(
         problem=problem,
         spec=spec,
+        ids=frozenset(c.id for c in fit),
+        required=tuple(c for c in fit if c.backend not in own or c in incumbents),
+        excluded={name: [row[i] for row in excluded] for i, name in enumerate(EXCLUDED_COLUMNS)},
+        report=report,
+    )
+    return CandidateList(
+        summary=summary,
         candidates=tuple(fit),
         builds={c.id: result.builds for c, result in fit.items()},
-        excluded=tuple(excluded),
         kernel_names={c.id: result.kernel_name for c, result in fit.items()},
-        report=report,
-        required=tuple(c for c in fit if c.backend not in own or c in incumbents),
     )
 
 
 def _filtered(
     candidate_filter: CandidateFilter, space: Space, known: Sequence[Knobs], report: SpaceReport
 ) -> Iterator[tuple[Candidate, FilterResult]]:
-    """On each candidate of an implementation once, and on the implementation where it could not name them."""
+    """The result for each candidate of an implementation, once, and for the implementation where it lists none."""
     label, listed = candidate_filter.implementation.label, EnumeratedConfigs()
     try:
         listed = candidate_filter.list_configs(space)
@@ -312,10 +310,6 @@ def _filtered(
     report.normalised += len(seen)
 
 
-def _excluded_trial(problem: Problem, candidate: Candidate, result: FilterResult) -> Trial:
-    status = result.status or Status.UNSUPPORTED
-    return Trial(stage="screen", problem=problem.id, candidate=candidate, status=status, error=result.reason)
-
-
-def _many(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+def _excluded_row(candidate: Candidate, result: FilterResult) -> tuple[str, ...]:
+    """The cells of `EXCLUDED_COLUMNS`."""
+    return candidate.id, candidate.backend, canonical_json(candidate.knobs), str(result.status), result.reason

@@ -1,4 +1,4 @@
-"""Screen's scheduler: builds, then what is ready, then the devices; problems interleaved so that none waits."""
+"""The scheduler of screen: keeps the compile processes and all devices busy with the candidates of several problems."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -13,18 +13,18 @@ from gemmpipe.stages import Context
 from gemmpipe.stages.screen.search_pool import SearchPool
 from gemmpipe.stages.screen.state import Bounds, ProblemState
 
-_BATCH = 64  # requests a job: long enough to hide the exchange with the worker, short enough to lose little
-_MAX_PROBLEMS = 4  # problems of a worker
-_QUEUE_DEPTH = 3  # jobs a worker has in hand and next, so that it never waits for the driver
+_BATCH = 64  # requests per job: long enough to hide the exchange with the worker, short enough to lose little
+_MAX_PROBLEMS = 4  # problems per worker
+_QUEUE_DEPTH = 3  # jobs per worker, running and next, so that it never waits for the driver
 
 
 class Scheduler:
-    """Runs courses to their end on a pool."""
+    """Runs the problems' searches to their end on a pool."""
 
     def __init__(
         self, context: Context, search_pool: SearchPool, timer: Timer, bounds: Bounds, deadline: float | None = None
     ) -> None:
-        """`deadline` on the monotonic clock: searches end there, with what they know by then."""
+        """`deadline`: when searches end with the results they have, on the monotonic clock."""
         self._context = context
         self._search_pool = search_pool
         self._pool = context.pool
@@ -35,17 +35,17 @@ class Scheduler:
         self._states: dict[str, ProblemState] = {}
         """By problem id."""
         self._running: dict[str, ProblemState] = {}
-        """Those that are not over."""
+        """By problem id, those not finished."""
         self._to_advance: dict[str, ProblemState] = {}
-        """Those whose search may have something new to ask."""
+        """By problem id, those with possible new requests."""
         self._built: dict[str, str] = {}
         self._waiting: dict[str, dict[str, ProblemState]] = {}
-        """By build, who waits for it."""
+        """By build id, then problem id: the problems that wait for it."""
         self._deadline = deadline
         self.trials = 0
 
     def add(self, state: ProblemState) -> None:
-        """Take in a course and queue the builds that it asks for: they compile while the next one is listed."""
+        """Takes a problem and queues its builds: they compile while the next problem is listed."""
         self._states[state.problem.id] = state
         state.worker = self._context.worker_of(state.problem.id)
         if state.worker is None and len(self._pool.devices) == 1:
@@ -56,7 +56,7 @@ class Scheduler:
         self._advance(state)
 
     def add_requests(self, state: ProblemState, requests: Sequence[TrialRequest]) -> None:
-        """Time these candidates of a course beside what its search asked for."""
+        """Times these candidates of a problem in addition to the requests of its search."""
         failures = state.add_requests(requests, self._built)
         self._queue_work(state, failures)
 
@@ -66,7 +66,7 @@ class Scheduler:
         self._queue_work(state, failures)
 
     def _queue_work(self, state: ProblemState, failures: Sequence[Trial]) -> None:
-        """Introduce and compile what it asked for, and remember whether anything is left."""
+        """Registers its new candidates in the journal, compiles its builds, and notes whether it is finished."""
         for candidate in state.requested:
             self._journal.kernel_names[candidate.id] = state.kernel_names[candidate.id]
             builds = tuple(build.id for build in state.builds[candidate.id])
@@ -87,16 +87,16 @@ class Scheduler:
 
     @property
     def finished_count(self) -> int:
-        """How many courses are over."""
+        """Number of finished problems."""
         return len(self._states) - len(self._running)
 
     @property
     def past_deadline(self) -> bool:
-        """Whether the time for searches is over."""
+        """True if the time for searches is over."""
         return self._deadline is not None and time.monotonic() > self._deadline
 
     def step(self, timeout_s: float, *, more: bool = False) -> bool:
-        """Hand out what is ready, hear what is new; False when every course is over and no `more` will be added."""
+        """Submits ready jobs and takes results; False when all problems are finished and no `more` will be added."""
         if self.past_deadline:
             for state in self._running.values():
                 state.end()
@@ -114,7 +114,7 @@ class Scheduler:
         return True
 
     def receive(self, message: BuildResult | JobResult) -> None:
-        """Take one message of the pool."""
+        """Takes one message of the pool."""
         if isinstance(message, BuildResult):
             self._take_build(message)
         elif message.job.problem.id in self._states:
@@ -125,7 +125,7 @@ class Scheduler:
         self._built[message.build.id] = facts.error
         self._search_pool.add_build_facts(message.build.id, facts)
         self._journal.build(message.build.id, facts)
-        # None of this batch: one before it was late, and left builds in the pool that nobody waits for.
+        # No problem waits for a build that a batch before left in the pool when its time was over.
         for state in self._waiting.get(message.build.id, {}).values():
             self._mark(state, state.build_finished(message.build.id, facts.error))
 
@@ -140,7 +140,7 @@ class Scheduler:
         self._mark(state, taken)
 
     def _mark(self, state: ProblemState, trials: Sequence[Trial]) -> None:
-        """Its search was told these."""
+        """Notes that its search has these new results."""
         if trials:
             self._to_advance[state.problem.id] = state
             self._record_trials(state, trials)
@@ -154,7 +154,7 @@ class Scheduler:
                 self._journal.trial(trial)
 
     def _dispatch(self) -> None:
-        """Keep every worker busy; claims go around, who has the fewest problems first."""
+        """Keeps every worker busy; workers claim problems in turns, the one with the fewest first."""
         own: list[list[ProblemState]] = [[] for _ in self._pool.devices]
         for state in self._running.values():
             if state.worker is not None:
@@ -166,34 +166,34 @@ class Scheduler:
             idle = [worker for worker in idle if self._claim(worker, own[worker])]
 
     def _feed(self, worker: int, own: list[ProblemState]) -> None:
-        """Give a worker what is ready of its own problems."""
-        mine = [c for c in own if c.ready] if self._pool.backlog(worker) < _QUEUE_DEPTH else []
+        """Gives a worker the ready requests of its own problems."""
+        mine = [state for state in own if state.ready] if self._pool.backlog(worker) < _QUEUE_DEPTH else []
         while mine and self._pool.backlog(worker) < _QUEUE_DEPTH:
-            # While builds arrive, the fullest; afterwards in order, so that small M comes before large.
+            # While builds arrive, the fullest problem; afterwards in order, so that small M comes before large.
             waiting = len(self._built) < len(self._waiting)
-            state = max(mine, key=lambda c: len(c.ready)) if waiting else mine[0]
+            state = max(mine, key=lambda state: len(state.ready)) if waiting else mine[0]
             if not self._submit_batch(state, worker) or not state.ready:
                 mine.remove(state)
 
     def _claim(self, worker: int, own: list[ProblemState]) -> bool:
-        """Who runs out of work takes the most expensive problem that nobody has: so all end together.
+        """A worker out of work takes the most expensive problem without a worker, so that all end together.
 
-        But only who would be idle takes more at a time than hide how long searches think.
+        Only an idle one takes more problems than it needs to hide the time that searches take to decide.
         """
         backlog = self._pool.backlog(worker)
         if backlog >= _QUEUE_DEPTH or (backlog and len(own) >= _MAX_PROBLEMS):
             return False
-        free = [c for c in self._running.values() if c.worker is None and c.ready]
+        free = [state for state in self._running.values() if state.worker is None and state.ready]
         if not free:
             return False
-        state = max(free, key=lambda c: len(c.summary.ids) * relative_work(c.summary.spec))
+        state = max(free, key=lambda state: len(state.summary.ids) * relative_work(state.summary.spec))
         state.worker = worker
         own.append(state)
         self._context.assign(state.problem.id, worker)
         return True
 
     def _submit_batch(self, state: ProblemState, worker: int) -> bool:
-        """Submit a job of the course's ready requests; False when they must wait for a first result."""
+        """Submits a job of the problem's ready requests; False when they must wait for a first result."""
         requests = self._next_requests(state)
         if not requests:
             return False
@@ -209,7 +209,7 @@ class Scheduler:
         return True
 
     def _next_requests(self, state: ProblemState) -> list[TrialRequest]:
-        """A batch of short ones; a long one goes alone, the most promising first, and only while it can win."""
+        """A batch of short requests; else one long request, the most promising that can still win."""
         short = [r for r in state.ready if not self._bounds.is_long(state.problem, r.candidate)]
         if short:
             chosen = short[:_BATCH]
@@ -217,7 +217,7 @@ class Scheduler:
                 state.ready.remove(request)
             return chosen
         if not state.results and state.pending > len(state.ready):
-            return []  # the first result is on its way, and may settle the rest
+            return []  # the first result is pending, and may settle the rest
         return self._next_long(state)
 
     def _next_long(self, state: ProblemState) -> list[TrialRequest]:
@@ -234,5 +234,5 @@ class Scheduler:
 
 
 def relative_work(spec: GemmSpec) -> float:
-    """Relative time of trying one candidate: a first launch, and its launches (an H200, 2026-11: 0.3 ms and 4e13/s)."""
+    """Relative time of one trial: a first launch and the others (an H200, 2026-11: 0.3 ms and 4e13/s)."""
     return 1.0 + spec.m * spec.weight_elements / 4e10

@@ -1,6 +1,6 @@
-"""The hunts of a run: where problems are listed and searched, in the driver or in processes beside it.
+"""Pools that list a run's problems and search them: the interface, and the pool within the driver.
 
-Hunts in the driver: on a CPU, whose cores belong to what is timed.
+The driver itself searches on a CPU, where other processes would take cores from the kernels that are timed.
 """
 
 from abc import ABC, abstractmethod
@@ -19,19 +19,8 @@ from gemmpipe.stages.screen.candidates import CandidateList, CandidateSummary, l
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchTask:
-    """A problem to hunt on, and what the stage wants of it."""
-
-    problem: Problem
-    launches: int
-    """The screen timer's `iters`."""
-    keep: int
-    """How many finalists are wanted."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class SearchContext:
-    """What all hunts of a run have in common; can be pickled."""
+    """The inputs that all searches of a run share; can be pickled."""
 
     family: str
     implementations: tuple[Implementation, ...]
@@ -40,10 +29,13 @@ class SearchContext:
     search: Search
     incumbents: Mapping[str, tuple[Candidate, ...]]
     """By problem id."""
+    launches: int
+    """The screen timer's `iters`."""
+    keep: int
+    """Number of finalists."""
 
-    def open(self, task: SearchTask, history: History) -> tuple[CandidateList, SearchProblem]:
-        """List a problem, and tell the lore of it."""
-        problem = task.problem
+    def open(self, problem: Problem, history: History) -> tuple[CandidateList, SearchProblem]:
+        """Lists a problem's candidates and adds the problem to the history."""
         incumbents = self.incumbents.get(problem.id, ())
         listing = list_by_family_name(problem, self.family, self.implementations, self.device, self.space, incumbents)
         builds = {c: tuple(b.id for b in needed) for c, needed in listing.builds.items()}
@@ -53,10 +45,10 @@ class SearchContext:
             spec=listing.spec,
             device=self.device,
             candidates=listing.candidates,
-            required=listing.required,
+            required=listing.summary.required,
             builds=builds,
-            launches=task.launches,
-            keep=task.keep,
+            launches=self.launches,
+            keep=self.keep,
             history=history,
         )
         return listing, search_problem
@@ -64,61 +56,61 @@ class SearchContext:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SessionStarted:
-    """A problem that is listed, and its hunt."""
+    """A listed problem and its search session."""
 
     summary: CandidateSummary
     session: SearchSession
     builds: dict[str, tuple[Build, ...]]
-    """By candidate id, of those at least that the hunt has asked for."""
+    """By candidate id; complete for the candidates that the session has requested."""
     kernel_names: dict[str, str]
-    """The same."""
+    """By candidate id, as complete as `builds`."""
 
 
 class SearchPool(ABC):
-    """Begins hunts and tells them what all may learn from."""
+    """Starts search sessions and passes them the results that all may learn from."""
 
     @abstractmethod
-    def submit(self, tasks: Sequence[SearchTask]) -> None:
-        """List these, in about this order, and begin to search each as soon as it is listed."""
+    def submit(self, problems: Sequence[Problem]) -> None:
+        """Lists these, in about this order, and starts a session on each as soon as it is listed."""
 
     @abstractmethod
     def started(self) -> list[SessionStarted]:
-        """Those that have begun since the last call."""
+        """Returns the sessions started since the last call."""
 
     @abstractmethod
     def learn(self, trial: Trial) -> None:
-        """A result, whoever asked for it: hunts on other problems learn from it."""
+        """Takes a result, also one that no session requested: sessions on other problems learn from it."""
 
     @abstractmethod
     def add_build_facts(self, build: str, facts: BuildFacts) -> None:
-        """What compiling a build gave."""
+        """Takes the result of compiling a build."""
 
     def receive(self) -> list[str]:
-        """Exchange news with hunts that live elsewhere; ids of the problems whose hunt may have something to ask."""
+        """Exchanges messages with other processes; returns ids of problems with possible new requests."""
         return []
 
     def wait_handles(self) -> Sequence[Connection | int]:
-        """What becomes readable when there is something to hear."""
+        """Connections that become readable when a message arrives."""
         return ()
 
     def usage(self) -> list[Usage]:
-        """Where the time of other processes went."""
+        """Time of other processes, by activity."""
         return []
 
     def close(self) -> None:
-        """End what lives elsewhere."""
+        """Ends other processes."""
         return
 
 
 class InlineSearchPool(SearchPool):
-    """Lists one problem at each look."""
+    """Lists one problem at each call of `started`, in the driver."""
 
     def __init__(self, search_context: SearchContext, history: History) -> None:
         self._context, self._history = search_context, history
-        self._queue: deque[SearchTask] = deque()
+        self._queue: deque[Problem] = deque()
 
-    def submit(self, tasks: Sequence[SearchTask]) -> None:
-        self._queue.extend(tasks)
+    def submit(self, problems: Sequence[Problem]) -> None:
+        self._queue.extend(problems)
 
     def started(self) -> list[SessionStarted]:
         if not self._queue:
@@ -127,7 +119,7 @@ class InlineSearchPool(SearchPool):
         session = self._context.search.start(search_problem)
         return [
             SessionStarted(
-                summary=listing.summary(), session=session, builds=listing.builds, kernel_names=listing.kernel_names
+                summary=listing.summary, session=session, builds=listing.builds, kernel_names=listing.kernel_names
             )
         ]
 

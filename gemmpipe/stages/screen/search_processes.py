@@ -1,8 +1,7 @@
-"""Hunts in processes beside the driver: who hunts what, what all of them hear, and who goes on when one dies.
+"""Searches in processes apart from the driver: the pool of processes and the driver's side of each.
 
-The driver's side of a process that hunts: started, spoken to, listened to, and ended.
-
-A hunt that lives in another process, as its course sees it; it goes on in a new one when that process dies.
+The pool assigns problems to processes, broadcasts results to all of them, and replaces one that dies: its searches
+restart in a new process and get the known results again, so that nothing is timed twice.
 """
 
 import contextlib
@@ -17,33 +16,33 @@ from gemmpipe.bench.forkserver import RETRY_PAUSES_S, ForkedProcess, forkserver
 from gemmpipe.core.data import Build, BuildFacts, Problem, Trial
 from gemmpipe.core.device import usable_cores
 from gemmpipe.core.errors import EnvironmentProblem
-from gemmpipe.core.events import IDLE, Events
+from gemmpipe.core.events import IDLE, Events, counted
 from gemmpipe.executors import Usage
 from gemmpipe.family import GemmSpec
 from gemmpipe.search import SearchSession, TrialRequest
 from gemmpipe.search.history import History
 from gemmpipe.stages import Context
-from gemmpipe.stages.screen.search_pool import InlineSearchPool, SearchContext, SearchPool, SearchTask, SessionStarted
+from gemmpipe.stages.screen.search_pool import InlineSearchPool, SearchContext, SearchPool, SessionStarted
 from gemmpipe.stages.screen.search_worker import Ask, Broadcast, SessionFailed, Tell, main
 
 
 class SearchWorkerProcess:
-    """One process after another; `start` begins a new one when the last is ended."""
+    """The driver's side of a search process; after `end`, `start` begins a new one."""
 
     def __init__(self, search_context: SearchContext, history: History) -> None:
         self._context, self._history = search_context, history
-        self.assigned: dict[str, SearchTask] = {}
-        """By problem id, what it has been given and has not ended."""
+        self.assigned: dict[str, Problem] = {}
+        """By problem id, the problems it has and has not finished."""
         self.unlisted = 0
-        """Of these, problems that it has not answered for the first time."""
+        """How many of these it has not listed yet."""
         self.losses = 0
-        """Deaths since it last ended a hunt."""
+        """Deaths since it last finished a search."""
         self._builds: dict[str, Build] = {}
         self._past: list[Usage] = []
         self.start()
 
     def start(self) -> None:
-        """A process that knows what the driver does. Raises EnvironmentProblem where none can be started."""
+        """Starts a process with the driver's history. Raises EnvironmentProblem where none can be started."""
         self.pipe: Connection
         pipe, theirs = forkserver().Pipe()
         self._started_at = time.monotonic()
@@ -54,17 +53,17 @@ class SearchWorkerProcess:
             self._process = ForkedProcess(main, arguments)
         self.pipe = pipe
 
-    def send(self, message: SearchTask | Tell) -> None:
-        """Tell it something; whether it lives is looked at elsewhere."""
+    def send(self, message: Problem | Tell) -> None:
+        """Sends a message; a dead process is noticed in `replies`."""
         self.send_pickled(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
     def send_pickled(self, message: bytes) -> None:
-        """The same, pickled once for all hunters."""
+        """Sends a message that is pickled once for all processes."""
         with contextlib.suppress(OSError):
             self.pipe.send_bytes(message)
 
-    def answers(self) -> Iterator[Ask | SessionFailed | None]:
-        """What it said since the last look; None at the end when it is gone."""
+    def replies(self) -> Iterator[Ask | SessionFailed | None]:
+        """Its replies since the last call; None at the end when the process is dead."""
         try:
             while self.pipe.poll():
                 yield self.pipe.recv()
@@ -72,13 +71,13 @@ class SearchWorkerProcess:
             yield None
 
     def builds_of(self, ask: Ask) -> dict[str, tuple[Build, ...]]:
-        """The builds of whom it asks for."""
+        """The builds of the candidates it requests."""
         self._builds |= {build.id: build for build in ask.new_builds}
         self._spent_s = dict(ask.spent_s)
         return {name: tuple(self._builds[b] for b in builds) for name, builds in ask.builds.items()}
 
     def end(self) -> str:
-        """End it; how it ended."""
+        """Ends the process; returns how it ended."""
         now = time.monotonic()
         self._past.append(self._usage(now))
         self._process.kill()
@@ -88,7 +87,7 @@ class SearchWorkerProcess:
         return f"exit code {self._process.exitcode}"
 
     def usage(self) -> Usage:
-        """Where its time went, and that of those before it."""
+        """Time of this process and of those before it, by activity."""
         whole = Usage(name="")
         for part in [*self._past, self._usage(time.monotonic())]:
             whole.merge(part)
@@ -102,21 +101,21 @@ class SearchWorkerProcess:
 
 
 class RemoteSession(SearchSession):
-    """Passes on what is told and hands out what comes; in between it asks for nothing and is not over."""
+    """A session in another process: forwards results, hands out its requests; has none while a reply is open."""
 
     def __init__(self, problem: str, send: Callable[[Tell], None]) -> None:
         self._problem, self._send_to_worker = problem, send
         self._results: dict[tuple[str, int], Trial] = {}
-        """By (candidate id, launches asked for): what a new process need not have timed again."""
+        """By (candidate id, requested launches): not timed again for a new process."""
         self._outstanding: dict[str, TrialRequest] = {}
-        """By candidate id: given to the course and not told yet."""
+        """By candidate id: requests handed out that have no result yet."""
         self.restart()
 
     def restart(self) -> None:
-        """A process that knows nothing has been given the problem."""
+        """Resets the state of the process: a new one gets the problem."""
         self._requests: list[TrialRequest] = []
         self._awaited: set[str] = set()
-        """Candidates that this process waits for."""
+        """Ids of candidates that this process waits for."""
         self._open_replies = 1
         self._finished = False
 
@@ -144,7 +143,7 @@ class RemoteSession(SearchSession):
         self._send_to_worker(message)
 
     def take_reply(self, requests: Sequence[TrialRequest], finished: bool) -> None:
-        """An answer, and what it asks for; what an earlier process was told need not be timed again."""
+        """Takes a reply and its requests; those with a result known to an earlier process are answered at once."""
         self._open_replies -= 1
         self._finished = finished
         known = [r for r in requests if (r.candidate.id, r.launches) in self._results]
@@ -160,26 +159,34 @@ class RemoteSession(SearchSession):
         return self._finished and not self._open_replies and not self._requests
 
 
-# One alone lists and thinks for as long as an H200 screens (aiter's space of 1,944 points, 2026-11-21).
+# A single process needs as long to list and search as an H200 to screen (aiter's space of 1,944 points, 2026-11-21).
 _PROCESSES_PER_DEVICE = 2
-_QUEUE_DEPTH = 2  # problems that a hunter has to list: more would stand in front of what is asked of it
+_QUEUE_DEPTH = 2  # problems that a process has to list: more would delay its replies to results
 
 
-def search_pool_for(context: Context) -> SearchPool:
-    """On a CPU in the driver; else beside it, two processes a device, with half of the cores left to the others."""
-    if context.device.kind == "cpu":
-        return InlineSearchPool(context.search_context, context.history)
-    count = max(1, min(_PROCESSES_PER_DEVICE * len(context.pool.devices), usable_cores() // 2))
-    return ProcessSearchPool(context.search_context, context.history, count, context.events)
+def search_pool_for(context: Context, *, launches: int, keep: int) -> SearchPool:
+    """The run's pool for searches with these launches and finalists; opened by the first batch, closed with the run.
+
+    On a CPU the driver searches; else two processes per device do, on at most half of the cores.
+    """
+    opened = context.search_pools
+    if (launches, keep) not in opened:
+        search_context = context.search_context(launches=launches, keep=keep)
+        if context.device.kind == "cpu":
+            opened[launches, keep] = InlineSearchPool(search_context, context.history)
+        else:
+            count = max(1, min(_PROCESSES_PER_DEVICE * len(context.pool.devices), usable_cores() // 2))
+            opened[launches, keep] = ProcessSearchPool(search_context, context.history, count, context.events)
+    return opened[launches, keep]
 
 
 class ProcessSearchPool(SearchPool):
-    """Hunts in `count` processes, which start with the first problem."""
+    """Searches in `count` processes, which start with the first problem."""
 
     def __init__(self, search_context: SearchContext, history: History, count: int, events: Events) -> None:
         self._context, self._history, self._count, self._events = search_context, history, count, events
         self._workers: list[SearchWorkerProcess] = []
-        self._queue: deque[SearchTask] = deque()
+        self._queue: deque[Problem] = deque()
         self._sessions: dict[str, RemoteSession] = {}
         self._started: dict[str, SessionStarted] = {}
         """By problem id."""
@@ -188,11 +195,11 @@ class ProcessSearchPool(SearchPool):
         self._new_trials: list[Trial] = []
         self._facts: dict[str, BuildFacts] = {}
 
-    def submit(self, tasks: Sequence[SearchTask]) -> None:
+    def submit(self, problems: Sequence[Problem]) -> None:
         if not self._workers:
             self._workers = [SearchWorkerProcess(self._context, self._history) for _ in range(self._count)]
-        self._queue.extend(tasks)
-        self._assign_tasks()
+        self._queue.extend(problems)
+        self._assign_problems()
 
     def started(self) -> list[SessionStarted]:
         new, self._new = self._new, []
@@ -213,15 +220,15 @@ class ProcessSearchPool(SearchPool):
         changed = []
         readable = wait(self.wait_handles(), timeout=0)
         for each in [each for each in self._workers if each.pipe in readable]:
-            for answer in each.answers():
-                if isinstance(answer, SessionFailed):
-                    raise answer.error
-                if answer is None:
+            for reply in each.replies():
+                if isinstance(reply, SessionFailed):
+                    raise reply.error
+                if reply is None:
                     self._replace(each)
                     break
-                self._take(each, answer)
-                changed.append(answer.problem)
-        self._assign_tasks()
+                self._take(each, reply)
+                changed.append(reply.problem)
+        self._assign_problems()
         return changed
 
     def _take(self, each: SearchWorkerProcess, ask: Ask) -> None:
@@ -244,25 +251,25 @@ class ProcessSearchPool(SearchPool):
             each.losses = 0
             del each.assigned[ask.problem], self._sessions[ask.problem], self._started[ask.problem]
 
-    def _assign_tasks(self) -> None:
-        """Give problems to who has the fewest."""
-        while self._queue and (free := [h for h in self._workers if h.unlisted < _QUEUE_DEPTH]):
-            each, task = min(free, key=lambda h: len(h.assigned)), self._queue.popleft()
-            self._sessions[task.problem.id] = RemoteSession(task.problem.id, partial(self._send, each))
-            self._send_task(each, task)
+    def _assign_problems(self) -> None:
+        """Gives each problem to the process with the fewest."""
+        while self._queue and (free := [w for w in self._workers if w.unlisted < _QUEUE_DEPTH]):
+            each, problem = min(free, key=lambda w: len(w.assigned)), self._queue.popleft()
+            self._sessions[problem.id] = RemoteSession(problem.id, partial(self._send, each))
+            self._send_problem(each, problem)
 
     def _send(self, each: SearchWorkerProcess, message: Tell) -> None:
-        """In the order in which the driver learnt it, so that hunts here and beside decide alike."""
+        """Sends after the broadcast, in the order in which the driver learnt, so that all pools decide alike."""
         self._broadcast()
         each.send(message)
 
-    def _send_task(self, each: SearchWorkerProcess, task: SearchTask) -> None:
-        each.assigned[task.problem.id] = task
+    def _send_problem(self, each: SearchWorkerProcess, problem: Problem) -> None:
+        each.assigned[problem.id] = problem
         each.unlisted += 1
-        each.send(task)
+        each.send(problem)
 
     def _broadcast(self) -> None:
-        """Once pickled for all; who asked for a result learns of it here too, for its other hunts."""
+        """Sends new results to all processes, also to the one that requested them, for its other sessions."""
         if not (self._new_problems or self._new_trials or self._facts):
             return
         builds = {
@@ -278,20 +285,20 @@ class ProcessSearchPool(SearchPool):
         self._new_problems, self._new_trials, self._facts = [], [], {}
 
     def _replace(self, each: SearchWorkerProcess) -> None:
-        """Its hunts go on in a new process: what was timed is told again as it is asked for."""
+        """Restarts the searches of a dead process in a new one, which gets known results again as it requests them."""
         how = each.end()
         each.losses += 1
-        if each.losses > len(RETRY_PAUSES_S):  # with no hunt ended in between: it cannot go on
-            raise EnvironmentProblem(f"a process that searches died {each.losses} times in a row: {how}")
+        if each.losses > len(RETRY_PAUSES_S):  # with no search finished in between: retries do not help
+            raise EnvironmentProblem(f"search worker died {each.losses} times in a row: {how}")
         self._events.emit(
-            "warning", f"a process that searches died ({how}); its {len(each.assigned)} searches begin anew"
+            "warning", f"search worker died ({how}); restarting its {counted(len(each.assigned), 'search', 'searches')}"
         )
         time.sleep(RETRY_PAUSES_S[each.losses - 1] if each.losses > 1 else 0)
         each.start()
         each.unlisted = 0
-        for task in each.assigned.values():
-            self._sessions[task.problem.id].restart()
-            self._send_task(each, task)
+        for problem in each.assigned.values():
+            self._sessions[problem.id].restart()
+            self._send_problem(each, problem)
 
     def usage(self) -> list[Usage]:
         if not self._workers:

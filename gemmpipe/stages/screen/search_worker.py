@@ -1,4 +1,4 @@
-"""A process that lists problems and hunts on them, so that the driver need not: what it is told and what it answers."""
+"""The process that lists problems and runs search sessions for the driver, and the messages between the two."""
 
 import queue
 import threading
@@ -15,12 +15,12 @@ from gemmpipe.family import GemmSpec
 from gemmpipe.search import SearchSession, TrialRequest
 from gemmpipe.search.history import History
 from gemmpipe.stages.screen.candidates import CandidateList, CandidateSummary
-from gemmpipe.stages.screen.search_pool import SearchContext, SearchTask
+from gemmpipe.stages.screen.search_pool import SearchContext
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tell:
-    """Results of one hunt's requests, and how many it need not wait for as the budget is spent (None: it is not)."""
+    """Results for one session, and the number of requests dropped with the budget spent (None: it is not)."""
 
     problem: str
     trials: tuple[Trial, ...] = ()
@@ -29,37 +29,37 @@ class Tell:
 
 @dataclass(frozen=True, kw_only=True)
 class Broadcast:
-    """What all hunts may learn from, wherever they are."""
+    """Results that all sessions learn from, sent to every process."""
 
     problems: tuple[tuple[Problem, GemmSpec], ...]
     trials: tuple[Trial, ...]
     builds: Mapping[tuple[str, str], tuple[str, ...]]
-    """By (problem id, candidate id), what these trials' candidates had compiled."""
+    """By (problem id, candidate id), the build ids of these trials' candidates."""
     facts: Mapping[str, BuildFacts]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """The answer to a quarry and to each Told: what the hunt asks for."""
+    """The reply to a problem and to each `Tell`: the session's new requests."""
 
     problem: str
     summary: CandidateSummary | None
-    """With the first answer."""
+    """With the first reply."""
     requests: tuple[TrialRequest, ...]
     builds: Mapping[str, tuple[str, ...]]
-    """By candidate id, of those who are asked for the first time."""
+    """By id of the requested candidates, the build ids."""
     kernel_names: Mapping[str, str]
-    """The same."""
+    """By id of the requested candidates."""
     new_builds: tuple[Build, ...]
-    """Builds that this process has not spoken of before."""
+    """Builds that this process has not sent before."""
     finished: bool
     spent_s: Mapping[str, float]
-    """Where this process' time went until now."""
+    """Time of this process until now, by activity."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SessionFailed:
-    """The hunter is at its end."""
+    """An exception in the worker, to be raised in the driver."""
 
     error: Exception
 
@@ -70,18 +70,18 @@ class _SearchWorker:
         self._sessions: dict[str, tuple[CandidateList, SearchSession]] = {}
         self._sent_builds: set[str] = set()
 
-    def handle(self, message: SearchTask | Tell | Broadcast) -> Ask | None:
+    def handle(self, message: Problem | Tell | Broadcast) -> Ask | None:
         match message:
             case Broadcast():
                 with self._time_account.timed("search"):
                     self._learn(message)
                 return None
-            case SearchTask():
+            case Problem():
                 with self._time_account.timed("listing"):
                     listing, search_problem = self._context.open(message, self._history)
                 with self._time_account.timed("search"):
                     self._sessions[listing.problem.id] = (listing, self._context.search.start(search_problem))
-                return self._reply(listing.problem.id, listing.summary())
+                return self._reply(listing.problem.id, listing.summary)
             case Tell():
                 if message.problem in self._sessions:
                     with self._time_account.timed("search"):
@@ -103,8 +103,8 @@ class _SearchWorker:
         for trial in broadcast.trials:
             self._history.learn(trial)
 
-    def _reply(self, problem: str, outline: CandidateSummary | None = None) -> Ask:
-        if problem not in self._sessions:  # it was over when this was told
+    def _reply(self, problem: str, summary: CandidateSummary | None = None) -> Ask:
+        if problem not in self._sessions:  # the session had finished when this was sent
             return Ask(
                 problem=problem,
                 summary=None,
@@ -125,7 +125,7 @@ class _SearchWorker:
             del self._sessions[problem]
         return Ask(
             problem=problem,
-            summary=outline,
+            summary=summary,
             requests=requests,
             builds={name: tuple(b.id for b in builds) for name, builds in needed.items()},
             kernel_names={name: listing.kernel_names[name] for name in needed},
@@ -135,13 +135,13 @@ class _SearchWorker:
         )
 
 
-def main(search_context: SearchContext, history: History, begun: float, pipe: Connection) -> None:
-    """Serve until told None, or until the driver is gone. `begun` is when the driver asked for this process."""
+def main(search_context: SearchContext, history: History, started_at: float, pipe: Connection) -> None:
+    """Serves until the driver closes the pipe. `started_at`: when the driver started this process, monotonic clock."""
     exit_with_driver()
-    time_account = TimeAccount(spent_s={"start": time.monotonic() - begun})
-    inbox: queue.SimpleQueue[SearchTask | Tell | Broadcast | None] = queue.SimpleQueue()
-    # Always listening: two processes that only speak to each other would wait for ever.
-    threading.Thread(target=_listen, args=(pipe, inbox), daemon=True).start()
+    time_account = TimeAccount(spent_s={"start": time.monotonic() - started_at})
+    inbox: queue.SimpleQueue[Problem | Tell | Broadcast | None] = queue.SimpleQueue()
+    # A thread always receives: two processes that both block in a send would wait forever.
+    threading.Thread(target=_receive, args=(pipe, inbox), daemon=True).start()
     worker = _SearchWorker(search_context, history, time_account)
     while True:
         with time_account.timed(IDLE):
@@ -149,15 +149,15 @@ def main(search_context: SearchContext, history: History, begun: float, pipe: Co
         if message is None:
             return
         try:
-            answer: Ask | SessionFailed | None = worker.handle(message)
-        except Exception as error:  # noqa: BLE001 - told by the driver, which ends with it
+            reply: Ask | SessionFailed | None = worker.handle(message)
+        except Exception as error:  # noqa: BLE001 - raised in the driver, which ends with it
             error.add_note(traceback.format_exc())
-            answer = SessionFailed(error=error)
-        if answer is not None:
-            pipe.send(answer)
+            reply = SessionFailed(error=error)
+        if reply is not None:
+            pipe.send(reply)
 
 
-def _listen(pipe: Connection, inbox: "queue.SimpleQueue[SearchTask | Tell | Broadcast | None]") -> None:
+def _receive(pipe: Connection, inbox: "queue.SimpleQueue[Problem | Tell | Broadcast | None]") -> None:
     try:
         while True:
             inbox.put(pipe.recv())

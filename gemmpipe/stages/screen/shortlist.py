@@ -1,10 +1,9 @@
-"""Who goes on to the finals of a problem.
+"""The shortlist: which candidates of a problem go to the finals.
 
-What problems that differ in M alone try of each other, once their searches are over.
+Also the candidates that problems which differ in M alone try of each other after their searches.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from gemmpipe.core.data import Bucket, Candidate, Problem, Trial
 from gemmpipe.family.problem import group_by_shape
@@ -16,37 +15,28 @@ from gemmpipe.stages.screen.state import ProblemState
 _PACE_RANK = 4
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShortlistLimits:
-    """How many go on."""
-
-    keep: int
-    """The fastest of a problem, whatever they are."""
-    margin_pct: float
-    """But only who is so near to the fourth, or to a library."""
-    bucket_keep: int
-    """The fastest over all Ms of a bucket, among those its format can store."""
-
-
 def shortlist(
     results: Mapping[Candidate, Trial],
-    limits: ShortlistLimits,
-    incumbents: Collection[Candidate],
+    *,
+    keep: int,
+    margin_pct: float,
+    incumbents: Collection[Candidate] = (),
     library: Collection[str] = (),
 ) -> list[Candidate]:
     """The fastest, the best of each backend (with and without extra weight memory), and the incumbents.
 
-    Those that were looked at longest come first: a glance is not compared with a long look. Times of backends in
-    `library` are believed: who is behind such a path that takes no further memory of weights is none of the fastest.
+    The fastest are at most `keep`, within `margin_pct` of the fourth and of the fastest library path without extra
+    weight memory. Candidates with the most launches come first, as times of few launches are not comparable with these.
+    Times of backends in `library` are trusted: their results are known to be right.
     """
     timed = [t for t in results.values() if t.time_us is not None]
     ordered = sorted(timed, key=_rank)
-    # Not of the first: nothing is checked yet, and a kernel that computes nothing is the fastest.
+    # Not of the first: results are not checked yet, and a kernel that computes nothing is the fastest.
     pace_us = max((t.time_us or 0.0 for t in ordered[:_PACE_RANK]), default=0.0)
-    believed = [t for t in ordered if t.candidate.backend in library and not t.extra_weight_bytes]
-    pace_us = min([pace_us, *(t.time_us or 0.0 for t in believed)])
-    near = [t.candidate for t in ordered if (t.time_us or 0.0) <= pace_us * (1 + limits.margin_pct / 100)]
-    chosen = dict.fromkeys(near[: limits.keep])
+    trusted = [t for t in ordered if t.candidate.backend in library and not t.extra_weight_bytes]
+    pace_us = min([pace_us, *(t.time_us or 0.0 for t in trusted)])
+    near = [t.candidate for t in ordered if (t.time_us or 0.0) <= pace_us * (1 + margin_pct / 100)]
+    chosen = dict.fromkeys(near[:keep])
     best: dict[tuple[str, bool], Candidate] = {}
     for trial in ordered:
         best.setdefault((trial.candidate.backend, trial.extra_weight_bytes > 0), trial.candidate)
@@ -60,7 +50,7 @@ def _rank(trial: Trial) -> tuple[int, float, str]:
 
 
 def fastest(results: Mapping[Candidate, Trial], count: int) -> list[Candidate]:
-    """The first few, those that were looked at longest before the others."""
+    """The first `count` candidates, those with the most launches before the others."""
     timed = [t for t in results.values() if t.time_us is not None]
     return [t.candidate for t in sorted(timed, key=_rank)[:count]]
 
@@ -71,9 +61,10 @@ def bucket_shortlists(
     buckets: Sequence[Bucket],
     bucket_keep: int,
 ) -> dict[str, list[Candidate]]:
-    """For each problem, the candidates that lead a bucket it belongs to; `problems` differ in M alone.
+    """By problem id, the leaders of the buckets that the problem belongs to; `problems` differ in M alone.
 
-    A bucket's leaders have the least call-weighted sum of screening times among those timed at every M.
+    The `bucket_keep` leaders of a bucket have the least call-weighted sum of screening times among the candidates that
+    its format can store and that are timed at every M.
     """
     chosen: dict[str, list[Candidate]] = {p.id: [] for p in problems}
     for bucket in buckets:
@@ -91,7 +82,7 @@ def bucket_shortlists(
 
 
 def bucket_leaders(bucket: Bucket, results: Sequence[Mapping[Candidate, Trial]], per_m: int) -> list[Candidate]:
-    """The fastest few that the bucket's format can store, of each of its Ms."""
+    """The fastest `per_m` candidates that the bucket's format can store, at each of its Ms."""
     found: list[Candidate] = []
     for by_candidate in results:
         timed = [t for t in by_candidate.values() if t.time_us is not None and bucket.accepts(t.candidate)]
@@ -103,28 +94,28 @@ _REACH = 2  # Ms on either side
 
 
 def shape_group_states(states: Sequence[ProblemState]) -> list[list[ProblemState]]:
-    """Courses whose problems differ in M alone, M ascending."""
-    return [sorted(group, key=lambda c: c.problem.rows) for group in group_by_shape(states, lambda c: c.problem)]
+    """Groups of problems that differ in M alone, M ascending."""
+    return [sorted(group, key=lambda s: s.problem.rows) for group in group_by_shape(states, lambda s: s.problem)]
 
 
 def cross_evaluate(
     states: Sequence[ProblemState], context: Context
 ) -> Iterator[tuple[ProblemState, list[TrialRequest]]]:
-    """The fastest of the nearest Ms, for each that has not looked at it.
+    """Requests for the fastest candidate of each of the nearest Ms, for problems that have not timed it.
 
-    A search that is over early knows nothing of what the others found later: on an H200 one of 72 problems lay 8 %
-    behind what its neighbours had chosen. Who was given a number of trials has no further ones.
+    A search that ends early does not know what the others find later: on an H200 one of 72 problems was 8 % slower than
+    its neighbours' choice. Searches with a budget of trials get no extra ones.
     """
     if context.search.budget_trials is not None:
         return
     for group in shape_group_states(states):
-        for place, state in enumerate(group):
-            near = group[max(0, place - _REACH) : place] + group[place + 1 : place + 1 + _REACH]
+        for index, state in enumerate(group):
+            near = group[max(0, index - _REACH) : index] + group[index + 1 : index + 1 + _REACH]
             found = dict.fromkeys(c for other in near for c in fastest(other.results, 1))
-            look = max((t.effective_launches for t in state.results.values()), default=0)
+            launches = max((t.effective_launches for t in state.results.values()), default=0)
             missing = [c for c in found if c.id in state.summary.ids and c not in state.results]
-            if missing and look and not state.cut_short:
-                yield state, [_request(state, c, look, context) for c in missing]
+            if missing and launches and not state.cut_short:
+                yield state, [_request(state, c, launches, context) for c in missing]
 
 
 def _request(state: ProblemState, candidate: Candidate, launches: int, context: Context) -> TrialRequest:
@@ -133,7 +124,7 @@ def _request(state: ProblemState, candidate: Candidate, launches: int, context: 
 
 
 def register_candidate(state: ProblemState, candidate: Candidate, context: Context) -> None:
-    """What a course must know of a candidate that its search may never have asked for."""
+    """Adds the builds and the kernel name of a candidate that the search may not have requested."""
     implementation = context.implementation(candidate.backend)
     if candidate.id not in state.builds and implementation is not None:
         knobs, spec = candidate.knobs, state.summary.spec

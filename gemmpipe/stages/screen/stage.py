@@ -1,4 +1,4 @@
-"""The screen stage: lists candidates, compiles, races them with few launches and keeps the best for bench."""
+"""The screen stage: lists candidates, compiles them, times them with few launches and keeps the best for bench."""
 
 import time
 from collections import Counter
@@ -11,14 +11,14 @@ from gemmpipe.core.errors import check_at_least
 from gemmpipe.core.events import counted
 from gemmpipe.executors import drain_on_interrupt
 from gemmpipe.search import TrialRequest
-from gemmpipe.stages import Context, Stage
+from gemmpipe.stages import POLL_S, Context, Stage
 from gemmpipe.stages.history import TrialCache
-from gemmpipe.stages.rows import config_text, excluded_frame, problems_of, trial_frame
+from gemmpipe.stages.rows import config_text, excluded_frame, trial_frame
 from gemmpipe.stages.screen.candidates import SpaceReport
 from gemmpipe.stages.screen.scheduler import Scheduler, relative_work
-from gemmpipe.stages.screen.search_pool import InlineSearchPool, SearchPool, SearchTask, SessionStarted
+from gemmpipe.stages.screen.search_pool import SearchPool, SessionStarted
+from gemmpipe.stages.screen.search_processes import search_pool_for
 from gemmpipe.stages.screen.shortlist import (
-    ShortlistLimits,
     bucket_leaders,
     bucket_shortlists,
     cross_evaluate,
@@ -31,12 +31,10 @@ from gemmpipe.stages.screen.state import Bounds, ProblemState
 if TYPE_CHECKING:
     import pandas as pd
 
-_POLL_S = 0.5
-
 
 @dataclass(frozen=True, kw_only=True)
 class Screen(Stage):
-    """Races candidates; keeps the fastest `keep`, the best of each backend, incumbents and each bucket's leaders."""
+    """Times candidates; keeps the fastest `keep`, the best of each backend, incumbents and each bucket's leaders."""
 
     keep: int
     margin_pct: float
@@ -58,15 +56,14 @@ class Screen(Stage):
             implementation.check(context.space)
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
-        """Shortlist and trials of the problems."""
-        problems = problems_of(context.family, tables["problems"])
-        search_pool = context.search_pool or InlineSearchPool(context.search_context, context.history)
+        """Returns the shortlist and the trials of the problems."""
+        search_pool = search_pool_for(context, launches=self.timer.iters, keep=self.keep)
         bounds = Bounds(context.family.baseline, _unchecked_labels(context))
         scheduler = Scheduler(context, search_pool, self.timer, bounds, _deadline(context))
-        context.events.emit("stage", "screen", total=len(problems))
-        begun = time.monotonic()
+        context.events.emit("stage", "screen", total=len(context.problems))
+        started_at = time.monotonic()
         with drain_on_interrupt(context.pool, scheduler.receive):
-            states = self._start_searches(problems, search_pool, scheduler, context)
+            states = self._start_searches(search_pool, scheduler, context)
             self._run_to_completion(scheduler, context)
             if not scheduler.past_deadline:
                 for state, requests in list(cross_evaluate(states, context)):
@@ -75,33 +72,29 @@ class Screen(Stage):
             for state, requests in self._bucket_requests(states, context):
                 scheduler.add_requests(state, requests)
             self._run_to_completion(scheduler, context)
-        context.pool.cancel_builds()  # of searches that a budget ended: nobody waits for them any more
+        context.pool.cancel_builds()  # of searches that a budget ended: no request waits for them
         context.events.emit("progress", done=len(states))
         _mark_cut_short(states, context)
-        _account_idle(context, begun)
+        _account_idle(context, started_at)
         return self._tables(states, context)
 
     def _run_to_completion(self, scheduler: Scheduler, context: Context) -> None:
-        while scheduler.step(_POLL_S):
+        while scheduler.step(POLL_S):
             _report_progress(scheduler, context)
 
-    def _start_searches(
-        self, problems: list[Problem], search_pool: SearchPool, scheduler: Scheduler, context: Context
-    ) -> list[ProblemState]:
-        """The problems' courses, in the scheduler's hands as soon as they are listed."""
+    def _start_searches(self, search_pool: SearchPool, scheduler: Scheduler, context: Context) -> list[ProblemState]:
+        """The problems' states; each goes to the scheduler as soon as it is listed."""
         report = SpaceReport()
         states: list[ProblemState] = []
-        search_pool.submit(
-            [SearchTask(problem=p, launches=self.timer.iters, keep=self.keep) for p in _in_order(problems, context)]
-        )
-        while len(states) < len(problems):
-            for begun in search_pool.started():
-                report.add(begun.summary.report)
-                states.append(_problem_state(begun, context))
+        search_pool.submit(_in_order(context))
+        while len(states) < len(context.problems):
+            for started in search_pool.started():
+                report.add(started.summary.report)
+                states.append(_problem_state(started, context))
                 scheduler.add(states[-1])
-            # On a CPU, listing would take cores from what is timed.
+            # On a CPU, listing would take cores from the kernels that are timed.
             if context.device.kind != "cpu":
-                scheduler.step(_POLL_S, more=len(states) < len(problems))
+                scheduler.step(POLL_S, more=len(states) < len(context.problems))
             _report_progress(scheduler, context)
         for line in report.lines():
             context.events.emit("line", line)
@@ -112,7 +105,7 @@ class Screen(Stage):
     def _bucket_requests(
         self, states: list[ProblemState], context: Context
     ) -> list[tuple[ProblemState, list[TrialRequest]]]:
-        """A bucket's candidate must be timed at each of its Ms: who leads at one of them is timed at the others."""
+        """Requests for leaders at one M of a bucket at its other Ms: a bucket's candidate must be timed at each."""
         asked: list[tuple[ProblemState, list[TrialRequest]]] = []
         for group in shape_group_states(states):
             for bucket in all_buckets([c.problem for c in group], context):
@@ -141,7 +134,7 @@ class Screen(Stage):
                 rows.append(_shortlist_row(state, candidate, trial, context))
         trials = [t for c in states for t in c.results.values()]
         names = context.journal.kernel_names
-        passed_over = excluded_frame([c.summary for c in states], names)
+        excluded = excluded_frame([state.summary for state in states], names)
         counts = Counter(str(t.status) for t in trials)
         for state in states:
             counts.update(state.summary.excluded["status"])
@@ -151,29 +144,33 @@ class Screen(Stage):
         )
         return {
             "shortlist": pd.DataFrame(rows, columns=list(schema.SHORTLIST)),
-            "trials": pd.concat([passed_over, trial_frame(trials, names)], ignore_index=True),
+            "trials": pd.concat([excluded, trial_frame(trials, names)], ignore_index=True),
         }
 
     def _shortlists(self, states: list[ProblemState], context: Context) -> dict[str, list[Candidate]]:
-        keep = ShortlistLimits(keep=self.keep, margin_pct=self.margin_pct, bucket_keep=self.bucket_keep)
-        library = context.family.baseline
-        kept = {
-            c.problem.id: dict.fromkeys(shortlist(c.results, keep, context.incumbents.get(c.problem.id, ()), library))
-            for c in states
-        }
+        kept: dict[str, dict[Candidate, None]] = {}
+        for state in states:
+            candidates = shortlist(
+                state.results,
+                keep=self.keep,
+                margin_pct=self.margin_pct,
+                incumbents=context.incumbents.get(state.problem.id, ()),
+                library=context.family.baseline,
+            )
+            kept[state.problem.id] = dict.fromkeys(candidates)
         for group in shape_group_states(states):
             problems = [c.problem for c in group]
             results = {c.problem.id: c.results for c in group}
             leaders = bucket_shortlists(problems, results, all_buckets(problems, context), self.bucket_keep)
-            for problem_id, candidates in leaders.items():
-                kept[problem_id].update(dict.fromkeys(candidates))
-        return {problem_id: list(candidates) for problem_id, candidates in kept.items()}
+            for problem_id, leading in leaders.items():
+                kept[problem_id].update(dict.fromkeys(leading))
+        return {problem_id: list(chosen) for problem_id, chosen in kept.items()}
 
 
-def _problem_state(begun: SessionStarted, context: Context) -> ProblemState:
-    """The way of a problem that is listed through this stage."""
-    cache = TrialCache(own=context.record, prior_records=context.prior_records, kernel_names=begun.kernel_names)
-    return ProblemState(begun, cache, context.search.budget_trials)
+def _problem_state(started: SessionStarted, context: Context) -> ProblemState:
+    """The state of a newly listed problem."""
+    cache = TrialCache(own=context.record, prior_records=context.prior_records, kernel_names=started.kernel_names)
+    return ProblemState(started, cache, context.search.budget_trials)
 
 
 def _report_progress(scheduler: Scheduler, context: Context) -> None:
@@ -182,7 +179,7 @@ def _report_progress(scheduler: Scheduler, context: Context) -> None:
 
 
 def _mark_cut_short(states: list[ProblemState], context: Context) -> None:
-    """Remember, also for who goes on with this run, whose search was cut short."""
+    """Notes which searches the budget cut short, in the journal for resumed runs too."""
     for state in states:
         problem = state.problem.id
         if state.cut_short:
@@ -197,28 +194,28 @@ def _mark_cut_short(states: list[ProblemState], context: Context) -> None:
 
 
 def _deadline(context: Context) -> float | None:
-    """When the budget of this run's screening is spent, on the monotonic clock."""
+    """When the budget for screening in this run is spent, on the monotonic clock; None: no budget."""
     budget_s = context.search.budget_s
     return None if budget_s is None else time.monotonic() + budget_s - context.stage_seconds.get("screen_s", 0.0)
 
 
 def _unchecked_labels(context: Context) -> set[str]:
-    """Labels of the family's own kernels, whose results nobody has checked yet; an engine's stand-in is one."""
+    """Labels of implementations with unchecked results: the family's own kernels and an engine's replacement."""
     engines = [context.engine_target.implementation] if context.engine_target is not None else []
     return {i.label for i in (*context.family.implementations, *engines)}
 
 
-def _in_order(problems: list[Problem], context: Context) -> list[Problem]:
-    """Siblings together, since they share weights; the expensive first where several devices have to end together."""
+def _in_order(context: Context) -> list[Problem]:
+    """Sorted by shape, as problems of one shape share weights; on several devices the expensive ones first."""
     if len(context.pool.devices) == 1:
-        return sorted(problems, key=lambda p: (str(p.shape_group), p.rows))
-    return sorted(problems, key=lambda p: (-relative_work(context.family.spec(p)), p.id))
+        return sorted(context.problems, key=lambda p: (str(p.shape_group), p.rows))
+    return sorted(context.problems, key=lambda p: (-relative_work(context.family.spec(p)), p.id))
 
 
-def _account_idle(context: Context, begun: float) -> None:
-    """How long devices waited: for their workers to start, and while a build was pending (first done to last)."""
+def _account_idle(context: Context, started_at: float) -> None:
+    """Records how long devices waited for their workers to start, and between the first and the last finished build."""
     ready = [u.ready_at for u in context.pool.usage()[1:] if u.ready_at is not None]
-    started_s = max([at - begun for at in ready if at > begun], default=0.0)
+    started_s = max([at - started_at for at in ready if at > started_at], default=0.0)
     context.stage_seconds.setdefault("idle_until_workers_ready_s", started_s)
     done = context.pool.builds_done
     if done:
@@ -228,9 +225,9 @@ def _account_idle(context: Context, begun: float) -> None:
 
 
 def all_buckets(problems: list[Problem], context: Context) -> list[Bucket]:
-    """Every bucket that the chosen formats ask for, for problems that differ in M alone; engines' have a search."""
-    ms, apart = sorted(p.rows for p in problems), {form.name for form in context.engine_targets}
-    return [b for name, f in context.formats if name not in apart for b in f.buckets(context.family, ms)]
+    """The buckets of the formats, for problems that differ in M alone; engines' functions have their own search."""
+    ms, engines = sorted(p.rows for p in problems), {target.name for target in context.engine_targets}
+    return [b for name, f in context.formats if name not in engines for b in f.buckets(context.family, ms)]
 
 
 def _shortlist_row(state: ProblemState, candidate: Candidate, trial: Trial, context: Context) -> dict[str, object]:

@@ -1,6 +1,7 @@
-"""One problem on its way through screen: its search, what waits for builds, what is ready, what came out.
+"""The state of one problem in screen: its search, requests that wait for builds, ready requests, and results.
 
-A product never gets faster by more rows: what a candidate took at a smaller M bounds what it takes here.
+Also the bounds between problems: a product never gets faster with more rows, so a candidate's time at a smaller M is a
+lower bound of its time here.
 """
 
 from collections import deque
@@ -13,7 +14,7 @@ from gemmpipe.stages.screen.search_pool import SessionStarted
 
 
 class TrialLookup(Protocol):
-    """Trials that need not be made again."""
+    """Finds trials that need not be repeated."""
 
     def find(self, stage: str, problem: str, candidate: Candidate, launches: int) -> Trial | None: ...
 
@@ -27,7 +28,7 @@ class ProblemState:
         self.builds = started.builds
         self.kernel_names = started.kernel_names
         self.requested: list[Candidate] = []
-        """Whom its search, or anyone, asked for; whoever takes them empties the list."""
+        """Newly requested candidates; the scheduler takes them and clears the list."""
         self._session = started.session
         self._record = record
         self._trials_left = budget_trials
@@ -36,34 +37,34 @@ class ProblemState:
         self.ready: deque[TrialRequest] = deque()
         self._pending: dict[str, TrialRequest] = {}
         self._extra: set[str] = set()
-        """Candidates that are timed for others' sake: the search does not wait for them."""
+        """Ids of candidates that the search has not requested and does not wait for."""
         self.results: dict[Candidate, Trial] = {}
-        """Each candidate's latest trial."""
+        """The latest trial of each candidate."""
         self.wanted_builds: list[Build] = []
-        """Builds that open requests need; whoever takes them empties the list."""
+        """Builds that open requests need; the scheduler takes them and clears the list."""
         self.worker: int | None = None
-        """Whose it is: all candidates of a problem are timed on one device."""
+        """The worker that times all candidates of this problem: one device, so that times are comparable."""
         self.cut_short = False
-        """Whether the search ended before it was done."""
+        """True if a budget ended the search."""
 
     def take_requests(self, built: dict[str, str]) -> list[Trial]:
-        """Take the search's wishes; `built` maps finished builds to their error, if any. Failed builds give trials."""
+        """Takes the search's requests; `built`: error of each finished build, empty if none. Returns failed trials."""
         failures: list[Trial] = []
         while requests := self._session.ask():
-            recalled: list[Trial] = []
+            known: list[Trial] = []
             dropped = 0
             self.requested += [request.candidate for request in requests]
             for request in requests:
                 if request.candidate.id in self._pending:
-                    continue  # the hunt began anew, and this is still under way
+                    continue  # the search was restarted, and this request is still running
                 earlier = self._record.find("screen", self.problem.id, request.candidate, request.launches)
                 if earlier is not None:
-                    recalled.append(earlier)
+                    known.append(earlier)
                 elif not self._within_budget(request.candidate):
                     dropped += 1
                 else:
                     failures += self._start(request, built)
-            self._take(recalled)
+            self._take(known)
             if failures:
                 self.tell(failures)
             if dropped:
@@ -72,7 +73,7 @@ class ProblemState:
         return failures
 
     def _within_budget(self, candidate: Candidate) -> bool:
-        """Count a candidate that was not timed in this run yet; False when the budget is spent."""
+        """Counts a candidate that this run has not timed yet; False when the budget is spent."""
         if self._trials_left is None or candidate in self.results:
             return True
         self._trials_left -= 1
@@ -95,7 +96,7 @@ class ProblemState:
         return []
 
     def add_requests(self, requests: Sequence[TrialRequest], built: dict[str, str]) -> list[Trial]:
-        """Time these too, once the search is over; those that were timed already are left out."""
+        """Starts extra requests after the search; skips candidates that are timed. Returns failed trials."""
         failures: list[Trial] = []
         for request in requests:
             if request.candidate in self.results or request.candidate.id in self._pending:
@@ -111,7 +112,7 @@ class ProblemState:
         return failures
 
     def end(self) -> None:
-        """The budget is spent: what is not under way is dropped, but for what a choice cannot do without."""
+        """Ends the search with the budget spent: drops requests that do not run yet, except those selection needs."""
         if self._session.finished:
             return
         idle = [r for r in self._pending.values() if r in self.ready or r.candidate.id in self._unbuilt]
@@ -121,12 +122,12 @@ class ProblemState:
             del self._pending[name]
             self._unbuilt.pop(name, None)
         self.ready = deque(r for r in self.ready if r.candidate.id not in dropped)
-        # Where everybody has a time, or is about to, nothing is left for the next run.
+        # If every candidate has a result or is running, nothing is left for the next run.
         self.cut_short = self.cut_short or not self.summary.ids <= {c.id for c in self.results} | self._pending.keys()
         self._session.end(len(dropped))
 
     def build_finished(self, build: str, error: str) -> list[Trial]:
-        """A build is finished: what waited for it alone is ready, or failed with it."""
+        """Takes a finished build: requests that waited for it alone become ready, or fail with it."""
         failures = []
         for request in self._waiting.pop(build, ()):
             missing = self._unbuilt.get(request.candidate.id)
@@ -152,7 +153,7 @@ class ProblemState:
         )
 
     def tell(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Results for open requests; those that nobody waits for are ignored. Returns those taken."""
+        """Takes results of open requests and ignores others. Returns those taken."""
         taken = [t for t in trials if self._pending.pop(t.candidate.id, None) is not None]
         self._take(taken)
         return taken
@@ -166,7 +167,7 @@ class ProblemState:
             self._session.tell(own)
 
     def missing_results(self, candidates: Collection[Candidate]) -> list[Trial]:
-        """A failure for each of these that is still open: its job is over and brought nothing."""
+        """A failed trial for each of these that is still open: its job has ended without a result."""
         missing = [c for c in candidates if c.id in self._pending]
         return [
             Trial(stage="screen", problem=self.problem.id, candidate=c, status=Status.DIED, error="no result")
@@ -175,12 +176,12 @@ class ProblemState:
 
     @property
     def finished(self) -> bool:
-        """Whether the search has ended and nothing else is under way."""
+        """True if the search has ended and no request is open."""
         return self._session.finished and not self._pending
 
     @property
     def pending(self) -> int:
-        """Requests not answered yet."""
+        """Number of open requests."""
         return len(self._pending)
 
 
@@ -189,17 +190,17 @@ _DROP_RATIO = 1.5
 
 
 class Bounds:
-    """Drops slow candidates of long problems without running them at all."""
+    """Prunes slow candidates of problems with long launches without running them."""
 
     def __init__(self, library: Collection[str], own: Collection[str]) -> None:
         self._library = library
-        self._own = own  # not checked yet: a kernel that computes nothing must not show that others are hopeless
+        self._own = own  # not checked yet: a kernel that computes nothing must not prune others
         self._known: dict[tuple[tuple[tuple[str, Scalar], ...], Candidate], list[tuple[int, float]]] = {}
         self._long: set[tuple[tuple[str, Scalar], ...]] = set()
         self._extra: dict[tuple[tuple[tuple[str, Scalar], ...], Candidate], int] = {}
 
     def learn(self, problem: Problem, trial: Trial) -> None:
-        """A time measured at this problem's M, and the weight memory it took."""
+        """Takes a time measured at this problem's M, and the extra weight memory."""
         if trial.time_us is not None:
             key = (problem.shape_group, trial.candidate)
             self._known.setdefault(key, []).append((problem.rows, trial.time_us))
@@ -208,27 +209,27 @@ class Bounds:
                 self._long.add(key[0])
 
     def bound_us(self, problem: Problem, candidate: Candidate) -> float:
-        """The longest time at an M no larger; 0 where none is known."""
+        """The longest known time at this M or a smaller one, in us; 0 where none is known."""
         known = self._known.get((problem.shape_group, candidate), ())
         return max((t for m, t in known if m <= problem.rows), default=0.0)
 
     def is_long(self, problem: Problem, candidate: Candidate) -> bool:
-        """Whether one launch is so long that asking first whether it can win pays."""
-        # The scheduler asks for everything that is ready; most products have no long candidate at all.
+        """True if one launch is so long that checking first whether it can win pays off."""
+        # Called for every ready request; most products have no long candidate at all.
         return bool(self._long) and problem.shape_group in self._long and self.bound_us(problem, candidate) > _LONG_US
 
     def prune(self, problem: Problem, candidate: Candidate, results: Iterable[Trial]) -> Trial | None:
-        """A `dropped` trial when the bound is beyond what is reached here with no more weight memory."""
+        """A pruned trial if the bound exceeds the best time here with no more weight memory by `_DROP_RATIO`."""
         bound = self.bound_us(problem, candidate)
         extra = self._extra.get((problem.shape_group, candidate), 0)
         trusted = [t for t in results if t.candidate.backend not in self._own]
         rival_times = [t.time_us for t in trusted if t.time_us is not None and t.extra_weight_bytes <= extra]
         if not rival_times or bound <= max(_LONG_US, _DROP_RATIO * min(rival_times)):
             return None
-        why = f"not run: took {bound:.0f} us with fewer rows, {min(rival_times):.0f} us is reached here"
+        why = f"not run: took {bound:.0f} us with fewer rows, the best here takes {min(rival_times):.0f} us"
         return Trial(stage="screen", problem=problem.id, candidate=candidate, status=Status.PRUNED, error=why)
 
     def exempt(self, problem: Problem, candidates: Collection[Candidate]) -> Candidate | None:
-        """The library candidate with the least bound: the baseline is measured, however slow."""
+        """The library candidate with the least bound: the baseline is timed, however slow."""
         library = [c for c in candidates if c.backend in self._library]
         return min(library, key=lambda c: (self.bound_us(problem, c), c.id), default=None)
