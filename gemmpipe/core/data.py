@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
+from gemmpipe.core.renamed import renamed_members
+
 Scalar = str | int | float | bool | None
 Knobs = Mapping[str, Scalar]
 
@@ -33,6 +35,10 @@ class Status(StrEnum):
         return earlier.get(value) if isinstance(value, str) else None
 
 
+for _old, _status in {"DROPPED": Status.PRUNED, "UNFIT": Status.UNSUPPORTED, "WRONG": Status.INCORRECT}.items():
+    setattr(Status, _old, _status)  # what users' own stages and searches of version 0.1.0 ask for
+
+
 def canonical_json(value: object) -> str:
     """The canonical JSON: sorted keys, no blanks."""
     return _ENCODER.encode(value)
@@ -43,6 +49,7 @@ def digest(value: object) -> str:
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:12]
 
 
+@renamed_members(siblings="shape_group")
 @dataclass(frozen=True, kw_only=True)  # no slots, as in whatever is sent between processes often: pickled in Python
 class Problem:
     """One thing to tune: a family and the values of its key columns, in the family's order."""
@@ -192,6 +199,7 @@ class Tuning:
     """Those that Triton's cache did not have."""
 
 
+@renamed_members(asked="requested_launches", look="effective_launches")
 @dataclass(frozen=True, kw_only=True)
 class Trial:
     """One attempt on one candidate of one problem at one stage.
@@ -234,11 +242,12 @@ def median(values: Iterable[float]) -> float:
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
+@renamed_members(must="required_knobs", holds="contains", admits="accepts")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bucket:
     """A range of M for which a format stores one candidate of one (N, K).
 
-    `low` < M <= `high` (None: no limit); `must` are knob values a candidate needs to be stored there, and
+    `low` < M <= `high` (None: no limit); `required_knobs` are knob values a candidate needs to be stored there, and
     `backends` the ones a format can express (empty: any).
     """
 

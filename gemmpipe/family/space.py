@@ -12,6 +12,7 @@ from typing import Any
 
 from gemmpipe.core.data import Scalar
 from gemmpipe.core.errors import UserError, suggest_or_list
+from gemmpipe.core.renamed import renamed_members
 
 Axes = Mapping[str, tuple[Scalar, ...]]
 """Values by axis."""
@@ -20,6 +21,7 @@ Facts = Mapping[str, Scalar]
 """What an entry can ask about besides axes: `arch` (`sm_90`), `vendor`, `M`, `N`, `K`."""
 
 
+@renamed_members(points="configs")
 @dataclass(frozen=True, kw_only=True)
 class Space:
     """Axes at the top; each `when` entry replaces axes for the points that match it.

@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 
 from gemmpipe.core.data import Candidate, Device, Problem, Trial
 from gemmpipe.core.errors import check_at_least
+from gemmpipe.core.renamed import accept_old_methods, renamed_members
 from gemmpipe.family import GemmSpec
 from gemmpipe.search.history import History
 
 
+@renamed_members(glance="first_rung")
 @dataclass(frozen=True, kw_only=True)
 class TrialRequest:
     """A wish of the search: time this candidate with so many launches."""
@@ -20,6 +22,7 @@ class TrialRequest:
     """Without the screen timer's `warmup`: the first launch has to do."""
 
 
+@renamed_members(lore="history", given="required")
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SearchProblem:
     """What a search is told: the problem, what can be tried on it, and what is known already."""
@@ -41,6 +44,10 @@ class SearchProblem:
 
 class SearchSession(ABC):
     """One search on one problem. Results may come in any order; `ask` may return nothing while it waits."""
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        accept_old_methods(cls, {"over": "finished"})
 
     @abstractmethod
     def ask(self) -> Sequence[TrialRequest]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.core.data import Candidate, Device, Scalar
 from gemmpipe.core.events import Events, TimeAccount
+from gemmpipe.core.renamed import accept_old_methods, renamed_members
 from gemmpipe.executors import Pool
 from gemmpipe.family import Family, Implementation, KernelDefaults
 from gemmpipe.family.space import Space
@@ -47,6 +48,24 @@ FINALS = "bench"
 """What the finals of problems are called in trials and journals."""
 
 
+@renamed_members(
+    account="stage_seconds",
+    closing="final_lines",
+    cut="cut_short",
+    earlier="prior_records",
+    form="engine_target",
+    forms="engine_targets",
+    ground="search_context",
+    home="worker_of",
+    homes="assignments",
+    hunts="search_pool",
+    lore="history",
+    races="per_problem",
+    running="pool_or_none",
+    settle="assign",
+    watch="time_account",
+    words="reproduce_args",
+)
 @dataclass(frozen=True, kw_only=True)
 class Context:
     """What every stage of a run may ask for."""
@@ -165,6 +184,18 @@ class Context:
 
 class Stage(ABC):
     """A step of a pipeline: reads the tables it needs, returns the tables it gives."""
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        accept_old_methods(
+            cls,
+            {
+                "asks_device": "needs_device_info",
+                "forms": "engine_targets",
+                "races": "per_problem",
+                "sees_all_of": "accumulates",
+            },
+        )
 
     needs: ClassVar[tuple[str, ...]]
     gives: ClassVar[tuple[str, ...]]
