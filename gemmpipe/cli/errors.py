@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from gemmpipe.cli import tolerating_closed_pipes
 from gemmpipe.cli.overrides import is_text_or_list, override_key
 from gemmpipe.core.errors import EnvironmentProblem, GemmpipeError, UserError, printable, shortened, suggest_or_list
+from gemmpipe.core.renamed import take_notices
 from gemmpipe.family.guard import error_location
 
 EXIT_INTERRUPTED = 130
@@ -34,6 +35,8 @@ def report_error(error: GemmpipeError, cause: BaseException | None = None) -> in
     """Say in one line what went wrong (all of it with GEMMPIPE_DEBUG) and return the exit code."""
     with tolerating_closed_pipes():
         _debug(cause or error)
+        for notice in take_notices():
+            print(f"warning: {terminal_line(notice)}", file=sys.stderr)
         print(f"gemmpipe: {terminal_line(str(error))}", file=sys.stderr, flush=True)
     return error.exit_code
 

@@ -12,6 +12,7 @@ from gemmpipe.cli.request import RunRequest
 from gemmpipe.cli.runs import can_resume, remove_empty_run
 from gemmpipe.core.errors import GemmpipeError
 from gemmpipe.core.events import Events
+from gemmpipe.core.renamed import take_notices
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -79,7 +80,11 @@ def _execute(cfg: "DictConfig", request: RunRequest, run_dir: Path) -> int:
     examines = request.pipeline == "doctor"
     with Terminal(verbose=cfg.verbose is True, is_all=examines) as terminal:
         events = Events(listeners=[terminal])
-        plan = _build_plan(cfg, request, run_dir)
+        try:
+            plan = _build_plan(cfg, request, run_dir)
+        finally:
+            for notice in take_notices():
+                events.emit("warning", notice)
         if examines:
             from gemmpipe.cli.doctor import report_environment
 

@@ -16,6 +16,7 @@ import yaml
 
 from gemmpipe.cli.errors import EXIT_INTERRUPTED
 from gemmpipe.cli.folders import ConfigFolders
+from gemmpipe.cli.old_keys import current_overrides
 from gemmpipe.cli.overrides import is_too_deep
 from gemmpipe.cli.recipes import ShallowLoader
 from gemmpipe.core.errors import UserError
@@ -154,11 +155,12 @@ def _read_run(folder: Path, where: str, config_dir_typed: bool) -> PreviousRun:
         raise UserError(f"{where}: '{odd}' was typed for that run, which can run code; expected a run of your own")
     if config_dir and not is_in_runs_folder(folder) and not config_dir_typed:
         raise UserError(f"{where}: that run had --config-dir={config_dir}, whose code would be run; type it too")
+    own_folder = Path(config_dir) if config_dir else None
     return PreviousRun(
         folder=folder,
         pipeline=pipeline,
-        overrides=tuple(str(word) for word in overrides),
-        config_dir=Path(config_dir) if config_dir else None,
+        overrides=current_overrides(map(str, overrides), own_folder),
+        config_dir=own_folder,
     )
 
 

@@ -1,4 +1,4 @@
-"""Names of version 0.1.0 that stay readable for one version: modules, symbols, methods, fields.
+"""Names of version 0.1.0 that stay readable for one version: modules, symbols, methods, fields, keys.
 
 `renamed.json` maps old module paths and public names to the new ones; it is read when an old one is first used. Each
 name is reported once per process: as a DeprecationWarning where Python code uses it, and as a notice that a run prints.
@@ -8,11 +8,42 @@ import functools
 import importlib
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from typing import TypeVar
 
 _PREFIX = "gemmpipe."
+
+# Keys of the configuration, by the place that they are in.
+SEARCH_KEYS = {
+    "best": "good_fraction",
+    "boldness": "exploration",
+    "least": "min_trials",
+    "looks": "rungs",
+    "of": "algorithm",
+    "patience": "stop_margin",
+    "polish": "neighbor_steps",
+    "rows": "transfer_rows",
+    "share": "trial_fraction",
+    "slots": "compile_slots",
+    "warm": "transfer",
+    "winners": "transfer_winners",
+}
+RUNG_KEYS = {"keep_ratio": "keep_fraction", "most_launches": "max_launches"}
+STAGES = {"called": "verify_calls", "report": "verify_report", "slower": "lint_timings"}
+STAGE_KEYS: Mapping[str, Mapping[str, str]] = {
+    "capture": {"keep_pct": "cover_pct", "tuned_too": "include_tuned"},
+    "compare": {"against": "baseline"},
+    "engine": {"further_pct": "extra_key_pct"},
+    "load": {"of": "read", "rivals": "baselines"},
+    "verify_report": {
+        "behind_pct": "max_behind_pct",
+        "called_within_pct": "max_call_overhead_pct",
+        "within_pct": "max_drift_pct",
+    },
+}
+OPTIONS: Mapping[str, Mapping[str, str]] = {"search": {"_looks": "_rungs", "learned": "forest"}, "stage": STAGES}
+
 _reported: set[str] = set()
 _notices: list[str] = []
 T = TypeVar("T")
@@ -60,6 +91,16 @@ def renamed_modules() -> Mapping[str, str]:
 def renamed_names() -> Mapping[str, Mapping[str, str]]:
     """By old module: its public names that changed, or that went to another module, and their paths now."""
     return _table()[1]
+
+
+def current_key(key: str, fields: Collection[str]) -> str:
+    """What a class with these fields calls a key: the name of now for an old one, and the other way round.
+
+    A class of the user's own may have a field with an old name, and build on a shipped option that has the new one.
+    """
+    pairs = [pair for table in (SEARCH_KEYS, RUNG_KEYS, *STAGE_KEYS.values()) for pair in table.items()]
+    names = [new if old == key else old for old, new in pairs if key in (old, new)]
+    return next((name for name in names if name in fields), key)
 
 
 def current_path(path: str) -> str:
