@@ -47,7 +47,7 @@ def run_job(cfg: "DictConfig", request: RunRequest) -> int:
 
     run_dir = Path(HydraConfig.get().runtime.output_dir)
     try:
-        code = _execute(cfg, request, run_dir)
+        code = execute(cfg, request, run_dir)
     except GemmpipeError as error:
         remove_empty_run(run_dir)
         return report_error(error)
@@ -72,7 +72,8 @@ _TIMING_STAGES = {"screen", "bench", "lineup", "engine"}
 """Stages for which processes are started: what these import is imported while the driver imports its own."""
 
 
-def _execute(cfg: "DictConfig", request: RunRequest, run_dir: Path) -> int:
+def execute(cfg: "DictConfig", request: RunRequest, run_dir: Path) -> int:
+    """Build the plan of a run and carry it out; returns the exit code. Raises whatever went wrong."""
     chain = cfg.get("chain")
     if isinstance(chain, Iterable) and not _TIMING_STAGES.isdisjoint(map(str, chain)):
         forkserver()

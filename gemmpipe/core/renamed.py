@@ -103,6 +103,11 @@ def current_key(key: str, fields: Collection[str]) -> str:
     return next((name for name in names if name in fields), key)
 
 
+def is_old_key(key: str) -> bool:
+    """True for a key that was renamed."""
+    return any(key in table for table in (SEARCH_KEYS, RUNG_KEYS, *STAGE_KEYS.values()))
+
+
 def current_path(path: str) -> str:
     """A dotted path to a class or a function as it is now; unchanged where it was not renamed."""
     module, _, name = path.rpartition(".")
@@ -145,7 +150,7 @@ class _Finder:
             return spec
         if name not in renamed_modules():
             return None
-        return ModuleSpec(name, _OldModuleLoader(), is_package=True)
+        return ModuleSpec(name, _OldModuleLoader(), is_package=True)  # type: ignore[arg-type]  # what importlib asks of one
 
 
 def serve_old_names() -> None:
@@ -159,7 +164,7 @@ def _old_name(module: types.ModuleType, name: str) -> object:
     old = module.__name__
     if not name.startswith("_"):
         path = renamed_names().get(old, {}).get(name)
-        if path is None and type(module.__loader__) is _OldModuleLoader:
+        if path is None and isinstance(vars(module)["__loader__"], _OldModuleLoader):
             path = f"{renamed_modules()[old]}.{name}"
         if path is not None and (found := _resolved(path)) is not _MISSING:
             warn(f"{old}.{name}", path, stacklevel=2)

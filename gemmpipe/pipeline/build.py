@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from gemmpipe.core.errors import UserError, suggest_or_list
-from gemmpipe.core.renamed import current_key, current_path, note
+from gemmpipe.core.renamed import current_key, current_path, is_old_key, note
 from gemmpipe.family.space import parse_space
 from gemmpipe.pipeline.config_types import Make, construct, convert
 
@@ -219,7 +219,8 @@ def _current_values(values: Mapping[str, Any], cls: type, where: str) -> dict[st
     found = dict(values)
     for key in values:
         if key not in fields and (current := current_key(key, fields)) != key:
-            note(f"{where}.{key}", f"{where}.{current}")
+            if is_old_key(key):
+                note(f"{where}.{key}", f"{where}.{current}")
             found[current] = found.pop(key)
     return found
 
