@@ -153,7 +153,7 @@ def _started_in(folder: Path) -> Path:
 def _run_here(request: "RunRequest") -> tuple[Path, int]:
     """Compose and carry out one run: its folder and exit code. Raises GemmpipeError for whatever went wrong."""
     from gemmpipe.cli.compose import run_hydra
-    from gemmpipe.cli.errors import CONFIG_ERRORS, as_user_error
+    from gemmpipe.cli.errors import as_user_error, config_errors
     from gemmpipe.cli.runs import removing_empty_folders
 
     ended: list[tuple[Path, int] | GemmpipeError] = []
@@ -162,7 +162,7 @@ def _run_here(request: "RunRequest") -> tuple[Path, int]:
     try:
         with removing_empty_folders(RUNS / request.pipeline), _without_main_module(), _own_hydra():
             run_hydra(argv, partial(_job, request, ended))
-    except CONFIG_ERRORS as error:
+    except config_errors() as error:
         raise as_user_error(error, request.folders.options, request.overrides, request.recipe) from error
     (end,) = ended
     if isinstance(end, GemmpipeError):

@@ -10,16 +10,16 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-import yaml
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf.errors import OmegaConfBaseException
+from typing import TYPE_CHECKING
 
 from gemmpipe.cli import tolerating_closed_pipes
-from gemmpipe.cli.overrides import is_text_or_list, override_key
 from gemmpipe.core.errors import EnvironmentProblem, GemmpipeError, UserError, printable, shortened, suggest_or_list
 from gemmpipe.core.renamed import take_notices
 from gemmpipe.family.guard import error_location
+
+if TYPE_CHECKING:
+    from hydra.errors import MissingConfigException
+    from omegaconf.errors import OmegaConfBaseException
 
 EXIT_INTERRUPTED = 130
 _MAX_LINE = 500
@@ -74,8 +74,13 @@ def _debug(error: BaseException) -> None:
         traceback.print_exception(error)
 
 
-CONFIG_ERRORS = (HydraException, OmegaConfBaseException, RecursionError, yaml.YAMLError, ValueError)
-"""What composing a configuration raises when the words or the YAML files are wrong."""
+def config_errors() -> tuple[type[Exception], ...]:
+    """What composing a configuration raises when the words or the YAML files are wrong; loads Hydra."""
+    import yaml
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    return HydraException, OmegaConfBaseException, RecursionError, yaml.YAMLError, ValueError
 
 
 _PLUGINS = {
@@ -107,6 +112,8 @@ def as_user_error(
 
 def _non_name_override(overrides: Sequence[str], options: Mapping[str, Sequence[str]]) -> str:
     """The first override that gives a group what is no name."""
+    from gemmpipe.cli.overrides import is_text_or_list, override_key
+
     for word in overrides:
         key, group = override_key(word), override_key(word).split("@")[0]
         if group in options and not is_text_or_list(word):
@@ -130,6 +137,8 @@ def _unknown_option_override(overrides: Sequence[str], options: Mapping[str, Seq
 
     Of a kernel that is not there, its backends are not either: a folder of options was forgotten or is another one.
     """
+    from gemmpipe.cli.overrides import is_text_or_list
+
     for word in overrides:
         group, _, value = word.partition("=")
         for name in value.strip("[]").split(","):
@@ -144,6 +153,10 @@ def _unknown_option_override(overrides: Sequence[str], options: Mapping[str, Seq
 
 
 def _describe(error: BaseException, options: Mapping[str, Sequence[str]], overrides: Sequence[str]) -> str:
+    import yaml
+    from hydra.errors import MissingConfigException, OverrideParseException
+    from omegaconf.errors import OmegaConfBaseException
+
     if isinstance(error, MissingConfigException):
         return _missing_option(error, options, overrides)
     if isinstance(error, RecursionError):
@@ -160,7 +173,7 @@ def _describe(error: BaseException, options: Mapping[str, Sequence[str]], overri
 
 
 def _missing_option(
-    error: MissingConfigException, options: Mapping[str, Sequence[str]], overrides: Sequence[str]
+    error: "MissingConfigException", options: Mapping[str, Sequence[str]], overrides: Sequence[str]
 ) -> str:
     group, _, name = (error.missing_cfg_file or "").rpartition("/")
     if group not in options:
@@ -178,7 +191,7 @@ def _missing_option(
     return first or f"{where}{group}: no option '{name}'{suggest_or_list(name, options[group])}"
 
 
-def _wrong_key(cause: OmegaConfBaseException, options: Mapping[str, Sequence[str]]) -> str:
+def _wrong_key(cause: "OmegaConfBaseException", options: Mapping[str, Sequence[str]]) -> str:
     parent = cause.parent_node
     key = str(cause.full_key)
     if "Cannot merge DictConfig with ListConfig" in str(cause):

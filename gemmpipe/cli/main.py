@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from gemmpipe import __version__
 from gemmpipe.cli import (
     STDOUT,
-    compose,
     escape_unencodable,
     naming_write_errors,
     silence_lost_streams,
@@ -80,6 +79,7 @@ def _dispatch(argv: Sequence[str]) -> int:
 
 
 def _complete(line: CommandLine) -> int:
+    from gemmpipe.cli import compose
     from gemmpipe.cli.compose import run_hydra
 
     typed, current = compose.typed_line(os.environ)
@@ -128,7 +128,7 @@ def _job(request: "RunRequest", codes: list[int]) -> "Callable[[DictConfig], int
 def _compose(line: CommandLine, request: "RunRequest") -> int:
     """Let Hydra compose and run; the worst exit code of all runs is returned."""
     from gemmpipe.cli.compose import run_hydra
-    from gemmpipe.cli.errors import CONFIG_ERRORS, as_user_error
+    from gemmpipe.cli.errors import as_user_error, config_errors
     from gemmpipe.cli.job import check_job
     from gemmpipe.cli.overrides import override_key
     from gemmpipe.cli.runs import removing_empty_folders
@@ -152,7 +152,7 @@ def _compose(line: CommandLine, request: "RunRequest") -> int:
             raise
         # Hydra's way to say that there is no such part.
         raise UserError(f"--package {part}: no such part of the configuration; expected one such as space") from None
-    except CONFIG_ERRORS as error:
+    except config_errors() as error:
         raise as_user_error(error, request.folders.options, request.overrides, request.recipe) from error
     except RuntimeError as error:  # jobs' own are told by then; a launcher that finds no SLURM here, say
         launcher = next((word for word in request.overrides if override_key(word) == "hydra/launcher"), None)
