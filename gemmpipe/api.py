@@ -57,9 +57,7 @@ class RunResult:
 def _table(path: Path) -> "pd.DataFrame":
     import pandas as pd
 
-    frame = pd.read_csv(path)
-    texts = [name for name in _TEXT_COLUMNS if name in frame]
-    return frame.assign(**{name: frame[name].fillna("").astype(str) for name in texts})
+    return pd.read_csv(path, converters=dict.fromkeys(_TEXT_COLUMNS, str))
 
 
 def run(
