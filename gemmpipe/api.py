@@ -35,8 +35,8 @@ class RunResult:
     exit_code: int
     """0: done; 1: a problem has no valid candidate, or a row is stale; 130: interrupted."""
     table: "pd.DataFrame" = field(repr=False, compare=False)
-    """One row per problem (`format` "") and per bucket of a format: key columns, `libtype`, `config`, `us` (microseconds)
-    and others. Empty where the pipeline selects nothing."""
+    """One row per problem (`format` "") and per bucket of a format: key columns, `libtype`, `config`, `us`
+    (microseconds) and others. Empty where the pipeline selects nothing."""
     artifacts: tuple[Path, ...]
     """The files that inference engines load, as absolute paths."""
     unsolved: tuple[str, ...]
@@ -57,7 +57,9 @@ class RunResult:
 def _table(path: Path) -> "pd.DataFrame":
     import pandas as pd
 
-    return pd.read_csv(path, converters=dict.fromkeys(_TEXT_COLUMNS, str))
+    frame = pd.read_csv(path)
+    texts = [name for name in _TEXT_COLUMNS if name in frame]
+    return frame.assign(**{name: frame[name].astype(object).where(frame[name].notna(), "") for name in texts})
 
 
 def run(

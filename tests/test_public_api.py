@@ -77,7 +77,7 @@ def _is_old(cls: type, name: str) -> bool:
 
 
 def test_the_public_names_are_those_of_the_snapshot() -> None:
-    assert "\n".join(_lines()).splitlines() == SNAPSHOT.read_text().splitlines()
+    assert list(_lines()) == SNAPSHOT.read_text().splitlines()
 
 
 def test_every_public_name_is_documented() -> None:
@@ -193,4 +193,4 @@ def test_a_script_needs_no_guard(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    print("\n".join(_lines()))
+    print(*_lines(), sep="\n")
