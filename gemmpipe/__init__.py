@@ -2,18 +2,42 @@
 
 from typing import TYPE_CHECKING
 
+from gemmpipe.core.renamed import serve_old_names
+
 if TYPE_CHECKING:
+    from gemmpipe.api import RunResult as RunResult
+    from gemmpipe.api import load as load
+    from gemmpipe.api import run as run
     from gemmpipe.core.device import get_arch as get_arch
+    from gemmpipe.core.errors import EnvironmentProblem as EnvironmentProblem
+    from gemmpipe.core.errors import GemmpipeError as GemmpipeError
+    from gemmpipe.core.errors import UserError as UserError
     from gemmpipe.runtime.patch import patch as patch
 
 __version__ = "0.1.0"
-_PLACES = {"patch": "gemmpipe.runtime.patch", "get_arch": "gemmpipe.core.device"}
+__all__ = ["EnvironmentProblem", "GemmpipeError", "RunResult", "UserError", "get_arch", "load", "patch", "run"]
+_PLACES = {
+    "EnvironmentProblem": "gemmpipe.core.errors",
+    "GemmpipeError": "gemmpipe.core.errors",
+    "RunResult": "gemmpipe.api",
+    "UserError": "gemmpipe.core.errors",
+    "get_arch": "gemmpipe.core.device",
+    "load": "gemmpipe.api",
+    "patch": "gemmpipe.runtime.patch",
+    "run": "gemmpipe.api",
+}
+
+serve_old_names()
 
 
 def __getattr__(name: str) -> object:
-    """`gemmpipe.patch` and `gemmpipe.get_arch`, loaded when first used: importing the package loads no torch."""
+    """The names of `__all__`, each loaded when first used: importing the package loads no torch."""
     if name not in _PLACES:
         raise AttributeError(f"module 'gemmpipe' has no attribute '{name}'")
     from importlib import import_module
 
     return getattr(import_module(_PLACES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gemmpipe.backends.engine_compile import empty_meta, scales_shape, torch_dtype
 from gemmpipe.backends.engine_functions import GEMM_FUNCTIONS, EngineFunction
 from gemmpipe.core.data import Build, Device, Knobs
+from gemmpipe.core.renamed import accept_old_methods
 from gemmpipe.core.spec import ROW
 from gemmpipe.family import Family, GemmSpec, Implementation, Inputs, Launch, Operands, Prepared, Weights
 
@@ -31,6 +32,10 @@ class EngineImplementation(Implementation):
     """
 
     kind: str = GEMM_KIND
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        accept_old_methods(cls, {"absent": "unavailable_reason", "call_without_memory": "call_on_meta"})
 
     def timed_scale_orders(self, spec: GemmSpec) -> tuple[str, ...]:
         """Row by row alone: so the engines' quantisers write scales for their Triton functions."""

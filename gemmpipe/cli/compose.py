@@ -25,6 +25,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from gemmpipe.cli import tolerating_closed_pipes
 from gemmpipe.cli.command_line import CHOICES, FLAGS, CommandLine, long_form, parse_command_line
 from gemmpipe.cli.folders import ConfigFolders
+from gemmpipe.cli.old_keys import read_old_keys
 from gemmpipe.cli.runs import remove_empty_sweep
 from gemmpipe.core.errors import GemmpipeError
 from gemmpipe.core.paths import shipped
@@ -130,6 +131,7 @@ def run_hydra(argv: Sequence[str], job: Callable[[DictConfig], object], check: C
     Raises CONFIG_ERRORS of `cli.hydra_errors`, and the errors of `job` and `check`.
     """
     Plugins.instance().register(PipelineSearchPath)
+    read_old_keys()
     overrides, before = sys.argv, os.environ.get(_FULL_ERROR_VARIABLE)
     sys.argv = [overrides[0], *argv]
     os.environ[_FULL_ERROR_VARIABLE] = "1"  # the only way to get exceptions instead of several printed lines

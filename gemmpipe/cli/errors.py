@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gemmpipe.cli import tolerating_closed_pipes
 from gemmpipe.core.errors import EnvironmentProblem, GemmpipeError, UserError, printable, shortened
+from gemmpipe.core.renamed import take_notices
 from gemmpipe.family.guard import error_location
 
 EXIT_INTERRUPTED = 130
@@ -27,6 +28,8 @@ def report_error(error: GemmpipeError, cause: BaseException | None = None) -> in
     """Print the error as one line (with GEMMPIPE_DEBUG also its traceback) and return the exit code."""
     with tolerating_closed_pipes():
         _debug(cause or error)
+        for notice in take_notices():
+            print(f"warning: {terminal_line(notice)}", file=sys.stderr)
         print(f"gemmpipe: {terminal_line(str(error))}", file=sys.stderr, flush=True)
     return error.exit_code
 

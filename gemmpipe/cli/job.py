@@ -12,6 +12,7 @@ from gemmpipe.cli.request import RunRequest
 from gemmpipe.cli.runs import can_resume, remove_empty_run
 from gemmpipe.core.errors import GemmpipeError
 from gemmpipe.core.events import Events
+from gemmpipe.core.renamed import take_notices
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -46,7 +47,7 @@ def run_job(cfg: "DictConfig", request: RunRequest) -> int:
 
     run_dir = Path(HydraConfig.get().runtime.output_dir)
     try:
-        code = _execute(cfg, request, run_dir)
+        code = execute(cfg, request, run_dir)
     except GemmpipeError as error:
         remove_empty_run(run_dir)
         return report_error(error)
@@ -71,7 +72,8 @@ _TIMING_STAGES = {"screen", "bench", "lineup", "engine"}
 """Stages that start processes: their imports run while the driver runs its own."""
 
 
-def _execute(cfg: "DictConfig", request: RunRequest, run_dir: Path) -> int:
+def execute(cfg: "DictConfig", request: RunRequest, run_dir: Path) -> int:
+    """Build the plan of a run and carry it out; returns the exit code. Raises whatever went wrong."""
     chain = cfg.get("chain")
     if isinstance(chain, Iterable) and not _TIMING_STAGES.isdisjoint(map(str, chain)):
         forkserver()
@@ -79,7 +81,11 @@ def _execute(cfg: "DictConfig", request: RunRequest, run_dir: Path) -> int:
     is_doctor = request.pipeline == "doctor"
     with Terminal(verbose=cfg.verbose is True, is_only_output=is_doctor) as terminal:
         events = Events(listeners=[terminal])
-        plan = _build_plan(cfg, request, run_dir)
+        try:
+            plan = _build_plan(cfg, request, run_dir)
+        finally:
+            for notice in take_notices():
+                events.emit("warning", notice)
         if is_doctor:
             from gemmpipe.cli.doctor import report_environment
 

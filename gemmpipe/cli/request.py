@@ -5,7 +5,7 @@ Without `kernel=` the kernel is inferred from the tables or lists of shapes on t
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -13,6 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from gemmpipe.cli.aiter_flags import check_aiter_overrides
 from gemmpipe.cli.command_line import CommandLine, is_recipe
 from gemmpipe.cli.folders import ConfigFolders
+from gemmpipe.cli.old_keys import current_overrides
 from gemmpipe.cli.overrides import MAX_NESTING, check_group_overrides, hydra_overrides, is_too_deep, override_key, quote
 from gemmpipe.cli.recipes import read_recipe
 from gemmpipe.cli.runs import PreviousRun, find_run
@@ -50,11 +51,13 @@ def resolve_request(line: CommandLine) -> RunRequest:
     """Resolve a command line. Raises UserError for an unknown pipeline, recipe or run."""
     folders = ConfigFolders(config_dir=line.config_dir)
     groups = frozenset(folders.options)
+    line = replace(line, overrides=current_overrides(line.overrides, folders.config_dir))
     pipeline, arguments, multirun = line.command, line.overrides, line.has("--multirun")
     recipe = None
     if line.command is not None and is_recipe(line.command):
         recipe = read_recipe(Path(line.command).expanduser(), groups)
-        pipeline, arguments = recipe.pipeline, _last_of_each_key((*recipe.overrides, *line.overrides))
+        recipe_overrides = current_overrides(recipe.overrides, folders.config_dir)
+        pipeline, arguments = recipe.pipeline, _last_of_each_key((*recipe_overrides, *line.overrides))
         multirun = multirun or recipe.multirun
     run, arguments = _with_previous_run(arguments, pipeline, folders.config_dir is not None)
     if run is not None:

@@ -16,6 +16,7 @@ import yaml
 
 from gemmpipe.cli.errors import EXIT_INTERRUPTED
 from gemmpipe.cli.folders import ConfigFolders
+from gemmpipe.cli.old_keys import current_overrides
 from gemmpipe.cli.overrides import is_too_deep
 from gemmpipe.cli.recipes import ShallowLoader
 from gemmpipe.core.errors import UserError
@@ -152,11 +153,12 @@ def _read_run(folder: Path, where: str, config_dir_typed: bool) -> PreviousRun:
         raise UserError(f"{where}: the run's override '{code}' can run code; expected a run of your own")
     if config_dir and not is_in_runs_folder(folder) and not config_dir_typed:
         raise UserError(f"{where}: that run's --config-dir={config_dir} has code that would run; pass --config-dir too")
+    own_folder = Path(config_dir) if config_dir else None
     return PreviousRun(
         folder=folder,
         pipeline=pipeline,
-        overrides=tuple(str(override) for override in overrides),
-        config_dir=Path(config_dir) if config_dir else None,
+        overrides=current_overrides(map(str, overrides), own_folder),
+        config_dir=own_folder,
     )
 
 

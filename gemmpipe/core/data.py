@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
+from gemmpipe.core.renamed import renamed_members
+
 Scalar = str | int | float | bool | None
 Knobs = Mapping[str, Scalar]
 
@@ -33,6 +35,9 @@ class Status(StrEnum):
         return earlier.get(value) if isinstance(value, str) else None
 
 
+for _old, _status in {"DROPPED": Status.PRUNED, "UNFIT": Status.UNSUPPORTED, "WRONG": Status.INCORRECT}.items():
+    setattr(Status, _old, _status)  # names of version 0.1.0, for users' own stages and searches
+
 TIMED = frozenset({Status.OK, Status.PRUNED})
 """Statuses of trials that have a valid time."""
 
@@ -47,6 +52,7 @@ def digest(value: object) -> str:
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()[:12]
 
 
+@renamed_members(siblings="shape_group")
 @dataclass(frozen=True, kw_only=True)  # no slots, as in all types often sent between processes: slots pickle slowly
 class Problem:
     """One tuning problem: a family and the values of its key columns, in the family's order."""
@@ -197,6 +203,7 @@ class Tuning:
     """Those that Triton's cache did not have."""
 
 
+@renamed_members(asked="requested_launches", look="effective_launches")
 @dataclass(frozen=True, kw_only=True)
 class Trial:
     """One attempt on one candidate of one problem at one stage.
@@ -240,6 +247,7 @@ def median(values: Iterable[float]) -> float:
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
+@renamed_members(must="required_knobs", holds="contains", admits="accepts")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bucket:
     """A range of M for which a format stores one candidate of one (N, K).

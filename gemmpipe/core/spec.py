@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from gemmpipe.core.renamed import renamed_members
+
 if TYPE_CHECKING:
     import torch
 
@@ -50,6 +52,7 @@ class Experts:
         return self.inner * (2 if self.gated else 1)
 
 
+@renamed_members(possible_orders="x_scale_orders", in_order="with_scale_order")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GemmSpec:
     """out[M, N] = (x[M, K] * x_scale) @ (w[N, K] * w_scale)^T + bias[N]; all that backends base decisions on.

@@ -14,6 +14,7 @@ from gemmpipe.bench.jobs import Job
 from gemmpipe.core.data import Build, BuildFacts, Device, Trial
 from gemmpipe.core.device import DeviceChoice
 from gemmpipe.core.events import Events, TimeAccount
+from gemmpipe.core.renamed import accept_old_methods
 from gemmpipe.core.signals import Interrupted
 
 T = TypeVar("T")
@@ -80,6 +81,11 @@ class Usage:
 
 class Pool(ABC):
     """Workers on devices and a compile pool; a running executor."""
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        old_methods = {"aside": "submit_task", "forget_builds": "cancel_builds", "forget_queued": "cancel_pending"}
+        accept_old_methods(cls, old_methods)
 
     devices: tuple[Device, ...]
     builds_done: list[float]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from gemmpipe.core.data import Build, Device, Knobs, Problem, Scalar
 from gemmpipe.core.errors import UserError, suggest, suggest_or_list
+from gemmpipe.core.renamed import accept_old_methods, renamed_members
 from gemmpipe.core.spec import Experts, GemmSpec, Inputs, Scaling, Weights
 from gemmpipe.family.aiter_table import AiterTable
 
@@ -58,11 +59,27 @@ class Operands:
     out: "torch.Tensor"
 
 
+_OLD_METHODS = {
+    "form_knobs": "prepare_knobs",
+    "in_finals": "finals_implementation",
+    "knobs_of": "knobs_from_row",
+    "misfit": "unsupported_reason",
+    "orders": "timed_scale_orders",
+    "points": "configs",
+    "rule": "default_config",
+    "wasteful": "dominated_reason",
+}
+
+
 class Implementation(ABC):
     """A provider of candidates for every product it can compute; stateless, picklable, cheap to construct."""
 
     label: str
     """The `libtype` of its candidates."""
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        accept_old_methods(cls, _OLD_METHODS)
 
     def unavailable(self, device: Device) -> str | None:
         """Why it cannot run on this machine, or None."""
@@ -135,6 +152,9 @@ class Implementation(ABC):
         return lambda own: self.bind(spec, knobs, device, own.inputs, own.prepared, own.out)
 
 
+accept_old_methods(Implementation, _OLD_METHODS)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelDefaults:
     """The user's `kernel.*` words that fill key columns a source does not give; None is the family's own."""
@@ -165,6 +185,7 @@ class KeyColumn:
     """Whether a key may have no value (None), which stands for any: a table has the column only where a row does."""
 
 
+@renamed_members(further_columns="extra_columns", further_cells="extra_cells")
 @dataclass(frozen=True, kw_only=True)
 class Family:
     """A kernel family: how its problems are named, made, checked and computed."""

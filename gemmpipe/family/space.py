@@ -13,6 +13,7 @@ from typing import Any
 
 from gemmpipe.core.data import Scalar
 from gemmpipe.core.errors import UserError, suggest_or_list
+from gemmpipe.core.renamed import renamed_members
 
 Axes = Mapping[str, tuple[Scalar, ...]]
 """Values by axis."""
@@ -25,6 +26,7 @@ _MAX_CONFIGS = 20_000_000
 """Limit per problem; the largest shipped space has about 100,000."""
 
 
+@renamed_members(points="configs")
 @dataclass(frozen=True, kw_only=True)
 class Space:
     """Axes, and `when` entries that replace axes for the points that match them.

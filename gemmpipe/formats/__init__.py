@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from gemmpipe.core.data import Bucket, Device, Knobs, Scalar
 from gemmpipe.core.errors import UserError, quoted_repr
 from gemmpipe.core.events import Events
+from gemmpipe.core.renamed import accept_old_methods, renamed_members
 from gemmpipe.family import Family, GemmSpec, KernelDefaults
 from gemmpipe.family.problem import is_missing, make_problem, parse_key_value
 from gemmpipe.tables.merge import Row
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from gemmpipe.backends.engine import EngineBackend
 
 
+@renamed_members(judge="preference")
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """The folder of the artifacts, their provenance, and the events of the run."""
@@ -45,6 +47,10 @@ class Target:
 
 class Format(ABC):
     """A writer of artifacts; it decides nothing about candidates."""
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        accept_old_methods(cls, {"asks": "constraints", "named": "named_file"})
 
     def buckets(self, family: Family, ms: Sequence[int]) -> tuple[Bucket, ...]:
         """The ranges of M with one stored candidate per (N, K); ranges that contain none of `ms` are left out."""

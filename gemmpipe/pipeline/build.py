@@ -2,6 +2,7 @@
 
 import functools
 import importlib
+import inspect
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from gemmpipe.core.errors import UserError, suggest_or_list
+from gemmpipe.core.renamed import current_key, current_path, is_old_key, note
 from gemmpipe.family.space import parse_space
 from gemmpipe.pipeline.config_types import Make, construct, convert
 
@@ -190,7 +192,7 @@ def _stages(node: object, make: Make) -> dict[str, Any]:
         stages[key] = stage = convert(words, Stage, f"stages.{key}", make)
         kind = type(stage).__name__
         if kind.lower() != key.replace("_", "").lower():
-            raise UserError(f"stages.{key}: a {kind} stage given, expected one named {key.capitalize()}")
+            raise UserError(f"stages.{key}: a {kind} stage given, expected one named {key.title().replace('_', '')}")
     return stages
 
 
@@ -202,10 +204,25 @@ def _make(node: Mapping[str, Any], expected: type, where: str, *, allowed: froze
         raise UserError(f"{where}._target_: {target!r} given, expected a class such as gemmpipe.search.simple.Halving")
     if not target.startswith("gemmpipe.") and target not in allowed:
         raise UserError(f"{where}._target_: {target}: a class outside gemmpipe must be named in a file of --config-dir")
-    cls = _locate(target, where)
+    if (current := current_path(target)) != target:
+        note(target, current)
+    cls = _locate(current, where)
     if not isinstance(cls, type) or not issubclass(cls, expected):
         raise UserError(f"{where}._target_: {target} is no {expected.__name__}")
+    values = _current_values(values, cls, where)
     return construct(cls, values, where, functools.partial(_make, allowed=allowed))
+
+
+def _current_values(values: Mapping[str, Any], cls: type, where: str) -> dict[str, Any]:
+    """The values of a node by the class's own names; an old key, left by a file of the user's own class, counts."""
+    fields = inspect.signature(cls).parameters
+    found = dict(values)
+    for key in values:
+        if key not in fields and (current := current_key(key, fields)) != key:
+            if is_old_key(key):
+                note(f"{where}.{key}", f"{where}.{current}")
+            found[current] = found.pop(key)
+    return found
 
 
 def _locate(target: str, where: str) -> object:

@@ -250,9 +250,7 @@ def _devices(plan: Plan, reused: Record | None) -> tuple[Device, ...]:
     needed = any(stage.uses_device for stage in stages)
     if not needed and reused:
         if not reused.sessions:  # a damaged or foreign journal; rows without a device would corrupt the table
-            raise UserError(
-                f"reuse: {plan.reuse}: no journal row names the device; expected a session row"
-            )
+            raise UserError(f"reuse: {plan.reuse}: no journal row names the device; expected a session row")
         return (manifest.device_of(reused.sessions[-1]),)
     # Tables can be merged on any machine, also while its GPU hangs.
     return (

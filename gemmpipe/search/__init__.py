@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 
 from gemmpipe.core.data import Candidate, Device, Problem, Trial
 from gemmpipe.core.errors import check_at_least
+from gemmpipe.core.renamed import accept_old_methods, renamed_members
 from gemmpipe.family import GemmSpec
 from gemmpipe.search.history import History
 
 
+@renamed_members(glance="first_rung")
 @dataclass(frozen=True, kw_only=True)
 class TrialRequest:
     """A request of a search to time a candidate with this number of launches."""
@@ -20,6 +22,7 @@ class TrialRequest:
     """Skips the screen timer's `warmup`: the first launch is the warm-up."""
 
 
+@renamed_members(lore="history", given="required")
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SearchProblem:
     """The input of a search: a problem, its candidates, and the history of other problems."""
@@ -41,6 +44,10 @@ class SearchProblem:
 
 class SearchSession(ABC):
     """A search on one problem. Results may come in any order; `ask` may return nothing while results are missing."""
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        accept_old_methods(cls, {"over": "finished"})
 
     @abstractmethod
     def ask(self) -> Sequence[TrialRequest]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.core.data import Candidate, Device, Problem, Scalar
 from gemmpipe.core.events import Events, TimeAccount
+from gemmpipe.core.renamed import accept_old_methods, renamed_members
 from gemmpipe.executors import Pool
 from gemmpipe.family import Family, Implementation, KernelDefaults
 from gemmpipe.family.space import Space
@@ -50,6 +51,24 @@ FINALS = "bench"
 """The stage name of the problems' finals in trials and journals."""
 
 
+@renamed_members(
+    account="stage_seconds",
+    closing="final_lines",
+    cut="cut_short",
+    earlier="prior_records",
+    form="engine_target",
+    forms="engine_targets",
+    ground="search_context",
+    home="worker_of",
+    homes="assignments",
+    hunts="search_pool",
+    lore="history",
+    races="per_problem",
+    running="pool_or_none",
+    settle="assign",
+    watch="time_account",
+    words="reproduce_args",
+)
 @dataclass(frozen=True, kw_only=True)
 class Context:
     """The configuration, the resources and the state of a run, for its stages."""
@@ -179,6 +198,18 @@ class Stage(ABC):
 
     The rows of the table `problems` are also on the context, as objects.
     """
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        accept_old_methods(
+            cls,
+            {
+                "asks_device": "needs_device_info",
+                "forms": "engine_targets",
+                "races": "per_problem",
+                "sees_all_of": "accumulates",
+            },
+        )
 
     needs: ClassVar[tuple[str, ...]]
     gives: ClassVar[tuple[str, ...]]

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from gemmpipe.core.data import Build, Device, Knobs, Scalar
+from gemmpipe.core.renamed import accept_old_methods
 from gemmpipe.core.spec import COLUMN, ROW, scale_order
 from gemmpipe.family import Experts, GemmSpec, Inputs, Prepared
 from gemmpipe.family.dtypes import element_bytes
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 WGMMA_M = 64
 """What a Hopper warpgroup multiplies at once."""
+_OLD_FIELDS = {"any_order": "supports_m_major_scales", "overlapping": "supports_pdl", "swaps": "supports_swap_ab"}
 _LINE_BYTES = 128
 _MAX_PREFETCH_LINES = 16
 _MAX_PREFETCH_BYTES = 13 * 10**6
@@ -94,6 +96,10 @@ class TiledKernel(KernelImplementation):
     """Whether the kernel has the constant M_MAJOR: block scales of x by columns; `x_scale_stride` is theirs then."""
     supports_swap_ab: bool = False
     """Whether the kernel has the knob SWAP_AB: weights on the wide side of the matrix instruction."""
+
+    def __init_subclass__(cls, **kwargs: object) -> None:
+        super().__init_subclass__(**kwargs)
+        accept_old_methods(cls, _OLD_FIELDS)
 
     @abstractmethod
     def pointers(self, spec: GemmSpec) -> Mapping[str, str]:

@@ -225,7 +225,9 @@ def test_two_models_with_one_file_name_keep_the_more_called(target: Target) -> N
     target.events.listeners.append(lambda event: heard.append(event.text))
     (path,) = Vllm(device_name=None).write(FMOE, pd.concat([chosen("vllm", dict(KNOBS)), other]), target)
     assert {m: knobs["num_warps"] for m, knobs in json.loads(path.read_text()).items()} == {"1": 8, "64": 8}
-    said = "E=128,N=768,device_name=NVIDIA_H200.json: one file for several products; the one with the most calls is stored"
+    said = (
+        "E=128,N=768,device_name=NVIDIA_H200.json: one file for several products; the one with the most calls is stored"
+    )
     assert heard == [said, said]
 
 

@@ -1,0 +1,259 @@
+"""Runs from Python: `gemmpipe.run` carries out a pipeline in this process, `gemmpipe.load` reads a finished run."""
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gemmpipe.core.errors import GemmpipeError, UserError
+from gemmpipe.core.files import read_object
+from gemmpipe.core.paths import RUNS
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from omegaconf import DictConfig
+
+    from gemmpipe.cli.request import RunRequest
+
+_MANIFEST = "manifest.json"
+_MAX_MANIFEST_BYTES = 50_000_000  # names every file and every unsolved problem
+_INTERRUPTED = 130
+_TEXT_COLUMNS = ("format", "bucket", "layer", "error", "reason")
+"""Columns whose empty cells are empty texts, not missing numbers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
+    """What a run left: its folder, its selections, the files it wrote, and how it ended."""
+
+    pipeline: str
+    folder: Path
+    """Absolute; has the journal, `manifest.json` and the tables as CSV."""
+    exit_code: int
+    """0: done; 1: a problem has no valid candidate, or a row is stale; 130: interrupted."""
+    table: "pd.DataFrame" = field(repr=False, compare=False)
+    """One row per problem (`format` "") and per bucket of a format: key columns, `libtype`, `config`, `us`
+    (microseconds) and others. Empty where the pipeline selects nothing."""
+    artifacts: tuple[Path, ...]
+    """The files that inference engines load, as absolute paths."""
+    unsolved: tuple[str, ...]
+    """Problems without a valid candidate, or whose recorded one is stale."""
+    wall_s: float
+
+    def read(self, name: str) -> "pd.DataFrame":
+        """A table of the run by name: `problems`, `trials`, `selections` ... Raises UserError for one it has not."""
+        from gemmpipe.core.errors import suggest_or_list
+
+        path = self.folder / f"{name}.csv"
+        if not path.is_file():
+            known = [each.stem for each in self.folder.glob("*.csv")]
+            raise UserError(f"{self.folder}: no table '{name}'{suggest_or_list(name, known)}")
+        return _table(path)
+
+
+def _table(path: Path) -> "pd.DataFrame":
+    import pandas as pd
+
+    frame = pd.read_csv(path)
+    texts = [name for name in _TEXT_COLUMNS if name in frame]
+    return frame.assign(**{name: frame[name].astype(object).where(frame[name].notna(), "") for name in texts})
+
+
+def run(
+    pipeline: str = "tune",
+    overrides: Sequence[str] = (),
+    *,
+    config_dir: str | Path | None = None,
+    **options: object,
+) -> RunResult:
+    """Carry out a pipeline as `gemmpipe PIPELINE key=value ...` does, in this process.
+
+    `pipeline` is the name of a pipeline or the path of a recipe. `options` are overrides by key: scalars, paths, lists,
+    None for null; a mapping has the keys below its own (`search={"trial_fraction": 0.2}`). `overrides` are overrides as
+    typed on the command line (`"timer@stages.bench.timer=quick"`); they come first. `config_dir` is a folder of the
+    user's own options and Python modules. Lines go to stdout and stderr as on the command line.
+
+    Raises UserError for whatever the command line ends with 2 for, EnvironmentProblem where it ends with 3, and
+    KeyboardInterrupt for a run that was interrupted. A run with unsolved problems is a result with exit code 1.
+    """
+    from gemmpipe.cli.command_line import LINT, parse_command_line
+    from gemmpipe.cli.lint import as_overrides
+    from gemmpipe.cli.request import resolve_request
+
+    words = [*map(_checked, overrides), *(word for key, value in options.items() for word in _overrides(key, value))]
+    flags = [] if config_dir is None else [f"--config-dir={config_dir}"]
+    line = parse_command_line([*flags, pipeline, *words])
+    request = resolve_request(as_overrides(line) if line.command == LINT else line)
+    if request.multirun:
+        raise UserError(f"{pipeline}: a sweep; gemmpipe.run does one run, a loop over it does several")
+    if request.pipeline == "doctor":
+        raise UserError("doctor: leaves no run; expected on the command line")
+    folder, code = _run_here(request)
+    if code == _INTERRUPTED:
+        raise KeyboardInterrupt(str(folder))
+    return _result(folder)
+
+
+def load(run: str | Path = "last") -> RunResult:
+    """The result of a finished run: of its folder, or of the last one below `outputs/runs` for "last".
+
+    Raises UserError where there is none.
+    """
+    folder = _last_run() if run == "last" else Path(run).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"load: no folder {folder}; expected the folder of a run, or 'last'")
+    return _result(folder)
+
+
+def _last_run() -> Path:
+    """The folder with the newest manifest, also one of a sweep."""
+    found = [*RUNS.glob(f"*/*/{_MANIFEST}"), *RUNS.glob(f"*/*/*/{_MANIFEST}")]
+    if not found:
+        raise UserError(f"load: no finished run under {RUNS}; expected the folder of a run")
+    return max(found, key=lambda path: path.stat().st_mtime_ns).parent
+
+
+def _result(folder: Path) -> RunResult:
+    import pandas as pd
+
+    folder = folder.absolute()
+    path = folder / _MANIFEST
+    if not path.is_file():
+        raise UserError(f"{folder}: no {_MANIFEST}; expected a finished run (resume= goes on with one that was killed)")
+    manifest = read_object(path, _MAX_MANIFEST_BYTES)
+    selections = folder / "selections.csv"
+    try:
+        return RunResult(
+            pipeline=str(manifest["pipeline"]),
+            folder=folder,
+            exit_code=int(str(manifest["exit_code"])),
+            table=_table(selections) if selections.is_file() else pd.DataFrame(),
+            artifacts=tuple(_started_in(folder) / str(file) for file in _listed(manifest["files"])),
+            unsolved=tuple(map(str, _listed(manifest["unsolved"]))),
+            wall_s=float(str(manifest["wall_s"])),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: not a run's manifest ({error}); expected one that gemmpipe wrote") from None
+
+
+def _listed(value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise TypeError(f"{value!r} is no list")
+    return value
+
+
+def _started_in(folder: Path) -> Path:
+    """The folder that a run was started in, which relative paths of its manifest mean."""
+    return next((path for path in folder.parents if folder.is_relative_to(path / RUNS)), Path.cwd())
+
+
+def _run_here(request: "RunRequest") -> tuple[Path, int]:
+    """Compose and carry out one run: its folder and exit code. Raises GemmpipeError for whatever went wrong."""
+    from gemmpipe.cli.compose import run_hydra
+    from gemmpipe.cli.hydra_errors import CONFIG_ERRORS, as_user_error
+    from gemmpipe.cli.runs import removing_empty_folders
+
+    ended: list[tuple[Path, int] | GemmpipeError] = []
+    folders = [] if request.folders.config_dir is None else [f"--config-dir={request.folders.config_dir}"]
+    argv = [*folders, f"--config-name={request.pipeline}", *request.overrides]
+    try:
+        with removing_empty_folders(RUNS / request.pipeline), _without_main_module(), _own_hydra():
+            run_hydra(argv, partial(_job, request, ended))
+    except CONFIG_ERRORS as error:
+        raise as_user_error(error, request.folders.options, request.overrides, request.recipe) from error
+    (end,) = ended
+    if isinstance(end, GemmpipeError):
+        raise end
+    return end
+
+
+def _job(request: "RunRequest", ended: list[tuple[Path, int] | GemmpipeError], cfg: "DictConfig") -> None:
+    """Keep how the run ended: Hydra would print the overrides of one that raises."""
+    from hydra.core.hydra_config import HydraConfig
+
+    from gemmpipe.cli.errors import as_bug, system_error
+    from gemmpipe.cli.job import execute
+    from gemmpipe.cli.runs import remove_empty_run
+
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    try:
+        ended.append((folder, execute(cfg, request, folder)))
+        return
+    except GemmpipeError as error:
+        ended.append(error)
+    except OSError as error:
+        ended.append(_caused(system_error(error), error))
+    except Exception as error:  # noqa: BLE001 (as the command line: the traceback is the cause's)
+        ended.append(_caused(as_bug(error, request.folders.config_dir), error))
+    remove_empty_run(folder)
+
+
+def _caused(error: GemmpipeError, cause: Exception) -> GemmpipeError:
+    error.__cause__ = cause
+    return error
+
+
+@contextlib.contextmanager
+def _without_main_module() -> Iterator[None]:
+    """Worker processes do not import the script that runs: it needs no `if __name__ == "__main__"`."""
+    main = sys.modules["__main__"]
+    names = ("__file__", "__spec__")
+    kept = {name: vars(main)[name] for name in names if name in vars(main)}
+    for name in kept:
+        setattr(main, name, None)
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            setattr(main, name, value)
+
+
+@contextlib.contextmanager
+def _own_hydra() -> Iterator[None]:
+    """The state of Hydra in a program that uses it itself is kept."""
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.hydra_config import HydraConfig
+
+    instance, config = GlobalHydra.instance(), HydraConfig.instance()
+    kept = (instance.hydra, config.cfg)
+    instance.hydra = None
+    try:
+        yield
+    finally:
+        instance.hydra, config.cfg = kept
+
+
+def _checked(word: str) -> str:
+    """An override as typed. Raises UserError for a flag or a bare word."""
+    if word.startswith("-") or ("=" not in word and not word.startswith("~")):
+        raise UserError(f"{word}: expected key=value")
+    return word
+
+
+def _overrides(key: str, value: object) -> list[str]:
+    """The overrides that a keyword means: a mapping has keys below its own."""
+    if isinstance(value, Mapping) and value:
+        return [word for name, item in value.items() for word in _overrides(f"{key}.{name}", item)]
+    return [f"{key}={_text(key, value)}"]
+
+
+def _text(key: str, value: object) -> str:
+    """A value in Hydra's grammar. Raises UserError for what it cannot write."""
+    from gemmpipe.cli.overrides import quote
+
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str | Path):
+        return quote(str(value))
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{name}:{_text(key, item)}" for name, item in value.items()) + "}"
+    if isinstance(value, list | tuple | range):
+        return f"[{','.join(_text(key, item) for item in value)}]"
+    raise UserError(f"{key}: {type(value).__name__} given, expected text, a number, a list, a mapping or None")

@@ -1,0 +1,234 @@
+"""Names of version 0.1.0 that stay readable for one version: modules, symbols, methods, fields, keys.
+
+`renamed.json` maps old module paths and public names to the new ones; it is read when an old one is first used. Each
+name is reported once per process: as a DeprecationWarning where Python code uses it, and as a notice that a run prints.
+"""
+
+import functools
+import importlib
+import sys
+import types
+from collections.abc import Callable, Collection, Mapping, Sequence
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from typing import TypeVar
+
+_PREFIX = "gemmpipe."
+
+# Keys of the configuration, by the place that they are in.
+SEARCH_KEYS = {
+    "best": "good_fraction",
+    "boldness": "exploration",
+    "least": "min_trials",
+    "looks": "rungs",
+    "of": "algorithm",
+    "patience": "stop_margin",
+    "polish": "neighbor_steps",
+    "rows": "transfer_rows",
+    "share": "trial_fraction",
+    "slots": "compile_slots",
+    "warm": "transfer",
+    "winners": "transfer_winners",
+}
+RUNG_KEYS = {"keep_ratio": "keep_fraction", "most_launches": "max_launches"}
+STAGES = {"called": "verify_calls", "report": "verify_report", "slower": "lint_timings"}
+STAGE_KEYS: Mapping[str, Mapping[str, str]] = {
+    "capture": {"keep_pct": "cover_pct", "tuned_too": "include_tuned"},
+    "compare": {"against": "baseline"},
+    "engine": {"further_pct": "extra_key_pct"},
+    "load": {"of": "read", "rivals": "baselines"},
+    "verify_report": {
+        "behind_pct": "max_behind_pct",
+        "called_within_pct": "max_call_overhead_pct",
+        "within_pct": "max_drift_pct",
+    },
+}
+OPTIONS: Mapping[str, Mapping[str, str]] = {"search": {"_looks": "_rungs", "learned": "forest"}, "stage": STAGES}
+
+_reported: set[str] = set()
+_notices: list[str] = []
+T = TypeVar("T")
+
+
+def note(old: str, new: str) -> bool:
+    """Keep the notice about a renamed name for `take_notices`; False where it was given before in this process."""
+    if old in _reported:
+        return False
+    _reported.add(old)
+    _notices.append(f"{old}: renamed; use {new}")
+    return True
+
+
+def take_notices() -> list[str]:
+    """The notices since the last call, one line each."""
+    taken = list(_notices)
+    _notices.clear()
+    return taken
+
+
+def warn(old: str, new: str, stacklevel: int) -> None:
+    """One DeprecationWarning and one notice per name and process; `stacklevel` 1 is the caller."""
+    if note(old, new):
+        import warnings
+
+        warnings.warn(f"{old}: renamed; use {new}", DeprecationWarning, stacklevel=stacklevel + 1)
+
+
+@functools.cache
+def _table() -> tuple[Mapping[str, str], Mapping[str, Mapping[str, str]]]:
+    """Old module -> new module, and old module -> its names that changed or went elsewhere -> new path."""
+    import json  # not above, as every program that imports gemmpipe loads this module
+
+    with open(f"{__file__.rpartition('.')[0]}.json", encoding="utf-8") as stream:
+        content = json.load(stream)
+    return content["modules"], content["names"]
+
+
+def renamed_modules() -> Mapping[str, str]:
+    """Old module paths and the modules that have most of their content now."""
+    return _table()[0]
+
+
+def renamed_names() -> Mapping[str, Mapping[str, str]]:
+    """By old module: its public names that changed, or that went to another module, and their paths now."""
+    return _table()[1]
+
+
+def current_key(key: str, fields: Collection[str]) -> str:
+    """What a class with these fields calls a key: the name of now for an old one, and the other way round.
+
+    A class of the user's own may have a field with an old name, and build on a shipped option that has the new one.
+    """
+    pairs = [pair for table in (SEARCH_KEYS, RUNG_KEYS, *STAGE_KEYS.values()) for pair in table.items()]
+    names = [new if old == key else old for old, new in pairs if key in (old, new)]
+    return next((name for name in names if name in fields), key)
+
+
+def is_old_key(key: str) -> bool:
+    """True for a key that was renamed."""
+    return any(key in table for table in (SEARCH_KEYS, RUNG_KEYS, *STAGE_KEYS.values()))
+
+
+def current_path(path: str) -> str:
+    """A dotted path to a class or a function as it is now; unchanged where it was not renamed."""
+    module, _, name = path.rpartition(".")
+    if not module.startswith(_PREFIX):
+        return path
+    modules, names = _table()
+    return names.get(module, {}).get(name) or f"{modules.get(module, module)}.{name}"
+
+
+class _CurrentLoader(SourceFileLoader):
+    """Loads a module as Python does; its old names are served on request."""
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        super().exec_module(module)
+        vars(module).setdefault("__getattr__", functools.partial(_old_name, module))
+
+
+class _OldModuleLoader:
+    """Makes an empty module in place of one that was renamed: its names are served on request."""
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        vars(module)["__getattr__"] = functools.partial(_old_name, module)
+
+
+class _Finder:
+    """Finds renamed modules, and lets the present ones serve their old names."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if not name.startswith(_PREFIX):
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None:
+            if type(spec.loader) is SourceFileLoader:
+                spec.loader = _CurrentLoader(spec.loader.name, spec.loader.path)
+            return spec
+        if name not in renamed_modules():
+            return None
+        return ModuleSpec(name, _OldModuleLoader(), is_package=True)  # type: ignore[arg-type]  # what importlib asks of one
+
+
+def serve_old_names() -> None:
+    """From here on old module paths can be imported, once per process."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+def _old_name(module: types.ModuleType, name: str) -> object:
+    """The object that an old public name of a module means now. Raises AttributeError."""
+    old = module.__name__
+    if not name.startswith("_"):
+        path = renamed_names().get(old, {}).get(name)
+        if path is None and isinstance(vars(module)["__loader__"], _OldModuleLoader):
+            path = f"{renamed_modules()[old]}.{name}"
+        if path is not None and (found := _resolved(path)) is not _MISSING:
+            warn(f"{old}.{name}", path, stacklevel=2)
+            vars(module)[name] = found  # the next access is an ordinary one
+            return found
+    raise AttributeError(f"module {old!r} has no attribute {name!r}", name=name, obj=module)
+
+
+_MISSING = object()
+
+
+def _resolved(path: str) -> object:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name, _MISSING)
+
+
+def renamed_members(**names: str) -> Callable[[type[T]], type[T]]:
+    """Class decorator, `old="new"`: old members read as new ones, and the constructor accepts the old keywords."""
+
+    def decorate(cls: type[T]) -> type[T]:
+        for old, new in names.items():
+            setattr(cls, old, _old_member(cls, old, new))
+        fields = {old: new for old, new in names.items() if new in getattr(cls, "__dataclass_fields__", {})}
+        if fields:
+            _accept_old_keywords(cls, fields)
+        return cls
+
+    return decorate
+
+
+def _old_member(cls: type, old: str, new: str) -> property:
+    def read(self: object) -> object:
+        warn(f"{cls.__name__}.{old}", f"{cls.__name__}.{new}", stacklevel=2)
+        return getattr(self, new)
+
+    return property(read)
+
+
+def _accept_old_keywords(cls: type, fields: Mapping[str, str]) -> None:
+    construct = cls.__init__  # type: ignore[misc]
+
+    @functools.wraps(construct)
+    def accepting(self: object, *args: object, **values: object) -> None:
+        for old in fields.keys() & values.keys():
+            new = fields[old]
+            warn(f"{cls.__name__}({old}=)", f"{cls.__name__}({new}=)", stacklevel=2)
+            values.setdefault(new, values.pop(old))
+        construct(self, *args, **values)
+
+    cls.__init__ = accepting  # type: ignore[misc]
+
+
+def accept_old_methods(cls: type, names: Mapping[str, str]) -> None:
+    """For `__init_subclass__`: members that a class of the user's own defines under an old name get the new one.
+
+    Members with a new name can be called by the old one too, so that `super().misfit(...)` of such a class works.
+    """
+    own = vars(cls)
+    for old, new in names.items():
+        if old in own and new not in own and not cls.__module__.startswith(_PREFIX):
+            warn(f"{cls.__name__}.{old}", f"{cls.__name__}.{new}", stacklevel=4)  # behind __init_subclass__ and ABCMeta
+            setattr(cls, new, own[old])
+            hints = own.get("__annotations__", {})
+            if old in hints:  # the default of a field
+                hints[new] = hints.pop(old)
+        elif new in own and old not in own:
+            setattr(cls, old, own[new])
