@@ -58,8 +58,8 @@ def test_a_backend_that_is_not_here_is_named_once(no_words: KernelDefaults) -> N
     for problem in problems:
         report.add(list_candidates(problem, family, backends, device, Space(axes={}, when=(), pinned=()), ()).report)
     assert report.lines()[-2:] == [
-        "  nothing of cublaslt: no NVIDIA GPU: cuBLASLt computes on these alone",
-        "  nothing of hipblaslt: no AMD GPU: hipBLASLt computes on these alone",
+        "  nothing of cublaslt: no NVIDIA GPU: cuBLASLt computes on NVIDIA GPUs only",
+        "  nothing of hipblaslt: no AMD GPU: hipBLASLt computes on AMD GPUs only",
     ]
 
 

@@ -148,7 +148,7 @@ def test_quotients_are_exact_however_the_reciprocal_is_rounded(divisor: int, num
 def test_more_pieces_than_can_be_told_apart_are_refused() -> None:
     kernel, spec = _kernel("a8w8_blockscale", (MAX_WORK_TILES // 20 + 1) * 64)  # of 1280 columns in tiles of 64
     reason = kernel.unsupported_reason(spec, _knobs(spec, 64), SM_90)
-    assert reason == f"order: {MAX_WORK_TILES + 4} pieces of work, {MAX_WORK_TILES} are told apart"
+    assert reason == f"order: {MAX_WORK_TILES + 4} work tiles, at most {MAX_WORK_TILES} have exact coordinates"
     assert kernel.unsupported_reason(spec, _knobs(spec, 128), SM_90) is None
 
 
@@ -224,9 +224,9 @@ def test_narrow_tiles_add_up_as_many_blocks_as_the_registers_allow(
     ("name", "columns", "why"),
     [
         ("a16w16", 72, "not of 16 columns"),
-        ("a16w16", 240, "16 to 224 are held"),
+        ("a16w16", 240, "16 to 224 fit"),
         ("a8w8_blockscale", 176, "three of their blocks"),
-        ("a8w8_blockscale", 208, "16 to 192 are held"),
+        ("a8w8_blockscale", 208, "16 to 192 fit"),
         ("a8w8_bpreshuffle", 96, "the layout of this weight"),
     ],
 )

@@ -8,7 +8,7 @@ from math import prod
 
 from gemmpipe.core.data import Device, Knobs
 from gemmpipe.family import GemmSpec
-from gemmpipe.family.dtypes import element_bytes
+from gemmpipe.family.dtypes import DTYPES_16BIT, element_bytes
 from gemmpipe.templates.params import CLUSTER_SIZE, CTAS_PER_SM, MAX_PORTABLE_CLUSTER, int_knob
 from gemmpipe.templates.tiled import ceil_div, next_power_of_2, tile_counts
 
@@ -146,7 +146,7 @@ def hopper_tile_violation(spec: GemmSpec, knobs: Knobs, device: Device, widest: 
         return "no GPU: Triton compiles for GPUs"
     if device.gfx != "sm_90":
         return f"architecture: warpgroup instructions are sm_90's, this is {device.gfx}"
-    if spec.out_dtype not in ("bfloat16", "float16"):
+    if spec.out_dtype not in DTYPES_16BIT:
         return f"output: {spec.out_dtype} does not fit in shared memory with the ring"
     # A descriptor's rows begin at multiples of 16 bytes.
     if spec.n % 8 or spec.k * size % 16:
@@ -194,5 +194,5 @@ def cluster_violation(knobs: Knobs, grid: PersistentGrid) -> str | None:
     if size > MAX_PORTABLE_CLUSTER:
         return f"{CLUSTER_SIZE}: {size}, {MAX_PORTABLE_CLUSTER} programs are portable"
     if split_k_mode(knobs) == "cluster" and grid.programs != grid.work_tiles:
-        return f"{CLUSTER_SIZE}: {grid.work_tiles} splits for {grid.programs} programs, a tile's would not be in one"
+        return f"{CLUSTER_SIZE}: {grid.work_tiles} splits for {grid.programs} programs do not share clusters by tile"
     return None
