@@ -248,7 +248,7 @@ def _split_counts(kernel: AsmKernel, products: _KernelList, spec: GemmSpec, devi
 
 
 def _splits_evenly(k: int, splits: int) -> bool:
-    """True if none of so many splits in whole blocks is empty."""
+    """True if K in `splits` parts of whole blocks has no empty part."""
     part = ceil_div(ceil_div(k, splits), _SPLIT_BLOCK_K) * _SPLIT_BLOCK_K
     return ceil_div(k, part) == splits
 
@@ -268,7 +268,7 @@ def _alignment_violation(spec: GemmSpec, device: Device) -> str | None:
 
 
 def _kernel_violation(name: str, splits: int, products: _KernelList, spec: GemmSpec) -> str | None:
-    """`rule: detail` if this version's kernel of that name does not compute the product in so many splits, or None."""
+    """`rule: detail` if this version's kernel `name` does not compute the product with these splits, or None."""
     kernels = {kernel.name: kernel for kernel in asm_kernels(products.path)}
     if not name or not kernels:
         return None

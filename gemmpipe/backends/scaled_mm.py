@@ -39,7 +39,7 @@ def no_copy() -> object:
     """The call before a product if its scales have the required order: does nothing."""
 
 
-# torch.nn.functional.ScalingType, whose numbers the operator takes
+# The numbers of torch.nn.functional.ScalingType, which the operator takes
 _TENSOR, _ROW, _BLOCK_1X128, _BLOCK_128X128 = 0, 1, 4, 5
 _K_BLOCK_MULTIPLE = 4  # cuBLASLt reads the 128x128 scales in fours along K
 

@@ -82,7 +82,7 @@ def load_k(ptrs, ks, left, EVEN_K: tl.constexpr, CACHE: tl.constexpr):
 
 @triton.jit
 def mma_operands(x, w, SWAP_AB: tl.constexpr):
-    """What the matrix instruction multiplies for x [M, K] and w [K, N]: x @ w, or with SWAP_AB its transpose.
+    """The operands of the matrix instruction for x [M, K] and w [K, N]: (x, w), or with SWAP_AB (w^T, x^T).
 
     Swapped, the weight takes the wide side of the instruction (64 on Hopper), few rows of x its narrow one.
     """

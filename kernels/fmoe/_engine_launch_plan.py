@@ -31,7 +31,7 @@ _NAIVE_FACTOR = 4
 
 @dataclass(frozen=True, kw_only=True)
 class EngineForm:
-    """What differs between the engines' `fused_experts`."""
+    """The differences between the engines' `fused_experts`."""
 
     label: str
     """`vllm` or `sglang`: the backend and the format."""
