@@ -98,4 +98,4 @@ def test_one_row_of_tiles_has_one_order(family: Family, engine: str) -> None:
     assert groups(kernel, 64) == [1], "one row of tiles"
     assert groups(kernel, 65) == [1, 16, 32]
     entry = {**KNOBS, "GROUP_SIZE_M": 32}
-    assert kernel.normalise(_spec(family, m=1), entry, device) == entry, "a file's entry serves other Ms too"
+    assert kernel.normalise(_spec(family, m=1), entry, device) == entry, "a file's entry is used for other M too"

@@ -225,7 +225,7 @@ def test_narrow_tiles_add_up_as_many_blocks_as_the_registers_allow(
     [
         ("a16w16", 72, "no multiple of 16 columns"),
         ("a16w16", 240, "16 to 224 fit"),
-        ("a8w8_blockscale", 176, "three of their blocks"),
+        ("a8w8_blockscale", 176, "may span three scale blocks"),
         ("a8w8_blockscale", 208, "16 to 192 fit"),
         ("a8w8_bpreshuffle", 96, "the layout of this weight"),
     ],
