@@ -111,7 +111,7 @@ FAMILIES = [
 """
 
 BACKENDS = ["Backend", "EngineBackend", "EngineImplementation"]
-"""Options of `backend`: a library that computes products of several families, or an inference engine's own functions."""
+"""Options of `backend`: libraries that compute products of several families, and inference engines' functions."""
 
 SOURCES = ["Source"]
 """Options of `shapes`: where problems come from."""

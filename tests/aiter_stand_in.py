@@ -17,7 +17,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from gemmpipe.backends import aiter, aiter_package, hipblaslt
+from gemmpipe.backends import aiter as aiter_backend
+from gemmpipe.backends import aiter_package, hipblaslt
 from gemmpipe.core.data import Device
 from gemmpipe.core.device import arch_device
 from gemmpipe.family.layouts import unshuffle
@@ -435,7 +436,7 @@ def package(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[ModuleTyp
     )
     cached = (
         *(hipblaslt.aiter_import_problem, hipblaslt._library, hipblaslt._version, hipblaslt._solutions),
-        *(aiter_package.aiter_version, aiter_package.asm_kernels, aiter._zeros),
+        *(aiter_package.aiter_version, aiter_package.asm_kernels, aiter_backend._zeros),
     )
     CALLS.clear()
     for function in cached:

@@ -45,6 +45,7 @@ SHORT = {
     "backends/quack.py": "one library",
     "bench/preloaded.py": "what the forkserver imports; any import more is paid by each run",
     "capture.py": "an entry point",
+    "cli/errors.py": "loaded without Hydra",
     "cli/lint.py": "loaded without Hydra",
     "core/events.py": "the events of all layers",
     "core/shell.py": "read by sources and by the command line",

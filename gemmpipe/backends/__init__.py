@@ -1,4 +1,4 @@
-"""Providers of candidates: libraries, third parties, and a family's own kernels by their label."""
+"""Providers of candidates: libraries, packages of others, and a family's own kernels by their label."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ NO_SPACE = Space(axes={}, when=(), pinned=())
 
 @dataclass(frozen=True, kw_only=True)
 class Backend(Implementation):
-    """A library that computes products by their GemmSpec alone, whichever family they belong to."""
+    """A library that computes products of any family, by their GemmSpec alone."""
 
     reads_strides: ClassVar[bool] = True
-    """Whether it takes operands in any strides and at any address; binding copies them otherwise."""
+    """True if it takes operands with any strides and address; binding copies them otherwise."""
 
     def implementations(self, family: Family) -> tuple[Implementation, ...]:
-        """What this backend offers for a family."""
+        """The implementations for a family: the backend itself."""
         return (self,)
 
     def configs(self, spec: GemmSpec, device: Device, space: Space) -> Iterable[Knobs]:
-        """Every way this library has; a library's ways do not come from the space of knobs."""
+        """All configurations of this library, which do not come from `space`."""
         return ({},)
 
     def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...]:

@@ -1,9 +1,9 @@
-"""A kernel that does nothing: what a launch costs within a graph."""
+"""An empty kernel, for the cost of a launch within a graph."""
 
 import triton
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def empty() -> None:
-    """Nothing."""
+    """Does nothing."""
     return

@@ -1,8 +1,7 @@
-"""aiter's composable kernels (`ck`) and its assembly (`asm`), each under the `libtype` its tables know it by.
+"""aiter's kernels: composable (`ck`, in aiter_ck.py) and assembly (`asm`), each under its `libtype` in aiter's tables.
 
-`asm`: aiter's assembly kernels, by the name of the kernel (which says its tile) and the number of splits.
-
-Written to the functions and the lists of aiter, unverified on hardware.
+An assembly kernel is a name (which contains its tile) and a number of splits. Written to the functions and kernel lists
+of aiter, unverified on hardware.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from gemmpipe.backends.aiter_ck import Ck, fp4_launch, prepare_fp4, row_or_block_scales
 from gemmpipe.backends.aiter_package import (
+    FP4,
     GFX,
     SPLITS,
     AiterBackend,
@@ -26,6 +26,7 @@ from gemmpipe.core.data import Device, Knobs, Scalar
 from gemmpipe.family import Family, GemmSpec, Implementation, Inputs, Launch, Prepared, Weights
 from gemmpipe.family.dtypes import FP8_DTYPES
 from gemmpipe.family.layouts import ROW_MAJOR, TILES_16X16
+from gemmpipe.templates.tiled import ceil_div
 
 if TYPE_CHECKING:
     import torch
@@ -34,18 +35,17 @@ if TYPE_CHECKING:
 
 
 KERNEL_NAME = "kernelName"
-"""The knob that says which kernel; empty: aiter's own choice."""
-_FP4 = "float4_e2m1fn_x2"
+"""The knob with the kernel's name; empty: aiter's own choice."""
 _MAX_SPLIT_TILES = 1024
-"""Of a product whose K is split: aiter counts them in a workspace of so many counters."""
+"""Tiles of a product with split-K: aiter's workspace has as many counters."""
 _SPLIT_BLOCK_K = 128
-"""The block along K in which 8-bit kernels split."""
+"""8-bit kernels split K in multiples of this block."""
 _SPLIT_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _KernelList:
-    """What the kernels of a list compute."""
+    """The products that the kernels of a list compute."""
 
     path: str
     dtypes: tuple[str, ...]
@@ -54,7 +54,7 @@ class _KernelList:
     out: tuple[str, ...]
     most_splits: int
     powers: bool = False
-    """Whether splits are powers of two, of which the function takes the log2."""
+    """True if splits are powers of two, of which the function takes the log2."""
     gfx: tuple[str, ...] = GFX
 
 
@@ -85,7 +85,7 @@ _LISTS = (
     ),
     _KernelList(
         path="f4gemm/f4gemm_bf16_per1x32Fp4.csv",
-        dtypes=(_FP4,),
+        dtypes=(FP4,),
         scales="block",
         layouts=(ROW_MAJOR,),
         out=("bfloat16",),
@@ -103,12 +103,12 @@ class Asm(AiterBackend):
     label = "asm"
 
     def configs(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
-        """Every kernel of the list in every number of splits that it can have; without a list aiter's own choice."""
+        """Every kernel of the list with every number of splits that it supports; without a list aiter's own choice."""
         if self.unavailable(device) is not None:
             return ()
         products = _kernel_list(spec)
         if products is None:
-            return ({KERNEL_NAME: "", SPLITS: 1},)  # one point, to say why
+            return ({KERNEL_NAME: "", SPLITS: 1},)  # one config, for unsupported_reason
         kernels = [kernel for kernel in asm_kernels(products.path) if _supports(kernel, spec)]
         if not kernels:
             counts = _SPLIT_COUNTS if products.scales == "" else (0,)
@@ -120,11 +120,11 @@ class Asm(AiterBackend):
         )
 
     def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...]:
-        """Which kernel, and in how many splits."""
+        """The kernel and the number of splits."""
         return KERNEL_NAME, SPLITS
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
-        """A candidate that names no kernel leaves it to aiter."""
+        """An absent kernel name is empty: aiter chooses."""
         return {KERNEL_NAME: "", **knobs}
 
     def knobs_from_row(self, row: Mapping[str, Scalar], spec: GemmSpec, device: Device) -> Knobs | None:
@@ -136,7 +136,7 @@ class Asm(AiterBackend):
         return f"{self.label}_{knobs.get(KERNEL_NAME) or 'own_choice'}@{aiter_version()}"
 
     def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
-        """One `if` a rule, as aiter's tuners have them."""
+        """One `if` per rule, as in aiter's tuners."""
         products, splits = _kernel_list(spec), int_or_default(knobs.get(SPLITS), 1)
         if device.gfx not in GFX:
             return f"architecture: aiter has assembly for {' and '.join(GFX)}, not {device.gfx}"
@@ -153,19 +153,19 @@ class Asm(AiterBackend):
         return _kernel_violation(str(knobs.get(KERNEL_NAME) or ""), splits, products, spec)
 
     def prepare_knobs(self, spec: GemmSpec, knobs: Knobs) -> Knobs:
-        """All kernels read one form of a weight."""
+        """None: all kernels read the same form of a weight."""
         return {}
 
     def prepare(self, spec: GemmSpec, weights: Weights, knobs: Knobs) -> Prepared:
-        """A 4-bit weight in tiles with its scales shuffled; nothing for others."""
-        return prepare_fp4(weights) if spec.w_dtype == _FP4 else Prepared(weights=weights)
+        """A 4-bit weight in tiles with its scales shuffled; others unchanged."""
+        return prepare_fp4(weights) if spec.w_dtype == FP4 else Prepared(weights=weights)
 
     def bind(
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
     ) -> Launch:
-        """A call of the function for these types into `out`."""
+        """A call of the function for these types that writes `out`."""
         name, splits = str(knobs.get(KERNEL_NAME) or ""), int_or_default(knobs.get(SPLITS), 1)
-        if spec.x_dtype == _FP4:
+        if spec.x_dtype == FP4:
             call = aiter_function("gemm_a4w4_asm")
 
             def fp4(*operands: "torch.Tensor") -> object:
@@ -192,14 +192,14 @@ def _bf16(spec: GemmSpec, name: str, splits: int, inputs: Inputs, prepared: Prep
 
 def _scaled(spec: GemmSpec, name: str, splits: int, inputs: Inputs, prepared: Prepared, out: "torch.Tensor") -> Launch:
     x, w = inputs.x.contiguous(), prepared.weights.w.contiguous()
-    x_scale, w_scale, lay = row_or_block_scales(spec, inputs, prepared)
+    x_scale, w_scale, copy_scales = row_or_block_scales(spec, inputs, prepared)
     if spec.x_dtype == "int8":
-        eight_bits, zeros = aiter_function("gemm_a8w8_asm"), _zeros(spec.n, str(out.device))  # it insists on a bias
+        eight_bits, zeros = aiter_function("gemm_a8w8_asm"), _zeros(spec.n, str(out.device))  # it requires a bias
         return lambda: (eight_bits(x, w, x_scale, w_scale, out, name, zeros, splitK=splits or None), out)[1]
     blockwise = aiter_function("gemm_a8w8_blockscale_bpreshuffle_asm")
 
     def launch() -> "torch.Tensor":
-        lay()
+        copy_scales()
         blockwise(x, w, out, x_scale, w_scale, splitK=splits or None, kernelName=name or None)
         return out
 
@@ -207,10 +207,10 @@ def _scaled(spec: GemmSpec, name: str, splits: int, inputs: Inputs, prepared: Pr
 
 
 @cache
-def _zeros(columns: int, place: str) -> "torch.Tensor":
+def _zeros(columns: int, device: str) -> "torch.Tensor":
     import torch
 
-    return torch.zeros(1, columns, dtype=torch.float32, device=place)
+    return torch.zeros(1, columns, dtype=torch.float32, device=device)
 
 
 def _kernel_list(spec: GemmSpec) -> _KernelList | None:
@@ -229,13 +229,13 @@ def _kernel_list(spec: GemmSpec) -> _KernelList | None:
 
 
 def _supports(kernel: AsmKernel, spec: GemmSpec) -> bool:
-    """Whether a kernel reads the weight as it lies (fp4 weights are prepared in tiles) and adds the bias."""
-    shuffled = spec.w_layout != ROW_MAJOR or spec.w_dtype == _FP4
+    """True if a kernel reads the weight's layout (fp4 weights are prepared in tiles) and adds the bias."""
+    shuffled = spec.w_layout != ROW_MAJOR or spec.w_dtype == FP4
     return kernel.shuffled == shuffled and (kernel.bias or not spec.bias)
 
 
 def _split_counts(kernel: AsmKernel, products: _KernelList, spec: GemmSpec, device: Device) -> Iterable[int]:
-    """The counts that aiter's tuners try, those first that give every compute unit a tile."""
+    """The split counts that aiter's tuners try; for 16 bits up to one tile per compute unit, or 4 for many tiles."""
     if not kernel.splits:
         return (1,)
     if products.powers:
@@ -248,14 +248,9 @@ def _split_counts(kernel: AsmKernel, products: _KernelList, spec: GemmSpec, devi
 
 
 def _splits_evenly(k: int, splits: int) -> bool:
-    """Whether so many splits of whole blocks each have something."""
+    """True if K in `splits` parts of whole blocks has no empty part."""
     part = ceil_div(ceil_div(k, splits), _SPLIT_BLOCK_K) * _SPLIT_BLOCK_K
     return ceil_div(k, part) == splits
-
-
-def ceil_div(whole: int, part: int) -> int:
-    """How many parts cover the whole."""
-    return -(-whole // part)
 
 
 def _tile_count(kernel: AsmKernel, spec: GemmSpec) -> int:
@@ -265,7 +260,7 @@ def _tile_count(kernel: AsmKernel, spec: GemmSpec) -> int:
 def _alignment_violation(spec: GemmSpec, device: Device) -> str | None:
     if spec.x_scale is None and (spec.k % 64 or (device.gfx == "gfx950" and spec.n % 64)):
         return f"alignment: N={spec.n} and K={spec.k} must be multiples of 64"
-    if spec.x_dtype == _FP4 and (spec.n % 16 or spec.k % 64):
+    if spec.x_dtype == FP4 and (spec.n % 16 or spec.k % 64):
         return f"alignment: N={spec.n} and K={spec.k}, expected multiples of 16 and 64"
     if spec.bias and spec.x_scale is not None:
         return "epilogue: scaled products have no bias here"
@@ -273,12 +268,12 @@ def _alignment_violation(spec: GemmSpec, device: Device) -> str | None:
 
 
 def _kernel_violation(name: str, splits: int, products: _KernelList, spec: GemmSpec) -> str | None:
-    """Why this version's kernel of the name does not compute the product in so many splits, or None."""
+    """`rule: detail` if this version's kernel `name` does not compute the product with these splits, or None."""
     kernels = {kernel.name: kernel for kernel in asm_kernels(products.path)}
     if not name or not kernels:
         return None
     if not splits:
-        return f"splits: 0, expected how many for {name}"
+        return f"splits: 0, expected a number from 1 for {name}"
     if name not in kernels:
         return f"kernel: this version of aiter has no {name}"
     kernel = kernels[name]
@@ -293,8 +288,8 @@ def _kernel_violation(name: str, splits: int, products: _KernelList, spec: GemmS
 
 @dataclass(frozen=True, kw_only=True)
 class Aiter:
-    """What aiter offers."""
+    """aiter's composable and assembly kernels."""
 
     def implementations(self, family: Family) -> tuple[Implementation, ...]:
-        """Both, whatever the family: they decide by the product."""
+        """Both for any family: they check the product."""
         return Ck(), Asm()

@@ -1,4 +1,4 @@
-"""The package aiter: its functions by name, its version, its lists of assembly kernels, its layout of fp4 scales."""
+"""The package aiter: functions by name, version, lists of assembly kernels, and the layout of its fp4 scales."""
 
 import csv
 import importlib
@@ -14,19 +14,21 @@ from gemmpipe.backends.hipblaslt import aiter_import_problem
 from gemmpipe.core.data import Device, Scalar
 from gemmpipe.core.errors import UserError
 from gemmpipe.core.files import open_regular_text
+from gemmpipe.templates.tiled import ceil_div
 
 if TYPE_CHECKING:
     import torch
 
 SPLITS = "NUM_KSPLIT"
 GFX = ("gfx942", "gfx950")
+FP4 = "float4_e2m1fn_x2"
 _SCALE_ROWS, _SCALE_COLUMNS = 256, 8
-"""What aiter pads the scales of fp4 operands to."""
+"""aiter pads the scales of fp4 operands to multiples of these."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AiterBackend(Backend):
-    """What aiter's libraries have in common."""
+    """Base of aiter's libraries."""
 
     def unavailable(self, device: Device) -> str | None:
         """It needs an AMD GPU and the package."""
@@ -43,24 +45,24 @@ class AsmKernel:
     tile_m: int
     tile_n: int
     splits: bool
-    """Whether it can split K."""
+    """True if it can split K."""
     shuffled: bool
-    """Whether it reads a pre-shuffled weight."""
+    """True if it reads a pre-shuffled weight."""
     bias: bool
-    """Whether it adds a bias."""
+    """True if it adds a bias."""
     least_k: int
-    """What a split must have along K at least."""
+    """The least K per split."""
 
 
 def aiter_function(name: str, module: str = "aiter") -> Callable[..., Any]:
-    """A function of the package. Raises ImportError and AttributeError where this version lacks it."""
+    """A function of the package. Raises ImportError or AttributeError if this version lacks it."""
     found: Callable[..., Any] = getattr(importlib.import_module(module), name)
     return found
 
 
 @cache
 def aiter_version() -> str:
-    """The package's version, or `unknown` for one that was never installed."""
+    """The package's version, or `unknown` if it is importable but not installed."""
     for name in ("amd-aiter", "aiter"):
         try:
             return importlib.metadata.version(name)
@@ -71,9 +73,9 @@ def aiter_version() -> str:
 
 @cache
 def asm_kernels(path: str) -> tuple[AsmKernel, ...]:
-    """The kernels of a list, `bf16gemm/bf16gemm_fp32bf16.csv`, for the architecture of this machine; none without it.
+    """The kernels of a list (`bf16gemm/bf16gemm_fp32bf16.csv`) for this machine's architecture; empty without the list.
 
-    The lists spell their columns in several ways: `tileM`, `tile_m`, `tile_M`.
+    Spellings of the columns vary between lists: `tileM`, `tile_m`, `tile_M`.
     """
     try:
         folder = Path(aiter_function("get_asm_dir", "aiter.jit.core")())
@@ -103,7 +105,7 @@ def _parse_kernel(row: Mapping[str, str]) -> AsmKernel:
 
 
 def int_or_default(value: Scalar, default: int = 0) -> int:
-    """A cell or knob as a whole number."""
+    """A cell or knob if it is an int, else the default."""
     return value if isinstance(value, int) else default
 
 
@@ -115,13 +117,13 @@ def log2_exact(splits: int) -> int:
 def shuffled_scales(scales: "torch.Tensor") -> "torch.Tensor":
     """e8m0 scales [rows, K/32] as aiter's fp4 kernels read them: [rows, K/32] padded to multiples of 256 and 8.
 
-    32 rows and 8 columns lie together: the column's place among four, then the row's among 16, then which half of the
-    columns, then which half of the rows (aiter/ops/shuffle.py, `shuffle_scale`). Padding is left as it comes.
+    Blocks of 32 rows and 8 columns are contiguous, in the order: column of four, row of 16, half of the columns, half
+    of the rows (aiter/ops/shuffle.py, `shuffle_scale`). Padding is uninitialised.
     """
     import torch
 
     rows, columns = (
-        -(-size // step) * step for size, step in zip(scales.shape, (_SCALE_ROWS, _SCALE_COLUMNS), strict=True)
+        ceil_div(size, step) * step for size, step in zip(scales.shape, (_SCALE_ROWS, _SCALE_COLUMNS), strict=True)
     )
     wide = torch.empty(rows, columns, dtype=torch.uint8, device=scales.device)
     wide[: scales.shape[0], : scales.shape[1]] = scales.view(torch.uint8)

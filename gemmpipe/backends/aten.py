@@ -1,4 +1,4 @@
-"""`torch`: ATen's matrix products, on 16-bit and int8 operands as they are, on others through a dequantised weight."""
+"""`torch`: ATen's matrix products of 16-bit and int8 operands as stored, of others through a dequantised weight."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -27,16 +27,16 @@ METHODS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Torch(Backend):
-    """Candidates by one knob, `method` (see METHODS, and routed.METHODS for experts)."""
+    """Candidates by one knob, `method` (see METHODS, and torch_moe.METHODS for experts)."""
 
     label = "torch"
 
     def configs(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
-        """Every method; those that cannot compute this product are unsupported."""
+        """Every method; `unsupported_reason` rejects those that cannot compute this product."""
         return tuple({"method": method} for method in (torch_moe.METHODS if spec.experts else METHODS))
 
     def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
-        """One `if` a rule."""
+        """One `if` per rule."""
         method = str(knobs["method"])
         if spec.experts is not None:
             return torch_moe.unsupported_reason(spec, spec.experts, method, device)
@@ -52,13 +52,13 @@ class Torch(Backend):
             return f"output type: this product of {spec.x_dtype} is not written as {spec.out_dtype} here"
         if method.startswith("bfloat16") and not is_scaled(spec) and spec.w_layout == ROW_MAJOR:
             return "16-bit operands: they need no bf16 copy"
-        # On a GPU the tensor cores take bf16; fp32 pays where 16-bit products are slow: up to 7x on a CPU.
+        # On a GPU the tensor cores take bf16; fp32 pays off where 16-bit products are slow: up to 7x on a CPU.
         if method.startswith("float32") and device.kind != "cpu":
-            return "fp32 on a GPU: an order slower than 16 bits"
+            return "fp32 on a GPU: about 10 times slower than 16 bits"
         return None
 
     def prepare(self, spec: GemmSpec, weights: Weights, knobs: Knobs) -> Prepared:
-        """The dequantised copy where the method keeps one; all its bytes are beside the stored weight."""
+        """The dequantised copy if the method keeps one; all its bytes are in addition to the stored weight."""
         if spec.experts is not None:
             return torch_moe.prepare(spec, weights, str(knobs["method"]))
         if not str(knobs["method"]).endswith("_copy"):
@@ -72,7 +72,7 @@ class Torch(Backend):
     def bind(
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
     ) -> Launch:
-        """A call that multiplies into `out`, dequantising the activations each time as an engine would."""
+        """A call that writes `out`, dequantising the activations each time as an engine would."""
         import torch
 
         from gemmpipe.family.reference import dequantise, dequantise_weight
@@ -102,14 +102,14 @@ class Torch(Backend):
 
 
 def is_scaled(spec: GemmSpec) -> bool:
-    """Whether an operand carries scales or is no float that ATen multiplies."""
+    """True if an operand has scales."""
     return spec.x_scale is not None or spec.w_scale is not None
 
 
 def library_violation(spec: GemmSpec) -> str | None:
-    """Why no library path through one row-major [N, K] weight computes this product, or None."""
+    """`rule: detail` if this is not one product with a row-major [N, K] weight, as libraries compute it, or None."""
     if spec.w_layout != ROW_MAJOR:
-        return f"weight layout: '{spec.w_layout}' is another kernel's"
+        return f"weight layout: libraries read row-major weights, not '{spec.w_layout}'"
     if spec.batch != 1:
         return "batch: one product at a time"
     if spec.experts is not None:
@@ -118,7 +118,7 @@ def library_violation(spec: GemmSpec) -> str | None:
 
 
 def _int_mm_violation(spec: GemmSpec, device: Device) -> str | None:
-    """torch._int_mm's own checks, and that scales do not vary along K."""
+    """torch._int_mm's own checks; scales must not vary along K."""
     if problem := library_violation(spec):
         return problem
     if spec.x_dtype != "int8" or spec.w_dtype != "int8":
@@ -131,7 +131,7 @@ def _int_mm_violation(spec: GemmSpec, device: Device) -> str | None:
 
 
 def _can_write(spec: GemmSpec, device: Device) -> bool:
-    """torch.mm writes its operands' type, and on a GPU also fp32 (torch.mm's out_dtype)."""
+    """True if torch.mm writes this output type: its operands', and on an NVIDIA GPU also fp32 (out_dtype)."""
     if spec.out_dtype == spec.x_dtype == spec.w_dtype:
         return True
     return device.kind == "cuda" and spec.out_dtype == "float32" and spec.x_dtype == spec.w_dtype

@@ -1,4 +1,4 @@
-"""`autotune`: the family's own Triton kernel with the configuration that `triton.autotune` chooses; for comparisons."""
+"""`autotune`: a family's own Triton kernel with the configuration that `triton.autotune` selects; for comparisons."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -21,16 +21,16 @@ _KERNEL_LABEL = "triton"
 
 @dataclass(frozen=True, kw_only=True)
 class Autotune:
-    """What a user of `@triton.autotune` gets on the same kernel and space."""
+    """The result of `@triton.autotune` on the same kernel and space."""
 
     limit_s: float | None
-    """Seconds of tuning a problem, after which it looks at no further configuration; None: it looks at all."""
+    """Seconds of tuning per problem, after which no further configuration is tried; None: no limit."""
 
     def __post_init__(self) -> None:
         check_at_least(0, limit_s=self.limit_s)
 
     def implementations(self, family: Family) -> tuple[Implementation, ...]:
-        """One, on the family's Triton kernel if it has one that a call launches once."""
+        """One, with the family's Triton kernel if a call is a single launch of it."""
         kernels = (
             i for i in family.implementations if i.label == _KERNEL_LABEL and isinstance(i, KernelImplementation)
         )
@@ -39,35 +39,35 @@ class Autotune:
 
 @dataclass(frozen=True, kw_only=True)
 class Autotuned(Implementation):
-    """Lists no candidate: a comparison has it `run_autotune` one of the kernel's, and times that beside the others."""
+    """Lists no candidates: a comparison calls `choose` and times the selected configuration with the others."""
 
     label = LABEL
     kernel: KernelImplementation | None
     limit_s: float | None
 
     def unavailable(self, device: Device) -> str | None:
-        """Triton times on a GPU alone."""
+        """It needs a GPU: Triton's autotuner times there only."""
         return "no GPU: Triton tunes on one" if device.kind == "cpu" else None
 
     def configs(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
-        """None that are known before it has tuned."""
+        """Empty: the configuration is known after tuning only."""
         return ()
 
     def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """The kernel's own rules."""
         if self.kernel is None:
-            return "kernel: triton.autotune tunes one, and a call of this family launches several"
+            return "kernel: triton.autotune tunes a single launch, and a call of this family has several"
         return self.kernel.unsupported_reason(spec, knobs, device) if knobs else None
 
     def prepare(self, spec: GemmSpec, weights: Weights, knobs: Knobs) -> Prepared:
-        """As the kernel wants them."""
+        """The kernel's own preparation."""
         return self._kernel.prepare(spec, weights, knobs)
 
     def bind(
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
     ) -> Launch:
-        """The kernel as Triton's JIT launches it; nothing before it was chosen how."""
-        if not knobs:  # a worker that died while choosing has the candidate tried alone: only choosing can show why
+        """The kernel as Triton's JIT launches it; without knobs, before `choose`, a launch of nothing."""
+        if not knobs:  # after a worker died in `choose` the candidate is tried alone: only `choose` can show the cause
             return lambda: out
         return jit_launch(self._kernel.launch(spec, knobs, device, inputs, prepared, out), out)
 
@@ -82,12 +82,12 @@ class Autotuned(Implementation):
         before_each: Callable[[], object],
         bench: BenchFunction | None = None,
     ) -> AutotuneResult:
-        """Have `triton.autotune` choose among these; `before_each` is called before it looks at one."""
+        """Have `triton.autotune` select one of these; `before_each` is called before it tries each."""
         launches = [self._kernel.launch(spec, knobs, device, inputs, prepared, out) for knobs in configurations]
         return run_autotune(launches, out, self.limit_s, before_each, bench)
 
     @property
     def _kernel(self) -> KernelImplementation:
         if self.kernel is None:
-            raise ValueError("a family without a kernel for triton.autotune was asked to launch it")
+            raise ValueError("this family has no kernel for triton.autotune")
         return self.kernel

@@ -1,11 +1,7 @@
-"""cuBLASLt through nvmath-python's bindings: the algorithms that compute a product, and what each needs.
+"""cuBLASLt through nvmath-python's bindings: descriptors of a product, and the algorithms that compute it.
 
-Numbers are those of cublasLt.h (CUDA 12.9 on).
-
-A product as cuBLASLt is told of it: its descriptors, in the library's own numbers.
-
-Its matrices are column-major: a row-major out[M, N] = x[M, K] @ w[N, K]^T is its D[N, M] = A^T B with A = w as [K, N]
-and B = x as [K, M]. Numbers are those of cublasLt.h, cublas_api.h and library_types.h (CUDA 12.9 on).
+The library's matrices are column-major: a row-major out[M, N] = x[M, K] @ w[N, K]^T is its D[N, M] = A^T B with A = w
+as [K, N] and B = x as [K, M]. Numbers are those of cublasLt.h, cublas_api.h and library_types.h (CUDA 12.9 on).
 """
 
 import ctypes
@@ -22,17 +18,49 @@ _COMPUTE_32F, _R_32F = 68, 0
 CUDA_TYPES = {"float32": 0, "float16": 2, "bfloat16": 14, "float8_e4m3fn": 28, "float8_e5m2": 29}
 """cudaDataType_t."""
 SCALE_MODES = {"tensor": (0, 0), "row": (3, 3), "block": (5, 4)}
-"""cublasLtMatmulMatrixScale_t of w and x: one scalar, one a row, one a 128x128 and a 1x128 tile."""
+"""cublasLtMatmulMatrixScale_t of (w, x): one scalar, one per row, one per 128x128 (w) and 1x128 (x) block."""
 
 _TRANSA, _EPILOGUE, _BIAS_POINTER, _FAST_ACCUM, _BIAS_TYPE = 3, 7, 8, 25, 26
 _A_SCALE, _B_SCALE, _A_SCALE_MODE, _B_SCALE_MODE = 17, 18, 31, 32
 _EPILOGUE_BIAS = 4
-_PLACEHOLDER_ADDRESS = 2**21  # stands for a device pointer in questions, which nobody follows
+_PLACEHOLDER_ADDRESS = 2**21  # a device pointer in queries, which do not dereference it
+
+Attributes = Mapping[str, int]
+"""The identity of an algorithm: its ATTRIBUTES by name."""
+ATTRIBUTES = {
+    "algo_id": (0, ctypes.c_int32),
+    "tile_id": (1, ctypes.c_uint32),
+    "stages_id": (6, ctypes.c_uint32),
+    "NUM_KSPLIT": (2, ctypes.c_int32),
+    "reduction_scheme": (3, ctypes.c_uint32),
+    "cta_swizzling": (4, ctypes.c_uint32),
+    "custom_option": (5, ctypes.c_uint32),
+    "inner_shape_id": (7, ctypes.c_uint16),
+    "cluster_shape_id": (8, ctypes.c_uint16),
+}
+"""cublasLtMatmulAlgoConfigAttributes_t, the same that TunableOp names: name -> (number, type)."""
+
+MAX_WORKSPACE_BYTES = 32 * 2**20  # NVIDIA's recommendation for Hopper, and torch's limit
+MAX_ALGORITHMS = 256  # per product; each costs its first launch when it is screened
+_MAX_PROPOSED = 64
+_MAX_CHECKS = 4096  # queries of 16 us each
+_MAX_OPTIONS = 15
+_CLUSTERS = tuple(range(2, 20))  # 1x1x1 and the shapes of at most 16 blocks
+_ALIGNMENT = 16  # bytes, of all operands
+_SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
+
+_PREFER_WORKSPACE, _PREFER_ALIGNMENT = 1, (5, 6, 7, 8)
+_REDUCE_IN_FP32 = 2  # a reduction scheme
+_CAN_SPLIT, _TILES, _CUSTOM_MAX, _STAGES = 0, 6, 7, 13
+
+
+class UnsupportedAlgorithm(Exception):
+    """The library does not compute a product with an algorithm; the message is `rule: detail`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Operation:
-    """A product as the library is told of it; `scale` is a key of SCALE_MODES or empty."""
+    """A product as the library's descriptors describe it; `scale` is a key of SCALE_MODES or empty."""
 
     m: int
     n: int
@@ -45,7 +73,7 @@ class Operation:
 
 
 class MatmulDescriptors:
-    """The library's description of a product, for as long as this lives."""
+    """The library's descriptors of a product; destroyed with this object."""
 
     def __init__(self, lt: ModuleType, operation: Operation) -> None:
         self._lt = lt
@@ -69,7 +97,7 @@ class MatmulDescriptors:
         self.set_pointers(w_scale=scales, x_scale=scales, bias=_PLACEHOLDER_ADDRESS if operation.bias else None)
 
     def set_pointers(self, *, w_scale: int | None, x_scale: int | None, bias: int | None) -> None:
-        """Say where on the device scales and bias lie."""
+        """Set the device addresses of scales and bias."""
         for attribute, address in ((_A_SCALE, w_scale), (_B_SCALE, x_scale), (_BIAS_POINTER, bias)):
             if address is not None:
                 self.set(attribute, ctypes.c_void_p(address))
@@ -85,44 +113,10 @@ def _destroy(lt: ModuleType, matmul: int, layouts: tuple[int, ...]) -> None:
     lt.matmul_desc_destroy(matmul)
 
 
-def types(operation: Operation) -> tuple[int, ...]:
-    """Of the sum, the scalars, A, B, C and D."""
+def compute_types(operation: Operation) -> tuple[int, ...]:
+    """The types of the sum, the scalars, A, B, C and D."""
     ab, d = CUDA_TYPES[operation.dtype], CUDA_TYPES[operation.out_dtype]
     return _COMPUTE_32F, _R_32F, ab, ab, d, d
-
-
-Attributes = Mapping[str, int]
-"""What makes an algorithm the one it is: ATTRIBUTES by name."""
-
-ATTRIBUTES = {
-    "algo_id": (0, ctypes.c_int32),
-    "tile_id": (1, ctypes.c_uint32),
-    "stages_id": (6, ctypes.c_uint32),
-    "NUM_KSPLIT": (2, ctypes.c_int32),
-    "reduction_scheme": (3, ctypes.c_uint32),
-    "cta_swizzling": (4, ctypes.c_uint32),
-    "custom_option": (5, ctypes.c_uint32),
-    "inner_shape_id": (7, ctypes.c_uint16),
-    "cluster_shape_id": (8, ctypes.c_uint16),
-}
-"""cublasLtMatmulAlgoConfigAttributes_t, the same that TunableOp names: name -> (number, type)."""
-
-MAX_WORKSPACE_BYTES = 32 * 2**20  # what NVIDIA recommends for Hopper, and what torch gives it
-MAX_ALGORITHMS = 256  # of a product; each costs its first launch when it is screened
-_MAX_PROPOSED = 64
-_MAX_CHECKS = 4096  # questions of 16 us each
-_MAX_OPTIONS = 15
-_CLUSTERS = tuple(range(2, 20))  # 1x1x1 and the shapes of at most 16 blocks
-_ALIGNMENT = 16  # bytes that operands of others are aligned to
-_SPLITS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
-
-_PREFER_WORKSPACE, _PREFER_ALIGNMENT = 1, (5, 6, 7, 8)
-_REDUCE_IN_FP32 = 2  # of reduction schemes
-_CAN_SPLIT, _TILES, _CUSTOM_MAX, _STAGES = 0, 6, 7, 13
-
-
-class UnsupportedAlgorithm(Exception):
-    """Why the library does not compute a product in this way."""
 
 
 class _Result(ctypes.Structure):
@@ -139,14 +133,14 @@ class _Result(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True)
 class ConfiguredAlgorithm:
-    """An algorithm ready to be called."""
+    """An algorithm ready to be called, with the workspace that it needs."""
 
     algo: Any
     workspace_bytes: int
 
 
 def bindings() -> ModuleType:
-    """nvmath-python's module of the library. Raises ImportError."""
+    """nvmath-python's bindings of the library. Raises ImportError."""
     import importlib
 
     return importlib.import_module("nvmath.bindings.cublasLt")
@@ -154,13 +148,13 @@ def bindings() -> ModuleType:
 
 @cache
 def version() -> int:
-    """The library's version, 130100 for 13.1.0. Raises ImportError, RuntimeError where it cannot be loaded."""
+    """The library's version, 130100 for 13.1.0. Raises ImportError, or RuntimeError if it cannot be loaded."""
     return int(bindings().get_version())
 
 
 @cache
 def library(index: int) -> "CublasLtLibrary":
-    """The library on a device, opened when first asked for."""
+    """The library on a device, opened at the first call."""
     return CublasLtLibrary(index)
 
 
@@ -172,36 +166,36 @@ class CublasLtLibrary:
 
         self.lt = bindings()
         with torch.cuda.device(index):
-            # A context, which the library asks about its device; nothing is launched that could disturb what is timed.
+            # Creates the context that the library queries; nothing is launched that could disturb timings.
             torch.empty(1, device="cuda")
             self.handle = self.lt.create()
 
     def heuristics(self, operation: Operation) -> list[dict[str, int]]:
-        """What the library proposes, the most promising first: 8 or fewer, however many are asked for."""
-        lt, known = self.lt, MatmulDescriptors(self.lt, operation)
+        """The library's proposals, the most promising first: 8 or fewer, whatever number is requested."""
+        lt, described = self.lt, MatmulDescriptors(self.lt, operation)
         preference = lt.matmul_preference_create()
         results, count = (_Result * _MAX_PROPOSED)(), ctypes.c_int(0)
         try:
-            wishes: list[tuple[int, Any]] = [(_PREFER_WORKSPACE, ctypes.c_uint64(MAX_WORKSPACE_BYTES))]
-            wishes += [(number, ctypes.c_uint32(_ALIGNMENT)) for number in _PREFER_ALIGNMENT]
-            for number, value in wishes:
+            preferences: list[tuple[int, Any]] = [(_PREFER_WORKSPACE, ctypes.c_uint64(MAX_WORKSPACE_BYTES))]
+            preferences += [(number, ctypes.c_uint32(_ALIGNMENT)) for number in _PREFER_ALIGNMENT]
+            for number, value in preferences:
                 lt.matmul_preference_set_attribute(preference, number, ctypes.addressof(value), ctypes.sizeof(value))
             lt.matmul_algo_get_heuristic(
                 self.handle,
-                *(known.matmul, known.w, known.x, known.out, known.out, preference),
+                *(described.matmul, described.w, described.x, described.out, described.out, preference),
                 *(_MAX_PROPOSED, ctypes.addressof(results), ctypes.addressof(count)),
             )
         except lt.cuBLASLtError:
-            return []  # it says so where it has no algorithm at all
+            return []  # raised if the library has no algorithm at all
         finally:
             lt.matmul_preference_destroy(preference)
         return [self._attributes(r.algo) for r in results[: count.value] if r.state == 0]
 
     def neighbours(self, operation: Operation, seeds: Sequence[Attributes]) -> Iterator[dict[str, int]]:
-        """The seeds with one attribute changed to another value that their algorithm claims to have.
+        """The seeds with one attribute changed to another value that their algorithm claims to support.
 
-        Whether it takes this product only `check` tells. The whole of what is claimed is millions for the algorithms of
-        Hopper, of which nearly nothing is taken.
+        Only `check` shows if it supports this product: Hopper's algorithms claim millions of combinations, of which
+        nearly none are accepted.
         """
         axes = [self._axes(operation, seed["algo_id"]) for seed in seeds]
         for name in ("NUM_KSPLIT", "cluster_shape_id", "custom_option", "tile_id", "stages_id"):
@@ -215,7 +209,7 @@ class CublasLtLibrary:
 
     def _axes(self, operation: Operation, algo_id: int) -> dict[str, tuple[int, ...]]:
         algo = (ctypes.c_uint64 * 8)()
-        self.lt.matmul_algo_init(self.handle, *types(operation), algo_id, ctypes.addressof(algo))
+        self.lt.matmul_algo_init(self.handle, *compute_types(operation), algo_id, ctypes.addressof(algo))
         return {
             "NUM_KSPLIT": _SPLITS if self._cap(algo, _CAN_SPLIT) else (),
             "cluster_shape_id": _CLUSTERS,
@@ -225,16 +219,16 @@ class CublasLtLibrary:
         }
 
     def configure(self, operation: Operation, attributes: Attributes) -> ConfiguredAlgorithm:
-        """The algorithm of these attributes for this product. Raises Unsupported."""
+        """The algorithm with these attributes for this product, cached. Raises UnsupportedAlgorithm."""
         return _configured(self, operation, tuple(attributes.items()))
 
     def check(self, operation: Operation, attributes: Attributes) -> ConfiguredAlgorithm:
-        """As configure, asked anew."""
-        lt, known = self.lt, MatmulDescriptors(self.lt, operation)
+        """As `configure`, without the cache."""
+        lt, described = self.lt, MatmulDescriptors(self.lt, operation)
         algo, result = (ctypes.c_uint64 * 8)(), _Result()
         address = ctypes.addressof(algo)
         try:
-            lt.matmul_algo_init(self.handle, *types(operation), attributes["algo_id"], address)
+            lt.matmul_algo_init(self.handle, *compute_types(operation), attributes["algo_id"], address)
             now = self._attributes(algo)
             for name, wanted in attributes.items():
                 if now[name] != wanted:
@@ -243,7 +237,7 @@ class CublasLtLibrary:
                     lt.matmul_algo_config_set_attribute(address, number, ctypes.addressof(value), ctypes.sizeof(value))
             lt.matmul_algo_check(
                 self.handle,
-                *(known.matmul, known.w, known.x, known.out, known.out),
+                *(described.matmul, described.w, described.x, described.out, described.out),
                 *(address, ctypes.addressof(result)),
             )
         except lt.cuBLASLtError as error:
@@ -257,7 +251,7 @@ class CublasLtLibrary:
         return ConfiguredAlgorithm(algo=algo, workspace_bytes=int(result.workspace_bytes))
 
     def _attributes(self, algo: Any) -> dict[str, int]:
-        """The attributes of an algorithm; those that this version does not have are 0."""
+        """The attributes of an algorithm; 0 for those that this version does not have."""
         found, written = {}, ctypes.c_size_t(0)
         for name, (number, kind) in ATTRIBUTES.items():
             value = kind(0)
@@ -279,7 +273,7 @@ class CublasLtLibrary:
         return int(value.value)
 
     def _ids(self, algo: Any, number: int) -> tuple[int, ...]:
-        """The tiles or stages that an algorithm claims; 0, that is undefined, where it claims none."""
+        """The tiles or stages that an algorithm claims; (0,), meaning undefined, if it claims none."""
         values, written = (ctypes.c_uint32 * 1024)(), ctypes.c_size_t(0)
         self.lt.matmul_algo_cap_get_attribute(
             ctypes.addressof(algo), number, ctypes.addressof(values), ctypes.sizeof(values), ctypes.addressof(written)
@@ -289,11 +283,11 @@ class CublasLtLibrary:
 
 @lru_cache(maxsize=4096)
 def algorithms(index: int, operation: Operation) -> tuple[dict[str, int], ...]:
-    """The algorithms that compute a product on a device, each once, at most MOST_ALGORITHMS.
+    """The distinct algorithms that compute a product on a device, at most MAX_ALGORITHMS.
 
-    First what the library proposes, then the neighbours of that, each checked by the library. On an H200 (cuBLASLt
-    13.1, 2026-11-21) the fastest for M of 1, 16, 256 and 4096 were neighbours, 2 to 11 % faster than torch.mm; those
-    of earlier architectures, which can compute the products too, were far behind.
+    First the library's proposals, then their neighbours, each checked by the library. On an H200 (cuBLASLt 13.1,
+    2026-11-21) the fastest for M of 1, 16, 256 and 4096 were neighbours, 2 to 11 % faster than torch.mm; those of
+    earlier architectures, which can compute the products too, were far slower.
     """
     opened = library(index)
     seeds = opened.heuristics(operation)

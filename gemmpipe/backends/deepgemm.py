@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DeepGemm(Backend):
-    """One candidate: the library chooses its configuration by itself (`deep_gemm.fp8_gemm_nt`)."""
+    """One candidate: the library selects its configuration (`deep_gemm.fp8_gemm_nt`)."""
 
     label = "deepgemm"
 
     def unavailable(self, device: Device) -> str | None:
         """It needs an NVIDIA GPU and the package `deep_gemm`."""
         if device.kind != "cuda":
-            return "no NVIDIA GPU: DeepGEMM has kernels for these alone"
+            return "no NVIDIA GPU: DeepGEMM has kernels for NVIDIA only"
         return None if find_spec("deep_gemm") else "the package deep_gemm is not installed"
 
     def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
@@ -38,7 +38,7 @@ class DeepGemm(Backend):
     def bind(
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
     ) -> Launch:
-        """Scales of x as they come: those that are not M-major, and padded, it copies in its call."""
+        """Scales of x in any order: the library copies those that are not M-major and padded within its call."""
         import deep_gemm
 
         weights = prepared.weights

@@ -1,4 +1,4 @@
-"""`vllm` and `sglang`: the Triton functions of inference engines, with a given configuration of theirs."""
+"""`vllm` and `sglang`: the Triton functions of inference engines, called with a given configuration."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gemmpipe.backends.engine_compile import empty_meta, scales_shape, torch_dtype
+from gemmpipe.backends.engine_compile import empty_meta, scales_shape
 from gemmpipe.backends.engine_functions import GEMM_FUNCTIONS, EngineFunction
 from gemmpipe.core.data import Build, Device, Knobs
 from gemmpipe.core.renamed import accept_old_methods
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 GEMM_KIND, MOE_KIND = "dense", "experts"
 KINDS = (GEMM_KIND, MOE_KIND)
-"""What engines' functions compute; each kind has a space of its own."""
+"""The kinds of products of engines' functions; each kind has its own space."""
 
 
 class EngineImplementation(Implementation):
-    """What an engine runs for some products: its label is the engine's name, its knobs are the engine's and no others.
+    """An engine's function for some products: the label is the engine's name, the knobs are the engine's alone.
 
-    Screened by a kernel of ours of the same form, whose builds compile side by side; in the finals the engine's own
-    function where it is installed (`in_finals`).
+    Screened with a kernel of the same form, so that builds compile in parallel; the finals call the engine's own
+    function if it is installed (`finals_implementation`).
     """
 
     kind: str = GEMM_KIND
@@ -38,35 +38,35 @@ class EngineImplementation(Implementation):
         accept_old_methods(cls, {"absent": "unavailable_reason", "call_without_memory": "call_on_meta"})
 
     def timed_scale_orders(self, spec: GemmSpec) -> tuple[str, ...]:
-        """Row by row alone: so the engines' quantisers write scales for their Triton functions."""
+        """Row-major alone, as the engines' quantisers write scales for their Triton functions."""
         return (ROW,)
 
     @abstractmethod
     def default(self, spec: GemmSpec, device: Device) -> Knobs | None:
-        """The configuration that the engine takes without a file; None where it is not known."""
+        """The configuration that the engine takes without a file; None if unknown."""
 
     @abstractmethod
     def folders(self) -> tuple[Path, ...]:
-        """Where the installed engine keeps the files that it ships; nothing is imported."""
+        """The folders with the files that the installed engine ships; imports nothing."""
 
     @abstractmethod
     def unavailable_reason(self) -> str | None:
-        """Why the engine's own function does not take part, or None. May import the engine."""
+        """Why the engine's own function cannot be called, or None. May import the engine."""
 
     @abstractmethod
     def call_on_meta(self, spec: GemmSpec, knobs: Knobs) -> None:
-        """Call the engine's own function on tensors of `meta`: its Triton kernels compile (see engine_compile)."""
+        """Call the engine's own function on `meta` tensors, which compiles its Triton kernels (see engine_compile)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineProduct(EngineImplementation):
-    """One product by an engine's function; `kernel` is a family's kernel of that form, under the engine's label."""
+    """One product by an engine's function; `kernel` is a family's kernel of the same form, with the engine's label."""
 
     kind = GEMM_KIND
     kernel: Implementation
     function: EngineFunction
     calls_engine: bool = False
-    """Whether the engine's function is called instead of the kernel."""
+    """True: call the engine's function instead of the kernel."""
 
     @property
     def label(self) -> str:  # type: ignore[override]
@@ -74,19 +74,19 @@ class EngineProduct(EngineImplementation):
         return self.kernel.label
 
     def unavailable(self, device: Device) -> str | None:
-        """As the kernel of its form."""
+        """The kernel's reason."""
         return self.kernel.unavailable(device)
 
     def check(self, space: "Space") -> None:
-        """Raises UserError for an axis that its kernel does not have."""
+        """Raises UserError for an axis that the kernel does not have."""
         self.kernel.check(space)
 
     def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...] | None:
-        """Those that the engine passes on."""
+        """The knobs that the engine passes to its kernel."""
         return self.kernel.knob_names(spec, device)
 
     def configs(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
-        """The space's points, as far as the engine has these knobs."""
+        """The space's configs with the engine's knobs."""
         return self.kernel.configs(spec, device, space)
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
@@ -94,34 +94,34 @@ class EngineProduct(EngineImplementation):
         return self.kernel.normalise(spec, knobs, device)
 
     def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
-        """What the kernel of its form cannot do."""
+        """The kernel's reason."""
         return self.kernel.unsupported_reason(spec, knobs, device)
 
     def dominated_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
-        """As the kernel of its form."""
+        """The kernel's reason."""
         return self.kernel.dominated_reason(spec, knobs, device)
 
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
-        """Those of the kernel of its form; the engine's function compiles at its first call."""
+        """The kernel's builds; the engine's function compiles at its first call."""
         return self.kernel.builds(spec, knobs, device)
 
     def kernel_name(self, knobs: Knobs) -> str:
-        """The kernel of its form, which screening runs."""
+        """The name of the kernel, which screening runs."""
         return self.kernel.kernel_name(knobs)
 
     def prepare(self, spec: GemmSpec, weights: Weights, knobs: Knobs) -> Prepared:
-        """Engines' Triton functions take the weights as they are."""
+        """The kernel's preparation; engines' Triton functions take the same weights."""
         return self.kernel.prepare(spec, weights, knobs)
 
     def default(self, spec: GemmSpec, device: Device) -> Knobs | None:
-        """A tile of one block of weight scales, as the function has it."""
+        """The function's defaults, with a tile of one block of weight scales."""
         if spec.w_scale is None:
             return None
         rows, columns = spec.w_scale.block
         return {**self.function.default, "BLOCK_SIZE_N": rows, "BLOCK_SIZE_K": columns}
 
     def folders(self) -> tuple[Path, ...]:
-        """The folder beside its module."""
+        """`configs` next to its module."""
         return self.function.folders()
 
     def unavailable_reason(self) -> str | None:
@@ -129,7 +129,9 @@ class EngineProduct(EngineImplementation):
         return self.function.unavailable_reason()
 
     def call_on_meta(self, spec: GemmSpec, knobs: Knobs) -> None:
-        """The function on operands without memory."""
+        """The function on operands without memory. Raises ValueError without block scales."""
+        from gemmpipe.family.operands import torch_dtype
+
         if spec.x_scale is None or spec.w_scale is None:
             raise ValueError("block scales are missing")
         x, w = empty_meta((spec.m, spec.k), spec.x_dtype), empty_meta((spec.n, spec.k), spec.w_dtype)
@@ -139,13 +141,13 @@ class EngineProduct(EngineImplementation):
         self.function.launch(operands, list(spec.w_scale.block), torch_dtype(spec.out_dtype), dict(knobs))()
 
     def finals_implementation(self) -> Implementation:
-        """The engine's function, where it can be imported."""
+        """The engine's function if it can be imported, else the kernel."""
         return self if self.calls_engine or self.unavailable_reason() else replace(self, calls_engine=True)
 
     def bind(
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
     ) -> Launch:
-        """The engine's function returns an output of its own; x_scale is given row by row, as its quantiser writes."""
+        """The kernel, or the engine's function, which returns its own output; x_scale is passed row-major."""
         if not self.calls_engine:
             return self.kernel.bind(spec, knobs, device, inputs, prepared, out)
         if inputs.x_scale is None or spec.w_scale is None:
@@ -155,18 +157,18 @@ class EngineProduct(EngineImplementation):
         return self.function.launch(operands, list(spec.w_scale.block), out.dtype, dict(knobs))
 
     def binder(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Callable[[Operands], Launch]:
-        """That of the kernel, unless the engine's function is called."""
+        """The kernel's binder, unless the engine's function is called."""
         return super().binder(spec, knobs, device) if self.calls_engine else self.kernel.binder(spec, knobs, device)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineBackend:
-    """What the engine of this name runs for a family; nothing where the family has no kernel of its form."""
+    """An engine's functions for a family; none if the family has no kernel of their form."""
 
     engine: str
 
     def implementations(self, family: Family) -> tuple[EngineImplementation, ...]:
-        """One, or none. What a family brings as an EngineImplementation already is taken as it is."""
+        """One, or none. A family's own EngineImplementation is used unchanged."""
         kernel = family.engine_kernels.get(self.engine)
         if kernel is None:
             return ()

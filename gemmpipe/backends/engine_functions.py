@@ -1,4 +1,4 @@
-"""The functions of inference engines that take their configuration from a file: called with one that is given."""
+"""Functions of inference engines that read their configuration from a file, called with a given one instead."""
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFunction:
-    """A function of an engine's, and the look-up of configurations in the same module, which a call can replace.
+    """An engine's function, and the look-up of configurations in the same module, which a call replaces.
 
     Imported at the first call, never before: engines take seconds and gigabytes to import.
     """
@@ -33,15 +33,15 @@ class EngineFunction:
     lookup: str
     """(N, K, block rows, block columns) -> configurations by M, or None."""
     default_items: tuple[tuple[str, Scalar], ...]
-    """What it takes where there is no file, its sides along N and K left out."""
+    """Its configuration without a file, but for the tile's sides along N and K."""
 
     @property
     def default(self) -> Mapping[str, Scalar]:
-        """The same, by knob."""
+        """`default_items` as a mapping."""
         return dict(self.default_items)
 
     def folders(self) -> tuple[Path, ...]:
-        """`configs` beside the module, where the package is installed; imports nothing."""
+        """`configs` next to the module if the package is installed; imports nothing."""
         try:
             found = find_spec(self.package)
         except (ImportError, ValueError):
@@ -62,7 +62,7 @@ class EngineFunction:
         dtype: "torch.dtype",
         configuration: dict[str, Scalar],
     ) -> "Launch":
-        """A call with this configuration, whichever M it is. Raises RuntimeError where it cannot be imported."""
+        """A call with this configuration for any M. Raises RuntimeError if the engine cannot be imported."""
         module = _import_module(self)
         if isinstance(module, str):
             raise RuntimeError(module)
@@ -77,7 +77,7 @@ class EngineFunction:
 
 @contextmanager
 def patched_attribute(module: ModuleType, name: str, value: Any) -> Iterator[None]:
-    """Another value under this name of a module, within the block."""
+    """Replaces an attribute of a module within the block."""
     before = getattr(module, name)
     setattr(module, name, value)
     try:
@@ -88,7 +88,7 @@ def patched_attribute(module: ModuleType, name: str, value: Any) -> Iterator[Non
 
 @lru_cache
 def _import_module(function: EngineFunction) -> ModuleType | str:
-    """The module; or why there is none, in a line."""
+    """The module, or one line with the reason why it cannot be used."""
     if find_spec(function.package) is None:
         return f"the package {function.package} is not installed"
     try:
@@ -115,4 +115,4 @@ GEMM_FUNCTIONS: Mapping[str, EngineFunction] = {
         default_items=(("BLOCK_SIZE_M", 64), ("GROUP_SIZE_M", 32), ("num_warps", 4), ("num_stages", 3)),
     ),
 }
-"""Of block-scaled products, by engine: as of vLLM 0.25 and SGLang 0.5.23."""
+"""Functions of block-scaled products by engine, as of vLLM 0.25 and SGLang 0.5.23."""

@@ -1,7 +1,7 @@
 """The `fused_experts` of an installed vLLM or SGLang, called with a given configuration.
 
-A configuration file is consumed by that function: what it takes there is the time that counts. Nothing of an engine is
-imported before a launch is asked for.
+That function reads the engine's configuration files, so its time is the one to tune. Nothing of an engine is imported
+before the first call.
 """
 
 import importlib
@@ -21,6 +21,7 @@ from gemmpipe.core.data import Knobs, Scalar
 from gemmpipe.core.errors import one_line
 from gemmpipe.family import GemmSpec, Inputs, Launch, Weights
 from gemmpipe.family.moe import require_experts, routing
+from gemmpipe.templates.tiled import ceil_div
 
 _MODULES: Mapping[str, str] = {
     "vllm": "vllm.model_executor.layers.fused_moe",
@@ -29,9 +30,9 @@ _MODULES: Mapping[str, str] = {
 
 
 def launch(label: str, spec: GemmSpec, knobs: Knobs, inputs: Inputs, weights: Weights) -> Launch:
-    """A call of the engine's own function with these knobs. Raises RuntimeError where it cannot be called here.
+    """A call of the engine's own function with these knobs. Raises RuntimeError if it cannot be called here.
 
-    The launch allocates and returns its output [M, N], as the engine does; it is safe to capture in a graph.
+    The launch allocates and returns its output [M, N], as the engine does; it can be captured in a graph.
     """
     if reason := unavailable_reason(label):
         raise RuntimeError(reason)
@@ -50,19 +51,19 @@ def launch(label: str, spec: GemmSpec, knobs: Knobs, inputs: Inputs, weights: We
 def unavailable_reason(label: str) -> str | None:
     """Why the engine's function cannot be called in this process, or None; imports the engine."""
     if label != "vllm":
-        return f"{label}'s fused_experts runs inside a server alone"  # it asks for the server's arguments
+        return f"{label}'s fused_experts runs inside a server only"  # it reads the server's arguments
     module = _MODULES[label]
     if find_spec(label) is None:
         return f"the package {label} is not installed"
     try:
         importlib.import_module(module)
-    except Exception as error:  # noqa: BLE001 - an engine fails to import in as many ways as it has dependencies
+    except Exception as error:  # noqa: BLE001 - an import can fail in any of the engine's dependencies
         return f"{label} cannot be imported: {one_line(error)}"
     return None
 
 
 def folders(label: str) -> tuple[Path, ...]:
-    """The folders of files that the installed engine ships, those that it reads first before others."""
+    """The folders of files that the installed engine ships, in the order in which it reads them."""
     try:
         found = find_spec(label)
     except (ImportError, ValueError):
@@ -70,7 +71,7 @@ def folders(label: str) -> tuple[Path, ...]:
     roots = [] if found is None else list(found.submodule_search_locations or ())
     within = Path(*_MODULES[label].split(".")[1:], "configs")
     configs = [path for root in roots if (path := Path(root) / within).is_dir()]
-    if label == "sglang":  # a folder for each version of Triton, the newest first after the one installed
+    if label == "sglang":  # a folder per version of Triton: the installed one, then the newest first
         return tuple(sorted((p for path in configs for p in path.iterdir() if p.is_dir()), key=_version, reverse=True))
     return tuple(configs)
 
@@ -82,7 +83,7 @@ def _version(folder: Path) -> tuple[bool, tuple[int, ...]]:
 
 
 def default_engine_config(label: str, spec: GemmSpec) -> dict[str, Scalar] | None:
-    """What the engine runs for these experts where it has no file, or None where it is not installed."""
+    """The engine's configuration for these experts without a file, or None if it is not installed."""
     if label == "sglang":
         return _sglang_default(spec)
     if unavailable_reason(label):
@@ -90,18 +91,18 @@ def default_engine_config(label: str, spec: GemmSpec) -> dict[str, Scalar] | Non
     module = importlib.import_module("vllm.model_executor.layers.fused_moe.fused_moe")
     experts = require_experts(spec)
     found = module.get_default_config(
-        spec.m, experts.count, experts.inner, spec.k, experts.topk, _dtype_word(spec), _block_shape(spec)
+        spec.m, experts.count, experts.inner, spec.k, experts.topk, _dtype_name(spec), _block_shape(spec)
     )
     return {name: value for name, value in found.items() if name != "SPLIT_K"}
 
 
 def _sglang_default(spec: GemmSpec) -> dict[str, Scalar]:
-    """As SGLang 0.5.23's `get_default_config` has it for NVIDIA, without importing it."""
+    """A copy of SGLang 0.5.23's `get_default_config` for NVIDIA, without importing it."""
     few = spec.m <= require_experts(spec).count
     block = _block_shape(spec)
     if block is not None:
         return _knobs((64, block[0], block[1], 32), 4, 3)
-    if _dtype_word(spec):
+    if _dtype_name(spec):
         return _knobs((64, 128, 128, 1), 4, 4) if few else _knobs((128, 256, 128, 32), 8, 4)
     return _knobs((16, 32, 64, 1) if few else (64, 64, 32, 8), 4, 3)
 
@@ -111,7 +112,7 @@ def _knobs(tile: tuple[int, int, int, int], warps: int, stages: int) -> dict[str
     return {**dict(zip(names, tile, strict=True)), "num_warps": warps, "num_stages": stages}
 
 
-def _dtype_word(spec: GemmSpec) -> str | None:
+def _dtype_name(spec: GemmSpec) -> str | None:
     return "fp8_w8a8" if spec.w_dtype.startswith("float8") else None
 
 
@@ -121,7 +122,7 @@ def _block_shape(spec: GemmSpec) -> list[int] | None:
 
 
 def _vllm_call(spec: GemmSpec, inputs: Inputs, weights: Weights) -> Callable[[], torch.Tensor]:
-    """vLLM's function with these operands, under the configuration object that its operators ask for."""
+    """vLLM's function with these operands, within the configuration object that its operators need."""
     config = importlib.import_module("vllm.config")
     fused = importlib.import_module("vllm.model_executor.layers.fused_moe.fused_moe")
     quantised: Any = None
@@ -135,8 +136,8 @@ def _vllm_call(spec: GemmSpec, inputs: Inputs, weights: Weights) -> Callable[[],
         )
     ids, shares = routing(inputs)
     engine_config = _vllm_config()
-    words = importlib.import_module("vllm.model_executor.layers.fused_moe.activation")
-    activation = words.MoEActivation.from_str(require_experts(spec).activation)
+    activations = importlib.import_module("vllm.model_executor.layers.fused_moe.activation")
+    activation = activations.MoEActivation.from_str(require_experts(spec).activation)
 
     def call() -> torch.Tensor:
         with config.set_current_vllm_config(engine_config):
@@ -156,7 +157,7 @@ def _vllm_call(spec: GemmSpec, inputs: Inputs, weights: Weights) -> Callable[[],
 
 
 def call_on_meta(label: str, spec: GemmSpec, knobs: Knobs) -> None:
-    """vLLM's own launch code on tensors of `meta`, with its compiled operators left out: Triton kernels compile."""
+    """vLLM's own launch code on `meta` tensors without its compiled operators, which compiles its Triton kernels."""
     if reason := unavailable_reason(label):
         raise RuntimeError(reason)
     fused: Any = importlib.import_module("vllm.model_executor.layers.fused_moe.fused_moe")
@@ -176,7 +177,7 @@ def call_on_meta(label: str, spec: GemmSpec, knobs: Knobs) -> None:
         pairs = ids.numel()
         rows = pairs + count * (block_m - 1)
         rows = min(pairs * block_m, rows) if pairs < count else rows
-        return tuple(empty_meta((size,), "int32") for size in (rows, -(-rows // block_m), 1))
+        return tuple(empty_meta((size,), "int32") for size in (rows, ceil_div(rows, block_m), 1))
 
     engine = importlib.import_module(_MODULES[label])
     with (
@@ -194,8 +195,8 @@ def call_on_meta(label: str, spec: GemmSpec, knobs: Knobs) -> None:
             empty_meta((spec.m, experts.topk), "int32"),
             activation=experts.activation,
             apply_router_weight_on_input=experts.weight_first,
-            use_fp8_w8a8=_dtype_word(spec) is not None,
-            per_channel_quant=_dtype_word(spec) is not None and group is None,
+            use_fp8_w8a8=_dtype_name(spec) is not None,
+            per_channel_quant=_dtype_name(spec) is not None and group is None,
             w1_scale=scales[0],
             w2_scale=scales[1],
             block_shape=group,

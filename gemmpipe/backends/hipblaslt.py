@@ -1,4 +1,4 @@
-"""`hipblaslt`: every solution that hipBLASLt has for a product, through aiter's `hipb_findallsols` and `hipb_mm`.
+"""`hipblaslt`: all solutions that hipBLASLt has for a product, through aiter's `hipb_findallsols` and `hipb_mm`.
 
 Written to the documented interface of aiter, unverified on hardware.
 """
@@ -14,6 +14,7 @@ from gemmpipe.backends import Backend
 from gemmpipe.backends.aten import is_scaled, library_violation
 from gemmpipe.core.data import Device, Knobs, Scalar
 from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared
+from gemmpipe.family.dtypes import DTYPES_16BIT
 from gemmpipe.family.layouts import ROW_MAJOR, TILES_16X16
 from gemmpipe.family.operands import torch_dtype
 
@@ -24,15 +25,15 @@ if TYPE_CHECKING:
 
 SOLIDX = "solidx"
 LIBRARY_CHOICE = -1
-"""The index by which `hipb_mm` takes what the library proposes, or what HIP_ONLINE_TUNING=1 has it find."""
-_DTYPES = ("bfloat16", "float16")
+"""The index with which `hipb_mm` takes the library's own choice (with HIP_ONLINE_TUNING=1 after tuning)."""
+_NO_GPU = "no AMD GPU: hipBLASLt computes on AMD GPUs only"
 
 
 @dataclass(frozen=True, kw_only=True)
 class HipblasLt(Backend):
-    """Candidates by one knob, `solidx`: an index that means a kernel in one version of the library only.
+    """Candidates by one knob, `solidx`: the index of a kernel, valid in one version of the library only.
 
-    So the version stands in the candidate's `kernelName`, and a stored one of another version is not run.
+    The candidate's `kernelName` contains the version, and a stored candidate of another version is not run.
     """
 
     label = "hipblaslt"
@@ -40,19 +41,19 @@ class HipblasLt(Backend):
     def unavailable(self, device: Device) -> str | None:
         """It needs an AMD GPU and the package aiter."""
         if device.kind != "hip":
-            return "no AMD GPU: hipBLASLt computes on these alone"
+            return _NO_GPU
         return aiter_import_problem()
 
     def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...]:
-        """The index."""
+        """`solidx`."""
         return (SOLIDX,)
 
     def configs(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
-        """Every solution the library lists; nothing where it is not there."""
+        """Every solution that the library lists; none without the library."""
         if self.unavailable(device) is not None:
             return ()
         if _type_violation(spec, device) is not None:
-            return ({SOLIDX: -1},)  # one point, to say why
+            return ({SOLIDX: -1},)  # one config, for unsupported_reason
         return tuple({SOLIDX: index} for index in (*_solutions(spec, device.torch_name), *_library_choice(spec)))
 
     def knobs_from_row(self, row: Mapping[str, Scalar], spec: GemmSpec, device: Device) -> Knobs | None:
@@ -60,7 +61,7 @@ class HipblasLt(Backend):
         return {SOLIDX: row[SOLIDX]} if isinstance(row.get(SOLIDX), int) else None
 
     def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
-        """The types' rules, then whether the library lists this solution for the product."""
+        """The rules on types, then whether the library lists this solution for the product."""
         if reason := _type_violation(spec, device):
             return reason
         if knobs[SOLIDX] != LIBRARY_CHOICE and knobs[SOLIDX] not in _solutions(spec, device.torch_name):
@@ -68,7 +69,7 @@ class HipblasLt(Backend):
         return None
 
     def kernel_name(self, knobs: Knobs) -> str:
-        """`hipblaslt_21434@100101-1a2b3c`: the index, and the version whose it is."""
+        """`hipblaslt_21434@100101-1a2b3c`: the index and the library's version."""
         return f"{self.label}_{knobs[SOLIDX]}@{_version()}"
 
     def bind(
@@ -114,44 +115,44 @@ def _library() -> ModuleType:
 
 @cache
 def _version() -> str:
-    """What TunableOp knows the library by, which is also what its result files say."""
+    """The library's version as TunableOp and its result files name it."""
     import torch
 
-    said: Any = torch.cuda.tunable.get_validators()  # pairs, whatever its annotation says
-    return str(dict(said).get("HIPBLASLT_VERSION", "unknown"))
+    validators: Any = torch.cuda.tunable.get_validators()  # pairs, unlike its annotation
+    return str(dict(validators).get("HIPBLASLT_VERSION", "unknown"))
 
 
 def _type_violation(spec: GemmSpec, device: Device) -> str | None:
-    """One `if` a rule on types and layouts."""
+    """One `if` per rule on types and layouts."""
     if device.kind != "hip":
-        return "no AMD GPU: hipBLASLt computes on these alone"
+        return _NO_GPU
     shuffled = spec.w_layout == TILES_16X16 and not is_scaled(spec)
     if problem := library_violation(replace(spec, w_layout=ROW_MAJOR) if shuffled else spec):
         return problem
     if is_scaled(spec):
         kinds = {scale.granularity if scale else "none" for scale in (spec.x_scale, spec.w_scale)}
         if kinds != {"tensor"} or not spec.x_dtype.startswith("float8"):
-            return f"scales: hipb_mm takes fp8 with one scale an operand, not {spec.x_dtype} by {sorted(kinds)}"
+            return f"scales: hipb_mm takes fp8 with one scale per operand, not {spec.x_dtype} by {sorted(kinds)}"
         return None
-    if spec.x_dtype not in _DTYPES or spec.w_dtype != spec.x_dtype:
-        return f"types: {spec.x_dtype} x {spec.w_dtype} without scales, expected one of {', '.join(_DTYPES)} twice"
+    if spec.x_dtype not in DTYPES_16BIT or spec.w_dtype != spec.x_dtype:
+        return f"types: {spec.x_dtype} x {spec.w_dtype} without scales, expected one of {', '.join(DTYPES_16BIT)} twice"
     return None
 
 
 def _library_choice(spec: GemmSpec) -> tuple[int, ...]:
-    """Of plain weights the library's proposal is torch's product too; of shuffled ones nothing else computes it."""
+    """LIBRARY_CHOICE for shuffled weights; with row-major ones it is torch's product, another candidate."""
     return () if spec.w_layout == ROW_MAJOR else (LIBRARY_CHOICE,)
 
 
 @lru_cache(maxsize=1024)
-def _solutions(spec: GemmSpec, place: str) -> tuple[int, ...]:
-    """What the library lists for operands of these shapes and types, made for the question."""
+def _solutions(spec: GemmSpec, device: str) -> tuple[int, ...]:
+    """The indices that the library lists for operands of these shapes and types, allocated for the query."""
     import torch
 
     def empty(*shape: int, dtype: str) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch_dtype(dtype), device=place)
+        return torch.empty(shape, dtype=torch_dtype(dtype), device=device)
 
-    scale = torch.ones(1, device=place) if spec.x_scale else None
+    scale = torch.ones(1, device=device) if spec.x_scale else None
     found: list[int] = _library().hipb_findallsols(
         empty(spec.m, spec.k, dtype=spec.x_dtype),
         empty(spec.n, spec.k, dtype=spec.w_dtype).t(),

@@ -1,4 +1,4 @@
-"""`onednn`: oneDNN's linear layer on a CPU, with the weight packed once in the layout that it likes best."""
+"""`onednn`: oneDNN's linear layer on a CPU, with the weight packed once in oneDNN's own layout."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class OneDnn(Backend):
         return tuple({"method": method} for method in METHODS)
 
     def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
-        """One `if` a rule."""
+        """One `if` per rule."""
         import torch
 
         method = str(knobs["method"])
@@ -47,7 +47,7 @@ class OneDnn(Backend):
             return "no CPU run: oneDNN is used on CPUs only"
         if problem := library_violation(spec):
             return problem
-        # Packed 16-bit weights need avx512 or avx_ne_convert; without, oneDNN refuses them.
+        # Packed 16-bit weights need avx512 or avx_ne_convert; without, oneDNN rejects them.
         if method == "bfloat16_packed" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
             return f"bf16: {device.gfx} has no instructions for packed bf16 weights"
         if method == "bfloat16_packed" and not is_scaled(spec) and spec.x_dtype != "bfloat16":
@@ -57,7 +57,7 @@ class OneDnn(Backend):
         return None
 
     def prepare(self, spec: GemmSpec, weights: Weights, knobs: Knobs) -> Prepared:
-        """The packed weight; of a bf16 weight the packed bf16 one is the same bytes and replaces it, all others add."""
+        """The packed weight. A bf16 weight packed as bf16 has the same size and replaces it; all others are extra."""
         import torch
 
         from gemmpipe.family.reference import dequantise_weight

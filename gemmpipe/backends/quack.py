@@ -8,30 +8,29 @@ from gemmpipe.backends import Backend
 from gemmpipe.backends.aten import is_scaled, library_violation
 from gemmpipe.core.data import Device, Knobs
 from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared
+from gemmpipe.family.dtypes import DTYPES_16BIT
 
 if TYPE_CHECKING:
     import torch
 
-_DTYPES = ("bfloat16", "float16")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Quack(Backend):
-    """One candidate: its own choice of a configuration (`quack.gemm_interface.gemm`, untuned)."""
+    """One candidate: the library's default configuration (`quack.gemm_interface.gemm`, untuned)."""
 
     label = "quack"
 
     def unavailable(self, device: Device) -> str | None:
         """It needs an NVIDIA GPU and the package `quack`."""
         if device.kind != "cuda":
-            return "no NVIDIA GPU: Quack has kernels for these alone"
+            return "no NVIDIA GPU: Quack has kernels for NVIDIA only"
         return None if find_spec("quack") else "the package quack is not installed"
 
     def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
-        """Plain 16-bit products."""
+        """Unscaled 16-bit products."""
         if problem := library_violation(spec):
             return problem
-        if is_scaled(spec) or spec.x_dtype not in _DTYPES:
+        if is_scaled(spec) or spec.x_dtype not in DTYPES_16BIT:
             return f"16-bit operands only: {spec.x_dtype}"
         if spec.bias or spec.out_dtype != spec.x_dtype or spec.batch > 1:
             return "form: no bias, one product, and the output in the operands' type"

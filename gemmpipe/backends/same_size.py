@@ -1,7 +1,7 @@
-"""`same_size`: what torch does with a product of this size in its other formats, and an empty kernel; for comparisons.
+"""`same_size`: torch's products of the same size in other formats, and an empty kernel; for comparisons only.
 
-Operands are its own: nothing that it computes can be chosen, only looked at beside what can. `blockwise` is the
-exception: the block-scaled product itself, with the rows padded to 4 where the operator insists (not timed).
+It multiplies operands of its own, so its candidates cannot be selected. `blockwise` is the exception: the block-scaled
+product itself, with the rows padded to a multiple of 4 as the operator requires (padding is not timed).
 """
 
 from collections.abc import Callable, Iterable
@@ -14,6 +14,7 @@ from gemmpipe.core.data import Device, Knobs
 from gemmpipe.core.spec import ROW, scale_order
 from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared, Weights
 from gemmpipe.family.dtypes import native_fp8
+from gemmpipe.templates.tiled import ceil_div
 
 if TYPE_CHECKING:
     import torch
@@ -32,14 +33,14 @@ class SameSize(Backend):
     label = "same_size"
 
     def configs(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
-        """One a method."""
+        """One per method."""
         return tuple({"method": method} for method in _METHODS)
 
     def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
-        """One `if` a rule."""
+        """One `if` per rule."""
         method = knobs["method"]
         if method != "mm" and device.kind == "cpu":
-            return "no GPU: scaled products and launches of nothing are a GPU's"
+            return "no GPU: scaled products and empty launches are measured on a GPU only"
         if method == EMPTY:
             return None
         if spec.experts is not None or spec.batch > 1:
@@ -48,14 +49,13 @@ class SameSize(Backend):
             return None
         if method == BLOCKWISE:
             return scaled_mm_violation(_padded(spec), device)
-        if native_fp8(device.gfx) is None:
-            return f"fp8 format: {device.gfx} multiplies none"
+
         if spec.n % 16 or spec.k % 16:
             return f"alignment: N={spec.n} and K={spec.k} must be multiples of 16"
         return None
 
     def prepare(self, spec: GemmSpec, weights: Weights, knobs: Knobs) -> Prepared:
-        """Weights of its own; random ones, since zeros would cost less power."""
+        """Weights of its own: random, since zeros draw less power."""
         import torch
 
         if knobs["method"] == BLOCKWISE:
@@ -75,8 +75,8 @@ class SameSize(Backend):
         if method == BLOCKWISE:
             return _blockwise(spec, device, inputs, prepared, out)
         if method == EMPTY:
-            launch_nothing = _empty_launch()
-            return lambda: (launch_nothing(), out)[1]
+            empty_launch = _empty_launch()
+            return lambda: (empty_launch(), out)[1]
         w: Any = prepared.extra
         x = torch.randn(spec.m, spec.k, device=out.device, dtype=torch.bfloat16)
         if method == "mm":
@@ -86,7 +86,7 @@ class SameSize(Backend):
 
 
 def _padded(spec: GemmSpec) -> GemmSpec:
-    return replace(spec, m=-(-spec.m // _ROW_MULTIPLE) * _ROW_MULTIPLE)
+    return replace(spec, m=ceil_div(spec.m, _ROW_MULTIPLE) * _ROW_MULTIPLE)
 
 
 def _blockwise(spec: GemmSpec, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor") -> Launch:
@@ -100,7 +100,7 @@ def _blockwise(spec: GemmSpec, device: Device, inputs: Inputs, prepared: Prepare
     if scales is None:
         raise ValueError("block scales are missing")
     rows = torch.cat([scales, scales[:1].expand(extra, -1)])
-    # Rows of padding are the quantiser's to write, as columns that are padded to fours; the library's order is not.
+    # A quantiser would write padded rows (as columns padded to fours), so padding is not timed; reordering scales is.
     by_rows = spec.m > 1 and scale_order(scales) == ROW
     padded = Inputs(x=x, x_scale=rows if by_rows else rows.t().contiguous().t())
     full = torch.empty(wide.m, wide.n, dtype=out.dtype, device=out.device)

@@ -1,6 +1,6 @@
 """`scaled_mm`: torch's scaled matrix product (cuBLASLt, hipBLASLt) of fp8 operands as they are stored.
 
-Scales in the memory order that a library insists on; the copy that this takes is part of the library's call.
+Also the copy of scales to the memory order that a library requires (`scales_in_order`), a part of the library's call.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 def scales_in_order(scales: "torch.Tensor", order: str) -> "tuple[torch.Tensor, Callable[[], object]]":
-    """(scales [M, blocks] without gaps in this order, what is to be called before each product that reads them).
+    """(scales [M, blocks] contiguous in this order, a call to make before each product that reads them).
 
-    Scales that lie so already are given back themselves, and the call does nothing; others are copied by it.
+    Scales in that order are returned unchanged with a call that does nothing; others are copied by the call.
     """
     import torch
 
@@ -36,22 +36,22 @@ def scales_in_order(scales: "torch.Tensor", order: str) -> "tuple[torch.Tensor, 
 
 
 def no_copy() -> object:
-    """What is to be called before a product whose scales lie as they should."""
+    """The call before a product if its scales have the required order: does nothing."""
 
 
-# torch.nn.functional.ScalingType, whose numbers the operator takes
+# The numbers of torch.nn.functional.ScalingType, which the operator takes
 _TENSOR, _ROW, _BLOCK_1X128, _BLOCK_128X128 = 0, 1, 4, 5
 _K_BLOCK_MULTIPLE = 4  # cuBLASLt reads the 128x128 scales in fours along K
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScaledMm(Backend):
-    """Candidates by one knob, `use_fast_accum`: whether sums stay in the tensor core's 14 bits all along K."""
+    """Candidates by one knob, `use_fast_accum`: True keeps sums in the tensor core's 14 bits along all of K."""
 
     label = "scaled_mm"
 
     def unavailable(self, device: Device) -> str | None:
-        """It needs a GPU, and a torch with the operator that is told the scales' layout (2.10 on)."""
+        """It needs a GPU, and a torch with `_scaled_mm_v2`, which takes the scales' layout (2.10 on)."""
         import torch
 
         if device.kind == "cpu":
@@ -63,12 +63,12 @@ class ScaledMm(Backend):
         return ({"use_fast_accum": False}, {"use_fast_accum": True})
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
-        """Block scales are applied every 128 elements anyway, and only NVIDIA has the switch."""
+        """`use_fast_accum` is False with block scales (applied every 128 elements) and on AMD, without such sums."""
         fast = knobs["use_fast_accum"] and device.kind == "cuda" and _recipes(spec) != (_BLOCK_1X128, _BLOCK_128X128)
         return {"use_fast_accum": bool(fast)}
 
     def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
-        """One `if` a rule; the alignments are the operator's own checks."""
+        """One `if` per rule; the alignments are the operator's own checks."""
         if device.kind == "cpu":
             return "no GPU: on a CPU the operator is a slow fallback"
         return scaled_mm_violation(spec, device)
@@ -77,7 +77,7 @@ class ScaledMm(Backend):
         """The weight scales in the operator's layout.
 
         Block scales become [L4, ceil(N/128)] with stride (1, L4), L4 = ceil(K/128) rounded up to 4: transposed, that
-        is a row-major [ceil(N/128), L4], which other kernels read as well. It replaces the stored scales: no extra.
+        is a row-major [ceil(N/128), L4], which other kernels can read. It replaces the stored scales: no extra bytes.
         """
         import torch
 
@@ -97,10 +97,10 @@ class ScaledMm(Backend):
         recipes, w_scale = _recipes(spec), prepared.extra
         if recipes is None or inputs.x_scale is None or not isinstance(w_scale, torch.Tensor):
             raise ValueError("scaled_mm needs the scales of both operands")
-        lay: Callable[[], object]
-        x_scale, lay = inputs.x_scale, no_copy
+        copy_scales: Callable[[], object]
+        x_scale, copy_scales = inputs.x_scale, no_copy
         if recipes[0] == _BLOCK_1X128:
-            x_scale, lay = scales_in_order(x_scale, COLUMN)
+            x_scale, copy_scales = scales_in_order(x_scale, COLUMN)
         elif recipes[0] == _ROW:
             x_scale, w_scale = x_scale.reshape(-1, 1), w_scale.reshape(1, -1)
         w_t, bias = prepared.weights.w.t(), prepared.weights.bias
@@ -111,7 +111,7 @@ class ScaledMm(Backend):
         x_recipe, w_recipe = [recipes[0]], [recipes[1]]
 
         def launch() -> "torch.Tensor":
-            lay()
+            copy_scales()
             operator(
                 inputs.x, w_t, [x_scale], x_recipe, [], [w_scale], w_recipe, [], bias, out.dtype, [], fast, out=out
             )
@@ -121,12 +121,15 @@ class ScaledMm(Backend):
 
 
 def scaled_mm_violation(spec: GemmSpec, device: Device) -> str | None:
-    """Why cuBLASLt or hipBLASLt does not multiply these scaled operands; the alignments are the operator's checks."""
+    """`rule: detail` if cuBLASLt or hipBLASLt does not multiply these scaled operands, or None.
+
+    The alignments are the operator's own checks.
+    """
     if problem := library_violation(spec):
         return problem
     kinds = _recipes(spec)
     if kinds is None:
-        return "scales: none of tensor x tensor, row x row, 1x128 x 128x128"
+        return "scales: expected tensor x tensor, row x row or 1x128 x 128x128"
     if not spec.x_dtype.startswith("float8") or not spec.w_dtype.startswith("float8"):
         return f"fp8 only: the operands are {spec.x_dtype} and {spec.w_dtype}"
     if spec.x_dtype != native_fp8(device.gfx):
@@ -134,7 +137,7 @@ def scaled_mm_violation(spec: GemmSpec, device: Device) -> str | None:
     if spec.n % 16 or spec.k % 16:
         return f"alignment: N={spec.n} and K={spec.k} must be multiples of 16"
     if kinds == (_BLOCK_1X128, _BLOCK_128X128) and device.gfx != "sm_90":
-        return f"block scales: cuBLASLt has them on sm_90 alone, not on {device.gfx}"
+        return f"block scales: cuBLASLt supports them on sm_90 only, not on {device.gfx}"
     if kinds == (_BLOCK_1X128, _BLOCK_128X128) and spec.m % 4:
         return f"alignment: M={spec.m} must be a multiple of 4 with block scales"
     if spec.bias and (spec.out_dtype == "float32" or kinds[0] == _BLOCK_1X128):
@@ -143,7 +146,7 @@ def scaled_mm_violation(spec: GemmSpec, device: Device) -> str | None:
 
 
 def _recipes(spec: GemmSpec) -> tuple[int, int] | None:
-    """How both operands are scaled, in the operator's numbers, or None where it has no such product."""
+    """The scaling recipes of both operands in the operator's numbers, or None if it has no such product."""
     if spec.x_scale is None or spec.w_scale is None:
         return None
     kinds = (spec.x_scale.granularity, spec.w_scale.granularity)

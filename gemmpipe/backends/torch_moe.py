@@ -1,4 +1,4 @@
-"""A mixture of experts through torch: grouped products of rows sorted by expert, and a loop over experts on a CPU."""
+"""Mixtures of experts in torch: grouped products of rows sorted by expert, and on a CPU a loop over experts."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     import torch
 
 METHODS = {
-    "expert_loop": "one expert after the other in the activations' type, weights converted in each call",
+    "expert_loop": "a loop over experts in the activations' type, weights converted in each call",
     "expert_loop_float32": "the same in fp32",
     "expert_loop_float32_copy": "the same with fp32 weights, kept",
-    "grouped_mm": "rows sorted by expert, then one grouped product a stage, 16-bit weights as they are stored",
+    "grouped_mm": "rows sorted by expert, then one grouped product per stage, 16-bit weights as they are stored",
     "grouped_mm_convert": "the same with the weights dequantised to 16 bits in each call",
     "grouped_mm_copy": "the same with dequantised weights, kept",
-    "scaled_grouped_mm": "the same of fp8 operands as they are stored, scales by row",
+    "scaled_grouped_mm": "the same with fp8 operands as they are stored, scales by row",
 }
 _LOOP = "expert_loop"
-_VECTOR_BYTES = 16  # grouped products read rows in vectors of so many
+_VECTOR_BYTES = 16  # grouped products read rows in vectors of this size
 
 
 def unsupported_reason(spec: GemmSpec, experts: Experts, method: str, device: Device) -> str | None:
@@ -31,14 +31,14 @@ def unsupported_reason(spec: GemmSpec, experts: Experts, method: str, device: De
         return f"method: no '{method}'{suggest_or_list(method, METHODS)}"
     scaled = spec.w_scale is not None
     if method.startswith(_LOOP):
-        # On a GPU the host would wait in each launch to learn which experts have rows, and no graph can hold that.
-        return None if device.kind == "cpu" else "expert loop: for CPUs, a GPU would wait for the host"
+        # On a GPU the host would wait in each launch for the experts that have rows, which no graph can capture.
+        return None if device.kind == "cpu" else "expert loop: for CPUs only, a GPU would wait for the host"
     if method == "grouped_mm" and scaled:
         return "scaled operands: a grouped product takes them only after dequantising"
     if method in ("grouped_mm_convert", "grouped_mm_copy") and not scaled:
         return "16-bit operands: they need no conversion"
     if device.kind != "cpu" and spec.x_dtype != "bfloat16":
-        return f"grouped product: of bf16 on a GPU, not of {spec.x_dtype}"
+        return f"grouped product: bf16 only on a GPU, not {spec.x_dtype}"
     if not hasattr(torch.nn.functional, "grouped_mm"):
         return f"grouped product: torch {torch.__version__} has none"
     step = _VECTOR_BYTES if method == "scaled_grouped_mm" else _VECTOR_BYTES // 2
@@ -51,12 +51,12 @@ def _scaled_violation(spec: GemmSpec, experts: Experts, device: Device) -> str |
     if experts.quantised is None or experts.quantised.granularity != "row":
         return "scales: a grouped product of fp8 takes them by row only"
     if device.gfx != "sm_90":
-        return f"grouped product of fp8: on sm_90 alone, not on {device.gfx}"
+        return f"grouped product of fp8: on sm_90 only, not on {device.gfx}"
     return None
 
 
 def prepare(spec: GemmSpec, weights: Weights, method: str) -> Prepared:
-    """The converted copies where the method keeps them; all their bytes are beside the stored weights."""
+    """The converted copies if the method keeps them; all their bytes are in addition to the stored weights."""
     if not method.endswith("_copy"):
         return Prepared(weights=weights)
     kept = _convert(spec, weights, _compute_type(spec, method))
@@ -67,7 +67,7 @@ def prepare(spec: GemmSpec, weights: Weights, method: str) -> Prepared:
 def bind(
     spec: GemmSpec, experts: Experts, method: str, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
 ) -> Launch:
-    """A call that routes, multiplies and sums into `out` [M, N]."""
+    """A call that sorts rows by expert, multiplies and sums into `out` [M, N]."""
     if method.startswith(_LOOP):
         return _launch_loop(spec, experts, method, inputs, prepared, out)
     if method == "scaled_grouped_mm":
@@ -99,7 +99,7 @@ class _GroupedMm:
 
 
 class _ScaledGroupedMm:
-    """Grouped products with fp8 weights and a scale a row, x quantised likewise first."""
+    """Grouped products with fp8 weights and one scale per row; x is first quantised likewise."""
 
     def __init__(self, spec: GemmSpec, weights: Weights) -> None:
         self._weights = _pairs(weights)
@@ -204,7 +204,7 @@ def _pairs(weights: Weights) -> "tuple[tuple[torch.Tensor | None, torch.Tensor |
 def _dequantise_all(
     w: "torch.Tensor | None", scale: "torch.Tensor | None", spec: GemmSpec, dtype: "torch.dtype"
 ) -> "torch.Tensor":
-    """In two passes over all experts; where a block of scales is cut off along K, one expert after the other."""
+    """In two passes over all experts; expert by expert if the last block of scales along K is partial."""
     import torch
 
     from gemmpipe.family.reference import dequantise

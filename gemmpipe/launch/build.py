@@ -201,7 +201,6 @@ def is_interpreted(function: Any) -> bool:
 def compile_kernel(build: Build, target: Device) -> Any:
     """Triton's compiled kernel, from its disk cache if possible. Raises all errors of the compiler."""
     import triton
-    from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
     function = find_kernel(build.kernel)
@@ -217,11 +216,18 @@ def compile_kernel(build: Build, target: Device) -> Any:
         constexprs={(names.index(name),): value for name, value in build.constants},
         attrs={(names.index(name),): [["tt.divisibility", 16]] for name in build.aligned},
     )
-    arch = target.gfx if target.kind == "hip" else int(target.gfx.removeprefix("sm_"))
     # Triton 3.9 warns without this option, and 3.10 does not fuse multiply and add: set, so that numerics stay equal.
     options = {"enable_fp_fusion": True, **dict(build.options)}
     with nullcontext() if build.line_info else _without_line_info():
-        return triton.compile(source, target=GPUTarget(target.kind, arch, target.warp_size), options=options)
+        return triton.compile(source, target=gpu_target(target), options=options)
+
+
+def gpu_target(device: Device) -> Any:
+    """Triton's target of a device."""
+    from triton.backends.compiler import GPUTarget
+
+    arch = device.gfx if device.kind == "hip" else int(device.gfx.removeprefix("sm_"))
+    return GPUTarget(device.kind, arch, device.warp_size)
 
 
 @contextmanager
@@ -247,18 +253,21 @@ def _amd_registers(assembly: str) -> tuple[int | None, int | None]:
 
 
 @dataclass(frozen=True)
-class _CompileOnlyDriver:
-    """The part of Triton's driver that a JIT call uses before the launch."""
+class CompileOnlyDriver:
+    """In place of Triton's driver in processes that use no device: JIT functions compile for `target`."""
 
     target: Any
 
     def get_current_device(self) -> int:
+        """Any: nothing is launched."""
         return 0
 
     def get_current_stream(self, device: int) -> int:
+        """Any: nothing is launched."""
         return 0
 
     def get_current_target(self) -> Any:
+        """The architecture to compile for."""
         return self.target
 
 
@@ -268,9 +277,7 @@ def compile_call(kernel: Any, arguments: Sequence[object], options: Mapping[str,
     A dtype as argument means a tensor of it with an address divisible by 16. Raises all errors of the compiler. Only
     for processes that use no device: it replaces Triton's driver.
     """
-    from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
-    arch = device.gfx if device.kind == "hip" else int(device.gfx.removeprefix("sm_"))
-    driver.set_active(_CompileOnlyDriver(GPUTarget(device.kind, arch, device.warp_size)))
+    driver.set_active(CompileOnlyDriver(gpu_target(device)))
     kernel.warmup(*arguments, grid=(1,), **options)

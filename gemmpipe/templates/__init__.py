@@ -1,1 +1,1 @@
-"""Kernels that several families share: their device functions, and how each is listed, built and launched."""
+"""Kernels that several families share: their device functions, candidates, builds and launches."""

@@ -1,4 +1,4 @@
-"""The rules that every tiled Triton kernel has in common, one `if` each, with the physical cause."""
+"""Constraints of all tiled Triton kernels, one `if` each, with the physical cause."""
 
 from gemmpipe.core.data import Device, Knobs
 from gemmpipe.family import GemmSpec
@@ -9,7 +9,7 @@ from gemmpipe.templates.tiled import WGMMA_M, workspace_bytes
 _MIB = 2**20
 _MAX_WORKSPACE_BYTES = 256 * _MIB
 _MAX_GRID_Z = 65535
-_MAX_ROW_ELEMENTS = 2**20  # of 256 rows at most (tiles.offsets)
+_MAX_ROW_ELEMENTS = 2**20  # 32-bit offsets in a tile of at most 256 rows (device_fns.row_offsets)
 _POWER_OF_TWO_KNOBS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps")
 
 
@@ -23,10 +23,10 @@ def tile_violation(
     batched: bool = False,
     parts: bool = True,
 ) -> str | None:
-    """`rule: detail` of the first rule broken.
+    """`rule: detail` of the first rule broken, or None.
 
-    `accumulators` is how many fp32 tiles live in registers at once; `layout` the weight's that the kernel reads;
-    `batched` whether it computes several products; `parts` whether its splits of K meet in a workspace.
+    `accumulators`: fp32 tiles in registers at once; `layout`: the weight layout that the kernel reads;
+    `batched`: it computes several products; `parts`: its splits of K are added up in a workspace.
     """
     m, n, k = (int_knob(knobs, f"BLOCK_SIZE_{axis}") for axis in "MNK")
     warps, stages = int_knob(knobs, "num_warps"), int_knob(knobs, "num_stages")
@@ -40,15 +40,15 @@ def tile_violation(
     cdna = device.vendor == "amd" and device.warp_size == 64
     held, most = accumulators * m * n // (warps * device.warp_size), 480 if cdna else 240
     if held > most and not _in_tensor_memory(spec, knobs, device):
-        return f"registers: {held} accumulator registers a thread, {most} leave none for operands"
+        return f"registers: {held} accumulator registers per thread, {most} leave none for operands"
     needed = shared_bytes(spec, m, n, k, stages, device, swapped=bool(knobs.get(SWAP_AB)))
     if needed > device.shared_bytes:
-        return f"shared memory: about {needed} bytes, {device.shared_bytes} a block on {device.gfx}"
+        return f"shared memory: about {needed} bytes, {device.shared_bytes} per block on {device.gfx}"
     return workspace_violation(workspace_bytes(spec, knobs)) if parts else None
 
 
 def workspace_violation(needed: int) -> str | None:
-    """Why splits' parts of so many bytes are none."""
+    """`rule: detail` if the parts of split-K need more than the workspace limit, or None."""
     if needed > _MAX_WORKSPACE_BYTES:
         return f"workspace: {needed // _MIB} MiB of split-K parts, over {_MAX_WORKSPACE_BYTES // _MIB}"
     return None
@@ -57,7 +57,7 @@ def workspace_violation(needed: int) -> str | None:
 def launch_violation(
     spec: GemmSpec, knobs: Knobs, device: Device, *, layout: str = "nk", batched: bool = False
 ) -> str | None:
-    """`rule: detail` of the first rule broken that has nothing to do with the size of a tile."""
+    """`rule: detail` of the first rule broken that does not depend on the tile size, or None."""
     if device.kind == "cpu":
         return "no GPU: Triton compiles for GPUs"
     if spec.w_layout != layout:
@@ -75,12 +75,12 @@ def launch_violation(
     if reason := _size_violation(knobs):
         return reason
     if int_knob(knobs, "num_warps") * device.warp_size > 1024:
-        return f"threads: {knobs['num_warps']} warps of {device.warp_size} are over 1024 a block"
+        return f"threads: {knobs['num_warps']} warps of {device.warp_size} are over 1024 per block"
     return None
 
 
 def shared_bytes(spec: GemmSpec, m: int, n: int, k: int, stages: int, device: Device, *, swapped: bool = False) -> int:
-    """At most a few kB more than the compiler will ask for (held against 600 builds of triton 3.6 and 3.9)."""
+    """Estimated shared memory of a block: at most a few kB above the compiler's (600 builds, triton 3.6 and 3.9)."""
     stage = int((m + n) * k * element_bytes(spec.x_dtype))
     if spec.x_scale is not None and spec.x_scale.dtype != "float32":
         return _microscaled_bytes(stage, m, n, k, stages, device)
@@ -93,7 +93,7 @@ def shared_bytes(spec: GemmSpec, m: int, n: int, k: int, stages: int, device: De
 
 
 def _amd_bytes(spec: GemmSpec, m: int, n: int, k: int, stages: int, device: Device) -> int:
-    """LDS of 8- and 16-bit operands (held against 280 builds, triton 3.9)."""
+    """LDS of 8- and 16-bit operands (compared with 280 builds, triton 3.9)."""
     by_block = spec.x_scale is not None and spec.x_scale.granularity == "block"
     scales = 4 * (m + n) if by_block else 0
     if stages == 1:  # the smaller operand goes to registers directly
@@ -102,12 +102,12 @@ def _amd_bytes(spec: GemmSpec, m: int, n: int, k: int, stages: int, device: Devi
         ring = int((m + n) * k * element_bytes(spec.x_dtype)) * stages * 17 // 16
     else:  # one stage is in registers
         ring = int((m + n) * k * element_bytes(spec.x_dtype)) * (stages - 1)
-    # Small tiles change their layout on the way to the output; large ones were never seen to.
+    # Small tiles change their layout on the way to the output; no build did so for a large one.
     return max(ring + scales, 2 * m * n if m * n <= 128 * 128 else 0)
 
 
 def _microscaled_bytes(stage: int, m: int, n: int, k: int, stages: int, device: Device) -> int:
-    """As above for 4-bit operands with a one-byte scale for every 32 along K (held against 150 builds, triton 3.9)."""
+    """Shared memory for 4-bit operands, one-byte scales of 32 elements along K (150 builds compared, triton 3.9)."""
     scales = (m + n) * k // 32
     if device.vendor == "amd":
         if stages == 1:  # one operand changes its layout on the way to the registers
@@ -124,16 +124,16 @@ def _microscaled_bytes(stage: int, m: int, n: int, k: int, stages: int, device: 
 
 
 def _in_tensor_memory(spec: GemmSpec, knobs: Knobs, device: Device) -> bool:
-    """Whether a tile of any size spills nothing: scaled 4-bit products of sm_100, their sum stays in tensor memory.
+    """True for scaled 4-bit products on sm_100: the sum stays in tensor memory, so that a tile of any size fits.
 
-    So do other sums there, but these come to registers whole before they are stored, and so do the parts of a split.
+    Other sums there stay in it too, but are read to registers as a whole before they are stored, as are split-K parts.
     """
     blackwell = device.vendor == "nvidia" and int(device.gfx.removeprefix("sm_")) >= 100
     return blackwell and spec.x_dtype.startswith("float4") and knobs["NUM_KSPLIT"] == 1
 
 
 def _size_violation(knobs: Knobs) -> str | None:
-    """Tile sides and warps are powers of two, the rest at least 1."""
+    """`rule: detail` unless tile sides and warps are powers of two and the other counts at least 1."""
     for name in _POWER_OF_TWO_KNOBS:
         if int_knob(knobs, name) < 1 or int_knob(knobs, name) & (int_knob(knobs, name) - 1):
             return f"power of two: {name}={knobs[name]}, as tl.arange and warps need"
@@ -146,7 +146,7 @@ def _size_violation(knobs: Knobs) -> str | None:
 
 
 def _fp8_violation(spec: GemmSpec, device: Device) -> str | None:
-    """e4m3fnuz is multiplied by gfx942 alone, e4m3fn by everything else (emulated, hence slow, on gfx942)."""
+    """Only gfx942 multiplies e4m3fnuz; all others multiply e4m3fn (emulated, hence slow, on gfx942)."""
     if not spec.x_dtype.startswith("float8"):
         return None
     native = native_fp8(device.gfx)

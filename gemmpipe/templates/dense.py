@@ -1,6 +1,6 @@
-"""Launching the dense kernel: its parameters, in the order of its signature, and what fits.
+"""Host side of the dense kernels: parameters in the order of their signatures, and constraints.
 
-Launching the dense warp-specialised kernel: its bias and scales.
+`Dense` launches dense_kernel.py (Triton), `DenseWarpSpecialised` hopper/dense_kernel.py (Gluon, sm_90).
 """
 
 from collections.abc import Mapping
@@ -24,19 +24,20 @@ from gemmpipe.templates.params import (
 from gemmpipe.templates.tiled import TiledKernel
 
 _MAX_INT8_K = 2**31 // 2**14
+"""The longest sum of int8 products (at most 2**14 each) that int32 holds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dense(TiledKernel):
-    """`triton`: one program a tile, split and product; bias and scales are left out of builds without them."""
+    """`triton`: one program per tile, split and product; builds without bias or scales leave these parameters out."""
 
     kernel: str = "gemmpipe.templates.dense_kernel:dense"
     supports_swap_ab: bool = True
     supports_pdl: bool = True
     layout: str = ROW_MAJOR
-    """The weight's that it reads (see layouts)."""
+    """The weight layout that it reads (see family/layouts.py)."""
     batched: bool = False
-    """Whether it computes several products."""
+    """True if it computes several products."""
 
     def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """`rule: detail` of the first rule broken, or None."""
@@ -49,11 +50,11 @@ class Dense(TiledKernel):
         return {**operand_pointers(spec), **WORKSPACE_PARAMETERS}
 
     def integers(self, spec: GemmSpec) -> Mapping[str, int]:
-        """Sizes, row strides, and how the work is shared out."""
+        """Sizes, row strides, the schedule of tiles and the prefetch."""
         return {**size_arguments(spec), **SCHEDULE_PARAMETERS, **PREFETCH_PARAMETERS}
 
     def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
-        """Tile sizes, and which of the code's branches run."""
+        """Tile sizes, and the constants that select branches."""
         return {
             **tile_constants(knobs),
             "SPLIT_K": "parts" if knobs["NUM_KSPLIT"] != 1 else "none",
@@ -67,17 +68,17 @@ class Dense(TiledKernel):
 
 
 def scaling_violation(spec: GemmSpec) -> str | None:
-    """Why the kernel's one sum along K does not give this product, or None."""
+    """`rule: detail` if one sum along K, scaled at its end, does not give this product, or None."""
     kinds = [scale.granularity if scale else None for scale in (spec.x_scale, spec.w_scale)]
     if kinds[0] != kinds[1] or kinds[0] not in (None, "row", "tensor"):
-        return f"scales: one an operand, one a row of both, or none, not {kinds}"
+        return f"scales: one per operand, one per row of both, or none, not {kinds}"
     if spec.x_dtype != spec.w_dtype:
         return f"operands: both of one type, not {spec.x_dtype} and {spec.w_dtype}"
     return int32_overflow_violation(spec)
 
 
 def int32_overflow_violation(spec: GemmSpec) -> str | None:
-    """Why an int32 sum along K does not hold this product, or None."""
+    """`rule: detail` if an int32 sum along K can overflow, or None."""
     if spec.x_dtype == "int8" and spec.k > _MAX_INT8_K:
         return f"int32 sum: K={spec.k} products of 2**14 can exceed 2**31 from {_MAX_INT8_K} on"
     return None
@@ -85,7 +86,7 @@ def int32_overflow_violation(spec: GemmSpec) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class DenseWarpSpecialised(WarpSpecialised):
-    """`gluon`: 16 or 8 bits, scales by row or tensor or none, bias; 8-bit floats sum in the tensor core's 14 bits."""
+    """`gluon`: 16 or 8 bits; scales per row, per tensor or none; bias. Sums of fp8 have the tensor core's 14 bits."""
 
     kernel: str = "gemmpipe.templates.hopper.dense_kernel:dense_warp_specialised"
     max_columns: MaxColumns = DENSE_MAX_COLUMNS
@@ -100,10 +101,10 @@ class DenseWarpSpecialised(WarpSpecialised):
         return {name: pointers[name] for name in ("bias_ptr", "x_scale_ptr", "w_scale_ptr")}
 
     def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
-        """How the sum is scaled."""
+        """The granularity of the scales."""
         return {"SCALES": spec.x_scale.granularity if spec.x_scale else "none"}
 
     def values(self, spec: GemmSpec, inputs: Inputs, prepared: Prepared) -> Mapping[str, object]:
-        """The tensors."""
+        """The tensors of `operands`."""
         weights = prepared.weights
         return {"bias_ptr": weights.bias, "x_scale_ptr": inputs.x_scale, "w_scale_ptr": weights.w_scale}

@@ -1,4 +1,4 @@
-"""The product whose scales do not vary along K: 16 or 8 bits, one or many, plain or pre-shuffled weights."""
+"""The product with scales that do not vary along K: 16 or 8 bits, one or many, row-major or pre-shuffled weights."""
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -24,7 +24,7 @@ from gemmpipe.templates.device_fns import (
 
 @triton.jit
 def batch_pointer(ptr, rows, stride):
-    """Where the operand of this program's product begins, of so many rows each: products follow one another."""
+    """Pointer to the operand of this program's product; products of `rows` rows each are contiguous."""
     return ptr + tl.program_id(2).to(tl.int64) * rows * stride
 
 
@@ -48,7 +48,7 @@ def dense(
     """out = (x @ w^T) * x_scale * w_scale + bias; strides in elements between rows.
 
     SPLIT_K: `none`, `parts` (added up by the last program to arrive) or `atomic` (added to an out of zeros).
-    SCALES: `none`, `tensor` (one each) or `row` (one a row of x and of w). bias and scales are None where absent.
+    SCALES: `none`, `tensor` (one each) or `row` (one per row of x and of w). bias and scales are None where absent.
     """
     pid, split, tile_m, tile_n = program_tile(M, N, group_m, BLOCK_SIZE_M, BLOCK_SIZE_N, XCDS)
     if BATCHED:

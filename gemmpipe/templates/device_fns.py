@@ -1,9 +1,8 @@
-"""Device functions that tiled kernels share: the order of tiles, and the end of a split-K product.
+"""Device functions that tiled kernels share: the order of tiles, loads of operands, split-K and the epilogue.
 
-Device functions that read a tile of the weight: row-major, or 16 x 16 tiles of bytes (SHUFFLED, see layouts.py).
-
-Tiles of the same 16 columns follow one another along K: what a program reads of them is one contiguous run. Read so, a
-warp has whole lines; read as [K, N], 16 bytes a thread, it touches two sectors of each of eight lines.
+A weight is row-major, or SHUFFLED: 16 x 16 tiles of bytes (family/layouts.py). Tiles of the same 16 columns follow one
+another along K: a program reads one contiguous run of them. Read so, a warp has whole lines; read as [K, N], 16 bytes
+per thread, it touches two sectors of each of eight lines.
 """
 
 import triton
@@ -26,7 +25,10 @@ def swizzle2d(pid, tiles_m, tiles_n, group_m):
 
 @triton.jit
 def xcd_swizzle(pid, programs, XCDS: tl.constexpr):
-    """Programs go round the XCDs in turn; renumbered, those of one XCD (and its L2) get neighbouring tiles."""
+    """The program's number in an order that gives neighbouring tiles to programs of one XCD (and its L2).
+
+    The hardware deals consecutive programs to the XCDs round-robin.
+    """
     if XCDS == 1:
         return pid
     xcd = pid % XCDS
@@ -70,7 +72,7 @@ def k_range(K, split, splits, BLOCK_SIZE_K: tl.constexpr):
 
 @triton.jit
 def load_k(ptrs, ks, left, EVEN_K: tl.constexpr, CACHE: tl.constexpr):
-    """What lies at `ptrs`; 0 where its place along K (`ks`, counted from the K block's first) is not below `left`."""
+    """Loads `ptrs`; 0 where the offset along K (`ks`, counted from the K block's first) is not below `left`."""
     if EVEN_K:
         loaded = tl.load(ptrs, cache_modifier=CACHE)
     else:
@@ -80,7 +82,7 @@ def load_k(ptrs, ks, left, EVEN_K: tl.constexpr, CACHE: tl.constexpr):
 
 @triton.jit
 def mma_operands(x, w, SWAP_AB: tl.constexpr):
-    """What the matrix instruction multiplies for x [M, K] and w [K, N]: x @ w, or with SWAP_AB its transpose.
+    """The operands of the matrix instruction for x [M, K] and w [K, N]: (x, w), or with SWAP_AB (w^T, x^T).
 
     Swapped, the weight takes the wide side of the instruction (64 on Hopper), few rows of x its narrow one.
     """
@@ -100,14 +102,14 @@ def zero_accumulator(
 
 @triton.jit
 def reduce_split_k(acc, parts_ptr, counters_ptr, tile, split, splits, rows_left):
-    """Store this split's fp32 part; return (whether it was the last to arrive, then the sum of all parts).
+    """Store this split's fp32 part; returns (True for the last split to arrive, for that one the sum of all parts).
 
-    The sum is taken in the order of the splits, so that results do not depend on who came last. The last one sets
+    Parts are added in the order of the splits, so that results do not depend on the order of arrival. The last one sets
     the tile's counter back to 0 for the next launch. Rows from `rows_left` on are padding and take no traffic.
     """
     BLOCK_SIZE_M: tl.constexpr = acc.shape[0]
     BLOCK_SIZE_N: tl.constexpr = acc.shape[1]
-    # Loads of one batch are in flight together: one after the other, each would cost the latency of L2.
+    # Loads of one batch are in flight together: sequential loads would each cost the latency of L2.
     BATCH: tl.constexpr = 4 if BLOCK_SIZE_M * BLOCK_SIZE_N <= 4096 else 2
     rows = tl.arange(0, BLOCK_SIZE_M)[:, None]
     columns = tl.arange(0, BLOCK_SIZE_N)[None, :]
@@ -131,9 +133,9 @@ def reduce_split_k(acc, parts_ptr, counters_ptr, tile, split, splits, rows_left)
 
 @triton.jit
 def apply_epilogue(acc, bias_ptr, x_scale_ptr, w_scale_ptr, row, rows, column, columns, SCALES: tl.constexpr):
-    """acc * x_scale * w_scale + bias of its rows and columns; bias_ptr is None where there is none.
+    """acc * x_scale * w_scale + bias of its rows and columns; bias_ptr is None without a bias.
 
-    SCALES: `row` (fp32, one a row and one a column), `tensor` (one each), anything else for none at the end of a sum.
+    SCALES: `row` (fp32, one per row and one per column), `tensor` (one each), anything else: none at the end of a sum.
     """
     if SCALES == "row":
         acc *= tl.load(x_scale_ptr + row + rows)[:, None]
@@ -147,7 +149,7 @@ def apply_epilogue(acc, bias_ptr, x_scale_ptr, w_scale_ptr, row, rows, column, c
 
 @triton.jit
 def store_tile(total, out_ptr, first_row, first_column, M, N, stride, ADDED: tl.constexpr):
-    """Store what lies inside [M, N] of a tile, in the output's type; ADDED: add it to what is there, in any order."""
+    """Store the part of a tile inside [M, N], in the output's type; ADDED: add it to the output, in any order."""
     rows = first_row + tl.arange(0, total.shape[0])
     columns = first_column + tl.arange(0, total.shape[1])
     ptrs = out_ptr + rows.to(tl.int64)[:, None] * stride + columns[None, :]
@@ -160,7 +162,7 @@ def store_tile(total, out_ptr, first_row, first_column, M, N, stride, ADDED: tl.
 
 @triton.jit
 def gdc_wait_after(pointer):
-    """Programmatic dependent launch: the kernel before has ended; what it wrote may be read, what it read written.
+    """Programmatic dependent launch: wait for the previous kernel's end; its output may be read, its input written.
 
     `pointer` is computed while waiting: ptxas moves a wait without operands ahead of such arithmetic.
     """
@@ -170,12 +172,12 @@ def gdc_wait_after(pointer):
 
 @triton.jit
 def prefetch_and_gdc_wait(w_ptr, rows, w_stride, left, lines):
-    """Programmatic dependent launch: ask for this program's first weights, await the last kernel, let the next start.
+    """Programmatic dependent launch: prefetch this program's first weights, gdc_wait, gdc_launch_dependents.
 
-    What the kernel before wrote may be read, and what it read written, only from here on. The weights are no more than
-    prefetched into L2, where every write arrives as well: right even when the kernel before writes them. `w_ptr` is
-    where this program begins to read, `rows` are those that it reads, `left` of each (elements); `lines` is how many
-    lines (128 bytes) of each it asks for.
+    Only from here on may the output of the previous kernel be read and its input written. The weights are only
+    prefetched into L2, where all writes arrive too: correct even when the previous kernel writes them. `w_ptr`: where
+    this program begins to read; `rows`: the rows that it reads, `left` elements of each; `lines`: lines (128 bytes)
+    prefetched per row.
     """
     LINE: tl.constexpr = 1024 // w_ptr.dtype.element_ty.primitive_bitwidth
     for i in range(lines):
@@ -184,16 +186,13 @@ def prefetch_and_gdc_wait(w_ptr, rows, w_stride, left, lines):
             "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [line], dtype=tl.int32, is_pure=False, pack=1
         )
     gdc_wait_after(w_ptr)
-    # Not earlier: kernels further on would start as well, and take the room of this one's programs.
+    # Not earlier: later kernels would start as well, and occupy the multiprocessors that this one's programs need.
     gdc_launch_dependents()
-
-
-# mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 
 @triton.jit
 def weight_offsets(tile_n, columns, ks, N, stride, SHUFFLED: tl.constexpr):
-    """Elements from a tile's first column of w to its [K, N]; SHUFFLED: to its [N / 16, K * 16] as it lies."""
+    """Elements from a tile's first column of w to its [K, N]; SHUFFLED: to its [N / 16, K * 16] in memory order."""
     if SHUFFLED:
         _, runs = tile_rows(tile_n, N // 16, columns.shape[0] // 16)
         at = row_offsets(runs * 16, stride)[:, None] + tl.arange(0, ks.shape[0] * 16)[None, :]
@@ -204,7 +203,7 @@ def weight_offsets(tile_n, columns, ks, N, stride, SHUFFLED: tl.constexpr):
 
 @triton.jit
 def load_weight(ptrs, ks, left, EVEN_K: tl.constexpr, CACHE: tl.constexpr, SHUFFLED: tl.constexpr):
-    """[K, N] of what lies at the pointers of `weight_offsets`; 0 where its place along K is not below `left`."""
+    """[K, N] from the pointers of `weight_offsets`; 0 where the offset along K is not below `left`."""
     if SHUFFLED:
         RUNS: tl.constexpr = ptrs.shape[0]
         DEPTH: tl.constexpr = ptrs.shape[1] // 256
@@ -218,7 +217,7 @@ def load_weight(ptrs, ks, left, EVEN_K: tl.constexpr, CACHE: tl.constexpr, SHUFF
 
 @triton.jit
 def prefetch_tiles_and_gdc_wait(w_ptr, columns, stride, lines):
-    """As tiles.overlap for a weight in tiles: as many lines a column, but those of 16 columns lie in one run."""
+    """prefetch_and_gdc_wait for a weight in tiles: as many lines per column, but those of 16 columns are one run."""
     LINE: tl.constexpr = 128
     starts = row_offsets(columns // 16 * 16, stride) + columns % 16 * (lines * LINE)
     prefetch_and_gdc_wait(w_ptr, starts, 1, lines * LINE, lines)
@@ -226,7 +225,7 @@ def prefetch_tiles_and_gdc_wait(w_ptr, columns, stride, lines):
 
 @triton.jit
 def prefetch_weight_and_gdc_wait(w_ptr, columns, stride, left, lines, SHUFFLED: tl.constexpr):
-    """tiles.overlap for either weight."""
+    """prefetch_and_gdc_wait for either weight layout."""
     if SHUFFLED:
         prefetch_tiles_and_gdc_wait(w_ptr, columns, stride, lines)
     else:

@@ -1,6 +1,6 @@
-"""The knobs of tiled kernels: their names, which a space must have, and the values that they can take.
+"""Knobs of tiled kernels (names, required axes, values), and the parameters that product kernels have in common.
 
-The parameters that product kernels have in common, in the order of their signatures.
+Parameters are in the order of the kernels' signatures.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,28 +23,28 @@ AMD_KNOBS = ("waves_per_eu", "matrix_instr_nonkdim", "kpack")
 SWAP_AB = "SWAP_AB"
 """Weights on the wide side of the matrix instruction."""
 KERNEL_TYPE = "kernel_type"
-"""Which kernel of a family an entry of the space is for; `plain` is the tiled one."""
+"""The kernel of a family that an entry of the space is for; `plain` is the tiled one."""
 CTAS_PER_SM = "CTAS_PER_SM"
-"""Programs that share a multiprocessor: the warp-specialised kernels', passed over by the tiled ones."""
+"""Programs per multiprocessor: a knob of the warp-specialised kernels, ignored by the tiled ones."""
 CLUSTER_SIZE = "CLUSTER_SIZE"
-"""Programs launched side by side in one GPC: the warp-specialised kernels' as well."""
+"""Programs of a thread block cluster: a knob of the warp-specialised kernels too."""
 CACHE_MODIFIERS = ("", ".ca", ".cg")
-"""How a load of the weight may be cached."""
+"""Cache modifiers of loads of the weight."""
 MAX_PORTABLE_CLUSTER = 8
 """Programs in a cluster that every device of sm_90 and later can launch (CUDA programming guide)."""
 TILED_AXES = (*REQUIRED_AXES, *NEUTRAL_VALUES, *AMD_KNOBS, KERNEL_TYPE)
 
 
 def int_knob(knobs: Knobs, name: str) -> int:
-    """A knob as an int. Raises UserError when it is none."""
+    """A knob as an int. Raises UserError for another type."""
     value = knobs[name]
-    if type(value) is not int:  # a bool is none
+    if type(value) is not int:  # a bool is not accepted
         raise UserError(f"space.{name}: {value!r}, expected an integer")
     return value
 
 
 def check_axes(space: "Space", known: Sequence[str]) -> None:
-    """Raise UserError for an axis that is not known, a needed one that is missing, or a value that no tile can have."""
+    """Raises UserError for an unknown axis, a required one that is missing, or a value out of range."""
     for axis in space.axes:
         if axis not in (*known, CTAS_PER_SM, CLUSTER_SIZE):
             raise UserError(f"space.{axis}: no knob of this kernel{suggest_or_list(axis, known)}")
@@ -60,12 +60,12 @@ def check_axes(space: "Space", known: Sequence[str]) -> None:
 
 
 def _expected_range(axis: str, value: Scalar) -> str | None:
-    """What a value of this axis should be, where it is none; null leaves out what a kernel can do without."""
+    """The expected values of this axis if `value` is not one of them, else None; null leaves out an optional knob."""
     if value is None and axis not in REQUIRED_AXES:
         return None
     number = isinstance(value, int) and not isinstance(value, bool)
     size = value if number and isinstance(value, int) else 0
-    if axis == "BLOCK_SIZE_N":  # multiples of 16 are the warp-specialised kernels'; others pass over them
+    if axis == "BLOCK_SIZE_N":  # multiples of 16 are for the warp-specialised kernels; others skip them
         wanted = size > 0 and (not size & (size - 1) or size % 16 == 0)
         return None if wanted else "a power of two or a multiple of 16"
     if axis.startswith("BLOCK_SIZE_") or axis == "num_warps":
@@ -95,17 +95,17 @@ TRITON_TYPES = {
 WORKSPACE_PARAMETERS = {"parts_ptr": "*fp32", "counters_ptr": "*i32"}
 """The workspace of split-K."""
 SCHEDULE_PARAMETERS = {"group_m": 1, "splits": 1}
-"""How tiles are shared out, set when bound: rows of tiles side by side, splits of K."""
+"""The schedule of tiles, set when bound: rows of tiles per group, splits of K."""
 PREFETCH_PARAMETERS = {"lines": 0}
-"""What is prefetched of each row of w, set when bound (see tiled.prefetched_lines)."""
+"""Lines prefetched of each row of w, set when bound (see tiled.prefetched_lines)."""
 SCALE_BLOCK = 128
-"""Elements along K (and rows of w) that share a scale where scales are by blocks."""
+"""Elements along K (and rows of w) that share a block scale."""
 SCALE_BLOCKS = ((1, SCALE_BLOCK), (SCALE_BLOCK, SCALE_BLOCK))
-"""Such blocks of x and of w."""
+"""Scale blocks of x and of w."""
 
 
 def operand_pointers(spec: GemmSpec) -> dict[str, str]:
-    """Operands, bias, scales and output; `constexpr` for those that this product has none of."""
+    """Operands, bias, scales and output; `constexpr` for those that this product does not have."""
     scale = "*fp32" if spec.x_scale else "constexpr"
     return {
         "x_ptr": f"*{TRITON_TYPES[spec.x_dtype]}",
@@ -118,8 +118,11 @@ def operand_pointers(spec: GemmSpec) -> dict[str, str]:
 
 
 def size_arguments(spec: GemmSpec, *, packed: int = 1, scale_group: int = 0) -> dict[str, int]:
-    """Sizes, and row strides of contiguous operands: `packed` values lie in an element of x and of w, and
-    `scale_group` of them along K share a scale (0: the kernel takes no strides of scales)."""
+    """Sizes, and row strides of contiguous operands in elements.
+
+    An element of x and of w holds `packed` values; `scale_group` values along K share a scale (0: the kernel takes no
+    strides of scales).
+    """
     row, scales = spec.k // packed, -(-spec.k // scale_group) if scale_group else 0
     scale_strides = {"x_scale_stride": scales, "w_scale_stride": scales} if scale_group else {}
     return {
@@ -139,12 +142,12 @@ def tile_constants(knobs: Knobs) -> dict[str, Scalar]:
 
 
 def load_constants(spec: GemmSpec, knobs: Knobs) -> dict[str, Scalar]:
-    """How operands are loaded: whether the last step along K is whole, and how loads of the weight are cached."""
+    """EVEN_K (K is a whole number of steps) and CACHE (the cache modifier of loads of the weight)."""
     return {"EVEN_K": spec.k % int_knob(knobs, "BLOCK_SIZE_K") == 0, "CACHE": knobs["cache_modifier"]}
 
 
 def operand_arguments(inputs: Inputs, prepared: Prepared, out: "torch.Tensor") -> dict[str, object]:
-    """The tensors behind the pointers, None where there is none, and the row strides that they really have."""
+    """The tensors of the pointers (None if absent) and their actual row strides."""
     weights = prepared.weights
     return {
         "x_ptr": inputs.x,
@@ -162,11 +165,11 @@ def operand_arguments(inputs: Inputs, prepared: Prepared, out: "torch.Tensor") -
 
 
 def scale_stride(scales: "torch.Tensor | None") -> int:
-    """Between rows of x's scales; of M-major ones between K blocks."""
+    """The stride between rows of x's scales; of M-major ones between K blocks."""
     m_major = scales is not None and scales.dim() == 2 and scale_order(scales) == COLUMN
     return scales.stride(1) if scales is not None and m_major else _row_stride(scales)
 
 
 def _row_stride(scales: "torch.Tensor | None") -> int:
-    """0 for none, and for one number for the whole operand."""
+    """The row stride; 0 for no scales or a scalar scale."""
     return scales.stride(0) if scales is not None and scales.dim() else 0

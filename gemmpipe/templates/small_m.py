@@ -1,10 +1,7 @@
-"""Launching kernels for a few rows whose programs take all of K: what they have in common.
+"""Host side of the kernels for few rows (small M); their programs take all of K (no split-K).
 
-Launching the skinny kernel: its parameters, in the order of its signature, and what fits.
-
-Launching the skinny kernel of weights in tiles: what differs from the row-major weight's.
-
-Launching the sliced-K kernel: its parameters, in the order of its signature, and what fits.
+`Skinny` multiplies on the CUDA cores (`SkinnyPreshuffled`: with a weight in 16 x 16 tiles), `Sliced` on the tensor
+cores with K sliced between the warps of a program (slice-K). The kernels are in small_m_kernels.py.
 """
 
 from collections.abc import Iterable, Mapping
@@ -35,27 +32,34 @@ if TYPE_CHECKING:
 
 
 _KNOBS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps", "num_stages", "cache_modifier")
-_MAX_ROWS = 16
-SCALING_VIOLATION = "scales: none, one an operand, one a row of both, or 1x128 and 128x128 blocks"
-"""What is said of scales that these kernels do not apply."""
+_SKINNY_MAX_ROWS = 16
+_HALF, _DEPTH = 8, 16
+"""Columns and bytes along K that the skinny kernel of weights in tiles reads as one piece."""
+_SLICED_MAX_ROWS = 32
+_MMA_M, _MMA_N = 16, 8
+"""Rows and columns of one warp's matrix instruction."""
+_MAX_REGISTERS = 192
+"""Per thread for sums and operands: 176 became 226 or 242, from 224 on some spilled (60 builds, triton 3.6)."""
+SCALING_VIOLATION = "scales: none, one per operand, one per row of both, or 1x128 and 128x128 blocks"
+"""The reason for scales that these kernels do not apply."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SmallMKernel(TiledKernel):
-    """No split of K between programs, one order of tiles; its `kernel_type` has the name of its label."""
+    """A kernel without split-K and with one order of tiles; its `kernel_type` is its label."""
 
     supports_pdl: bool = True
     supports_m_major_scales: bool = True
 
     def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...]:
-        """The axes that it knows."""
+        """The axes that this kernel has."""
         return (KERNEL_TYPE, "GROUP_SIZE_M", "NUM_KSPLIT", *_KNOBS)
 
     def check(self, space: "Space") -> None:
-        """Nothing: the axes are those of the family's plain kernel, which looks at every value."""
+        """Does nothing: the family's plain kernel checks all values of these axes."""
 
     def configs(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
-        """The space's points of this kernel type."""
+        """The space's configs of this kernel type."""
         if KERNEL_TYPE not in space.axes:
             return ()
         return space.configs({**space_facts(spec, device), KERNEL_TYPE: self.label})
@@ -66,17 +70,10 @@ class SmallMKernel(TiledKernel):
         return {**fixed, **{name: knobs[name] for name in _KNOBS if name in knobs}}
 
     def knobs_from_row(self, row: Mapping[str, Scalar], spec: GemmSpec, device: Device) -> Knobs | None:
-        """A row that names no knobs (aiter's of `skinny`): a few columns of up to 16 rows a program, unmeasured."""
-        rows = min(_MAX_ROWS, next_power_of_2(spec.m))
+        """Knobs for a row without any (aiter's of `skinny`): four columns of up to 16 rows per program, unmeasured."""
+        tile = {"BLOCK_SIZE_M": min(_SKINNY_MAX_ROWS, next_power_of_2(spec.m)), "BLOCK_SIZE_N": 4, "BLOCK_SIZE_K": 512}
         for warps in (1, 4, 8):
-            size_arguments = {
-                "BLOCK_SIZE_M": rows,
-                "BLOCK_SIZE_N": 4,
-                "BLOCK_SIZE_K": 512,
-                "num_warps": warps,
-                "num_stages": 1,
-            }
-            knobs = self.normalise(spec, size_arguments, device)
+            knobs = self.normalise(spec, {**tile, "num_warps": warps, "num_stages": 1}, device)
             if self.unsupported_reason(spec, knobs, device) is None:
                 return knobs
         return None
@@ -86,7 +83,7 @@ class SmallMKernel(TiledKernel):
         return operand_pointers(spec)
 
     def integers(self, spec: GemmSpec) -> Mapping[str, int]:
-        """Sizes and row strides."""
+        """Sizes, row strides and the prefetch."""
         return {**size_arguments(spec, scale_group=SCALE_BLOCK), **PREFETCH_PARAMETERS}
 
 
@@ -100,9 +97,6 @@ def scale_granularity(spec: GemmSpec) -> str | None:
     if spec.x_scale.granularity == "block":
         return "block" if (spec.x_scale.block, spec.w_scale.block) == SCALE_BLOCKS else None
     return spec.x_scale.granularity
-
-
-_SKINNY_MAX_ROWS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,19 +114,17 @@ class Skinny(SmallMKernel):
         if scale_granularity(spec) is None:
             return SCALING_VIOLATION
         if scale_granularity(spec) == "block" and (n > SCALE_BLOCK or k < SCALE_BLOCK):
-            return (
-                f"scale group: {n} columns and {k} along K, a program takes whole blocks along K of one row of scales"
-            )
+            return f"scale group: {n} columns and {k} along K, a program reads whole K blocks of one row of scales"
         # Weights and products are fp32 in registers.
         held = (1 + m) * n * k // (int_knob(knobs, "num_warps") * device.warp_size)
         if held > 256:
-            return f"registers: {held} values a thread, 256 leave room for addresses"
+            return f"registers: {held} values per thread, 256 leave room for addresses"
         return None
 
     def dominated_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
-        """More rows than the CUDA cores keep up with, and tiles that are mostly padding."""
+        """`rule: detail` for more rows than the CUDA cores keep up with and tiles mostly of padding, or None."""
         m = int_knob(knobs, "BLOCK_SIZE_M")
-        # They take M products a weight: beyond 16 rows no memory is slow enough to hide them.
+        # M products per weight: beyond 16 rows no memory is slow enough to hide them.
         if spec.m > _SKINNY_MAX_ROWS:
             return f"rows: M={spec.m}, the CUDA cores keep up with {_SKINNY_MAX_ROWS} at most"
         if m >= 2 * spec.m:
@@ -147,7 +139,7 @@ class Skinny(SmallMKernel):
         return self.normalise(spec, sizes, device)
 
     def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
-        """Tile sizes, and which of the code's branches run."""
+        """Tile sizes, and the constants that select branches."""
         return {
             **tile_constants(knobs),
             "SCALES": scale_granularity(spec),
@@ -155,9 +147,6 @@ class Skinny(SmallMKernel):
             **load_constants(spec, knobs),
             "STAGES": knobs["num_stages"],
         }
-
-
-_HALF, _DEPTH = 8, 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,31 +163,24 @@ class SkinnyPreshuffled(Skinny):
         if scale_granularity(spec) is None:
             return SCALING_VIOLATION
         if n < _HALF or k < _DEPTH or n > SCALE_BLOCK:
-            return f"tile: {n} columns and {k} along K, a program takes rows of 8 x 16 bytes with one scale"
-        # Pieces of 16 bytes that a thread has: x's of every row and one of w as numbers, and a sum for each pair.
+            return f"tile: {n} columns and {k} along K, a program reads pieces of 8 x 16 bytes with one scale"
+        # A thread's pieces of 16 bytes: of each row of x and one of w, as numbers, and a sum for each pair.
         pieces = _HALF * k // (_DEPTH * int_knob(knobs, "num_warps") * device.warp_size)
         held = max(pieces, 1) * (16 * (m + 1) + m * n // _HALF)
         if held > 256:
-            return f"registers: {held} values a thread, 256 leave room for addresses"
-        # Pipelined, what was loaded ahead waits in shared memory, where 8 threads' pieces of x are 8 copies.
+            return f"registers: {held} values per thread, 256 leave room for addresses"
+        # Pipelined loads wait in shared memory, where 8 threads' pieces of x are 8 copies.
         ahead = (int_knob(knobs, "num_stages") - 1) * (_HALF * m + n + 4) * k
         if ahead > device.shared_bytes:
-            return f"shared memory: about {ahead} bytes, {device.shared_bytes} a block on {device.gfx}"
+            return f"shared memory: about {ahead} bytes, {device.shared_bytes} per block on {device.gfx}"
         return None
-
-
-_MMA_M, _MMA_N = 16, 8
-"""Rows and columns of one warp's matrix instruction."""
-_SLICED_MAX_ROWS = 32
-_MAX_REGISTERS = 192
-"""Registers a thread for sums and operands: 176 became 226 or 242, from 224 on some spilled (60 builds, triton 3.6)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sliced(SmallMKernel):
-    """`sliced`: few rows on the tensor cores, every step along K sliced between the warps of a program.
+    """`sliced`: few rows on the tensor cores, every step along K sliced between the warps of a program (slice-K).
 
-    BLOCK_SIZE_K is a step of all slices, of which there are as many as warps.
+    BLOCK_SIZE_K is the step of all slices together, one slice per warp.
     """
 
     label = "sliced"
@@ -211,28 +193,28 @@ class Sliced(SmallMKernel):
         if reason := launch_violation(spec, knobs, device) or int32_overflow_violation(spec):
             return reason
         if device.vendor != "nvidia":
-            return f"vendor: a matrix instruction of 16 x 8 and copies that pass registers by, {device.gfx} has neither"
+            return f"vendor: {device.gfx} has no 16 x 8 matrix instruction and no copies that bypass registers"
         if scale_granularity(spec) is None:
             return SCALING_VIOLATION
         depth, least = k // warps, int(32 / element_bytes(spec.x_dtype))
         if min(m, n) < _MMA_N or max(m, n) < _MMA_M or depth < least:
-            return f"minimum tile: {m}x{n}x{depth} a warp, its matrix instruction takes 16x8x{least} or 8x16x{least}"
+            return f"minimum tile: {m}x{n}x{depth} per warp, its matrix instruction takes 16x8x{least} or 8x16x{least}"
         if scale_granularity(spec) == "block" and (n > SCALE_BLOCK or depth > SCALE_BLOCK):
-            return f"scale group: {n} columns and {depth} along K a slice, one scale is applied to the product of both"
-        # A warp holds the whole tile: its sum, by blocks a step's product beside it, and its slice of both operands.
+            return f"scale group: {n} columns and {depth} along K per slice, one scale is applied to the product"
+        # A warp holds the whole tile: its sum, with block scales also a step's product, and its slice of both operands.
         sums = (2 if scale_granularity(spec) == "block" else 1) * m * n // device.warp_size
         held = sums + int((m + n) * depth * element_bytes(spec.x_dtype)) // (4 * device.warp_size)
         if held > _MAX_REGISTERS:
-            return f"registers: {held} a thread for sums and operands, beyond {_MAX_REGISTERS} the compiler spills"
+            return f"registers: {held} per thread for sums and operands, beyond {_MAX_REGISTERS} the compiler spills"
         needed = sliced_shared_bytes(spec, m, n, k, warps, stages)
         if needed > device.shared_bytes:
-            return f"shared memory: about {needed} bytes, {device.shared_bytes} a block on {device.gfx}"
+            return f"shared memory: about {needed} bytes, {device.shared_bytes} per block on {device.gfx}"
         return None
 
     def dominated_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
-        """More rows than can be read again by every program, and tiles that are mostly padding."""
+        """`rule: detail` for more rows than every program can read again and tiles mostly of padding, or None."""
         m = int_knob(knobs, "BLOCK_SIZE_M")
-        # A program reads all of its rows of x for few of w: beyond these x is the greater part of what it reads.
+        # A program reads all of its rows of x for few rows of w: beyond the limit most of its traffic is x.
         if spec.m > _SLICED_MAX_ROWS:
             return f"rows: M={spec.m}, programs of few columns read {_SLICED_MAX_ROWS} at most"
         if m > max(_MMA_N, next_power_of_2(spec.m)) and not (m == _MMA_M and int_knob(knobs, "BLOCK_SIZE_N") == _MMA_N):
@@ -240,11 +222,11 @@ class Sliced(SmallMKernel):
         return None
 
     def integers(self, spec: GemmSpec) -> Mapping[str, int]:
-        """Sizes and row strides; nothing of w is asked for ahead."""
+        """Sizes and row strides; w is not prefetched."""
         return size_arguments(spec, scale_group=SCALE_BLOCK)
 
     def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
-        """Tile sizes, and which of the code's branches run."""
+        """Tile sizes, and the constants that select branches."""
         return {
             **tile_constants(knobs),
             "SLICES": knobs["num_warps"],
@@ -258,7 +240,7 @@ class Sliced(SmallMKernel):
 
 
 def sliced_shared_bytes(spec: GemmSpec, m: int, n: int, k: int, slices: int, stages: int) -> int:
-    """At most a few kB more than the compiler will ask for: a ring of all that is loaded, then the slices' sums."""
+    """Estimated shared memory, at most a few kB above the compiler's: a ring of all loads, then the slices' sums."""
     scales = 4 * slices * (m + 1) if scale_granularity(spec) == "block" else 0
     stage = int((m + n) * k * element_bytes(spec.x_dtype)) + scales
     return max(max(stages - 1, 1) * stage, 4 * slices * m * n) + 1024

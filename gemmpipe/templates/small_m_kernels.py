@@ -1,17 +1,16 @@
-"""The product for a few rows, on the CUDA cores: every weight is read once, by one thread, straight to registers.
+"""Kernels of the product for few rows of x: a program takes a few rows of w over all of K (no split-K).
 
-No split of K between programs, hence nothing to add up through memory: a matrix instruction's 64 rows would leave too
-few tiles for the device, a program here takes as few rows of w as it likes.
+`skinny`: on the CUDA cores; every weight is read once, by one thread, straight to registers. A matrix instruction's 64
+rows would leave too few tiles for the device; here a program takes any number of rows of w.
 
-The skinny product with a weight in 16 x 16 tiles of bytes: its 16-byte pieces go straight to the threads' registers.
+`skinny_tiles`: the same for a weight in 16 x 16 tiles of bytes. A thread multiplies the 16 bytes along K that it
+loaded; the threads' sums are added up once, after all of K.
 
-A thread multiplies the 16 bytes along K that it loaded; what threads hold is added up once, after all of K.
-
-The product for a few rows with K sliced between the warps of one program, on the tensor cores.
-
-A program takes a few rows of w over all of K: nothing is added up between programs. So few rows are a matrix
-instruction of one warp; the warps each take a slice of every step along K, and add up through shared memory at the end.
+`sliced`: on the tensor cores, K sliced between the warps of a program (slice-K). The few rows are one warp's matrix
+instruction; each warp takes a slice of every step along K, and the slices are added up in shared memory at the end.
 """
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
 
 import triton
 import triton.language as tl
@@ -29,8 +28,6 @@ from gemmpipe.templates.device_fns import (
     tile_rows,
 )
 
-# mypy: disable-error-code="untyped-decorator,no-untyped-def"
-
 
 @triton.jit
 def skinny(
@@ -42,8 +39,8 @@ def skinny(
 ):  # fmt: skip
     """out = (x * x_scale) @ (w * w_scale)^T + bias; strides in elements between rows.
 
-    SCALES: `none`, `tensor` (one each), `row` (one a row of x and of w) or `block` (1 x 128 of x, 128 x 128 of w).
-    x_scale_stride lies between rows of block scales, M_MAJOR: between blocks of K. Sums run in fp32, for int8 in int32.
+    SCALES: `none`, `tensor` (one each), `row` (one per row of x and of w) or `block` (1 x 128 of x, 128 x 128 of w).
+    x_scale_stride: between rows of block scales, M_MAJOR: between blocks of K. Sums are fp32, for int8 int32.
     """
     SUM: tl.constexpr = tl.int32 if x_ptr.dtype.element_ty == tl.int8 else tl.float32
     GROUPS: tl.constexpr = BLOCK_SIZE_K // SCALE_BLOCK if SCALES == "block" else 1
@@ -61,7 +58,7 @@ def skinny(
     for k in tl.range(0, K, BLOCK_SIZE_K, num_stages=STAGES):
         x = load_k(x_ptrs, ks[None, :], K - k, EVEN_K, "").to(SUM)
         w = load_k(w_ptrs, ks[None, :], K - k, EVEN_K, CACHE).to(SUM)
-        if SCALES == "block":  # both go into x: the rows of w that a program reads have one scale a block of K
+        if SCALES == "block":  # both are applied to x: the rows of w that a program reads have one scale per K block
             group = tl.minimum(k // SCALE_BLOCK + groups, last_group)
             if M_MAJOR:
                 x_scale = tl.load(x_scale_ptr + rows[:, None] + group[None, :] * x_scale_stride)
@@ -77,12 +74,9 @@ def skinny(
     store_tile(out, out_ptr, tile_m * BLOCK_SIZE_M, tile_n * BLOCK_SIZE_N, M, N, out_stride, False)
 
 
-# mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
-
-
 @triton.jit
 def prefetch_first_tiles(w_ptr, first_column, N, w_stride, lines, BLOCK_SIZE_N: tl.constexpr):
-    """weight_tiles.overlap_tiles for the columns of one program, counted from the first of a row of tiles."""
+    """prefetch_tiles_and_gdc_wait for the columns of one program, counted from the first of a row of tiles."""
     run = first_column // 16 * 16
     columns = tl.minimum(first_column % 16 + tl.arange(0, BLOCK_SIZE_N), N - 1 - run)
     prefetch_tiles_and_gdc_wait(w_ptr + run.to(tl.int64) * w_stride, columns, w_stride, lines)
@@ -93,7 +87,7 @@ def load_rows_and_scales(
     x_ptr, x_scale_ptr, x_at, ks, groups, w_scale, first_row, M, left, x_stride, x_scale_stride,
     ROWS: tl.constexpr, SUM: tl.constexpr, SCALES: tl.constexpr, EVEN_K: tl.constexpr, M_MAJOR: tl.constexpr,
 ):  # fmt: skip
-    """(each row's pieces of x [DEPTH, 128], each row's scales times w's [DEPTH]) of a block of K, as tuples."""
+    """Tuples over rows, for a block of K: (pieces of x [DEPTH, 128], scales of x times w's [DEPTH])."""
     xs, scales = (), ()
     for i in tl.static_range(ROWS):
         row = tl.minimum(first_row + i, M - 1)
@@ -111,7 +105,7 @@ def accumulate_products(
     acc, xs, scales, w_ptr, w_at, ks, first_column, N, left, w_stride,
     SCALES: tl.constexpr, EVEN_K: tl.constexpr, CACHE: tl.constexpr,
 ):  # fmt: skip
-    """acc [DEPTH, 8, halves * rows] + the products of these rows' pieces and each 8 columns', those along K apart."""
+    """acc [DEPTH, 8, halves * rows] + the products of these rows' pieces and every 8 columns', not summed over K."""
     ROWS: tl.constexpr = len(xs)
     sums = tl.arange(0, acc.shape[2])[None, None, :]
     for half in tl.static_range(acc.shape[2] // ROWS):
@@ -134,7 +128,7 @@ def skinny_tiles(
     SCALES: tl.constexpr, SCALE_BLOCK: tl.constexpr, EVEN_K: tl.constexpr, CACHE: tl.constexpr,
     STAGES: tl.constexpr, XCDS: tl.constexpr, OVERLAP: tl.constexpr, M_MAJOR: tl.constexpr,
 ):  # fmt: skip
-    """As skinny_kernel.skinny; BLOCK_SIZE_N is a multiple of 8."""
+    """As `skinny`; BLOCK_SIZE_N is a multiple of 8."""
     SUM: tl.constexpr = tl.int32 if x_ptr.dtype.element_ty == tl.int8 else tl.float32
     DEPTH: tl.constexpr = BLOCK_SIZE_K // 16
     HALVES: tl.constexpr = BLOCK_SIZE_N // 8
@@ -142,8 +136,8 @@ def skinny_tiles(
     first_row, first_column = tile_m * BLOCK_SIZE_M, tile_n * BLOCK_SIZE_N
     if OVERLAP:
         prefetch_first_tiles(w_ptr, first_column, N, w_stride, lines, BLOCK_SIZE_N)
-    # One row of x and 8 columns after the other: what a thread loads of each is then the same 16 places along K,
-    # whichever order the compiler takes dimensions in, and nothing goes through shared memory.
+    # One row of x and 8 columns at a time: a thread then loads the same 16 places along K of each, whatever order of
+    # dimensions the compiler takes, and nothing goes through shared memory.
     tiles, within = tl.arange(0, DEPTH), tl.arange(0, 128)
     x_at, w_at = tiles[:, None] * 16 + (within % 16)[None, :], tiles[:, None] * 256 + within[None, :]
     w_scale_row = w_scale_ptr + first_column // SCALE_BLOCK * w_scale_stride if SCALES == "block" else w_scale_ptr
@@ -169,14 +163,11 @@ def skinny_tiles(
     store_tile(total, out_ptr, first_row, first_column, M, N, out_stride, False)
 
 
-# mypy: disable-error-code="untyped-decorator,no-untyped-def"
-
-
 @triton.jit
 def slice_offsets(rows, stride, SLICES: tl.constexpr, DEPTH: tl.constexpr, INNER: tl.constexpr):
-    """(where the rows' elements lie, their places along K): [SLICES, rows, DEPTH], or K before rows without INNER.
+    """(offsets of the rows' elements, offsets along K): [SLICES, rows, DEPTH], or K before rows without INNER.
 
-    A slice takes DEPTH neighbours of a step along K, so that a row is read in runs of SLICES * DEPTH.
+    A slice takes DEPTH consecutive elements of a step along K, so that a row is read in runs of SLICES * DEPTH.
     """
     begins, within = (tl.arange(0, SLICES) * DEPTH)[:, None, None], tl.arange(0, DEPTH)
     if INNER:
@@ -201,7 +192,7 @@ def load_slice_scales(
     x_scale_rows, x_scale_stride, w_scale_row, slices, last,
     SCALES: tl.constexpr, SCALE_BLOCK: tl.constexpr, M_MAJOR: tl.constexpr,
 ):  # fmt: skip
-    """[SLICES, rows of x] for slices that begin at `slices` along K, where scales are by blocks; None elsewhere."""
+    """[SLICES, rows of x] for slices that begin at `slices` along K with block scales; None with others."""
     scale = None
     if SCALES == "block":
         group = tl.minimum(slices, last) // SCALE_BLOCK
@@ -227,8 +218,8 @@ def add_slices(acc, x, w, scale, SWAP_AB: tl.constexpr, UPCAST: tl.constexpr):
 def sum_of_slices(acc, SWAP_AB: tl.constexpr):
     """The sum over the first dimension in fp32, [rows of x, rows of w].
 
-    By halves, not by tl.sum: what a thread adds up then comes to it in one pass through shared memory instead of
-    three, in the layout that is stored (triton 3.6: 2 barriers, not 5).
+    By halves instead of tl.sum: a thread then gets what it adds up in one pass through shared memory instead of three,
+    in the layout that is stored (triton 3.6: 2 barriers, not 5).
     """
     total = tl.permute(acc, (2, 1, 0) if SWAP_AB else (1, 2, 0))
     SLICES: tl.constexpr = acc.shape[0]
@@ -241,9 +232,9 @@ def sum_of_slices(acc, SWAP_AB: tl.constexpr):
 
 @triton.jit
 def load_epilogue_operands(bias_ptr, x_scale_ptr, w_scale_ptr, rows, columns, SCALES: tl.constexpr):
-    """(scales of x, scales of w, bias) that the sum needs at its end, 1 or 0 where there are none.
+    """(scales of x, scales of w, bias) for the end of the sum, 1 or 0 if absent.
 
-    Loaded before the sum: after it, nothing would hide how long that takes.
+    Loaded before the sum: after it, nothing would hide the latency.
     """
     x_scale, w_scale, bias = 1.0, 1.0, 0.0
     if SCALES == "row":
@@ -266,9 +257,9 @@ def sliced(
 ):  # fmt: skip
     """out = (x * x_scale) @ (w * w_scale)^T + bias; strides in elements between rows.
 
-    SCALES: `none`, `tensor` (one each), `row` (one a row of x and of w) or `block` (1 x 128 of x, 128 x 128 of w).
-    x_scale_stride lies between rows of block scales, M_MAJOR: between blocks of K. Sums run in fp32, for int8 in int32.
-    SWAP_AB: the rows of w are those of the matrix instruction's wide side.
+    SCALES: `none`, `tensor` (one each), `row` (one per row of x and of w) or `block` (1 x 128 of x, 128 x 128 of w).
+    x_scale_stride: between rows of block scales, M_MAJOR: between blocks of K. Sums are fp32, for int8 int32.
+    SWAP_AB: the rows of w are on the matrix instruction's wide side.
     """
     SUM: tl.constexpr = tl.int32 if x_ptr.dtype.element_ty == tl.int8 else tl.float32
     DEPTH: tl.constexpr = BLOCK_SIZE_K // SLICES
@@ -282,7 +273,7 @@ def sliced(
     scaled_rows = first_row + rows if M_MAJOR else (first_row + rows) * x_scale_stride
     x_scales = x_scale_ptr + scaled_rows if SCALES == "block" else None
     w_scales = w_scale_ptr + first_column // SCALE_BLOCK * w_scale_stride if SCALES == "block" else None
-    if OVERLAP:  # as tiles.overlap, but w is not asked for early: measured, that only delays these programs' own loads
+    if OVERLAP:  # as prefetch_and_gdc_wait without the prefetch, which (measured) only delays these programs' own loads
         gdc_wait_after(w_ptr)
         gdc_launch_dependents()
     x_end, w_end, bias = load_epilogue_operands(

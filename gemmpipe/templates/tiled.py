@@ -1,6 +1,6 @@
-"""What the tiled Triton kernels of all families share: how knobs are normalised, builds, grid, workspace and launch.
+"""Base of all tiled Triton kernels: normalised knobs, builds, grid, workspace and launch.
 
-The knobs of candidates that are two products in a row: which stage a name is for.
+Also the knobs of candidates that are two products in a row (`stage_knobs`).
 """
 
 from abc import abstractmethod
@@ -39,7 +39,15 @@ if TYPE_CHECKING:
 
 
 WGMMA_M = 64
-"""What a Hopper warpgroup multiplies at once."""
+"""Rows of a Hopper warpgroup's matrix instruction."""
+STAGE2_SUFFIX = "_2"
+"""Ends the name of a knob of the second stage; without it the second stage takes the first's."""
+FUSED_ACT = "FUSED_ACT"
+"""True: the first stage's kernel computes gate and up in one program and activates before it stores."""
+STAGE2_KNOBS = tuple(
+    f"{name}{STAGE2_SUFFIX}" for name in ("BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages")
+)
+"""The second stage's own knobs; BLOCK_SIZE_M is shared, since both read the same blocks of rows."""
 _OLD_FIELDS = {"any_order": "supports_m_major_scales", "overlapping": "supports_pdl", "swaps": "supports_swap_ab"}
 _LINE_BYTES = 128
 _MAX_PREFETCH_LINES = 16
@@ -51,22 +59,22 @@ _XCDS = {"gfx942": 8, "gfx950": 8}  # MI300X, MI355X; each has its own L2
 
 @lru_cache(maxsize=64)
 def kernel_hash(kernel: str) -> str:
-    """The source hash of `module:attribute`, read once a process: every candidate of every problem asks for it."""
+    """The source hash of `module:attribute`, computed once per process: every candidate of every problem needs it."""
     return source_hash(find_kernel(kernel))
 
 
-def ceil_div(whole: int, part: int) -> int:
-    """How many parts cover the whole."""
-    return -(-whole // part)
+def ceil_div(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
 
 
 def tile_counts(spec: GemmSpec, knobs: Knobs) -> tuple[int, int]:
-    """Rows and columns of tiles."""
+    """(rows, columns) of tiles."""
     return ceil_div(spec.m, int_knob(knobs, "BLOCK_SIZE_M")), ceil_div(spec.n, int_knob(knobs, "BLOCK_SIZE_N"))
 
 
 def space_facts(spec: GemmSpec, device: Device) -> dict[str, Scalar]:
-    """What entries of a space can ask about."""
+    """The facts that conditions of a space can name."""
     return {
         "arch": device.gfx,
         "vendor": device.vendor,
@@ -79,23 +87,23 @@ def space_facts(spec: GemmSpec, device: Device) -> dict[str, Scalar]:
 
 
 def _expert_facts(spec: GemmSpec, experts: Experts) -> dict[str, Scalar]:
-    """Experts, experts of a row, and the rows that an expert gets on average."""
+    """Experts, experts per row, and the average rows per expert."""
     return {"E": experts.count, "topk": experts.topk, "rows": ceil_div(spec.m * experts.topk, experts.count)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TiledKernel(KernelImplementation):
-    """One program a tile and split of K; a family says which kernel, which arguments, and what fits."""
+    """One program per tile and split of K; a family defines the kernel, its arguments and its constraints."""
 
     label = "triton"
     kernel: str
     """`module:attribute` of the JIT function."""
     supports_pdl: bool = False
-    """Whether the kernel has the constants of programmatic dependent launch (see tiles.overlap)."""
+    """True if the kernel has the constants of programmatic dependent launch (device_fns.prefetch_and_gdc_wait)."""
     supports_m_major_scales: bool = False
-    """Whether the kernel has the constant M_MAJOR: block scales of x by columns; `x_scale_stride` is theirs then."""
+    """True if the kernel has the constant M_MAJOR: block scales of x by columns, `x_scale_stride` between columns."""
     supports_swap_ab: bool = False
-    """Whether the kernel has the knob SWAP_AB: weights on the wide side of the matrix instruction."""
+    """True if the kernel has the knob SWAP_AB: weights on the wide side of the matrix instruction."""
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
@@ -103,36 +111,36 @@ class TiledKernel(KernelImplementation):
 
     @abstractmethod
     def pointers(self, spec: GemmSpec) -> Mapping[str, str]:
-        """Every pointer parameter and its Triton type (`constexpr` where this product has none), in order."""
+        """Every pointer parameter and its Triton type (`constexpr` if absent in this product), in order."""
 
     @abstractmethod
     def integers(self, spec: GemmSpec) -> Mapping[str, int]:
-        """Every integer parameter after the pointers, by its value for contiguous operands, in order."""
+        """Every integer parameter after the pointers with its value for contiguous operands, in order."""
 
     @abstractmethod
     def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
         """Every compile-time constant, in order."""
 
     def arguments(self, inputs: Inputs, prepared: Prepared, out: "torch.Tensor") -> Mapping[str, object]:
-        """The tensors behind the pointers (but the workspace) and the strides of these operands; others are ignored."""
+        """The tensors of the pointers (but the workspace) and the operands' strides; other names are ignored."""
         return operand_arguments(inputs, prepared, out)
 
     def check(self, space: "Space") -> None:
-        """Raises UserError for an axis that is no knob of this kernel, one that is missing, or a value out of range."""
+        """Raises UserError for an unknown axis, one that is missing, or a value out of range."""
         check_axes(space, (*TILED_AXES, SWAP_AB) if self.supports_swap_ab else TILED_AXES)
 
     def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...]:
-        """The axes that it knows."""
+        """The axes that this kernel has."""
         return (*TILED_AXES, SWAP_AB) if self.supports_swap_ab else TILED_AXES
 
     def configs(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
-        """The space's points. Raises UserError for an axis that is no knob of this kernel, or one that is missing."""
+        """The space's configs. Raises UserError for an unknown axis, one that is missing, or a value out of range."""
         self.check(space)
         unused = (CTAS_PER_SM, CLUSTER_SIZE) if device.vendor == "amd" else (*AMD_KNOBS, CTAS_PER_SM, CLUSTER_SIZE)
         return space.configs({**space_facts(spec, device), KERNEL_TYPE: "plain"}, unused)
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
-        """Drop what this vendor's compiler ignores, and what this problem makes meaningless."""
+        """Drops knobs that this vendor's compiler ignores or that make no difference for this problem."""
         kept = {**NEUTRAL_VALUES, **{k: v for k, v in knobs.items() if v is not None or k not in NEUTRAL_VALUES}}
         if device.vendor != "amd":
             kept = {k: v for k, v in kept.items() if k not in AMD_KNOBS}
@@ -147,7 +155,7 @@ class TiledKernel(KernelImplementation):
         kept.pop(CTAS_PER_SM, None)
         kept.pop(CLUSTER_SIZE, None)
         if not kept.get(SWAP_AB):
-            kept.pop(SWAP_AB, None)  # not swapped is the plain kernel, under the name that it has without the knob
+            kept.pop(SWAP_AB, None)  # not swapped is the plain kernel, with the same identity as without the knob
         blocks = ceil_div(spec.k, int_knob(kept, "BLOCK_SIZE_K"))
         share = ceil_div(blocks, min(blocks, max(1, int_knob(kept, "NUM_KSPLIT"))))
         kept["NUM_KSPLIT"] = ceil_div(blocks, share)  # splits that would have no K block do not run
@@ -156,7 +164,7 @@ class TiledKernel(KernelImplementation):
         return kept
 
     def knobs_from_row(self, row: Mapping[str, Scalar], spec: GemmSpec, device: Device) -> Knobs | None:
-        """A row that names no knobs (aiter's of `triton`): the first tile that fits, unmeasured, the widest first."""
+        """Knobs for a row without any (aiter's of `triton`): the widest tile that fits, unmeasured."""
         m = max(16, min(64, next_power_of_2(spec.m)))
         k = int(_LINE_BYTES / element_bytes(spec.x_dtype))
         for n in (128, 64, 32, 16):
@@ -167,7 +175,7 @@ class TiledKernel(KernelImplementation):
         return None
 
     def dominated_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
-        """Tiles that are mostly padding, and operands swapped for nothing."""
+        """`rule: detail` for tiles that are mostly padding and for swapped operands without a gain, or None."""
         m, n = int_knob(knobs, "BLOCK_SIZE_M"), int_knob(knobs, "BLOCK_SIZE_N")
         # A tile of 64 rows can pay even for M = 16, as Hopper's warpgroup instruction starts there (measured on an
         # H200, 2026-11-21); with more, at least half are padding and there is no wider instruction to gain.
@@ -181,19 +189,19 @@ class TiledKernel(KernelImplementation):
         return None
 
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
-        """One for each order of block scales; GROUP_SIZE_M, the number of splits, M, N and K are arguments of it."""
+        """One build per order of block scales; GROUP_SIZE_M, the number of splits, M, N and K are its arguments."""
         return tuple(
             self._build(spec, knobs, device, order) for order in readable_scale_orders(spec, self.scale_orders(spec))
         )
 
     def scale_orders(self, spec: GemmSpec) -> tuple[str, ...]:
-        """Both where the kernel knows both."""
+        """Both for block scales if the kernel supports M-major ones, else row-major."""
         by_block = spec.x_scale is not None and spec.x_scale.granularity == "block"
         return (ROW, COLUMN) if by_block and self.supports_m_major_scales else (ROW,)
 
     def _build(self, spec: GemmSpec, knobs: Knobs, device: Device, order: str) -> Build:
         pointers, integers = self.pointers(spec), self.integers(spec)
-        # Sizes and strides decide how wide a load or store may be; M and the scales' strides do not.
+        # The divisibility of these allows wide loads and stores; that of M and of the scales' strides does not.
         aligned = [n for n in ("N", "K", "x_stride", "w_stride", "out_stride") if integers[n] % 16 == 0]
         options = {name: knobs[name] for name in ("num_warps", "num_stages", *AMD_KNOBS) if name in knobs}
         constants = dict(self.constants(spec, knobs))
@@ -206,9 +214,9 @@ class TiledKernel(KernelImplementation):
         return make_build(self.kernel, pointers, integers, constants, options, aligned)
 
     def _uses_pdl(self, device: Device) -> bool:
-        """Whether a launch overlaps the one before it (programmatic dependent launch: sm_90 and later)."""
-        early = device.kind == "cuda" and int(device.gfx.removeprefix("sm_")) >= 90
-        return early and not self.interpreted()
+        """True if a launch overlaps the previous one (programmatic dependent launch: sm_90 and later)."""
+        supported = device.kind == "cuda" and int(device.gfx.removeprefix("sm_")) >= 90
+        return supported and not self.interpreted()
 
     def kernel_name(self, knobs: Knobs) -> str:
         """`blockscale@3fa9c1d2`, or `blockscale_splitk@...`."""
@@ -218,7 +226,7 @@ class TiledKernel(KernelImplementation):
     def launch(
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
     ) -> KernelLaunch:
-        """One program a tile, split and product."""
+        """One program per tile, split and product."""
         build = self._build(spec, knobs, device, check_scale_order(spec, inputs, self.scale_orders(spec)))
         tiles_m, tiles_n = tile_counts(spec, knobs)
         splits = int_knob(knobs, "NUM_KSPLIT")
@@ -235,18 +243,18 @@ class TiledKernel(KernelImplementation):
         )
 
     def workspace_bytes(self, spec: GemmSpec, knobs: Knobs) -> int:
-        """What split-K's parts take; 0 for a kernel that adds them up without."""
+        """Bytes of split-K's parts; 0 for a kernel that adds them up without a workspace."""
         return workspace_bytes(spec, knobs)
 
     def interpreted(self) -> bool:
-        """Whether the kernel runs under Triton's interpreter."""
+        """True if the kernel runs under Triton's interpreter."""
         return is_interpreted(find_kernel(self.kernel))
 
 
 def readable_scale_orders(spec: GemmSpec, read: tuple[str, ...]) -> tuple[str, ...]:
-    """The memory orders of x's block scales that this product may come in, of those that are `read` as they lie."""
+    """The memory orders of x's block scales that this product may have, of those that a kernel can `read`."""
     scaling = spec.x_scale
-    if scaling is None or spec.m == 1 or spec.k <= scaling.block[1]:  # a single row or block lies in both
+    if scaling is None or spec.m == 1 or spec.k <= scaling.block[1]:  # a single row or block has both orders
         return read[:1]
     if scaling.order is None:
         return read
@@ -264,7 +272,7 @@ def check_scale_order(spec: GemmSpec, inputs: Inputs, read: tuple[str, ...]) -> 
 
 
 def select_arguments(build: Build, given: Mapping[str, object]) -> dict[str, object]:
-    """Those of the arguments that a build takes. Raises ValueError for a missing operand."""
+    """The arguments that a build takes. Raises ValueError for a missing operand."""
     names = [name for name, kind in build.signature if kind != "constexpr" and name not in WORKSPACE_PARAMETERS]
     if absent := [name for name in names if given.get(name) is None]:
         raise ValueError(f"{build.kernel} needs {', '.join(absent)}")
@@ -272,10 +280,10 @@ def select_arguments(build: Build, given: Mapping[str, object]) -> dict[str, obj
 
 
 def prefetched_lines(spec: GemmSpec, splits: int) -> int:
-    """How many 128-byte lines of each of its rows of w a program asks for while the kernel before still runs.
+    """128-byte lines of each of its rows of w that a program prefetches while the previous kernel still runs.
 
-    8192x1024 in fp8 at M=1: 5.4 us without, 4.5 us with all of it. More than a fifth of L2 pushes out what the kernel
-    before reads, and split products wait for one another rather than for memory (H200, 2026-11-21).
+    8192x1024 in fp8 at M=1: 5.4 us without, 4.5 us with all of it. More than a fifth of L2 evicts what the previous
+    kernel reads, and split products wait for one another rather than for memory (H200, 2026-11-21).
     """
     row_bytes = int(spec.k * element_bytes(spec.w_dtype))
     if splits > 1 or spec.w_layout not in (ROW_MAJOR, TILES_16X16):
@@ -286,7 +294,7 @@ def prefetched_lines(spec: GemmSpec, splits: int) -> int:
 
 
 def next_power_of_2(value: int) -> int:
-    """The next power of two, from the value itself on."""
+    """The smallest power of two that is at least `value`."""
     return 1 << (value - 1).bit_length()
 
 
@@ -298,8 +306,11 @@ def make_build(
     options: Mapping[str, Scalar],
     aligned: Iterable[str],
 ) -> Build:
-    """The build of a kernel whose parameters are, in this order, pointers (a Triton type, or `constexpr` for one that
-    is left out), 32-bit integers and constants; all pointers and the `aligned` integers are divisible by 16."""
+    """The build of a kernel with these parameters in this order: pointers, 32-bit integers, constants.
+
+    `pointers`: their Triton types, `constexpr` for one that is left out. All pointers and the `aligned` integers are
+    divisible by 16.
+    """
     absent: dict[str, Scalar] = {name: None for name, kind in pointers.items() if kind == "constexpr"}
     constants = {**absent, **constants}
     signature = {**pointers, **dict.fromkeys(integers, "i32"), **dict.fromkeys(constants, "constexpr")}
@@ -314,22 +325,12 @@ def make_build(
 
 
 def workspace_bytes(spec: GemmSpec, knobs: Knobs) -> int:
-    """The fp32 parts of all tiles, splits and products; 0 without split-K."""
+    """Bytes of the fp32 parts of all tiles, splits and products; 0 without split-K."""
     splits = int_knob(knobs, "NUM_KSPLIT")
     if splits == 1:
         return 0
     tile_m, tile_n = int_knob(knobs, "BLOCK_SIZE_M"), int_knob(knobs, "BLOCK_SIZE_N")
     return 4 * spec.batch * splits * ceil_div(spec.m, tile_m) * tile_m * ceil_div(spec.n, tile_n) * tile_n
-
-
-STAGE2_SUFFIX = "_2"
-"""Ends the name of a knob that is the second stage's; without it the second stage takes the first's."""
-FUSED_ACT = "FUSED_ACT"
-"""Whether the first stage's kernel multiplies gate and up side by side and activates before it stores."""
-STAGE2_KNOBS = tuple(
-    f"{name}{STAGE2_SUFFIX}" for name in ("BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages")
-)
-"""The second stage's own knobs; BLOCK_SIZE_M is shared, since both read the same blocks of rows."""
 
 
 def stage_knobs(knobs: Knobs, stage: int) -> dict[str, Scalar]:

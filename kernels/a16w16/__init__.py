@@ -1,11 +1,8 @@
 """out[M, N] = x[M, K] @ w[N, K]^T (+ bias[N]) for 16-bit operands, or fp8 ones with one scale each (scaleAB).
 
 x and w are row-major, both with K innermost; accumulation is fp32. With scaleAB: out = (x @ w^T) * x_scale * w_scale (+
-bias), both scales fp32 of shape [1]. out and bias are bf16, fp16 or fp32. Read on in gemmpipe/templates/ (shared:
-dense_kernel.py with device functions, dense.py with launch, builds and what fits where; their Hopper, skinny and sliced
-kin), _problem.py (keys and operands).
-
-a16w16's problems: defaults of its key columns, and the product that a key means.
+bias), both scales fp32 of shape [1]. out and bias are bf16, fp16 or fp32. This module has the key columns, the product
+of a key and the implementations; their code is in gemmpipe/templates/ (dense.py, small_m.py, hopper/).
 """
 
 from collections.abc import Mapping
@@ -22,7 +19,7 @@ from gemmpipe.templates.small_m import Skinny, Sliced
 
 
 def key_defaults(kernel: KernelDefaults, gfx: str) -> Mapping[str, Scalar]:
-    """What a source leaves open: bf16 in, the same out (bf16 for fp8), no bias. Raises UserError."""
+    """Defaults of the key: bf16 in, the same out (bf16 for fp8), no bias. Raises UserError."""
     dtype = check_choice("kernel.dtype", kernel.dtype or "bfloat16", DTYPES_16BIT + FP8_DTYPES)
     out = check_choice(
         "kernel.out_dtype", kernel.out_dtype or (dtype if dtype in DTYPES_16BIT else "bfloat16"), OUT_DTYPES
@@ -37,11 +34,11 @@ def key_defaults(kernel: KernelDefaults, gfx: str) -> Mapping[str, Scalar]:
 
 
 def spec(problem: Problem) -> GemmSpec:
-    """The product that the key means. Raises UserError when its values contradict each other."""
+    """The product of a key. Raises UserError if its values contradict each other."""
     key = dict(problem.key)
     dtype, out = str(key["dtype"]), str(key["outdtype"])
     shuffled = bool(key["bpreshuffle"])
-    if shuffled:  # 8-bit weights in tiles are a8w8_bpreshuffle's
+    if shuffled:  # 8-bit weights in tiles belong to a8w8_bpreshuffle
         check_choice(f"{problem.id}: dtype with bpreshuffle=True", dtype, DTYPES_16BIT[:1])
         check_preshuffle_shape(problem.id, int(key["N"] or 0), int(key["K"] or 0))
     if key["scaleAB"]:

@@ -1,13 +1,10 @@
 """out[M, N] = x[M, K] @ w[N, K]^T for 16-bit operands, splits of K added to the output by atomics.
 
 x and w are row-major with K innermost (aiter's gemm_a16w16_atomic); out is bf16, fp16 or fp32, there is no bias. Every
-split is a whole number of BLOCK_SIZE_K steps, so that none is counted twice whatever NUM_KSPLIT and K are. A split adds
-its fp32 sum in out's own type and in any order: bits differ from run to run, and each addition rounds, which the common
-tolerance bears (8 splits in bf16: 0.2 % of elements outside, 16: 1 %; the gate is at 5 %). out is zeroed as a part of
-the launch. Read on in gemmpipe/templates/ (shared: dense_kernel.py with device functions, dense.py with launch and
-builds), _triton.py (what atomics change, what fits where), _problem.py (keys).
-
-a16w16_atomic's problems: defaults of its key columns, and the product that a key means.
+split is a whole number of BLOCK_SIZE_K steps, so that none is counted twice for any NUM_KSPLIT and K. A split adds its
+fp32 sum in out's own type and in any order: bits differ from run to run, and each addition rounds, which the common
+tolerance allows (8 splits in bf16: 0.2 % of elements outside, 16: 1 %; the limit is 5 %). out is zeroed as a part of
+the launch. The kernel is the dense one (gemmpipe/templates/dense.py); _triton.py has what atomics change.
 """
 
 from collections.abc import Mapping
@@ -21,7 +18,7 @@ from gemmpipe.kernels.a16w16_atomic._triton import AtomicDense
 
 
 def key_defaults(kernel: KernelDefaults, gfx: str) -> Mapping[str, Scalar]:
-    """What a source leaves open: bf16 in, the same out. Raises UserError."""
+    """Defaults of the key: bf16 in, the same out. Raises UserError."""
     reject_bias(kernel, "a16w16_atomic")
     dtype = check_choice("kernel.dtype", kernel.dtype or "bfloat16", DTYPES_16BIT)
     out = check_choice("kernel.out_dtype", kernel.out_dtype or dtype, OUT_DTYPES)
@@ -29,7 +26,7 @@ def key_defaults(kernel: KernelDefaults, gfx: str) -> Mapping[str, Scalar]:
 
 
 def spec(problem: Problem) -> GemmSpec:
-    """The product that the key means. Raises UserError for a type the kernels do not take."""
+    """The product of a key. Raises UserError for a type that the kernels do not support."""
     key = dict(problem.key)
     dtype, out = str(key["dtype"]), str(key["outdtype"])
     check_choice(f"{problem.id}: dtype", dtype, DTYPES_16BIT)

@@ -1,4 +1,4 @@
-"""The dense kernel with splits of K that atomics add up: what differs in its launch, and what fits where."""
+"""The dense kernel with splits of K that atomics add up: launch and constraints."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ class AtomicDense(Dense):
     def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """`rule: detail` of the first rule broken, or None."""
         if spec.bias or spec.x_scale is not None:
-            return "epilogue: a split adds its plain sum, bias and scales have no place"
+            return "epilogue: a split adds its plain sum, without bias and scales"
         # Each addition rounds to the output's type: 16 leave 1 % of elements outside the tolerance, 32 over 4 %.
         if int_knob(knobs, "NUM_KSPLIT") > _MAX_SPLITS:
             return f"rounding: {knobs['NUM_KSPLIT']} additions in {spec.out_dtype}, {_MAX_SPLITS} at most"
@@ -35,11 +35,11 @@ class AtomicDense(Dense):
         return {**super().pointers(spec), **dict.fromkeys(WORKSPACE_PARAMETERS, "constexpr")}
 
     def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
-        """The dense kernel's, but for how splits are added up."""
+        """The dense kernel's, but SPLIT_K is `atomic`."""
         return {**super().constants(spec, knobs), "SPLIT_K": "atomic" if knobs["NUM_KSPLIT"] != 1 else "none"}
 
     def workspace_bytes(self, spec: GemmSpec, knobs: Knobs) -> int:
-        """None."""
+        """0: splits are added to the output."""
         return 0
 
     def kernel_name(self, knobs: Knobs) -> str:

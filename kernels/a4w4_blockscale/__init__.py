@@ -5,12 +5,8 @@ negatives) a byte along K, the low nibble the even k. x_scale is [M, K/32] and w
 torch.float8_e8m0fnu: byte b scales 32 elements along K by 2**(b - 127). This is aiter's gemm_afp4wfp4 (uint8 there);
 its asm kernels' a4w4 tables, keyed M N K with K in elements, are for shuffled weights and scales. Accumulation is fp32,
 out is bf16, fp16 or fp32; K is a multiple of 32. Chips without such instructions multiply decoded bf16, which holds
-every product of value and scale exactly. Read on in _kernel.py (device functions), _triton.py (launch, builds and what
-fits where), _problem.py (keys).
-
-a4w4_blockscale's problems: defaults of its key columns, and the product that a key means.
-
-Launching the MXFP4 kernel: its parameters, in the order of its signature, and what fits where.
+every product of value and scale exactly. The kernel is in _kernel.py; this module has the key columns, the product of a
+key, and the launch with its constraints.
 """
 
 from collections.abc import Mapping
@@ -46,7 +42,7 @@ SCALE_GROUP = 32
 
 
 def key_defaults(kernel: KernelDefaults, gfx: str) -> Mapping[str, Scalar]:
-    """What a source leaves open: bf16 out. Raises UserError."""
+    """Defaults of the key: bf16 out. Raises UserError."""
     reject_bias(kernel, "a4w4_blockscale")
     check_choice("kernel.dtype", kernel.dtype or FP4, (FP4,))
     out = check_choice("kernel.out_dtype", kernel.out_dtype or "bfloat16", OUT_DTYPES)
@@ -54,12 +50,12 @@ def key_defaults(kernel: KernelDefaults, gfx: str) -> Mapping[str, Scalar]:
 
 
 def spec(problem: Problem) -> GemmSpec:
-    """The product that the key means. Raises UserError for a type or K that the kernels do not take."""
+    """The product of a key. Raises UserError for a type or K that the kernels do not support."""
     key = dict(problem.key)
     out, k = str(key["outdtype"]), int(key["K"] or 0)
     check_choice(f"{problem.id}: outdtype", out, OUT_DTYPES)
     if k % SCALE_GROUP:
-        raise UserError(f"{problem.id}: K={k}, expected a multiple of {SCALE_GROUP} (one scale for so many elements)")
+        raise UserError(f"{problem.id}: K={k}, expected a multiple of {SCALE_GROUP} (the elements per scale)")
     scaling = Scaling(granularity="block", block=(1, SCALE_GROUP), dtype="float8_e8m0fnu", order="row")
     return GemmSpec(
         m=int(key["M"] or 0),
@@ -73,22 +69,19 @@ def spec(problem: Problem) -> GemmSpec:
     )
 
 
-_SCALE_GROUP = 32
-
-
 @dataclass(frozen=True, kw_only=True)
 class Microscaled(TiledKernel):
-    """`triton`: row-major scales, one program a tile and split."""
+    """`triton`: row-major scales, one program per tile and split."""
 
     kernel: str = "gemmpipe.kernels.a4w4_blockscale._kernel:microscaled"
 
     def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """`rule: detail` of the first rule broken, or None."""
         scaling = tuple((scale.block, scale.dtype) if scale else None for scale in (spec.x_scale, spec.w_scale))
-        if scaling != (((1, _SCALE_GROUP), "float8_e8m0fnu"),) * 2:
-            return f"scales: this kernel reads a power of two for {_SCALE_GROUP} elements, not {scaling}"
+        if scaling != (((1, SCALE_GROUP), "float8_e8m0fnu"),) * 2:
+            return f"scales: this kernel reads one e8m0 scale per {SCALE_GROUP} elements along K, not {scaling}"
         if device.gfx == "gfx942" and not _decodes_for_cdna3():
-            return f"compiler: triton {version('triton')} has no MXFP4 product for gfx942, 3.9 decodes"
+            return f"compiler: triton {version('triton')} has no MXFP4 product for gfx942, expected 3.9 or later"
         return tile_violation(spec, knobs, device, accumulators=1)
 
     def pointers(self, spec: GemmSpec) -> Mapping[str, str]:
@@ -103,15 +96,15 @@ class Microscaled(TiledKernel):
         }
 
     def integers(self, spec: GemmSpec) -> Mapping[str, int]:
-        """Sizes, row strides, and how the work is shared out."""
-        return {**size_arguments(spec, packed=2, scale_group=_SCALE_GROUP), **SCHEDULE_PARAMETERS}
+        """Sizes, row strides and the schedule of tiles."""
+        return {**size_arguments(spec, packed=2, scale_group=SCALE_GROUP), **SCHEDULE_PARAMETERS}
 
     def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
-        """Tile sizes, and which of the code's branches run."""
+        """Tile sizes, and the constants that select branches."""
         return {**tile_constants(knobs), "SPLIT_K": knobs["NUM_KSPLIT"] != 1, **load_constants(spec, knobs)}
 
     def arguments(self, inputs: Inputs, prepared: Prepared, out: "torch.Tensor") -> Mapping[str, object]:
-        """The tensors as bytes, and the row strides that they really have."""
+        """The tensors as bytes, and their actual row strides."""
         import torch
 
         given = super().arguments(inputs, prepared, out)
@@ -123,7 +116,7 @@ class Microscaled(TiledKernel):
 
 @cache
 def _decodes_for_cdna3() -> bool:
-    """Triton 3.6 ends with `Unsupported DotScaleOp` there, 3.9 compiles; between, nobody looked."""
+    """Triton 3.6 fails with `Unsupported DotScaleOp` there, 3.9 compiles; versions between are untested."""
     major, minor = version("triton").split(".")[:2]
     return (int(major), int(minor)) >= (3, 9)
 

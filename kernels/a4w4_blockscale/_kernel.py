@@ -1,4 +1,4 @@
-"""The MXFP4 product on a GPU: one program a tile and split of K; Triton decodes where the chip does not."""
+"""The MXFP4 product on a GPU: one program per tile and split of K; Triton decodes for chips that do not."""
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -13,7 +13,7 @@ _E8M0_ONE = tl.constexpr(127)
 
 @triton.jit
 def load_scales(ptrs, groups, left, EVEN_K: tl.constexpr):
-    """[rows, groups] of a K block's scales; beyond K those are 1, as what lies there might be 255, a NaN."""
+    """[rows, groups] of a K block's scales; 1 beyond K, where memory might hold 255, a NaN."""
     if EVEN_K:
         scales = tl.load(ptrs)
     else:

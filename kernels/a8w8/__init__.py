@@ -1,12 +1,10 @@
-"""out[M, N] = (x[M, K] * x_scale) @ (w[N, K] * w_scale)^T (+ bias[N]) for 8-bit operands whose scales span all of K.
+"""out[M, N] = (x[M, K] * x_scale) @ (w[N, K] * w_scale)^T (+ bias[N]) for 8-bit operands, scales constant along K.
 
-x and w are int8, e4m3fn or (gfx942) e4m3fnuz, row-major with K innermost. The key's `granularity` says what a scale is
-for: `row`, fp32 x_scale [M, 1] per token and w_scale [N, 1] per channel (a [1, N] is the same memory; aiter's gemm_a8w8
+x and w are int8, e4m3fn or (gfx942) e4m3fnuz, row-major with K innermost. The key's `granularity` is the scales':
+`row`, fp32 x_scale [M, 1] per token and w_scale [N, 1] per channel (a [1, N] is the same memory; aiter's gemm_a8w8
 takes that one, its gemm_a8w8_per_token_scale the other), or `tensor`, fp32 [1] each. int8 is summed in int32, fp8 in
-fp32; out and bias are bf16, fp16 or fp32. Read on in gemmpipe/templates/ (shared: dense_kernel.py with device
-functions, dense.py with launch, builds and what fits where; their Hopper, skinny and sliced kin), _problem.py (keys).
-
-a8w8's problems: defaults of its key columns, and the product that a key means.
+fp32; out and bias are bf16, fp16 or fp32. This module has the key columns, the product of a key and the
+implementations; their code is in gemmpipe/templates/ (dense.py, small_m.py, hopper/).
 """
 
 from collections.abc import Mapping
@@ -22,21 +20,18 @@ from gemmpipe.templates.small_m import Skinny, Sliced
 
 ROW, TENSOR = "row", "tensor"
 GRANULARITIES = ((ROW, ROW), (TENSOR, TENSOR), ("per_token", ROW), ("per_tensor", TENSOR))
-"""(what a source may say of the scales; what it means)."""
+"""(granularity as a source may name it, its name in the key)."""
 
 
 def key_defaults(kernel: KernelDefaults, gfx: str) -> Mapping[str, Scalar]:
-    """What a source leaves open: the fp8 format that this architecture multiplies, bf16 out, scales by row, no bias.
-
-    Raises UserError.
-    """
+    """Defaults of the key: the architecture's fp8 format, bf16 out, scales per row, no bias. Raises UserError."""
     dtype = check_choice("kernel.dtype", kernel.dtype or native_fp8(gfx), DTYPES_8BIT)
     out = check_choice("kernel.out_dtype", kernel.out_dtype or "bfloat16", OUT_DTYPES)
     return {"q_dtype_w": dtype, "outdtype": out, "granularity": ROW, "bias": bool(kernel.bias)}
 
 
 def spec(problem: Problem) -> GemmSpec:
-    """The product that the key means. Raises UserError for a value that the kernels do not take."""
+    """The product of a key. Raises UserError for a value that the kernels do not support."""
     key = dict(problem.key)
     dtype, out, granularity = str(key["q_dtype_w"]), str(key["outdtype"]), str(key["granularity"])
     check_choice(f"{problem.id}: q_dtype_w", dtype, DTYPES_8BIT)

@@ -2,14 +2,9 @@
 
 x and w are e4m3fn (e4m3fnuz on gfx942), row-major with K innermost. x_scale is fp32 [M, ceil(K/128)], one for 128
 elements of a row; w_scale is fp32 [ceil(N/128), ceil(K/128)], one for a 128 x 128 tile. Accumulation is fp32, out is
-bf16, fp16 or fp32; N and K may be ragged. Read on in _kernel.py, _warp_specialised.py and _columns.py (device
-functions), _triton.py and _gluon.py (launch and builds), _engine_kernel.py and _engine.py (the form that vLLM's and
-SGLang's kernels have, for their files of configurations), _fits.py (what fits where), _problem.py (keys and operands),
-and for few rows gemmpipe/templates/ (skinny.py, sliced.py).
-
-a8w8_blockscale's problems: defaults of its key columns, and the product that a key means.
-
-Launching the block-scaled kernel: its parameters, in the order of its signature.
+bf16, fp16 or fp32; N and K may be ragged. This module has the key columns, the product of a key and the launch of
+_kernel.py; _gluon.py launches _hopper_kernel.py; _engine.py launches _engine_kernel.py, which has the form of vLLM's
+and SGLang's kernels, for their configuration files. Kernels for few rows are in gemmpipe/templates/small_m.py.
 """
 
 from collections.abc import Mapping
@@ -40,7 +35,7 @@ from gemmpipe.templates.tiled import TiledKernel
 
 
 def key_defaults(kernel: KernelDefaults, gfx: str) -> Mapping[str, Scalar]:
-    """What a source leaves open: the fp8 format that this architecture multiplies, bf16 out. Raises UserError."""
+    """Defaults of the key: the architecture's fp8 format, bf16 out. Raises UserError."""
     reject_bias(kernel, "a8w8_blockscale")
     dtype = check_choice("kernel.dtype", kernel.dtype or native_fp8(gfx), FP8_DTYPES)
     out = check_choice("kernel.out_dtype", kernel.out_dtype or "bfloat16", OUT_DTYPES)
@@ -48,7 +43,7 @@ def key_defaults(kernel: KernelDefaults, gfx: str) -> Mapping[str, Scalar]:
 
 
 def spec(problem: Problem) -> GemmSpec:
-    """The product that the key means. Raises UserError for a type the kernels do not take."""
+    """The product of a key. Raises UserError for a type that the kernels do not support."""
     key = dict(problem.key)
     dtype, out = str(key["dtype"]), str(key["outdtype"])
     check_choice(f"{problem.id}: dtype", dtype, FP8_DTYPES)
@@ -71,7 +66,7 @@ def _order(value: Scalar) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Blockscale(TiledKernel):
-    """`triton`: one program a tile and split."""
+    """`triton`: one program per tile and split."""
 
     kernel: str = "gemmpipe.kernels.a8w8_blockscale._kernel:blockscale"
     supports_swap_ab: bool = True
@@ -79,7 +74,7 @@ class Blockscale(TiledKernel):
     supports_m_major_scales: bool = True
 
     def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
-        """See _fits."""
+        """See _gluon.unsupported_reason."""
         return _gluon.unsupported_reason(spec, knobs, device)
 
     def pointers(self, spec: GemmSpec) -> Mapping[str, str]:
@@ -89,11 +84,11 @@ class Blockscale(TiledKernel):
         return {**pointers, **WORKSPACE_PARAMETERS}
 
     def integers(self, spec: GemmSpec) -> Mapping[str, int]:
-        """Sizes, row strides, and how the work is shared out."""
+        """Sizes, row strides, the schedule of tiles and the prefetch."""
         return {**size_arguments(spec, scale_group=SCALE_BLOCK), **SCHEDULE_PARAMETERS, **PREFETCH_PARAMETERS}
 
     def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
-        """Tile sizes, and which of the code's branches run."""
+        """Tile sizes, and the constants that select branches."""
         return {
             **tile_constants(knobs),
             "SCALE_BLOCK": SCALE_BLOCK,

@@ -1,4 +1,4 @@
-"""Launching the kernel of the engines' form: their knobs, their operands' layouts, and no others."""
+"""Launch of the kernel in the engines' form (_engine_kernel.py), with the engines' knobs and operand layouts alone."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _KERNEL = "gemmpipe.kernels.a8w8_blockscale._engine_kernel:engine_product"
 _KNOBS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages", *AMD_KNOBS)
 _FOREIGN_KNOBS: Mapping[str, Scalar] = {"NUM_KSPLIT": 1, "SPLIT_K": 1, "cache_modifier": "", "SWAP_AB": False}
-"""Knobs of other kernels, with the value that means nothing: who has another is not of this form."""
+"""Knobs of other kernels with their neutral value; a candidate with another value is unsupported."""
 _DIVISIBILITY_INTEGERS = ("N", "K", "scale_rows", "scale_step", "x_stride", "w_stride", "out_stride")
 """Integers whose divisibility decides how wide a load or store may be."""
 _MAX_ELEMENTS = 2**31 - 1
@@ -40,24 +40,24 @@ _MAX_ELEMENTS = 2**31 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class EngineBlockscale(KernelImplementation):
-    """`label` is the engine's name; `stepped` and `masks_always` are what its kernel does (see the kernel)."""
+    """The engines' kernel; `label` is the engine's name."""
 
     label: str
     stepped: bool
-    """Whether it walks along the scales (SGLang) instead of computing each place (vLLM)."""
+    """True if pointers to scales advance in steps (SGLang) instead of being computed for each K block (vLLM)."""
     masks_always: bool
-    """Whether loads are masked where K is a whole number of tiles too (vLLM)."""
+    """True if loads are masked even when K is a whole number of tiles (vLLM)."""
 
     def check(self, space: "Space") -> None:
-        """Raises UserError for an axis that no kernel has, or a value out of range."""
+        """Raises UserError for an unknown axis or a value out of range."""
         check_axes(space, (*_KNOBS, *_FOREIGN_KNOBS, KERNEL_TYPE))
 
     def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...]:
-        """Those that the engine passes on."""
+        """The knobs that the engine passes to its kernel."""
         return _KNOBS
 
     def configs(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
-        """The space's points; where a single row or column of tiles has one order, one order of tiles."""
+        """The space's configs without duplicates: a single row or column of tiles has one GROUP_SIZE_M."""
         self.check(space)
         seen: set[tuple[Scalar, ...]] = set()
         for point in space.configs(
@@ -71,7 +71,7 @@ class EngineBlockscale(KernelImplementation):
                 yield point
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
-        """The engine's knobs alone: as they are, since a file's entry serves other Ms too."""
+        """The engine's knobs alone, values unchanged, since a file's entry is used for other M too."""
         kept = {name: value for name, value in knobs.items() if value is not None and name != KERNEL_TYPE}
         if device.vendor != "amd":
             kept = {name: value for name, value in kept.items() if name not in AMD_KNOBS}
@@ -84,15 +84,15 @@ class EngineBlockscale(KernelImplementation):
         if odd := [name for name in knobs if name not in _KNOBS]:
             return f"form: {self.label}'s kernel has no {odd[0]}={knobs[odd[0]]}"
         if spec.bias or spec.out_dtype not in OUT_DTYPES:
-            return "form: no bias, and an output of 16 or 32 bits"
+            return f"form: expected no bias and an output of {' or '.join(OUT_DTYPES)}"
         if reason := scale_violation(spec, int_knob(knobs, "BLOCK_SIZE_K")):
             return reason
         if max(spec.m * spec.k, spec.n * spec.k, spec.m * spec.n) > _MAX_ELEMENTS:
-            return f"size: an operand of more than {_MAX_ELEMENTS} elements, the engine's kernel counts them in 32 bits"
+            return f"size: an operand has over {_MAX_ELEMENTS} elements, the engine's kernel has 32-bit offsets"
         return tile_violation(spec, {**NEUTRAL_VALUES, **knobs}, device, accumulators=2, parts=False)
 
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
-        """One build; as Triton itself does at a call, an M of 1 is a constant."""
+        """One build; M = 1 is a constant, as in Triton's own calls."""
         integers, pointers = self._integers(spec), operand_pointers(spec)
         del pointers["bias_ptr"]
         constants: dict[str, Scalar] = {"M": 1} if spec.m == 1 else {}
@@ -112,7 +112,7 @@ class EngineBlockscale(KernelImplementation):
         return (build,)
 
     def _integers(self, spec: GemmSpec) -> dict[str, int]:
-        """Every integer parameter, in the order of the kernel's."""
+        """Every integer parameter, in the order of the kernel's signature."""
         own = size_arguments(spec, scale_group=SCALE_BLOCK)
         names = ("x_stride", "w_stride", "out_stride", "x_scale_stride", "w_scale_stride")
         blocks = {"scale_rows": SCALE_BLOCK, "scale_step": SCALE_BLOCK}
@@ -125,7 +125,7 @@ class EngineBlockscale(KernelImplementation):
     def launch(
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
     ) -> KernelLaunch:
-        """One program a tile; x_scale is read row by row, as engines store it for their Triton kernels."""
+        """One program per tile; x_scale is read row-major, as engines store it for their Triton kernels."""
         (build,) = self.builds(spec, knobs, device)
         tiles_m, tiles_n = tile_counts(spec, knobs)
         scales = inputs.x_scale
@@ -143,5 +143,5 @@ class EngineBlockscale(KernelImplementation):
         return KernelLaunch(build=build, grid=(tiles_m * tiles_n, 1, 1), arguments=select_arguments(build, given))
 
     def interpreted(self) -> bool:
-        """Whether the kernel runs under Triton's interpreter."""
+        """True if the kernel runs under Triton's interpreter."""
         return is_interpreted(find_kernel(_KERNEL))

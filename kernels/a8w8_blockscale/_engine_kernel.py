@@ -1,7 +1,7 @@
-"""The block-scaled product in the form that vLLM's and SGLang's Triton functions have, for tuning their configurations.
+"""The block-scaled product in the form of vLLM's and SGLang's Triton functions, for tuning their configurations.
 
-One program a tile, tiles in groups of rows of tiles, one scale of w a column, nothing prefetched and no split of K: a
-configuration takes on it what it takes there.
+One program per tile, tiles in groups of rows of tiles, one scale of w per column, no prefetch and no split-K, so that a
+configuration takes the same time here as there.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -20,8 +20,8 @@ def engine_product(
     """out = (x * x_scale) @ (w * w_scale)^T; strides in elements between rows, columns are contiguous.
 
     A scale of w is for `scale_rows` rows of it, and a scale of x or w for `scale_step` elements along K. MASKED: the
-    last tile along K may be ragged. STEPPED: pointers to scales move on with the last tile of a group, instead of being
-    computed from the tile's place.
+    last tile along K may be ragged. STEPPED: pointers to scales advance with the last tile of a group, instead of being
+    computed from the tile's offset.
     """
     pid = tl.program_id(0)
     tiles_m, tiles_n = tl.cdiv(M, BLOCK_SIZE_M), tl.cdiv(N, BLOCK_SIZE_N)
@@ -31,7 +31,7 @@ def engine_product(
     tile_m, tile_n = top + (pid % height), (pid % whole) // height
     first_row, first_column = tile_m * BLOCK_SIZE_M, tile_n * BLOCK_SIZE_N
     ks = tl.arange(0, BLOCK_SIZE_K)
-    # Rows and columns beyond the end are those of the beginning again: no load but along K needs a mask.
+    # Rows and columns beyond the end wrap around: loads need a mask along K only.
     rows = (first_row + tl.arange(0, BLOCK_SIZE_M)) % M
     columns = (first_column + tl.arange(0, BLOCK_SIZE_N)) % N
     x_ptrs = x_ptr + (rows[:, None] * x_stride + ks[None, :])

@@ -1,7 +1,4 @@
-"""Launching the warp-specialised block-scaled kernel: the scales beside the operands.
-
-What fits where: the rules of the block-scaled kernel.
-"""
+"""Launch of the warp-specialised block-scaled kernel (_hopper_kernel.py), and constraints of block-scaled kernels."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -27,9 +24,20 @@ from gemmpipe.templates.tiled import ceil_div, check_scale_order, readable_scale
 if TYPE_CHECKING:
     import torch
 
+COPIED, FOURS, STRIDED = "copied", "fours", "strided"
+"""Load modes of x's scales (see the kernel): by TMA; by two warps, four contiguous scales or one at a time."""
+_STRIDE_ARGUMENTS = {
+    COPIED: ("scale_stride",),
+    FOURS: ("scale_row_stride",),
+    STRIDED: ("scale_stride", "scale_row_stride"),
+}
+"""Strides of x's scales that are arguments; the other is a constant."""
+_SCALE_LOADER_REGISTERS = 40
+"""Registers per thread of the warps that hold eight scales of each of two rows; more would be the math warpgroups'."""
+
 
 def scale_violation(spec: GemmSpec, block_k: int) -> str | None:
-    """The first rule about scales that is broken, or None."""
+    """`rule: detail` of the first rule on scales that is broken, or None."""
     scaling = tuple(scale.block if scale else None for scale in (spec.x_scale, spec.w_scale))
     if scaling != SCALE_BLOCKS:
         return f"scales: this kernel reads 1x128 and 128x128 blocks, not {scaling}"
@@ -43,25 +51,13 @@ def unsupported_reason(spec: GemmSpec, knobs: Knobs, device: Device, layout: str
     """`rule: detail` of the first rule broken by a kernel that reads weights in this layout, or None."""
     if reason := scale_violation(spec, int_knob(knobs, "BLOCK_SIZE_K")):
         return reason
-    # The unscaled product of a K block lives beside the accumulator: at 128 registers each, 44 and more spilled in
-    # all 96 such configurations (H200, 2026-11-21), and none came within 1.7x of the best.
+    # The unscaled product of a K block takes registers in addition to the accumulator: at 128 registers each, 44 and
+    # more spilled in all 96 such configurations (H200, 2026-11-21), and none came within 1.7x of the best.
     return tile_violation(spec, knobs, device, accumulators=2, layout=layout)
 
 
-COPIED, FOURS, STRIDED = "copied", "fours", "strided"
-"""How x's scales come (see the kernel): by the copy engine; by two warps, four side by side or one by one."""
-_STRIDE_ARGUMENTS = {
-    COPIED: ("scale_stride",),
-    FOURS: ("scale_row_stride",),
-    STRIDED: ("scale_stride", "scale_row_stride"),
-}
-"""Those of x's scales that are arguments; another is a constant."""
-_SCALE_LOADER_REGISTERS = 40
-"""A thread's of the warps that hold eight scales of each of two rows; more would be taken from the math warpgroups."""
-
-
 def scale_load_modes(spec: GemmSpec) -> tuple[str, ...]:
-    """How x's scales may come in the memory orders that the product may have."""
+    """The load modes of x's scales in the memory orders that the product may have."""
     found = {
         ROW: (STRIDED if ceil_div(spec.k, SCALE_BLOCK) % 4 else FOURS,),
         COLUMN: (COPIED,) if spec.m % 4 == 0 else (COPIED, STRIDED),  # columns are padded to fours, or not
@@ -70,7 +66,7 @@ def scale_load_modes(spec: GemmSpec) -> tuple[str, ...]:
 
 
 def scale_load_mode(scales: "torch.Tensor") -> str:
-    """How these scales come; the copy engine and a load of four want every column, or row, to begin at 16 bytes."""
+    """The load mode of these scales; TMA and loads of four need columns or rows aligned to 16 bytes."""
     (row, block), blocks = scales.stride(), scales.shape[1]
     if scale_order(scales) == COLUMN:
         return STRIDED if block % 4 else COPIED
@@ -78,9 +74,9 @@ def scale_load_mode(scales: "torch.Tensor") -> str:
 
 
 def _batch(spec: GemmSpec, knobs: Knobs, reading: str) -> int:
-    """Eight where ptxas has the registers for them and none is left over at the end of K, else four.
+    """K blocks per batch: eight if ptxas has the registers for them and K is a multiple of them, else four.
 
-    Tiles of 80 columns alone: with 96, with the end of a split, or beside warps that load scales, eight spill (triton
+    Eight for tiles of up to 80 columns alone: with 96, with split-K or with warps that load scales they spill (triton
     3.6).
     """
     if reading != COPIED:
@@ -92,25 +88,25 @@ def _batch(spec: GemmSpec, knobs: Knobs, reading: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockscaleWarpSpecialised(WarpSpecialised):
-    """`gluon`: sum and two temporaries, or one, in registers; the scales of x come with it through the ring."""
+    """`gluon`: sum and one or two temporaries in registers; the scales of x come through the ring with x."""
 
     kernel: str = "gemmpipe.kernels.a8w8_blockscale._hopper_kernel:blockscale_warp_specialised"
     max_columns: MaxColumns = BLOCK_SCALED_MAX_COLUMNS
     reading: str = COPIED
-    """How x's scales come, of the build that is made."""
+    """The load mode of x's scales of the build."""
 
     def scale_orders(self, spec: GemmSpec) -> tuple[str, ...]:
-        """Both."""
+        """Both orders."""
         return (ROW, COLUMN)
 
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
-        """One for each way in which x's scales may come."""
+        """One for each load mode of x's scales."""
         return tuple(replace(self, reading=each).build(spec, knobs) for each in scale_load_modes(spec))
 
     def launch(
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
     ) -> KernelLaunch:
-        """That of the build for scales that lie as these do."""
+        """A launch of the build for the memory order of these scales."""
         if inputs.x_scale is None or prepared.weights.w_scale is None:
             raise ValueError("this kernel needs x_scale and w_scale")
         check_scale_order(spec, inputs, self.scale_orders(spec))
@@ -124,12 +120,12 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
         if reason := super().unsupported_reason(spec, knobs, device):
             return reason
         columns = warpgroup_columns(knobs)
-        if columns > SCALE_BLOCK + gcd(columns, SCALE_BLOCK):  # a multiple of its columns is where a tile begins
-            return f"scales: {columns} columns a warpgroup may lie in three of their blocks, two are looked up"
+        if columns > SCALE_BLOCK + gcd(columns, SCALE_BLOCK):  # a tile begins at a multiple of its columns
+            return f"scales: {columns} columns per warpgroup may span three scale blocks, two are loaded"
         return None
 
     def operands(self, spec: GemmSpec) -> Mapping[str, str]:
-        """The weight's scales; before them x's, where the copy engine does not bring them."""
+        """The weight's scales; before them x's, if TMA does not load them."""
         return {**({} if self.reading == COPIED else {"scales": "*fp32"}), "w_scale_ptr": "*fp32"}
 
     def sizes(self, spec: GemmSpec) -> tuple[str, ...]:
@@ -137,12 +133,12 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
         return ("w_scale_stride", *_STRIDE_ARGUMENTS[STRIDED])
 
     def registers(self, knobs: Knobs) -> tuple[int, int]:
-        """The loader's are those of the two warps as well, as Triton keeps warps in fours."""
+        """The loader's are also those of the two scale warps, as Triton allocates warps in fours."""
         math, loader = super().registers(knobs)
         return math, loader if self.reading == COPIED else max(loader, _SCALE_LOADER_REGISTERS)
 
     def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
-        """Rows of w that share a scale, how many K blocks are added up before nothing is in flight, how scales come."""
+        """Constant strides, rows of w per scale, K blocks per batch, and the load mode."""
         return {
             **{name: 1 for name in _STRIDE_ARGUMENTS[STRIDED] if name not in _STRIDE_ARGUMENTS[self.reading]},
             "SCALE_BLOCK": SCALE_BLOCK,
@@ -151,7 +147,7 @@ class BlockscaleWarpSpecialised(WarpSpecialised):
         }
 
     def boxes(self, spec: GemmSpec, knobs: Knobs) -> dict[str, tuple[str, list[int], object]]:
-        """And x's scales, flat, where the copy engine brings them."""
+        """With x's scales, flat, if TMA loads them."""
         if self.reading != COPIED:
             return super().boxes(spec, knobs)
         from triton.experimental.gluon.language import NVMMASharedLayout

@@ -1,13 +1,12 @@
 """The block-scaled product on Hopper, warp-specialised: a loader warp fills a ring, two warpgroups multiply.
 
-The scaling of one K block by the CUDA cores runs under the matrix instructions of the next, into a second
-temporary accumulator, or of the other warpgroup's where there is room for one alone; programs are persistent. Written
-in Gluon, which has no interpreter.
+The CUDA cores scale one K block while the matrix instructions of the next run, into a second temporary accumulator;
+with registers for one accumulator alone, while those of the other warpgroup run (pingpong). Programs are persistent.
+Written in Gluon, which has no interpreter.
 
-The steps of _warp_specialised for tiles in parts (gemmpipe/templates/hopper/wgmma_any_n.py).
-
-Such a tile may hold columns of two blocks of w's scales: every part takes its own block's. Up to 96 columns have two
-products beside the sums, as tiles in one part; more have one, and the warpgroups multiply in turns.
+Tiles of any multiple of 16 columns have sums in parts (gemmpipe/templates/hopper/wgmma_any_n.py). Such a tile may have
+columns of two blocks of w's scales: every part takes its own block's. Tiles of up to 96 columns have two products in
+addition to the sums, as tiles in one part; wider ones have one, and the warpgroups multiply in turns.
 """
 
 from typing import NamedTuple
@@ -58,7 +57,7 @@ class WeightScales(NamedTuple):
 
 @gluon.constexpr_function
 def uses_pingpong(columns):
-    """Whether a warpgroup's tile of so many columns leaves no room for a second product."""
+    """True if a warpgroup's tile of this width leaves no registers for a second product."""
     return accumulator_parts(columns) > 1 and columns > 96
 
 
@@ -66,7 +65,7 @@ def uses_pingpong(columns):
 def start_any_n_block(ring, wg, x_at, w_at, slot, phase):
     """Wait for a slot and start its product; returns x's scales and the product in flight.
 
-    x_at, w_at: descriptors of this warpgroup's rows in the first slots (hopper_columns.matrix_descriptors).
+    x_at, w_at: descriptors of this warpgroup's rows in the first slots (wgmma_any_n.matrix_descriptors).
     """
     mbarrier.wait(ring.full.index(slot), phase)
     scales = ring.scales.index(slot).slice(wg.ROW, 64).load(gl.SliceLayout(1, wg.LAYOUT))
@@ -86,7 +85,7 @@ def add_scaled(sums, product, scales, low, high, edge, PARTS: gl.constexpr):
 
 @gluon.jit
 def finish_any_n_block(sums, flying, scales, low, high, edge, ring, slot, IN_FLIGHT: gl.constexpr, PARTS: gl.constexpr):
-    """Wait for the older product in flight, give its slot back, add it (see `add_scaled`); returns the sums."""
+    """Wait for the older product in flight, release its slot, add it (see `add_scaled`); returns the sums."""
     product = warpgroup_mma_wait(IN_FLIGHT, deps=flying)
     mbarrier.arrive(ring.empty.index(slot), count=1)
     total = add_scaled(sums, product, scales, low, high, edge, PARTS)
@@ -96,10 +95,10 @@ def finish_any_n_block(sums, flying, scales, low, high, edge, ring, slot, IN_FLI
 
 @gluon.jit
 def scaled_mma_batch(ring, wg, x_at, w_at, slot, phase, sums, w_scales, k, COUNT: gl.constexpr):
-    """Add COUNT K blocks from k on, each scaled while the next is multiplied; none is left in flight.
+    """Add COUNT K blocks from k on, each scaled while the next is multiplied, with none in flight at the end.
 
-    Their own scales are asked for as each is begun: there is a product's time until they are needed. Returns (slot,
-    phase, sums).
+    A block's scales are loaded when its product starts: they are needed a product's time later. Returns (slot, phase,
+    sums).
     """
     SLOTS: gl.constexpr = ring.x.shape[0]
     edge = w_scales.edge
@@ -118,7 +117,7 @@ def scaled_mma_batch(ring, wg, x_at, w_at, slot, phase, sums, w_scales, k, COUNT
 
 @gluon.jit
 def scaled_mma_any_n_work_tile(ring, wg, x_at, w_at, slot, phase, w_scales, begin, end, BATCH: gl.constexpr):
-    """As _warp_specialised.sum_of_piece, of parts, in batches of BATCH; returns (slot, phase, parts)."""
+    """scaled_mma_work_tile for a tile in parts, in batches of BATCH; returns (slot, phase, parts)."""
     sums = zero_accumulators(wg, gl.float32)
     for batch in range((end - begin) // BATCH):
         k = begin + batch * BATCH
@@ -130,7 +129,7 @@ def scaled_mma_any_n_work_tile(ring, wg, x_at, w_at, slot, phase, w_scales, begi
 
 @gluon.jit
 def scaled_mma_pingpong(ring, wg, x_at, w_at, slot, phase, w_scales, begin, end, last):
-    """As parts_of_piece, in turns with the other warpgroup: nothing is in flight between K blocks."""
+    """scaled_mma_any_n_work_tile in turns with the other warpgroup: nothing is in flight between K blocks."""
     low, high = gl.load(w_scales.low_ptr + begin), gl.load(w_scales.high_ptr + begin)
     sums = zero_accumulators(wg, gl.float32)
     for k in range(begin, end):
@@ -146,15 +145,12 @@ def scaled_mma_pingpong(ring, wg, x_at, w_at, slot, phase, w_scales, begin, end,
     return slot, phase, sums
 
 
-# mypy: disable-error-code="untyped-decorator,no-untyped-def"
-
-
 @gluon.jit
 def start_block(ring, wg, slot, phase, product, never):
     """Wait for a slot and start its product; returns x's scales and the product in flight.
 
-    `never` is false, but the compiler cannot know: a literal False would let it move the scaling below the next
-    matrix instruction, into registers that it does not have.
+    `never` is false, but not for the compiler: with a literal False it moves the scaling below the next matrix
+    instruction, for which registers are missing.
     """
     mbarrier.wait(ring.full.index(slot), phase)
     scales = ring.scales.index(slot).slice(wg.ROW, 64).load(gl.SliceLayout(1, wg.LAYOUT))
@@ -165,7 +161,7 @@ def start_block(ring, wg, slot, phase, product, never):
 
 @gluon.jit
 def finish_block(acc, flying, scales, w_scale, ring, slot, IN_FLIGHT: gl.constexpr):
-    """Wait for the older product in flight, give its slot back, add it scaled; returns (sum, the product's place)."""
+    """Wait for the older product in flight, release its slot, add it scaled; returns (sum, the product's registers)."""
     product = warpgroup_mma_wait(IN_FLIGHT, deps=[flying])
     mbarrier.arrive(ring.empty.index(slot), count=1)
     acc += product * (scales * w_scale)[:, None]
@@ -175,7 +171,7 @@ def finish_block(acc, flying, scales, w_scale, ring, slot, IN_FLIGHT: gl.constex
 
 @gluon.jit
 def load_four_scales(w_scales, k, last):
-    """The weight's scales of K blocks k to k + 3; past the last one its own, which nothing is multiplied by."""
+    """The weight's scales of K blocks k to k + 3; past the last block the last one's, unused."""
     return (
         gl.load(w_scales + gl.minimum(k, last)),
         gl.load(w_scales + gl.minimum(k + 1, last)),
@@ -186,10 +182,10 @@ def load_four_scales(w_scales, k, last):
 
 @gluon.jit
 def scaled_mma_four(ring, wg, slot0, phase, acc, d0, d1, four, w_scales, begin, batch, last, never):
-    """Add four K blocks, one scaled while the next is multiplied into the other of d0 and d1; none is left in flight.
+    """Add four K blocks, each scaled while the next is multiplied into the other of d0, d1; none in flight at the end.
 
-    `four` are their scales; those of the batch after this one, of a piece from K block `begin` on, are loaded under the
-    first product, as their latency would show otherwise. Returns (the next four scales, slot, phase, sum, d0, d1).
+    `four` are their scales; those of the next batch, of a work tile from K block `begin` on, are loaded during the
+    first product, which hides their latency. Returns (the next four scales, slot, phase, sum, d0, d1).
     """
     SLOTS: gl.constexpr = ring.x.shape[0]
     s0, f0 = start_block(ring, wg, slot0, phase, d0, never)
@@ -210,7 +206,7 @@ def scaled_mma_four(ring, wg, slot0, phase, acc, d0, d1, four, w_scales, begin, 
 
 @gluon.jit
 def scaled_mma_work_tile(ring, wg, slot, phase, d0, d1, w_scales, begin, end, last, never):
-    """Add the K blocks of a piece of work; returns (slot, phase, sum, d0, d1).
+    """Add the K blocks of a work tile; returns (slot, phase, sum, d0, d1).
 
     Batches of four, then the rest up to `end`, with nothing in flight in between: over a loop's back edge ptxas would
     serialise every matrix instruction.
@@ -222,7 +218,7 @@ def scaled_mma_work_tile(ring, wg, slot, phase, d0, d1, w_scales, begin, end, la
             ring, wg, slot, phase, acc, d0, d1, four, w_scales, begin, batch, last, never
         )
     for i in range((end - begin) % 4):
-        w_scale = gl.where(i == 0, four[0], gl.where(i == 1, four[1], four[2]))  # they came with the last batch
+        w_scale = gl.where(i == 0, four[0], gl.where(i == 1, four[1], four[2]))  # loaded with the last batch
         scales, flying = start_block(ring, wg, slot, phase, d0, never)
         acc, d0 = finish_block(acc, flying, scales, w_scale, ring, slot, 0)
         slot, phase = advance(slot, phase, ring.x.shape[0])
@@ -234,7 +230,7 @@ def scaled_mma_tile(
     ring, wg, x_at, w_at, slot, phase, d0, d1, w_scale_ptr, w_scale_stride, work, coord, never,
     SCALE_BLOCK: gl.constexpr, BATCH: gl.constexpr,
 ):  # fmt: skip
-    """Add a piece's K blocks in the way that a tile of so many columns has; returns (slot, phase, parts, d0, d1)."""
+    """Add a work tile's K blocks, by the method for its number of columns; returns (slot, phase, parts, d0, d1)."""
     begin, end, last = coord.begin, coord.end, work.blocks - 1
     if wg.PARTS == 1:
         w_scales = w_scale_ptr + gl.minimum(coord.column, work.N - 1) // SCALE_BLOCK * w_scale_stride
@@ -261,7 +257,7 @@ def math_warpgroup(
     wg, output, w_scale_ptr, w_scale_stride, ring, work, never,
     SCALE_BLOCK: gl.constexpr, SPLIT_K: gl.constexpr, BATCH: gl.constexpr,
 ):  # fmt: skip
-    """A math warpgroup: its 64 rows of a 128-row tile, or its half of the columns of a 64-row tile."""
+    """A math warpgroup: 64 rows of a 128-row tile, or half of the columns of a 64-row tile."""
     TURNS: gl.constexpr = uses_pingpong(wg.COLUMNS)
     slot = 0
     phase = 0
@@ -295,10 +291,10 @@ def blockscale_warp_specialised(
 ):  # fmt: skip
     """out = (x * x_scale) @ (w * w_scale)^T; x, w and out are tensor descriptors.
 
-    SPLIT_K: as dense_hopper.dense_warp_specialised has it. BATCH: of tiles in parts with two products, the K blocks
-    after which nothing is in flight. READING: how x's scales come; scale_stride lies between K blocks, scale_row_stride
-    between rows. `copied`: by the copy engine, M-major; `scales` is a descriptor of them as one row. `fours` and
-    `strided`: by two warps (hopper_scales.load_scales); `scales` is a pointer.
+    SPLIT_K: as in dense_kernel.dense_warp_specialised. BATCH: for tiles in parts with two products, the K blocks after
+    which nothing is in flight. READING: the load mode of x's scales; scale_stride is between K blocks, scale_row_stride
+    between rows. `copied`: by TMA, M-major; `scales` is a descriptor of them as one row. `fours` and `strided`: by two
+    warps (scales.scale_producer_warps); `scales` is a pointer.
     """
     COLUMNS: gl.constexpr = BLOCK_SIZE_N * BLOCK_SIZE_M // 128
     FLAT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
@@ -315,15 +311,18 @@ def blockscale_warp_specialised(
     COPIED: gl.constexpr = READING == "copied"
     FOURS: gl.constexpr = READING == "fours"
     FILLERS: gl.constexpr = 1 if COPIED else 2
-    bare = Ring(x_ring, w_ring, None, stage, full, empty, ready)  # of slots whose scales others fill
+    bare = Ring(x_ring, w_ring, None, stage, full, empty, ready)  # for a loader that does not copy scales
     gl.warp_specialize([
-        (math_warpgroup, (warpgroup_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), output, w_scale_ptr, w_scale_stride, ring, work, never,
-                    SCALE_BLOCK, SPLIT_K, BATCH)),
-        (math_warpgroup, (warpgroup_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), output, w_scale_ptr, w_scale_stride, ring, work, never,
-                    SCALE_BLOCK, SPLIT_K, BATCH)),
+        (math_warpgroup,
+         (warpgroup_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), output, w_scale_ptr, w_scale_stride, ring, work, never,
+          SCALE_BLOCK, SPLIT_K, BATCH)),
+        (math_warpgroup,
+         (warpgroup_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, 8), output, w_scale_ptr, w_scale_stride, ring, work, never,
+          SCALE_BLOCK, SPLIT_K, BATCH)),
         (producer_warp, (x, w, scales, scale_stride, ring, work, BLOCK_SIZE_N, SPLIT_K)) if COPIED else
         (producer_warp, (x, w, None, 0, bare, work, BLOCK_SIZE_N, SPLIT_K)),
-        (barrier_init_warp, (ring, SPLIT_K, FILLERS)) if accumulator_parts(COLUMNS) == 1 else (checked_barrier_init_warp, (ring, SPLIT_K, FILLERS)),
+        (barrier_init_warp, (ring, SPLIT_K, FILLERS)) if accumulator_parts(COLUMNS) == 1 else
+        (checked_barrier_init_warp, (ring, SPLIT_K, FILLERS)),
         (cluster_arrive, (SPLIT_K,)) if COPIED else
         (scale_producer_warps, (scales, scale_row_stride, scale_stride, ring, work, BLOCK_SIZE_N, FOURS, SPLIT_K)),
     ], [4, 1, 1, 2], [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip

@@ -1,4 +1,4 @@
-"""The block-scaled product on a GPU: one program a tile (and split of K), both scales applied after each K block."""
+"""The block-scaled product on a GPU: one program per tile and split of K, both scales applied after each K block."""
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -23,7 +23,7 @@ from gemmpipe.templates.device_fns import (
 
 @triton.jit
 def scaled_product(x, w, x_scale, w_scale, SWAP_AB: tl.constexpr, UNIFORM: tl.constexpr):
-    """(x [M, K] @ w [K, N]) * x_scale [M] * w_scale [N], as `mma_operands` lays it out; UNIFORM: w_scale is one scalar."""
+    """(x [M, K] @ w [K, N]) * x_scale [M] * w_scale [N] in mma_operands' order; UNIFORM: w_scale is a scalar."""
     wide, narrow = mma_operands(x, w, SWAP_AB)
     product = tl.dot(wide, narrow)
     if UNIFORM:
@@ -38,7 +38,7 @@ def scaled_product(x, w, x_scale, w_scale, SWAP_AB: tl.constexpr, UNIFORM: tl.co
 
 @triton.jit
 def load_row_scales(ptrs, rows, block, stride, M_MAJOR: tl.constexpr):
-    """Scales of rows of x for a block along K; `ptrs`: where each row's begin, M_MAJOR: where the first block's do."""
+    """Scales of rows of x for a block along K; `ptrs`: each row's first scale, M_MAJOR: the first block's scales."""
     if M_MAJOR:
         scales = tl.load(ptrs + block.to(tl.int64) * stride + rows)
     else:
@@ -57,7 +57,7 @@ def blockscale(
 ):  # fmt: skip
     """out = (x * x_scale) @ (w * w_scale)^T; strides in elements between rows, columns are contiguous.
 
-    x_scale_stride lies between rows, M_MAJOR: between blocks of K. SHUFFLED: w is tiles (layouts.py).
+    x_scale_stride: between rows, M_MAJOR: between blocks of K. SHUFFLED: w is in tiles (family/layouts.py).
     """
     pid, split, tile_m, tile_n = program_tile(M, N, group_m, BLOCK_SIZE_M, BLOCK_SIZE_N, XCDS)
     first_row, rows = tile_rows(tile_m, M, BLOCK_SIZE_M)
@@ -70,7 +70,7 @@ def blockscale(
     x_at = row_offsets(rows, x_stride)[:, None] + ks[None, :]
     w_at = weight_offsets(tile_n, columns, ks, N, w_stride, SHUFFLED)
     x_scale_ptrs = x_scale_ptr + (first_row if M_MAJOR else (first_row + rows) * x_scale_stride)
-    # A tile of at most SCALE_BLOCK columns lies within one block of weight scales: a scalar, worth 9 % on an H200.
+    # A tile of at most SCALE_BLOCK columns has one weight scale per K block: a scalar is 9 % faster on an H200.
     UNIFORM: tl.constexpr = BLOCK_SIZE_N <= SCALE_BLOCK
     scaled_columns = first_column if UNIFORM else first_column + columns
     w_scale_ptrs = w_scale_ptr + (scaled_columns // SCALE_BLOCK) * w_scale_stride

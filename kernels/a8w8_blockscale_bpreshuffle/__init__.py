@@ -2,15 +2,11 @@
 
 x is e4m3fn (e4m3fnuz on gfx942), row-major with K innermost. x_scale is fp32 [M, ceil(K/128)], one for 128 elements
 of a row, stored transposed: stride (1, M), as aiter's gemm_a8w8_blockscale_preshuffle takes it by default. w is of
-x's type in 16 x 16 tiles: element (n, k) lies at (n // 16) * 16 * K + (k // 16) * 256 + (n % 16) * 16 + k % 16, what
-aiter's shuffle_weight(w, layout=(16, 16)) makes and its kernels view as (N/16, K*16); N is a multiple of 16, K of 32.
-w_scale is fp32 row-major [ceil(N/128), ceil(K/128)], one for a 128 x 128 tile, not shuffled. Accumulation is fp32, out
-is bf16, fp16 or fp32. Read on in gemmpipe/family/layouts.py, a8w8_blockscale/ (device functions; the skinny kernel lies in
-gemmpipe/templates/), _triton.py (launch, builds and what fits where), _problem.py (keys).
-
-a8w8_blockscale_bpreshuffle's problems: a8w8_blockscale's, with the weight in tiles.
-
-Launching the kernel on tiles of weights: what differs from the row-major weight's, and what fits where.
+x's type in 16 x 16 tiles: element (n, k) is at (n // 16) * 16 * K + (k // 16) * 256 + (n % 16) * 16 + k % 16, as
+aiter's shuffle_weight(w, layout=(16, 16)) makes it and its kernels view it as (N/16, K*16); N is a multiple of 16, K of
+32. w_scale is fp32 row-major [ceil(N/128), ceil(K/128)], one for a 128 x 128 tile, not shuffled. Accumulation is fp32,
+out is bf16, fp16 or fp32. Kernels and launches are a8w8_blockscale's and gemmpipe/templates/small_m.py's; this module
+has what differs. The layout is in gemmpipe/family/layouts.py.
 """
 
 from collections.abc import Mapping
@@ -30,13 +26,13 @@ from gemmpipe.templates.small_m import SkinnyPreshuffled
 
 
 def key_defaults(kernel: KernelDefaults, gfx: str) -> Mapping[str, Scalar]:
-    """What a source leaves open: the fp8 format that this architecture multiplies, bf16 out. Raises UserError."""
+    """Defaults of the key: the architecture's fp8 format, bf16 out. Raises UserError."""
     reject_bias(kernel, "a8w8_blockscale_bpreshuffle")
     return row_major.key_defaults(kernel, gfx)
 
 
 def spec(problem: Problem) -> GemmSpec:
-    """The product that the key means. Raises UserError for a type or a size that kernels or layout do not take."""
+    """The product of a key. Raises UserError for a type or a size that the kernels or the layout do not support."""
     found = replace(row_major.spec(problem), w_layout=TILES_16X16)
     check_preshuffle_shape(problem.id, found.n, found.k)
     return found
@@ -44,7 +40,7 @@ def spec(problem: Problem) -> GemmSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockscalePreshuffled(row_major.Blockscale):
-    """`triton`: one program a tile and split."""
+    """`triton`: one program per tile and split."""
 
     def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """The row-major kernel's rules, for the other layout."""

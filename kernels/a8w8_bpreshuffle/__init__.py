@@ -1,13 +1,10 @@
 """out[M, N] = (x[M, K] * x_scale) @ (w[N, K] * w_scale)^T (+ bias[N]): a8w8 with a pre-shuffled weight.
 
 x is int8, e4m3fn or (gfx942) e4m3fnuz, row-major with K innermost; scales, sums, out and bias are as in a8w8. w is of
-x's type and in 16 x 16 tiles: element (n, k) lies at (n // 16) * 16 * K + (k // 16) * 256 + (n % 16) * 16 + k % 16.
-That is what aiter's shuffle_weight(w, layout=(16, 16)) makes (aiter/ops/shuffle.py: [N/16, 16, K/32, 2, 16] permuted to
-[N/16, K/32, 2, 16, 16]) and its kernels view as (N/16, K*16); N is a multiple of 16, K of 32. Read on in
-gemmpipe/family/layouts.py, gemmpipe/templates/ (shared: dense_kernel.py and weight_tiles.py with device functions, dense.py
-with launch, builds and what fits where; their Hopper kin, skinny_tiles.py and its kernel), _problem.py (keys).
-
-a8w8_bpreshuffle's problems: a8w8's, with the weight in tiles.
+x's type and in 16 x 16 tiles: element (n, k) is at (n // 16) * 16 * K + (k // 16) * 256 + (n % 16) * 16 + k % 16.
+aiter's shuffle_weight(w, layout=(16, 16)) makes this layout (aiter/ops/shuffle.py: [N/16, 16, K/32, 2, 16] permuted to
+[N/16, K/32, 2, 16, 16]) and its kernels view it as (N/16, K*16); N is a multiple of 16, K of 32. Kernels and launches
+are in gemmpipe/templates/ (dense.py, small_m.py, hopper/), the layout in gemmpipe/family/layouts.py.
 """
 
 from dataclasses import replace
@@ -27,7 +24,7 @@ key_defaults = row_major.key_defaults
 
 
 def spec(problem: Problem) -> GemmSpec:
-    """The product that the key means. Raises UserError for a value that the kernels or the layout do not take."""
+    """The product of a key. Raises UserError for a value that the kernels or the layout do not support."""
     found = replace(row_major.spec(problem), w_layout=TILES_16X16)
     check_preshuffle_shape(problem.id, found.n, found.k)
     return found

@@ -1,12 +1,9 @@
-"""out[B, M, N] = (x[B, M, K] * x_scale) @ (w[B, N, K] * w_scale)^T for 8-bit operands, each product with its weight.
+"""out[B, M, N] = (x[B, M, K] * x_scale) @ (w[B, N, K] * w_scale)^T for 8-bit operands, one weight per product.
 
 x and w are int8, e4m3fn or (gfx942) e4m3fnuz, contiguous with K innermost; x_scale is fp32 [B, M, 1] per token, w_scale
 fp32 [B, 1, N] per channel (aiter's batched_gemm_a8w8; its tables are keyed B M N K). int8 is summed in int32, fp8 in
-fp32; out is bf16, fp16 or fp32, there is no bias. A batch of one is a plain product of 2-D operands. Read on in
-gemmpipe/templates/ (shared: dense_kernel.py with device functions, dense.py with launch, builds and what fits where),
-_problem.py (keys).
-
-batched_a8w8's problems: defaults of its key columns, and the products that a key means.
+fp32; out is bf16, fp16 or fp32, there is no bias. A batch of one is a single product of 2-D operands. The kernel is
+the dense one (gemmpipe/templates/dense.py).
 """
 
 from collections.abc import Mapping
@@ -21,7 +18,7 @@ from gemmpipe.templates.dense import Dense
 
 
 def key_defaults(kernel: KernelDefaults, gfx: str) -> Mapping[str, Scalar]:
-    """What a source leaves open: the fp8 format that this architecture multiplies, bf16 out. Raises UserError."""
+    """Defaults of the key: the architecture's fp8 format, bf16 out. Raises UserError."""
     reject_bias(kernel, "batched_a8w8")
     dtype = check_choice("kernel.dtype", kernel.dtype or native_fp8(gfx), DTYPES_8BIT)
     out = check_choice("kernel.out_dtype", kernel.out_dtype or "bfloat16", OUT_DTYPES)
@@ -29,7 +26,7 @@ def key_defaults(kernel: KernelDefaults, gfx: str) -> Mapping[str, Scalar]:
 
 
 def spec(problem: Problem) -> GemmSpec:
-    """The products that the key means. Raises UserError for a type the kernels do not take."""
+    """The products of a key. Raises UserError for a type that the kernels do not support."""
     key = dict(problem.key)
     dtype, out = str(key["dtype"]), str(key["outdtype"])
     check_choice(f"{problem.id}: dtype", dtype, DTYPES_8BIT)

@@ -1,11 +1,8 @@
-"""out[B, M, N] = x[B, M, K] @ w[B, N, K]^T for 16-bit operands, each product with its own weight.
+"""out[B, M, N] = x[B, M, K] @ w[B, N, K]^T for 16-bit operands, one weight per product.
 
 x, w and out are contiguous, K innermost in both operands (aiter's batched_gemm_bf16; its tables are keyed B M N K);
-accumulation is fp32, out is bf16, fp16 or fp32, there is no bias. A batch of one is a plain product of 2-D operands.
-Read on in gemmpipe/templates/ (shared: dense_kernel.py with device functions, dense.py with launch, builds and what
-fits where), _problem.py (keys).
-
-batched_bf16's problems: defaults of its key columns, and the products that a key means.
+accumulation is fp32, out is bf16, fp16 or fp32, there is no bias. A batch of one is a single product of 2-D operands.
+The kernel is the dense one (gemmpipe/templates/dense.py).
 """
 
 from collections.abc import Mapping
@@ -20,7 +17,7 @@ from gemmpipe.templates.dense import Dense
 
 
 def key_defaults(kernel: KernelDefaults, gfx: str) -> Mapping[str, Scalar]:
-    """What a source leaves open: bf16 in, the same out. Raises UserError."""
+    """Defaults of the key: bf16 in, the same out. Raises UserError."""
     reject_bias(kernel, "batched_bf16")
     dtype = check_choice("kernel.dtype", kernel.dtype or "bfloat16", DTYPES_16BIT)
     out = check_choice("kernel.out_dtype", kernel.out_dtype or dtype, OUT_DTYPES)
@@ -28,7 +25,7 @@ def key_defaults(kernel: KernelDefaults, gfx: str) -> Mapping[str, Scalar]:
 
 
 def spec(problem: Problem) -> GemmSpec:
-    """The products that the key means. Raises UserError for a type the kernels do not take."""
+    """The products of a key. Raises UserError for a type that the kernels do not support."""
     key = dict(problem.key)
     dtype, out = str(key["dtype"]), str(key["outdtype"])
     check_choice(f"{problem.id}: dtype", dtype, DTYPES_16BIT)

@@ -2,15 +2,14 @@
 
 x [token, model_dim] and out are bf16 or fp16; w1 is [expert, 2 * inter_dim, model_dim], the gate's rows before the up
 projection's (h = act(gate) * up; without `use_g1u1` [expert, inter_dim, model_dim] and h = act(x @ w1^T)), w2
-[expert, model_dim, inter_dim]. With fp8 weights x and h are quantised on the way: `per_Token` (a scale a row, weights
-a scale a row [expert, rows, 1]) or `per_1x128` (weights 128 x 128). inter_dim is a rank's own share, expert the
-experts that it holds. Read on in _kernel.py (device functions), _steps.py (the launches of a call), _triton.py (knobs,
-what fits where), _problem.py (keys, those of aiter's untuned_fmoe); for rows sorted by expert on Hopper in _sorted.py
-and _grouped.py (device functions), _grouped_steps.py and _grouped_tile.py (launches), _gluon.py.
+[expert, model_dim, inter_dim]. With fp8 weights x and h are quantised in the call: `per_Token` (one scale per row;
+weights too, [expert, rows, 1]) or `per_1x128` (weights 128 x 128). inter_dim is a rank's own share, expert the number
+of experts that it holds.
 
-fmoe's problems: defaults of its key columns, and the experts that a key means.
-
-What aiter's tuned_fmoe.csv says of a choice beside its key and its time: both stages, apart.
+This module has the key columns (those of aiter's untuned_fmoe), the experts of a key and the columns of aiter's
+tuned_fmoe.csv. Implementations: _triton.py with _launch_plan.py and _kernel.py; for rows sorted by expert on Hopper
+_gluon.py with _grouped_launch_plan.py, _sorted.py and _grouped.py; in the form of vLLM's and SGLang's kernels
+_engine.py with _engine_launch_plan.py and _engine_kernel.py.
 """
 
 import json
@@ -20,6 +19,7 @@ from gemmpipe.core.data import Problem, Scalar
 from gemmpipe.core.errors import UserError
 from gemmpipe.family import Experts, Family, GemmSpec, KernelDefaults, KeyColumn, Scaling
 from gemmpipe.family.aiter_table import AiterTable
+from gemmpipe.family.dtypes import DTYPES_16BIT, FP8_DTYPES, native_fp8, reject_bias
 from gemmpipe.family.moe import bytes_moved, flops, make_inputs, make_weights, product, tolerance
 from gemmpipe.family.problem import parse_choice
 from gemmpipe.kernels.fmoe._engine import ENGINES
@@ -27,12 +27,10 @@ from gemmpipe.kernels.fmoe._gluon import GroupedExperts
 from gemmpipe.kernels.fmoe._triton import FusedExperts
 from gemmpipe.templates.tiled import FUSED_ACT, stage_knobs
 
-DTYPES_16BIT = ("bfloat16", "float16")
-FP8_DTYPES = ("float8_e4m3fn", "float8_e4m3fnuz")
 SILU, GELU = "ActivationType.Silu", "ActivationType.Gelu"
 ACTIVATIONS = (("silu", SILU), ("gelu", GELU))
 OTHER_ACTIVATIONS = (("swiglu", "ActivationType.Swiglu"),)
-"""What aiter's tables also hold and these kernels do not compute: rows that say so are read, and words that name it."""
+"""Activations in aiter's tables that these kernels do not compute; rows with them are read, with a message."""
 NONE, TOKEN, BLOCK = "QuantType.No", "QuantType.per_Token", "QuantType.per_1x128"
 QUANTISATIONS = (
     ("no", NONE),
@@ -54,19 +52,18 @@ _SCALING = {
 
 
 def key_defaults(kernel: KernelDefaults, gfx: str) -> Mapping[str, Scalar]:
-    """What a source leaves open. Raises UserError.
+    """Defaults of the key. Raises UserError.
 
-    `kernel.dtype` is what is multiplied: bf16 (the default), fp16, or the architecture's fp8, then with block scales
-    unless `q_type` says per token; `kernel.out_dtype` the type of x and out beside fp8.
+    `kernel.dtype` is the type that is multiplied: bf16 (the default), fp16, or the architecture's fp8 (with block
+    scales unless `q_type` is per token); `kernel.out_dtype` is the type of x and out of fp8 products.
     """
-    if kernel.bias:
-        raise UserError("kernel.bias: true, expected false or null (fmoe has no bias)")
-    known = kernel.key.get("q_type")
-    q_type = parse_choice(QUANTISATIONS, known, OTHER_QUANTISATIONS) if known is not None else None
-    native = "float8_e4m3fnuz" if gfx == "gfx942" else "float8_e4m3fn"
+    reject_bias(kernel, "fmoe")
+    given = kernel.key.get("q_type")
+    q_type = parse_choice(QUANTISATIONS, given, OTHER_QUANTISATIONS) if given is not None else None
+    native = native_fp8(gfx)
     multiplied = kernel.dtype or (native if q_type in (TOKEN, BLOCK) else "bfloat16")
     _check("kernel.dtype", multiplied, (*DTYPES_16BIT, *FP8_DTYPES))
-    if multiplied in DTYPES_16BIT and q_type in (TOKEN, BLOCK):  # the row's own 16-bit type beside its quantisation
+    if multiplied in DTYPES_16BIT and q_type in (TOKEN, BLOCK):  # the type of x and out, quantised by q_type
         dtype, multiplied = multiplied, native
     elif multiplied in FP8_DTYPES:
         dtype, q_type = kernel.out_dtype or "bfloat16", q_type or BLOCK
@@ -85,7 +82,7 @@ def key_defaults(kernel: KernelDefaults, gfx: str) -> Mapping[str, Scalar]:
 
 
 def spec(problem: Problem) -> GemmSpec:
-    """The experts that the key means. Raises UserError for what the kernels do not compute."""
+    """The experts of a key. Raises UserError for values that the kernels do not compute."""
     key = dict(problem.key)
     dtype, weight, q_type = str(key["dtype"]), str(key["q_dtype_w"]), str(key["q_type"])
     _check(f"{problem.id}: dtype", dtype, DTYPES_16BIT)
@@ -117,20 +114,20 @@ def spec(problem: Problem) -> GemmSpec:
     )
 
 
-def _check(where: str, word: str, known: tuple[str, ...], clause: str = "") -> None:
-    """No word is misspelt here, so none is suggested: what is not computed is another thing, not a slip."""
-    if word not in known:
+def _check(where: str, value: str, known: tuple[str, ...], clause: str = "") -> None:
+    """Raises UserError for an unknown value, without a suggestion: it is valid elsewhere, not misspelt."""
+    if value not in known:
         expected = " or ".join(filter(None, (", ".join(known[:-1]), known[-1])))
-        raise UserError(f"{where}: '{word}'{clause}, expected {expected}")
+        raise UserError(f"{where}: '{value}'{clause}, expected {expected}")
 
 
 AITER_COLUMNS = ("block_m", "ksplit", "us1", "kernelName1", "err1", "us2", "kernelName2", "err2")
 AITER_REST = ("us", "run_1stage", "xbf16", "flat", "tflops", "bw", "_tag")
-"""What follows in aiter's newest header; older ones lack some of these."""
+"""Further columns of aiter's newest header; older ones lack some of these."""
 
 
 def aiter_cells(row: Mapping[str, Scalar]) -> Mapping[str, Scalar]:
-    """The cells of a row of ours, from its knobs and its kernel's name; stages are not timed apart, so us1 is None."""
+    """A row's cells for aiter's table, from its knobs and kernel name; stages are not timed separately: us1 is None."""
     config = json.loads(str(row.get("config") or "{}"))
     name, _, source = str(row.get("kernelName") or "").partition("@")
     if "BLOCK_SIZE_M" not in config:

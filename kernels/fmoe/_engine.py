@@ -1,7 +1,7 @@
-"""Mixtures of experts as vLLM and SGLang run them: what their configuration files can say, and what is timed.
+"""Mixtures of experts as vLLM and SGLang run them, with the knobs of their configuration files.
 
-The launches are kernels of the engines' form (_engine_kernel.py); in the finals it is the engine's own `fused_experts`
-where the engine is installed.
+The launches are kernels of the engines' form (_engine_kernel.py); the finals call the engine's own `fused_experts` if
+the engine is installed.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -42,9 +42,9 @@ _AXES = (*REQUIRED_AXES, "GROUP_SIZE_M", *AMD_KNOBS, KERNEL_TYPE)
 
 @dataclass(frozen=True, kw_only=True)
 class EngineExperts(MultiLaunchImplementation, EngineImplementation):
-    """The grouped Triton kernel of an engine between its alignment, quantisation, activation and sum.
+    """The grouped Triton kernel of an engine with its alignment, quantisation, activation and sum.
 
-    `final`: the engine's own function is called instead.
+    `calls_engine`: the engine's own function is called instead.
     """
 
     kind = MOE_KIND
@@ -57,7 +57,7 @@ class EngineExperts(MultiLaunchImplementation, EngineImplementation):
         return self.form.label
 
     def check(self, space: "Space") -> None:
-        """Raises UserError for an axis that an engine's file cannot hold, a missing one, or a value out of range."""
+        """Raises UserError for an axis that an engine's file cannot have, a missing one, or a value out of range."""
         check_axes(space, self._axes)
 
     @property
@@ -65,16 +65,16 @@ class EngineExperts(MultiLaunchImplementation, EngineImplementation):
         return (*_AXES, *STAGE2_KNOBS) if self.form.apart else _AXES
 
     def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...]:
-        """The axes that the engine's files hold."""
+        """The axes of the engine's files."""
         return self._axes
 
     def configs(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
-        """The space's points. Raises UserError for an axis that the engine does not have, or one that is missing."""
+        """The space's configs. Raises UserError as `check` does."""
         self.check(space)
         return space.configs({**space_facts(spec, device), KERNEL_TYPE: "plain"})
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
-        """What the engine would run: K tiles within a group of scales, no knobs that say the same as their absence."""
+        """The knobs that the engine runs: K tiles within a group of scales, no knobs equal to their default."""
         kept: dict[str, Scalar] = {"GROUP_SIZE_M": 1, **{k: v for k, v in knobs.items() if v is not None}}
         if device.vendor != "amd":
             kept = {name: value for name, value in kept.items() if name not in AMD_KNOBS}
@@ -95,18 +95,20 @@ class EngineExperts(MultiLaunchImplementation, EngineImplementation):
         if experts is None:
             return "experts: this kernel computes routed products alone"
         if not experts.gated or experts.activation not in ("silu", "gelu"):
-            return f"activation: {self.label} reads no file for experts of this kind"
+            return f"activation: {self.label} reads no configuration file for these experts"
         for stage in (1, 2):
             own = stage_knobs(knobs, stage)
-            if reason := self._stage_misfit(spec, experts, own, device, stage):
+            if reason := self._stage_violation(spec, experts, own, device, stage):
                 return f"{reason} (product {stage})"
         return None
 
-    def _stage_misfit(self, spec: GemmSpec, experts: Experts, knobs: Knobs, device: Device, stage: int) -> str | None:
+    def _stage_violation(
+        self, spec: GemmSpec, experts: Experts, knobs: Knobs, device: Device, stage: int
+    ) -> str | None:
         group = _scale_group(spec)
         size = int_knob(knobs, "BLOCK_SIZE_K")
         if group and (spec.k % group or experts.inner % group):
-            return f"quantiser: {self.label} quantises whole groups of {group} alone, not {spec.k} and {experts.inner}"
+            return f"quantiser: {self.label} quantises whole groups of {group}, not {spec.k} and {experts.inner}"
         if group and (size < 1 or group % size):
             return f"scale group: BLOCK_SIZE_K={size} does not divide {group}"
         n, k = (experts.w1_rows, spec.k) if stage == 1 else (spec.n, experts.inner)
@@ -117,7 +119,7 @@ class EngineExperts(MultiLaunchImplementation, EngineImplementation):
         return tile_violation(plain, wide, device, accumulators=2 if group else 1, parts=False)
 
     def dominated_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
-        """Blocks that are mostly padding: no expert gets more rows than there are."""
+        """`rule: detail` for blocks that are mostly padding (an expert gets M rows at most), or None."""
         return padding_reason(spec, knobs)
 
     def launch_plan(self, spec: GemmSpec, knobs: Knobs, device: Device) -> LaunchPlan:
@@ -131,23 +133,23 @@ class EngineExperts(MultiLaunchImplementation, EngineImplementation):
     def library_calls(
         self, spec: GemmSpec, tensors: "Mapping[str, torch.Tensor | None]"
     ) -> "list[Callable[[], object]]":
-        """torch's sum of each row's parts, where the engines take that."""
+        """torch's sum of each row's parts, if the engines use it."""
         parts, out = tensors["parts"], tensors["out"]
         if not sums_in_torch(spec) or parts is None or out is None:
             return []
         return [partial(_sum_of_parts, parts.view(spec.m, -1, spec.n), out)]
 
     def default(self, spec: GemmSpec, device: Device) -> Knobs | None:
-        """What the engine takes where it has no file."""
+        """The engine's configuration without a file."""
         found = engine_moe.default_engine_config(self.label, spec)
         return None if found is None else self.normalise(spec, found, device)
 
     def folders(self) -> tuple[Path, ...]:
-        """Where the installed engine keeps the files that it ships."""
+        """The folders with the files that the installed engine ships."""
         return engine_moe.folders(self.label)
 
     def unavailable_reason(self) -> str | None:
-        """Why the engine's own function takes no part, or None."""
+        """Why the engine's own function cannot be called, or None."""
         return engine_moe.unavailable_reason(self.label)
 
     def call_on_meta(self, spec: GemmSpec, knobs: Knobs) -> None:
@@ -155,13 +157,13 @@ class EngineExperts(MultiLaunchImplementation, EngineImplementation):
         engine_moe.call_on_meta(self.label, spec, knobs)
 
     def finals_implementation(self) -> "EngineExperts":
-        """The engine's own function, where it can be called."""
+        """The engine's own function if it can be called, else these launches."""
         return self if self.calls_engine or self.unavailable_reason() else replace(self, calls_engine=True)
 
     def bind(
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
     ) -> Launch:
-        """The launches in a row, or in the finals the engine's function, which returns an output of its own."""
+        """The launches in order, or with `calls_engine` the engine's function, which returns its own output."""
         if self.calls_engine:
             return engine_moe.launch(self.label, spec, knobs, inputs, prepared.weights)
         return super().bind(spec, knobs, device, inputs, prepared, out)
@@ -171,7 +173,7 @@ class EngineExperts(MultiLaunchImplementation, EngineImplementation):
         return f"engine_experts@{digest([kernel_hash(f'{MODULE}:engine_experts')])[:8]}"
 
     def interpreted(self) -> bool:
-        """Whether the kernels run under Triton's interpreter."""
+        """True if the kernels run under Triton's interpreter."""
         return is_interpreted(find_kernel(f"{MODULE}:engine_experts"))
 
 
@@ -183,7 +185,7 @@ def _sum_of_parts(parts: "torch.Tensor", out: "torch.Tensor") -> None:
 
 
 def _scale_group(spec: GemmSpec) -> int:
-    """Elements along K that share a scale; 0 where scales do not vary along K."""
+    """Elements along K per scale; 0 if scales do not vary along K."""
     return spec.w_scale.block[1] if spec.w_scale and spec.w_scale.granularity == "block" else 0
 
 

@@ -1,8 +1,8 @@
 """The grouped product of experts in the form that vLLM's and SGLang's Triton kernel has.
 
-Engines load configurations for that kernel: a time of another form (fused activation, early exits, operands without
-masks) says nothing about it. The form: one program per tile over the largest number of blocks that a routing can make,
-rows and the end of K masked in every load, 64-bit row offsets, one load of w's scales per column.
+Engines load configurations for that kernel, to which times of another form (fused activation, early exits, unmasked
+operands) do not apply. The form: one program per tile over the largest number of blocks that a routing can make, rows
+and the end of K masked in every load, 64-bit row offsets, one load of w's scales per column.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -16,7 +16,7 @@ from gemmpipe.templates.device_fns import swizzle2d
 
 @triton.jit
 def load_tile_pairs(pairs_ptr, tile_m, pairs, BLOCK_SIZE_M: tl.constexpr, NAIVE: tl.constexpr):
-    """The pairs (row * topk + place) of a tile in 64 bits; `pairs` itself is padding. NAIVE: one pair per tile."""
+    """The pairs (row * topk + choice) of a tile in 64 bits; `pairs` itself is padding. NAIVE: one pair per tile."""
     offsets = tl.arange(0, BLOCK_SIZE_M).to(tl.int64)
     if NAIVE:
         pair = tl.where(offsets == 0, tile_m, pairs)
@@ -27,7 +27,7 @@ def load_tile_pairs(pairs_ptr, tile_m, pairs, BLOCK_SIZE_M: tl.constexpr, NAIVE:
 
 @triton.jit
 def set_count(count_ptr, count):
-    """Store one number: engines fill in how many blocks there are where they do not sort."""
+    """Store the number of blocks, which engines fill in when they do not sort."""
     tl.store(count_ptr, count)
 
 
@@ -43,10 +43,7 @@ def count_pairs(ids_ptr, counts_ptr, pairs, experts, CHUNK: tl.constexpr):
 def begin_experts(
     counts_ptr, next_ptr, owners_ptr, blocks_ptr, experts, BLOCK_SIZE_M: tl.constexpr, BINS: tl.constexpr
 ):  # fmt: skip
-    """One program: next_ptr gets the first row of each expert, owners_ptr the expert of each block of rows.
-
-    blocks_ptr gets how many blocks there are.
-    """
+    """One program: next_ptr gets each expert's first row, owners_ptr each block's expert, blocks_ptr their number."""
     bins = tl.arange(0, BINS)
     counts = tl.load(counts_ptr + bins, mask=bins < experts, other=0)
     own = (counts + BLOCK_SIZE_M - 1) // BLOCK_SIZE_M
@@ -69,7 +66,7 @@ def scatter_pairs(ids_ptr, next_ptr, pairs_ptr, pairs, experts, CHUNK: tl.conste
 
 @triton.jit
 def fill_pairs(pairs_ptr, counts_ptr, rows, value, CHUNK: tl.constexpr, BINS: tl.constexpr):
-    """Fill the sorted pairs with the number that means padding, and the counts with 0."""
+    """Fill the sorted pairs with `value`, which marks padding, and the counts with 0."""
     places = tl.program_id(0) * CHUNK + tl.arange(0, CHUNK)
     tl.store(pairs_ptr + places, places * 0 + value, mask=places < rows)
     if tl.program_id(0) == 0:
@@ -135,10 +132,10 @@ def engine_experts(
     SCALES: tl.constexpr, GROUP: tl.constexpr, SWAP_AB: tl.constexpr, NAIVE: tl.constexpr, EVEN_K: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """out[pair, N] = x[pair // TOPK, K] @ w[expert of the pair, N, K]^T, times the pair's share where there are shares.
+    """out[pair, N] = x[pair // TOPK, K] @ w[expert of the pair, N, K]^T, times the pair's share if there are shares.
 
-    Blocks of rows are those of `align`: owners_ptr holds the expert of each, blocks_ptr how many there are. NAIVE:
-    every pair is a block of its own, owners_ptr are the pairs' experts. SCALES: `none`, `row` (x_scale [rows],
+    Blocks of rows are those of `align`: owners_ptr has the expert of each, blocks_ptr their number. NAIVE: every pair
+    is a block of its own, owners_ptr has the pairs' experts. SCALES: `none`, `row` (x_scale [rows],
     w_scale [E, N]) or `block` (x_scale [rows, x_scale_stride], w_scale [E, ceil(N / GROUP), w_scale_stride]).
     """
     tile_m, tile_n = swizzle2d(tl.program_id(0), tiles_m, tl.cdiv(N, BLOCK_SIZE_N), group_m)

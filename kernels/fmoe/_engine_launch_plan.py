@@ -31,18 +31,18 @@ _NAIVE_FACTOR = 4
 
 @dataclass(frozen=True, kw_only=True)
 class EngineForm:
-    """What differs between the engines' `fused_experts`."""
+    """The differences between the engines' `fused_experts`."""
 
     label: str
     """`vllm` or `sglang`: the backend and the format."""
     naive: bool
-    """Whether few pairs are multiplied unsorted, a tile each."""
+    """True if few pairs are multiplied unsorted, one per tile."""
     even_k: bool
-    """Whether the end of K is masked only where K tiles do not divide it."""
+    """True if the end of K is masked only when K tiles do not divide it."""
     clamps: bool
-    """Whether K tiles are cut to a group of scales; without, wider ones give wrong results."""
+    """True if K tiles are cut to a group of scales; without, wider ones give wrong results."""
     apart: bool
-    """Whether the second product may have a configuration of its own."""
+    """True if the second product may have a configuration of its own."""
 
 
 VLLM = EngineForm(label="vllm", naive=True, even_k=False, clamps=True, apart=False)
@@ -50,13 +50,13 @@ SGLANG = EngineForm(label="sglang", naive=False, even_k=True, clamps=False, apar
 
 
 def is_naive(form: EngineForm, spec: GemmSpec) -> bool:
-    """Whether the engine leaves the pairs of this call unsorted."""
+    """True if the engine leaves the pairs of this call unsorted."""
     experts = require_experts(spec)
     return form.naive and spec.m * experts.topk * _NAIVE_FACTOR <= experts.count
 
 
 def engine_scratch(spec: GemmSpec, knobs: Knobs) -> dict[str, TensorShape]:
-    """The tensors between the launches, by the names that the steps use."""
+    """(shape, dtype) of the tensors between the launches, by the names that the steps use."""
     experts = require_experts(spec)
     block_m, pairs = int_knob(knobs, "BLOCK_SIZE_M"), spec.m * experts.topk
     blocks = engine_m_tiles(spec, block_m)
@@ -81,7 +81,7 @@ def engine_scratch(spec: GemmSpec, knobs: Knobs) -> dict[str, TensorShape]:
 def engine_launch_steps(
     form: EngineForm, spec: GemmSpec, knobs: Knobs, device: Device, *, interpreted: bool
 ) -> tuple[LaunchStep, ...]:
-    """The launches in the engine's order; `interpreted`: for Triton's interpreter, whose bf16 and fp8 need help."""
+    """The launches in the engine's order; `interpreted`: for Triton's interpreter, with bf16 and fp8 corrected."""
     experts = require_experts(spec)
     quantised, pairs = experts.quantised, spec.m * experts.topk
     found: list[LaunchStep] = []
@@ -105,7 +105,7 @@ def engine_launch_steps(
 
 
 def sums_in_torch(spec: GemmSpec) -> bool:
-    """Whether the engines add a row's parts up by torch's sum: their own kernel takes two to four (`moe_sum`)."""
+    """True if the engines add up a row's parts with torch.sum: their own kernel takes two to four (`moe_sum`)."""
     return require_experts(spec).topk > _MAX_MOE_SUM_TOPK
 
 
@@ -231,10 +231,9 @@ def engine_m_tiles(spec: GemmSpec, block_m: int) -> int:
 
 
 def swaps_ab(spec: GemmSpec, knobs: Knobs, device: Device) -> bool:
-    """Whether the engines put the weight on the wide side: fp8 on Hopper, few rows and 64 columns or more."""
-    eight = spec.w_dtype.startswith("float8")
+    """True if the engines put the weight on the wide side: fp8 on Hopper, few rows and 64 columns or more."""
     return (
-        eight
+        spec.w_dtype.startswith("float8")
         and device.gfx == "sm_90"
         and int_knob(knobs, "BLOCK_SIZE_M") < 64
         and int_knob(knobs, "BLOCK_SIZE_N") >= 64

@@ -1,4 +1,4 @@
-"""The fused experts on Hopper: rows sorted by expert, so that the copy engine brings both operands of both products."""
+"""The fused experts on Hopper: rows sorted by expert, so that TMA loads both operands of both products."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from gemmpipe.kernels.fmoe._grouped_launch_plan import (
     unsplit_knobs,
 )
 from gemmpipe.kernels.fmoe._launch_plan import dtypes_of
-from gemmpipe.kernels.fmoe._triton import LaunchPlan, MultiLaunchImplementation, canonical_knobs
+from gemmpipe.kernels.fmoe._triton import LaunchPlan, MultiLaunchImplementation, canonical_knobs, name_suffix
 from gemmpipe.launch.build import find_kernel, is_interpreted
 from gemmpipe.launch.workspace import TensorShape
 from gemmpipe.templates.hopper.constraints import (
@@ -54,25 +54,25 @@ _MAX_ROWS = 2**31 - 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class GroupedExperts(MultiLaunchImplementation):
-    """`gluon`: sort by expert, rows there, product, activation, product, sum; blocks of 64 or 128 rows of an expert.
+    """`gluon`: sort, gather rows, product, activation, product, sum; blocks of 64 or 128 rows of an expert.
 
-    BLOCK_SIZE_N counts rows of the weight: with FUSED_ACT half of a tile's are the gate's, half the up side's.
+    BLOCK_SIZE_N counts rows of the weight: with FUSED_ACT half of a tile's are the gate's, half the up projection's.
     """
 
     label = "gluon"
 
     def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...]:
-        """The axes that it knows."""
+        """The axes that these kernels have."""
         return _AXES
 
     def configs(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
-        """The space's points of this kernel type."""
+        """The space's configs of this kernel type."""
         if KERNEL_TYPE not in space.axes:
             return ()
         return space.configs({**space_facts(spec, device), KERNEL_TYPE: WARP_SPECIALISED})
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
-        """Its own knobs alone, without what says the same as not being there."""
+        """Its own knobs alone, without those equal to their default."""
         return canonical_knobs(spec, {name: knobs[name] for name in _AXES if knobs.get(name) is not None})
 
     def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
@@ -90,26 +90,23 @@ class GroupedExperts(MultiLaunchImplementation):
             if reason := hopper_tile_violation(plain, unsplit_knobs(knobs, stage), device, widest):
                 return f"{reason} (stage {stage})"
         if knobs.get(FUSED_ACT) and experts.gated and experts.inner * int(element_bytes(spec.out_dtype)) % 16:
-            return f"alignment: inter_dim={experts.inner}, the copy engine's rows begin at multiples of 16 bytes"
+            return f"alignment: inter_dim={experts.inner}, rows of a TMA descriptor begin at multiples of 16 bytes"
         if row_capacity(spec, knobs) > _MAX_ROWS // ceil_div(max(spec.k, experts.inner), SCALE_BLOCK):
-            return f"places: {row_capacity(spec, knobs)} rows with their scales are over 32 bits"
+            return f"places: {row_capacity(spec, knobs)} rows with their scales exceed 32-bit offsets"
         if (tiles := max(max_tiles(spec, knobs, stage) for stage in (1, 2))) > MAX_WORK_TILES:
-            return f"order: up to {tiles} tiles, {MAX_WORK_TILES} are told apart"
+            return f"order: up to {tiles} tiles, at most {MAX_WORK_TILES} have exact coordinates"
         return None
 
     def dominated_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
-        """Blocks that are mostly padding: no expert gets more rows than there are."""
+        """`rule: detail` for blocks that are mostly padding (an expert gets M rows at most), or None."""
         m = int_knob(knobs, "BLOCK_SIZE_M")
         if m > WARPGROUP_M and m >= 2 * next_power_of_2(spec.m):
-            return f"tile beyond the problem: {m} rows for {spec.m} an expert at most"
+            return f"tile beyond the problem: {m} rows for at most {spec.m} per expert"
         return None
 
     def kernel_name(self, knobs: Knobs) -> str:
         """`grouped@3fa9c1d2`, `grouped_fused@...`, `grouped_apart@...`, `grouped_fused_apart@...`."""
-        words = ("_fused" if knobs.get(FUSED_ACT) else "") + (
-            "_apart" if any(name in knobs for name in STAGE2_KNOBS) else ""
-        )
-        return f"grouped{words}@{digest([kernel_hash(kernel) for kernel in KERNELS])[:8]}"
+        return f"grouped{name_suffix(knobs)}@{digest([kernel_hash(kernel) for kernel in KERNELS])[:8]}"
 
     def launch_plan(self, spec: GemmSpec, knobs: Knobs, device: Device) -> LaunchPlan:
         """The launches with their builds; candidates that differ in one stage share the others."""
@@ -121,23 +118,22 @@ class GroupedExperts(MultiLaunchImplementation):
 
 
 def _exchange_violation(spec: GemmSpec, knobs: Knobs) -> str | None:
-    """Why a tile cannot hold both sides of whole groups of h, where scales are by blocks and h is quantised in it."""
+    """`rule: detail` if a tile with block scales cannot quantise h (both sides of whole groups of columns), or None."""
     if not quantises_in_epilogue(spec, knobs):
         return None
-    # A warpgroup multiplies all that it sums up by one scale of the weight, so it has one side.
+    # A warpgroup applies one scale of the weight to its whole sum, so it computes one side.
     m, n = int_knob(knobs, "BLOCK_SIZE_M"), int_knob(knobs, "BLOCK_SIZE_N")
     if (m, n) != (WARPGROUP_M, 2 * SCALE_BLOCK):
-        return f"fused activation: a {m}x{n} tile, of which each warpgroup has {WARPGROUP_M}x{SCALE_BLOCK} of a side"
-    if require_experts(spec).inner % SCALE_BLOCK:
-        return (
-            f"fused activation: inter_dim={require_experts(spec).inner}, groups of {SCALE_BLOCK} columns are not whole"
-        )
+        return f"fused activation: a {m}x{n} tile, expected {WARPGROUP_M}x{2 * SCALE_BLOCK}, one side per warpgroup"
+    inner = require_experts(spec).inner
+    if inner % SCALE_BLOCK:
+        return f"fused activation: inter_dim={inner}, expected a multiple of {SCALE_BLOCK} columns"
     return None
 
 
 @lru_cache(maxsize=4096)
 def _planned(spec: GemmSpec, items: tuple[tuple[str, Scalar], ...], device: Device) -> LaunchPlan:
-    """The launches with their builds: a running program asks for the same ones in each call."""
+    """The launches with their builds, cached: a running program makes the same call repeatedly."""
     knobs = dict(items)
     dtypes = dtypes_of(spec, grouped_scratch_shapes(spec, knobs))
     interpreted = is_interpreted(find_kernel(f"{SORT_MODULE}:sorted_rows"))

@@ -1,11 +1,7 @@
 """The product of rows sorted by expert on Hopper, warp-specialised: a loader warp, two math warpgroups.
 
-Programs are persistent; how many blocks of rows there are, and whose each is, they read from memory. Written in Gluon,
-which has no interpreter.
-
-A block of rows sorted by expert on its way out of _grouped: scaled, activated, quantised, stored.
-
-Written in Gluon, which has no interpreter.
+Programs are persistent; they read the number of blocks of rows and each block's expert from memory. The epilogue
+scales, activates, quantises and stores a block. Written in Gluon, which has no interpreter.
 """
 
 from typing import NamedTuple
@@ -33,9 +29,9 @@ from gemmpipe.templates.hopper.tile_scheduler import accumulator_layout, swizzle
 
 
 class EpilogueKind(NamedTuple):
-    """What becomes of a product, known when the kernel is compiled (see _grouped.grouped_warp_specialised).
+    """The epilogue's constants (see grouped_warp_specialised).
 
-    PAIRED: the gate's columns are one warpgroup's and the up side's the other's.
+    PAIRED: one warpgroup has the gate's columns, the other the up projection's.
     """
 
     SCALES: gl.constexpr
@@ -47,19 +43,19 @@ class EpilogueKind(NamedTuple):
     SCALE_BLOCK: gl.constexpr
 
     def mangle(self) -> str:
-        """Its part of the name of a function that it is given to."""
+        """Its part of the mangled name of a function that takes it."""
         return "kind_" + "_".join(str(each.value) for each in self)
 
 
 @gluon.constexpr_function
 def epilogue_kind(scales, row_scales, act, gated, top, scale_block):
-    """Of a kernel's constants."""
+    """The EpilogueKind of a kernel's constants."""
     found = (scales, row_scales, act, gated, gated and scales == "block", top, scale_block)
     return EpilogueKind(*map(gl.constexpr, found))
 
 
 class GroupedEpilogue(NamedTuple):
-    """Where blocks go, a tensor descriptor or a pointer, and the scales on their way, or None."""
+    """The output (a tensor descriptor or a pointer), and the scales that the epilogue reads and writes, or None."""
 
     out: object
     w_scale_ptr: gl.tensor
@@ -68,7 +64,7 @@ class GroupedEpilogue(NamedTuple):
 
 
 class WarpgroupExchange(NamedTuple):
-    """Where the two warpgroups meet that have one side each: halves of their sums, largest magnitudes, barriers."""
+    """Shared memory of two warpgroups with one side each: halves of their sums, largest magnitudes, barriers."""
 
     swap: gl.shared_memory_descriptor
     maxima: gl.shared_memory_descriptor
@@ -77,7 +73,7 @@ class WarpgroupExchange(NamedTuple):
 
 @gluon.jit
 def warpgroup_exchange(COLUMNS: gl.constexpr):
-    """Of tiles whose warpgroups have so many columns each, in shared memory of their own."""
+    """A WarpgroupExchange for warpgroups of COLUMNS columns each, in shared memory of its own."""
     SWAPPED: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     swap = gl.allocate_shared_memory(gl.bfloat16, [2, 64, COLUMNS // 2], SWAPPED)
     maxima = gl.allocate_shared_memory(gl.float32, [2, 64], gl.SwizzledSharedLayout(1, 1, 1, [0]))
@@ -90,7 +86,7 @@ def warpgroup_exchange(COLUMNS: gl.constexpr):
 
 @gluon.jit
 def apply_epilogue(total, output, row, expert, column, work, wg, kind, HALF: gl.constexpr):
-    """[64, columns] with the scales of whole rows and columns, activated; GATED: act(its first half) * its second."""
+    """[64, columns] times the scales of whole rows and columns, activated; GATED: act(first half) * second half."""
     if kind.ROW_SCALES:
         total = total * gl.load(output.row_scale_ptr + row + gl.arange(0, 64, gl.SliceLayout(1, wg.LAYOUT)))[:, None]
     if kind.SCALES == "row":
@@ -110,17 +106,17 @@ def apply_epilogue(total, output, row, expert, column, work, wg, kind, HALF: gl.
 
 @gluon.jit
 def warpgroups_sync(bar, phase):
-    """Both math warpgroups have come here, and what each wrote to shared memory before may be read."""
+    """Wait until both math warpgroups have arrived; what each wrote to shared memory before may then be read."""
     mbarrier.arrive(bar, count=1)
     mbarrier.wait(bar, phase)
 
 
 @gluon.jit
 def exchange_and_quantise(total, pair, phase, scale_ptr, wg, kind, LAYOUT: gl.constexpr):
-    """[64, 128] of the gate in one warpgroup and of the up side in the other: act(gate) * up, half of it in each.
+    """[64, 128] of the gate in one warpgroup and of the up projection in the other: act(gate) * up, half of it in each.
 
-    It is one group of columns along the next product's K: quantised by the largest magnitude of a row over TOP, which
-    goes to scale_ptr.
+    It is one group of columns along the next product's K: quantised with the scale (a row's largest magnitude over TOP)
+    that is stored at scale_ptr.
     """
     GROUP: gl.constexpr = wg.GROUP
     low, high = total.reshape([64, 2, total.shape[1] // 2]).permute((0, 2, 1)).split()
@@ -149,7 +145,7 @@ def exchange_and_quantise(total, pair, phase, scale_ptr, wg, kind, LAYOUT: gl.co
 
 @gluon.jit
 def store_rows(total, out_ptr, row, column, rows, N, LAYOUT: gl.constexpr):
-    """The first `rows` rows of [64, columns], converted: where most of a block is padding, its rest is not written."""
+    """Store the first `rows` rows of [64, columns], converted; the rest of the block is padding."""
     at = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
     columns = column + gl.arange(0, total.shape[1], gl.SliceLayout(0, LAYOUT))
     ptrs = out_ptr + (row + at).to(gl.int64)[:, None] * N + columns[None, :]
@@ -158,22 +154,19 @@ def store_rows(total, out_ptr, row, column, rows, N, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def store_block(total, out, ring, row, column, rows, N, wg, LAYOUT: gl.constexpr):
-    """A warpgroup's [64, columns] on its way; where nothing is staged, `rows` of it, as the rest is padding."""
+    """Store a warpgroup's [64, columns] through the stage buffer; without one the first `rows`, the rest is padding."""
     if ring.stage is None:
         store_rows(total, out, row, column, rows, N, LAYOUT)
     else:
         store_tile(total, out, ring.stage.index(wg.GROUP), row, column)
 
 
-# mypy: disable-error-code="untyped-decorator,no-untyped-def"
-
-
 class GroupedWork(NamedTuple):
-    """Rows sorted by expert, in blocks of a tile's height, and the product that is made of them.
+    """Rows sorted by expert, in blocks of a tile's height, and their product.
 
-    owners_ptr: the expert of each block; rows_ptr: how many rows it has; blocks_ptr: how many blocks there are. Each
-    expert's weight has w_rows, of which N columns leave. capacity: places for rows. k_blocks: of the product. group_m:
-    see tile_at.
+    owners_ptr: the expert of each block; rows_ptr: its number of rows; blocks_ptr: the number of blocks. Each expert's
+    weight has w_rows rows and gives N columns of the output. capacity: places for rows. k_blocks: K blocks. group_m:
+    see swizzled_tile.
     """
 
     owners_ptr: gl.tensor
@@ -189,7 +182,7 @@ class GroupedWork(NamedTuple):
 
 @gluon.jit
 def expert_of_tile(t, work, blocks, tiles_n, BLOCK_SIZE_M: gl.constexpr):
-    """The expert of tile t; of one that is past the last, 0."""
+    """The expert of tile t; 0 past the last tile."""
     tile = gl.minimum(t, blocks * tiles_n - 1)
     row, _ = swizzled_tile(tile, blocks * BLOCK_SIZE_M, blocks, tiles_n, work.group_m, BLOCK_SIZE_M)
     return gl.load(work.owners_ptr + row // BLOCK_SIZE_M, mask=t < blocks * tiles_n, other=0)
@@ -197,10 +190,10 @@ def expert_of_tile(t, work, blocks, tiles_n, BLOCK_SIZE_M: gl.constexpr):
 
 @gluon.jit
 def load_x(x, place, row, k, rows, bar, REST_BYTES: gl.constexpr):
-    """Start the copy of a block's rows; where boxes are smaller than a block, without those that hold no row.
+    """Start the copy of a block's rows; if boxes are smaller than a block, without boxes of padding alone.
 
-    Rows that are not copied are whatever the slot held before; their results are never read. The slot is full after
-    these copies and REST_BYTES of others.
+    Rows that are not copied keep the slot's former contents; their results are never read. The slot is full after these
+    copies and REST_BYTES of others.
     """
     ROWS: gl.constexpr = x.block_type.shape[0]
     BYTES: gl.constexpr = ROWS * x.block_type.shape[1] * x.dtype.primitive_bitwidth // 8
@@ -217,9 +210,9 @@ def load_x(x, place, row, k, rows, bar, REST_BYTES: gl.constexpr):
 
 @gluon.jit
 def grouped_producer_warp(x, w, scales, ring, work, BLOCK_SIZE_N: gl.constexpr, GATED: gl.constexpr):
-    """The loader warp: for each tile and K block, x, w and the scales (or None) of x into the next empty slot.
+    """The loader warp: for each tile and K block, copies x, w and x's scales (or None) into the next empty slot.
 
-    GATED: boxes of the gate's rows and of the up side's take turns.
+    GATED: boxes of the gate's rows and of the up projection's alternate.
     """
     init_slot_barriers(ring)
     gdc_wait()
@@ -259,7 +252,7 @@ def grouped_producer_warp(x, w, scales, ring, work, BLOCK_SIZE_N: gl.constexpr, 
 def mma_tile(
     ring, wg, slot, phase, d0, d1, w_scale_ptr, expert, w_row, work, never, SCALE_BLOCK: gl.constexpr
 ):  # fmt: skip
-    """A tile's product over all of K, scaled by block (of w's rows from `w_row` on) where x has such scales.
+    """A tile's product over all of K, with x's block scales, if any, and those of w's rows from `w_row` on.
 
     Returns (slot, phase, sum, d0, d1).
     """
@@ -277,9 +270,9 @@ def mma_tile(
 
 @gluon.jit
 def math_warpgroup(wg, kind, output, ring, pair, work):
-    """A math warpgroup: its 64 rows of a 128-row tile, or its half of the columns of a 64-row tile.
+    """A math warpgroup: 64 rows of a 128-row tile, or half of the columns of a 64-row tile.
 
-    PAIRED: that half is the gate's in one and the up side's in the other, as each side has its own scales along K.
+    PAIRED: that half is the gate's in one and the up projection's in the other, as each has its own scales along K.
     """
     BLOCK_SIZE_M: gl.constexpr = wg.BLOCK_SIZE_M
     SIDES: gl.constexpr = 2 if kind.GATED else 1
@@ -296,7 +289,7 @@ def math_warpgroup(wg, kind, output, ring, pair, work):
     never = work.N < 0
     following = expert_of_tile(gl.program_id(0), work, blocks, tiles_n, BLOCK_SIZE_M)
     for t in range(gl.program_id(0), blocks * tiles_n, work.programs):
-        # Whose the next tile is, is asked for now: the latency would show before that tile's first scales.
+        # The next tile's expert is loaded now: its latency would delay that tile's first scales.
         expert = following
         following = expert_of_tile(t + work.programs, work, blocks, tiles_n, BLOCK_SIZE_M)
         row, tile_n = swizzled_tile(t, blocks * BLOCK_SIZE_M, blocks, tiles_n, work.group_m, BLOCK_SIZE_M)
@@ -327,11 +320,11 @@ def grouped_warp_specialised(
 ):  # fmt: skip
     """out[place, N] = act(x[place, K] @ w[the block's expert, w_rows, K]^T) of rows sorted by expert (see sort_pairs).
 
-    x, w [experts * w_rows, K] and scales are tensor descriptors, and so is out, unless FEW: then a block is mostly
-    padding, and out a pointer. SCALES: `none`, `row` (w_scale [experts, w_rows]) or `block` (SCALE_BLOCK rows of w and
-    one K block; scales [K blocks, capacity] of x). ROW_SCALES: each row of the product is multiplied by its own.
-    GATED: w has the gate's N rows, then the up side's, and out is act(gate) * up; with scales by `block` it is
-    quantised, to 8 bits of at most TOP, with scales [groups of columns, capacity]. ACTIVATION: `none`, `silu`, `gelu`.
+    x, w [experts * w_rows, K] and scales are tensor descriptors; out is one too, or with FEW, if a block is mostly
+    padding, a pointer. SCALES: `none`, `row` (w_scale [experts, w_rows]) or `block` (SCALE_BLOCK rows of w and one K
+    block; scales [K blocks, capacity] of x). ROW_SCALES: each row of the product is multiplied by its own scale. GATED:
+    w has the gate's N rows, then the up projection's, and out is act(gate) * up; with `block` scales it is quantised to
+    8 bits, of at most TOP, with scales [groups of columns, capacity]. ACTIVATION: `none`, `silu`, `gelu`.
     """
     BITS: gl.constexpr = x.dtype.primitive_bitwidth
     kind: gl.constexpr = epilogue_kind(SCALES, ROW_SCALES, ACTIVATION, GATED, TOP, SCALE_BLOCK)

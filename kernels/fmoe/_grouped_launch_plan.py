@@ -1,6 +1,7 @@
-"""The launches of a call that sorts rows by expert first: places, rows there, product, activation, product, sum.
+"""The launches of a call over rows sorted by expert: places, gather, product, activation, product, sum.
 
-The launch of a product over rows sorted by expert: descriptors, constants, grid.
+`TmaLaunchStep` is a launch of the warp-specialised product with tensor descriptors (_grouped.py); the other steps are
+kernels of _sorted.py.
 """
 
 from collections.abc import Mapping
@@ -39,9 +40,17 @@ if TYPE_CHECKING:
 
 
 KERNEL = "gemmpipe.kernels.fmoe._grouped:grouped_warp_specialised"
-_FEW_ROWS = 16
+SORT_MODULE = "gemmpipe.kernels.fmoe._sorted"
+KERNELS = (
+    KERNEL,
+    *(f"{SORT_MODULE}:{name}" for name in ("count_pairs", "sort_pairs", "sorted_rows", "total_of_places")),
+)
+_FEW_ROWS = 16  # rows per copy of a block that is mostly padding
+_PAIRS_PER_COUNT = 1024  # per program of count_pairs
+_PAIRS_PER_SCAN = 8192  # per iteration of sort_pairs
+_MAX_PDL_PAIRS = 256
 Box = tuple[list[int], Any]
-"""Of what the copy engine moves: its sides, and its layout in shared memory."""
+"""A TMA box: its sides, and its shared-memory layout."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +60,7 @@ class TmaLaunchStep(LaunchStep):
     boxes: Mapping[str, Box]
 
     def build(self, dtypes: Mapping[str, str]) -> Build:
-        """The build of it, for all numbers of rows that fill their blocks alike (see few_rows)."""
+        """Its build, for all numbers of rows with the same `mostly_padding_rows`."""
         absent: dict[str, Scalar] = {p: None for p, t in self.tensors.items() if t is None}
         constants = {**absent, **self.constants}
         signature: dict[str, str] = {}
@@ -74,7 +83,7 @@ class TmaLaunchStep(LaunchStep):
         )
 
     def arguments(self, tensors: "Mapping[str, torch.Tensor | None]") -> dict[str, object]:
-        """As any step's, with descriptors: of rows one after the other, whatever they are grouped by."""
+        """As for other steps, with descriptors of the tensors as 2-D (experts' rows concatenated) or flat ones."""
         found = super().arguments(tensors)
         for name, (box, layout) in self.boxes.items():
             tensor: Any = found[name]
@@ -85,23 +94,23 @@ class TmaLaunchStep(LaunchStep):
 
 
 def mostly_padding_rows(spec: GemmSpec, block_m: int) -> bool:
-    """Whether blocks are mostly padding, which is then neither copied nor stored."""
+    """True if blocks are mostly padding, which is then neither copied nor stored."""
     experts = require_experts(spec)
     return 2 * spec.m * experts.topk < block_m * min(experts.count, spec.m * experts.topk)
 
 
 def quantises_in_epilogue(spec: GemmSpec, knobs: Knobs) -> bool:
-    """Whether the first product's kernel quantises h: where a tile holds both sides of a whole group of it."""
+    """True if the first product's kernel quantises h: a tile then has both sides of a whole group of its columns."""
     return bool(knobs.get(FUSED_ACT)) and require_experts(spec).gated and has_block_scales(spec)
 
 
 def unsplit_knobs(knobs: Knobs, stage: int) -> dict[str, Scalar]:
-    """A stage's knobs as the templates of Hopper's kernels want them: no tile is split."""
+    """A stage's knobs for the constraints of Hopper's kernels: without split-K."""
     return {**stage_knobs(knobs, stage), "NUM_KSPLIT": 1}
 
 
 def has_block_scales(spec: GemmSpec) -> bool:
-    """Whether scales vary along K."""
+    """True if scales vary along K."""
     return spec.w_scale is not None and spec.w_scale.granularity == "block"
 
 
@@ -118,14 +127,14 @@ def output_columns(spec: GemmSpec, knobs: Knobs, stage: int) -> int:
 
 
 def max_tiles(spec: GemmSpec, knobs: Knobs, stage: int) -> int:
-    """Tiles of the first or the second product, whatever the routing."""
+    """The most tiles of the first or the second product for any routing."""
     own = unsplit_knobs(knobs, stage)
     width = int_knob(own, "BLOCK_SIZE_N") // (2 if _joins_gate_and_up(spec, knobs, stage) else 1)
     return max_blocks(spec, int_knob(own, "BLOCK_SIZE_M")) * ceil_div(output_columns(spec, knobs, stage), width)
 
 
 def _joins_gate_and_up(spec: GemmSpec, knobs: Knobs, stage: int) -> bool:
-    """Whether a tile's columns are the gate's and the up side's, which it joins."""
+    """True if a tile has columns of the gate and of the up projection, which it combines."""
     return stage == 1 and bool(knobs.get(FUSED_ACT)) and require_experts(spec).gated
 
 
@@ -166,7 +175,7 @@ def grouped_product_step(spec: GemmSpec, knobs: Knobs, device: Device, stage: in
 
 
 def _has_row_scales(spec: GemmSpec, first: bool) -> bool:
-    """Whether each row of the product is multiplied by a number of its own: its x's scale, its share, or both."""
+    """True if each row of the product is multiplied by a scale of its own: that of x, the pair's share, or both."""
     experts = require_experts(spec)
     return not has_block_scales(spec) and (experts.quantised is not None or (first and experts.weight_first))
 
@@ -194,11 +203,10 @@ def _boxes(spec: GemmSpec, own: Knobs, *, gated: bool, few: bool, paired: bool) 
     m, n, k = (int_knob(own, f"BLOCK_SIZE_{axis}") for axis in "MNK")
     columns, out_bits = warpgroup_columns(own) // 2 if gated else epilogue_columns(own), bits if paired else 16
     ring = NVMMASharedLayout(swizzle_byte_width=SLOT_ROW_BYTES, element_bitwidth=bits, rank=2)
-    sides = (
-        warpgroup_columns(own) if paired else warpgroup_columns(own) // 2
-    )  # of a warpgroup: one side, or half of each
+    # A warpgroup's columns are of one side, or half of them of each.
+    side_columns = warpgroup_columns(own) if paired else warpgroup_columns(own) // 2
     x: Box = ([_FEW_ROWS if few else m, k], ring)
-    found = {"x": x, "w": ([sides if gated else n, k], ring), "scales": x}
+    found = {"x": x, "w": ([side_columns if gated else n, k], ring), "scales": x}
     if has_block_scales(spec):
         flat = NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
         found["scales"] = ([m], flat)
@@ -211,18 +219,8 @@ def _boxes(spec: GemmSpec, own: Knobs, *, gated: bool, few: bool, paired: bool) 
     return found
 
 
-SORT_MODULE = "gemmpipe.kernels.fmoe._sorted"
-_PAIRS_PER_COUNT = 1024  # pairs of a program that counts
-_PAIRS_PER_SCAN = 8192  # pairs that a program looks through at a time
-_MAX_PDL_PAIRS = 256  # pairs
-KERNELS = (
-    KERNEL,
-    *(f"{SORT_MODULE}:{name}" for name in ("count_pairs", "sort_pairs", "sorted_rows", "total_of_places")),
-)
-
-
 def grouped_scratch_shapes(spec: GemmSpec, knobs: Knobs) -> dict[str, TensorShape]:
-    """The tensors between the launches."""
+    """(shape, dtype) of the tensors between the launches, by name."""
     experts, capacity = require_experts(spec), row_capacity(spec, knobs)
     blocks = max_blocks(spec, int_knob(knobs, "BLOCK_SIZE_M"))
     found: dict[str, TensorShape] = {
@@ -248,7 +246,7 @@ def grouped_scratch_shapes(spec: GemmSpec, knobs: Knobs) -> dict[str, TensorShap
 
 
 def grouped_launch_steps(spec: GemmSpec, knobs: Knobs, device: Device, *, interpreted: bool) -> tuple[LaunchStep, ...]:
-    """The launches in their order; `interpreted`: for Triton's interpreter, whose bf16 and fp8 need help."""
+    """The launches in their order; `interpreted`: for Triton's interpreter, with bf16 and fp8 corrected."""
     experts, fused = require_experts(spec), bool(knobs.get(FUSED_ACT))
     found = [_count_step(spec, interpreted)] if count_chunks(spec) else []
     found += [_sort_step(spec, knobs, interpreted), _gather_step(spec, knobs, interpreted)]
@@ -260,7 +258,7 @@ def grouped_launch_steps(spec: GemmSpec, knobs: Knobs, device: Device, *, interp
 
 
 def count_chunks(spec: GemmSpec) -> int:
-    """In how many chunks pairs are counted by a launch of their own; 0: so few that each program counts them all."""
+    """The chunks of pairs that count_pairs counts; 0: no such launch, each program of sort_pairs counts all pairs."""
     pairs = spec.m * require_experts(spec).topk
     return ceil_div(pairs, _PAIRS_PER_COUNT) if pairs > 4 * _PAIRS_PER_COUNT else 0
 
@@ -306,7 +304,7 @@ def _sort_step(spec: GemmSpec, knobs: Knobs, interpreted: bool) -> LaunchStep:
 
 
 def _gather_step(spec: GemmSpec, knobs: Knobs, interpreted: bool) -> LaunchStep:
-    """x to its places, quantised on the way."""
+    """Copies x's rows to their places, quantised."""
     experts = require_experts(spec)
     own: dict[str, Scalar] = {"TOPK": experts.topk, "SORTED": False, "ACTIVATION": "none", "GATED": False}
     shares = "shares" if experts.weight_first else None
@@ -314,14 +312,14 @@ def _gather_step(spec: GemmSpec, knobs: Knobs, interpreted: bool) -> LaunchStep:
 
 
 def _activate_step(spec: GemmSpec, knobs: Knobs, interpreted: bool) -> LaunchStep:
-    """h, of what the first product left in `wide`."""
+    """Computes h from the first product in `wide`."""
     experts = require_experts(spec)
-    left = not knobs.get(FUSED_ACT)
+    unfused = not knobs.get(FUSED_ACT)
     own: dict[str, Scalar] = {
         "TOPK": 1,
         "SORTED": True,
-        "ACTIVATION": experts.activation if left else "none",
-        "GATED": left and experts.gated,
+        "ACTIVATION": experts.activation if unfused else "none",
+        "GATED": unfused and experts.gated,
     }
     return _sorted_rows_step(
         spec, knobs, ("wide", "inner", None), spec.m * experts.topk, experts.inner, own, interpreted
@@ -337,7 +335,7 @@ def _sorted_rows_step(
     own: Mapping[str, Scalar],
     interpreted: bool,
 ) -> LaunchStep:
-    """`names`: what is read, what is written, and the shares that its scales are multiplied by."""
+    """`names`: the tensors that are read and written, and the shares that the written scales are multiplied by."""
     quantised = require_experts(spec).quantised
     x, out, shares = names
     group, groups = quantisation_groups(quantised, columns)
@@ -384,10 +382,10 @@ def _total_step(spec: GemmSpec, interpreted: bool) -> LaunchStep:
 
 
 def _pdl_options(spec: GemmSpec, warps: int) -> dict[str, Scalar]:
-    """Of a launch that, where there is little to do, may begin while the one before ends (see _sorted.take_turns).
+    """Options of a launch; with few pairs it may overlap the previous one (see _sorted.gdc_wait_and_launch).
 
-    Qwen3-30B's experts on an H200 (2026-11-21): at 1 token 28.8 us in all, 29.4 where each waits for the end of the one
-    before; but at 1024 tokens 231 and 227, at 4096 535 and 531.
+    Qwen3-30B's experts on an H200 (2026-11-21): at 1 token 28.8 us in all, 29.4 without overlap; but at 1024 tokens 231
+    and 227, at 4096 535 and 531.
     """
     overlap: dict[str, Scalar] = {"launch_pdl": True} if spec.m * require_experts(spec).topk <= _MAX_PDL_PAIRS else {}
     return {**overlap, "num_warps": warps}

@@ -1,4 +1,4 @@
-"""Device functions: who computes which rows, the grouped product of both stages, the activation, the sum."""
+"""Device functions of fused experts: sorting of pairs, grouped product of both stages, activation, sum."""
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -13,10 +13,10 @@ def align(
     ids_ptr, pairs_ptr, owners_ptr, blocks_ptr, pairs, experts,
     BLOCK_SIZE_M: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Sort pairs (row * topk + place) by expert, each expert's padded with `pairs` to whole blocks of BLOCK_SIZE_M.
+    """Sort pairs (row * topk + choice) by expert, each expert's padded with `pairs` to whole blocks of BLOCK_SIZE_M.
 
-    One program an expert: it counts all pairs to know where its own begin, then writes them in their order, and
-    itself as the owner of its blocks. blocks_ptr gets how many blocks there are.
+    One program per expert: it counts all pairs for the offset of its own, writes them in their order, and its number
+    as the owner of its blocks. blocks_ptr gets the number of blocks.
     """
     expert = tl.program_id(0)
     bins = tl.arange(0, BINS)
@@ -46,7 +46,7 @@ def align(
 
 @triton.jit
 def activation(value, NAME: tl.constexpr):
-    """silu, gelu (the exact one) or nothing, of fp32 values."""
+    """silu, gelu (exact, by erf) or the identity of fp32 values."""
     if NAME == "silu":
         value = value / (1 + tl.exp(-value))
     if NAME == "gelu":
@@ -56,7 +56,7 @@ def activation(value, NAME: tl.constexpr):
 
 @triton.jit
 def round_to(value, TO: tl.constexpr, INTERPRETED: tl.constexpr):
-    """fp32 in another type, to nearest even; Triton's interpreter cuts off to bf16 and loses carries to fp8."""
+    """fp32 in another type, to nearest even; Triton's interpreter truncates to bf16 and loses carries to fp8."""
     if INTERPRETED and tl.float16 != TO:
         DROPPED: tl.constexpr = 16 if tl.bfloat16 == TO else 20
         bits = value.to(tl.int32, bitcast=True)
@@ -67,7 +67,7 @@ def round_to(value, TO: tl.constexpr, INTERPRETED: tl.constexpr):
 
 @triton.jit
 def load_block_rows(pairs_ptr, owners_ptr, block, pairs, BLOCK_SIZE_M: tl.constexpr, TOPK: tl.constexpr):
-    """(whose a block of rows is, its pairs, which of them are no padding, their rows of x)."""
+    """(expert of a block of rows, its pairs, mask of those that are no padding, their rows of x)."""
     expert = tl.load(owners_ptr + block).to(tl.int64)
     pair = tl.load(pairs_ptr + block * BLOCK_SIZE_M + tl.arange(0, BLOCK_SIZE_M))
     real = pair < pairs
@@ -76,7 +76,7 @@ def load_block_rows(pairs_ptr, owners_ptr, block, pairs, BLOCK_SIZE_M: tl.conste
 
 @triton.jit
 def block_scale_pointers(x_scale_ptr, w_scale_ptr, expert, rows, columns, N, K, w_rows, GROUP: tl.constexpr):
-    """Where the scales along K begin: of rows of x, of columns of the expert's gate and of its up side."""
+    """Pointers to the first scales along K: of rows of x, of columns of the expert's gate and of its up projection."""
     groups = tl.cdiv(K, GROUP)
     x_scales = x_scale_ptr + rows * groups
     w_scale_ptr += expert * tl.cdiv(w_rows, GROUP) * groups
@@ -87,7 +87,7 @@ def block_scale_pointers(x_scale_ptr, w_scale_ptr, expert, rows, columns, N, K, 
 def scaled_dot(
     x, w, acc, x_scale_ptrs, w_scale_ptrs, SCALES: tl.constexpr, UNIFORM: tl.constexpr, INTERPRETED: tl.constexpr
 ):
-    """acc + x @ w, with this K block's scales where they vary along K; UNIFORM: one for all columns of w."""
+    """acc + x @ w, times this K block's scales if SCALES is `block`; UNIFORM: one scale for all columns of w."""
     if INTERPRETED and x.dtype == tl.bfloat16:  # Triton's interpreter multiplies bf16 as raw integers
         x, w = x.to(tl.float32), w.to(tl.float32)
     if SCALES == "block":
@@ -106,7 +106,7 @@ def apply_epilogue(
     gate, up, x_scale_ptr, w_scale_ptr, shares_ptr, pair, real, rows, w_row, columns, N,
     SCALES: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
-    """The sums with the scales of whole rows and the pairs' shares, activated; GATED: act(gate) * up."""
+    """The sums times the scales of whole rows and the pairs' shares, activated; GATED: act(gate) * up."""
     if SCALES == "row":
         x_scale = tl.load(x_scale_ptr + rows)[:, None]
         w_scale_ptr += w_row
@@ -140,11 +140,11 @@ def routed(
     SCALES: tl.constexpr, GROUP: tl.constexpr, UNIFORM: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
     EVEN_K: tl.constexpr, CACHE: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """out[pair, N] = x[pair // TOPK, K] @ w[the pair's expert, N, K]^T, times the pair's share where there are shares.
+    """out[pair, N] = x[pair // TOPK, K] @ w[the pair's expert, N, K]^T, times the pair's share if there are shares.
 
     Blocks of rows are those of `align`. SCALES: `none`, `row` (x_scale [rows], w_scale [E, w_rows]) or `block` (GROUP
-    wide along K, and along N for w; UNIFORM: never two of them along N in a tile). out is activated (ACTIVATION, or
-    `none`); GATED: w has 2 * N rows, the gate's then the up side's, and out is act(gate) * up.
+    wide along K, and along N for w; UNIFORM: one of them along N per tile). out is activated (ACTIVATION, or `none`);
+    GATED: w has 2 * N rows, the gate's then the up projection's, and out is act(gate) * up.
     """
     blocks, tiles_n = tl.load(blocks_ptr), tl.cdiv(N, BLOCK_SIZE_N)
     if tl.program_id(0) >= blocks * tiles_n:
@@ -187,7 +187,7 @@ def activate(
     x_ptr, out_ptr, scale_ptr, columns, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
     GROUPS: tl.constexpr, GROUP: tl.constexpr, TOP: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """out[row, columns] = act(x[row, :columns]), times x[row, columns:] when GATED, quantised where there are scales.
+    """out[row, columns] = act(x[row, :columns]), times x[row, columns:] when GATED, quantised if scale_ptr is given.
 
     A program takes GROUPS groups of GROUP columns of one row; a scale is its group's largest magnitude over TOP.
     """

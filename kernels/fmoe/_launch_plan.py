@@ -1,4 +1,4 @@
-"""The launches that one call is made of: who is sorted, multiplied, activated and summed, with which build."""
+"""The launches of one call of the fused experts: sort, product, activation, product, sum, with their builds."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,13 +19,14 @@ KERNELS = ("align", "routed", "activate", "total")
 _PAIRS_PER_CHUNK = 4096
 COLUMNS_PER_PROGRAM = 1024
 FP8_MAX = {"float8_e4m3fn": 448.0, "float8_e4m3fnuz": 240.0}
+"""The greatest value of each fp8 format."""
 INT, FP32 = "int32", "float32"
-_SIZES = ("N", "K", "columns")  # parameters that a build may count on to be multiples of 16
+_SIZES = ("N", "K", "columns")  # parameters that a build may assume to be multiples of 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchStep:
-    """One launch: `tensors` name what stands behind each pointer parameter, None for one that this build leaves out."""
+    """One launch: `tensors` maps pointer parameters to names of tensors, None for one that this build leaves out."""
 
     kernel: str
     module: str = MODULE
@@ -36,7 +37,7 @@ class LaunchStep:
     options: Mapping[str, Scalar] = field(default_factory=lambda: {"num_warps": 4})
 
     def build(self, dtypes: Mapping[str, str]) -> Build:
-        """The build of it; `dtypes` are the tensors'."""
+        """Its build; `dtypes` are the tensors'."""
         pointers = {p: f"*{TRITON_TYPES.get(dtypes[t], 'i32')}" if t else "constexpr" for p, t in self.tensors.items()}
         aligned = tuple(name for name in _SIZES if self.integers.get(name, 1) % 16 == 0)
         return make_build(
@@ -44,19 +45,19 @@ class LaunchStep:
         )
 
     def arguments(self, tensors: "Mapping[str, torch.Tensor | None]") -> dict[str, object]:
-        """What every parameter that is no constant gets, of all tensors of the call."""
+        """The value of every parameter that is no constant, from all tensors of the call."""
         return {**{p: tensors[t] for p, t in self.tensors.items() if t is not None}, **self.integers}
 
 
 def max_blocks(spec: GemmSpec, block_m: int) -> int:
-    """The most blocks of rows that any routing makes: every expert may leave one unfilled."""
+    """The most blocks of rows that any routing makes: every expert may have one partial block."""
     experts = require_experts(spec)
     pairs = spec.m * experts.topk
     return min(pairs, (pairs + min(experts.count, pairs) * (block_m - 1)) // block_m)
 
 
 def scratch_shapes(spec: GemmSpec, knobs: Knobs) -> dict[str, TensorShape]:
-    """The tensors between the launches."""
+    """(shape, dtype) of the tensors between the launches, by name."""
     experts = require_experts(spec)
     blocks, block_m, pairs = max_blocks(spec, _size(knobs, "M")), _size(knobs, "M"), spec.m * experts.topk
     found: dict[str, TensorShape] = {
@@ -79,14 +80,14 @@ def scratch_shapes(spec: GemmSpec, knobs: Knobs) -> dict[str, TensorShape]:
 
 
 def dtypes_of(spec: GemmSpec, between: Mapping[str, TensorShape]) -> dict[str, str]:
-    """The dtype of every tensor that a step may name, of those between the launches too."""
+    """The dtype of every tensor that a step may name, including those `between` the launches."""
     given = {"x": spec.x_dtype, "w": spec.w_dtype, "w2": spec.w_dtype, "out": spec.out_dtype, "ids": INT}
     given |= dict.fromkeys(("w_scale", "w2_scale", "shares"), FP32)
     return given | {name: dtype for name, (_, dtype) in between.items()}
 
 
 def launch_steps(spec: GemmSpec, knobs: Knobs, *, interpreted: bool) -> tuple[LaunchStep, ...]:
-    """The launches in their order; `interpreted`: for Triton's interpreter, whose bf16 and fp8 need help."""
+    """The launches in their order; `interpreted`: for Triton's interpreter, with bf16 and fp8 corrected."""
     experts = require_experts(spec)
     quantised, fused = experts.quantised, bool(knobs.get(FUSED_ACT))
     pairs = spec.m * experts.topk
@@ -105,6 +106,7 @@ def launch_steps(spec: GemmSpec, knobs: Knobs, *, interpreted: bool) -> tuple[La
 
 
 def align_step(spec: GemmSpec, knobs: Knobs) -> LaunchStep:
+    """Sorts pairs by expert."""
     experts = require_experts(spec)
     pairs = spec.m * experts.topk
     chunk = min(_PAIRS_PER_CHUNK, max(128, next_power_of_2(pairs)))
@@ -119,7 +121,7 @@ def align_step(spec: GemmSpec, knobs: Knobs) -> LaunchStep:
 
 
 def histogram_bins(spec: GemmSpec) -> int:
-    """A bin an expert, one for pairs of no expert, and as many bins as a warp has threads at least."""
+    """One bin per expert and one for pairs of no expert, rounded up to a power of two from 64 on (an AMD warp)."""
     return max(64, next_power_of_2(require_experts(spec).count + 1))
 
 
@@ -201,6 +203,7 @@ def activate_step(
     gated: bool,
     interpreted: bool,
 ) -> LaunchStep:
+    """Activates and quantises rows: from tensor `x` to `out` of `sizes` (rows, columns)."""
     rows, columns = sizes
     group, groups = quantisation_groups(quantised, columns)
     return LaunchStep(
@@ -221,13 +224,14 @@ def activate_step(
 
 
 def quantisation_groups(quantised: Scaling | None, columns: int) -> tuple[int, int]:
-    """(columns that share a scale, how many such groups a program takes)."""
+    """(columns per scale, such groups per program)."""
     if quantised is not None and quantised.granularity == "row":
         return next_power_of_2(columns), 1
     return 128, min(COLUMNS_PER_PROGRAM // 128, next_power_of_2(ceil_div(columns, 128)))
 
 
 def total_step(spec: GemmSpec, interpreted: bool) -> LaunchStep:
+    """Adds up each row's parts."""
     block = min(COLUMNS_PER_PROGRAM, next_power_of_2(spec.n))
     return LaunchStep(
         kernel="total",

@@ -1,4 +1,4 @@
-"""Device functions of rows sorted by expert: where a pair's row lies, rows brought there, rows activated, the sum."""
+"""Device functions of rows sorted by expert: places of pairs, rows copied there, rows activated, the sum."""
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -11,7 +11,7 @@ from gemmpipe.kernels.fmoe._kernel import activation, round_to
 
 @triton.jit
 def gdc_wait_and_launch(INTERPRETED: tl.constexpr):
-    """Programmatic dependent launch: the kernel before has ended; the one after may take the room that there is."""
+    """Programmatic dependent launch: wait for the previous kernel's end; the next one may start."""
     if not INTERPRETED:
         gdc_wait()
         gdc_launch_dependents()
@@ -19,7 +19,7 @@ def gdc_wait_and_launch(INTERPRETED: tl.constexpr):
 
 @triton.jit
 def count_chunk(ids_ptr, places_ptr, begin, pairs, experts, writes, BINS: tl.constexpr, CHUNK: tl.constexpr):
-    """How many of CHUNK pairs each expert has; where it `writes`, -1 as the place of those that nobody here has."""
+    """The number of pairs of each expert in a chunk; with `writes`, stores -1 as the place of pairs of other ranks."""
     at = begin + tl.arange(0, CHUNK)
     ids = tl.load(ids_ptr + at, mask=at < pairs, other=-1)
     bin_of = tl.where((ids >= 0) & (ids < experts), ids, BINS - 1)
@@ -33,7 +33,7 @@ def count_pairs(
     ids_ptr, places_ptr, counts_ptr, pairs, experts,
     BINS: tl.constexpr, CHUNK: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """counts[chunk, expert] of chunks of CHUNK pairs: where each of sort_pairs' programs would count long."""
+    """counts[chunk, expert] of chunks of CHUNK pairs, if these are many: else each program of sort_pairs counts all."""
     gdc_wait_and_launch(INTERPRETED)
     chunk = tl.program_id(0)
     counts = count_chunk(ids_ptr, places_ptr, chunk * CHUNK, pairs, experts, True, BINS, CHUNK)
@@ -45,11 +45,11 @@ def sort_pairs(
     ids_ptr, places_ptr, counts_ptr, owners_ptr, rows_ptr, blocks_ptr, pairs, experts, chunks,
     BLOCK_SIZE_M: tl.constexpr, BINS: tl.constexpr, CHUNK: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Give every pair (row * topk + choice) its place among rows sorted by expert; -1 where nobody here is its expert.
+    """places[pair] of every pair (row * topk + choice): its row among rows sorted by expert; -1 if no expert here.
 
-    An expert's rows begin a block of BLOCK_SIZE_M. owners_ptr and rows_ptr get each block's expert and how many rows
-    it has, blocks_ptr how many blocks there are. One program an expert; to know where its own pairs begin it adds up
-    what count_pairs counted in so many chunks, or counts all pairs itself where there is nothing counted.
+    An expert's rows begin a block of BLOCK_SIZE_M. owners_ptr and rows_ptr get each block's expert and number of rows,
+    blocks_ptr the number of blocks. One program per expert; for the offset of its own pairs it adds up the `chunks`
+    counts of count_pairs, or without them (counts_ptr is None) counts all pairs itself.
     """
     gdc_wait_and_launch(INTERPRETED)
     expert = tl.program_id(0)
@@ -89,9 +89,9 @@ def sorted_rows(
 ):  # fmt: skip
     """out[place, columns] = act(x[row, :columns]), times x[row, columns:] when GATED, for each of the row's pairs.
 
-    SORTED: x's rows are at their places already, and a program takes a pair's; else it takes a row of x with its TOPK
-    pairs. A program takes GROUPS groups of GROUP columns; QUANTISED: a group's scale, its largest magnitude over TOP,
-    goes to scale[group, place], times the pair's share where there are shares. Shares alone are one scale a row.
+    SORTED: x's rows are at their places already, and a program takes one pair's; else it takes a row of x with its TOPK
+    pairs. A program takes GROUPS groups of GROUP columns. QUANTISED: a group's scale, its largest magnitude over TOP,
+    is stored at scale[group, place], times the pair's share if there are shares. Shares alone are one scale per row.
     """
     gdc_wait_and_launch(INTERPRETED)
     row = tl.program_id(0)
@@ -131,7 +131,7 @@ def sorted_rows(
 def total_of_places(
     parts_ptr, shares_ptr, places_ptr, out_ptr, N, TOPK: tl.constexpr, BLOCK: tl.constexpr, INTERPRETED: tl.constexpr
 ):
-    """out[row, N] = the sum of the parts [places, N] of the row's TOPK pairs, times their shares where there are."""
+    """out[row, N] = the sum of the parts [places, N] of the row's TOPK pairs, times their shares if there are any."""
     gdc_wait_and_launch(INTERPRETED)
     row = tl.program_id(0)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

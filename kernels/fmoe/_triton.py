@@ -1,6 +1,7 @@
-"""The fused experts in Triton: knobs of both stages, what fits where, the launches in a row.
+"""The fused experts in Triton: knobs of both stages, constraints, builds.
 
-Implementations of which a call is several launches in a row, with scratch between them.
+`MultiLaunchImplementation` is the base of all implementations of the experts: a call is several launches in order,
+with scratch tensors between them.
 """
 
 from abc import abstractmethod
@@ -35,10 +36,12 @@ if TYPE_CHECKING:
 
 
 LaunchPlan = tuple[tuple[LaunchStep, Build], ...]
+_NEUTRAL: Mapping[str, Scalar] = {"GROUP_SIZE_M": 1, "cache_modifier": ""}
+_AXES = (*REQUIRED_AXES, *_NEUTRAL, FUSED_ACT, *AMD_KNOBS, KERNEL_TYPE, *STAGE2_KNOBS)
 
 
 def canonical_knobs(spec: GemmSpec, knobs: Knobs) -> dict[str, Scalar]:
-    """The knobs without what says the same as not being there."""
+    """The knobs without those equal to their default."""
     kept = {name: value for name, value in knobs.items() if name != FUSED_ACT or value}
     if spec.m * require_experts(spec).topk == 1:
         kept["GROUP_SIZE_M"] = 1  # one row of tiles has one order
@@ -49,10 +52,10 @@ def canonical_knobs(spec: GemmSpec, knobs: Knobs) -> dict[str, Scalar]:
 
 
 def padding_reason(spec: GemmSpec, knobs: Knobs) -> str | None:
-    """`rule: detail` where tiles are mostly padding, in rows or in either product's columns; None elsewhere."""
+    """`rule: detail` if tiles are mostly padding, in rows or in either product's columns, or None."""
     m = int_knob(knobs, "BLOCK_SIZE_M")
     if m > WGMMA_M and m >= 2 * next_power_of_2(spec.m):
-        return f"tile beyond the problem: {m} rows for {spec.m} an expert at most"
+        return f"tile beyond the problem: {m} rows for at most {spec.m} per expert"
     for stage, columns in ((1, require_experts(spec).w1_rows), (2, spec.n)):
         n = int_knob(stage_knobs(knobs, stage), "BLOCK_SIZE_N")
         if n > WGMMA_M and n >= 2 * next_power_of_2(columns):
@@ -60,8 +63,14 @@ def padding_reason(spec: GemmSpec, knobs: Knobs) -> str | None:
     return None
 
 
+def name_suffix(knobs: Knobs) -> str:
+    """The part of a kernel's name for a fused activation and for knobs of the second stage."""
+    fused = "_fused" if knobs.get(FUSED_ACT) else ""
+    return fused + ("_apart" if any(name in knobs for name in STAGE2_KNOBS) else "")
+
+
 class MultiLaunchImplementation(Implementation):
-    """Says its launches and what lies between them."""
+    """An implementation with several launches per call and scratch tensors between them."""
 
     @abstractmethod
     def launch_plan(self, spec: GemmSpec, knobs: Knobs, device: Device) -> LaunchPlan:
@@ -69,12 +78,12 @@ class MultiLaunchImplementation(Implementation):
 
     @abstractmethod
     def scratch(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, TensorShape]:
-        """The tensors between the launches."""
+        """(shape, dtype) of the tensors between the launches, by name."""
 
     def library_calls(
         self, spec: GemmSpec, tensors: "Mapping[str, torch.Tensor | None]"
     ) -> "list[Callable[[], object]]":
-        """Calls of libraries that follow the launches, on the tensors of the call by name."""
+        """Library calls after the launches, on the tensors of the call by name."""
         return []
 
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
@@ -84,7 +93,7 @@ class MultiLaunchImplementation(Implementation):
     def bind(
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
     ) -> Launch:
-        """The launches in a row; what lies between them is the current stream's scratch."""
+        """The launches in order; the tensors between them are the current stream's scratch."""
         ids, shares = routing(inputs)
         weights = prepared.weights
         tensors: dict[str, torch.Tensor | None] = {"x": inputs.x, "ids": ids, "shares": shares, "out": out}
@@ -104,34 +113,30 @@ class MultiLaunchImplementation(Implementation):
         return launch
 
 
-_NEUTRAL: Mapping[str, Scalar] = {"GROUP_SIZE_M": 1, "cache_modifier": ""}
-_AXES = (*REQUIRED_AXES, *_NEUTRAL, FUSED_ACT, *AMD_KNOBS, KERNEL_TYPE, *STAGE2_KNOBS)
-
-
 @dataclass(frozen=True, kw_only=True)
 class FusedExperts(MultiLaunchImplementation):
-    """`triton`: sort by expert, product, activation, product, sum; fp8 operands are quantised on the way.
+    """`triton`: sort by expert, product, activation, product, sum; fp8 operands are quantised between.
 
-    Without FUSED_ACT and knobs of the second stage's own it has the form of vLLM's and SGLang's kernel.
+    Without FUSED_ACT and own knobs of the second stage it has the form of vLLM's and SGLang's kernel.
     """
 
     label = "triton"
 
     def check(self, space: "Space") -> None:
-        """Raises UserError for an axis that is no knob of these kernels, a missing one, or a value out of range."""
+        """Raises UserError for an unknown axis, one that is missing, or a value out of range."""
         check_axes(space, _AXES)
 
     def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...]:
-        """The axes that it knows."""
+        """The axes that these kernels have."""
         return _AXES
 
     def configs(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
-        """The space's points. Raises UserError for an axis that is no knob of these kernels, or one that is missing."""
+        """The space's configs. Raises UserError as `check` does."""
         self.check(space)
         return space.configs({**space_facts(spec, device), KERNEL_TYPE: "plain"})
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
-        """Drop what this vendor's compiler ignores, and what says the same as not being there."""
+        """Drops knobs that this vendor's compiler ignores or that are equal to their default."""
         kept = {**_NEUTRAL, **{name: value for name, value in knobs.items() if value is not None}}
         if device.vendor != "amd":
             kept = {name: value for name, value in kept.items() if name not in AMD_KNOBS}
@@ -146,14 +151,14 @@ class FusedExperts(MultiLaunchImplementation):
         if experts is None:
             return "experts: this kernel computes routed products alone"
         if not knobs.get(FUSED_ACT) and FUSED_ACT in knobs:
-            return f"fused activation: {knobs[FUSED_ACT]!r}, expected true or nothing"
+            return f"fused activation: {knobs[FUSED_ACT]!r}, expected true or no value"
         for stage in (1, 2):
             own = stage_knobs(knobs, stage)
-            if reason := self._stage_misfit(spec, experts, own, device, stage, fused=bool(knobs.get(FUSED_ACT))):
+            if reason := self._stage_violation(spec, experts, own, device, stage, fused=bool(knobs.get(FUSED_ACT))):
                 return f"{reason} (stage {stage})"
         return None
 
-    def _stage_misfit(
+    def _stage_violation(
         self, spec: GemmSpec, experts: Experts, knobs: Knobs, device: Device, stage: int, *, fused: bool
     ) -> str | None:
         block = spec.w_scale is not None and spec.w_scale.granularity == "block"
@@ -170,17 +175,17 @@ class FusedExperts(MultiLaunchImplementation):
         return tile_violation(plain, wide, device, accumulators=2 if block else 1, parts=False)
 
     def dominated_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
-        """Blocks that are mostly padding: no expert gets more rows than there are."""
+        """`rule: detail` for blocks that are mostly padding (an expert gets M rows at most), or None."""
         return padding_reason(spec, knobs)
 
     def default_config(self, spec: GemmSpec, device: Device) -> Knobs | None:
-        """Few rows an expert: small blocks, as the weights' traffic is all; many: tiles that feed the matrix units."""
+        """Few rows per expert: small blocks, as traffic is weights only; many: tiles for full matrix throughput."""
         rows = int(str(space_facts(spec, device)["rows"]))
-        eight = spec.w_dtype.startswith("float8")
+        fp8 = spec.w_dtype.startswith("float8")
         knobs: Knobs = {
             "BLOCK_SIZE_M": 16 if rows <= 16 else 64,
             "BLOCK_SIZE_N": 64 if rows <= 16 else 128,
-            "BLOCK_SIZE_K": 128 if eight else 64,
+            "BLOCK_SIZE_K": 128 if fp8 else 64,
             "num_warps": 4,
             "num_stages": 2 if device.vendor == "amd" else 3,
         }
@@ -196,19 +201,16 @@ class FusedExperts(MultiLaunchImplementation):
 
     def kernel_name(self, knobs: Knobs) -> str:
         """`experts@3fa9c1d2`, `experts_fused@...`, `experts_apart@...`, `experts_fused_apart@...`."""
-        words = ("_fused" if knobs.get(FUSED_ACT) else "") + (
-            "_apart" if any(name in knobs for name in STAGE2_KNOBS) else ""
-        )
-        return f"experts{words}@{digest([kernel_hash(f'{MODULE}:{kernel}') for kernel in KERNELS])[:8]}"
+        return f"experts{name_suffix(knobs)}@{digest([kernel_hash(f'{MODULE}:{kernel}') for kernel in KERNELS])[:8]}"
 
     def interpreted(self) -> bool:
-        """Whether the kernels run under Triton's interpreter."""
+        """True if the kernels run under Triton's interpreter."""
         return is_interpreted(find_kernel(f"{MODULE}:routed"))
 
 
 @lru_cache(maxsize=4096)
 def _planned(spec: GemmSpec, items: tuple[tuple[str, Scalar], ...], interpreted: bool) -> LaunchPlan:
-    """The launches with their builds: a running program asks for the same ones in each call."""
+    """The launches with their builds, cached: a running program makes the same call repeatedly."""
     knobs = dict(items)
     dtypes = dtypes_of(spec, scratch_shapes(spec, knobs))
     return tuple((step, step.build(dtypes)) for step in launch_steps(spec, knobs, interpreted=interpreted))

@@ -36,18 +36,18 @@ def package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModuleT
         yield module
 
 
-def _spec(family: str, m: int, n: int, k: int, **words: object) -> GemmSpec:
+def _spec(family: str, m: int, n: int, k: int, **options: object) -> GemmSpec:
     key = {"B": 3} if family.startswith("batched") else {}
-    key |= {name: words.pop(name) for name in ("bpreshuffle",) if name in words}
-    given = {"dtype": None, "out_dtype": None, "bias": None, **words}
+    key |= {name: options.pop(name) for name in ("bpreshuffle",) if name in options}
+    given = {"dtype": None, "out_dtype": None, "bias": None, **options}
     defaults = KernelDefaults(**given)  # type: ignore[arg-type]
     found = load_family(family)
     return found.spec(make_problem(found, {"M": m, "N": n, "K": k, **key}, defaults, "gfx942", "test"))
 
 
-def _mixture(**words: object) -> GemmSpec:
+def _mixture(**options: object) -> GemmSpec:
     family = load_family("fmoe")
-    cells = {"token": 9, "model_dim": 128, "inter_dim": 128, "expert": 5, "topk": 2, **words}
+    cells = {"token": 9, "model_dim": 128, "inter_dim": 128, "expert": 5, "topk": 2, **options}
     defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
     return family.spec(make_problem(family, cells, defaults, "gfx942", "test"))
 
@@ -63,7 +63,7 @@ def _error(family: str, spec: GemmSpec, implementation: Implementation, knobs: K
 
 
 @pytest.mark.parametrize(
-    ("family", "words"),
+    ("family", "options"),
     [
         ("a16w16", {}),
         ("a16w16", {"dtype": "float16", "bias": True, "out_dtype": "float32"}),
@@ -71,12 +71,12 @@ def _error(family: str, spec: GemmSpec, implementation: Implementation, knobs: K
         ("a16w16_atomic", {}),
     ],
 )
-def test_hipblaslts_solutions(family: str, words: dict[str, object], package: ModuleType, device: Device) -> None:
-    backend, spec = HipblasLt(), _spec(family, 5, 48, 64, **words)
+def test_hipblaslts_solutions(family: str, options: dict[str, object], package: ModuleType, device: Device) -> None:
+    backend, spec = HipblasLt(), _spec(family, 5, 48, 64, **options)
     assert backend.unavailable(device) is None
     points = list(backend.configs(spec, device, NO_SPACE))
     assert points == [{"solidx": 21434}, {"solidx": 7}]
-    assert backend.unsupported_reason(spec, {"solidx": -1}, device) is None, "what the library proposes"
+    assert backend.unsupported_reason(spec, {"solidx": -1}, device) is None, "the library's own choice"
     for knobs in points:
         assert backend.unsupported_reason(spec, knobs, device) is None
         assert _error(family, spec, backend, knobs, device) == 0
@@ -86,7 +86,7 @@ def test_hipblaslts_solutions(family: str, words: dict[str, object], package: Mo
 
 
 CASES = [
-    # family, words, gfx, how many candidates of each library
+    # family, options, gfx, how many candidates of each library
     ("a16w16", {}, "gfx942", {"asm": 5 + 1}),  # K / 64 = 6 splits at most, 2 to 6; and the kernel that does not split
     ("a16w16", {"bias": True, "out_dtype": "float32"}, "gfx942", {"asm": 5 + 1}),
     ("a16w16", {"bpreshuffle": True}, "gfx942", {"asm": 5 + 1}),
@@ -104,10 +104,10 @@ CASES = [
 
 
 @pytest.mark.parametrize("rows", [5, 32])
-@pytest.mark.parametrize(("family", "words", "gfx", "counts"), CASES)
+@pytest.mark.parametrize(("family", "options", "gfx", "counts"), CASES)
 @pytest.mark.usefixtures("package")
-def test_aiters_kernels(family: str, words: dict[str, object], gfx: str, counts: dict[str, int], rows: int) -> None:
-    spec, device = _spec(family, rows, 256, 384, **words), pretended(gfx)
+def test_aiters_kernels(family: str, options: dict[str, object], gfx: str, counts: dict[str, int], rows: int) -> None:
+    spec, device = _spec(family, rows, 256, 384, **options), pretended(gfx)
     fitting = {}
     for implementation in Aiter().implementations(load_family(family)):
         assert implementation.unavailable(device) is None
@@ -149,7 +149,7 @@ def test_assembly_is_chosen_by_name_and_splits(device: Device) -> None:
     assert _error("a16w16", spec, Asm(), {"kernelName": "", "NUM_KSPLIT": 0}, device) == 0
     assert CALLS == [("gemm_a16w16_asm", ("bf16_32x64_splitk", 4, False)), ("gemm_a16w16_asm", (None, None, False))]
     wide = _spec("a16w16", 4096, 4096, 384)
-    for case, name, splits, said in (
+    for case, name, splits, reason in (
         (spec, "bf16_999x9", 1, "kernel: this version of aiter has no bf16_999x9"),
         (spec, "bf16_64x64_bshuffle_splitk", 2, "reads another layout of the weight"),
         (spec, "bf16_32x64_clean", 2, "splits: bf16_32x64_clean does not split K"),
@@ -157,7 +157,7 @@ def test_assembly_is_chosen_by_name_and_splits(device: Device) -> None:
         (wide, "bf16_32x64_splitk", 2, "grid: 8192 tiles with K split, at most 1024"),
         (_spec("a16w16", 5, 256, 32), "", 1, "alignment: N=256 and K=32 must be multiples of 64"),
     ):
-        assert said in str(Asm().unsupported_reason(case, {"kernelName": name, "NUM_KSPLIT": splits}, device))
+        assert reason in str(Asm().unsupported_reason(case, {"kernelName": name, "NUM_KSPLIT": splits}, device))
 
 
 def test_without_a_list_of_kernels_assembly_is_aiters_own_choice(package: ModuleType, device: Device) -> None:
@@ -166,7 +166,7 @@ def test_without_a_list_of_kernels_assembly_is_aiters_own_choice(package: Module
     assert points == [{"kernelName": "", "NUM_KSPLIT": n} for n in (1, 2, 3, 4, 6, 8, 12, 16)]
 
 
-def test_fp4_scales_lie_as_aiters_shuffle_puts_them() -> None:
+def test_fp4_scales_have_the_layout_of_aiters_shuffle() -> None:
     scales = torch.randint(0, 250, (300, 20), dtype=torch.uint8)
     made = shuffled_scales(scales.view(torch.float8_e8m0fnu)).view(torch.uint8)
     assert made.shape == (512, 24)
@@ -176,21 +176,21 @@ def test_fp4_scales_lie_as_aiters_shuffle_puts_them() -> None:
     there = torch.zeros(512, 24, dtype=torch.uint8)
     there[:300, :20] = 1
     there = there.view(16, 2, 16, 3, 2, 4).permute(0, 3, 5, 2, 4, 1).reshape(512, 24).bool()
-    assert torch.equal(made[there], theirs[there]), "all that is no padding"
+    assert torch.equal(made[there], theirs[there]), "all but padding"
 
 
-@pytest.mark.parametrize("words", [{}, {"q_type": "per_Token"}, {"q_type": "per_1x128"}, {"act_type": "gelu"}])
+@pytest.mark.parametrize("options", [{}, {"q_type": "per_Token"}, {"q_type": "per_1x128"}, {"act_type": "gelu"}])
 @pytest.mark.parametrize("weight_first", [0, 1])
 @pytest.mark.usefixtures("package")
-def test_experts_by_composable_kernels(words: dict[str, object], weight_first: int, device: Device) -> None:
-    spec = _mixture(doweight_stage1=weight_first, **words)
+def test_experts_by_composable_kernels(options: dict[str, object], weight_first: int, device: Device) -> None:
+    spec = _mixture(doweight_stage1=weight_first, **options)
     points = [p for p in Ck().configs(spec, device, NO_SPACE) if Ck().unsupported_reason(spec, p, device) is None]
     assert [(p["block_m"], p["shuffled"]) for p in points] == [(b, s) for s in (False, True) for b in (16, 32, 64, 128)]
     for knobs in points[::3]:
         CALLS.clear()
         error = _error("fmoe", spec, Ck(), knobs, device)
-        # What is quantised between the stages was bf16 there and fp32 in the reference: some values round otherwise.
-        assert error < 0.02 if "q_type" in words else error == 0
+        # Values quantised between the stages were bf16 there and fp32 in the reference: some round differently.
+        assert error < 0.02 if "q_type" in options else error == 0
         assert [(f"ck_moe_stage{i}_fwd", ("", knobs["block_m"], knobs["shuffled"])) for i in (1, 2)] == CALLS
     assert "no composable kernel" in str(
         Ck().unsupported_reason(spec, {**points[0], "kernelName1": "flydsl_x"}, device)

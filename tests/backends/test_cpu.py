@@ -23,16 +23,16 @@ CASES = [
 ]
 
 
-def spec_of(name: str, words: dict[str, object], m: int, n: int, k: int) -> tuple[Family, GemmSpec]:
+def spec_of(name: str, options: dict[str, object], m: int, n: int, k: int) -> tuple[Family, GemmSpec]:
     family = load_family(name)
-    defaults = KernelDefaults(**{"dtype": None, "out_dtype": None, "bias": None, **words})  # type: ignore[arg-type]
+    defaults = KernelDefaults(**{"dtype": None, "out_dtype": None, "bias": None, **options})  # type: ignore[arg-type]
     return family, family.spec(make_problem(family, {"M": m, "N": n, "K": k}, defaults, "cpu_avx2", "test"))
 
 
-@pytest.mark.parametrize(("name", "words"), CASES)
+@pytest.mark.parametrize(("name", "options"), CASES)
 @pytest.mark.parametrize("backend", [Torch(), OneDnn()], ids=["torch", "onednn"])
-def test_every_fit_method_is_right(backend: Torch | OneDnn, name: str, words: dict[str, object]) -> None:
-    family, spec = spec_of(name, words, 5, 144, 400)
+def test_every_fit_method_is_right(backend: Torch | OneDnn, name: str, options: dict[str, object]) -> None:
+    family, spec = spec_of(name, options, 5, 144, 400)
     device, generator = cpu_device(), torch.Generator().manual_seed(5)
     weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
     reference = family.reference(spec, inputs, weights)
@@ -60,7 +60,7 @@ def test_scaled_mm_pads_the_weight_scales_as_cublaslt_reads_them() -> None:
 
 
 @pytest.mark.usefixtures("scaled_on_cpu")
-def test_scaled_mm_is_right_with_one_scale_an_operand() -> None:
+def test_scaled_mm_is_right_with_one_scale_per_operand() -> None:
     """Its CPU fallback computes the same, slowly: enough to check the arguments."""
     backend, device = ScaledMm(), arch_device("sm_90")
     family, spec = spec_of("a16w16", {"dtype": "float8_e4m3fn", "bias": True}, 16, 64, 128)
@@ -92,5 +92,5 @@ def test_own_finds_kernels_by_their_label() -> None:
         found = Own(label=label).implementations(family)
         assert found
         assert {implementation.label for implementation in found} == {label}
-    assert Own(label="nobody").implementations(family) == ()
+    assert Own(label="unknown").implementations(family) == ()
     assert Torch().implementations(family) == (Torch(),)

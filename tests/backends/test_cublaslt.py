@@ -1,7 +1,7 @@
-"""`cublaslt` without a GPU: what it says where it is not there, and its questions to a stand-in of the library.
+"""`cublaslt` without a GPU: reasons if it is unavailable, and its queries to a stand-in of the library.
 
 The stand-in has the functions of nvmath-python's `nvmath.bindings.cublasLt` with their signatures and computes on the
-CPU; test_cublaslt_on_gpu asks the real one.
+CPU; test_cublaslt_on_gpu tests the real one.
 """
 
 import ctypes
@@ -28,14 +28,14 @@ NAMES = {number: name for name, (number, _) in ATTRIBUTES.items()}
 TILES, STAGES, OPTIONS = tuple(range(600)), tuple(range(1, 40)), 75
 
 
-class Refused(Exception):
+class NotSupported(Exception):
     """cuBLASLtError."""
 
 
 class StandIn:
     """One algorithm, 66, that claims 600 tiles, 39 stage counts and 76 options, and takes tile + splits <= 40."""
 
-    cuBLASLtError = Refused
+    cuBLASLtError = NotSupported
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()
@@ -79,7 +79,7 @@ class StandIn:
         *types, algo_id, address = types_and_id
         assert len(types) == 6
         if algo_id != 66:
-            raise Refused("CUBLAS_STATUS_NOT_SUPPORTED")
+            raise NotSupported("CUBLAS_STATUS_NOT_SUPPORTED")
         self._store(address, dict.fromkeys(ATTRIBUTES, 0) | {"algo_id": algo_id, "NUM_KSPLIT": 1})
 
     def _store(self, address: int, values: dict[str, int]) -> None:
@@ -122,7 +122,7 @@ class StandIn:
         assert layouts[2] == layouts[3]
         values = self._load(algo)
         if values["tile_id"] + values["NUM_KSPLIT"] > 40 or values["stages_id"] != 35 or values["cluster_shape_id"] > 4:
-            raise Refused("CUBLAS_STATUS_NOT_SUPPORTED")
+            raise NotSupported("CUBLAS_STATUS_NOT_SUPPORTED")
         library._Result.from_address(result).workspace_bytes = 1 << (18 + values["NUM_KSPLIT"])
 
     def matmul(self, handle: int, desc: int, *rest: int) -> None:
@@ -185,8 +185,8 @@ def h200() -> Device:
     return arch_device("sm_90")
 
 
-def _spec(family: Family, m: int, n: int, k: int, **words: object):
-    given = {"dtype": None, "out_dtype": None, "bias": None, **words}
+def _spec(family: Family, m: int, n: int, k: int, **overrides: object):
+    given = {"dtype": None, "out_dtype": None, "bias": None, **overrides}
     return family.spec(make_problem(family, {"M": m, "N": n, "K": k}, KernelDefaults(**given), "sm_90", "test"))  # type: ignore[arg-type]
 
 
@@ -205,7 +205,7 @@ def test_without_the_package_or_the_hardware_it_offers_nothing(h200: Device, mon
 
 
 @pytest.mark.parametrize(
-    ("words", "count"),
+    ("overrides", "count"),
     [
         ({}, 1),
         ({"dtype": "float16", "bias": True}, 1),
@@ -214,14 +214,14 @@ def test_without_the_package_or_the_hardware_it_offers_nothing(h200: Device, mon
     ],
 )
 def test_algorithms_are_listed_checked_and_called(
-    words: dict[str, object], count: int, lt: StandIn, h200: Device
+    overrides: dict[str, object], count: int, lt: StandIn, h200: Device
 ) -> None:
     family, backend = load_family("a16w16"), CublasLt()
-    spec = _spec(family, 6, 48, 64, **words)
+    spec = _spec(family, 6, 48, 64, **overrides)
     points = [dict(point) for point in backend.configs(spec, h200, NO_SPACE)]
     assert len({Candidate.of("cublaslt", point) for point in points}) == len(points)
     assert 20 * count < len(points) <= library.MAX_ALGORITHMS * count
-    assert points[0]["tile_id"] == 10, "what the library proposes comes first"
+    assert points[0]["tile_id"] == 10, "the library's proposals come first"
     assert {point["algo_id"] for point in points} == {66}
     assert {point["NUM_KSPLIT"] for point in points} >= {1, 2, 5}
     generator = torch.Generator().manual_seed(2)
@@ -236,13 +236,13 @@ def test_algorithms_are_listed_checked_and_called(
     assert lt.descriptors == lt.layouts == {}, "every descriptor is given back"
 
 
-def test_listing_asks_a_bounded_number_of_questions(lt: StandIn, h200: Device) -> None:
+def test_listing_makes_a_bounded_number_of_queries(lt: StandIn, h200: Device) -> None:
     spec = _spec(load_family("a8w8"), 16, 64, 128, dtype="float8_e4m3fn")
     assert list(CublasLt().configs(spec, h200, NO_SPACE))
     assert lt.calls["checks"] <= 2 * library._MAX_CHECKS, "of 600 * 39 * 76 * 11 that it claims, for either sum"
 
 
-def test_what_it_does_not_take(lt: StandIn, h200: Device) -> None:
+def test_unsupported_products(lt: StandIn, h200: Device) -> None:
     family, backend = load_family("a16w16"), CublasLt()
     spec = _spec(family, 6, 48, 64)
     (point,) = backend.configs(replace(spec, n=44), h200, NO_SPACE)

@@ -1,4 +1,4 @@
-"""`cublaslt` on a device: what the real library lists computes what it should, alone and in a graph."""
+"""`cublaslt` on a device: the real library's algorithms compute the right product, alone and in a graph."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def device() -> Device:
 
 @pytest.mark.parametrize("m", [1, 64, 1000])
 @pytest.mark.parametrize(
-    ("family", "words", "key"),
+    ("family", "options", "key"),
     [
         ("a16w16", {}, {}),
         ("a16w16", {"dtype": "float16", "bias": True}, {}),
@@ -37,11 +37,11 @@ def device() -> Device:
         ("a8w8_blockscale", {}, {}),
     ],
 )
-def test_what_it_lists_is_right(
-    family: str, words: dict[str, object], key: dict[str, object], m: int, device: Device
+def test_listed_algorithms_are_right(
+    family: str, options: dict[str, object], key: dict[str, object], m: int, device: Device
 ) -> None:
     found, backend = load_family(family), CublasLt()
-    defaults = KernelDefaults(**{"dtype": None, "out_dtype": None, "bias": None, **words})  # type: ignore[arg-type]
+    defaults = KernelDefaults(**{"dtype": None, "out_dtype": None, "bias": None, **options})  # type: ignore[arg-type]
     m = -(-m // 4) * 4 if family == "a8w8_blockscale" else m
     problem = make_problem(found, {"M": m, "N": 640, "K": 2304, **key}, defaults, device.gfx, "test")
     spec = found.spec(problem)
@@ -69,7 +69,7 @@ def test_what_it_lists_is_right(
         replayed = error_ratio(out, reference, *found.tolerance(spec))
         if max(alone, replayed) >= 0.05:
             wrong.append(place)
-    # What the library proposes comes first and is right. It also accepts algorithms that compute something else (a
-    # tile with block scales, cuBLASLt 13.1), which the bench stage's check is there for.
+    # The library's proposals come first and are right. It also accepts algorithms that compute something else (a tile
+    # with block scales, cuBLASLt 13.1), which the bench stage's check rejects.
     assert 0 not in wrong
     assert len(wrong) <= (2 if family == "a8w8_blockscale" else 0)

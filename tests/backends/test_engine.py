@@ -1,4 +1,4 @@
-"""Engines' functions with a configuration that is given: found without importing, called, and left as they were."""
+"""Engines' functions with a given configuration: found without importing, called, and left unchanged."""
 
 import pickle
 import sys
@@ -19,7 +19,7 @@ from gemmpipe.family.problem import make_problem
 from gemmpipe.formats.engine_json import Sglang, Vllm
 
 MODULE = '''
-"""An engine of a test: its function multiplies, and remembers the configuration that it took."""
+"""An engine of a test: its function multiplies, and records the configuration that it took."""
 import torch
 
 SEEN = []
@@ -39,8 +39,8 @@ def multiply(x, w, x_scale, w_scale, block, dtype):
 
 @pytest.fixture
 def function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EngineFunction]:
-    """Of a package that is importable for the test alone."""
-    package = f"engine_{tmp_path.name}"  # what was imported once is remembered
+    """A function of a package that is importable in the test only."""
+    package = f"engine_{tmp_path.name}"  # imported modules are cached
     folder = tmp_path / package / "layers"
     (folder / "configs").mkdir(parents=True)
     for path in (folder, folder.parent):
@@ -72,7 +72,7 @@ def test_its_folder_is_found_without_importing_it(function: EngineFunction) -> N
     assert missing.unavailable_reason() == "the package no_such_engine is not installed"
 
 
-def test_an_engine_that_cannot_be_imported_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_cannot_be_imported_has_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "brokenengine.py").write_text("import no_such_module\n")
     monkeypatch.syspath_prepend(tmp_path)
     broken = EngineFunction(package="brokenengine", module="brokenengine", function="f", lookup="g", default_items=())
@@ -83,8 +83,8 @@ def test_an_engine_that_cannot_be_imported_says_why(tmp_path: Path, monkeypatch:
 def test_the_function_runs_with_the_configuration_given(
     function: EngineFunction, scaled: Family, m: int, n: int, k: int
 ) -> None:
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    problem = make_problem(scaled, {"M": m, "N": n, "K": k}, words, "sm_90", "test")
+    options = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    problem = make_problem(scaled, {"M": m, "N": n, "K": k}, options, "sm_90", "test")
     spec, device = scaled.spec(problem), cpu_device()
     generator = torch.Generator().manual_seed(3)
     weights, inputs = make_weights(spec, generator), make_inputs(spec, generator)
@@ -96,7 +96,7 @@ def test_the_function_runs_with_the_configuration_given(
     module = sys.modules[function.module]
     before = module.lookup
     result = launch()
-    assert [knobs] == module.SEEN, "not what the file says"
+    assert [knobs] == module.SEEN, "not the file's"
     assert module.lookup is before
     reference = scaled.reference(spec, inputs, weights)
     torch.testing.assert_close(result.float(), reference, rtol=0.02, atol=0.02 * float(reference.std()))
@@ -116,8 +116,8 @@ def test_a_format_brings_its_engine(form: Vllm | Sglang, scaled: Family, h200: D
     (found,) = form.engine().implementations(scaled)
     assert found.label == form.name
     assert pickle.loads(pickle.dumps(found)) == found, "hunters and workers are sent it"
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    spec = scaled.spec(make_problem(scaled, {"M": 4, "N": 256, "K": 512}, words, "sm_90", "test"))
+    options = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = scaled.spec(make_problem(scaled, {"M": 4, "N": 256, "K": 512}, options, "sm_90", "test"))
     default = found.default(spec, h200)
     assert default is not None
     assert found.unsupported_reason(spec, found.normalise(spec, default, h200), h200) is None

@@ -36,13 +36,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "engine_like_kernels.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "engine_like_kernels", raising=False)  # its functions keep what they compiled
+    monkeypatch.delitem(sys.modules, "engine_like_kernels", raising=False)  # its functions cache their builds
     importlib.invalidate_caches()
     return tmp_path / "cache"
 
 
 class Calls:
-    """An implementation whose call is one launch of a JIT function."""
+    """An implementation with one launch of a JIT function per call."""
 
     def call_on_meta(self, spec: GemmSpec, knobs: Knobs) -> None:
         module = importlib.import_module("engine_like_kernels")

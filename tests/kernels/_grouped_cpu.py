@@ -1,7 +1,7 @@
 """Runs fused experts over sorted rows on a CPU, for _interpret.py, in a process that interprets Triton's kernels.
 
 Triton's interpreter runs sorting, activation and sum; the product of a block, which is written in Gluon and has no
-interpreter, is torch's in fp32, on what the launch is given.
+interpreter, is torch's in fp32, with the launch's arguments.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ ACTS = {"silu": torch.nn.functional.silu, "gelu": torch.nn.functional.gelu, "non
 
 
 def scales_of_x(step: TmaLaunchStep, given: Mapping[str, torch.Tensor], place: int, rows: int, k: int) -> torch.Tensor:
-    """[rows, k] or [rows, 1] of a block's rows, 1 where there are none."""
+    """[rows, k] or [rows, 1] of a block's rows, 1 without scales."""
     if step.constants["SCALES"] == "block":
         own = given["scales"][:, place : place + rows].t()
         return own.repeat_interleave(int(step.constants["BLOCK_SIZE_K"] or 0), 1)[:, :k]
@@ -46,7 +46,7 @@ def scales_of_w(
 
 
 def product(step: TmaLaunchStep, given: Mapping[str, torch.Tensor]) -> None:
-    """What the kernel says that it computes, block by block."""
+    """The kernel's product as documented, block by block."""
     n, w_rows, k = step.integers["N"], step.integers["w_rows"], given["x"].shape[1]
     for block in range(int(given["blocks_ptr"])):
         place, rows = block * int(step.constants["BLOCK_SIZE_M"] or 0), int(given["rows_ptr"][block])
@@ -82,7 +82,7 @@ def call(spec: GemmSpec, knobs: Knobs, inputs: Inputs, weights: Weights) -> torc
 
 
 def set_chunks(counted: int, scanned: int) -> None:
-    """How many pairs a program counts, and how many one looks through at a time.
+    """Sets the pairs that a program counts, and the pairs per iteration of the sort.
 
     With fewer than on a GPU, a few hundred pairs are as many chunks as thousands are there.
     """
@@ -95,8 +95,8 @@ SHIPPED_CHUNKS = (_grouped_launch_plan._PAIRS_PER_COUNT, _grouped_launch_plan._P
 def run(case: dict[str, object]) -> float:
     """The error ratio; NaN anywhere counts as wrong."""
     set_chunks(*case.get("chunks", SHIPPED_CHUNKS))  # type: ignore[misc]
-    words = KernelDefaults(dtype=case.get("dtype"), out_dtype=None, bias=None)  # type: ignore[arg-type]
-    spec = FMOE.spec(make_problem(FMOE, case["key"], words, "sm_90", "case"))  # type: ignore[arg-type]
+    options = KernelDefaults(dtype=case.get("dtype"), out_dtype=None, bias=None)  # type: ignore[arg-type]
+    spec = FMOE.spec(make_problem(FMOE, case["key"], options, "sm_90", "case"))  # type: ignore[arg-type]
     generator = torch.Generator().manual_seed(7)
     weights, inputs = FMOE.make_weights(spec, generator), FMOE.make_inputs(spec, generator)
     if case.get("away"):  # pairs of experts that another rank holds
@@ -110,7 +110,7 @@ def run(case: dict[str, object]) -> float:
 
 
 def held_reference(spec: GemmSpec, inputs: Inputs, weights: Weights) -> torch.Tensor:
-    """The reference where pairs that nobody here computes add nothing."""
+    """The reference in which pairs of other ranks' experts add nothing."""
     ids, shares = routing(inputs)
     assert spec.experts is not None
     away = (ids < 0) | (ids >= spec.experts.count)

@@ -1,4 +1,4 @@
-"""Runs kernels under Triton's interpreter: a case as JSON a line on stdin, its result or error a line on stdout.
+"""Runs kernels under Triton's interpreter: cases as JSON lines on stdin, one line with a result or error on stdout.
 
 A program of its own, because TRITON_INTERPRET acts when a kernel is decorated; interpreter_process.py talks to it.
 """
@@ -34,9 +34,9 @@ def laid(scales: torch.Tensor | None, how: str | None) -> torch.Tensor | None:
 def run(case: dict) -> dict:
     family = load_family(case["family"])
     device = arch_device(case.get("gfx", "sm_90"))
-    words = KernelDefaults(dtype=case.get("dtype"), out_dtype=case.get("out"), bias=case.get("bias"))
+    options = KernelDefaults(dtype=case.get("dtype"), out_dtype=case.get("out"), bias=case.get("bias"))
     values = dict(zip("MNK", case.get("mnk", ()), strict=False)) | case.get("key", {})
-    problem = make_problem(family, values, words, device.gfx, "case")
+    problem = make_problem(family, values, options, device.gfx, "case")
     spec: GemmSpec = family.spec(problem)
     generator = torch.Generator().manual_seed(7)
     weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
@@ -67,6 +67,6 @@ for line in sys.stdin:
     program, case = json.loads(line)
     try:
         answer = [PROGRAMS[program](case), None]
-    except Exception:  # noqa: BLE001  (whatever a kernel raises is the case's)
+    except Exception:  # noqa: BLE001  (any error of a kernel is the case's result)
         answer = [None, traceback.format_exc()]
     print(json.dumps(answer), flush=True)

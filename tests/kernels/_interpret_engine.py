@@ -1,4 +1,4 @@
-"""Runs the kernels of the engines' form under Triton's interpreter: cases as JSON on stdin, one result a line.
+"""Runs the kernels of the engines' form under Triton's interpreter: cases as JSON on stdin, one result per line.
 
 A program of its own, because TRITON_INTERPRET acts when a kernel is decorated.
 """
@@ -21,8 +21,8 @@ from gemmpipe.family.reference import error_ratio
 def run(case: dict) -> dict:
     family = load_family("a8w8_blockscale")
     device = arch_device(case.get("gfx", "sm_90"))
-    words = KernelDefaults(dtype=None, out_dtype=case.get("out"), bias=None)
-    problem = make_problem(family, dict(zip("MNK", case["mnk"], strict=True)), words, device.gfx, "case")
+    options = KernelDefaults(dtype=None, out_dtype=case.get("out"), bias=None)
+    problem = make_problem(family, dict(zip("MNK", case["mnk"], strict=True)), options, device.gfx, "case")
     spec = family.spec(problem)
     generator = torch.Generator().manual_seed(7)
     weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)

@@ -1,4 +1,4 @@
-"""What tests of kernels share: one process that interprets them."""
+"""Fixtures of kernel tests: one process with Triton's interpreter."""
 
 from collections.abc import Iterator
 

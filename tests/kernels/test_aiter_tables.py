@@ -1,4 +1,4 @@
-"""aiter's tables of every GEMM family, in every header that is really out there, tuned and untuned."""
+"""aiter's tables of every GEMM family, in every header that aiter has published, tuned and untuned."""
 
 from pathlib import Path
 
@@ -113,7 +113,7 @@ def test_variants_of_a_tuned_table(name: str, variant: str, tmp_path: Path) -> N
         lost = "solidx"
     kept = [i for i, column in enumerate(names) if column != lost]
     blank = ", " if variant == "blanks" else ","
-    text = "\n".join(blank.join(words[i] for i in kept) for words in (names, cells)) + "\n"
+    text = "\n".join(blank.join(fields[i] for i in kept) for fields in (names, cells)) + "\n"
     if variant == "lower case":
         head, rest = text.split("\n", 1)
         text = f"{head.lower()}\n{rest}"
@@ -121,7 +121,7 @@ def test_variants_of_a_tuned_table(name: str, variant: str, tmp_path: Path) -> N
     (row,) = store.read(path, load_family(family))
     kept_values = {k: v for k, v in expected.items() if k not in (lost, "solidx" if lost == "kernelId" else lost)}
     if lost == "libtype":
-        kept_values.pop("splitK")  # what it counts depends on who counts
+        kept_values.pop("splitK")  # its meaning depends on the library
     assert {k: row.get(k) for k in kept_values} == kept_values
 
 

@@ -1,4 +1,4 @@
-"""Families on the dense kernel: the interpreter against the reference, offline compilation, rules, the CPU's paths."""
+"""Families on the dense kernel: interpreter against reference, offline compilation, constraints, CPU libraries."""
 
 from collections.abc import Mapping
 
@@ -27,7 +27,7 @@ from gemmpipe.templates.constraints import shared_bytes
 from gemmpipe.templates.tiled import TiledKernel
 
 NO_SPACE = Space(axes={}, when=(), pinned=())
-ERR_RATIO = 0.05  # the shipped gate
+ERR_RATIO = 0.05  # the shipped limit
 TENSOR = {"granularity": "tensor"}
 FNUZ = {"gfx": "gfx942", "dtype": "float8_e4m3fnuz"}
 CASES = {
@@ -122,11 +122,11 @@ def spec_of(
     name: str,
     sizes: tuple[int, int, int],
     key: Mapping[str, object],
-    words: Mapping[str, object],
+    options: Mapping[str, object],
     gfx: str = "cpu_avx2",
 ) -> tuple[Family, GemmSpec]:
     family = load_family(name)
-    defaults = KernelDefaults(**{"dtype": None, "out_dtype": None, "bias": None, **words})  # type: ignore[arg-type]
+    defaults = KernelDefaults(**{"dtype": None, "out_dtype": None, "bias": None, **options})  # type: ignore[arg-type]
     values = {**dict(zip("MNK", sizes, strict=True)), **key}
     return family, family.spec(make_problem(family, values, defaults, gfx, "test"))
 
@@ -158,14 +158,14 @@ POINTS = [[16, 32, 128, 4, 3, False], [64, 64, 64, 1, 2, True], [16, 256, 32, 1,
 
 
 @pytest.mark.parametrize(
-    ("name", "key", "words", "gfx", "point"), pairwise(COMPILED, ["sm_90", "sm_100", "gfx942", "gfx950"], POINTS)
+    ("name", "key", "options", "gfx", "point"), pairwise(COMPILED, ["sm_90", "sm_100", "gfx942", "gfx950"], POINTS)
 )
 def test_compiles_without_a_gpu_within_the_estimate(
-    name: str, key: Mapping[str, object], words: Mapping[str, object], gfx: str, point: list[int]
+    name: str, key: Mapping[str, object], options: Mapping[str, object], gfx: str, point: list[int]
 ) -> None:
     if "a4w4" in name and gfx == "gfx942" and triton.__version__.startswith("3.6"):
         pytest.skip("this triton has no MXFP4 product for gfx942")
-    (family, spec), device = spec_of(name, (64, 1280, 8224), key, words, gfx), arch_device(gfx)
+    (family, spec), device = spec_of(name, (64, 1280, 8224), key, options, gfx), arch_device(gfx)
     kernel = family.implementations[0]
     assert isinstance(kernel, TiledKernel)
     m, n, k, splits, stages, swap = point
@@ -187,12 +187,12 @@ def test_compiles_without_a_gpu_within_the_estimate(
     assert not facts.spills
 
 
-@pytest.mark.parametrize(("name", "key", "words"), PRODUCTS)
+@pytest.mark.parametrize(("name", "key", "options"), PRODUCTS)
 @pytest.mark.parametrize("backend", [Torch(), OneDnn()], ids=["torch", "onednn"])
 def test_every_fit_method_is_right_on_a_cpu(
-    backend: Torch | OneDnn, name: str, key: Mapping[str, object], words: Mapping[str, object]
+    backend: Torch | OneDnn, name: str, key: Mapping[str, object], options: Mapping[str, object]
 ) -> None:
-    (family, spec), device = spec_of(name, (5, 144, 416), key, words), cpu_device()
+    (family, spec), device = spec_of(name, (5, 144, 416), key, options), cpu_device()
     weights, inputs, reference = operands(family, spec)
     fit = [k for k in backend.configs(spec, device, NO_SPACE) if backend.unsupported_reason(spec, k, device) is None]
     assert fit or (isinstance(backend, OneDnn) and (spec.batch > 1 or spec.w_layout != "nk"))
@@ -205,10 +205,10 @@ def test_every_fit_method_is_right_on_a_cpu(
         assert ("int_mm" in methods) == (spec.x_dtype == "int8" and spec.batch == 1 and spec.w_layout == "nk")
 
 
-@pytest.mark.parametrize(("name", "key", "words"), PRODUCTS)
-def test_a_wrong_product_is_caught(name: str, key: Mapping[str, object], words: Mapping[str, object]) -> None:
-    """Each mistake alone, in an otherwise right product, at the shipped gate."""
-    family, spec = spec_of(name, (64, 144, 416), key, words)
+@pytest.mark.parametrize(("name", "key", "options"), PRODUCTS)
+def test_a_wrong_product_is_caught(name: str, key: Mapping[str, object], options: Mapping[str, object]) -> None:
+    """One error at a time in an otherwise right product, at the shipped limit."""
+    family, spec = spec_of(name, (64, 144, 416), key, options)
     weights, inputs, reference = operands(family, spec)
     right, tolerance = reference.to(getattr(torch, spec.out_dtype)), family.tolerance(spec)
     assert error_ratio(right, reference, *tolerance) == 0
@@ -245,7 +245,7 @@ def test_scaled_mm_takes_both_granularities_of_fp8_alone() -> None:
     assert str(ScaledMm().unsupported_reason(integers, knobs, device)).startswith("fp8 only")
 
 
-def test_a_key_that_contradicts_itself_is_the_users_mistake() -> None:
+def test_a_key_that_contradicts_itself_is_a_user_error() -> None:
     with pytest.raises(UserError, match=r"granularity: 'rwo', expected one of row, tensor, .*; did you mean 'row'"):
         spec_of("a8w8", (1, 16, 16), {"granularity": "rwo"}, {})
     with pytest.raises(UserError, match="q_dtype_w: 'bfloat16'"):
@@ -255,7 +255,7 @@ def test_a_key_that_contradicts_itself_is_the_users_mistake() -> None:
     assert spec_of("a8w8", (1, 16, 16), {"granularity": "per_token"}, {})[1].x_scale == Scaling(granularity="row")
 
 
-def test_an_int32_sum_that_can_overflow_is_unfit() -> None:
+def test_an_int32_sum_that_can_overflow_is_unsupported() -> None:
     family, spec = spec_of("a8w8", (64, 1280, 140_000), {}, {"dtype": "int8"}, "sm_90")
     kernel = family.implementations[0]
     assert str(kernel.unsupported_reason(spec, {}, arch_device("sm_90"))).startswith("int32 sum")

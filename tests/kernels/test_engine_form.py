@@ -41,8 +41,8 @@ def family() -> Family:
 
 
 def _spec(family: Family, gfx: str = "sm_90", m: int = 64, n: int = 512, k: int = 1024) -> GemmSpec:
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    return family.spec(make_problem(family, {"M": m, "N": n, "K": k}, words, gfx, "test"))
+    options = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    return family.spec(make_problem(family, {"M": m, "N": n, "K": k}, options, gfx, "test"))
 
 
 # Triton 3.6's interpreter loops over one-element arrays, which numpy 2.4 no longer turns into integers.
@@ -87,7 +87,7 @@ def test_it_has_the_engines_knobs_and_no_others(family: Family, engine: str) -> 
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_an_order_of_tiles_that_is_none_is_listed_once(family: Family, engine: str) -> None:
+def test_one_row_of_tiles_has_one_order(family: Family, engine: str) -> None:
     kernel, device = family.engine_kernels[engine], arch_device("sm_90")
     axes = {**{name: (value,) for name, value in KNOBS.items()}, "GROUP_SIZE_M": (1, 16, 32)}
     space = Space(axes=axes, when=(), pinned=())
@@ -98,4 +98,4 @@ def test_an_order_of_tiles_that_is_none_is_listed_once(family: Family, engine: s
     assert groups(kernel, 64) == [1], "one row of tiles"
     assert groups(kernel, 65) == [1, 16, 32]
     entry = {**KNOBS, "GROUP_SIZE_M": 32}
-    assert kernel.normalise(_spec(family, m=1), entry, device) == entry, "a file's entry serves other Ms too"
+    assert kernel.normalise(_spec(family, m=1), entry, device) == entry, "a file's entry is used for other M too"

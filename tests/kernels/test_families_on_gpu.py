@@ -52,10 +52,10 @@ def device() -> Device:
 
 
 def made(
-    name: str, device: Device, mnk: tuple[int, int, int], key: Mapping[str, object], words: Mapping[str, object]
+    name: str, device: Device, mnk: tuple[int, int, int], key: Mapping[str, object], options: Mapping[str, object]
 ) -> Case:
     family = load_family(name)
-    defaults = KernelDefaults(**{"dtype": None, "out_dtype": None, "bias": None, **words})  # type: ignore[arg-type]
+    defaults = KernelDefaults(**{"dtype": None, "out_dtype": None, "bias": None, **options})  # type: ignore[arg-type]
     values = {**dict(zip("MNK", mnk, strict=True)), **key}
     spec = family.spec(make_problem(family, values, defaults, device.gfx, "test"))
     generator = torch.Generator(device=device.torch_name).manual_seed(11)
@@ -82,11 +82,11 @@ def check(implementation: Implementation, knobs: Mapping[str, Scalar], device: D
 
 
 @pytest.mark.parametrize("mnk", SIZES)
-@pytest.mark.parametrize(("name", "key", "words"), PRODUCTS)
+@pytest.mark.parametrize(("name", "key", "options"), PRODUCTS)
 def test_triton(
-    device: Device, mnk: tuple[int, int, int], name: str, key: dict[str, object], words: dict[str, object]
+    device: Device, mnk: tuple[int, int, int], name: str, key: dict[str, object], options: dict[str, object]
 ) -> None:
-    case = made(name, device, mnk, key, words)
+    case = made(name, device, mnk, key, options)
     kernel = case[0].implementations[0]
     assert isinstance(kernel, TiledKernel)
     ran = 0
@@ -105,13 +105,13 @@ def test_triton(
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize(("m", "n", "stages"), [(128, 256, 4), (128, 128, 6), (64, 128, 6), (64, 32, 8)])
 @pytest.mark.parametrize("mnk", [(128, 7168, 2048), (76, 1296, 1056), (4096, 1296, 544), (4, 16, 32)])
-@pytest.mark.parametrize(("name", "key", "words"), [case for case in PRODUCTS if "bpreshuffle" in case[0]])
+@pytest.mark.parametrize(("name", "key", "options"), [case for case in PRODUCTS if "bpreshuffle" in case[0]])
 def test_warp_specialised_on_tiles(
     device: Device,
     mnk: tuple[int, int, int],
     name: str,
     key: dict[str, object],
-    words: dict[str, object],
+    options: dict[str, object],
     m: int,
     n: int,
     stages: int,
@@ -119,7 +119,7 @@ def test_warp_specialised_on_tiles(
 ) -> None:
     if device.gfx != "sm_90":
         pytest.skip("Hopper's kernel")
-    case = made(name, device, mnk, key, words)
+    case = made(name, device, mnk, key, options)
     kernel = next(i for i in case[0].implementations if i.label == "gluon")
     knobs: dict[str, Scalar] = {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": 128, "NUM_KSPLIT": splits}
     knobs |= {"kernel_type": "warp_specialised", "GROUP_SIZE_M": 8, "num_stages": stages}
@@ -132,18 +132,18 @@ def test_warp_specialised_on_tiles(
 @pytest.mark.parametrize("stages", [1, 3])
 @pytest.mark.parametrize(("n", "k"), [(8, 512), (16, 1024), (32, 512)])
 @pytest.mark.parametrize("mnk", [(1, 1280, 4096), (3, 7168, 2048), (16, 1296, 1056), (2, 16, 32)])
-@pytest.mark.parametrize(("name", "key", "words"), [case for case in PRODUCTS if "bpreshuffle" in case[0]])
+@pytest.mark.parametrize(("name", "key", "options"), [case for case in PRODUCTS if "bpreshuffle" in case[0]])
 def test_skinny_on_tiles(
     device: Device,
     mnk: tuple[int, int, int],
     name: str,
     key: dict[str, object],
-    words: dict[str, object],
+    options: dict[str, object],
     n: int,
     k: int,
     stages: int,
 ) -> None:
-    case = made(name, device, mnk, key, words)
+    case = made(name, device, mnk, key, options)
     kernel = next(i for i in case[0].implementations if i.label == "skinny")
     rows = min(4, 1 << (mnk[0].bit_length() - 1))
     knobs: dict[str, Scalar] = {"BLOCK_SIZE_M": rows, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": k, "num_warps": k // 128}
@@ -153,7 +153,7 @@ def test_skinny_on_tiles(
 
 
 @pytest.mark.parametrize("mnk", [SIZES[1], SIZES[2]])
-@pytest.mark.parametrize(("name", "key", "words"), PRODUCTS)
+@pytest.mark.parametrize(("name", "key", "options"), PRODUCTS)
 @pytest.mark.parametrize("backend", [Torch(), ScaledMm()], ids=["torch", "scaled_mm"])
 def test_libraries(
     backend: Torch | ScaledMm,
@@ -161,9 +161,9 @@ def test_libraries(
     mnk: tuple[int, int, int],
     name: str,
     key: dict[str, object],
-    words: dict[str, object],
+    options: dict[str, object],
 ) -> None:
-    case = made(name, device, mnk, key, words)
+    case = made(name, device, mnk, key, options)
     points = [
         backend.normalise(case[1], knobs, device)
         for knobs in backend.configs(case[1], device, Space(axes={}, when=(), pinned=()))
@@ -172,5 +172,5 @@ def test_libraries(
     for knobs in fit:
         check(backend, knobs, device, case)
     assert fit or isinstance(backend, ScaledMm)
-    if name == "a8w8" and "dtype" not in words and mnk == SIZES[1]:
+    if name == "a8w8" and "dtype" not in options and mnk == SIZES[1]:
         assert fit

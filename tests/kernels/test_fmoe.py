@@ -101,7 +101,7 @@ def test_library_candidates_match_the_reference(
 
 
 @pytest.mark.parametrize(
-    ("words", "row", "expected"),
+    ("options", "row", "expected"),
     [
         ({}, {}, ("bfloat16", "bfloat16", "QuantType.No")),
         ({"dtype": "float16"}, {}, ("float16", "float16", "QuantType.No")),
@@ -112,10 +112,10 @@ def test_library_candidates_match_the_reference(
         ({}, {"q_type": "block", "dtype": "float16"}, ("float16", "float8_e4m3fn", "QuantType.per_1x128")),
     ],
 )
-def test_what_a_source_leaves_open(
-    words: dict[str, object], row: dict[str, object], expected: tuple[str, str, str]
+def test_defaults_of_the_key(
+    options: dict[str, object], row: dict[str, object], expected: tuple[str, str, str]
 ) -> None:
-    defaults = KernelDefaults(**{"dtype": None, "out_dtype": None, "bias": None, **words})  # type: ignore[arg-type]
+    defaults = KernelDefaults(**{"dtype": None, "out_dtype": None, "bias": None, **options})  # type: ignore[arg-type]
     problem = make_problem(FMOE, {**dict(zip(NAMES, QWEN, strict=True)), **row}, defaults, "sm_90", "test")
     assert (problem["dtype"], problem["q_dtype_w"], problem["q_type"]) == expected
     assert (problem["act_type"], problem["use_g1u1"], problem["doweight_stage1"]) == ("ActivationType.Silu", 1, 0)
@@ -124,7 +124,7 @@ def test_what_a_source_leaves_open(
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         ({"topk": 200}, "topk 200, expected at most the 128 experts"),
         ({"act_type": "selu"}, r"column act_type: 'selu', expected one of silu, gelu; did you mean 'silu'\?$"),
@@ -141,12 +141,12 @@ def test_what_a_source_leaves_open(
         ({"dtype": "float32"}, "dtype: 'float32', expected bfloat16 or float16"),
     ],
 )
-def test_mistakes_in_a_key(row: dict[str, object], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+def test_errors_in_a_key(row: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         spec_of(QWEN, key=row)
 
 
-def test_knobs_that_say_the_same_are_one_candidate() -> None:
+def test_equivalent_knobs_are_one_candidate() -> None:
     spec, device = spec_of(QWEN), arch_device("sm_90")
     plain = kernel().normalise(spec, KNOBS, device)
     same = {"BLOCK_SIZE_N_2": 64, "num_warps_2": None, "FUSED_ACT": False, "kpack": 2, "GROUP_SIZE_M": 1}
@@ -170,7 +170,7 @@ def test_knobs_that_say_the_same_are_one_candidate() -> None:
         ("fp8", {"BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 128, "FUSED_ACT": True}, "registers"),
     ],
 )
-def test_misfits_name_their_rule_and_stage(dtype: str | None, changes: dict[str, Scalar], rule: str) -> None:
+def test_reasons_name_their_rule_and_stage(dtype: str | None, changes: dict[str, Scalar], rule: str) -> None:
     spec, device = spec_of(QWEN, dtype=dtype), arch_device("sm_90")
     assert kernel().unsupported_reason(spec, kernel().normalise(spec, KNOBS, device), device) is None
     reason = kernel().unsupported_reason(spec, kernel().normalise(spec, {**KNOBS, **changes}, device), device)
@@ -179,17 +179,17 @@ def test_misfits_name_their_rule_and_stage(dtype: str | None, changes: dict[str,
     assert reason.endswith(f"(stage {2 if any(name.endswith('_2') for name in changes) else 1})")
 
 
-def test_is_unfit_on_a_cpu_and_for_a_plain_product() -> None:
+def test_is_unsupported_on_a_cpu_and_for_a_plain_product() -> None:
     assert str(
         kernel().unsupported_reason(spec_of(QWEN), {**KNOBS, "GROUP_SIZE_M": 1, "cache_modifier": ""}, cpu_device())
     ).startswith("no GPU")
     plain = load_family("a16w16")
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    spec = plain.spec(make_problem(plain, {"M": 1, "N": 64, "K": 64}, words, "sm_90", "test"))
+    options = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = plain.spec(make_problem(plain, {"M": 1, "N": 64, "K": 64}, options, "sm_90", "test"))
     assert str(kernel().unsupported_reason(spec, KNOBS, arch_device("sm_90"))).startswith("experts")
     for library in plain.implementations:
-        assert library.unsupported_reason(spec_of(QWEN), {**KNOBS, "NUM_KSPLIT": 1, "cache_modifier": "", "GROUP_SIZE_M": 1},
-                              arch_device("sm_90")) is not None  # fmt: skip
+        knobs = {**KNOBS, "NUM_KSPLIT": 1, "cache_modifier": "", "GROUP_SIZE_M": 1}
+        assert library.unsupported_reason(spec_of(QWEN), knobs, arch_device("sm_90")) is not None
 
 
 @pytest.mark.parametrize("gfx", ["sm_90", "gfx942", "cpu"])

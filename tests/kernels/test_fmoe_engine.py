@@ -46,7 +46,7 @@ CASES = [
     _case("vllm", (1, 256, 128, 80, 2), [16, 64, 64], FP8),
     _case("vllm", (70, 256, 128, 4, 1), [64, 64, 64], FP8, q_type="per_token"),
     _case("sglang", (5, 80, 48, 9, 3), [16, 64, 32]),
-    _case("sglang", (70, 64, 48, 9, 5), [16, 32, 32]),  # more parts a row than the engines' own sum takes
+    _case("sglang", (70, 64, 48, 9, 5), [16, 32, 32]),  # more parts per row than the engines' own sum takes
     _case("sglang", (9, 256, 384, 4, 2), [16, 64, 128], FP8, more={"BLOCK_SIZE_N_2": 32}),
 ]
 
@@ -81,7 +81,7 @@ def test_tiles_hold_every_block_of_any_routing(m: int, experts: int, topk: int, 
     assert engine_m_tiles(spec, block_m) >= max_blocks(spec, block_m)
 
 
-def test_experts_whose_groups_of_scales_are_not_whole_are_left_to_others() -> None:
+def test_experts_with_partial_groups_of_scales_are_unsupported() -> None:
     spec = spec_of((4, 4096, 192, 128, 8), dtype=FP8)
     reason = _engine("vllm").unsupported_reason(spec, KNOBS, arch_device("sm_90"))
     assert reason is not None
@@ -119,9 +119,9 @@ def test_the_space_of_vllms_script_is_one_of_its_form() -> None:
     assert 0 < len(fit) <= len(points)
 
 
-def test_without_the_engine_its_form_stands_for_it() -> None:
+def test_without_the_engine_the_finals_run_its_form() -> None:
     vllm, sglang = _engine("vllm"), _engine("sglang")
-    assert sglang.finals_implementation() is sglang  # its function runs inside a server alone
+    assert sglang.finals_implementation() is sglang  # its function runs inside a server only
     if find_spec("vllm") is None:
         assert vllm.unavailable_reason() == "the package vllm is not installed"
         assert vllm.finals_implementation() is vllm

@@ -1,4 +1,4 @@
-"""Fused experts over sorted rows, without a GPU: what surrounds the product, the rules, builds for Hopper."""
+"""Fused experts over sorted rows, without a GPU: launches around the product, constraints, builds for Hopper."""
 
 import pytest
 from interpreter_process import INTERPRETED, Interpreter
@@ -34,13 +34,13 @@ ON_A_CPU = [
     _case((9, 240, 176, 4, 2), "fp8", more=FUSED, key={"q_type": "per_token"}),
     _case((7, 240, 176, 40, 4), "fp8", key={"q_type": "per_token", "doweight_stage1": 1}),
     _case((33, 128, 64, 8, 8), "fp8", away=True),
-    # 133 pairs in 5 chunks with 1 pair in the last, 195 in 7 with 3, and 260 of which 128 are looked through at a time.
+    # 133 pairs in 5 chunks with 1 pair in the last, 195 in 7 with 3, and 260 scanned in steps of 128.
     _case((65, 16, 16, 9, 4), away=True),
     _case((19, 16, 16, 9, 7), away=True, chunks=[32, 128]),
     _case((65, 16, 16, 70, 3), chunks=[32, 8192]),
     _case((65, 16, 16, 9, 4), away=True, chunks=[1024, 128]),
 ]
-# So many pairs that the chunks are a GPU's.
+# Enough pairs for the chunks of a GPU.
 MANY_PAIRS = [_case((1025, 16, 16, 9, 4), away=True), _case((2051, 16, 16, 70, 3))]
 
 
@@ -51,14 +51,14 @@ def matches(interpreter: Interpreter, case: dict[str, object]) -> None:
 
 @INTERPRETED
 @pytest.mark.parametrize("case", ON_A_CPU)
-def test_what_surrounds_the_product_matches_the_reference(interpreter: Interpreter, case: dict[str, object]) -> None:
+def test_launches_around_the_product_match_the_reference(interpreter: Interpreter, case: dict[str, object]) -> None:
     matches(interpreter, case)
 
 
 @INTERPRETED
 @pytest.mark.slow
 @pytest.mark.parametrize("case", MANY_PAIRS, ids=["counted", "counted of many experts"])
-def test_what_surrounds_a_product_of_thousands_of_pairs_matches_the_reference(
+def test_launches_around_a_product_of_thousands_of_pairs_match_the_reference(
     interpreter: Interpreter, case: dict[str, object]
 ) -> None:
     matches(interpreter, case)
@@ -70,7 +70,7 @@ def knobs_for(m: int, n: int, stages: int, spec: GemmSpec, **more: Scalar) -> di
     return {"kernel_type": "warp_specialised", **tile, "GROUP_SIZE_M": 1, **more}
 
 
-def test_knobs_that_say_the_same_are_one_candidate() -> None:
+def test_equivalent_knobs_are_one_candidate() -> None:
     spec = spec_of(QWEN)
     plain = KERNEL.normalise(spec, knobs_for(64, 128, 6, spec), HOPPER)
     same = {"BLOCK_SIZE_N_2": 128, "num_stages_2": None, "FUSED_ACT": False, "num_warps": 8, "kpack": 2}
@@ -101,7 +101,7 @@ def test_knobs_that_say_the_same_are_one_candidate() -> None:
         ("fp8", (2**20, 2048, 768, 128, 8), {}, "order"),
     ],
 )
-def test_misfits_name_their_rule(
+def test_reasons_name_their_rule(
     dtype: str | None, sizes: tuple[int, ...], changes: dict[str, Scalar], rule: str
 ) -> None:
     spec = spec_of(sizes, dtype=dtype)
@@ -121,10 +121,10 @@ def test_is_hoppers_alone(gfx: str) -> None:
     assert reason.startswith("no GPU" if gfx == "cpu" else "architecture")
 
 
-def test_is_unfit_for_a_plain_product() -> None:
+def test_is_unsupported_for_a_plain_product() -> None:
     plain = load_family("a16w16")
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    spec = plain.spec(make_problem(plain, {"M": 1, "N": 64, "K": 64}, words, "sm_90", "test"))
+    options = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = plain.spec(make_problem(plain, {"M": 1, "N": 64, "K": 64}, options, "sm_90", "test"))
     assert str(KERNEL.unsupported_reason(spec, knobs_for(64, 128, 6, spec), HOPPER)).startswith("experts")
 
 
@@ -173,7 +173,7 @@ def test_compiles_without_a_gpu_within_the_estimate(
 
 @pytest.mark.parametrize("token", [1, 64, 256, 4096])
 def test_few_rows_are_neither_copied_nor_stored(token: int) -> None:
-    """Of Qwen's 128 experts each gets 16 rows of 256 tokens: blocks of 64 are mostly padding."""
+    """Each of Qwen's 128 experts gets 16 rows of 256 tokens: blocks of 64 are mostly padding."""
     spec = spec_of((token, *QWEN[1:]))
     knobs = knobs_for(64, 128, 6, spec)
     first = next(

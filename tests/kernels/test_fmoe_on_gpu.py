@@ -16,7 +16,7 @@ from gemmpipe.runtime import fused_moe
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 Case = tuple[Family, GemmSpec, Weights, Inputs]
-WORDS: dict[str, tuple[str | None, dict[str, object]]] = {
+QUANTISATIONS: dict[str, tuple[str | None, dict[str, object]]] = {
     "bf16": (None, {}),
     "fp16_gelu": ("float16", {"act_type": "gelu"}),
     "per_token": ("fp8", {"q_type": "per_token"}),
@@ -63,8 +63,8 @@ def device() -> Device:
     return DeviceChoice(kind="auto", index=0, shared=False).find()[0]
 
 
-def made(device: Device, size: str, words: str) -> Case:
-    family, (dtype, key) = load_family("fmoe"), WORDS[words]
+def made(device: Device, size: str, quantisation: str) -> Case:
+    family, (dtype, key) = load_family("fmoe"), QUANTISATIONS[quantisation]
     names = ("token", "model_dim", "inter_dim", "expert", "topk")
     defaults = KernelDefaults(dtype=dtype, out_dtype=None, bias=None)
     problem = make_problem(
@@ -95,9 +95,9 @@ def check(implementation: Implementation, knobs: Mapping[str, Scalar], device: D
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("words", WORDS)
-def test_triton(device: Device, size: str, words: str) -> None:
-    case = made(device, size, words)
+@pytest.mark.parametrize("quantisation", QUANTISATIONS)
+def test_triton(device: Device, size: str, quantisation: str) -> None:
+    case = made(device, size, quantisation)
     kernel = case[0].implementations[0]
     ran = 0
     for knobs in KNOBS:
@@ -108,12 +108,12 @@ def test_triton(device: Device, size: str, words: str) -> None:
     assert ran == len(KNOBS)
 
 
-@pytest.mark.parametrize("words", WORDS)
+@pytest.mark.parametrize("quantisation", QUANTISATIONS)
 @pytest.mark.parametrize("size", GROUPED_SIZES)
-def test_warp_specialised(device: Device, size: str, words: str) -> None:
+def test_warp_specialised(device: Device, size: str, quantisation: str) -> None:
     if device.gfx != "sm_90":
         pytest.skip("warpgroup instructions are sm_90's")
-    case = made(device, size, words)
+    case = made(device, size, quantisation)
     kernel, deep = case[0].implementations[1], 128 if case[1].w_dtype.startswith("float8") else 64
     unfit = set()
     for m, n, more in GROUPED:
@@ -124,24 +124,24 @@ def test_warp_specialised(device: Device, size: str, words: str) -> None:
             check(kernel, normal, device, case)
         else:
             unfit.add(reason.split(":")[0])
-    assert unfit <= ({"registers", "fused activation"} if words.startswith("block") else set())
+    assert unfit <= ({"registers", "fused activation"} if quantisation.startswith("block") else set())
 
 
-@pytest.mark.parametrize("words", WORDS)
-def test_grouped_products(device: Device, words: str) -> None:
-    case = made(device, "prefill", words)
+@pytest.mark.parametrize("quantisation", QUANTISATIONS)
+def test_grouped_products(device: Device, quantisation: str) -> None:
+    case = made(device, "prefill", quantisation)
     backend = Torch()
     points = list(backend.configs(case[1], device, Space(axes={}, when=(), pinned=())))
     fit = [knobs for knobs in points if backend.unsupported_reason(case[1], knobs, device) is None]
     for knobs in fit:
         check(backend, knobs, device, case)
     assert bool(fit) == (case[1].x_dtype == "bfloat16")
-    assert (words.startswith("per_token") and device.gfx == "sm_90") == ({"method": "scaled_grouped_mm"} in fit)
+    assert (quantisation.startswith("per_token") and device.gfx == "sm_90") == ({"method": "scaled_grouped_mm"} in fit)
 
 
-@pytest.mark.parametrize("words", ["bf16", "fp16_gelu", "per_token", "block"])
-def test_the_run_time_function(device: Device, words: str) -> None:
-    family, spec, weights, inputs = made(device, "odd", words)
+@pytest.mark.parametrize("quantisation", ["bf16", "fp16_gelu", "per_token", "block"])
+def test_the_run_time_function(device: Device, quantisation: str) -> None:
+    family, spec, weights, inputs = made(device, "odd", quantisation)
     assert weights.w2 is not None
     assert spec.experts is not None
     act = spec.experts.activation

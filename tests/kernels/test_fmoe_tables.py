@@ -1,4 +1,4 @@
-"""aiter's tables of fused experts, every header that is out there; ours with its columns; the engines' files."""
+"""aiter's tables of fused experts with every published header; native ones with aiter's columns; engines' files."""
 
 import json
 from dataclasses import replace
@@ -24,7 +24,7 @@ FMOE = load_family("fmoe")
 KEY = "token,model_dim,inter_dim,expert,topk,act_type,dtype,q_dtype_a,q_dtype_w,q_type,use_g1u1,doweight_stage1"
 STAGES = "block_m,ksplit,us1,kernelName1,err1,us2,kernelName2,err2,us,run_1stage"
 FP8 = "torch.bfloat16,torch.float8_e4m3fnuz,torch.float8_e4m3fnuz"
-WORDS = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+DEFAULTS = KernelDefaults(dtype=None, out_dtype=None, bias=None)
 HEADERS = {
     "without gfx, xbf16 and flat": (
         f"cu_num,{KEY},{STAGES},tflops,bw,_tag",
@@ -88,21 +88,21 @@ def test_an_untuned_table_gives_problems(tmp_path: Path) -> None:
         "torch.float8_e4m3fn, torch.float8_e4m3fn, QuantType.per_1x128",
     )]  # fmt: skip
     path.write_text("\n".join([KEY.replace(",", ", "), *lines]) + "\n")
-    found = Tables(path=str(path), rows_of=None).problems(FMOE, WORDS, "sm_90")
+    found = Tables(path=str(path), rows_of=None).problems(FMOE, DEFAULTS, "sm_90")
     assert [p["q_type"] for p in found] == ["QuantType.No", "QuantType.per_1x128"]
     assert [p.rows for p in found] == [512, 512]
     source = Tables(path=str(path), rows_of=None)
     path.write_text("\n".join([KEY, *lines, "4,64,64,8,2,Silu,bf16,int8,int8,QuantType.per_Tensor,1,0"]) + "\n")
-    assert source.problems(FMOE, WORDS, "sm_90") == found
-    said = source.left_out(FMOE, WORDS, "sm_90")
-    assert said.startswith(
+    assert source.problems(FMOE, DEFAULTS, "sm_90") == found
+    skipped = source.left_out(FMOE, DEFAULTS, "sm_90")
+    assert skipped.startswith(
         f"1 row, the first: {path}:4: fmoe: q_type: 'QuantType.per_Tensor' is not computed, expected "
     )
     path.write_text(f"{KEY}\n512,6144,4096,8,2,ActivationType.Silu,torch.bfloat16,torch.bfloat16,int4,per_1x32,1,0\n")
     with pytest.raises(
         UserError, match=r"_fmoe.csv:2: .*q_type: 'QuantType.per_1x32' is not computed, expected QuantType.No"
     ):
-        Tables(path=str(path), rows_of=None).problems(FMOE, WORDS, "sm_90")
+        Tables(path=str(path), rows_of=None).problems(FMOE, DEFAULTS, "sm_90")
 
 
 KNOBS = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 1, "num_warps": 4}
@@ -116,7 +116,7 @@ def target(tmp_path: Path) -> Target:
 
 
 def problem_of(m: int, dtype: str | None = None, **key: object) -> Problem:
-    """Of Qwen3-30B-A3B's experts."""
+    """A problem of Qwen3-30B-A3B's experts."""
     sizes = {"token": m, "model_dim": 2048, "inter_dim": 768, "expert": 128, "topk": 8, **key}
     return make_problem(FMOE, sizes, KernelDefaults(dtype=dtype, out_dtype=None, bias=None), "sm_90", "test")
 
@@ -142,7 +142,7 @@ def test_our_table_has_aiters_columns(target: Target) -> None:
     assert path.name == "tuned_fmoe.csv"
     assert NativeCsv(file=None, sort=True).write(FMOE, frame.assign(us=8.5), target) == [
         path
-    ]  # merged into what is there
+    ]  # merged into the existing table
     assert NativeCsv(file=None, sort=True).write(FMOE, frame, target) == [path]
     header, first, second = path.read_text().splitlines()
     assert header.startswith(f"gfx,cu_num,{KEY},libtype,")
@@ -221,14 +221,13 @@ def test_vllm_gets_what_its_kernel_can_run(odd: dict[str, object], target: Targe
 
 def test_two_models_with_one_file_name_keep_the_more_called(target: Target) -> None:
     other = chosen("vllm", {**KNOBS, "num_warps": 8}, model_dim=4096).assign(weight=3.0)
-    heard: list[str] = []
-    target.events.listeners.append(lambda event: heard.append(event.text))
+    lines: list[str] = []
+    target.events.listeners.append(lambda event: lines.append(event.text))
     (path,) = Vllm(device_name=None).write(FMOE, pd.concat([chosen("vllm", dict(KNOBS)), other]), target)
     assert {m: knobs["num_warps"] for m, knobs in json.loads(path.read_text()).items()} == {"1": 8, "64": 8}
-    said = (
-        "E=128,N=768,device_name=NVIDIA_H200.json: one file for several products; the one with the most calls is stored"
-    )
-    assert heard == [said, said]
+    name = "E=128,N=768,device_name=NVIDIA_H200.json"
+    line = f"{name}: one file for several products; the one with the most calls is stored"
+    assert lines == [line, line]
 
 
 def test_a_file_of_vllms_own_is_read(tmp_path: Path) -> None:

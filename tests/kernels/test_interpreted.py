@@ -62,7 +62,7 @@ SHUFFLED = [
     {"mnk": [5, 144, 352], "knobs": [16, 64, 64, 2], "out": "float32"},
 ]
 ORDERS = ("rows", "columns", "padded", "padded_rows")
-# Columns and the least tile of each kind: rows of w on the wide side of the matrix instruction, or x's.
+# Columns and the least tile of each form: rows of w on the wide side of the matrix instruction, or x's.
 SLICED = {
     "a16w16": [
         {"mnk": [1, 80, 512], "knobs": [8, 16, 256, 1]},
@@ -114,9 +114,9 @@ def test_matches_the_reference_on_odd_and_even_sizes(interpreter: Interpreter, f
         ("a8w8_blockscale_bpreshuffle", "skinny", SKINNY["a8w8_blockscale_bpreshuffle"]),
     ],
 )
-def test_block_scales_of_either_order_are_read_as_they_lie(
+def test_block_scales_of_either_order_are_read_in_place(
     interpreter: Interpreter, family: str, label: str, cases: list[dict], scales: str
 ) -> None:
-    """Every Triton kernel of the block-scaled families; between columns, and rows, lies NaN."""
+    """Every Triton kernel of the block-scaled families; with NaN between columns and between rows."""
     laid = [{**case, "label": label, "scales": scales} for case in cases]
     test_matches_the_reference_on_odd_and_even_sizes(interpreter, family, laid)

@@ -16,8 +16,8 @@ from gemmpipe.family.reference import error_ratio
 from gemmpipe.launch.build import load_build, loaded_facts
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
-Words = Mapping[str, object]
-DENSE: list[tuple[str, Words]] = [
+Options = Mapping[str, object]
+DENSE: list[tuple[str, Options]] = [
     ("a16w16", {"bias": True}),
     ("a16w16", {"dtype": "float8_e4m3fn"}),
     ("a8w8", {}),
@@ -32,10 +32,10 @@ def device() -> Device:
 
 
 def made(
-    name: str, device: Device, mnk: tuple[int, int, int], words: Words
+    name: str, device: Device, mnk: tuple[int, int, int], options: Options
 ) -> tuple[Family, GemmSpec, Weights, Inputs]:
     family = load_family(name)
-    defaults = KernelDefaults(**{"dtype": None, "out_dtype": None, "bias": None, **words})  # type: ignore[arg-type]
+    defaults = KernelDefaults(**{"dtype": None, "out_dtype": None, "bias": None, **options})  # type: ignore[arg-type]
     spec = family.spec(make_problem(family, dict(zip("MNK", mnk, strict=True)), defaults, device.gfx, "test"))
     generator = torch.Generator(device=device.torch_name).manual_seed(11)
     return family, spec, family.make_weights(spec, generator), family.make_inputs(spec, generator)
@@ -91,12 +91,12 @@ def test_blockscale(device: Device, mnk: tuple[int, int, int], knobs: tuple[int,
 @pytest.mark.parametrize("knobs", [(16, 64, 64, 8, 4, 2), (64, 128, 32, 1, 4, 3), (64, 64, 64, 3, 8, 2)])
 @pytest.mark.parametrize("mnk", [(1, 1280, 8192), (64, 7168, 8192), (77, 1300, 1000)])
 @pytest.mark.parametrize(
-    "words", [{}, {"dtype": "float16", "bias": True}, {"out_dtype": "float32", "bias": True}, {"fp8": 1}]
+    "options", [{}, {"dtype": "float16", "bias": True}, {"out_dtype": "float32", "bias": True}, {"fp8": 1}]
 )
-def test_a16w16(device: Device, mnk: tuple[int, int, int], knobs: tuple[int, ...], words: dict[str, object]) -> None:
-    if "fp8" in words:
-        words = {"dtype": "float8_e4m3fnuz" if device.gfx == "gfx942" else "float8_e4m3fn", "bias": True}
-    case = made("a16w16", device, mnk, words)
+def test_a16w16(device: Device, mnk: tuple[int, int, int], knobs: tuple[int, ...], options: dict[str, object]) -> None:
+    if "fp8" in options:
+        options = {"dtype": "float8_e4m3fnuz" if device.gfx == "gfx942" else "float8_e4m3fn", "bias": True}
+    case = made("a16w16", device, mnk, options)
     check(case[0].implementations[0], knobs_of(*knobs), device, case)
 
 
@@ -140,7 +140,7 @@ def test_warp_specialised(device: Device, mnk: tuple[int, int, int], m: int, n: 
 @pytest.mark.parametrize(("n", "stages"), [(64, 6), (32, 8)])
 @pytest.mark.parametrize("mnk", [(64, 4608, 7168), (24, 1320, 1040), (256, 7168, 512), (4, 72, 96)])
 @pytest.mark.parametrize("name", ["a8w8_blockscale", "a16w16", "a8w8"])
-def test_two_programs_a_multiprocessor(
+def test_two_programs_per_multiprocessor(
     device: Device, name: str, mnk: tuple[int, int, int], n: int, stages: int, splits: int
 ) -> None:
     knobs = knobs_of(64, n, 64 if name == "a16w16" else 128, splits, 4, stages)
@@ -154,13 +154,13 @@ def test_two_programs_a_multiprocessor(
 )
 @pytest.mark.parametrize("mnk", [(64, 1280, 8192), (4, 72, 1040), (192, 520, 2048), (256, 7168, 512)])
 @pytest.mark.parametrize("name", ["a8w8_blockscale", "a16w16", "a8w8"])
-def test_splits_meet_in_a_cluster(
+def test_splits_of_a_tile_form_a_cluster(
     device: Device, name: str, mnk: tuple[int, int, int], m: int, n: int, stages: int, splits: int
 ) -> None:
-    """One split: neighbours are a cluster; where their splits need more than a round they do not fit, and none runs."""
+    """One split: neighbours are a cluster; splits that need more than one wave are unsupported and do not run."""
     knobs = knobs_of(m, n, 64 if name == "a16w16" else 128, splits, 4, stages)
-    words = {} if name == "a8w8_blockscale" else {"bias": True}
-    check_gluon(device, made(name, device, mnk, words), {**knobs, "GROUP_SIZE_M": 16, "CLUSTER_SIZE": max(2, splits)})
+    options = {} if name == "a8w8_blockscale" else {"bias": True}
+    check_gluon(device, made(name, device, mnk, options), {**knobs, "GROUP_SIZE_M": 16, "CLUSTER_SIZE": max(2, splits)})
 
 
 @pytest.mark.parametrize("splits", [1, 3])
@@ -170,7 +170,7 @@ def test_splits_meet_in_a_cluster(
 )
 @pytest.mark.parametrize("mnk", [(128, 4608, 2048), (1, 1320, 1040), (1027, 1280, 512), (1030, 2312, 1200)])
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "options"),
     [
         ("a16w16", {"bias": True}),
         ("a16w16", {"dtype": "float16"}),
@@ -183,33 +183,33 @@ def test_dense_warp_specialised(
     device: Device,
     mnk: tuple[int, int, int],
     name: str,
-    words: Words,
+    options: Options,
     m: int,
     n: int,
     stages: int,
     splits: int,
 ) -> None:
-    k = 64 if name == "a16w16" and words.get("dtype") != "float8_e4m3fn" else 128
-    check_gluon(device, made(name, device, mnk, words), knobs_of(m, n, k, splits, 4, stages))
+    k = 64 if name == "a16w16" and options.get("dtype") != "float8_e4m3fn" else 128
+    check_gluon(device, made(name, device, mnk, options), knobs_of(m, n, k, splits, 4, stages))
 
 
 def check_gluon(device: Device, case: tuple[Family, GemmSpec, Weights, Inputs], knobs: Mapping[str, Scalar]) -> None:
-    """As `check`, but for splits that are more than a round, and int8 in 256 columns, which no kernel has."""
+    """`check`, unless splits need more than one wave, or for int8 in 256 columns, which no kernel supports."""
     if device.gfx != "sm_90":
         pytest.skip("Hopper's kernel")
     kernel = next(i for i in case[0].implementations if i.label == "gluon")
     knobs = {**knobs, "kernel_type": "warp_specialised"}
     reason = kernel.unsupported_reason(case[1], kernel.normalise(case[1], knobs, device), device) or ""
-    if "would not meet" in reason or (case[1].x_dtype == "int8" and "256 columns" in reason):
+    if "do not share clusters" in reason or (case[1].x_dtype == "int8" and "256 columns" in reason):
         pytest.skip(reason)
     check(kernel, knobs, device, case)
 
 
 @pytest.mark.parametrize("mnk", [(1, 1280, 8192), (2, 7168, 2048), (5, 1300, 1000), (16, 1024, 512)])
 @pytest.mark.parametrize("stages", [1, 3])
-@pytest.mark.parametrize(("name", "words"), DENSE)
-def test_skinny(device: Device, mnk: tuple[int, int, int], stages: int, name: str, words: Words) -> None:
-    case = made(name, device, mnk, words)
+@pytest.mark.parametrize(("name", "options"), DENSE)
+def test_skinny(device: Device, mnk: tuple[int, int, int], stages: int, name: str, options: Options) -> None:
+    case = made(name, device, mnk, options)
     kernel = next(i for i in case[0].implementations if i.label == "skinny")
     rows = min(4, 1 << (mnk[0].bit_length() - 1))
     check(kernel, knobs_of(rows, 4, 512, 1, 2, stages), device, case)
@@ -217,9 +217,9 @@ def test_skinny(device: Device, mnk: tuple[int, int, int], stages: int, name: st
 
 @pytest.mark.parametrize("mnk", [(1, 1280, 8192), (8, 7168, 2048), (13, 1300, 1000), (33, 1030, 528)])
 @pytest.mark.parametrize("tile", [(8, 16, 1024, 1, 8, 3), (16, 8, 256, 1, 4, 4), (32, 16, 512, 1, 8, 4)])
-@pytest.mark.parametrize(("name", "words"), DENSE)
-def test_sliced(device: Device, mnk: tuple[int, int, int], tile: tuple[int, ...], name: str, words: Words) -> None:
-    case = made(name, device, mnk, words)
+@pytest.mark.parametrize(("name", "options"), DENSE)
+def test_sliced(device: Device, mnk: tuple[int, int, int], tile: tuple[int, ...], name: str, options: Options) -> None:
+    case = made(name, device, mnk, options)
     check(next(i for i in case[0].implementations if i.label == "sliced"), knobs_of(*tile), device, case)
 
 
@@ -239,7 +239,7 @@ def test_split_k_survives_many_launches(device: Device) -> None:
 
 @pytest.mark.parametrize(("label", "tile"), [("triton", (16, 64, 64, 4, 4, 4)), ("sliced", (16, 16, 256, 1, 4, 4))])
 def test_overlapping_launches_wait_for_one_another(device: Device, label: str, tile: tuple[int, ...]) -> None:
-    """Each reads what the one before wrote: without waiting, one of a hundred chained products would read too early."""
+    """Each reads the previous one's output: without a wait, one of a hundred chained products would read too early."""
     family, spec, weights, inputs = made("a16w16", device, (16, 1024, 1024), {})
     kernel = next(i for i in family.implementations if i.label == label)
     knobs = kernel.normalise(spec, knobs_of(*tile), device)
@@ -266,9 +266,9 @@ def test_torch_dequantises(device: Device, method: str) -> None:
     check(Torch(), {"method": method}, device, made("a8w8_blockscale", device, (64, 1280, 8192), {}))
 
 
-@pytest.mark.parametrize("words", [{}, {"bias": True}, {"out_dtype": "float32"}])
-def test_torch_mm(device: Device, words: dict[str, object]) -> None:
-    check(Torch(), {"method": "mm"}, device, made("a16w16", device, (64, 1280, 8192), words))
+@pytest.mark.parametrize("options", [{}, {"bias": True}, {"out_dtype": "float32"}])
+def test_torch_mm(device: Device, options: dict[str, object]) -> None:
+    check(Torch(), {"method": "mm"}, device, made("a16w16", device, (64, 1280, 8192), options))
 
 
 def test_facts_of_a_loaded_build(device: Device) -> None:

@@ -1,4 +1,4 @@
-"""A wrong kernel cannot win: mistakes planted as candidates of every family and format go through bench's own job."""
+"""A wrong kernel cannot win: errors planted as candidates of every family and format go through bench's own job."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ def _one_nan(out: torch.Tensor) -> None:
     out.view(-1)[777] = float("nan")
 
 
-MISTAKES: dict[str, Callable[[torch.Tensor], None]] = {
+ERRORS: dict[str, Callable[[torch.Tensor], None]] = {
     "none": lambda out: None,
     "columns": _swap,
     "row": _one_row,
@@ -68,7 +68,7 @@ MISTAKES: dict[str, Callable[[torch.Tensor], None]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Planted(Implementation):
-    """ATen's right product, then the mistake that the knob names; `untouched` computes nothing at all."""
+    """ATen's right product, then the error that the knob names; `untouched` computes nothing."""
 
     label = "planted"
 
@@ -83,29 +83,29 @@ class Planted(Implementation):
     ) -> Launch:
         if spec.experts is not None:
             method = {"method": "expert_loop"}
-            return self._mistaken(Torch().bind(spec, method, device, inputs, prepared, out), knobs, out)
+            return self._with_error(Torch().bind(spec, method, device, inputs, prepared, out), knobs, out)
         scaled = spec.x_scale is not None or spec.out_dtype != spec.x_dtype
         method = {"method": "float32_convert" if scaled else "mm"}
-        return self._mistaken(Torch().bind(spec, method, device, inputs, prepared, out), knobs, out)
+        return self._with_error(Torch().bind(spec, method, device, inputs, prepared, out), knobs, out)
 
-    def _mistaken(self, launch: Launch, knobs: Knobs, out: torch.Tensor) -> Launch:
+    def _with_error(self, launch: Launch, knobs: Knobs, out: torch.Tensor) -> Launch:
         def wrong() -> torch.Tensor:
-            if knobs["mistake"] != "untouched":
+            if knobs["error"] != "untouched":
                 launch()
-                MISTAKES[str(knobs["mistake"])](out)
+                ERRORS[str(knobs["error"])](out)
             return out
 
         return wrong
 
 
-@pytest.mark.parametrize(("name", "words", "key"), PRODUCTS)
-def test_mistakes_are_caught(name: str, words: Mapping[str, object], key: Mapping[str, object]) -> None:
+@pytest.mark.parametrize(("name", "options", "key"), PRODUCTS)
+def test_errors_are_caught(name: str, options: Mapping[str, object], key: Mapping[str, object]) -> None:
     family, device = load_family(name), cpu_device()
-    defaults = KernelDefaults(**{"dtype": None, "out_dtype": None, "bias": None, **words})  # type: ignore[arg-type]
+    defaults = KernelDefaults(**{"dtype": None, "out_dtype": None, "bias": None, **options})  # type: ignore[arg-type]
     values = {"M": ROWS, "N": 64, "K": 128, "B": 2}
     values |= {"token": ROWS, "model_dim": 64, "inter_dim": 128, "expert": 4, "topk": 2}
     values = {column.name: values[column.name] for column in family.key_columns if column.name in values} | {**key}
-    candidates = tuple(Candidate.of("planted", {"mistake": mistake}) for mistake in (*MISTAKES, "untouched"))
+    candidates = tuple(Candidate.of("planted", {"error": error}) for error in (*ERRORS, "untouched"))
     job = FinalsJob(
         stage="bench",
         problem=make_problem(family, values, defaults, device.gfx, "test"),
@@ -121,7 +121,7 @@ def test_mistakes_are_caught(name: str, words: Mapping[str, object], key: Mappin
             bench=bench, clock=CpuClock(), in_flight=InFlight([0.0, 0.0]), foreign_processes=ForeignProcesses(device)
         )
     )
-    found = {trial.candidate.knobs["mistake"]: trial.status for trial in trials}
+    found = {trial.candidate.knobs["error"]: trial.status for trial in trials}
     assert found == {
         "none": Status.OK,
         **dict.fromkeys(("columns", "row", "nan", "untouched"), Status.INCORRECT),

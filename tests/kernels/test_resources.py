@@ -1,4 +1,4 @@
-"""What `fits` says against what the compiler says, for samples of every family's default space on four architectures.
+"""Constraints compared with the compiler, for samples of every family's default space on four architectures.
 
 Registers and spills come from the assembly (AMD) and from cuobjdump, which triton brings along (NVIDIA).
 """
@@ -27,7 +27,7 @@ FAMILIES = sorted(path.parent.name for path in (ROOT / "kernels").glob("*/__init
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 ACCEPTED = 3
 """Points compiled of each family's Triton kernel and architecture, of other kernels one; all but the first are slow."""
-REFUSED = 200
+UNSUPPORTED = 200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +54,8 @@ def spills(kernel: object, device: Device) -> int:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(assembly["cubin"])  # type: ignore[arg-type]
         file.flush()
-        said = subprocess.run([CUOBJDUMP, "--dump-resource-usage", file.name], capture_output=True, check=True)
-    return max(int(n) for n in re.findall(r"STACK:(\d+)", said.stdout.decode()))
+        dumped = subprocess.run([CUOBJDUMP, "--dump-resource-usage", file.name], capture_output=True, check=True)
+    return max(int(n) for n in re.findall(r"STACK:(\d+)", dumped.stdout.decode()))
 
 
 def shipped_space(name: str) -> Space:
@@ -66,7 +66,7 @@ def shipped_space(name: str) -> Space:
 
 
 def keys_of(family: Family, m: int) -> dict[str, object]:
-    """A problem of the size that models have, for whatever columns the family's key has."""
+    """A problem of a model's size, with the columns of the family's key."""
     usual = {"M": m, "N": 1280, "K": 8192, "B": 4, "token": m, "model_dim": 2048, "inter_dim": 768}
     usual |= {"expert": 128, "topk": 8}
     return {column.name: usual[column.name] for column in family.key_columns if column.name in usual}
@@ -93,7 +93,7 @@ def points(name: str, gfx: str, m: int) -> list[Point]:
 @pytest.mark.parametrize("drawn", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in range(1, ACCEPTED))])
 @pytest.mark.parametrize("gfx", ARCHES)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_what_fits_is_not_refused_for_resources(name: str, gfx: str, drawn: int) -> None:
+def test_supported_configs_fit_the_resources(name: str, gfx: str, drawn: int) -> None:
     draw = random.Random(f"{name} {gfx}")
     fit = [p for m in (16, 512) for p in points(name, gfx, m) if p.reason is None]
     if not fit:
@@ -112,8 +112,8 @@ def test_what_fits_is_not_refused_for_resources(name: str, gfx: str, drawn: int)
 @pytest.mark.parametrize("m", [1, 300])
 def test_a_row_without_knobs_names_a_kernel_that_compiles_for_a_workstation_gpu(name: str, m: int) -> None:
     family, device = load_family(name), arch_device("gfx1201")
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    spec = family.spec(make_problem(family, keys_of(family, m), words, device.gfx, "test"))
+    options = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = family.spec(make_problem(family, keys_of(family, m), options, device.gfx, "test"))
     for implementation in family.implementations:
         knobs = implementation.knobs_from_row({}, spec, device)
         if implementation.label not in ("triton", "skinny"):
@@ -127,23 +127,23 @@ def test_a_row_without_knobs_names_a_kernel_that_compiles_for_a_workstation_gpu(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_what_is_refused_would_not_have_fitted() -> None:
-    """Of 200 points refused for want of memory or registers at most 5 % compile within both.
+def test_unsupported_configs_do_not_fit_the_resources() -> None:
+    """Of 200 configs unsupported for lack of memory or registers at most 5 % compile within both.
 
-    What is refused for another reason (splits of a tile that would wait for each other for ever) compiles, of course.
+    Configs that are unsupported for another reason (e.g. splits of a tile that would deadlock) do compile.
     """
-    draw, refused = random.Random(2), []
+    draw, unsupported = random.Random(2), []
     for name in FAMILIES:
         for gfx in ARCHES:
             for m in (1, 64, 512, 4096):
                 listed = [p for p in points(name, gfx, m) if str(p.reason).startswith(("shared memory", "registers"))]
-                refused += draw.sample(listed, min(len(listed), 25))
+                unsupported += draw.sample(listed, min(len(listed), 25))
     fitted = []
-    for point in draw.sample(refused, REFUSED):
+    for point in draw.sample(unsupported, UNSUPPORTED):
         try:
             shared, spilled = point.compile()
-        except Exception:  # noqa: BLE001  (whatever the compiler says: it does not fit)
+        except Exception:  # noqa: BLE001  (any compile error: it does not fit)
             continue
         if shared <= point.device.shared_bytes and not spilled:
             fitted.append((point.device.gfx, point.spec.x_dtype, dict(point.knobs), point.reason))
-    assert len(fitted) <= REFUSED * 0.05, fitted
+    assert len(fitted) <= UNSUPPORTED * 0.05, fitted

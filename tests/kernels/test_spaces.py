@@ -39,8 +39,8 @@ KNOBS = {
 }
 
 
-def spec_of(family: Family, gfx: str, m: int, n: int, k: int, **words: object) -> GemmSpec:
-    defaults = KernelDefaults(**{"dtype": None, "out_dtype": None, "bias": None, **words})  # type: ignore[arg-type]
+def spec_of(family: Family, gfx: str, m: int, n: int, k: int, **options: object) -> GemmSpec:
+    defaults = KernelDefaults(**{"dtype": None, "out_dtype": None, "bias": None, **options})  # type: ignore[arg-type]
     return family.spec(make_problem(family, {"M": m, "N": n, "K": k}, defaults, gfx, "test"))
 
 
@@ -75,11 +75,11 @@ def test_default_space_is_as_large_as_the_measured_one(m: int, least: int) -> No
 
 @pytest.mark.parametrize("name", ["a16w16", "a8w8_blockscale", "fmoe"])
 def test_shipped_winners_are_points_of_the_default_space(name: str) -> None:
-    """An entry of a space that takes away more than it should loses some of them."""
+    """An entry of a space that removes too much would lose some of them."""
     family, found = load_family(name), 0
     for row in store.read(shipped_tables() / family.csv_name, family):
         if row["gfx"] not in ARCHES:
-            continue  # of a checkout that this machine's CPU was tuned in
+            continue  # CPU rows, of a checkout with tables of this machine's CPU
         candidate, device = candidate_of(str(row["libtype"]), str(row["config"])), arch_device(str(row["gfx"]))
         own = next((i for i in family.implementations if i.label == candidate.backend), None)
         if own is None:
@@ -99,7 +99,7 @@ def test_shipped_winners_are_points_of_the_default_space(name: str) -> None:
     "name", ["a16w16", "a8w8", "a8w8_blockscale", "a8w8_bpreshuffle", "a8w8_blockscale_bpreshuffle"]
 )
 def test_a_candidate_has_the_knobs_of_its_kernel_alone(name: str, m: int, gfx: str) -> None:
-    """What is another kernel's would be refused where the row is looked up, and end in files for engines."""
+    """A knob of another kernel would be rejected when the row is looked up, and be written to files for engines."""
     family, device, space = load_family(name), arch_device(gfx), shipped_space(name)
     spec = spec_of(family, gfx, m, 1280, 8192)
     for kernel in family.implementations:
@@ -143,7 +143,7 @@ def test_normalises_to_what_runs() -> None:
         ("a16w16", {"num_warps": 64}, "threads"),
     ],
 )
-def test_misfits_name_their_rule(family: str, changes: dict[str, int], rule: str) -> None:
+def test_reasons_name_their_rule(family: str, changes: dict[str, int], rule: str) -> None:
     found = load_family(family)
     kernel, device = kernel_of(found), arch_device("sm_90")
     spec = spec_of(found, "sm_90", 16, 1280, 8192)
@@ -153,7 +153,7 @@ def test_misfits_name_their_rule(family: str, changes: dict[str, int], rule: str
     assert reason.split(":")[0] == rule
 
 
-def test_padding_fits_but_is_passed_over() -> None:
+def test_padding_is_dominated() -> None:
     found, device = load_family("a8w8_blockscale"), arch_device("sm_90")
     kernel, spec = kernel_of(found), spec_of(found, "sm_90", 16, 1280, 8192)
     knobs = kernel.normalise(spec, {**KNOBS, "BLOCK_SIZE_M": 128}, device)
@@ -162,14 +162,14 @@ def test_padding_fits_but_is_passed_over() -> None:
     assert kernel.dominated_reason(spec, kernel.normalise(spec, KNOBS, device), device) is None
 
 
-def test_is_unfit_on_a_cpu_and_for_the_other_fp8() -> None:
+def test_is_unsupported_on_a_cpu_and_for_the_other_fp8() -> None:
     family = load_family("a8w8_blockscale")
     kernel, spec = kernel_of(family), spec_of(family, "sm_90", 16, 1280, 8192)
     assert str(kernel.unsupported_reason(spec, KNOBS, cpu_device())).startswith("no GPU")
     assert str(kernel.unsupported_reason(spec, KNOBS, arch_device("gfx942"))).startswith("fp8 format")
 
 
-def test_an_unknown_axis_is_the_users_mistake() -> None:
+def test_an_unknown_axis_is_a_user_error() -> None:
     family, device = load_family("a16w16"), arch_device("sm_90")
     axes = {name: (value,) for name, value in KNOBS.items()}
     spec = spec_of(family, "sm_90", 16, 1280, 8192)
@@ -180,7 +180,7 @@ def test_an_unknown_axis_is_the_users_mistake() -> None:
         kernel_of(family).configs(spec, device, Space(axes=axes, when=(), pinned=()))
 
 
-def test_contradicting_keys_are_refused() -> None:
+def test_contradicting_keys_are_rejected() -> None:
     family = load_family("a16w16")
     defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
     sizes = {"M": 1, "N": 16, "K": 16}
@@ -245,8 +245,8 @@ def test_warp_specialised_kernels_compile_within_the_estimate(
     kernel = next(i for i in family.implementations if i.label == "gluon")
     spec = spec_of(family, "sm_90", 256, 7168, 8192)
     sizes = {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": k, "num_stages": stages}
-    words = {"kernel_type": "warp_specialised", "NUM_KSPLIT": splits}
-    knobs = kernel.normalise(spec, {**KNOBS, **sizes, **words}, device)
+    options = {"kernel_type": "warp_specialised", "NUM_KSPLIT": splits}
+    knobs = kernel.normalise(spec, {**KNOBS, **sizes, **options}, device)
     assert kernel.unsupported_reason(spec, knobs, device) is None
     columns = n if m == 128 else n // 2
     for build in kernel.builds(spec, knobs, device):
@@ -265,7 +265,7 @@ def test_warp_specialised_kernels_compile_within_the_estimate(
         (256, 8192, "column", ["copied"]),
         (255, 8192, "column", ["copied", "strided"]),  # padded to fours, or not
         (255, 8192 - 128, "row", ["strided"]),
-        (1, 8192, "column", ["fours"]),  # a single row lies in both
+        (1, 8192, "column", ["fours"]),  # a single row has both orders
         (256, 128, None, ["strided"]),
     ],
 )
@@ -276,8 +276,8 @@ def test_builds_for_the_memory_orders_that_scales_may_have(
     kernel = next(i for i in family.implementations if i.label == "gluon")
     spec = spec_of(family, "sm_90", m, 7168, k)
     spec = replace(spec, x_scale=replace(spec.x_scale, order=order))
-    words = {"kernel_type": "warp_specialised", "BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 128}
-    knobs = kernel.normalise(spec, {**KNOBS, **words, "num_stages": 4}, device)
+    options = {"kernel_type": "warp_specialised", "BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 128, "BLOCK_SIZE_K": 128}
+    knobs = kernel.normalise(spec, {**KNOBS, **options, "num_stages": 4}, device)
     assert kernel.unsupported_reason(spec, knobs, device) is None
     builds = kernel.builds(spec, knobs, device)
     assert [dict(build.constants)["READING"] for build in builds] == readings
@@ -291,15 +291,15 @@ def test_builds_for_the_memory_orders_that_scales_may_have(
 
 @pytest.mark.parametrize("reading", ["fours", "strided"])
 @pytest.mark.parametrize(("columns", "splits", "clusters"), [(128, 1, 1), (192, 1, 1), (64, 3, 3)])
-def test_two_warps_that_bring_scales_arrive_once_a_slot(reading: str, columns: int, splits: int, clusters: int) -> None:
-    """Of the roles of a program: barriers that two fill, one load of 16 bytes a row for four K blocks."""
+def test_two_scale_warps_arrive_once_per_slot(reading: str, columns: int, splits: int, clusters: int) -> None:
+    """Roles of a program: barriers with two arrivals, one load of 16 bytes per row for four K blocks."""
     family, device = load_family("a8w8_blockscale"), arch_device("sm_90")
     kernel = next(i for i in family.implementations if i.label == "gluon")
     spec = spec_of(family, "sm_90", 256, 1280, 8192 if reading == "fours" else 8192 - 128)
     spec = replace(spec, x_scale=replace(spec.x_scale, order="row"))
-    words = {"kernel_type": "warp_specialised", "BLOCK_SIZE_M": 128, "BLOCK_SIZE_N": columns, "BLOCK_SIZE_K": 128}
-    words |= {"NUM_KSPLIT": splits, "CLUSTER_SIZE": clusters, "num_stages": 4}
-    knobs = kernel.normalise(spec, {**KNOBS, **words}, device)
+    options = {"kernel_type": "warp_specialised", "BLOCK_SIZE_M": 128, "BLOCK_SIZE_N": columns, "BLOCK_SIZE_K": 128}
+    options |= {"NUM_KSPLIT": splits, "CLUSTER_SIZE": clusters, "num_stages": 4}
+    knobs = kernel.normalise(spec, {**KNOBS, **options}, device)
     assert kernel.unsupported_reason(spec, knobs, device) is None
     (build,) = kernel.builds(spec, knobs, device)
     kept = compile_kernel(build, device).asm
@@ -315,11 +315,11 @@ def test_int8_has_no_warpgroup_instruction_of_256_columns() -> None:
     family, device = load_family("a8w8"), arch_device("sm_90")
     kernel = next(i for i in family.implementations if i.label == "gluon")
     sizes = {"BLOCK_SIZE_M": 128, "BLOCK_SIZE_N": 256, "BLOCK_SIZE_K": 128, "num_stages": 4}
-    words = {"kernel_type": "warp_specialised", **sizes}
+    options = {"kernel_type": "warp_specialised", **sizes}
     for dtype, reason in (("int8", "registers"), ("float8_e4m3fn", "None")):
         spec = spec_of(family, "sm_90", 256, 7168, 8192, dtype=dtype)
         assert str(
-            kernel.unsupported_reason(spec, kernel.normalise(spec, {**KNOBS, **words}, device), device)
+            kernel.unsupported_reason(spec, kernel.normalise(spec, {**KNOBS, **options}, device), device)
         ).startswith(reason)
 
 
@@ -375,8 +375,8 @@ def test_amd_kernels_load_through_buffers_and_order_tiles_by_xcd(name: str, gfx:
 
 
 @pytest.mark.parametrize("programs", [1, 7, 8, 9, 64, 1000])
-def test_every_tile_is_somebodys_in_the_order_of_xcds(programs: int) -> None:
-    """The arithmetic of tiles.xcd_order, and what it is for: an XCD's tiles follow one another."""
+def test_the_order_of_xcds_has_every_tile_once(programs: int) -> None:
+    """The arithmetic of device_fns.xcd_swizzle and its purpose: an XCD's tiles are consecutive."""
     count = 8
     order = [p % count * (programs // count) + min(p % count, programs % count) + p // count for p in range(programs)]
     assert sorted(order) == list(range(programs))

@@ -1,4 +1,4 @@
-"""Native and aiter's tables of every family: what is written is read, a changed byte is refused or changes one cell."""
+"""Native and aiter's tables of every family: written rows are read, a changed byte is rejected or changes one cell."""
 
 from pathlib import Path
 
@@ -65,7 +65,7 @@ def test_a_native_table_is_read_as_written(
 @pytest.mark.parametrize("name", FAMILIES)
 @settings(max_examples=20)
 @given(data=st.data(), place=st.floats(0, 1, exclude_max=True), byte=st.sampled_from(b' ,"\n\r0159xT{}:.-_\x00\xff'))
-def test_a_changed_byte_is_refused_or_changes_one_cell(
+def test_a_changed_byte_is_rejected_or_changes_one_cell(
     tmp_path_factory: pytest.TempPathFactory, name: str, data: st.DataObject, place: float, byte: int
 ) -> None:
     family = load_family(name)
@@ -77,9 +77,9 @@ def test_a_changed_byte_is_refused_or_changes_one_cell(
 
 
 def _expect_one_change(path: Path, family: Family, rows: list[Row]) -> None:
-    """What a file leaves out follows from its gfx, and what splitK means there from libtype: only the said counts."""
-    said = [name.strip('"') for name in path.read_text(errors="replace").split("\n")[0].split(",")]
-    lacking = {column.name for column in family.key_columns} - set(said)
+    """Only columns in the file count: missing ones follow from its gfx, and the meaning of splitK from libtype."""
+    names = [name.strip('"') for name in path.read_text(errors="replace").split("\n")[0].split(",")]
+    lacking = {column.name for column in family.key_columns} - set(names)
     try:
         table = store.load(path, family)
     except UserError as error:
@@ -95,7 +95,7 @@ def _expect_one_change(path: Path, family: Family, rows: list[Row]) -> None:
 
 @st.composite
 def _aiters_rows(draw: st.DrawFn, family: Family) -> list[Row]:
-    """Rows as aiter's table of the family says them: its own libraries, and our other key columns at their defaults."""
+    """Rows as in aiter's table of the family: its own libraries, and our other key columns at their defaults."""
     table = family.aiter_table
     assert table is not None
     fill = family.key_defaults(KernelDefaults(dtype=None, out_dtype=None, bias=None), "gfx942")

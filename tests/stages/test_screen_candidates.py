@@ -59,8 +59,8 @@ def test_an_unavailable_backend_is_reported_once(no_words: KernelDefaults) -> No
     for problem in problems:
         report.add(list_candidates(problem, family, backends, device, space, ()).summary.report)
     assert report.lines()[-2:] == [
-        "  none of cublaslt: no NVIDIA GPU: cuBLASLt computes on these alone",
-        "  none of hipblaslt: no AMD GPU: hipBLASLt computes on these alone",
+        "  none of cublaslt: no NVIDIA GPU: cuBLASLt computes on NVIDIA GPUs only",
+        "  none of hipblaslt: no AMD GPU: hipBLASLt computes on AMD GPUs only",
     ]
 
 

@@ -1,4 +1,4 @@
-"""What the copy engine moves for a tile, and how the tiles of a product become pieces of work."""
+"""TMA boxes of a tile, and work tiles of a product."""
 
 import re
 from dataclasses import replace
@@ -54,41 +54,41 @@ def test_rows_of_a_copy(name: str, m: int, block_m: int, rows: int) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_program_that_serves_any_number_of_rows_compiles_a_tile_three_times(name: str) -> None:
+def test_any_number_of_rows_needs_three_builds_of_a_tile(name: str) -> None:
     builds = set()
     for m in (4, 8, 24, 32, 64, 72, 512, 4096):
         kernel, spec = _kernel(name, m)
         builds |= set(kernel.builds(spec, _knobs(spec, 64), SM_90))
-    assert len(builds) == (6 if "blockscale" in name else 3)  # x's scales lie in either order
+    assert len(builds) == (6 if "blockscale" in name else 3)  # x's scales have either order
 
 
 @pytest.mark.parametrize(
-    ("m", "splits", "whole", "programs", "pieces"),
+    ("m", "splits", "whole", "programs", "work_tiles"),
     [
         (64, 4, 0, 80, 80),  # 20 tiles, all of them in splits
         (4096, 1, 1280, 128, 1280),
-        (4096, 4, 1188, 132, 1188 + 92 * 4),  # nine rounds over 132 multiprocessors, and 92 tiles more
+        (4096, 4, 1188, 132, 1188 + 92 * 4),  # nine waves over 132 multiprocessors, and 92 tiles more
     ],
 )
-def test_only_tiles_that_fill_no_round_are_split(m: int, splits: int, whole: int, programs: int, pieces: int) -> None:
+def test_only_tiles_that_fill_no_wave_are_split(
+    m: int, splits: int, whole: int, programs: int, work_tiles: int
+) -> None:
     _, spec = _kernel("a8w8_blockscale", m)
     grid = PersistentGrid.of(spec, {**_knobs(spec, 64), "NUM_KSPLIT": splits}, SM_90)
     assert (grid.whole, grid.programs) == (whole, programs)
-    assert grid.parts == (0 if splits == 1 else (pieces - whole) * 64 * 64)
+    assert grid.parts == (0 if splits == 1 else (work_tiles - whole) * 64 * 64)
 
 
-def test_there_is_nothing_to_split_where_all_rounds_are_full() -> None:
+def test_nothing_is_split_if_all_waves_are_full() -> None:
     kernel, spec = _kernel("a8w8_blockscale", 64 * 33)  # 33 x 20 tiles on 132 multiprocessors
     assert kernel.normalise(spec, {**_knobs(spec, 64), "NUM_KSPLIT": 4}, SM_90)["NUM_KSPLIT"] == 1
 
 
-def test_two_programs_share_a_multiprocessor_where_both_fit() -> None:
+def test_two_programs_share_a_multiprocessor_if_both_fit() -> None:
     kernel, spec = _kernel("a8w8_blockscale", 64)
     knobs = {**_knobs(spec, 64), "num_stages": 6, "CTAS_PER_SM": 2}
     assert kernel.unsupported_reason(spec, knobs, SM_90) is None
-    assert (
-        PersistentGrid.of(spec, {**knobs, "NUM_KSPLIT": 10}, SM_90).programs == 200
-    )  # two rounds for one program each
+    assert PersistentGrid.of(spec, {**knobs, "NUM_KSPLIT": 10}, SM_90).programs == 200  # two waves for one program each
     assert PersistentGrid.of(spec, {**knobs, "NUM_KSPLIT": 10, "CTAS_PER_SM": 1}, SM_90).programs == 100
     for more in ({"num_stages": 8}, {"BLOCK_SIZE_N": 128, "num_stages": 3}):
         assert "two programs" in str(kernel.unsupported_reason(spec, {**knobs, **more}, SM_90))
@@ -116,7 +116,7 @@ def test_a_split_of_a_cluster_adds_up_about_its_share(splits: int, columns: int)
     assert kernel.boxes(spec, tile)["out"][1] == [64, columns]
 
 
-def test_neighbours_are_launched_together_where_they_share_columns_of_the_weight() -> None:
+def test_neighbours_are_a_cluster_if_they_share_columns_of_the_weight() -> None:
     kernel, spec = _kernel("a8w8_blockscale", 192)  # 3 x 20 tiles
     pairs = {**_knobs(spec, 64), "CLUSTER_SIZE": 2, "GROUP_SIZE_M": 16}
     assert kernel.unsupported_reason(spec, pairs, SM_90) is kernel.dominated_reason(spec, pairs, SM_90) is None
@@ -125,8 +125,8 @@ def test_neighbours_are_launched_together_where_they_share_columns_of_the_weight
     assert "CLUSTER_SIZE" not in kernel.normalise(spec, {**pairs, "CLUSTER_SIZE": 1}, SM_90)
 
 
-def test_knobs_of_a_stranger_are_refused_in_words() -> None:
-    """A row of a table may say what no space can."""
+def test_foreign_knobs_are_unsupported_with_a_reason() -> None:
+    """A row of a table may have knobs that no space has."""
     kernel, spec = _kernel("a8w8_blockscale", 64)
     for splits in (0, -3):
         assert kernel.normalise(spec, {**_knobs(spec, 64), "NUM_KSPLIT": splits}, SM_90)["NUM_KSPLIT"] == 1
@@ -138,17 +138,17 @@ def test_knobs_of_a_stranger_are_refused_in_words() -> None:
 
 @given(st.integers(1, MAX_WORK_TILES), st.integers(0, MAX_WORK_TILES), st.sampled_from([-2, -1, 0, 1, 2]))
 def test_quotients_are_exact_however_the_reciprocal_is_rounded(divisor: int, number: int, ulps: int) -> None:
-    """hopper_order.quotient, step by step in fp32; a device's reciprocal is good to two units in the last place."""
+    """tile_scheduler.fast_div, step by step in fp32; a device's reciprocal is within two units in the last place."""
     inverse = np.float32(1) / np.float32(divisor)
     inverse += np.float32(ulps) * np.spacing(inverse)
     for near in {number, number // divisor * divisor, max(0, number // divisor * divisor - 1)}:
         assert int((np.float32(near) + np.float32(0.5)) * inverse) == near // divisor
 
 
-def test_more_pieces_than_can_be_told_apart_are_refused() -> None:
+def test_more_work_tiles_than_have_exact_coordinates_are_unsupported() -> None:
     kernel, spec = _kernel("a8w8_blockscale", (MAX_WORK_TILES // 20 + 1) * 64)  # of 1280 columns in tiles of 64
     reason = kernel.unsupported_reason(spec, _knobs(spec, 64), SM_90)
-    assert reason == f"order: {MAX_WORK_TILES + 4} pieces of work, {MAX_WORK_TILES} are told apart"
+    assert reason == f"order: {MAX_WORK_TILES + 4} work tiles, at most {MAX_WORK_TILES} have exact coordinates"
     assert kernel.unsupported_reason(spec, _knobs(spec, 128), SM_90) is None
 
 
@@ -164,7 +164,7 @@ def test_a_tile_of_any_columns_is_copied_whole_and_stored_by_parts(
     kernel, spec = _kernel(name, 256)
     knobs = {**_knobs(spec, block_m), "BLOCK_SIZE_N": columns}
     assert kernel.unsupported_reason(spec, knobs, SM_90) is None
-    *_, build = kernel.builds(spec, knobs, SM_90)  # the one whose scales, if any, the copy engine brings
+    *_, build = kernel.builds(spec, knobs, SM_90)  # the one with scales, if any, loaded by TMA
     boxes = kernel.boxes(spec, knobs)
     assert build.boxes == (("w", (columns, knobs["BLOCK_SIZE_K"])),)
     assert boxes["w"][1][0] == boxes["out"][1][1] == part
@@ -172,10 +172,10 @@ def test_a_tile_of_any_columns_is_copied_whole_and_stored_by_parts(
     assert facts.spills == 0
     assert facts.shared_bytes is not None
     assert facts.shared_bytes <= hopper_shared_bytes(knobs)
-    assert "@p trap" in kernel_made.asm["ptx"]  # where the rings are not what the instructions read
-    set_descriptor_boxes(kernel_made, build)  # what Triton's launcher encodes for the copy engine
-    said = [each["block_size"] for each in kernel_made.metadata.tensordesc_meta]
-    assert said[:3] == [boxes["x"][1], [columns, knobs["BLOCK_SIZE_K"]], boxes["out"][1]]
+    assert "@p trap" in kernel_made.asm["ptx"]  # the check of the rings' address
+    set_descriptor_boxes(kernel_made, build)  # for Triton's launcher
+    shapes = [each["block_size"] for each in kernel_made.metadata.tensordesc_meta]
+    assert shapes[:3] == [boxes["x"][1], [columns, knobs["BLOCK_SIZE_K"]], boxes["out"][1]]
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_splits_of_such_a_tile_compile_within_the_registers(
     facts = compile_build(build, SM_90)
     assert facts.spills is not None
     assert facts.spills <= (2 if name == "a8w8_blockscale" and columns == 96 else 0)
-    for other in others:  # those of the warps that bring scales are the math warpgroups' no more
+    for other in others:  # registers of the scale warps reduce those of the math warpgroups
         assert (compile_build(other, SM_90).spills or 0) <= 16
 
 
@@ -223,10 +223,10 @@ def test_narrow_tiles_add_up_as_many_blocks_as_the_registers_allow(
 @pytest.mark.parametrize(
     ("name", "columns", "why"),
     [
-        ("a16w16", 72, "not of 16 columns"),
-        ("a16w16", 240, "16 to 224 are held"),
-        ("a8w8_blockscale", 176, "three of their blocks"),
-        ("a8w8_blockscale", 208, "16 to 192 are held"),
+        ("a16w16", 72, "no multiple of 16 columns"),
+        ("a16w16", 240, "16 to 224 fit"),
+        ("a8w8_blockscale", 176, "may span three scale blocks"),
+        ("a8w8_blockscale", 208, "16 to 192 fit"),
         ("a8w8_bpreshuffle", 96, "the layout of this weight"),
     ],
 )
@@ -238,7 +238,7 @@ def test_columns_that_no_instruction_or_register_has(name: str, columns: int, wh
 
 @pytest.mark.parametrize("columns", [96, 112, 144, 160, 192])
 def test_turns_have_barriers_of_their_own(columns: int) -> None:
-    """Those of Triton, which knows nothing of them, are others; each warpgroup waits for what the other gives."""
+    """Triton, which does not know of them, uses other barriers; each warpgroup waits for the other's arrival."""
     kernel, spec = _kernel("a8w8_blockscale", 256)
     for build in kernel.builds(spec, {**_knobs(spec, 128), "BLOCK_SIZE_N": columns}, SM_90):
         compile_build(build, SM_90)
@@ -252,10 +252,10 @@ def _check_turns(ptx: str, columns: int) -> None:
     assert given[("sync", "15")] == given[("arrive", "15")]
     everyone = [int(number) for number in re.findall(r"\bbar(?:rier)?\.(?:sync|arrive)\s+(\d+)", ptx)]
     assert sum(number >= 14 for number in everyone) == len(ours)
-    assert 1 in everyone  # Triton's are seen
+    assert 1 in everyone  # Triton's own barriers are found
 
 
 def test_host_and_kernel_agree_on_the_width_of_a_part() -> None:
-    """A kernel's source is hashed without what it would call here, so that each has the rule."""
+    """Both have the rule, as a kernel's source hash does not cover host functions."""
     for columns in (*range(16, 257, 16), 32, 64, 128, 256):
         assert accumulator_parts(columns) == columns // accumulator_width(columns)

@@ -1,4 +1,4 @@
-"""The sliced-K kernel without a GPU: what fits, what the compiler makes of it, and what waits for the kernel before."""
+"""The sliced-K kernel without a GPU: constraints, compiled code, and the wait for the previous kernel."""
 
 import re
 
@@ -18,9 +18,9 @@ SM_90 = arch_device("sm_90")
 TILES: list[Tile] = [(8, 32, 512, 4, 6), (16, 8, 512, 8, 3), (16, 32, 512, 4, 3), (32, 32, 512, 8, 4)]
 
 
-def _case(name: str, m: int = 16, k: int = 8192, **words: object) -> tuple[Sliced, GemmSpec]:
+def _case(name: str, m: int = 16, k: int = 8192, **options: object) -> tuple[Sliced, GemmSpec]:
     family = load_family(name)
-    defaults = KernelDefaults(**{"dtype": None, "out_dtype": None, "bias": None, **words})  # type: ignore[arg-type]
+    defaults = KernelDefaults(**{"dtype": None, "out_dtype": None, "bias": None, **options})  # type: ignore[arg-type]
     spec = family.spec(make_problem(family, {"M": m, "N": 1280, "K": k}, defaults, "sm_90", "test"))
     (kernel,) = (i for i in family.implementations if isinstance(i, Sliced))
     return kernel, spec
@@ -31,7 +31,7 @@ def _knobs(tile: Tile) -> dict[str, Scalar]:
     return dict(zip(names, tile, strict=True))
 
 
-def _misfit(kernel: Sliced, spec: GemmSpec, tile: Tile, device: Device = SM_90) -> str | None:
+def _violation(kernel: Sliced, spec: GemmSpec, tile: Tile, device: Device = SM_90) -> str | None:
     return kernel.unsupported_reason(spec, kernel.normalise(spec, _knobs(tile), device), device)
 
 
@@ -39,12 +39,12 @@ PRODUCTS = [("a16w16", 8192, {"bias": True}), ("a8w8", 1040, {"dtype": "int8"}),
 
 
 @pytest.mark.parametrize(
-    ("name", "k", "words", "gfx", "tile"), pairwise(PRODUCTS, ["sm_90", "sm_100"], [list(tile) for tile in TILES])
+    ("name", "k", "options", "gfx", "tile"), pairwise(PRODUCTS, ["sm_90", "sm_100"], [list(tile) for tile in TILES])
 )
 def test_compiles_within_the_estimate_and_spills_nothing(
-    name: str, k: int, words: dict[str, object], gfx: str, tile: list[int]
+    name: str, k: int, options: dict[str, object], gfx: str, tile: list[int]
 ) -> None:
-    (kernel, spec), device = _case(name, k=k, **words), arch_device(gfx)
+    (kernel, spec), device = _case(name, k=k, **options), arch_device(gfx)
     m, n, deep, warps, stages = tile
     knobs = kernel.normalise(spec, _knobs((m, n, deep, warps, stages)), device)
     assert kernel.unsupported_reason(spec, knobs, device) is None
@@ -56,7 +56,7 @@ def test_compiles_within_the_estimate_and_spills_nothing(
 
 
 @pytest.mark.parametrize("name", ["a16w16", "a8w8", "a8w8_blockscale"])
-def test_reads_nothing_before_the_kernel_before_has_ended(name: str) -> None:
+def test_reads_nothing_before_the_previous_kernel_has_ended(name: str) -> None:
     kernel, spec = _case(name)
     build, *_ = kernel.builds(spec, kernel.normalise(spec, _knobs(TILES[2]), SM_90), SM_90)
     before, waited = compile_kernel(build, SM_90).asm["ptx"].split("griddepcontrol.wait", 1)
@@ -83,19 +83,19 @@ def test_reads_nothing_before_the_kernel_before_has_ended(name: str) -> None:
         ("a16w16", (16, 16, 4096, 64, 3), "threads"),
     ],
 )
-def test_misfits_name_their_rule(name: str, tile: Tile, rule: str) -> None:
+def test_reasons_name_their_rule(name: str, tile: Tile, rule: str) -> None:
     kernel, spec = _case(name)
-    assert _misfit(kernel, spec, TILES[2]) is None
-    assert str(_misfit(kernel, spec, tile)).split(":")[0] == rule
+    assert _violation(kernel, spec, TILES[2]) is None
+    assert str(_violation(kernel, spec, tile)).split(":")[0] == rule
 
 
-def test_is_unfit_on_amd() -> None:
+def test_is_unsupported_on_amd() -> None:
     kernel, spec = _case("a16w16")
-    assert str(_misfit(kernel, spec, TILES[2], arch_device("gfx942"))).startswith("vendor")
+    assert str(_violation(kernel, spec, TILES[2], arch_device("gfx942"))).startswith("vendor")
 
 
 @pytest.mark.parametrize(
-    ("m", "tile", "said"),
+    ("m", "tile", "rule"),
     [
         (1, (8, 16, 512, 4, 3), None),
         (1, (16, 8, 512, 4, 3), None),
@@ -105,7 +105,7 @@ def test_is_unfit_on_amd() -> None:
         (33, (32, 32, 512, 8, 3), "rows"),
     ],
 )
-def test_padding_and_many_rows_fit_but_are_passed_over(m: int, tile: Tile, said: str | None) -> None:
+def test_padding_and_many_rows_are_dominated(m: int, tile: Tile, rule: str | None) -> None:
     kernel, spec = _case("a16w16", m)
     reason = kernel.dominated_reason(spec, kernel.normalise(spec, _knobs(tile), SM_90), SM_90)
-    assert (reason and reason.split(":")[0]) == said
+    assert (reason and reason.split(":")[0]) == rule

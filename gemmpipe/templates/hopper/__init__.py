@@ -1,1 +1,1 @@
-"""Parts of Hopper's warp-specialised kernels."""
+"""Warp-specialised kernels for Hopper (sm_90) in Gluon: their parts, launch and constraints."""

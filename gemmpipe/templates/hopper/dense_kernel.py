@@ -1,9 +1,7 @@
-"""The product whose scales do not vary along K on Hopper, warp-specialised: a loader warp, two math warpgroups.
+"""The dense product (scales do not vary along K) on Hopper, warp-specialised: a loader warp, two math warpgroups.
 
-Programs are persistent: the loader fills the ring for the next tile while the warpgroups finish this one. Written in
-Gluon, which has no interpreter.
-
-The steps of dense_hopper for tiles in parts (hopper_columns). Written in Gluon, which has no interpreter.
+Programs are persistent: the loader fills the ring for the next tile while the warpgroups finish this one. Tiles of any
+multiple of 16 columns have sums in parts (wgmma_any_n.py). Written in Gluon, which has no interpreter.
 """
 
 from triton.experimental import gluon
@@ -40,9 +38,9 @@ from gemmpipe.templates.hopper.wgmma_any_n import (
 
 @gluon.jit
 def mma_any_n_k_blocks(ring, wg, x_at, w_at, slot, phase, sums, blocks: gl.constexpr):
-    """As dense_hopper.sum_blocks; returns (slot, phase, parts).
+    """mma_k_blocks for a tile in parts; returns (slot, phase, parts).
 
-    x_at, w_at: descriptors of this warpgroup's rows in the first slots (hopper_columns.matrix_descriptors).
+    x_at, w_at: descriptors of this warpgroup's rows in the first slots (wgmma_any_n.matrix_descriptors).
     """
     last = slot
     for i in gl.static_range(blocks):
@@ -60,7 +58,7 @@ def mma_any_n_k_blocks(ring, wg, x_at, w_at, slot, phase, sums, blocks: gl.const
 
 @gluon.jit
 def mma_any_n_work_tile(ring, wg, x_at, w_at, slot, phase, sums, blocks):
-    """As dense_hopper.sum_of_piece; x_at and w_at as sum_parts has them."""
+    """mma_work_tile for a tile in parts; x_at, w_at: as in mma_any_n_k_blocks."""
     for _ in range(blocks // 4):
         slot, phase, sums = mma_any_n_k_blocks(ring, wg, x_at, w_at, slot, phase, sums, 4)
     for _ in range(blocks % 4):
@@ -68,12 +66,9 @@ def mma_any_n_work_tile(ring, wg, x_at, w_at, slot, phase, sums, blocks):
     return slot, phase, sums
 
 
-# mypy: disable-error-code="untyped-decorator,no-untyped-def"
-
-
 @gluon.jit
 def mma_k_blocks(ring, wg, slot, phase, acc, blocks: gl.constexpr):
-    """Add `blocks` K blocks with two products in flight and none at the end; returns (slot, phase, sum)."""
+    """Add `blocks` K blocks, two products in flight at most and none at the end; returns (slot, phase, sum)."""
     last = slot
     for i in gl.static_range(blocks):
         mbarrier.wait(ring.full.index(slot), phase)
@@ -94,10 +89,10 @@ def mma_k_blocks(ring, wg, slot, phase, acc, blocks: gl.constexpr):
 
 @gluon.jit
 def mma_work_tile(ring, wg, slot, phase, acc, blocks):
-    """Add all K blocks of a piece of work; returns (slot, phase, sum).
+    """Add all K blocks of a work tile; returns (slot, phase, sum).
 
-    They come in batches of four with nothing in flight between batches: over a loop's back edge ptxas would serialise
-    every matrix instruction.
+    In batches of four with nothing in flight between batches: over a loop's back edge ptxas would serialise every
+    matrix instruction.
     """
     for _ in range(blocks // 4):
         slot, phase, acc = mma_k_blocks(ring, wg, slot, phase, acc, 4)
@@ -108,7 +103,7 @@ def mma_work_tile(ring, wg, slot, phase, acc, blocks):
 
 @gluon.jit
 def math_warpgroup(wg, output, ring, work, SPLIT_K: gl.constexpr, SCALES: gl.constexpr):
-    """A math warpgroup: its 64 rows of a 128-row tile, or its half of the columns of a 64-row tile."""
+    """A math warpgroup: 64 rows of a 128-row tile, or half of the columns of a 64-row tile."""
     SUM: gl.constexpr = gl.int32 if ring.x.dtype == gl.int8 else gl.float32
     slot = 0
     phase = 0
@@ -139,7 +134,8 @@ def dense_warp_specialised(
 ):  # fmt: skip
     """out = (x @ w^T) * x_scale * w_scale + bias; x, w, out are tensor descriptors.
 
-    SCALES: `none`, `tensor`, `row`. SPLIT_K: `none`; `last`: the last split to arrive adds them up; `cluster`: all do.
+    SCALES: `none`, `tensor`, `row`. SPLIT_K: `none`; `last`: the last split to arrive adds up all; `cluster`: each a
+    share. M, N: sizes; blocks: K blocks; the other integers as in TileSchedule.
     """
     COLUMNS: gl.constexpr = BLOCK_SIZE_N * BLOCK_SIZE_M // 128
     x_ring, w_ring = allocate_rings(x, w, BLOCK_SIZE_M, BLOCK_SIZE_N, BLOCK_SIZE_K, COLUMNS, STAGES)
@@ -152,9 +148,12 @@ def dense_warp_specialised(
     output = EpilogueOperands(out, bias_ptr, x_scale_ptr, w_scale_ptr)
     BITS: gl.constexpr = x.dtype.primitive_bitwidth
     gl.warp_specialize([
-        (math_warpgroup, (warpgroup_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, BITS), output, ring, work, SPLIT_K, SCALES)),
-        (math_warpgroup, (warpgroup_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, BITS), output, ring, work, SPLIT_K, SCALES)),
+        (math_warpgroup,
+         (warpgroup_partition(0, BLOCK_SIZE_M, BLOCK_SIZE_N, BITS), output, ring, work, SPLIT_K, SCALES)),
+        (math_warpgroup,
+         (warpgroup_partition(1, BLOCK_SIZE_M, BLOCK_SIZE_N, BITS), output, ring, work, SPLIT_K, SCALES)),
         (producer_warp, (x, w, None, 0, ring, work, BLOCK_SIZE_N, SPLIT_K)),
-        (barrier_init_warp, (ring, SPLIT_K)) if accumulator_parts(COLUMNS) == 1 else (checked_barrier_init_warp, (ring, SPLIT_K)),
+        (barrier_init_warp, (ring, SPLIT_K)) if accumulator_parts(COLUMNS) == 1 else
+        (checked_barrier_init_warp, (ring, SPLIT_K)),
         (cluster_arrive, (SPLIT_K,)),
     ], [4, 1, 1, 2], [REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS, LOADER_REGISTERS])  # fmt: skip

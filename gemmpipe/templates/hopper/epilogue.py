@@ -1,12 +1,8 @@
-"""A tile's way out of Hopper's warp-specialised kernels: scaled, staged, copied; where K is split, added up before.
+"""The epilogue of Hopper's warp-specialised kernels: a tile is scaled, staged and stored; with split-K added up first.
 
-Written in Gluon, which has no interpreter.
-
-The end of a tile whose K is split on Hopper: parts in global memory (L2), added up by one split or by a cluster.
-
-The last split to arrive adds up all parts, or, where the splits of a tile are launched as a cluster, each of them its
-share: no atomics, and all multiprocessors read. Out of each other's shared memory they did so slower (docs/kernels.md).
-Written in Gluon, which has no interpreter.
+Split-K: parts are in global memory (L2). The last split to arrive adds up all parts, or, if the splits of a tile are
+launched as a cluster, each of them its share: no atomics, and all multiprocessors read. Reading each other's shared
+memory was slower (docs/kernels.md). Written in Gluon, which has no interpreter.
 """
 
 from typing import NamedTuple
@@ -23,7 +19,7 @@ from gemmpipe.templates.hopper.tile_scheduler import accumulator_layout
 
 @gluon.jit
 def store_part(acc, part_ptr, kept, rows_left, WIDTH: gl.constexpr, COLUMNS: gl.constexpr, TILE: gl.constexpr):
-    """Leave this split's part [64, COLUMNS] of a tile where sum_of_slice will look for it, but for slice `kept`."""
+    """Store this split's part [64, COLUMNS] of a tile for sum_slice, without slice `kept`."""
     offsets, inside = _part_offsets(rows_left, COLUMNS, TILE)
     others = gl.arange(0, COLUMNS, gl.SliceLayout(0, TILE)) // WIDTH != kept
     gl.store(part_ptr + offsets, acc, mask=inside & others[None, :])
@@ -31,7 +27,7 @@ def store_part(acc, part_ptr, kept, rows_left, WIDTH: gl.constexpr, COLUMNS: gl.
 
 @gluon.jit
 def kept_slice(acc, kept, SPLIT_K: gl.constexpr, SLICE: gl.constexpr, WIDTH: gl.constexpr):
-    """Slice `kept` of this split's own part, in a cluster from its registers; zeros where none is kept."""
+    """Slice `kept` of this split's own part, in a cluster from its registers; zeros if none is kept."""
     if SPLIT_K == "cluster":
         part = acc
         for _ in gl.static_range(_halvings(acc.shape[1], WIDTH)):
@@ -52,7 +48,7 @@ def _halvings(columns, width):
 def slices_to_sum(counter_ptr, split, splits, slices, SPLIT_K: gl.constexpr):
     """(first, step) of the slices that this split adds up, once all parts that it reads are stored.
 
-    SPLIT_K: `last`: all slices where it is the last split to arrive, else none; `cluster`: every splits-th.
+    SPLIT_K: `last`: all slices for the last split to arrive, none for others; `cluster`: every splits-th.
     """
     if SPLIT_K == "cluster":
         _cluster_sync()
@@ -64,7 +60,7 @@ def slices_to_sum(counter_ptr, split, splits, slices, SPLIT_K: gl.constexpr):
 
 @gluon.jit
 def _is_last_split(counter_ptr, splits):
-    """Whether all other splits have left their part, which may be read then; the counter is back to 0."""
+    """True if all other splits have stored their part, which may then be read; the counter is back to 0."""
     cta_barrier()
     last = gl.atomic_add(counter_ptr, 1, sem="acq_rel") == splits - 1
     if last:
@@ -74,9 +70,9 @@ def _is_last_split(counter_ptr, splits):
 
 @gluon.jit
 def _cluster_sync():
-    """All threads of the cluster have come here or along; what they wrote before may be read.
+    """Wait until all threads of the cluster have arrived here or in cluster_arrive; their writes may then be read.
 
-    By hand: of programs that are compiled one by one Triton does not know that they are a cluster.
+    As PTX: Triton compiles the programs without a cluster and does not know that they are launched as one.
     """
     asm: gl.constexpr = "barrier.cluster.arrive.release.aligned; barrier.cluster.wait.acquire.aligned; mov.u32 $0, 0;"
     gl.inline_asm_elementwise(asm, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
@@ -84,9 +80,9 @@ def _cluster_sync():
 
 @gluon.jit
 def cluster_arrive(SPLIT_K: gl.constexpr):
-    """A warp that has no part: its threads too are waited for where a cluster meets, once.
+    """The arrival of a warp without part in the reduction: _cluster_sync waits for its threads too, once.
 
-    Those without any task as well: Triton keeps warps in fours, so the loader has three neighbours, with a role or not.
+    Warps without any role arrive too: Triton allocates warps in fours, so the loader has three neighbours.
     """
     if SPLIT_K == "cluster":
         asm: gl.constexpr = "barrier.cluster.arrive.release.aligned; mov.u32 $0, 0;"
@@ -95,9 +91,9 @@ def cluster_arrive(SPLIT_K: gl.constexpr):
 
 @gluon.jit
 def sum_slice(own, slice_ptr, part, splits, kept, rows_left, COLUMNS: gl.constexpr, TILE: gl.constexpr):
-    """own + the same columns [64, COLUMNS] of all parts, `part` elements apart, in the order of the splits but `kept`.
+    """own + the same columns [64, COLUMNS] of all parts but `kept`, `part` elements apart, in the order of the splits.
 
-    A slice of a wide tile at a time, so that there are registers for several parts on their way.
+    One slice of a wide tile at a time, so that there are registers for several parts in flight.
     """
     offsets, inside = _part_offsets(rows_left, COLUMNS, TILE)
     total = own
@@ -112,9 +108,9 @@ def sum_slice(own, slice_ptr, part, splits, kept, rows_left, COLUMNS: gl.constex
 
 @gluon.jit
 def _part_offsets(rows_left, COLUMNS: gl.constexpr, TILE: gl.constexpr):
-    """(where the elements of [64, COLUMNS] lie in a part, which of them are rows of x: padding takes no traffic).
+    """(offsets of the elements of [64, COLUMNS] in a part, mask of those in rows of x: padding takes no traffic).
 
-    In the order of the threads that hold them, so that a warp's pairs lie side by side: by rows and columns a store
+    In the order of the threads that hold them, so that a warp's pairs are contiguous: by rows and columns a store
     touched eight lines instead of two (64x1280x8192 in splits on an H200: 8.0 us, 9.1 by rows and columns).
     """
     rows = gl.arange(0, 64, gl.SliceLayout(1, TILE))[:, None]
@@ -123,11 +119,8 @@ def _part_offsets(rows_left, COLUMNS: gl.constexpr, TILE: gl.constexpr):
     return offsets, (rows < rows_left) & (columns >= 0)
 
 
-# mypy: disable-error-code="untyped-decorator,no-untyped-def"
-
-
 class EpilogueOperands(NamedTuple):
-    """Where tiles go, a tensor descriptor, and what `apply_epilogue` adds to them and multiplies them by, or None."""
+    """The output (a tensor descriptor), and the bias and scales of `apply_epilogue`, or None."""
 
     out: object
     bias_ptr: gl.tensor
@@ -137,7 +130,7 @@ class EpilogueOperands(NamedTuple):
 
 @gluon.jit
 def store_accumulators(sums, wg, output, stage, work, work_id, coord, SPLIT_K: gl.constexpr, SCALES: gl.constexpr):
-    """A warpgroup's sums of a piece of work on their way, by `stage`, once those of all splits are added up."""
+    """Store a warpgroup's sums of a work tile through `stage`, for split-K once those of all splits are added up."""
     if SPLIT_K == "cluster" or (SPLIT_K == "last" and work_id >= work.whole):
         if wg.PARTS == 1:
             reduce_split_k(sums[0].to(gl.float32), wg, output, stage, work, coord, SPLIT_K, SCALES)
@@ -152,7 +145,7 @@ def store_accumulators(sums, wg, output, stage, work, work_id, coord, SPLIT_K: g
 
 @gluon.jit
 def reduce_split_k(total, wg, output, stage, work, coord, SPLIT_K: gl.constexpr, SCALES: gl.constexpr):
-    """Leave this split's part of the tile among those of the others; finish this split's share of their sum."""
+    """Store this split's part of the tile; add up, finish and store this split's share of the sum."""
     COLUMNS: gl.constexpr = wg.COLUMNS
     WIDTH: gl.constexpr = output.out.block_type.shape[1]
     SLICE: gl.constexpr = accumulator_layout(WIDTH, wg.DEPTH)
@@ -173,9 +166,9 @@ def reduce_split_k(total, wg, output, stage, work, coord, SPLIT_K: gl.constexpr,
 
 @gluon.jit
 def reduce_split_k_parts(sums, wg, output, stage, work, coord, SPLIT_K: gl.constexpr, SCALES: gl.constexpr):
-    """As end_split; the slices that are shared out are the parts of the tile, in a cluster in turn.
+    """reduce_split_k for a tile in parts: its slices are the parts, in a cluster assigned to the splits in turn.
 
-    There a split keeps the parts that it adds up in registers.
+    In a cluster a split keeps the parts that it adds up in registers.
     """
     WIDTH: gl.constexpr = wg.WIDTH
     PARTS: gl.constexpr = wg.PARTS
@@ -209,7 +202,7 @@ def next_owner(owner, splits):
 
 @gluon.jit
 def reduce_part(own, kept, j, wg, output, stage, work, coord, parts_ptr, SCALES: gl.constexpr):
-    """Add to `own` part j of all splits but `kept`, and send it on its way."""
+    """Add to `own` part j of all splits but `kept`, finish it and store it."""
     WIDTH: gl.constexpr = wg.WIDTH
     row, here = coord.row, coord.column + j * WIDTH
     part_ptr = parts_ptr + j * 64 * WIDTH
@@ -220,7 +213,7 @@ def reduce_part(own, kept, j, wg, output, stage, work, coord, parts_ptr, SCALES:
 
 @gluon.jit
 def apply_epilogue(total, output, work, row, column, LAYOUT: gl.constexpr, SCALES: gl.constexpr):
-    """total * x_scale * w_scale + bias of [64, columns] from this place on; SCALES: `none`, `tensor`, `row`."""
+    """total * x_scale * w_scale + bias of [64, columns] from (row, column) on; SCALES: `none`, `tensor`, `row`."""
     rows = gl.minimum(row + gl.arange(0, 64, gl.SliceLayout(1, LAYOUT)), work.M - 1)
     columns = gl.minimum(column + gl.arange(0, total.shape[1], gl.SliceLayout(0, LAYOUT)), work.N - 1)
     if SCALES == "row":
@@ -234,7 +227,7 @@ def apply_epilogue(total, output, work, row, column, LAYOUT: gl.constexpr, SCALE
 
 @gluon.jit
 def store_tile(acc, out, stage, row, column):
-    """[64, columns] on its way: converted, through shared memory, by TMA; wide ones by halves through one place."""
+    """Store [64, columns]: converted, through shared memory, by TMA; wide tiles by halves through one stage buffer."""
     STAGED: gl.constexpr = stage.shape[1]
     if acc.shape[1] == STAGED:
         _stage_and_store(acc, out, stage, row, column)

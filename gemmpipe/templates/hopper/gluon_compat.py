@@ -1,4 +1,4 @@
-"""Gluon's names as they are in the installed Triton: 3.9 renamed what 3.6 has."""
+"""Gluon's names in the installed Triton: 3.9 renamed those of 3.6."""
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -15,7 +15,7 @@ _RENAMED = gl.constexpr(hasattr(gl.shared_memory_descriptor, "reinterpret"))
 
 @gluon.jit
 def view_as_box(place, tensor, A: gl.constexpr, B: gl.constexpr, C: gl.constexpr):
-    """The same bytes of shared memory as [A, B, C], laid out as the boxes of a tensor descriptor."""
+    """A view of shared memory as [A, B, C] in the layout of a tensor descriptor's boxes."""
     if _RENAMED:
         box = place.reinterpret(place.dtype, [A, B, C], tensor.layout)
     else:
@@ -25,7 +25,7 @@ def view_as_box(place, tensor, A: gl.constexpr, B: gl.constexpr, C: gl.constexpr
 
 @gluon.jit
 def view_as_ring(places, SLOTS: gl.constexpr, ROWS: gl.constexpr):
-    """The same shared memory, or the first of it, as slots of so many rows."""
+    """A view of shared memory, or its beginning, as SLOTS slots of ROWS rows."""
     SHAPE: gl.constexpr = [SLOTS, ROWS, places.shape[2]]
     KIND: gl.constexpr = places.dtype
     return (
@@ -35,6 +35,6 @@ def view_as_ring(places, SLOTS: gl.constexpr, ROWS: gl.constexpr):
 
 @gluon.jit
 def view_as_row(place, LENGTH: gl.constexpr):
-    """Shared memory from this place on as so many int32."""
+    """A view of shared memory as LENGTH int32."""
     PLAIN: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     return place.reinterpret(gl.int32, [LENGTH], PLAIN) if _RENAMED else place._reinterpret(gl.int32, [LENGTH], PLAIN)

@@ -1,4 +1,4 @@
-"""Launching Hopper's warp-specialised kernels: their knobs, descriptors and persistent grid."""
+"""Launch of Hopper's warp-specialised kernels: knobs, builds, tensor descriptors and persistent grid."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
@@ -63,23 +63,23 @@ _KNOBS = (
 
 @dataclass(frozen=True, kw_only=True)
 class WarpSpecialised(KernelImplementation):
-    """`gluon`: Hopper's copy engine and warpgroups; a family says which kernel, which further arguments, what fits."""
+    """`gluon`: Hopper's TMA and warpgroup instructions; a family defines the kernel and its further arguments."""
 
     label = "gluon"
     kernel: str
     """`module:attribute` of the JIT function."""
     max_columns: MaxColumns
-    """Of a plain weight; any multiple of 16 columns in no other layout."""
+    """For a row-major weight; other layouts have no tiles of any multiple of 16 columns."""
     layout: str = ROW_MAJOR
-    """The weight's that it reads (see layouts)."""
+    """The weight layout that it reads (see family/layouts.py)."""
 
     @abstractmethod
     def operands(self, spec: GemmSpec) -> Mapping[str, str]:
-        """Names and Triton types of the pointers beside w, after the descriptors; `constexpr` for an absent one."""
+        """Names and Triton types of the pointers after the descriptors; `constexpr` for an absent one."""
 
     @abstractmethod
     def values(self, spec: GemmSpec, inputs: Inputs, prepared: Prepared) -> Mapping[str, object]:
-        """The tensors of `operands`, what `sizes` names, and the tensors of descriptors beside x, w and out."""
+        """The tensors of `operands`, the values of `sizes`, and the tensors of descriptors other than x, w and out."""
 
     def sizes(self, spec: GemmSpec) -> tuple[str, ...]:
         """Names of further integer arguments."""
@@ -90,17 +90,17 @@ class WarpSpecialised(KernelImplementation):
         return {}
 
     def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...]:
-        """The axes that it knows."""
+        """The axes that this kernel has."""
         return _KNOBS
 
     def configs(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
-        """The space's points of this kernel type."""
+        """The space's configs of this kernel type."""
         if KERNEL_TYPE not in space.axes:
             return ()
         return space.configs({**space_facts(spec, device), KERNEL_TYPE: WARP_SPECIALISED})
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
-        """Its own knobs alone; one row or column of tiles has one order, and no split of K is empty."""
+        """Its own knobs alone; GROUP_SIZE_M 1 for one row or column of tiles, and no empty split of K."""
         kept = {"NUM_KSPLIT": 1, **{name: knobs[name] for name in _KNOBS if name in knobs}}
         kept["NUM_KSPLIT"] = max(1, int_knob(kept, "NUM_KSPLIT"))
         for name in (CTAS_PER_SM, CLUSTER_SIZE):
@@ -113,7 +113,7 @@ class WarpSpecialised(KernelImplementation):
         whole = PersistentGrid.of(spec, kept, device).whole
         kept["NUM_KSPLIT"] = ceil_div(blocks, share) if whole < prod(tile_counts(spec, kept)) else 1
         if split_k_mode(kept) == "cluster":
-            kept[CLUSTER_SIZE] = kept["NUM_KSPLIT"]  # it is the splits that meet
+            kept[CLUSTER_SIZE] = kept["NUM_KSPLIT"]  # a cluster is the splits of one tile
         return kept
 
     def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
@@ -130,27 +130,27 @@ class WarpSpecialised(KernelImplementation):
         if reason := cluster_violation(knobs, grid):
             return reason
         if grid.work_tiles > MAX_WORK_TILES:
-            return f"order: {grid.work_tiles} pieces of work, {MAX_WORK_TILES} are told apart"
+            return f"order: {grid.work_tiles} work tiles, at most {MAX_WORK_TILES} have exact coordinates"
         return workspace_violation(4 * grid.parts)
 
     def dominated_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
-        """A tile of which one warpgroup's half is padding; a cluster of tiles that share no columns of the weight."""
+        """`rule: detail` if a warpgroup's half of a tile is padding or a cluster's tiles share no columns, or None."""
         if knobs["BLOCK_SIZE_M"] != WARPGROUP_M and spec.m <= WARPGROUP_M:
             return f"tile beyond the problem: {knobs['BLOCK_SIZE_M']} rows for M={spec.m}"
         if CLUSTER_SIZE in knobs and split_k_mode(knobs) == "none" and knobs["GROUP_SIZE_M"] == 1:
-            return f"{CLUSTER_SIZE}: neighbours that share no columns of the weight"
+            return f"{CLUSTER_SIZE}: neighbouring tiles share no columns of the weight"
         return None
 
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
-        """One build for all sizes whose tiles are copied and added up in the same way."""
+        """One build for all sizes with tiles copied and added up in the same way."""
         return (self.build(spec, knobs),)
 
     def registers(self, knobs: Knobs) -> tuple[int, int]:
-        """A thread's of a math warpgroup and of the other warps."""
+        """Registers per thread of (a math warpgroup, the other warps)."""
         return REGISTERS[ctas_per_sm(knobs)]
 
     def build(self, spec: GemmSpec, knobs: Knobs) -> Build:
-        """What its launches need to be compiled."""
+        """The build of these knobs."""
         operands = self.operands(spec)
         constants: dict[str, Scalar] = {name: None for name, kind in operands.items() if kind == "constexpr"}
         constants |= tile_constants(knobs)
@@ -185,9 +185,9 @@ class WarpSpecialised(KernelImplementation):
         return f"{self.kernel.split(':')[1]}@{kernel_hash(self.kernel)[:8]}"
 
     def boxes(self, spec: GemmSpec, knobs: Knobs) -> dict[str, tuple[str, list[int], object]]:
-        """Triton type, box and shared-memory layout of each tensor that the copy engine moves.
+        """(Triton type, box, shared-memory layout) of each tensor that TMA moves.
 
-        A box of no power of two is declared by a part's columns (see Build.boxes).
+        A box with a number of columns that is no power of two is declared with a part's columns (see Build.boxes).
         """
         from triton.experimental.gluon.language import NVMMASharedLayout
 
@@ -197,23 +197,21 @@ class WarpSpecialised(KernelImplementation):
         ring = NVMMASharedLayout(swizzle_byte_width=SLOT_ROW_BYTES, element_bitwidth=bits, rank=2)
         stage = NVMMASharedLayout(swizzle_byte_width=min(128, 2 * columns), element_bitwidth=16, rank=2)
         columns_held = warpgroup_columns(knobs)
-        w_box, w_place = (
-            [n if accumulator_width(columns_held) == columns_held else accumulator_width(columns_held), k],
-            ring,
-        )
-        if self.layout == TILES_16X16:  # runs of a tile each; a warpgroup's columns are copied by themselves
-            w_box = [k // 16, warpgroup_columns(knobs) // 16, 256]
-            w_place = NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=bits, rank=3)
+        width = accumulator_width(columns_held)
+        w_box, w_layout = [n if width == columns_held else width, k], ring
+        if self.layout == TILES_16X16:  # runs of one tile each; each warpgroup's columns are a copy of their own
+            w_box = [k // 16, columns_held // 16, 256]
+            w_layout = NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=bits, rank=3)
         return {
             "x": (TRITON_TYPES[spec.x_dtype], [x_box_rows(spec, m), k], ring),
-            "w": (TRITON_TYPES[spec.w_dtype], w_box, w_place),
+            "w": (TRITON_TYPES[spec.w_dtype], w_box, w_layout),
             "out": (TRITON_TYPES[spec.out_dtype], [WARPGROUP_M, columns], stage),
         }
 
     def launch(
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
     ) -> KernelLaunch:
-        """Persistent programs, CTAS_PER_SM a multiprocessor at most; descriptors are made here."""
+        """Persistent programs, CTAS_PER_SM per multiprocessor at most; descriptors are made here."""
         build = self.build(spec, knobs)
         grid = PersistentGrid.of(spec, knobs, device)
         w = prepared.weights.w if self.layout == ROW_MAJOR else k_major_tiles(prepared.weights.w)
@@ -234,7 +232,7 @@ class WarpSpecialised(KernelImplementation):
 
 
 def tensor_descriptor(tensor: object, box: list[int], layout: object) -> object:
-    """What the copy engine needs to know of a contiguous tensor: boxes of it, and how they lie in shared memory."""
+    """The TMA descriptor of a contiguous tensor for boxes of this shape with this shared-memory layout."""
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
     return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), box, layout)  # type: ignore[attr-defined]

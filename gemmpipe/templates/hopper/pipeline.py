@@ -1,4 +1,4 @@
-"""The ring of Hopper's warp-specialised kernels: a loader warp fills its slots by TMA, two warpgroups empty them.
+"""TMA pipeline of Hopper's warp-specialised kernels: a loader warp fills a ring of slots, two warpgroups empty them.
 
 Written in Gluon, which has no interpreter.
 """
@@ -17,11 +17,11 @@ from gemmpipe.templates.hopper.tile_scheduler import tile_coord, work_tile_count
 
 
 class Ring(NamedTuple):
-    """A program's shared memory: slots that the loader fills and both math warpgroups empty, and what says so.
+    """A program's shared memory: slots that the loader fills and both math warpgroups empty, and their barriers.
 
-    x [slots, BLOCK_SIZE_M, BLOCK_SIZE_K]; w [slots, BLOCK_SIZE_N, BLOCK_SIZE_K], or places that hold as much (see
-    ring_of_w, hopper_columns.rings); scales of x's rows [slots, BLOCK_SIZE_M], or None. A warpgroup's tiles leave by
-    way of stage [2, 64, columns], or None. full, empty, ready: see barriers.
+    x [slots, BLOCK_SIZE_M, BLOCK_SIZE_K]; w [slots, BLOCK_SIZE_N, BLOCK_SIZE_K], or several buffers per slot of the
+    same total size (see allocate_w_ring, wgmma_any_n.allocate_rings); scales of x's rows [slots, BLOCK_SIZE_M], or
+    None. A warpgroup's tiles are stored through stage [2, 64, columns], or None. full, empty, ready: allocate_barriers.
     """
 
     x: gl.shared_memory_descriptor
@@ -35,7 +35,7 @@ class Ring(NamedTuple):
 
 @gluon.jit
 def advance(slot, phase, STAGES: gl.constexpr):
-    """The slot of the ring that follows, and the phase of its barriers."""
+    """(the next slot of the ring, the phase of its barriers)."""
     slot += 1
     wrapped = slot == STAGES
     return gl.where(wrapped, 0, slot), gl.where(wrapped, phase ^ 1, phase)
@@ -43,7 +43,7 @@ def advance(slot, phase, STAGES: gl.constexpr):
 
 @gluon.jit
 def allocate_barriers(STAGES: gl.constexpr):
-    """(full, empty, ready): a pair of barriers a slot, and one that says that they are made (see begin_slots)."""
+    """(full, empty, ready): a pair of barriers per slot, and one for their initialisation (see init_slot_barriers)."""
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -53,9 +53,9 @@ def allocate_barriers(STAGES: gl.constexpr):
 
 @gluon.jit
 def init_slot_barriers(ring, FILLERS: gl.constexpr = 1):
-    """Make the barriers of the slots, which FILLERS roles fill and the two warpgroups give back together.
+    """Initialise the barriers of the slots, which FILLERS roles fill and the two warpgroups release together.
 
-    By one warp: Triton synchronises those who make barriers after each pair, which takes four warps 60 ns.
+    By one warp: Triton synchronises the initialising warps after each pair, which takes four warps 60 ns.
     """
     SLOTS: gl.constexpr = ring.full.shape[0]
     for i in gl.static_range(SLOTS):
@@ -67,25 +67,25 @@ def init_slot_barriers(ring, FILLERS: gl.constexpr = 1):
 
 @gluon.jit
 def barrier_init_warp(ring, SPLIT_K: gl.constexpr, FILLERS: gl.constexpr = 1):
-    """A warp beside the loader's: makes the barriers while that one works out where to begin."""
+    """Initialises the barriers while the loader warp computes its first tile."""
     init_slot_barriers(ring, FILLERS)
     cluster_arrive(SPLIT_K)
 
 
 @gluon.jit
 def gdc_wait(number=0):
-    """Programmatic dependent launch: the kernel before has ended; what it wrote may be read, what it read written.
+    """Programmatic dependent launch: wait for the previous kernel's end; its output may be read, its input written.
 
     Returns `number`, which is computed while waiting, as is all that leads to it.
     """
-    # By a predicate (no number is the least one): ptxas moves a wait without operands ahead of what stands before it.
+    # By a predicate (no number is the least int32): ptxas moves a wait without operands ahead of earlier instructions.
     asm: gl.constexpr = "{ .reg .pred p; setp.ne.s32 p, $1, -2147483648; @p griddepcontrol.wait; mov.u32 $0, $1; }"
     return gl.inline_asm_elementwise(asm, "=r,r", [number], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def gdc_launch_dependents():
-    """Programmatic dependent launch: the kernel after may take the room that there is; it waits for this one's end."""
+    """Programmatic dependent launch: the next kernel may start on free multiprocessors; it waits for this one's end."""
     gl.inline_asm_elementwise(
         "griddepcontrol.launch_dependents; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1
     )
@@ -93,8 +93,10 @@ def gdc_launch_dependents():
 
 @gluon.constexpr_function
 def preshuffled_layout(columns, depth):
-    """16 x 16 tiles of bytes (layouts.py) as a matrix instruction reads them without a swizzle: those of the same 16
-    along K side by side, so that every 8 columns of 16 bytes follow one another."""
+    """16 x 16 tiles of bytes (family/layouts.py) as a matrix instruction reads them without a swizzle.
+
+    Tiles of the same 16 bytes along K are contiguous, so that every 8 columns of 16 bytes follow one another.
+    """
     inner = [[0, 1 << i] for i in range(4)] + [[1 << i, 0] for i in range(columns.bit_length() - 1)]
     return gl.SharedLinearLayout(inner + [[0, 1 << i] for i in range(4, depth.bit_length() - 1)], alignment=128)
 
@@ -103,8 +105,10 @@ def preshuffled_layout(columns, depth):
 def allocate_w_ring(
     w, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr
 ):
-    """Slots for [BLOCK_SIZE_N, BLOCK_SIZE_K] of w; of a weight in tiles every COLUMNS are a place of their own, as its
-    layout in shared memory cannot be sliced."""
+    """Slots for [BLOCK_SIZE_N, BLOCK_SIZE_K] of w.
+
+    Of a weight in tiles every COLUMNS columns have a buffer of their own, as its shared-memory layout cannot be sliced.
+    """
     if len(w.block_type.shape) == 2:
         ring = gl.allocate_shared_memory(w.dtype, [STAGES, BLOCK_SIZE_N, BLOCK_SIZE_K], w.layout)
     else:
@@ -115,7 +119,7 @@ def allocate_w_ring(
 
 @gluon.jit
 def w_operand(ring, wg, slot):
-    """[K, COLUMNS] of a slot, a warpgroup's share (see ring_of_w)."""
+    """[K, COLUMNS] of a slot, a warpgroup's share (see allocate_w_ring)."""
     SLOTS: gl.constexpr = ring.x.shape[0]
     if ring.w.shape[0] == SLOTS:
         part = ring.w.index(slot).slice(wg.COLUMN, wg.COLUMNS)
@@ -126,9 +130,9 @@ def w_operand(ring, wg, slot):
 
 @gluon.jit
 def load_w(w, ring, slot, column, k, bar, BLOCK_SIZE_N: gl.constexpr):
-    """Start the copy of a tile of w into a slot; tiles come as runs of 256 bytes, in the order of tiled_layout.
+    """Start the copy of a tile of w into a slot; 16 x 16 tiles as runs of 256 bytes, in preshuffled_layout's order.
 
-    Where slots are several places (hopper_columns) the copy engine fills them all, whatever the box's type says.
+    If a slot is several buffers (wgmma_any_n.py), one copy fills them all: the launch sets the real box (Build.boxes).
     """
     SLOTS: gl.constexpr = ring.x.shape[0]
     PLACES: gl.constexpr = ring.w.shape[0]
@@ -150,7 +154,7 @@ def load_w(w, ring, slot, column, k, bar, BLOCK_SIZE_N: gl.constexpr):
 
 @gluon.jit
 def expect_slot(bar, x, M, REST_BYTES: gl.constexpr, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_K: gl.constexpr):
-    """A slot is full after REST_BYTES and those copies of x that load_x starts; a copy engine counts bytes."""
+    """Announce the bytes after which a slot is full: REST_BYTES, and the copies of x that load_x starts."""
     ROWS: gl.constexpr = x.block_type.shape[0]
     BYTES: gl.constexpr = ROWS * BLOCK_SIZE_K * x.dtype.primitive_bitwidth // 8
     if ROWS == BLOCK_SIZE_M:
@@ -163,10 +167,10 @@ def expect_slot(bar, x, M, REST_BYTES: gl.constexpr, BLOCK_SIZE_M: gl.constexpr,
 
 @gluon.jit
 def load_x(x, place, row, k, M, bar):
-    """Start the copy of a tile of x; one with more rows than x by parts, without those that lie outside.
+    """Start the copy of a tile of x; one with more rows than x in parts, without those that are outside.
 
-    What is not copied is whatever the slot held before, in rows that are never stored. Filled with zeros by the copy
-    engine those rows cost up to a third of the time: all programs ask for the same few lines at once.
+    Rows that are not copied keep the slot's former contents and are never stored. Zero-filled by TMA, those rows cost
+    up to a third of the time: all programs read the same few lines at once.
     """
     ROWS: gl.constexpr = x.block_type.shape[0]
     if place.shape[0] == ROWS:
@@ -180,7 +184,7 @@ def load_x(x, place, row, k, M, bar):
 def producer_warp(
     x, w, scales, scale_stride, ring, work, BLOCK_SIZE_N: gl.constexpr, SPLIT_K: gl.constexpr
 ):  # fmt: skip
-    """The loader warp: for each piece and K block, x, w and the scales (or None) of x into the next empty slot."""
+    """The loader warp: copies x, w and x's scales (or None) of each work tile and K block into the next empty slot."""
     BLOCK_SIZE_M: gl.constexpr = ring.x.shape[1]
     BLOCK_SIZE_K: gl.constexpr = ring.x.shape[2]
     W_BYTES: gl.constexpr = BLOCK_SIZE_N * BLOCK_SIZE_K * w.dtype.primitive_bitwidth // 8
@@ -188,12 +192,12 @@ def producer_warp(
     slot = 0
     phase = 1
     for work_id in range(gl.program_id(0), work_tile_count(work), work.programs):
-        # Not carried over from the piece before: Triton 3.6 drops `begin` and `end` from what is carried, and splits of
-        # other lengths wait for ever. What waits the first time alone stands in the loop instead.
+        # Not carried over from the previous tile: Triton 3.6 drops `begin` and `end` from what is carried, and splits
+        # of other lengths hang. The waits that only the first iteration needs are in the loop for the same reason.
         place = tile_coord(work, work_id, BLOCK_SIZE_M, BLOCK_SIZE_N)
         mbarrier.wait(ring.ready, 0)
         row = gdc_wait(place.row)
-        gdc_launch_dependents()  # not earlier: kernels further on would start, and take the room of this one's programs
+        gdc_launch_dependents()  # not earlier: later kernels would start and occupy this one's multiprocessors
         for k in range(place.begin, place.end):
             mbarrier.wait(ring.empty.index(slot), phase)
             bar = ring.full.index(slot)

@@ -1,22 +1,24 @@
-"""Scales of x that two warps bring into the ring, for memory orders that the copy engine does not take.
+"""Two warps that load x's scales into the ring, for memory orders that TMA does not support.
 
-The copy engine brings a tile's scales where they lie M-major and every column begins at a multiple of 16 bytes
-(hopper.load_ring). Row-major, a tile's scales of one K block lie in as many lines as it has rows; these warps read four
-K blocks at a time into registers, ahead of the slots that they are for. Written in Gluon, which has no interpreter.
+TMA copies a tile's scales if they are M-major and every column begins at a multiple of 16 bytes
+(pipeline.producer_warp). Row-major, a tile's scales of one K block are in as many lines as it has rows; these warps
+read four K blocks at a time into registers, ahead of the slots that they are for. Written in Gluon, which has no
+interpreter.
 
-The protocol, for each use of a slot (one K block of one piece of work):
+The protocol, for each use of a slot (one K block of one work tile):
 
-1. Both warpgroups arrive on `empty` when they have read the slot (count 2). The loader's warp and the two warps here
+1. Both warpgroups arrive on `empty` when they have read the slot (count 2). The loader warp and the two warps here
    each wait for that phase on their own; waiting changes nothing.
-2. The loader arrives on `full` by its `expect`, and the copy engine counts bytes of x and w. The two warps write the
-   slot's scales, synchronise with each other, and one of their threads arrives on `full`. Its count is 2: one arrival
-   of each in every phase, in whichever order.
+2. The loader arrives on `full` by its `expect`, and TMA counts bytes of x and w. The two warps write the slot's scales,
+   synchronise with each other, and one of their threads arrives on `full`. Its count is 2: one arrival of each in every
+   phase, in any order.
 3. The warpgroups wait for `full`. The arrival releases what was written before it and before the synchronisation, so
    that they see all rows.
 
 No role can be a whole phase ahead of another: a phase of `full` needs both arrivals, and each of the two waits for the
-warpgroups to have emptied the slot before it arrives again. All roles go through the same pieces and K blocks, those of
-place_of, so that every phase of every slot gets its arrivals, rows beyond M or not: these are left 0, and not read.
+warpgroups to have emptied the slot before it arrives again. All roles go through the same work tiles and K blocks
+(tile_scheduler.tile_coord), so that every phase of every slot gets its arrivals. Scales of rows beyond M are 0 and not
+read.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def,assignment"
@@ -36,10 +38,10 @@ def scale_producer_warps(
     scales, row_stride, block_stride, ring, work, BLOCK_SIZE_N: gl.constexpr, FOURS: gl.constexpr,
     SPLIT_K: gl.constexpr,
 ):  # fmt: skip
-    """The two warps: for each piece and K block, the scales of the tile's rows into the next empty slot.
+    """The two warps: for each work tile and K block, the scales of the tile's rows into the next empty slot.
 
-    scales: a pointer to those of row 0, K block 0. FOURS: a row's lie side by side, four of them 16-byte aligned, and
-    row_stride counts fours; else both strides count elements.
+    scales: a pointer to the scale of row 0, K block 0. FOURS: a row's scales are contiguous, four of them 16-byte
+    aligned, and row_stride counts fours; else both strides count elements.
     """
     BLOCK_SIZE_M: gl.constexpr = ring.x.shape[1]
     ROWS: gl.constexpr = gl.BlockedLayout([1], [32], [2], [0])
@@ -49,7 +51,7 @@ def scale_producer_warps(
     for work_id in range(gl.program_id(0), work_tile_count(work), work.programs):
         coord = tile_coord(work, work_id, BLOCK_SIZE_M, BLOCK_SIZE_N)
         mbarrier.wait(ring.ready, 0)
-        row = gdc_wait(coord.row)  # the kernel before may have written the scales
+        row = gdc_wait(coord.row)  # the previous kernel may have written the scales
         if FOURS:
             rows = gl.arange(0, BLOCK_SIZE_M, gl.SliceLayout(1, FOUR))
             ptrs = scales + row.to(gl.int64) * row_stride * 4 + rows * (row_stride * 4)
@@ -76,9 +78,9 @@ def scale_producer_warps(
 
 @gluon.jit
 def load_four_blocks(ptrs, inside, block_stride, k, FOURS: gl.constexpr, begin, end):
-    """The rows' scales of K blocks k to k + 3, a tensor each; 0 for rows not `inside` and from K block `end` on.
+    """The rows' scales of K blocks k to k + 3, one tensor each; 0 for rows not `inside` and from K block `end` on.
 
-    ptrs: where each row's of K block 0 lie. FOURS: k is a multiple of 4, and the four are one load of 16 bytes.
+    ptrs: each row's scale of K block 0. FOURS: k is a multiple of 4, and the four are one load of 16 bytes.
     """
     if FOURS:
         lanes = gl.arange(0, 4, gl.SliceLayout(0, gl.BlockedLayout([1, 4], [32, 1], [2, 1], [1, 0])))

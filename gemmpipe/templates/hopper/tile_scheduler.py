@@ -1,9 +1,8 @@
-"""Which piece of a product a program of Hopper's warp-specialised kernels computes, and where its tile lies.
+"""Tile scheduler of Hopper's warp-specialised kernels: the work tiles of a program, and a warpgroup's share of a tile.
 
-All roles of a program work it out, so that nothing need be handed on; by cheap quotients, as a loader that divided
-integers fell behind by 500 clocks a tile (H200, docs/kernels.md).
-
-What of a tile a math warpgroup of Hopper's warp-specialised kernels computes, known when they are compiled.
+A work tile is a whole tile, or one split of K of a tile. All roles of a program compute its coordinates, so that none
+passes them to another; by cheap quotients, as a loader that divided integers fell behind by 500 clocks per tile (H200,
+docs/kernels.md). Written in Gluon, which has no interpreter.
 """
 
 from typing import NamedTuple
@@ -15,10 +14,10 @@ from triton.experimental.gluon import language as gl
 
 
 class TileSchedule(NamedTuple):
-    """The tiles of a product [M, N] and how programs share them: `whole` tiles as they are, the rest in `splits` of K.
+    """The tiles of a product [M, N] and their schedule: `whole` tiles as they are, the rest in `splits` of K.
 
-    blocks: of K. group_m: rows of tiles that are worked through together (tile_at). The splits of a tile leave their
-    parts at parts_ptr and are counted at counters_ptr.
+    blocks: K blocks. group_m: rows of tiles per group (swizzled_tile). The splits of a tile store their parts at
+    parts_ptr and are counted at counters_ptr.
     """
 
     parts_ptr: gl.tensor
@@ -35,7 +34,7 @@ class TileSchedule(NamedTuple):
 
 
 class TileCoord(NamedTuple):
-    """A piece of work: K blocks `begin` up to `end` of a tile, which are its split number `split`.
+    """A work tile: K blocks `begin` up to `end` of a tile, its split number `split`.
 
     row, column: the first of the tile, or of a warpgroup's share of it.
     """
@@ -50,23 +49,23 @@ class TileCoord(NamedTuple):
 
 @gluon.jit
 def fast_div(number, divisor):
-    """number // divisor of a number from 0 up to 2^20 (warp_specialised_tiles.MOST_PIECES), by a reciprocal in fp32.
+    """number // divisor of a number from 0 up to 2^20 (constraints.MAX_WORK_TILES), by a reciprocal in fp32.
 
-    The half keeps (number + 1/2) / divisor at least 1 / (2 divisor) away from any whole number, and the reciprocal,
-    good to 2 units in the last place, with the product's rounding moves it by less than 2^-21 of itself.
+    The half keeps (number + 1/2) / divisor at least 1 / (2 divisor) away from any whole number; the error of the
+    reciprocal (2 units in the last place) and the product's rounding are less than 2^-21 of it.
     """
     return ((number.to(gl.float32) + 0.5) * (1.0 / divisor.to(gl.float32))).to(gl.int32)
 
 
 @gluon.jit
 def work_tile_count(work):
-    """How many pieces of work: `whole` tiles, then the rest of them in splits."""
+    """The number of work tiles: `whole` tiles, then the splits of the rest."""
     return work.whole + (work.tiles_m * work.tiles_n - work.whole) * work.splits
 
 
 @gluon.jit
 def decode_work_tile(work_id, blocks, whole, splits):
-    """(tile, split, first K block, the one after its last) of a piece of work; no split is empty (see normalise)."""
+    """(tile, split, first K block, end of the K blocks) of a work tile; no split is empty (see normalise)."""
     part = gl.maximum(work_id - whole, 0)
     is_whole = work_id < whole
     tile = fast_div(part, splits)
@@ -79,8 +78,8 @@ def decode_work_tile(work_id, blocks, whole, splits):
 def swizzled_tile(t, M, tiles_m, tiles_n, group_m, BLOCK_SIZE_M: gl.constexpr):
     """(first row, column of tiles) of tile t: columns vary slowest within `group_m` rows, so that weights stay in L2.
 
-    The last row tile is moved up to end with the matrix, so that no copy is partial (rows computed twice agree); to a
-    multiple of 4, as the coordinate of a copy of fp32 scales must be 16-byte aligned.
+    The last row tile is moved up to end with the matrix, so that no copy is partial (rows computed twice agree), to a
+    multiple of 4, as the coordinate of a TMA copy of fp32 scales must be 16-byte aligned.
     """
     width = group_m * tiles_n
     group = fast_div(t, width)
@@ -94,24 +93,22 @@ def swizzled_tile(t, M, tiles_m, tiles_n, group_m, BLOCK_SIZE_M: gl.constexpr):
 
 @gluon.jit
 def tile_coord(
-    work, work_id, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, ROW: gl.constexpr = 0, COLUMN: gl.constexpr = 0
+    work, work_id, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, ROW: gl.constexpr = 0,
+    COLUMN: gl.constexpr = 0,
 ):  # fmt: skip
-    """Where a piece of work lies; from this row and column of the tile on."""
+    """The TileCoord of a work tile, from this row and column of the tile on."""
     tile, split, begin, end = decode_work_tile(work_id, work.blocks, work.whole, work.splits)
-    # Rows computed twice agree to the bit where all tiles are whole, or all in splits; elsewhere no tile is moved up.
+    # Rows computed twice agree to the bit if all tiles are whole, or all are split; else no tile is moved up.
     alike = (work.whole == 0) | (work.whole == work.tiles_m * work.tiles_n)
     rows = gl.where(alike, work.M, work.tiles_m * BLOCK_SIZE_M)
     row, tile_n = swizzled_tile(tile, rows, work.tiles_m, work.tiles_n, work.group_m, BLOCK_SIZE_M)
     return TileCoord(tile, split, begin, end, row + ROW, tile_n * BLOCK_SIZE_N + COLUMN)
 
 
-# mypy: disable-error-code="untyped-decorator,no-untyped-def"
-
-
 class WarpgroupPartition(NamedTuple):
-    """64 rows by COLUMNS of a tile, from ROW and COLUMN on, for warpgroup GROUP.
+    """Warpgroup GROUP's share of a tile: 64 rows by COLUMNS, from ROW and COLUMN on; known at compile time.
 
-    Its sums are held in PARTS tensors [64, WIDTH] of this LAYOUT. DEPTH: elements of K that an instruction takes.
+    Its sums are PARTS tensors [64, WIDTH] of this LAYOUT. DEPTH: elements of K per instruction.
     """
 
     BLOCK_SIZE_M: gl.constexpr
@@ -126,13 +123,13 @@ class WarpgroupPartition(NamedTuple):
     LAYOUT: gl.constexpr
 
     def mangle(self) -> str:
-        """Its part of the name of a function that it is given to."""
+        """Its part of the mangled name of a function that takes it."""
         return "share_" + "_".join(str(each.value) for each in self[:-1])
 
 
 @gluon.constexpr_function
 def warpgroup_partition(group, block_m, block_n, bits):
-    """Of two warpgroups: half of the rows of a 128-row tile, or half of the columns of a 64-row tile."""
+    """For one of two warpgroups: half of the rows of a 128-row tile, or half of the columns of a 64-row tile."""
     columns = block_n if block_m == 128 else block_n // 2
     row, column = (group * 64, 0) if block_m == 128 else (0, group * columns)
     parts, depth = accumulator_parts(columns), 256 // bits
@@ -143,11 +140,11 @@ def warpgroup_partition(group, block_m, block_n, bits):
 
 @gluon.constexpr_function
 def accumulator_parts(columns):
-    """Into how many parts a warpgroup's columns are held: one where they are a power of two (see hopper_columns)."""
+    """The number of parts of a warpgroup's columns: 1 for a power of two (see wgmma_any_n.py)."""
     return 1 if columns & (columns - 1) == 0 else columns // min(64, columns & -columns)
 
 
 @gluon.constexpr_function
 def accumulator_layout(columns, depth):
-    """Where a warpgroup's matrix instruction of so many columns, `depth` elements deep, leaves its sums."""
+    """The register layout of the sums of a warpgroup's matrix instruction, `columns` wide and `depth` elements deep."""
     return gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, columns, depth])

@@ -1,16 +1,14 @@
-"""Hopper's matrix instructions of any multiple of 16 columns, where Triton's own take powers of two alone.
+"""Hopper's matrix instructions (wgmma) with any multiple of 16 columns; Triton's own take powers of two alone.
 
-7168 columns are 32 such tiles of 224, 1280 are 8 of 160, so that nearly every multiprocessor has one. Their sums are
-held in parts: tensors [64, WIDTH], WIDTH the greatest power of two in the number of columns, 64 at most. The
-instruction is written in PTX, which is told the addresses of its operands; Gluon does not say them, so x and w lie in
-one allocation, which begins where the program's shared memory does (`checked_barrier_init_warp` sees to it). Written in Gluon,
-which has no interpreter.
+7168 columns are 32 such tiles of 224, 1280 are 8 of 160, so that nearly every multiprocessor has one. Their sums are in
+parts: tensors [64, WIDTH], WIDTH the greatest power of two that divides the number of columns, 64 at most. The
+instruction is PTX and needs the addresses of its operands. Gluon does not expose them, so x and w are one allocation at
+the beginning of the program's shared memory (`checked_barrier_init_warp` checks that).
 
-Two warpgroups that multiply in turns: one adds up what it has multiplied while the other's product runs.
-
-For tiles so wide that the registers hold one product beside the sums. On their own the two fall into step, and both add
-up at a time: 2048x1280x8192 in tiles of 160 columns took 38.4 us, 34.3 in turns (H200, docs/kernels.md). Whose turn it
-is two of a program's 16 barriers say, the last, as Triton counts from 0. Written in Gluon, which has no interpreter.
+Pingpong: for tiles so wide that the registers hold only one product in addition to the sums, two warpgroups multiply in
+turns; one adds up its product while the other's runs. Without turns the two fall into step, and both add up at the same
+time: 2048x1280x8192 in tiles of 160 columns took 38.4 us, 34.3 in turns (H200, docs/kernels.md). The turns use the last
+two of a program's 16 named barriers, as Triton counts from 0. Written in Gluon, which has no interpreter.
 """
 
 from triton.experimental import gluon
@@ -25,13 +23,13 @@ from gemmpipe.templates.hopper.tile_scheduler import accumulator_parts
 
 @gluon.constexpr_function
 def wgmma_steps(columns, parts, element, fresh):
-    """The four of a K block of 128 bytes, which they read 32 bytes at a time; `fresh`: the first replaces the sums.
+    """The four instructions of a K block of 128 bytes, 32 bytes each; `fresh`: the first replaces the sums.
 
-    They name a predicate `add` and the 64-bit registers x and w.
+    They use a predicate `add` and the 64-bit registers x and w.
     """
-    # By element: the types, and what is said besides: neither operand negated or, of 16 bits, transposed. In here, as a
-    # kernel is known by the source of its functions.
-    types, said = {
+    # By element: types and modifiers (no operand negated or, with 16 bits, transposed). A local table, as the source
+    # hash of a kernel covers the code of its functions.
+    types, modifiers = {
         "bf16": ("k16.f32.bf16.bf16", ", 1, 1, 0, 0"),
         "fp16": ("k16.f32.f16.f16", ", 1, 1, 0, 0"),
         "fp8e4nv": ("k32.f32.e4m3.e4m3", ", 1, 1"),
@@ -43,7 +41,7 @@ def wgmma_steps(columns, parts, element, fresh):
     return [
         f"setp.ne.b32 add, {0 if fresh and i == 0 else 1}, 0;"
         f" add.s64 x, ${x}, {2 * i}; add.s64 w, ${x + sums // parts}, {2 * i};"
-        f" wgmma.mma_async.sync.aligned.m64n{columns}{types} {{{names}}}, x, w, add{said};"
+        f" wgmma.mma_async.sync.aligned.m64n{columns}{types} {{{names}}}, x, w, add{modifiers};"
         for i in range(4)
     ]
 
@@ -69,9 +67,9 @@ def _asm_types(parts, element):
 
 @gluon.jit
 def wgmma_slot(sums, ring, wg, x_at, w_at, slot):
-    """Start sums + x @ w^T of a K block; of no sums, the product. Returns the parts in flight, for warpgroup_mma_wait.
+    """Start sums + x @ w^T of a K block (no sums: the product). Returns the parts in flight, for warpgroup_mma_wait.
 
-    x_at, w_at: as matrix_descriptors gives them, of the first slots.
+    x_at, w_at: matrix_descriptors of the first slots.
     """
     ELEMENT: gl.constexpr = ring.x.dtype.name
     x, w = slot_descriptors(ring, wg, x_at, w_at, slot)
@@ -81,14 +79,14 @@ def wgmma_slot(sums, ring, wg, x_at, w_at, slot):
 
 @gluon.jit
 def slot_descriptors(ring, wg, x_at, w_at, slot):
-    """Descriptors of a slot's rows, from those of the first slot's."""
+    """Descriptors of a slot's rows, from those of the first slot."""
     W_ROWS: gl.constexpr = wg.BLOCK_SIZE_N
     return x_at + slot * ring.x.shape[1] * 8, w_at + slot * W_ROWS * 8
 
 
 @gluon.jit
 def run_wgmma(text: gl.constexpr, sums, wg, x_at, w_at, ELEMENT: gl.constexpr):
-    """Instructions in PTX, made of steps_of_block, on these sums (none: fresh ones); returns the parts."""
+    """Run PTX made of wgmma_steps on these sums (none: fresh ones); returns the parts."""
     constraints: gl.constexpr = _asm_constraints(wg.COLUMNS, wg.PARTS, ELEMENT, len(sums) == 0)
     types: gl.constexpr = _asm_types(wg.PARTS, ELEMENT)
     everywhere = gl.zeros([64, wg.WIDTH], gl.int64, wg.LAYOUT)
@@ -99,7 +97,7 @@ def run_wgmma(text: gl.constexpr, sums, wg, x_at, w_at, ELEMENT: gl.constexpr):
 
 @gluon.jit
 def zero_accumulators(wg, SUM: gl.constexpr):
-    """Parts of nothing."""
+    """The parts of an empty sum."""
     parts = ()
     for _ in gl.static_range(wg.PARTS):
         parts += (gl.zeros([64, wg.WIDTH], SUM, wg.LAYOUT),)
@@ -111,9 +109,9 @@ def allocate_rings(
     x, w, BLOCK_SIZE_M: gl.constexpr, BLOCK_SIZE_N: gl.constexpr, BLOCK_SIZE_K: gl.constexpr, COLUMNS: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
-    """(x's slots, w's); of a tile in parts, w's come last among places as wide as a part, the first of which are x's.
+    """(x's slots, w's slots). For a tile in parts one allocation of buffers as wide as a part, x's first, w's last.
 
-    One allocation then, so that it is the largest and Triton places it first.
+    As one allocation it is the largest, which Triton places first.
     """
     if accumulator_parts(COLUMNS) == 1:
         x_ring = gl.allocate_shared_memory(x.dtype, [STAGES, BLOCK_SIZE_M, BLOCK_SIZE_K], x.layout)
@@ -128,7 +126,7 @@ def allocate_rings(
 
 @gluon.jit
 def matrix_descriptors(ring, wg):
-    """Of a tile in parts, the descriptors of a warpgroup's rows of x and of w in the first slots; else nobody asks."""
+    """For a tile in parts, the descriptors of a warpgroup's rows of x and w in the first slots; else unused zeros."""
     if wg.PARTS == 1:
         x_at, w_at = 0, 0
     else:
@@ -138,10 +136,9 @@ def matrix_descriptors(ring, wg):
 
 @gluon.jit
 def matrix_descriptor(row):
-    """What an instruction is told of the rings from this row on ("matrix descriptor", PTX ISA, wgmma).
+    """The matrix descriptor (PTX ISA, wgmma) of the rings from this row on.
 
-    Sixteenths of the address, which grow by 8 a row; 1024 bytes from one 8 rows to the next; rows of 128 bytes swizzled
-    as a whole.
+    Sixteenths of the address, which grow by 8 per row; 1024 bytes from one 8 rows to the next; swizzle of 128 bytes.
     """
     base = gl.inline_asm_elementwise("mov.u32 $0, global_smem;", "=r", [], dtype=gl.int32, is_pure=True, pack=1)
     layout: gl.constexpr = 1 << 62 | 1024 // 16 << 32 | 1 << 16
@@ -150,7 +147,7 @@ def matrix_descriptor(row):
 
 @gluon.jit
 def _check_ring_address(places):
-    """Stop the kernel where the rings do not begin where `matrix_descriptor` says; by the only warp of a role."""
+    """Trap unless the rings begin at the address that `matrix_descriptor` assumes; called by a role of one warp."""
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     TOKEN: gl.constexpr = 0x47454D4D
     token = gl.full([32], TOKEN, gl.int32, LANES)
@@ -164,12 +161,9 @@ def _check_ring_address(places):
 
 @gluon.jit
 def checked_barrier_init_warp(ring, SPLIT_K: gl.constexpr, FILLERS: gl.constexpr = 1):
-    """As hopper.prepare, once the rings are seen to be where they should."""
+    """pipeline.barrier_init_warp, after a check of the rings' address."""
     _check_ring_address(ring.w)
     barrier_init_warp(ring, SPLIT_K, FILLERS)
-
-
-# mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
 
 @gluon.constexpr_function
@@ -184,7 +178,7 @@ def _bar_arrive(group):
 
 @gluon.constexpr_function
 def _pingpong_asm(columns, parts, element, group):
-    """The turn is given after three of four: how long the other takes to begin lies under the fourth."""
+    """The turn passes after three of the four instructions: the fourth hides the other warpgroup's start."""
     first, second, third, last = wgmma_steps(columns, parts, element, True)
     commit = "wgmma.commit_group.sync.aligned;"
     begin = f"{_bar_sync(group)} wgmma.fence.sync.aligned; {first} {second} {third} {commit} {last} {commit}"
@@ -194,9 +188,9 @@ def _pingpong_asm(columns, parts, element, group):
 
 @gluon.jit
 def wgmma_pingpong(ring, wg, x_at, w_at, slot):
-    """x @ w^T of a K block by its warpgroup, once it is its turn; returns the parts of the product, which is done.
+    """x @ w^T of a K block when it is this warpgroup's turn; returns the parts of the finished product.
 
-    Arguments as hopper_columns.multiply_slot has them. Both warpgroups call it equally often.
+    Arguments as in wgmma_slot. Both warpgroups call it equally often.
     """
     ELEMENT: gl.constexpr = ring.x.dtype.name
     x, w = slot_descriptors(ring, wg, x_at, w_at, slot)
@@ -206,14 +200,14 @@ def wgmma_pingpong(ring, wg, x_at, w_at, slot):
 
 @gluon.jit
 def pingpong_begin(GROUP: gl.constexpr):
-    """The first turn is warpgroup 0's."""
+    """Give the first turn to warpgroup 0."""
     if GROUP == 1:
         _run_asm(_bar_arrive(0))
 
 
 @gluon.jit
 def pingpong_end(GROUP: gl.constexpr):
-    """Take the turn that warpgroup 1 gave last, which nobody multiplies in."""
+    """Take the turn that warpgroup 1 passed last; no product uses it."""
     if GROUP == 0:
         _run_asm(_bar_sync(0))
 
