@@ -65,8 +65,8 @@ def test_a_run_from_end_to_end(run: Run) -> None:
     status = profile["config"].str.extract(r'"KIND":"(\w+)"')[0].to_frame("kind").assign(status=profile["status"])
     assert set(status[status["kind"] == "unfit"]["status"]) == {"unsupported"}
     assert set(status[status["kind"] == "untouched"]["status"]) == {"incorrect"}
-    assert set(status[status["kind"] == "right"]["status"]) <= {"ok", "dropped"}
-    assert profile["us"].notna().equals(profile["status"].isin(["ok", "dropped"]))
+    assert set(status[status["kind"] == "right"]["status"]) <= {"ok", "pruned"}
+    assert profile["us"].notna().equals(profile["status"].isin(["ok", "pruned"]))
 
     code, out, error = run()
     assert (code, error) == (0, "")

@@ -82,7 +82,7 @@ def test_every_way_of_not_holding_is_told_and_decides_the_exit_code(
     rows = {
         1: (_row(1, _right(), us=0.01), r"slower: \S+ us, 0.01 recorded \(\+\d+ %, 10 allowed\)"),
         2: (_row(2, _right(pace_ms=20)), r"behind: torch \S+ takes \S+ us, \S+ % less"),
-        3: (_row(3, {"KIND": "spoil_nan", "PACE_MS": 0}), "wrong: error ratio 1.0000, must be below 0.05"),
+        3: (_row(3, {"KIND": "spoil_nan", "PACE_MS": 0}), "incorrect: error ratio 1.0000, must be below 0.05"),
         4: (
             _row(4, {"KIND": "raise_launch", "PACE_MS": 0}),
             r"launch_error: \S+faulty.py:\d+: RuntimeError: this k",
@@ -140,8 +140,8 @@ def test_times_that_mean_something_else_are_not_compared(verify: Verify) -> None
     other = [_row(1, _right(), us=0.01, policy="graph"), _row(2, _right(), us=0.01, device="another CPU")]
     assert verify(*other, words=words)[0] == 0
     found = _verified()
-    assert "policy 'graph' there, 'host interleaved' here" in str(found[1]["reason"])
-    assert "another CPU there" in str(found[2]["reason"])
+    assert "its policy is 'graph', this run's 'host interleaved'" in str(found[1]["reason"])
+    assert "its device is another CPU" in str(found[2]["reason"])
 
 
 def test_rows_of_other_devices_are_counted_and_a_table_without_ours_is_the_machines_fault(verify: Verify) -> None:
