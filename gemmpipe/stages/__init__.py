@@ -110,11 +110,11 @@ class Context:
     history: History = field(default_factory=History)
     """Trials of all problems of the run and of earlier runs; searches learn from it."""
     prior_records: Sequence[Record] = ()
-    """Journals of earlier runs whose times are as good as this run's."""
+    """Journals of earlier runs with times comparable to this run's."""
     cut_short: set[str] = field(default_factory=set)
     """Ids of problems with a search that the budget ended early: their rows are provisional."""
     assignments: dict[str, int] = field(default_factory=dict)
-    """By problem id: the worker on whose device all its candidates are timed."""
+    """By problem id: the worker that times all its candidates on its device."""
     search_pools: "dict[tuple[int, int], SearchPool]" = field(default_factory=dict)
     """Pools of searches, by (launches, finalists) of the stage that opened the pool; one serves all batches."""
     time_account: TimeAccount = field(default_factory=TimeAccount)

@@ -166,7 +166,7 @@ def _without_output(files: Sequence[Path], context: Context) -> list[Path]:
     Raises UserError where it is named, and for an input that a file next to the output would overwrite.
     """
     written = native_tables(context.family, context.output, (each for _, each in context.formats))
-    named = [Path(word).expanduser() for word in context.inputs]
+    named = [Path(text).expanduser() for text in context.inputs]
     for path in files:
         if path in named and any(table.exists() and table.samefile(path) for table in written):
             raise UserError(f"inputs: '{path}' is also the output; expected another one: output=NAME.csv")

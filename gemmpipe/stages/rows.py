@@ -153,7 +153,7 @@ def empty_frame(name: str) -> pd.DataFrame:
 def record_frames(
     family: Family, record: Record, targets: Sequence["EngineTarget"] = (), *, per_problem: bool = True
 ) -> dict[str, pd.DataFrame]:
-    """The problems whose finals an earlier run finished, and their trials, from its journal.
+    """The problems with finals that an earlier run finished, and their trials, from its journal.
 
     The trials include the finals of `targets`, engines' functions, also at Ms between the problems'. Without finals of
     all candidates (`per_problem` is False), a problem is finished when those of the targets are. Raises UserError when

@@ -120,8 +120,8 @@ class CallJob(Job):
             context.in_flight.begin(RUNNING_SEVERAL if time_us < LONG_LAUNCH_US else 0)
             pairs = [(called(), bound()) if turn % 2 else (bound(), called())[::-1] for turn in range(rounds)]
             context.in_flight.begin(0)
-            for word, samples in zip((CALLED, BOUND), zip(*pairs, strict=True), strict=True):
-                found.append(self._trial(f"{word} {order}", samples, many, error))
+            for name, samples in zip((CALLED, BOUND), zip(*pairs, strict=True), strict=True):
+                found.append(self._trial(f"{name} {order}", samples, many, error))
         return found
 
     def _check(
@@ -242,7 +242,7 @@ def _run(jobs: list[CallJob], context: Context) -> dict[tuple[str, Candidate], l
     """The trials of each problem and candidate; those of an earlier session of the run are not timed again."""
     found: dict[tuple[str, Candidate], list[Trial]] = {}
     for job in jobs:
-        stages = [CALLED, *(f"{word} {order}" for word in (CALLED, BOUND) for order in SCALE_ORDERS)]
+        stages = [CALLED, *(f"{name} {order}" for name in (CALLED, BOUND) for order in SCALE_ORDERS)]
         earlier = [t for s in stages for t in context.record.of(s, job.problem.id) if t.candidate == job.candidate]
         if (CALLED, job.problem.id) in context.record.finished and earlier:
             found[job.problem.id, job.candidate] = earlier

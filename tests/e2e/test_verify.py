@@ -140,8 +140,8 @@ def test_times_that_mean_something_else_are_not_compared(verify: Verify) -> None
     other = [_row(1, _right(), us=0.01, policy="graph"), _row(2, _right(), us=0.01, device="another CPU")]
     assert verify(*other, words=words)[0] == 0
     found = _verified()
-    assert "policy 'graph' there, 'host interleaved' here" in str(found[1]["reason"])
-    assert "another CPU there" in str(found[2]["reason"])
+    assert "its policy is 'graph', this run's 'host interleaved'" in str(found[1]["reason"])
+    assert "its device is another CPU" in str(found[2]["reason"])
 
 
 def test_rows_of_other_devices_are_counted_and_a_table_without_ours_is_the_machines_fault(verify: Verify) -> None:

@@ -90,7 +90,7 @@ def test_a_row_that_the_run_time_does_not_answer_with_is_told(verify: Verify) ->
     assert code == 1
     said = "called: gemm_a16w16 launches torch method=mm (exact M=32 of"
     assert said in out, out
-    assert "not with this row" in out
+    assert "not this row" in out
 
 
 def test_a_resumed_verification_says_the_same(verify: Verify, capfd: pytest.CaptureFixture[str]) -> None:

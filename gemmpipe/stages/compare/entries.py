@@ -57,13 +57,13 @@ def tuned_entries(
     if winner.candidate is not None and winner.candidate.backend in own and not alone:
         yield replace(winner, name=OWN)
     elif alone:
-        ours = [row for row in alone if row.get("libtype") in own]
-        because = _LIBRARY_ROW.format(",".join(sorted(own)))
-        yield _first_usable(OWN, ours, listing, context) if ours else LineupEntry(name=OWN, reason=because)
+        rows_of_own = [row for row in alone if row.get("libtype") in own]
+        reason = _LIBRARY_ROW.format(",".join(sorted(own)))
+        yield _first_usable(OWN, rows_of_own, listing, context) if rows_of_own else LineupEntry(name=OWN, reason=reason)
     elif winner.candidate is not None:
         found = _first_usable(OWN, _finalists(rows, own, listing, journals), listing, context)
-        raced = any(journals(str(row.get("run_id"))).of("bench", listing.problem.id) for row in rows)
-        yield replace(found, reason=_NO_OWN_FINALIST) if raced and found.reason == _NO_JOURNAL else found
+        has_finals = any(journals(str(row.get("run_id"))).of("bench", listing.problem.id) for row in rows)
+        yield replace(found, reason=_NO_OWN_FINALIST) if has_finals and found.reason == _NO_JOURNAL else found
 
 
 def _first_usable(name: str, rows: Sequence[Row], listing: CandidateList, context: Context) -> LineupEntry:
