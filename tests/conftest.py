@@ -1,13 +1,18 @@
 """What several tests need: a command line in a folder of its own, small families, a device."""
 
+import gc
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
+from hydra._internal.hydra import Hydra
 from hypothesis import HealthCheck, settings
+from kinds import kind_of, nothing_started
 from search_setup import HOPPER
 
 from gemmpipe.cli.main import main
@@ -21,6 +26,11 @@ settings.register_profile(
     "busy", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
 settings.load_profile("busy")
+
+# Workers and the processes that they start share the cores: threads that wait for each other within a product of a few
+# rows take five times as long as one thread (2 cores, -n 2).
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 KEY = tuple(KeyColumn(name=name, kind="int") for name in ("M", "N", "K"))
 BF16_KEY = (
@@ -78,6 +88,53 @@ def _family(name: str, block: bool) -> Family:
         implementations=(),
         lm_head=not block,
     )
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give each test the marker of its kind."""
+    for item in items:
+        kind = kind_of(item)
+        if kind:
+            item.add_marker(kind)
+
+
+def pytest_collection_finish() -> None:
+    """Freeze what is imported and collected: scanning it repeatedly takes a fifth of a command's time."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Let the exit clean up."""
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def _unit_tests_start_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A unit test that starts a process or compiles fails."""
+    if request.node.get_closest_marker("unit") is None:
+        yield
+        return
+    with nothing_started() as refused:
+        yield
+    if refused:
+        pytest.fail(f"not a unit test (tests/kinds.py): it calls {', '.join(sorted(set(refused)))}")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _hydra_composes_once() -> Iterator[None]:
+    """Hydra composes a configuration twice: first for `hydra.mode`, which no test sets; that is half of a command."""
+    with mock.patch.object(Hydra, "get_mode", return_value=None):
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_triton_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """All workers of a session share one Triton cache."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    os.environ["TRITON_CACHE_DIR"] = str(shared / "triton")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

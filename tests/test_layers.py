@@ -225,6 +225,7 @@ def test_importing_the_package_is_lazy() -> None:
     assert _loaded("import gemmpipe.cli.main", "torch triton pandas hydra numpy") == set()
 
 
+@pytest.mark.e2e
 def test_listing_candidates_needs_no_triton() -> None:
     names = " ".join(f"load_family({family!r})," for family in FAMILIES)
     assert _loaded(f"from gemmpipe.family import load_family\n{names}", "triton pandas hydra") == set()

@@ -82,6 +82,7 @@ def test_a_key(typed: str, refusal: Callable[..., str]) -> None:
     assert refusal("kernel=a16w16", typed) == f"{typed}: an aiter key; expected {KEYS[typed]}"
 
 
+@pytest.mark.e2e
 def test_the_equivalents_compose(plans: list[Plan], folder: Path) -> None:
     (folder / "a.csv").write_text("M,N,K\n1,64,64\n")
     for expected in {*FLAGS.values(), *KEYS.values()}:

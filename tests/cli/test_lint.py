@@ -81,6 +81,7 @@ def test_on_a_device_short_keys_are_keys(file: Path, plans: list[Plan]) -> None:
     assert plans[1].stages["lint"].timed is False  # type: ignore[attr-defined]
 
 
+@pytest.mark.e2e
 def test_a_check_needs_neither_torch_nor_hydra(file: Path) -> None:
     script = (
         "import sys; from gemmpipe.cli.main import main; code = main(['lint', 'vllm']); "

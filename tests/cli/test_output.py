@@ -75,6 +75,7 @@ def test_help_on_a_pipeline(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "keep_fraction" in capsys.readouterr().out, "the more specific topic is meant"
 
 
+@pytest.mark.e2e
 def test_showing_the_configuration_loads_nothing_heavy(folder: Path) -> None:
     code = (
         "import json, sys\nfrom gemmpipe.cli.main import main\ncode = main(['--cfg', 'job'])\n"

@@ -57,6 +57,7 @@ def test_last_includes_runs_stopped_before_the_first_problem(plans: list[Plan], 
     assert plans[1].run_dir == plans[0].run_dir
 
 
+@pytest.mark.e2e
 def test_last_includes_runs_killed_after_their_first_row(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A real run, killed at its first row, before any problem: `resume=last` finds the problems."""
     argv = [sys.executable, "-m", "gemmpipe", "kernel=a16w16", "device=cpu", "shapes=list", "shapes.items=[[8,64,64]]"]

@@ -24,6 +24,7 @@ paths.write_atomic(Path(sys.argv[1]), "half")
 """
 
 
+@pytest.mark.e2e
 def test_temporaries_of_a_killed_process_are_removed_by_the_next(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text("old")
@@ -64,6 +65,7 @@ except OSError as error:
 """
 
 
+@pytest.mark.e2e
 def test_a_full_disk_error_has_the_file_name(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     command = [sys.executable, "-c", _WITHIN_TEN_BYTES, str(path)]

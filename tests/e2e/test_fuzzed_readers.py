@@ -18,6 +18,7 @@ def test_a_mutated_file_is_accepted_or_refused_in_a_line(reader: Reader, tmp_pat
         assert outcome_of(reader, path) in ("accepted", "refused"), f"input {number}"
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.name)
 def test_what_inputs_are_made_from_is_accepted(reader: Reader, tmp_path: Path) -> None:
     """Else the fuzzer would try nothing but the first lines of a reader."""

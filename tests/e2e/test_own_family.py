@@ -60,6 +60,7 @@ def test_the_page_shows_every_file_of_its_tree() -> None:
         assert Path(name).name in PAGE.split("```")[1]
 
 
+@pytest.mark.e2e
 @pytest.mark.usefixtures("own_locks")
 def test_its_command_tunes(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     program, *words = shlex.split(COMMAND)
@@ -95,6 +96,7 @@ def test_a_table_of_it_is_known_by_its_name(mine: Path, capsys: pytest.CaptureFi
     assert "is by its name a table of relu2; leave kernel= out" in capsys.readouterr().err
 
 
+@pytest.mark.e2e
 @pytest.mark.usefixtures("own_locks")
 def test_a_family_in_a_package_and_of_another_name(mine: Path) -> None:
     (mine / "parts").mkdir()
@@ -159,6 +161,7 @@ _NORMALISES = "def normalise(self, spec, knobs, device):\n        return"
 _SAYS = 'label = "eager"'
 
 
+@pytest.mark.e2e
 @pytest.mark.usefixtures("own_locks")
 @pytest.mark.parametrize(
     ("was", "becomes", "raised"),
@@ -187,6 +190,7 @@ def test_a_candidate_whose_code_raises_is_a_row(
     assert [line.split(place)[0] for line in warned] == ["warning: eager: 2 candidates failed: "] * (was != _COMPUTES)
 
 
+@pytest.mark.e2e
 @pytest.mark.usefixtures("own_locks")
 @pytest.mark.parametrize(
     ("was", "becomes", "raised"),
@@ -212,6 +216,7 @@ def test_who_cannot_name_its_candidates_is_left_out(
         assert len(_rows(mine.parent / "tuned" / "relu2_tuned_gemm.csv")) == 2
 
 
+@pytest.mark.e2e
 @pytest.mark.usefixtures("own_locks")
 @pytest.mark.parametrize(
     ("name", "was", "status"),
@@ -236,6 +241,7 @@ def test_what_a_family_raises_in_a_worker_is_told_with_its_line(
     assert all(said in row["error"] for row in failed)
 
 
+@pytest.mark.e2e
 def test_what_raises_is_the_same_in_another_process(
     mine: Path, monkeypatch: pytest.MonkeyPatch, h200: Device, no_words: KernelDefaults
 ) -> None:
@@ -286,6 +292,7 @@ for m, n, k, dtype in ((16, 64, 64, "float16"), (33, 80, 72, "bfloat16"), (1, 64
 
 
 # Triton 3.6's interpreter loops over one-element arrays, which numpy 2.4 no longer turns into integers.
+@pytest.mark.e2e
 @pytest.mark.skipif(
     triton.__version__.startswith("3.6") and int(numpy.__version__.split(".")[1]) >= 4,
     reason="triton 3.6 interprets with numpy before 2.4 only",
@@ -299,6 +306,7 @@ def test_its_kernel_computes_what_it_says(mine: Path) -> None:
     assert [float(line) for line in done.stdout.split()] == [0, 0, 0]
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("gfx", ["sm_90", "gfx950"])
 def test_its_kernel_compiles_without_a_gpu(mine: Path, monkeypatch: pytest.MonkeyPatch, gfx: str) -> None:
     monkeypatch.syspath_prepend(str(mine))

@@ -48,6 +48,7 @@ def _add_up(resources: dict[str, dict[str, object]]) -> None:
         assert abs(wall_s - idle_s - sum(busy.values())) <= 0.02 * wall_s + 0.005, (name, resource)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("words", "purposes"),
     [
@@ -69,6 +70,7 @@ def test_busy_and_idle_are_the_wall_time(
     assert float(str(resources["driver"]["idle_s"])) > 0.1 * float(str(resources["cpu"]["wall_s"])), "it waits for it"
 
 
+@pytest.mark.e2e
 def test_a_comparison_accounts_for_its_time_too(folder: Path, faulty_words: tuple[str, ...]) -> None:
     assert main(["compare", *faulty_words, "space.PACE_MS=[5]"]) == 0
     resources = _resources(folder)

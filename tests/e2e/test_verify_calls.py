@@ -61,6 +61,7 @@ def verify(folder: Path, capfd: pytest.CaptureFixture[str]) -> Verify:
     return typed  # type: ignore[return-value]
 
 
+@pytest.mark.e2e
 def test_rows_are_timed_through_the_run_times_function(verify: Verify) -> None:
     rows = (_plain(32, "torch", {"method": "mm"}), _plain(64, "onednn", {"method": "float32_packed"}))
     code, out, told = verify("a16w16", *rows, words=("stages.verify_report.max_call_overhead_pct=1e6",))
@@ -72,6 +73,7 @@ def test_rows_are_timed_through_the_run_times_function(verify: Verify) -> None:
         assert 0 < float(str(row["called_low"])) <= float(str(row["called_ratio"])) <= float(str(row["called_high"]))
 
 
+@pytest.mark.e2e
 def test_a_row_for_a_layout_is_called_in_it_and_one_for_both_in_both(verify: Verify) -> None:
     rows = (_scaled(32, "bfloat16_convert", "column"), _scaled(48, "bfloat16_convert", None))
     code, out, told = verify("a8w8_blockscale", *rows, words=("stages.verify_report.max_call_overhead_pct=null",))
@@ -83,6 +85,7 @@ def test_a_row_for_a_layout_is_called_in_it_and_one_for_both_in_both(verify: Ver
     assert layouts == [("32", "column"), ("48", "column"), ("48", "row")]
 
 
+@pytest.mark.e2e
 def test_a_row_that_the_run_time_does_not_answer_with_is_told(verify: Verify) -> None:
     # A row below with the same key: merged tables have none, and the run time answers with the first.
     rows = (_plain(32, "torch", {"method": "mm"}), _plain(32, "onednn", {"method": "float32_packed"}))
@@ -93,6 +96,7 @@ def test_a_row_that_the_run_time_does_not_answer_with_is_told(verify: Verify) ->
     assert "not this row" in out
 
 
+@pytest.mark.e2e
 def test_a_resumed_verification_says_the_same(verify: Verify, capfd: pytest.CaptureFixture[str]) -> None:
     words = ("stages.verify_report.max_call_overhead_pct=1e6",)
     _, before, _ = verify("a16w16", _plain(32, "torch", {"method": "mm"}), words=words)

@@ -97,6 +97,7 @@ def _line(process: "subprocess.Popen[str]") -> str:
     return process.stdout.readline().rstrip("\n")
 
 
+@pytest.mark.e2e
 def test_another_users_run_is_reported_and_its_lock_is_free_after_it(
     another: "Callable[..., subprocess.Popen[str]]",
 ) -> None:
@@ -115,6 +116,7 @@ def test_another_users_run_is_reported_and_its_lock_is_free_after_it(
     assert _line(another(12346)) == "held", "although another user owns the file"
 
 
+@pytest.mark.e2e
 def test_an_inaccessible_lock_of_another_user_is_reported(another: "Callable[..., subprocess.Popen[str]]") -> None:
     device = cpu_device()
     path = lock_path(device)

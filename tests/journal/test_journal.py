@@ -169,6 +169,7 @@ def test_rows_of_a_later_version_are_skipped(tmp_path: Path, h200: Device) -> No
     assert _counts(journal.read(tmp_path)) == (1, 1, 3, 1)
 
 
+@pytest.mark.e2e
 def test_two_processes_cannot_write_one_journal(tmp_path: Path) -> None:
     held = Journal(tmp_path)
     held.write("session")
@@ -206,6 +207,7 @@ written.close()
 """
 
 
+@pytest.mark.e2e
 def test_a_full_disk_is_reported_and_accepted_rows_are_kept(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, check=False, cwd=tmp_path

@@ -104,6 +104,7 @@ def test_bf16_rows(row: str, called: tuple[str, object], given: Given, operands:
     assert _steps() == {"exact"}
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize(("label", "kernel"), [("triton", "auto"), ("skinny", "sol2")])
 def test_rows_of_triton_and_skinny_name_our_kernels(
     label: str, kernel: str, given: Given, operands: Operands, caplog: pytest.LogCaptureFixture

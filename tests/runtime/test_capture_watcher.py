@@ -28,6 +28,7 @@ def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorder:
     return recorder_for(tmp_path / "seen.csv")
 
 
+@pytest.mark.compile
 def test_entry_points_count_themselves_once(seen: Recorder, x, w) -> None:
     with torch.no_grad(), Watcher(seen):
         for rows in ((4,), (2, 2), (0,)):
@@ -192,6 +193,7 @@ def test_fused_layers_of_torchs_own(seen: Recorder) -> None:
     assert ("16", "96", "32") in [tuple(row[name] for name in ("M", "N", "K")) for row in read(seen.path)]
 
 
+@pytest.mark.compile
 @pytest.mark.filterwarnings("ignore:Using .torch.compile:UserWarning")
 def test_in_place_and_into_a_tensor(seen: Recorder) -> None:
     x, w = torch.randn(16, 32).bfloat16(), torch.randn(32, 48).bfloat16()

@@ -89,6 +89,7 @@ def test_under_autocast_to_another_type(case: Case) -> None:
     torch.testing.assert_close(found.float(), expected.float(), atol=0.05 * float(expected.float().std()), rtol=0.05)
 
 
+@pytest.mark.compile
 def test_the_default_output_type(case: Case) -> None:
     found = case.call(*case.operands, out_dtype=None)
     assert torch.equal(found, case.out)
@@ -147,6 +148,7 @@ def test_no_batch() -> None:
     assert found.shape == (0, 4, 32)
 
 
+@pytest.mark.compile
 def test_compiled_as_one_graph_for_any_number_of_rows(case: Case) -> None:
     torch.compiler.reset()
     compiled = torch.compile(case.call, fullgraph=True, backend="aot_eager", dynamic=True)

@@ -225,6 +225,7 @@ def test_recorded_gradients_are_reported_once(row, table, x, w, caplog) -> None:
     assert not LOG.steps
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("place", [0, 1, 2, 3])
 @pytest.mark.parametrize("compiled", [False, True])
 def test_gradients_of_quantised_operands_are_refused_rather_than_lost(place: int, compiled: bool) -> None:
@@ -311,6 +312,7 @@ def test_untuned_keys_are_counted(row, table, x, w) -> None:
     assert LOG.summary().endswith("), 1 with a row of a padded M")
 
 
+@pytest.mark.e2e
 def test_and_summed_up_in_one_line_at_exit() -> None:
     script = """
 import torch

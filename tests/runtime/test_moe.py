@@ -166,6 +166,7 @@ def test_without_tokens_the_rest_is_still_checked(
         run(case, **{**words, **change(words)})
 
 
+@pytest.mark.compile
 def test_under_autocast_as_torchs_linear() -> None:
     _, inputs, weights = case = made(5)
     assert weights.w2 is not None
@@ -254,6 +255,7 @@ def test_a_tuned_row_is_used_for_fewer_tokens_too() -> None:
     assert len(dispatch_of("fmoe").calls) == 3
 
 
+@pytest.mark.compile
 def test_a_compiler_sees_an_operator() -> None:
     spec, inputs, weights = case = made(5)
     with torch.no_grad():
@@ -263,6 +265,7 @@ def test_a_compiler_sees_an_operator() -> None:
     assert out.shape == (spec.m, spec.n)
 
 
+@pytest.mark.e2e
 def test_tune_then_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real stages on the CPU, then the run time uses their table."""
     items = "shapes.items=[{token: [2, 16], model_dim: 128, inter_dim: 96, expert: 6, topk: 2}]"

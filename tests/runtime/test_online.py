@@ -215,6 +215,7 @@ def test_an_untunable_key_is_not_queued_forever(row, table, x, w, monkeypatch, a
     assert len(rows) == 1
 
 
+@pytest.mark.compile
 def test_eager_and_compiled_calls_both_see_new_rows(row, table, x, w, monkeypatch, alone_in_process) -> None:
     monkeypatch.setenv("GEMMPIPE_ONLINE_TUNING", "1")
     path = table(row(4, "torch", MM))
@@ -253,6 +254,7 @@ def test_the_process_tunes_the_most_called_first_and_each_family_in_its_own_run(
 STRANGE = "../../../x"
 
 
+@pytest.mark.e2e
 def test_a_row_of_the_queue_names_a_shipped_family_and_nothing_else(tmp_path: Path) -> None:
     """The real process: no cell becomes a file or an option, and valid rows are tuned."""
     folder, mark = tmp_path / "data" / "gemmpipe" / "online" / "cpu", tmp_path / "code-was-run"

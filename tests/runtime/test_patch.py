@@ -62,6 +62,7 @@ def test_training_works_as_before(model: Model, x) -> None:
     assert model.up.weight.grad is not None
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
 def test_a_model_may_change_its_type_while_it_is_patched(model: Model, x, dtype: torch.dtype) -> None:
     with torch.no_grad(), gemmpipe.patch(model):
@@ -73,6 +74,7 @@ def test_a_model_may_change_its_type_while_it_is_patched(model: Model, x, dtype:
     torch.testing.assert_close(compiled, expected, atol=0.05, rtol=0.05)
 
 
+@pytest.mark.compile
 def test_a_patched_model_compiles_copies_and_pickles(model: Model, x) -> None:
     expected = model(x(4))
     gemmpipe.patch(model)
@@ -85,6 +87,7 @@ def test_a_patched_model_compiles_copies_and_pickles(model: Model, x) -> None:
     assert torch.equal(pickle.loads(pickle.dumps(model.up))(x(4)), model.up(x(4)))
 
 
+@pytest.mark.compile
 def test_a_compiled_model_is_patched_and_undone_too(model: Model, x) -> None:
     torch.compiler.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
@@ -99,6 +102,7 @@ def test_a_compiled_model_is_patched_and_undone_too(model: Model, x) -> None:
         assert not LOG.steps
 
 
+@pytest.mark.compile
 def test_layers_of_one_shape_are_compiled_once(row, table, x) -> None:
     table(row(4, "onednn", {"method": "float32_packed"}, K=96, N=96))
     model = nn.Sequential(*(nn.Linear(96, 96, bias=False) for _ in range(12))).bfloat16()

@@ -26,6 +26,7 @@ def test_each_layout_has_rows_and_forms_of_its_own(method: str, row, table, x, w
     assert set(dispatch_report().values()) == {"exact"}
 
 
+@pytest.mark.compile
 def test_the_fallback_runs_and_a_compiler_has_an_operator(x, w) -> None:
     tiles = preshuffle(w, TILES_16X16)
     flat = gemm_a16w16(x(2, 5), tiles, bpreshuffle=True)

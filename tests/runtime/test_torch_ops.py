@@ -16,6 +16,7 @@ def fresh() -> None:
     torch.compiler.reset()
 
 
+@pytest.mark.compile
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_fullgraph(row, table, x, w, backend: str, dynamic: bool) -> None:
@@ -32,6 +33,7 @@ def test_fullgraph(row, table, x, w, backend: str, dynamic: bool) -> None:
         assert torch.equal(compiled(x(4)), both(x(4)))
 
 
+@pytest.mark.compile
 def test_gradients_and_autocast_stay_in_the_graph(row, table, x, w) -> None:
     table(row(4, "torch", {"method": "float32_copy"}))
     weight = torch.nn.Parameter(w)
@@ -42,6 +44,7 @@ def test_gradients_and_autocast_stay_in_the_graph(row, table, x, w) -> None:
         assert compiled(x(4).float(), w.float()).dtype == torch.bfloat16
 
 
+@pytest.mark.compile
 def test_the_operator_keeps_torchs_rules(x, w) -> None:
     x8, w8 = x(4).to(torch.float8_e4m3fn), w.to(torch.float8_e4m3fn)
     torch.compile(gemm_a8w8_blockscale, fullgraph=True, backend="eager")(x8, w8, torch.ones(4, 1), torch.ones(1, 1))
@@ -58,6 +61,7 @@ def test_shape_propagation_leaves_nothing_behind(row, table, x, w) -> None:
         assert set(LOG.steps.values()) == {"exact"}
 
 
+@pytest.mark.compile
 def test_in_a_process_that_never_called_it_before() -> None:
     script = """
 import torch

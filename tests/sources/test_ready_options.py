@@ -62,6 +62,7 @@ def source(name: str) -> ModelShapes:
     return ModelShapes(**fields)
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("name", sorted(OPTIONS))
 def test_every_ready_model_has_16_bit_products(name: str) -> None:
     assert source(name).problems(load_family("a16w16"), NOTHING, "sm_90")

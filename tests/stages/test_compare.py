@@ -54,6 +54,7 @@ def compare(folder: Path, capfd: pytest.CaptureFixture[str], own_locks: None) ->
     return run
 
 
+@pytest.mark.e2e
 def test_on_a_cpu(folder: Path, compare: Callable[..., Compare]) -> None:
     args = ("kernel=a16w16", "shapes=list", ITEMS, "timer@stages.bench.timer=quick", "device=cpu")
     assert main([*args, "format=[csv]"]) == 0
@@ -84,6 +85,7 @@ def test_on_a_cpu(folder: Path, compare: Callable[..., Compare]) -> None:
     assert json.loads((run_dir / "manifest.json").read_text())["exit_code"] == 0
 
 
+@pytest.mark.e2e
 def test_own_kernels_of_the_finals_where_a_library_was_chosen(
     faulty_words: tuple[str, ...], compare: Callable[..., Compare], folder: Path
 ) -> None:
@@ -107,6 +109,7 @@ def test_own_kernels_of_the_finals_where_a_library_was_chosen(
     assert "not timed: own kernels: unsupported: a library was chosen, and the journal of that run is not here" in text
 
 
+@pytest.mark.e2e
 def test_all_batches_have_one_summary(faulty_words: tuple[str, ...], compare: Callable[..., Compare]) -> None:
     items = "shapes.items=[{M: 8, N: 32, K: 64}, {M: 16, N: 16, K: 64}, {M: 16, N: 48, K: 64}]"
     run_dir, text = compare(*faulty_words, items, "batch=1", "space.PACE_MS=[0]")
@@ -119,6 +122,7 @@ def test_all_batches_have_one_summary(faulty_words: tuple[str, ...], compare: Ca
     assert "us, as nothing is tuned here: geomean (least to most)" in text
 
 
+@pytest.mark.e2e
 def test_a_stopped_comparison_resumes(
     faulty_words: tuple[str, ...], compare: Callable[..., Compare], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ PLAIN = {
 }
 Run = Callable[..., tuple[int, str, str]]
 
-pytestmark = pytest.mark.usefixtures("own_locks")
+pytestmark = [pytest.mark.usefixtures("own_locks"), pytest.mark.e2e]
 
 
 @pytest.fixture

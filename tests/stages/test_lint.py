@@ -46,6 +46,7 @@ def _table(name: str) -> pd.DataFrame:
     return pd.read_csv(path)
 
 
+@pytest.mark.e2e
 def test_entries_slower_than_the_default_are_found(run: Run) -> None:
     # For 8 and 64 rows the default takes 10 * (1 + 2 + 2); a tile of 16 rows with 2 stages takes 35 and 65.
     slow, fast = {**DEFAULT, "BLOCK_SIZE_M": 16}, {**DEFAULT, "num_stages": 3}
@@ -57,6 +58,7 @@ def test_entries_slower_than_the_default_are_found(run: Run) -> None:
     assert sorted(_table("entries")["M"]) == [8, 64, 256, 1024]
 
 
+@pytest.mark.e2e
 def test_slower_pct_is_the_limit(run: Run) -> None:
     slow = {**DEFAULT, "BLOCK_SIZE_M": 16}
     assert "timed: 1 file: nothing found" in run({"64": slow}, "stages.lint_timings.slower_pct=31")[1]

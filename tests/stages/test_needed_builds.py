@@ -78,6 +78,7 @@ def _further(problem: Problem, candidate: Candidate) -> set[Build]:
     return set(extra_order_builds(own, FAMILY.spec(problem), candidate.knobs, DEVICE)) if own else set()
 
 
+@pytest.mark.e2e
 def test_the_other_order_is_compiled_for_finalists_alone(
     folder: Path, submitted: dict[str, list[Build]], problems: list[Problem]
 ) -> None:
@@ -95,6 +96,7 @@ def test_the_other_order_is_compiled_for_finalists_alone(
     assert max(built) < min(launched), "no worker compiles a build of the pool"
 
 
+@pytest.mark.e2e
 def test_a_finalist_whose_other_order_does_not_compile_has_a_row(folder: Path, problems: list[Problem]) -> None:
     assert main([*WORDS, f"executor.fails={FLIPS}"]) == 0
     trials = _finals(folder, problems)

@@ -2,6 +2,8 @@
 
 from functools import partial
 
+import pytest
+
 from gemmpipe.backends.aten import Torch
 from gemmpipe.backends.cublaslt import CublasLt
 from gemmpipe.backends.hipblaslt import HipblasLt
@@ -31,6 +33,7 @@ AXES = {
 }
 
 
+@pytest.mark.e2e
 def test_another_process_lists_the_same(h200: Device, no_words: KernelDefaults) -> None:
     family = load_family("a8w8_blockscale")
     [problem] = InlineShapes(items=[[16, 1280, 8192]]).problems(family, no_words, h200.gfx)

@@ -152,6 +152,7 @@ def test_gemma_4s_layers_with_shared_keys_are_wider_and_keep_qkv() -> None:
     assert found["per_layer_input_gate", 256] == (1536, 8)
 
 
+@pytest.mark.e2e
 def test_a_checkpoint_names_modules_its_own_way() -> None:
     left = ("backbone.layers.0.mixer.in_proj", "backbone.layers.5.mixer.q_proj", "*.mixer.down_proj")
     quantization = Quantization(what="fp8", families=("a8w8",), experts="", weight="fp8", ignored=left)

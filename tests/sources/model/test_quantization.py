@@ -86,6 +86,7 @@ def test_the_columns_that_it_decides() -> None:
     assert {p["granularity"] for p in source.problems(load_family("a8w8"), NOTHING, "sm_90")} == {"tensor"}
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize(
     ("names", "left"),
     [
@@ -140,6 +141,7 @@ def test_errors_are_one_line(entry: object, line: str) -> None:
         calls(entry, "a8w8_blockscale")
 
 
+@pytest.mark.e2e
 @pytest.mark.parametrize("pattern", ["(.|.)" * 30 + "!", ".?" * 60 + "!!", "(.*)*!", "(?=((.|.)*))" + ".*" * 40 + "!"])
 def test_a_pattern_that_takes_for_ever_is_refused(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ignored, "_TIMEOUT_S", 1.0)
