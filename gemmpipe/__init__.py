@@ -1,4 +1,4 @@
-"""gemmpipe: from a model and a kernel to tuned artifacts that inference engines load."""
+"""gemmpipe: tunes the matrix products of a model and writes artifacts that inference engines load."""
 
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["EnvironmentProblem", "GemmpipeError", "RunResult", "UserError", "get_arch", "load", "patch", "run"]
-_PLACES = {
+_MODULES = {
     "EnvironmentProblem": "gemmpipe.core.errors",
     "GemmpipeError": "gemmpipe.core.errors",
     "RunResult": "gemmpipe.api",
@@ -31,12 +31,12 @@ serve_old_names()
 
 
 def __getattr__(name: str) -> object:
-    """The names of `__all__`, each loaded when first used: importing the package loads no torch."""
-    if name not in _PLACES:
+    """The names of `__all__`, each imported on first use, so that importing the package does not load torch."""
+    if name not in _MODULES:
         raise AttributeError(f"module 'gemmpipe' has no attribute '{name}'")
     from importlib import import_module
 
-    return getattr(import_module(_PLACES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""Runs from Python: `gemmpipe.run` carries out a pipeline in this process, `gemmpipe.load` reads a finished run."""
+"""The Python API: `gemmpipe.run` executes a pipeline in this process, `gemmpipe.load` reads a finished run."""
 
 import contextlib
 import sys
@@ -19,32 +19,32 @@ if TYPE_CHECKING:
     from gemmpipe.cli.request import RunRequest
 
 _MANIFEST = "manifest.json"
-_MAX_MANIFEST_BYTES = 50_000_000  # names every file and every unsolved problem
+_MAX_MANIFEST_BYTES = 50_000_000  # it lists every file and every unsolved problem
 _INTERRUPTED = 130
 _TEXT_COLUMNS = ("format", "bucket", "layer", "error", "reason")
-"""Columns whose empty cells are empty texts, not missing numbers."""
+"""Columns in which an empty cell is an empty text, not a missing number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """What a run left: its folder, its selections, the files it wrote, and how it ended."""
+    """The result of a run: its folder, selections, written files and exit code."""
 
     pipeline: str
     folder: Path
-    """Absolute; has the journal, `manifest.json` and the tables as CSV."""
+    """Absolute path; contains the journal, `manifest.json` and the tables as CSV."""
     exit_code: int
     """0: done; 1: a problem has no valid candidate, or a row is stale; 130: interrupted."""
     table: "pd.DataFrame" = field(repr=False, compare=False)
     """One row per problem (`format` "") and per bucket of a format: key columns, `libtype`, `config`, `us`
-    (microseconds) and others. Empty where the pipeline selects nothing."""
+    (microseconds) and others. Empty if the pipeline selects nothing."""
     artifacts: tuple[Path, ...]
     """The files that inference engines load, as absolute paths."""
     unsolved: tuple[str, ...]
-    """Problems without a valid candidate, or whose recorded one is stale."""
+    """Problems without a valid candidate, or with a stale recorded one."""
     wall_s: float
 
     def read(self, name: str) -> "pd.DataFrame":
-        """A table of the run by name: `problems`, `trials`, `selections` ... Raises UserError for one it has not."""
+        """A table of the run by name: `problems`, `trials`, `selections` ... Raises UserError for an unknown one."""
         from gemmpipe.core.errors import suggest_or_list
 
         path = self.folder / f"{name}.csv"
@@ -69,28 +69,28 @@ def run(
     config_dir: str | Path | None = None,
     **options: object,
 ) -> RunResult:
-    """Carry out a pipeline as `gemmpipe PIPELINE key=value ...` does, in this process.
+    """Executes a pipeline as `gemmpipe PIPELINE key=value ...` does, in this process.
 
     `pipeline` is the name of a pipeline or the path of a recipe. `options` are overrides by key: scalars, paths, lists,
-    None for null; a mapping has the keys below its own (`search={"trial_fraction": 0.2}`). `overrides` are overrides as
-    typed on the command line (`"timer@stages.bench.timer=quick"`); they come first. `config_dir` is a folder of the
-    user's own options and Python modules. Lines go to stdout and stderr as on the command line.
+    None for null; a mapping sets the keys below its own (`search={"trial_fraction": 0.2}`). `overrides` are overrides
+    as typed on the command line (`"timer@stages.bench.timer=quick"`); they come first. `config_dir` is a folder with
+    the user's options and Python modules. Output goes to stdout and stderr as on the command line.
 
-    Raises UserError for whatever the command line ends with 2 for, EnvironmentProblem where it ends with 3, and
-    KeyboardInterrupt for a run that was interrupted. A run with unsolved problems is a result with exit code 1.
+    Raises UserError for errors with exit code 2 on the command line, EnvironmentProblem for those with 3, and
+    KeyboardInterrupt for an interrupted run. A run with unsolved problems returns a result with exit code 1.
     """
     from gemmpipe.cli.command_line import LINT, parse_command_line
     from gemmpipe.cli.lint import as_overrides
     from gemmpipe.cli.request import resolve_request
 
-    words = [*map(_checked, overrides), *(word for key, value in options.items() for word in _overrides(key, value))]
+    by_key = [override for key, value in options.items() for override in _overrides(key, value)]
     flags = [] if config_dir is None else [f"--config-dir={config_dir}"]
-    line = parse_command_line([*flags, pipeline, *words])
+    line = parse_command_line([*flags, pipeline, *map(_checked, overrides), *by_key])
     request = resolve_request(as_overrides(line) if line.command == LINT else line)
     if request.multirun:
-        raise UserError(f"{pipeline}: a sweep; gemmpipe.run does one run, a loop over it does several")
+        raise UserError(f"{pipeline}: a sweep; expected one run per call of gemmpipe.run")
     if request.pipeline == "doctor":
-        raise UserError("doctor: leaves no run; expected on the command line")
+        raise UserError("doctor: makes no run; expected on the command line")
     folder, code = _run_here(request)
     if code == _INTERRUPTED:
         raise KeyboardInterrupt(str(folder))
@@ -98,9 +98,9 @@ def run(
 
 
 def load(run: str | Path = "last") -> RunResult:
-    """The result of a finished run: of its folder, or of the last one below `outputs/runs` for "last".
+    """The result of the finished run in a folder, or of the last one in `outputs/runs` for "last".
 
-    Raises UserError where there is none.
+    Raises UserError if there is none.
     """
     folder = _last_run() if run == "last" else Path(run).expanduser()
     if not folder.is_dir():
@@ -109,7 +109,7 @@ def load(run: str | Path = "last") -> RunResult:
 
 
 def _last_run() -> Path:
-    """The folder with the newest manifest, also one of a sweep."""
+    """The folder with the newest manifest, including the runs of sweeps."""
     found = [*RUNS.glob(f"*/*/{_MANIFEST}"), *RUNS.glob(f"*/*/*/{_MANIFEST}")]
     if not found:
         raise UserError(f"load: no finished run under {RUNS}; expected the folder of a run")
@@ -122,7 +122,7 @@ def _result(folder: Path) -> RunResult:
     folder = folder.absolute()
     path = folder / _MANIFEST
     if not path.is_file():
-        raise UserError(f"{folder}: no {_MANIFEST}; expected a finished run (resume= goes on with one that was killed)")
+        raise UserError(f"{folder}: no {_MANIFEST}; expected a finished run (resume= continues an unfinished one)")
     manifest = read_object(path, _MAX_MANIFEST_BYTES)
     selections = folder / "selections.csv"
     try:
@@ -141,17 +141,17 @@ def _result(folder: Path) -> RunResult:
 
 def _listed(value: object) -> list[object]:
     if not isinstance(value, list):
-        raise TypeError(f"{value!r} is no list")
+        raise TypeError(f"{value!r} is not a list")
     return value
 
 
 def _started_in(folder: Path) -> Path:
-    """The folder that a run was started in, which relative paths of its manifest mean."""
+    """The working directory of a run, to which paths in its manifest are relative."""
     return next((path for path in folder.parents if folder.is_relative_to(path / RUNS)), Path.cwd())
 
 
 def _run_here(request: "RunRequest") -> tuple[Path, int]:
-    """Compose and carry out one run: its folder and exit code. Raises GemmpipeError for whatever went wrong."""
+    """Composes and executes one run; returns its folder and exit code. Raises GemmpipeError for any failure."""
     from gemmpipe.cli.compose import run_hydra
     from gemmpipe.cli.hydra_errors import CONFIG_ERRORS, as_user_error
     from gemmpipe.cli.runs import removing_empty_folders
@@ -171,7 +171,7 @@ def _run_here(request: "RunRequest") -> tuple[Path, int]:
 
 
 def _job(request: "RunRequest", ended: list[tuple[Path, int] | GemmpipeError], cfg: "DictConfig") -> None:
-    """Keep how the run ended: Hydra would print the overrides of one that raises."""
+    """Appends the outcome of the run to `ended`, also an error: Hydra would print overrides if the run raised."""
     from hydra.core.hydra_config import HydraConfig
 
     from gemmpipe.cli.errors import as_bug, system_error
@@ -186,7 +186,7 @@ def _job(request: "RunRequest", ended: list[tuple[Path, int] | GemmpipeError], c
         ended.append(error)
     except OSError as error:
         ended.append(_caused(system_error(error), error))
-    except Exception as error:  # noqa: BLE001 (as the command line: the traceback is the cause's)
+    except Exception as error:  # noqa: BLE001 (as the command line does; the cause has the traceback)
         ended.append(_caused(as_bug(error, request.folders.config_dir), error))
     remove_empty_run(folder)
 
@@ -198,7 +198,7 @@ def _caused(error: GemmpipeError, cause: Exception) -> GemmpipeError:
 
 @contextlib.contextmanager
 def _without_main_module() -> Iterator[None]:
-    """Worker processes do not import the script that runs: it needs no `if __name__ == "__main__"`."""
+    """Keeps worker processes from importing the running script, so that it needs no `if __name__ == "__main__"`."""
     main = sys.modules["__main__"]
     names = ("__file__", "__spec__")
     kept = {name: vars(main)[name] for name in names if name in vars(main)}
@@ -213,7 +213,7 @@ def _without_main_module() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _own_hydra() -> Iterator[None]:
-    """The state of Hydra in a program that uses it itself is kept."""
+    """Saves and restores the state of Hydra, for programs that use it themselves."""
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.hydra_config import HydraConfig
 
@@ -226,22 +226,22 @@ def _own_hydra() -> Iterator[None]:
         instance.hydra, config.cfg = kept
 
 
-def _checked(word: str) -> str:
-    """An override as typed. Raises UserError for a flag or a bare word."""
-    if word.startswith("-") or ("=" not in word and not word.startswith("~")):
-        raise UserError(f"{word}: expected key=value")
-    return word
+def _checked(override: str) -> str:
+    """The override as typed. Raises UserError for a flag or an argument without `=`."""
+    if override.startswith("-") or ("=" not in override and not override.startswith("~")):
+        raise UserError(f"{override}: expected key=value")
+    return override
 
 
 def _overrides(key: str, value: object) -> list[str]:
-    """The overrides that a keyword means: a mapping has keys below its own."""
+    """The overrides of a keyword argument: a mapping sets the keys below its own."""
     if isinstance(value, Mapping) and value:
-        return [word for name, item in value.items() for word in _overrides(f"{key}.{name}", item)]
+        return [each for name, item in value.items() for each in _overrides(f"{key}.{name}", item)]
     return [f"{key}={_text(key, value)}"]
 
 
 def _text(key: str, value: object) -> str:
-    """A value in Hydra's grammar. Raises UserError for what it cannot write."""
+    """A value in Hydra's grammar. Raises UserError for an unsupported type."""
     from gemmpipe.cli.overrides import quote
 
     if value is None:

@@ -1,7 +1,7 @@
-"""What families, backends, sources, searches, formats, executors and stages of the user's own are made from.
+"""The extension API, for users' families, backends, sources, searches, formats, executors and stages.
 
-Everything here is public: its names and signatures change with a notice of one version. Importing this module loads
-neither torch nor triton; the tools for families load what they need when they are first used.
+Everything here is public: names and signatures change with one version of notice. Importing this module loads
+neither torch nor triton; names that need them are imported on first use.
 """
 
 from typing import TYPE_CHECKING
@@ -80,10 +80,10 @@ VALUES = [
     "Trial",
     "Weights",
 ]
-"""Plain values that all parts pass on: problems, candidates, operands, devices, trials and their statuses."""
+"""Data types of all interfaces: problems, candidates, operands, devices, trials and their statuses."""
 
 ERRORS = ["EnvironmentProblem", "GemmpipeError", "NotComputed", "UserError"]
-"""What user code raises for a user's mistake (exit code 2) and for a machine that cannot do it (3)."""
+"""Exceptions for user code: UserError for a usage error (exit code 2), EnvironmentProblem for the machine (3)."""
 
 FAMILIES = [
     "Family",
@@ -105,16 +105,16 @@ FAMILIES = [
     "tile_violation",
     "tolerance",
 ]
-"""A family's module: what its problems mean, its candidates, and the tools for operands, references and kernels.
+"""For the module of a family: its declaration, implementations, and tools for operands, references and kernels.
 
 `TiledKernel` lists a space and launches a tiled Triton kernel; `swizzle2d` is a device function for such a kernel.
 """
 
 BACKENDS = ["Backend", "EngineBackend", "EngineImplementation"]
-"""Options of `backend`: libraries that compute products of several families, and inference engines' functions."""
+"""Options of `backend`: libraries that compute products of several families, and functions of inference engines."""
 
 SOURCES = ["Source"]
-"""Options of `shapes`: where problems come from."""
+"""Options of `shapes`: providers of problems."""
 
 SEARCHES = [
     "BatchSession",
@@ -126,16 +126,16 @@ SEARCHES = [
     "SearchSession",
     "TrialRequest",
 ]
-"""Options of `search`: which candidates are timed, and how often; an ask/tell interface per problem."""
+"""Options of `search`: the choice of candidates and of their launches; an ask/tell interface per problem."""
 
 FORMATS = ["Format", "Target"]
 """Options of `format`: writers of artifacts that engines load."""
 
 EXECUTORS = ["BuildResult", "Clock", "Executor", "JobResult", "Pool", "Timer", "Usage"]
-"""Options of `executor` and `timer`: where jobs run, and how launches are timed."""
+"""Options of `executor` and `timer`: execution of jobs, and timing of launches."""
 
 STAGES = ["Context", "Stage"]
-"""Options of `stage`: steps of a pipeline's `chain` of tables."""
+"""Options of `stage`: the steps in the `chain` of a pipeline, which pass tables on."""
 
 __all__ = [
     "TRITON_TYPES",
@@ -207,7 +207,7 @@ __all__ = [
     "tile_violation",
     "tolerance",
 ]
-_PLACES = {
+_MODULES = {
     "BuildResult": "gemmpipe.executors",
     "Clock": "gemmpipe.bench.timer",
     "Context": "gemmpipe.stages",
@@ -232,8 +232,8 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> object:
-    if name not in _PLACES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'gemmpipe.ext' has no attribute '{name}'", name=name)
     from importlib import import_module
 
-    return getattr(import_module(_PLACES[name]), name)
+    return getattr(import_module(_MODULES[name]), name)

@@ -1,4 +1,4 @@
-"""What several tests need: a command line in a folder of its own, small families, a device."""
+"""Shared fixtures: command lines in an empty folder, small families, a device."""
 
 import gc
 import logging
@@ -21,7 +21,7 @@ from gemmpipe.core.events import Events
 from gemmpipe.family import Family, GemmSpec, Inputs, KernelDefaults, KeyColumn, Scaling, Weights
 from gemmpipe.pipeline.plan import Plan
 
-# A busy machine is slow, which says nothing of what is tested.
+# Deadlines would fail on a busy machine.
 settings.register_profile(
     "busy", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 )
@@ -56,9 +56,9 @@ def _block_spec(problem: Problem) -> GemmSpec:
     return GemmSpec(m=m, n=n, k=k, x_dtype=fp8, w_dtype=fp8, out_dtype="bfloat16", x_scale=x_scale, w_scale=w_scale)
 
 
-def _sixteen_defaults(words: KernelDefaults, gfx: str) -> Mapping[str, Scalar]:
-    dtype = words.dtype or "bfloat16"
-    return {"dtype": dtype, "outdtype": words.out_dtype or dtype, "bias": bool(words.bias)}
+def _sixteen_defaults(defaults: KernelDefaults, gfx: str) -> Mapping[str, Scalar]:
+    dtype = defaults.dtype or "bfloat16"
+    return {"dtype": dtype, "outdtype": defaults.out_dtype or dtype, "bias": bool(defaults.bias)}
 
 
 def _weights(spec: GemmSpec, generator: torch.Generator) -> Weights:
@@ -76,7 +76,7 @@ def _family(name: str, block: bool) -> Family:
         csv_name=f"{name}_tuned_gemm.csv",
         json_tag=name.upper(),
         entry_point=f"gemm_{name}",
-        key_defaults=(lambda words, gfx: {}) if block else _sixteen_defaults,
+        key_defaults=(lambda defaults, gfx: {}) if block else _sixteen_defaults,
         spec=_block_spec if block else _sixteen_spec,
         make_weights=_weights,
         make_inputs=_inputs,
@@ -138,7 +138,7 @@ def _one_triton_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What tests that hold a figure to a limit measured: `record_property("measured", text)`."""
+    """Prints the measurements of tests that compare one with a limit: `record_property("measured", text)`."""
     for report in terminalreporter.stats.get("passed", []):
         for name, text in report.user_properties:
             if name == "measured":
@@ -147,7 +147,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session")
 def sixteen() -> Family:
-    """A 16-bit family with aiter's bf16 key, which engines run lm_head through."""
+    """A 16-bit family with aiter's bf16 key and `lm_head`."""
     return _family("small16", block=False)
 
 
@@ -159,26 +159,26 @@ def blockscale() -> Family:
 
 @pytest.fixture(scope="session")
 def no_words() -> KernelDefaults:
-    """No `kernel.*` word given."""
+    """No `kernel.*` value given."""
     return KernelDefaults(dtype=None, out_dtype=None, bias=None)
 
 
 @pytest.fixture(scope="session")
 def h200() -> Device:
-    """The H200, as its driver describes it."""
+    """The H200 with the properties that its driver reports."""
     return HOPPER
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current directory of the test, empty."""
+    """An empty folder, the current directory of the test."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @pytest.fixture
 def plans(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
-    """The plans that reach the runner, which carries none of them out."""
+    """The plans that reach the runner, which is replaced: none is executed."""
     found: list[Plan] = []
 
     def run(plan: Plan, events: Events) -> int:
@@ -191,11 +191,11 @@ def plans(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
 
 @pytest.fixture
 def refusal(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Type words that are a mistake; returns the one line on stderr, without `gemmpipe: `."""
+    """Runs a command line with a usage error; returns its single line on stderr, without `gemmpipe: `."""
 
-    def typed(*words: str) -> str:
+    def refused(*arguments: str) -> str:
         capsys.readouterr()
-        assert main(words) == 2
+        assert main(arguments) == 2
         out, error = capsys.readouterr()
         assert out == ""
         assert error.startswith("gemmpipe: ")
@@ -203,12 +203,12 @@ def refusal(folder: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., s
         assert "internal error" not in error
         return error.removeprefix("gemmpipe: ").rstrip("\n")
 
-    return typed
+    return refused
 
 
 @pytest.fixture(autouse=True)
-def _loggers_speak() -> Iterator[None]:
-    """Undo Hydra's disabled logging, which a command line run in this process sets up, for the tests that follow."""
+def _enabled_loggers() -> Iterator[None]:
+    """Reverts the logging setup of Hydra after a test that ran a command line in this process."""
     level = logging.root.level
     yield
     logging.root.setLevel(level)
@@ -222,7 +222,7 @@ FAULTY = Path(__file__).parent / "faulty"
 
 @pytest.fixture(scope="session")
 def faulty_words() -> tuple[str, ...]:
-    """Words that tune the family of tests/faulty on the CPU, in a hurry, two problems unless others are given."""
+    """Arguments that tune the family of tests/faulty on the CPU, with short timing; two problems by default."""
     return (
         f"--config-dir={FAULTY}",
         "kernel=faulty",
@@ -233,18 +233,18 @@ def faulty_words() -> tuple[str, ...]:
         "device=cpu",
         "timer@stages.bench.timer=quick",
         "executor.timeout_s=1",
-        "stages.screen.margin_pct=100000",  # all go on to the finals, where faults are told apart
+        "stages.screen.margin_pct=100000",  # all enter the finals, which distinguish the faults
     )
 
 
 @pytest.fixture
 def own_locks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Locks of devices lie in the test's folder: a run elsewhere on this machine is none of its business."""
+    """Device locks in the test's folder, independent of other runs on this machine."""
     monkeypatch.setattr("gemmpipe.executors.local.tempfile", SimpleNamespace(gettempdir=lambda: str(folder)))
 
 
 @pytest.fixture
 def scaled_on_cpu() -> None:
-    """Torch's scaled product on a CPU, which torch 2.11 does not have."""
+    """Skips the test if torch has no scaled product on CPUs, such as torch 2.11."""
     if not torch._C._dispatch_has_kernel_for_dispatch_key("aten::_scaled_mm_v2.out", "CPU"):
-        pytest.skip(f"torch {torch.__version__} multiplies scaled operands on GPUs alone")
+        pytest.skip(f"torch {torch.__version__} multiplies scaled operands on GPUs only")

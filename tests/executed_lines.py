@@ -1,4 +1,4 @@
-"""How much a call executes, in lines of Python and calls of C: the same on every machine, however busy it is."""
+"""Work of a call, counted in lines of Python and calls of C functions: independent of the machine and its load."""
 
 import sys
 from collections.abc import Callable
@@ -30,11 +30,11 @@ def steps(call: Callable[[], object]) -> int:
 
 
 def grows_linearly(prepare: Callable[[int], Callable[[], object]], size: int) -> None:
-    """Assert that twice the size is at most 2.5 times the work; `prepare` makes the call for a size.
+    """Asserts that twice the size takes at most 2.5 times the work; `prepare` returns the call for a size.
 
-    A call of the least size comes first, so that what is done once is not counted.
+    A call of size 1 runs first, so that one-time work is not counted.
     """
     prepare(1)()
     once, twice = (steps(prepare(count)) for count in (size, 2 * size))
-    assert once > size, "the work is not done where it is counted"
+    assert once > size, "the counted call does not do the work"
     assert twice <= 2.5 * once, f"{size}: {once} steps, {2 * size}: {twice} steps"

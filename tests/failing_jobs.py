@@ -1,4 +1,4 @@
-"""Jobs with candidates that fail on purpose, and helpers for their tests."""
+"""Jobs with candidates that fail on purpose, clocks with given times, and helpers for their tests."""
 
 from collections.abc import Sequence
 
@@ -29,7 +29,7 @@ class Cells(list[float]):
 
 
 class OverlappingClock(CpuClock):
-    """A clock on which launches back to back overlap."""
+    """A clock on which consecutive launches overlap."""
 
     overlaps = True
 

@@ -1,4 +1,4 @@
-"""Problems of fused experts that tests share, and the spaces that are shipped."""
+"""Helpers for tests of fused MoE: specs of problems, and the shipped spaces."""
 
 from pathlib import Path
 
@@ -16,12 +16,12 @@ QWEN = (64, 2048, 768, 128, 8)
 def spec_of(
     sizes: tuple[int, ...], gfx: str = "sm_90", dtype: str | None = None, key: dict[str, object] | None = None
 ) -> GemmSpec:
-    words = KernelDefaults(dtype=dtype, out_dtype=None, bias=None)
-    return FMOE.spec(make_problem(FMOE, {**dict(zip(NAMES, sizes, strict=True)), **(key or {})}, words, gfx, "test"))
+    defaults, row = KernelDefaults(dtype=dtype, out_dtype=None, bias=None), dict(zip(NAMES, sizes, strict=True))
+    return FMOE.spec(make_problem(FMOE, {**row, **(key or {})}, defaults, gfx, "test"))
 
 
 def shipped_space(name: str) -> Space:
     axes = yaml.safe_load((Path(__file__).parents[1] / "conf" / "space" / f"{name}.yaml").read_text())
     entries = axes.pop("when", [])
-    listed = [{k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()} for entry in entries]
-    return Space(axes={k: tuple(v) for k, v in axes.items()}, when=tuple(listed), pinned=())
+    when = tuple({k: tuple(v) if isinstance(v, list) else v for k, v in entry.items()} for entry in entries)
+    return Space(axes={k: tuple(v) for k, v in axes.items()}, when=when, pinned=())

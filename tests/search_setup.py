@@ -1,4 +1,4 @@
-"""Shared by tests of searches: searches without limits, the default search, and a problem made of candidates."""
+"""Helpers for tests of searches: searches without limits, the default search, and a problem of given candidates."""
 
 import os
 import signal
@@ -28,8 +28,6 @@ HOPPER = Device(
     cache_bytes=62914560,
     warp_size=32,
 )
-
-
 LIMITS = {"budget_s": None, "budget_trials": None, "journals": ()}
 
 
@@ -81,7 +79,7 @@ def default_search() -> Gaussian:
 
 @dataclass(frozen=True, kw_only=True)
 class Deadly(Halving):
-    """Kills the process that starts it."""
+    """A search that kills the process in which it starts."""
 
     def start(self, search_problem: SearchProblem) -> SearchSession:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -90,7 +88,7 @@ class Deadly(Halving):
 
 @dataclass(frozen=True, kw_only=True)
 class Raising(Halving):
-    """Raises when it is started."""
+    """A search that raises `error` when it starts."""
 
     error: Exception
 

@@ -129,7 +129,7 @@ def test_a_run_and_its_result(folder: Path, capsys: pytest.CaptureFixture[str]) 
         ({"resume": "nowhere"}, "resume=nowhere: no such folder"),
         ({"output": object()}, "output: object given, expected text, a number, a list, a mapping or None"),
         ({"pipeline": "tun"}, "tun: no such pipeline; did you mean 'tune'?"),
-        ({"pipeline": "doctor"}, "doctor: leaves no run"),
+        ({"pipeline": "doctor"}, "doctor: makes no run"),
         ({"overrides": ["--multirun"]}, "--multirun: expected key=value"),
         ({"overrides": ["search=random,gaussian"]}, "several values need -m"),
     ],

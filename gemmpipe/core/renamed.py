@@ -1,7 +1,7 @@
-"""Names of version 0.1.0 that stay readable for one version: modules, symbols, methods, fields, keys.
+"""Names of version 0.1.0 that stay valid for one version: modules, symbols, methods, fields, keys.
 
-`renamed.json` maps old module paths and public names to the new ones; it is read when an old one is first used. Each
-name is reported once per process: as a DeprecationWarning where Python code uses it, and as a notice that a run prints.
+`renamed.json` maps old module paths and public names to the new ones; it is read on the first use of an old one. Each
+name is reported once per process: as a DeprecationWarning if Python code uses it, and as a notice that a run prints.
 """
 
 import functools
@@ -14,7 +14,7 @@ from typing import TypeVar
 
 _PREFIX = "gemmpipe."
 
-# Keys of the configuration, by the place that they are in.
+# Renamed keys of the configuration, one table per node.
 SEARCH_KEYS = {
     "best": "good_fraction",
     "boldness": "exploration",
@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 def note(old: str, new: str) -> bool:
-    """Keep the notice about a renamed name for `take_notices`; False where it was given before in this process."""
+    """Records the notice of a renamed name for `take_notices`; False if this process has recorded it before."""
     if old in _reported:
         return False
     _reported.add(old)
@@ -75,8 +75,8 @@ def warn(old: str, new: str, stacklevel: int) -> None:
 
 @functools.cache
 def _table() -> tuple[Mapping[str, str], Mapping[str, Mapping[str, str]]]:
-    """Old module -> new module, and old module -> its names that changed or went elsewhere -> new path."""
-    import json  # not above, as every program that imports gemmpipe loads this module
+    """Old module -> new module, and old module -> its renamed or moved public names -> new path."""
+    import json  # not at the top, as every program that imports gemmpipe loads this module
 
     with open(f"{__file__.rpartition('.')[0]}.json", encoding="utf-8") as stream:
         content = json.load(stream)
@@ -84,19 +84,19 @@ def _table() -> tuple[Mapping[str, str], Mapping[str, Mapping[str, str]]]:
 
 
 def renamed_modules() -> Mapping[str, str]:
-    """Old module paths and the modules that have most of their content now."""
+    """Old module paths, and the modules that have most of their content now."""
     return _table()[0]
 
 
 def renamed_names() -> Mapping[str, Mapping[str, str]]:
-    """By old module: its public names that changed, or that went to another module, and their paths now."""
+    """By old module: its public names that were renamed or moved to another module, and their current paths."""
     return _table()[1]
 
 
 def current_key(key: str, fields: Collection[str]) -> str:
-    """What a class with these fields calls a key: the name of now for an old one, and the other way round.
+    """The name of a key in a class with these fields: the new one for an old one, or the old one for a new one.
 
-    A class of the user's own may have a field with an old name, and build on a shipped option that has the new one.
+    A user's class may have a field with an old name, and build on a shipped option with the new one.
     """
     pairs = [pair for table in (SEARCH_KEYS, RUNG_KEYS, *STAGE_KEYS.values()) for pair in table.items()]
     names = [new if old == key else old for old, new in pairs if key in (old, new)]
@@ -109,7 +109,7 @@ def is_old_key(key: str) -> bool:
 
 
 def current_path(path: str) -> str:
-    """A dotted path to a class or a function as it is now; unchanged where it was not renamed."""
+    """The current dotted path of a class or a function; unchanged if it was not renamed."""
     module, _, name = path.rpartition(".")
     if not module.startswith(_PREFIX):
         return path
@@ -118,7 +118,7 @@ def current_path(path: str) -> str:
 
 
 class _CurrentLoader(SourceFileLoader):
-    """Loads a module as Python does; its old names are served on request."""
+    """Loads a module as usual, and adds a `__getattr__` that resolves its old names."""
 
     def exec_module(self, module: types.ModuleType) -> None:
         super().exec_module(module)
@@ -126,7 +126,7 @@ class _CurrentLoader(SourceFileLoader):
 
 
 class _OldModuleLoader:
-    """Makes an empty module in place of one that was renamed: its names are served on request."""
+    """Makes an empty module in place of a renamed one, with a `__getattr__` that resolves its names."""
 
     def create_module(self, spec: ModuleSpec) -> None:
         return None
@@ -136,7 +136,7 @@ class _OldModuleLoader:
 
 
 class _Finder:
-    """Finds renamed modules, and lets the present ones serve their old names."""
+    """Finds renamed modules, and makes existing ones resolve their old names."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
@@ -150,17 +150,17 @@ class _Finder:
             return spec
         if name not in renamed_modules():
             return None
-        return ModuleSpec(name, _OldModuleLoader(), is_package=True)  # type: ignore[arg-type]  # what importlib asks of one
+        return ModuleSpec(name, _OldModuleLoader(), is_package=True)  # type: ignore[arg-type]  # importlib's loader protocol
 
 
 def serve_old_names() -> None:
-    """From here on old module paths can be imported, once per process."""
+    """Makes old module paths importable in this process; a second call has no effect."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
 
 
 def _old_name(module: types.ModuleType, name: str) -> object:
-    """The object that an old public name of a module means now. Raises AttributeError."""
+    """The object that an old public name of a module refers to. Raises AttributeError."""
     old = module.__name__
     if not name.startswith("_"):
         path = renamed_names().get(old, {}).get(name)
@@ -168,7 +168,7 @@ def _old_name(module: types.ModuleType, name: str) -> object:
             path = f"{renamed_modules()[old]}.{name}"
         if path is not None and (found := _resolved(path)) is not _MISSING:
             warn(f"{old}.{name}", path, stacklevel=2)
-            vars(module)[name] = found  # the next access is an ordinary one
+            vars(module)[name] = found  # the next access does not come here
             return found
     raise AttributeError(f"module {old!r} has no attribute {name!r}", name=name, obj=module)
 
@@ -182,7 +182,7 @@ def _resolved(path: str) -> object:
 
 
 def renamed_members(**names: str) -> Callable[[type[T]], type[T]]:
-    """Class decorator, `old="new"`: old members read as new ones, and the constructor accepts the old keywords."""
+    """Class decorator, `old="new"`: old members return new ones, and the constructor accepts old keywords."""
 
     def decorate(cls: type[T]) -> type[T]:
         for old, new in names.items():
@@ -218,14 +218,14 @@ def _accept_old_keywords(cls: type, fields: Mapping[str, str]) -> None:
 
 
 def accept_old_methods(cls: type, names: Mapping[str, str]) -> None:
-    """For `__init_subclass__`: members that a class of the user's own defines under an old name get the new one.
+    """For `__init_subclass__`: members that a user's class defines under an old name get the new name too.
 
-    Members with a new name can be called by the old one too, so that `super().misfit(...)` of such a class works.
+    Members with a new name are also available under the old one, so that `super().misfit(...)` of such a class works.
     """
     own = vars(cls)
     for old, new in names.items():
         if old in own and new not in own and not cls.__module__.startswith(_PREFIX):
-            warn(f"{cls.__name__}.{old}", f"{cls.__name__}.{new}", stacklevel=4)  # behind __init_subclass__ and ABCMeta
+            warn(f"{cls.__name__}.{old}", f"{cls.__name__}.{new}", stacklevel=4)  # after __init_subclass__ and ABCMeta
             setattr(cls, new, own[old])
             hints = own.get("__annotations__", {})
             if old in hints:  # the default of a field

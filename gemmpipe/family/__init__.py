@@ -1,6 +1,6 @@
-"""What a kernel family declares, and what every implementation of a product promises.
+"""Declaration of a kernel family, and the interface of its implementations.
 
-What a product costs at least: operations, and bytes that must move.
+Also the minimal cost of a product: operations, and bytes that must move.
 """
 
 import importlib
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gemmpipe.family.space import Space
 
 
-__all__ = [  # all that a family's module needs, the words of its products among it
+__all__ = [  # all that a family's module needs, with the description of its products
     "Experts",
     "Family",
     "GemmSpec",
@@ -38,12 +38,12 @@ __all__ = [  # all that a family's module needs, the words of its products among
 ]
 
 Launch = Callable[[], "torch.Tensor"]
-"""Computes the product once and returns the output [M, N]; asynchronous on a GPU, safe to capture in a graph."""
+"""Computes the product once and returns the output [M, N]; asynchronous on a GPU, can be captured in a graph."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prepared:
-    """What a candidate made of the weights, once; `extra_bytes` is the memory it costs beside them."""
+    """Weights as a candidate needs them, made once; `extra_bytes` is the memory in addition to the weights."""
 
     weights: Weights
     extra: object = None
@@ -52,7 +52,7 @@ class Prepared:
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Operands:
-    """One set of what a launch works on: `out` is [M, N]."""
+    """One operand set of a launch: inputs, prepared weights, and the output [M, N]."""
 
     inputs: Inputs
     prepared: Prepared
@@ -82,74 +82,74 @@ class Implementation(ABC):
         accept_old_methods(cls, _OLD_METHODS)
 
     def unavailable(self, device: Device) -> str | None:
-        """Why it cannot run on this machine, or None."""
+        """The reason why it cannot run on this machine, or None."""
         return None
 
     @abstractmethod
     def configs(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
-        """Every raw configuration, before normalising and fitting."""
+        """Every raw configuration, before normalisation and the check of `unsupported_reason`."""
 
     def normalise(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Knobs:
-        """The configuration that would really run: what is stored is what ran."""
+        """The configuration that runs in fact, so that tables store what ran."""
         return knobs
 
     @abstractmethod
     def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
-        """`rule: detail` of the first rule that the normalised knobs break, or None when they fit."""
+        """`rule: detail` of the first rule that the normalised knobs break, or None if they can run."""
 
     def dominated_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
-        """`rule: detail` why knobs that fit cannot win: a search passes them over, the run time runs them."""
+        """`rule: detail` why knobs that can run cannot win: a search skips them, the runtime accepts them."""
         return None
 
     def default_config(self, spec: GemmSpec, device: Device) -> Knobs | None:
-        """The normalised configuration to run where nothing was measured, or None to leave that to a library."""
+        """The normalised configuration to run without measurements, or None if a library is used then."""
         return None
 
     def check(self, space: "Space") -> None:
-        """Raises UserError for an axis or a value that no candidate of it could have: said before anything runs."""
+        """Raises UserError for an axis or a value that none of its candidates can have, before anything runs."""
         return
 
     def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...] | None:
-        """The knobs that its candidates can have: any other would be overlooked. None: it does not say."""
+        """The knobs that its candidates can have, as any other is ignored. None: not known."""
         return None
 
     def knobs_from_row(self, row: Mapping[str, Scalar], spec: GemmSpec, device: Device) -> Knobs | None:
-        """What a row of another program's table means, which has no `config`; None: it does not say enough."""
+        """The knobs of a row of another program's table, which has no `config`; None if the row does not suffice."""
         return None
 
     def prepare_knobs(self, spec: GemmSpec, knobs: Knobs) -> Knobs:
-        """Those of the knobs that decide what `prepare` makes: candidates alike in them share it."""
+        """The knobs that `prepare` depends on: candidates with equal ones share its result."""
         return knobs
 
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
-        """What must be compiled before it can run."""
+        """The builds that must be compiled before it can run."""
         return ()
 
     def kernel_name(self, knobs: Knobs) -> str:
-        """A name for reports and tables, with `@` and the kernel's hash where there is source."""
+        """The name in reports and tables, with `@` and the kernel's hash if its source is available."""
         return self.label
 
     def prepare(self, spec: GemmSpec, weights: Weights, knobs: Knobs) -> Prepared:
-        """Weight-side work, done once a weight and never timed."""
+        """Work on the weight, done once per weight and never timed."""
         return Prepared(weights=weights)
 
     @abstractmethod
     def bind(
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
     ) -> Launch:
-        """A call without arguments that computes the product, into `out` [M, N] where it can choose."""
+        """A call without arguments that computes the product, into `out` [M, N] if it can choose the output."""
 
     def timed_scale_orders(self, spec: GemmSpec) -> tuple[str, ...]:
-        """The memory orders of x's block scales in which its consumer may give them: the finals time each."""
+        """The memory orders of x's block scales that callers may pass; the finals time each."""
         return spec.x_scale_orders
 
     def finals_implementation(self) -> "Implementation":
-        """What is checked and timed in the finals under its label, where screening may do with a stand-in."""
+        """The implementation that the finals check and time under its label, if screening uses a substitute."""
         return self
 
     def binder(self, spec: GemmSpec, knobs: Knobs, device: Device) -> Callable[[Operands], Launch]:
-        """`bind` for several sets of operands, which are made alike."""
-        return lambda own: self.bind(spec, knobs, device, own.inputs, own.prepared, own.out)
+        """`bind` for several operand sets of equal shapes, dtypes and layouts."""
+        return lambda operands: self.bind(spec, knobs, device, operands.inputs, operands.prepared, operands.out)
 
 
 accept_old_methods(Implementation, _OLD_METHODS)
@@ -157,20 +157,20 @@ accept_old_methods(Implementation, _OLD_METHODS)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KernelDefaults:
-    """The user's `kernel.*` words that fill key columns a source does not give; None is the family's own."""
+    """The user's `kernel.*` values, which fill key columns that a source leaves out; None: the family's default."""
 
     dtype: str | None
     out_dtype: str | None
     bias: bool | None
     key: Mapping[str, Scalar] = field(default_factory=dict)
-    """Values for other key columns, by name; for `Family.key_defaults` also what the source's row says itself."""
+    """Values of other key columns, by name; for `Family.key_defaults` also the values in the source's row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyColumn:
     """A key column: `kind` is `int`, `bool`, `flag` (0 or 1), `dtype` or `str`.
 
-    `default` fills a source without it (None: required).
+    `default` is the value for sources without the column (None: required).
     """
 
     name: str
@@ -178,68 +178,68 @@ class KeyColumn:
     default: Scalar = None
     aliases: tuple[str, ...] = ()
     words: tuple[tuple[str, str], ...] = ()
-    """(what a source may say, in lower case; what it means): the only values of a `str` column; empty: any."""
+    """(spelling in a source, in lower case; value): the only values of a `str` column; empty: any value."""
     others: tuple[tuple[str, str], ...] = ()
-    """Further ones, read and never offered: other programs' spellings, and what the kernels do not compute."""
+    """More of them, read but not listed in messages: spellings of other programs, and values that kernels lack."""
     optional: bool = False
-    """Whether a key may have no value (None), which stands for any: a table has the column only where a row does."""
+    """True if a key may have no value (None), which matches any; a table has the column only if a row has a value."""
 
 
 @renamed_members(further_columns="extra_columns", further_cells="extra_cells")
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A kernel family: how its problems are named, made, checked and computed."""
+    """A kernel family: the keys, operands, reference, tolerance and implementations of a kind of matrix product."""
 
     name: str
     key_columns: tuple[KeyColumn, ...]
     csv_name: str
     """File name of its native tuned table."""
     json_tag: str
-    """`A16W16`, `A8W8_BLOCKSCALE`: in Triton JSON file names."""
+    """In the names of Triton JSON files, such as `A16W16` or `A8W8_BLOCKSCALE`."""
     entry_point: str
-    """The run-time function, `gemm_a16w16`."""
+    """The runtime function, such as `gemm_a16w16`."""
     key_defaults: Callable[[KernelDefaults, str], Mapping[str, Scalar]]
-    """(kernel words, gfx) -> values for key columns that a source leaves open. Raises UserError."""
+    """(`kernel.*` values, gfx) -> values of key columns that a source leaves out. Raises UserError."""
     spec: Callable[[Problem], GemmSpec]
-    """Raises UserError when the key's values contradict each other."""
+    """Raises UserError if the values of the key contradict each other."""
     make_weights: Callable[[GemmSpec, "torch.Generator"], Weights]
     """Signed random weights on the generator's device."""
     make_inputs: Callable[[GemmSpec, "torch.Generator"], Inputs]
     reference: Callable[[GemmSpec, Inputs, Weights], "torch.Tensor"]
-    """The product in fp32 [M, N]; rows [0, x.shape[0]) of whatever inputs are given."""
+    """The product in fp32 [M, N] of the rows that the given inputs have, [0, x.shape[0])."""
     tolerance: Callable[[GemmSpec], tuple[float, float]]
-    """(atol as a share of the row's RMS, rtol): justified in the family's own words."""
+    """(atol as a fraction of the row's RMS, rtol); the family's module gives the reasons."""
     flops: Callable[[GemmSpec], float]
     bytes_moved: Callable[[GemmSpec], float]
     baseline: tuple[str, ...]
-    """Labels of the library paths; the fastest fit one is the baseline."""
+    """Labels of the library paths; the fastest that can run is the baseline."""
     implementations: tuple[Implementation, ...]
     json_buckets: str = "aiter"
-    """The preset of M ranges in its Triton JSON files, unless the user names another."""
+    """The preset of M ranges in its Triton JSON files, unless the user chooses another."""
     aiter_table: AiterTable | None = None
-    """aiter's table of these products, where it has one; its file has the name of the native one."""
+    """aiter's table of these products, or None; its file has the name of the native table."""
     engine_kernels: Mapping[str, Implementation] = field(default_factory=dict)
-    """By inference engine (`vllm`): a kernel of the form that the engine's own has, under the engine's label."""
+    """By inference engine (`vllm`): a kernel with the structure of the engine's own, labelled as the engine."""
     extra_columns: tuple[str, ...] = ()
-    """Columns that its native table has beside those of all families, for other tools to read."""
+    """Columns of its native table in addition to those of all families, for other tools."""
     extra_cells: Callable[[Mapping[str, Scalar]], Mapping[str, Scalar]] | None = None
-    """A row of the native table -> its cells in these columns."""
+    """A row of the native table -> its cells in `extra_columns`."""
     lm_head: bool = False
-    """Whether engines run a model's lm_head through this family (they leave it in 16 bits)."""
+    """True if engines run a model's lm_head through this family (they leave it in 16 bits)."""
     rows_column: str = "M"
-    """The key column that says how many rows x has."""
+    """The key column with the number of rows of x."""
     module: str = ""
-    """What `load_family` found it under: the name to find it by in another process."""
+    """The name for `load_family`, also in another process."""
 
     @property
     def sizes(self) -> tuple[str, ...]:
-        """The key columns that size a product, its rows left out: `N K`, or `B N K`."""
+        """The key columns with the sizes of a product, without its rows: `N K`, or `B N K`."""
         return tuple(
             c.name for c in self.key_columns if c.kind == "int" and c.default is None and c.name != self.rows_column
         )
 
     def problem(self, key: tuple[tuple[str, Scalar], ...], weight: float = 1.0, layer: str = "") -> Problem:
-        """The problem of these key columns and values, which are in the family's order."""
+        """The problem of a key: (column, value) pairs in the family's order."""
         return Problem(family=self.name, key=key, weight=weight, layer=layer, rows_column=self.rows_column)
 
 
@@ -251,23 +251,23 @@ def shipped_families() -> list[str]:
 
 
 def load_family(name: str) -> Family:
-    """The family `gemmpipe.kernels.<name>`, or of a user's module on the path, in a package when the name has a dot.
+    """The family of `gemmpipe.kernels.<name>`, or of a user's module on the path; a dotted name is one in a package.
 
-    Raises UserError when there is none, and whatever a user's module raises.
+    Raises UserError if there is none, and any error that a user's module raises.
     """
     shipped = shipped_families()
-    place = f"gemmpipe.kernels.{name}" if name in shipped else name
+    path = f"gemmpipe.kernels.{name}" if name in shipped else name
     try:
-        module = importlib.import_module(place)
+        module = importlib.import_module(path)
     except ModuleNotFoundError as error:
-        if error.name is None or not f"{place}.".startswith(f"{error.name}."):
+        if error.name is None or not f"{path}.".startswith(f"{error.name}."):
             raise
-        beside = f"no family '{name}', and no module of that name beside the folders of --config-dir"
-        raise UserError(f"kernel.family: {beside}{suggest_or_list(name, shipped)}") from None
+        problem = f"no family '{name}', and no such module next to the folders of --config-dir"
+        raise UserError(f"kernel.family: {problem}{suggest_or_list(name, shipped)}") from None
     if not hasattr(module, "FAMILY"):
-        raise UserError(f"kernel.family: {place} has no FAMILY{suggest('FAMILY', vars(module))}")
+        raise UserError(f"kernel.family: {path} has no FAMILY{suggest('FAMILY', vars(module))}")
     if not isinstance(module.FAMILY, Family):
-        raise UserError(f"kernel.family: {place}.FAMILY is {type(module.FAMILY).__name__}, expected a gemmpipe Family")
+        raise UserError(f"kernel.family: {path}.FAMILY is {type(module.FAMILY).__name__}, expected a gemmpipe Family")
     return replace(module.FAMILY, module=name)
 
 
@@ -277,7 +277,7 @@ def flops(spec: GemmSpec) -> float:
 
 
 def bytes_moved(spec: GemmSpec) -> float:
-    """Every operand read once and the output written once, scales and bias included."""
+    """Bytes if every operand, with scales and bias, is read once and the output is written once."""
     from gemmpipe.family.operands import storage_bytes
 
     x = storage_bytes(spec.x_dtype, spec.m * spec.k) + _scale_bytes(spec.x_scale, spec.m, spec.k)

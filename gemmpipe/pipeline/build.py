@@ -1,4 +1,7 @@
-"""From a composed configuration to objects: the only place that instantiates, and it checks every key and type."""
+"""Builds the plan of a run from a composed configuration; the only module that instantiates classes named in it.
+
+Every key and type is checked.
+"""
 
 import functools
 import importlib
@@ -35,36 +38,36 @@ ROOT: Mapping[str, Any] = {
     "inputs": tuple[str, ...],
     "target": tuple[str, ...] | None,
 }
-"""The keys that are no group, and what they hold."""
+"""Keys that are not groups, and their types."""
 _NODES = ("version", "kernel", "shapes", "space", "format", "backend", "search", "device", "executor", "stages")
 
 
 @runtime_checkable
 class _Provider(Protocol):
-    """What a `backend` option constructs: a library, or a family's own kernels of one label."""
+    """The type of a `backend` option: a library, or the kernels of a family with one label."""
 
     def implementations(self, family: "Family") -> "tuple[Implementation, ...]": ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOrigin:
-    """What a run knows beside its configuration."""
+    """Facts of a run that are not in its configuration."""
 
     pipeline: str
     run_dir: Path
     overrides: tuple[str, ...]
-    """As typed, one `key=value` each; axes of the space named here are pinned."""
+    """As typed, one `key=value` each; these pin the axes of the space that they set."""
     python_path: tuple[str, ...]
-    """The user's folders of Python, for this process and its workers."""
+    """The user's folders with Python modules, for this process and its workers."""
     allowed: frozenset[str]
     """Classes and families outside gemmpipe that the user's own files name."""
 
 
 def build(cfg: "DictConfig", origin: RunOrigin) -> "Plan":
-    """Everything a run needs. Raises UserError naming the full key, what was given and what was expected."""
+    """The plan of a run. Raises UserError with the full key, the given value and the expected one."""
     from gemmpipe.pipeline.plan import Plan
 
-    tree = {"format": {}, "backend": {}, **_plain(cfg)}  # an empty list of options leaves no node behind
+    tree = {"format": {}, "backend": {}, **_plain(cfg)}  # an empty list of options composes to no node
     _known_keys(tree, (*_NODES, *ROOT), "")
     if type(tree["version"]) is not int or tree["version"] != VERSION:
         raise UserError(f"version: {tree['version']!r} given, expected {VERSION}")
@@ -78,9 +81,9 @@ def build(cfg: "DictConfig", origin: RunOrigin) -> "Plan":
     if root["budget_s"] is not None and root["budget_s"] <= 0:
         raise UserError(f"budget_s: {root['budget_s']} given, expected more than 0 seconds, or null")
     stages = _stages(tree["stages"], make)
-    for word in root["chain"]:
-        if word not in stages:
-            raise UserError(f"chain: no stage '{word}'{suggest_or_list(word, stages)}")
+    for name in root["chain"]:
+        if name not in stages:
+            raise UserError(f"chain: no stage '{name}'{suggest_or_list(name, stages)}")
     return Plan(
         version=VERSION,
         **_kernel(tree["kernel"], origin.allowed, make),
@@ -108,7 +111,7 @@ def _plain(cfg: "DictConfig") -> dict[str, Any]:
 
 
 def _name_table(tree: dict[str, Any]) -> None:
-    """`output=DIR/NAME.csv` names the table itself: the folder, and the csv format's file in it."""
+    """Splits `output=DIR/NAME.csv` into the folder and the file of the csv format."""
     output, csv = tree["output"], tree["format"].get("csv")
     if not isinstance(output, str) or not output.lower().endswith(".csv"):
         return
@@ -121,7 +124,7 @@ def _name_table(tree: dict[str, Any]) -> None:
 
 
 def _known_keys(node: object, known: Sequence[str], where: str) -> None:
-    """Refuse unknown and missing keys."""
+    """Raises UserError for an unknown or a missing key."""
     if not isinstance(node, Mapping):
         raise UserError(f"{where}: {node!r} given, expected keys {', '.join(known)}")
     prefix = f"{where}." if where else ""
@@ -144,10 +147,10 @@ def _kernel(node: object, allowed: frozenset[str], make: Make) -> dict[str, Any]
     name = convert(values.pop("family"), str, "kernel.family", make)
     shipped = shipped_families()
     if name not in shipped and name not in allowed:
-        # An override or a recipe may choose a family but not make us import any module that happens to be there.
+        # Security: an override or a recipe must not import arbitrary modules on the path.
         raise UserError(f"kernel.family: no family '{name}'{suggest_or_list(str(name), shipped)}")
     family, defaults = load_family(str(name)), construct(KernelDefaults, values, "kernel", make)
-    resolve_dtypes(defaults, "")  # whatever the architecture, a word that is no dtype is none
+    resolve_dtypes(defaults, "")  # unknown dtypes raise here, on any architecture
     columns = {column.name: column for column in family.key_columns}
     for column, value in defaults.key.items():
         if column not in columns:
@@ -187,9 +190,9 @@ def _stages(node: object, make: Make) -> dict[str, Any]:
     from gemmpipe.stages import Stage
 
     stages: dict[str, Any] = {}
-    each = node.items() if isinstance(node, Mapping) else convert(node, Mapping[str, Stage], "stages", make)
-    for key, words in each:  # one after the other: a stage may have others of them within
-        stages[key] = stage = convert(words, Stage, f"stages.{key}", make)
+    items = node.items() if isinstance(node, Mapping) else convert(node, Mapping[str, Stage], "stages", make)
+    for key, options in items:  # one by one, as a stage may contain other stages
+        stages[key] = stage = convert(options, Stage, f"stages.{key}", make)
         kind = type(stage).__name__
         if kind.lower() != key.replace("_", "").lower():
             raise UserError(f"stages.{key}: a {kind} stage given, expected one named {key.title().replace('_', '')}")
@@ -214,7 +217,7 @@ def _make(node: Mapping[str, Any], expected: type, where: str, *, allowed: froze
 
 
 def _current_values(values: Mapping[str, Any], cls: type, where: str) -> dict[str, Any]:
-    """The values of a node by the class's own names; an old key, left by a file of the user's own class, counts."""
+    """The values of a node under the class's field names; an old key, from a user's file, takes precedence."""
     fields = inspect.signature(cls).parameters
     found = dict(values)
     for key in values:
@@ -233,7 +236,7 @@ def _locate(target: str, where: str) -> object:
         if error.name is None or not (module == error.name or module.startswith(f"{error.name}.")):
             raise UserError(f"{where}: {target} needs the package '{error.name}', which is not installed") from None
         raise UserError(
-            f"{where}._target_: no module '{module}' (Python files beside --config-dir's are found)"
+            f"{where}._target_: no module '{module}' (Python files next to the folders of --config-dir are found)"
         ) from None
     except AttributeError:
         raise UserError(f"{where}._target_: {module} has no '{name}'") from None

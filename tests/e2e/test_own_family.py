@@ -116,7 +116,7 @@ def test_a_family_in_a_package_and_of_another_name(mine: Path) -> None:
             "kernel/relu2.yaml",
             "family: relu2",
             "family: relu3",
-            "kernel.family: no family 'relu3', and no module of that name beside",
+            "kernel.family: no family 'relu3', and no such module next to",
         ),
         ("kernel/relu2.yaml", "family: relu2 ", "", "kernel.family: missing"),
         ("kernel/relu2.yaml", "dtype: null\nout", "dtpe: null\nout", "kernel.dtpe: no such key; did you mean 'dtype'?"),
