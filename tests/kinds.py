@@ -40,7 +40,7 @@ KIND_OF_FILE = {
         "e2e",
     ),
 }
-"""By the name of a file without its suffix, then of its folder; a mark in the file has precedence; the rest is `unit`."""
+"""By the name of a file without its suffix, then of its folder. A mark in the file has precedence."""
 KIND_OF_FIXTURE = {"interpreter": "compile", "forking": "e2e"}
 """By a fixture with a process that another test may have started."""
 
