@@ -83,9 +83,10 @@ def run(
     from gemmpipe.cli.lint import as_overrides
     from gemmpipe.cli.request import resolve_request
 
+    as_typed = list(map(_checked, overrides))
     by_key = [override for key, value in options.items() for override in _overrides(key, value)]
     flags = [] if config_dir is None else [f"--config-dir={config_dir}"]
-    line = parse_command_line([*flags, pipeline, *map(_checked, overrides), *by_key])
+    line = parse_command_line([*flags, pipeline, *as_typed, *by_key])
     request = resolve_request(as_overrides(line) if line.command == LINT else line)
     if request.multirun:
         raise UserError(f"{pipeline}: a sweep; expected one run per call of gemmpipe.run")
