@@ -5,6 +5,7 @@ import yaml
 from gemmpipe.cli.command_line import CommandLine, is_recipe
 from gemmpipe.cli.folders import ConfigFolders, read_text, summary_line
 from gemmpipe.core.errors import UserError, suggest_or_list
+from gemmpipe.core.renamed import OPTIONS
 
 _HEAD = """gemmpipe: from a model and a kernel to tuned artifacts that inference engines load
 
@@ -64,6 +65,8 @@ def topic_help(topic: str, folders: ConfigFolders) -> str:
         return "\n".join(
             f"  {group}={name:<22} {summary_line(folders.option_file(group, name))}" for name in folders.options[group]
         )
+    if name not in folders.options[group]:
+        name = OPTIONS.get(group, {}).get(name, name)
     if name not in folders.options[group]:
         raise UserError(f"--help {topic}: no option '{name}'{suggest_or_list(name, folders.options[group])}")
     return "\n".join(_option_files(group, name, folders))
