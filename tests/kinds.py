@@ -18,7 +18,7 @@ import torch
 from triton.compiler import ASTSource
 
 KINDS = ("unit", "compile", "e2e", "slow")
-KIND_OF_FOLDER = {"e2e": "e2e", "kernels": "compile", "launch": "compile", "templates": "compile"}
+KIND_OF_FOLDER = {"e2e": "e2e", "pipeline": "e2e", "kernels": "compile", "launch": "compile", "templates": "compile"}
 KIND_OF_FILE = {
     **dict.fromkeys(("test_call_options", "test_engine_compile", "test_entry_points"), "compile"),
     **dict.fromkeys(

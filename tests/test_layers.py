@@ -216,6 +216,7 @@ def _loaded(code: str, names: str) -> set[str]:
 HEAVY = "torch triton pandas hydra omegaconf numpy yaml tqdm json"
 
 
+@pytest.mark.e2e
 def test_importing_the_package_is_lazy() -> None:
     assert _loaded("import gemmpipe", HEAVY) == set()
     assert (
@@ -231,6 +232,7 @@ def test_listing_candidates_needs_no_triton() -> None:
     assert _loaded(f"from gemmpipe.family import load_family\n{names}", "triton pandas hydra") == set()
 
 
+@pytest.mark.e2e
 def test_a_worker_needs_neither_pandas_nor_hydra() -> None:
     assert _loaded("import gemmpipe.bench.worker", "pandas hydra omegaconf") == set()
 

@@ -156,7 +156,8 @@ class _Finder:
 def serve_old_names() -> None:
     """Makes old module paths importable in this process; a second call has no effect."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+        files = sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else len(sys.meta_path)
+        sys.meta_path.insert(files, _Finder())  # finders of other programs keep their place before it
 
 
 def _old_name(module: types.ModuleType, name: str) -> object:

@@ -22,6 +22,7 @@ _MAY_OPEN = {
     "executors/local.py",  # lock files, which it creates, and /proc
     "launch/source_hash.py",  # a file of this package
     "core/device.py",  # /proc and /sys
+    "core/renamed.py",  # a file of this package
     "search/recorded.py",  # lzma, of a stream that is open already
     "stages/screen/search_pool.py",  # SearchContext.open, not a file
     "stages/screen/search_worker.py",  # the same

@@ -65,7 +65,7 @@ EXPECTED = {
     "untouched": {"incorrect"},
     "permute": {"incorrect"},
     "spoil_row": {"incorrect"},
-    "unsupported": {"unsupported"},
+    "unfit": {"unsupported"},
 }
 
 

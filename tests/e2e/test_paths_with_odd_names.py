@@ -99,4 +99,4 @@ def test_a_run_in_a_folder_that_no_locale_names_ends_well(name: bytes, tmp_path:
 
 def test_a_path_that_the_variable_would_take_apart_is_told() -> None:
     said = use_line(load_family("a16w16"), Path("/runs/12:30/bf16_tuned_gemm.csv"))
-    assert said.startswith("GEMMPIPE_CONFIG_A16W16 separates tables by ':': to name /runs/12:30/bf16_tuned_gemm.csv")
+    assert said.startswith("GEMMPIPE_CONFIG_A16W16 separates tables by ':'; copy /runs/12:30/bf16_tuned_gemm.csv")

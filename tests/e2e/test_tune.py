@@ -193,7 +193,7 @@ def test_a_run_that_only_decided_again_has_no_trials_to_decide_from(run: Run) ->
     second = next(path for path in first.parent.iterdir() if path != first)
     code, _, error = run(f"reuse={second}", "chain=[select,merge]", "output=third")
     assert code == 2
-    assert "needs trials, which no earlier stage nor the run that is reused gives" in error
+    assert "needs trials, which no earlier stage nor the reused run gives" in error
 
 
 def test_a_run_that_reused_another_goes_on_reusing_it(run: Run) -> None:

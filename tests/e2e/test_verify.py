@@ -107,7 +107,7 @@ def test_every_way_of_not_holding_is_told_and_decides_the_exit_code(
         if reason:
             assert pd.Series([str(found[m]["reason"])]).str.match(reason).all(), (m, found[m]["reason"])
     at_once, _, later = out.partition("bench:")
-    assert "faulty M=9 N=32 K=64: kernel: its source or library is not" in at_once, "told before anything is timed"
+    assert "faulty M=9 N=32 K=64: kernel: its source or library is unknown" in at_once, "told before anything is timed"
     assert f"verify: 1 of {len(rows)} rows hold" in later
     folder = max(Path("outputs/runs/verify").glob("*"), key=lambda path: path.stat().st_mtime_ns)
     again = pd.read_csv(folder / "stale.csv")

@@ -26,9 +26,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Only the test's own table, and no state of other tests."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setattr("gemmpipe.runtime.tables.shipped_tables", lambda: tmp_path / "shipped")
-    monkeypatch.setattr(
-        "gemmpipe.runtime.captured._FLUSH_S", math.inf
-    )  # written when a test asks, however long it takes
+    monkeypatch.setattr("gemmpipe.runtime.capture.recorder._FLUSH_S", math.inf)  # written when a test asks for it
     for name in ("GEMMPIPE_CONFIG_A16W16", "GEMMPIPE_CONFIG_A8W8_BLOCKSCALE", "GEMMPIPE_LOG_SELECTION"):
         monkeypatch.delenv(name, raising=False)
     LOG.clear()

@@ -132,7 +132,7 @@ def test_a_budget_ends_a_replayed_search_as_it_ends_a_run(recordings: dict[str, 
 
 
 def test_a_replay_takes_no_journals() -> None:
-    with pytest.raises(ValueError, match=r"search\.warm=true"):
+    with pytest.raises(ValueError, match=r"search\.transfer=true"):
         replace(_replay(default_search(), 2), journals=("outputs/runs/tune/x",))
 
 
@@ -153,7 +153,7 @@ def test_a_record_without_times_is_refused_and_patterns_name_files(tmp_path: Pat
     with pytest.raises(UserError, match=r"none of 0 candidates of batched_bf16 .* has a time"):
         read(path)
     path.write_bytes(lzma.compress(json.dumps(rows[0]).encode()))
-    with pytest.raises(UserError, match="it holds no problem"):
+    with pytest.raises(UserError, match="it has no problems"):
         read(path)
     path.write_bytes(lzma.compress(json.dumps({**rows[0], "family": "antigravity"}).encode()))
     with pytest.raises(UserError, match="family 'antigravity'; expected a shipped one"):
