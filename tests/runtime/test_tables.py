@@ -136,7 +136,7 @@ def test_aiters_names_of_a_table_are_read(name: str, row, table, tmp_path: Path,
         ("HIP_ONLINE_TUNING", "GEMMPIPE_ONLINE_TUNING=1"),
         ("PREBUILD_KERNELS", "gemmpipe prebuild"),
         ("AITER_REBUILD", "gemmpipe.runtime.reload()"),
-        ("GEMM_A4W4_BLOCKWISE_HIP_CLANG_PATH", "Triton brings its compiler"),
+        ("GEMM_A4W4_BLOCKWISE_HIP_CLANG_PATH", "Triton has its own compiler"),
     ],
 )
 def test_aiters_other_variables_are_reported_once(name: str, message: str, monkeypatch, caplog) -> None:
