@@ -402,7 +402,7 @@ def test_a_process_that_never_starts_is_a_one_line_error(monkeypatch: pytest.Mon
         pid = _server()
         os.kill(pid, signal.SIGSTOP)
         stopped_pids.append(pid)
-        threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()
+        threading.Timer(1.0, os.kill, (pid, signal.SIGKILL)).start()
         start(process)
 
     monkeypatch.setattr(kind, "start", stopped)
