@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from gemmpipe.cli.request import RunRequest
+    from gemmpipe.report.data import RunData
+    from gemmpipe.report.diff import Difference, DiffRules
 
 _MANIFEST = "manifest.json"
 _MAX_MANIFEST_BYTES = 50_000_000  # it lists every file and every unsolved problem
@@ -53,6 +55,62 @@ class RunResult:
             raise UserError(f"{self.folder}: no table '{name}'{suggest_or_list(name, known)}")
         return _table(path)
 
+    @property
+    def problems(self) -> "pd.DataFrame":
+        """The problems: `problem` (the id), the key columns, `weight` (calls), `layer`."""
+        return self.read("problems")
+
+    @property
+    def trials(self) -> "pd.DataFrame":
+        """The last trial of every candidate, with those that were not tried: status, times in microseconds, error."""
+        return self.read("trials")
+
+    @property
+    def selections(self) -> "pd.DataFrame":
+        """The selections, which `table` is as well."""
+        return self.table
+
+    @property
+    def products(self) -> "pd.DataFrame":
+        """One row per product: the key, its choice, `us`, `library_us`, `speedup` over the library, `floor_us`."""
+        return self._data().products
+
+    def report(self, path: str | Path | None = None) -> Path:
+        """Write the HTML report and return its path: `report.html` in the run's folder, unless `path` names a file.
+
+        Raises UserError for a run without problems and EnvironmentProblem if the file cannot be written.
+        """
+        from gemmpipe.report import html
+
+        page = self.folder / "report.html" if path is None else Path(path).expanduser()
+        html.write(self._data(), page)
+        return page
+
+    def diff(self, before: "RunResult | str | Path", rules: "DiffRules | None" = None) -> "Difference":
+        """The comparison of this run (after) with another run, a tuned table, "last" or "shipped" (before).
+
+        `rules`: the options of the comparison. `print` shows the result as `gemmpipe diff` does.
+        Raises UserError for a side that cannot be read or is of another kernel.
+        """
+        from gemmpipe.report.choices import read_sides
+        from gemmpipe.report.diff import DiffRules, compare
+
+        other = before.folder if isinstance(before, RunResult) else before
+        return compare(*read_sides(str(other), str(self.folder), "diff"), rules or DiffRules())
+
+    def _data(self) -> "RunData":
+        from gemmpipe.report.reading import read_run
+
+        return read_run(self.folder)
+
+    def _repr_html_(self) -> str:
+        from gemmpipe.report.notebook import plain_run_html, run_html
+
+        with contextlib.suppress(UserError):  # a run without problems, such as a merge
+            return run_html(self._data())
+        files = [str(file) for file in self.artifacts]
+        return plain_run_html(self.pipeline, str(self.folder), self.exit_code, self.wall_s, files)
+
 
 def _table(path: Path) -> "pd.DataFrame":
     import pandas as pd
@@ -80,6 +138,7 @@ def run(
     KeyboardInterrupt for an interrupted run. A run with unsolved problems returns a result with exit code 1.
     """
     from gemmpipe.cli.command_line import LINT, parse_command_line
+    from gemmpipe.cli.commands import COMMANDS
     from gemmpipe.cli.lint import as_overrides
     from gemmpipe.cli.request import resolve_request
 
@@ -87,6 +146,8 @@ def run(
     by_key = [override for key, value in options.items() for override in _overrides(key, value)]
     flags = [] if config_dir is None else [f"--config-dir={config_dir}"]
     line = parse_command_line([*flags, pipeline, *as_typed, *by_key])
+    if line.command in COMMANDS and line.command != LINT:
+        raise UserError(f"{line.command}: makes no run; expected on the command line, or a method of the result")
     request = resolve_request(as_overrides(line) if line.command == LINT else line)
     if request.multirun:
         raise UserError(f"{pipeline}: a sweep; expected one run per call of gemmpipe.run")

@@ -146,7 +146,8 @@ def _tune(folder: Path, family: str, table: str, overrides: Sequence[str]) -> No
     output = os.path.relpath(user_tables(), folder)  # relative: no character in it has a meaning in Hydra's grammar
     pipeline = ["online", f"kernel={family}", "shapes=csv", f"shapes.path={shapes.name}", f"output={output}"]
     pipeline.append("shapes.skip_bad_rows=true")
-    pipeline += ["batch=1", f"budget_s={_BUDGET_S}"]  # every product is stored as soon as it is tuned
+    # Every product is stored as soon as it is tuned.
+    pipeline += ["batch=1", f"budget_s={_BUDGET_S}", "cpu_budget_s=null"]
     print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {' '.join([*pipeline, *overrides])}", flush=True)
     process = subprocess.Popen([sys.executable, "-m", "gemmpipe", *pipeline, *overrides], cwd=folder)
     try:

@@ -41,7 +41,7 @@ KIND_OF_FILE = {
     ),
 }
 """By the name of a file without its suffix, then of its folder. A mark in the file has precedence."""
-KIND_OF_FIXTURE = {"interpreter": "compile", "forking": "e2e"}
+KIND_OF_FIXTURE = {"interpreter": "compile", "forked_programs": "e2e"}
 """By a fixture with a process that another test may have started."""
 
 _STARTS: tuple[tuple[Any, str], ...] = (

@@ -1,7 +1,11 @@
 """Providers of candidates: libraries, packages of others, and a family's own kernels by their label."""
 
-from collections.abc import Iterable
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar
 
 from gemmpipe.core.data import Device, Knobs
@@ -30,3 +34,20 @@ class Backend(Implementation):
         """The knobs that its candidates can have."""
         known = {name: None for point in self.configs(spec, device, NO_SPACE) for name in point}
         return tuple(known)
+
+
+@cache
+def library_backends() -> Mapping[str, Backend]:
+    """The libraries of gemmpipe.backends by label, without those with a missing package."""
+    found: dict[str, Backend] = {}
+    for module in pkgutil.iter_modules(__path__, f"{__name__}."):
+        if module.name.rpartition(".")[2].startswith("_"):
+            continue  # device code, which imports Triton
+        try:
+            members = vars(importlib.import_module(module.name)).values()
+        except ImportError:
+            continue
+        for member in members:
+            if inspect.isclass(member) and issubclass(member, Backend) and not inspect.isabstract(member):
+                found[member.label] = member()
+    return found

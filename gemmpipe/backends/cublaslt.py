@@ -18,7 +18,7 @@ from gemmpipe.backends.cublaslt_api import (
     library,
     version,
 )
-from gemmpipe.backends.scaled_mm import ScaledMm, no_copy, scaled_mm_violation, scales_in_order
+from gemmpipe.backends.scaled_mm import ScaledMm, no_copy, scaled_mm_violation, scales_in_order, weight_scales
 from gemmpipe.core.data import Device, Knobs
 from gemmpipe.core.spec import COLUMN
 from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared, Weights
@@ -186,12 +186,10 @@ def _scales(
     spec: GemmSpec, inputs: Inputs, prepared: Prepared
 ) -> "tuple[torch.Tensor | None, torch.Tensor | None, Callable[[], object]]":
     """(scales of x, M-major for blocks; scales of w as prepared; a call before each product, see scales_in_order)."""
-    import torch
-
     if spec.x_scale is None:
         return None, None, no_copy
-    w_scale = prepared.extra
-    if inputs.x_scale is None or not isinstance(w_scale, torch.Tensor):
+    w_scale = weight_scales(prepared)
+    if inputs.x_scale is None or w_scale is None:
         raise ValueError("cublaslt needs the scales of both operands")
     if spec.x_scale.granularity != "block":
         return _aligned(inputs.x_scale), _aligned(w_scale), no_copy

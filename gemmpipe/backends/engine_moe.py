@@ -11,9 +11,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from gemmpipe.backends.engine_compile import empty_meta, scales_shape
 from gemmpipe.backends.engine_functions import patched_attribute
@@ -22,6 +20,9 @@ from gemmpipe.core.errors import one_line
 from gemmpipe.family import GemmSpec, Inputs, Launch, Weights
 from gemmpipe.family.moe import require_experts, routing
 from gemmpipe.templates.tiled import ceil_div
+
+if TYPE_CHECKING:
+    import torch
 
 _MODULES: Mapping[str, str] = {
     "vllm": "vllm.model_executor.layers.fused_moe",
@@ -40,7 +41,7 @@ def launch(label: str, spec: GemmSpec, knobs: Knobs, inputs: Inputs, weights: We
     call = _vllm_call(spec, inputs, weights)
     configuration = {name: value for name, value in knobs.items() if value is not None}
 
-    def run() -> torch.Tensor:
+    def run() -> "torch.Tensor":
         with engine.override_config(configuration):
             return call()
 
@@ -121,7 +122,7 @@ def _block_shape(spec: GemmSpec) -> list[int] | None:
     return list(scale.block) if scale is not None and scale.granularity == "block" else None
 
 
-def _vllm_call(spec: GemmSpec, inputs: Inputs, weights: Weights) -> Callable[[], torch.Tensor]:
+def _vllm_call(spec: GemmSpec, inputs: Inputs, weights: Weights) -> "Callable[[], torch.Tensor]":
     """vLLM's function with these operands, within the configuration object that its operators need."""
     config = importlib.import_module("vllm.config")
     fused = importlib.import_module("vllm.model_executor.layers.fused_moe.fused_moe")
@@ -139,7 +140,7 @@ def _vllm_call(spec: GemmSpec, inputs: Inputs, weights: Weights) -> Callable[[],
     activations = importlib.import_module("vllm.model_executor.layers.fused_moe.activation")
     activation = activations.MoEActivation.from_str(require_experts(spec).activation)
 
-    def call() -> torch.Tensor:
+    def call() -> "torch.Tensor":
         with config.set_current_vllm_config(engine_config):
             out: torch.Tensor = fused.fused_experts(
                 inputs.x,
@@ -165,7 +166,7 @@ def call_on_meta(label: str, spec: GemmSpec, knobs: Knobs) -> None:
     w, w2 = (experts.count, experts.w1_rows, spec.k), (experts.count, spec.n, experts.inner)
     scales = [_expert_scales(spec, shape) for shape in (w, w2)]
 
-    def quantised(A: torch.Tensor, **_: object) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def quantised(A: "torch.Tensor", **_: object) -> "tuple[torch.Tensor, torch.Tensor | None]":
         if experts.quantised is None:
             return A, None
         rows, columns = A.shape
@@ -173,7 +174,9 @@ def call_on_meta(label: str, spec: GemmSpec, knobs: Knobs) -> None:
             scales_shape(experts.quantised, rows, columns), "float32"
         )
 
-    def sorted_rows(ids: torch.Tensor, block_m: int, count: int, *_: object, **__: object) -> tuple[torch.Tensor, ...]:
+    def sorted_rows(
+        ids: "torch.Tensor", block_m: int, count: int, *_: object, **__: object
+    ) -> "tuple[torch.Tensor, ...]":
         pairs = ids.numel()
         rows = pairs + count * (block_m - 1)
         rows = min(pairs * block_m, rows) if pairs < count else rows
@@ -203,7 +206,7 @@ def call_on_meta(label: str, spec: GemmSpec, knobs: Knobs) -> None:
         )
 
 
-def _expert_scales(spec: GemmSpec, shape: tuple[int, int, int]) -> torch.Tensor | None:
+def _expert_scales(spec: GemmSpec, shape: tuple[int, int, int]) -> "torch.Tensor | None":
     if spec.w_scale is None:
         return None
     return empty_meta((shape[0], *scales_shape(spec.w_scale, *shape[1:])), spec.w_scale.dtype)

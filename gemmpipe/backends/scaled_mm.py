@@ -82,7 +82,7 @@ class ScaledMm(Backend):
         import torch
 
         if weights.w_scale is None or _recipes(spec) != (_BLOCK_1X128, _BLOCK_128X128):
-            return Prepared(weights=weights, extra=None if weights.w_scale is None else weights.w_scale)
+            return Prepared(weights=weights)
         padded = torch.nn.functional.pad(
             weights.w_scale, (0, -weights.w_scale.shape[1] % _K_BLOCK_MULTIPLE)
         ).contiguous()
@@ -94,8 +94,8 @@ class ScaledMm(Backend):
         """A call of the operator that writes `out`."""
         import torch
 
-        recipes, w_scale = _recipes(spec), prepared.extra
-        if recipes is None or inputs.x_scale is None or not isinstance(w_scale, torch.Tensor):
+        recipes, w_scale = _recipes(spec), weight_scales(prepared)
+        if recipes is None or inputs.x_scale is None or w_scale is None:
             raise ValueError("scaled_mm needs the scales of both operands")
         copy_scales: Callable[[], object]
         x_scale, copy_scales = inputs.x_scale, no_copy
@@ -118,6 +118,13 @@ class ScaledMm(Backend):
             return out
 
         return launch
+
+
+def weight_scales(prepared: Prepared) -> "torch.Tensor | None":
+    """The weight's scales in the operator's layout: block scales as `ScaledMm.prepare` makes them, others as stored."""
+    import torch
+
+    return prepared.extra if isinstance(prepared.extra, torch.Tensor) else prepared.weights.w_scale
 
 
 def scaled_mm_violation(spec: GemmSpec, device: Device) -> str | None:

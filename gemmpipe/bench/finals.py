@@ -22,6 +22,7 @@ from gemmpipe.bench.jobs import (
 )
 from gemmpipe.bench.setup import ProblemSetup
 from gemmpipe.bench.timer import TimedReplay, Timer, paired_ratio
+from gemmpipe.core.cpu_load import ForeignProcessorTime
 from gemmpipe.core.data import Candidate, Problem, Status, Trial, median
 from gemmpipe.family import Launch
 
@@ -178,6 +179,8 @@ class FinalsJob(Job):
     timer: Timer
     err_ratio: float
     unchecked: frozenset[str] = frozenset()
+    max_foreign_pct: float | None = None
+    """On a CPU: the trials are those of a shared device if other processes use more of the cores; None: not checked."""
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -309,7 +312,15 @@ class FinalsJob(Job):
         return candidate.id in self.unchecked or error < self.err_ratio
 
     def _race_undisturbed(self, context: WorkerContext, setup: ProblemSetup, finalists: list[FinalistRun]) -> bool:
-        """Race, and again if another process used the device. True if one used it during the second race as well."""
+        """Race, and again if another process used the GPU. True if one used it during the second race as well.
+
+        On a CPU a second race is no better: other processes stay for minutes, and a race takes seconds.
+        """
+        if isinstance(context.foreign_processes, ForeignProcessorTime):
+            context.foreign_processes.used_pct()
+            self._race(context, setup, finalists)
+            used_pct = context.foreign_processes.used_pct()
+            return self.max_foreign_pct is not None and used_pct > self.max_foreign_pct
         context.foreign_processes.detect()
         self._race(context, setup, finalists)
         if not context.foreign_processes.detect():

@@ -11,6 +11,7 @@ from typing import TypeVar
 from gemmpipe.backends.autotune import LABEL, Autotuned
 from gemmpipe.bench.setup import ProblemSetup, WorkerBench
 from gemmpipe.bench.timer import Clock
+from gemmpipe.core.cpu_load import ForeignProcessorTime
 from gemmpipe.core.data import Candidate, Problem, Status, Trial
 from gemmpipe.core.events import TimeAccount
 from gemmpipe.core.nvml import ForeignProcesses
@@ -66,7 +67,7 @@ class WorkerContext:
     bench: WorkerBench
     clock: Clock
     in_flight: InFlight
-    foreign_processes: ForeignProcesses
+    foreign_processes: ForeignProcesses | ForeignProcessorTime
     time_account: TimeAccount = field(default_factory=TimeAccount)
     """Seconds by purpose: operands, load, first_launch, screening, checks, finals, autotune."""
 

@@ -7,12 +7,11 @@ from collections.abc import Callable, MutableSequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 
-import torch
-
 from gemmpipe.backends import Backend
 from gemmpipe.bench.jobs import DeviceContextLost, InFlight, Job, WorkerContext
 from gemmpipe.bench.setup import WorkerBench
 from gemmpipe.bench.timer import clock_for
+from gemmpipe.core.cpu_load import ForeignProcessorTime
 from gemmpipe.core.data import Device, Trial
 from gemmpipe.core.nvml import ForeignProcesses
 from gemmpipe.core.signals import exit_with_driver
@@ -24,6 +23,8 @@ WorkerContextFactory = Callable[["WorkerConfig", MutableSequence[float]], Worker
 
 def make_worker_context(config: "WorkerConfig", cells: MutableSequence[float]) -> WorkerContext:
     """The context of a worker process on its device."""
+    import torch
+
     if config.device.kind == "cpu":
         torch.ones(512, 512).mm(torch.ones(512, 512))  # starts torch's threads: tens of ms, not part of a measurement
     else:
@@ -37,7 +38,7 @@ def make_worker_context(config: "WorkerConfig", cells: MutableSequence[float]) -
         bench=bench,
         clock=clock_for(config.device),
         in_flight=InFlight(cells),
-        foreign_processes=ForeignProcesses(config.device),
+        foreign_processes=ForeignProcessorTime() if config.device.kind == "cpu" else ForeignProcesses(config.device),
     )
 
 
@@ -105,6 +106,8 @@ def _next(pipe: Connection) -> Job | None:
 
 
 def _serve(job: Job, context: WorkerContext) -> WorkerReply:
+    import torch
+
     try:
         return WorkerReply(trials=job.run(context), spent_s=dict(context.spent_s))
     except DeviceContextLost as lost:

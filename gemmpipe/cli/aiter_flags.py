@@ -1,13 +1,14 @@
 """Flags and keys of aiter's tuning scripts: refused with the equivalent arguments of gemmpipe, ready to paste."""
 
+import re
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
 
-from gemmpipe.cli.folders import read_text
+from gemmpipe.cli.folders import ConfigFolders, read_text
 from gemmpipe.core.errors import UserError
 from gemmpipe.core.paths import shipped
 from gemmpipe.family import shipped_families
@@ -176,29 +177,57 @@ def _find_flag(flag: str) -> _AiterFlag | None:
     return _AITER_FLAGS.get(name) if flag.startswith("--") != (name in _SINGLE_DASH) else None
 
 
+@dataclass(kw_only=True)
+class _Found:
+    """The aiter words of a command line, and the equivalents of all of them."""
+
+    typed: list[str] = field(default_factory=list)
+    kinds: set[str] = field(default_factory=set)
+    """`flag`, `key`."""
+    translated: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
+    """Whole messages: libtypes of `backend=`, files joined by colons."""
+
+    def add(self, word: str, kind: str, text: str, known: _AiterFlag, values: Sequence[str], *, alone: bool) -> None:
+        """Adds a flag or a key; `word` is its name for a note, `alone` if no other argument was typed."""
+        self.typed.append(text)
+        self.kinds.add(kind)
+        self.translated += known.translate(values)
+        if known.note:
+            self.notes.append(known.note if alone else f"{word}: {known.note}")
+
+    def refuse(self) -> None:
+        """Raises UserError if there are any: one line with the equivalent of all."""
+        parts = []
+        if self.typed:
+            kinds = " and ".join(f"{kind}s" for kind in sorted(self.kinds))
+            what = f"aiter {kinds}" if len(self.typed) > 1 else f"an aiter {next(iter(self.kinds))}"
+            expected = [f"expected {_command(self.translated)}"] if self.translated else []
+            parts = [f"{' '.join(self.typed)}: {what}", *expected, *self.notes, *_unsupported_notes(self.typed)]
+        if parts or self.others:
+            raise UserError("; ".join([*parts, *self.others]))
+
+
 def check_flags(argv: Sequence[str], own: Collection[str]) -> None:
-    """Raises UserError for aiter flags, with the equivalent of all of them in one line; `own`: gemmpipe's flags."""
-    typed: list[str] = []
-    translated: list[str] = []
-    notes: list[str] = []
+    """Raises UserError for aiter flags, with the equivalent of all aiter words in one line; `own`: gemmpipe's flags."""
+    found = _Found()
+    plain: list[str] = []
     rest = list(argv)
     while rest:
         argument = rest.pop(0)
         if not argument.startswith("-") or not _is_flag(argument, rest, own):
+            plain.append(argument)
             continue
         flag, bound, value = argument.partition("=")
         known = _find_flag(flag)
         assert known is not None
         values = [value] if bound else _flag_values(known, rest)
-        typed.append(" ".join([argument, *([] if bound else values)]))
-        translated += known.translate(values)
-        if known.note:
-            notes.append(f"{flag}: {known.note}" if len(argv) > 1 else known.note)
-    if not typed:
-        return
-    expected = [f"expected {_command(translated)}"] if translated else []
-    kind = "aiter flags" if len(typed) > 1 else "an aiter flag"
-    raise UserError("; ".join([f"{' '.join(typed)}: {kind}", *expected, *notes, *_unsupported_notes(typed)]))
+        text = " ".join([argument, *([] if bound else values)])
+        found.add(flag, "flag", text, known, values, alone=len(argv) == 1)
+    if found.typed:
+        _add_overrides(found, plain, ConfigFolders(config_dir=None).options)
+        found.refuse()
 
 
 def _flag_values(known: _AiterFlag, rest: list[str]) -> list[str]:
@@ -219,38 +248,48 @@ def _command(arguments: Sequence[str]) -> str:
 
 
 def _unsupported_notes(typed: Sequence[str]) -> list[str]:
-    named = [name for name in _UNSUPPORTED if any(name in each.replace(",", " ").split() for each in typed)]
+    named = [name for name in _UNSUPPORTED if any(name in re.split(r"[,\s=\[\]]", each) for each in typed)]
     return [f"no backend runs {name}" for name in named]
 
 
 def check_aiter_overrides(arguments: Sequence[str], options: Mapping[str, Sequence[str]]) -> None:
-    """Raises UserError for a `key=value` of aiter's scripts: one of their keys, a libtype, files joined by colons."""
-    for argument in arguments:
-        key, _, value = argument.partition("=")
-        if key == "backend":
-            _check_backends(value, options["backend"])
+    """Raises UserError for each `key=value` of aiter's scripts: their keys, libtypes, files joined by colons."""
+    found = _Found()
+    _add_overrides(found, arguments, options)
+    found.refuse()
+
+
+def _add_overrides(found: _Found, arguments: Sequence[str], options: Mapping[str, Sequence[str]]) -> None:
+    keys = [argument for argument in arguments if _key_flag(argument, options) is not None]
+    for argument in dict.fromkeys(arguments):
+        key, bound, value = argument.partition("=")
+        known = _key_flag(argument, options)
+        if known is not None:
+            found.add(key, "key", argument, known, [value] if value else [], alone=len(keys) == 1 and not found.typed)
+        elif bound and key == "backend":
+            found.others += _backend_messages(value, options["backend"])
         elif key in ("inputs", "shapes.path") and ":" in value and not Path(value).exists():
             files = [part for part in value.strip("[]").split(":") if part]
             if len(files) > 1 and all(part.endswith(".csv") for part in files):
                 listed = shlex.quote(f"{key}=[{','.join(files)}]")
-                raise UserError(f"{key}: several files are a list: {listed}")
-        elif key.split(".")[0].split("@")[0] not in {*options, *ROOT} and len(key) > 1:
-            known = _find_flag(f"--{key}")
-            if known is not None:
-                translated = known.translate([value] if value else [])
-                hint = f"expected {_command(translated)}" if translated else known.note
-                raise UserError(
-                    "; ".join([f"{argument}: an aiter key", *([hint] if hint else []), *_unsupported_notes([value])])
-                )
+                found.others.append(f"{key}: several files are a list: {listed}")
 
 
-def _check_backends(value: str, known: Sequence[str]) -> None:
+def _key_flag(argument: str, options: Mapping[str, Sequence[str]]) -> _AiterFlag | None:
+    """The flag of aiter with the name of an override's key; None for a key of gemmpipe."""
+    key, bound, _ = argument.partition("=")
+    if not bound or key.startswith("-") or len(key) < 2 or key.split(".")[0].split("@")[0] in {*options, *ROOT}:
+        return None
+    return _find_flag(f"--{key}")
+
+
+def _backend_messages(value: str, known: Sequence[str]) -> list[str]:
     names = [name.strip("\"' ") for name in value.strip("[]").split(",")]
     libtype = next((name for name in names if name not in known and name in (*_BACKENDS, *_UNSUPPORTED, "all")), None)
     if libtype is None:
-        return
+        return []
     if libtype in _UNSUPPORTED:
-        raise UserError(f"backend: no option '{libtype}'; no backend runs {libtype}")
+        return [f"backend: no option '{libtype}'; no backend runs {libtype}"]
     listed = shlex.quote(f"backend=[{','.join(_backends_of(names))}]")
     hint = "leave backend= out for the default ones; with AMD's, expected" if libtype == "all" else "expected"
-    raise UserError(f"backend: no option '{libtype}'; {hint} {listed}")
+    return [f"backend: no option '{libtype}'; {hint} {listed}"]

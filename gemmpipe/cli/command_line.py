@@ -9,6 +9,8 @@ from pathlib import Path
 from gemmpipe.cli.folders import ConfigFolders
 from gemmpipe.core.errors import UserError, suggest, suggest_or_list
 
+WATCH = "--watch"
+"""The flag of `report` alone."""
 _SWITCHES = {
     "-h": "--help",
     "-r": "--run",
@@ -17,6 +19,7 @@ _SWITCHES = {
     "": "--hydra-help",
     "-V": "--version",
     " ": "--resolve",
+    "  ": WATCH,
 }
 _VALUE_FLAGS = {"-c": "--cfg", "-p": "--package", "-cd": "--config-dir", "-i": "--info"}
 CHOICES: Mapping[str, Sequence[str]] = {
@@ -39,7 +42,9 @@ _ALTERNATIVES = {
 _KNOWN = frozenset([*_SWITCHES, *_VALUE_FLAGS, *_REFUSED, *FLAGS, *_REFUSED.values()])
 _CFG_FLAGS = ("--package", "--resolve")
 LINT = "lint"
-"""The pipeline that takes paths without a key."""
+EXPORT = "export"
+WITH_PATHS = frozenset({LINT, EXPORT, "show", "diff", "report"})
+"""The commands that take arguments without a key: paths, and names of runs."""
 _ENGINE_FILE = re.compile(r"(.*/)?[EN]=[^/]*|.*\.json")
 _MODES = ("--run", "--multirun", "--cfg", "--info", "--shell-completion", "--hydra-help")
 
@@ -54,7 +59,7 @@ class CommandLine:
     overrides: tuple[str, ...]
     """The overrides, in order."""
     paths: tuple[str, ...] = ()
-    """Arguments without a key after `lint`, and the values of `path=` there."""
+    """Arguments without a key after a command that takes them, and the values of `path=` there."""
 
     def has(self, flag: str) -> bool:
         """True if the flag was given."""
@@ -106,10 +111,12 @@ def parse_command_line(argv: Sequence[str]) -> CommandLine:
 
                 check_flags(argv, _KNOWN)
             flags.append(_flag(argument, rest))
-        elif first == LINT and (path := _lint_path(argument)):
+        elif first in WITH_PATHS and (path := _path(argument)):
             paths.append(path)
         elif is_recipe(argument) or ("=" not in argument and not argument.startswith("~")):
             if first is not None:
+                if _is_key(first):
+                    raise UserError(f"{first} {argument}: a key and its value are one argument: {first}={argument}")
                 raise UserError(f"{argument}: the pipeline is '{first}' already; expected key=value")
             if overrides:
                 raise UserError(
@@ -122,14 +129,16 @@ def parse_command_line(argv: Sequence[str]) -> CommandLine:
     modes = [mode for mode in _MODES if line.has(mode)]
     if len(modes) > 1:
         raise UserError(f"{modes[1]}: cannot be combined with {modes[0]}")
+    if line.has(WATCH) and first != "report":
+        raise UserError(f"{WATCH}: a flag of gemmpipe report; expected gemmpipe report last {WATCH}")
     for flag in _CFG_FLAGS:
         if line.has(flag) and not line.has("--cfg"):  # Hydra would ignore it and start the run
             raise UserError(f"{flag}: applies to --cfg only; expected --cfg job {flag}")
     return line
 
 
-def _lint_path(argument: str) -> str:
-    """The path of an argument after `lint`, also of `path=`; "" for another override.
+def _path(argument: str) -> str:
+    """The path of an argument after a command that takes paths, also of `path=`; "" for another override.
 
     An engine's file has `=` in its name; an argument such as `engine=vllm` is a path only if such a file exists.
     """
@@ -176,6 +185,14 @@ def _flag(argument: str, rest: list[str]) -> tuple[str, str | None]:
     if choices and value not in choices:
         raise UserError(f"{short} {value}: expected one of {', '.join(choices)}{suggest(value, choices)}")
     return name, value
+
+
+def _is_key(argument: str) -> bool:
+    """True if an argument begins with a group of options or a root key, and is no pipeline."""
+    from gemmpipe.pipeline.build import ROOT
+
+    folders = ConfigFolders(config_dir=None)
+    return argument not in folders.pipelines and argument.split(".")[0] in {*folders.options, *ROOT}
 
 
 def _unknown_flag_hint(argument: str, flag: str, rest: Sequence[str]) -> str:

@@ -1,13 +1,17 @@
-"""`gemmpipe doctor`: versions, devices, backends with why one is unavailable, and the tables that are read."""
+"""`gemmpipe doctor`: versions, devices, backends with why one is unavailable, the tables that are read, a verdict."""
 
+import datetime
 import importlib.metadata
 import platform
+import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gemmpipe.cli.machine import machine_lines, warnings_of
+from gemmpipe.core.artifact import read_runs, sidecar_path
 from gemmpipe.core.data import Device
 from gemmpipe.core.errors import EnvironmentProblem, GemmpipeError
 from gemmpipe.core.events import Events, counted
@@ -39,7 +43,16 @@ def report_environment(plan: "Plan", events: Events) -> int:
         events.emit("line", f"  {_device_line(device)}")
     if all(device.kind == "cpu" for device in devices):
         events.emit("line", f"  no GPU: {_no_gpu_reason()}")
-    for line in (*_backend_lines(plan, devices[0]), *_table_lines(plan.family, devices[0])):
+    output = Path(plan.output)
+    failures = _backend_failures(plan, devices[0])
+    for line in (
+        *machine_lines(devices, output),
+        *_backend_lines(failures, plan.family, devices[0]),
+        *_table_lines(plan.family, devices[0]),
+        *(f"note: {warning}" for warning in warnings_of(devices, output)),
+        _readiness(failures),
+        f"next: {_next_command(plan, devices[0], failures)}",
+    ):
         events.emit("line", line)
     return 0
 
@@ -74,18 +87,26 @@ def _no_gpu_reason() -> str:
     return f"torch {torch.__version__} is built for GPUs, but the driver reports none"
 
 
-def _backend_lines(plan: "Plan", device: Device) -> Iterator[str]:
-    """One line per implementation of each backend: available if a configuration fits the first problem."""
-    yield f"backends for {plan.family.name} on {device.gfx}"
+def _backend_failures(plan: "Plan", device: Device) -> dict[str, list[str | None]]:
+    """By backend: per implementation the reason why no configuration fits the first problem, None if one does."""
     problems = plan.source.problems(plan.family, plan.defaults, device.gfx)
     spec = plan.family.spec(problems[0])
+    found: dict[str, list[str | None]] = {}
     for name, backend in plan.backends.items():
-        found = backend.implementations(plan.family)
-        if not found:
+        own = [
+            CandidateFilter(implementation=i, spec=spec, device=device) for i in backend.implementations(plan.family)
+        ]
+        found[name] = [_common_failure(candidates, plan.space) for candidates in own]
+    return found
+
+
+def _backend_lines(failures: Mapping[str, list[str | None]], family: Family, device: Device) -> Iterator[str]:
+    """One line per implementation of each backend."""
+    yield f"backends for {family.name} on {device.gfx}"
+    for name, reasons in failures.items():
+        if not reasons:
             yield f"  {name:<12} none: the family has no implementation of this kind"
-        for implementation in found:
-            candidates = CandidateFilter(implementation=implementation, spec=spec, device=device)
-            reason = _common_failure(candidates, plan.space)
+        for reason in reasons:
             yield f"  {name:<12} {'available' if reason is None else f'unavailable: {reason}'}"
 
 
@@ -101,7 +122,44 @@ def _common_failure(candidates: CandidateFilter, space: Space) -> str | None:
         if result.status is None:
             return None
         reasons[result.reason] += 1
-    return listed.missing or (reasons.most_common(1)[0][0] if reasons else "no configurations")
+    return listed.missing or (reasons.most_common(1)[0][0] if reasons else _no_configs_reason(candidates))
+
+
+def _no_configs_reason(candidates: CandidateFilter) -> str:
+    """Why an implementation has no configuration: its kernels need a GPU, or the space has none for this device."""
+    from gemmpipe.launch.launch import KernelImplementation
+
+    if candidates.device.kind == "cpu" and isinstance(candidates.implementation, KernelImplementation):
+        return "no GPU: Triton compiles for GPUs"
+    return f"the space has no configuration of it for {candidates.device.gfx}"
+
+
+def _readiness(failures: Mapping[str, list[str | None]]) -> str:
+    """The verdict: how many of the family's backends can be timed here, and the reasons of the others, grouped."""
+    failures = {name: reasons for name, reasons in failures.items() if reasons}
+    ready = [name for name, reasons in failures.items() if None in reasons]
+    others: dict[str, list[str]] = {}
+    for name, reasons in failures.items():
+        if name not in ready:
+            reason = next(text for text in reasons if text)
+            others.setdefault(reason.partition(":")[0], []).append(name)
+    why = "".join(f"; {', '.join(names)}: {reason}" for reason, names in others.items())
+    named = f" ({', '.join(ready)})" if ready else ""
+    return f"ready: {len(ready)} of {counted(len(failures), 'backend')}{named}{why}"
+
+
+def _next_command(plan: "Plan", device: Device, failures: Mapping[str, list[str | None]]) -> str:
+    """The command that fits this machine: what was typed for doctor, on a CPU with two small products."""
+    if not any(None in reasons for reasons in failures.values()):
+        return "gemmpipe --help backend # no backend can be timed: choose others, or install what is missing"
+    typed = [override for override in plan.overrides if not override.startswith("~")]
+    keys = {override.partition("=")[0] for override in typed}
+    if "kernel" not in keys:
+        typed.append(f"kernel={plan.family.name}")
+    if "shapes" not in keys:
+        small = ["shapes=list", "shapes.items=[{M: [1, 64], N: 512, K: 1024}]"]
+        typed += ["shapes=llama8b"] if device.kind != "cpu" else small
+    return shlex.join(["gemmpipe", *typed])
 
 
 def _table_lines(family: Family, device: Device) -> Iterator[str]:
@@ -136,4 +194,16 @@ def _table_summary(paths: Iterable[Path], family: Family, device: Device) -> Ite
         why = [f"{reason} ({rows:,})" for reason, rows in reasons.most_common() if rows]
         more = [f"and {len(why) - _MAX_REASONS} more reasons"] if len(why) > _MAX_REASONS else []
         detail = f": {'; '.join([*why[:_MAX_REASONS], *more])}" if why else ""
-        yield f"{path}: {counted(count + reasons.total(), 'row')}, {count:,} can run here{detail}"
+        yield f"{path}: {counted(count + reasons.total(), 'row')}, {count:,} can run here{detail}{_tuned_text(path)}"
+
+
+def _tuned_text(path: Path) -> str:
+    """When the last run wrote into a table, as its sidecar has it."""
+    try:
+        times = [str(facts["time"]) for facts in read_runs(sidecar_path(path)).values() if "time" in facts]
+        last = datetime.datetime.fromisoformat(max(times))
+        days = (datetime.datetime.now(datetime.UTC) - last).days
+    except (GemmpipeError, OSError, ValueError, TypeError):
+        return ""
+    age = "today" if days < 1 else f"{counted(days, 'day')} ago"
+    return f"; tuned {last.date().isoformat()} ({age})"

@@ -3,6 +3,7 @@
 import yaml
 
 from gemmpipe.cli.command_line import CommandLine, is_recipe
+from gemmpipe.cli.commands import COMMANDS, load_command
 from gemmpipe.cli.folders import ConfigFolders, read_text, summary_line
 from gemmpipe.core.errors import UserError, suggest_or_list
 from gemmpipe.core.renamed import OPTIONS
@@ -14,7 +15,6 @@ _HEAD = """gemmpipe: from a model and a kernel to tuned artifacts that inference
   gemmpipe path/to/recipe.yaml key=value ...           a recipe: a command line as YAML
   gemmpipe -m kernel=ONE,ANOTHER ...                   a sweep, one run per kernel
   gemmpipe resume=last                                 resume an interrupted run
-  gemmpipe lint FILE-OR-FOLDER ...                     check engines' configuration files
 """
 _FLAGS = """flags
   -m, --multirun           a sweep over values with commas
@@ -33,9 +33,13 @@ Exit codes: 0 done, 1 a problem without a valid candidate (lint: an error in a f
 
 def help_text(folders: ConfigFolders) -> str:
     """The help text, with all pipelines and options."""
-    pipelines = "\n".join(f"  {name:<12} {summary_line(path)}" for name, path in folders.pipelines.items())
+    pipelines = "\n".join(
+        f"  {name:<12} {summary_line(path)}" for name, path in folders.pipelines.items() if name not in COMMANDS
+    )
     options = "\n".join(f"  {group:<12} {', '.join(names)}" for group, names in folders.options.items())
-    return f"{_HEAD}\npipelines\n{pipelines}\n\noptions (group=option)\n{options}\n\n{_FLAGS}"
+    commands = "\n".join(f"  {name:<12} {text}" for name, text in COMMANDS.items())
+    head = f"{_HEAD}\ncommands that read runs and files\n{commands}"
+    return f"{head}\n\npipelines\n{pipelines}\n\noptions (group=option)\n{options}\n\n{_FLAGS}"
 
 
 def help_topics(line: CommandLine, folders: ConfigFolders) -> list[str]:
@@ -55,12 +59,14 @@ def topic_help(topic: str, folders: ConfigFolders) -> str:
     Raises UserError for an unknown topic.
     """
     group, name = _group_name(topic), topic.partition("=")[2]
+    if topic in COMMANDS:
+        return load_command(topic).HELP
     if topic in folders.pipelines:
         more = f"gemmpipe {topic} --cfg job prints every key; gemmpipe --help lists pipelines, options and flags"
         return f"# {folders.pipelines[topic]}\n{read_text(folders.pipelines[topic])}\n{more}"
     if group not in folders.options:
-        known = suggest_or_list(group, [*folders.options, *folders.pipelines])
-        raise UserError(f"--help {topic}: no such group of options, and no pipeline{known}")
+        known = suggest_or_list(group, [*folders.options, *folders.pipelines, *COMMANDS])
+        raise UserError(f"--help {topic}: no such group of options, no pipeline and no command{known}")
     if not name:
         return "\n".join(
             f"  {group}={name:<22} {summary_line(folders.option_file(group, name))}" for name in folders.options[group]

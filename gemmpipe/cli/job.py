@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gemmpipe.bench.forkserver import forkserver
-from gemmpipe.cli import STDOUT, naming_write_errors, silence_lost_streams
+from gemmpipe.cli import STDOUT, naming_write_errors, silence_lost_streams, tolerating_closed_pipes
 from gemmpipe.cli.errors import EXIT_INTERRUPTED, as_bug, report_bug, report_error, system_error
 from gemmpipe.cli.progress import Terminal
 from gemmpipe.cli.request import RunRequest
@@ -13,10 +13,13 @@ from gemmpipe.cli.runs import can_resume, remove_empty_run
 from gemmpipe.core.errors import GemmpipeError
 from gemmpipe.core.events import Events
 from gemmpipe.core.renamed import take_notices
+from gemmpipe.core.torch_build import may_have_gpu
+from gemmpipe.listeners import failed
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from gemmpipe.listeners.json_stream import JsonStream
     from gemmpipe.pipeline.plan import Plan
 
 
@@ -69,20 +72,25 @@ def run_job(cfg: "DictConfig", request: RunRequest) -> int:
 
 
 _TIMING_STAGES = {"screen", "bench", "lineup", "engine"}
-"""Stages that start processes: their imports run while the driver runs its own."""
+"""Stages that start processes: where the driver asks torch for a GPU, their imports run while it imports torch."""
 
 
 def execute(cfg: "DictConfig", request: RunRequest, run_dir: Path) -> int:
     """Build the plan of a run and carry it out; returns the exit code. Raises whatever went wrong."""
     chain = cfg.get("chain")
-    if isinstance(chain, Iterable) and not _TIMING_STAGES.isdisjoint(map(str, chain)):
+    if isinstance(chain, Iterable) and not _TIMING_STAGES.isdisjoint(map(str, chain)) and may_have_gpu():
         forkserver()
     request.folders.make_importable()
     is_doctor = request.pipeline == "doctor"
+    stream = _json_stream() if cfg.get("events") == "json" else None
     with Terminal(verbose=cfg.verbose is True, is_only_output=is_doctor) as terminal:
-        events = Events(listeners=[terminal])
+        events = Events(listeners=[terminal if stream is None else stream])
         try:
             plan = _build_plan(cfg, request, run_dir)
+        except BaseException as error:
+            if stream is not None:
+                stream.finish(failed(error))
+            raise
         finally:
             for notice in take_notices():
                 events.emit("warning", notice)
@@ -91,9 +99,32 @@ def execute(cfg: "DictConfig", request: RunRequest, run_dir: Path) -> int:
 
             with naming_write_errors(STDOUT):
                 return report_environment(plan, events)
+        from gemmpipe.pipeline.listening import listening
         from gemmpipe.pipeline.runner import run
 
-        return run(plan, events)
+        with listening(plan, events, _options(), stream) as attached:
+            attached.exit_code = run(plan, events)
+        return attached.exit_code
+
+
+def _json_stream() -> "JsonStream":
+    """The stream of `events=json`; it goes on in silence without a reader, as the terminal's output does."""
+    from gemmpipe.listeners.json_stream import JsonStream
+
+    def write(line: str) -> None:
+        with tolerating_closed_pipes():
+            print(line, flush=True)
+
+    return JsonStream(write)
+
+
+def _options() -> dict[str, str]:
+    """The options that the configuration chose, by group."""
+    from hydra.core.hydra_config import HydraConfig
+
+    choices = HydraConfig.get().runtime.choices
+    groups = {str(group): name for group, name in choices.items() if name is not None}
+    return {group: str(name) for group, name in groups.items() if "@" not in group and not group.startswith("hydra/")}
 
 
 def _build_plan(cfg: "DictConfig", request: RunRequest, run_dir: Path) -> "Plan":

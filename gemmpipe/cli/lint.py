@@ -16,6 +16,19 @@ _SHORT_KEYS: Mapping[str, str] = {name: f"stages.lint.{name}" for name in ("engi
 _DEVICE_KEYS = ("device", "device.index", "stages.lint.timed")
 
 
+HELP = """gemmpipe lint FILE-OR-FOLDER ... [engine=vllm|sglang]
+
+Checks configuration files of vLLM and SGLang: lost or unreachable keys, values that the engine cannot use, names that
+it does not look up. Exit code 1 if any finding is an error. With `device=cuda` each entry is timed against the engine's
+own default; `gemmpipe lint --cfg job` prints all keys of that form.
+"""
+
+
+def run(line: CommandLine) -> int | CommandLine:
+    """Check files, or return the line of the pipeline `lint`, which times their entries on a device."""
+    return check_files(line) if is_static(line) else as_overrides(line)
+
+
 def is_static(line: CommandLine) -> bool:
     """True if the line checks files without a device and sets no key of the configuration."""
     keys = {override.partition("=")[0] for override in line.overrides}

@@ -17,17 +17,20 @@ from gemmpipe.cli import (
     silence_lost_streams,
     tolerating_closed_pipes,
 )
-from gemmpipe.cli.command_line import LINT, CommandLine, parse_command_line
+from gemmpipe.cli.command_line import CommandLine, parse_command_line
+from gemmpipe.cli.commands import command_of, load_command
 from gemmpipe.cli.errors import EXIT_INTERRUPTED, report_bug, report_error, system_error
 from gemmpipe.cli.folders import ConfigFolders
 from gemmpipe.cli.help import help_text, help_topics, topic_help
-from gemmpipe.core.errors import EnvironmentProblem, GemmpipeError, UserError
+from gemmpipe.core.errors import EnvironmentProblem, GemmpipeError, UserError, printable, shortened
 from gemmpipe.core.paths import RUNS, is_in_runs_folder
+from gemmpipe.core.shell import shell_join
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from gemmpipe.cli.request import RunRequest
+    from gemmpipe.cli.sweep_table import SweepJob
 
 
 def main(argv: Sequence[str]) -> int:
@@ -66,16 +69,38 @@ def _dispatch(argv: Sequence[str]) -> int:
     if line.has("--shell-completion"):
         with naming_write_errors(STDOUT):
             return _complete(line)
-    if line.command == LINT:
-        from gemmpipe.cli.lint import as_overrides, check_files, is_static
-
-        if is_static(line):
-            return check_files(line)
-        line = as_overrides(line)
+    if (command := command_of(line)) is not None:
+        result = load_command(command).run(line)
+        if isinstance(result, int):
+            return result
+        line = result
     from gemmpipe.cli.request import resolve_request
 
     request = resolve_request(line)
+    _announce(line, request)
     return _compose(line, request)
+
+
+_MAX_ANNOUNCED = 300
+"""Characters of the line that names what runs."""
+_WITHOUT_RUN = ("--cfg", "--info", "--hydra-help")
+
+
+def _is_for_a_program(request: "RunRequest") -> bool:
+    """True if standard output has one JSON object per line."""
+    from gemmpipe.cli.overrides import override_key
+
+    return any(override_key(override) == "events" for override in request.overrides)
+
+
+def _announce(line: CommandLine, request: "RunRequest") -> None:
+    """Print what is about to run: composing and the first imports take seconds on a busy machine."""
+    if any(map(line.has, _WITHOUT_RUN)) or request.pipeline == "doctor" or _is_for_a_program(request):
+        return
+    shown = [override for override in request.overrides if not override.startswith("hydra.")]  # a resumed run's folder
+    text = printable(shell_join([request.pipeline, *shown]))
+    with tolerating_closed_pipes():
+        print(shortened(f"gemmpipe {__version__}: {text}", _MAX_ANNOUNCED), flush=True)
 
 
 def _complete(line: CommandLine) -> int:
@@ -106,10 +131,14 @@ def _skip_job(cfg: "DictConfig") -> None:
     """The job of a completion: nothing to run."""
 
 
-def _job(request: "RunRequest", codes: list[int]) -> "Callable[[DictConfig], int]":
-    """The function that Hydra runs once, or per job of a sweep, in any process; `codes` gets those of this process."""
+def _job(request: "RunRequest", codes: list[int], jobs: "list[tuple[SweepJob, int]]") -> "Callable[[DictConfig], int]":
+    """The function that Hydra runs once, or per job of a sweep, in any process.
+
+    `codes` and `jobs` get those of this process.
+    """
     from gemmpipe.cli.job import run_job
     from gemmpipe.cli.sweep import is_submitted, process_name, run_submitted
+    from gemmpipe.cli.sweep_table import begin_job
     from gemmpipe.core.signals import stop_with_sweep
 
     sweep = process_name()
@@ -117,8 +146,11 @@ def _job(request: "RunRequest", codes: list[int]) -> "Callable[[DictConfig], int
     def job(cfg: "DictConfig") -> int:
         if is_submitted(sweep):
             return run_submitted(lambda: run_job(cfg, request))
+        started = begin_job() if request.multirun and not _is_for_a_program(request) else None
         with stop_with_sweep():
             codes.append(run_job(cfg, request))
+        if started is not None:
+            jobs.append((started, codes[-1]))
         return codes[-1]
 
     return job
@@ -132,8 +164,10 @@ def _compose(line: CommandLine, request: "RunRequest") -> int:
     from gemmpipe.cli.overrides import override_key
     from gemmpipe.cli.runs import removing_empty_folders
     from gemmpipe.cli.sweep import submitted_sweep
+    from gemmpipe.cli.sweep_table import print_table
 
     codes: list[int] = []
+    jobs: list[tuple[SweepJob, int]] = []
     part, discarded = line.value("--package"), io.StringIO()
     try:
         with (
@@ -143,7 +177,7 @@ def _compose(line: CommandLine, request: "RunRequest") -> int:
             submitted_sweep(request.overrides if request.multirun else ()),
         ):
             argv = [*_hydra_argv(line, request), *request.overrides]
-            codes += run_hydra(argv, _job(request, codes), partial(check_job, request=request))
+            codes += run_hydra(argv, _job(request, codes, jobs), partial(check_job, request=request))
     except KeyboardInterrupt as stopped:
         raise KeyboardInterrupt(*_resume_hints(stopped, request)) from None
     except SystemExit:
@@ -160,6 +194,7 @@ def _compose(line: CommandLine, request: "RunRequest") -> int:
         if launcher is None:
             raise
         raise EnvironmentProblem(f"{launcher}: {error}") from error
+    print_table(jobs)
     return max(codes, default=0)
 
 
@@ -185,7 +220,7 @@ def _resume_hints(stopped: KeyboardInterrupt, request: "RunRequest") -> list[str
 
 def _resume_command(run_dir: Path, request: "RunRequest") -> str:
     """The command that resumes a run, quoted: `last` for a run in the runs folder, else its path."""
-    from gemmpipe.pipeline.report import resume_line
+    from gemmpipe.pipeline.summary import resume_line
 
     if is_in_runs_folder(run_dir):
         return "'gemmpipe resume=last'"

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from gemmpipe.cli.folders import read_text
 from gemmpipe.core.errors import UserError
 from gemmpipe.core.paths import shipped
-from gemmpipe.core.renamed import OPTIONS, RUNG_KEYS, SEARCH_KEYS, STAGE_KEYS, STAGES, current_path, note
+from gemmpipe.core.renamed import MOVED_KEYS, OPTIONS, RUNG_KEYS, SEARCH_KEYS, STAGE_KEYS, STAGES, current_path, note
 
 _OVERRIDE = re.compile(
     r"(?P<sign>[+~]{0,2})(?P<key>[^=@]+)(?:@(?P<package>[^=]+))?(?P<bound>=?)(?P<value>.*)", re.DOTALL
@@ -68,10 +68,16 @@ class _UserNames:
         found: list[str] = []
         for name in path.split("."):
             found.append(self.key(found, name))
-        current = ".".join(found)
+        current = self._moved(".".join(found))
         if current != path:
             note(path, current)
         return current
+
+    def _moved(self, path: str) -> str:
+        for old, new in MOVED_KEYS.items():
+            if f"{path}.".startswith(f"{old}.") and old.split(".")[1] not in self.stages:
+                return new + path.removeprefix(old)
+        return path
 
 
 def _user_names(config_dir: Path | None) -> _UserNames:

@@ -69,6 +69,9 @@ def resolve_request(line: CommandLine) -> RunRequest:
     folders.check()
     if pipeline not in folders.pipelines:
         raise UserError(f"{pipeline}: no such pipeline{_unknown_pipeline_hint(pipeline, folders)}")
+    # A user's own pipeline may have the values in hydra.sweeper.params.
+    if multirun and not arguments and folders.pipelines[pipeline].parent == shipped("pipelines"):
+        raise UserError("-m: nothing is swept; expected values with commas, as in -m search=halving,exhaustive")
     where = "" if recipe is None else f"{recipe.path}: "
     _check_aiter_overrides(arguments, line.overrides, folders, where)
     try:
@@ -198,7 +201,10 @@ def with_kernel_of_shapes(overrides: Sequence[str], folders: ConfigFolders) -> t
     UserError for lists of several kernels.
     """
     named = {override_key(override): override for override in overrides}
-    listed = named.get("shapes", "").partition("=")[2].strip("\"'") == "csv"
+    source = named.get("shapes", "").partition("=")[2].strip("\"'")
+    if source == "engine" and SHAPES_KEY in named and "kernel" not in named:
+        return with_kernel_of_checkpoint(overrides, named[SHAPES_KEY], folders)
+    listed = source == "csv"
     if not listed or SHAPES_KEY not in named or {"kernel", "shapes.rows_of"} & set(named):
         return tuple(overrides)
     try:
@@ -211,6 +217,15 @@ def with_kernel_of_shapes(overrides: Sequence[str], folders: ConfigFolders) -> t
         if kernel is not None:
             found.setdefault(kernel, path)
     return (*_one_kernel(found, "list"), *overrides)
+
+
+def with_kernel_of_checkpoint(overrides: Sequence[str], path: str, folders: ConfigFolders) -> tuple[str, ...]:
+    """The overrides, with the kernel of most linear layers of the model at `path` (`shapes.path=DIR`) first."""
+    from gemmpipe.sources.model.engine import family_of_checkpoint  # not above: needed for this source only
+
+    family = family_of_checkpoint(Path(path.partition("=")[2].strip("\"'")).expanduser())
+    kernel = next((name for name, found in folders.kernels.items() if found == family), None)
+    return tuple(overrides) if kernel is None else (f"kernel={kernel}", *overrides)
 
 
 def _kernel_of_rows(path: Path, kernels: Mapping[str, Family]) -> str | None:

@@ -4,12 +4,14 @@ import importlib.metadata
 import os
 import platform
 import re
+import sys
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gemmpipe.core.data import Device
 from gemmpipe.core.errors import EnvironmentProblem, UserError, suggest, suggest_or_list
+from gemmpipe.core.torch_build import cpu_capability, may_have_gpu, torch_build
 
 DEVICE_KINDS = ("auto", "cuda", "hip", "cpu")
 _MIB = 2**20
@@ -59,7 +61,7 @@ class DeviceChoice:
             return (replace(cpu_device(), shared=self.shared),)
         if gpu is None or (self.kind != "auto" and self.kind != gpu):
             found = f"torch sees {gpu} devices only" if gpu else "torch sees no GPU"
-            raise EnvironmentProblem(f"device.kind={self.kind}: {found}; use device.kind=auto or cpu")
+            raise EnvironmentProblem(f"device.kind={self.kind}: {found}; use device=auto or device=cpu")
         return tuple(replace(gpu_device(index), shared=self.shared) for index in self._indices())
 
     @property
@@ -80,6 +82,8 @@ class DeviceChoice:
 
 def gpu_kind() -> str | None:
     """`cuda` or `hip`, if torch can use such a GPU on this machine, else None."""
+    if "torch" not in sys.modules and not may_have_gpu():
+        return None
     import torch
 
     if not torch.cuda.is_available():
@@ -116,9 +120,11 @@ def get_arch() -> str:
 
     This is the value of the tables' column `gfx`; names of JSON files contain it too.
     """
+    if gpu_kind() is None:
+        return cpu_device().gfx
     import torch
 
-    return cpu_device().gfx if gpu_kind() is None else gpu_device(torch.cuda.current_device()).gfx
+    return gpu_device(torch.cuda.current_device()).gfx
 
 
 def compute_units(gfx: str, reported: int) -> int:
@@ -165,20 +171,12 @@ def cpu_device() -> Device:
         kind="cpu",
         index=0,
         name=_cpu_name(),
-        gfx=f"cpu_{_cpu_capability()}",
+        gfx=f"cpu_{cpu_capability()}",
         cu_num=usable_cores(),
         shared_bytes=0,
         cache_bytes=_cpu_cache_bytes(Path("/sys/devices/system/cpu/cpu0/cache")),
         warp_size=1,
     )
-
-
-def _cpu_capability() -> str:
-    """The instruction set of torch's CPU kernels on this machine: `avx2`, `avx512`, `neon`, `sve256` ..."""
-    import torch
-
-    name = torch.backends.cpu.get_cpu_capability().lower().replace(" ", "_")
-    return "neon" if name == "default" and platform.machine() in ("aarch64", "arm64") else name
 
 
 def _cpu_name() -> str:
@@ -201,15 +199,14 @@ def _cpu_cache_bytes(folder: Path) -> int:
 
 def versions() -> dict[str, str]:
     """Versions that affect a measurement: gemmpipe, python, torch, triton, the vendor's runtime."""
-    import torch
-
     import gemmpipe
 
-    found = {"gemmpipe": gemmpipe.__version__, "python": platform.python_version(), "torch": torch.__version__}
+    torch = torch_build()
+    found = {"gemmpipe": gemmpipe.__version__, "python": platform.python_version(), "torch": torch.version}
     for package in ("triton", "pytorch-triton-rocm"):
         with suppress(importlib.metadata.PackageNotFoundError):
             found.setdefault("triton", importlib.metadata.version(package))
-    for name, version in (("cuda", torch.version.cuda), ("hip", torch.version.hip)):
+    for name, version in (("cuda", torch.cuda), ("hip", torch.hip)):
         if version:
             found[name] = version
     return found

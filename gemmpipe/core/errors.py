@@ -20,6 +20,7 @@ _MAX_LENGTH = 60
 _MAX_QUOTED = 200
 """Characters of a cell or a value in a message; cells are unbounded."""
 _ELLIPSIS = " ... "
+_MAX_LISTED = 200  # characters of a longer list that is shown whole
 _SHORT_WORD = 3  # words of this length are similar by chance, like 'gpu' and 'cpu'
 
 
@@ -51,8 +52,10 @@ def suggest_or_list(word: str, known: Iterable[str]) -> str:
     if close := suggest(word, names):
         sure = len(word) > _SHORT_WORD or len(names) > _MAX_SHOWN
         return close if sure else f"{close} known: {', '.join(names)}"
-    short_repr = ", ".join(names[:_MAX_SHOWN]) + (", ..." if len(names) > _MAX_SHOWN else "")
-    return f"; known: {short_repr}" if names else ""
+    listed = ", ".join(names)
+    if len(names) > _MAX_SHOWN and len(listed) > _MAX_LISTED:
+        listed = ", ".join(names[:_MAX_SHOWN]) + ", ..."
+    return f"; known: {listed}" if names else ""
 
 
 def suggest(word: str, known: Iterable[str]) -> str:

@@ -10,14 +10,27 @@ from dataclasses import dataclass, field
 class Event:
     """One event.
 
-    `kind` is one of `stage` (a stage began, with `total` units of work), `progress` (`done` of `total`),
-    `line` (a line for the user), `detail` (a line for `verbose=true`), `warning`.
+    `kind` is one of `step` (stage `done` of `total` of the chain began), `stage` (it has `total` units of work, counted
+    in `unit`), `progress` (`done` of `total`; `text` is what runs now), `line` (a line for the user), `detail` (a line
+    for `verbose=true`), `warning`, `stopping` (the user asked to stop; `text` is what is finished before).
     """
 
     kind: str
     text: str = ""
     done: int = 0
     total: int = 0
+    unit: str = ""
+    """The plural of what is counted: `trials`, `problems`, `kernels`."""
+    share: float | None = None
+    """The share of the stage's work that is done, by time; None: `done` of `total`, units take about the same time."""
+    spans: tuple[tuple[int, int, str], ...] = ()
+    """With `line`: (start, end, style) of parts of the text; a terminal chooses their colours."""
+    is_whole: bool = False
+    """With `line`: True for a command to copy, which is not folded."""
+    rest_s: float = 0.0
+    """With `step`: the expected seconds of the stages that follow with the same problems."""
+    later: float = 0.0
+    """With `step`: the problems of later batches over those of this one."""
 
 
 @dataclass
@@ -26,9 +39,25 @@ class Events:
 
     listeners: list[Callable[[Event], None]] = field(default_factory=list)
 
-    def emit(self, kind: str, text: str = "", *, done: int = 0, total: int = 0) -> None:
+    def emit(
+        self,
+        kind: str,
+        text: str = "",
+        *,
+        done: int = 0,
+        total: int = 0,
+        unit: str = "",
+        share: float | None = None,
+        rest_s: float = 0.0,
+        later: float = 0.0,
+    ) -> None:
         """Pass an event to every listener."""
-        event = Event(kind=kind, text=text, done=done, total=total)
+        self.send(
+            Event(kind=kind, text=text, done=done, total=total, unit=unit, share=share, rest_s=rest_s, later=later)
+        )
+
+    def send(self, event: Event) -> None:
+        """Pass this event to every listener."""
         for listener in self.listeners:
             listener(event)
 

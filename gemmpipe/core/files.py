@@ -25,7 +25,7 @@ def open_regular(path: Path, expected: str) -> BinaryIO:
     A FIFO, a device, a socket or a folder is refused before it is opened: opening a FIFO waits for a writer, opening a
     device can have effects. The opened file is checked again, since the path may point to another file by then.
 
-    Raises UserError (`path: no regular file, expected ...`), OSError if it cannot be opened.
+    Raises UserError (`path: not a regular file, expected ...`), OSError if it cannot be opened.
     """
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):
@@ -59,7 +59,7 @@ def read_regular(path: Path, expected: str, limit: int) -> bytes:
 
 
 def _not_regular(path: Path, expected: str) -> UserError:
-    return UserError(f"{path}: no regular file, expected {expected}")
+    return UserError(f"{path}: not a regular file, expected {expected}")
 
 
 MAX_CSV_BYTES = 1_000_000_000

@@ -38,6 +38,12 @@ def user_data() -> Path:
     return Path(base) / "gemmpipe"
 
 
+def user_cache() -> Path:
+    """The user's cache folder (XDG base directory specification): what it has can be found out again."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "gemmpipe"
+
+
 def user_tables() -> Path:
     """The user's folder of tuned tables."""
     return user_data() / "tuned"
@@ -67,7 +73,7 @@ def _open(name: str, flags: int, mode: int) -> int:
     handle = os.open(name, flags | _OPEN_FLAGS, mode)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise OSError(errno.EINVAL, "no regular file", name)
+        raise OSError(errno.EINVAL, "not a regular file", name)
     return handle
 
 

@@ -42,6 +42,8 @@ STAGE_KEYS: Mapping[str, Mapping[str, str]] = {
         "within_pct": "max_drift_pct",
     },
 }
+MOVED_KEYS = {"stages.compare.rates": "roofline"}
+"""Keys with another parent now; full paths, with the current names above them."""
 OPTIONS: Mapping[str, Mapping[str, str]] = {"search": {"_looks": "_rungs", "learned": "forest"}, "stage": STAGES}
 
 _reported: set[str] = set()

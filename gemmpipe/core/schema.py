@@ -62,6 +62,7 @@ SELECTIONS = (
     *RESULT,
     "candidate",
     "baseline",
+    "baseline_config",
     "ratio",
     "incumbent_us",
     "runner_up",
@@ -75,6 +76,22 @@ SELECTIONS = (
 """Plus the family's key columns. `format` and `bucket` are empty for the selection of one problem; for that of a
 bucket, M is missing and `us` is the call-weighted sum over the bucket's Ms. `ratio` is selected over baseline, paired;
 `noise_pct` is the difference between selected and runner-up that the run cannot resolve."""
+
+MEMORY_OPTIONS = (
+    "problem",
+    "M",
+    "libtype",
+    "config",
+    "us",
+    "chosen_us",
+    "speedup",
+    "extra_weight_bytes",
+    "extra_weight_pct",
+    "weight",
+    "shared",
+)
+"""Candidates that are faster than the selection with more memory for the weight than allowed: the fastest for each
+amount. `extra_weight_pct`: of the stored weight, the least `max_extra_weight_pct` that allows it."""
 
 RECORDED = ("place", "extra")
 """Additional columns of selections read from tables: `file:line`, and a dict of the table's unknown columns."""

@@ -23,6 +23,8 @@ _IMPORTING = "<frozen importlib._bootstrap"
 _PARENT_POLL_S = 1.0
 _GRACE_S = 10.0
 """Time for a run without workers to reach `check` after a signal: its current step may take minutes or never end."""
+DRAIN_S = 10.0
+"""The longest wait for running jobs after an interrupt."""
 _GROUP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that terminals and SLURM send to all processes of a run; only the driver handles them."""
 
@@ -103,7 +105,8 @@ class Stop:
         if self.requested:
             self.cancel_alarm()
             # Not reported in the handler, which may have interrupted a print.
-            self._report("warning", "interrupted: finishing running jobs (Ctrl-C again to abort)")
+            running = f"running jobs get {DRAIN_S:.0f} s to finish, then results" if self.has_workers else "results"
+            self._report("stopping", f"interrupted: {running} are saved; Ctrl-C again stops at once")
             raise Interrupted("interrupted")
         if self._budget_s is not None and time.monotonic() - self._began > self._budget_s:
             self._report("line", f"budget_s={self._budget_s:g}: time budget reached; unfinished problems are skipped")

@@ -15,13 +15,12 @@ from gemmpipe.core.data import Build, BuildFacts, Device, Trial
 from gemmpipe.core.device import DeviceChoice
 from gemmpipe.core.events import Events, TimeAccount
 from gemmpipe.core.renamed import accept_old_methods
-from gemmpipe.core.signals import Interrupted
+from gemmpipe.core.signals import DRAIN_S, Interrupted
 
 T = TypeVar("T")
 
 QUEUE_DEPTH = 2
 """Jobs or builds sent to a process ahead of time, so that it need not wait for the next one."""
-_DRAIN_S = 10.0  # longest wait for running jobs after an interrupt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +144,7 @@ def drain_on_interrupt(pool: Pool, receive: Callable[[BuildResult | JobResult], 
         workers = range(len(pool.devices))
         for worker in workers:
             pool.cancel_pending(worker)
-        deadline = time.monotonic() + _DRAIN_S
+        deadline = time.monotonic() + DRAIN_S
         while any(pool.backlog(w) for w in workers) and time.monotonic() < deadline:
             for message in pool.poll(0.5):
                 receive(message)

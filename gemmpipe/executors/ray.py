@@ -403,7 +403,7 @@ class Ray(Executor):
         if choice.kind == "cpu" or (choice.kind == "auto" and not gpus):
             return DeviceChoice(kind="cpu", index=None, shared=choice.shared).find()
         if not gpus:
-            raise EnvironmentProblem(f"device.kind={choice.kind}: the Ray cluster has no GPU; use device.kind=auto")
+            raise EnvironmentProblem(f"device.kind={choice.kind}: the Ray cluster has no GPU; use device=auto")
         found: tuple[Device, ...] = ray.get(ray.remote(_find).options(num_gpus=1, num_cpus=0).remote(choice))
         return found
 

@@ -238,6 +238,10 @@ class Family:
             c.name for c in self.key_columns if c.kind == "int" and c.default is None and c.name != self.rows_column
         )
 
+    def size_text(self, problem: Problem) -> str:
+        """The sizes of a problem, its rows first: `256x1280x8192`."""
+        return "x".join(str(problem[name]) for name in (self.rows_column, *self.sizes))
+
     def problem(self, key: tuple[tuple[str, Scalar], ...], weight: float = 1.0, layer: str = "") -> Problem:
         """The problem of a key: (column, value) pairs in the family's order."""
         return Problem(family=self.name, key=key, weight=weight, layer=layer, rows_column=self.rows_column)

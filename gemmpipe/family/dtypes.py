@@ -9,6 +9,8 @@ from gemmpipe.family import KernelDefaults, KeyColumn
 DTYPES_16BIT = ("bfloat16", "float16")
 FP8_DTYPES = ("float8_e4m3fn", "float8_e4m3fnuz")
 DTYPES_8BIT = (*FP8_DTYPES, "int8")
+FP8_MAX = {"float8_e4m3fn": 448.0, "float8_e4m3fnuz": 240.0}
+"""The greatest value of each fp8 format."""
 OUT_DTYPES = (*DTYPES_16BIT, "float32")
 SCALE_ORDERS = (ROW, COLUMN)
 """Memory orders of x's block scales; None means both (see Scaling.order)."""

@@ -1,6 +1,6 @@
 """Mixture of experts: random operands with realistic routing, the fp32 reference, its tolerance and its cost."""
 
-import torch
+from typing import TYPE_CHECKING
 
 from gemmpipe.family import Experts, GemmSpec, Inputs, Scaling, Weights
 from gemmpipe.family.operands import (
@@ -12,6 +12,10 @@ from gemmpipe.family.operands import (
     torch_dtype,
 )
 from gemmpipe.family.reference import dequantise, without_tf32
+
+if TYPE_CHECKING:
+    import torch
+
 
 _POPULARITY = 0.25
 """Standard deviation of the experts' popularity, relative to that of a row's own preference. With 8 of 128 experts per
@@ -27,7 +31,7 @@ def require_experts(spec: GemmSpec) -> Experts:
     return spec.experts
 
 
-def make_weights(spec: GemmSpec, generator: torch.Generator) -> Weights:
+def make_weights(spec: GemmSpec, generator: "torch.Generator") -> Weights:
     """Random `w` [E, w1_rows, K] and `w2` [E, N, inner] of about 1/sqrt(their last size), and the scales of both."""
     experts = require_experts(spec)
     w, w_scale = _per_expert(experts.count, experts.w1_rows, spec.k, spec, generator)
@@ -36,9 +40,11 @@ def make_weights(spec: GemmSpec, generator: torch.Generator) -> Weights:
 
 
 def _per_expert(
-    count: int, rows: int, columns: int, spec: GemmSpec, generator: torch.Generator
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+    count: int, rows: int, columns: int, spec: GemmSpec, generator: "torch.Generator"
+) -> "tuple[torch.Tensor, torch.Tensor | None]":
     """A weight and its scales, made expert by expert: in fp32 all of them take four times the memory of the result."""
+    import torch
+
     device = generator.device
     weight = torch.empty(count, rows, columns, dtype=torch_dtype(spec.w_dtype), device=device)
     scales: list[torch.Tensor] = []
@@ -50,8 +56,10 @@ def _per_expert(
     return weight, torch.stack(scales) if scales else None
 
 
-def make_inputs(spec: GemmSpec, generator: torch.Generator) -> Inputs:
+def make_inputs(spec: GemmSpec, generator: "torch.Generator") -> Inputs:
     """Random `x` [M, K] of about 1, and the experts of each row with weights that sum to 1 (softmax)."""
+    import torch
+
     x = random_normal(spec.m, spec.k, generator).to(torch_dtype(spec.x_dtype))
     experts = require_experts(spec)
     logits = torch.randn(spec.m, experts.count, generator=generator, device=generator.device)
@@ -60,15 +68,17 @@ def make_inputs(spec: GemmSpec, generator: torch.Generator) -> Inputs:
     return Inputs(x=x, topk_ids=best.indices.to(torch.int32), topk_weights=best.values.softmax(1))
 
 
-def routing(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+def routing(inputs: Inputs) -> "tuple[torch.Tensor, torch.Tensor]":
     """(topk_ids, topk_weights). Raises ValueError if they are missing."""
     if inputs.topk_ids is None or inputs.topk_weights is None:
         raise ValueError("experts need topk_ids and topk_weights")
     return inputs.topk_ids, inputs.topk_weights
 
 
-def activate(spec: GemmSpec, product: torch.Tensor) -> torch.Tensor:
+def activate(spec: GemmSpec, product: "torch.Tensor") -> "torch.Tensor":
     """act(product), or act(its first half) * its second half, [..., inner]."""
+    import torch
+
     experts = require_experts(spec)
     act = torch.nn.functional.silu if experts.activation == "silu" else torch.nn.functional.gelu
     if not experts.gated:
@@ -77,8 +87,8 @@ def activate(spec: GemmSpec, product: torch.Tensor) -> torch.Tensor:
 
 
 def dequantise_expert(
-    spec: GemmSpec, weights: Weights, expert: int, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
+    spec: GemmSpec, weights: Weights, expert: int, dtype: "torch.dtype"
+) -> "tuple[torch.Tensor, torch.Tensor]":
     """Both weights of one expert as `dtype`, times their scales; not copied if they need no conversion."""
     if weights.w2 is None:
         raise ValueError("experts need a second weight")
@@ -87,8 +97,10 @@ def dequantise_expert(
     return first, second
 
 
-def product(spec: GemmSpec, inputs: Inputs, weights: Weights) -> torch.Tensor:
+def product(spec: GemmSpec, inputs: Inputs, weights: Weights) -> "torch.Tensor":
     """The output of the experts in fp32 [M, N] without TF32; nothing is rounded or quantised between the products."""
+    import torch
+
     experts = require_experts(spec)
     ids, shares = routing(inputs)
     out = torch.zeros(inputs.x.shape[0], spec.n, dtype=torch.float32, device=inputs.x.device)
@@ -114,6 +126,8 @@ def tolerance(spec: GemmSpec) -> tuple[float, float]:
     for these two roundings, a row has an error of 4.3 % of its RMS, 7 % at worst (K 200 to 2048); 12 % are allowed,
     for a row and for an element.
     """
+    import torch
+
     unit = float(torch.finfo(torch_dtype(spec.out_dtype)).eps)
     accumulation = 8 * max(spec.k, require_experts(spec).inner) ** 0.5 * 2.0**-24
     return (_FP8_ATOL if is_fp8(spec.w_dtype) else 2 * unit + 2 * accumulation), unit

@@ -1,9 +1,14 @@
 """Random operands (signed, with outliers, quantised, scales of many sizes), and quantisation."""
 
-import torch
+import re
+from typing import TYPE_CHECKING
 
 from gemmpipe.core.spec import COLUMN
 from gemmpipe.family import GemmSpec, Inputs, Scaling, Weights, layouts
+
+if TYPE_CHECKING:
+    import torch
+
 
 _FP4 = "float4_e2m1fn_x2"
 E2M1_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -11,11 +16,17 @@ E2M1_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 _OUTLIERS_PCT = 0.1
 _OUTLIER_FACTOR = 8.0
+_BITS = re.compile(r"\d+")  # in the name, so that sizes need no torch
 _BINADES = 2  # scales are multiplied by 2**-2 .. 2**2, so that a kernel that mixes up scales fails the check
 
+_GRID_EXPONENTS = (-9, -4)
+"""Exponents of the scales of values on the fp8 grid, the second not included: values of about 1, of different size."""
 
-def torch_dtype(name: str) -> torch.dtype:
+
+def torch_dtype(name: str) -> "torch.dtype":
     """The torch dtype of a name without `torch.`. Raises AttributeError for an unknown one."""
+    import torch
+
     found: torch.dtype = getattr(torch, name)
     return found
 
@@ -27,14 +38,18 @@ def is_fp8(name: str) -> bool:
 
 def storage_bytes(name: str, elements: int) -> int:
     """Bytes of a number of elements of a dtype; 4-bit elements are packed two per byte."""
-    return elements * torch_dtype(name).itemsize // (2 if name == _FP4 else 1)
+    bits = _BITS.search(name)
+    assert bits is not None, f"{name}: a dtype without its number of bits"
+    return elements * int(bits[0]) // 8
 
 
-def make_weights(spec: GemmSpec, generator: torch.Generator) -> Weights:
+def make_weights(spec: GemmSpec, generator: "torch.Generator") -> Weights:
     """Random `w` [N, K] of about 1/sqrt(K) (so that outputs are about 1), its scales, and bias [N] in the out dtype.
 
     `w` is in the spec's layout; in a batch it is [B, N, K], with scales by row as [B, 1, N].
     """
+    import torch
+
     values = random_normal(spec.batch * spec.n, spec.k, generator).mul_(spec.k**-0.5)
     w, w_scale = quantise_with_random_scales(values, spec.w_dtype, spec.w_scale, generator)
     w = layouts.preshuffle(w, spec.w_layout)
@@ -48,7 +63,7 @@ def make_weights(spec: GemmSpec, generator: torch.Generator) -> Weights:
     return Weights(w=w, w_scale=w_scale, bias=bias)
 
 
-def make_inputs(spec: GemmSpec, generator: torch.Generator) -> Inputs:
+def make_inputs(spec: GemmSpec, generator: "torch.Generator") -> Inputs:
     """Random `x` [M, K] of about 1 and its scales; in a batch [B, M, K] and [B, M, 1].
 
     Block scales are in the memory order of the spec, row-major if it has none.
@@ -65,13 +80,15 @@ def make_inputs(spec: GemmSpec, generator: torch.Generator) -> Inputs:
     return Inputs(x=x, x_scale=x_scale)
 
 
-def in_memory_order(scale: torch.Tensor, order: str) -> torch.Tensor:
+def in_memory_order(scale: "torch.Tensor", order: str) -> "torch.Tensor":
     """Block scales [M, blocks] row-major (`row`) or M-major (`column`); a copy if their order differs."""
     return scale.contiguous() if order == "row" else scale.mT.contiguous().mT
 
 
-def random_normal(rows: int, columns: int, generator: torch.Generator) -> torch.Tensor:
+def random_normal(rows: int, columns: int, generator: "torch.Generator") -> "torch.Tensor":
     """fp32 [rows, columns] from N(0, 1) on the generator's device, with 0.1 % of the elements 8 times as large."""
+    import torch
+
     device = generator.device
     values = torch.randn(rows, columns, generator=generator, device=device)
     count = max(1, round(values.numel() * _OUTLIERS_PCT / 100))
@@ -81,9 +98,11 @@ def random_normal(rows: int, columns: int, generator: torch.Generator) -> torch.
 
 
 def quantise_with_random_scales(
-    values: torch.Tensor, dtype_name: str, scaling: Scaling | None, generator: torch.Generator
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+    values: "torch.Tensor", dtype_name: str, scaling: Scaling | None, generator: "torch.Generator"
+) -> "tuple[torch.Tensor, torch.Tensor | None]":
     """fp32 [R, C] quantised with scales of many sizes: (stored values, scales); `values` is overwritten."""
+    import torch
+
     dtype = torch_dtype(dtype_name)
     if scaling is None:
         return values.to(dtype), None
@@ -99,6 +118,20 @@ def quantise_with_random_scales(
     return quantise_blockwise(values, tile, dtype)
 
 
+def values_on_fp8_grid(spec: GemmSpec, tile: tuple[int, int], generator: "torch.Generator") -> "torch.Tensor":
+    """Random x [M, K] of about 1 in its 16-bit type that is quantised to w's fp8 type without an error.
+
+    Each `tile` (rows, columns) holds fp8 values times a power of two, with the greatest value of the format among them,
+    so that a quantiser by tiles finds this scale.
+    """
+    import torch
+
+    values = random_normal(spec.m, spec.k, generator)
+    stored, scales = quantise_blockwise(values, tile, torch_dtype(spec.w_dtype))
+    exponents = torch.randint(*_GRID_EXPONENTS, scales.shape, generator=generator, device=generator.device)
+    return apply_scales(torch.exp2(exponents.float()), tile, stored.float()).to(torch_dtype(spec.x_dtype))
+
+
 def scale_count(scaling: Scaling, rows: int, columns: int) -> int:
     """Number of scales of an operand of [rows, columns]."""
     if scaling.granularity == "block":
@@ -112,12 +145,14 @@ def scale_tile(scaling: Scaling, columns: int) -> tuple[int, int]:
 
 
 def quantise_blockwise(
-    values: torch.Tensor, tile: tuple[int, int], dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
+    values: "torch.Tensor", tile: tuple[int, int], dtype: "torch.dtype"
+) -> "tuple[torch.Tensor, torch.Tensor]":
     """Quantise fp32 [R, C] to (`dtype` [R, C], fp32 scales [ceil(R/tile_r), ceil(C/tile_c)]); values = q * scale.
 
     A scale is the largest magnitude in its tile over the largest of the format; an all-zero tile has scale 1.
     """
+    import torch
+
     top = torch.finfo(dtype).max if dtype.is_floating_point else torch.iinfo(dtype).max
     amax = _tile_amax(values, tile)
     scales = torch.where(amax > 0, amax / top, torch.ones_like(amax))
@@ -125,12 +160,14 @@ def quantise_blockwise(
     return (scaled if dtype.is_floating_point else scaled.round_()).to(dtype), scales
 
 
-def quantise_mx(values: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+def quantise_mx(values: "torch.Tensor", group: int) -> "tuple[torch.Tensor, torch.Tensor]":
     """Quantise fp32 [R, C] to (float4_e2m1fn_x2 [R, C/2], float8_e8m0fnu scales [R, C/group]) as in OCP's MX format.
 
     A scale is the power of two that brings the largest magnitude of its group to [4, 8); values above 6 saturate. C is
     a multiple of `group`, which is even.
     """
+    import torch
+
     amax = _tile_amax(values, (1, group))
     exponents = torch.where(amax > 0, amax.log2().floor() - 2, torch.zeros_like(amax)).clamp_(-127, 127)
     scaled = apply_scales(torch.exp2(-exponents), (1, group), values.clone())
@@ -142,8 +179,10 @@ def quantise_mx(values: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.T
     return packed.view(torch.float4_e2m1fn_x2), scales
 
 
-def unpack_mx(values: torch.Tensor) -> torch.Tensor:
+def unpack_mx(values: "torch.Tensor") -> "torch.Tensor":
     """float4_e2m1fn_x2 [..., C/2] as fp32 [..., C], without applying scales."""
+    import torch
+
     bits = values.view(torch.uint8)
     codes = torch.stack((bits & 15, bits >> 4), -1).flatten(-2)
     # Arithmetic instead of a lookup table, which would be copied to the device: graph capture does not allow that.
@@ -152,14 +191,16 @@ def unpack_mx(values: torch.Tensor) -> torch.Tensor:
     return torch.where(codes > 7, -magnitude, magnitude)
 
 
-def _tile_amax(values: torch.Tensor, tile: tuple[int, int]) -> torch.Tensor:
+def _tile_amax(values: "torch.Tensor", tile: tuple[int, int]) -> "torch.Tensor":
+    import torch
+
     rows, columns = values.shape
     pad = (0, -columns % tile[1], 0, -rows % tile[0])
     padded = torch.nn.functional.pad(values, pad) if any(pad) else values
     return padded.view(padded.shape[0] // tile[0], tile[0], -1, tile[1]).abs().amax((1, 3))
 
 
-def apply_scales(scales: torch.Tensor, tile: tuple[int, int], values: torch.Tensor) -> torch.Tensor:
+def apply_scales(scales: "torch.Tensor", tile: tuple[int, int], values: "torch.Tensor") -> "torch.Tensor":
     """Multiply `values` [R, C] in place by the scales [ceil(R/tile_r), ceil(C/tile_c)] of their tiles."""
     rows, columns = values.shape
     if tile[0] > 1:

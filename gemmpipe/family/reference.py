@@ -3,18 +3,23 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from gemmpipe.family import GemmSpec, Inputs, Scaling, Weights, layouts
 from gemmpipe.family.operands import apply_scales, scale_tile, torch_dtype, unpack_mx
+
+if TYPE_CHECKING:
+    import torch
+
 
 _MAX_ELEMENT_ERROR = 8.0
 """Largest error of a single element in units of its tolerance; rounding errors do not exceed it."""
 
 
-def product(spec: GemmSpec, inputs: Inputs, weights: Weights) -> torch.Tensor:
+def product(spec: GemmSpec, inputs: Inputs, weights: Weights) -> "torch.Tensor":
     """(x * x_scale) @ (w * w_scale)^T + bias in fp32 [M, N] or [B, M, N], without TF32; M is that of the inputs."""
+    import torch
+
     x = dequantise(inputs.x, inputs.x_scale, spec.x_scale, torch.float32)
     w = dequantise_weight(spec, weights, torch.float32)
     with without_tf32(x.device.type):
@@ -23,12 +28,14 @@ def product(spec: GemmSpec, inputs: Inputs, weights: Weights) -> torch.Tensor:
 
 
 def dequantise(
-    values: torch.Tensor, scale: torch.Tensor | None, scaling: Scaling | None, dtype: torch.dtype
-) -> torch.Tensor:
+    values: "torch.Tensor", scale: "torch.Tensor | None", scaling: Scaling | None, dtype: "torch.dtype"
+) -> "torch.Tensor":
     """`values` [..., R, K] times their scales as a new tensor of `dtype`; the scales are applied in fp32.
 
     4-bit values are packed two per byte: [..., R, K/2].
     """
+    import torch
+
     if scale is None or scaling is None:
         return values.to(dtype)
     packed = values.dtype is getattr(torch, "float4_e2m1fn_x2", None)
@@ -43,7 +50,7 @@ def dequantise(
     return full.to(dtype)
 
 
-def dequantise_weight(spec: GemmSpec, weights: Weights, dtype: torch.dtype) -> torch.Tensor:
+def dequantise_weight(spec: GemmSpec, weights: Weights, dtype: "torch.dtype") -> "torch.Tensor":
     """The weight times its scales as a row-major [N, K] or [B, N, K] of `dtype`."""
     return dequantise(layouts.unshuffle(weights.w, spec.w_layout), weights.w_scale, spec.w_scale, dtype)
 
@@ -56,6 +63,8 @@ def tolerance(spec: GemmSpec) -> tuple[float, float]:
     dequantised to bf16: these roundings (2**-9 each, both sides) give 1.6e-3 of the RMS on average and 5.5 times that
     for the worst of 3e7 elements. A tensor core that keeps 14 bits of an fp8 sum is allowed as well.
     """
+    import torch
+
     unit = float(torch.finfo(torch_dtype(spec.out_dtype)).eps)
     accumulation = 8 * spec.k**0.5 * 2.0**-24
     scaled = spec.x_scale is not None or spec.w_scale is not None
@@ -66,13 +75,13 @@ def tolerance(spec: GemmSpec) -> tuple[float, float]:
 class ErrorBounds:
     """The largest allowed errors of a product, fp32."""
 
-    elements: torch.Tensor
+    elements: "torch.Tensor"
     """For each element, [..., N]; never 0, so that it can be a divisor."""
-    rows: torch.Tensor
+    rows: "torch.Tensor"
     """For each row as a whole (2-norm), [...]."""
 
 
-def error_bounds(ref: torch.Tensor, atol_share: float, rtol: float) -> ErrorBounds:
+def error_bounds(ref: "torch.Tensor", atol_share: float, rtol: float) -> ErrorBounds:
     """The allowed error of each element and of each row of `ref`.
 
     For an element: atol_share * RMS(its row of ref) * f + rtol * |ref|, with f the size of its column relative to the
@@ -80,6 +89,8 @@ def error_bounds(ref: torch.Tensor, atol_share: float, rtol: float) -> ErrorBoun
     correctly rounded experts in fp8 with such scales, the worst of 10^6 elements has 6.7 times the bound without f, and
     4.3 times the bound with it. For a row: (atol_share + rtol) times its 2-norm.
     """
+    import torch
+
     norm = torch.linalg.vector_norm(ref, dim=-1, keepdim=True)
     columns = torch.linalg.vector_norm(ref, dim=-2, keepdim=True)
     width, tiny = ref.shape[-1], torch.finfo(ref.dtype).tiny
@@ -89,18 +100,20 @@ def error_bounds(ref: torch.Tensor, atol_share: float, rtol: float) -> ErrorBoun
     return ErrorBounds(elements=elements, rows=norm.squeeze(-1) * (atol_share + rtol))
 
 
-def error_ratio(out: torch.Tensor, ref: torch.Tensor, atol_share: float, rtol: float) -> float:
+def error_ratio(out: "torch.Tensor", ref: "torch.Tensor", atol_share: float, rtol: float) -> float:
     """Like `fraction_out_of_bounds`, with the bounds of `error_bounds`."""
     return fraction_out_of_bounds(out, ref, error_bounds(ref, atol_share, rtol))
 
 
-def fraction_out_of_bounds(out: torch.Tensor, ref: torch.Tensor, allowed: ErrorBounds) -> float:
+def fraction_out_of_bounds(out: "torch.Tensor", ref: "torch.Tensor", allowed: ErrorBounds) -> float:
     """The share of elements [..., N] with an error above the allowed one.
 
     1.0 for any share if an element of `out` is not finite, if an error exceeds 8 times the allowed one, or if the error
     of a row as a whole exceeds its bound: one wrong row, swapped columns or an unwritten output cannot pass.
     Synchronizes with the device once.
     """
+    import torch
+
     error = out - ref  # in fp32, as ref is
     broken = (torch.linalg.vector_norm(error, dim=-1) > allowed.rows).any()
     error.abs_().div_(allowed.elements)
@@ -113,6 +126,8 @@ def fraction_out_of_bounds(out: torch.Tensor, ref: torch.Tensor, allowed: ErrorB
 @contextmanager
 def without_tf32(device_type: str) -> Iterator[None]:
     """Compute fp32 products in fp32 on a GPU, independent of the process's TF32 settings."""
+    import torch
+
     if device_type == "cpu":
         yield
         return

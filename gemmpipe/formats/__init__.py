@@ -16,8 +16,7 @@ from gemmpipe.core.events import Events
 from gemmpipe.core.renamed import accept_old_methods, renamed_members
 from gemmpipe.family import Family, GemmSpec, KernelDefaults
 from gemmpipe.family.problem import is_missing, make_problem, parse_key_value
-from gemmpipe.tables.merge import Row
-from gemmpipe.tables.unite import RowPreference
+from gemmpipe.tables.merge import Row, RowPreference
 
 if TYPE_CHECKING:
     import pandas as pd

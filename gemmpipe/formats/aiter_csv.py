@@ -1,6 +1,7 @@
 """aiter's own tuned tables, with its header: rows read from aiter, hipBLASLt's solutions, aiter's assembly kernels."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,8 +15,7 @@ from gemmpipe.family.aiter_table import render
 from gemmpipe.family.problem import is_missing
 from gemmpipe.formats import Format, Target
 from gemmpipe.formats.native import unite_into
-from gemmpipe.tables.merge import Row
-from gemmpipe.tables.store import is_timed
+from gemmpipe.tables.merge import Row, is_timed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,9 +50,10 @@ class AiterCsv(Format):
         own = selections[selections["format"].fillna("") == ""]
         names = ["gfx", "cu_num", *(column.name for column in family.key_columns), *RESULT]
         rows = [dict(zip(names, values, strict=True)) for values in own[names].itertuples(index=False, name=None)]
-        kept = own[[_fits_aiter(row, family) for row in rows]]
-        if len(kept) < len(own):
-            target.warn(f"aiter: {len(own) - len(kept):,} of {len(own):,} selections left out: not kernels of aiter")
+        reasons = [_unfit_reason(row, family) for row in rows]
+        kept = own[[not reason for reason in reasons]]
+        for reason, count in Counter(filter(None, reasons)).most_common():
+            target.warn(f"aiter: {count:,} of {len(own):,} selections left out: {reason}")
         if untimed := len(kept) - sum(map(is_plausible_time_us, kept["us"])):
             target.warn(f"aiter: {untimed:,} rows without a time left out")
         if not len(kept):
@@ -85,13 +86,14 @@ def _aiter_kernel_name(row: Mapping[str, Scalar]) -> str:
     return str(knobs.get(_NAME) or "") if isinstance(knobs, dict) else ""
 
 
-def _fits_aiter(row: Row, family: Family) -> bool:
-    """True if aiter has the kernel, and its key contains all that ours does."""
+def _unfit_reason(row: Row, family: Family) -> str:
+    """Why aiter's table cannot have the row: another kernel, or a key with more columns; empty if it can."""
     assert family.aiter_table is not None
     if not (is_missing(row.get("config")) or row.get("libtype") == _SOLUTIONS or _aiter_kernel_name(row)):
-        return False
+        return "not kernels of aiter"
     defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
     plain = family.key_defaults(defaults, str(row.get("gfx")))
     others = (column for column in family.key_columns if column.name not in family.aiter_table.columns)
     cells = ((column, None if is_missing(row.get(column.name)) else row[column.name]) for column in others)
-    return all(value == plain.get(column.name, column.default) for column, value in cells)
+    names = [column.name for column, value in cells if value != plain.get(column.name, column.default)]
+    return f"aiter's table has no column {', '.join(names)}" if names else ""

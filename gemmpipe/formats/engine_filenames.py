@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gemmpipe.core.errors import quoted_repr
+from gemmpipe.engines.launch import DENSE, EXPERTS
+from gemmpipe.engines.packages import ENGINES, PLACES, SGLANG, VLLM
 from gemmpipe.formats.findings import ERROR, NOTE, WARNING, Finding
 
-VLLM, SGLANG = "vllm", "sglang"
-ENGINES = (VLLM, SGLANG)
-DENSE, EXPERTS, CHANNELWISE, FLYDSL = "dense", "experts", "channelwise", "flydsl"
+CHANNELWISE, FLYDSL = "channelwise", "flydsl"
 _NAME = re.compile(r"(?P<one>[NE])=(?P<first>[0-9]+),(?P<two>[KN])=(?P<second>[0-9]+),device_name=(?P<device>[^,]*)")
 _REST = re.compile(
     r"(?:,dtype=(?P<dtype>\w+))?(?:,block_shape=\[(?P<rows>[0-9]+),(?P<blank> *)(?P<columns>[0-9]+)\])?"
@@ -35,11 +35,6 @@ _FORMS: Mapping[str, str] = {
     SGLANG: "N=..,K=..,device_name=..,dtype=fp8_w8a8,block_shape=[128, 128].json or "
     "E=..,N=..,device_name=..[,dtype=..][,block_shape=[128, 128]][,per_channel_quant=True][_down].json",
 }
-_PLACES: Mapping[str, str] = {
-    VLLM: "vllm/model_executor/layers/quantization/utils/configs",
-    SGLANG: "sglang/kernels/ops/gemm/configs",
-}
-"""The folder for files of dense products: in the engine's own package, not configurable."""
 _H200 = "NVIDIA_H200"
 
 
@@ -116,6 +111,16 @@ def parse_file_name(name: str, engine: str) -> EngineFileName | None:
         per_channel=bool(rest["channel"]),
         down=down,
     )
+
+
+def kinds_of_files(engine: str, files: Sequence[Path]) -> dict[str, list[Path]]:
+    """Files by the kind of products that they configure: `dense` or `experts`."""
+    found: dict[str, list[Path]] = {}
+    for path in files:
+        name = parse_file_name(path.name, engine)
+        if name is not None:
+            found.setdefault(EXPERTS if name.kind == EXPERTS else DENSE, []).append(path)
+    return found
 
 
 def check_file_name(
@@ -203,11 +208,11 @@ def check_location(path: Path, name: EngineFileName) -> Iterator[Finding]:
                 text=f"SGLang reads experts' files only from configs/triton_X_Y_Z, not from {quoted_repr(folder.name)}",
                 remedy="move it, for example to configs/triton_3_6_0; SGLANG_MOE_CONFIG_DIR is the parent of configs",
             )
-    elif name.kind in (DENSE, CHANNELWISE) and not folder.as_posix().endswith(_PLACES[name.engine]):
+    elif name.kind in (DENSE, CHANNELWISE) and not folder.as_posix().endswith(PLACES[name.engine]):
         also = " (VLLM_TUNED_CONFIG_FOLDER is only for experts)" if name.engine == VLLM else ""
         yield Finding(
             path=folder,  # one line for all files there
             severity=NOTE,
             text=f"{name.engine} reads files of dense products only from its own package{also}",
-            remedy=f"copy them to {_PLACES[name.engine]}",
+            remedy=f"copy them to {PLACES[name.engine]}",
         )

@@ -63,8 +63,8 @@ class EngineJson(Format):
     def file_name(self, spec: GemmSpec, device: str) -> str:
         """The name that the engine looks for: by N and K, or by the experts (E) and their inner size (N)."""
 
-    def file_contents(self, choice: BucketSelection, device: str) -> dict[str, dict[str, Scalar]]:
-        """File name -> the knobs stored there."""
+    def file_contents(self, choice: BucketSelection, device: str, triton: str) -> dict[str, dict[str, Scalar]]:
+        """File name -> the knobs stored there; `triton` is the version that they were timed with."""
         return {self.file_name(choice.spec, device): choice.knobs}
 
     def engine(self) -> EngineBackend:
@@ -107,10 +107,11 @@ class EngineJson(Format):
         device = self.device_of(target.device)
         folder, files = target.folder / self.name, dict[Path, Buckets]()
         holders: dict[tuple[str, str], BucketSelection] = {}
+        triton = triton_version(target.provenance)
         for choice in bucket_selections(family, selections, self.name, target.device.gfx):
             if not _has_engine_kernel(choice.spec):
                 continue
-            for name, knobs in self.file_contents(choice, device).items():
+            for name, knobs in self.file_contents(choice, device, triton).items():
                 holder, body = holders.get((name, choice.bucket)), self._body(choice, knobs, target)
                 if holder is not None:
                     target.events.emit(
@@ -177,6 +178,13 @@ class EngineJson(Format):
             target.events.emit("warning", f"{error}; not stored")
             return None
         return body
+
+
+def triton_version(provenance: Mapping[str, Scalar | Mapping[str, Scalar]]) -> str:
+    """The Triton version of the run that timed the entries, which may be another machine's; else this machine's."""
+    versions = provenance.get("versions")
+    found = versions.get("triton") if isinstance(versions, Mapping) else None
+    return str(found) if found else metadata.version("triton")
 
 
 def check_group(knobs: Mapping[str, Scalar], group: int, where: str) -> None:
@@ -278,11 +286,11 @@ class Sglang(EngineJson):
         sizes = f"E={spec.experts.count},N={spec.experts.inner},device_name={device}"
         return f"{sizes}{engine_dtype(spec)}{shape}{',per_channel_quant=True' if by_row else ''}.json"
 
-    def file_contents(self, choice: BucketSelection, device: str) -> dict[str, dict[str, Scalar]]:
+    def file_contents(self, choice: BucketSelection, device: str, triton: str) -> dict[str, dict[str, Scalar]]:
         """For experts one file per stage, in the folder of the Triton version that they were tuned with."""
         if choice.spec.experts is None:
-            return super().file_contents(choice, device)
-        folder = f"configs/triton_{metadata.version('triton').split('+')[0].replace('.', '_')}"
+            return super().file_contents(choice, device, triton)
+        folder = f"configs/triton_{triton.split('+')[0].replace('.', '_')}"
         name = self.file_name(choice.spec, device).removesuffix(".json")
         return {
             f"{folder}/{name}.json": stage_knobs(choice.knobs, 1),

@@ -10,7 +10,9 @@ import re
 from collections.abc import Iterator, Mapping
 
 from gemmpipe.core.errors import quoted_repr, suggest_or_list
-from gemmpipe.formats.engine_filenames import CHANNELWISE, DENSE, EXPERTS, FLYDSL, SGLANG, VLLM, EngineFileName
+from gemmpipe.engines.launch import DENSE, EXPERTS
+from gemmpipe.engines.packages import SGLANG, VLLM
+from gemmpipe.formats.engine_filenames import CHANNELWISE, FLYDSL, EngineFileName
 from gemmpipe.formats.findings import ERROR, WARNING
 from gemmpipe.formats.triton_json import MAX_KNOB_VALUE
 

@@ -12,13 +12,11 @@ from pathlib import Path
 
 from gemmpipe.core.errors import UserError, quoted_repr, suggest_or_list
 from gemmpipe.core.files import read_object
+from gemmpipe.engines.launch import EXPERTS
+from gemmpipe.engines.packages import ENGINES, SGLANG, VLLM
 from gemmpipe.family.problem import MAX_SIZE
 from gemmpipe.formats.engine_filenames import (
     CHANNELWISE,
-    ENGINES,
-    EXPERTS,
-    SGLANG,
-    VLLM,
     EngineFileName,
     check_file_name,
     check_location,

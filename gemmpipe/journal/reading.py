@@ -104,6 +104,16 @@ def parse_trial(row: Fields, of: Candidate) -> Trial:
     )
 
 
+def parse_conditions(row: Fields) -> Fields:
+    """The numbers of a `conditions` row by name (clocks in MHz, C, W, processes), and `device`."""
+    numbers = {
+        name: _finite(row[name])
+        for name in ("sm_mhz", "memory_mhz", "temperature_c", "power_w", "processes")
+        if row.get(name) is not None
+    }
+    return {"device": checked_text(row["device"]), **numbers}
+
+
 def _tuning(row: Fields) -> Tuning:
     tried, of, compiled = (checked_count(row[name]) for name in ("tried", "of", "compiled"))
     return Tuning(seconds=_finite(row["seconds"]), tried=tried, of=of, compiled=compiled)
@@ -144,6 +154,17 @@ def _encoded(value: str) -> str:
     return value
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """A trial, a build (its id) or the conditions of a device, as one of the rows with a time."""
+
+    session: int
+    """Index of the session in `Record.sessions`."""
+    t_s: float | None
+    """Seconds since the session began; None in journals of version 0.1.0 and earlier."""
+    content: Trial | str | Fields
+
+
 _MAX_LINE_BYTES = 10_000_000
 """A trial of 100,000 samples takes 2,000,000 bytes."""
 
@@ -166,6 +187,8 @@ class Record:
     """Build ids by (problem id, candidate id)."""
     facts: dict[str, BuildFacts] = field(default_factory=dict)
     """Facts by build id."""
+    log: list[Entry] = field(default_factory=list)
+    """Every trial, build and state of a device, in order of writing."""
     skipped: list[int] = field(default_factory=list)
     """Numbers of lines that could not be read."""
     _trials: dict[tuple[str, str], dict[tuple[str, int], Trial]] = field(default_factory=dict)
@@ -265,6 +288,9 @@ def _take(row: dict[str, object], record: Record, known: _Known) -> None:
             record.cut_short.discard(str(row["problem"]))
         case "build":
             record.facts[str(row["id"])] = parse_facts(row)
+            record.log.append(_entry(row, record, str(row["id"])))
+        case "conditions":
+            record.log.append(_entry(row, record, parse_conditions(row)))
         case "home":
             record.assignments[str(row["problem"])] = str(row["device"])
         case "done":
@@ -272,6 +298,13 @@ def _take(row: dict[str, object], record: Record, known: _Known) -> None:
         case "trial":
             name = str(row["candidate"])
             trial = parse_trial(row, known.candidates[name])
+            entry = _entry(row, record, trial)
             record.add(trial)
+            record.log.append(entry)
             if builds := known.builds[name]:
                 record.builds[trial.problem, trial.candidate.id] = builds
+
+
+def _entry(row: Fields, record: Record, content: Trial | str | Fields) -> Entry:
+    t_s = None if row.get("t") is None else _finite(row["t"])
+    return Entry(session=max(0, len(record.sessions) - 1), t_s=t_s, content=content)

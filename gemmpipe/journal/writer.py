@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO
@@ -15,6 +16,8 @@ from gemmpipe.core.files import open_regular
 from gemmpipe.core.paths import MAX_TRIES, make_folder, open_no_link
 
 NAME = "trials.jsonl"
+_WITH_TIME = frozenset({"trial", "build", "conditions"})
+"""Rows with a `t`: the seconds since the session began."""
 _SYNC_EVERY_S = 1.0
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -22,8 +25,10 @@ _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 class Journal:
     """The writer: one line per row, flushed after every row, fsynced about once a second. Only the driver has one."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, clock: Callable[[], float] | None = None) -> None:
         """Open `folder`/trials.jsonl for appending; a line truncated by a kill gets its line break.
+
+        clock: gives the seconds of `t`, from any origin (None: the real time); a replay passes the recorded time.
 
         Raises EnvironmentProblem if the folder cannot be written, UserError if another run writes this journal.
         """
@@ -33,7 +38,8 @@ class Journal:
         """Kernel names by candidate id, for the `candidate` rows."""
         self.builds: dict[tuple[str, str], tuple[str, ...]] = {}
         """Build ids by (problem id, candidate id), for the `candidate` rows."""
-        self._synced = time.monotonic()
+        self._clock = clock or time.monotonic
+        self._began, self._synced = self._clock(), time.monotonic()
         try:
             make_folder(folder)
             self._open()
@@ -51,6 +57,10 @@ class Journal:
 
     def write(self, row: str, **values: object) -> None:
         """Append one row of the kind `row`. Raises EnvironmentProblem if the disk is full."""
+        if row in _WITH_TIME:
+            values["t"] = round(self._clock() - self._began, 3)
+        elif row == "session":
+            self._began = self._clock()
         try:
             self._file.write(_ENCODE({"row": row, **values}) + "\n")
             self._file.flush()

@@ -10,7 +10,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from gemmpipe.core.errors import UserError, suggest_or_list
 from gemmpipe.core.renamed import current_key, current_path, is_old_key, note
@@ -30,8 +30,11 @@ ROOT: Mapping[str, Any] = {
     "profile": str | None,
     "batch": int,
     "budget_s": float | None,
+    "cpu_budget_s": float | None,
     "retune": bool,
+    "report": bool,
     "verbose": bool,
+    "events": Literal["terminal", "json"],
     "resume": str | None,
     "reuse": str | None,
     "table": str | None,
@@ -39,7 +42,10 @@ ROOT: Mapping[str, Any] = {
     "target": tuple[str, ...] | None,
 }
 """Keys that are not groups, and their types."""
-_NODES = ("version", "kernel", "shapes", "space", "format", "backend", "search", "device", "executor", "stages")
+_NODES = (
+    *("version", "kernel", "shapes", "space", "format", "backend"),
+    *("search", "roofline", "device", "executor", "listener", "stages"),
+)
 
 
 @runtime_checkable
@@ -67,7 +73,8 @@ def build(cfg: "DictConfig", origin: RunOrigin) -> "Plan":
     """The plan of a run. Raises UserError with the full key, the given value and the expected one."""
     from gemmpipe.pipeline.plan import Plan
 
-    tree = {"format": {}, "backend": {}, **_plain(cfg)}  # an empty list of options composes to no node
+    # An empty list of options composes to no node.
+    tree = _with_roofline({"format": {}, "backend": {}, "listener": {}, **_plain(cfg)})
     _known_keys(tree, (*_NODES, *ROOT), "")
     if type(tree["version"]) is not int or tree["version"] != VERSION:
         raise UserError(f"version: {tree['version']!r} given, expected {VERSION}")
@@ -78,8 +85,9 @@ def build(cfg: "DictConfig", origin: RunOrigin) -> "Plan":
         raise UserError(f"output: {root['output']!r} given, expected a folder, or NAME.csv")
     if root["batch"] < 1:
         raise UserError(f"batch: {root['batch']} given, expected at least 1")
-    if root["budget_s"] is not None and root["budget_s"] <= 0:
-        raise UserError(f"budget_s: {root['budget_s']} given, expected more than 0 seconds, or null")
+    for key in ("budget_s", "cpu_budget_s"):
+        if root[key] is not None and root[key] <= 0:
+            raise UserError(f"{key}: {root[key]} given, expected more than 0 seconds, or null")
     stages = _stages(tree["stages"], make)
     for name in root["chain"]:
         if name not in stages:
@@ -100,6 +108,11 @@ def build(cfg: "DictConfig", origin: RunOrigin) -> "Plan":
     )
 
 
+def build_option(node: Mapping[str, Any], expected: type, where: str) -> Any:
+    """The object of a shipped option outside a composed configuration. Raises UserError as `build` does."""
+    return convert(node, expected, where, functools.partial(_make, allowed=frozenset()))
+
+
 def _plain(cfg: "DictConfig") -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -108,6 +121,23 @@ def _plain(cfg: "DictConfig") -> dict[str, Any]:
         return typing.cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True))
     except OmegaConfBaseException as error:
         raise UserError(f"{error.full_key}: {str(error).splitlines()[0]}") from None
+
+
+def _with_roofline(tree: dict[str, Any]) -> dict[str, Any]:
+    """The tree with `stages.compare.rates`, as version 0.1.0 named it, in the group `roofline`."""
+    from gemmpipe.family import roofline
+
+    tree = {roofline.GROUP: {}, **tree}
+    old, current = roofline.old_rates(tree), tree[roofline.GROUP]
+    if not (old and isinstance(current, Mapping) and all(isinstance(given, Mapping) for given in old.values())):
+        return tree
+    compare = dict(tree["stages"]["compare"])
+    if not current_path(str(compare.get("_target_"))).startswith("gemmpipe."):
+        return tree  # a stage of the user's own, with a key of this name
+    note("stages.compare.rates", roofline.GROUP)
+    del compare["rates"]
+    rates = {gfx: {**current.get(gfx, {}), **given} for gfx, given in old.items()}
+    return {**tree, roofline.GROUP: {**current, **rates}, "stages": {**tree["stages"], "compare": compare}}
 
 
 def _name_table(tree: dict[str, Any]) -> None:
@@ -172,7 +202,9 @@ def _key_value(column: "KeyColumn", value: object) -> None:
 def _choices(tree: Mapping[str, Any], make: Make) -> dict[str, Any]:
     from gemmpipe.core.device import DeviceChoice
     from gemmpipe.executors import Executor
+    from gemmpipe.family import roofline
     from gemmpipe.formats import Format
+    from gemmpipe.listeners import Listener
     from gemmpipe.search import Search
     from gemmpipe.sources import Source
 
@@ -181,8 +213,10 @@ def _choices(tree: Mapping[str, Any], make: Make) -> dict[str, Any]:
         "formats": convert(tree["format"], Mapping[str, Format], "format", make),
         "backends": convert(tree["backend"], Mapping[str, _Provider], "backend", make),
         "search": convert(tree["search"], Search, "search", make),
+        "rooflines": convert(tree[roofline.GROUP], Mapping[str, roofline.Roofline], roofline.GROUP, make),
         "devices": convert(tree["device"], DeviceChoice, "device", make),
         "executor": convert(tree["executor"], Executor, "executor", make),
+        "listeners": convert(tree["listener"], Mapping[str, Listener], "listener", make),
     }
 
 

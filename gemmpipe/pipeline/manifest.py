@@ -15,6 +15,7 @@ from gemmpipe.core.files import is_formula
 from gemmpipe.core.nvml import conditions
 from gemmpipe.core.paths import write_atomic
 from gemmpipe.executors import Usage
+from gemmpipe.report.results import product_results, run_figures
 from gemmpipe.stages.workload import saving
 
 if TYPE_CHECKING:
@@ -60,15 +61,18 @@ def write_tables(plan: "Plan", tables: "Mapping[str, pd.DataFrame]") -> None:
     for name, frame in tables.items():
         if name == "selections" and "select" not in plan.chain:
             continue  # they are in the tables that they were read from
-        write_atomic(plan.run_dir / f"{name}.csv", _csv(frame))
+        if name == "memory_options" and not len(frame):
+            continue  # most runs have none
+        write_atomic(plan.run_dir / f"{name}.csv", table_text(frame))
     if plan.profile and "trials" in tables:
         keys = [c.name for c in plan.family.key_columns]
         problems = tables["problems"][["problem", *keys]]
         profile = problems.merge(tables["trials"], on="problem", how="right")
-        write_atomic(Path(plan.profile), _csv(profile.drop(columns=["problem"])))
+        write_atomic(Path(plan.profile), table_text(profile.drop(columns=["problem"])))
 
 
-def _csv(frame: "pd.DataFrame") -> str:
+def table_text(frame: "pd.DataFrame") -> str:
+    """The CSV text of a run's table."""
     if "samples_us" in frame:
         texts = [" ".join(f"{s:.3f}" for s in samples) for samples in frame["samples_us"]]
         frame = frame.assign(samples_us=texts)
@@ -81,6 +85,13 @@ def _csv(frame: "pd.DataFrame") -> str:
 def _as_text(value: object) -> object:
     """Text with an apostrophe before what a spreadsheet takes as a formula: names and errors may be untrusted."""
     return f"'{value}" if isinstance(value, str) and is_formula(value) else value
+
+
+def _figures(plan: "Plan", tables: "Mapping[str, pd.DataFrame]") -> dict[str, object] | None:
+    """The figures of the run's own selections; None for a run that selected nothing."""
+    if "select" not in plan.chain or "selections" not in tables or not len(tables["selections"]):
+        return None
+    return asdict(run_figures(product_results(tables["selections"], plan.family, plan.rooflines)))
 
 
 def write(
@@ -113,7 +124,9 @@ def write(
         ],
         "unsolved": context.unsolved,
         "undecided": context.undecided,
+        "left": context.left,
         "workload": asdict(found) if "selections" in tables and (found := saving(tables["selections"])) else None,
+        "figures": _figures(plan, tables),
         "files": tables["artifacts"]["file"].tolist() if "artifacts" in tables else [],
     }
     write_atomic(plan.run_dir / "manifest.json", json.dumps(content, indent=2, default=str) + "\n")

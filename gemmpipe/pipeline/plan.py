@@ -11,9 +11,11 @@ from gemmpipe.core.errors import EnvironmentProblem, UserError
 from gemmpipe.core.paths import unwritable_reason
 from gemmpipe.executors import Executor
 from gemmpipe.family import Family, KernelDefaults
+from gemmpipe.family.roofline import Roofline
 from gemmpipe.family.space import Space
 from gemmpipe.formats import Format
 from gemmpipe.journal import Record
+from gemmpipe.listeners import Listener
 from gemmpipe.search import Search
 from gemmpipe.sources import Source
 from gemmpipe.stages import EngineTarget, Stage
@@ -33,16 +35,22 @@ class Plan:
     formats: Mapping[str, Format]
     backends: Mapping[str, Backend]
     search: Search
+    rooflines: Mapping[str, Roofline]
     devices: DeviceChoice
     executor: Executor
+    listeners: Mapping[str, Listener]
     stages: Mapping[str, Stage]
     chain: tuple[str, ...]
     output: str
     profile: str | None
     batch: int
     budget_s: float | None
+    cpu_budget_s: float | None
     retune: bool
+    report: bool
     verbose: bool
+    events: str
+    """`terminal`, or `json` for a stream of JSON on standard output."""
     resume: str | None
     reuse: str | None
     table: str | None

@@ -13,17 +13,19 @@ from typing import TYPE_CHECKING, cast
 from gemmpipe import journal as journals
 from gemmpipe.core.data import Device, Problem
 from gemmpipe.core.device import NO_DEVICE, versions
-from gemmpipe.core.errors import UserError
+from gemmpipe.core.errors import GemmpipeError, UserError
 from gemmpipe.core.events import IDLE, Events
 from gemmpipe.core.signals import Interrupted, handle_signals
 from gemmpipe.executors import Usage
 from gemmpipe.family.environment import unused_variables
 from gemmpipe.family.problem import shape_groups
 from gemmpipe.journal import Journal, Record
-from gemmpipe.pipeline import manifest, report
+from gemmpipe.pipeline import manifest, steps, summary
 from gemmpipe.pipeline.plan import Plan, check_chain, check_outputs, engine_targets_of, reproduce_args
+from gemmpipe.pipeline.problem_list import lists_only, problem_lines
 from gemmpipe.search.history import History
 from gemmpipe.stages import Context
+from gemmpipe.stages.cpu_budget import CpuBudget, in_order_of_use, left_line
 from gemmpipe.stages.history import add_table_winners, incumbents_of, native_tables, prior_runs, unfinished_runs
 from gemmpipe.stages.rows import empty_frame, problem_frame, problems_of, record_frames
 from gemmpipe.tables.merge import SHARED_GPU
@@ -42,6 +44,7 @@ def run_upfront_stages(plan: Plan, tables: StageTables, context: Context) -> Sta
     """Run the stages before the first that uses a device, over all problems at once."""
     for name in plan.chain[: _first_batched(plan)]:
         context.check()
+        steps.emit_step(plan, name, context)
         tables = {**tables, **_run_stage(plan, name, tables, context)}
         if "problems" in plan.stages[name].gives:
             context.problems[:] = problems_of(plan.family, tables["problems"])
@@ -58,6 +61,8 @@ def _first_batched(plan: Plan) -> int:
 
 def run_batched_stages(plan: Plan, tables: StageTables, context: Context) -> StageTables:
     """Run the rest of the chain batch by batch: a killed run leaves finished rows, and memory stays bounded."""
+    if context.cpu_budget is not None and context.problems:
+        return _run_within_budget(plan, tables, context, context.cpu_budget)
     first = _first_batched(plan)
     stages, earlier = plan.chain[first:], _tables_given(plan, plan.chain[:first], tables)
     if not stages or not len(tables["problems"]):
@@ -66,6 +71,7 @@ def run_batched_stages(plan: Plan, tables: StageTables, context: Context) -> Sta
     seen: list[Problem] = []
     whole = {name for stage in stages if plan.stages[stage].accumulates for name in plan.stages[stage].gives}
     for batch in batches(context.problems, plan.batch):
+        finished, later = len(seen), len(context.problems) - len(seen) - len(batch)
         seen += batch
         inner = replace(context, problems=batch)
         part = _rows_of({problem.id for problem in batch}, earlier)
@@ -75,6 +81,7 @@ def run_batched_stages(plan: Plan, tables: StageTables, context: Context) -> Sta
             for name in plan.stages[stage].accumulates:
                 part[name] = _concatenated(total.pop(name, None), part[name])
                 inner = replace(inner, problems=seen) if name == "problems" else inner
+            steps.emit_step(plan, stage, inner, finished, later)
             part = {**part, **_run_stage(plan, stage, part, inner)}
             if "problems" in plan.stages[stage].gives:
                 inner = replace(inner, problems=problems_of(plan.family, part["problems"]))
@@ -82,6 +89,39 @@ def run_batched_stages(plan: Plan, tables: StageTables, context: Context) -> Sta
             name: frame if name in whole else _concatenated(total.get(name), frame) for name, frame in part.items()
         }
     return {**tables, **total}
+
+
+def _run_within_budget(plan: Plan, tables: StageTables, context: Context, budget: CpuBudget) -> StageTables:
+    """Run the device stages in passes over the problems that are left, then the rest of the chain over those done."""
+    devices = [i for i, name in enumerate(plan.chain) if plan.stages[name].uses_device]
+    earlier = _tables_given(plan, plan.chain[: devices[0]], tables)
+    budget.began = time.monotonic()  # not while another run timed on this CPU
+    every = in_order_of_use(context.problems, plan.family)
+    left, total = every, dict[str, "pd.DataFrame"]()
+    while left and (left is every or budget.allows_pass):
+        part, problems = _rows_of({problem.id for problem in left}, earlier), left
+        budget.passes += 1
+        for stage in plan.chain[devices[0] : devices[-1] + 1]:
+            context.check()
+            part["problems"] = problem_frame(plan.family, problems)
+            inner = replace(context, problems=problems)
+            steps.emit_step(plan, stage, inner, finished=len(every) - len(left))
+            part |= _run_stage(plan, stage, part, inner)
+            problems = [problem for problem in problems if problem.id not in budget.left]
+            part = _rows_of({problem.id for problem in problems}, part)
+        total = {name: _concatenated(total.get(name), frame) for name, frame in part.items()}
+        left = [problem for problem in left if problem.id in budget.left]
+        budget.left.clear()
+    context.left[:] = [problem.id for problem in left]
+    if left:
+        context.final_lines.append(left_line(len(every), left, budget.limit_s))
+    done = replace(context, problems=[problem for problem in every if problem not in left])
+    for stage in plan.chain[devices[-1] + 1 :]:
+        steps.emit_step(plan, stage, done)
+        total |= _run_stage(plan, stage, total, done)
+        if "selections" in plan.stages[stage].gives:
+            total["selections"] = _without_partial_buckets(plan, total["selections"], left)
+    return {**tables, **total, "problems": tables["problems"]}
 
 
 def batches(problems: list[Problem], size: int) -> Iterator[list[Problem]]:
@@ -107,7 +147,7 @@ def finish_completed(plan: Plan, tables: StageTables, context: Context) -> Stage
     if not len(done["problems"]):
         return tables
     finished = set(done["problems"]["problem"])
-    missing = {p.shape_group for p in context.problems if p.id not in finished}
+    missing = [problem for problem in context.problems if problem.id not in finished]
     context = replace(context, problems=problems_of(plan.family, done["problems"]))
     done = {**_rows_of(finished, _tables_given(plan, plan.chain[: devices[0]], tables)), **done}
     for name in plan.chain[devices[-1] + 1 :]:
@@ -116,13 +156,17 @@ def finish_completed(plan: Plan, tables: StageTables, context: Context) -> Stage
             break
         done = {**done, **_run_stage(plan, name, done, context)}
         if "selections" in plan.stages[name].gives:
-            # A bucket spans all problems that differ only in M: it is left out until all of them are finished.
-            chosen = done["selections"]
-            rows = zip(
-                chosen["format"], problems_of(plan.family, chosen.assign(**{plan.family.rows_column: 1})), strict=True
-            )
-            done["selections"] = chosen[[form == "" or p.shape_group not in missing for form, p in rows]]
+            done["selections"] = _without_partial_buckets(plan, done["selections"], missing)
     return {**tables, **done, "problems": tables["problems"]}
+
+
+def _without_partial_buckets(plan: Plan, chosen: "pd.DataFrame", missing: Sequence[Problem]) -> "pd.DataFrame":
+    """A bucket spans all problems that differ only in M: it is left out until all of them are finished."""
+    if not len(chosen):
+        return chosen
+    groups = {problem.shape_group for problem in missing}
+    rows = zip(chosen["format"], problems_of(plan.family, chosen.assign(**{plan.family.rows_column: 1})), strict=True)
+    return chosen[[form == "" or p.shape_group not in groups for form, p in rows]]
 
 
 def _run_stage(plan: Plan, name: str, tables: StageTables, context: Context) -> StageTables:
@@ -193,8 +237,24 @@ def run(plan: Plan, events: Events) -> int:
         wall_s = time.monotonic() - started
         resources = usages(context, wall_s)
         manifest.write(plan, tables, context, resources, wall_s, code)
-        report.report_run(plan, tables, context, resources, wall_s, code, stopped_early=stopped_early)
+        for line in problem_lines(plan, tables["problems"]) if lists_only(plan) else ():
+            events.emit("line", line)
+        summary.report_run(plan, tables, context, resources, wall_s, code, stopped_early=stopped_early)
+    if plan.report:
+        _write_report(plan, events)  # after the journal is closed: the run has ended
     return code
+
+
+def _write_report(plan: Plan, events: Events) -> None:
+    """Write report.html; what it cannot show is a warning, as the run's results are on the disk."""
+    from gemmpipe.report.html import write
+    from gemmpipe.report.reading import read_run
+
+    try:
+        importable = frozenset({plan.family.module, plan.family.name})
+        events.emit("line", write(read_run(plan.run_dir, importable=importable), plan.run_dir / "report.html"))
+    except GemmpipeError as error:
+        events.emit("warning", f"report: {error}")
 
 
 def _recorded_trials(plan: Plan, reused: Record | None, events: Events) -> Record:
@@ -278,8 +338,10 @@ def _context(
         run_id=plan.run_dir.name,
         run_dir=plan.run_dir,
         provenance=manifest.provenance(plan, devices[0]),
+        cpu_budget=_cpu_budget(plan, devices[0]),
         space=plan.space,
         search=plan.search,
+        rooflines=plan.rooflines,
         implementations=implementations,
         incumbents={}
         if from_tables
@@ -298,6 +360,13 @@ def _context(
         prior_records=prior,
         cut_short=set(record.cut_short),
     )
+
+
+def _cpu_budget(plan: Plan, device: Device) -> CpuBudget | None:
+    """The budget of a run on a CPU that searches; None without one, and where engines' own functions are searched."""
+    first = next((name for name in plan.chain if plan.stages[name].uses_device), None)
+    limited = first is not None and plan.stages[first].begins_cpu_budget and not engine_targets_of(plan)
+    return CpuBudget(limit_s=plan.cpu_budget_s) if limited and plan.cpu_budget_s and device.kind == "cpu" else None
 
 
 def _load_prior_runs(plan: Plan, device: Device, history: History) -> tuple[Record, ...]:

@@ -11,6 +11,7 @@ from gemmpipe.runtime.api import (
     gemm_a8w8_bpreshuffle,
     gemm_a16w16,
     gemm_a16w16_atomic,
+    linear_fp8,
 )
 from gemmpipe.runtime.dispatch import reload
 from gemmpipe.runtime.product import prepare_weight, release_prepared
@@ -28,6 +29,7 @@ __all__ = [
     "gemm_a8w8_bpreshuffle",
     "gemm_a16w16",
     "gemm_a16w16_atomic",
+    "linear_fp8",
     "prepare_weight",
     "release_prepared",
     "reload",

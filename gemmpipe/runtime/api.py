@@ -137,6 +137,34 @@ def gemm_a8w8_blockscale(
     return product("a8w8_blockscale", x, w, x_scale, w_scale, None, out_dtype)
 
 
+def linear_fp8(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    w_scale: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    y: torch.Tensor | None = None,
+    config: Config | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """x @ (w * w_scale)^T + bias [N] for bf16 or fp16 x and fp8 w; the result has x's type, as `out_dtype` or None.
+
+    w_scale is fp32 [ceil(N/128), ceil(K/128)], or of N elements as [N] or [N, 1]; a bias is for the latter only. x may
+    be quantised to fp8, with a scale per row and 128 elements along K or per row, or w converted to x's type: the
+    families linear_fp8_blockscale and linear_fp8_row tune which is faster.
+    """
+    try:
+        by_row = w_scale.numel() == w.shape[0] and (w_scale.dim() == 1 or w_scale.shape[-1] == 1)
+    except AttributeError:
+        raise operand_type_error("linear_fp8", x, w, None, w_scale, bias) from None
+    family = "linear_fp8_row" if by_row else "linear_fp8_blockscale"
+    if y is not None or config is not None or dtype is not None:
+        options = CallOptions(out_dtype=out_dtype, dtype=dtype, y=y, config=config)
+        return product_with_options(family, (x, w, None, w_scale, bias), options)
+    return product(family, x, w, None, w_scale, bias, out_dtype)
+
+
 def gemm_a8w8_blockscale_bpreshuffle(
     x: torch.Tensor,
     w: torch.Tensor,

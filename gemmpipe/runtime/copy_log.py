@@ -1,7 +1,7 @@
 """Reports of operands that a call copies or converts because the kernel cannot read them: one warning, and the log.
 
-docs/runtime.md lists every operand and the cost. A copy that belongs to the tuned candidate (a library with its own
-layout of scales) is part of the tabulated time and not reported.
+docs/reference/runtime.md lists every operand and the cost. A copy that belongs to the tuned candidate (a library with
+its own layout of scales) is part of the tabulated time and not reported.
 """
 
 import torch
@@ -45,7 +45,7 @@ def _log_copy(name: str, tensor: torch.Tensor, why: str, detail: str) -> None:
     text = (
         f"{name} {_dtype_name(tensor.dtype)} {list(tensor.shape)} {reason}: copied in every such call ({size:,} bytes)"
     )
-    LOG.warn(f"copied {name} {why}", f"{text}; reported once, docs/runtime.md lists the cost of copies")
+    LOG.warn(f"copied {name} {why}", f"{text}; reported once, docs/reference/runtime.md lists the cost of copies")
     LOG.log_step(text)
 
 

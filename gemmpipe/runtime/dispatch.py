@@ -98,10 +98,15 @@ class Dispatch(KernelCache):
         problem = problem_of(self.family, given, self.flag)
         return problem, product_spec(self.family, given, problem)
 
+    def check_without_rows(self, spec: GemmSpec, device: Device) -> None:
+        """Checks of a product without rows in addition to those of its operands: none, as nothing is looked up."""
+
     def _bind_and_run(self, key: CallKey, given: CallOperands) -> torch.Tensor:
         """The first call of a key: check, look up, bind, run, and keep the call. Raises NotCapturable."""
         problem, spec = self.checked_product(given)
         if given.x.is_meta or 0 in (spec.batch, spec.m, spec.n, spec.k):
+            if not given.x.is_meta:
+                self.check_without_rows(spec, device_by_index(given.x.get_device()))
             return _degenerate_output(given)
         if spec.x_scale is not None and spec.x_scale.granularity == "block" and self.tables().orders:
             call = self.calls[key] = self._call_by_scale_order(key, given.out_dtype)

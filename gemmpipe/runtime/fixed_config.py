@@ -3,7 +3,8 @@
 import json
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -51,6 +52,12 @@ class FixedConfigDispatch(Dispatch):
                 self.calls[key] = call
                 return out
         return request.run(call)
+
+    def check_without_rows(self, spec: GemmSpec, device: Device) -> None:
+        """Raises UserError for wrong knobs, as for one row."""
+        if min(spec.n, spec.k):
+            with suppress(DoesNotFit):  # another number of rows may fit
+                candidate_from_config(self.family, dict(self.config), replace(spec, m=1), device)
 
     def select_for_graph(
         self, problem: Problem, device: Device, alternative: str

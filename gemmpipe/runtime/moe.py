@@ -269,6 +269,8 @@ def _bind_and_run(dispatch: Dispatch, key: CallKey, given: RoutedOperands) -> to
     problem = routed_problem(dispatch.family, given)
     spec = routed_spec(dispatch.family, given, problem)
     if given.x.is_meta or not spec.m:  # no memory, or no rows
+        if not given.x.is_meta:
+            dispatch.check_without_rows(spec, device_by_index(given.x.get_device()))
         return given.x.new_empty((*given.x.shape[:-1], spec.n))
     device = device_by_index(given.x.get_device())
 

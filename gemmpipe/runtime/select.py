@@ -3,16 +3,11 @@
 A row counts only if its candidate runs in this installation; `count_usable_rows` reports how many of a table do.
 """
 
-import importlib
-import inspect
-import pkgutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 
-import gemmpipe.backends
-from gemmpipe.backends import NO_SPACE, Backend
+from gemmpipe.backends import NO_SPACE, library_backends
 from gemmpipe.core.data import Candidate, Device, Problem, Scalar
 from gemmpipe.core.errors import UserError
 from gemmpipe.family import Family, GemmSpec, Implementation
@@ -65,21 +60,6 @@ class RunnableCandidate:
     candidate: Candidate
     rows: int | None = None
     """The rows that x is padded to, if the candidate requires it."""
-
-
-@cache
-def library_backends() -> Mapping[str, Backend]:
-    """The libraries of gemmpipe.backends by label, without those with a missing package."""
-    found: dict[str, Backend] = {}
-    for module in pkgutil.iter_modules(gemmpipe.backends.__path__, "gemmpipe.backends."):
-        try:
-            members = vars(importlib.import_module(module.name)).values()
-        except ImportError:
-            continue
-        for member in members:
-            if inspect.isclass(member) and issubclass(member, Backend) and not inspect.isabstract(member):
-                found[member.label] = member()
-    return found
 
 
 def find_implementation(family: Family, label: str) -> Implementation | None:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
 from types import ModuleType
 
@@ -23,7 +24,7 @@ from gemmpipe.family import Family, load_family, shipped_families
 from gemmpipe.family.dtypes import X_SCALE_COLUMN
 from gemmpipe.family.environment import given_tables, only_given_tables, table_variables, unused_variables
 from gemmpipe.runtime.selection_log import LOG
-from gemmpipe.tables.merge import Row, RowKey, is_provisional, merge_rows, row_key
+from gemmpipe.tables.merge import Row, RowKey, is_provisional, merge_rows, row_key, rows_by_key
 from gemmpipe.tables.store import read
 
 _MIN_SIMILARITY = 0.8
@@ -99,8 +100,16 @@ class TunedTables:
         return any(found.row.get(X_SCALE_COLUMN.name) is not None for each in self.rows.values() for found in each)
 
     def find(self, device: Device, key: Iterable[Scalar]) -> Sequence[TableRow]:
-        """The rows for the family's key on this device; a later one is used if an earlier one cannot run."""
-        return self.rows.get((device.gfx, device.cu_num, *key), ())
+        """The rows for the family's key on this device; a later one is used if an earlier one cannot run.
+
+        Of a file's rows those timed on this model of device come first: gfx and cu_num are the same on an H100 and an
+        H200.
+        """
+        found = self.rows.get((device.gfx, device.cu_num, *key), ())
+        if len(found) < 2:
+            return found
+        files = groupby(found, key=lambda each: (_is_provisional(each.row), each.path))
+        return [each for _, rows in files for each in sorted(rows, key=lambda r: r.row.get("device") != device.name)]
 
     def rows_with(self, device: Device, wanted: dict[str, Scalar]) -> list[list[Row]]:
         """The rows of each key on this device with these values, for any other columns."""
@@ -141,8 +150,8 @@ def file_states(family: Family) -> FileStates:
 def load_tables(family: Family, only: Path | None = None) -> TunedTables:
     """The rows of all layers, or of the file `only`; warns of conflicts within a layer.
 
-    A key has the rows of all files in their order: if one cannot run, the next one is used. A file that cannot be read
-    causes a warning, not an error.
+    A key has the rows of all files in their order, those of one file best first: if one cannot run, the next one is
+    used. A file that cannot be read causes a warning, not an error.
     """
     warn_of_misspelt_variables()
     warn_of_aiter_variables()
@@ -150,27 +159,26 @@ def load_tables(family: Family, only: Path | None = None) -> TunedTables:
     for files in table_layers(family) if only is None else [[only]]:
         first: dict[RowKey, TableRow] = {}
         for path in files:
-            for found in _rows_of(path, family, first):
-                tables.rows.setdefault(row_key(found.row, family), []).append(found)
+            for key, rows in _rows_of(path, family, first).items():
+                tables.rows.setdefault(key, []).extend(TableRow(row=row, path=path) for row in rows)
     for alternatives in tables.rows.values():
         alternatives.sort(key=lambda found: _is_provisional(found.row))
     return tables
 
 
-def _rows_of(path: Path, family: Family, layer: dict[RowKey, TableRow]) -> list[TableRow]:
-    """A file's rows; `layer`, the first row of each key in the layer's files so far, is updated."""
+def _rows_of(path: Path, family: Family, layer: dict[RowKey, TableRow]) -> dict[RowKey, list[Row]]:
+    """A file's rows by key, best first; `layer`, the first row of each key in the layer's files so far, is updated."""
     try:
         rows = read(path, family)
     except UserError as error:
         _LOG.warning("gemmpipe: a tuned table is left out: %s", error)
-        return []
+        return {}
     _warn_of_conflicts(rows, path, family, layer)
-    found = [TableRow(row=row, path=path) for row in rows]
-    for each in found:
-        key = row_key(each.row, family)
+    found = rows_by_key(rows, family)
+    for key, (best, *_) in found.items():
         known = layer.get(key)
-        if known is None or (_is_provisional(known.row) and not _is_provisional(each.row)):
-            layer[key] = each
+        if known is None or (_is_provisional(known.row) and not _is_provisional(best)):
+            layer[key] = TableRow(row=best, path=path)
     return found
 
 

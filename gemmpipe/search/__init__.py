@@ -86,3 +86,7 @@ class Search(ABC):
     @abstractmethod
     def start(self, search_problem: SearchProblem) -> SearchSession:
         """Starts a session on one problem."""
+
+    def expected_trials(self, candidates: int, keep: int) -> int:
+        """The trials of a problem with this many candidates and `keep` finalists, for the estimate of a run's end."""
+        return candidates

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from gemmpipe.core.data import BuildFacts, Candidate, Device, Scalar
 from gemmpipe.family import GemmSpec
+from gemmpipe.family.roofline import roofline_or_reference
 
 Array = npt.NDArray[np.float64]
 
@@ -22,7 +23,8 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _SMEM_BYTES = 228 * 1024  # per SM or CU
 _REGISTERS = 65536
 _MAX_THREADS = 2048
-_DRAM_BPS, _CACHE_BPS, _FLOPS = 4.3e12, 8.6e12, 1.0e15  # H200, 2026-11; only their ratios order candidates
+_CACHE_SPEED = 2.0  # bytes of the last-level cache per byte of memory, in the same time
+_LOOP_SLOWDOWN = 1.48  # peak rate over that of a tiled kernel's K loop; only ratios of rates order candidates
 _LATENCY_S = 1.0e-6  # of one K step that is not overlapped
 _START_S = 2.0e-6
 _WARPS = 8  # with a tile's accumulators where no knob sets it: two math warpgroups (warp_specialised)
@@ -157,6 +159,9 @@ def _analytic_features(spec: GemmSpec, device: Device, knob_columns: Array, raw:
     m_tile, n_tile, k_tile, splits, warps, stages, swapped = (raw[:, i] for i in range(len(_RAW_KNOBS)))
     splits, warps, stages = (np.where(np.isnan(a), b, a) for a, b in ((splits, 1), (warps, _WARPS), (stages, 3)))
     units, item = max(1, device.cu_num), _BYTES.get(spec.w_dtype, 1)
+    roofline = roofline_or_reference(device.gfx)
+    flops_per_s = roofline.flops_8_per_s / _LOOP_SLOWDOWN  # of operands of one byte
+    cache_bytes_per_s = roofline.bytes_per_s * _CACHE_SPEED
     lanes = warps * device.warp_size
     sums = m_tile * n_tile / lanes  # accumulators per thread
     registers = np.where(np.isnan(known[:, 0]), np.minimum(255, 24 + 1.6 * sums), known[:, 0])
@@ -169,10 +174,10 @@ def _analytic_features(spec: GemmSpec, device: Device, knob_columns: Array, raw:
     steps = np.ceil(spec.k / k_tile / splits)
     sharing = np.minimum(np.ceil(tiles / units), at_once)  # resident blocks per unit
     wide = np.maximum(np.where(swapped == 1, n_tile, m_tile), 64) * np.where(swapped == 1, m_tile, n_tile)
-    flops_s = 2 * wide * k_tile * item / (_FLOPS / units) * sharing * np.where(spilled > 0, 8.0, 1.0)
-    bytes_s = (m_tile + n_tile) * k_tile * item / (_CACHE_BPS / units) * sharing
+    flops_s = 2 * wide * k_tile * item / (flops_per_s / units) * sharing * np.where(spilled > 0, 8.0, 1.0)
+    bytes_s = (m_tile + n_tile) * k_tile * item / (cache_bytes_per_s / units) * sharing
     step_s = 0.5 * flops_s + np.maximum(np.maximum(flops_s, bytes_s), _LATENCY_S / np.maximum(stages - 1, 1))
-    floor_s = (spec.weight_elements + spec.m * spec.k) * item / _DRAM_BPS
+    floor_s = (spec.weight_elements + spec.m * spec.k) * item / roofline.bytes_per_s
     time_us = 1e6 * np.maximum(rounds * (steps * step_s + _START_S) + _START_S * (splits > 1), floor_s)
     estimate = np.log(time_us)
     fill = np.minimum(1, tiles / (rounds * units * at_once))

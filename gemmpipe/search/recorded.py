@@ -4,7 +4,7 @@ import json
 import lzma
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from gemmpipe.core.errors import UserError, one_line, quoted_repr, shortened, su
 from gemmpipe.core.files import is_number, open_regular, read_cells, read_regular
 from gemmpipe.family import KernelDefaults, load_family, shipped_families
 from gemmpipe.family.problem import make_problem
+from gemmpipe.journal.reading import checked_text
 
 _VERSION = 1
 _TICK_US = 0.032  # the resolution of a device event; times are stored as multiples of it
@@ -47,6 +48,12 @@ class RecordedSpace:
     """Mean time of a candidate's first launch, with loading it."""
     facts: Mapping[str, BuildFacts]
     problems: Mapping[Problem, Mapping[Candidate, Outcome]]
+    recorded_at: str = ""
+    """ISO time of the recording run; empty where the file does not have it."""
+    command: str = ""
+    """The command of the recording run."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Versions of the recording run."""
 
 
 def condense(run_dir: Path, target: Path, backends: tuple[str, ...]) -> None:
@@ -165,6 +172,9 @@ def _read_condensed(path: Path, known: Sequence[str]) -> RecordedSpace:
         first_launch_s=header["first_launch_s"],
         facts=facts,
         problems=problems,
+        recorded_at=checked_text(header.get("time", "")),
+        command=checked_text(header.get("command", "")),
+        versions={checked_text(k): checked_text(v) for k, v in header.get("versions", {}).items()},
     )
 
 

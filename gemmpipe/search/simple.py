@@ -40,6 +40,15 @@ class RungLadder:
         self.launches = config.first_launches
         self._timed: list[tuple[float, Candidate]] = []
 
+    @staticmethod
+    def expected_trials(config: HalvingConfig, entered: int, keep: int) -> int:
+        """The trials of all rungs if this many candidates enter the first, and none is pruned by `cutoff`."""
+        total, launches = entered, config.first_launches
+        while entered > keep and (launches := round(launches / config.keep_fraction)) <= config.max_launches:
+            entered = max(keep, int(entered * config.keep_fraction))
+            total += entered
+        return total
+
     def take(self, trials: Sequence[Trial]) -> None:
         """Add results of the current rung; failures are pruned."""
         self._timed += [(t.time_us, t.candidate) for t in trials if t.time_us is not None]
@@ -143,6 +152,9 @@ class Halving(Search):
         ]
         return HalvingSession(requests, ladder)
 
+    def expected_trials(self, candidates: int, keep: int) -> int:
+        return RungLadder.expected_trials(self.rungs, candidates, keep)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Random(Search):
@@ -162,12 +174,21 @@ class Random(Search):
         others = [c for c in search_problem.candidates if c not in given]
         # Seeded by the problem's id, so that a resumed run draws the same candidates.
         order = random.Random(f"{self.seed} {search_problem.problem.id}").sample(others, len(others))
-        wanted = max(self.min_trials, round(self.trial_fraction * len(search_problem.candidates)))
+        wanted = expected_entries(len(search_problem.candidates), self.trial_fraction, self.min_trials)
         ladder = RungLadder(self.rungs, search_problem.keep)
         chosen = [*given, *order[: max(0, wanted - len(given))]]
         return HalvingSession(
             [TrialRequest(candidate=c, launches=ladder.launches, first_rung=True) for c in chosen], ladder
         )
+
+    def expected_trials(self, candidates: int, keep: int) -> int:
+        entered = expected_entries(candidates, self.trial_fraction, self.min_trials)
+        return RungLadder.expected_trials(self.rungs, entered, keep)
+
+
+def expected_entries(candidates: int, trial_fraction: float, min_trials: int) -> int:
+    """The number of candidates that a search by `trial_fraction` times, of this many."""
+    return min(candidates, max(min_trials, round(trial_fraction * candidates)))
 
 
 def check_trial_fraction(trial_fraction: float, min_trials: int) -> None:

@@ -5,8 +5,8 @@
 """
 
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -44,6 +44,8 @@ class SimulatedRun:
     """The winner of the finals among the best candidates of the search."""
     evaluations: int
     """Candidates timed, failures included."""
+    finals_us: Mapping[Candidate, tuple[float, ...]] = field(default_factory=dict)
+    """Samples of the finals, one per round."""
 
 
 class SimulatedBench:
@@ -58,6 +60,7 @@ class SimulatedBench:
         self._seen: set[Candidate] = set()
         self._built: set[str] = set()
         self.at_s = 0.0
+        self.observe: Callable[[Trial], None] | None = None
 
     @property
     def evaluations(self) -> int:
@@ -69,7 +72,10 @@ class SimulatedBench:
         self._built |= builds
         # The slots are shared with other problems' builds: a build costs its share of them.
         self.at_s += sum(self._recording.facts[b].compile_s for b in builds) / self._slots
-        return self._run(request)
+        trial = self._run(request)
+        if self.observe is not None:
+            self.observe(trial)
+        return trial
 
     def _run(self, request: TrialRequest) -> Trial:
         outcome = self._outcomes[request.candidate]
@@ -139,16 +145,18 @@ class _Simulation:
     def result(self, outcomes: Mapping[Candidate, Outcome], rounds: int, rng: random.Random) -> SimulatedRun:
         """Simulate the finals: a sample averages many launches, so it is the median of a bootstrap of the record."""
         finalists = self._ranked()[: self.search_problem.keep]
-        times = {}
+        times, finals = {}, {}
         for candidate in finalists:
             samples = outcomes[candidate].samples_us
             medians = [median(rng.choices(samples, k=len(samples))) for _ in range(rounds)]
             times[candidate] = sum(medians) / rounds
+            finals[candidate] = tuple(medians)
         return SimulatedRun(
             problem=self.search_problem.problem,
             trace=self._trace,
             chosen=min(times, key=lambda c: (times[c], c.id)) if times else None,
             evaluations=self.bench.evaluations,
+            finals_us=finals,
         )
 
 
@@ -175,8 +183,12 @@ def simulate(
     history: History,
     terms: ReplayConfig,
     seed: int,
+    observe: Callable[[Trial, float], None] | None = None,
 ) -> list[SimulatedRun]:
-    """Run the search on these problems interleaved, as in a run: they share builds and `history`."""
+    """Run the search on these problems interleaved, as in a run: they share builds and `history`.
+
+    `observe` is called with every trial and the simulated seconds of all problems at its end.
+    """
     rng = random.Random(seed)
     history.facts |= recording.facts if not history.facts else {}
     simulations = []
@@ -196,11 +208,20 @@ def simulate(
         )
         bench = SimulatedBench(recording, problem, terms.compile_slots, random.Random(rng.random()))
         simulations.append(_Simulation(bench, search.start(search_problem), search_problem, search.budget_trials))
+        if observe is not None:
+            bench.observe = _total_observer(observe, simulations)
     while not all(p.session.finished for p in simulations):
         for simulation in simulations:
             spent_s = sum(p.bench.at_s for p in simulations)  # one device times all problems
             simulation.step(in_time=search.budget_s is None or spent_s < search.budget_s)
     return [p.result(recording.problems[p.search_problem.problem], terms.rounds, rng) for p in simulations]
+
+
+def _total_observer(
+    observe: Callable[[Trial, float], None], simulations: Sequence[_Simulation]
+) -> Callable[[Trial], None]:
+    """An observer of one bench that adds the seconds of all: one device times all problems."""
+    return lambda trial: observe(trial, sum(simulation.bench.at_s for simulation in simulations))
 
 
 def random_best(times: Sequence[float]) -> Array:

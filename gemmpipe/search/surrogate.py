@@ -19,7 +19,13 @@ from gemmpipe.search import Search, SearchProblem, SearchSession, TrialRequest
 from gemmpipe.search.features import Array, FeatureCache, FeatureEncoder, FeatureMatrix
 from gemmpipe.search.history import ProblemHistory
 from gemmpipe.search.neighbors import NeighborIndex
-from gemmpipe.search.simple import BatchSession, HalvingConfig, RungLadder, check_trial_fraction
+from gemmpipe.search.simple import (
+    BatchSession,
+    HalvingConfig,
+    RungLadder,
+    check_trial_fraction,
+    expected_entries,
+)
 
 _MAX_ROWS_PER_PROBLEM = 48  # of one other problem: its fastest, and a sample of the rest
 _FASTEST_ROWS = 32
@@ -144,6 +150,10 @@ class SurrogateSearch(Search):
     def start(self, search_problem: SearchProblem) -> SearchSession:
         return SurrogateSession(self, search_problem)
 
+    def expected_trials(self, candidates: int, keep: int) -> int:
+        entered = expected_entries(candidates, self.trial_fraction, self.min_trials)
+        return RungLadder.expected_trials(self.rungs, entered, keep)
+
     @abstractmethod
     def acquisition(self, data: TrainingSet, pool: FeatureMatrix, columns: int) -> Array:
         """A score per row of `pool`, lowest first to be timed; `columns`: knob columns of `FeatureMatrix.padded`."""
@@ -160,9 +170,7 @@ class SurrogateSession(BatchSession):
         self._search, self._search_problem = search, search_problem
         self._candidates = list(search_problem.candidates)
         self._index = {c: i for i, c in enumerate(self._candidates)}
-        self._max_trials = min(
-            len(self._candidates), max(search.min_trials, round(search.trial_fraction * len(self._candidates)))
-        )
+        self._max_trials = expected_entries(len(self._candidates), search.trial_fraction, search.min_trials)
         self._max_seeds = min(search.seeds, -(-self._max_trials // 3))
         spread = self._max_trials - self._max_seeds - search.neighbor_steps
         self._batch = max(_MIN_BATCH, -(-spread // search.steps))

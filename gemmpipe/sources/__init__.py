@@ -4,9 +4,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import ClassVar
 
 from gemmpipe.core.data import Problem
 from gemmpipe.core.errors import UserError, one_letter_apart, suggest_or_list
+from gemmpipe.engines.launch import ServerArguments
 from gemmpipe.family import Family, KernelDefaults, load_family, shipped_families
 from gemmpipe.sources.products import UNSUPPORTED
 from gemmpipe.tables.file_names import family_of_file_name
@@ -14,6 +16,9 @@ from gemmpipe.tables.file_names import family_of_file_name
 
 class Source(ABC):
     """A provider of problems; constructing it reads nothing."""
+
+    counts_calls: ClassVar[bool] = False
+    """True if weights are numbers of calls that a program made, so that their sums are times of that program."""
 
     @abstractmethod
     def problems(self, family: Family, defaults: KernelDefaults, gfx: str) -> list[Problem]:
@@ -26,6 +31,10 @@ class Source(ABC):
     def recorded_us(self, family: Family, defaults: KernelDefaults, gfx: str) -> Mapping[str, float]:
         """Problem id -> the total time (us) of all its calls, where the source has it."""
         return {}
+
+    def server(self) -> ServerArguments | None:
+        """The server that the problems are for, if they are those of one."""
+        return None
 
 
 OPERATOR_COLUMNS = ("op", "layout")

@@ -4,17 +4,17 @@ TunableOp writes untuned products and results; engines and aiter log the shapes 
 """
 
 import re
-import zlib
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from gemmpipe.core.data import Problem, Scalar
 from gemmpipe.core.errors import UserError, quoted_repr
 from gemmpipe.core.files import named_files, read_cells
-from gemmpipe.core.jsonstream import open_text
+from gemmpipe.engines.server_log import log_lines
 from gemmpipe.family import Family, KernelDefaults, load_family, shipped_families
 from gemmpipe.family.problem import make_problem, merge_duplicates
 from gemmpipe.sources import Source
@@ -42,6 +42,7 @@ class RecordSource(Source):
 
     path: str | Sequence[str] | None
     rows_of: str | None
+    counts_calls: ClassVar[bool] = True
 
     _by_family: dict[str, list[RecordedProduct]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -200,10 +201,6 @@ def _scaled(operation: "re.Match[str]", rest: str) -> tuple[str, dict[str, Scala
     return "a8w8", {**values, "granularity": scales, "bias": bias}
 
 
-_MAX_BYTES = 1_000_000_000
-"""The largest log, in bytes."""
-_MAX_LINE = 1 << 16
-"""Characters of a line that are read at once."""
 _DIGITS = 20
 _CONFIG = re.compile(
     r"(?:E=(?P<expert>[0-9]{1,9}),)?N=(?P<N>[0-9]{1,9})(?:,K=(?P<K>[0-9]{1,9}))?,device_name=[^,/\s'\"]{1,200}"
@@ -242,7 +239,7 @@ class LogShapes(RecordSource):
         """The untuned products in one log. Raises UserError for a line of these kinds that is malformed."""
         found: dict[object, RecordedProduct] = {}
         tables = {load_family(name).csv_name: name for name in shipped_families()}
-        for number, line in _lines(path):
+        for number, line in log_lines(path):
             if len(line) < 8:
                 continue
             where = f"{path}:{number}"
@@ -342,20 +339,3 @@ def _experts(line: str, where: str) -> Iterator[RecordedProduct]:
     yield RecordedProduct(
         family="fmoe", values=dict(zip(_EXPERT_KEY, values[-len(_EXPERT_KEY) :], strict=True)), where=where
     )
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """(number, text) of a log's lines, compressed or not; undecodable bytes are replaced."""
-    large = UserError(f"{path}: larger than {_MAX_BYTES:,} bytes, expected a server's log; cut it to its new part")
-    try:
-        if path.is_file() and path.stat().st_size > _MAX_BYTES:
-            raise large
-        with open_text(path, errors="replace") as stream:
-            number = total = 0
-            while line := stream.readline(_MAX_LINE):
-                number, total = number + 1, total + len(line)
-                if total > _MAX_BYTES:  # of a compressed log
-                    raise large
-                yield number, line
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path}: cannot be read: {error}") from None

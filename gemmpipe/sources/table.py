@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from gemmpipe.core.data import Problem
 from gemmpipe.core.errors import NotComputed, UserError
@@ -27,6 +28,7 @@ class CsvShapes(Source):
     path: str | Sequence[str] | None
     rows_of: str | None
     skip_bad_rows: bool = False
+    counts_calls: ClassVar[bool] = True  # with a column of weights
 
     _refused: list[UserError] = field(default_factory=list, init=False, repr=False, compare=False)
     _other_families: Counter[str] = field(default_factory=Counter, init=False, repr=False, compare=False)

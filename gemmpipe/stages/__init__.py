@@ -11,6 +11,7 @@ from gemmpipe.core.events import Events, TimeAccount
 from gemmpipe.core.renamed import accept_old_methods, renamed_members
 from gemmpipe.executors import Pool
 from gemmpipe.family import Family, Implementation, KernelDefaults
+from gemmpipe.family.roofline import Roofline
 from gemmpipe.family.space import Space
 from gemmpipe.formats import Format
 from gemmpipe.journal import Journal, Record
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from gemmpipe.backends.engine import EngineImplementation
+    from gemmpipe.stages.cpu_budget import CpuBudget
     from gemmpipe.stages.screen.search_pool import SearchContext, SearchPool
 
 
@@ -37,6 +39,8 @@ class EngineTarget:
     """The engine's own configuration files, or folders of them."""
     extra_key_pct: float = 0.0
     """An M between the tuned ones gets a key of its own where the nearest key's entry is slower by more than this."""
+    exact_from: int | None = None
+    """From this M on it gets one where the nearest key's entry is slower at all; None: never."""
 
     @property
     def finals(self) -> str:
@@ -96,6 +100,8 @@ class Context:
     implementations: tuple[Implementation, ...]
     incumbents: Mapping[str, tuple[Candidate, ...]]
     """By problem id: the choices of the output table."""
+    rooflines: Mapping[str, Roofline] = field(default_factory=dict)
+    """By architecture, as configured; without an entry there is no floor."""
     policy: str
     """How times are taken, as the tables store it; times of different policies are not compared."""
     journal: Journal
@@ -123,6 +129,10 @@ class Context:
     """Seconds that stages report for the manifest."""
     unsolved: list[str] = field(default_factory=list)
     """Ids of problems without a valid candidate, or with a recorded one that is stale."""
+    cpu_budget: "CpuBudget | None" = None
+    """The time budget for stages on a CPU, if the run has one."""
+    left: list[str] = field(default_factory=list)
+    """Ids of problems that this budget left for the next run."""
     undecided: list[str] = field(default_factory=list)
     """Ids of problems with a search that the budget ended before a valid candidate was found."""
     table: Path | None = None
@@ -135,8 +145,8 @@ class Context:
     """The user's folders of Python modules, for processes that a stage starts."""
     reproduce_args: tuple[str, ...] = ()
     """Arguments that choose the kernel, backends, devices and the user's folder, for commands that a stage prints."""
-    gated: list[str] = field(default_factory=list)
-    """Lines about faster candidates that take more weight memory than the user allows."""
+    already_tuned: list[Problem] = field(default_factory=list)
+    """Problems of the source that the output has rows of."""
     final_lines: list[str] = field(default_factory=list)
     """Lines that a stage prints at the end of the run, for stages that accumulate all batches."""
 
@@ -220,6 +230,8 @@ class Stage(ABC):
     """Keys at the root of the configuration that only this stage reads: `table`, `inputs`, `target`."""
     per_problem: ClassVar[bool] = False
     """True if it only serves finals of all candidates; skipped where no format needs these."""
+    begins_cpu_budget: ClassVar[bool] = False
+    """True if `cpu_budget_s` limits it and the device stages after it."""
     accumulates: ClassVar[tuple[str, ...]] = ()
     """Tables that it gets with the rows of all batches so far; the tables that it gives then cover all of them too."""
 
@@ -230,6 +242,10 @@ class Stage(ABC):
     def check(self, context: Context) -> None:
         """Raises UserError for an error that is known before anything runs."""
         return
+
+    def usual_s(self, device: Device) -> float:
+        """Its usual seconds per problem and device, for the estimate of a run's end; 0: too short to count."""
+        return 0.0
 
     @abstractmethod
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":

@@ -1,16 +1,15 @@
 """The bench stage: checks the shortlist against the reference and times it in interleaved rounds (the finals)."""
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
-
-import numpy as np
 
 from gemmpipe.bench.finals import FinalsJob
 from gemmpipe.bench.jobs import Job
 from gemmpipe.bench.timer import Timer
-from gemmpipe.core.data import Candidate, Problem, Status, Trial
+from gemmpipe.core.data import Candidate, Device, Problem, Status, Trial
+from gemmpipe.core.errors import check_at_least
 from gemmpipe.core.events import counted
 from gemmpipe.executors import BuildResult, JobResult, drain_on_interrupt
 from gemmpipe.stages import POLL_S, Context, Stage
@@ -21,12 +20,19 @@ from gemmpipe.stages.rows import candidate_of, trial_frame
 if TYPE_CHECKING:
     import pandas as pd
 
+_GPU_CHECK_S, _CPU_CHECK_S, _MIN_SAMPLE_US, _USUAL_ROUNDS = 0.004, 0.1, 500.0, 8
+"""For the estimate of the time left: a finalist's check, the shortest sample, and the rounds that most run."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bench(Stage):
-    """The finals; a candidate passes when its error ratio is strictly below `err_ratio`."""
+    """The finals; a candidate passes when its error ratio is strictly below `err_ratio`.
+
+    Rows timed on a CPU while other processes use more than `max_foreign_pct` of its cores are those of a shared device.
+    """
 
     err_ratio: float
+    max_foreign_pct: float | None
     timer: Timer
 
     needs: ClassVar[tuple[str, ...]] = ("problems", "shortlist")
@@ -38,8 +44,15 @@ class Bench(Stage):
         if not 0 < self.err_ratio <= 1:
             raise ValueError(f"err_ratio={self.err_ratio:g}, expected above 0 and at most 1")
 
+        check_at_least(0, max_foreign_pct=self.max_foreign_pct)
+
+    def usual_s(self, device: Device) -> float:
+        """12.4 s for 72 products with 30 rounds (H200, 2026-11-22); on a CPU checks take longer than rounds."""
+        return 0.6 if device.kind == "cpu" else 0.05 + 0.004 * self.timer.rounds
+
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """Returns the trials of the finals; screening trials of other candidates stay in the table."""
+        import numpy as np
         import pandas as pd
 
         trials = self._finals(tables["shortlist"], context)
@@ -64,7 +77,8 @@ class Bench(Stage):
         progress = _FinalsProgress(context)
         jobs = [progress.start(self._job(p, by_problem.get(p.id, []), context.finals)) for p in context.problems]
         total = len(jobs)
-        context.events.emit("stage", "bench", total=total)
+        context.events.emit("stage", "bench", total=total, unit="problems")
+        estimate = _FinalsWork(by_problem, progress.pending, self.timer, context.device)
         queue: list[Job] = list(
             _with_compiled_builds([job for job in jobs if job is not None], ready, progress, context)
         )
@@ -75,8 +89,16 @@ class Bench(Stage):
                 dispatch_jobs(queue, context)
                 for message in context.pool.poll(POLL_S):
                     progress.receive(message)
+                _leave_late(queue, progress, context)
                 context.check()
-                context.events.emit("progress", done=total - len(progress.pending))
+                now = next((p for p in context.problems if p.id in progress.pending), None)
+                context.events.emit(
+                    "progress",
+                    context.family.size_text(now) if now is not None else "",
+                    done=total - len(progress.pending),
+                    total=total,
+                    share=estimate.share(progress.pending),
+                )
         return progress.trials
 
     def _job(self, problem: Problem, rows: Sequence[Mapping[Hashable, object]], stage: str) -> FinalsJob:
@@ -90,7 +112,19 @@ class Bench(Stage):
             unchecked=frozenset(c for c, role in roles.items() if role == "unlike"),
             timer=self.timer,
             err_ratio=self.err_ratio,
+            max_foreign_pct=self.max_foreign_pct,
         )
+
+
+def _leave_late(queue: MutableSequence[Job], progress: "_FinalsProgress", context: Context) -> None:
+    """Removes the jobs that have not begun at the end of a budget for a CPU."""
+    budget = context.cpu_budget
+    if budget is None or budget.remaining_s > 0:
+        return
+    for job in queue:
+        budget.left.add(job.problem.id)
+        del progress.pending[job.problem.id]
+    queue.clear()
 
 
 class _FinalsProgress:
@@ -143,6 +177,35 @@ class _FinalsProgress:
 
     def _write_done(self, problem: Problem) -> None:
         self._context.journal.write("done", stage=self._context.finals, problem=problem.id)
+
+
+class _FinalsWork:
+    """The share of the finals that is done, by the time that screening lets expect."""
+
+    def __init__(
+        self,
+        rows: Mapping[str, Sequence[Mapping[Hashable, object]]],
+        pending: Mapping[str, Collection[Candidate]],
+        timer: Timer,
+        device: Device,
+    ) -> None:
+        """`rows`: the finalists of the shortlist, by problem id; `pending`: those without a trial."""
+        self._costs_s = {
+            problem: sum(_finalist_s(row["us"], timer, device) for row in rows[problem]) for problem in pending
+        }
+        self._total_s = sum(self._costs_s.values())
+
+    def share(self, pending: Collection[str]) -> float | None:
+        left_s = sum(self._costs_s[problem] for problem in pending)
+        return 1 - left_s / self._total_s if self._total_s else None
+
+
+def _finalist_s(us: object, timer: Timer, device: Device) -> float:
+    """The time of a finalist in seconds: its check, and the rounds that most stay in the race."""
+    time_us = float(us) if isinstance(us, int | float) and us == us else 0.0
+    rounds = min(_USUAL_ROUNDS, timer.rounds_for(max(time_us, _MIN_SAMPLE_US), 1))
+    check_s = _CPU_CHECK_S if device.kind == "cpu" else _GPU_CHECK_S
+    return check_s + rounds * max(time_us, _MIN_SAMPLE_US) / 1e6
 
 
 def _with_compiled_builds(

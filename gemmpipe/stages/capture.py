@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.core.data import Problem
 from gemmpipe.core.events import counted
+from gemmpipe.family.roofline import roofline_or_reference
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.history import native_tables
 from gemmpipe.stages.rows import problem_frame
 from gemmpipe.stages.workload import covering_problems
 from gemmpipe.tables import store
-from gemmpipe.tables.merge import SHARED_GPU, RowKey, is_provisional, row_key
+from gemmpipe.tables.merge import CUT_SHORT, SHARED_CPU, SHARED_GPU, RowKey, is_provisional, row_key
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,6 +46,7 @@ class Capture(Stage):
             for p in found
             if self.include_tuned or context.retune or p.id in mine or (*device, *(v for _, v in p.key)) not in known
         ]
+        context.already_tuned[:] = sorted(set(found) - set(fresh), key=found.index)
         products = len({problem.shape_group for problem in found})
         dropped = len(found) - len(fresh)
         context.events.emit(
@@ -62,7 +64,9 @@ class Capture(Stage):
         if self.cover_pct == 100:
             return found
         recorded_us = context.source.recorded_us(context.family, context.defaults, context.device.gfx)
-        kept, pct = covering_problems(found, context.family, recorded_us, self.cover_pct)
+        gfx = context.device.gfx
+        roofline = context.rooflines.get(gfx) or roofline_or_reference(gfx)
+        kept, pct = covering_problems(found, context.family, recorded_us, self.cover_pct, roofline)
         how = "as recorded" if all(problem.id in recorded_us for problem in found) else "estimated from sizes"
         share = f"{len(kept)} of {len(found)} problems make up {pct:.1f} % of the time, {how}"
         text = f"capture: {share}; the remaining problems are skipped"
@@ -88,7 +92,10 @@ def tuned_keys(context: Context) -> set[RowKey]:
 def _is_retuned(policy: object, context: Context) -> bool:
     """True for rows to tune again: provisional ones, except that a run on a shared device does not replace such times.
 
-    A run with the device to itself replaces times from a shared device, and continues searches that were cut short.
+    A run with the device to itself replaces times of `device.shared=true` and from a shared GPU, and continues searches
+    that were cut short. Times from a CPU that others used stay, since most CPUs are in use at any time: `retune=true`
+    replaces them.
     """
     keeps = context.device.shared and SHARED_GPU in str(policy)
-    return is_provisional(policy) and not keeps
+    on_shared_cpu = SHARED_CPU in str(policy) and CUT_SHORT not in str(policy)
+    return is_provisional(policy) and not keeps and not on_shared_cpu

@@ -14,8 +14,9 @@ _QUEUE_DEPTH = 2  # jobs per worker: the running one, and the next so that it ne
 
 def dispatch_jobs(queue: MutableSequence[Job], context: Context) -> None:
     """Submits the next jobs to the workers of their problems, or assigns a free worker; removes them from the queue."""
+    depth = _QUEUE_DEPTH if context.cpu_budget is None else 1  # a job that is sent runs, also after the budget
     for worker in range(len(context.pool.devices)):
-        while context.pool.backlog(worker) < _QUEUE_DEPTH:
+        while context.pool.backlog(worker) < depth:
             job = next((j for j in queue if context.worker_of(j.problem.id) in (worker, None)), None)
             if job is None:
                 break

@@ -17,7 +17,7 @@ from gemmpipe.journal import Record
 from gemmpipe.search.history import History
 from gemmpipe.stages.rows import candidate_of
 from gemmpipe.tables import store
-from gemmpipe.tables.merge import CUT_SHORT
+from gemmpipe.tables.merge import CUT_SHORT, RowPreference, rows_by_key
 
 _STAGE = "screen"
 _SAME_VERSIONS = ("python", "torch", "triton", "cuda", "hip")
@@ -107,12 +107,13 @@ def add_table_winners(history: History, tables: Sequence[Path], family: Family, 
     """Adds the choices of tuned tables for this architecture: a search on a near problem starts with them."""
     defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
     for path in tables:
-        for row in store.read(path, family) if path.is_file() else ():
-            if row.get("gfx") == device.gfx and row.get("config"):
-                key = {c.name: row[c.name] for c in family.key_columns}
+        rows = [row for row in (store.read(path, family) if path.is_file() else ()) if row.get("config")]
+        for best, *_ in rows_by_key(rows, family, RowPreference(device=device.name)).values():
+            if best["gfx"] == device.gfx:
+                key = {c.name: best[c.name] for c in family.key_columns}
                 problem: Problem = make_problem(family, key, defaults, device.gfx, str(path))
                 known = history.add_problem(problem, family.spec(problem))
-                known.winner = candidate_of(str(row["libtype"]), str(row["config"]))
+                known.winner = candidate_of(str(best["libtype"]), str(best["config"]))
 
 
 def native_tables(family: Family, output: Path, formats: Iterable[Format]) -> list[Path]:
@@ -128,12 +129,12 @@ def incumbents_of(
     Raises UserError for a broken table.
     """
     tables = [path for path in native_tables(family, output, formats) if path.is_file()]
-    rows = [row for path in tables for row in store.read(path, family)]
+    rows = [row for path in tables for row in store.read(path, family) if row.get("config")]
     found: dict[str, tuple[Candidate, ...]] = {}
-    for row in rows:
-        if (row["gfx"], row["cu_num"]) != (device.gfx, device.cu_num) or not row.get("config"):
+    for best, *_ in rows_by_key(rows, family, RowPreference(device=device.name)).values():
+        if (best["gfx"], best["cu_num"]) != (device.gfx, device.cu_num):
             continue
-        key = tuple((c.name, row[c.name]) for c in family.key_columns)
-        candidate = candidate_of(str(row["libtype"]), str(row["config"]))
+        key = tuple((c.name, best[c.name]) for c in family.key_columns)
+        candidate = candidate_of(str(best["libtype"]), str(best["config"]))
         found[family.problem(key).id] = (candidate,)
     return found

@@ -9,8 +9,10 @@ from gemmpipe.backends.engine import EngineBackend, EngineImplementation
 from gemmpipe.bench.timer import paired_ratio
 from gemmpipe.core.data import TIMED, Candidate, Device, Knobs, Problem, Scalar
 from gemmpipe.core.errors import UserError, check_at_least, suggest_or_list
+from gemmpipe.engines.launch import DENSE, EXPERTS
+from gemmpipe.engines.packages import ENGINES, SGLANG, VLLM
 from gemmpipe.family.problem import make_problem, merge_duplicates
-from gemmpipe.formats.engine_filenames import DENSE, ENGINES, EXPERTS, SGLANG, VLLM, EngineFileName
+from gemmpipe.formats.engine_filenames import EngineFileName
 from gemmpipe.formats.engine_json import EngineJson, Sglang, Vllm
 from gemmpipe.formats.engine_knobs import check_entry
 from gemmpipe.formats.engine_lint import LintedFile, findings_of, lint

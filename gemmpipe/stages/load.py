@@ -23,9 +23,9 @@ from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.history import native_tables
 from gemmpipe.stages.rows import problem_frame, untimed_row
 from gemmpipe.stages.screen.candidates import CandidateFilter
-from gemmpipe.tables.merge import Row
+from gemmpipe.tables.merge import Row, is_timed
 from gemmpipe.tables.recorded import UnusableRow, candidate_of_row, libtype_of
-from gemmpipe.tables.store import ParsedTable, is_timed, parse_table
+from gemmpipe.tables.store import ParsedTable, parse_table
 from gemmpipe.tables.tunableop import is_results, read_results, tuned_gfx
 from gemmpipe.tables.unite import TableEntry, entries_of
 

@@ -1,15 +1,19 @@
 """The merge stage: writes selections into the artifacts that engines load."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.core.data import Scalar
 from gemmpipe.core.errors import UserError, suggest_or_list
+from gemmpipe.core.paths import tables_variable
+from gemmpipe.engines.launch import ServerArguments, plugin_lines, plugin_switch, use_lines
 from gemmpipe.formats import Format, Target
+from gemmpipe.formats.engine_filenames import kinds_of_files
 from gemmpipe.stages import Context, Stage
-from gemmpipe.tables.merge import Row
+from gemmpipe.tables.merge import Row, RowPreference
 from gemmpipe.tables.recorded import kernel_changed
-from gemmpipe.tables.unite import RowPreference
 from gemmpipe.templates.params import CLUSTER_SIZE, CTAS_PER_SM, SWAP_AB, TILED_AXES
 
 if TYPE_CHECKING:
@@ -62,6 +66,9 @@ class Merge(Stage):
             for path in paths:
                 context.events.emit("line", f"merge: {name}: {path}")
                 written.append({"format": name, "file": str(path)})
+            for line in _use_lines(name, each, paths, context):
+                if line not in context.final_lines:  # of an earlier batch
+                    context.final_lines.append(line)
         return {"artifacts": pd.DataFrame(written, columns=["format", "file"])}
 
 
@@ -73,8 +80,27 @@ def _why_nothing(mine: "pd.DataFrame", name: str, form: Format, context: Context
     if not form.buckets(context.family, mine[context.family.rows_column].astype(int).tolist()):
         return f": it has no file for products of {context.family.name}"
     if context.inputs:  # times of single Ms: not enough for a choice over a range
+        if form.engine() is not None:
+            return (
+                f": tables hold no times of {name}'s own function; 'gemmpipe export RUN {name}' writes those of a run"
+            )
         return ": tables hold no selections for ranges of M; these need a run that times candidates (tune)"
     return ": no range of M has a selection for it"
+
+
+def _use_lines(name: str, form: Format, paths: Sequence[Path], context: Context) -> list[str]:
+    """How a server uses the files of an engine's format; or the table, if the problems are those of a server."""
+    server = context.source.server()
+    if not paths:
+        return []
+    if form.engine() is not None:
+        mine = server if server is not None and server.engine == name else ServerArguments(engine=name)
+        return use_lines(mine, kinds_of_files(name, paths), context.output / name, None)
+    table = form.table(context.family, context.output)
+    if server is None or table is None or table not in paths:
+        return []
+    columns = [column.name for column in context.family.key_columns]
+    return plugin_lines(server, tables_variable(context.family.name), table.absolute(), plugin_switch(columns))
 
 
 class _KernelChanges:

@@ -42,11 +42,12 @@ class Prebuild(Stage):
         from gemmpipe.core.schema import BUILDS
 
         plans = self._plans(tables["selections"], context)
-        context.events.emit("stage", "prebuild", total=sum(len(plan.builds) for plan in plans))
+        total = sum(len(plan.builds) for plan in plans)
+        context.events.emit("stage", "prebuild", total=total, unit="kernels")
         rows: list[dict[str, object]] = []
         selections, shortlist = tables["selections"].copy(), tables["shortlist"]
         for plan in plans:
-            facts = dict(self._compile(plan, context))
+            facts = dict(self._compile(plan, len(rows), total, context))
             rows += [_row(plan, build, facts[build.id]) for build in plan.builds.values()]
             _report(plan, facts, context)
             for build, problems in plan.needed_by.items():
@@ -76,8 +77,10 @@ class Prebuild(Stage):
             plans[winner.device.gfx].add(winner)
         return list(plans.values())
 
-    def _compile(self, plan: "_ArchBuilds", context: Context) -> Iterator[tuple[str, BuildFacts]]:
-        """Yields (build id, facts) as compilers finish.
+    def _compile(
+        self, plan: "_ArchBuilds", before: int, total: int, context: Context
+    ) -> Iterator[tuple[str, BuildFacts]]:
+        """Yields (build id, facts) as compilers finish; `before` of the stage's `total` builds are finished.
 
         Raises Interrupted when the user asked to stop, EnvironmentProblem when the cache cannot be written.
         """
@@ -100,7 +103,10 @@ class Prebuild(Stage):
                     facts = replace(message.facts, error=error)
                     context.journal.build(message.build.id, facts)
                     yield message.build.id, facts
-                context.events.emit("progress", done=done)
+                left = len(plan.builds) - done
+                running = min(slots, left) / 2 if done else 0.0  # each is halfway, on average
+                share = (before + done + running) / total
+                context.events.emit("progress", plan.device.gfx, done=before + done, total=total, share=share)
         finally:
             pool.close(kill=done < len(plan.builds))
 

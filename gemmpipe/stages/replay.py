@@ -49,7 +49,7 @@ class Replay(Stage):
         rows: list[dict[str, object]] = []
         recordings = search.recordings(context.family.module)
         groups = [(recording, group) for recording in recordings for group in groups_of(recording)]
-        context.events.emit("stage", "replay", total=len(groups))
+        context.events.emit("stage", "replay", total=len(groups), unit="problems")
         for done, (recording, group) in enumerate(groups):
             context.check()
             rows += replay_group(search, recording, group, self.keep)

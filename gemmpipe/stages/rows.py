@@ -5,8 +5,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import pandas as pd
-
 from gemmpipe.core import schema
 from gemmpipe.core.data import Candidate, Problem, Status, Trial, canonical_json
 from gemmpipe.core.errors import UserError, quoted_repr, shortened
@@ -26,14 +24,16 @@ if TYPE_CHECKING:
     from gemmpipe.stages import EngineTarget
 
 
-def problem_frame(family: Family, problems: Iterable[Problem]) -> pd.DataFrame:
+def problem_frame(family: Family, problems: Iterable[Problem]) -> "pd.DataFrame":
     """The problems table."""
+    import pandas as pd
+
     keys = [c.name for c in family.key_columns]
     rows = [{"problem": p.id, **dict(p.key), "weight": p.weight, "layer": p.layer} for p in problems]
     return pd.DataFrame(rows, columns=["problem", *keys, "weight", "layer"])
 
 
-def problems_of(family: Family, frame: pd.DataFrame) -> list[Problem]:
+def problems_of(family: Family, frame: "pd.DataFrame") -> list[Problem]:
     """The problems of a problems table."""
     rows: list[Mapping[Hashable, object]] = frame.to_dict("records")  # type: ignore[assignment]
     return [
@@ -57,8 +57,10 @@ def config_text(candidate: Candidate) -> str:
     return canonical_json(candidate.knobs)
 
 
-def trial_frame(trials: Sequence[Trial], kernel_names: Mapping[str, str]) -> pd.DataFrame:
+def trial_frame(trials: Sequence[Trial], kernel_names: Mapping[str, str]) -> "pd.DataFrame":
     """The trials table; `kernel_names` by candidate id."""
+    import pandas as pd
+
     rows = []
     for trial in trials:
         samples = sorted(trial.samples_us)
@@ -89,7 +91,7 @@ TrialRow = Mapping[str, object]
 """A row of the trials table, by column."""
 
 
-def trials_by_candidate(trials: pd.DataFrame) -> dict[tuple[str, str], TrialRow]:
+def trials_by_candidate(trials: "pd.DataFrame") -> dict[tuple[str, str], TrialRow]:
     """The rows of a trials table by (problem id, candidate id)."""
     rows: list[TrialRow] = trials.to_dict("records")  # type: ignore[assignment]
     return {(str(row["problem"]), str(row["candidate"])): row for row in rows}
@@ -106,8 +108,10 @@ def row_samples_us(trial: TrialRow) -> tuple[float, ...]:
     return tuple(trial["samples_us"])  # type: ignore[arg-type]
 
 
-def excluded_frame(summaries: Sequence[CandidateSummary], kernel_names: Mapping[str, str]) -> pd.DataFrame:
+def excluded_frame(summaries: Sequence[CandidateSummary], kernel_names: Mapping[str, str]) -> "pd.DataFrame":
     """The trials table of excluded candidates, which were not tried."""
+    import pandas as pd
+
     columns = {name: [cell for s in summaries for cell in s.excluded[name]] for name in EXCLUDED_COLUMNS}
     frame = pd.DataFrame(dict.fromkeys(schema.TRIALS), index=range(len(columns["candidate"])), dtype=object)
     frame = frame.assign(**columns, stage="screen", launches=0, extra_weight_bytes=0, shared=False)
@@ -145,14 +149,16 @@ def candidate_of(libtype: str, config: str) -> Candidate:
     return Candidate.of(libtype, knobs)
 
 
-def empty_frame(name: str) -> pd.DataFrame:
+def empty_frame(name: str) -> "pd.DataFrame":
     """An empty `shortlist` or `trials` table."""
+    import pandas as pd
+
     return pd.DataFrame(columns=list({"shortlist": schema.SHORTLIST, "trials": schema.TRIALS}[name]))
 
 
 def record_frames(
     family: Family, record: Record, targets: Sequence["EngineTarget"] = (), *, per_problem: bool = True
-) -> dict[str, pd.DataFrame]:
+) -> "dict[str, pd.DataFrame]":
     """The problems with finals that an earlier run finished, and their trials, from its journal.
 
     The trials include the finals of `targets`, engines' functions, also at Ms between the problems'. Without finals of

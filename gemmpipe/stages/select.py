@@ -4,19 +4,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from gemmpipe.backends import library_backends
 from gemmpipe.core import schema
 from gemmpipe.core.data import Bucket, Candidate, Problem
 from gemmpipe.core.errors import UserError, check_at_least, suggest_or_list
 from gemmpipe.core.events import counted
 from gemmpipe.family import GemmSpec
 from gemmpipe.family.problem import shape_groups
-from gemmpipe.runtime.select import library_backends
 from gemmpipe.stages import FINALS, Context, Stage
 from gemmpipe.stages.engine.files import engine_rows
-from gemmpipe.stages.rows import config_text, report_unsolved
+from gemmpipe.stages.memory_options import memory_options
+from gemmpipe.stages.rows import report_unsolved
 from gemmpipe.stages.selection_rules import Finalist, Selection, SelectionRules, select_finalist
 from gemmpipe.stages.selections import base_row, comparison, finalists_of, policy
-from gemmpipe.tables.merge import SHARED_GPU
+from gemmpipe.tables.merge import shared_policy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,7 +35,7 @@ class Select(Stage):
     tie_pct: float
 
     needs: ClassVar[tuple[str, ...]] = ("problems", "trials")
-    gives: ClassVar[tuple[str, ...]] = ("selections",)
+    gives: ClassVar[tuple[str, ...]] = ("selections", "memory_options")
 
     def __post_init__(self) -> None:
         check_at_least(0, max_extra_weight_pct=self.max_extra_weight_pct, tie_pct=self.tie_pct)
@@ -51,19 +52,22 @@ class Select(Stage):
                 raise UserError(f"stages.select.prefer.{label}: no such backend{suggest_or_list(label, known)}")
 
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
-        """Returns the selections of the problems and of the formats' buckets."""
+        """Returns the selections of the problems and of the formats' buckets, and what more memory would gain."""
         import pandas as pd
 
         problems = context.problems
         finalists = finalists_of(tables["trials"], FINALS)
-        rows = []
+        rows: list[dict[str, object]] = []
+        options: list[dict[str, object]] = []
         for problem in problems if context.per_problem else ():
             passed = finalists.get(problem.id, [])
-            row = self._problem_row(problem, passed, context)
-            if row is None:
+            selection = self._choose(problem, passed, context)
+            if selection is None:
                 report_unsolved(problem, tables["trials"], len(passed), self.max_extra_weight_pct, context)
             else:
-                rows.append(row)
+                spec = context.family.spec(problem)
+                rows.append({**base_row(problem, spec, selection.chosen, context), **comparison(selection)})
+                options += memory_options(problem, weight_bytes(spec), passed, selection.chosen)
         for group in shape_groups(problems):
             rows += self._bucket_rows(sorted(group, key=lambda p: p.rows), finalists, context)
         rows += engine_rows(problems, tables["trials"], context)
@@ -72,54 +76,42 @@ class Select(Stage):
         solved = int((frame["format"] == "").sum())
         above = int((frame.loc[frame["format"] == "", "ratio"] > 1).sum())
         if context.per_problem:
-            context.events.emit(
-                "line", f"select: {solved} of {len(problems)} problems solved, {above} above the baseline's time"
-            )
+            kind = "detail" if solved == len(problems) else "line"  # the last screen has it too
+            text = f"select: {solved} of {len(problems)} problems solved, {above} above the baseline's time"
+            context.events.emit(kind, text)
         self._report_noise(frame, context)
         noisy = sum(_is_noisy(p20, p80) for p20, p80 in zip(frame["p20_us"], frame["p80_us"], strict=True))
         if noisy:
             text = f"{counted(noisy, 'selection')} with times that vary by >50 % between rounds; is the machine busy?"
             context.events.emit("detail", text)
-        return {"selections": frame}
+        return {"selections": frame, "memory_options": pd.DataFrame(options, columns=list(schema.MEMORY_OPTIONS))}
 
     def _report_noise(self, frame: "pd.DataFrame", context: Context) -> None:
         """Reports how reliable the selections are: times on a shared device, and timing noise."""
         own = frame[frame["format"] == ""]
-        shared = int(own["policy"].str.contains(SHARED_GPU, regex=False).sum())
-        if shared and SHARED_GPU not in context.policy:
-            context.events.emit(
-                "warning", f"another process used the device while {shared} selections were timed; they only fill gaps"
-            )
+        word = shared_policy(context.device.kind)
+        shared = int(own["policy"].str.contains(word, regex=False).sum())
+        if shared and word not in context.policy:
+            of_all = f"{shared} of {counted(len(own), 'selection')}"
+            user = "other processes used the CPU" if context.device.kind == "cpu" else "another process used the GPU"
+            context.events.emit("warning", f"{user} while {of_all} were timed; rows timed alone replace them ({word})")
         noise = own["noise_pct"].dropna()
         if len(noise):
             text = f"timing noise: {noise.median():.2f} % between selection and runner-up (median over problems)"
-            context.events.emit("line", f"{text}, {noise.quantile(0.99):.2f} % (p99)")
+            context.events.emit("detail", f"{text}, {noise.quantile(0.99):.2f} % (p99)")
 
-    def _problem_row(self, problem: Problem, passed: list[Finalist], context: Context) -> dict[str, object] | None:
+    def _choose(self, problem: Problem, passed: list[Finalist], context: Context) -> Selection | None:
+        """The choice among the finalists within the limit of memory; None if there are none."""
         spec = context.family.spec(problem)
         finalists = [f for f in passed if self._affordable(f, spec)]
         if not finalists:
             return None
         rules = SelectionRules(prefer=self.prefer, min_improvement_pct=self.min_improvement_pct, tie_pct=self.tie_pct)
         incumbents = context.incumbents.get(problem.id, ())
-        selection = select_finalist(finalists, context.family.baseline, incumbents, rules)
-        self._report_unaffordable(problem, spec, passed, selection, context)
-        return {**base_row(problem, spec, selection.chosen, context), **comparison(selection)}
+        return select_finalist(finalists, context.family.baseline, incumbents, rules)
 
     def _affordable(self, finalist: Finalist, spec: GemmSpec) -> bool:
         return finalist.extra_weight_bytes * 100 <= self.max_extra_weight_pct * weight_bytes(spec)
-
-    def _report_unaffordable(
-        self, problem: Problem, spec: GemmSpec, finalists: list[Finalist], selection: Selection, context: Context
-    ) -> None:
-        """Reports a faster finalist that takes more weight memory than allowed."""
-        best = min(finalists, key=lambda f: (f.time_us, f.candidate.id))
-        if not self._affordable(best, spec):
-            percent = 100 * best.extra_weight_bytes / weight_bytes(spec)
-            context.gated.append(
-                f"{problem.id}: {best.candidate.backend} {config_text(best.candidate)} takes {best.time_us:.1f} us"
-                f" instead of {selection.chosen.time_us:.1f}, with {percent:.0f} % more weight memory"
-            )
 
     def _bucket_rows(
         self, group: list[Problem], finalists: Mapping[str, list[Finalist]], context: Context

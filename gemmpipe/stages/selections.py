@@ -1,14 +1,14 @@
 """Rows of the selections table: the chosen candidate, its times, and its comparison with others."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING, Protocol
 
-from gemmpipe.core.data import TIMED, Problem, Status
-from gemmpipe.family import GemmSpec
-from gemmpipe.stages import Context
+from gemmpipe.core.data import TIMED, Device, Problem, Status
+from gemmpipe.family import Family, GemmSpec
 from gemmpipe.stages.rows import candidate_of, config_text, quantile
 from gemmpipe.stages.selection_rules import Finalist, Selection
-from gemmpipe.tables.merge import CUT_SHORT, SHARED_GPU
+from gemmpipe.tables.merge import CUT_SHORT, shared_policy
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,17 +34,32 @@ def finalists_of(trials: "pd.DataFrame", stage: str) -> dict[str, list[Finalist]
     return found
 
 
-def policy(problems: Iterable[Problem], finalist: Finalist, context: Context) -> str:
+class RowContext(Protocol):
+    """The facts of a run that its rows have: a `Context`, or those of a replay."""
+
+    @property
+    def family(self) -> Family: ...
+    @property
+    def device(self) -> Device: ...
+    @property
+    def run_id(self) -> str: ...
+    @property
+    def policy(self) -> str: ...
+    @property
+    def cut_short(self) -> AbstractSet[str]: ...
+
+
+def policy(problems: Iterable[Problem], finalist: Finalist, context: RowContext) -> str:
     """The row's policy; a shared device or a search cut short make it provisional: it only fills a gap."""
     parts = [context.policy]
-    if finalist.shared and SHARED_GPU not in context.policy:
-        parts.append(SHARED_GPU)
+    if finalist.shared and shared_policy(context.device.kind) not in context.policy:
+        parts.append(shared_policy(context.device.kind))
     if any(p.id in context.cut_short for p in problems):
         parts.append(CUT_SHORT)
     return " ".join(parts)
 
 
-def base_row(problem: Problem, spec: GemmSpec, finalist: Finalist, context: Context) -> dict[str, object]:
+def base_row(problem: Problem, spec: GemmSpec, finalist: Finalist, context: RowContext) -> dict[str, object]:
     """The cells of a problem, its chosen finalist, and its times."""
     ordered = sorted(finalist.samples_us)
     time_us = finalist.time_us
@@ -81,6 +96,7 @@ def comparison(selection: Selection) -> dict[str, object]:
     baseline, ratio = selection.baseline, selection.ratio
     return {
         "baseline": baseline.kernel_name if baseline else None,
+        "baseline_config": config_text(baseline.candidate) if baseline else None,
         "baseline_us": _rounded(baseline.time_us) if baseline else None,
         "ratio": _rounded(ratio.median) if ratio else None,
         "ratio_low": _rounded(ratio.low) if ratio else None,

@@ -260,7 +260,7 @@ def _run(jobs: list[CallJob], context: Context) -> dict[tuple[str, Candidate], l
             open_.discard((message.job.problem.id, (message.job.candidate,)))
             context.journal.write("done", stage=CALLED, problem=message.job.problem.id)
 
-    context.events.emit("stage", CALLED, total=total)
+    context.events.emit("stage", CALLED, total=total, unit="problems")
     with drain_on_interrupt(context.pool, receive):
         while open_:
             dispatch_jobs(queue, context)

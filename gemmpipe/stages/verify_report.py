@@ -2,7 +2,7 @@
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -10,9 +10,10 @@ from gemmpipe.bench.timer import PairedRatio, paired_ratio
 from gemmpipe.core import schema
 from gemmpipe.core.data import TIMED, Status
 from gemmpipe.core.errors import check_at_least
+from gemmpipe.core.events import counted
 from gemmpipe.stages import Context, Stage
 from gemmpipe.stages.rows import row_samples_us
-from gemmpipe.tables.merge import is_provisional
+from gemmpipe.tables.merge import SHARED_CPU, is_provisional
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -108,9 +109,10 @@ class VerifyReport(Stage):
         context.unsolved.extend([str(row["problem"]) for row in stale if row["problem"] not in context.unsolved])
         for row in stale[:_MOST_LINES]:
             context.events.emit("line", f"stale: {row['place']}: {row['problem']}: {row['reason']}")
-        context.events.emit(
-            "line", _summary(rows, self.max_drift_pct) + calls_summary(rows, self.max_call_overhead_pct)
-        )
+        most = None if context.device.kind == "cpu" else self.max_call_overhead_pct
+        context.events.emit("line", _summary(rows, self.max_drift_pct) + calls_summary(rows, most))
+        for line in _shared_lines(tables["selections"], finals):
+            context.events.emit("line", line)
         if stale:
             context.events.emit("line", f"verify: to tune these again: {_retune_command(stale, context)}")
         keys = [column.name for column in context.family.key_columns]
@@ -151,7 +153,9 @@ class VerifyReport(Stage):
         if not reason:
             verified = {**verified, "called_layout": call["layout"]}
             verified |= {name: call[name] for name in ("called_us", "called_ratio", "called_low", "called_high")}
-            reason = call_overhead(call, context.family.entry_point, self.max_call_overhead_pct)
+            # A CPU has no graphs: a call there contains the time of Python, which no tuning removes.
+            most = None if context.device.kind == "cpu" else self.max_call_overhead_pct
+            reason = call_overhead(call, context.family.entry_point, most)
         if not reason or verified["verdict"] == "stale":
             return verified
         return {**verified, "verdict": "stale", "reason": f"called: {reason}"}
@@ -169,6 +173,17 @@ class VerifyReport(Stage):
             return ""
         percent = 100 * (ratio.median - 1)
         return f"behind: {library['kernelName']} {library['config']} takes {library['us']:.2f} us, {percent:.1f} % less"
+
+
+def _shared_lines(recorded: "pd.DataFrame", finals: "pd.DataFrame") -> Iterator[str]:
+    """Lines about times taken while other processes used the cores: those of the table, and those of this run."""
+    rows = int(recorded["policy"].astype(str).str.contains(SHARED_CPU, regex=False).sum())
+    if rows:
+        text = f"verify: {rows} of {counted(len(recorded), 'row')} timed while other processes used the CPU"
+        yield f"{text} ({SHARED_CPU}): not compared with times now; retune=true on an idle machine replaces them"
+    now = int(finals.loc[finals["shared"].eq(True), "problem"].nunique())
+    if now:
+        yield f"verify: other processes used the device while {counted(now, 'problem')} of this run were timed"
 
 
 def _retune_command(stale: Sequence[Mapping[str, object]], context: Context) -> str:

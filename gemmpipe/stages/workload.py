@@ -6,33 +6,33 @@ from typing import TYPE_CHECKING
 
 from gemmpipe.core.data import Problem
 from gemmpipe.family import Family
+from gemmpipe.family.roofline import Roofline
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_BYTES_US = 4.8e6
-_FLOPS_US = {"bfloat16": 0.99e9, "float16": 0.99e9}
-_EIGHT_BIT_FLOPS_US = 1.98e9
 _MIN_US = 5.0
-"""Peaks of an H200 per us, and the time of its smallest kernels: other devices hardly change the shares."""
+"""The time of the smallest kernels of an H200: other devices hardly change the shares."""
 
 
-def estimate_us(family: Family, problem: Problem) -> float:
+def estimate_us(family: Family, problem: Problem, roofline: Roofline) -> float:
     """The time of one call in us by the roofline: bytes or operations at the peak rate, whichever takes longer."""
-    spec = family.spec(problem)
-    rate = _FLOPS_US.get(spec.w_dtype, _EIGHT_BIT_FLOPS_US)
-    return max(_MIN_US, family.bytes_moved(spec) / _BYTES_US, family.flops(spec) / rate)
+    return max(_MIN_US, roofline.bound_us(family, family.spec(problem)))
 
 
 def covering_problems(
-    problems: Sequence[Problem], family: Family, recorded_us: Mapping[str, float], cover_pct: float
+    problems: Sequence[Problem],
+    family: Family,
+    recorded_us: Mapping[str, float],
+    cover_pct: float,
+    roofline: Roofline,
 ) -> tuple[list[Problem], float]:
     """Returns the fewest problems that make up `cover_pct` of all calls' time, in their order, and their share in %.
 
     Times are the recorded ones where the source has them for every problem, else weight times estimate.
     """
     known = all(problem.id in recorded_us for problem in problems)
-    times = {p.id: recorded_us[p.id] if known else p.weight * estimate_us(family, p) for p in problems}
+    times = {p.id: recorded_us[p.id] if known else p.weight * estimate_us(family, p, roofline) for p in problems}
     total = sum(times.values())
     kept: set[str] = set()
     sum_us = 0.0

@@ -1,31 +1,39 @@
-"""The rows of a tuned table: merging of old and new ones with reasons, and the parsers of their cells by column."""
+"""The rule for which row of a tuned table's key is kept or used, and the merging of a run's rows into a table.
+
+`row_ranks` is the rule: the row with the greatest rank wins. Every place that chooses among rows of one key uses it:
+merges, the run time, incumbents, comparisons. A run's new rows are compared with old ones by the same criteria, except
+that times which cannot be compared are replaced by the new ones (`merge_rows`).
+"""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import NamedTuple
 
-from gemmpipe.core.data import ARCH_PATTERN, Scalar
-from gemmpipe.core.errors import UserError, quoted_repr
-from gemmpipe.core.files import is_formula, parse_object
+from gemmpipe.core.data import Scalar, is_plausible_time_us
 from gemmpipe.core.schema import RESULT
 from gemmpipe.family import Family
-from gemmpipe.family.problem import MAX_SIZE, parse_bounded_int, parse_int, parse_key_value, parse_name, parse_number
 
 Row = dict[str, Scalar]
 """A row of a tuned table: `gfx`, `cu_num`, the family's key, the result columns."""
 RowKey = tuple[Scalar, ...]
 
 SHARED_GPU = "shared_gpu"
-"""In the policy of a row that was timed while other work ran on the GPU."""
+"""In the policy of a row that was timed while other work ran on the GPU, or with `device.shared=true`."""
+SHARED_CPU = "shared_cpu"
+"""In the policy of a row that was timed while other processes used the cores."""
 CUT_SHORT = "cut_short"
 """In the policy of a row from a search that ended early."""
+
+REPLAYED = "replayed"
+"""In the policy of a row of a replay (gemmpipe demo): its time is of a recording, and no table takes it."""
 
 
 @lru_cache(maxsize=256)  # a table has many rows and few policies
 def is_provisional(policy: Scalar) -> bool:
-    """True if a row of this policy only fills a gap: a full row replaces it, and it is tuned again."""
-    return any(word in str(policy or "").split() for word in (SHARED_GPU, CUT_SHORT))
+    """True if a row of this policy only fills a gap: a full row replaces it."""
+    return any(word in str(policy or "").split() for word in (SHARED_GPU, SHARED_CPU, CUT_SHORT))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,13 +55,115 @@ def row_key(row: Mapping[str, Scalar], family: Family) -> RowKey:
     return (row["gfx"], row["cu_num"], *values)
 
 
+_KERNEL = ("libtype", "kernelName", "config")
+
+
+def _never(row: Row) -> bool:
+    return False
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowPreference:
+    """Preferences between rows that the rows themselves do not contain."""
+
+    device: str | None
+    """The device product to prefer where rows of several products share a key."""
+    is_stale: Callable[[Row], bool] = _never
+    """True if the source of a row's kernel has changed, which depends on the columns of `_KERNEL` alone. Where rows are
+    only used, those that cannot run are skipped."""
+    runs: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """The facts of each run in the sidecars."""
+
+    def with_runs(self, runs: Mapping[str, Mapping[str, object]]) -> "RowPreference":
+        """A copy with these runs."""
+        return replace(self, runs=runs)
+
+
+NO_PREFERENCE = RowPreference(device=None)
+
+
+class Rank(NamedTuple):
+    """The rank of a row among those of its key, the most important criterion first.
+
+    It does not depend on the other rows: merging all at once or one by one gives the same result. Times are compared
+    only if all criteria before them are equal, device and policy included.
+    """
+
+    timed: bool
+    full_policy: bool
+    current: bool
+    named_device: bool
+    device: str
+    has_policy: bool
+    policy: str
+    speed: float
+    completeness: int = 0
+    """The number of filled cells."""
+    texts: tuple[str, ...] = ()
+
+
+def row_ranks(rows: Sequence[Row], preference: RowPreference) -> list[Rank]:
+    """The rank of each row of one key; its cells, which are long, only where they decide."""
+    # Whether a kernel has changed requires its module, and Triton: not asked where it cannot decide.
+    kernels = {tuple(map(row.get, _KERNEL)) for row in rows}
+    known = preference if len(kernels) > 1 else replace(preference, is_stale=_never)
+    ranks = [_rank(row, known) for row in rows]
+    if len(set(ranks)) == len(ranks):
+        return ranks
+    return [_with_cells(rank, row) for rank, row in zip(ranks, rows, strict=True)]
+
+
+def rows_by_key(
+    rows: Iterable[Row], family: Family, preference: RowPreference = NO_PREFERENCE
+) -> dict[RowKey, list[Row]]:
+    """The rows of each key, best first; keys in the order of first occurrence."""
+    found: dict[RowKey, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row_key(row, family), []).append(row)
+    for group in found.values():
+        if len(group) > 1:
+            ranks = row_ranks(group, preference)
+            group[:] = [group[i] for i in sorted(range(len(group)), key=lambda i: ranks[i], reverse=True)]
+    return found
+
+
+def _rank(row: Row, preference: RowPreference) -> Rank:
+    policy, device, us = str(row.get("policy") or ""), str(row.get("device") or ""), row.get("us")
+    return Rank(
+        timed=is_timed(row),
+        full_policy=not is_provisional(policy),
+        current=not preference.is_stale(row),
+        named_device=preference.device is not None and preference.device == device,
+        device=device,
+        has_policy=bool(policy),
+        policy=policy,
+        speed=-float(us) if isinstance(us, int | float) else -math.inf,
+    )
+
+
+def _with_cells(rank: Rank, row: Row) -> Rank:
+    texts = tuple("" if row.get(name) is None else repr(row[name]) for name in RESULT)
+    return rank._replace(completeness=sum(map(bool, texts)), texts=texts)
+
+
+def is_timed(row: Row) -> bool:
+    """True if the row has a measured time."""
+    return is_plausible_time_us(row.get("us"))
+
+
 def merge_rows(
-    old: Sequence[Row], new: Sequence[Row], family: Family, *, min_improvement_pct: float
+    old: Sequence[Row],
+    new: Sequence[Row],
+    family: Family,
+    *,
+    min_improvement_pct: float,
+    preference: RowPreference = NO_PREFERENCE,
 ) -> tuple[list[Row], list[MergeConflict]]:
     """One row per key, in the order of first occurrence, and a conflict for every key with different choices.
 
-    A new row that was timed against the old one in its run (`incumbent_us`) replaces it. Otherwise times of one policy
-    are compared (a tie, or a gain below `min_improvement_pct`, keeps the old row); a new row of another policy wins.
+    Of several old rows the one with the greatest rank stays. A new row that was timed against the old one in its run
+    (`incumbent_us`) replaces it. Otherwise comparable times decide (a tie, or a gain below `min_improvement_pct`, keeps
+    the old row); of times that cannot be compared the new one wins.
     """
     merged: dict[RowKey, Row] = {}
     conflicts: list[MergeConflict] = []
@@ -64,133 +174,64 @@ def merge_rows(
             if before is None:
                 merged[key] = row
                 continue
-            take, reason = _compare(before, row, fresh, min_improvement_pct)
+            take, reason = (
+                _decide_new(before, row, min_improvement_pct, preference)
+                if fresh
+                else _decide_old(before, row, preference)
+            )
             if take:
                 merged[key] = {**{name: v for name, v in before.items() if name not in row}, **row}
-            if _choice(before) != _choice(row):
+            if choice_of(before) != choice_of(row):
                 conflicts.append(MergeConflict(key=key, kept="new" if take else "old", reason=reason))
     return list(merged.values()), conflicts
 
 
-def _choice(row: Row) -> tuple[Scalar, ...]:
-    # Rows without knobs (aiter's) identify the choice by the kernel's name and index.
+def choice_of(row: Row) -> tuple[Scalar, ...]:
+    """What a row chooses: rows without knobs (aiter's) identify it by the kernel's name and index."""
     config = row.get("config")
     return (row.get("libtype"), config) if config else (row.get("libtype"), row.get("kernelName"), row.get("solidx"))
 
 
-def _compare(old: Row, new: Row, fresh: bool, min_improvement_pct: float) -> tuple[bool, str]:
-    old_policy, new_policy = str(old.get("policy") or ""), str(new.get("policy") or "")
-    before, after = _us(old), _us(new)
-    if after is None:
+def _decide_old(old: Row, new: Row, preference: RowPreference) -> tuple[bool, str]:
+    """For two rows of one table: the second is kept if its rank is greater."""
+    before, after = row_ranks([old, new], preference)
+    times = f"{old.get('us')} us and {new.get('us')} us in one table"
+    return after > before, times
+
+
+def _decide_new(old: Row, new: Row, min_improvement_pct: float, preference: RowPreference) -> tuple[bool, str]:
+    """For a row of a table and one of this run: True if the new one is kept, and the reason."""
+    before, after = _rank(old, preference), _rank(new, preference)
+    if not after.timed:
         return False, "the new row has no measured time"
-    if before is None:
+    if not before.timed:
         return True, "the old row has no measured time"
-    if is_provisional(new_policy) != is_provisional(old_policy):
-        gap = new_policy if is_provisional(new_policy) else old_policy
-        why = "was timed on a shared GPU" if SHARED_GPU in gap else "is from a search that was cut short"
-        return not is_provisional(new_policy), f"the {'new' if gap is new_policy else 'old'} row {why}"
-    if fresh and new.get("incumbent_us") is not None:
-        return True, f"{after:g} us, timed against the old choice at {new['incumbent_us']} us"
-    if fresh and _choice(old) == _choice(new):
+    if before.full_policy != after.full_policy:
+        gap, name = (old, "old") if after.full_policy else (new, "new")
+        return after.full_policy, f"the {name} row {_why_provisional(str(gap.get('policy')))}"
+    before_us, after_us = -before.speed, -after.speed
+    if new.get("incumbent_us") is not None:
+        return True, f"{after_us:g} us, timed against the old choice at {new['incumbent_us']} us"
+    if choice_of(old) == choice_of(new):
         return True, "timed again"
-    if old_policy != new_policy:
-        policies = f"'{old_policy or 'unknown'}' and '{new_policy or 'unknown'}'"
-        return fresh, f"timed by different policies ({policies}), {before:g} and {after:g} us cannot be compared"
-    needed = before * (1 - min_improvement_pct / 100)
-    return after < needed, f"{before:g} us before, {after:g} us now, {min_improvement_pct:g} % required"
+    if not before.current:
+        return True, "the source of the old row's kernel has changed"
+    if before.device and after.device and before.device != after.device:
+        how = f"on different devices ('{before.device}' and '{after.device}')"
+        return True, f"timed {how}, {before_us:g} and {after_us:g} us cannot be compared"
+    if before.policy != after.policy:
+        how = f"by different policies ('{before.policy or 'unknown'}' and '{after.policy or 'unknown'}')"
+        return True, f"timed {how}, {before_us:g} and {after_us:g} us cannot be compared"
+    needed = before_us * (1 - min_improvement_pct / 100)
+    return after_us < needed, f"{before_us:g} us before, {after_us:g} us now, {min_improvement_pct:g} % required"
 
 
-def _us(row: Row) -> float | None:
-    value = row.get("us")
-    return float(value) if isinstance(value, int | float) and value > 0 else None
+def _why_provisional(policy: str) -> str:
+    shared = {SHARED_GPU: "GPU", SHARED_CPU: "CPU"}
+    device = next((name for word, name in shared.items() if word in policy), "")
+    return f"was timed on a shared {device}" if device else "is from a search that was cut short"
 
 
-_FLOATS = {
-    "err_ratio": (0.0, 1.0),
-    **dict.fromkeys(("tflops", "bw", "ratio_low", "ratio_high"), (0.0, math.inf)),
-    **dict.fromkeys(("baseline_us", "p20_us", "p80_us"), (0.0, 1e12)),
-}
-"""Columns of numbers with their lowest and highest value; times in microseconds."""
-_INTS = {"solidx": (-(2**63), 2**63 - 1), "splitK": (0, 2**16), "near_ties": (0, MAX_SIZE)}
-_UNTIMED = (-1.0, 0.0)
-"""Values of `us` that tuners write for a candidate that they did not time, in addition to nothing, `inf`, `nan`."""
-
-
-class CellParser(dict[str, Scalar]):
-    """The values of one column's cells, each distinct text parsed once: a table has many cells and few texts."""
-
-    def __init__(self, column: str, family: Family) -> None:
-        super().__init__({"": None})
-        self._column = column
-        self._parse = _parser(column, family)
-
-    def __missing__(self, cell: str) -> Scalar:
-        try:
-            value = self[cell] = self._parse(cell)
-        except UserError as error:
-            raise UserError(f"column {self._column}: {error}") from None
-        return value
-
-
-def _parser(column: str, family: Family) -> Callable[[str], Scalar]:
-    for key in family.key_columns:
-        if key.name == column:
-            # Tables have full names of dtypes: `fp8` would need the row's gfx to know which one is meant.
-            return lambda text: parse_key_value(key, text, "")
-    if column == "gfx":
-        return _gfx
-    if column == "cu_num":
-        return parse_int
-    if column == "us":
-        return _time_us
-    if column == "err_ratio":
-        return _fraction
-    if column in _FLOATS:
-        return lambda text: parse_number(text, *_FLOATS[column])
-    if column in _INTS:
-        return lambda text: parse_bounded_int(text, *_INTS[column])
-    if column == "config":
-        return _config
-    return parse_name if column in RESULT else _comment
-
-
-def _gfx(text: str) -> str:
-    if not ARCH_PATTERN.fullmatch(text):
-        raise UserError(f"{quoted_repr(text)}, expected an architecture such as gfx942, sm_90 or cpu_avx2")
-    return text
-
-
-def _time_us(text: str) -> float | None:
-    """None for `inf` and `nan`; -1 and 0 stay, `store.is_timed` treats them as not timed."""
-    if text.lower() in ("inf", "+inf", "nan"):
-        return None
-    value = parse_number(text)
-    if value < 0 and value not in _UNTIMED:
-        raise UserError(
-            f"{quoted_repr(text)}, expected microseconds above 0, or -1, 0, inf, nan or nothing for not timed"
-        )
-    return value
-
-
-def _fraction(text: str) -> float:
-    """aiter writes the errors of fused MoE as `0.3%`."""
-    value = parse_number(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    if not 0 <= value <= 1:
-        raise UserError(f"{quoted_repr(text)}, expected a fraction from 0 to 1, or 0% to 100%")
-    return value
-
-
-def _comment(text: str) -> str | None:
-    """The text of a foreign column; None for text that a spreadsheet would run as a formula."""
-    return None if is_formula(text) else text
-
-
-def _config(text: str) -> str:
-    expected = f"{quoted_repr(text)}, expected the knobs as a JSON object"
-    try:
-        value = parse_object(text, "config")
-    except UserError:
-        raise UserError(expected) from None
-    if any(isinstance(knob, dict | list) for knob in value.values()):
-        raise UserError(expected)
-    return text
+def shared_policy(kind: str) -> str:
+    """The word in the policy of rows timed on a device of this kind while others used it."""
+    return SHARED_CPU if kind == "cpu" else SHARED_GPU

@@ -8,14 +8,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gemmpipe.core.artifact import locked, read_runs_or_reset, record_run, sidecar_path
-from gemmpipe.core.data import Scalar, is_plausible_time_us
+from gemmpipe.core.data import Scalar
 from gemmpipe.core.errors import UserError, quoted_repr, suggest_or_list
 from gemmpipe.core.files import is_formula, read_cells
 from gemmpipe.core.paths import write_atomic
 from gemmpipe.core.schema import RESULT
 from gemmpipe.family import Family, KernelDefaults
 from gemmpipe.family.problem import locate_key_columns, parse_key_value
-from gemmpipe.tables.merge import CellParser, MergeConflict, Row, merge_rows, row_key
+from gemmpipe.tables.cells import CellParser
+from gemmpipe.tables.merge import REPLAYED, MergeConflict, Row, RowPreference, is_timed, merge_rows, row_key
+from gemmpipe.tables.table_cache import TableCache
 
 _ALIASES = {"kernelid": "solidx", "errratio": "err_ratio", "arch": "gfx"}
 _GFX_OF_UNITS = {304: "gfx942", 80: "gfx942", 256: "gfx950", 132: "sm_90"}
@@ -63,13 +65,15 @@ def load(path: Path, family: Family) -> LoadedTable:
     return LoadedTable(rows=rows, refused=refused, extra=sheet.extra)
 
 
-def is_timed(row: Row) -> bool:
-    """True if the row has a measured time."""
-    return is_plausible_time_us(row.get("us"))
-
-
 def parse_table(path: Path, family: Family) -> ParsedTable:
-    """Every row of a table, typed. Raises UserError as `read` does."""
+    """Every row of a table, typed. Raises UserError as `read` does.
+
+    The rows are shared by all readers of the process, which must not change them.
+    """
+    return TABLES.read(path, family)
+
+
+def _parse(path: Path, family: Family) -> ParsedTable:
     lines = read_cells(path)
     _, header = next(lines, (1, []))
     if not header:
@@ -92,6 +96,8 @@ def parse_table(path: Path, family: Family) -> ParsedTable:
         except UserError as error:
             raise UserError(f"{where}: {error}; {_REPAIR_HINT}") from None
         row: Row = {**dict(zip(columns, values, strict=True)), **dict.fromkeys(absent)}
+        if REPLAYED in str(row.get("policy") or "").split():
+            raise UserError(f"{where}: a row of a replay (gemmpipe demo), expected rows timed on a device")
         if missing or None in [values[index] for index in key_indices]:
             _fill_key(row, family, defaults, where)
         _count_splits(row, columns, family, where)
@@ -101,6 +107,10 @@ def parse_table(path: Path, family: Family) -> ParsedTable:
         name for name, known in zip(columns, parsers, strict=True) if name in extra and any(map(is_formula, known))
     )
     return replace(sheet, formula_columns=tuple(formulas))
+
+
+TABLES = TableCache(parse=_parse, row_count=lambda sheet: len(sheet.rows))
+"""The tables that this process has read."""
 
 
 def _foreign(name: str, family: Family) -> bool:
@@ -169,15 +179,18 @@ def _count_splits(row: Row, columns: Sequence[str], family: Family, where: str) 
         raise UserError(f"{where}: column splitK: {error}; {_REPAIR_HINT}") from None
 
 
-def fill_device_names(rows: Iterable[Row], runs: Mapping[str, Mapping[str, object]]) -> None:
-    """Fill `device`, the product's name, in rows of tables without that column, from their runs in the sidecar.
+def with_device_names(rows: Iterable[Row], runs: Mapping[str, Mapping[str, object]]) -> list[Row]:
+    """The rows, with `device`, the product's name, from their runs in the sidecar where tables lack that column.
 
     A blank cell of an existing column stays blank: a row must not depend on the sidecars it was read with.
     """
+    found = []
     for row in rows:
         if "device" not in row:
             device = runs.get(str(row.get("run_id")), {}).get("device")
-            row["device"] = device if isinstance(device, str) else None
+            row = {**row, "device": device if isinstance(device, str) else None}
+        found.append(row)
+    return found
 
 
 def render(rows: Sequence[Row], family: Family, extra: Sequence[str]) -> str:
@@ -218,10 +231,14 @@ def update(
     """
     with locked(path):
         old = load(path, family) if path.exists() else LoadedTable(rows=[], refused=[], extra=())
-        fill_device_names([*old.rows, *(row for row, _ in old.refused)], read_runs_or_reset(sidecar_path(path), warn))
-        rows, conflicts = merge_rows(old.rows, new, family, min_improvement_pct=min_improvement_pct)
-        is_timed = {row_key(row, family) for row in rows}
-        rows += [row for row, _ in old.refused if row_key(row, family) not in is_timed]
+        runs = read_runs_or_reset(sidecar_path(path), warn)
+        timed = with_device_names(old.rows, runs)
+        untimed = with_device_names((row for row, _ in old.refused), runs)
+        device = provenance.get("device")
+        preference = RowPreference(device=device if isinstance(device, str) else None)
+        rows, conflicts = merge_rows(timed, new, family, min_improvement_pct=min_improvement_pct, preference=preference)
+        keys = {row_key(row, family) for row in rows}
+        rows += [row for row in untimed if row_key(row, family) not in keys]
         if sort:
             rows.sort(key=lambda row: _sort_key(row, family))
         used = {str(row.get("run_id")) for row in rows}

@@ -1,16 +1,14 @@
 """Uniting tuned tables of equal rank: one row per key, independent of the order of input, and the reasons."""
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from gemmpipe.core.data import Scalar
 from gemmpipe.core.errors import shortened
-from gemmpipe.core.schema import RESULT
 from gemmpipe.family import Family
-from gemmpipe.tables.merge import Row, RowKey, is_provisional, row_key
-from gemmpipe.tables.store import ParsedTable, fill_device_names, is_timed
+from gemmpipe.tables.merge import Rank, Row, RowKey, RowPreference, row_key, row_ranks
+from gemmpipe.tables.store import ParsedTable, with_device_names
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,32 +56,19 @@ class UnitedTable:
     """Rows left out because they equal the one that is kept."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RowPreference:
-    """Preferences between rows that the rows themselves do not contain."""
-
-    device: str | None
-    """The device product to prefer where rows of several products share a key."""
-    is_stale: Callable[[Row], bool]
-    """True if the source of a row's kernel has changed."""
-    runs: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
-    """The facts of each run in the sidecars."""
-
-    def with_runs(self, runs: Mapping[str, Mapping[str, object]]) -> "RowPreference":
-        """A copy with these runs."""
-        return replace(self, runs=runs)
-
-
 def entries_of(
     path: Path, family: Family, sheet: ParsedTable, runs: Mapping[str, Mapping[str, object]]
 ) -> list[TableEntry]:
     """The rows of a table; in older tables without a column `device` it comes from the sidecar of a row's run."""
-    found = []
-    fill_device_names(sheet.rows, runs)
-    for row, line in zip(sheet.rows, sheet.lines, strict=True):
-        extra = {name: row.pop(name) for name in sheet.extra}
-        found.append(TableEntry(row=row, extra=extra, place=f"{path}:{line}"))
-    return found
+    rows, foreign = with_device_names(sheet.rows, runs), frozenset(sheet.extra)
+    return [
+        TableEntry(
+            row={name: value for name, value in row.items() if name not in foreign},
+            extra={name: row[name] for name in sheet.extra},
+            place=f"{path}:{line}",
+        )
+        for row, line in zip(rows, sheet.lines, strict=True)
+    ]
 
 
 def unite_tables(entries: Iterable[TableEntry], family: Family, preference: RowPreference) -> UnitedTable:
@@ -102,7 +87,7 @@ def unite_tables(entries: Iterable[TableEntry], family: Family, preference: RowP
         if len(group) == 1:
             kept += group
             continue
-        ranks = _rank_rows(group, preference)
+        ranks = row_ranks([entry.row for entry in group], preference)
         best = max(range(len(group)), key=lambda i: (ranks[i], group[i].place))
         twins = [entry for entry, rank in zip(group, ranks, strict=True) if rank == ranks[best]]
         kept.append(_with_all_columns(group[best], twins))
@@ -120,57 +105,16 @@ def _sort_key(key: RowKey, family: Family) -> tuple[object, ...]:
     return (str(gfx), units, *sizes, *(str(value) for value in named.values()))
 
 
-_TIMED, _FULL_POLICY, _CURRENT, _NAMED_DEVICE, _DEVICE, _KNOWN, _POLICY, _SPEED, _COMPLETENESS, _TEXT = range(10)
-"""The indices into a rank, the most important criterion first."""
-
-_KINDS = (
-    "without a time",
-    "provisional",
-    "of a changed kernel",
-    *("of another or an unnamed device",) * 2,
-    *("of another policy",) * 2,
-    "slower",
-    *("as fast",) * 2,
-)
-
-Merit = tuple[bool, bool, bool, bool, str, bool, str, float]
-Rank = tuple[bool, bool, bool, bool, str, bool, str, float, int, tuple[str, ...]]
-
-
-def _rank_rows(group: Sequence[TableEntry], preference: RowPreference) -> list[Rank]:
-    """The rank of each row; its cells, which are long, only where they decide."""
-    merits = [_merit(entry.row, preference) for entry in group]
-    if merits.count(max(merits)) == 1:
-        return [(*merit, 0, ()) for merit in merits]
-    return [(*merit, *_completeness(entry.row)) for merit, entry in zip(merits, group, strict=True)]
-
-
-def _merit(row: Row, preference: RowPreference) -> Merit:
-    """The rank of a row, independent of the other rows: merging all at once or one by one gives the same result.
-
-    Times are compared only if all criteria before them are equal, device and policy included.
-    """
-    policy, device, us = str(row.get("policy") or ""), str(row.get("device") or ""), row.get("us")
-    return (
-        is_timed(row),
-        not is_provisional(policy),
-        not preference.is_stale(row),
-        preference.device is not None and preference.device == device,
-        device,
-        bool(policy),
-        policy,
-        -float(us) if isinstance(us, int | float) else -math.inf,
-    )
-
-
-def _completeness(row: Row) -> tuple[int, tuple[str, ...]]:
-    """(number of filled cells, their texts)."""
-    texts = tuple(_text(row.get(name)) for name in RESULT)
-    return sum(map(bool, texts)), texts
-
-
-def _text(value: Scalar) -> str:
-    return "" if value is None else repr(value)
+_KINDS = {
+    "timed": "without a time",
+    "full_policy": "provisional",
+    "current": "of a changed kernel",
+    **dict.fromkeys(("named_device", "device"), "of another or an unnamed device"),
+    **dict.fromkeys(("has_policy", "policy"), "of another policy"),
+    "speed": "slower",
+    **dict.fromkeys(("completeness", "texts"), "as fast"),
+}
+"""The category of a reason, by the first criterion of Rank that differs."""
 
 
 def _hash(row: Row) -> str:
@@ -190,29 +134,29 @@ def _with_all_columns(best: TableEntry, twins: Sequence[TableEntry]) -> TableEnt
 def _conflict(
     key: RowKey, group: Sequence[TableEntry], ranks: Sequence[Rank], kept: int, dropped: int, preference: RowPreference
 ) -> DroppedRow:
-    """The conflict of two rows: the first index at which their ranks differ is the reason."""
-    pairs = zip(ranks[kept], ranks[dropped], strict=True)
-    index = next(i for i, (a, b) in enumerate(pairs) if a != b)
-    reason = _reason(index, group[kept].row, group[dropped].row, preference)
-    return DroppedRow(key=key, kept=group[kept], dropped=group[dropped], kind=_KINDS[index], reason=reason)
+    """The conflict of two rows: the first criterion at which their ranks differ is the reason."""
+    names, pairs = Rank._fields, zip(ranks[kept], ranks[dropped], strict=True)
+    criterion = next(name for name, (a, b) in zip(names, pairs, strict=True) if a != b)
+    reason = _reason(criterion, group[kept].row, group[dropped].row, preference)
+    return DroppedRow(key=key, kept=group[kept], dropped=group[dropped], kind=_KINDS[criterion], reason=reason)
 
 
-def _reason(index: int, new: Row, old: Row, preference: RowPreference) -> str:
-    if index == _TIMED:
+def _reason(criterion: str, new: Row, old: Row, preference: RowPreference) -> str:
+    if criterion == "timed":
         return f"us is {old.get('us')}: not a measured time"
-    if index == _FULL_POLICY:
+    if criterion == "full_policy":
         return f"provisional ('{old.get('policy')}'), the other row was timed alone and in full"
-    if index == _CURRENT:
+    if criterion == "current":
         return f"its kernel's source {_hash(old)} has changed since"
-    if index in (_NAMED_DEVICE, _DEVICE):
+    if criterion in ("named_device", "device"):
         return _device_reason(str(old.get("device") or ""), str(new.get("device") or ""))
-    if index in (_KNOWN, _POLICY):
+    if criterion in ("has_policy", "policy"):
         names = [str(row.get("policy") or "unknown") for row in (old, new)]
         return f"timed by different policies ('{names[0]}' and '{names[1]}'): the times cannot be compared"
     versions = _version_note(old, new, preference)
-    if index == _SPEED:
+    if criterion == "speed":
         return f"slower under the same policy{versions}"
-    why = "fewer filled cells" if index == _COMPLETENESS else "the last in the order of texts is kept"
+    why = "fewer filled cells" if criterion == "completeness" else "the last in the order of texts is kept"
     return f"the same time; {why}{versions}"
 
 

@@ -22,11 +22,13 @@ def tile_violation(
     layout: str = "nk",
     batched: bool = False,
     parts: bool = True,
+    gathered: bool = False,
 ) -> str | None:
     """`rule: detail` of the first rule broken, or None.
 
     `accumulators`: fp32 tiles in registers at once; `layout`: the weight layout that the kernel reads;
-    `batched`: it computes several products; `parts`: its splits of K are added up in a workspace.
+    `batched`: it computes several products; `parts`: its splits of K are added up in a workspace;
+    `gathered`: the addresses of x's rows take registers too.
     """
     m, n, k = (int_knob(knobs, f"BLOCK_SIZE_{axis}") for axis in "MNK")
     warps, stages = int_knob(knobs, "num_warps"), int_knob(knobs, "num_stages")
@@ -36,10 +38,9 @@ def tile_violation(
     least_k = int(32 / element_bytes(spec.x_dtype))
     if m < 16 or n < 16 or k < least_k:
         return f"minimum tile: {m}x{n}x{k}, a matrix instruction needs 16x16x{least_k}"
-    # A thread has 255 registers on NVIDIA, 512 on AMD's matrix cores, 256 on RDNA: accumulators beyond that spill.
-    cdna = device.vendor == "amd" and device.warp_size == 64
-    held, most = accumulators * m * n // (warps * device.warp_size), 480 if cdna else 240
-    if held > most and not _in_tensor_memory(spec, knobs, device):
+    held = accumulators * m * n // (warps * device.warp_size)
+    most = _most_accumulators(spec, knobs, device, alone=accumulators == 1 and not gathered)
+    if most is not None and held > most:
         return f"registers: {held} accumulator registers per thread, {most} leave none for operands"
     needed = shared_bytes(spec, m, n, k, stages, device, swapped=bool(knobs.get(SWAP_AB)))
     if needed > device.shared_bytes:
@@ -123,13 +124,22 @@ def _microscaled_bytes(stage: int, m: int, n: int, k: int, stages: int, device: 
     return 1088 + (max(stage, 2 * n * k) if stages == 1 else (stages - 1) * stage + 2 * n * k)
 
 
-def _in_tensor_memory(spec: GemmSpec, knobs: Knobs, device: Device) -> bool:
-    """True for scaled 4-bit products on sm_100: the sum stays in tensor memory, so that a tile of any size fits.
+def _most_accumulators(spec: GemmSpec, knobs: Knobs, device: Device, *, alone: bool) -> int | None:
+    """The accumulator registers per thread that leave some for operands, or None: they take none.
 
-    Other sums there stay in it too, but are read to registers as a whole before they are stored, as are split-K parts.
+    A thread has 255 registers on NVIDIA, 512 on AMD's matrix cores, 256 on RDNA: accumulators beyond that spill. On
+    sm_100 a sum stays in tensor memory until it is stored. That of scaled 4-bit products is stored piece by piece, so
+    that a tile of any size fits; others are read to registers as a whole. `alone`: no second sum and no gathered rows
+    need registers then, and 256 values are spilled by 16 bytes at most, 512 by 80 and more (triton 3.9).
     """
-    blackwell = device.vendor == "nvidia" and int(device.gfx.removeprefix("sm_")) >= 100
-    return blackwell and spec.x_dtype.startswith("float4") and knobs["NUM_KSPLIT"] == 1
+    if device.vendor == "amd":
+        return 480 if device.warp_size == 64 else 240
+    if int(device.gfx.removeprefix("sm_")) >= 100 and knobs["NUM_KSPLIT"] == 1:
+        if spec.x_dtype.startswith("float4"):
+            return None
+        if alone:
+            return 256
+    return 240
 
 
 def _size_violation(knobs: Knobs) -> str | None:

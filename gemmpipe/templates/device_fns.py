@@ -230,3 +230,14 @@ def prefetch_weight_and_gdc_wait(w_ptr, columns, stride, left, lines, SHUFFLED: 
         prefetch_tiles_and_gdc_wait(w_ptr, columns, stride, lines)
     else:
         prefetch_and_gdc_wait(w_ptr, columns, stride, left, lines)
+
+
+@triton.jit
+def round_to(value, TO: tl.constexpr, INTERPRETED: tl.constexpr):
+    """fp32 in another type, to nearest even; Triton's interpreter truncates to bf16 and loses carries to fp8."""
+    if INTERPRETED and tl.float16 != TO:
+        DROPPED: tl.constexpr = 16 if tl.bfloat16 == TO else 20
+        bits = value.to(tl.int32, bitcast=True)
+        bits += (1 << (DROPPED - 1)) - 1 + ((bits >> DROPPED) & 1)
+        value = (bits & -(1 << DROPPED)).to(tl.float32, bitcast=True)
+    return value.to(TO)

@@ -132,7 +132,7 @@ class Skinny(SmallMKernel):
         return None
 
     def default_config(self, spec: GemmSpec, device: Device) -> Knobs | None:
-        """One row of 16 bits on NVIDIA, where it was measured ahead of the plain kernel (docs/kernels.md)."""
+        """One row of 16 bits on NVIDIA, where it was measured ahead of the plain kernel (docs/results.md)."""
         if spec.m != 1 or scale_granularity(spec) != "none" or device.vendor != "nvidia":
             return None
         sizes = {"BLOCK_SIZE_M": 1, "BLOCK_SIZE_N": 4, "BLOCK_SIZE_K": 512, "num_warps": 1, "num_stages": 1}

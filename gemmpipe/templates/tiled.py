@@ -214,9 +214,8 @@ class TiledKernel(KernelImplementation):
         return make_build(self.kernel, pointers, integers, constants, options, aligned)
 
     def _uses_pdl(self, device: Device) -> bool:
-        """True if a launch overlaps the previous one (programmatic dependent launch: sm_90 and later)."""
-        supported = device.kind == "cuda" and int(device.gfx.removeprefix("sm_")) >= 90
-        return supported and not self.interpreted()
+        """See `uses_pdl`."""
+        return uses_pdl(device, interpreted=self.interpreted())
 
     def kernel_name(self, knobs: Knobs) -> str:
         """`blockscale@3fa9c1d2`, or `blockscale_splitk@...`."""
@@ -249,6 +248,11 @@ class TiledKernel(KernelImplementation):
     def interpreted(self) -> bool:
         """True if the kernel runs under Triton's interpreter."""
         return is_interpreted(find_kernel(self.kernel))
+
+
+def uses_pdl(device: Device, *, interpreted: bool) -> bool:
+    """True if a launch overlaps the previous one (programmatic dependent launch: sm_90 and later)."""
+    return device.kind == "cuda" and int(device.gfx.removeprefix("sm_")) >= 90 and not interpreted
 
 
 def readable_scale_orders(spec: GemmSpec, read: tuple[str, ...]) -> tuple[str, ...]:

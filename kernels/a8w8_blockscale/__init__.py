@@ -19,6 +19,7 @@ from gemmpipe.family.operands import make_inputs, make_weights
 from gemmpipe.family.reference import product, tolerance
 from gemmpipe.kernels.a8w8_blockscale import _gluon
 from gemmpipe.kernels.a8w8_blockscale._engine import EngineBlockscale
+from gemmpipe.kernels.a8w8_blockscale._engine_hopper import EngineBlockscaleHopper
 from gemmpipe.kernels.a8w8_blockscale._gluon import BlockscaleWarpSpecialised
 from gemmpipe.templates.params import (
     PREFETCH_PARAMETERS,
@@ -125,6 +126,6 @@ FAMILY = Family(
     implementations=(Blockscale(), BlockscaleWarpSpecialised(), Skinny(), Sliced()),
     engine_kernels={
         "vllm": EngineBlockscale(label="vllm", stepped=False, masks_always=True),
-        "sglang": EngineBlockscale(label="sglang", stepped=True, masks_always=False),
+        "sglang": EngineBlockscaleHopper(label="sglang", stepped=True, masks_always=False),
     },
 )

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from gemmpipe.family.space import Space
 
 _KERNEL = "gemmpipe.kernels.a8w8_blockscale._engine_kernel:engine_product"
-_KNOBS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages", *AMD_KNOBS)
+ENGINE_KNOBS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages", *AMD_KNOBS)
+"""The knobs of both engines' plain kernel."""
 _FOREIGN_KNOBS: Mapping[str, Scalar] = {"NUM_KSPLIT": 1, "SPLIT_K": 1, "cache_modifier": "", "SWAP_AB": False}
 """Knobs of other kernels with their neutral value; a candidate with another value is unsupported."""
 _DIVISIBILITY_INTEGERS = ("N", "K", "scale_rows", "scale_step", "x_stride", "w_stride", "out_stride")
@@ -50,19 +51,23 @@ class EngineBlockscale(KernelImplementation):
 
     def check(self, space: "Space") -> None:
         """Raises UserError for an unknown axis or a value out of range."""
-        check_axes(space, (*_KNOBS, *_FOREIGN_KNOBS, KERNEL_TYPE))
+        check_axes(space, (*ENGINE_KNOBS, *_FOREIGN_KNOBS, KERNEL_TYPE))
 
     def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...]:
         """The knobs that the engine passes to its kernel."""
-        return _KNOBS
+        return ENGINE_KNOBS
 
     def configs(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
         """The space's configs without duplicates: a single row or column of tiles has one GROUP_SIZE_M."""
         self.check(space)
+        known = self.knob_names(spec, device)
+        lacking = {name: value for name, value in _FOREIGN_KNOBS.items() if name not in known}
         seen: set[tuple[Scalar, ...]] = set()
         for point in space.configs(
             {**space_facts(spec, device), KERNEL_TYPE: "plain"}, AMD_KNOBS if device.kind != "hip" else ()
         ):
+            if any(point.get(name, value) != value for name, value in lacking.items()):
+                continue
             if 1 in tile_counts(spec, point):
                 point = {**point, "GROUP_SIZE_M": 1}
             values = tuple(point.values())
@@ -81,7 +86,7 @@ class EngineBlockscale(KernelImplementation):
 
     def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """The engine's knobs, scales of 1x128 and 128x128, tiles as for every tiled kernel."""
-        if odd := [name for name in knobs if name not in _KNOBS]:
+        if odd := [name for name in knobs if name not in ENGINE_KNOBS]:
             return f"form: {self.label}'s kernel has no {odd[0]}={knobs[odd[0]]}"
         if spec.bias or spec.out_dtype not in OUT_DTYPES:
             return f"form: expected no bias and an output of {' or '.join(OUT_DTYPES)}"

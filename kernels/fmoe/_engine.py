@@ -116,7 +116,7 @@ class EngineExperts(MultiLaunchImplementation, EngineImplementation):
         wide: dict[str, Scalar] = {**knobs, "NUM_KSPLIT": 1, "cache_modifier": ""}
         if swaps_ab(spec, knobs, device):
             wide["SWAP_AB"] = True
-        return tile_violation(plain, wide, device, accumulators=2 if group else 1, parts=False)
+        return tile_violation(plain, wide, device, accumulators=2 if group else 1, parts=False, gathered=True)
 
     def dominated_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """`rule: detail` for blocks that are mostly padding (an expert gets M rows at most), or None."""

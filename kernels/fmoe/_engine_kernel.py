@@ -10,8 +10,7 @@ and the end of K masked in every load, 64-bit row offsets, one load of w's scale
 import triton
 import triton.language as tl
 
-from gemmpipe.kernels.fmoe._kernel import round_to
-from gemmpipe.templates.device_fns import swizzle2d
+from gemmpipe.templates.device_fns import round_to, swizzle2d
 
 
 @triton.jit

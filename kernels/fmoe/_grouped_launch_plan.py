@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from gemmpipe.core.data import Build, Device, Knobs, Scalar
 from gemmpipe.family import GemmSpec
-from gemmpipe.family.dtypes import element_bytes
+from gemmpipe.family.dtypes import FP8_MAX, element_bytes
 from gemmpipe.family.moe import require_experts
 from gemmpipe.kernels.fmoe._launch_plan import (
     COLUMNS_PER_PROGRAM,
-    FP8_MAX,
     FP32,
     INT,
     LaunchStep,

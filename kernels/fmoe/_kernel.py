@@ -5,7 +5,7 @@
 import triton
 import triton.language as tl
 
-from gemmpipe.templates.device_fns import load_k, swizzle2d
+from gemmpipe.templates.device_fns import load_k, round_to, swizzle2d
 
 
 @triton.jit
@@ -52,17 +52,6 @@ def activation(value, NAME: tl.constexpr):
     if NAME == "gelu":
         value = 0.5 * value * (1 + tl.erf(value * 0.7071067811865476))
     return value
-
-
-@triton.jit
-def round_to(value, TO: tl.constexpr, INTERPRETED: tl.constexpr):
-    """fp32 in another type, to nearest even; Triton's interpreter truncates to bf16 and loses carries to fp8."""
-    if INTERPRETED and tl.float16 != TO:
-        DROPPED: tl.constexpr = 16 if tl.bfloat16 == TO else 20
-        bits = value.to(tl.int32, bitcast=True)
-        bits += (1 << (DROPPED - 1)) - 1 + ((bits >> DROPPED) & 1)
-        value = (bits & -(1 << DROPPED)).to(tl.float32, bitcast=True)
-    return value.to(TO)
 
 
 @triton.jit

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from gemmpipe.core.data import Build, Knobs, Scalar
 from gemmpipe.family import GemmSpec, Scaling
+from gemmpipe.family.dtypes import FP8_MAX
 from gemmpipe.family.moe import require_experts
 from gemmpipe.launch.workspace import TensorShape
 from gemmpipe.templates.params import AMD_KNOBS, TRITON_TYPES, int_knob, tile_constants
@@ -18,8 +19,6 @@ MODULE = "gemmpipe.kernels.fmoe._kernel"
 KERNELS = ("align", "routed", "activate", "total")
 _PAIRS_PER_CHUNK = 4096
 COLUMNS_PER_PROGRAM = 1024
-FP8_MAX = {"float8_e4m3fn": 448.0, "float8_e4m3fnuz": 240.0}
-"""The greatest value of each fp8 format."""
 INT, FP32 = "int32", "float32"
 _SIZES = ("N", "K", "columns")  # parameters that a build may assume to be multiples of 16
 

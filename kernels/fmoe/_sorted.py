@@ -6,7 +6,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from gemmpipe.kernels.fmoe._kernel import activation, round_to
+from gemmpipe.kernels.fmoe._kernel import activation
+from gemmpipe.templates.device_fns import round_to
 
 
 @triton.jit

@@ -172,7 +172,7 @@ class FusedExperts(MultiLaunchImplementation):
         wide = {**knobs, "NUM_KSPLIT": 1}
         if stage == 1 and fused and experts.gated:  # gate and up: two weight tiles and two accumulators
             wide["BLOCK_SIZE_N"] = 2 * int_knob(knobs, "BLOCK_SIZE_N")
-        return tile_violation(plain, wide, device, accumulators=2 if block else 1, parts=False)
+        return tile_violation(plain, wide, device, accumulators=2 if block else 1, parts=False, gathered=True)
 
     def dominated_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """`rule: detail` for blocks that are mostly padding (an expert gets M rows at most), or None."""

@@ -11,7 +11,7 @@ from gemmpipe.cli.aiter_flags import _AITER_FLAGS, _SINGLE_DASH
 from gemmpipe.cli.main import main
 from gemmpipe.pipeline.plan import Plan
 
-DEFAULT = "triton,gluon,skinny,sliced,torch,scaled_mm,onednn"
+DEFAULT = "triton,gluon,skinny,sliced,fused,weight_only,torch,scaled_mm,quantised_library,onednn"
 FLAGS = {
     "--errRatio 0.01": "stages.bench.err_ratio=0.01",
     "--mp 4": "executor.workers=4",
@@ -120,7 +120,10 @@ def test_flags_of_another_command_or_without_an_equivalent(typed: str, text: str
             "backend: no option 'all'; leave backend= out for the default ones; with AMD's, expected 'backend=[",
         ),
         ("backend=[flydsl]", "backend: no option 'flydsl'; no backend runs flydsl"),
-        ("backend=nope", "backend: no option 'nope'; known: aiter, autotune, cublaslt, deepgemm, gluon, hipblaslt, "),
+        (
+            "backend=nope",
+            "backend: no option 'nope'; known: aiter, autotune, cublaslt, deepgemm, fused, gluon, hipblaslt, ",
+        ),
         ("inputs=a.csv:b.csv", "inputs: several files are a list: 'inputs=[a.csv,b.csv]'"),
         ("libtype=opus", "libtype=opus: an aiter key; no backend runs opus"),
     ],
@@ -129,6 +132,27 @@ def test_libtypes_and_lists_of_files(typed: str, text: str, refusal: Callable[..
     line = refusal(typed)
     assert line.startswith(text)
     assert not line.endswith("...")
+
+
+@pytest.mark.parametrize(
+    ("typed", "line"),
+    [
+        ("mp=4 iters=200", "mp=4 iters=200: aiter keys; expected executor.workers=4 stages.bench.timer.iters=200"),
+        (
+            "mp=4 k=1 backend=asm inputs=a.csv:b.csv splitk=true",
+            "mp=4 splitk=true: aiter keys; expected executor.workers=4; splitk: splits of K are part of every search; "
+            "'space.NUM_KSPLIT=[1]' leaves them out; backend: no option 'asm'; expected 'backend=[aiter]'; "
+            "inputs: several files are a list: 'inputs=[a.csv,b.csv]'",
+        ),
+        (
+            "--mp 4 iters=200 libtype=asm,opus kernel=a16w16",
+            "--mp 4 iters=200 libtype=asm,opus: aiter flags and keys; expected executor.workers=4 "
+            "stages.bench.timer.iters=200 'backend=[aiter]'; no backend runs opus",
+        ),
+    ],
+)
+def test_all_words_of_a_line_are_answered_at_once(typed: str, line: str, refusal: Callable[..., str]) -> None:
+    assert refusal(*typed.split()) == line
 
 
 def test_a_recipe_is_named(refusal: Callable[..., str], folder: Path) -> None:
@@ -143,7 +167,7 @@ def test_gemmpipes_own_flags_are_no_aiter_flags(refusal: Callable[..., str]) -> 
 
 
 def test_the_readme_has_every_flag() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "aiter.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "howto" / "aiter.md").read_text()
     table = text[text.index("## Flags") : text.index("## Environment variables")].lower().replace("-", "_")
     for name in _AITER_FLAGS:
         assert f"{'_' if name in _SINGLE_DASH else '__'}{name}`" in table, name

@@ -46,10 +46,20 @@ def test_values_may_refer_to_the_job(plans: list[Plan]) -> None:
     assert [plan.output for plan in plans] == ["job0", "job1"]
 
 
+def test_a_sweep_without_arguments_is_refused(plans: list[Plan], folder: Path, refusal: Refusal) -> None:
+    """`gemmpipe -m` is the beginning of a line, and tuning takes hours; a user's pipeline may hold the values."""
+    for argv in (["-m"], ["-m", "verify"]):
+        assert refusal(*argv).startswith("-m: nothing is swept; expected values with commas")
+    (folder / "mine").mkdir()
+    sweep = "defaults: [tune, _self_]\nhydra: {sweeper: {params: {batch: '3,4'}}}\n"
+    (folder / "mine" / "nightly.yaml").write_text(sweep)
+    assert main(["-m", "nightly", "--config-dir=mine"]) == 0
+    assert [plan.batch for plan in plans] == [3, 4]
+
+
 @pytest.mark.parametrize(
     ("argv", "warned"),
     [
-        (["-m"], True),
         (["-m", "kernel=a16w16", "shapes.nsets=[1,64]"], True),
         (["-m", "kernel=a16w16,a8w8"], False),
         (["-m", "batch=range(1,3)"], False),

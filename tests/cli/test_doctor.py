@@ -1,11 +1,20 @@
 """The doctor works without a GPU and reports why things are missing."""
 
+import re
+import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from gemmpipe.cli import machine
 from gemmpipe.cli.main import main
 from gemmpipe.core.device import cpu_device
+
+
+def _joined(text: str) -> str:
+    """Long lines are continued on indented ones."""
+    return re.sub(r"\n    ?(?=[a-z])", " ", text)
 
 
 def test_on_a_cpu(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,11 +66,12 @@ def test_rows_that_can_run_here_are_counted(
     monkeypatch.setenv("AITER_REBUILD", "1")
     assert main(["doctor", "kernel=a16w16", "device=cpu"]) == 0
     out, _ = capsys.readouterr()
+    flat = " ".join(out.split())  # long lines are continued on indented ones
     other = f"for gfx942/304, this is {device.gfx}/{device.cu_num} (1)"
     flydsl = "backend: no 'flydsl' in this installation (1)"
     assert "  AITER_CONFIG_GEMM_BF16\n" in out
-    assert f"aiters.csv: 4 rows, 1 can run here: {flydsl}; {other}; not timed (1)\n" in out
-    assert f"theirs.csv: 1 row, 0 can run here: {other}\n" in out
+    assert f"aiters.csv: 4 rows, 1 can run here: {flydsl}; {other}; not timed (1) " in flat
+    assert f"theirs.csv: 1 row, 0 can run here: {other} " in flat
     assert "GEMMPIPE_GIVEN_TABLES_ONLY is set: neither the user's nor the shipped tables are read" in out
     assert str(folder / "data") not in out
     assert "AITER_REBUILD is not read" in out
@@ -75,3 +85,48 @@ def test_the_current_directory_stays(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / ".hydra" / "config.yaml").write_text("mine: true\n")
     assert main(["doctor", "device.kind=cuda", "device.index=99"]) != 0
     assert (tmp_path / ".hydra" / "config.yaml").read_text() == "mine: true\n"
+
+
+def test_it_ends_with_a_verdict_and_the_next_command(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(folder / "cache"))
+    assert main(["doctor", "kernel=a16w16", "device=cpu"]) == 0
+    out = _joined(capsys.readouterr().out)
+    for own in ("triton", "gluon", "skinny", "sliced"):
+        assert f"  {own:<12} unavailable: no GPU: Triton compiles for GPUs\n" in out
+    assert f"  Triton's cache: {folder / 'cache'}, " in out
+    assert "cores may be used, " in out
+    *_, ready, following = out.splitlines()
+    assert re.match(r"ready: 2 of \d+ backends \(torch, onednn\); triton, gluon, skinny, sliced, .*: no GPU", ready)
+    assert following.startswith("next: gemmpipe ")
+    command = shlex.split(following.removeprefix("next: gemmpipe "))
+    assert {"kernel=a16w16", "device=cpu"} <= set(command)
+    assert main(["capture", *command]) == 0, "the command that it names composes"
+
+
+def test_the_next_command_without_a_backend(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "device=cpu", "backend=[triton]"]) == 0
+    *_, ready, following = _joined(capsys.readouterr().out).splitlines()
+    assert ready == "ready: 0 of 1 backend; triton: no GPU"
+    assert following.startswith("next: gemmpipe --help backend")
+
+
+def test_a_full_disk_and_few_cores_are_noted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "LEAST_FREE_BYTES", 2**62)
+    monkeypatch.setattr(machine, "CORES_PER_GPU", 10_000)
+    gpu = replace(cpu_device(), kind="cuda")
+    full, cores = list(machine.warnings_of([gpu, gpu], folder))[::2]
+    assert full.startswith(f"{folder}: ")
+    assert "free; a run needs about " in full
+    assert "cores compile for 2 GPUs; about 10000 per GPU keep them busy" in cores
+
+
+def test_the_age_of_a_table(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    table = folder / "bf16_tuned_gemm.csv"
+    table.write_text("gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName\n")
+    table.with_name(f"{table.name}.meta.json").write_text('{"runs": {"r": {"time": "2026-01-02T03:04:05+00:00"}}}')
+    monkeypatch.setenv("GEMMPIPE_CONFIG_A16W16", str(table))
+    assert main(["doctor", "kernel=a16w16", "device=cpu"]) == 0
+    flat = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"bf16_tuned_gemm.csv: 0 rows.*; tuned 2026-01-02 \(\d+ days ago\)", flat)

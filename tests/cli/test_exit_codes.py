@@ -68,10 +68,12 @@ def test_a_heartbeat_where_there_is_no_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr("gemmpipe.cli.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
     with Terminal(verbose=False) as terminal:
         events = Events(listeners=[terminal])
-        events.emit("stage", "screen", total=400)
+        events.emit("step", "screen", done=2, total=6)
+        events.emit("stage", "screen", total=400, unit="problems")
+        events.emit("progress", done=0)
         for now[0], done in ((4.0, 40), (11.0, 110), (12.0, 120), (22.0, 220)):
             events.emit("progress", done=done)
         events.emit("detail", "unseen")
@@ -80,8 +82,8 @@ def test_a_heartbeat_where_there_is_no_terminal(
     out, error = capsys.readouterr()
     assert out == "seen\n"
     assert error.splitlines() == [
-        "screen 110/400, 11 s, about 29 s left",
-        "screen 220/400, 22 s, about 18 s left",
+        "2 of 6: screen, 28 %, 110 of 400 problems, 11 s, about 30 s left",
+        "2 of 6: screen, 55 %, 220 of 400 problems, 22 s, about 20 s left",
         "warning: hot",
     ]
 

@@ -108,7 +108,7 @@ def test_ctrl_c_finishes_the_work_in_hand_and_resume_goes_on(start: Start, site:
     started.process.send_signal(signal.SIGINT)
     code, out, error = started.end()
     assert code == 130
-    assert "warning: interrupted: finishing running jobs (Ctrl-C again to abort)" in error
+    assert "interrupted: running jobs get 10 s to finish, then results are saved; Ctrl-C again stops at once" in error
     assert error.endswith("gemmpipe: interrupted; resume with 'gemmpipe resume=last'\n")
     assert "gemmpipe resume=" in out
     assert started.gone()

@@ -127,7 +127,7 @@ def test_our_tables_keep_their_product_and_its_provenance(folder: Path, capfd: p
         ),
         (["inputs=[*_dsv3.csv]", "output=c.csv", "format=[vllm]"], "names a table, and format=[csv] is not chosen"),
         (["table=old.csv", "kernel=a16w16"], "table: cannot be combined with inputs=, which this pipeline"),
-        (["inputs=/dev/zero", "kernel=a16w16"], "/dev/zero: no regular file"),
+        (["inputs=/dev/zero", "kernel=a16w16"], "/dev/zero: not a regular file"),
         (["inputs=c.csv.merge.txt", "output=c.csv", "kernel=a16w16"], "'c.csv.merge.txt' is written together with"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The worked example of README and docs/own_family.md, word for word: its files, its command, its kernel."""
+"""The worked example of README and docs/tutorials/own_family.md, word for word: its files, its command, its kernel."""
 
 import csv
 import os
@@ -27,7 +27,7 @@ from gemmpipe.sources.inline import InlineShapes
 from gemmpipe.stages.screen.candidates import list_by_family_name, list_candidates
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "own_family.md").read_text()
+PAGE = (ROOT / "docs" / "tutorials" / "own_family.md").read_text()
 FILES = re.findall(r"^`(mine/[\w/.]+)`:\n\n```\w+\n(.*?)```$", PAGE, re.DOTALL | re.MULTILINE)
 (COMMAND,) = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gemmpipe.family import load_family
-from gemmpipe.pipeline.report import use_line
+from gemmpipe.pipeline.summary import use_line
 
 ROOT = Path(__file__).parents[2]
 WORDS = ("kernel=a16w16", "device=cpu", "shapes=list", "shapes.items=[[8,64,64]]", "timer@stages.bench.timer=quick")
@@ -54,7 +54,7 @@ from gemmpipe.cli.progress import Terminal
 from gemmpipe.cli import escape_unencodable as any_text_may_be_said
 from gemmpipe.core.events import Event
 from gemmpipe.family import load_family
-from gemmpipe.pipeline.report import resume_line, use_line
+from gemmpipe.pipeline.summary import resume_line, use_line
 any_text_may_be_said()
 for folder in sorted(os.listdir(b".")):
     place = Path.cwd() / os.fsdecode(folder)

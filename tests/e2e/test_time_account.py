@@ -10,7 +10,7 @@ import pytest
 from gemmpipe.cli.main import main
 from gemmpipe.core.events import TimeAccount
 from gemmpipe.executors import Usage
-from gemmpipe.pipeline.report import usage_line
+from gemmpipe.pipeline.summary import usage_line
 
 pytestmark = pytest.mark.usefixtures("own_locks")
 

@@ -47,7 +47,7 @@ def test_a_run_from_end_to_end(run: Run) -> None:
     assert code == 0
     assert error == "", "no warning of any library reaches the user"
     assert "capture: 2 problems of 1 product" in out
-    assert "select: 2 of 2 problems solved" in out
+    assert "2 of 2 problems tuned" in out
     assert "export GEMMPIPE_CONFIG_FAULTY=" in out
     assert "resume with:" not in out, "it is finished"
     folder = _run_folder()
@@ -64,7 +64,8 @@ def test_a_run_from_end_to_end(run: Run) -> None:
     assert not profile.duplicated(["M", "candidate"]).any()
     status = profile["config"].str.extract(r'"KIND":"(\w+)"')[0].to_frame("kind").assign(status=profile["status"])
     assert set(status[status["kind"] == "unfit"]["status"]) == {"unsupported"}
-    assert set(status[status["kind"] == "untouched"]["status"]) == {"incorrect"}
+    # A launch that a busy machine delays can be too slow for the finals, where results are checked.
+    assert {"incorrect"} <= set(status[status["kind"] == "untouched"]["status"]) <= {"incorrect", "pruned"}
     assert set(status[status["kind"] == "right"]["status"]) <= {"ok", "pruned"}
     assert profile["us"].notna().equals(profile["status"].isin(["ok", "pruned"]))
 
@@ -99,7 +100,7 @@ def test_a_budget_of_time_ends_a_run_with_what_is_finished(run: Run, monkeypatch
 
     monkeypatch.setattr("gemmpipe.core.signals.time", Clock)
     shapes = "shapes.items=[{M: 8, N: 32, K: 64}, {M: 8, N: 48, K: 64}, {M: 8, N: 64, K: 64}]"
-    code, out, error = run(shapes, "batch=1", "budget_s=6")
+    code, out, error = run(shapes, "batch=1", "budget_s=6", "cpu_budget_s=null")
     assert (code, error) == (0, "")
     assert "budget_s=6: time budget reached; unfinished problems are skipped" in out
     assert [row["N"] for row in _table()] == [32], "the first batch, whose table ended the time"
@@ -173,7 +174,7 @@ def test_what_cannot_be_written_is_told_before_any_tuning(run: Run, key: str, na
     Path("file").write_text("")
     code, out, error = run(f"{key}={Path('file').resolve()}/there/x")
     assert code == 3
-    assert out == ""
+    assert out.count("\n") == 1  # what was to run
     assert error.startswith(f"gemmpipe: {named}: cannot write to {Path('file').resolve()}/there")
     assert error.count("\n") == 1
     assert not list(Path("outputs").glob("runs/*/*/trials.jsonl"))

@@ -19,8 +19,9 @@ from gemmpipe.core.events import Event
 from gemmpipe.family import load_family
 from gemmpipe.pipeline.plan import Plan
 from gemmpipe.runtime.capture.recorder import Recorder
+from gemmpipe.tables.merge import RowPreference
 from gemmpipe.tables.store import parse_table, render
-from gemmpipe.tables.unite import RowPreference, entries_of, unite_tables
+from gemmpipe.tables.unite import entries_of, unite_tables
 
 Refusal = Callable[..., str]
 AXES = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "NUM_KSPLIT", "num_warps", "num_stages")
@@ -401,9 +402,9 @@ def test_the_lock_of_captured_products_is_not_written_through(folder: Path) -> N
 
 
 def test_endless_files_are_refused(folder: Path, refusal: Refusal) -> None:
-    assert "no regular file" in refusal("capture", "shapes=csv", "shapes.path=/dev/zero")
+    assert "not a regular file" in refusal("capture", "shapes=csv", "shapes.path=/dev/zero")
     os.mkfifo(folder / "pipe.json")
-    assert "pipe.json: no regular file" in refusal("capture", "shapes=model", f"shapes.path={folder / 'pipe.json'}")
+    assert "pipe.json: not a regular file" in refusal("capture", "shapes=model", f"shapes.path={folder / 'pipe.json'}")
 
 
 _PIPES = {
@@ -425,7 +426,7 @@ _PIPES = {
 def test_a_pipe_is_refused_by_every_reader_before_it_is_opened(reader: str, folder: Path, refusal: Refusal) -> None:
     name, words = _PIPES[reader]
     os.mkfifo(folder / name)
-    assert "no regular file" in refusal(*(word.format(name) for word in words))
+    assert "not a regular file" in refusal(*(word.format(name) for word in words))
 
 
 @pytest.mark.parametrize("name", ["trials.jsonl", ".hydra/overrides.yaml", ".hydra/hydra.yaml"])

@@ -131,7 +131,7 @@ def test_what_is_printed_tunes_stale_rows_again_as_they_were(verify: Verify, cap
     assert {*own, "backend=[faulty,torch]", "executor.timeout_s=1"} < set(words)
     assert [word for word in words if word.startswith("device")] == ["device=cpu"]
     assert main(words[1:]) == 0
-    assert "select: 1 of 1 problems solved" in capfd.readouterr().out
+    assert "1 of 1 problem tuned" in capfd.readouterr().out
     assert main(["verify", "table=t.csv", *words[1:3], "device=cpu", *lenient]) == 0
 
 

@@ -53,6 +53,7 @@ from gemmpipe.core.device import cpu_device
 from gemmpipe.core.errors import EnvironmentProblem
 from gemmpipe.core.events import Events
 from gemmpipe.executors.local import device_lock
+device = cpu_device()  # it imports torch, which the other user may not be allowed to read
 os.umask(0o077)
 os.setgroups([])
 os.setgid(int(sys.argv[1]))
@@ -60,7 +61,7 @@ os.setuid(int(sys.argv[1]))
 def check():
     raise TimeoutError
 try:
-    with device_lock(cpu_device(), Events(listeners=[lambda event: print(event.text, flush=True)]), check):
+    with device_lock(device, Events(listeners=[lambda event: print(event.text, flush=True)]), check):
         print("held", flush=True)
         sys.stdin.readline()
 except (EnvironmentProblem, TimeoutError) as error:
@@ -135,7 +136,7 @@ def test_an_inaccessible_lock_of_another_user_is_reported(another: "Callable[...
         pass
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(EnvironmentProblem, match="is no regular file"), _lock(device):
+    with pytest.raises(EnvironmentProblem, match="is not a regular file"), _lock(device):
         pass
 
 

@@ -64,6 +64,12 @@ def _selections(*rows: dict[str, object]) -> pd.DataFrame:
     return pd.DataFrame([{**base, **row} for row in rows], columns=columns)
 
 
+def _cktile_rows() -> list[dict[str, object]]:
+    row = {"libtype": "ck", "solidx": 3, "kernelName": "ck_3", "splitK": 1, "us": 4.5, "err_ratio": 0.0, "format": ""}
+    key = {"gfx": "gfx942", "cu_num": 304, "N": 1280, "K": 8192, "dtype": "float8_e4m3fnuz", "outdtype": "bfloat16"}
+    return [{**dict.fromkeys(SELECTIONS), **row, **key, "M": m} for m in (1, 2)]
+
+
 def test_hipblaslts_solutions_are_stored_and_our_kernels_are_not(tmp_path: Path, mi300x: Device) -> None:
     emitted: list[Event] = []
     target = Target(
@@ -85,6 +91,13 @@ def test_hipblaslts_solutions_are_stored_and_our_kernels_are_not(tmp_path: Path,
     assert line == f"gfx942,304,1,1280,8192,{bf16},hipblaslt,21434,0,4.5,h@1,0.0,0,0"
     assert assembly == f"gfx942,304,6,1280,8192,{bf16},asm,0,4,4.5,_ZN5a,0.0,0,0", "which aiter finds by its own name"
     assert "aiter: 4 of 6 selections left out: not kernels of aiter" in [e.text for e in emitted]
+    text = "aiter: 1 of 2 selections left out: aiter's table has no column x_scale"
+    blocks = load_family("a8w8_blockscale")
+    by_order = pd.DataFrame(
+        [{**row, "x_scale": order} for row, order in zip(_cktile_rows(), (None, "row"), strict=True)]
+    )
+    AiterCsv(file=None).write(blocks, by_order, target)
+    assert text in [e.text for e in emitted]
     row, _ = store.read(path, load_family("a16w16"))
     assert (row["solidx"], row["splitK"]) == (21434, 1)
     assert AiterCsv(file=None).write(load_family("a16w16"), _selections(*rows[1:5]), target) == []

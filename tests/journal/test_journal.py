@@ -274,3 +274,38 @@ def test_a_row_with_an_invalid_value_is_skipped(
     record = journal.read(tmp_path)
     assert record.skipped == [before + 1]
     assert _counts(record) == (1, 1, 3, 1)
+
+
+def test_rows_have_the_seconds_since_their_session_began(
+    tmp_path: Path, h200: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [50.0]
+    monkeypatch.setattr("gemmpipe.journal.writer.time.monotonic", lambda: clock[0])
+    written = Journal(tmp_path)
+    for start in (100.0, 900.0):
+        clock[0] = start
+        written.write("session", device=asdict(h200))
+        clock[0] = start + 1.25
+        written.build("b", FACTS)
+        clock[0] = start + 2.5
+        written.trial(_trial(A, us=start))
+        written.write("conditions", device="cuda:0", sm_mhz=1980, power_w=None)
+    written.close()
+    log = journal.read(tmp_path).log
+    assert [(each.session, each.t_s) for each in log] == [(s, t) for s in (0, 1) for t in (1.25, 2.5, 2.5)]
+    assert [each.content for each in log[3:]] == ["b", _trial(A, us=900.0), {"device": "cuda:0", "sm_mhz": 1980}]
+
+
+def test_rows_of_before_have_no_time_and_a_bad_time_is_a_bad_row(tmp_path: Path, h200: Device) -> None:
+    _write(tmp_path, h200)
+    path = tmp_path / journal.NAME
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    trials = [row for row in rows if row["row"] == "trial"]
+    del trials[0]["t"]
+    trials[1]["t"] = -1
+    trials[2]["t"] = "soon"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    record = journal.read(tmp_path)
+    assert [each.t_s for each in record.log] == [None]
+    assert record.count == 1
+    assert len(record.skipped) == 2

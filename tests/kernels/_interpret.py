@@ -15,9 +15,12 @@ import _grouped_cpu
 import torch
 
 from gemmpipe.core.device import arch_device
-from gemmpipe.family import GemmSpec, KernelDefaults, load_family
+from gemmpipe.core.spec import scale_order
+from gemmpipe.family import GemmSpec, KernelDefaults, Scaling, load_family
+from gemmpipe.family.operands import quantise_blockwise
 from gemmpipe.family.problem import make_problem
 from gemmpipe.family.reference import error_ratio
+from gemmpipe.templates.quantise import quantised_inputs
 
 
 def laid(scales: torch.Tensor | None, how: str | None) -> torch.Tensor | None:
@@ -61,7 +64,30 @@ def run(case: dict) -> dict:
     }
 
 
-PROGRAMS = {"kernel": run, "grouped": _grouped_cpu.run}
+def quantise(case: dict) -> dict:
+    """The quantiser on values of any size, against torch's quantisation by blocks."""
+    m, k = case["mk"]
+    scaling = Scaling(granularity="row") if case.get("by_row") else Scaling(granularity="block", block=(128, 128))
+    spec = GemmSpec(m=m, n=128, k=k, x_dtype=case["x"], w_dtype=case["w"], out_dtype=case["x"], w_scale=scaling)
+    generator = torch.Generator().manual_seed(3)
+    values = torch.randn(m, k, generator=generator) * torch.exp2(torch.randint(-6, 7, (m, 1), generator=generator))
+    values[m // 2, : k if case.get("by_row") else 128] = 0  # the scale of zeros is 1
+    x = values.to(getattr(torch, case["x"]))
+    wide = torch.zeros(m, k + 8, dtype=x.dtype)
+    wide[:, :k] = x
+    got = quantised_inputs(spec, arch_device(case["gfx"]), wide[:, :k], case["order"])
+    got.run()
+    stored, scales = quantise_blockwise(x.float(), (1, k if case.get("by_row") else 128), getattr(torch, case["w"]))
+    found, expected = got.inputs.x.float(), stored.float()
+    return {
+        "order": scale_order(got.inputs.x_scale),
+        "scales": torch.equal(got.inputs.x_scale, scales),
+        "different": float((found != expected).float().mean()),
+        "worst": float(((found - expected).abs() / expected.abs().clamp_min(1)).max()),
+    }
+
+
+PROGRAMS = {"kernel": run, "grouped": _grouped_cpu.run, "quantise": quantise}
 
 for line in sys.stdin:
     program, case = json.loads(line)

@@ -31,7 +31,7 @@ def run(case: dict) -> dict:
     kernel = family.engine_kernels[case["engine"]]
     sizes = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K")
     knobs = dict(zip(sizes, case["knobs"], strict=True)) | {"GROUP_SIZE_M": 2, "num_warps": 4, "num_stages": 2}
-    knobs = kernel.normalise(spec, knobs, device)
+    knobs = kernel.normalise(spec, {**knobs, **case.get("more", {})}, device)
     out = torch.full(spec.out_shape, float("nan"), dtype=getattr(torch, spec.out_dtype))
     launch = kernel.bind(spec, knobs, device, inputs, kernel.prepare(spec, weights, knobs), out)
     reference = family.reference(spec, inputs, weights)

@@ -8,11 +8,13 @@ from pathlib import Path
 import numpy
 import pytest
 import triton
+import yaml
 
 from gemmpipe.core.device import arch_device
+from gemmpipe.core.paths import shipped
 from gemmpipe.family import Family, GemmSpec, Implementation, KernelDefaults, load_family
 from gemmpipe.family.problem import make_problem
-from gemmpipe.family.space import Space
+from gemmpipe.family.space import Space, parse_space
 from gemmpipe.launch.build import compile_build
 
 ENGINES = ("vllm", "sglang")
@@ -34,6 +36,15 @@ CASES = [
     {"mnk": [16, 128, 256], "knobs": [16, 128, 128], "gfx": "gfx942"},
 ]
 
+HOPPER_CASES = [
+    {"mnk": [32, 128, 256], "knobs": [16, 64, 128], "more": {"SWAP_AB": True}},
+    {"mnk": [33, 160, 400], "knobs": [16, 64, 64], "more": {"SWAP_AB": True, "SPLIT_K": 4}},
+    {"mnk": [1, 144, 333], "knobs": [16, 32, 64], "out": "float16", "more": {"SPLIT_K": 2}},
+    {"mnk": [5, 48, 130], "knobs": [16, 64, 128], "out": "float32", "more": {"SWAP_AB": True, "SPLIT_K": 16}},
+    {"mnk": [7, 128, 1024], "knobs": [16, 128, 64], "m_major": True, "more": {"SWAP_AB": True, "SPLIT_K": 8}},
+]
+"""With the knobs of SGLang's kernel for sm_90: ragged K, splits without work, odd numbers of K tiles per split."""
+
 
 @pytest.fixture(scope="module")
 def family() -> Family:
@@ -53,11 +64,12 @@ def _spec(family: Family, gfx: str = "sm_90", m: int = 64, n: int = 512, k: int 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_interpreted_it_matches_the_reference(engine: str) -> None:
     script = Path(__file__).with_name("_interpret_engine.py")
-    cases = json.dumps([{**case, "engine": engine} for case in CASES])
+    listed = [*CASES, *(HOPPER_CASES if engine == "sglang" else [])]
+    cases = json.dumps([{**case, "engine": engine} for case in listed])
     done = subprocess.run([sys.executable, script], input=cases, capture_output=True, text=True, check=True)
     results = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(results) == len(CASES)
-    for case, result in zip(CASES, results, strict=True):
+    assert len(results) == len(listed)
+    for case, result in zip(listed, results, strict=True):
         assert result == {"misfit": None, "error": 0.0, "same": True}, case
 
 
@@ -73,12 +85,39 @@ def test_it_compiles(family: Family, engine: str, gfx: str, m: int) -> None:
     assert compile_build(build, device).error == ""
 
 
+@pytest.mark.parametrize("more", [{"SWAP_AB": True}, {"SPLIT_K": 4}, {"SWAP_AB": True, "SPLIT_K": 16}])
+def test_sglangs_kernel_for_hopper_compiles(family: Family, more: dict[str, object]) -> None:
+    kernel, device = family.engine_kernels["sglang"], arch_device("sm_90")
+    spec = _spec(family, m=8)
+    knobs = kernel.normalise(spec, {**KNOBS, "BLOCK_SIZE_M": 16, **more}, device)
+    assert kernel.unsupported_reason(spec, knobs, device) is None
+    builds = kernel.builds(spec, knobs, device)
+    assert len(builds) == (2 if "SPLIT_K" in more else 1)
+    assert [compile_build(build, device).error for build in builds] == [""] * len(builds)
+    assert str(kernel.unsupported_reason(spec, knobs, arch_device("sm_100"))).startswith("form: only sglang's kernel")
+
+
+def test_the_space_has_these_knobs_for_sglang_on_hopper_alone(family: Family) -> None:
+    listed = yaml.safe_load((shipped("conf") / "space" / "engine_dense.yaml").read_text())
+    space, spec = parse_space(listed, []), _spec(family, m=16, n=2112, k=7168)
+
+    def swapped(engine: str, gfx: str) -> int:
+        kernel, device = family.engine_kernels[engine], arch_device(gfx)
+        found = [kernel.normalise(spec, knobs, device) for knobs in kernel.configs(spec, device, space)]
+        assert len({tuple(sorted(each.items())) for each in found}) == len(found)
+        return sum(each.get("SWAP_AB") is True for each in found)
+
+    assert swapped("sglang", "sm_90") == 180
+    assert swapped("vllm", "sm_90") == swapped("sglang", "sm_100") == swapped("sglang", "gfx942") == 0
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_it_has_the_engines_knobs_and_no_others(family: Family, engine: str) -> None:
     kernel, device, spec = family.engine_kernels[engine], arch_device("sm_90"), _spec(family)
     ours = {**KNOBS, "NUM_KSPLIT": 1, "cache_modifier": "", "SWAP_AB": False, "kpack": 1}
     assert kernel.normalise(spec, ours, device) == KNOBS
-    for odd in ({"NUM_KSPLIT": 4}, {"SWAP_AB": True}, {"SPLIT_K": 2}, {"cache_modifier": ".cg"}):
+    own = [{"SWAP_AB": True}, {"SPLIT_K": 2}]
+    for odd in ({"NUM_KSPLIT": 4}, {"cache_modifier": ".cg"}, *(own if engine == "vllm" else [])):
         knobs = kernel.normalise(spec, {**KNOBS, **odd}, device)
         assert str(kernel.unsupported_reason(spec, knobs, device)).startswith(
             f"form: {engine}'s kernel has no {next(iter(odd))}="

@@ -2,6 +2,7 @@
 
 import pytest
 from interpreter_process import INTERPRETED, Interpreter
+from pairwise import SLOW
 
 pytestmark = INTERPRETED
 
@@ -84,8 +85,45 @@ SLICED = {
         {"mnk": [33, 40, 640], "knobs": [32, 16, 512, 1]},
     ],
 }
+LINEAR = {
+    "triton": [
+        {"mnk": [32, 128, 256], "knobs": [16, 64, 128, 1]},
+        {"mnk": [33, 160, 400], "knobs": [16, 64, 128, 3], "out": "float16"},
+        {"mnk": [1, 144, 1536], "knobs": [16, 32, 64, 8]},
+        {"mnk": [16, 128, 256], "knobs": [16, 128, 128, 2], "gfx": "gfx942"},
+    ],
+    "skinny": [{"mnk": [3, 300, 464], "knobs": [2, 8, 128, 1]}],
+    "sliced": [{"mnk": [5, 7, 129], "knobs": [8, 32, 512, 1]}, {"mnk": [16, 129, 1400], "knobs": [16, 128, 128, 1]}],
+    "fused": [
+        {"mnk": [32, 128, 256], "knobs": [16, 64, 128, 1]},
+        {"mnk": [33, 160, 400], "knobs": [16, 256, 128, 3], "out": "float16"},
+        {"mnk": [5, 144, 400], "knobs": [16, 64, 128, 4], "swap": True},
+        {"mnk": [1, 1, 16], "knobs": [16, 16, 128, 1], "gfx": "gfx942"},
+    ],
+    "weight_only": [
+        {"mnk": [32, 128, 256], "knobs": [16, 64, 128, 1]},
+        {"mnk": [33, 160, 400], "knobs": [16, 256, 64, 3], "out": "float16"},
+        {"mnk": [5, 144, 400], "knobs": [16, 64, 128, 4], "swap": True},
+        {"mnk": [3, 129, 257], "knobs": [16, 128, 32, 2], "gfx": "gfx942"},
+    ],
+}
+"""Of linear_fp8_blockscale, by label."""
+LINEAR_ROW = {
+    "triton": [{"mnk": [33, 160, 400], "knobs": [16, 64, 128, 3], "bias": True}],
+    "skinny": [{"mnk": [3, 70, 320], "knobs": [2, 4, 64, 1], "gfx": "gfx942"}],
+    "sliced": [{"mnk": [17, 33, 600], "knobs": [32, 16, 512, 1], "bias": True, "out": "float16"}],
+    "weight_only": [
+        {"mnk": [32, 128, 256], "knobs": [16, 64, 128, 1]},
+        {"mnk": [33, 160, 400], "knobs": [16, 256, 64, 3], "out": "float16", "bias": True},
+        {"mnk": [5, 144, 600], "knobs": [16, 64, 256, 2], "swap": True, "bias": True},
+        {"mnk": [1, 1, 16], "knobs": [16, 16, 32, 1], "gfx": "gfx942"},
+    ],
+}
+"""Of linear_fp8_row."""
 CASES = [
     ("a16w16", A16W16),
+    *(("linear_fp8_blockscale", [{**case, "label": label} for case in cases]) for label, cases in LINEAR.items()),
+    *(("linear_fp8_row", [{**case, "label": label} for case in cases]) for label, cases in LINEAR_ROW.items()),
     ("a8w8_blockscale", BLOCKSCALE),
     *((family, [{**case, "label": "skinny"} for case in cases]) for family, cases in SKINNY.items()),
     *((family, [{**case, "label": "sliced"} for case in cases]) for family, cases in SLICED.items()),
@@ -103,15 +141,22 @@ def test_matches_the_reference_on_odd_and_even_sizes(interpreter: Interpreter, f
         assert (result["splits"] > 1) == (case["knobs"][3] > 1), case
 
 
-@pytest.mark.parametrize("scales", ORDERS)
+KERNELS = [
+    ("a8w8_blockscale", "triton", BLOCKSCALE[1:4] + BLOCKSCALE[5:9:3]),
+    ("a8w8_blockscale", "skinny", SKINNY["a8w8_blockscale"]),
+    ("a8w8_blockscale", "sliced", SLICED["a8w8_blockscale"][1:4]),
+    ("a8w8_blockscale_bpreshuffle", "triton", SHUFFLED),
+    ("a8w8_blockscale_bpreshuffle", "skinny", SKINNY["a8w8_blockscale_bpreshuffle"]),
+]
+
+
+# Of each kernel always the two orders with a gap between their columns or rows: the others are these without NaN.
 @pytest.mark.parametrize(
-    ("family", "label", "cases"),
+    ("family", "label", "cases", "scales"),
     [
-        ("a8w8_blockscale", "triton", BLOCKSCALE[1:4] + BLOCKSCALE[5:9:3]),
-        ("a8w8_blockscale", "skinny", SKINNY["a8w8_blockscale"]),
-        ("a8w8_blockscale", "sliced", SLICED["a8w8_blockscale"][1:4]),
-        ("a8w8_blockscale_bpreshuffle", "triton", SHUFFLED),
-        ("a8w8_blockscale_bpreshuffle", "skinny", SKINNY["a8w8_blockscale_bpreshuffle"]),
+        pytest.param(*kernel, order, marks=() if order.startswith("padded") or kernel[1] == "triton" else SLOW)
+        for kernel in KERNELS
+        for order in ORDERS
     ],
 )
 def test_block_scales_of_either_order_are_read_in_place(

@@ -84,7 +84,7 @@ class Planted(Implementation):
         if spec.experts is not None:
             method = {"method": "expert_loop"}
             return self._with_error(Torch().bind(spec, method, device, inputs, prepared, out), knobs, out)
-        scaled = spec.x_scale is not None or spec.out_dtype != spec.x_dtype
+        scaled = spec.w_scale is not None or spec.out_dtype != spec.x_dtype
         method = {"method": "float32_convert" if scaled else "mm"}
         return self._with_error(Torch().bind(spec, method, device, inputs, prepared, out), knobs, out)
 

@@ -147,3 +147,25 @@ def test_unsupported_configs_do_not_fit_the_resources() -> None:
         if shared <= point.device.shared_bytes and not spilled:
             fitted.append((point.device.gfx, point.spec.x_dtype, dict(point.knobs), point.reason))
     assert len(fitted) <= UNSUPPORTED * 0.05, fitted
+
+
+@pytest.mark.parametrize(
+    ("name", "tile"),
+    [("a16w16", (256, 128)), ("a8w8", (128, 256)), pytest.param("batched_bf16", (256, 128), marks=pytest.mark.slow)],
+)
+def test_a_sum_in_tensor_memory_may_be_as_large_as_the_registers(name: str, tile: tuple[int, int]) -> None:
+    """On sm_100 alone 256 values per thread compile without a second sum or splits, almost without spills."""
+    wanted = {"BLOCK_SIZE_M": tile[0], "BLOCK_SIZE_N": tile[1], "num_warps": 4, "NUM_KSPLIT": 1, "num_stages": 2}
+
+    listed = (p for p in points(name, "sm_100", 4096) if p.implementation.label == "triton" and p.reason is None)
+    point = next(p for p in listed if wanted.items() <= p.knobs.items() and not p.knobs.get("SWAP_AB"))
+    hopper = point.implementation.unsupported_reason(point.spec, point.knobs, arch_device("sm_90"))
+    assert str(hopper).startswith("registers: 256")
+    _, spilled = point.compile()
+    assert spilled <= 64
+
+
+def test_gathered_rows_and_second_sums_need_registers_next_to_the_sum() -> None:
+    for name in ("fmoe", "a8w8_blockscale"):
+        reasons = [str(p.reason) for p in points(name, "sm_100", 4096)]
+        assert any(reason.startswith("registers: 256") for reason in reasons), name

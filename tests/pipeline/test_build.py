@@ -19,13 +19,13 @@ from gemmpipe.pipeline.config_types import construct, convert
 from gemmpipe.pipeline.plan import Plan
 
 OPTIONS = ConfigFolders(config_dir=None).options
-LISTS = ("backend", "format")
+LISTS = ("backend", "format", "roofline")
 NSETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
 
 
-@pytest.mark.parametrize("group", ["search", "stage", "timer", "executor", "device"])
+@pytest.mark.parametrize("group", ["search", "stage", "timer", "executor", "device", "roofline"])
 def test_every_key_of_an_option_is_explained(group: str) -> None:
-    plain = {"_target_", "defaults", "kind", "rungs"} | {"bytes_per_s", "flops_8_per_s", "flops_16_per_s"}
+    plain = {"_target_", "defaults", "kind", "rungs", "sm_90"}
     plain |= {"cublaslt", "hipblaslt", "torch"}  # of `prefer`, which is explained
     explained: dict[str, bool] = {}
     for path in Path("conf", group).glob("*.yaml"):
@@ -110,7 +110,8 @@ def test_the_defaults_of_the_readme(plans: list[Plan]) -> None:
     plain = ("version", "output", "profile", "batch", "retune", "verbose", "resume", "reuse")
     assert [config[key] for key in plain] == [1, "outputs/tuned", None, 100, False, False, None, None]
     assert list(plans[0].formats) == ["csv", "triton_json"]
-    assert list(plans[0].backends) == ["triton", "gluon", "skinny", "sliced", "torch", "scaled_mm", "onednn"]
+    own, libraries = ["triton", "gluon", "skinny", "sliced", "fused", "weight_only"], ["torch", "scaled_mm"]
+    assert list(plans[0].backends) == [*own, *libraries, "quantised_library", "onednn"]
     assert plans[0].executor.timeout_s == 60  # type: ignore[attr-defined]
 
 

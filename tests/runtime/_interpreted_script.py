@@ -49,7 +49,7 @@ def every_family(name: str) -> dict:
     spec = family.spec(make_problem(family, values, words, H200.gfx, "case"))
     generator = torch.Generator().manual_seed(3)
     weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
-    operands = [inputs.x, weights.w, *(() if weights.w_scale is None else (inputs.x_scale, weights.w_scale))]
+    operands = [inputs.x, weights.w, *(scale for scale in (inputs.x_scale, weights.w_scale) if scale is not None)]
     if spec.experts is not None:
         operands = [inputs.x, weights.w, weights.w2, inputs.topk_weights, inputs.topk_ids]
     y = torch.full(spec.out_shape, float("nan"), dtype=getattr(torch, spec.out_dtype))

@@ -169,6 +169,18 @@ def test_an_error_is_one_line_without_a_tensors_values(
     assert "\n" not in str(caught.value)
 
 
+def test_a_configuration_is_checked_also_without_rows(x: Activations, w: torch.Tensor) -> None:
+    assert gemm_a16w16(x(0), w, config=MM).shape == (0, 64)
+    assert gemm_a16w16(x(0), w, config=TILES).shape == (0, 64), "a config that does not fit has nothing to run"
+    with pytest.raises(UserError, match=r"^gemm_a16w16: config: backend: 'tritn', expected one of"):
+        gemm_a16w16(x(0), w, config={"backend": "tritn"})
+    operands = torch.ones(0, 32), torch.ones(4, 32, 32), torch.ones(4, 32, 16), torch.ones(0, 2)
+    ids = torch.zeros(0, 2, dtype=torch.int32)
+    mixture = [each.bfloat16() for each in operands[:3]]
+    with pytest.raises(UserError, match=r"^fused_moe: config: triton has no knob 'BLOCK_M'"):
+        fused_moe(*mixture, operands[3], ids, config={**TILES, "BLOCK_M": 1})
+
+
 def test_a_tensor_in_place_of_an_option_is_shown_as_shape_and_type(x: Activations, w: torch.Tensor) -> None:
     with pytest.raises(UserError, match=r"^gemm_a16w16_atomic: out_dtype is float32 \[64\], expected a torch.dtype$"):
         gemm_a16w16_atomic(x(4), w, torch.randn(64))

@@ -44,7 +44,7 @@ def case(request: pytest.FixtureRequest) -> Case:
     spec = family.spec(make_problem(family, values, words, "sm_90", "case"))
     generator = torch.Generator().manual_seed(2)
     weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
-    scales = () if weights.w_scale is None else (inputs.x_scale, weights.w_scale)
+    scales = tuple(scale for scale in (inputs.x_scale, weights.w_scale) if scale is not None)
     call = getattr(gemmpipe.runtime, family.entry_point)
     return Case(call=call, operands=(inputs.x, weights.w, *scales), batched=spec.batch > 1)
 
@@ -84,7 +84,7 @@ def test_under_autocast_to_another_type(case: Case) -> None:
     expected = case.out
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.float16):
         found = case.out
-    wide = not expected.dtype.is_floating_point or len(case.operands) > 2
+    wide = not expected.dtype.is_floating_point or len(case.operands) == 4
     assert found.dtype == (expected.dtype if wide else torch.float16)
     torch.testing.assert_close(found.float(), expected.float(), atol=0.05 * float(expected.float().std()), rtol=0.05)
 
@@ -101,8 +101,9 @@ def test_the_default_output_type(case: Case) -> None:
 
 def without_rows(case: Case) -> tuple[torch.Tensor, ...]:
     """The operands of an empty batch."""
+    rows = (0, 2) if len(case.operands) == 4 else (0,)
     return tuple(
-        tensor if place % 2 or tensor.numel() == 1 else tensor[:, :0] if case.batched else tensor[:0]
+        tensor if place not in rows or tensor.numel() == 1 else tensor[:, :0] if case.batched else tensor[:0]
         for place, tensor in enumerate(case.operands)
     )
 
@@ -117,10 +118,10 @@ def test_no_rows(case: Case, place: str) -> None:
 
 def test_no_columns_and_no_inner_elements(case: Case) -> None:
     x, w, *scales = case.operands
-    by_columns = [scale[:, :, :0] if case.batched else scale[:0] for scale in scales[1:] if scale.numel() > 1]
-    columns = case.call(x, w[..., :0, :], *scales[:1], *(by_columns or scales[1:]))
+    by_columns = [scale[:, :, :0] if case.batched else scale[:0] for scale in scales[-1:] if scale.numel() > 1]
+    columns = case.call(x, w[..., :0, :], *scales[:-1], *(by_columns or scales[-1:]))
     assert columns.shape == (*x.shape[:-1], 0)
-    blocks = len(scales) > 1 and scales[0].shape[-1] > 1
+    blocks = bool(scales) and not case.batched and scales[-1].shape[-1] > 1
     found = case.call(x[..., :0], w[..., :0], *(scale[..., :0] if blocks else scale for scale in scales))
     assert found.shape == case.out.shape
     assert not found.any()
@@ -135,7 +136,8 @@ def test_without_rows_the_rest_is_still_checked(case: Case, place: str) -> None:
         (x, w[..., : w.shape[-1] // 2], *scales),
         (x.double(), w, *scales) if x.dtype != torch.float4_e2m1fn_x2 else (x, w[:, :-1], *scales),
         (torch.empty_like(x, device="meta" if place == "cpu" else "cpu"), w, *scales),
-        *([(x, w, scales[0].new_empty(5, 3), scales[1]), (x, w, scales[0], scales[1][..., :0])] if scales else ()),
+        *([(x, w, *scales[:-1], scales[-1][..., :0])] if scales else ()),
+        *([(x, w, scales[0].new_empty(5, 3), scales[1])] if len(scales) == 2 else ()),
     ]
     for operands in wrong:
         with pytest.raises(UserError, match=r"^[^\n]+$"):
@@ -157,9 +159,10 @@ def test_compiled_as_one_graph_for_any_number_of_rows(case: Case) -> None:
         x, w, *scales = case.operands
         half = slice(0, M // 2)
         shorter = [x[:, half], w] if case.batched else [x[half], w]
-        if scales:
+        if len(scales) == 2:
             one = scales[0].numel() == 1
-            shorter += [scales[0] if one else scales[0][:, half] if case.batched else scales[0][half], scales[1]]
+            shorter += [scales[0] if one else scales[0][:, half] if case.batched else scales[0][half]]
+        shorter += scales[-1:]
         same(compiled(*shorter), case.call(*shorter))
 
 

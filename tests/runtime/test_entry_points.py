@@ -28,7 +28,7 @@ def test_its_function_computes_it(path: Path) -> None:
     spec = family.spec(problem)
     generator = torch.Generator().manual_seed(2)
     weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
-    scales = () if weights.w_scale is None else (inputs.x_scale, weights.w_scale)
+    scales = tuple(scale for scale in (inputs.x_scale, weights.w_scale) if scale is not None)
     if spec.experts is not None:
         scales = (weights.w2, inputs.topk_weights, inputs.topk_ids)
     call = getattr(gemmpipe.runtime, family.entry_point)

@@ -38,6 +38,7 @@ from gemmpipe.runtime.dispatch import Dispatch
 from gemmpipe.runtime.moe import RoutedOperands
 from gemmpipe.runtime.operands import CallOperands
 from gemmpipe.runtime.select import LookupResult, RunnableCandidate
+from gemmpipe.templates.quantise import QuantisedFirst
 
 SPACES = Path(__file__).parents[2] / "conf" / "space"
 H200 = arch_device("sm_90")
@@ -90,7 +91,12 @@ def counter(monkeypatch: pytest.MonkeyPatch) -> Counter:
     def load(build: Build, device: Device) -> LoadedKernel:
         return LoadedKernel(build=build, kernel=kernel, interpreted=False)
 
-    for module in ("gemmpipe.runtime.binding", "gemmpipe.launch.launch", "gemmpipe.kernels.fmoe._triton"):
+    for module in (
+        "gemmpipe.runtime.binding",
+        "gemmpipe.launch.launch",
+        "gemmpipe.kernels.fmoe._triton",
+        "gemmpipe.templates.quantise",
+    ):
         monkeypatch.setattr(f"{module}.load_build", load)
     monkeypatch.setattr("gemmpipe.runtime.binding.stream_getter", lambda: lambda index: 7)
     for module in ("binding", "moe"):
@@ -175,6 +181,8 @@ def designed(implementation: Implementation, spec: GemmSpec, knobs: Knobs, devic
     """One product is one kernel by design; atomics need a zeroed output first."""
     if isinstance(implementation, MultiLaunchImplementation):
         return ["kernel"] * len(implementation.launch_plan(spec, knobs, device))
+    if isinstance(implementation, QuantisedFirst):
+        return ["kernel", "kernel"]
     zeroed = "_atomic@" in implementation.kernel_name(knobs)
     return ["zero_", "kernel"] if zeroed else ["kernel"]
 

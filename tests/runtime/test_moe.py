@@ -280,7 +280,7 @@ def test_tune_then_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert re.search(r"token +model_dim +inter_dim +expert +topk +chosen", done.stdout)
+    assert re.search(r"token +model_dim +inter_dim +expert +topk +time", done.stdout)
     (table,) = re.findall(r"^export GEMMPIPE_CONFIG_FMOE=(.+)$", done.stdout, re.MULTILINE)
     monkeypatch.setenv("GEMMPIPE_CONFIG_FMOE", table)
     reload()

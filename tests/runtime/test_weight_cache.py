@@ -11,13 +11,14 @@ import torch
 from torch.nn.functional import linear
 
 from gemmpipe.backends.aten import Torch
+from gemmpipe.backends.scaled_mm import ScaledMm, weight_scales
 from gemmpipe.core.data import Candidate
 from gemmpipe.core.device import arch_device, cpu_device
 from gemmpipe.core.errors import UserError
 from gemmpipe.family import KernelDefaults, Weights, load_family
 from gemmpipe.family.problem import make_problem
 from gemmpipe.runtime import gemm_a4w4_blockscale, gemm_a8w8, gemm_a16w16, prepare_weight, release_prepared, reload
-from gemmpipe.runtime.binding import cached_form, is_capturing
+from gemmpipe.runtime.binding import cached_form, generic_call, is_capturing
 from gemmpipe.runtime.dispatch import dispatch_of
 from gemmpipe.runtime.select import RunnableCandidate
 from gemmpipe.runtime.weight_cache import WEIGHT_CACHE
@@ -214,3 +215,31 @@ def test_an_argument_that_is_no_tensor_is_reported(call: Callable[[], int], mess
     with pytest.raises(UserError) as caught:
         call()
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("granularity", ["row", "tensor"])
+def test_a_library_that_reads_stored_scales_is_captured_after_its_first_call(granularity: str, monkeypatch) -> None:
+    """`scaled_mm` of scales by row prepares nothing: a graph takes it, as it does the dispatcher's own kernels."""
+    family, device = load_family("a8w8"), arch_device("sm_90")
+    defaults = KernelDefaults(dtype="float8_e4m3fn", out_dtype=None, bias=None)
+    key = {"M": 32, "N": 64, "K": 128, "granularity": granularity}
+    spec = family.spec(make_problem(family, key, defaults, device.gfx, "case"))
+    weights = family.make_weights(spec, torch.Generator().manual_seed(1))
+    runnable = RunnableCandidate(
+        implementation=ScaledMm(), candidate=Candidate.of("scaled_mm", {"use_fast_accum": False})
+    )
+    monkeypatch.setattr("gemmpipe.runtime.binding._synchronized", lambda make, device: make())
+    monkeypatch.setattr("gemmpipe.runtime.binding.is_capturing", lambda device: capturing)
+    monkeypatch.setattr("gemmpipe.runtime.binding.device_context", lambda device: torch.no_grad())
+    seen = []
+
+    def bind(self, spec, knobs, device, inputs, prepared, out):  # the operator itself needs a GPU
+        seen.append(weight_scales(prepared))
+        return lambda: out
+
+    monkeypatch.setattr(ScaledMm, "bind", bind)
+    call = generic_call(runnable, spec, device, torch.bfloat16)
+    inputs = family.make_inputs(spec, torch.Generator().manual_seed(2))
+    for capturing in (False, True):  # noqa: B007 (read by is_capturing)
+        call(inputs.x, weights.w, inputs.x_scale, weights.w_scale, None)
+    assert [scales.data_ptr() for scales in seen] == [weights.w_scale.data_ptr()] * 2

@@ -25,7 +25,7 @@ def _estimates(m: int, n: int, k: int, columns: tuple[int, ...]) -> dict[int, fl
     ("m", "n", "best"), [(2048, 1280, 160), (512, 7168, 224), (2048, 7168, 224), (4096, 1280, 160)]
 )
 def test_tiles_that_fill_the_device_are_estimated_fastest(m: int, n: int, best: int) -> None:
-    """As timed on an H200 (docs/kernels.md)."""
+    """As timed on an H200 (docs/explanation/kernels.md)."""
     found = _estimates(m, n, 8192, (64, 128, 160, 192, 224, 256))
     assert min(found, key=found.__getitem__) == best
 

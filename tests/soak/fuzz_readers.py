@@ -26,9 +26,10 @@ from gemmpipe.sources.profile import TraceShapes
 from gemmpipe.sources.records import LogShapes, TunableopShapes
 from gemmpipe.sources.table import CsvShapes
 from gemmpipe.stages.rows import record_frames
+from gemmpipe.tables.merge import RowPreference
 from gemmpipe.tables.store import load, parse_table, render
 from gemmpipe.tables.tunableop import is_results, read_results, tuned_gfx
-from gemmpipe.tables.unite import RowPreference, entries_of, unite_tables
+from gemmpipe.tables.unite import entries_of, unite_tables
 
 NOTHING = KernelDefaults(dtype=None, out_dtype=None, bias=None)
 GROUPS = frozenset(("kernel", "shapes", "search", "format", "space", "executor", "backend"))

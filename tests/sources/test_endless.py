@@ -106,7 +106,7 @@ def test_what_is_no_file_is_not_waited_for(
 ) -> None:
     os.mkfifo(folder / "t")
     fresh = replace(source)  # it keeps what it has read
-    assert "no regular file" in refused(lambda: fresh.problems(load_family("a16w16"), no_words, "sm_90"))
+    assert "not a regular file" in refused(lambda: fresh.problems(load_family("a16w16"), no_words, "sm_90"))
 
 
 @pytest.mark.parametrize(

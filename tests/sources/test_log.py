@@ -6,8 +6,9 @@ import pytest
 
 from gemmpipe.core.data import Problem
 from gemmpipe.core.errors import UserError
+from gemmpipe.engines.server_log import log_lines
 from gemmpipe.family import KernelDefaults, load_family
-from gemmpipe.sources.records import LogShapes, _lines
+from gemmpipe.sources.records import LogShapes
 
 NOTHING = KernelDefaults(dtype=None, out_dtype=None, bias=None)
 VLLM = "/vllm/model_executor/layers/quantization/utils/configs/"
@@ -110,4 +111,4 @@ def test_a_log_that_is_larger_than_any_is_refused_at_once(tmp_path: Path) -> Non
     with path.open("wb") as stream:
         stream.truncate(6_000_000_000)  # sparse: nothing is written
     with pytest.raises(UserError, match="larger than 1,000,000,000 bytes"):
-        next(_lines(path))
+        next(log_lines(path))

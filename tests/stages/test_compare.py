@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,8 @@ from gemmpipe.core.data import Device
 from gemmpipe.core.signals import OutOfTime
 from gemmpipe.family import GemmSpec, Scaling
 from gemmpipe.stages.bench import Bench
-from gemmpipe.stages.compare.stage import COMPARED, plot
+from gemmpipe.stages.compare.plot import plot
+from gemmpipe.stages.compare.stage import COMPARED
 from gemmpipe.stages.compare.summary import lines, summarize
 
 ITEMS = "shapes.items=[{M: [4, 16], N: 64, K: 128}]"
@@ -99,7 +100,7 @@ def test_own_kernels_of_the_finals_where_a_library_was_chosen(
         assert compared["over_own"][m, "torch mm"] < 0.5
     assert "own kernels behind fastest library on 2 of 2 problems" in text
     assert "M=16 N=32 K=64: 0." in text
-    assert re.search(r"tuned: 2 chosen by \S+/tune/\S+, which took \d+ s for 2 problems", text)
+    assert re.search(r"tuned: 2 chosen by \S+/tune/\S+, which took \d+ s for 2 problems", " ".join(text.split()))
     (manifest,) = folder.glob("outputs/runs/tune/*/manifest.json")
     manifest.write_text('{"wall_s": "a while"}')
     _, text = compare(*args)
@@ -214,19 +215,34 @@ def test_the_cost_of_a_tuner_is_reported() -> None:
     ) in text
 
 
-def test_a_plot_has_a_panel_per_product_and_the_floor(tmp_path: Path) -> None:
-    pytest.importorskip("plotly")
+def _plotted(names: Sequence[tuple[str, float | None]]) -> pd.DataFrame:
     rows = [
         {"M": m, "N": n, "K": 64, "name": name, "us": 10.0 * m, "floor_us": 5.0 * m, "tuning_s": seconds}
         for m in (1, 8)
         for n in (16, 32)
-        for name, seconds in (("tuned", None), ("triton.autotune", 10.0))
+        for name, seconds in names
+        if (name, n) != ("tuned", 32)
     ]
-    text = plot(pd.DataFrame(rows), tmp_path / "c.html", "H200").read_text()
-    assert "N=16 K=64" in text
-    assert "N=32 K=64" in text
-    assert '"floor"' in text
+    return pd.DataFrame(rows).assign(p20_us=None, p80_us=None, unlike=False, problem="p", over_tuned=None, error="")
+
+
+def test_a_plot_has_a_chart_per_product_and_the_floor(tmp_path: Path) -> None:
+    compared = _plotted([("tuned", None), ("triton.autotune", 10.0)])
+    text = plot(compared, tmp_path / "c.html", "H200").read_text()
+    assert ">16 x 64</h3>" in text
+    assert ">32 x 64</h3>" in text
+    assert 'data-name="floor"' in text
     assert "triton.autotune (chosen in 40 s)" in text
+
+
+def test_a_name_has_the_colour_of_the_legend_in_every_chart(tmp_path: Path) -> None:
+    """Also where a product lacks the first names: a colour belongs to the name, not to its place."""
+    names = ["tuned", "torch mm", "onednn float32_packed", "torch float32_copy", "same_size mm", "other"]
+    text = plot(_plotted([(name, None) for name in names]), tmp_path / "c.html", "cpu").read_text()
+    marks = re.findall(r'class="(?:swatch|line|dots) (c\w+ d\d)"[^>]*data-name="([^"]+)"', text)
+    classes = {name: {each for each, of in marks if of == name} for name in names}
+    assert all(len(each) == 1 for each in classes.values()), classes
+    assert len(set.union(*classes.values())) == len(names), classes
 
 
 @pytest.mark.parametrize(("backend", "spec"), [(DeepGemm(), BLOCKS), (Quack(), WIDE)])

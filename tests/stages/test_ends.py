@@ -107,6 +107,14 @@ def test_rows_of_other_devices_and_provisional_rows_do_not_count(context: Contex
     )
 
 
+def test_rows_of_a_shared_cpu_are_kept_until_they_are_retuned(context: Context) -> None:
+    rows = ({"M": 1, "policy": "p shared_cpu"}, {"M": 64, "policy": "p shared_cpu cut_short"})
+    Merge(device=None).run({"selections": _selections(*rows)}, context)
+    capture = Capture(cover_pct=100, include_tuned=False)
+    assert capture.run({}, context)["problems"]["M"].tolist() == [64], "its search is continued"
+    assert capture.run({}, replace(context, retune=True))["problems"]["M"].tolist() == [1, 64]
+
+
 def test_a_broken_table_is_an_error_before_anything_is_timed(context: Context) -> None:
     context.output.mkdir()
     (context.output / "smallblock_tuned_gemm.csv").write_text("gfx,cu_num,M,N,K,us\nsm_90,132,1,x,3,4\n")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from gemmpipe.bench.timer import paired_ratio
 from gemmpipe.core.data import Candidate
 from gemmpipe.formats.engine_json import nearest_key
-from gemmpipe.stages.engine.choice import KeyGrid, TimedPoint, choose_entries, key_grid
+from gemmpipe.stages.engine.choice import ExtraKeys, KeyGrid, TimedPoint, choose_entries, key_grid
 from gemmpipe.stages.selection_rules import Finalist
 
 ROUNDS = 12
@@ -31,7 +31,7 @@ def _point(m: int, times: Mapping[int, float], taken: int = 0) -> TimedPoint:
 
 
 def _keys(grid: KeyGrid, points: list[TimedPoint]) -> dict[int, int]:
-    entries = choose_entries(grid, {p.m: p for p in points}, 2.0)
+    entries = choose_entries(grid, {p.m: p for p in points}, ExtraKeys(pct=2.0))
     return {e.m: int(str(e.candidate.knobs["n"])) for e in entries}
 
 
@@ -46,6 +46,19 @@ def test_one_configuration_for_a_key_and_the_ms_that_it_serves() -> None:
 def test_an_m_between_keys_with_another_best_gets_a_key() -> None:
     points = [_point(64, {0: 9, 1: 5}), _point(91, {0: 9, 1: 12, 3: 6}), _point(128, {0: 9, 3: 7})]
     assert _keys(GRID, points) == {64: 1, 91: 3, 128: 3}
+
+
+def test_large_ms_get_a_key_for_any_difference() -> None:
+    grid = KeyGrid(keys=(3072, 4096), extra=(3547,), copied=(), existing=())
+    points = [_point(3072, {0: 9, 1: 5.0}), _point(3547, {0: 9, 1: 6.1, 2: 6.0, 3: 7}), _point(4096, {0: 9, 3: 7})]
+    by_m = {p.m: p for p in points}
+
+    def keys(extra: ExtraKeys) -> dict[int, int]:
+        return {e.m: int(str(e.candidate.knobs["n"])) for e in choose_entries(grid, by_m, extra)}
+
+    assert keys(ExtraKeys(pct=2.0)) == {3072: 1, 4096: 3}, "1.6 % slower at 3547"
+    assert keys(ExtraKeys(pct=2.0, exact_from=1024)) == {3072: 1, 3547: 2, 4096: 3}
+    assert keys(ExtraKeys(pct=2.0, exact_from=4000)) == {3072: 1, 4096: 3}
 
 
 def test_a_key_that_would_change_nothing_is_left_out() -> None:
@@ -65,7 +78,9 @@ def test_a_current_configuration_that_is_untimed_stays() -> None:
     held = TimedPoint(
         m=64, finalists=(_finalist(1, 5.0),), current=(_candidate(0),), untried=frozenset([_candidate(0)])
     )
-    entries = choose_entries(GRID, {64: held, 91: _point(91, {0: 9, 1: 3}), 128: _point(128, {0: 9, 1: 3})}, 2.0)
+    entries = choose_entries(
+        GRID, {64: held, 91: _point(91, {0: 9, 1: 3}), 128: _point(128, {0: 9, 1: 3})}, ExtraKeys(pct=2.0)
+    )
     assert [(e.m, e.candidate.knobs["n"], e.finalist is None) for e in entries] == [
         (64, 0, True),
         (91, 1, False),
@@ -94,7 +109,7 @@ def test_no_timed_m_gets_slower(data: st.DataObject) -> None:
         times = {0: data.draw(st.floats(2, 9))}
         times |= {n: data.draw(st.floats(1, 20)) for n in data.draw(st.sets(st.integers(1, 5), max_size=4))}
         points[m] = _point(m, times)
-    chosen = {e.m: e.candidate for e in choose_entries(grid, points, 2.0)}
+    chosen = {e.m: e.candidate for e in choose_entries(grid, points, ExtraKeys(pct=2.0))}
     assert set(grid.keys) <= chosen.keys() <= set(grid.timed_ms)
     for m, point in points.items():
         key = nearest_key(sorted({*chosen, *grid.copied, *grid.existing}), m)

@@ -15,7 +15,7 @@ def test_a_build_of_an_earlier_batch_is_recorded() -> None:
         build=lambda name, facts: recorded.append(name), add_build_facts=lambda name, facts: recorded.append(name)
     )
     context = SimpleNamespace(pool=None, time_account=None, journal=recorder)
-    scheduler = Scheduler(cast(Any, context), cast(Any, recorder), cast(Any, None), cast(Any, None))
+    scheduler = Scheduler(cast(Any, context), cast(Any, recorder), cast(Any, None), cast(Any, None), cast(Any, None))
     build = Build(kernel="k:1", source_hash="", signature=(), constants=(), aligned=(), options=())
     facts = BuildFacts(compile_s=1.0, shared_bytes=None, registers=None, spills=None)
     scheduler.receive(BuildResult(build=build, facts=facts))

@@ -42,3 +42,31 @@ def test_more_requested_launches_come_first() -> None:
     short = [_trial("own", i, 9.0, requested=3) for i in range(5)]
     long = [_trial("own", 10 + i, 10.0) for i in range(5)]
     assert _kept(*short, *long) == [10.0] * 5
+
+
+def test_a_long_launch_far_behind_a_library_with_no_more_memory_does_not_enter_the_finals() -> None:
+    """On a CPU: each finalist is launched for seconds again."""
+
+    def kept(slow_us: float, extra: int) -> set[str]:
+        trials = [
+            Trial(
+                stage="screen",
+                problem="p",
+                candidate=Candidate.of(backend, {"method": method}),
+                status=Status.OK,
+                launches=1,
+                samples_us=(us,),
+                extra_weight_bytes=bytes_,
+            )
+            for backend, method, us, bytes_ in (
+                ("torch", "convert", 90_000.0, 0),
+                ("onednn", "packed", slow_us / 3, 100),
+                ("torch", "copy", slow_us, extra),
+            )
+        ]
+        results = {trial.candidate: trial for trial in trials}
+        return {str(c.knobs["method"]) for c in shortlist(results, keep=1, margin_pct=6, library=("torch", "onednn"))}
+
+    assert kept(60_000.0, 200) == {"convert", "packed"}
+    assert kept(60_000.0, 50) == {"convert", "packed", "copy"}, "it needs less memory than the faster one"
+    assert kept(6_000.0, 200) == {"convert", "packed", "copy"}, "a short launch may have been disturbed"

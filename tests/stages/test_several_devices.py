@@ -96,7 +96,7 @@ def _context(folder: Path, pool: LocalPool, no_words: KernelDefaults) -> Context
 
 def _tune(context: Context) -> "dict[str, pd.DataFrame]":
     tables = Screen(keep=4, margin_pct=1000, bucket_keep=0, timer=TIMER).run({}, context)
-    return Bench(err_ratio=0.05, timer=TIMER).run(tables, context)
+    return Bench(err_ratio=0.05, max_foreign_pct=None, timer=TIMER).run(tables, context)
 
 
 def _homes(folder: Path) -> dict[str, str]:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from gemmpipe.core.schema import RESULT
 from gemmpipe.family import Family
 from gemmpipe.tables import store
-from gemmpipe.tables.merge import Row, row_key
-from gemmpipe.tables.unite import DroppedRow, RowPreference, TableEntry, UnitedTable, entries_of, unite_tables
+from gemmpipe.tables.merge import Row, RowPreference, row_key
+from gemmpipe.tables.unite import DroppedRow, TableEntry, UnitedTable, entries_of, unite_tables
 
 STALE = "old@00000000"
 PREFERENCE = RowPreference(

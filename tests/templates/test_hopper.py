@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pairwise import pairwise
+from pairwise import SLOW, pairwise
 
-from gemmpipe.core.data import Knobs
+from gemmpipe.core.data import Build, Knobs
 from gemmpipe.core.device import arch_device
 from gemmpipe.family import GemmSpec, KernelDefaults, load_family
 from gemmpipe.family.problem import make_problem
@@ -180,7 +180,9 @@ def test_a_tile_of_any_columns_is_copied_whole_and_stored_by_parts(
 
 @pytest.mark.parametrize(
     ("name", "block_m", "columns", "splits", "cluster"),
-    pairwise(["a16w16", "a8w8_blockscale"], [(128, 96), (128, 160), (128, 192), (64, 160)], [(2, 1), (3, 3)]),
+    pairwise(
+        ["a16w16", "a8w8_blockscale"], [(128, 96), (128, 160), (128, 192), (64, 160)], [(2, 1), (3, 3)], once=True
+    ),
 )
 def test_splits_of_such_a_tile_compile_within_the_registers(
     name: str, block_m: int, columns: int, splits: int, cluster: int
@@ -197,25 +199,37 @@ def test_splits_of_such_a_tile_compile_within_the_registers(
         assert (compile_build(other, SM_90).spills or 0) <= 16
 
 
-@pytest.mark.parametrize(
-    ("block_m", "columns", "k", "splits", "batch"),
-    [
-        (128, 80, 8192, 1, 8),
-        (64, 160, 8192, 1, 8),
-        (128, 80, 1536, 1, 4),  # twelve K blocks: four would be left over
-        (128, 80, 8192, 2, 4),
-        (128, 96, 8192, 1, 4),
-        (128, 64, 8192, 1, 4),
-    ],
-)
+NARROW = [
+    (128, 80, 8192, 1, 8),
+    (64, 160, 8192, 1, 8),
+    (128, 80, 1536, 1, 4),  # twelve K blocks: four would be left over
+    (128, 80, 8192, 2, 4),
+    (128, 96, 8192, 1, 4),
+    (128, 64, 8192, 1, 4),
+]
+
+
+def _narrow_builds(block_m: int, columns: int, k: int, splits: int) -> tuple[Build, ...]:
+    kernel, spec = _kernel("a8w8_blockscale", 1024)
+    knobs = {**_knobs(spec, block_m), "BLOCK_SIZE_N": columns, "NUM_KSPLIT": splits}
+    return kernel.builds(replace(spec, k=k), knobs, SM_90)
+
+
+@pytest.mark.parametrize(("block_m", "columns", "k", "splits", "batch"), NARROW)
 def test_narrow_tiles_add_up_as_many_blocks_as_the_registers_allow(
     block_m: int, columns: int, k: int, splits: int, batch: int
 ) -> None:
-    kernel, spec = _kernel("a8w8_blockscale", 1024)
-    knobs = {**_knobs(spec, block_m), "BLOCK_SIZE_N": columns, "NUM_KSPLIT": splits}
-    other, build = kernel.builds(replace(spec, k=k), knobs, SM_90)
+    other, build = _narrow_builds(block_m, columns, k, splits)
     assert dict(build.constants)["BATCH"] == batch
     assert dict(other.constants)["BATCH"] == 4  # warps that load the scales hold registers too
+
+
+@pytest.mark.parametrize(
+    ("block_m", "columns", "k", "splits"),
+    [case[:4] if i in (0, 1, 3) else pytest.param(*case[:4], marks=SLOW) for i, case in enumerate(NARROW)],
+)
+def test_narrow_tiles_do_not_spill(block_m: int, columns: int, k: int, splits: int) -> None:
+    other, build = _narrow_builds(block_m, columns, k, splits)
     assert compile_build(build, SM_90).spills == 0
     assert (compile_build(other, SM_90).spills or 0) <= 16
 
@@ -236,7 +250,7 @@ def test_columns_that_no_instruction_or_register_has(name: str, columns: int, wh
     assert kernel.builds(spec, _knobs(spec, 128), SM_90)[0].boxes == ()
 
 
-@pytest.mark.parametrize("columns", [96, 112, 144, 160, 192])
+@pytest.mark.parametrize("columns", [96, 112, pytest.param(144, marks=SLOW), pytest.param(160, marks=SLOW), 192])
 def test_turns_have_barriers_of_their_own(columns: int) -> None:
     """Triton, which does not know of them, uses other barriers; each warpgroup waits for the other's arrival."""
     kernel, spec = _kernel("a8w8_blockscale", 256)

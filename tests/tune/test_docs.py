@@ -1,4 +1,4 @@
-"""The scripts of docs/python_api.md run word for word."""
+"""The scripts of docs/howto/python_api.md run word for word."""
 
 import json
 import re
@@ -8,10 +8,12 @@ from pathlib import Path
 
 from gemmpipe import get_arch
 
-PAGE = Path(__file__).parents[2] / "docs" / "python_api.md"
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "python_api.md"
 
 
-RUN, TUNE = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+RUN = next(block for block in BLOCKS if "gemmpipe.run(" in block)
+TUNE = next(block for block in BLOCKS if "tune_and_save_configs(" in block)
 
 
 def test_a_run_from_python(folder: Path) -> None:

@@ -78,6 +78,11 @@ class FamilyFilter:
         """True if it computes experts."""
         return "expert" in self.columns
 
+    @property
+    def reads_16_bit(self) -> bool:
+        """True if the family's weights have 16 bits."""
+        return self._sample_spec().w_dtype in _WIDE
+
     def computes(self, linear: Linear, *, quantised: bool) -> bool:
         """True if this family computes it: plain, batched or grouped, quantised or in 16 bits."""
         if bool(linear.experts) != self.grouped or bool(linear.batch) != self.batched:

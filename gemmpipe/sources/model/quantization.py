@@ -112,8 +112,9 @@ def _match_in_process(expressions: tuple[str, ...], names: tuple[str, ...]) -> f
     return frozenset(json.loads(found.stdout))
 
 
-_BLOCK_FAMILIES = ("a8w8_blockscale", "a8w8_blockscale_bpreshuffle")
+_BLOCK_FAMILIES = ("a8w8_blockscale", "a8w8_blockscale_bpreshuffle", "linear_fp8_blockscale")
 _EIGHT_FAMILIES = ("a8w8", "a8w8_bpreshuffle")
+_LINEAR_FP8_FAMILIES = ("linear_fp8_row",)
 _FOUR_FAMILIES = ("a4w4_blockscale",)
 _IGNORED_FIELDS = ("modules_to_not_convert", "ignore", "exclude_modules", "exclude", "ignored_layers")
 _MAX_PATTERNS, _MAX_PATTERN_LENGTH = 20_000, 300
@@ -228,6 +229,8 @@ def _eight_bit_families(weight: str, granularity: str) -> Quantization:
     what = f"{weight} with a scale {'for each channel' if granularity == 'row' else 'for each tensor'}"
     # Pre-shuffled kernels have scales by row only, not by tensor.
     families = _EIGHT_FAMILIES if granularity == "row" else _EIGHT_FAMILIES[:1]
+    if (weight, granularity) == ("fp8", "row"):
+        families = (*families, *_LINEAR_FP8_FAMILIES)
     return Quantization(what=what, families=families, experts=experts, weight=weight, granularity=granularity)
 
 

@@ -11,6 +11,8 @@ from typing import Literal
 from gemmpipe.core.data import Problem
 from gemmpipe.core.errors import UserError, quoted_repr, suggest_or_list
 from gemmpipe.core.files import read_object
+from gemmpipe.engines.batch_sizes import VLLM_MAX_CAPTURE, vllm_capture_sizes
+from gemmpipe.engines.packages import VLLM
 from gemmpipe.family import Family, KernelDefaults
 from gemmpipe.family.problem import MAX_SIZE, merge_duplicates
 from gemmpipe.sources import Source
@@ -20,18 +22,7 @@ from gemmpipe.sources.model.quantization import quantization_of, split_by_quanti
 from gemmpipe.sources.model.rules import language_model, linears
 
 _EXPECTED = f"expected whole numbers from 1 to {MAX_SIZE}, as in [1, 64, 4096], or vllm"
-_VLLM_MAX = 512
-
-
-def vllm_capture_sizes(most: int = _VLLM_MAX) -> list[int]:
-    """The batch sizes for which vLLM captures CUDA graphs by default (its documentation of cudagraph_capture_sizes).
-
-    1, 2, 4, then steps of 8 below 256 and of 16 up to `most`, which vLLM sets to twice max_num_seqs and at most 512.
-    """
-    return [size for size in (1, 2, 4, *range(8, 256, 8), *range(256, most + 1, 16)) if size <= most]
-
-
-_ENGINES: Mapping[str, Callable[[], list[int]]] = {"vllm": vllm_capture_sizes}
+_ENGINES: Mapping[str, Callable[[], list[int]]] = {VLLM: lambda: vllm_capture_sizes(VLLM_MAX_CAPTURE)}
 
 
 def batch_sizes(nsets: Sequence[int] | int | str) -> list[int]:
@@ -71,7 +62,6 @@ class ModelShapes(Source):
     def problems(self, family: Family, defaults: KernelDefaults, gfx: str) -> list[Problem]:
         """Each problem once, weights summed. Raises UserError: the field and the reason."""
         where, config = self._config()
-        sizes = batch_sizes(self.nsets)
         wanted = self._family_filter(family, defaults, gfx, config, where)
         found: list[Problem] = []
         for linear, quantised in self._products(wanted, config, where):
@@ -79,6 +69,7 @@ class ModelShapes(Source):
             if quantised and wanted.block:
                 check_block_alignment(wanted.block, linear, self.tp, line)
             if wanted.computes(linear, quantised=quantised):
+                sizes = self.row_counts(linear, gfx)
                 found += wanted.problems(linear, language_model(config), sizes, line, quantised=quantised)
         if not found:
             raise UserError(f"{where}: {wanted.no_product_message()}")
@@ -103,6 +94,10 @@ class ModelShapes(Source):
     def _products(self, wanted: FamilyFilter, config: ConfigJson, where: str) -> Iterator[tuple[Linear, bool]]:
         """(product of one device, True if it is quantised)."""
         yield from split_by_quantization(self.linears(config, where, batched=wanted.batched), wanted.quantization)
+
+    def row_counts(self, linear: Linear, gfx: str) -> list[int]:
+        """The Ms of a product. Raises UserError about shapes.nsets."""
+        return batch_sizes(self.nsets)
 
     def linears(self, config: ConfigJson, where: str, *, batched: bool) -> list[Linear]:
         """The products of one device, by our rules."""

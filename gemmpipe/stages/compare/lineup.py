@@ -26,7 +26,7 @@ from gemmpipe.stages.history import native_tables
 from gemmpipe.stages.rows import untimed_row
 from gemmpipe.stages.screen.candidates import CandidateList, listing_task
 from gemmpipe.tables import store
-from gemmpipe.tables.merge import Row
+from gemmpipe.tables.merge import Row, RowPreference, rows_by_key
 from gemmpipe.tables.recorded import UnusableRow
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def run_autotune(jobs: Sequence[AutotuneJob], context: Context) -> dict[str, Tri
         if message.complete:
             open_.discard(message.job.problem.id)
 
-    context.events.emit("stage", STAGE, total=len(open_))
+    context.events.emit("stage", STAGE, total=len(open_), unit="problems")
     total = len(open_)
     with drain_on_interrupt(context.pool, receive):
         while open_:
@@ -158,7 +158,10 @@ def _chosen(context: Context) -> dict[ProblemKey, list[Row]]:
 
 
 def _rows(paths: Sequence[Path], context: Context) -> list[Row]:
-    return [row for path in paths for row in store.read(path, context.family)]
+    """The rows of each table in turn, those of one key best first."""
+    preference = RowPreference(device=context.device.name)
+    tables = (rows_by_key(store.read(path, context.family), context.family, preference) for path in paths)
+    return [row for table in tables for rows in table.values() for row in rows]
 
 
 def _by_key(rows: Sequence[Row], context: Context) -> dict[ProblemKey, list[Row]]:

@@ -1,4 +1,4 @@
-"""The compare stage: the times of the lineup and the floor of the hardware, as a table and a plot of time over M."""
+"""The compare stage: the times of the lineup and the floor of the hardware, as a table and a page."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -10,65 +10,17 @@ from gemmpipe import journal
 from gemmpipe.backends.same_size import BLOCKWISE, EMPTY, SameSize
 from gemmpipe.bench.timer import paired_ratio
 from gemmpipe.core.data import Problem, Status
-from gemmpipe.core.errors import UserError, check_at_least, suggest_or_list
+from gemmpipe.core.errors import UserError, suggest_or_list
 from gemmpipe.core.files import read_object
-from gemmpipe.core.paths import write_atomic
+from gemmpipe.family.roofline import floor_us
 from gemmpipe.stages import FINALS, Context, Stage
 from gemmpipe.stages.compare import summary as regimes
 from gemmpipe.stages.compare.entries import NAMES, OWN, TUNED
+from gemmpipe.stages.compare.plot import plot
 from gemmpipe.stages.rows import TrialRow, row_samples_us, row_time_us, trials_by_candidate
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-_PANEL_PX = 420
-_COLUMNS = 2
-_FLOOR = "floor"
-
-
-def plot(compared: "pd.DataFrame", path: Path, device: str) -> Path:
-    """Writes a self-contained HTML file, a panel per product with a line per name and one for the floor; log axes.
-
-    Raises UserError where plotly is missing.
-    """
-    try:
-        from plotly.subplots import make_subplots
-    except ImportError:
-        raise UserError("stages.compare.plot=true needs plotly: pip install 'gemmpipe[plot]'") from None
-    products = list(compared.groupby(["N", "K"], sort=False))
-    rows = -(-len(products) // _COLUMNS) or 1
-    titles = [f"N={n} K={k}" for (n, k), _ in products]
-    figure = make_subplots(rows=rows, cols=_COLUMNS, subplot_titles=titles)
-    labels = _labels(compared)
-    shown: set[str] = set()
-    for index, (_, part) in enumerate(products):
-        for name, line in _lines(part):
-            legend = {"name": labels.get(name, name), "legendgroup": name, "showlegend": name not in shown}
-            style = {"mode": "lines+markers", "line": {"dash": "dash" if name == _FLOOR else "solid"}}
-            panel = {"row": index // _COLUMNS + 1, "col": index % _COLUMNS + 1}
-            figure.add_scatter(x=line.index, y=line, **legend, **style, **panel)
-            shown.add(name)
-    figure.update_xaxes(type="log", title_text="M")
-    figure.update_yaxes(type="log", title_text="us")
-    figure.update_layout(height=_PANEL_PX * rows, title=f"Time over M on {device}")
-    write_atomic(path, figure.to_html(include_plotlyjs=True))
-    return path
-
-
-def _labels(compared: "pd.DataFrame") -> dict[str, str]:
-    """Legend labels by name, for entries chosen by a tuner in measured time."""
-    tuning_s = compared.groupby("name", sort=False)["tuning_s"].sum()
-    return {str(name): f"{name} (chosen in {spent_s:.0f} s)" for name, spent_s in tuning_s.items() if spent_s}
-
-
-def _lines(part: "pd.DataFrame") -> Iterator[tuple[str, "pd.Series[float]"]]:
-    """Yields each name of a product with its times in us by M, ascending; the floor last."""
-    timed = [(str(name), line.set_index("M")["us"]) for name, line in part.groupby("name", sort=False)]
-    floor = part.dropna(subset=["floor_us"]).drop_duplicates("M").set_index("M")["floor_us"]
-    for name, line in [*timed, (_FLOOR, floor)]:
-        if len(found := line.dropna().sort_index()):
-            yield name, found
 
 
 COMPARED = (
@@ -101,25 +53,9 @@ _BLOCKWISE = f"{SameSize.label} {BLOCKWISE}"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rates:
-    """Peak rates of an architecture: bytes and operations per second, the latter by the width of the operands."""
-
-    bytes_per_s: float
-    flops_8_per_s: float
-    flops_16_per_s: float
-
-    def __post_init__(self) -> None:
-        check_at_least(
-            1.0, bytes_per_s=self.bytes_per_s, flops_8_per_s=self.flops_8_per_s, flops_16_per_s=self.flops_16_per_s
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
 class Compare(Stage):
-    """Gives `compared`, a row per problem and name; the floor is max(bytes, operations) at `rates` plus a launch."""
+    """Gives `compared`, a row per problem and name; the floor is that of the architecture's roofline."""
 
-    rates: Mapping[str, Rates]
-    """By architecture; without an entry there is no floor."""
     regimes: tuple[int, ...]
     """The largest M of each regime of the summary; one more regime has the larger Ms."""
     baseline: str | None
@@ -153,7 +89,7 @@ class Compare(Stage):
         context.final_lines[:] = regimes.lines(compared, summary, self.baseline)
         context.final_lines.extend(_tuning_cost_lines(tables["lineup"], context.run_dir.parent.parent))
         if self.plot:
-            path = plot(compared, context.run_dir / "compare.html", context.device.name)
+            path = plot(compared, context.run_dir / "compare.html", context.device.name, summary)
             context.final_lines.append(f"plot  {path}")
         return {"compared": compared, "regimes": summary}
 
@@ -165,9 +101,10 @@ class Compare(Stage):
         context: Context,
     ) -> list[dict[str, object]]:
         named = {str(e["name"]): trials.get((problem.id, str(e["candidate"]))) for e in entries}
-        floor_us = self._floor_us(problem, row_time_us(named.get(f"{SameSize.label} {EMPTY}")), context)
+        launch_us = row_time_us(named.get(f"{SameSize.label} {EMPTY}"))
+        floor = floor_us(context.device.gfx, context.family, problem, launch_us=launch_us, rooflines=context.rooflines)
         spec = context.family.spec(problem)
-        cells = {"problem": problem.id, "M": spec.m, "N": spec.n, "K": spec.k, "floor_us": floor_us}
+        cells = {"problem": problem.id, "M": spec.m, "N": spec.n, "K": spec.k, "floor_us": floor}
         rows = []
         for entry in entries:
             name, trial = str(entry["name"]), named[str(entry["name"])]
@@ -176,24 +113,11 @@ class Compare(Stage):
             result = {c: trial[c] for c in _FROM_TRIAL} if trial is not None else _missing_cells(entry)
             cost = {"tuning_s": entry["seconds"], **{c: entry[c] for c in ("tried", "of", "compiled")}}
             over = {"over_tuned": _ratio(trial, named.get(TUNED)), "over_own": _ratio(trial, named.get(OWN))}
-            over["over_floor"] = us / floor_us if us is not None and floor_us else None
+            over["over_floor"] = us / floor if us is not None and floor else None
             rows.append(
                 {**cells, "name": name, "unlike": entry["unlike"], "library": library, "us": us} | result | over | cost
             )
         return rows
-
-    def _floor_us(self, problem: Problem, launch_us: float | None, context: Context) -> float | None:
-        rates = self.rates.get(context.device.gfx)
-        if rates is None or launch_us is None:
-            return None
-        spec = context.family.spec(problem)
-        narrow = "8" in spec.w_dtype
-        flops = rates.flops_8_per_s if narrow else rates.flops_16_per_s
-        bound_s = max(
-            context.family.bytes_moved(spec) / rates.bytes_per_s,
-            context.family.flops(spec) / flops,
-        )
-        return bound_s * 1e6 + launch_us
 
 
 def _tuning_cost_lines(lineup: "pd.DataFrame", runs: Path) -> Iterator[str]:

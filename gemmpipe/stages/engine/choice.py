@@ -118,18 +118,33 @@ class EngineEntry:
         return paired_ratio(self.finalist.samples_us, self.reference.samples_us)
 
 
-def choose_entries(grid: KeyGrid, points: Mapping[int, TimedPoint], extra_key_pct: float) -> list[EngineEntry]:
+@dataclass(frozen=True, kw_only=True)
+class ExtraKeys:
+    """When an M between two keys gets a key of its own."""
+
+    pct: float
+    """If another configuration is faster by more than this."""
+    exact_from: int | None = None
+    """From this M on if another configuration is faster at all; None: never."""
+
+    def slower_pct(self, m: int) -> float:
+        """How much slower than its best an M may be without a key of its own."""
+        return 0.0 if self.exact_from is not None and m >= self.exact_from else self.pct
+
+
+def choose_entries(grid: KeyGrid, points: Mapping[int, TimedPoint], extra: ExtraKeys) -> list[EngineEntry]:
     """An entry for each key with a timed candidate, and for other Ms that the nearest key's entry does not suit.
 
     A key's entry is the candidate that suits most of the Ms that the key serves, including the key. It suits an M if it
-    is faster than the engine's current configuration there (`is_faster`), and at most `extra_key_pct` slower than that
-    M's best. Among several, the one with the least sum of relative times. An M that it does not suit gets its own key.
+    is faster than the engine's current configuration there (`is_faster`), and at most `extra.slower_pct` slower than
+    that M's best. Among several, the one with the least sum of relative times. An M that it does not suit gets its own
+    key.
     """
     wanted: dict[int, Candidate] = {}
     keys: set[int] = set()
     for key, ms in _by_key(grid).items():
         here = {m: points[m] for m in ms}
-        chosen, suited = _shared(key, here, extra_key_pct)
+        chosen, suited = _shared(key, here, extra)
         for m, point in here.items():
             own = chosen if m in suited else best_candidate(point)
             if own is not None:
@@ -153,14 +168,14 @@ def _by_key(grid: KeyGrid) -> dict[int, list[int]]:
     return found
 
 
-def _shared(key: int, points: Mapping[int, TimedPoint], extra_key_pct: float) -> tuple[Candidate | None, set[int]]:
+def _shared(key: int, points: Mapping[int, TimedPoint], extra: ExtraKeys) -> tuple[Candidate | None, set[int]]:
     """The candidate for a key, and the Ms that it suits; None if only the current configuration is possible."""
     if points[key].untried or not points[key].finalists:
         return None, set()
     best: tuple[int, float, str, Candidate, set[int]] | None = None
     for candidate in dict.fromkeys(f.candidate for f in points[key].finalists):
         relative = {m: _relative_time(candidate, point) for m, point in points.items()}
-        good = {m: r for m, r in relative.items() if r is not None and r <= 1 + extra_key_pct / 100}
+        good = {m: r for m, r in relative.items() if r is not None and r <= 1 + extra.slower_pct(m) / 100}
         if key in good:
             ranked = (-len(good), sum(good.values()), candidate.id, candidate, set(good))
             best = ranked if best is None or ranked[:3] < best[:3] else best

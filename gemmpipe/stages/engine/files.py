@@ -16,7 +16,7 @@ from gemmpipe.family import Family
 from gemmpipe.family.problem import shape_groups
 from gemmpipe.formats.engine_json import nearest_key
 from gemmpipe.stages import Context, EngineTarget
-from gemmpipe.stages.engine.choice import EngineEntry, KeyGrid, TimedPoint, choose_entries, key_grid
+from gemmpipe.stages.engine.choice import EngineEntry, ExtraKeys, KeyGrid, TimedPoint, choose_entries, key_grid
 from gemmpipe.stages.rows import config_text, report_unsolved
 from gemmpipe.stages.selection_rules import Finalist
 from gemmpipe.stages.selections import base_row, finalists_of
@@ -98,7 +98,9 @@ def engine_rows(problems: Sequence[Problem], trials: "pd.DataFrame", context: Co
                 _report_missing(target, group, trials, context)
                 continue
             points = {m: _point(p, product, finalists, mine) for m, p in these.items()}
-            chosen = choose_entries(product.grid, points, target.extra_key_pct)
+            chosen = choose_entries(
+                product.grid, points, ExtraKeys(pct=target.extra_key_pct, exact_from=target.exact_from)
+            )
             entries += chosen
             rows += [_row(target, these[e.m], e, product, context) for e in chosen]
             rows += [_copied_row(target, group[0], m, product.published[m], context) for m in product.grid.copied]

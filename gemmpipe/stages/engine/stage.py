@@ -46,6 +46,7 @@ class Engine(Stage):
     spaces: Mapping[str, Space]
     keep: int
     extra_key_pct: float
+    exact_from: int | None
 
     needs: ClassVar[tuple[str, ...]] = ("problems", "trials")
     gives: ClassVar[tuple[str, ...]] = ("trials",)
@@ -54,6 +55,7 @@ class Engine(Stage):
     def __post_init__(self) -> None:
         check_at_least(1, keep=self.keep)
         check_at_least(0, extra_key_pct=self.extra_key_pct)
+        check_at_least(1, **({} if self.exact_from is None else {"exact_from": self.exact_from}))
         for name in KINDS:
             if name not in self.spaces:
                 raise ValueError(f"spaces.{name}: missing; expected the values of an engine's knobs")
@@ -70,7 +72,12 @@ class Engine(Stage):
             for one in engine.implementations(family) if engine is not None else ():
                 files = given or one.folders()
                 target = EngineTarget(
-                    name=name, format=each, implementation=one, published=files, extra_key_pct=self.extra_key_pct
+                    name=name,
+                    format=each,
+                    implementation=one,
+                    published=files,
+                    extra_key_pct=self.extra_key_pct,
+                    exact_from=self.exact_from,
                 )
                 found.append(target)
         return tuple(found)

@@ -7,11 +7,11 @@ from gemmpipe.bench.screening import ScreenJob
 from gemmpipe.bench.timer import Timer
 from gemmpipe.core.data import Candidate, Trial
 from gemmpipe.executors import BuildResult, JobResult
-from gemmpipe.family import GemmSpec
 from gemmpipe.search import TrialRequest
 from gemmpipe.stages import Context
 from gemmpipe.stages.screen.search_pool import SearchPool
 from gemmpipe.stages.screen.state import Bounds, ProblemState
+from gemmpipe.stages.screen.work import ScreenWork, WorkEstimate, relative_work
 
 _BATCH = 64  # requests per job: long enough to hide the exchange with the worker, short enough to lose little
 _MAX_PROBLEMS = 4  # problems per worker
@@ -22,7 +22,13 @@ class Scheduler:
     """Runs the problems' searches to their end on a pool."""
 
     def __init__(
-        self, context: Context, search_pool: SearchPool, timer: Timer, bounds: Bounds, deadline: float | None = None
+        self,
+        context: Context,
+        search_pool: SearchPool,
+        timer: Timer,
+        bounds: Bounds,
+        work: WorkEstimate,
+        deadline: float | None = None,
     ) -> None:
         """`deadline`: when searches end with the results they have, on the monotonic clock."""
         self._context = context
@@ -42,7 +48,9 @@ class Scheduler:
         self._waiting: dict[str, dict[str, ProblemState]] = {}
         """By build id, then problem id: the problems that wait for it."""
         self._deadline = deadline
-        self.trials = 0
+        self._work = work
+        self.running_now: ProblemState | None = None
+        """The problem of the last result: what a device works on."""
 
     def add(self, state: ProblemState) -> None:
         """Takes a problem and queues its builds: they compile while the next problem is listed."""
@@ -90,6 +98,12 @@ class Scheduler:
         """Number of finished problems."""
         return len(self._states) - len(self._running)
 
+    def work(self, *, searching: bool) -> ScreenWork | None:
+        """The work done and expected; `searching` is False for requests after the searches. None: no need to look."""
+        if not self._work.is_due():
+            return None
+        return self._work.measure(self._states.values(), searching=searching)
+
     @property
     def past_deadline(self) -> bool:
         """True if the time for searches is over."""
@@ -130,7 +144,7 @@ class Scheduler:
             self._mark(state, state.build_finished(message.build.id, facts.error))
 
     def _take_trials(self, message: JobResult) -> None:
-        state = self._states[message.job.problem.id]
+        state = self.running_now = self._states[message.job.problem.id]
         trials = list(message.trials)
         if message.complete:
             answered = {t.candidate for t in trials}
@@ -148,7 +162,6 @@ class Scheduler:
     def _record_trials(self, state: ProblemState, trials: Iterable[Trial]) -> None:
         with self._time_account.timed("journal"):
             for trial in trials:
-                self.trials += 1
                 self._bounds.learn(state.problem, trial)
                 self._search_pool.learn(trial)
                 self._journal.trial(trial)
@@ -231,8 +244,3 @@ class Scheduler:
                 return [request]
             self._mark(state, state.tell([dropped]))
         return []
-
-
-def relative_work(spec: GemmSpec) -> float:
-    """Relative time of one trial: a first launch and the others (an H200, 2026-11: 0.3 ms and 4e13/s)."""
-    return 1.0 + spec.m * spec.weight_elements / 4e10

@@ -5,6 +5,7 @@ Also the candidates that problems which differ in M alone try of each other afte
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from gemmpipe.bench.jobs import LONG_LAUNCH_US
 from gemmpipe.core.data import Bucket, Candidate, Problem, Trial
 from gemmpipe.family.problem import group_by_shape
 from gemmpipe.search import TrialRequest
@@ -40,9 +41,24 @@ def shortlist(
     best: dict[tuple[str, bool], Candidate] = {}
     for trial in ordered:
         best.setdefault((trial.candidate.backend, trial.extra_weight_bytes > 0), trial.candidate)
-    chosen.update(dict.fromkeys(best.values()))
+    libraries = [t for t in ordered if t.candidate.backend in library]
+    chosen = dict.fromkeys(c for c in [*chosen, *best.values()] if not _is_hopeless(results[c], libraries))
     chosen.update(dict.fromkeys(c for c in incumbents if c in results))
     return list(chosen)
+
+
+_HOPELESS_RATIO = 2.0
+
+
+def _is_hopeless(trial: Trial, libraries: Sequence[Trial]) -> bool:
+    """True if a library path with no more weight memory is far faster.
+
+    Only of long launches, a single one of which is its own average: on a CPU the finals would launch it for seconds.
+    """
+    least_us = (trial.time_us or 0.0) / _HOPELESS_RATIO
+    return (trial.time_us or 0.0) >= LONG_LAUNCH_US and any(
+        (t.time_us or 0.0) < least_us and t.extra_weight_bytes <= trial.extra_weight_bytes for t in libraries
+    )
 
 
 def _rank(trial: Trial) -> tuple[int, float, str]:

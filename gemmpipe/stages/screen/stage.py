@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -15,7 +16,7 @@ from gemmpipe.stages import POLL_S, Context, Stage
 from gemmpipe.stages.history import TrialCache
 from gemmpipe.stages.rows import config_text, excluded_frame, trial_frame
 from gemmpipe.stages.screen.candidates import SpaceReport
-from gemmpipe.stages.screen.scheduler import Scheduler, relative_work
+from gemmpipe.stages.screen.scheduler import Scheduler
 from gemmpipe.stages.screen.search_pool import SearchPool, SessionStarted
 from gemmpipe.stages.screen.search_processes import search_pool_for
 from gemmpipe.stages.screen.shortlist import (
@@ -27,6 +28,7 @@ from gemmpipe.stages.screen.shortlist import (
     shortlist,
 )
 from gemmpipe.stages.screen.state import Bounds, ProblemState
+from gemmpipe.stages.screen.work import WorkEstimate, relative_work
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,6 +47,7 @@ class Screen(Stage):
     gives: ClassVar[tuple[str, ...]] = ("shortlist", "trials")
     uses_device: ClassVar[bool] = True
     per_problem: ClassVar[bool] = True
+    begins_cpu_budget: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_at_least(1, keep=self.keep)
@@ -58,13 +61,17 @@ class Screen(Stage):
     def run(self, tables: "dict[str, pd.DataFrame]", context: Context) -> "dict[str, pd.DataFrame]":
         """Returns the shortlist and the trials of the problems."""
         search_pool = search_pool_for(context, launches=self.timer.iters, keep=self.keep)
-        bounds = Bounds(context.family.baseline, _unchecked_labels(context))
-        scheduler = Scheduler(context, search_pool, self.timer, bounds, _deadline(context))
-        context.events.emit("stage", "screen", total=len(context.problems))
+        bounds = context.cpu_budget.bounds if context.cpu_budget is not None else None
+        bounds = bounds or Bounds(context.family.baseline, _unchecked_labels(context))
+        if context.cpu_budget is not None:
+            context.cpu_budget.bounds = bounds  # the next pass has more rows
+        work = WorkEstimate(context.problems, context.family, context.search, context.device, self.keep)
+        scheduler = Scheduler(context, search_pool, self.timer, bounds, work, _deadline(context))
+        context.events.emit("stage", "screen", unit="trials")
         started_at = time.monotonic()
         with drain_on_interrupt(context.pool, scheduler.receive):
             states = self._start_searches(search_pool, scheduler, context)
-            self._run_to_completion(scheduler, context)
+            self._run_to_completion(scheduler, context, searching=True)
             if not scheduler.past_deadline:
                 for state, requests in list(cross_evaluate(states, context)):
                     scheduler.add_requests(state, requests)
@@ -73,31 +80,34 @@ class Screen(Stage):
                 scheduler.add_requests(state, requests)
             self._run_to_completion(scheduler, context)
         context.pool.cancel_builds()  # of searches that a budget ended: no request waits for them
-        context.events.emit("progress", done=len(states))
         _mark_cut_short(states, context)
         _account_idle(context, started_at)
         return self._tables(states, context)
 
-    def _run_to_completion(self, scheduler: Scheduler, context: Context) -> None:
+    def _run_to_completion(self, scheduler: Scheduler, context: Context, *, searching: bool = False) -> None:
         while scheduler.step(POLL_S):
-            _report_progress(scheduler, context)
+            _report_progress(scheduler, context, searching=searching)
 
     def _start_searches(self, search_pool: SearchPool, scheduler: Scheduler, context: Context) -> list[ProblemState]:
         """The problems' states; each goes to the scheduler as soon as it is listed."""
         report = SpaceReport()
         states: list[ProblemState] = []
-        search_pool.submit(_in_order(context))
-        while len(states) < len(context.problems):
-            for started in search_pool.started():
-                report.add(started.summary.report)
-                states.append(_problem_state(started, context))
-                scheduler.add(states[-1])
-            # On a CPU, listing would take cores from the kernels that are timed.
-            if context.device.kind != "cpu":
-                scheduler.step(POLL_S, more=len(states) < len(context.problems))
-            _report_progress(scheduler, context)
+        for problems in _parts(context):
+            expected = len(states) + len(problems)
+            search_pool.submit(problems)
+            while len(states) < expected:
+                for started in search_pool.started():
+                    report.add(started.summary.report)
+                    states.append(_problem_state(started, context))
+                    scheduler.add(states[-1])
+                # On a CPU, listing would take cores from the kernels that are timed.
+                if context.device.kind != "cpu":
+                    scheduler.step(POLL_S, more=len(states) < expected)
+                _report_progress(scheduler, context, searching=True)
+            if context.cpu_budget is not None:
+                self._run_to_completion(scheduler, context, searching=True)
         for line in report.lines():
-            context.events.emit("line", line)
+            context.events.emit("detail", line)
         for warning in report.warnings():
             context.events.emit("warning", warning)
         return states
@@ -167,15 +177,37 @@ class Screen(Stage):
         return {problem_id: list(chosen) for problem_id, chosen in kept.items()}
 
 
+def _parts(context: Context) -> Iterator[list[Problem]]:
+    """The problems to search side by side: all of them, or one by one until a budget for a CPU has no more time."""
+    budget = context.cpu_budget
+    if budget is None:
+        yield _in_order(context)
+        return
+    ends_at = budget.screening_ends_at()
+    for index, problem in enumerate(context.problems):
+        if index and time.monotonic() > ends_at:
+            budget.left.update(left.id for left in context.problems[index:])
+            return
+        yield [problem]
+
+
 def _problem_state(started: SessionStarted, context: Context) -> ProblemState:
     """The state of a newly listed problem."""
     cache = TrialCache(own=context.record, prior_records=context.prior_records, kernel_names=started.kernel_names)
     return ProblemState(started, cache, context.search.budget_trials)
 
 
-def _report_progress(scheduler: Scheduler, context: Context) -> None:
+def _report_progress(scheduler: Scheduler, context: Context, *, searching: bool) -> None:
     context.check()
-    context.events.emit("progress", f"{scheduler.trials} trials", done=scheduler.finished_count)
+    work, now = scheduler.work(searching=searching), scheduler.running_now
+    if work is None:
+        return
+    problems = f"{scheduler.finished_count} of {counted(len(context.problems), 'problem')} done"
+    text = f"{context.family.size_text(now.problem)}, {problems}" if now is not None else problems
+    share, budget = work.share, context.cpu_budget
+    if budget is not None:  # the run ends with its budget, whatever is left then
+        share = max(share, 1 - max(0.0, budget.remaining_s) / budget.limit_s)
+    context.events.emit("progress", text, done=work.done, total=work.expected, share=share)
 
 
 def _mark_cut_short(states: list[ProblemState], context: Context) -> None:

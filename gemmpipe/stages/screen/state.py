@@ -46,6 +46,10 @@ class ProblemState:
         """The worker that times all candidates of this problem: one device, so that times are comparable."""
         self.cut_short = False
         """True if a budget ended the search."""
+        self.answered = 0
+        """Requests with a result, also one of an earlier run."""
+        self.timed_us, self.timed_count = 0.0, 0
+        """The launches of the results with a time, in all, and their number."""
 
     def take_requests(self, built: dict[str, str]) -> list[Trial]:
         """Takes the search's requests; `built`: error of each finished build, empty if none. Returns failed trials."""
@@ -159,8 +163,12 @@ class ProblemState:
         return taken
 
     def _take(self, trials: Sequence[Trial]) -> None:
+        self.answered += len(trials)
         for trial in trials:
             self.results[trial.candidate] = trial
+            if trial.time_us is not None:
+                self.timed_us += trial.time_us * trial.launches
+                self.timed_count += 1
         own = [t for t in trials if t.candidate.id not in self._extra]
         self._extra -= {t.candidate.id for t in trials}
         if own:

@@ -104,7 +104,7 @@ def accumulator_width(columns: int) -> int:
 def x_box_rows(spec: GemmSpec, block_m: int) -> int:
     """Rows of x per copy: a tile's, or fewer if x has fewer rows than a tile (see pipeline.load_x).
 
-    A copy costs the loader warp 12 ns, but one that is mostly outside x costs more (H200, docs/kernels.md).
+    A copy costs the loader warp 12 ns, but one that is mostly outside x costs more (H200, docs/explanation/kernels.md).
     """
     if spec.m >= block_m:
         return block_m

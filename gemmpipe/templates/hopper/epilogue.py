@@ -2,7 +2,7 @@
 
 Split-K: parts are in global memory (L2). The last split to arrive adds up all parts, or, if the splits of a tile are
 launched as a cluster, each of them its share: no atomics, and all multiprocessors read. Reading each other's shared
-memory was slower (docs/kernels.md). Written in Gluon, which has no interpreter.
+memory was slower (docs/explanation/kernels.md). Written in Gluon, which has no interpreter.
 """
 
 from typing import NamedTuple

@@ -2,7 +2,7 @@
 
 A work tile is a whole tile, or one split of K of a tile. All roles of a program compute its coordinates, so that none
 passes them to another; by cheap quotients, as a loader that divided integers fell behind by 500 clocks per tile (H200,
-docs/kernels.md). Written in Gluon, which has no interpreter.
+docs/explanation/kernels.md). Written in Gluon, which has no interpreter.
 """
 
 from typing import NamedTuple

@@ -7,8 +7,8 @@ the beginning of the program's shared memory (`checked_barrier_init_warp` checks
 
 Pingpong: for tiles so wide that the registers hold only one product in addition to the sums, two warpgroups multiply in
 turns; one adds up its product while the other's runs. Without turns the two fall into step, and both add up at the same
-time: 2048x1280x8192 in tiles of 160 columns took 38.4 us, 34.3 in turns (H200, docs/kernels.md). The turns use the last
-two of a program's 16 named barriers, as Triton counts from 0. Written in Gluon, which has no interpreter.
+time: 2048x1280x8192 in tiles of 160 columns took 38.4 us, 34.3 in turns (H200, docs/explanation/kernels.md). The turns
+use the last two of a program's 16 named barriers, as Triton counts from 0. Written in Gluon, which has no interpreter.
 """
 
 from triton.experimental import gluon

@@ -1,0 +1,112 @@
+"""`gemmpipe demo`: the default search on a recorded space of an H200, on any machine."""
+
+import contextlib
+import os
+import sys
+import webbrowser
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gemmpipe.cli import STDOUT, naming_write_errors
+from gemmpipe.cli.command_line import CommandLine
+from gemmpipe.cli.commands import options
+from gemmpipe.cli.run_list import is_true
+from gemmpipe.core.errors import UserError
+from gemmpipe.core.shell import shell_quote
+from gemmpipe.core.units import duration_text, speedup_text, time_text
+from gemmpipe.report.text_table import Column, aligned, terminal_width
+
+if TYPE_CHECKING:
+    from gemmpipe.pipeline.demo_run import Demo, ReplayedProduct
+
+HELP = """gemmpipe demo [open=false] [folder=DIR]
+
+Replays the default search on times that were recorded on an NVIDIA H200, writes the folder of a run
+(outputs/demo/TIME) and its HTML report, and opens the report in a browser. It needs no GPU and takes seconds. Nothing
+is measured on this machine; tables refuse its rows, and later runs do not learn from it.
+
+  open=false       open no browser (the default without a display)
+  folder=DIR       write the run there; a folder that does not exist
+"""
+_DEFAULTS: Mapping[str, str] = {"open": "", "folder": ""}
+
+
+def run(line: CommandLine) -> int:
+    """Replay, print the results and the next commands. Raises UserError for a folder that exists."""
+    given = options(line, _DEFAULTS)
+    if line.flags:
+        raise UserError(f"demo: {line.flags[0][0]}: no flag of this command; expected open=false")
+    may_open = is_true("open", given["open"]) if given["open"] else _has_display()
+    from gemmpipe.pipeline.demo_run import demo_folder, replay_demo
+
+    folder = Path(given["folder"]).expanduser() if given["folder"] else demo_folder()
+    if folder.exists():
+        raise UserError(f"folder: {folder} exists; expected the name of a new folder")
+    demo = replay_demo(folder)
+    with naming_write_errors(STDOUT):
+        for text in lines(demo, terminal_width()):
+            print(text)
+    report = write_report(folder)
+    with naming_write_errors(STDOUT):
+        print(f"report {report}")
+    if may_open:
+        open_page(report)
+    return 0
+
+
+def lines(demo: "Demo", width: int) -> Iterator[str]:
+    """The results in lines of at most `width` characters, the next commands last."""
+    from gemmpipe.pipeline.demo_run import near_best
+
+    products = demo.products
+    timed, recorded = (sum(getattr(product, name) for product in products) for name in ("timed", "recorded"))
+    near = near_best(products)
+    yield f"demo: times recorded on an {demo.device} on {demo.recorded_on}; nothing is measured on this machine"
+    yield f"{demo.family}: {len(products)} products, {recorded:,} configurations"
+    seconds = [duration_text(each) for each in (demo.simulated_s, demo.wall_s)]
+    share = f"{timed:,} configurations timed ({timed / recorded:.1%})"
+    yield f"search {demo.search}: {share} in {seconds[0]} of recorded time, compilation included"
+    yield f"replayed here in {seconds[1]}"
+    yield f"within 1 % of the best configuration: {near} of {len(products)} products"
+    yield ""
+    yield from aligned(_columns(products), width)
+    yield ""
+    folder = shell_quote(str(demo.folder))
+    yield f"run    {demo.folder}"
+    yield f"see    gemmpipe show {folder}   (the choices; one product: m=4 n=1280 k=8192)"
+
+
+def _columns(products: "Sequence[ReplayedProduct]") -> list[Column]:
+    sizes = ("M", "N", "K")
+    return [
+        *(Column(title=name, cells=tuple(str(each.problem[name]) for each in products)) for name in sizes),
+        Column(title="chosen", cells=tuple(time_text(each.chosen_us) for each in products)),
+        Column(title="best recorded", cells=tuple(time_text(each.best_us) for each in products)),
+        Column(title="median recorded", cells=tuple(time_text(each.median_us) for each in products)),
+        Column(title="over median", cells=tuple(speedup_text(each.median_us / each.chosen_us) for each in products)),
+        Column(title="timed", cells=tuple(f"{each.timed:,} of {each.recorded:,}" for each in products)),
+    ]
+
+
+def write_report(folder: Path) -> Path:
+    """The HTML report of a run, in its folder. Raises EnvironmentProblem if it cannot be written."""
+    from gemmpipe.report import html
+    from gemmpipe.report.reading import read_run
+
+    page = folder / "report.html"
+    html.write(read_run(folder), page)
+    return page
+
+
+def open_page(page: Path) -> None:
+    """Open a file in the browser. A browser that does not start is no error: the path is printed."""
+    with contextlib.suppress(webbrowser.Error, OSError):
+        webbrowser.open(page.resolve().as_uri())
+
+
+def _has_display() -> bool:
+    """True if a person can see a page that opens: a terminal, and a display where the system needs one."""
+    if not sys.stdout.isatty() or os.environ.get("CI"):
+        return False
+    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

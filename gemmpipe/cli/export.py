@@ -1,0 +1,242 @@
+"""`gemmpipe export`: a finished run's or a table's choices in the form of an engine, and how the engine uses them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gemmpipe.cli import STDOUT, naming_write_errors
+from gemmpipe.cli.command_line import CommandLine
+from gemmpipe.cli.commands import options
+from gemmpipe.core.errors import UserError, suggest_or_list
+from gemmpipe.core.events import Event, Events, counted
+from gemmpipe.core.paths import tables_variable
+from gemmpipe.core.shell import shell_join, shell_quote
+
+if TYPE_CHECKING:
+    from gemmpipe.engines.install import InstalledFile
+    from gemmpipe.pipeline.export import Choices
+
+HELP = """gemmpipe export RUN|TABLE vllm|sglang|aiter|plugin [output=DIR]
+gemmpipe export RUN vllm|sglang install=true [package=DIR]
+gemmpipe export vllm|sglang undo=true [package=DIR]
+
+Writes what a finished run chose in the form of an engine, without timing again, and prints where the files must lie
+and the launch line that uses them. RUN is the folder of a run, or last.
+
+  vllm, sglang   JSON files of the engine's own Triton functions; the run must have timed these (format=[vllm])
+  aiter          aiter's table: the rows with kernels of aiter
+  plugin         the variables with which gemmpipe's plug-in for vLLM and SGLang uses the run's table
+
+  output=DIR     the folder of the files (outputs/tuned)
+  install=true   copy dense files into the engine's package, the only place from which they are read; a replaced file
+                 is kept as a backup
+  undo=true      restore the engine's own files
+  package=DIR    the engine's package, where it is not installed in this Python
+  model=MODEL    the model in the printed launch line
+"""
+TARGETS = ("vllm", "sglang", "aiter", "plugin")
+_OPTIONS = {"output": "", "install": "false", "undo": "false", "package": "", "model": "MODEL"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Request:
+    place: str
+    target: str
+    output: str
+    install: bool
+    undo: bool
+    package: str | None
+    model: str
+    config_dir: Path | None
+
+
+def run(line: CommandLine) -> int:
+    """Write the files and print how they are used. Returns 0. Raises UserError, EnvironmentProblem."""
+    request = _request(line)
+    lines = _undo(request) if request.undo else _export(request)
+    with naming_write_errors(STDOUT):
+        for text in lines:
+            print(text)
+    return 0
+
+
+def _request(line: CommandLine) -> _Request:
+    given = options(line, _OPTIONS)
+    flags = {name: _flag(name, given[name]) for name in ("install", "undo")}
+    targets = [path for path in line.paths if path.lower() in TARGETS]
+    places = [path for path in line.paths if path.lower() not in TARGETS]
+    expected = "expected gemmpipe export RUN|TABLE vllm|sglang|aiter|plugin"
+    if len(line.paths) == 2 and len(places) == 2:
+        raise UserError(f"export: '{line.paths[1]}': {expected}{suggest_or_list(line.paths[1], TARGETS)}")
+    if len(targets) != 1 or len(places) > 1 or (not places and not flags["undo"]):
+        raise UserError(f"export: {' '.join(line.paths) or 'nothing to export'}; {expected}")
+    target = targets[0].lower()
+    if target not in ("vllm", "sglang") and (flags["install"] or flags["undo"]):
+        raise UserError(f"export: {target}: nothing is installed for it; expected vllm or sglang")
+    return _Request(
+        place=places[0] if places else "",
+        target=target,
+        output=given["output"],
+        package=given["package"] or None,
+        model=given["model"],
+        config_dir=line.config_dir,
+        **flags,
+    )
+
+
+def _flag(name: str, text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise UserError(f"{name}={text}: expected true or false")
+    return text.lower() == "true"
+
+
+def _undo(request: _Request) -> list[str]:
+    from gemmpipe.engines.install import undo
+    from gemmpipe.engines.packages import dense_folder, package_folder
+
+    folder = dense_folder(request.target, package_folder(request.target, request.package))
+    found = undo(folder)
+    if not found:
+        return [f"{folder}: nothing was installed there"]
+    return _installed_lines(folder, found)
+
+
+def _installed_lines(folder: Path, found: "Sequence[InstalledFile]") -> list[str]:
+    lines = []
+    for action in dict.fromkeys(each.action for each in found):
+        names = [each.path.name for each in found if each.action == action]
+        note = " (changed since; delete it, or rename its backup)" if action == "kept" else ""
+        kept = sum(each.kept_keys for each in found if each.action == action)
+        note += f" (with {counted(kept, 'entry', 'entries')} of the engine's own for other M)" if kept else ""
+        lines.append(f"{action} {counted(len(names), 'file')}{note}: {', '.join(names[:3])}{' ...' * (len(names) > 3)}")
+    return [f"in {folder}", *(f"  {text}" for text in lines)]
+
+
+def _export(request: _Request) -> list[str]:
+    choices = find_choices(request.place, request.config_dir)
+    events = Events(listeners=[_print_event])
+    if request.target == "plugin":
+        return _plugin(request, choices, events)
+    if request.target == "aiter":
+        return _aiter(request, choices, events)
+    return _engine(request, choices, events)
+
+
+def _print_event(event: Event) -> None:
+    if event.kind in ("warning", "line"):
+        with naming_write_errors(STDOUT):
+            print(f"warning: {event.text}" if event.kind == "warning" else event.text)
+
+
+def find_choices(place: str, config_dir: Path | None) -> "Choices":
+    """The choices of a run (its folder, or `last`) or of a tuned table. Raises UserError if there is neither."""
+    from gemmpipe.cli.folders import ConfigFolders
+    from gemmpipe.family import shipped_families
+    from gemmpipe.pipeline.export import choices_of_run, choices_of_table
+
+    path = Path(place).expanduser()
+    if path.is_file():
+        return choices_of_table(path)
+    if place != "last" and not path.is_dir():
+        raise UserError(f"export: no file or folder '{place}'; expected the folder of a run, last, or a tuned table")
+    folder = path if path.is_dir() else _last_finished_run()
+    folders = ConfigFolders(config_dir=config_dir)
+    folders.make_importable()
+    return choices_of_run(folder, {*shipped_families(), *folders.kernels.values()})
+
+
+def _last_finished_run() -> Path:
+    """The newest run with selections; runs that only list problems or merge tables have none."""
+    from gemmpipe.core.paths import RUNS
+    from gemmpipe.pipeline.export import SELECTIONS
+
+    found = [*RUNS.glob(f"*/*/{SELECTIONS}"), *RUNS.glob(f"*/*/*/{SELECTIONS}")]
+    if not found:
+        raise UserError(f"last: no finished run under {RUNS}; expected the folder of a run, or a tuned table")
+    return max(found, key=lambda path: path.stat().st_mtime_ns).parent.absolute()
+
+
+def _engine(request: _Request, choices: "Choices", events: Events) -> list[str]:
+    from gemmpipe.engines.launch import DENSE, ServerArguments, use_lines
+    from gemmpipe.formats.engine_filenames import kinds_of_files
+
+    form = _format(request.target, choices)
+    if not form.buckets(choices.family, [1]):
+        raise UserError(
+            f"{request.target}: it reads no tuned files for products of {choices.family.name}; "
+            f"expected 'gemmpipe export {shell_quote(str(choices.place))} plugin'"
+        )
+    if request.target not in choices.formats:
+        raise UserError(_untimed(request.target, choices))
+    files = choices.write(form, Path(request.output or "outputs/tuned"), events)
+    kinds = kinds_of_files(request.target, files)
+    folder = Path(request.output or "outputs/tuned") / request.target
+    lines = [f"wrote {counted(len(files), 'file')} of {choices.family.name} to {folder}"]
+    installed = None
+    if request.install:
+        if not (dense := kinds.get(DENSE)):
+            raise UserError("install: only files of dense products must be copied; a variable names those of experts")
+        found = _install(request, dense)
+        installed = found[0].path.parent
+        lines += _installed_lines(installed, found)
+    server = ServerArguments(engine=request.target, model=request.model)
+    return [*lines, *use_lines(server, kinds, folder, installed, request.package)]
+
+
+def _install(request: _Request, files: Sequence[Path]) -> "list[InstalledFile]":
+    from gemmpipe.engines.install import install
+    from gemmpipe.engines.packages import dense_folder, package_folder
+
+    return install(files, dense_folder(request.target, package_folder(request.target, request.package)))
+
+
+def _format(name: str, choices: "Choices"):  # type: ignore[no-untyped-def]
+    from gemmpipe.formats.engine_json import Sglang, Vllm
+
+    formats = choices.config.get("format")
+    own = formats.get(name) if isinstance(formats, dict) else None
+    device_name = own.get("device_name") if isinstance(own, dict) else None
+    return {"vllm": Vllm, "sglang": Sglang}[name](device_name=device_name if isinstance(device_name, str) else None)
+
+
+def _untimed(target: str, choices: "Choices") -> str:
+    """The refusal of choices that do not contain times of the engine's function."""
+    if choices.is_run:
+        command = ["gemmpipe", f"reuse={choices.place}", f"format=[{target}]"]
+    else:
+        kernel = [f"kernel={choices.family.name}", "shapes=csv", f"shapes.path={choices.place}"]
+        command = ["gemmpipe", *kernel, f"format=[{target}]"]
+    what = "this run" if choices.is_run else "the table"
+    return (
+        f"{target}: {what} has no times of {target}'s own function, and the fastest kernel of another form has no "
+        f"file; expected {shell_join(command)}, which times it"
+    )
+
+
+def _aiter(request: _Request, choices: "Choices", events: Events) -> list[str]:
+    from gemmpipe.formats.aiter_csv import AiterCsv
+
+    if choices.family.aiter_table is None:
+        raise UserError(f"aiter: it has no table of {choices.family.name}")
+    files = choices.write(AiterCsv(file=None), Path(request.output or "outputs/tuned"), events)
+    if not files:
+        raise UserError(
+            f"aiter: {choices.place} has no row with a kernel of aiter; expected backend=[aiter] in the run"
+        )
+    variable = f"AITER_CONFIG_{choices.family.aiter_table.variable}"
+    return [f"export {variable}={shell_quote(str(files[0].absolute()))}"]
+
+
+def _plugin(request: _Request, choices: "Choices", events: Events) -> list[str]:
+    from gemmpipe.engines.launch import ServerArguments, plugin_lines, plugin_switch
+    from gemmpipe.engines.packages import ENGINES
+    from gemmpipe.pipeline.export import own_table
+
+    table = own_table(choices, Path(request.output) if request.output else None, events).absolute()
+    switch = plugin_switch([column.name for column in choices.family.key_columns])
+    lines = [f"table {table}"]
+    for engine in ENGINES:
+        server = ServerArguments(engine=engine, model=request.model)
+        lines += plugin_lines(server, tables_variable(choices.family.name), table, switch)
+    return lines

@@ -1,0 +1,156 @@
+"""`gemmpipe report`: the HTML report of runs and of tuned tables."""
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gemmpipe.cli import STDOUT, naming_write_errors
+from gemmpipe.cli.command_line import WATCH, CommandLine
+from gemmpipe.cli.commands import options
+from gemmpipe.cli.folders import ConfigFolders
+from gemmpipe.core.errors import UserError
+from gemmpipe.core.paths import RUNS
+from gemmpipe.journal import NAME as JOURNAL
+from gemmpipe.report.run_folder import FINISHED, LAST, RUNNING, SELECTIONS, describe_run, is_run, run_folders
+
+if TYPE_CHECKING:
+    from gemmpipe.report.tables import TableSource
+
+HELP = """gemmpipe report [last | RUN | TABLE.csv ...] [out=FILE.html] [watch=true] [kernel=FAMILY]
+
+Writes one HTML file, which needs no server and no network: speed-ups and shares of the floor by shape and M, times with
+their spread, the candidates of each product, the search, the knobs that matter, the excluded configurations, near-ties,
+wall time and the state of the device. It reads finished runs, the journal of one that still runs or was killed, and
+tuned tables alone (with what they hold).
+
+  last            the newest run with products, also while it runs; the default
+  RUN             the folder of a run, or its name under outputs/runs
+  TABLE.csv       a tuned table; several of one kernel become one report
+  out=FILE        the file: RUN/report.html, or TABLE_report.html in this folder, unless given
+  watch=true      (or --watch) writes the file again every few seconds until the run ends; the browser follows
+  kernel=FAMILY   the kernel of a table whose name does not tell it
+
+In a run, `report=true` writes the report at its end.
+"""
+_DEFAULTS: Mapping[str, str] = {"out": "", "watch": "false", "kernel": ""}
+REFRESH_S = 5
+"""Seconds between two versions of a watched report."""
+REPORT = "report.html"
+
+
+def run(line: CommandLine) -> int:
+    """Write the reports and print their paths. Raises UserError."""
+    given = options(line, _DEFAULTS)
+    watch = line.has(WATCH) or _is_true("watch", given["watch"])
+    for flag, _ in line.flags:
+        if flag not in (WATCH, "--config-dir"):
+            raise UserError(f"report: {flag}: no flag of this command; expected {WATCH} or --config-dir")
+    folders = ConfigFolders(config_dir=line.config_dir)
+    folders.make_importable()
+    importable = folders.target_names()
+    runs, tables = _sources(line.paths or (LAST,), watch=watch)
+    out = Path(given["out"]).expanduser() if given["out"] else None
+    if out is not None and out.is_dir():
+        raise UserError(f"report: out={given['out']}: a folder; expected a file such as {out / REPORT}")
+    if watch and (tables or len(runs) != 1):
+        raise UserError("report: watch=true: expected one run")
+    if watch:
+        return _watch(runs[0], out, importable)
+    by_family = _by_family(tables, given["kernel"] or None, importable)
+    if out is not None and len(by_family) + len(runs) != 1:
+        raise UserError(f"report: out={out}: one file for several reports; expected one run, or tables of one kernel")
+    for text in _reports(runs, by_family, out, importable):
+        with naming_write_errors(STDOUT):
+            print(text)
+    return 0
+
+
+def _reports(
+    runs: list[Path], by_family: "dict[str, list[TableSource]]", out: Path | None, importable: frozenset[str]
+) -> Iterator[str]:
+    """Write each report; yields the line for the user."""
+    from gemmpipe.report.html import write
+    from gemmpipe.report.reading import read_run
+    from gemmpipe.report.tables import read_tables
+
+    for folder in runs:
+        yield write(read_run(folder, importable=importable), out or folder / REPORT)
+    for sources in by_family.values():
+        yield write(read_tables(sources), out or Path(f"{sources[0].path.stem}_report.html"))
+
+
+def _is_true(key: str, text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise UserError(f"report: {key}={text}: expected true or false")
+    return text.lower() == "true"
+
+
+def _sources(names: tuple[str, ...], *, watch: bool) -> tuple[list[Path], list[Path]]:
+    """The folders of runs and the tables that the arguments name. Raises UserError."""
+    runs, tables = [], []
+    for name in names:
+        path = Path(name).expanduser() if not name.startswith("~") or "/" in name else Path(name)
+        if name == LAST:
+            runs.append(_newest_run(watch=watch))
+        elif path.name == JOURNAL:
+            runs.append(_run_folder(path.parent, name))
+        elif path.is_file() or path.suffix == ".csv":
+            if not path.is_file():
+                raise UserError(f"report: {name}: no such file; expected a tuned table or the folder of a run")
+            tables.append(path)
+        else:
+            runs.append(_run_folder(path if path.exists() else RUNS / path, name))
+    return list(dict.fromkeys(runs)), list(dict.fromkeys(tables))
+
+
+def _run_folder(folder: Path, name: str) -> Path:
+    """Raises UserError unless the folder is that of a run with a journal."""
+    if not folder.is_dir():
+        raise UserError(f"report: {name}: no such folder; expected a run, a tuned table or 'last'")
+    if not (folder / JOURNAL).is_file():
+        inner = sorted(path for path in folder.iterdir() if is_run(path))
+        hint = f", such as {inner[0]}" if inner else ""
+        raise UserError(f"report: {name}: no {JOURNAL} there; expected the folder of a run{hint}")
+    return folder
+
+
+def _newest_run(*, watch: bool) -> Path:
+    """The run with the newest journal that has problems, or that may get some. Raises UserError if there is none."""
+    found = [folder for folder in run_folders() if (folder / JOURNAL).is_file()]
+    for folder in sorted(found, key=lambda each: (each / JOURNAL).stat().st_mtime_ns, reverse=True):
+        facts = describe_run(folder)
+        chosen = (folder / SELECTIONS).is_file() or facts.state != FINISHED  # a run that only lists problems has none
+        if (facts.problems and chosen) or (watch and facts.state == RUNNING):
+            return folder
+    raise UserError(f"report: last: no run with products under {RUNS}; expected the folder of a run or a tuned table")
+
+
+def _by_family(tables: list[Path], kernel: str | None, importable: frozenset[str]) -> "dict[str, list[TableSource]]":
+    """The tables of each kernel. Raises UserError for a name that tells none."""
+    from gemmpipe.report.tables import TableSource, table_source
+
+    found: dict[str, list[TableSource]] = {}
+    for path in tables:
+        source = table_source(path, kernel, importable)
+        found.setdefault(source.family.name, []).append(source)
+    return found
+
+
+def _watch(folder: Path, out: Path | None, importable: frozenset[str]) -> int:
+    """Write the report of a run until the run ends; the last version is not loaded again by the browser."""
+    from gemmpipe.report.html import write
+    from gemmpipe.report.reading import read_run
+
+    path = out or folder / REPORT
+    if describe_run(folder).state == RUNNING:
+        with naming_write_errors(STDOUT):
+            print(f"report  {path}: written every {REFRESH_S} s until the run ends", flush=True)
+    while describe_run(folder).state == RUNNING:
+        if describe_run(folder).problems:
+            write(read_run(folder, importable=importable), path, refresh_s=REFRESH_S)
+        time.sleep(REFRESH_S)
+    text = write(read_run(folder, importable=importable), path)
+    with naming_write_errors(STDOUT):
+        print(text)
+    return 0

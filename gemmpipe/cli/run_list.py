@@ -1,0 +1,115 @@
+"""`gemmpipe runs`: the runs under outputs/runs, newest first."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from gemmpipe.cli import STDOUT, naming_write_errors
+from gemmpipe.cli.command_line import CommandLine
+from gemmpipe.cli.commands import options
+from gemmpipe.core.errors import UserError, printable, suggest_or_list
+from gemmpipe.core.paths import RUNS
+from gemmpipe.core.units import duration_text
+from gemmpipe.report.run_folder import RunFolder, describe_run, groups, run_folders
+from gemmpipe.report.text_table import Column, aligned, terminal_width
+
+HELP = """gemmpipe runs [n=20] [pipeline=NAME] [json=true]
+
+Lists the runs under outputs/runs of this folder, newest first; the runs of a sweep stand together. `problems` counts
+solved problems of all. A state is finished, interrupted (Ctrl-C or a signal), running (a process writes its journal) or
+killed (its process ended without a manifest): resume=FOLDER continues the last two kinds.
+
+  n=20            the number of runs to list; 0 for all
+  pipeline=tune   the runs of one pipeline only
+  json=true       a JSON list with every fact of each run
+"""
+_DEFAULTS: Mapping[str, str] = {"n": "20", "pipeline": "", "json": "false"}
+
+
+def run(line: CommandLine) -> int:
+    """Print the list. Raises UserError for an unknown pipeline or option."""
+    given = options(line, _DEFAULTS)
+    if line.flags:
+        raise UserError(f"runs: {line.flags[0][0]}: no flag of this command; expected {', '.join(_DEFAULTS)}=")
+    limit, as_json = whole_number("n", given["n"]), is_true("json", given["json"])
+    folders = run_folders(RUNS, _known_pipeline(given["pipeline"]))
+    shown = folders[:limit] if limit else folders
+    runs = {folder: describe_run(folder) for folder in shown}
+    with naming_write_errors(STDOUT):
+        if as_json:
+            print(json.dumps([as_object(run) for run in runs.values()], indent=2))
+            return 0
+        for text in lines(runs, terminal_width()):
+            print(text)
+        if len(folders) > len(shown):
+            print(f"{len(folders) - len(shown):,} more; n=0 lists all")
+    return 0
+
+
+def whole_number(key: str, text: str) -> int:
+    """The number of an option. Raises UserError for another text."""
+    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+        raise UserError(f"{key}: '{text}' given; expected a whole number from 0")
+    return int(text)
+
+
+def is_true(key: str, text: str) -> bool:
+    """The value of a switch. Raises UserError for anything but true or false."""
+    if text.lower() not in ("true", "false"):
+        raise UserError(f"{key}: '{text}' given; expected true or false")
+    return text.lower() == "true"
+
+
+def _known_pipeline(name: str) -> str:
+    """The name of a pipeline with runs. Raises UserError for another one."""
+    known = [path.name for path in RUNS.glob("*") if path.is_dir()]
+    if name and name not in known:
+        raise UserError(f"pipeline: no runs of '{name}' under {RUNS}{suggest_or_list(name, known)}")
+    return name
+
+
+def as_object(run: RunFolder) -> dict[str, object]:
+    """The facts of a run for JSON; paths as text."""
+    return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(run).items()}
+
+
+def lines(runs: Mapping[Path, RunFolder], width: int) -> list[str]:
+    """The table of runs, or the line for none."""
+    if not runs:
+        return [f"no runs under {RUNS}; gemmpipe kernel=... shapes=... makes one, gemmpipe demo shows a recorded one"]
+    rows: list[tuple[str, RunFolder | None]] = []
+    for sweep, folders in groups(list(runs)):
+        if sweep is not None:
+            rows.append((f"{_short(sweep)} (sweep)", None))
+        rows += [(f"  {each.name}" if sweep else _short(each), runs[each]) for each in folders]
+    return aligned(_columns([printable(name) for name, _ in rows], [run for _, run in rows]), width)
+
+
+def _short(folder: Path) -> str:
+    return str(folder.relative_to(RUNS))
+
+
+def _columns(names: Sequence[str], runs: Sequence[RunFolder | None]) -> list[Column]:
+    def texts(title: str, cells: Iterable[str], importance: int) -> Column:
+        return Column(title=title, cells=tuple(cells), is_text=True, importance=importance)
+
+    def numbers(title: str, cells: Iterable[str], importance: int) -> Column:
+        return Column(title=title, cells=tuple(cells), importance=importance)
+
+    return [
+        texts("folder", names, 0),
+        texts("when (UTC)", (run.started[:16].replace("T", " ") if run else "" for run in runs), 1),
+        texts("pipeline", (run.pipeline if run else "" for run in runs), 2),
+        texts("kernel", (run.kernel if run else "" for run in runs), 6),
+        texts("shapes", (run.shapes if run else "" for run in runs), 5),
+        texts("device", (run.device if run else "" for run in runs), 4),
+        numbers("problems", (_problems(run) if run else "" for run in runs), 7),
+        texts("state", (run.state if run else "" for run in runs), 0),
+        numbers("wall", (duration_text(run.wall_s) if run else "" for run in runs), 8),
+        texts("command", (printable(run.command) if run else "" for run in runs), 3),
+    ]
+
+
+def _problems(run: RunFolder) -> str:
+    return f"{run.solved:,}/{run.problems:,}" if run.problems else ""

@@ -1,0 +1,99 @@
+"""The output of a sweep besides that of its jobs: a header per job, and a table across the jobs at the end.
+
+Jobs that a launcher runs in other processes print their own headers; the table has the jobs of this process.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gemmpipe.cli import tolerating_closed_pipes
+from gemmpipe.core.errors import UserError, printable
+from gemmpipe.core.files import read_object
+from gemmpipe.core.units import MISSING, duration_text, speedup_text
+from gemmpipe.report.text_table import Column, aligned, terminal_width
+
+_MAX_MANIFEST_BYTES = 50_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepJob:
+    """One job of a sweep."""
+
+    number: int
+    overrides: tuple[str, ...]
+    folder: Path
+
+    @property
+    def header(self) -> str:
+        """`job 1: kernel=a16w16 search=halving`."""
+        return f"job {self.number}: {' '.join(self.overrides)}"
+
+
+def begin_job() -> SweepJob:
+    """The job that Hydra runs now; prints its header."""
+    from hydra.core.hydra_config import HydraConfig
+
+    config = HydraConfig.get()
+    job = SweepJob(
+        number=int(config.job.num),
+        overrides=tuple(str(each) for each in config.overrides.task),
+        folder=Path(config.runtime.output_dir),
+    )
+    with tolerating_closed_pipes():
+        print(f"\n{printable(job.header)}", flush=True)
+    return job
+
+
+def print_table(jobs: Sequence[tuple[SweepJob, int]]) -> None:
+    """Print the jobs with their results, if there are several; `jobs` are pairs of a job and its exit code."""
+    if len(jobs) < 2:
+        return
+    with tolerating_closed_pipes():
+        print("", *map(printable, table_lines(jobs, terminal_width())), sep="\n", flush=True)
+
+
+def table_lines(jobs: Sequence[tuple[SweepJob, int]], width: int) -> list[str]:
+    """The table across jobs: time, problems, speed-up by regime of M, exit code, overrides that differ."""
+    manifests = [_manifest(job.folder) for job, _ in jobs]
+    figures = [_mapping(manifest.get("figures")) for manifest in manifests]
+    labels = list(dict.fromkeys(label for each in figures for label in _speedups(each)))
+    common = set.intersection(*(set(job.overrides) for job, _ in jobs))
+    columns = [
+        Column(title="job", cells=tuple(str(job.number) for job, _ in jobs)),
+        Column(title="exit", cells=tuple(str(code) for _, code in jobs), importance=2),
+        Column(title="time", cells=tuple(_duration(manifest) for manifest in manifests)),
+        Column(title="products", cells=tuple(str(each.get("products", MISSING)) for each in figures), importance=3),
+    ]
+    for label in labels:
+        cells = tuple(speedup_text(_speedups(each).get(label)) for each in figures)
+        columns.append(Column(title=label, cells=cells, importance=1))
+    words = tuple(" ".join(each for each in job.overrides if each not in common) for job, _ in jobs)
+    return aligned([*columns, Column(title="options", cells=words, is_text=True)], width)
+
+
+def _manifest(folder: Path) -> Mapping[str, Any]:
+    """The manifest of a job's run; empty for a job that failed before it wrote one."""
+    with suppress(UserError, OSError):
+        return read_object(folder / "manifest.json", limit=_MAX_MANIFEST_BYTES)
+    return {}
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _speedups(figures: Mapping[str, Any]) -> dict[str, float]:
+    """The mean speed-up by regime."""
+    found = {}
+    for regime in figures.get("regimes", ()):
+        if speedup := _mapping(regime.get("speedup")):
+            found[str(regime["label"])] = float(speedup["mean"])
+    return found
+
+
+def _duration(manifest: Mapping[str, Any]) -> str:
+    wall_s = manifest.get("wall_s")
+    return duration_text(float(wall_s)) if isinstance(wall_s, int | float) else MISSING

@@ -1,0 +1,129 @@
+"""The roofline of an architecture: measured rates, and the lower bound of a product's time that follows from them.
+
+The rates are options of the group `roofline`, one file per architecture with the source and the date of the
+measurements. Architectures without a file have no floor; `reference` stands in where times are only compared with each
+other, as in the order of candidates.
+"""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from gemmpipe.core.data import Problem
+from gemmpipe.core.errors import check_at_least
+from gemmpipe.core.files import read_regular
+from gemmpipe.core.paths import shipped
+from gemmpipe.family import Family, GemmSpec, KernelDefaults
+from gemmpipe.family.problem import make_problem
+
+GROUP = "roofline"
+"""The group of options, and its node in a configuration: an entry per architecture."""
+_REFERENCE = "sm_90"
+_MAX_BYTES = 1_000_000
+_NO_DEFAULTS = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roofline:
+    """Measured peak rates of an architecture: bytes and operations per second, the latter by the operands' width."""
+
+    bytes_per_s: float
+    flops_16_per_s: float
+    flops_8_per_s: float
+    flops_4_per_s: float | None = None
+    """None: 4-bit operands are converted to 16 bits."""
+    launch_us: float | None = None
+    """The time of an empty kernel in a graph; None: not measured."""
+    source: str = ""
+    """The device and the software of the measurements."""
+    date: str = ""
+
+    def __post_init__(self) -> None:
+        rates = {field.name: getattr(self, field.name) for field in fields(self) if field.name.endswith("_per_s")}
+        check_at_least(1.0, **rates)
+        check_at_least(0.0, launch_us=self.launch_us)
+
+    def flops_per_s(self, dtype: str) -> float:
+        """The peak rate of operations on weights of a dtype; other types than 8 and 4 bits have the 16-bit rate."""
+        if "8" in dtype:
+            return self.flops_8_per_s
+        return self.flops_4_per_s if "float4" in dtype and self.flops_4_per_s is not None else self.flops_16_per_s
+
+    def bound_us(self, family: Family, spec: GemmSpec) -> float:
+        """Bytes or operations at the peak rate, whichever takes longer, in us; without the launch."""
+        bound_s = max(
+            family.bytes_moved(spec) / self.bytes_per_s,
+            family.flops(spec) / self.flops_per_s(spec.w_dtype),
+        )
+        return bound_s * 1e6
+
+    def floor_us(self, family: Family, spec: GemmSpec, launch_us: float | None = None) -> float:
+        """The lower bound of one call in us: `bound_us` plus a launch.
+
+        It is as exact as the rates: weights of experts, which are only read, have been read up to 5 % faster than a
+        copy moves bytes (H200, fmoe, 32 tokens).
+
+        `launch_us` is the time of an empty kernel if it was measured with the product; None: the architecture's, or
+        no launch where that is not measured either.
+        """
+        launch_us = self.launch_us if launch_us is None else launch_us
+        return self.bound_us(family, spec) + (launch_us or 0.0)
+
+
+@functools.cache
+def shipped_rooflines() -> Mapping[str, Roofline]:
+    """The shipped options of the group, by architecture."""
+    import yaml  # not at the top: only command lines read YAML otherwise
+
+    found: dict[str, Roofline] = {}
+    for path in sorted((shipped("conf") / GROUP).glob("[!_.]*.yaml")):
+        found |= rooflines_of({GROUP: yaml.safe_load(read_regular(path, "a file of options", _MAX_BYTES))})
+    return found
+
+
+def rooflines_of(config: Mapping[str, Any]) -> Mapping[str, Roofline]:
+    """The rooflines of a composed configuration, such as `config` in a run's manifest.
+
+    Those of version 0.1.0 are `rates` of the stage compare; a configuration without either has none. Raises ValueError
+    or TypeError for a configuration that was edited by hand.
+    """
+    node = config.get(GROUP) or old_rates(config)
+    return {
+        str(gfx): Roofline(**{key: value for key, value in rates.items() if key != "_target_"})
+        for gfx, rates in node.items()
+    }
+
+
+def old_rates(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`stages.compare.rates` of a configuration, as version 0.1.0 named the group; empty if it has none."""
+    node: Any = config
+    for key in ("stages", "compare", "rates"):
+        node = node.get(key) if isinstance(node, Mapping) else None
+    return node if isinstance(node, Mapping) else {}
+
+
+def roofline_or_reference(gfx: str) -> Roofline:
+    """The shipped roofline of an architecture, or the H200's: for orders and shares, which hardly depend on it."""
+    rooflines = shipped_rooflines()
+    return rooflines.get(gfx) or rooflines[_REFERENCE]
+
+
+def floor_us(
+    gfx: str,
+    family: Family,
+    row: "Problem | Mapping[str, object]",
+    *,
+    launch_us: float | None = None,
+    rooflines: Mapping[str, Roofline] | None = None,
+) -> float | None:
+    """The floor of a problem, or of a table's row with the family's key columns, in us; no device is needed.
+
+    None for an architecture without a roofline. `launch_us` as for `Roofline.floor_us`; `rooflines` None: the shipped
+    ones. Raises UserError for a row without the key of a product of the family.
+    """
+    roofline = (shipped_rooflines() if rooflines is None else rooflines).get(gfx)
+    if roofline is None:
+        return None
+    problem = row if isinstance(row, Problem) else make_problem(family, row, _NO_DEFAULTS, gfx, "row")
+    return roofline.floor_us(family, family.spec(problem), launch_us)

@@ -1,0 +1,70 @@
+"""A run as a stream of JSON: one object per line, for `events=json`. docs/howto/tracking.md has the schema."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+from gemmpipe.core.events import Event
+from gemmpipe.listeners import Listener, RunOutcome, RunStart
+
+VERSION = 1
+"""Of the schema; raised when a field changes its meaning or goes. New fields and events do not raise it."""
+
+
+class JsonStream(Listener):
+    """Writes each event as one line; `write` takes the line without its break."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+        self._began_s = time.monotonic()
+        self._stage, self._total = "", 0
+        self._lock = threading.Lock()  # events may come from several threads
+
+    def require(self) -> None:
+        """Needs no package."""
+
+    def __call__(self, event: Event) -> None:
+        """Write one event; of another one than those of the schema its kind and text."""
+        self.event(event)
+
+    def start(self, run: RunStart) -> None:
+        self._emit(
+            "run", version=VERSION, time=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **_plain(asdict(run))
+        )
+
+    def event(self, event: Event) -> None:
+        if event.kind == "stage":
+            self._stage, self._total = event.text, event.total
+            self._emit("stage", stage=event.text, total=event.total)
+        elif event.kind == "progress":
+            more = {"text": event.text} if event.text else {}
+            self._total = event.total or self._total
+            self._emit("progress", stage=self._stage, done=event.done, total=self._total, **more)
+        elif event.text:
+            self._emit(event.kind, text=event.text)
+
+    def finish(self, outcome: RunOutcome) -> None:
+        self._emit("result", **_plain(asdict(outcome)))
+
+    def _emit(self, event: str, **values: object) -> None:
+        t_s = round(time.monotonic() - self._began_s, 3)
+        with self._lock:
+            self._write(json.dumps({"event": event, "t": t_s, **values}, default=str, allow_nan=False))
+
+
+def _plain(values: Mapping[str, object]) -> dict[str, object]:
+    """Values for JSON: paths as text, tuples as lists."""
+    return {name: _value(value) for name, value in values.items()}
+
+
+def _value(value: object) -> object:
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return _plain(value)
+    if isinstance(value, list | tuple):
+        return [_value(item) for item in value]
+    return value

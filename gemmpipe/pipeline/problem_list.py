@@ -1,0 +1,51 @@
+"""The end of a run that only lists problems: the first of them, their file, and the command that tunes them."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from gemmpipe.core.shell import shell_join
+from gemmpipe.core.units import count_text
+from gemmpipe.stages.rows import problems_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from gemmpipe.pipeline.plan import Plan
+
+_MAX_ROWS = 10
+_MAX_LAYER = 40
+"""Characters of a layer's name that are shown, from its end."""
+
+
+def lists_only(plan: "Plan") -> bool:
+    """True if the stages of a run give problems and nothing else."""
+    return bool(plan.chain) and {table for name in plan.chain for table in plan.stages[name].gives} == {"problems"}
+
+
+def problem_lines(plan: "Plan", frame: "pd.DataFrame") -> Iterator[str]:
+    """The first problems as aligned columns (key columns that differ, calls, layer), and where all of them are."""
+    if not len(frame):
+        return
+    problems = problems_of(plan.family, frame)
+    names = [column.name for column in plan.family.key_columns]
+    shown = [
+        name
+        for i, name in enumerate(names)
+        if i < len("MNK") or len({problem.key[i][1] for problem in problems}) > 1  # sizes, and what distinguishes rows
+    ]
+    rows = [[*shown, "calls", "layer"]]
+    for problem in problems[:_MAX_ROWS]:
+        key = dict(problem.key)
+        layer = problem.layer or ""
+        short = layer if len(layer) <= _MAX_LAYER else f"...{layer[-_MAX_LAYER:]}"
+        rows.append([*(str(key[name]) for name in shown), f"{problem.weight:g}", short])
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        numbers = "  ".join(cell.rjust(width) for cell, width in zip(row[:-1], widths[:-1], strict=True))
+        yield f"  {numbers}  {row[-1]}".rstrip()
+    if len(problems) > _MAX_ROWS:
+        yield f"  ... and {count_text(len(problems) - _MAX_ROWS)} more"
+    path = plan.run_dir / "problems.csv"
+    yield f"problems  {path}"
+    kernel = next((o for o in plan.overrides if o.startswith("kernel=")), f"kernel={plan.family.name}")
+    yield "tune them with: " + shell_join(["gemmpipe", kernel, "shapes=csv", f"shapes.path={path}"])

@@ -1,0 +1,190 @@
+"""The summary that a run prints at its end."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gemmpipe.core.events import Event, counted
+from gemmpipe.core.paths import is_in_runs_folder, shipped_tables, tables_variable
+from gemmpipe.core.shell import shell_join, shell_quote
+from gemmpipe.core.signals import Interrupted
+from gemmpipe.core.units import duration_text, time_text
+from gemmpipe.executors import Usage
+from gemmpipe.report.lines import Line
+from gemmpipe.report.results import product_results, run_figures
+from gemmpipe.report.screen import RunFacts, choice_lines, command_lines, screen_lines
+from gemmpipe.report.text_table import terminal_width
+from gemmpipe.stages.history import native_tables
+from gemmpipe.stages.memory_options import option_lines
+from gemmpipe.stages.rows import undecided_line
+from gemmpipe.stages.workload import saving
+from gemmpipe.tables import store
+from gemmpipe.tables.merge import row_key
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from gemmpipe.family import Family
+    from gemmpipe.pipeline.plan import Plan
+    from gemmpipe.stages import Context
+
+_ENGINES = ("vllm", "sglang")
+"""Formats that `gemmpipe export` writes for an engine."""
+_MIN_SHOWN_S = 0.05
+"""Times have one decimal: less is 0.0."""
+
+
+def report_run(
+    plan: "Plan",
+    tables: "Mapping[str, pd.DataFrame]",
+    context: "Context",
+    resources: Sequence[Usage],
+    wall_s: float,
+    code: int,
+    *,
+    stopped_early: bool,
+) -> None:
+    """Emit the selections, what they gain, the time by stage and resource, the files, and the next commands.
+
+    `stopped_early`: the run ended before its last problem.
+    """
+    emit = context.events.emit
+    chosen, reused = _chosen(plan, tables, context)
+    has_choices = chosen is not None and len(chosen) > 0
+    ended = f"{'stopped after' if stopped_early else 'done in'} {duration_text(wall_s)}"
+    if chosen is not None and has_choices:
+        _emit_screen(plan, chosen, context, ended, reused)
+    for line in _further_lines(plan, tables, context):
+        emit("line", line)
+    stages = "".join(f", {k[:-2]} {v:.1f}" for k, v in context.stage_seconds.items() if "idle" not in k)
+    # A format that is searched for itself, such as `engine_vllm_s`, shows what it costs.
+    engines = any(name.startswith("engine_") and name != "engine_s" for name in context.stage_seconds)
+    emit("line" if engines or not has_choices else "detail", f"total {wall_s:.1f} s{stages}")
+    worked = len(resources) > 1  # more than the driver
+    for usage in (each for each in resources if worked and each.wall_s >= _MIN_SHOWN_S):
+        emit("detail", f"  {usage_line(usage)}")
+    _emit_whole(context, f"run   {plan.run_dir}")
+    if worked and (stopped_early or context.cut_short):
+        _emit_whole(context, f"resume with: {resume_line(plan.run_dir, plan.python_path)}")
+    written = []
+    if code != Interrupted.exit_code and ("artifacts" in tables or reused):
+        written = [path for path in native_tables(plan.family, context.output, plan.formats.values()) if path.is_file()]
+    for path in written:
+        _emit_whole(context, use_line(plan.family, path.resolve()))
+    if has_choices:
+        for each in _next_commands(plan, context, written):
+            _send(context, each)
+
+
+def _next_commands(plan: "Plan", context: "Context", written: Sequence[Path]) -> list[Line]:
+    """The commands that apply: exports need an engine's format or a GPU's table, and the shipped tables are a GPU's."""
+    on_gpu = context.device.kind != "cpu"
+    engines = [name for name in plan.formats if name in _ENGINES]
+    exports = [*engines, *(["plugin"] if on_gpu and written else [])] if written or engines else []
+    return command_lines(exports=exports, shipped=on_gpu and (shipped_tables() / plan.family.csv_name).is_file())
+
+
+def resume_line(run_dir: Path, python_path: Sequence[str]) -> str:
+    """The command that resumes a run; outside the runs folder with its --config-dir, which runs user code."""
+    own = [f"--config-dir={folder}" for folder in python_path if not is_in_runs_folder(run_dir)]
+    return shell_join(["gemmpipe", *own, f"resume={run_dir}"])
+
+
+def use_line(family: "Family", table: Path) -> str:
+    """The command that makes `gemmpipe.runtime` read a table."""
+    variable = tables_variable(family.name)
+    if ":" in str(table):
+        return f"{variable} separates tables by ':'; copy {table} to a path without one"
+    return f"export {variable}={shell_quote(str(table))}"
+
+
+def _chosen(
+    plan: "Plan", tables: "Mapping[str, pd.DataFrame]", context: "Context"
+) -> "tuple[pd.DataFrame | None, str]":
+    """The choices to show: those of this run; where all problems are tuned already, those of the output's table.
+
+    Also the table that they are from, if they are not this run's.
+    """
+    if "select" not in plan.chain:
+        return None, ""  # selections were read from tables
+    if "selections" in tables and (len(tables["selections"]) or not context.already_tuned):
+        return tables["selections"], ""
+    if not context.already_tuned or context.problems:
+        return None, ""
+    return _recorded(plan, context)
+
+
+def _recorded(plan: "Plan", context: "Context") -> "tuple[pd.DataFrame | None, str]":
+    """The rows of the output's tables for the problems that are tuned already."""
+    import pandas as pd
+
+    device = (context.device.gfx, context.device.cu_num)
+    wanted = {(*device, *(value for _, value in problem.key)) for problem in context.already_tuned}
+    for path in native_tables(plan.family, context.output, plan.formats.values()):
+        rows = store.read(path, plan.family) if path.is_file() else []
+        found = [row for row in rows if row_key(row, plan.family) in wanted]
+        if found:
+            return pd.DataFrame(found), str(path)
+    return None, ""
+
+
+def _emit_screen(plan: "Plan", chosen: "pd.DataFrame", context: "Context", ended: str, reused: str) -> None:
+    """Emit the table of choices and the last screen."""
+    products = product_results(chosen, plan.family, plan.rooflines)
+    for text in choice_lines(products, plan.family, terminal_width(), full=plan.verbose):
+        context.events.emit("line", text)
+    typed = [each for each in plan.overrides if each.startswith("shapes=")]
+    facts = RunFacts(
+        kernel=plan.family.name,
+        shapes=typed[-1].removeprefix("shapes=") if typed else "",
+        device=context.device.name,
+        problems=len(context.already_tuned) if reused else len(context.problems),
+        duration=ended,
+        reused=reused,
+        unsolved=context.unsolved,
+    )
+    context.events.emit("line", "")
+    for each in screen_lines(facts, run_figures(products), products, plan.family):
+        _send(context, each)
+    if reused:
+        context.events.emit("line", f"reused {reused}; nothing was timed: retune=true tunes these problems again")
+
+
+def _send(context: "Context", line: Line) -> None:
+    context.events.send(Event(kind="line", text=line.text, spans=line.spans, is_whole=line.is_whole))
+
+
+def _emit_whole(context: "Context", text: str) -> None:
+    """Emit a line to copy from: it is not folded."""
+    context.events.send(Event(kind="line", text=text, is_whole=True))
+
+
+def _further_lines(plan: "Plan", tables: "Mapping[str, pd.DataFrame]", context: "Context") -> Iterator[str]:
+    """The saving over captured calls, undecided problems, and the final lines of stages."""
+    weighted = any(problem.weight != 1 for problem in context.problems)
+    if "selections" in tables and "select" in plan.chain and plan.source.counts_calls and weighted:
+        yield from saving_lines(tables["selections"])
+    if context.undecided:
+        yield undecided_line(context.undecided, context.search)
+    yield from context.final_lines
+    if "memory_options" in tables:
+        yield from option_lines(tables["memory_options"], int((tables["selections"]["format"] == "").sum()))
+
+
+def saving_lines(selections: "pd.DataFrame") -> list[str]:
+    """The time that the selections save over the workload's calls, before and after."""
+    found = saving(selections)
+    if found is None:
+        return []
+    more = "less" if found.pct >= 0 else "more"
+    return [
+        f"calls captured: {time_text(found.after_us)} instead of {time_text(found.before_us)}, "
+        f"{abs(found.pct):.1f} % {more} ({counted(found.problems, 'problem')}, weighted by calls)"
+    ]
+
+
+def usage_line(usage: Usage) -> str:
+    """One resource's time by activity, longest first; activities of 0.0 s are in the manifest only."""
+    longest = sorted(usage.busy_s.items(), key=lambda kv: -kv[1])
+    spent = ", ".join(f"{k} {v:.1f}" for k, v in longest if v >= _MIN_SHOWN_S)
+    return f"{usage.name}: {spent or 'nothing to do'}; idle {usage.idle_s:.1f} of {usage.wall_s:.1f} s"

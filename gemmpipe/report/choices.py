@@ -1,0 +1,213 @@
+"""The choices of a run or of a tuned table for comparison, read without torch or pandas.
+
+The key columns are those that a table has besides the known ones, so that no kernel family is imported.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gemmpipe.core.data import is_plausible_time_us
+from gemmpipe.core.errors import UserError, printable, quoted_repr, shortened
+from gemmpipe.core.files import is_number, read_cells
+from gemmpipe.core.paths import shipped_tables
+from gemmpipe.core.schema import RESULT, SELECTIONS
+from gemmpipe.report.run_folder import LAST, find_finished, read_manifest
+from gemmpipe.report.run_folder import SELECTIONS as SELECTIONS_FILE
+
+SHIPPED = "shipped"
+"""The name of the shipped table of the kernel that the other side has."""
+ROWS_COLUMNS = ("M", "token")
+"""The key columns with the rows of a product, by family."""
+_ALIASES = {"kernelid": "solidx", "errratio": "err_ratio", "arch": "gfx"}
+_DEVICE_COLUMNS = ("gfx", "cu_num")
+
+Key = tuple[tuple[str, str], ...]
+"""The key columns of a product with their cells; columns without a value are left out."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Choice:
+    """The choice for one product on one device."""
+
+    key: Key
+    gfx: str
+    cu_num: str
+    device: str
+    """The device's product name; empty in older tables."""
+    policy: str
+    run_id: str
+    backend: str
+    config: str
+    kernel_name: str
+    time_us: float
+    noise_pct: float | None
+    """Half the width of the 95 % interval of a ratio of this choice's times, in percent; None without an interval."""
+
+    @property
+    def rows(self) -> int:
+        """M; 0 for a key without it."""
+        cells = dict(self.key)
+        text = next((cells[name] for name in ROWS_COLUMNS if name in cells), "")
+        return int(text) if text.isdecimal() else 0
+
+    @property
+    def winner(self) -> tuple[str, str]:
+        """Backend and knobs; of a library without knobs its kernel's name."""
+        return self.backend, self.config or self.kernel_name
+
+
+_UNTIMED = ("", "inf", "+inf", "nan")
+"""Values of `us`, in lower case, of rows without a time; numbers of at most 0 are as well."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceTable:
+    """The choices of one side of a comparison."""
+
+    name: str
+    """As the user named it."""
+    path: Path
+    kernel: str
+    """The kernel's name; empty for a table, whose file does not have it."""
+    choices: tuple[Choice, ...]
+
+    @functools.cached_property
+    def devices(self) -> tuple[str, ...]:
+        """The devices of the rows, for a message."""
+        return tuple(dict.fromkeys(choice.device or f"{choice.gfx}:{choice.cu_num}" for choice in self.choices))
+
+
+def read_sides(before: str, after: str, command: str) -> tuple[ChoiceTable, ChoiceTable]:
+    """The two sides of a comparison: runs, tables, `last`, `shipped`. Raises UserError naming the side."""
+    if before == after == SHIPPED:
+        raise UserError(f"{command}: shipped: twice; expected a run or a table on the other side")
+    if before == SHIPPED:
+        second = read_choices(after, command)
+        return _shipped(second, command), second
+    first = read_choices(before, command)
+    return first, _shipped(first, command) if after == SHIPPED else read_choices(after, command)
+
+
+def read_choices(name: str, command: str) -> ChoiceTable:
+    """The choices of a run's folder, of `last`, or of a tuned table. Raises UserError."""
+    path = Path(name).expanduser()
+    if name != LAST and (path.is_file() or path.suffix == ".csv"):
+        if not path.exists():
+            raise UserError(f"{command}: {name}: no such file; expected a run, a table, 'last' or 'shipped'")
+        return ChoiceTable(name=name, path=path, kernel="", choices=tuple(_read_rows(path)))
+    folder = find_finished(name, command, needs=SELECTIONS_FILE)
+    if not (folder / SELECTIONS_FILE).is_file():
+        raise UserError(f"{command}: {name}: no {SELECTIONS_FILE}: the run chose nothing; expected a run of tune")
+    choices = tuple(_read_rows(folder / SELECTIONS_FILE))
+    return ChoiceTable(name=name, path=folder, kernel=_kernel_of(folder), choices=choices)
+
+
+def _kernel_of(folder: Path) -> str:
+    config = read_manifest(folder).get("config")
+    kernel = config.get("kernel") if isinstance(config, dict) else None
+    family = kernel.get("family") if isinstance(kernel, dict) else None
+    return printable(family) if isinstance(family, str) else ""
+
+
+def _shipped(other: ChoiceTable, command: str) -> ChoiceTable:
+    """The shipped table of the other side's kernel; for a table of another name the one with products in common."""
+    tables = sorted(shipped_tables().glob("*.csv"))
+    named = {Path(name).name for name in (other.path.name, *_table_names(other))}
+    products = {choice.key for choice in other.choices}
+    best, common = None, 0
+    for path in [path for path in tables if path.name in named] or (() if other.kernel else tables):
+        choices = tuple(_read_rows(path))
+        found = len(products & {choice.key for choice in choices})
+        if path.name in named or found > common:
+            best, common = ChoiceTable(name=SHIPPED, path=path, kernel=other.kernel, choices=choices), found
+    if best is None:
+        known = ", ".join(path.name for path in tables)
+        kernel = other.kernel or other.path.name
+        raise UserError(f"{command}: shipped: no shipped table for {kernel}; expected one of {known}, or a path")
+    return best
+
+
+def _table_names(other: ChoiceTable) -> list[str]:
+    """Names that the table of a run's kernel may have: those of the files that it wrote, else its family's."""
+    if not other.path.is_dir():
+        return []
+    files = read_manifest(other.path).get("files")
+    names = [file for file in files if isinstance(file, str)] if isinstance(files, list) else []
+    if not any(name.endswith(".csv") for name in names) and other.kernel:
+        from gemmpipe.family import load_family, shipped_families
+
+        if other.kernel in shipped_families():
+            names.append(load_family(other.kernel).csv_name)
+    return names
+
+
+def _read_rows(path: Path) -> list[Choice]:
+    """The timed rows of a tuned table or of a run's selections, without those of buckets.
+
+    Raises UserError for a file that is neither.
+    """
+    lines = read_cells(path)
+    _, header = next(lines, (0, []))
+    columns = [_ALIASES.get(name.lower(), name) for name in header]
+    if "us" not in columns or not {"libtype", "kernelName"} & set(columns):
+        raise UserError(f"{path}: no columns 'us' and 'libtype'; expected a tuned table or a run's {SELECTIONS_FILE}")
+    keys = key_columns(columns)
+    if not keys:
+        raise UserError(f"{path}: no key columns such as M, N, K; expected a tuned table or a run's {SELECTIONS_FILE}")
+    found = []
+    for number, cells in lines:
+        if len(cells) != len(columns):
+            raise UserError(f"{path}:{number}: {len(cells)} cells, expected {len(columns)} as in the header")
+        row = dict(zip(columns, cells, strict=True))
+        if not is_number(row["us"]) and row["us"].lower() not in _UNTIMED:
+            raise UserError(f"{path}:{number}: column us: {quoted_repr(row['us'])}, expected microseconds")
+        if not row.get("format") and is_number(row["us"]) and is_plausible_time_us(float(row["us"])):
+            found.append(_choice(row, keys))
+    return found
+
+
+def key_columns(columns: Sequence[str]) -> list[str]:
+    """The key columns of a header: before the results in a tuned table, all unknown ones in a run's selections."""
+    known = {*RESULT, *SELECTIONS, *_DEVICE_COLUMNS}
+    if "problem" in columns and "format" in columns:
+        return [name for name in columns if name not in known]
+    results = [index for index, name in enumerate(columns) if name in RESULT and name != "device"]
+    return [name for name in columns[: min(results, default=0)] if name not in known]
+
+
+def _choice(row: Mapping[str, str], keys: Sequence[str]) -> Choice:
+    def text(name: str) -> str:
+        return printable(shortened(row.get(name, ""), 1000))
+
+    key = ((name, printable(row[name].removeprefix("torch."))) for name in keys if row[name])
+    return Choice(
+        key=tuple(sorted(key)),
+        gfx=text("gfx"),
+        cu_num=text("cu_num"),
+        device=text("device"),
+        policy=text("policy"),
+        run_id=text("run_id"),
+        backend=text("libtype"),
+        config=text("config"),
+        kernel_name=text("kernelName").partition("@")[0],
+        time_us=float(row["us"]),
+        noise_pct=_noise_pct(row),
+    )
+
+
+def _noise_pct(row: Mapping[str, str]) -> float | None:
+    """The larger of the noise against the runner-up and half the interval of the ratio to the baseline.
+
+    A choice that is its own baseline has the interval 1 to 1, which is no measurement.
+    """
+    noise, low, high = (_number(row.get(name, "")) for name in ("noise_pct", "ratio_low", "ratio_high"))
+    found = [] if noise is None else [noise]
+    if low is not None and high is not None and 0 < low < high:
+        found.append(100 * (high - low) / (high + low))
+    return max(found, default=None)
+
+
+def _number(text: str) -> float | None:
+    return float(text) if is_number(text) else None

@@ -1,0 +1,94 @@
+"""Lines for people: text with styles for terminals, cut or folded to a width.
+
+Styles are names of meanings; a terminal chooses colours for them, and other output has the bare text.
+"""
+
+import textwrap
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+GOOD, BAD, WARN, DIM, HEAD, KEY = "good", "bad", "warn", "dim", "head", "key"
+"""Better than its rival, worse, to be looked at, of less interest, a heading, a name or a command."""
+_INDENT = "  "
+_CUT = "..."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    """A line of text; `spans` are (start, end, style)."""
+
+    text: str
+    spans: tuple[tuple[int, int, str], ...] = ()
+    is_whole: bool = False
+    """True for a line to copy, such as a command: it is neither folded nor cut."""
+
+
+def styled(*parts: str | tuple[str, str]) -> Line:
+    """A line of plain texts and (text, style) pairs."""
+    text, spans = "", []
+    for part in parts:
+        piece, style = (part, "") if isinstance(part, str) else part
+        if style and piece:
+            spans.append((len(text), len(text) + len(piece), style))
+        text += piece
+    return Line(text=text, spans=tuple(spans))
+
+
+def folded(line: Line, width: int) -> list[Line]:
+    """The line in parts of at most `width` characters, broken at blanks; later parts are indented.
+
+    A word that is longer than the width, such as a path, stays whole.
+    """
+    if line.is_whole or len(line.text) <= width:
+        return [line]
+    lead = line.text[: len(line.text) - len(line.text.lstrip())] + _INDENT
+    if len(lead) * 2 > width:
+        return [line]
+    parts: list[Line] = []
+    start = 0
+    while start < len(line.text):
+        prefix = lead if parts else ""
+        end = _break(line.text, start, width - len(prefix))
+        parts.append(_part(line, start, end, prefix))
+        start = end + 1
+        while start < len(line.text) and line.text[start] == " ":
+            start += 1
+    return parts
+
+
+def _break(text: str, start: int, room: int) -> int:
+    """The index of the blank where a part that begins at `start` ends; the end of the text if all of it fits."""
+    if len(text) - start <= room:
+        return len(text)
+    first = (
+        start + len(text[start:]) - len(text[start:].lstrip(" "))
+    )  # the indent of the first part is no place to break
+    at = text.rfind(" ", first, start + room + 1)
+    if at < 0:
+        at = text.find(" ", start + room)
+    return len(text) if at < 0 else at
+
+
+def _part(line: Line, start: int, end: int, prefix: str) -> Line:
+    shift = len(prefix) - start
+    spans = [
+        (max(low, start) + shift, min(high, end) + shift, style)
+        for low, high, style in line.spans
+        if low < end and high > start
+    ]
+    return Line(text=prefix + line.text[start:end].rstrip(), spans=tuple(spans))
+
+
+def cut(text: str, width: int) -> str:
+    """The text in at most `width` characters; a cut one ends in dots."""
+    return text if len(text) <= width else f"{text[: max(0, width - len(_CUT))]}{_CUT}"
+
+
+def wrapped(text: str, width: int, indent: str) -> list[str]:
+    """A paragraph in lines of at most `width` characters; all but the first are indented."""
+    return textwrap.wrap(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) or [""]
+
+
+def texts(lines: Iterable[Line]) -> list[str]:
+    """The bare texts."""
+    return [line.text for line in lines]

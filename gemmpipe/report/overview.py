@@ -1,0 +1,309 @@
+"""The first sections of a report: summary, where the choices help, time over M, and which backends won."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from gemmpipe.charts.axes import rows_axis, short_time, value_axis
+from gemmpipe.charts.bars import vertical_stacks
+from gemmpipe.charts.colours import FLOOR, LIBRARY, TUNED, Colours, legend
+from gemmpipe.charts.lines import Series, line_chart
+from gemmpipe.charts.markup import html_table, join, tag
+from gemmpipe.charts.page import Data, Section, attention, cards, figure
+from gemmpipe.charts.table_charts import Cell, heat_map, scale_key, share_step, speedup_step
+from gemmpipe.core.units import count_text, duration_text, percent_text, speedup_text, time_text
+from gemmpipe.report.attention import attention_lines, product_name, records
+from gemmpipe.report.data import RunData
+from gemmpipe.report.product_table import knob_text
+from gemmpipe.report.results import COMPARABLE, CONVERTED, RegimeResult, run_figures, spread
+
+Rows = Sequence[Mapping[Hashable, Any]]
+Targets = Mapping[str, str]
+"""By problem id: the id of the element with its candidates."""
+
+
+def summary(data: RunData) -> Section:
+    """The figures of the run and what deserves attention."""
+    figures = run_figures(data.products)
+    shares = [float(s) for s in data.products["share"] if s]
+    items = [(data_device(data), "device")]
+    of = "" if data.problems == figures.products else f" of {data.problems:,}"
+    items.append((f"{figures.products:,}{of}", "products with a choice"))
+    items += [
+        (speedup_text(regime.speedup.mean), _regime_label(regime)) for regime in figures.regimes if regime.speedup
+    ]
+    if share := spread(shares):
+        items.append((percent_text(share.mean), "share of the floor, geometric mean"))
+    items.append((f"{figures.own:,}", "choices that are own kernels"))
+    items.append((f"{figures.near_ties:,}", "products with near-ties"))
+    if figures.noise_pct is not None:
+        items.append((percent_text(figures.noise_pct / 100), "timing noise, median"))
+    if data.wall_s:
+        items.append((duration_text(data.wall_s), "wall time of the last session"))
+    if temperatures := [float(c["temperature_c"]) for c in data.conditions if c.get("temperature_c")]:
+        items.append((f"{min(temperatures):.0f} to {max(temperatures):.0f} C", "temperature of the device"))
+    notes = [tag("p", note, class_="note") for note in (*_comparison_notes(data), *data.notes)]
+    body = join([cards(items), attention(attention_lines(data), "Nothing stands out."), *notes])
+    lead = "Speed-ups are geometric means over the best library of the same run, in brackets the least and the largest."
+    return Section(id="summary", title="Summary", body=body, lead=lead)
+
+
+def data_device(data: RunData) -> str:
+    """The devices of the choices, by name."""
+    names = [str(n) for n in data.products["device"].dropna().unique() if n]
+    known = names or [str(n) for n in data.products["gfx"].dropna().unique()]
+    return ", ".join(known[:3]) + (f" and {len(known) - 3} more" if len(known) > 3 else "") if known else "-"
+
+
+def _regime_label(regime: RegimeResult) -> str:
+    found = regime.speedup
+    assert found is not None
+    return f"speed-up, {regime.label} ({found.least:.2f} to {found.most:.2f}; {found.count} of {regime.products})"
+
+
+def _comparison_notes(data: RunData) -> list[str]:
+    """How products without a direct library path are compared."""
+    kinds = data.products["library"].value_counts()
+    notes = []
+    if padded := int(kinds.get("padded", 0)):
+        notes.append(
+            f"{padded} products have no library path at their M: they are compared with the library at the M that "
+            "callers pad to."
+        )
+    if converted := int(kinds.get(CONVERTED, 0)):
+        notes.append(
+            f"{converted} products are computed by a library only after a conversion of the operands: they are not in "
+            "the speed-ups."
+        )
+    if not data.products["share"].notna().any() and len(data.products):
+        notes.append(
+            "No floor: the peak rates of this architecture are not measured (the option roofline has those that are)."
+        )
+    return notes
+
+
+def where_it_helps(data: RunData, targets: Targets) -> Section | None:
+    """Heat maps of speed-up and of the share of the floor, by shape and M."""
+    rows = records(data.products)
+    if not rows:
+        return None
+    speedups = [r for r in rows if r["speedup"]]
+    maps = []
+    if speedups:
+        maps.append(_speedup_map(speedups, targets))
+    if any(r["share"] for r in rows):
+        maps.append(_share_map([r for r in rows if r["share"]], targets))
+    if not maps:
+        return None
+    lead = "One row per N x K, one column per M; blue is good, orange is bad." + (
+        " A click shows the candidates of a product." if targets else " Point at a cell for the choice and its times."
+    )
+    return Section(id="where", title="Where it helps", body=join(maps), lead=lead)
+
+
+def _speedup_map(rows: Rows, targets: Targets) -> Markup:
+    cells: dict[str, dict[int, Cell]] = {}
+    for row in rows:
+        tip = f"{product_name(row)}: {_choice_tip(row)}; best library {time_text(row['library_us'])} ({row['library']})"
+        cells.setdefault(str(row["shape"]), {})[int(row["rows"])] = Cell(
+            value=row["speedup"],
+            text=f"{row['speedup']:.2f}" if row["speedup"] < 9.995 else f"{row['speedup']:.0f}",
+            tip=tip,
+            target=targets.get(str(row["problem"]), ""),
+            pale=row["library"] not in COMPARABLE,
+        )
+    table = heat_map(
+        list(cells.items()),
+        _columns(rows),
+        speedup_step,
+        corner="N x K \\ M",
+        kind="speedup",
+        caption="Speed-up over the best library",
+    )
+    pale = any(row["library"] not in COMPARABLE for row in rows)
+    key = [
+        scale_key("speedup", "1/3", "1", "3 and more"),
+        tag("p", "Grey: over a conversion of the operands, not counted.", class_="note") if pale else None,
+    ]
+    header = ("problem", "M", "shape", "choice_us", "library_us", "library", "speedup", "speedup_low", "speedup_high")
+    table_rows = [
+        [
+            r["problem"],
+            r["rows"],
+            r["shape"],
+            r["us"],
+            r["library_us"],
+            r["library"],
+            r["speedup"],
+            r["speedup_low"],
+            r["speedup_high"],
+        ]
+        for r in rows
+    ]
+    return figure(
+        "Speed-up over the best library", join([table, *key]), Data(name="speedup", header=header, rows=table_rows)
+    )
+
+
+def _share_map(rows: Rows, targets: Targets) -> Markup:
+    cells: dict[str, dict[int, Cell]] = {}
+    for row in rows:
+        cells.setdefault(str(row["shape"]), {})[int(row["rows"])] = Cell(
+            value=row["share"],
+            text=f"{100 * row['share']:.0f}",
+            tip=f"{product_name(row)}: {_choice_tip(row)}; floor {time_text(row['floor_us'])}",
+            target=targets.get(str(row["problem"]), ""),
+        )
+    table = heat_map(
+        list(cells.items()),
+        _columns(rows),
+        share_step,
+        corner="N x K \\ M",
+        kind="share",
+        caption="Share of the floor reached, in %",
+    )
+    note = tag(
+        "p",
+        "The floor: bytes or operations at measured peak rates, whichever takes longer, plus a launch.",
+        class_="note",
+    )
+    data = Data(
+        name="share_of_floor",
+        header=("problem", "M", "shape", "choice_us", "floor_us", "share"),
+        rows=[[r["problem"], r["rows"], r["shape"], r["us"], r["floor_us"], r["share"]] for r in rows],
+    )
+    return figure(
+        "Share of the floor reached, in %", join([table, scale_key("share", "40 %", "70 %", "100 %"), note]), data
+    )
+
+
+def _columns(rows: Rows) -> list[int]:
+    return sorted({int(row["rows"]) for row in rows})
+
+
+def _choice_tip(row: Mapping[Hashable, Any]) -> str:
+    spread_text = (
+        f" ({time_text(row['p20_us'])} to {time_text(row['p80_us'])})" if row["p20_us"] and row["p80_us"] else ""
+    )
+    return f"{row['libtype']} {time_text(row['us'])}{spread_text}"
+
+
+def time_over_m(data: RunData, colours: Colours, most_shapes: int) -> Section | None:
+    """A chart per shape: the choice, the best library and the floor over M, with the spread of the choice's samples."""
+    rows = records(data.products)
+    if not rows:
+        return None
+    shapes: dict[str, list[Mapping[Hashable, Any]]] = {}
+    for row in rows:
+        shapes.setdefault(str(row["shape"]), []).append(row)
+    drawn = [_shape_chart(shape, part, colours) for shape, part in list(shapes.items())[:most_shapes]]
+    shown = (
+        [TUNED] + [LIBRARY] * any(r["library"] in COMPARABLE for r in rows) + [FLOOR] * any(r["floor_us"] for r in rows)
+    )
+    left_out = len(shapes) - len(drawn)
+    note = tag("p", f"{left_out:,} more shapes are left out here.", class_="note") if left_out > 0 else None
+    header = (
+        "problem",
+        "M",
+        "shape",
+        "backend",
+        "config",
+        "us",
+        "p20_us",
+        "p80_us",
+        "library_us",
+        "library",
+        "floor_us",
+    )
+    names = (
+        "problem",
+        "rows",
+        "shape",
+        "libtype",
+        "config",
+        "us",
+        "p20_us",
+        "p80_us",
+        "library_us",
+        "library",
+        "floor_us",
+    )
+    table = Data(name="time_over_m", header=header, rows=[[r[n] for n in names] for r in rows])
+    grid = tag("div", join(drawn), class_="charts")
+    lead = (
+        "Logarithmic axes; ticks at the Ms of the run. The band is from the 20 % to the 80 % quantile of the samples."
+    )
+    body = join([legend(shown, colours), figure("Time of one call", grid, table), note, _all_choices(rows)])
+    return Section(id="time", title="Time over M", body=body, lead=lead)
+
+
+def _shape_chart(shape: str, rows: Rows, colours: Colours) -> Markup:
+    rows = sorted(rows, key=lambda r: r["rows"])
+    lines = [
+        Series(
+            name=TUNED,
+            points=[(r["rows"], r["us"]) for r in rows],
+            band=[(r["rows"], r["p20_us"], r["p80_us"]) for r in rows if r["p20_us"] and r["p80_us"]],
+            tips=[f"{product_name(r)}: {_choice_tip(r)}; {r['config']}" for r in rows],
+        )
+    ]
+    library = [r for r in rows if r["library"] in COMPARABLE and r["library_us"]]
+    if library:
+        tips = [f"{product_name(r)}: best library {time_text(r['library_us'])} ({r['library']})" for r in library]
+        lines.insert(0, Series(name=LIBRARY, points=[(r["rows"], r["library_us"]) for r in library], tips=tips))
+    if floor := [(r["rows"], r["floor_us"]) for r in rows if r["floor_us"]]:
+        lines.append(Series(name=FLOOR, points=floor))
+    times = [us for line in lines for _, us in line.points] + [
+        us for line in lines for row in line.band for us in row[1:]
+    ]
+    y = value_axis(times, label="time of one call", text=short_time, log=True)
+    chart = line_chart(lines, rows_axis(int(r["rows"]) for r in rows), y, colours, title=f"time over M, {shape}")
+    return figure(shape, chart)
+
+
+_MAX_CHOICES = 400
+
+
+def _all_choices(rows: Rows) -> Markup:
+    """The table of the choices, folded."""
+    header = ("M", "N x K", "choice", "knobs", "time", "best library", "speed-up", "of the floor")
+    body = [
+        (
+            count_text(int(r["rows"])),
+            r["shape"],
+            r["libtype"],
+            tag("code", knob_text(r["config"])),
+            time_text(r["us"]),
+            time_text(r["library_us"]) if r["library"] in COMPARABLE else "-",
+            speedup_text(r["speedup"]) if r["library"] in COMPARABLE else "-",
+            percent_text(r["share"]),
+        )
+        for r in rows[:_MAX_CHOICES]
+    ]
+    more = f" (the first {_MAX_CHOICES} of {len(rows):,})" if len(rows) > _MAX_CHOICES else ""
+    table = html_table(header, body, text_columns=(1, 2, 3))
+    return tag("details", tag("summary", f"All choices as a table{more}"), table)
+
+
+def winners(data: RunData, colours: Colours) -> Section | None:
+    """How many products each backend won, by M."""
+    counts: dict[int, dict[str, int]] = {}
+    for row in records(data.products):
+        by_backend = counts.setdefault(int(row["rows"]), {})
+        by_backend[str(row["libtype"])] = by_backend.get(str(row["libtype"]), 0) + 1
+    if not counts:
+        return None
+    names = sorted(
+        {name for part in counts.values() for name in part},
+        key=lambda n: (-sum(p.get(n, 0) for p in counts.values()), n),
+    )
+    stacks = [(f"{m:,}", {n: float(part[n]) for n in names if n in part}) for m, part in sorted(counts.items())]
+    chart = vertical_stacks(stacks, colours, title="products won by backend and M", label="products", x_label="M")
+    table = Data(
+        name="winners",
+        header=("M", *names),
+        rows=[[m, *(part.get(n, 0) for n in names)] for m, part in sorted(counts.items())],
+    )
+    body = join([legend(names, colours, lines=False), figure("Products won, by M", chart, table)])
+    return Section(id="winners", title="Which backend won", body=body)

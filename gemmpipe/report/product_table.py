@@ -1,0 +1,117 @@
+"""The products of a report: figures of each choice, with its floor and the text of its sizes."""
+
+import json
+from collections.abc import Hashable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from gemmpipe.core import schema
+from gemmpipe.core.data import is_plausible_time_us
+from gemmpipe.core.errors import UserError
+from gemmpipe.core.files import is_number
+from gemmpipe.family.roofline import Roofline, floor_us, rooflines_of, shipped_rooflines
+from gemmpipe.report.data import REPORTED
+from gemmpipe.report.results import product_results
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from gemmpipe.family import Family
+
+_NUMBERS = frozenset(
+    {
+        *("us", "err_ratio", "tflops", "bw", "baseline_us", "p20_us", "p80_us", "ratio", "ratio_low", "ratio_high"),
+        *("near_ties", "incumbent_us", "runner_up_us", "noise_pct", "extra_weight_bytes", "weight", "cu_num"),
+    }
+)
+"""Columns of numbers; a cell that is no number is missing."""
+
+
+def product_frame(
+    rows: Iterable[Mapping[str, Any]], family: "Family", config: Mapping[str, Any] | None = None
+) -> "pd.DataFrame":
+    """The products of selections or of a table's rows, by shape and M; rows without a time are left out.
+
+    `config`: the run's configuration, whose roofline is the floor's. Raises UserError for a row without a product's
+    key.
+    """
+    import pandas as pd
+
+    cells = [_typed(row) for row in rows if not row.get("format")]
+    timed = [row for row in cells if is_plausible_time_us(row.get("us"))]
+    names = list(dict.fromkeys(name for row in timed for name in row)) or ["us"]
+    results = product_results(pd.DataFrame(timed, columns=names, dtype=object), family)
+    kept = {name: [row.get(name) for row in timed] for name in REPORTED}
+    frame = results.assign(**{name: pd.Series(column, dtype=object) for name, column in kept.items()})
+    floors = [_floor_us(row, family, config) for row in frame.to_dict("records")]
+    frame = frame.assign(floor_us=pd.Series(floors, dtype=object))
+    frame["share"] = [None if not floor else floor / us for floor, us in zip(floors, frame["us"], strict=True)]
+    frame["shape"] = _shapes(frame, family)
+    sizes = [name for name in family.sizes if name in frame]
+    return frame.sort_values([*sizes, "shape", "rows"], kind="stable", ignore_index=True) if len(frame) else frame
+
+
+def _typed(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _number(value) if name in _NUMBERS else value for name, value in row.items()}
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, str):
+        return float(value) if is_number(value) else None
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value == value else None
+
+
+def _floor_us(row: Mapping[Hashable, Any], family: "Family", config: Mapping[str, Any] | None) -> float | None:
+    """The floor of a product in us; None for an architecture without measured rates."""
+    key = {column.name: row[column.name] for column in family.key_columns}
+    try:
+        return floor_us(str(row["gfx"] or ""), family, key, rooflines=_rooflines(config))
+    except UserError:  # a key of a stranger's table that contradicts itself has no floor
+        return None
+
+
+def _rooflines(config: Mapping[str, Any] | None) -> Mapping[str, Roofline]:
+    """The run's own rooflines, else the shipped ones."""
+    try:
+        return {**shipped_rooflines(), **(rooflines_of(config) if config else {})}
+    except (TypeError, ValueError, UserError, AttributeError):  # edited by hand
+        return shipped_rooflines()
+
+
+def _shapes(frame: "pd.DataFrame", family: "Family") -> list[str]:
+    """The sizes of each product but M, and what else tells rows of this table apart: `1280 x 8192`, `..., H200`."""
+    varying = [
+        name
+        for name in (
+            *(c.name for c in family.key_columns if c.name not in (*family.sizes, family.rows_column)),
+            "device",
+        )
+        if frame[name].astype(str).nunique() > 1
+    ]
+    texts = []
+    for row in frame.to_dict("records"):
+        sizes = " x ".join(str(row[name]) for name in family.sizes)
+        others = [_shown(name, row[name]) for name in varying]
+        texts.append(", ".join([sizes, *(text for text in others if text)]))
+    return texts
+
+
+def _shown(name: str, value: object) -> str:
+    if value is None or value != value or value == "":
+        return ""
+    return name if value is True else "" if value is False else str(value).removeprefix("torch.")
+
+
+def kept_columns() -> frozenset[str]:
+    """The columns of a selections table that a report reads, besides the family's key."""
+    return frozenset({*schema.SELECTIONS, *REPORTED})
+
+
+def knob_text(config: object) -> str:
+    """Knobs as `BLOCK_SIZE_M=64 num_warps=4`; another text as it is, cut."""
+    try:
+        knobs = json.loads(str(config or "{}"))
+    except (ValueError, RecursionError):
+        return str(config)[:200]
+    if not isinstance(knobs, dict):
+        return str(config)[:200]
+    return " ".join(f"{name}={value}" for name, value in knobs.items() if value not in ("", None))[:300]

@@ -1,0 +1,137 @@
+"""The last sections of a report: what was not done and what changes it, and where everything comes from."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from markupsafe import Markup
+
+from gemmpipe.charts.markup import html_table, join, tag, text_line
+from gemmpipe.charts.page import Section
+from gemmpipe.core.data import TIMED
+from gemmpipe.core.events import counted
+from gemmpipe.core.units import bytes_text, time_text
+from gemmpipe.report.data import TABLE, RunData
+from gemmpipe.report.results import CONVERTED, NO_LIBRARY
+
+_MAX_LISTED = 20
+_MAX_CONFIG = 60_000
+
+Missing = tuple[str, str, str]
+"""(what, why or which, what changes it)."""
+
+
+def not_done_section(data: RunData) -> Section:
+    """What the run left out, and the option or command that changes it."""
+    rows = list(missing(data))
+    table = html_table(
+        ("what", "which", "what changes it"),
+        [(a, b, tag("code", c) if c else "") for a, b, c in rows],
+        text_columns=(0, 1, 2),
+    )
+    body = table if rows else tag("p", "Nothing: every product has a checked choice.")
+    return Section(id="missing", title="What was not done", body=body)
+
+
+def missing(data: RunData) -> Iterator[Missing]:
+    """What the run or the table does not have, which part, and what would add it."""
+    if data.state == TABLE:
+        yield (
+            "search, candidates, wall time, device conditions",
+            "a table holds the choices alone",
+            "gemmpipe report DIR",
+        )
+    elif not data.finished:
+        yield "the selection", f"the run is {data.state}", f"gemmpipe resume={data.origin}"
+    for name in data.unsolved[:_MAX_LISTED]:
+        yield "a product without a valid candidate", name, "backend=[...] or a wider space"
+    for name in data.undecided[:_MAX_LISTED]:
+        yield "a product left undecided by the budget", name, "search.budget_s= or search.budget_trials="
+    yield from _rejected(data)
+    yield from _unavailable(data)
+    products = data.products
+    if converted := int((products["library"] == CONVERTED).sum()):
+        which = f"{counted(converted, 'product')}: the library only converts and multiplies"
+        yield "a speed-up", which, "shapes.nsets= with an M that the library takes (multiples of 4)"
+    if absent := int((products["library"] == NO_LIBRARY).sum()):
+        yield (
+            "a comparison with a library",
+            f"{counted(absent, 'product')} without a timed library path",
+            "backend=[..., torch]",
+        )
+    if len(products) and not products["share"].notna().any():
+        yield "the floor", "no measured rates of this architecture", "roofline=FILE"
+    yield from _untimed(data)
+
+
+def _rejected(data: RunData) -> Iterator[Missing]:
+    for each in data.gated[:_MAX_LISTED]:
+        which = (
+            f"{each.problem}: {each.backend} {each.config} takes {time_text(each.time_us)} instead of "
+            f"{time_text(each.chosen_us)} with {bytes_text(each.extra_weight_bytes)} more weight memory"
+        )
+        limit = "" if each.limit_pct is None else f"{each.limit_pct:.0f}"
+        yield "a faster candidate, for its memory", text_line(which, 400), f"stages.select.max_extra_weight_pct={limit}"
+    if more := len(data.gated[_MAX_LISTED:]):
+        yield "faster candidates, for their memory", f"{more} more", "stages.select.max_extra_weight_pct="
+
+
+def _unavailable(data: RunData) -> Iterator[Missing]:
+    """Backends of which nothing was tried."""
+    tried = {each.trial.candidate.backend for each in data.trials}
+    reasons: dict[str, str] = {}
+    for each in data.excluded:
+        if each.backend not in tried:
+            reasons.setdefault(each.backend, each.example)
+    for backend, reason in list(reasons.items())[:_MAX_LISTED]:
+        yield f"candidates of {text_line(backend, 40)}", text_line(reason, 200), "gemmpipe doctor"
+
+
+def _untimed(data: RunData) -> Iterator[Missing]:
+    """Products of which no candidate has a time, in a run that has not ended."""
+    if data.finished:
+        return
+    timed = {each.trial.problem for each in data.trials if each.trial.status in TIMED}
+    if (count := data.problems - len(timed)) > 0:
+        yield "timing", counted(count, "product"), f"gemmpipe resume={data.origin}"
+
+
+def provenance_section(data: RunData) -> Section:
+    """The command, versions, device and files; the configuration is folded."""
+    facts: list[tuple[Any, ...]] = [("state", data.state), ("from", data.origin)]
+    if data.command:
+        facts.append(("command", tag("code", text_line(data.command, 2000))))
+    if data.started:
+        facts.append(("last run (UTC)" if data.state == TABLE else "started (UTC)", text_line(data.started, 40)))
+    if data.exit_code is not None:
+        facts.append(("exit code", str(data.exit_code)))
+    if data.sessions > 1:
+        facts.append(("sessions", str(data.sessions)))
+    policies = sorted({str(p) for p in data.products["policy"] if p})
+    if policies:
+        facts.append(("how times were taken", text_line("; ".join(policies), 300)))
+    shown = list(data.provenance.items())[-_MAX_LISTED:]
+    parts = [html_table(("", ""), facts, text_columns=(0, 1)), *(_run_facts(name, each) for name, each in shown)]
+    if data.files:
+        items = [tag("li", tag("code", text_line(file, 300))) for file in data.files[:200]]
+        parts.append(tag("details", tag("summary", f"Files: {len(data.files)}"), tag("ul", join(items))))
+    if data.config is not None:
+        parts.append(tag("details", tag("summary", "Configuration"), tag("pre", _config_text(data.config))))
+    return Section(id="provenance", title="Provenance", body=join(parts))
+
+
+def _run_facts(name: str, facts: Mapping[str, Any]) -> Markup:
+    """The provenance of one run: nested values as `key value` pairs."""
+    rows = [(text_line(key, 60), text_line(_flat(value), 1000)) for key, value in list(facts.items())[:40]]
+    return tag("details", tag("summary", f"Run {text_line(name, 80)}"), html_table(("", ""), rows, text_columns=(0, 1)))
+
+
+def _flat(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {each}" for key, each in value.items() if each is not None)
+    return str(value)
+
+
+def _config_text(config: Mapping[str, Any]) -> str:
+    text = json.dumps(config, indent=1, default=str)
+    return text if len(text) <= _MAX_CONFIG else f"{text[:_MAX_CONFIG]}\n... (the rest is in manifest.json)"

@@ -1,0 +1,318 @@
+"""The figures of a finished run from its selections: speed-up by regime of M, library paths, winners, near ties.
+
+A speed-up is the time of the best library of the same run over the time of the choice. A library that has no such
+product is not compared with: torch then converts the operands and multiplies the copies, which no engine runs.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gemmpipe.core.data import Problem, median
+from gemmpipe.family.roofline import floor_us as roofline_floor_us
+from gemmpipe.family.roofline import shipped_rooflines
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from gemmpipe.family import Family, GemmSpec
+    from gemmpipe.family.roofline import Roofline
+
+REGIMES: tuple[tuple[str, int, float], ...] = (
+    ("M <= 64", 1, 64),
+    ("M 65 to 256", 65, 256),
+    ("M 257 to 1023", 257, 1023),
+    ("M >= 1024", 1024, math.inf),
+)
+"""Regimes of M: label, least and largest M. Few rows are bound by memory, many by arithmetic."""
+
+DIRECT, PADDED, CONVERTED, NO_LIBRARY = "direct", "padded", "converted", ""
+"""How the library computes a product: as it is stored; with rows padded to a multiple that it requires; only after
+conversion of the operands to a wider type; not at all."""
+COMPARABLE = frozenset({DIRECT, PADDED})
+"""The kinds of library paths that speed-ups are stated over."""
+
+_CONVERTING = "torch"  # the backend that multiplies any operands, if need be through a conversion
+_DIRECT_METHODS = frozenset({"mm", "int_mm", "grouped_mm", "scaled_grouped_mm"})
+_ROW_MULTIPLE = 4
+"""The rows that libraries require in products with block scales."""
+NOISY = 1.5
+"""A choice with p80 over p20 of its samples above this is noisy."""
+
+PRODUCTS = (
+    "problem",
+    "rows",
+    "libtype",
+    "own",
+    "kernelName",
+    "config",
+    "us",
+    "tflops",
+    "p20_us",
+    "p80_us",
+    "library",
+    "library_us",
+    "speedup",
+    "speedup_low",
+    "speedup_high",
+    "floor_us",
+    "floor_share",
+    "near_ties",
+    "runner_up",
+    "noise_pct",
+    "noisy",
+    "weight",
+)
+"""Columns of `product_results` after the family's key columns. `rows` is M, `own` is True for a kernel of the family,
+`library` one of DIRECT, PADDED, CONVERTED, NO_LIBRARY; `speedup` is `library_us` over `us`, paired where possible;
+`floor_share` is `floor_us`, the least time by the device's rates, over `us`: 1 is the fastest that is possible."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Spread:
+    """A geometric mean with its least and largest value."""
+
+    mean: float
+    least: float
+    most: float
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RegimeResult:
+    """The products of one regime of M."""
+
+    label: str
+    products: int
+    speedup: Spread | None
+    """Over the best library of the run; None if no library computes any of these products."""
+    padded: int
+    """Products compared with the library's time at the M that it pads to."""
+    converted: int
+    """Products that the library computes after conversion alone, and that `speedup` leaves out."""
+    floor_share: Spread | None
+    """Share of the floor that the choices reach; None without rates of the device."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunFigures:
+    """The figures of all products of a run."""
+
+    products: int
+    own: int
+    """Products with a kernel of the family as the choice."""
+    winners: tuple[tuple[str, int], ...]
+    """(backend, products), the most frequent first."""
+    regimes: tuple[RegimeResult, ...]
+    converted: Spread | None
+    """Speed-up over torch's conversion and product, of the products that no library computes directly."""
+    without_library: int
+    """Products without a timed library path."""
+    near_ties: int
+    """Products with a candidate that the run cannot tell from the choice."""
+    noisy: int
+    noise_pct: float | None
+    """Median over the products of the difference between choice and runner-up that the run cannot resolve."""
+    worst: tuple[str, float] | None
+    """The product with the least share of the floor (problem id, share); None without rates of the device."""
+
+
+def product_results(
+    selections: "pd.DataFrame", family: "Family", rooflines: "Mapping[str, Roofline] | None" = None
+) -> "pd.DataFrame":
+    """One row per problem of a selections table, or of a tuned table's rows: the family's key and `PRODUCTS`.
+
+    Rows of buckets (`format` not empty) are left out. Missing columns give missing values. `rooflines` are rates by
+    architecture (a run's own: `rooflines_of(manifest["config"])`); None: the shipped ones.
+    """
+    import pandas as pd
+
+    own = selections[selections["format"].fillna("") == ""] if "format" in selections else selections
+    keys = [column.name for column in family.key_columns]
+    labels = {implementation.label for implementation in family.implementations}
+    records: Sequence[Mapping[Hashable, Any]] = own.to_dict("records")
+    rates = shipped_rooflines() if rooflines is None else rooflines
+    rows = [{**_key_cells(record, keys), **_result_cells(record, family, labels, rates)} for record in records]
+    _pad_libraries(rows, [k for k in keys if k != family.rows_column])
+    return pd.DataFrame(rows, columns=list(dict.fromkeys([*keys, *PRODUCTS])))
+
+
+def run_figures(products: "pd.DataFrame") -> RunFigures:
+    """The figures of the products of `product_results`."""
+    converted = [s for s in products.loc[products["library"] == CONVERTED, "speedup"] if not _is_missing(s)]
+    noise = [float(value) for value in products["noise_pct"] if not _is_missing(value)]
+    shares = {p: s for p, s in zip(products["problem"], products["floor_share"], strict=True) if not _is_missing(s)}
+    return RunFigures(
+        products=len(products),
+        own=int(products["own"].sum()),
+        winners=tuple(Counter(products["libtype"]).most_common()),
+        regimes=regime_results(products),
+        converted=spread(converted),
+        without_library=int((products["library"] == NO_LIBRARY).sum()),
+        near_ties=sum(1 for ties in products["near_ties"] if not _is_missing(ties) and ties > 0),
+        noisy=int(products["noisy"].sum()),
+        noise_pct=median(noise) if noise else None,
+        worst=min(shares.items(), key=lambda item: item[1], default=None),
+    )
+
+
+def regime_results(products: "pd.DataFrame") -> tuple[RegimeResult, ...]:
+    """The regimes of M that have products, in ascending order."""
+    found = []
+    for label, low, high in REGIMES:
+        part = products[(products["rows"] >= low) & (products["rows"] <= high)]
+        if not len(part):
+            continue
+        compared = part[part["library"].isin(COMPARABLE)]
+        found.append(
+            RegimeResult(
+                label=label,
+                products=len(part),
+                speedup=spread(s for s in compared["speedup"] if not _is_missing(s)),
+                padded=int((part["library"] == PADDED).sum()),
+                converted=int((part["library"] == CONVERTED).sum()),
+                floor_share=spread(s for s in part["floor_share"] if not _is_missing(s)),
+            )
+        )
+    return tuple(found)
+
+
+def spread(values: Iterable[float]) -> Spread | None:
+    """The geometric mean, least and largest of positive values; None without a value."""
+    given = [float(value) for value in values]
+    if not given:
+        return None
+    mean = math.exp(sum(map(math.log, given)) / len(given))
+    return Spread(mean=mean, least=min(given), most=max(given), count=len(given))
+
+
+def _key_cells(record: Mapping[Hashable, Any], keys: Sequence[str]) -> dict[str, Any]:
+    return {name: None if _is_missing(value := record.get(name)) else value for name in keys}
+
+
+def _result_cells(
+    record: Mapping[Hashable, Any], family: "Family", own: set[str], rooflines: "Mapping[str, Roofline]"
+) -> dict[str, Any]:
+    """The cells of one selection, compared with its own library path."""
+    us, library_us = (_number(record.get(name)) for name in ("us", "baseline_us"))
+    p20_us, p80_us = (_number(record.get(name)) for name in ("p20_us", "p80_us"))
+    ratio = _number(record.get("ratio")) or (us / library_us if us and library_us else None)
+    low, high = (_number(record.get(name)) for name in ("ratio_low", "ratio_high"))
+    problem = _problem(record, family)
+    floor_us = roofline_floor_us(str(record.get("gfx")), family, problem, rooflines=rooflines)
+    return {
+        "problem": problem.id,
+        "rows": problem.rows,
+        **{name: record.get(name) for name in ("libtype", "kernelName", "config", "runner_up")},
+        "own": record.get("libtype") in own,
+        "us": us,
+        "tflops": family.flops(family.spec(problem)) / us / 1e6 if us else None,
+        "p20_us": p20_us,
+        "p80_us": p80_us,
+        "library": _library_kind(record, family.spec(problem)) if library_us else NO_LIBRARY,
+        "library_us": library_us,
+        "speedup": 1 / ratio if ratio else None,
+        "speedup_low": 1 / high if high else None,
+        "speedup_high": 1 / low if low else None,
+        "floor_us": floor_us,
+        "floor_share": floor_us / us if floor_us and us else None,
+        "near_ties": _number(record.get("near_ties")),
+        "noise_pct": _number(record.get("noise_pct")),
+        "noisy": bool(p20_us and p80_us and p80_us > NOISY * p20_us),
+        "weight": _number(record.get("weight")),
+    }
+
+
+def _problem(record: Mapping[Hashable, Any], family: "Family") -> Problem:
+    from gemmpipe.family.problem import parse_key_value
+
+    gfx = str(record.get("gfx") or "")
+    key = []
+    for column in family.key_columns:
+        value = record.get(column.name)
+        missing = _is_missing(value)
+        key.append((column.name, column.default if missing else parse_key_value(column, _whole(value), gfx)))
+    return family.problem(tuple(key))
+
+
+def _whole(value: Any) -> Any:
+    """A float without a fraction as an int: a column of integers with a missing cell is read as floats."""
+    plain = value.item() if hasattr(value, "item") else value
+    return int(plain) if isinstance(plain, float) and plain.is_integer() else plain
+
+
+def _library_kind(record: Mapping[Hashable, Any], spec: "GemmSpec") -> str:
+    """How the baseline computes this product. Tables name no baseline: there the rules of its operands decide."""
+    if spec.x_scale is None and spec.w_scale is None:
+        return DIRECT  # a conversion is then a choice of the library's fastest path, not the only path
+    name, method = record.get("baseline"), _method(record)
+    if method is not None:
+        return DIRECT if method in _DIRECT_METHODS else CONVERTED
+    if not _is_missing(name):
+        return CONVERTED if name == _CONVERTING and spec.x_dtype != "int8" else DIRECT
+    return DIRECT if _has_direct_path(spec, str(record.get("gfx"))) else CONVERTED
+
+
+def _method(record: Mapping[Hashable, Any]) -> str | None:
+    """torch's method of the baseline; None if another library computed it, or it is not recorded."""
+    import json
+
+    text = record.get("baseline_config")
+    if _is_missing(text) or record.get("baseline") != _CONVERTING:
+        return None
+    try:
+        knobs = json.loads(str(text))
+    except ValueError:
+        return None
+    method = knobs.get("method") if isinstance(knobs, dict) else None
+    return method if isinstance(method, str) else None
+
+
+def _has_direct_path(spec: "GemmSpec", gfx: str) -> bool:
+    """True if a library multiplies scaled operands like these on this architecture as they are stored."""
+    from gemmpipe.backends.scaled_mm import scaled_mm_violation
+    from gemmpipe.core.data import Device
+
+    if gfx.startswith("cpu") or spec.x_dtype == "int8":
+        return spec.x_dtype == "int8"
+    kind = "hip" if gfx.startswith("gfx") else "cuda"
+    device = Device(
+        kind=kind,
+        index=0,
+        name="",
+        gfx=gfx,
+        cu_num=1,
+        shared_bytes=0,
+        cache_bytes=0,
+        warp_size=64 if kind == "hip" else 32,
+    )
+    return scaled_mm_violation(spec, device) is None
+
+
+def _pad_libraries(rows: list[dict[str, Any]], shape: Sequence[str]) -> None:
+    """Compare rows without a direct library path with the library's time at the padded M, where the run has it.
+
+    Callers of such a library pad the rows to its multiple: the product of that size is what they wait for.
+    """
+    direct = {(*(row[k] for k in shape), row["rows"]): row["library_us"] for row in rows if row["library"] == DIRECT}
+    for row in rows:
+        padded = -(-row["rows"] // _ROW_MULTIPLE) * _ROW_MULTIPLE
+        library_us = direct.get((*(row[k] for k in shape), padded))
+        if row["library"] == CONVERTED and padded != row["rows"] and library_us and row["us"]:
+            row |= {"library": PADDED, "library_us": library_us, "speedup": library_us / row["us"]}
+            row |= {"speedup_low": None, "speedup_high": None}  # not timed in the same rounds
+
+
+def _number(value: Any) -> float | None:
+    """A finite number from 0 on, or None: tables may be anyone's."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) and number >= 0 else None
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or value != value or value == ""

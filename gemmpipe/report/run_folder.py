@@ -1,0 +1,271 @@
+"""Runs on disk: their folders, state, problems, device, time and command, read without torch or pandas.
+
+A run's folder may come from someone else: its files are read with limits.
+"""
+
+import contextlib
+import datetime
+import fcntl
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gemmpipe.core.errors import UserError
+from gemmpipe.core.files import open_regular, read_cells, read_object, read_regular
+from gemmpipe.core.paths import RUNS
+from gemmpipe.journal import NAME as JOURNAL
+
+MANIFEST, SELECTIONS, PROBLEMS = "manifest.json", "selections.csv", "problems.csv"
+LAST = "last"
+"""The name of the newest finished run."""
+FINISHED, INTERRUPTED, RUNNING, KILLED = "finished", "interrupted", "running", "killed"
+MAX_MANIFEST_BYTES = 50_000_000  # a manifest names every file and every unsolved problem
+_MAX_HYDRA_BYTES = 1_000_000
+_MAX_LINE_BYTES = 1_000_000
+_INTERRUPTED_CODE = 130
+_CHOICE = re.compile(r"^      (kernel|shapes): ([\w.-]+)$", re.MULTILINE)
+"""Hydra's record of the chosen options. A regular expression, since PyYAML takes 0.1 s per file."""
+_PROBLEM_ROW, _DONE_ROW = b'{"row":"problem",', b'{"row":"done",'
+_SWEEP = "multirun.yaml"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFolder:
+    """The facts of one run."""
+
+    folder: Path
+    pipeline: str
+    state: str
+    """`finished`, `interrupted`, `running` or `killed`."""
+    exit_code: int | None
+    """None without a manifest of the run's last session."""
+    started: str
+    """ISO time, UTC."""
+    kernel: str
+    shapes: str
+    device: str
+    solved: int
+    problems: int
+    wall_s: float
+    """Of the last session; up to its last journal row where it has not ended."""
+    command: str
+    sweep: Path | None
+    """The folder of the sweep that the run is part of."""
+
+
+def is_run(folder: Path) -> bool:
+    """True if a folder has a run's journal or manifest."""
+    return (folder / JOURNAL).is_file() or (folder / MANIFEST).is_file()
+
+
+def run_folders(root: Path = RUNS, pipeline: str = "") -> list[Path]:
+    """The folders of all runs under `root`, including those of sweeps, newest first; of one pipeline if it is named."""
+    found = [path for path in root.glob(f"{pipeline or '*'}/*") if path.is_dir()]
+    runs = [path for path in found if is_run(path)]
+    for sweep in (path for path in found if (path / _SWEEP).is_file()):
+        runs += [path for path in sweep.iterdir() if path.is_dir() and is_run(path)]
+    return sorted(runs, key=lambda path: (_group_name(path, root), _job_number(path)), reverse=True)
+
+
+def _group_name(folder: Path, root: Path) -> str:
+    """The name of a run's or its sweep's folder, which is the time of its start."""
+    return folder.relative_to(root).parts[1]
+
+
+def _job_number(folder: Path) -> tuple[int, str]:
+    """Later runs of a sweep sort first; names without a number by text."""
+    number = folder.name.partition("_")[0]
+    return int(number) if number.isdecimal() and len(number) < 9 else -1, folder.name
+
+
+def find_finished(name: str, command: str, needs: str = MANIFEST) -> Path:
+    """The folder of the run that a user names: a folder, or `last` for the newest with the file `needs` and problems.
+
+    Raises UserError if there is none.
+    """
+    if name != LAST:
+        folder = _named_folder(name, command)
+        if not folder.is_dir():
+            raise UserError(f"{command}: {name}: no such folder; expected the folder of a run, or 'last'")
+        if (folder / _SWEEP).is_file():
+            runs = sorted(path.name for path in folder.iterdir() if is_run(path))
+            example = f", such as {folder / runs[0]}" if runs else ""
+            raise UserError(f"{command}: {name}: the folder of a sweep; expected one of its runs{example}")
+        if not (folder / MANIFEST).is_file():
+            hint = "the run has not ended (resume= continues it)" if is_run(folder) else "not the folder of a run"
+            raise UserError(f"{command}: {name}: no {MANIFEST}: {hint}; expected a finished run")
+        return folder
+    found = [path for path in run_folders() if (path / needs).is_file() and (path / MANIFEST).is_file()]
+    newest = sorted(found, key=lambda path: (path / MANIFEST).stat().st_mtime_ns, reverse=True)
+    # A run whose problems were all tuned already has nothing to show or to compare.
+    chosen = next((path for path in newest if describe_run(path).problems), None)
+    if chosen is None:
+        what = "finished run with products" if needs == MANIFEST else f"run with {needs}"
+        raise UserError(f"{command}: last: no {what} under {RUNS}; expected the folder of a run")
+    return chosen
+
+
+def _named_folder(name: str, command: str) -> Path:
+    """The path of a name: itself, or below the folder of runs, as `gemmpipe runs` prints it."""
+    try:
+        folder = Path(name).expanduser()
+    except RuntimeError:  # ~USER of an unknown user
+        raise UserError(f"{command}: {name}: no such home directory; expected the folder of a run, or 'last'") from None
+    return folder if folder.exists() or not (RUNS / folder).is_dir() else RUNS / folder
+
+
+def read_manifest(folder: Path) -> dict[str, object]:
+    """The manifest of a run. Raises UserError if there is none or it is not a JSON object."""
+    return read_object(folder / MANIFEST, MAX_MANIFEST_BYTES)
+
+
+def read_session(folder: Path) -> Mapping[str, object]:
+    """The first row of a run's journal: time, device, versions; empty for a missing or damaged one."""
+    with contextlib.suppress(OSError, ValueError, UserError, RecursionError):
+        with open_regular(folder / JOURNAL, "a run's journal") as stream:
+            row = json.loads(stream.readline(_MAX_LINE_BYTES))
+        if isinstance(row, dict) and row.get("row") == "session":
+            return row
+    return {}
+
+
+def describe_run(folder: Path) -> RunFolder:
+    """The facts of a run. Damaged or missing files leave their facts empty: a list of runs must not end at one."""
+    session, manifest = read_session(folder), _manifest_or_empty(folder)
+    state = _state(folder, manifest)
+    choices = _choices(folder)
+    solved, problems = _progress(folder, ended=state in (FINISHED, INTERRUPTED))
+    pipeline = _text(manifest.get("pipeline") or session.get("pipeline")) or folder.parent.name
+    overrides = manifest.get("overrides") or session.get("overrides")
+    typed = [_text(each) for each in overrides] if isinstance(overrides, list) else []
+    started = _text(session.get("time"))
+    code = manifest.get("exit_code")
+    return RunFolder(
+        folder=folder,
+        pipeline=pipeline,
+        state=state,
+        exit_code=code if isinstance(code, int) and state in (FINISHED, INTERRUPTED) else None,
+        started=started,
+        kernel=choices.get("kernel", ""),
+        shapes=choices.get("shapes", ""),
+        device=_device_name(session),
+        solved=solved,
+        problems=problems,
+        wall_s=_wall_s(folder, manifest if state in (FINISHED, INTERRUPTED) else {}, started),
+        command=shlex.join(["gemmpipe", pipeline, *typed]),
+        sweep=folder.parent if (folder.parent / _SWEEP).is_file() else None,
+    )
+
+
+def _manifest_or_empty(folder: Path) -> Mapping[str, object]:
+    with contextlib.suppress(UserError):
+        return read_manifest(folder)
+    return {}
+
+
+def _text(value: object) -> str:
+    """A text of a stranger's file in one printable line."""
+    return "".join(c if c.isprintable() else "?" for c in value) if isinstance(value, str) else ""
+
+
+def _device_name(session: Mapping[str, object]) -> str:
+    device = session.get("device")
+    return _text(device.get("name")) if isinstance(device, dict) else ""
+
+
+def _choices(folder: Path) -> dict[str, str]:
+    """The names of the chosen options of `kernel` and `shapes`."""
+    with contextlib.suppress(OSError, UserError, UnicodeDecodeError):
+        text = read_regular(folder / ".hydra" / "hydra.yaml", "a run's configuration", _MAX_HYDRA_BYTES).decode()
+        return dict(_CHOICE.findall(text))
+    return {}
+
+
+def _state(folder: Path, manifest: Mapping[str, object]) -> str:
+    """The state of a run; a journal with rows newer than the manifest is of a resumed session without an end."""
+    if _is_locked(folder / JOURNAL):
+        return RUNNING
+    if not manifest:
+        return KILLED
+    if _is_newer(folder / JOURNAL, folder / MANIFEST):
+        return KILLED
+    return INTERRUPTED if manifest.get("exit_code") == _INTERRUPTED_CODE else FINISHED
+
+
+_SAME_END_NS = 60 * 10**9
+"""A run syncs its journal after its manifest: within a minute both are of the same end."""
+
+
+def _is_newer(path: Path, other: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return path.stat().st_mtime_ns > other.stat().st_mtime_ns + _SAME_END_NS
+    return False
+
+
+def _is_locked(journal: Path) -> bool:
+    """True if a process writes this journal: it holds the lock until it ends.
+
+    Only a journal with a row is asked, since its writer has the lock by then: a run that starts finds no other lock.
+    """
+    with contextlib.suppress(OSError, UserError), open_regular(journal, "a run's journal") as stream:
+        if os.fstat(stream.fileno()).st_size == 0:
+            return False
+        try:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        fcntl.flock(stream, fcntl.LOCK_UN)
+    return False
+
+
+def _progress(folder: Path, *, ended: bool) -> tuple[int, int]:
+    """(solved problems, problems): of the run's tables, or of its journal if it has not ended."""
+    if ended and (folder / PROBLEMS).is_file():
+        with contextlib.suppress(UserError):
+            problems = sum(1 for _ in read_cells(folder / PROBLEMS)) - 1
+            return _solved(folder / SELECTIONS), max(0, problems)
+    problems = solved = 0
+    with contextlib.suppress(OSError, UserError), open_regular(folder / JOURNAL, "a run's journal") as stream:
+        while line := stream.readline(_MAX_LINE_BYTES):
+            problems += line.startswith(_PROBLEM_ROW)
+            solved += line.startswith(_DONE_ROW) and b'"stage":"bench"' in line
+    return min(solved, problems), problems
+
+
+def _solved(selections: Path) -> int:
+    """The number of problems with a selection of their own, not of a bucket."""
+    if not selections.is_file():
+        return 0
+    lines = read_cells(selections)
+    _, header = next(lines, (0, []))
+    if "format" not in header:
+        return 0
+    column = header.index("format")
+    return sum(len(cells) > column and not cells[column] for _, cells in lines)
+
+
+def _wall_s(folder: Path, manifest: Mapping[str, object], started: str) -> float:
+    """The wall time in seconds; of a run without an end from its start to its journal's last row."""
+    wall_s = manifest.get("wall_s")
+    if isinstance(wall_s, int | float):
+        return float(wall_s)
+    with contextlib.suppress(ValueError, OSError, OverflowError):
+        begin = datetime.datetime.fromisoformat(started)
+        return max(0.0, (folder / JOURNAL).stat().st_mtime - begin.timestamp())
+    return 0.0
+
+
+def groups(folders: Sequence[Path]) -> Iterator[tuple[Path | None, list[Path]]]:
+    """Runs in their order; those of one sweep together, with the sweep's folder."""
+    taken: set[Path] = set()
+    for folder in folders:
+        sweep = folder.parent if (folder.parent / _SWEEP).is_file() else None
+        if sweep is None:
+            yield None, [folder]
+        elif sweep not in taken:
+            taken.add(sweep)
+            yield sweep, [each for each in folders if each.parent == sweep]

@@ -1,0 +1,135 @@
+"""One product of a run as text: its candidates by time, its finals, and why others left."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gemmpipe.core.data import TIMED, Candidate, Trial, canonical_json
+from gemmpipe.core.errors import UserError, printable, suggest_or_list
+from gemmpipe.core.events import counted
+from gemmpipe.core.units import time_text
+from gemmpipe.report.attention import records
+from gemmpipe.report.data import TABLE, RunData
+from gemmpipe.report.diff_text import knobs_text
+from gemmpipe.report.show_text import choice_columns, product_object
+from gemmpipe.report.text_table import Column, aligned, cut
+from gemmpipe.report.trial_frame import ProblemTrials, by_problem, statuses
+
+_MAX_LISTED = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownProduct:
+    """One product of a run or a table."""
+
+    data: RunData
+    problem: str
+    row: Mapping[Any, Any] | None
+    """Its choice; None for a product without one."""
+    trials: ProblemTrials | None
+    """None in a table, which holds choices alone."""
+
+
+def find_product(data: RunData, wanted: Mapping[str, str]) -> ShownProduct:
+    """The only product with these values of key columns; names in any case, dtypes with or without `torch.`.
+
+    Raises UserError for an unknown column, for no product and for several.
+    """
+    names = {column.name.lower(): column.name for column in data.family.key_columns}
+    for key in wanted:
+        if key.lower() not in names:
+            raise UserError(f"show: {key}: no key column of {data.family.name}{suggest_or_list(key, names.values())}")
+    parts = by_problem(data.trials)
+    rows = {str(row["problem"]): row for row in records(data.products)}
+    found = [name for name in dict.fromkeys([*rows, *parts]) if _matches(name, wanted)]
+    given = " ".join(f"{key}={value}" for key, value in wanted.items())
+    if not found:
+        known = "; ".join(list(dict.fromkeys([*rows, *parts]))[:_MAX_LISTED])
+        raise UserError(f"show: no product with {given} in {data.origin}; expected one such as {known}")
+    if len(found) > 1:
+        listed = "; ".join(found[:_MAX_LISTED])
+        raise UserError(f"show: {counted(len(found), 'product')} with {given}: {listed}; expected more of the key")
+    return ShownProduct(data=data, problem=found[0], row=rows.get(found[0]), trials=parts.get(found[0]))
+
+
+def _matches(problem: str, wanted: Mapping[str, str]) -> bool:
+    """True if a problem's id has these values."""
+    cells = dict(item.partition("=")[::2] for item in problem.split(" ")[1:])
+    lowered = {name.lower(): value.lower() for name, value in cells.items()}
+    return all(lowered.get(key.lower(), "") == value.lower().removeprefix("torch.") for key, value in wanted.items())
+
+
+def product_lines(shown: ShownProduct, width: int, most: int) -> Iterator[str]:
+    """The product in lines of at most `width` characters, with at most `most` candidates of the search."""
+    yield cut(printable(shown.problem), width)
+    if shown.row is not None:
+        yield ""
+        yield from aligned(choice_columns(shown.data, [shown.row]), width)
+    if shown.trials is None:
+        yield "a table holds the choice alone" if shown.data.state == TABLE else "no candidate has a time"
+        return
+    finals = _ranked(shown.trials.finals)
+    if finals:
+        yield from ("", f"finals: {counted(len(finals), 'candidate')}")
+        yield from aligned(_columns(finals, shown), width)
+    search = _ranked(shown.trials.search)
+    yield from ("", f"search: {counted(len(search), 'candidate')} timed, the fastest {min(most, len(search)):,}")
+    yield from aligned(_columns(search[:most], shown), width)
+    others = [each for each in statuses(shown.trials) if each[1] != "ok"]
+    if others:
+        yield ""
+    for stage, status, count, error in others:
+        reason = f": {' '.join(error.split())}" if error else ""
+        yield cut(printable(f"{stage}: {count:,} {status}{reason}"), width)
+
+
+def _ranked(trials: Sequence[Any]) -> list[Trial]:
+    """The last timed trial of each candidate: full times first, then by time."""
+    last: dict[Candidate, Trial] = {each.trial.candidate: each.trial for each in trials}
+    timed = [trial for trial in last.values() if trial.status in TIMED and trial.time_us is not None]
+    return sorted(timed, key=lambda trial: (trial.status != "ok", trial.time_us or 0.0, trial.candidate.id))
+
+
+def _columns(trials: Sequence[Trial], shown: ShownProduct) -> list[Column]:
+    best_us = min((trial.time_us for trial in trials if trial.time_us), default=1.0)
+    chosen = _chosen(shown)
+    marks = ["*" if (t.candidate.backend, canonical_json(t.candidate.knobs)) == chosen else "" for t in trials]
+    return [
+        Column(title="", cells=tuple(marks), is_text=True),
+        Column(title="time", cells=tuple(time_text(trial.time_us) for trial in trials)),
+        Column(title="of best", cells=tuple(f"{(trial.time_us or 0.0) / best_us:.3f}" for trial in trials)),
+        Column(title="samples", cells=tuple(str(len(trial.samples_us)) for trial in trials), importance=1),
+        Column(title="status", cells=tuple(str(trial.status) for trial in trials), is_text=True, importance=2),
+        Column(title="backend", cells=tuple(trial.candidate.backend for trial in trials), is_text=True),
+        Column(
+            title="configuration (* is the choice)",
+            cells=tuple(knobs_text(canonical_json(trial.candidate.knobs)) for trial in trials),
+            is_text=True,
+        ),
+    ]
+
+
+def _chosen(shown: ShownProduct) -> tuple[str, str]:
+    return ("", "") if shown.row is None else (str(shown.row["libtype"]), str(shown.row["config"]))
+
+
+def as_object(shown: ShownProduct) -> dict[str, object]:
+    """The product for JSON: its choice and all its trials, times in microseconds."""
+    trials = [] if shown.trials is None else [*shown.trials.search, *shown.trials.finals]
+    return {
+        "problem": shown.problem,
+        "choice": None if shown.row is None else product_object(shown.row, shown.data),
+        "trials": [
+            {
+                "stage": each.trial.stage,
+                "status": str(each.trial.status),
+                "backend": each.trial.candidate.backend,
+                "config": each.trial.candidate.knobs,
+                "us": each.trial.time_us,
+                "samples_us": list(each.trial.samples_us),
+                "t_s": each.t_s,
+                "error": each.trial.error,
+            }
+            for each in trials
+        ],
+    }

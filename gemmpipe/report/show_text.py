@@ -1,0 +1,245 @@
+"""A run or a table as text: the choices of all products, the way through the space, time, and what is not done."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gemmpipe.core.errors import printable
+from gemmpipe.core.events import counted
+from gemmpipe.core.files import is_number
+from gemmpipe.core.units import duration_text, percent_text, speedup_text, time_text
+from gemmpipe.report.attention import attention_lines, records
+from gemmpipe.report.data import TABLE, RunData
+from gemmpipe.report.diff_text import knobs_text
+from gemmpipe.report.lines import wrapped
+from gemmpipe.report.remains import missing
+from gemmpipe.report.results import RegimeResult, run_figures
+from gemmpipe.report.text_table import Column, aligned
+from gemmpipe.report.trial_frame import by_problem
+
+if TYPE_CHECKING:
+    from gemmpipe.family import KeyColumn
+
+_MAX_REASONS = 12
+_MAX_NOT_DONE = 20
+
+
+def run_lines(data: RunData, width: int) -> Iterator[str]:
+    """A whole run or table in lines of at most `width` characters; sections are separated by empty lines."""
+    sections = (
+        head_lines(data),
+        figure_lines(data, width),
+        choice_lines(data, width),
+        space_lines(data),
+        resource_lines(data),
+        not_done_lines(data),
+        file_lines(data),
+    )
+    first = True
+    for section in sections:
+        lines = [line for text in section for line in _folded(printable(text), width)]
+        if lines and not first:
+            yield ""
+        first = first and not lines
+        yield from lines
+
+
+def _folded(text: str, width: int) -> list[str]:
+    """The text in lines of at most `width` characters, all but the first indented by four more."""
+    return wrapped(text, width, " " * (len(text) - len(text.lstrip()) + 4))
+
+
+def head_lines(data: RunData) -> Iterator[str]:
+    """The kernel, device, state, origin and command."""
+    devices = ", ".join(dict.fromkeys(str(row["device"]) for row in records(data.products) if row["device"]))
+    state = "tuned table" if data.state == TABLE else f"run, {data.state}"
+    wall = f" in {duration_text(data.wall_s)}" if data.wall_s else ""
+    code = f", exit code {data.exit_code}" if data.exit_code else ""
+    yield f"{data.family.name}  {devices or 'device unknown'}  {state}{wall}{code}"
+    started = f", started {data.started[:16].replace('T', ' ')} UTC" if data.started and data.state != TABLE else ""
+    yield f"{data.origin}{started}"
+    if data.command:
+        yield data.command
+    for note in data.notes:
+        yield f"note: {note}"
+
+
+def figure_lines(data: RunData, width: int) -> Iterator[str]:
+    """The regimes of M, and what deserves attention."""
+    if not len(data.products):
+        return
+    figures = run_figures(data.products)
+    yield from aligned(regime_columns_of(figures.regimes), width)
+    winners = ", ".join(f"{name} {count:,}" for name, count in figures.winners)
+    yield f"chosen: {winners}"
+    for text in attention_lines(data):
+        yield f"look at: {text}"
+
+
+def regime_columns_of(regimes: Sequence[RegimeResult]) -> list[Column]:
+    """The columns of the table of regimes: speed-up over the library, share of the floor."""
+    speedups = [each.speedup for each in regimes]
+    spreads = (f"{speedup_text(s.least)} to {speedup_text(s.most)}" if s else "-" for s in speedups)
+    shares = (percent_text(each.floor_share.mean if each.floor_share else None) for each in regimes)
+    return [
+        Column(title="rows", cells=tuple(each.label for each in regimes), is_text=True),
+        Column(title="products", cells=tuple(f"{each.products:,}" for each in regimes)),
+        Column(title="over the best library", cells=tuple(speedup_text(s.mean if s else None) for s in speedups)),
+        Column(title="least to most", cells=tuple(spreads)),
+        Column(title="of the floor", cells=tuple(shares)),
+    ]
+
+
+def choice_lines(data: RunData, width: int) -> list[str]:
+    """All products with their choices, as a table."""
+    rows = records(data.products)
+    if not rows:
+        return ["no product has a choice"]
+    return aligned(choice_columns(data, rows), width)
+
+
+def choice_columns(data: RunData, rows: Sequence[Mapping[Any, Any]]) -> list[Column]:
+    """The columns of the table of choices: the key where it differs, the times, the candidate."""
+
+    def texts(title: str, cells: Sequence[str], importance: int = 0) -> Column:
+        return Column(title=title, cells=tuple(cells), is_text=True, importance=importance)
+
+    def numbers(title: str, cells: Sequence[str], importance: int = 0) -> Column:
+        return Column(title=title, cells=tuple(cells), importance=importance)
+
+    return [
+        *(numbers(name, [_cell(row[name]) for row in rows]) for name in _key_columns(data, rows)),
+        numbers("time", [time_text(row["us"]) for row in rows]),
+        numbers("library", [time_text(row["library_us"]) for row in rows], 5),
+        numbers("speed-up", [speedup_text(row["speedup"]) for row in rows], 6),
+        numbers("floor", [percent_text(row["share"]) for row in rows], 3),
+        numbers("noise", [_noise_text(row["noise_pct"]) for row in rows], 2),
+        numbers("ties", [_cell(row["near_ties"]) for row in rows], 1),
+        texts("chosen", [f"{row['libtype']} {knobs_text(str(row['config'] or ''))}" for row in rows], 4),
+    ]
+
+
+def _key_columns(data: RunData, rows: Sequence[Mapping[Any, Any]]) -> list[str]:
+    """The rows and sizes of a product, and other key columns that differ between products."""
+    sizes = [data.family.rows_column, *data.family.sizes]
+    others = [column.name for column in data.family.key_columns if column.name not in sizes]
+    varied = [name for name in others if len({str(row[name]) for row in rows}) > 1]
+    return list(dict.fromkeys([*sizes, *varied]))
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value).removeprefix("torch.")
+
+
+def _noise_text(noise_pct: float | None) -> str:
+    return "-" if noise_pct is None else percent_text(noise_pct / 100)
+
+
+def space_lines(data: RunData) -> Iterator[str]:
+    """The way from all configurations to the choices."""
+    tried = {(each.trial.problem, each.trial.candidate) for each in data.trials}
+    excluded = sum(each.count for each in data.excluded)
+    if not tried and not excluded:
+        return
+    yield f"space: {counted(excluded + len(tried), 'configuration')} over all products"
+    left = excluded + len(tried)
+    for each in data.excluded[:_MAX_REASONS]:
+        yield f"  {left:,} -> {left - each.count:,}  {each.backend}: {each.reason or each.status}"
+        left -= each.count
+    if rest := sum(each.count for each in data.excluded[_MAX_REASONS:]):
+        yield f"  {left:,} -> {left - rest:,}  {len(data.excluded) - _MAX_REASONS} other reasons"
+    parts = by_problem(data.trials)
+    timed = sum(len(part.times_us()) for part in parts.values())
+    finals = sum(len({each.trial.candidate for each in part.finals}) for part in parts.values())
+    yield f"  {len(tried):,} tried, {timed:,} timed, {finals:,} in the finals, {len(data.products):,} chosen"
+
+
+def resource_lines(data: RunData) -> Iterator[str]:
+    """The wall time of each resource by activity, the longest first."""
+    for each in data.resources:
+        busy = sorted(each.busy_s.items(), key=lambda item: -item[1])
+        spent = ", ".join(f"{name} {duration_text(seconds)}" for name, seconds in busy if seconds >= 0.05)
+        of_all = f"idle {duration_text(each.idle_s)} of {duration_text(each.wall_s)}"
+        yield f"{each.name}: {spent or 'nothing to do'}; {of_all}"
+
+
+def not_done_lines(data: RunData) -> Iterator[str]:
+    """What the run did not do, and the option that changes it."""
+    found = list(missing(data))
+    if found:
+        yield "not done"
+    for what, which, change in found[:_MAX_NOT_DONE]:
+        yield f"  {what}: {which} ({change})"
+    if more := len(found) - _MAX_NOT_DONE:
+        yield from [f"  {more:,} more; json=true lists all"] if more > 0 else []
+
+
+def file_lines(data: RunData) -> Iterator[str]:
+    """The files that the run wrote for engines."""
+    for name in data.files if data.state != TABLE else ():
+        yield f"file  {name}"
+
+
+def as_object(data: RunData) -> dict[str, object]:
+    """A run or a table for JSON; times in microseconds."""
+    return {
+        "family": data.family.name,
+        "origin": data.origin,
+        "state": data.state,
+        "exit_code": data.exit_code,
+        "started": data.started,
+        "wall_s": data.wall_s,
+        "command": data.command,
+        "notes": list(data.notes),
+        "attention": attention_lines(data),
+        "products": [product_object(row, data) for row in records(data.products)],
+        "excluded": [
+            {"backend": e.backend, "reason": e.reason, "status": e.status, "configurations": e.count}
+            for e in data.excluded
+        ],
+        "resources": [
+            {"name": r.name, "wall_s": r.wall_s, "idle_s": r.idle_s, "busy_s": dict(r.busy_s)} for r in data.resources
+        ],
+        "not_done": [{"what": what, "which": which, "change": change} for what, which, change in missing(data)],
+        "files": list(data.files),
+    }
+
+
+def product_object(row: Mapping[Any, Any], data: RunData) -> dict[str, object]:
+    """One choice for JSON."""
+    columns = data.family.key_columns
+    results = ("us", "p20_us", "p80_us", "library", "library_us", "speedup", "speedup_low", "speedup_high")
+    others = ("floor_us", "share", "near_ties", "runner_up", "runner_up_us", "noise_pct", "policy", "device")
+    return {
+        **{column.name: _key_value(column, row[column.name]) for column in columns if row[column.name] is not None},
+        "backend": row["libtype"],
+        "config": _knobs(row["config"]),
+        **{name: plain(row.get(name)) for name in (*results, *others)},
+    }
+
+
+def _key_value(column: "KeyColumn", value: object) -> object:
+    """A key's value as its kind: runs are read as text."""
+    text = str(value)
+    if column.kind == "int":
+        return int(float(text)) if is_number(text) else text
+    return text == "True" if column.kind == "bool" else text.removeprefix("torch.")
+
+
+def _knobs(config: object) -> object:
+    try:
+        return json.loads(str(config)) if config else None
+    except (ValueError, RecursionError):
+        return str(config)
+
+
+def plain(value: object) -> object:
+    """A value of a table for JSON: numbers of numpy as those of Python, whole ones without a fraction."""
+    item = value.item() if hasattr(value, "item") else value
+    if isinstance(item, float):
+        if item != item:
+            return None
+        return int(item) if item.is_integer() and abs(item) < 2**53 else item
+    return item

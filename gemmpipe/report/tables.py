@@ -1,0 +1,84 @@
+"""The data of a report from tuned tables alone: choices and their times, without the search behind them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gemmpipe.core.artifact import read_runs, sidecar_path
+from gemmpipe.core.errors import UserError
+from gemmpipe.core.events import counted
+from gemmpipe.family import Family, load_family, shipped_families
+from gemmpipe.report.data import TABLE, RunData
+from gemmpipe.report.product_table import product_frame
+from gemmpipe.tables import store
+from gemmpipe.tables.file_names import family_of_file_name
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableSource:
+    """A tuned table and the family of its products."""
+
+    path: Path
+    family: Family
+
+
+def table_source(path: Path, kernel: str | None, importable: frozenset[str] = frozenset()) -> TableSource:
+    """The table of a path; the family is `kernel`, else follows from the file's name. Raises UserError."""
+    known = {name: load_family(name) for name in ([kernel] if kernel else shipped_families())}
+    name = kernel or family_of_file_name(path.name, known)
+    if name is None:
+        names = ", ".join(sorted(family.csv_name for family in known.values()))
+        raise UserError(f"{path}: no table's name; expected one such as {names}, or kernel=FAMILY")
+    if kernel and kernel not in {*shipped_families(), *importable}:
+        raise UserError(f"kernel={kernel}: no such family; known: {', '.join(shipped_families())}")
+    return TableSource(path=path, family=known[name])
+
+
+def read_tables(sources: Sequence[TableSource]) -> RunData:
+    """The data of tables of one family, at least one. Raises UserError for a table that cannot be read."""
+    family = sources[0].family
+    rows: list[dict[str, Any]] = []
+    provenance: dict[str, Mapping[str, Any]] = {}
+    notes: list[str] = []
+    for source in sources:
+        table = store.load(source.path, family)
+        runs = _sidecar(source.path, notes)
+        provenance |= runs
+        named = store.with_device_names(table.rows, runs)
+        rows += [{**row, "place": source.path.name, "chosen_by": "select"} for row in named]
+        if table.refused:
+            notes.append(f"{source.path.name}: {counted(len(table.refused), 'row')} without a time left out.")
+    products = product_frame(rows, family)
+    notes.append(
+        "Tables hold the choices alone: the search, the near-ties' names, the wall time and the state of the device "
+        "are in the folder of the run."
+    )
+    return RunData(
+        family=family,
+        origin=", ".join(str(source.path) for source in sources),
+        state=TABLE,
+        products=products,
+        problems=len(products),
+        provenance=provenance,
+        command=commands[0] if len(commands := sorted(set(_commands(provenance)))) == 1 else "",
+        started=max((str(facts.get("time", "")) for facts in provenance.values()), default=""),
+        files=[str(source.path) for source in sources],
+        notes=notes,
+    )
+
+
+def _sidecar(path: Path, notes: list[str]) -> dict[str, Mapping[str, Any]]:
+    """The runs of a table's sidecar file; a broken one is noted."""
+    try:
+        return dict(read_runs(sidecar_path(path)))
+    except UserError as error:
+        notes.append(f"Provenance left out: {error}.")
+        return {}
+
+
+def _commands(provenance: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    for facts in provenance.values():
+        recipe = facts.get("recipe")
+        if isinstance(recipe, str):
+            yield recipe

@@ -1,0 +1,111 @@
+"""The work of screening: trials done and expected, and their share of the time, for the display of progress.
+
+Searches decide while they run, so the number of trials is an estimate, corrected by the problems that are finished.
+Problems of large products take longer per trial, so that shares of the time are not shares of the trials.
+"""
+
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from gemmpipe.core.data import Device, Problem, median
+from gemmpipe.family import Family, GemmSpec
+from gemmpipe.search import Search
+from gemmpipe.stages.screen.state import ProblemState
+
+_GPU_OPS = 4e10
+_CPU_OPS = 2e6
+"""Multiplications of a product, M * N * K, that take as long as the first launch of a trial: an H200 (2026-11: 0.3 ms
+and 4e13/s, two launches), and a core of a server CPU (seven launches at 5e10/s)."""
+_GPU_OVERHEAD_US, _CPU_OVERHEAD_US = 800.0, 3000.0
+"""Of a trial: loading, first launch, exchange with the worker (H200, 2026-11)."""
+_MEASURE_S = 0.2
+_MIN_TIMED = 3  # results of a problem before their mean counts
+_MIN_MEASURED = 3  # finished problems before their trials correct the expected number of the others
+
+
+def relative_work(spec: GemmSpec, device: Device | None = None) -> float:
+    """Relative time of one trial: a first launch and the others; without a device on a GPU."""
+    ops = _CPU_OPS if device is not None and device.kind == "cpu" else _GPU_OPS
+    return 1.0 + spec.m * spec.weight_elements / ops
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScreenWork:
+    """The progress of screening at one moment."""
+
+    done: int
+    """Trials with a result."""
+    expected: int
+    """Trials in all, as estimated now."""
+    share: float
+    """The share of the work that is done, by time."""
+
+
+class WorkEstimate:
+    """Estimates the work of a batch's searches from what they have done so far."""
+
+    def __init__(self, problems: Iterable[Problem], family: Family, search: Search, device: Device, keep: int) -> None:
+        """`keep`: the number of finalists."""
+        self._search, self._keep = search, keep
+        self._relative = {p.id: relative_work(family.spec(p), device) for p in problems}
+        """By problem id, the time of one trial before any is timed."""
+        self._overhead_us = _CPU_OVERHEAD_US if device.kind == "cpu" else _GPU_OVERHEAD_US
+        self._due_at = 0.0
+
+    def is_due(self) -> bool:
+        """True if the last measurement is old enough: one takes a look at every problem."""
+        now = time.monotonic()
+        if now < self._due_at:
+            return False
+        self._due_at = now + _MEASURE_S
+        return True
+
+    def measure(self, states: Collection[ProblemState], *, searching: bool) -> ScreenWork:
+        """The work now; problems without a state are not listed yet. `searching` is False after the searches."""
+        planned = {state.problem.id: self._planned(state) for state in states}
+        finished = [state for state in states if state.finished]
+        factor = self._correction(finished, planned)
+        typical = median(planned.values()) * factor if planned else 1.0
+        done = remaining = 0.0
+        trials = expected = 0
+        weights = self._weights(states)
+        for state in states:
+            weight, answered = weights[state.problem.id], state.answered
+            left = float(state.pending)
+            if searching and not state.finished:
+                left = max(left, planned[state.problem.id] * factor - answered)
+            done += weight * answered
+            remaining += weight * left
+            trials += answered
+            expected += answered + round(left)
+        known = {state.problem.id for state in states}
+        unlisted = [weight for name, weight in weights.items() if name not in known]
+        remaining += typical * sum(unlisted)
+        expected += round(typical * len(unlisted))
+        share = done / (done + remaining) if done + remaining else 0.0
+        return ScreenWork(done=trials, expected=expected, share=share)
+
+    def _weights(self, states: Collection[ProblemState]) -> dict[str, float]:
+        """By problem id, the mean time of its trials; where none is timed yet, in proportion to the others."""
+        measured = {
+            state.problem.id: self._overhead_us + state.timed_us / state.timed_count
+            for state in states
+            if state.timed_count >= _MIN_TIMED
+        }
+        relative = sum(self._relative[name] for name in measured)
+        scale = sum(measured.values()) / relative if relative else 1.0
+        return {name: measured.get(name, scale * weight) for name, weight in self._relative.items()}
+
+    def _planned(self, state: ProblemState) -> int:
+        """Trials of a problem if its search does not end early; what it takes from earlier runs is answered at once."""
+        planned = self._search.expected_trials(len(state.summary.ids), self._keep)
+        budget = self._search.budget_trials
+        return planned if budget is None else min(planned, budget)
+
+    def _correction(self, finished: Collection[ProblemState], planned: dict[str, int]) -> float:
+        """Actual over planned trials of finished problems; 1 while there are few."""
+        if len(finished) < _MIN_MEASURED:
+            return 1.0
+        total = sum(planned[state.problem.id] for state in finished)
+        return sum(state.answered for state in finished) / total if total else 1.0

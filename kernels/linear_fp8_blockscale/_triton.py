@@ -1,0 +1,114 @@
+"""Launch of the one-launch kernels (_kernel.py): x is quantised within the product, or w is converted to x's type."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gemmpipe.core.data import Device, Knobs, Scalar
+from gemmpipe.family import GemmSpec
+from gemmpipe.family.dtypes import FP8_MAX
+from gemmpipe.templates.constraints import launch_violation, tile_violation
+from gemmpipe.templates.params import (
+    AMD_KNOBS,
+    CLUSTER_SIZE,
+    CTAS_PER_SM,
+    KERNEL_TYPE,
+    PREFETCH_PARAMETERS,
+    SCALE_BLOCK,
+    SCHEDULE_PARAMETERS,
+    WORKSPACE_PARAMETERS,
+    int_knob,
+    load_constants,
+    operand_pointers,
+    size_arguments,
+    tile_constants,
+)
+from gemmpipe.templates.quantise import by_row, quantised_spec, weight_only_violation
+from gemmpipe.templates.tiled import TiledKernel, space_facts
+
+if TYPE_CHECKING:
+    from gemmpipe.family.space import Space
+
+_MAX_FUSED_ROWS = 64
+"""Every column of tiles quantises x again: beyond some rows a launch of its own is cheaper."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneLaunch(TiledKernel):
+    """A kernel of x in 16 bits and w in fp8; its label is its `kernel_type`. The default space has it for few rows."""
+
+    kernel: str = "gemmpipe.kernels.linear_fp8_blockscale._kernel:linear"
+    supports_swap_ab: bool = True
+    supports_pdl: bool = True
+    quantises: bool
+    """True: x is quantised within the product; False: w is converted to x's type (weight-only quantisation)."""
+
+    @property
+    def label(self) -> str:  # type: ignore[override]
+        """`fused` or `weight_only`."""
+        return "fused" if self.quantises else "weight_only"
+
+    def check(self, space: "Space") -> None:
+        """Does nothing: the family's plain kernel checks all values of these axes."""
+
+    def configs(self, spec: GemmSpec, device: Device, space: "Space") -> Iterable[Knobs]:
+        """The space's configs of this kernel type; none if it has no such axis."""
+        if KERNEL_TYPE not in space.axes:
+            return ()
+        unused = (CTAS_PER_SM, CLUSTER_SIZE) if device.vendor == "amd" else (*AMD_KNOBS, CTAS_PER_SM, CLUSTER_SIZE)
+        return space.configs({**space_facts(spec, device), KERNEL_TYPE: self.label}, unused)
+
+    def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        """`rule: detail` of the first rule broken, or None."""
+        if reason := weight_only_violation(spec):
+            return reason
+        if reason := launch_violation(quantised_spec(spec), knobs, device):  # fp8 formats of the architecture
+            return reason
+        k = int_knob(knobs, "BLOCK_SIZE_K")
+        if by_row(spec):
+            if self.quantises:
+                return "scales: the scale of a whole row of x is known only after the row is read"
+            return tile_violation(spec, knobs, device, accumulators=1)
+        if self.quantises and k != SCALE_BLOCK:
+            return f"scale group: BLOCK_SIZE_K={k}, x is quantised in blocks of {SCALE_BLOCK} along K"
+        if k < 1 or SCALE_BLOCK % k:
+            return f"scale group: BLOCK_SIZE_K={k} does not divide {SCALE_BLOCK}"
+        # The unscaled product of a K block takes registers in addition to the accumulator. Both operands count with
+        # x's 2 bytes per element: w's tile is converted, or x's is held in two types.
+        return tile_violation(spec, knobs, device, accumulators=2)
+
+    def dominated_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
+        """`rule: detail` for more rows than pay off and tiles that are mostly padding, or None."""
+        if self.quantises and spec.m > _MAX_FUSED_ROWS:
+            return f"rows: M={spec.m}, each column of tiles quantises x again; {_MAX_FUSED_ROWS} at most"
+        return super().dominated_reason(spec, knobs, device)
+
+    def pointers(self, spec: GemmSpec) -> Mapping[str, str]:
+        """Operands, bias, the weight's scales, output and workspace."""
+        pointers = {**operand_pointers(spec), "w_scale_ptr": "*fp32"}
+        del pointers["x_scale_ptr"]
+        return {**pointers, **WORKSPACE_PARAMETERS}
+
+    def integers(self, spec: GemmSpec) -> Mapping[str, int]:
+        """Sizes, row strides, the schedule of tiles and the prefetch."""
+        sizes = size_arguments(spec, scale_group=SCALE_BLOCK)
+        del sizes["x_scale_stride"]
+        return {**sizes, **SCHEDULE_PARAMETERS, **PREFETCH_PARAMETERS}
+
+    def constants(self, spec: GemmSpec, knobs: Knobs) -> Mapping[str, Scalar]:
+        """Tile sizes, and the constants that select branches."""
+        return {
+            **tile_constants(knobs),
+            "SCALES": "row" if by_row(spec) else "block",
+            "SCALE_BLOCK": SCALE_BLOCK,
+            "SPLIT_K": knobs["NUM_KSPLIT"] != 1,
+            **load_constants(spec, knobs),
+            "SWAP_AB": bool(knobs.get("SWAP_AB")),
+            "TOP": FP8_MAX[spec.w_dtype] if self.quantises else None,
+            "INTERPRETED": self.interpreted(),
+        }
+
+    def kernel_name(self, knobs: Knobs) -> str:
+        """`linear_fused@3fa9c1d2`, `linear_weight_only_splitk@...`."""
+        name = super().kernel_name(knobs)
+        return name.replace("linear", f"linear_{self.label}", 1)

@@ -1,0 +1,108 @@
+"""`gemmpipe doctor engine=...`: the kernel of each kind of layer, by rules, by a log, and with a run's times."""
+
+from pathlib import Path
+
+import pytest
+
+from gemmpipe.cli.main import main
+
+LIKE = Path(__file__).parents[1] / "engine_like"
+TUNE = (
+    f"--config-dir={LIKE}",
+    "kernel=engine_like",
+    "space@stages.engine.spaces.dense=engine_like",
+    "shapes=list",
+    "shapes.items=[{M: [8, 64], N: 128, K: 128}]",
+    "device=cpu",
+    "backend=[torch]",
+    "timer@stages.bench.timer=quick",
+    "executor=told",
+)
+Captured = pytest.CaptureFixture[str]
+
+pytestmark = [pytest.mark.usefixtures("own_locks", "folder")]
+
+
+def lines(capfd: Captured, *arguments: str) -> list[str]:
+    assert main(["doctor", *arguments]) == 0
+    return capfd.readouterr().out.splitlines()
+
+
+def line_of(found: list[str], kind: str) -> str:
+    return next(line for line in found if line.startswith(f"  {kind}"))
+
+
+def test_by_rules(capfd: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_USE_DEEP_GEMM", "0")
+    found = lines(capfd, "engine=vllm", "target=sm_90", "version=0.25.1", "args=--moe-backend triton")
+    assert found[0] == "vLLM 0.25.1 on sm_90"
+    assert line_of(found, "linear fp8 by blocks").endswith("CUTLASS: reads no tuned files")
+    assert "Triton: reads tuned files (--moe-backend triton)" in line_of(found, "experts fp8")
+    assert any(line.endswith("Triton, which reads them: --linear-backend triton") for line in found)
+    assert any("VLLM_USE_DEEP_GEMM=0" in line for line in found), "why DeepGEMM is passed over"
+    monkeypatch.delenv("VLLM_USE_DEEP_GEMM")
+    found = lines(capfd, "engine=SGLang", "target=sm_90", "args=--fp8-gemm-backend=triton", "version=0.5.30")
+    assert found[0] == "SGLang 0.5.30 on sm_90, rules of SGLang 0.5.23"
+    assert "Triton: reads tuned files (--fp8-gemm-backend triton)" in line_of(found, "linear fp8 by blocks")
+    found = lines(capfd, "engine=vllm", "target=gfx942")
+    assert "the rules are for NVIDIA devices" in found[1]
+
+
+def test_by_a_log(capfd: Captured) -> None:
+    name = "N=1536,K=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"
+    Path("server.log").write_text(
+        "INFO [core.py:140] Initializing a V1 LLM engine (v0.33.0) with config: model='x'\n"
+        "INFO [__init__.py:779] Selected DeepGemmFp8BlockScaledMMKernel for Fp8LinearMethod\n"
+        f"WARNING [fp8_utils.py:955] Using default W8A8 Block FP8 kernel config. Config file not found at /v/{name}\n"
+    )
+    found = lines(capfd, "engine=vllm", "target=sm_90", "log=server.log")
+    assert found[0] == "vLLM 0.33.0 on sm_90"
+    assert line_of(found, "linear fp8 by blocks").endswith("DeepGEMM: reads no tuned files (the log's)")
+    assert "log: 0 tuned files read, 1 file not found" in found
+    assert f"  missing {name}" in found
+    assert "  no line of gemmpipe's plug-in for vLLM" in found
+
+
+@pytest.mark.e2e
+def test_with_the_times_of_a_run(capfd: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main([*TUNE, "format=[csv,vllm]"]) == 0
+    capfd.readouterr()
+    given = ("engine=vllm", "target=sm_90", "version=0.33.0", "args=--linear-backend triton", "run=last")
+    assert main([f"--config-dir={LIKE}", "doctor", *given]) == 0
+    refused = capfd.readouterr().out.splitlines()[-1]
+    assert refused.startswith("times: those of ")
+    assert refused.endswith("; expected sm_90"), "times of a CPU decide nothing for a GPU"
+    monkeypatch.setattr("gemmpipe.cli.doctor_engine._timed_on", lambda choices: {"sm_90"})
+    assert main([f"--config-dir={LIKE}", "doctor", *given]) == 0
+    found = capfd.readouterr().out.splitlines()
+    titles = [
+        line.split("  ")[1] for line in found if line.startswith("  ") and line[2:3] in "vtb" and "." in line[40:]
+    ]
+    assert sorted(titles) == [
+        "backend torch alone",
+        "the baseline: the best library without more memory",
+        "tuned rows, through gemmpipe's plug-in",
+        "vLLM's Triton function as it is",
+        "vLLM's Triton function with the run's file",
+    ]
+    assert next(line for line in found if "as it is" in line).endswith("the engine's choice now")
+    own = next(line for line in found if line.startswith("fastest of the engine's own kernels: "))
+    assert "vllm install=true; vllm serve MODEL --linear-backend triton" in own
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["engine=vlm"], 2, "engine: 'vlm' is no engine; expected vllm or sglang"),
+        (["engine=vllm", "targte=sm_90"], 2, "doctor: targte: no such option; did you mean 'target'?"),
+        (["engine=vllm", "target=sm_90", "args=--x 'y z"], 2, "No closing quotation; expected a server's arguments"),
+        (["engine=vllm", "target=sm_90", "package=."], 2, "package=.: no package 'vllm' there"),
+        (["engine=vllm", "target=sm_90", "log=absent.log"], 2, "absent.log: cannot be read"),
+        (["engine=vllm", "target=sm_90", "run=nowhere"], 2, "no file or folder 'nowhere'"),
+    ],
+)
+def test_a_wrong_line_is_one_line(arguments: list[str], code: int, message: str, capfd: Captured) -> None:
+    assert main(["doctor", *arguments]) == code
+    error = capfd.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1

@@ -1,0 +1,126 @@
+"""`gemmpipe export` after real runs, and its refusals."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from gemmpipe.cli.main import main
+
+LIKE = Path(__file__).parents[1] / "engine_like"
+TUNE = (
+    f"--config-dir={LIKE}",
+    "kernel=engine_like",
+    "space@stages.engine.spaces.dense=engine_like",
+    "shapes=list",
+    "shapes.items=[{M: [8, 64], N: 128, K: 128}]",
+    "device=cpu",
+    "backend=[torch]",
+    "timer@stages.bench.timer=quick",
+    "executor=told",
+)
+
+pytestmark = [pytest.mark.usefixtures("own_locks", "folder")]
+
+
+def export(*arguments: str) -> int:
+    return main([f"--config-dir={LIKE}", "export", *arguments])
+
+
+def run_folder() -> Path:
+    return max(Path("outputs/runs").glob("*/*"), key=lambda path: path.stat().st_mtime_ns)
+
+
+@pytest.mark.e2e
+def test_a_run_that_timed_the_form_is_exported_later(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([*TUNE, "format=[csv,vllm]", "output=first"]) == 0
+    (written,) = Path("first/vllm").glob("N=*.json")
+    capfd.readouterr()
+    assert export("last", "vllm", "output=later", "model=org/model") == 0
+    out = capfd.readouterr().out
+    (again,) = Path("later/vllm").glob("N=*.json")
+    assert (again.name, json.loads(again.read_text())) == (written.name, json.loads(written.read_text()))
+    assert "vllm serve org/model --linear-backend triton" in out
+    assert "install=true" in out, "dense files must lie in the package"
+    assert export(str(run_folder()), "plugin", "output=table") == 0
+    out = capfd.readouterr().out
+    table = pd.read_csv("table/engine_like_tuned_gemm.csv")
+    pd.testing.assert_frame_equal(table, pd.read_csv("first/engine_like_tuned_gemm.csv"))
+    assert f"GEMMPIPE_CONFIG_ENGINE_LIKE={Path('table').resolve()}/engine_like_tuned_gemm.csv GEMMPIPE_VLLM=" in out
+
+
+@pytest.mark.e2e
+def test_a_run_that_did_not_time_the_form_is_refused_with_the_command_that_does(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert main([*TUNE, "format=[csv]"]) == 0
+    capfd.readouterr()
+    assert export("last", "vllm", "output=later") == 2
+    error = capfd.readouterr().err
+    assert error.count("\n") == 1
+    assert not Path("later").exists(), "no file of a kernel that the engine does not have"
+    command = f"reuse={run_folder().resolve()} 'format=[vllm]'"
+    assert command in error
+    assert main([f"--config-dir={LIKE}", f"reuse={run_folder()}", "format=[vllm]"]) == 0
+    assert export("last", "vllm", "output=later") == 0
+    assert list(Path("later/vllm").glob("N=*.json"))
+
+
+@pytest.mark.e2e
+def test_dense_files_are_installed_and_removed(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([*TUNE, "format=[vllm]"]) == 0
+    configs = Path("packages/vllm/model_executor/layers/quantization/utils/configs")
+    configs.mkdir(parents=True)
+    Path("packages/vllm/__init__.py").touch()
+    assert export("last", "vllm", "install=true", "package=packages") == 0
+    assert [path.name[:2] for path in configs.glob("N=*")] == ["N="]
+    assert export("vllm", "undo=true", "package=packages") == 0
+    assert list(configs.iterdir()) == []
+    capfd.readouterr()
+    assert export("last", "plugin") == 2
+    assert "only an engine's function was timed" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["last"], "export: last; expected gemmpipe export RUN|TABLE vllm|sglang|aiter|plugin"),
+        (["vllm"], "export: vllm; expected gemmpipe export RUN|TABLE"),
+        (["last", "vlm"], "did you mean 'vllm'?"),
+        (["last", "plugin", "install=true"], "plugin: nothing is installed for it"),
+        (["last", "vllm", "install=maybe"], "install=maybe: expected true or false"),
+        (["last", "vllm", "instal=true"], "instal: no such option; did you mean 'install'?"),
+        (["nowhere", "vllm"], "no file or folder 'nowhere'"),
+        (["last", "vllm"], "last: no finished run under outputs/runs"),
+        ([".", "vllm"], ".: no trials.jsonl there, expected the folder of a finished run"),
+    ],
+)
+def test_a_wrong_line_is_one_line(arguments: list[str], message: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", *arguments]) == 2
+    error = capfd.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.e2e
+def test_a_merge_of_tables_points_to_export(capfd: pytest.CaptureFixture[str]) -> None:
+    from gemmpipe.core.paths import shipped_tables
+
+    table = shipped_tables() / "a8w8_blockscale_tuned_gemm.csv"
+    assert main(["merge", f"inputs=[{table}]", "output=merged", "format=[vllm]"]) == 0
+    assert "'gemmpipe export RUN vllm' writes those of a run" in capfd.readouterr().out
+    assert not list(Path("merged").rglob("*.json"))
+
+
+def test_a_table_has_no_times_of_an_engines_form(capfd: pytest.CaptureFixture[str]) -> None:
+    from gemmpipe.core.paths import shipped_tables
+
+    table = shipped_tables() / "a8w8_blockscale_tuned_gemm.csv"
+    assert main(["export", str(table), "sglang"]) == 2
+    expected = f"gemmpipe kernel=a8w8_blockscale shapes=csv shapes.path={table} 'format=[sglang]'"
+    assert expected in capfd.readouterr().err
+    assert main(["export", str(table), "plugin"]) == 0
+    assert f"GEMMPIPE_CONFIG_A8W8_BLOCKSCALE={table}" in capfd.readouterr().out
+    assert main(["export", str(shipped_tables() / "bf16_tuned_gemm.csv"), "vllm"]) == 2
+    assert "it reads no tuned files for products of a16w16" in capfd.readouterr().err

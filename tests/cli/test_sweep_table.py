@@ -1,0 +1,31 @@
+"""The table across the jobs of a sweep."""
+
+import json
+from pathlib import Path
+
+from gemmpipe.cli.sweep_table import SweepJob, table_lines
+
+
+def _job(folder: Path, number: int, search: str, mean: float | None) -> SweepJob:
+    run = folder / str(number)
+    run.mkdir()
+    if mean is not None:
+        regime = {"label": "M <= 64", "speedup": {"mean": mean}}
+        manifest = {"wall_s": 12.34, "figures": {"products": 3, "regimes": [regime]}}
+        (run / "manifest.json").write_text(json.dumps(manifest))
+    return SweepJob(number=number, overrides=("kernel=a16w16", f"search={search}"), folder=run)
+
+
+def test_jobs_are_told_apart_by_what_differs(tmp_path: Path) -> None:
+    jobs = [(_job(tmp_path, 0, "halving", 1.5), 0), (_job(tmp_path, 1, "random", None), 3)]
+    assert table_lines(jobs, 120) == [
+        "job  exit    time  products  M <= 64  options",
+        "  0     0  12.3 s         3    1.50x  search=halving",
+        "  1     3       -         -        -  search=random",
+    ]
+
+
+def test_a_damaged_manifest_is_a_job_without_figures(tmp_path: Path) -> None:
+    job = _job(tmp_path, 0, "halving", None)
+    (job.folder / "manifest.json").write_text('{"figures": [], "wall_s": "long"}')
+    assert table_lines([(job, 0), (job, 0)], 120)[1].split() == ["0", "0", "-", "-"]

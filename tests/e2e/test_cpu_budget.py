@@ -1,0 +1,76 @@
+"""A run on a CPU whose budget ends: finished problems are tuned, the others are left, and the next run goes on."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from gemmpipe.cli.main import main
+from gemmpipe.family import load_family
+from gemmpipe.tables import store
+
+Run = Callable[..., str]
+
+pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("own_locks")]
+
+ITEMS = "shapes.items=[{M: [16, 4, 8], N: 32, K: 64}]"
+
+
+@pytest.fixture
+def run(folder: Path, capfd: pytest.CaptureFixture[str], faulty_words: tuple[str, ...]) -> Run:
+    """Runs the faulty family on three problems with a budget that is over at once, unless another is given."""
+
+    def typed(*words: str) -> str:
+        capfd.readouterr()
+        assert main([*faulty_words, ITEMS, "cpu_budget_s=0.001", *words]) == 0
+        return capfd.readouterr().out
+
+    return typed
+
+
+def _rows() -> list[object]:
+    return sorted(row["M"] for row in store.read(Path("outputs/tuned/faulty_tuned_gemm.csv"), load_family("faulty")))
+
+
+def _last() -> Path:
+    return max(Path("outputs/runs").glob("*/*"), key=lambda path: path.stat().st_mtime_ns)
+
+
+def test_the_same_command_goes_on_with_more_rows(run: Run) -> None:
+    out = run()
+    assert "1 of 3 problems tuned in cpu_budget_s=0.001" in out
+    assert "left: 2 of 8 to 16 rows" in out
+    assert _rows() == [4], "a run tunes at least one problem, that with the fewest rows"
+    manifest = json.loads((_last() / "manifest.json").read_text())
+    assert [name.split()[1] for name in manifest["left"]] == ["M=8", "M=16"]
+    assert manifest["undecided"] == manifest["unsolved"] == []
+    assert len(pd.read_csv(_last() / "problems.csv")) == 3
+    assert set(pd.read_csv(_last() / "selections.csv")["M"]) == {4}
+    run()
+    assert _rows() == [4, 8]
+    assert "left" not in run()
+    assert _rows() == [4, 8, 16]
+
+
+def test_a_resumed_run_goes_on_and_repeats_nothing(run: Run) -> None:
+    run()
+    first = _last()
+    assert main([f"resume={first}", "cpu_budget_s=null"]) == 0
+    assert _rows() == [4, 8, 16]
+    trials = [json.loads(line) for line in (first / "trials.jsonl").read_text().splitlines()]
+    finals = [t for t in trials if t["row"] == "trial" and t["stage"] == "bench" and "M=4 " in t["problem"]]
+    assert finals
+    assert len({t["candidate"] for t in finals}) == len(finals), "the finals of a finished problem are not repeated"
+
+
+def test_null_is_no_limit_and_the_default_is_visible(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    assert "left" not in run("cpu_budget_s=null")
+    assert _rows() == [4, 8, 16]
+    assert main(["--cfg", "job"]) == 0
+    assert "cpu_budget_s: 60\n" in capfd.readouterr().out
+
+
+def test_no_time_at_all_is_an_error(refusal: Callable[..., str]) -> None:
+    assert refusal("cpu_budget_s=0") == "cpu_budget_s: 0.0 given, expected more than 0 seconds, or null"

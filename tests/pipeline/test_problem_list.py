@@ -1,0 +1,39 @@
+"""A run that only lists problems ends with the first of them, their file, and the command that tunes them."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from gemmpipe.cli.main import main
+
+
+def _lines(*argv: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    assert main(["capture", "device=cpu", *argv]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    return lines[next(i for i, line in enumerate(lines) if line.startswith("capture: ")) :]
+
+
+def test_the_first_problems_their_file_and_the_next_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = _lines("kernel=a16w16", "shapes=llama8b", "shapes.nsets=[1,64,512]", capsys=capsys)
+    assert lines[0].startswith("capture: 15 problems of 5 products")
+    assert lines[1].split() == ["M", "N", "K", "calls", "layer"]
+    assert lines[2].split() == ["1", "6144", "4096", "32", "qkv_proj"]
+    assert "  ... and 5 more" in lines
+    named = " ".join(lines).partition("problems  ")[2].split()[0]
+    assert len(Path(named).read_text().splitlines()) == 16
+    text = " ".join(" ".join(lines).split())  # long lines are continued
+    following = text.partition("tune them with: gemmpipe ")[2].partition(" total ")[0]
+    again = _lines(*shlex.split(following), capsys=capsys)
+    assert again[0].startswith("capture: 15 problems of 5 products")
+    assert again[1:13] == lines[1:13], "the file has the same problems in the same order"
+
+
+def test_other_key_columns_appear_where_they_differ(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    items = "shapes.items=[{M: 1, N: 64, K: 64, bias: true}, {M: 2, N: 64, K: 64, bias: false}]"
+    lines = _lines("kernel=a16w16", "shapes=list", items, capsys=capsys)
+    assert [line.split() for line in lines[1:4]] == [
+        ["M", "N", "K", "bias", "calls", "layer"],
+        ["1", "64", "64", "True", "1"],
+        ["2", "64", "64", "False", "1"],
+    ]

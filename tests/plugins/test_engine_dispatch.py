@@ -1,0 +1,203 @@
+"""Dispatch per M with an engine's kernel: rows answer, all else is the engine's; the work per call is constant."""
+
+import gc
+
+import pytest
+import torch
+from executed_lines import steps
+from torch.nn.functional import linear
+
+from gemmpipe.family import load_family
+from gemmpipe.family.reference import dequantise, dequantise_weight
+from gemmpipe.plugins import engine_dispatch as module
+from gemmpipe.plugins.engine_dispatch import EngineKernel, engine_dispatch, register_kernel
+from gemmpipe.plugins.operators import register_plugin_operators
+from gemmpipe.runtime import dispatch_report
+from gemmpipe.runtime.selection_log import LOG
+
+N, K = 64, 256
+BF16 = torch.bfloat16
+
+
+def plain(x, w, x_scale, w_scale, bias):
+    return linear(x, w, bias)
+
+
+def x_of(m: int) -> torch.Tensor:
+    return torch.randn(m, K, generator=torch.Generator().manual_seed(m)).bfloat16()
+
+
+@pytest.fixture
+def w() -> torch.Tensor:
+    return (torch.randn(N, K, generator=torch.Generator().manual_seed(5)) * K**-0.5).bfloat16()
+
+
+def test_rows_answer_and_all_else_is_the_engines(rows, counted, w) -> None:
+    rows("a16w16", "torch", {"method": "float32_convert"}, *({"M": m, "N": N, "K": K} for m in (1, 16)))
+    engine = counted(plain)
+    dispatch = engine_dispatch("a16w16", register_kernel(EngineKernel(name="test", call=engine)))
+    for m in (1, 16, 9, 9):  # 9 is padded to 16
+        assert torch.equal(dispatch(x_of(m), w, None, None, None, BF16), linear(x_of(m).float(), w.float()).to(BF16))
+    assert engine.calls == 0
+    for _ in range(2):
+        assert torch.equal(dispatch(x_of(40), w, None, None, None, BF16), linear(x_of(40), w))
+    assert engine.calls == 2
+    assert sorted(dispatch_report().values()) == ["engine", "exact", "exact", "padded"]
+    assert not LOG.untuned
+
+
+def test_no_product_of_the_family_is_the_engines(rows, counted, w) -> None:
+    rows("a16w16", "torch", {"method": "mm"}, {"M": 1, "N": N, "K": K})
+    engine = counted(plain)
+    dispatch = engine_dispatch("a16w16", register_kernel(EngineKernel(name="test", call=engine)))
+    x, wide = x_of(2).double(), w.double()
+    for _ in range(2):
+        assert torch.equal(dispatch(x, wide, None, None, None, torch.float64), linear(x, wide))
+    assert engine.calls == 2
+
+
+def test_a_candidate_that_fails_or_keeps_a_form_is_skipped(rows, counted, w, caplog) -> None:
+    rows("a16w16", "torch", {"method": "float32_copy"}, {"M": 4, "N": N, "K": K})
+    engine = counted(plain)
+    dispatch = engine_dispatch("a16w16", register_kernel(EngineKernel(name="test", call=engine)))
+    dispatch(x_of(4), w, None, None, None, BF16)
+    assert engine.calls == 1
+    assert "keeps another form of the weight" in caplog.text
+    rows("a16w16", "torch", {"method": "float32_convert"}, {"M": 4, "N": N, "K": K})
+    dispatch = engine_dispatch("a16w16", register_kernel(EngineKernel(name="test", call=engine)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gemmpipe.family.reference.dequantise", None)
+        patch.setattr("gemmpipe.backends.aten.Torch.bind", lambda *_: 1 / 0)
+        out = dispatch(x_of(4), w, None, None, None, BF16)
+    assert torch.equal(out, linear(x_of(4), w))
+    assert "ZeroDivisionError" in caplog.text
+    assert engine.calls == 2
+
+
+def test_in_a_graph_capture_only_known_keys_are_tuned(rows, counted, w, monkeypatch) -> None:
+    rows("a16w16", "torch", {"method": "float32_convert"}, {"M": 1, "N": N, "K": K}, {"M": 2, "N": N, "K": K})
+    engine = counted(plain)
+    dispatch = engine_dispatch("a16w16", register_kernel(EngineKernel(name="test", call=engine)))
+    dispatch(x_of(1), w, None, None, None, BF16)
+    monkeypatch.setattr(module, "is_capturing", lambda device: True)
+    dispatch(x_of(1), w, None, None, None, BF16)
+    assert engine.calls == 0
+    dispatch(x_of(2), w, None, None, None, BF16)
+    assert engine.calls == 1
+    monkeypatch.undo()
+    dispatch(x_of(2), w, None, None, None, BF16)
+    assert engine.calls == 1  # looked up at its next call outside of a capture
+
+
+def fp8_operands(m: int):
+    family = load_family("a8w8_blockscale")
+    from gemmpipe.family import KernelDefaults
+    from gemmpipe.family.problem import make_problem
+
+    defaults = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = family.spec(make_problem(family, {"M": m, "N": N * 2, "K": K}, defaults, "sm_90", "test"))
+    generator = torch.Generator().manual_seed(m)
+    return spec, family.make_inputs(spec, generator), family.make_weights(spec, generator)
+
+
+def test_16_bit_activations_are_quantised_for_rows_alone(rows, counted) -> None:
+    key = {"M": 4, "N": 2 * N, "K": K}
+    rows("a8w8_blockscale", "torch", {"method": "bfloat16_convert"}, key)
+    spec, _, weights = fp8_operands(4)
+    wide = dequantise_weight(spec, weights, torch.float32)
+
+    def quantise(x):
+        groups = x.float().view(*x.shape[:-1], -1, 128)
+        scale = groups.abs().amax(-1, keepdim=True) / 448
+        return (groups / scale).to(torch.float8_e4m3fn).view(x.shape), scale[..., 0].contiguous()
+
+    quantising, engine = counted(quantise), counted(lambda x, w, xs, ws, bias: linear(x.float(), wide).to(BF16))
+    kernel = EngineKernel(name="test", call=plain, from_16bit=engine, quantise=quantising)
+    dispatch = engine_dispatch("a8w8_blockscale", register_kernel(kernel))
+    for m, times in ((4, 2), (8, 2)):
+        for _ in range(times):
+            out = dispatch.product_16bit(x_of(m), weights.w, weights.w_scale, BF16)
+            expected = linear(x_of(m).float(), wide)
+            assert (out.float() - expected).norm() < 0.05 * expected.norm()  # fp8 rounds by up to 6 %
+    assert engine.calls == 2  # M 8 has no row
+    assert quantising.calls == 4  # 1 and 1 for the look-ups, 2 for the calls of M 4
+    assert dispatch.product_16bit(x_of(4)[:0], weights.w, weights.w_scale, BF16).shape == (0, 2 * N)
+
+
+def test_fp8_by_blocks_in_both_orders_of_scales(rows, counted) -> None:
+    rows("a8w8_blockscale", "torch", {"method": "bfloat16_convert"}, {"M": 4, "N": 2 * N, "K": K})
+    spec, inputs, weights = fp8_operands(4)
+    expected = dequantise(inputs.x, inputs.x_scale, spec.x_scale, torch.float32) @ (
+        dequantise_weight(spec, weights, torch.float32).t()
+    )
+    engine = counted(plain)
+    dispatch = engine_dispatch("a8w8_blockscale", register_kernel(EngineKernel(name="test", call=engine)))
+    for scale in (inputs.x_scale, inputs.x_scale.t().contiguous().t()):
+        out = dispatch(inputs.x, weights.w, scale, weights.w_scale, None, BF16)
+        assert (out.float() - expected).norm() < 0.01 * expected.norm()
+    assert engine.calls == 0
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_the_work_of_a_call_stays_constant(rows, counted, w, answered: bool) -> None:
+    rows("a16w16", "torch", {"method": "mm"}, {"M": 4 if answered else 5000, "N": N, "K": K})
+    kernel = register_kernel(EngineKernel(name="test", call=plain))
+    register_plugin_operators()
+    x = x_of(4)
+
+    def call() -> None:
+        torch.ops.gemmpipe.engine_product("a16w16", x, w, None, None, None, BF16, kernel)
+
+    for _ in range(10):
+        call()
+    dispatch = engine_dispatch("a16w16", kernel)
+    held = (dispatch.calls, dispatch.answered, LOG.steps, LOG.untuned, LOG._seen, LOG._logged, LOG._warned)
+    before, sizes = steps(call), [len(each) for each in held]
+    gc.collect()
+    objects = len(gc.get_objects())
+    for _ in range(10_000):
+        call()
+    gc.collect()
+    assert len(gc.get_objects()) - objects < 50
+    assert [len(each) for each in held] == sizes
+    assert steps(call) == before
+
+
+def test_keys_are_bounded(rows, w, monkeypatch) -> None:
+    monkeypatch.setattr(module, "MAX_KEYS", 8)
+    rows("a16w16", "torch", {"method": "mm"}, {"M": 4, "N": N, "K": K})
+    dispatch = engine_dispatch("a16w16", register_kernel(EngineKernel(name="test", call=plain)))
+    for m in range(1, 40):
+        dispatch(x_of(m), w, None, None, None, BF16)
+        assert len(dispatch.calls) <= 8
+
+
+@pytest.mark.compile
+def test_the_operators_keep_torchs_rules(rows, w) -> None:
+    rows("a16w16", "torch", {"method": "mm"}, {"M": 4, "N": N, "K": K})
+    kernel = register_kernel(EngineKernel(name="test", call=plain))
+    register_plugin_operators()
+    for m in (4, 5000):
+        torch.library.opcheck(
+            torch.ops.gemmpipe.engine_product.default, ("a16w16", x_of(m), w, None, None, None, BF16, kernel)
+        )
+    from_16bit = EngineKernel(name="16bit", call=plain, from_16bit=plain, quantise=lambda x: (x, x))
+    operands = ("a8w8_blockscale", x_of(4), w, None, BF16, register_kernel(from_16bit))  # opcheck has no fp8
+    torch.library.opcheck(torch.ops.gemmpipe.engine_product_16bit.default, operands)
+
+
+@pytest.mark.compile
+def test_a_compiled_graph_dispatches_each_m(rows, counted, w) -> None:
+    rows("a16w16", "torch", {"method": "float32_convert"}, {"M": 4, "N": N, "K": K})
+    engine = counted(plain)
+    kernel = register_kernel(EngineKernel(name="test", call=engine))
+    register_plugin_operators()
+
+    @torch.compile(fullgraph=True, dynamic=True, backend="aot_eager")
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.gemmpipe.engine_product("a16w16", x * 2, w, None, None, None, BF16, kernel) + 1
+
+    for m in (4, 5000, 6000):
+        layer(x_of(m))
+    assert engine.calls == 2
+    assert "exact" in dispatch_report().values()

@@ -1,0 +1,158 @@
+"""The plug-in for vLLM against real vLLMs: their sources, and their layers on a CPU.
+
+`.ci/contract VERSION ...` downloads the versions and names their folder in VLLM_CONTRACT; without it these tests are
+skipped, but for those of the checker itself.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from contract import EXPECTED, Expected, broken, check
+
+PROGRAM = Path(__file__).parent / "_vllm_program.py"
+FOLDER = os.environ.get("VLLM_CONTRACT", "")
+VERSIONS = sorted(path.name for path in Path(FOLDER).iterdir() if path.name[0].isdigit()) if FOLDER else []
+INSTALLED = pytest.mark.skipif(not VERSIONS, reason="VLLM_CONTRACT names no folder: .ci/contract VERSION ...")
+BY_VERSION = [
+    pytest.param(version, marks=[pytest.mark.contract, pytest.mark.e2e, INSTALLED]) for version in VERSIONS or ["none"]
+]
+SOURCE = """
+from elsewhere import imported
+LIST: dict[str, int] = {"CUDA": 1}
+class Kernel(Base, ABC):
+    field: int = 3
+    def apply(self, A, B, *, last=None, **kwargs):
+        return self.product(A)
+def choose(config, possible, extra=None, *, quantization): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("expected", "reason"),
+    [
+        (Expected(module="m.a", name="imported"), ""),
+        (Expected(module="m.a", name="LIST", contains="CUDA"), ""),
+        (Expected(module="m.a", name="LIST", contains="ROCM"), "m.a.LIST: does not contain ROCM"),
+        (Expected(module="m.a", name="Kernel", bases="Base", fields="field apply"), ""),
+        (Expected(module="m.a", name="Kernel", bases="Other"), "m.a.Kernel: bases Base ABC, expected Other"),
+        (Expected(module="m.a", name="Kernel", fields="other"), "m.a.Kernel: no other"),
+        (Expected(module="m.a", name="Kernel.apply", parameters="self A B last kwargs", contains="self.product"), ""),
+        (Expected(module="m.a", name="Kernel.apply", parameters="self A"), "m.a.Kernel.apply: parameters self A B"),
+        (Expected(module="m.a", name="choose", parameters="config possible *"), ""),
+        (Expected(module="m.a", name="choose", parameters="possible *"), "m.a.choose: parameters config, expected"),
+        (Expected(module="m.a", name="LIST", parameters=""), "m.a.LIST: no function"),
+        (Expected(module="m.a", name="gone"), "m.a.gone: not defined"),
+        (Expected(module="m.b", name="gone"), "m.b: no such module"),
+    ],
+)
+def test_the_checker(tmp_path: Path, expected: Expected, reason: str) -> None:
+    (tmp_path / "m" / "a").mkdir(parents=True)
+    (tmp_path / "m" / "a" / "__init__.py").write_text(SOURCE)
+    found = broken(expected, tmp_path)
+    assert found.startswith(reason)
+    assert bool(found) == bool(reason)
+
+
+def test_an_empty_folder_holds_nothing(tmp_path: Path) -> None:
+    assert len(check(tmp_path)) == len(EXPECTED)
+
+
+@pytest.mark.parametrize("version", BY_VERSION)
+def test_sources(version: str) -> None:
+    assert check(Path(FOLDER) / version) == []
+
+
+@cache
+def results(version: str) -> dict[str, Any]:
+    """What the program finds with this version's real layers."""
+    folder = Path(FOLDER) / f"tables-{version}"
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, str(PROGRAM), str(Path(FOLDER) / version), str(Path(FOLDER) / "packages"), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+STEPS = {"1": "exact", "16": "exact", "9": "padded", "40": "engine"}
+"""M -> step: the tables have rows for 1 and 16."""
+
+
+@pytest.mark.parametrize("version", BY_VERSION)
+@pytest.mark.parametrize("case", ["block_linear", "row_linear", "bf16_linear"])
+def test_linear_layers_dispatch_by_m_and_are_right(version: str, case: str) -> None:
+    found = results(version)[case]
+    assert {m: step for m, (_, step) in found["steps"].items()} == STEPS
+    for kind in ("steps", "reloaded", "replaced"):
+        assert all(error < 0.05 for error, *_ in found.get(kind, {}).values()), kind  # fp8 rounds by up to 6 %
+    assert found["name"].startswith("vllm ")
+
+
+@pytest.mark.parametrize("version", BY_VERSION)
+def test_kernels_are_combined_with_vllms_choice(version: str) -> None:
+    found = results(version)
+    assert found["block_linear"]["kernel"][:2] == ["GemmpipeTritonFp8BlockScaledMMKernel", "GemmpipeFp8BlockKernel"]
+    assert found["row_linear"]["kernel"][1] == "GemmpipeFp8RowKernel"
+    ours, none = found["forced_backend"]["auto"]
+    assert ours.startswith("Gemmpipe")
+    assert none == "TritonFp8BlockScaledMMKernel"  # no rows for its sizes
+    assert found["forced_backend"]["triton"] == ["TritonFp8BlockScaledMMKernel"] * 2
+
+
+@pytest.mark.parametrize("version", BY_VERSION)
+def test_a_kernel_that_quantises_activations_itself(version: str) -> None:
+    found = results(version)["quantising_linear"]
+    assert found["kernel"][:2] == ["GemmpipeQuantising", "GemmpipeFp8BlockKernel"]
+    assert all(error < 0.05 for error, *_ in found["steps"].values())
+
+
+@pytest.mark.parametrize("version", BY_VERSION)
+def test_deepgemms_scales_are_read_by_both(version: str) -> None:
+    found = results(version)["deepgemm_linear"]
+    assert found["kernel"][:2] == ["GemmpipeDeepGemmFp8BlockScaledMMKernel", "GemmpipeFp8BlockKernel"]
+    assert found["isinstance"]
+    assert found["power_of_two"]
+    assert {m: step for m, (_, step) in found["steps"].items()} == STEPS
+    assert all(error < 0.08 for error, _ in found["steps"].values())  # weights and activations are rounded once more
+    assert found["against_library"] < 0.005  # the same operands, rounded to bf16
+    assert found["library"] == 2
+
+
+@pytest.mark.parametrize("version", BY_VERSION)
+def test_compiled_layers_have_one_operator(version: str) -> None:
+    for found in results(version)["compiled"].values():
+        assert found["operators"] == ["gemmpipe.engine_product"]
+        assert found["errors"] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("version", BY_VERSION)
+def test_experts(version: str) -> None:
+    found = results(version)["experts"]
+    for name, limit in (("bf16", 0.01), ("fp8", 0.1)):
+        tuned, other = found[f"{name} 4"], found[f"{name} 7"]
+        assert (tuned["engine"], tuned["steps"]) == (False, ["exact"])
+        assert tuned["error"] < limit
+        assert (other["engine"], other["steps"]) == (True, ["engine"])
+        assert tuned["deferred"] == other["deferred"] == (name == "fp8")
+
+
+@pytest.mark.parametrize("version", BY_VERSION)
+def test_the_compile_cache_depends_on_the_plug_in_and_its_tables(version: str) -> None:
+    found = results(version)["cache_key"]
+    assert found["installed"] == found["again"]
+    for which in (0, 1):  # of pieces, and of models compiled ahead of time
+        assert len({found[name][which] for name in ("installed", "changed", "removed")}) == 3
+
+
+@pytest.mark.parametrize("version", BY_VERSION)
+def test_start_lines(version: str) -> None:
+    taken, forced = results(version)["start_lines"]["lines"]
+    assert "takes over linear bf16 (2 rows for 1 sizes), linear fp8 by blocks" in taken
+    assert "takes over nothing" in forced
+    assert "(linear_backend=cutlass), experts (moe_backend=triton)" in forced

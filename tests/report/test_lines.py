@@ -1,0 +1,28 @@
+"""Folding keeps words and styles; commands stay whole."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gemmpipe.report.lines import GOOD, KEY, Line, folded, styled
+
+
+@given(st.text(alphabet="ab c", max_size=200), st.integers(min_value=10, max_value=60))
+def test_folding_keeps_the_words_and_the_width(text: str, width: int) -> None:
+    parts = folded(Line(text=text), width)
+    assert " ".join(part.text for part in parts).split() == text.split()
+    for part in parts:
+        assert len(part.text) <= width or max(map(len, part.text.split())) > width - 2 - (
+            len(part.text) - len(part.text.lstrip())
+        )
+
+
+def test_styles_move_with_their_words() -> None:
+    line = styled("one two ", ("three four", GOOD), " five ", ("six", KEY))
+    parts = folded(line, 14)
+    words = [(part.text[low:high], style) for part in parts for low, high, style in part.spans]
+    assert words == [("three", GOOD), ("four", GOOD), ("six", KEY)]
+
+
+def test_a_command_is_never_folded() -> None:
+    line = Line(text="export " + "x" * 50 + " y", is_whole=True)
+    assert folded(line, 20) == [line]

@@ -1,0 +1,166 @@
+"""The page of a report: its sections, its size, and that no text of a run becomes markup."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from report_runs import HOSTILE, SECTIONS, rewrite_journal, write_manifest, write_recorded_run
+
+from gemmpipe.core.paths import shipped_tables
+from gemmpipe.report.html import MAX_BYTES, render
+from gemmpipe.report.reading import read_run
+from gemmpipe.report.tables import read_tables, table_source
+
+BLOCKSCALE = shipped_tables() / "a8w8_blockscale_tuned_gemm.csv"
+
+
+class Page(HTMLParser):
+    """The elements of a page: sections, ids, scripts, attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.scripts: list[tuple[str, str]] = []
+        self._script: str | None = None
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        if tag == "script":
+            self._script = dict(attrs).get("type") or ""
+            self.scripts.append((self._script, ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "script":
+            self._script = None
+
+    def handle_data(self, data: str) -> None:
+        if self._script is not None:
+            kind, text = self.scripts[-1]
+            self.scripts[-1] = (kind, text + data)
+
+    def values(self, tag: str, name: str) -> list[str]:
+        return [value for each, attribute, value in self.attributes if (each, attribute) == (tag, name)]
+
+
+@pytest.fixture
+def recorded_run(tmp_path: Path) -> Path:
+    write_recorded_run(tmp_path)
+    write_manifest(tmp_path)
+    (tmp_path / "trials.csv").write_text(
+        "problem,candidate,libtype,status,launches,error\np,c,triton,unsupported,0,no room: 300 KiB\n"
+    )
+    return tmp_path
+
+
+def test_a_run_has_every_section_and_its_data_as_csv(recorded_run: Path) -> None:
+    page = Page(render(read_run(recorded_run)))
+    assert set(page.values("section", "id")) >= SECTIONS
+    links = page.values("a", "data-csv")
+    assert len(links) == len(set(links)) >= 10
+    assert set(links) == {each for each in page.values("script", "id") if each.startswith("csv-")}
+    for kind, text in page.scripts:
+        if kind == "application/json":
+            content = json.loads(text)
+            assert isinstance(content, dict) or content.count("\n") >= 2, "a header and a row"
+    assert [link for link in page.values("a", "href") if link.startswith("#product-")], "cells lead to candidates"
+
+
+def test_a_table_has_the_sections_that_it_can_fill() -> None:
+    text = render(read_tables([table_source(BLOCKSCALE, None)]))
+    page = Page(text)
+    assert page.values("section", "id") == [
+        "summary",
+        "where",
+        "time",
+        "ties",
+        "winners",
+        "workload",
+        "missing",
+        "provenance",
+    ]
+    assert "this is no workload" in text.replace("so this", "this")
+    assert "The lowest share of the floor: M " in text
+    assert "gemmpipe report DIR" in text
+    assert len(text.encode()) < 1_000_000
+
+
+def test_a_page_loads_nothing_and_runs_one_script(recorded_run: Path) -> None:
+    text = render(read_run(recorded_run))
+    page = Page(text)
+    (policy,) = [value for value in page.values("meta", "content") if "default-src" in value]
+    assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-")
+    assert [kind for kind, _ in page.scripts].count("") == 1
+    assert not page.values("script", "src") + page.values("link", "href") + page.values("img", "src")
+    assert not re.search(r"https?://(?!www\.w3\.org)", text)
+
+
+def test_only_a_watched_page_is_loaded_again(recorded_run: Path) -> None:
+    data = read_run(recorded_run)
+    assert 'http-equiv="refresh"' not in render(data)
+    assert '<meta http-equiv="refresh" content="5">' in render(data, refresh_s=5)
+
+
+def _plain(page: Page) -> tuple[set[str], set[str]]:
+    """The kinds of elements, and of attributes, that a page uses."""
+    return set(page.tags), {f"{tag}.{name}" for tag, name, _ in page.attributes}
+
+
+def test_hostile_names_stay_text(recorded_run: Path) -> None:
+    before = Page(render(read_run(recorded_run)))
+    for old in ('"backend":"triton"', '"backend":"gluon"'):
+        rewrite_journal(recorded_run, old, f'"backend":{json.dumps(f"x{HOSTILE}")}')
+    rewrite_journal(recorded_run, "num_warps", f"n{HOSTILE}".replace('"', '\\"'))
+    rewrite_journal(recorded_run, "GPU-0", f"GPU{HOSTILE}".replace('"', '\\"'))
+    rewrite_journal(recorded_run, "NVIDIA H200", f"H{HOSTILE}".replace('"', '\\"'))
+    busy = {"name": HOSTILE, "wall_s": 2, "busy_s": {HOSTILE: 1.5}, "idle_s": 0.5}
+    provenance = {HOSTILE: {HOSTILE: HOSTILE}}
+    config = {"kernel": {"family": "a8w8_blockscale"}, HOSTILE: HOSTILE}
+    names = {"unsolved": [HOSTILE], "undecided": [HOSTILE], "files": [HOSTILE], "pipeline": HOSTILE}
+    write_manifest(recorded_run, resources=[busy], provenance=provenance, config=config, overrides=[HOSTILE], **names)
+    row = f"p,c,{json.dumps(HOSTILE).replace(chr(92) + chr(34), chr(34) * 2)},unsupported,0,<b>: x\n"
+    (recorded_run / "trials.csv").write_text(f"problem,candidate,libtype,status,launches,error\n{row}")
+    data = read_run(recorded_run)
+    assert len(data.trials) > 100, "the names are in the journal that is read"
+    text = render(data)
+    page = Page(text)
+    assert set(page.tags) <= {*_plain(before)[0], "ul", "li", "details"}
+    assert _plain(page)[1] <= {*_plain(before)[1], "ul.class"}
+    assert "&lt;script&gt;alert(1)" in text
+    assert "<script>alert" not in text
+    assert "<img" not in text
+
+
+def test_cells_that_spreadsheets_run_have_an_apostrophe(recorded_run: Path) -> None:
+    write_manifest(recorded_run, resources=[{"name": "=cmd()", "wall_s": 2, "busy_s": {"@x": 2}, "idle_s": 0}])
+    page = Page(render(read_run(recorded_run)))
+    (wall,) = [text for kind, text in page.scripts if kind and text.startswith('"resource,activity')]
+    assert json.loads(wall).splitlines()[1].startswith("'=cmd(),'@x,")
+
+
+def test_a_table_of_many_rows_gives_a_page_below_the_limit(tmp_path: Path) -> None:
+    lines = BLOCKSCALE.read_text().splitlines(keepends=True)
+    path = tmp_path / BLOCKSCALE.name
+    row = lines[1]
+    many = [
+        row.replace("sm_90,132,1,1280,8192", f"sm_90,132,{m},{n},8192", 1)
+        for n in range(8, 2408, 8)
+        for m in range(1, 41)
+    ]
+    path.write_text("".join([lines[0], *many]))
+    data = read_tables([table_source(path, None)])
+    assert len(data.products) == 12_000
+    text = render(data)
+    assert len(text.encode()) < MAX_BYTES
+    assert "of 12,000 products" in text
+
+
+def test_a_run_of_many_trials_gives_a_page_below_the_limit(tmp_path: Path) -> None:
+    write_recorded_run(tmp_path, problems=12, candidates=700)
+    text = render(read_run(tmp_path))
+    assert len(text.encode()) < MAX_BYTES
+    assert len(Page(text).values("option", "value")) >= 4

@@ -1,0 +1,103 @@
+"""Runs on disk: their states, sweeps, and folders that are damaged or of strangers."""
+
+import fcntl
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from gemmpipe.core.errors import UserError
+from gemmpipe.core.paths import RUNS
+from gemmpipe.report.run_folder import (
+    FINISHED,
+    INTERRUPTED,
+    KILLED,
+    RUNNING,
+    describe_run,
+    find_finished,
+    groups,
+    run_folders,
+)
+
+SESSION = {"row": "session", "time": "2026-11-23T09:00:00+00:00", "pipeline": "tune", "overrides": ["kernel=a16w16"]}
+
+
+def _run(name: str, exit_code: int | None = 0, root: Path = RUNS / "tune", rows: int = 2) -> Path:
+    folder = root / name
+    (folder / ".hydra").mkdir(parents=True)
+    (folder / ".hydra" / "hydra.yaml").write_text("hydra:\n    choices:\n      shapes: llama8b\n      kernel: a16w16\n")
+    problems = [{"row": "problem", "id": f"a16w16 M={m}"} for m in range(rows)]
+    done = [{"row": "done", "stage": "bench", "problem": "a16w16 M=0"}]
+    lines = (json.dumps(row, separators=(",", ":")) + "\n" for row in [SESSION, *problems, *done])
+    (folder / "trials.jsonl").write_text("".join(lines))
+    if exit_code is not None:
+        manifest = {"pipeline": "tune", "exit_code": exit_code, "wall_s": 12.5, "overrides": ["kernel=a16w16"]}
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(("code", "state"), [(0, FINISHED), (1, FINISHED), (130, INTERRUPTED), (None, KILLED)])
+def test_the_state_follows_from_the_manifest(code: int | None, state: str) -> None:
+    found = describe_run(_run("2026-11-23_09-00-00", code))
+    assert (found.state, found.exit_code) == (state, code)
+    assert (found.kernel, found.shapes, found.pipeline) == ("a16w16", "llama8b", "tune")
+    assert found.command == "gemmpipe tune kernel=a16w16"
+    assert (found.solved, found.problems) == (1, 2)
+    assert found.wall_s == 12.5 if code is not None else found.wall_s > 0
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_run_with_a_locked_journal_is_running() -> None:
+    path = _run("2026-11-23_09-00-00", None)
+    with (path / "trials.jsonl").open() as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        assert describe_run(path).state == RUNNING
+    assert describe_run(path).state == KILLED
+
+
+@pytest.mark.usefixtures("folder")
+def test_rows_after_the_manifest_are_of_a_session_that_was_killed() -> None:
+    path = _run("2026-11-23_09-00-00", 130)
+    later = (path / "manifest.json").stat().st_mtime + 3600
+    os.utime(path / "trials.jsonl", (later, later))
+    assert describe_run(path).state == KILLED
+
+
+@pytest.mark.usefixtures("folder")
+def test_newest_first_and_sweeps_together() -> None:
+    old, new = _run("2026-11-23_09-00-00"), _run("2026-11-23_11-00-00", root=RUNS / "quick")
+    sweep = RUNS / "tune" / "2026-11-23_10-00-00"
+    jobs = [_run(f"{number}_a16w16_llama8b", root=sweep) for number in (0, 1, 10)]
+    (sweep / "multirun.yaml").write_text("")
+    assert run_folders() == [new, *reversed(jobs), old]
+    assert [(parent, len(runs)) for parent, runs in groups(run_folders())] == [(None, 1), (sweep, 3), (None, 1)]
+    assert run_folders(pipeline="quick") == [new]
+    assert describe_run(jobs[0]).sweep == sweep
+    with pytest.raises(UserError, match="the folder of a sweep; expected one of its runs, such as"):
+        find_finished(str(sweep), "show")
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"row":"session","device":3}', "\x00\xff", '{"overrides": [1, {}]}'])
+def test_damaged_files_leave_facts_empty(text: str) -> None:
+    path = _run("2026-11-23_09-00-00")
+    for name in ("trials.jsonl", "manifest.json", "problems.csv", "selections.csv", ".hydra/hydra.yaml"):
+        (path / name).write_text(text)
+    found = describe_run(path)
+    assert (found.solved, found.device) == (0, "")
+    assert found.command.isprintable()
+
+
+@pytest.mark.usefixtures("folder")
+def test_last_is_the_newest_manifest_and_names_are_those_of_the_list() -> None:
+    first, second = _run("2026-11-23_09-00-00"), _run("2026-11-23_10-00-00")
+    _run("2026-11-23_11-00-00", None)
+    os.utime(first / "manifest.json", (1, 1))
+    assert find_finished("last", "show") == second
+    assert find_finished("tune/2026-11-23_09-00-00", "show") == first
+    with pytest.raises(UserError, match=r"no manifest.json: the run has not ended \(resume= continues it\)"):
+        find_finished("tune/2026-11-23_11-00-00", "show")
+    with pytest.raises(UserError, match=r"no run with selections\.csv"):
+        find_finished("last", "diff", needs="selections.csv")

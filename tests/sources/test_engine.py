@@ -1,0 +1,186 @@
+"""`shapes=engine`: the layers and the row counts of a server, against the collected products of real models."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from gemmpipe.cli.folders import ConfigFolders
+from gemmpipe.cli.request import with_kernel_of_shapes
+from gemmpipe.core.errors import UserError
+from gemmpipe.family import KernelDefaults, load_family
+from gemmpipe.sources.model.engine import EngineShapes, family_of_checkpoint
+
+DATA = Path(__file__).parents[3] / "shared" / "data" / "model_configs"
+NOTHING = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+QWEN_8B = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+}
+V3 = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61,
+    "first_k_dense_replace": 3,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "vocab_size": 129280,
+    "hidden_act": "silu",
+}
+PLAIN = {
+    "path": None,
+    "config": QWEN_8B,
+    "tp": 1,
+    "ep": 1,
+    "nsets": "engine",
+    "quantization": "config",
+    "engine": "vllm",
+    "max_num_seqs": None,
+    "max_num_batched_tokens": None,
+    "capture_sizes": None,
+    "max_capture_size": None,
+    "prefill": "powers",
+    "memory_gib": None,
+}
+
+
+def source(**fields: object) -> EngineShapes:
+    return EngineShapes(**{**PLAIN, **fields})  # type: ignore[arg-type]
+
+
+def row_counts(layer: str = "qkv_proj", gfx: str = "sm_90", **fields: object) -> list[int]:
+    problems = source(**fields).problems(load_family("a16w16"), NOTHING, gfx)
+    return [problem.rows for problem in problems if problem.layer == layer]
+
+
+def test_vllm_captures_to_512_and_prefills_in_steps_of_8192_tokens() -> None:
+    found = row_counts()
+    assert found[:6] == [1, 2, 4, 8, 16, 24]
+    assert {240, 248, 256, 272, 496, 512} <= set(found)
+    assert not {255, 264, 528, 640} & set(found)
+    assert found[-4:] == [1024, 2048, 4096, 8192]
+
+
+def test_sglang_captures_to_256_or_512() -> None:
+    found = row_counts(engine="sglang")
+    assert found[:7] == [1, 2, 4, 8, 12, 16, 24]
+    assert found[-6:] == [256, 512, 1024, 2048, 4096, 8192]
+    found = row_counts(engine="sglang", tp=4)
+    assert {272, 496, 512} <= set(found)
+
+
+def test_arguments_of_the_server_limit_the_batches() -> None:
+    assert row_counts(max_num_seqs=4, max_num_batched_tokens=64) == [1, 2, 4, 8, 16, 32, 64]
+    assert row_counts(capture_sizes=[1, 3], prefill="none") == [1, 3]
+    assert row_counts(engine="sglang", max_num_seqs=6, prefill="none") == [1, 2, 4, 6]
+    assert row_counts(nsets=[7]) == [7]
+    captured = row_counts(engine="sglang", prefill="captured")
+    assert {288, 1280, 8192} <= set(captured)
+
+
+def test_the_output_embedding_has_a_row_per_request() -> None:
+    assert row_counts("lm_head", max_num_seqs=4, max_num_batched_tokens=64) == [1, 2, 4]
+    assert max(row_counts("lm_head")) == 1024
+
+
+def test_sglang_computes_deepseeks_shared_expert_as_a_routed_one() -> None:
+    fused = source(config=V3, engine="sglang", tp=8, nsets=[16], quantization="ignore")
+    (problem,) = fused.problems(load_family("fmoe"), NOTHING, "sm_90")
+    assert (problem["expert"], problem["topk"]) == (257, 9)
+    layers = {linear.layer for linear in fused.linears(V3, "", batched=False)}
+    assert not [layer for layer in layers if layer.startswith("shared_experts")]
+    for other in (
+        source(config=V3, engine="vllm", tp=8),
+        source(config=V3, engine="sglang", tp=8, ep=8),
+        source(config={**V3, "n_routed_experts": 160}, engine="sglang", tp=8),
+    ):
+        assert other.config is not None
+        layers = {linear.layer for linear in other.linears(other.config, "", batched=False)}
+        assert "shared_experts.gate_up_proj" in layers
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="collected model configurations not here")
+def test_against_the_collected_products() -> None:
+    with (DATA / "expected_gemms.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    expected: dict[tuple[str, int], dict[str, tuple[int, int, int]]] = {}
+    for row in rows:
+        shapes = expected.setdefault((row["model"], int(row["tp"])), {})
+        shapes[row["role"]] = (int(row["N"]), int(row["K"]), int(row["layers"]))
+    fused = {"DeepSeek-V3", "GLM-4.5-Air"}
+    for (model, tp), shapes in expected.items():
+        if (model, tp) == ("Phi-4", 8):  # engines refuse its 10 KV heads
+            continue
+        config = json.loads((DATA / f"{model}.json").read_text())
+        for engine in ("vllm", "sglang"):
+            listed = source(config=config, tp=tp, engine=engine).linears(config, model, batched=False)
+            found = {x.layer: (x.n, x.k, x.calls) for x in listed}
+            if engine == "sglang" and model in fused:
+                assert found == {k: v for k, v in shapes.items() if not k.startswith("shared_experts")}, (model, tp)
+            else:
+                assert found == shapes, (model, tp, engine)
+
+
+def test_a_checkpoint_in_16_bits_needs_no_other_kernel() -> None:
+    block = load_family("a8w8_blockscale")
+    with pytest.raises(UserError, match=r"kernel=a8w8_blockscale: shapes\.config has no quantization_config: .*a16w16"):
+        source().problems(block, NOTHING, "sm_90")
+    assert source(quantization="ignore", nsets=[1]).problems(block, NOTHING, "sm_90")
+
+
+def test_the_kernel_of_a_checkpoint(tmp_path: Path) -> None:
+    fp8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+    for fields, family in (({}, "a16w16"), ({"quantization_config": fp8}, "a8w8_blockscale")):
+        (tmp_path / "config.json").write_text(json.dumps({**QWEN_8B, **fields}))
+        assert family_of_checkpoint(tmp_path) == family
+        overrides = ("shapes=engine", f"shapes.path={tmp_path}")
+        assert with_kernel_of_shapes(overrides, ConfigFolders(config_dir=None)) == (f"kernel={family}", *overrides)
+    assert family_of_checkpoint(tmp_path / "absent") is None
+    given = ("kernel=fmoe", *overrides)
+    assert with_kernel_of_shapes(given, ConfigFolders(config_dir=None)) == given
+
+
+def test_what_a_server_refuses() -> None:
+    with pytest.raises(UserError, match=r"shapes.ep: 4; vLLM's expert parallelism has shapes.tp=8 devices"):
+        source(config=V3, tp=8, ep=4).linears(V3, "", batched=False)
+    with pytest.raises(ValueError, match="max_num_seqs=0, expected"):
+        source(max_num_seqs=0)
+    with pytest.raises(UserError, match=r"shapes\.nsets: 'server'"):
+        row_counts(nsets="server")
+
+
+@pytest.mark.parametrize(
+    ("fields", "command"),
+    [
+        ({"path": "org/model"}, "vllm serve org/model"),
+        (
+            {"path": "dir/config.json", "tp": 8, "ep": 8, "max_num_seqs": 64, "capture_sizes": [1, 2]},
+            "vllm serve dir --tensor-parallel-size 8 --max-num-seqs 64 --cudagraph-capture-sizes 1 2 "
+            "--enable-expert-parallel",
+        ),
+        (
+            {"engine": "sglang", "tp": 4, "ep": 2, "max_capture_size": 32, "max_num_batched_tokens": 4096},
+            "python -m sglang.launch_server --model-path MODEL --tp-size 4 --ep-size 2 --chunked-prefill-size 4096 "
+            "--cuda-graph-max-bs-decode 32",
+        ),
+    ],
+)
+def test_the_launch_line(fields: dict[str, object], command: str) -> None:
+    assert source(**fields).server().command(()) == command

@@ -1,0 +1,47 @@
+"""The order and the time of a run on a CPU with a budget."""
+
+import pytest
+
+from gemmpipe.core.data import Problem
+from gemmpipe.family import load_family
+from gemmpipe.stages import cpu_budget
+from gemmpipe.stages.cpu_budget import CpuBudget, in_order_of_use, left_line
+
+pytestmark = pytest.mark.unit
+
+
+def _problem(m: int, n: int, calls: float = 1.0) -> Problem:
+    key = {"M": m, "N": n, "K": 128, "bias": False, "dtype": "bfloat16", "outdtype": "bfloat16"}
+    key |= {"scaleAB": False, "bpreshuffle": False}
+    return load_family("a16w16").problem(tuple(key.items()), weight=calls)
+
+
+def test_few_rows_come_first_then_the_product_that_takes_most() -> None:
+    small, often, large = _problem(1, 64), _problem(1, 64 * 2, calls=80.0), _problem(1, 4096)
+    later = _problem(8, 64 * 3)
+    family = load_family("a16w16")
+    assert in_order_of_use([later, small, large, often], family) == [often, large, small, later]
+
+
+def test_a_pass_keeps_time_for_the_finals(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(cpu_budget.time, "monotonic", lambda: now[0])
+    budget = CpuBudget(limit_s=60.0, began=now[0])
+    assert budget.screening_ends_at() == 124.0
+    now[0] = 130.0
+    assert budget.remaining_s == 30.0
+    assert budget.screening_ends_at() == 142.0, "a share of what is left"
+    assert budget.allows_pass
+    now[0] = 152.0
+    assert not budget.allows_pass
+    now[0] = 170.0
+    assert budget.screening_ends_at() == 170.0
+
+
+def test_the_line_names_what_is_left_and_how_to_go_on() -> None:
+    left = [_problem(16, 64), _problem(64, 64)]
+    line = left_line(3, left, 60.0)
+    assert line.startswith("1 of 3 problems tuned in cpu_budget_s=60")
+    assert "left: 2 of 16 to 64 rows" in line
+    assert "gemmpipe resume=last" in line
+    assert "cpu_budget_s=null" in line
