@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -67,7 +68,8 @@ def test_rows_are_timed_through_the_run_times_function(verify: Verify) -> None:
     code, out, told = verify("a16w16", *rows, words=("stages.verify_report.max_call_overhead_pct=1e6",))
     assert code == 0, out
     assert "called: 2 rows" in out
-    assert "; calls: 2 of 2 within 1e+06 % of their launch (100.0 %)" in out
+    # A CPU's calls contain the time of Python: they are told and held to no limit.
+    assert re.search(r"; calls: [+-][\d.]+ % at most", out), out
     for row in told.values():
         assert 0 < float(str(row["called_us"])) < SLOW_US
         assert 0 < float(str(row["called_low"])) <= float(str(row["called_ratio"])) <= float(str(row["called_high"]))
