@@ -57,7 +57,12 @@ def quantised_spec(spec: GemmSpec, order: str | None = None) -> GemmSpec:
 
 
 def quantiser_build(spec: GemmSpec, device: Device) -> Build:
-    """The build of the quantiser for this product's x; strides and K are its arguments."""
+    """The build of the quantiser for this product's x; strides and K are its arguments.
+
+    Raises ValueError for the specification of the product after x is quantised: the build reads x in 16 bits.
+    """
+    if spec.x_scale is not None:
+        raise ValueError(f"the quantiser reads x in 16 bits; this product has x in {spec.x_dtype} with scales")
     interpreted = is_interpreted(find_kernel(KERNEL))
     overlap = uses_pdl(device, interpreted=interpreted)
     blocks, size = _blocks_per_program(spec)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gemmpipe.backends.aten import Torch
+from gemmpipe.backends.quantised_library import QuantisedLibrary
 from gemmpipe.backends.scaled_mm import ScaledMm
 from gemmpipe.core.data import Device, Scalar
 from gemmpipe.core.device import DeviceChoice
@@ -174,3 +175,17 @@ def test_libraries(
     assert fit or isinstance(backend, ScaledMm)
     if name == "a8w8" and "dtype" not in options and mnk == SIZES[1]:
         assert fit
+
+
+@pytest.mark.parametrize("name", ["linear_fp8_blockscale", "linear_fp8_row"])
+@pytest.mark.parametrize("mnk", [(1, 1280, 4096), (6, 1280, 1024), (64, 7168, 2048), (300, 1536, 1152)])
+def test_a_library_multiplies_what_our_kernel_quantised(
+    device: Device, name: str, mnk: tuple[int, int, int]
+) -> None:
+    case = made(name, device, mnk, {}, {})
+    library = QuantisedLibrary()
+    spec = case[1]
+    knobs = library.normalise(spec, {"use_fast_accum": False}, device)
+    if reason := library.unavailable(device) or library.unsupported_reason(spec, knobs, device):
+        pytest.skip(reason)
+    check(library, knobs, device, case)

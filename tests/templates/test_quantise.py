@@ -49,6 +49,12 @@ def test_compiles_for_every_architecture(gfx: str) -> None:
     assert not facts.spills
 
 
+def test_the_quantiser_reads_the_product_before_x_is_quantised() -> None:
+    """A build for x in fp8 would read 16-bit memory as fp8."""
+    with pytest.raises(ValueError, match="x in 16 bits"):
+        quantiser_build(quantised_spec(spec_of(16)), H200)
+
+
 def test_other_operands_are_no_candidates() -> None:
     spec = spec_of(16)
     assert weight_only_violation(spec) is None
