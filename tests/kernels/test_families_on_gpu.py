@@ -179,9 +179,7 @@ def test_libraries(
 
 @pytest.mark.parametrize("name", ["linear_fp8_blockscale", "linear_fp8_row"])
 @pytest.mark.parametrize("mnk", [(1, 1280, 4096), (6, 1280, 1024), (64, 7168, 2048), (300, 1536, 1152)])
-def test_a_library_multiplies_what_our_kernel_quantised(
-    device: Device, name: str, mnk: tuple[int, int, int]
-) -> None:
+def test_a_library_multiplies_what_our_kernel_quantised(device: Device, name: str, mnk: tuple[int, int, int]) -> None:
     case = made(name, device, mnk, {}, {})
     library = QuantisedLibrary()
     spec = case[1]

@@ -10,6 +10,7 @@ import torch
 
 from gemmpipe.core.data import Scalar
 from gemmpipe.core.device import cpu_device
+from gemmpipe.core.paths import shipped_tables
 from gemmpipe.family import load_family
 from gemmpipe.runtime import reload
 from gemmpipe.runtime.selection_log import LOG
@@ -33,6 +34,13 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     WEIGHT_CACHE.entries.clear()
     reload()
     yield
+    reload()
+
+
+@pytest.fixture
+def shipped(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The project's own tables too."""
+    monkeypatch.setattr("gemmpipe.runtime.tables.shipped_tables", shipped_tables)
     reload()
 
 

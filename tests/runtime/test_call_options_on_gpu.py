@@ -28,7 +28,8 @@ def made(name: str) -> Made:
     spec = family.spec(make_problem(family, values, words, device.gfx, "case"))
     generator = torch.Generator(device="cuda").manual_seed(3)
     weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
-    operands = [inputs.x, weights.w, *(() if weights.w_scale is None else (inputs.x_scale, weights.w_scale))]
+    scales = [scale for scale in (inputs.x_scale, weights.w_scale) if scale is not None]
+    operands = [inputs.x, weights.w, *scales]
     if spec.experts is not None:
         operands = [inputs.x, weights.w, weights.w2, inputs.topk_weights, inputs.topk_ids]
     return family, spec, weights, inputs, operands

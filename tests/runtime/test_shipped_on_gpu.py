@@ -31,6 +31,7 @@ def call(family: Family, weights: Weights, inputs: Inputs) -> torch.Tensor:
     return product(inputs.x, weights.w, inputs.x_scale, weights.w_scale)
 
 
+@pytest.mark.usefixtures("shipped")
 @pytest.mark.parametrize("name", ["a16w16", "a8w8_blockscale"])
 def test_every_shipped_winner_is_right_at_run_time(name: str) -> None:
     """Twice with other operands: the next call must not depend on the contents of the workspace."""
@@ -50,3 +51,4 @@ def test_every_shipped_winner_is_right_at_run_time(name: str) -> None:
             if ratio >= 0.01:
                 wrong.append((problem.id, round(float(ratio), 3)))
     assert not wrong, f"{len(wrong)} of {2 * len(listed)} calls, first {wrong[:3]}"
+    assert set(runtime.dispatch_report().values()) == {"exact"}
