@@ -8,7 +8,8 @@ Each run is a process of its own: the default (GEMMPIPE_VLLM=off) and the plug-i
 cache of compiled graphs. Weights are random, of the same seed in both. Decode: 128 steps at batch 1, 16, 64 and 256
 (the time for 144 tokens minus that for 16), three times per process. Prefill: one prompt of 2,048 tokens, the median
 of five. One JSON per process and summary.csv are written to the folder. Start lines and selected kernels are in the
-logs there.
+logs there. `--profile 64` adds the time of each kernel over eight decode steps at batch 64, default and plug-in side by
+side: a copy before a product, or a slower kernel between products, has a line there.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from typing import Any
 BATCHES, PREFILL = (1, 16, 64, 256), 2048
 SHORT, LONG, PROMPT = 16, 144, 16
 LOGPROBS, COMPARED = 20, 16
+PROFILED = 8
 FP8 = {
     "quantization_config": {
         "activation_scheme": "dynamic",
@@ -161,8 +163,24 @@ def seconds(call: Any) -> float:
     return time.perf_counter() - start
 
 
-def measure(model: str, eager: bool, memory: float) -> dict[str, Any]:
-    """Everything of one process."""
+def kernel_times_us(call: Any) -> dict[str, list[float]]:
+    """Kernel -> [launches, time in us] of a call, by the device's profiler."""
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+        seconds(call)
+    found: dict[str, list[float]] = {}
+    for event in seen.events() or []:
+        if event.device_type == DeviceType.CUDA:
+            entry = found.setdefault(event.name[:100], [0, 0.0])
+            entry[0] += 1
+            entry[1] += event.device_time_total
+    return found
+
+
+def measure(model: str, eager: bool, memory: float, profiled: int) -> dict[str, Any]:
+    """Everything of one process; `profiled`: the batch whose kernels are timed one by one, or 0."""
     fill_random()
     from vllm import LLM, SamplingParams
 
@@ -201,6 +219,15 @@ def measure(model: str, eager: bool, memory: float) -> dict[str, Any]:
             rates.append(batch * (LONG - SHORT) / (long - short))
             objects.append(len(gc.get_objects()))  # host work that grows would show here
         found["decode"][str(batch)], found["objects"][str(batch)] = rates, objects
+    if profiled:
+        long, short = (
+            kernel_times_us(partial(generate, prompts(profiled, PROMPT), tokens)) for tokens in (PROFILED + 1, 1)
+        )
+        # Without the step of the prompts, and per step.
+        found["kernels"] = {
+            name: [(value - before) / PROFILED for value, before in zip(values, short.get(name, (0, 0)), strict=True)]
+            for name, values in long.items()
+        }
     given = prompts(1, PREFILL)
     generate(given, 1)
     found["prefill"] = [PREFILL / seconds(partial(generate, given, 1)) for _ in range(5)]
@@ -227,6 +254,7 @@ def run(arguments: argparse.Namespace, model: str, kind: str, repeat: int) -> di
     out = arguments.folder / f"{model}-{kind}-{repeat}.json"
     command = [sys.executable, __file__, "--folder", str(arguments.folder), "--child", model, "--out", str(out)]
     command += ["--memory", str(arguments.memory), *(["--eager"] if arguments.eager else [])]
+    command += ["--profile", str(arguments.profile)]
     environment = {**ENVIRONMENT, **os.environ, "GEMMPIPE_VLLM": KINDS[kind]}
     environment.setdefault("VLLM_CACHE_ROOT", str(arguments.folder / "cache"))
     with out.with_suffix(".log").open("w") as log:
@@ -260,6 +288,17 @@ def summary(model: str, runs: dict[str, list[dict[str, Any]]]) -> Iterator[list[
     print(f"{model}: default against itself: {repeated[0]} of {COMPARED}, {repeated[1]:.3f}")
 
 
+def print_kernels(runs: dict[str, list[dict[str, Any]]]) -> None:
+    """Launches and time per decode step of each kernel, in the order of the difference."""
+    before, after = (runs[kind][0].get("kernels", {}) for kind in KINDS)
+    names = sorted({*before, *after}, key=lambda name: before.get(name, (0, 0))[1] - after.get(name, (0, 0))[1])
+    for name in names:
+        (n, us), (m, other_us) = (held.get(name, (0, 0)) for held in (before, after))
+        if max(us, other_us) >= 1:
+            print(f"  {n:6.1f} {us:9.1f} us  {m:6.1f} {other_us:9.1f} us  {name}")
+    print(f"  all    {sum(v[1] for v in before.values()):9.1f} us         {sum(v[1] for v in after.values()):9.1f} us")
+
+
 def main() -> None:
     """Parent of all runs, or one run with --child."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -269,12 +308,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--memory", type=float, default=0.6)
     parser.add_argument("--eager", action="store_true")
+    parser.add_argument("--profile", type=int, default=0, choices=(0, *BATCHES))
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--child", default="")
     parser.add_argument("--out", type=Path, default=None)
     arguments = parser.parse_args()
     if arguments.child:
-        found = measure(str(arguments.folder / arguments.child), arguments.eager, arguments.memory)
+        found = measure(str(arguments.folder / arguments.child), arguments.eager, arguments.memory, arguments.profile)
         arguments.out.write_text(json.dumps(found))
         os._exit(0)  # vLLM's engine in this process may not end by itself
     names = arguments.models.split(",")
@@ -293,6 +333,8 @@ def main() -> None:
                     runs[kind].append(found)
         if all(runs.values()):
             rows += summary(model, runs)
+            if arguments.profile:
+                print_kernels(runs)
     with (arguments.folder / "summary.csv").open("w", newline="") as stream:
         writer = csv.writer(stream)
         writer.writerow(("model", "what", "default_tokens_per_s", "plugin_tokens_per_s", "ratio", "lowest", "highest"))
