@@ -175,7 +175,7 @@ def test_many_launches_of_different_operands(device: Device) -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("m", [1, 3, 16, 100, 512])
 def test_a_call_is_one_kernel_in_either_order(device: Device, name: str, m: int) -> None:
-    """The run-time function, in a graph: nothing is copied."""
+    """The run-time function with a configuration of ours: nothing is copied. Without a row it may dequantise."""
     from torch.profiler import ProfilerActivity, profile
 
     from gemmpipe import runtime
@@ -184,14 +184,14 @@ def test_a_call_is_one_kernel_in_either_order(device: Device, name: str, m: int)
     _, _, weights, inputs = case
     function = getattr(runtime, case[0].entry_point)
     assert inputs.x_scale is not None
-    counts = {}
+    counts, config = {}, tile(16, 64, 128, 1, 4, 3)
     with torch.inference_mode():
         for how in LAYOUTS:
             scales = laid(inputs.x_scale, how)
-            function(inputs.x, weights.w, scales, weights.w_scale)
+            function(inputs.x, weights.w, scales, weights.w_scale, config=config)
             torch.cuda.synchronize()
             with profile(activities=[ProfilerActivity.CUDA]) as seen:
-                function(inputs.x, weights.w, scales, weights.w_scale)
+                function(inputs.x, weights.w, scales, weights.w_scale, config=config)
                 torch.cuda.synchronize()
             counts[how] = [event.name for event in seen.events() if event.device_type.name == "CUDA"]
     assert all(len(names) == 1 for names in counts.values()), counts
