@@ -42,6 +42,8 @@ class EngineKernel:
     """The same for x in 16 bits and without x_scale, if the engine's kernel quantises x itself."""
     quantise: Quantise | None = None
     """x's quantisation for a tuned candidate; given with `from_16bit`."""
+    libtypes: frozenset[str] = frozenset()
+    """Backends of gemmpipe that run this kernel's library: a row with one of them is answered by this kernel."""
 
 
 _KERNELS: dict[str, EngineKernel] = {}
@@ -62,13 +64,20 @@ def clear_dispatches() -> None:
         _DISPATCHES.clear()
 
 
-def tuned_call(cache: KernelCache, request: BindRequest) -> TunedCall | None:
+def tuned_call(
+    cache: KernelCache, request: BindRequest, engine_libtypes: frozenset[str] = frozenset()
+) -> TunedCall | None:
     """The first row's call that runs with these operands, or None: the engine's kernel is used then.
 
-    Raises torch.OutOfMemoryError. Any other failure of a candidate is logged, and the next row is tried.
+    `engine_libtypes`: backends whose rows are left to the engine's kernel. Raises torch.OutOfMemoryError. Any other
+    failure of a candidate is logged, and the next row is tried.
     """
     results = lookup_results(cache.tables(), request.problem, request.spec, request.device, request.orders)
     for selected in _usable(results):
+        if selected.runnable.candidate.backend in engine_libtypes:
+            LOG.record_step(cache.family.name, request.problem.id, ENGINE_STEP)
+            LOG.log_step(f"{request.problem.id}: {ENGINE_STEP}: {selected.source}: the row's library is the engine's")
+            return None
         try:
             call = request.bind(selected)
             if call is None:
@@ -135,7 +144,7 @@ class EngineDispatch(Dispatch):
         with self.lock:
             call = self.calls.get(key)
             if call is None:
-                tuned = tuned_call(self, request)
+                tuned = tuned_call(self, request, self.kernel.libtypes)
                 if tuned is not None:
                     self._keep(key, tuned[0])
                     return tuned[1]
@@ -172,10 +181,12 @@ class EngineDispatch(Dispatch):
             problem, spec = self.checked_product(given)
             device = device_by_index(x.get_device())
             results = lookup_results(self.tables(), problem, spec, device, self._orders(x_scale))
-            found = next(_usable(results), None) is not None
+            first = next(_usable(results), None)
+            found = first is not None and first.runnable.candidate.backend not in self.kernel.libtypes
             if not found:
+                why = "no row" if first is None else f"{first.source}: the row's library is the engine's"
                 LOG.record_step(self.family.name, problem.id, ENGINE_STEP)
-                LOG.log_step(f"{problem.id}: {ENGINE_STEP}: no row, the engine's own kernel")
+                LOG.log_step(f"{problem.id}: {ENGINE_STEP}: {why}, the engine's own kernel")
         except UserError:
             found = False
         if len(self.answered) >= MAX_KEYS:

@@ -45,6 +45,8 @@ _BLOCK = 128
 _16BIT = (torch.bfloat16, torch.float16)
 _ATTRIBUTE = "gemmpipe_kernel"
 """The attribute of a bf16 layer that is taken over, and of our kernels: the name of the engine's kernel."""
+_LIBRARIES = {"DeepGemm": "deepgemm", "DeepGEMM": "deepgemm", "FlashInfer": "flashinfer", "Cutlass": "vllm_cutlass"}
+"""Part of the name of a kernel class of vLLM -> gemmpipe's backend of its library."""
 _COMBINED: dict[tuple[type, type], type] = {}
 Verdict = tuple[bool, str | None]
 """(may implement, the reason if not), as in vLLM."""
@@ -146,13 +148,18 @@ class GemmpipeFp8BlockKernel(_Ours, Fp8BlockScaledMMLinearKernel):  # type: igno
     def _engine_kernel(self, weight: torch.Tensor) -> EngineKernel | None:
         """The engine's kernel for this weight; None if activations cannot be quantised outside of it."""
         name, call = _kernel_name(self, weight), block_call(super().apply_block_scaled_mm)
+        libtypes = libraries_of(name)
         if self.apply_input_quant:
-            return EngineKernel(name=name, call=call)
+            return EngineKernel(name=name, call=call, libtypes=libtypes)
         inner = getattr(self, "fallback", None)  # of a kernel that quantises x itself for few rows alone
         if not isinstance(inner, Fp8BlockScaledMMLinearKernel) or not inner.apply_input_quant:
             return None
         return EngineKernel(
-            name=name, call=block_call(inner.apply_block_scaled_mm), from_16bit=call, quantise=block_quantiser(inner)
+            name=name,
+            call=block_call(inner.apply_block_scaled_mm),
+            from_16bit=call,
+            quantise=block_quantiser(inner),
+            libtypes=libtypes,
         )
 
     def apply_block_scaled_mm(
@@ -214,6 +221,11 @@ def block_layout_reason(weight: torch.Tensor, scale: OptionalTensor) -> str:
     if not weight.is_contiguous() or not scale.is_contiguous():
         return "weights or scales are not contiguous"
     return ""
+
+
+def libraries_of(kernel_name: str) -> frozenset[str]:
+    """gemmpipe's backends of the libraries that vLLM's kernel of this name runs, with vLLM's own choice of tiles."""
+    return frozenset(backend for part, backend in _LIBRARIES.items() if part in kernel_name)
 
 
 def _kernel_name(kernel: Any, weight: torch.Tensor) -> str:

@@ -55,6 +55,10 @@ EXPECTED = (
     Expected(module="vllm.platforms.interface", name="Platform.is_cuda", parameters="self"),
     Expected(module="vllm.platforms.interface", name="Platform", fields="_enum device_type"),
     Expected(module=LINEAR, name="_POSSIBLE_FP8_BLOCK_KERNELS", contains="PlatformEnum.CUDA"),
+    *(
+        Expected(module=LINEAR, name="_POSSIBLE_FP8_BLOCK_KERNELS", contains=name)
+        for name in ("DeepGemmFp8BlockScaled", "FlashInferFp8", "CutlassFp8BlockScaled")
+    ),
     Expected(module=LINEAR, name="_POSSIBLE_FP8_KERNELS", contains="PlatformEnum.CUDA"),
     Expected(
         module=LINEAR,

@@ -46,6 +46,31 @@ def test_rows_answer_and_all_else_is_the_engines(rows, counted, w) -> None:
     assert not LOG.untuned
 
 
+def test_a_row_of_the_engines_own_library_is_left_to_the_engine(rows, counted, w) -> None:
+    """The library was the fastest: the engine runs it as it does without the plug-in."""
+    rows("a16w16", "torch", {"method": "mm"}, {"M": 4, "N": N, "K": K})
+    engine = counted(plain)
+    kernel = EngineKernel(name="test", call=engine, libtypes=frozenset({"torch"}))
+    dispatch = engine_dispatch("a16w16", register_kernel(kernel))
+    for _ in range(2):
+        assert torch.equal(dispatch(x_of(4), w, None, None, None, BF16), linear(x_of(4), w))
+    assert engine.calls == 2
+    assert list(dispatch_report().values()) == ["engine"]
+
+
+def test_16_bit_activations_stay_so_for_a_row_of_the_engines_library(rows, counted) -> None:
+    rows("a8w8_blockscale", "torch", {"method": "bfloat16_convert"}, {"M": 4, "N": 2 * N, "K": K})
+    _, _, weights = fp8_operands(4)
+    engine = counted(lambda x, w, xs, ws, bias: x.new_zeros(x.shape[0], w.shape[0]))
+    quantise = counted(lambda x: (x.to(torch.float8_e4m3fn), torch.ones(x.shape[0], K // 128)))
+    kernel = EngineKernel(name="16bit", call=plain, from_16bit=engine, quantise=quantise, libtypes=frozenset({"torch"}))
+    dispatch = engine_dispatch("a8w8_blockscale", register_kernel(kernel))
+    for _ in range(2):
+        dispatch.product_16bit(x_of(4), weights.w, weights.w_scale, BF16)
+    assert engine.calls == 2
+    assert quantise.calls == 1  # for the look-up
+
+
 def test_no_product_of_the_family_is_the_engines(rows, counted, w) -> None:
     rows("a16w16", "torch", {"method": "mm"}, {"M": 1, "N": N, "K": K})
     engine = counted(plain)
