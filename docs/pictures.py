@@ -31,7 +31,7 @@ IMAGES = DOCS / "images"
 REPORT = DOCS / "examples" / "h200_report.html"
 MAX_BYTES = 600_000
 """All pictures together."""
-_COLUMNS = 112
+_COLUMNS = 96
 _QUALITY = 75
 _HOME = "/home/user"
 _PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -54,8 +54,8 @@ class Shot:
 
 
 SHOTS: Mapping[str, Shot] = {
-    "report_light": Shot(first="top", last="where", width=1120, height=1200),
-    "report_dark": Shot(first="candidates", last="candidates", width=1120, dark=True),
+    "report_light": Shot(first="top", last="where", width=1000, height=1200),
+    "report_dark": Shot(first="candidates", last="candidates", width=1000, dark=True),
     "report_narrow": Shot(first="top", last="where", width=400, height=1100),
     "report_time": Shot(first="time", last="time"),
     "report_search": Shot(first="search", last="search"),
