@@ -180,7 +180,7 @@ def _order_text(names: Sequence[str], effects: Mapping[str, Sequence[KnobValue]]
     """What decides the order of the knobs, and the first of them."""
     if forest is None:
         first = ", ".join(f"{name} (x{importance(effects[name]):.2f})" for name in names[:3])
-        return f"Ordered by mean loss, since a forest cannot predict these times: {first}."
+        return f"Ordered by mean loss (too few candidates, or times that a forest cannot predict): {first}."
     first = ", ".join(f"{name} ({percent_text(forest.share.get(name, 0.0))})" for name in names[:3])
     return (
         f"The knobs that matter most: {first}. Importance: how much a random forest, which explains "

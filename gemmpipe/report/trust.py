@@ -38,8 +38,8 @@ def near_ties_section(data: RunData, parts: Mapping[str, ProblemTrials], colours
         "A near-tie is a candidate within 0.5 % of the fastest that the paired times of the finals cannot tell "
         f"apart from it. {len(ties)} of {len(rows)} products have one."
     )
-    parts = [_runner_up_figure(ties, parts, colours) or _speedup_figure(ties, colours), _noisy_table(noisy)]
-    return Section(id="ties", title="Near-ties and noise", body=join(parts), lead=lead)
+    shown = [_runner_up_figure(ties, parts, colours) or _speedup_figure(ties, colours), _noisy_table(noisy)]
+    return Section(id="ties", title="Near-ties and noise", body=join(shown), lead=lead)
 
 
 def _runner_up_figure(rows: Sequence[Row], parts: Mapping[str, ProblemTrials], colours: Colours) -> Markup | None:
@@ -170,7 +170,8 @@ def _wall_figure(resources: Sequence[Resource], colours: Colours) -> Markup:
         shown = {key: spent_s for key, spent_s in sorted(shown.items(), key=lambda item: item[0] == _OTHER) if spent_s}
         names |= dict.fromkeys(shown)
         stacks.append((each.name, {**shown, IDLE: each.idle_s / alike}))
-    label = "seconds; of several alike (their number in brackets) the mean of one"
+    several = any(_alike(each.name) > 1 for each in resources)
+    label = "seconds" + ("; of several alike (their number in brackets) the mean of one" if several else "")
     chart = horizontal_stacks(stacks, colours, title="wall time by resource", label=label, unit="s", width=900.0)
     rows = [
         [each.name, activity, spent_s]
