@@ -38,7 +38,7 @@ _PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-sta
 _CONTROL = re.compile(r"\r|\n|\x1b\[(\d*)([A-Za-ln-z])")
 """What moves the cursor; codes of colours (`m`) stay in the text."""
 _SMALL_RUN = "kernel=a16w16 device=cpu shapes=list"
-_ITEMS = "shapes.items=[{M: [1, 16, 64, 256], N: 1024, K: 1024}]"
+_ITEMS = "shapes.items=[{M: [1, 64], N: 512, K: 1024}]"
 
 
 @dataclass(frozen=True, kw_only=True)
