@@ -19,6 +19,7 @@ from gemmpipe.report.product_table import knob_text
 from gemmpipe.report.results import COMPARABLE, CONVERTED, RegimeResult, run_figures, spread
 
 Rows = Sequence[Mapping[Hashable, Any]]
+_FOR_ONE_ORDER = ": +kernel.key.x_scale=column tunes and compares for them"
 Targets = Mapping[str, str]
 """By problem id: the id of the element with its candidates."""
 
@@ -83,7 +84,8 @@ def _comparison_notes(data: RunData) -> list[str]:
         notes.append(
             "Choices and libraries are timed with the block scales of x in both memory orders, and the slower order "
             "counts. A library that reads one order copies the scales of the other: this copy is in its time, about "
-            "2 us a call on an H200. Callers that write the scales in the library's order gain less."
+            "2 us a call on an H200. Callers that write the scales in the library's order gain less"
+            f"{_FOR_ONE_ORDER if any(c.name == 'x_scale' for c in data.family.key_columns) else ''}."
         )
     if not data.products["share"].notna().any() and len(data.products):
         notes.append(
