@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from markupsafe import Markup
 
@@ -168,6 +169,9 @@ def _band(line: Series, x: Axis, y: Axis, colours: Colours) -> Markup:
     rows = [r for r in line.band if all(map(math.isfinite, r))]
     if len(rows) < 2:
         return Markup("")
+    if line.stepped:  # limits hold until the next point, like the line
+        held = [(after[0], *row[1:]) for row, after in pairwise(rows)]
+        rows = [each for pair in zip(rows, held, strict=False) for each in pair] + rows[-1:]
     upper = [f"{number(x.at(a))} {number(y.at(high))}" for a, _, high in rows]
     lower = [f"{number(x.at(a))} {number(y.at(low))}" for a, low, _ in reversed(rows)]
     return tag("path", d=f"M{'L'.join([*upper, *lower])}Z", class_=f"band {colours.css_class(line.name)}")

@@ -14,6 +14,7 @@ from gemmpipe.core.data import TIMED, Candidate, canonical_json
 from gemmpipe.core.units import percent_text, speedup_text, time_text
 from gemmpipe.report.attention import product_name, records
 from gemmpipe.report.data import RunData, TimedTrial
+from gemmpipe.report.diff_text import knobs_text
 from gemmpipe.report.product_table import knob_text
 from gemmpipe.report.results import COMPARABLE
 from gemmpipe.report.trial_frame import ProblemTrials, statuses
@@ -64,7 +65,10 @@ def candidates_section(
     body = join(
         [chooser, *panels, tag("p", note, class_="note") if left_out > 0 else None, _all_data(parts, shown, csv_limit)]
     )
-    lead = "Every timed candidate of one product, the fastest first, and the rounds of its finals."
+    lead = (
+        "Every timed candidate of one product, the fastest first, and the rounds of its finals. Points name knobs in "
+        "short: tile 64x128x128 (M x N x K), g group, k/ splits of K, w warps, s stages."
+    )
     return Section(id="candidates", title="One product", body=body, lead=lead)
 
 
@@ -119,7 +123,7 @@ def _candidate_chart(row: Row, times: Sequence[tuple[Candidate, float]], most_po
     groups: dict[str, list[tuple[float, float, str]]] = {}
     for rank in dict.fromkeys(ranks):
         candidate, us = times[rank]
-        tip = f"{rank + 1}. {candidate.backend} {time_text(us)}: {knob_text(canonical_json(candidate.knobs))}"
+        tip = f"{rank + 1}. {candidate.backend} {time_text(us)}: {knobs_text(canonical_json(candidate.knobs))}"
         groups.setdefault(candidate.backend, []).append((rank + 1, us, tip))
     lines = [
         Series(name=name, points=[(a, b) for a, b, _ in points], tips=[tip for _, _, tip in points])

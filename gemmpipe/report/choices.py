@@ -111,13 +111,21 @@ def _kernel_of(folder: Path) -> str:
     return printable(family) if isinstance(family, str) else ""
 
 
+def _kernel_of_table(path: Path) -> str:
+    """The kernel of a shipped table, by its name and columns."""
+    from gemmpipe.report.tables import table_source
+
+    return table_source(path, None).family.name
+
+
 def _shipped(other: ChoiceTable, command: str) -> ChoiceTable:
     """The shipped table of the other side's kernel; for a table of another name the one with products in common."""
     tables = sorted(shipped_tables().glob("*.csv"))
     named = {Path(name).name for name in (other.path.name, *_table_names(other))}
     products = {choice.key for choice in other.choices}
     best, common = None, 0
-    for path in [path for path in tables if path.name in named] or (() if other.kernel else tables):
+    of_name = [path for path in tables if path.name in named]
+    for path in of_name or [path for path in tables if not other.kernel or _kernel_of_table(path) == other.kernel]:
         choices = tuple(_read_rows(path))
         found = len(products & {choice.key for choice in choices})
         if path.name in named or found > common:

@@ -41,8 +41,9 @@ class Limits:
 
 _STEPS = (
     Limits(rows=2_000, shapes=120, panels=120, points=240, csv=200_000),
-    Limits(rows=2_000, shapes=80, panels=80, points=120, csv=120_000),
-    Limits(rows=1_000, shapes=40, panels=40, points=80, csv=60_000),
+    Limits(rows=2_000, shapes=120, panels=120, points=80, csv=150_000),
+    Limits(rows=2_000, shapes=80, panels=100, points=40, csv=120_000),
+    Limits(rows=1_000, shapes=40, panels=40, points=40, csv=60_000),
     Limits(rows=400, shapes=24, panels=12, points=60, csv=30_000),
     Limits(rows=150, shapes=12, panels=4, points=40, csv=15_000),
     Limits(rows=50, shapes=6, panels=1, points=20, csv=5_000),
@@ -53,11 +54,21 @@ def render(data: RunData, *, refresh_s: int | None = None) -> str:
     """The page of a run or of tables, of at most MAX_BYTES. `refresh_s`: the browser loads it again after so long."""
     parts = by_problem(data.trials)
     text = ""
-    for limits in _STEPS:
+    for limits in (each for each in _STEPS if each is _STEPS[-1] or _panels_bytes(parts, each) < MAX_BYTES):
         text = _page(_limited(data, limits), parts, limits, refresh_s)
         if len(text.encode()) <= MAX_BYTES:
             break
     return text
+
+
+_PANEL_BYTES, _POINT_BYTES = 8_000, 110
+"""The least size of a product's charts, and of a candidate in them, on the pages of runs on an H200."""
+
+
+def _panels_bytes(parts: Mapping[str, ProblemTrials], limits: Limits) -> int:
+    """The least size of the section of candidates: a page that cannot fit is not made."""
+    counts = sorted(len(part.times_us()) for part in parts.values())[: limits.panels]
+    return sum(_PANEL_BYTES + _POINT_BYTES * min(limits.points, count) for count in counts)
 
 
 def write(data: RunData, path: Path, *, refresh_s: int | None = None) -> str:
@@ -102,9 +113,9 @@ def _sections(data: RunData, parts: Mapping[str, ProblemTrials], limits: Limits,
         time_over_m(data, colours, limits.shapes),
         candidates_section(data, parts, shown, colours, limits.points, limits.csv),
         search_section(data, parts, colours),
-        knobs_section(parts),
+        knobs_section(data, parts),
         space_section(data, parts),
-        near_ties_section(data, colours),
+        near_ties_section(data, parts, colours),
         winners(data, colours),
         wall_section(data, colours),
         conditions_section(data, colours),

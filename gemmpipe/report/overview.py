@@ -19,6 +19,7 @@ from gemmpipe.report.product_table import knob_text
 from gemmpipe.report.results import COMPARABLE, CONVERTED, RegimeResult, run_figures, spread
 
 Rows = Sequence[Mapping[Hashable, Any]]
+_FOR_ONE_ORDER = ": +kernel.key.x_scale=column tunes and compares for them"
 Targets = Mapping[str, str]
 """By problem id: the id of the element with its candidates."""
 
@@ -45,7 +46,10 @@ def summary(data: RunData) -> Section:
         items.append((f"{min(temperatures):.0f} to {max(temperatures):.0f} C", "temperature of the device"))
     notes = [tag("p", note, class_="note") for note in (*_comparison_notes(data), *data.notes)]
     body = join([cards(items), attention(attention_lines(data), "Nothing stands out."), *notes])
-    lead = "Speed-ups are geometric means over the best library of the same run, in brackets the least and the largest."
+    lead = (
+        "Speed-ups are geometric means over the best library of the same run, paired by round; in brackets the least, "
+        "the largest, and the number of products compared."
+    )
     return Section(id="summary", title="Summary", body=body, lead=lead)
 
 
@@ -76,11 +80,24 @@ def _comparison_notes(data: RunData) -> list[str]:
             f"{converted} products are computed by a library only after a conversion of the operands: they are not in "
             "the speed-ups."
         )
+    if _copies_scales(data):
+        notes.append(
+            "Choices and libraries are timed with the block scales of x in both memory orders, and the slower order "
+            "counts. A library that reads one order copies the scales of the other: this copy is in its time, about "
+            "2 us a call on an H200. Callers that write the scales in the library's order gain less"
+            f"{_FOR_ONE_ORDER if any(c.name == 'x_scale' for c in data.family.key_columns) else ''}."
+        )
     if not data.products["share"].notna().any() and len(data.products):
         notes.append(
             "No floor: the peak rates of this architecture are not measured (the option roofline has those that are)."
         )
     return notes
+
+
+def _copies_scales(data: RunData) -> bool:
+    """True if a compared product has block scales of x that callers may pass in either memory order."""
+    products = data.products
+    return bool((products["library"].isin(COMPARABLE) & products["either_order"].astype(bool)).any())
 
 
 def where_it_helps(data: RunData, targets: Targets) -> Section | None:

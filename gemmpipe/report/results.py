@@ -54,6 +54,7 @@ PRODUCTS = (
     "p80_us",
     "library",
     "library_us",
+    "either_order",
     "speedup",
     "speedup_low",
     "speedup_high",
@@ -66,7 +67,9 @@ PRODUCTS = (
     "weight",
 )
 """Columns of `product_results` after the family's key columns. `rows` is M, `own` is True for a kernel of the family,
-`library` one of DIRECT, PADDED, CONVERTED, NO_LIBRARY; `speedup` is `library_us` over `us`, paired where possible;
+`library` one of DIRECT, PADDED, CONVERTED, NO_LIBRARY; `speedup` is `library_us` over `us`, paired by round where that
+is stored (a table has the interval of the paired ratio alone: its geometric middle), else the ratio of the medians;
+`either_order` is True if x's block scales may come in either memory order: a library's time then contains its copy;
 `floor_share` is `floor_us`, the least time by the device's rates, over `us`: 1 is the fastest that is possible."""
 
 
@@ -198,8 +201,9 @@ def _result_cells(
     """The cells of one selection, compared with its own library path."""
     us, library_us = (_number(record.get(name)) for name in ("us", "baseline_us"))
     p20_us, p80_us = (_number(record.get(name)) for name in ("p20_us", "p80_us"))
-    ratio = _number(record.get("ratio")) or (us / library_us if us and library_us else None)
     low, high = (_number(record.get(name)) for name in ("ratio_low", "ratio_high"))
+    paired = _number(record.get("ratio")) or (math.sqrt(low * high) if low and high else None)
+    ratio = paired or (us / library_us if us and library_us else None)
     problem = _problem(record, family)
     floor_us = roofline_floor_us(str(record.get("gfx")), family, problem, rooflines=rooflines)
     return {
@@ -213,6 +217,7 @@ def _result_cells(
         "p80_us": p80_us,
         "library": _library_kind(record, family.spec(problem)) if library_us else NO_LIBRARY,
         "library_us": library_us,
+        "either_order": len(family.spec(problem).x_scale_orders) > 1,
         "speedup": 1 / ratio if ratio else None,
         "speedup_low": 1 / high if high else None,
         "speedup_high": 1 / low if low else None,

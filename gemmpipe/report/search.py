@@ -12,7 +12,9 @@ from gemmpipe.charts.markup import html_table, join, tag, text_line
 from gemmpipe.charts.page import Data, Section, figure
 from gemmpipe.charts.table_charts import bar, funnel
 from gemmpipe.core.data import median
+from gemmpipe.core.units import percent_text
 from gemmpipe.report.data import RunData
+from gemmpipe.report.knob_importance import Importances, forest_importances, ranked
 from gemmpipe.report.trial_frame import KnobValue, ProblemTrials, importance, knob_effects
 
 _WITHIN = (1.01, 1.05, 1.2)
@@ -137,32 +139,57 @@ def _over_seconds(curves: Curves, colours: Colours) -> Markup:
     )
 
 
-def knobs_section(parts: Mapping[str, ProblemTrials]) -> Section | None:
-    """A table per knob: for each value the best time with it over the best of all."""
-    effects = knob_effects(parts.values())
+def knobs_section(data: RunData, parts: Mapping[str, ProblemTrials]) -> Section | None:
+    """A table per knob: its importance, and for each value the best time with it over the best of all.
+
+    Where own kernels were timed, these are their knobs: a library's methods are compared in the other sections.
+    """
+    own = {implementation.label for implementation in data.family.implementations}
+    kernels = [kept for part in parts.values() if (kept := part.of_backends(own)) is not None]
+    used = kernels or list(parts.values())
+    effects = dict(knob_effects(used))
     if not effects:
         return None
-    tables = [_knob_table(name, values) for name, values in effects[:_MAX_KNOBS]]
+    forest = forest_importances(used)
+    names = ranked(list(effects), forest)
+    tables = [_knob_table(name, effects[name], forest) for name in names[:_MAX_KNOBS]]
     rows = [
-        [name, each.value, each.slowdown, each.problems, each.candidates, each.wins]
-        for name, values in effects
-        for each in values
+        [name, forest.share.get(name, 0.0) if forest else None, *_knob_cells(each)]
+        for name in names
+        for each in effects[name]
     ]
-    header = ("knob", "value", "best_with_value_over_best", "products", "candidates", "wins")
+    header = ("knob", "importance", "value", "best_with_value_over_best", "products", "candidates", "wins")
     body = figure(
         "Best time with a value over the best time of all",
         tag("div", join(tables), class_="charts"),
         Data(name="knobs", header=header, rows=rows),
     )
-    first = ", ".join(f"{name} (x{importance(values):.2f})" for name, values in effects[:3])
-    lead = (
-        "What a product loses if a knob is fixed at a value and all others are free: geometric mean over the products "
-        f"where the value was timed; 1.00 loses nothing. The knobs that matter most: {first}."
+    loss = (
+        "Loss: what a product loses if a knob is fixed at a value and all others are free, geometric mean over the "
+        "products where the value was timed; 1.00 loses nothing."
     )
+    lead = f"{_order_text(names, effects, forest)} {loss}"
     return Section(id="knobs", title="Which knobs matter", body=body, lead=lead)
 
 
-def _knob_table(name: str, values: Sequence[KnobValue]) -> Markup:
+def _knob_cells(each: KnobValue) -> list[object]:
+    return [each.value, each.slowdown, each.problems, each.candidates, each.wins]
+
+
+def _order_text(names: Sequence[str], effects: Mapping[str, Sequence[KnobValue]], forest: Importances | None) -> str:
+    """What decides the order of the knobs, and the first of them."""
+    if forest is None:
+        first = ", ".join(f"{name} (x{importance(effects[name]):.2f})" for name in names[:3])
+        return f"Ordered by mean loss (too few candidates, or times that a forest cannot predict): {first}."
+    first = ", ".join(f"{name} ({percent_text(forest.share.get(name, 0.0))})" for name in names[:3])
+    return (
+        f"The knobs that matter most: {first}. Importance: how much a random forest, which explains "
+        f"{percent_text(forest.explained)} of the differences between times that it has not seen, errs more if the "
+        "values of the knob are exchanged among candidates; all knobs together are 100 %."
+    )
+
+
+def _knob_table(name: str, values: Sequence[KnobValue], forest: Importances | None) -> Markup:
     shown = sorted(values, key=lambda each: each.slowdown)[:_MAX_VALUES]
     shown = [each for each in values if each in shown]
     rows = [
@@ -176,9 +203,10 @@ def _knob_table(name: str, values: Sequence[KnobValue]) -> Markup:
         for each in shown
     ]
     meaning = _MEANINGS.get(name)
+    weight = f" importance {percent_text(forest.share.get(name, 0.0))}" if forest else ""
     more = len(values) - len(shown)
     parts = [
-        tag("h3", text_line(name, 60)),
+        tag("h3", text_line(name, 60), tag("span", weight, class_="note") if weight else None),
         tag("p", meaning, class_="note") if meaning else None,
         html_table(("value", "loss", "", "wins", "products"), rows, text_columns=(0,)),
         tag("p", f"{more} more values lose more.", class_="note") if more > 0 else None,

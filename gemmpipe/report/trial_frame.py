@@ -2,8 +2,8 @@
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from gemmpipe.core.data import TIMED, Candidate, Trial
 from gemmpipe.report.data import TimedTrial
@@ -26,6 +26,15 @@ class ProblemTrials:
             if each.trial.status in TIMED and each.trial.time_us is not None:
                 found[each.trial.candidate] = each.trial.time_us
         return found
+
+    def of_backends(self, names: Collection[str]) -> "ProblemTrials | None":
+        """The trials of these backends alone; None if none of them has a time."""
+        kept = replace(
+            self,
+            search=[each for each in self.search if each.trial.candidate.backend in names],
+            finals=[each for each in self.finals if each.trial.candidate.backend in names],
+        )
+        return kept if kept.times_us() else None
 
     def best_so_far(self) -> list[tuple[int, float | None, float]]:
         """(number of the trial, seconds, best time in us so far) at each improvement of the search, and at its end."""
@@ -79,7 +88,7 @@ def knob_effects(parts: Iterable[ProblemTrials]) -> list[tuple[str, list[KnobVal
         best = min(times.values())
         least: dict[tuple[str, str], float] = {}
         for candidate, us in times.items():
-            for item in _items(candidate):
+            for item in knob_items(candidate):
                 candidates[item] += 1
                 least[item] = min(us, least.get(item, math.inf))
         for item, us in least.items():
@@ -92,7 +101,11 @@ def knob_effects(parts: Iterable[ProblemTrials]) -> list[tuple[str, list[KnobVal
             value=value, slowdown=mean, problems=len(ratios), candidates=candidates[name, value], wins=wins[name, value]
         )
         knobs[name].append(found)
-    several = [(name, sorted(values, key=_value_order)) for name, values in knobs.items() if len(values) > 1]
+    several = [
+        (name, sorted(values, key=lambda each: value_order(each.value)))
+        for name, values in knobs.items()
+        if len(values) > 1
+    ]
     return sorted(several, key=lambda item: (-importance(item[1]), item[0]))
 
 
@@ -102,16 +115,18 @@ def importance(values: Sequence[KnobValue]) -> float:
     return math.exp(sum(each.problems * math.log(each.slowdown) for each in values) / weight)
 
 
-def _items(candidate: Candidate) -> list[tuple[str, str]]:
+def knob_items(candidate: Candidate) -> list[tuple[str, str]]:
+    """(knob, value as text) of a candidate; its backend counts as a knob."""
     knobs = [(name, "none" if value in ("", None) else str(value)) for name, value in candidate.items]
     return [("backend", candidate.backend), *knobs]
 
 
-def _value_order(each: KnobValue) -> tuple[bool, float, str]:
+def value_order(value: str) -> tuple[bool, float, str]:
+    """The key that sorts values of a knob: numbers, then texts."""
     try:
-        return False, float(each.value), ""
+        return False, float(value), ""
     except ValueError:
-        return True, 0.0, each.value
+        return True, 0.0, value
 
 
 def statuses(part: ProblemTrials) -> list[tuple[str, str, int, str]]:

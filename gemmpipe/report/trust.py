@@ -1,29 +1,33 @@
 """The sections about the measurement: near-ties and noise, wall time by resource, builds, the state of the devices."""
 
+import re
 from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
+from gemmpipe.bench.timer import PairedRatio, paired_ratio
 from gemmpipe.charts.axes import Axis, linear_ticks, value_axis
 from gemmpipe.charts.bars import horizontal_stacks, vertical_stacks
 from gemmpipe.charts.colours import IDLE, TUNED, Colours, legend
 from gemmpipe.charts.lines import Interval, Series, interval_chart, line_chart
 from gemmpipe.charts.markup import html_table, join, tag, text_line
 from gemmpipe.charts.page import Data, Section, figure
-from gemmpipe.core.data import median
+from gemmpipe.core.data import Status, canonical_json, median
 from gemmpipe.core.events import counted
-from gemmpipe.core.units import bytes_text, duration_text, percent_text, time_text
+from gemmpipe.core.units import bytes_text, duration_text, time_text
 from gemmpipe.report.attention import Row, product_name, records
-from gemmpipe.report.data import RunData, TimedBuild
+from gemmpipe.report.data import Resource, RunData, TimedBuild
+from gemmpipe.report.product_table import knob_text
 from gemmpipe.report.results import COMPARABLE
+from gemmpipe.report.trial_frame import ProblemTrials
 
 _MAX_ROWS = 30
-_SMALL = 0.01
-"""Activities below this share of the wall time are drawn as one."""
+_SMALL = 0.02
+"""Activities below this share of a resource's wall time are drawn as one."""
 _OTHER = "other"
 
 
-def near_ties_section(data: RunData, colours: Colours) -> Section | None:
+def near_ties_section(data: RunData, parts: Mapping[str, ProblemTrials], colours: Colours) -> Section | None:
     """Intervals of the products with near-ties: runner-up over choice where known, else speed-up over the library."""
     rows = records(data.products)
     ties = sorted((r for r in rows if r["near_ties"]), key=lambda r: -r["near_ties"])
@@ -34,31 +38,52 @@ def near_ties_section(data: RunData, colours: Colours) -> Section | None:
         "A near-tie is a candidate within 0.5 % of the fastest that the paired times of the finals cannot tell "
         f"apart from it. {len(ties)} of {len(rows)} products have one."
     )
-    parts = [_runner_up_figure(ties, colours) or _speedup_figure(ties, colours), _noisy_table(noisy)]
-    return Section(id="ties", title="Near-ties and noise", body=join(parts), lead=lead)
+    shown = [_runner_up_figure(ties, parts, colours) or _speedup_figure(ties, colours), _noisy_table(noisy)]
+    return Section(id="ties", title="Near-ties and noise", body=join(shown), lead=lead)
 
 
-def _runner_up_figure(rows: Sequence[Row], colours: Colours) -> Markup | None:
+def _runner_up_figure(rows: Sequence[Row], parts: Mapping[str, ProblemTrials], colours: Colours) -> Markup | None:
+    """Runner-up over choice by rounds of the finals; a journal without their samples leaves the noise of the run."""
     known = [r for r in rows if r["runner_up_us"] and r["us"]]
     if not known:
         return None
     intervals = []
     for row in known[:_MAX_ROWS]:
-        ratio, noise = row["runner_up_us"] / row["us"], (row["noise_pct"] or 0.0) / 100
-        times = f"{row['runner_up']} {time_text(row['runner_up_us'])} after {row['libtype']} {time_text(row['us'])}"
-        tip = f"{times}; noise {percent_text(noise)}"
-        label = f"{product_name(row)}: {str(row['runner_up']).partition('@')[0]}"
-        low, high = max(ratio - noise, 0.5), min(ratio + noise, 2.0)
-        intervals.append(
-            Interval(label=label, name=TUNED, value=min(2.0, max(0.5, ratio)), low=low, high=high, tip=tip)
-        )
+        ratio, name = runner_up_ratio(row, parts.get(str(row["problem"])))
+        low, high = max(ratio.low, 0.5), min(ratio.high, 2.0)
+        middle = min(2.0, max(0.5, ratio.median))
+        times = f"medians {row['libtype']} {time_text(row['us'])}, {name} {time_text(row['runner_up_us'])}"
+        tip = f"runner-up over choice {ratio.median:.4f} ({ratio.low:.4f} to {ratio.high:.4f}); {times}"
+        label = f"{product_name(row)}: {name}"
+        intervals.append(Interval(label=label, name=TUNED, value=middle, low=low, high=high, tip=tip))
     return _interval_figure(
-        "Runner-up over choice, with the noise of the pair",
+        "Runner-up over choice, paired by round, 95 % interval",
         "time of the runner-up / time of the choice",
         intervals,
         known,
         colours,
     )
+
+
+def runner_up_ratio(row: Row, part: ProblemTrials | None) -> tuple[PairedRatio, str]:
+    """(ratio of the runner-up to the choice, its name): from the same rounds of the finals, where both have them."""
+    finals = {each.trial.candidate: each.trial for each in part.finals} if part is not None else {}
+    raced = [t for t in finals.values() if t.status is Status.OK and len(t.samples_us) > 1]
+    knobs = knob_text(row["config"])
+    chosen = next(
+        (
+            t
+            for t in raced
+            if t.candidate.backend == row["libtype"] and knob_text(canonical_json(t.candidate.knobs)) == knobs
+        ),
+        None,
+    )
+    others = [t for t in raced if t is not chosen]
+    if chosen is not None and others:
+        pairs = [(paired_ratio(other.samples_us, chosen.samples_us), other.candidate.backend) for other in others]
+        return min(pairs, key=lambda pair: pair[0].median)
+    ratio, noise = row["runner_up_us"] / row["us"], (row["noise_pct"] or 0.0) / 100
+    return PairedRatio(median=ratio, low=ratio - noise, high=ratio + noise), str(row["runner_up"]).partition("@")[0]
 
 
 def _speedup_figure(rows: Sequence[Row], colours: Colours) -> Markup | None:
@@ -125,32 +150,43 @@ def wall_section(data: RunData, colours: Colours) -> Section | None:
         return None
     parts: list[Markup | None] = []
     if worked:
-        total = max(each.wall_s for each in worked)
-        names: dict[str, None] = {}
-        stacks = []
-        for each in worked:
-            shown: dict[str, float] = {}
-            for activity, spent_s in sorted(each.busy_s.items(), key=lambda item: -item[1]):
-                key = activity if spent_s >= _SMALL * total else _OTHER
-                shown[key] = shown.get(key, 0.0) + spent_s
-            names |= dict.fromkeys(shown)
-            stacks.append((each.name, {**{k: v for k, v in shown.items() if v > 0}, IDLE: each.idle_s}))
-        chart = horizontal_stacks(
-            stacks, colours, title="wall time by resource", label="seconds", unit="s", width=900.0
-        )
-        rows = [
-            [each.name, activity, spent_s]
-            for each in worked
-            for activity, spent_s in (*each.busy_s.items(), (IDLE, each.idle_s))
-        ]
-        table = Data(name="wall_time", header=("resource", "activity", "seconds"), rows=rows)
-        parts.append(
-            figure("Wall time by resource", join([legend([*names, IDLE], colours, lines=False), chart]), table)
-        )
+        parts.append(_wall_figure(worked, colours))
     if data.builds:
         parts.append(_builds_figure(data.builds, colours))
     lead = f"The last session took {duration_text(data.wall_s)}." if data.wall_s else ""
     return Section(id="wall", title="Wall time", body=join(parts), lead=lead)
+
+
+def _wall_figure(resources: Sequence[Resource], colours: Colours) -> Markup:
+    """A bar per resource; of several alike, such as compile slots, the mean of one of them."""
+    names: dict[str, None] = {}
+    stacks = []
+    for each in resources:
+        shown: dict[str, float] = {}
+        alike = _alike(each.name)
+        for activity, spent_s in sorted(each.busy_s.items(), key=lambda item: -item[1]):
+            key = activity if spent_s >= _SMALL * each.wall_s else _OTHER
+            shown[key] = shown.get(key, 0.0) + spent_s / alike
+        shown = {key: spent_s for key, spent_s in sorted(shown.items(), key=lambda item: item[0] == _OTHER) if spent_s}
+        names |= dict.fromkeys(shown)
+        stacks.append((each.name, {**shown, IDLE: each.idle_s / alike}))
+    several = any(_alike(each.name) > 1 for each in resources)
+    label = "seconds" + ("; of several alike (their number in brackets) the mean of one" if several else "")
+    chart = horizontal_stacks(stacks, colours, title="wall time by resource", label=label, unit="s", width=900.0)
+    rows = [
+        [each.name, activity, spent_s]
+        for each in resources
+        for activity, spent_s in (*each.busy_s.items(), (IDLE, each.idle_s))
+    ]
+    table = Data(name="wall_time", header=("resource", "activity", "seconds"), rows=rows)
+    ordered = sorted(names, key=lambda name: name == _OTHER)
+    return figure("Wall time by resource", join([legend([*ordered, IDLE], colours, lines=False), chart]), table)
+
+
+def _alike(name: str) -> int:
+    """How many processes or slots a resource stands for: 15 in `compile slots (15)`."""
+    found = re.search(r"\((\d{1,4})\)$", name)
+    return max(1, int(found[1])) if found else 1
 
 
 _COMPILE_BINS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0)
@@ -215,7 +251,7 @@ def conditions_section(data: RunData, colours: Colours) -> Section | None:
             Data(name="conditions", header=header, rows=rows),
         ),
     ]
-    lead = "Sampled at most every 5 s while the run timed." + (
+    lead = "Sampled at most every 5 s during the finals." + (
         "" if data.has_times else " This journal has no times: the axis counts samples."
     )
     return Section(id="conditions", title="Device conditions", body=join(body), lead=lead)

@@ -2,13 +2,14 @@
 
 import itertools
 import math
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import Markup
 
-from gemmpipe.charts.axes import CHAR_PX, linear_ticks, log_ticks, rows_axis, short_time, shown_labels, value_axis
+from gemmpipe.charts.axes import CHAR_PX, Axis, linear_ticks, log_ticks, rows_axis, short_time, shown_labels, value_axis
 from gemmpipe.charts.bars import horizontal_stacks, vertical_stacks
 from gemmpipe.charts.colours import FLOOR, Colours, colour_classes, colour_rules, legend
 from gemmpipe.charts.lines import Interval, Series, interval_chart, line_chart
@@ -21,7 +22,7 @@ MS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072,
 
 def test_children_and_attributes_are_escaped() -> None:
     element = tag("p", "<b>", Markup("<i>ok</i>"), None, 3, data_tip='"><x', class_="a", hidden=False)
-    assert element == '<p data-tip="&#34;&gt;&lt;x" class="a">&lt;b&gt;<i>ok</i>3</p>'
+    assert element == '<p data-tip="&quot;&gt;&lt;x" class="a">&lt;b&gt;<i>ok</i>3</p>'
 
 
 @given(st.text())
@@ -130,3 +131,14 @@ def test_a_page_escapes_its_texts() -> None:
     text = page("<s>", [section], state="<q>", footer="<f>")
     assert not any(each in text for each in ("<b>", "<i>", "<u>", "<s>", "<q>", "<f>"))
     assert text.count("&lt;b&gt;") == 2
+
+
+def test_the_band_of_a_stepped_line_is_stepped() -> None:
+    """The limits hold until the next point, like the line: between points nothing is interpolated."""
+    band = [(1.0, 1.0, 4.0), (2.0, 1.0, 2.0), (3.0, 1.0, 1.5)]
+    axes = [Axis(low=1.0, high=4.0, label=""), Axis(low=1.0, high=4.0, label="")]
+    for stepped, corners in ((True, 10), (False, 6)):
+        line = Series(name="tuned", points=[(x, low) for x, low, _ in band], band=band, stepped=stepped)
+        text = line_chart([line], *axes, Colours(), title="t")
+        (path,) = re.findall(r'<path d="M([^"]*)Z"', text)
+        assert len(path.split("L")) == corners

@@ -152,6 +152,15 @@ def test_shipped_is_the_table_with_products_in_common(tmp_path: Path) -> None:
     assert len(found.new) == len(shipped.choices) - 3
 
 
+def test_shipped_is_found_for_a_run_with_an_output_of_another_name(tmp_path: Path) -> None:
+    (tmp_path / "selections.csv").write_text("".join(SHIPPED.read_text().splitlines(keepends=True)[:4]))
+    manifest = {"config": {"kernel": {"family": "a8w8_blockscale"}}, "files": ["mine.csv"], "exit_code": 0}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    (tmp_path / "trials.jsonl").write_text("")
+    _, shipped = read_sides(str(tmp_path), "shipped", "diff")
+    assert shipped.path == SHIPPED
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -2,16 +2,21 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from report_runs import HOSTILE, SECTIONS, rewrite_journal, write_manifest, write_recorded_run
 
+from gemmpipe.core.data import canonical_json
 from gemmpipe.core.paths import shipped_tables
+from gemmpipe.report.data import TimedTrial
 from gemmpipe.report.html import MAX_BYTES, render
 from gemmpipe.report.reading import read_run
 from gemmpipe.report.tables import read_tables, table_source
+from gemmpipe.report.trial_frame import ProblemTrials
+from gemmpipe.report.trust import runner_up_ratio
 
 BLOCKSCALE = shipped_tables() / "a8w8_blockscale_tuned_gemm.csv"
 
@@ -164,3 +169,44 @@ def test_a_run_of_many_trials_gives_a_page_below_the_limit(tmp_path: Path) -> No
     text = render(read_run(tmp_path))
     assert len(text.encode()) < MAX_BYTES
     assert len(Page(text).values("option", "value")) >= 4
+
+
+def test_library_methods_are_no_knobs_of_own_kernels(recorded_run: Path) -> None:
+    rewrite_journal(recorded_run, '"backend":"gluon","knobs":{', '"backend":"torch","knobs":{"method":"mm",')
+    text = render(read_run(recorded_run))
+    section = text[text.index('<section id="knobs"') :].partition("</section>")[0]
+    assert 'data-name="torch"' in text
+    assert "num_warps" in section
+    assert "method" not in section
+
+
+def test_the_copy_of_scales_in_a_library_time_is_said() -> None:
+    text = render(read_tables([table_source(BLOCKSCALE, None)]))
+    assert "this copy is in its time" in text
+    plain = render(read_tables([table_source(shipped_tables() / "bf16_tuned_gemm.csv", None)]))
+    assert "copies the scales" not in plain
+
+
+def test_a_bar_of_several_processes_is_the_mean_of_one(recorded_run: Path) -> None:
+    slots = {"name": "compile slots (4)", "wall_s": 40.0, "busy_s": {"compile": 24.0, "start": 0.1}, "idle_s": 15.9}
+    write_manifest(recorded_run, resources=[slots])
+    text = render(read_run(recorded_run))
+    assert 'data-tip="compile slots (4): compile 6 s"' in text
+    assert 'data-tip="compile slots (4): other 0.025 s"' in text
+
+
+def test_near_ties_are_paired_by_round(tmp_path: Path) -> None:
+    """Early rounds of a runner-up that left are compared with the same rounds of the choice, not with its median."""
+    write_recorded_run(tmp_path, problems=1)
+    write_manifest(tmp_path)
+    data = read_run(tmp_path)
+    (row,) = data.products.to_dict("records")
+    chosen, other = [each.trial for each in data.trials if each.trial.stage == "bench"][:2]
+    pair = [replace(chosen, samples_us=(10.0,) * 4 + (20.0,) * 4), replace(other, samples_us=(11.0,) * 4)]
+    trials = [TimedTrial(trial=trial, t_s=None) for trial in pair]
+    part = ProblemTrials(problem=row["problem"], search=[], finals=trials)
+    row |= {"libtype": chosen.candidate.backend, "config": canonical_json(chosen.candidate.knobs)}
+    row |= {"us": 15.0, "runner_up_us": 11.0, "noise_pct": 1.0, "runner_up": "other@1"}
+    ratio, name = runner_up_ratio(row, part)
+    assert (ratio.median, ratio.low, name) == (pytest.approx(1.1), pytest.approx(1.1), other.candidate.backend)
+    assert runner_up_ratio(row, None)[0].median == pytest.approx(11 / 15)
