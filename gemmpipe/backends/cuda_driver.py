@@ -4,7 +4,10 @@ import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 _SHARED_BYTES_ATTRIBUTE = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 _CLUSTER, _OVERLAP = 4, 6  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, ..._PROGRAMMATIC_STREAM_SERIALIZATION
@@ -13,6 +16,8 @@ TENSOR_TYPES = {"bytes": 0, "float32": 7, "bfloat16": 9}
 _SWIZZLES = {0: 0, 16: 0, 32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle by bytes
 _PROMOTE_256_BYTES = 3  # CU_TENSOR_MAP_L2_PROMOTION_L2_256B
 _MAP_BYTES = 128
+_SCALES_PER_LINE = 4
+"""The copy engine reads rows of fp32 scales that begin at multiples of 16 bytes."""
 
 
 class _AttributeValue(ctypes.Union):
@@ -148,3 +153,23 @@ def _check(code: int, call: str) -> None:
         name = ctypes.c_char_p()
         driver().cuGetErrorName(ctypes.c_int(code), ctypes.byref(name))
         raise RuntimeError(f"{call}: {(name.value or b'unknown').decode()} ({code})")
+
+
+def scales_for_copy_engine(
+    scales: "torch.Tensor", *, whole_lines: bool = False
+) -> "tuple[torch.Tensor, Callable[[], object]]":
+    """(scales [M, blocks] with stride (1, a multiple of 4), a call to make before each product that reads them).
+
+    Scales in that layout are returned unchanged with a call that does nothing; others are copied by the call.
+    `whole_lines`: the stride between blocks must be M rounded up to 4, for readers that do not ask for it.
+    """
+    import torch
+
+    rows, blocks = scales.shape
+    line, stride = -(-rows // _SCALES_PER_LINE) * _SCALES_PER_LINE, scales.stride(1)
+    m_major = rows == 1 or scales.stride(0) == 1
+    fits = stride == line if whole_lines else stride % _SCALES_PER_LINE == 0 and stride >= rows
+    if m_major and fits and not scales.data_ptr() % (4 * _SCALES_PER_LINE):
+        return scales, lambda: None
+    kept = torch.empty_strided((rows, blocks), (1, line), dtype=scales.dtype, device=scales.device)
+    return kept, lambda: kept.copy_(scales)

@@ -5,12 +5,12 @@ first called; a tile is compiled from the package's headers beforehand, like our
 """
 
 import ctypes
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gemmpipe.backends import Backend
-from gemmpipe.backends.cuda_driver import Grid, Matrix
+from gemmpipe.backends.cuda_driver import Grid, Matrix, scales_for_copy_engine
 from gemmpipe.backends.deepgemm_build import load_tile, tile_build, toolkit_problem
 from gemmpipe.backends.deepgemm_package import DeepGemmPackage, find_package, load_module, no_package_reason
 from gemmpipe.backends.deepgemm_tiles import K_BLOCK, PRODUCER_THREADS, Tile, likely_tiles
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     import torch
 
     from gemmpipe.family.space import Space
-
-_SCALES_PER_LINE = 4
-"""The copy engine reads rows of scales that begin at multiples of 16 bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,19 +176,3 @@ def _matrices(
             box=(1, tile.rows),
         ),
     )
-
-
-def scales_for_copy_engine(scales: "torch.Tensor") -> "tuple[torch.Tensor, Callable[[], object]]":
-    """(scales [M, blocks] with stride (1, a multiple of 4), a call to make before each product that reads them).
-
-    Scales in that layout are returned unchanged with a call that does nothing; others are copied by the call.
-    """
-    import torch
-
-    rows, blocks = scales.shape
-    line = -(-rows // _SCALES_PER_LINE) * _SCALES_PER_LINE
-    m_major = rows == 1 or scales.stride(0) == 1
-    if m_major and scales.stride(1) % _SCALES_PER_LINE == 0 and scales.stride(1) >= rows and not scales.data_ptr() % 16:
-        return scales, lambda: None
-    kept = torch.empty_strided((rows, blocks), (1, line), dtype=scales.dtype, device=scales.device)
-    return kept, lambda: kept.copy_(scales)
