@@ -29,7 +29,7 @@ class DeepGemm(Backend):
     """Without knobs: the library's own choice (`fp8_gemm_nt`). With a tile as knobs: its kernel with this tile."""
 
     label = "deepgemm"
-    tiles: int = 8
+    tiles: int = 4
     """The number of tiles per product, those that the library's model of time ranks first."""
 
     def unavailable(self, device: Device) -> str | None:

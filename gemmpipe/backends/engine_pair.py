@@ -10,17 +10,16 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from gemmpipe.backends import NO_SPACE, Backend
 from gemmpipe.backends.deepgemm import DeepGemm
-from gemmpipe.backends.engine import EngineBackend
 from gemmpipe.backends.engine_functions import GEMM_FUNCTIONS
 from gemmpipe.backends.vllm_cutlass import QUANTISE_BLOCKS, QUANTISE_ROWS, VllmCutlass, library_problem, operator
 from gemmpipe.core.data import Build, Device, Knobs
 from gemmpipe.core.errors import one_line
 from gemmpipe.core.spec import COLUMN, ROW
-from gemmpipe.family import Family, GemmSpec, Implementation, Inputs, Launch, Prepared, Weights
+from gemmpipe.family import GemmSpec, Implementation, Inputs, Launch, Prepared, Weights
 from gemmpipe.family.dtypes import FP8_MAX
 from gemmpipe.launch.workspace import SCRATCH, TensorShape
 from gemmpipe.templates.quantise import by_row, quantised_spec, weight_only_violation
@@ -162,16 +161,6 @@ class SglangPair(EnginePair):
         layout = {"column_major_scales": product != TRITON, "scale_tma_aligned": product == DEEPGEMM}
         given = {"eps": _LEAST_SCALE, **layout, "output_q": into.x, "output_s": into.x_scale}
         return lambda: quantise(x, _BLOCK, **given)
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineKernels(EngineBackend):
-    """An engine's functions for a family; where the family has no kernel of their form, the engine's pair."""
-
-    def implementations(self, family: Family) -> tuple[Any, ...]:
-        """One."""
-        pairs = {"vllm": VllmPair(), "sglang": SglangPair()}
-        return super().implementations(family) or (pairs[self.engine],)
 
 
 @cache
