@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gemmpipe.backends import NO_SPACE, library_backends
-from gemmpipe.core.device import gpu_device
+from gemmpipe.core.device import gpu_device, gpu_kind
 from gemmpipe.core.spec import COLUMN, ROW
 from gemmpipe.family import KernelDefaults, load_family
 from gemmpipe.family.problem import make_problem
@@ -22,6 +22,8 @@ pytestmark = pytest.mark.gpu
     [("a8w8_blockscale", ROW), ("a8w8_blockscale", COLUMN), ("linear_fp8_blockscale", ROW), ("linear_fp8_row", ROW)],
 )
 def test_peers_compute_the_product(label: str, m: int, name: str, order: str) -> None:
+    if gpu_kind() != "cuda":
+        pytest.skip("no NVIDIA GPU")
     device, family, backend = gpu_device(0), load_family(name), library_backends()[label]
     if reason := backend.unavailable(device):
         pytest.skip(reason)
