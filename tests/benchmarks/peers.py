@@ -1,13 +1,16 @@
 """Times the fastest peers' fp8 block-scaled products beside the shipped winners, on a Hopper GPU.
 
     python tests/benchmarks/peers.py --limit-s 100 --out peers.csv [--rows 1,64,4096] [--sizes 7168x18432] [--tiles 3]
+    python tests/benchmarks/peers.py --linear --limit-s 60 --out linear.csv --rows 1,8,16,32
     python tests/benchmarks/peers.py --probe          # does DeepGEMM's extension run, and if not, why
 
 140 problems: 14 (N, K) of DeepSeek-V3 and Llama-70B over eight devices, ten M. Peers are the candidates of every
 backend that is available: DeepGEMM's first tiles by its own model, cuBLASLt, FlashInfer, and the kernels of vLLM. CUDA
 graphs over weights that rotate through 200 MB, all contenders in turn, medians of nine, both layouts of x_scale, every
 result checked. Prints the peer's time over ours by regime of M. Measuring runs in a process of its own: where a
-contender ends it, the next one goes on without that contender. `--pause-ms` before each replay gives cool clocks.
+contender ends it, the next one goes on without that contender. `--pause-ms` before each replay gives cool clocks. `--linear`: x is
+bf16; vLLM's and SGLang's pairs of quantiser and product, and FlashInfer, against our quantiser with the shipped winner,
+and for few rows some of our kernels of one launch.
 """
 
 import argparse
@@ -37,12 +40,15 @@ from gemmpipe.backends.deepgemm_package import find_package, load_module
 from gemmpipe.core.data import Build, Device, Knobs
 from gemmpipe.core.device import gpu_device
 from gemmpipe.core.errors import one_line
-from gemmpipe.family import Implementation, Inputs, Weights
+from gemmpipe.family import Family, GemmSpec, Implementation, Inputs, KernelDefaults, Weights, load_family
+from gemmpipe.family.problem import make_problem
 from gemmpipe.family.reference import error_ratio
 from gemmpipe.launch.build import compile_build
 
 LAYOUTS = ("row", "column")
-PEERS = ("deepgemm", "flashinfer", "scaled_mm", "vllm_cutlass", "engine_pair")
+PEERS = ("deepgemm", "flashinfer", "scaled_mm", "vllm_cutlass")
+PAIRS = ("vllm", "sglang", "flashinfer")
+LINEAR = load_family("linear_fp8_blockscale")
 REGIMES = {
     "M=1": (1, 1),
     "8-16": (8, 16),
@@ -80,6 +86,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
     parser.add_argument("--sizes", default=",".join(f"{n}x{k}" for n, k in SIDES), help="NxK, ...")
     parser.add_argument("--tiles", type=int, default=3, help="DeepGEMM's tiles per product")
+    parser.add_argument("--linear", action="store_true")
+    parser.add_argument("--triton", action="store_true", help="also engines' Triton functions, which import the engine")
     parser.add_argument("--extension", action="store_true", help="also DeepGEMM's own call, which compiles by itself")
     parser.add_argument("--pause-ms", type=float, default=0)
     parser.add_argument("--probe", action="store_true")
@@ -89,13 +97,13 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def available(device: Device, tiles: int) -> dict[str, Implementation]:
+def available(device: Device, given: argparse.Namespace) -> dict[str, Implementation]:
     """The peers that this machine has; prints why the others are missing."""
     found: dict[str, Implementation] = {}
     for label, backend in library_backends().items():
-        if label not in PEERS:
+        if label not in (PAIRS if given.linear else PEERS):
             continue
-        backend = replace(backend, tiles=tiles) if isinstance(backend, DeepGemm) else backend
+        backend = replace(backend, tiles=given.tiles) if isinstance(backend, DeepGemm) else backend
         if reason := backend.unavailable(device):
             print(f"without {label}: {reason}", flush=True)
         else:
@@ -103,27 +111,62 @@ def available(device: Device, tiles: int) -> dict[str, Implementation]:
     return found
 
 
-def contenders(case: Case, peers: Mapping[str, Implementation], device: Device, extension: bool) -> list[Contender]:
+def spec_of(case: Case, given: argparse.Namespace) -> GemmSpec:
+    """The product, or the linear layer of its sizes."""
+    if not given.linear:
+        return case.spec
+    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    return LINEAR.spec(make_problem(LINEAR, {name: case.key[name] for name in "MNK"}, words, "sm_90", "case"))
+
+
+def ours(case: Case, spec: GemmSpec, device: Device, linear: bool) -> Iterator[tuple[Implementation, Knobs]]:
+    """The shipped winner; of a linear layer with the quantiser, and some kernels of one launch for few rows."""
+    if not linear:
+        yield case.kernel, case.candidate.knobs
+        return
+    own = {implementation.label: implementation for implementation in LINEAR.implementations}
+    yield own[case.candidate.backend], case.candidate.knobs
+    rows = next((size for size in (16, 32, 64) if spec.m <= size), None)
+    for kind in ("fused", "weight_only") if rows else ():
+        for columns in (32, 64):
+            splits = next(s for s in (1, 2, 4, 8, 16) if s == 16 or spec.n // columns * s >= 2 * device.cu_num)
+            shape = {"BLOCK_SIZE_M": rows, "BLOCK_SIZE_N": columns, "BLOCK_SIZE_K": 128, "NUM_KSPLIT": splits}
+            more = {"GROUP_SIZE_M": 16, "num_warps": 4, "num_stages": 4, "kernel_type": kind, "SWAP_AB": False}
+            amd = {"waves_per_eu": 0, "matrix_instr_nonkdim": 16, "kpack": 1, "cache_modifier": ""}
+            yield own[kind], {**shape, **more, **amd, "CTAS_PER_SM": 1, "CLUSTER_SIZE": 1}
+
+
+def contenders(
+    case: Case, peers: Mapping[str, Implementation], device: Device, given: argparse.Namespace
+) -> list[Contender]:
     """Ours and the peers' candidates, each in both layouts."""
-    found = [(OURS, case.kernel, case.candidate.knobs)]
-    for implementation in peers.values():
-        for knobs in implementation.configs(case.spec, device, NO_SPACE):
-            knobs = implementation.normalise(case.spec, knobs, device)
-            if not knobs and implementation.label == "deepgemm" and not extension:
-                continue
-            entry = (f"{implementation.label} {json.dumps(knobs, sort_keys=True)}", implementation, knobs)
-            if entry not in found and not implementation.unsupported_reason(case.spec, knobs, device):
-                found.append(entry)
+    spec, found = spec_of(case, given), list[tuple[str, Implementation, Knobs]]()
+    offered = [(OURS, *each) for each in ours(case, spec, device, given.linear)]
+    for label, peer in peers.items():
+        offered += [(label, peer, knobs) for knobs in peer.configs(spec, device, NO_SPACE)]
+    for label, implementation, knobs in offered:
+        if (label == "deepgemm" and not knobs and not given.extension) or (
+            knobs.get("product") == "triton" and not given.triton
+        ):
+            continue
+        knobs = implementation.normalise(spec, knobs, device)
+        name = f"{label} {implementation.label if label == OURS else ''}{json.dumps(knobs, sort_keys=True)}"
+        reason = implementation.unsupported_reason(spec, knobs, device)
+        if reason and label == OURS:
+            print(f"{case.key}: ours: {reason}", flush=True)
+        if not reason and name not in [other for other, _, _ in found]:
+            found.append((name, implementation, knobs))
+    layouts = LAYOUTS[:1] if given.linear else LAYOUTS
     return [
         Contender(name=name, implementation=implementation, knobs=knobs, layout=layout)
         for name, implementation, knobs in found
-        for layout in LAYOUTS
+        for layout in layouts
     ]
 
 
-def needed(case: Case, contender: Contender, device: Device) -> tuple[Build, ...]:
+def needed(spec: GemmSpec, contender: Contender, device: Device) -> tuple[Build, ...]:
     """The builds of a contender."""
-    spec = case.spec.with_scale_order(contender.layout)
+    spec = spec.with_scale_order(contender.layout)
     return contender.implementation.builds(spec, contender.knobs, device)
 
 
@@ -163,20 +206,21 @@ def graph_of(calls: list[Callable[[], object]]) -> torch.cuda.CUDAGraph:
 class Problem:
     """The operands of a case: weights in rotation, x with its scales in both layouts, and the reference."""
 
-    def __init__(self, case: Case, device: Device) -> None:
-        spec, generator = case.spec, torch.Generator(device=device.torch_name).manual_seed(5)
+    def __init__(self, spec: GemmSpec, family: Family, device: Device) -> None:
+        generator = torch.Generator(device=device.torch_name).manual_seed(5)
         self.spec, self.device = spec, device
-        first, inputs = FAMILY.make_weights(spec, generator), FAMILY.make_inputs(spec, generator)
-        assert inputs.x_scale is not None
+        first, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
         count = min(128, max(2, math.ceil(ROTATE_BYTES / (spec.n * spec.k))))
         self.weights = [first, *(replace(first, w=first.w.clone()) for _ in range(count - 1))]
         self.calls = max(count, LEAST_CALLS)
-        # A padded column is what an engine that writes M-major scales has.
-        padded = torch.zeros(inputs.x_scale.shape[1], -(-spec.m // 4) * 4, device=device.torch_name)
-        columns = padded[:, : spec.m].copy_(inputs.x_scale.t()).t()
-        self.inputs = {"row": inputs, "column": replace(inputs, x_scale=columns)}
+        self.inputs = {"row": inputs}
+        if inputs.x_scale is not None:
+            # A padded column is what an engine that writes M-major scales has.
+            padded = torch.zeros(inputs.x_scale.shape[1], -(-spec.m // 4) * 4, device=device.torch_name)
+            columns = padded[:, : spec.m].copy_(inputs.x_scale.t()).t()
+            self.inputs["column"] = replace(inputs, x_scale=columns)
         self.out = torch.empty((spec.m, spec.n), dtype=torch.bfloat16, device=device.torch_name)
-        self.reference, self.tolerance = FAMILY.reference(spec, inputs, first), FAMILY.tolerance(spec)
+        self.reference, self.tolerance = family.reference(spec, inputs, first), family.tolerance(spec)
 
     def bind(self, contender: Contender, weights: Weights) -> Callable[[], torch.Tensor]:
         """A call that writes `out`, or an output of its own."""
@@ -194,11 +238,9 @@ class Problem:
         return graph_of([launches[i % len(launches)] for i in range(self.calls)]), error
 
 
-def measure(
-    case: Case, chosen: list[Contender], device: Device, pause_s: float, flight: Path
-) -> Iterator[dict[str, object]]:
+def measure(problem: Problem, chosen: list[Contender], pause_s: float, flight: Path) -> Iterator[dict[str, object]]:
     """A row per contender."""
-    problem, key = Problem(case, device), {"M": case.spec.m, "N": case.spec.n, "K": case.spec.k}
+    key = {"M": problem.spec.m, "N": problem.spec.n, "K": problem.spec.k}
     graphs: dict[int, torch.cuda.CUDAGraph] = {}
     errors: dict[int, float] = {}
     notes: dict[int, str] = {}
@@ -223,10 +265,8 @@ def measure(
             times[i].append(time_us(graphs[i], problem.calls))
     for i, contender in enumerate(chosen):
         us = round(statistics.median(times[i]), 3) if i in times and errors[i] <= WRONG else ""
-        name = OURS if contender.label == OURS else contender.name
-        ran = f"{contender.implementation.label} {json.dumps(dict(contender.knobs))}" if name == OURS else ""
-        note = notes.get(i, ran)
-        yield {**key, "contender": name, "layout": contender.layout, "us": us, "error": errors.get(i, ""), "note": note}
+        result = {"us": us, "error": errors.get(i, ""), "note": notes.get(i, "")}
+        yield {**key, "contender": contender.name, "layout": contender.layout, **result}
 
 
 def child(given: argparse.Namespace) -> None:
@@ -237,21 +277,22 @@ def child(given: argparse.Namespace) -> None:
     chosen = cases(device, tuple(map(int, given.rows.split(","))), None)
     chosen = [case for case in chosen if (case.spec.n, case.spec.k) in sizes]
     random.Random(7).shuffle(chosen)  # what is measured when the time is over spans all sizes
-    peers = available(device, given.tiles)
-    todo = [(case, contenders(case, peers, device, given.extension)) for case in chosen]
-    todo = [(case, [c for c in of if c.label not in banned and c.name not in banned]) for case, of in todo]
-    builds = [build for case, of in todo for c in of for build in needed(case, c, device)]
+    peers = available(device, given)
+    todo = [(spec_of(case, given), contenders(case, peers, device, given)) for case in chosen]
+    todo = [(spec, [c for c in of if c.label not in banned and c.name not in banned]) for spec, of in todo]
+    builds = [build for spec, of in todo for c in of for build in needed(spec, c, device)]
     missing = compile_all(builds, device, time.time() + 0.4 * (given.until - time.time()))
-    todo = [(case, [c for c in of if missing.isdisjoint(needed(case, c, device))]) for case, of in todo]
+    todo = [(spec, [c for c in of if missing.isdisjoint(needed(spec, c, device))]) for spec, of in todo]
     flight, begin = given.out.with_suffix(".flight"), time.time()
     with torch.inference_mode():
-        for number, (case, of) in enumerate(todo):
-            if (str(case.spec.m), str(case.spec.n), str(case.spec.k)) in done:
+        for number, (spec, of) in enumerate(todo):
+            if (str(spec.m), str(spec.n), str(spec.k)) in done:
                 continue
             if time.time() > given.until:
                 print(f"time is over after {number} of {len(todo)} problems ({time.time() - begin:.0f} s)", flush=True)
                 break
-            append(given.out, list(measure(case, of, device, given.pause_ms / 1000, flight)))
+            problem = Problem(spec, LINEAR if given.linear else FAMILY, device)
+            append(given.out, list(measure(problem, of, given.pause_ms / 1000, flight)))
 
 
 def append(path: Path, rows: list[dict[str, object]]) -> None:
@@ -328,7 +369,7 @@ def report(rows: list[Row]) -> None:
         own, other = fastest(known[key], True), fastest(known[key], False)
         assert own is not None and other is not None
         sizes = "x".join(map(str, key))
-        print(f"  {ratio:.3f} {sizes}: {other['us']} us {other['contender']}; ours {own['us']} us {own['note']}")
+        print(f"  {ratio:.3f} {sizes}: {other['us']} us {other['contender']}; ours {own['us']} us {own['contender']}")
     failed = [row for row in rows if not row["us"]]
     for label in dict.fromkeys(label_of(row) for row in failed):
         of = [row for row in failed if label_of(row) == label]
@@ -383,7 +424,7 @@ def probe_child() -> None:
     module = load_module()
     print("step: loaded", module.__version__, "CUDA_HOME", os.environ.get("CUDA_HOME"), flush=True)
     device = gpu_device(0)
-    problem = Problem(cases(device, (64,), None)[0], device)
+    problem = Problem(cases(device, (64,), None)[0].spec, FAMILY, device)
     contender = Contender(name="deepgemm", implementation=DeepGemm(), knobs={}, layout="column")
     call = problem.bind(contender, problem.weights[0])
     print("step: first call", flush=True)
