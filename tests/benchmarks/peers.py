@@ -8,9 +8,9 @@
 backend that is available: DeepGEMM's first tiles by its own model, cuBLASLt, FlashInfer, and the kernels of vLLM. CUDA
 graphs over weights that rotate through 200 MB, all contenders in turn, medians of nine, both layouts of x_scale, every
 result checked. Prints the peer's time over ours by regime of M. Measuring runs in a process of its own: where a
-contender ends it, the next one goes on without that contender. `--pause-ms` before each replay gives cool clocks. `--linear`: x is
-bf16; vLLM's and SGLang's pairs of quantiser and product, and FlashInfer, against our quantiser with the shipped winner,
-and for few rows some of our kernels of one launch.
+contender ends it, the next one goes on without that contender. `--pause-ms` before each replay gives cool clocks.
+`--linear`: x is bf16; vLLM's and SGLang's pairs of quantiser and product, and FlashInfer, against our quantiser with
+the shipped winner, and for few rows some of our kernels of one launch.
 """
 
 import argparse
