@@ -85,7 +85,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("peers.csv"))
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
     parser.add_argument("--sizes", default=",".join(f"{n}x{k}" for n, k in SIDES), help="NxK, ...")
-    parser.add_argument("--tiles", type=int, default=3, help="DeepGEMM's tiles per product")
+    parser.add_argument("--tiles", type=int, default=4, help="DeepGEMM's tiles per product")
     parser.add_argument("--linear", action="store_true")
     parser.add_argument("--triton", action="store_true", help="also engines' Triton functions, which import the engine")
     parser.add_argument("--extension", action="store_true", help="also DeepGEMM's own call, which compiles by itself")
@@ -229,40 +229,47 @@ class Problem:
         prepared = contender.implementation.prepare(spec, weights, contender.knobs)
         return contender.implementation.bind(spec, contender.knobs, self.device, inputs, prepared, self.out)
 
-    def graph(self, contender: Contender) -> tuple[torch.cuda.CUDAGraph, float]:
+    def replay(self, contender: Contender) -> tuple["Replay", float]:
         """(The graph over the weights, the share of wrong elements)."""
         launches = [self.bind(contender, weights) for weights in self.weights]
         self.out.fill_(torch.nan)
-        result = launches[0]()
-        error = float(error_ratio(result, self.reference, *self.tolerance))
-        return graph_of([launches[i % len(launches)] for i in range(self.calls)]), error
+        error = float(error_ratio(launches[0](), self.reference, *self.tolerance))
+        graph = graph_of([launches[i % len(launches)] for i in range(self.calls)])
+        graph.replay()
+        torch.cuda.synchronize()
+        return Replay(graph=graph, launches=launches), error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay:
+    """A graph and its launches, which hold memory that it reads and writes: copies of scales, prepared weights."""
+
+    graph: torch.cuda.CUDAGraph
+    launches: list[Callable[[], torch.Tensor]]
 
 
 def measure(problem: Problem, chosen: list[Contender], pause_s: float, flight: Path) -> Iterator[dict[str, object]]:
     """A row per contender."""
     key = {"M": problem.spec.m, "N": problem.spec.n, "K": problem.spec.k}
-    graphs: dict[int, torch.cuda.CUDAGraph] = {}
+    replays: dict[int, Replay] = {}
     errors: dict[int, float] = {}
     notes: dict[int, str] = {}
     for i, contender in enumerate(chosen):
-        flight.write_text(json.dumps([contender.name.split(" ")[0], contender.name, list(key.values())]))
+        flight.write_text(json.dumps([contender.label, contender.name, list(key.values())]))
         try:
-            graphs[i], errors[i] = problem.graph(contender)
-            torch.cuda.synchronize()
-            graphs[i].replay()
+            replays[i], errors[i] = problem.replay(contender)
         except torch.AcceleratorError:
             raise
         except Exception as error:  # noqa: BLE001 - a peer's failure is a row
             notes[i] = one_line(error)
-    torch.cuda.synchronize()
-    flight.unlink()
-    times: dict[int, list[float]] = {i: [] for i in graphs}
+    times: dict[int, list[float]] = {i: [] for i in replays}
     for turn in range(REPLAYS):
-        for i in graphs if turn % 2 else reversed(graphs):
+        for i in replays if turn % 2 else reversed(replays):
+            flight.write_text(json.dumps([chosen[i].label, chosen[i].name, list(key.values())]))
             if pause_s:
-                torch.cuda.synchronize()
                 time.sleep(pause_s)
-            times[i].append(time_us(graphs[i], problem.calls))
+            times[i].append(time_us(replays[i].graph, problem.calls))
+    flight.unlink()
     for i, contender in enumerate(chosen):
         us = round(statistics.median(times[i]), 3) if i in times and errors[i] <= WRONG else ""
         result = {"us": us, "error": errors.get(i, ""), "note": notes.get(i, "")}
