@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gemmpipe.backends.cuda_driver import LoadedCubin
 from gemmpipe.backends.deepgemm_package import DeepGemmPackage, cuda_home, find_package, headers_hash, no_package_reason
 from gemmpipe.backends.deepgemm_tiles import Tile, source
-from gemmpipe.core.data import Build, BuildFacts, Device
+from gemmpipe.core.data import Build, BuildFacts, Device, Scalar
 from gemmpipe.core.paths import user_cache
 from gemmpipe.launch.build import kernel_names, read_resources
 
@@ -55,8 +55,8 @@ HEADERS = HeadersKernel()
 def tile_build(spec: "GemmSpec", tile: Tile, stages: int, device: Device) -> Build:
     """The build of a tile for this N and K and any M."""
     package = _package()
-    constants = {"rows": tile.rows, "columns": tile.columns, "multicast": tile.multicast}
-    sizes = {"stages": stages, "n": spec.n, "k": spec.k, "programs": device.cu_num}
+    constants: dict[str, Scalar] = {"rows": tile.rows, "columns": tile.columns, "multicast": tile.multicast}
+    sizes: dict[str, Scalar] = {"stages": stages, "n": spec.n, "k": spec.k, "programs": device.cu_num}
     return Build(
         kernel=KERNEL,
         source_hash=headers_hash(package.include),
@@ -142,7 +142,15 @@ def _compile(build: Build, path: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="compile-", dir=path.parent) as folder:
         code, cubin = Path(folder, "kernel.cu"), Path(folder, "kernel.cubin")
         code.write_text(_source(build))
-        command = [home / "bin" / "nvcc", code, "-cubin", "-o", cubin, f"-I{_package().include}", *_FLAGS]
+        command = [
+            str(home / "bin" / "nvcc"),
+            str(code),
+            "-cubin",
+            "-o",
+            str(cubin),
+            f"-I{_package().include}",
+            *_FLAGS,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
         if done.returncode or not cubin.is_file():
             said = " ".join((done.stdout + done.stderr).split())[-_LAST_LINES:]

@@ -200,4 +200,4 @@ def _triton(engine: str, quantised: Inputs, weights: Weights, dtype: "torch.dtyp
         raise RuntimeError(reason)
     call = getattr(import_module(function.module), function.function)
     operands = (quantised.x, weights.w, quantised.x_scale, weights.w_scale)
-    return lambda: call(*operands, [_BLOCK, _BLOCK], dtype)  # type: ignore[no-any-return]
+    return lambda: call(*operands, [_BLOCK, _BLOCK], dtype)
