@@ -40,6 +40,7 @@ from gemmpipe.backends.deepgemm_package import find_package, load_module
 from gemmpipe.core.data import Build, Device, Knobs
 from gemmpipe.core.device import gpu_device
 from gemmpipe.core.errors import one_line
+from gemmpipe.core.nvml import conditions
 from gemmpipe.family import Family, GemmSpec, Implementation, Inputs, KernelDefaults, Weights, load_family
 from gemmpipe.family.problem import make_problem
 from gemmpipe.family.reference import error_ratio
@@ -60,7 +61,7 @@ REGIMES = {
 Row = dict[str, str]
 OURS, WRONG = "ours", 0.01
 _PROBE_S = 30
-FIELDS = ("M", "N", "K", "contender", "layout", "us", "error", "note")
+FIELDS = ("M", "N", "K", "contender", "layout", "us", "tflops", "sm_mhz", "power_w", "error", "note")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,16 +264,21 @@ def measure(problem: Problem, chosen: list[Contender], pause_s: float, flight: P
         except Exception as error:  # noqa: BLE001 - a peer's failure is a row
             notes[i] = one_line(error)
     times: dict[int, list[float]] = {i: [] for i in replays}
+    states: dict[int, Mapping[str, object]] = {}
     for turn in range(REPLAYS):
         for i in replays if turn % 2 else reversed(replays):
             flight.write_text(json.dumps([chosen[i].label, chosen[i].name, list(key.values())]))
             if pause_s:
                 time.sleep(pause_s)
             times[i].append(time_us(replays[i].graph, problem.calls))
+            if turn == REPLAYS - 1:
+                states[i] = conditions(problem.device)  # NVML's averages of the time before
     flight.unlink()
     for i, contender in enumerate(chosen):
         us = round(statistics.median(times[i]), 3) if i in times and errors[i] <= WRONG else ""
-        result = {"us": us, "error": errors.get(i, ""), "note": notes.get(i, "")}
+        rate = round(2 * math.prod(key.values()) / us / 1e6, 1) if us else ""
+        state = {name: states.get(i, {}).get(name, "") for name in ("sm_mhz", "power_w")}
+        result = {"us": us, "tflops": rate, **state, "error": errors.get(i, ""), "note": notes.get(i, "")}
         yield {**key, "contender": contender.name, "layout": contender.layout, **result}
 
 
