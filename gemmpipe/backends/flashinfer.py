@@ -1,4 +1,4 @@
-"""`flashinfer`: FlashInfer's block-scaled product for Hopper, `fp8_blockscale_gemm_sm90`, where it is installed.
+"""`flashinfer`: FlashInfer's block-scaled product for Hopper, `fp8_blockscale_gemm_sm90`, and its mixture of experts.
 
 It takes x in fp8 with scales, or in bf16, which it quantises in a launch of its own: what vLLM calls for up to 32 rows.
 Its kernels are compiled when they are first called, by nvcc and NVRTC.
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from gemmpipe.backends import Backend
+from gemmpipe.backends import Backend, flashinfer_moe
 from gemmpipe.backends.aten import library_violation
 from gemmpipe.backends.cuda_driver import scales_for_copy_engine
 from gemmpipe.backends.deepgemm_package import cuda_home
 from gemmpipe.core.data import Device, Knobs
-from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared
+from gemmpipe.family import GemmSpec, Inputs, Launch, Prepared, Weights
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +32,7 @@ class FlashInfer(Backend):
     def unavailable(self, device: Device) -> str | None:
         """It needs a Hopper GPU, the package, and a CUDA toolkit of version 12.8 or later for its compiler."""
         if device.gfx != "sm_90":
-            return f"FlashInfer's fp8_blockscale_gemm_sm90 is for sm_90, not {device.gfx}"
+            return f"FlashInfer's products for Hopper are for sm_90, not {device.gfx}"
         for module, package in _PACKAGES.items():
             if find_spec(module) is None:
                 return f"the package {module} is not installed: pip install {package}"
@@ -41,7 +41,9 @@ class FlashInfer(Backend):
         return None
 
     def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
-        """The function's own checks; x in fp8 with 1x128 scales or in bf16, w in fp8 with 128x128 scales."""
+        """The functions' own checks; x in fp8 with 1x128 scales or in bf16, w in fp8 with 128x128 scales."""
+        if spec.experts is not None:
+            return flashinfer_moe.unsupported_reason(spec, spec.experts, device)
         if problem := library_violation(spec):
             return problem
         if spec.w_dtype != "float8_e4m3fn" or spec.w_scale is None or spec.w_scale.block != (_BLOCK, _BLOCK):
@@ -54,6 +56,10 @@ class FlashInfer(Backend):
             return f"sizes: K={spec.k} must be a multiple of 128, N={spec.n} of 64"
         return None
 
+    def prepare(self, spec: GemmSpec, weights: Weights, knobs: Knobs) -> Prepared:
+        """The stored weights; of experts a copy of the first one in the library's order."""
+        return Prepared(weights=weights) if spec.experts is None else flashinfer_moe.prepare(weights)
+
     def bind(
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
     ) -> Launch:
@@ -62,6 +68,8 @@ class FlashInfer(Backend):
         It reads the scales of x by their address alone, as M-major lines of a multiple of four rows; others are copied
         within the call.
         """
+        if spec.experts is not None:
+            return flashinfer_moe.bind(spec, inputs, prepared, out)
         from flashinfer.gemm import fp8_blockscale_gemm_sm90
 
         weights, x = prepared.weights, inputs.x.contiguous()

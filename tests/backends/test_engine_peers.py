@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from moe_problems import FMOE, spec_of
 
 from gemmpipe.backends import NO_SPACE, Backend, engine_pair, library_backends, vllm_cutlass
 from gemmpipe.backends.engine_pair import SglangPair, VllmPair
@@ -128,9 +129,43 @@ def fp8_blockscale_gemm_sm90(
     return out.copy_(multiply(x, weight, scales, weight_scale))
 
 
+def cutlass_fused_moe(
+    input: torch.Tensor,  # noqa: A002 - its name there
+    token_selected_experts: torch.Tensor,
+    token_final_scales: torch.Tensor,
+    fc1_expert_weights: torch.Tensor,
+    fc2_expert_weights: torch.Tensor,
+    output_dtype: torch.dtype,
+    quant_scales: list[torch.Tensor],
+    *,
+    output: torch.Tensor | None = None,
+    use_deepseek_fp8_block_scale: bool = False,
+) -> torch.Tensor:
+    """FlashInfer's function: the up projection's rows are before the gate's."""
+    assert output is not None
+    assert (token_selected_experts.dtype, token_final_scales.dtype) == (torch.int32, torch.float32)
+    assert use_deepseek_fp8_block_scale == (len(quant_scales) == 2)
+    output.zero_()
+    for expert in range(len(fc1_expert_weights)):
+        rows, places = (token_selected_experts == expert).nonzero(as_tuple=True)
+        w, w2 = fc1_expert_weights[expert].float(), fc2_expert_weights[expert].float()
+        if quant_scales:
+            w, w2 = (
+                each * scale[expert].repeat_interleave(128, 0).repeat_interleave(128, 1)
+                for each, scale in zip((w, w2), quant_scales, strict=True)
+            )
+        up, gate = (input[rows].float() @ w.t()).chunk(2, 1)
+        part = (torch.nn.functional.silu(gate) * up) @ w2.t()
+        output.index_add_(0, rows, (part * token_final_scales[rows, places, None]).to(output_dtype))
+    return output
+
+
 @pytest.fixture
 def flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The package with its one function."""
+    """The package with its two functions."""
+    experts = ModuleType("flashinfer.fused_moe")
+    experts.cutlass_fused_moe = cutlass_fused_moe  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flashinfer.fused_moe", experts)
     module = ModuleType("flashinfer.gemm")
     module.fp8_blockscale_gemm_sm90 = fp8_blockscale_gemm_sm90  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "flashinfer", ModuleType("flashinfer"))
@@ -197,14 +232,45 @@ def test_flashinfer_quantises_bf16_itself() -> None:
     assert run(FlashInfer(), {}, "linear_fp8_blockscale", 5) == 0
 
 
+@pytest.mark.parametrize("key", [{}, {"q_type": "per_1x128"}], ids=["bf16", "fp8"])
+@pytest.mark.usefixtures("flashinfer")
+def test_flashinfers_experts_read_the_up_projection_first(key: dict[str, object]) -> None:
+    backend, dtype = FlashInfer(), "float8_e4m3fn" if key else None
+    spec = spec_of((5, 256, 128, 4, 2), dtype=dtype, key=key)
+    assert backend.unsupported_reason(spec, {}, H200) is None
+    generator = torch.Generator().manual_seed(3)
+    weights, inputs = FMOE.make_weights(spec, generator), FMOE.make_inputs(spec, generator)
+    prepared = backend.prepare(spec, weights, {})
+    assert prepared.extra_bytes == sum(
+        each.numel() * each.element_size() for each in (weights.w, weights.w_scale) if each is not None
+    )
+    out = torch.full(spec.out_shape, torch.nan, dtype=torch.bfloat16)
+    result = backend.bind(spec, {}, H200, inputs, prepared, out)()
+    assert error_ratio(result, FMOE.reference(spec, inputs, weights), *FMOE.tolerance(spec)) == 0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "dtype", "key", "reason"),
+    [
+        ((5, 256, 130, 4, 2), None, {}, "alignment: sizes must be multiples of 8"),
+        ((5, 256, 192, 4, 2), "float8_e4m3fn", {}, "sizes: model_dim=256 and inter_dim=192 must be multiples of 128"),
+        ((5, 256, 128, 4, 2), "float16", {}, "types: bfloat16 in and out, not float16 and float16"),
+        ((5, 256, 128, 4, 2), "float8_e4m3fn", {"q_type": "per_token"}, "weights: fp8 is float8_e4m3fn with 128x128"),
+    ],
+)
+def test_experts_that_flashinfer_lacks(
+    sizes: tuple[int, ...], dtype: str | None, key: dict[str, object], reason: str
+) -> None:
+    found = FlashInfer().unsupported_reason(spec_of(sizes, dtype=dtype, key=key), {}, H200)
+    assert (found or "").startswith(reason)
+
+
 def test_reasons_of_flashinfer(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = FlashInfer()
     missing = "the package flashinfer is not installed: pip install flashinfer-python"
     monkeypatch.setattr("gemmpipe.backends.flashinfer.find_spec", lambda name: None)
     assert backend.unavailable(H200) == missing
-    assert backend.unavailable(arch_device("sm_100")) == (
-        "FlashInfer's fp8_blockscale_gemm_sm90 is for sm_90, not sm_100"
-    )
+    assert backend.unavailable(arch_device("sm_100")) == ("FlashInfer's products for Hopper are for sm_90, not sm_100")
     monkeypatch.setattr("gemmpipe.backends.flashinfer.find_spec", lambda name: None if "jit" in name else object())
     monkeypatch.setattr("gemmpipe.backends.flashinfer.cuda_home", lambda: None)
     assert "set CUDA_HOME" in (backend.unavailable(H200) or "")
