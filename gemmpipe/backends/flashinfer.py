@@ -31,6 +31,8 @@ class FlashInfer(Backend):
 
     def unavailable(self, device: Device) -> str | None:
         """It needs a Hopper GPU, the package, and a CUDA toolkit of version 12.8 or later for its compiler."""
+        if device.kind != "cuda":
+            return "no NVIDIA GPU: FlashInfer has kernels for NVIDIA only"
         if device.gfx != "sm_90":
             return f"FlashInfer's products for Hopper are for sm_90, not {device.gfx}"
         for module, package in _PACKAGES.items():
