@@ -163,15 +163,21 @@ class SglangPair(EnginePair):
         return lambda: quantise(x, _BLOCK, **given)
 
 
-@cache
 def _sglang_quantiser() -> "Callable[..., object]":
+    found = _import_quantiser()
+    if isinstance(found, str):
+        raise RuntimeError(found)
+    return found
+
+
+@cache
+def _import_quantiser() -> "Callable[..., object] | str":
+    """SGLang's function, or one line with the reason why it cannot be used; an import that fails is not repeated."""
     try:
         module = import_module(_SGLANG_MODULE)
-    except Exception as error:
-        raise RuntimeError(f"sglang cannot be imported: {one_line(error)}") from error
-    if not hasattr(module, _SGLANG_QUANTISER):
-        raise RuntimeError(f"this sglang has no {_SGLANG_QUANTISER} in {_SGLANG_MODULE}")
-    return getattr(module, _SGLANG_QUANTISER)  # type: ignore[no-any-return]
+    except Exception as error:  # noqa: BLE001 - engines run much code when they are imported
+        return f"sglang cannot be imported: {one_line(error)}"
+    return getattr(module, _SGLANG_QUANTISER, None) or f"this sglang has no {_SGLANG_QUANTISER} in {_SGLANG_MODULE}"
 
 
 def _inner(spec: GemmSpec, product: str, device: Device) -> tuple[Implementation, Knobs]:
