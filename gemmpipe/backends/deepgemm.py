@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from gemmpipe.family.space import Space
 
 
+_TILE_KNOBS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "multicast", "num_stages")
+
+
 @dataclass(frozen=True, kw_only=True)
 class DeepGemm(Backend):
     """Without knobs: the library's own choice (`fp8_gemm_nt`). With a tile as knobs: its kernel with this tile."""
@@ -53,7 +56,7 @@ class DeepGemm(Backend):
 
     def knob_names(self, spec: GemmSpec, device: Device) -> tuple[str, ...]:
         """Those of a tile."""
-        return ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "multicast", "num_stages")
+        return _TILE_KNOBS
 
     def unsupported_reason(self, spec: GemmSpec, knobs: Knobs, device: Device) -> str | None:
         """1x128 by 128x128 scales and bf16 output; any M. For tiles also the kernel's own rules."""
@@ -61,9 +64,14 @@ class DeepGemm(Backend):
             return reason
         if not knobs:
             return None
-        package = find_package()
+        if set(knobs) != set(_TILE_KNOBS):
+            return f"knobs: expected none, or {', '.join(_TILE_KNOBS)}"
+        package, tile, stages = find_package(), Tile.of(knobs), int(str(knobs["num_stages"]))
         problem = no_package_reason() if package is None else _tiles_problem(package, device)
-        return problem or Tile.of(knobs).violation(spec, device)
+        if problem or (problem := tile.violation(spec, device)):
+            return problem
+        most = tile.stages(spec.k, device.shared_bytes)
+        return None if 0 < stages <= most else f"stages: {stages}, {most} fit"
 
     def builds(self, spec: GemmSpec, knobs: Knobs, device: Device) -> tuple[Build, ...]:
         """A tile's; the library compiles its own choice by itself."""

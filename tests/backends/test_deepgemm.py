@@ -241,6 +241,8 @@ def test_a_tile_is_compiled_once(clean: Path, monkeypatch: pytest.MonkeyPatch) -
     assert cubin.name.endswith("-nvcc13.0.cubin")
     assert backend.builds(spec_of(64, 4608, 7168), knobs, H200) == (build,), "one build for all M"
     assert backend.builds(spec, {}, H200) == ()
+    assert backend.unsupported_reason(spec, {**knobs, "num_stages": 6}, H200) == "stages: 6, 5 fit"
+    assert (backend.unsupported_reason(spec, {"BLOCK_SIZE_M": 64}, H200) or "").startswith("knobs: expected none, or")
 
 
 @pytest.mark.e2e
