@@ -1,4 +1,4 @@
-"""Times the fastest peers' fp8 block-scaled products beside the shipped winners, on a Hopper GPU.
+"""Times the fastest peers' fp8 block-scaled products beside shipped choices, on a Hopper GPU.
 
     python tests/benchmarks/peers.py --limit-s 100 --out peers.csv [--rows 1,64,4096] [--sizes 7168x18432] [--tiles 3]
     python tests/benchmarks/peers.py --linear --limit-s 60 --out linear.csv --rows 1,8,16,32
@@ -7,7 +7,8 @@
 140 problems: 14 (N, K) of DeepSeek-V3 and Llama-70B over eight devices, ten M. Peers are the candidates of every
 backend that is available: DeepGEMM's first tiles by its own model, cuBLASLt, FlashInfer, and the kernels of vLLM. CUDA
 graphs over weights that rotate through 200 MB, all contenders in turn, medians of nine, both layouts of x_scale, every
-result checked. Prints the peer's time over ours by regime of M. Measuring runs in a process of its own: where a
+result checked. Ours are the choices of the `--ours` nearest shipped rows, the problem's own one among them where there
+is one. Prints the peer's time over ours by regime of M. Measuring runs in a process of its own: where a
 contender ends it, the next one goes on without that contender. `--pause-ms` before each replay gives cool clocks.
 `--linear`: x is bf16; vLLM's and SGLang's pairs of quantiser and product, and FlashInfer, against our quantiser with
 the shipped winner, and for few rows some of our kernels of one launch.
@@ -29,22 +30,26 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import torch
-from scale_layouts import FAMILY, LEAST_CALLS, REPLAYS, ROTATE_BYTES, ROWS, SIDES, Case, cases, time_us
+from scale_layouts import FAMILY, LEAST_CALLS, REPLAYS, ROTATE_BYTES, ROWS, SIDES, kernel_of, time_us
 
 from gemmpipe.backends import NO_SPACE, library_backends
 from gemmpipe.backends.deepgemm import DeepGemm
 from gemmpipe.backends.deepgemm_package import find_package, load_module
-from gemmpipe.core.data import Build, Device, Knobs
+from gemmpipe.core.data import Build, Candidate, Device, Knobs
 from gemmpipe.core.device import gpu_device
 from gemmpipe.core.errors import one_line
 from gemmpipe.core.nvml import conditions
+from gemmpipe.core.paths import shipped_tables
 from gemmpipe.family import Family, GemmSpec, Implementation, Inputs, KernelDefaults, Weights, load_family
 from gemmpipe.family.problem import make_problem
 from gemmpipe.family.reference import error_ratio
 from gemmpipe.launch.build import compile_build
+from gemmpipe.stages.rows import candidate_of
+from gemmpipe.tables import store
 
 LAYOUTS = ("row", "column")
 PEERS = ("deepgemm", "flashinfer", "scaled_mm", "vllm_cutlass")
@@ -87,6 +92,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rows", default=",".join(map(str, ROWS)))
     parser.add_argument("--sizes", default=",".join(f"{n}x{k}" for n, k in SIDES), help="NxK, ...")
     parser.add_argument("--tiles", type=int, default=4, help="DeepGEMM's tiles per product")
+    parser.add_argument("--ours", type=int, default=4, help="our candidates: those of the nearest shipped rows")
     parser.add_argument("--linear", action="store_true")
     parser.add_argument("--triton", action="store_true", help="also engines' Triton functions, which import the engine")
     parser.add_argument("--extension", action="store_true", help="also DeepGEMM's own call, which compiles by itself")
@@ -112,55 +118,72 @@ def available(device: Device, given: argparse.Namespace) -> dict[str, Implementa
     return found
 
 
-def spec_of(case: Case, given: argparse.Namespace) -> GemmSpec:
-    """The product, or the linear layer of its sizes."""
-    if not given.linear:
-        return case.spec
-    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
-    return LINEAR.spec(make_problem(LINEAR, {name: case.key[name] for name in "MNK"}, words, "sm_90", "case"))
+def specs(given: argparse.Namespace) -> list[GemmSpec]:
+    """The products, or the linear layers of these sizes, in an order that spans all when the time is over."""
+    family, words = LINEAR if given.linear else FAMILY, KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    sides = [tuple(map(int, size.split("x"))) for size in given.sizes.split(",")]
+    keys = [{"M": int(m), "N": n, "K": k} for m in given.rows.split(",") for n, k in sides]
+    random.Random(7).shuffle(keys)
+    return [family.spec(make_problem(family, key, words, "sm_90", "peers")) for key in keys]
 
 
-def ours(case: Case, spec: GemmSpec, device: Device, linear: bool) -> Iterator[tuple[Implementation, Knobs]]:
-    """The shipped winner; of a linear layer with the quantiser, and some kernels of one launch for few rows."""
-    if not linear:
-        yield case.kernel, case.candidate.knobs
-        return
-    own = {implementation.label: implementation for implementation in LINEAR.implementations}
-    yield own[case.candidate.backend], case.candidate.knobs
-    rows = next((size for size in (16, 32, 64) if spec.m <= size), None)
+@cache
+def shipped_rows(device: Device) -> list[tuple[tuple[int, int, int], Candidate]]:
+    """The shipped choices by own kernels for this device, by (M, N, K)."""
+    rows = store.read(shipped_tables() / FAMILY.csv_name, FAMILY)
+    mine = [row for row in rows if row["gfx"] == device.gfx and kernel_of(str(row["libtype"])) is not None]
+    keys = [(int(str(row["M"])), int(str(row["N"])), int(str(row["K"]))) for row in mine]
+    return [(key, candidate_of(str(row["libtype"]), str(row["config"]))) for key, row in zip(keys, mine, strict=True)]
+
+
+def ours(spec: GemmSpec, device: Device, given: argparse.Namespace) -> Iterator[tuple[str, Implementation, Knobs]]:
+    """(Name, implementation, knobs): `shipped` for the problem's own row, `near` for rows of the nearest sizes.
+
+    A linear layer has them with the quantiser, and for few rows some kernels of one launch.
+    """
+
+    def distance(row: tuple[tuple[int, int, int], Candidate]) -> float:
+        m, n, k = (abs(math.log(a / b)) for a, b in zip(row[0], (spec.m, spec.n, spec.k), strict=True))
+        return 2 * m + n + k
+
+    family, found = LINEAR if given.linear else FAMILY, dict[Candidate, str]()
+    own = {implementation.label: implementation for implementation in family.implementations}
+    for key, candidate in sorted(shipped_rows(device), key=distance):
+        implementation = own[candidate.backend]
+        knobs = implementation.normalise(spec, candidate.knobs, device)
+        if len(found) < given.ours and not implementation.unsupported_reason(spec, knobs, device):
+            exact = key == (spec.m, spec.n, spec.k) and not given.linear
+            found.setdefault(Candidate.of(candidate.backend, knobs), "shipped" if exact else "near")
+    yield from ((name, own[candidate.backend], candidate.knobs) for candidate, name in found.items())
+    rows = next((size for size in (16, 32, 64) if spec.m <= size), None) if given.linear else None
     for kind in ("fused", "weight_only") if rows else ():
         for columns in (32, 64):
             splits = next(s for s in (1, 2, 4, 8, 16) if s == 16 or spec.n // columns * s >= 2 * device.cu_num)
             shape = {"BLOCK_SIZE_M": rows, "BLOCK_SIZE_N": columns, "BLOCK_SIZE_K": 128, "NUM_KSPLIT": splits}
             more = {"GROUP_SIZE_M": 16, "num_warps": 4, "num_stages": 4, "kernel_type": kind, "SWAP_AB": False}
             amd = {"waves_per_eu": 0, "matrix_instr_nonkdim": 16, "kpack": 1, "cache_modifier": ""}
-            yield own[kind], {**shape, **more, **amd, "CTAS_PER_SM": 1, "CLUSTER_SIZE": 1}
+            yield kind, own[kind], {**shape, **more, **amd, "CTAS_PER_SM": 1, "CLUSTER_SIZE": 1}
 
 
 def contenders(
-    case: Case, peers: Mapping[str, Implementation], device: Device, given: argparse.Namespace
+    spec: GemmSpec, peers: Mapping[str, Implementation], device: Device, given: argparse.Namespace
 ) -> list[Contender]:
     """Ours and the peers' candidates, each in both layouts."""
-    spec, found = spec_of(case, given), list[tuple[str, Implementation, Knobs]]()
-    offered = [(OURS, *each) for each in ours(case, spec, device, given.linear)]
+    offered = [(f"{OURS} {name} {own.label}", own, knobs) for name, own, knobs in ours(spec, device, given)]
     for label, peer in peers.items():
-        offered += [(label, peer, knobs) for knobs in peer.configs(spec, device, NO_SPACE)]
-    for label, implementation, knobs in offered:
-        if (label == "deepgemm" and not knobs and not given.extension) or (
-            knobs.get("product") == "triton" and not given.triton
-        ):
-            continue
+        for knobs in peer.configs(spec, device, NO_SPACE):
+            own_call = label == "deepgemm" and not knobs and not given.extension
+            if not own_call and (given.triton or knobs.get("product") != "triton"):
+                offered.append((label, peer, knobs))
+    found: dict[str, tuple[Implementation, Knobs]] = {}
+    for name, implementation, knobs in offered:
         knobs = implementation.normalise(spec, knobs, device)
-        name = f"{label} {implementation.label if label == OURS else ''}{json.dumps(knobs, sort_keys=True)}"
-        reason = implementation.unsupported_reason(spec, knobs, device)
-        if reason and label == OURS:
-            print(f"{case.key}: ours: {reason}", flush=True)
-        if not reason and name not in [other for other, _, _ in found]:
-            found.append((name, implementation, knobs))
+        if not implementation.unsupported_reason(spec, knobs, device):
+            found.setdefault(f"{name} {json.dumps(knobs, sort_keys=True)}", (implementation, knobs))
     layouts = LAYOUTS[:1] if given.linear else LAYOUTS
     return [
         Contender(name=name, implementation=implementation, knobs=knobs, layout=layout)
-        for name, implementation, knobs in found
+        for name, (implementation, knobs) in found.items()
         for layout in layouts
     ]
 
@@ -285,13 +308,9 @@ def measure(problem: Problem, chosen: list[Contender], pause_s: float, flight: P
 def child(given: argparse.Namespace) -> None:
     """Measures what the file does not have yet, until the time is over."""
     device, banned = gpu_device(0), set(filter(None, given.banned.split(";")))
-    sizes = {tuple(map(int, size.split("x"))) for size in given.sizes.split(",")}
     done = {(row["M"], row["N"], row["K"]) for row in read(given.out)}
-    chosen = cases(device, tuple(map(int, given.rows.split(","))), None)
-    chosen = [case for case in chosen if (case.spec.n, case.spec.k) in sizes]
-    random.Random(7).shuffle(chosen)  # what is measured when the time is over spans all sizes
     peers = available(device, given)
-    todo = [(spec_of(case, given), contenders(case, peers, device, given)) for case in chosen]
+    todo = [(spec, contenders(spec, peers, device, given)) for spec in specs(given)]
     todo = [(spec, [c for c in of if c.label not in banned and c.name not in banned]) for spec, of in todo]
     builds = [build for spec, of in todo for c in of for build in needed(spec, c, device)]
     missing = compile_all(builds, device, time.time() + 0.4 * (given.until - time.time()))
@@ -340,19 +359,25 @@ def by_problem(rows: Iterable[Row]) -> dict[tuple[int, int, int], list[Row]]:
     return found
 
 
-def fastest(rows: Iterable[Row], ours: bool, label: str = "", layout: str = "") -> Row | None:
-    """Of our rows or of the peers', of this backend and layout unless they are empty."""
-    of = (r for r in rows if (label_of(r) == OURS) == ours and label in ("", label_of(r)))
-    return min((r for r in of if layout in ("", r["layout"])), key=lambda row: float(row["us"]), default=None)
+def fastest(rows: Iterable[Row], label: str, layout: str = "") -> Row | None:
+    """Of `ours`, of `ours shipped`, of a backend, or of all `peers`, in this layout unless it is empty."""
+    of = (
+        row
+        for row in rows
+        if (label_of(row) != OURS if label == "peers" else f"{row['contender']} ".startswith(f"{label} "))
+    )
+    return min((row for row in of if layout in ("", row["layout"])), key=lambda row: float(row["us"]), default=None)
 
 
-def ratios(rows: Iterable[Row], label: str = "", layout: str = "") -> dict[tuple[int, int, int], float]:
+def ratios(
+    rows: Iterable[Row], label: str = "peers", layout: str = "", own: str = OURS
+) -> dict[tuple[int, int, int], float]:
     """By problem: the time of the peers' fastest candidate over ours, both in this layout, or each in its best."""
     found = {}
     for key, of in by_problem(rows).items():
-        own, other = fastest(of, True, "", layout), fastest(of, False, label, layout)
-        if own is not None and other is not None:
-            found[key] = float(other["us"]) / float(own["us"])
+        mine, other = fastest(of, own, layout), fastest(of, label, layout)
+        if mine is not None and other is not None:
+            found[key] = float(other["us"]) / float(mine["us"])
     return found
 
 
@@ -371,18 +396,19 @@ def report(rows: list[Row]) -> None:
     print("Time over ours, geomean (least), problems")
     print("| | " + " | ".join(REGIMES) + " |\n|" + "---|" * (len(REGIMES) + 1))
     for label in dict.fromkeys(label_of(row) for row in rows if label_of(row) != OURS):
-        print(line(f"{label}, best layouts", ratios(rows, label)))
-    print(line("the fastest peer, best layouts", ratios(rows)))
+        print(line(label, ratios(rows, label)))
+    print(line("the fastest peer", ratios(rows)))
     for layout in LAYOUTS:
-        print(line(f"the fastest peer, x_scale {layout}", ratios(rows, "", layout)))
+        print(line(f"the same, x_scale {layout} for both", ratios(rows, "peers", layout)))
+    print(line("the same over the shipped winner, where there is one", ratios(rows, own=f"{OURS} shipped")))
     known = by_problem(rows)
     behind = sorted((ratio, key) for key, ratio in ratios(rows).items() if ratio < 1)
-    print(f"a peer is ahead on {len(behind)} of {len(known)}:")
+    print(f"a peer is ahead of the best of ours on {len(behind)} of {len(known)}:")
     for ratio, key in behind:
-        own, other = fastest(known[key], True), fastest(known[key], False)
-        assert own is not None and other is not None
+        mine, other = fastest(known[key], OURS), fastest(known[key], "peers")
+        assert mine is not None and other is not None
         sizes = "x".join(map(str, key))
-        print(f"  {ratio:.3f} {sizes}: {other['us']} us {other['contender']}; ours {own['us']} us {own['contender']}")
+        print(f"  {ratio:.3f} {sizes}: {other['us']} us {other['contender']}; {mine['us']} us {mine['contender']}")
     failed = [row for row in rows if not row["us"]]
     for label in dict.fromkeys(label_of(row) for row in failed):
         of = [row for row in failed if label_of(row) == label]
@@ -437,7 +463,9 @@ def probe_child() -> None:
     module = load_module()
     print("step: loaded", module.__version__, "CUDA_HOME", os.environ.get("CUDA_HOME"), flush=True)
     device = gpu_device(0)
-    problem = Problem(cases(device, (64,), None)[0].spec, FAMILY, device)
+    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    key = {"M": 64, "N": 1280, "K": 8192}
+    problem = Problem(FAMILY.spec(make_problem(FAMILY, key, words, device.gfx, "probe")), FAMILY, device)
     contender = Contender(name="deepgemm", implementation=DeepGemm(), knobs={}, layout="column")
     call = problem.bind(contender, problem.weights[0])
     print("step: first call", flush=True)
