@@ -16,8 +16,8 @@ TENSOR_TYPES = {"bytes": 0, "float32": 7, "bfloat16": 9}
 _SWIZZLES = {0: 0, 16: 0, 32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle by bytes
 _PROMOTE_256_BYTES = 3  # CU_TENSOR_MAP_L2_PROMOTION_L2_256B
 _MAP_BYTES = 128
-_SCALES_PER_LINE = 4
-"""The copy engine reads rows of fp32 scales that begin at multiples of 16 bytes."""
+_LINE_BYTES, _SCALES_PER_LINE = 16, 4
+"""The copy engine reads rows that begin at multiples of 16 bytes, which are four fp32 scales."""
 
 
 class _AttributeValue(ctypes.Union):
@@ -155,6 +155,12 @@ def _check(code: int, call: str) -> None:
         raise RuntimeError(f"{call}: {(name.value or b'unknown').decode()} ({code})")
 
 
+def aligned_rows(tensor: "torch.Tensor") -> "torch.Tensor":
+    """The tensor, or a copy if its rows are not contiguous or do not begin at a multiple of 16 bytes."""
+    rows = tensor.contiguous()
+    return rows.clone() if rows.data_ptr() % _LINE_BYTES else rows
+
+
 def scales_for_copy_engine(
     scales: "torch.Tensor", *, whole_lines: bool = False
 ) -> "tuple[torch.Tensor, Callable[[], object]]":
@@ -169,7 +175,7 @@ def scales_for_copy_engine(
     line, stride = -(-rows // _SCALES_PER_LINE) * _SCALES_PER_LINE, scales.stride(1)
     m_major = rows == 1 or scales.stride(0) == 1
     fits = stride == line if whole_lines else stride % _SCALES_PER_LINE == 0 and stride >= rows
-    if m_major and fits and not scales.data_ptr() % (4 * _SCALES_PER_LINE):
+    if m_major and fits and not scales.data_ptr() % _LINE_BYTES:
         return scales, lambda: None
     kept = torch.empty_strided((rows, blocks), (1, line), dtype=scales.dtype, device=scales.device)
     return kept, lambda: kept.copy_(scales)

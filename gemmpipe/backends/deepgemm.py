@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gemmpipe.backends import Backend
-from gemmpipe.backends.cuda_driver import Grid, Matrix, scales_for_copy_engine
+from gemmpipe.backends.cuda_driver import Grid, Matrix, aligned_rows, scales_for_copy_engine
 from gemmpipe.backends.deepgemm_build import load_tile, tile_build, toolkit_problem
 from gemmpipe.backends.deepgemm_package import DeepGemmPackage, find_package, load_module, no_package_reason
 from gemmpipe.backends.deepgemm_tiles import K_BLOCK, PRODUCER_THREADS, Tile, likely_tiles
@@ -86,9 +86,9 @@ class DeepGemm(Backend):
         return f"{self.label}_{tile.rows}x{tile.columns}{shared}"
 
     def prepare(self, spec: GemmSpec, weights: Weights, knobs: Knobs) -> Prepared:
-        """The stored weight, contiguous as the kernel reads it."""
+        """The stored weight, contiguous and aligned as the kernel reads it; checkpoints' weights are."""
         scales = weights.w_scale if weights.w_scale is None else weights.w_scale.contiguous()
-        return Prepared(weights=replace(weights, w=weights.w.contiguous(), w_scale=scales))
+        return Prepared(weights=replace(weights, w=aligned_rows(weights.w), w_scale=scales))
 
     def bind(
         self, spec: GemmSpec, knobs: Knobs, device: Device, inputs: Inputs, prepared: Prepared, out: "torch.Tensor"
@@ -132,7 +132,7 @@ def _bind_tile(
     import torch
 
     tile, stages = Tile.of(knobs), int(str(knobs["num_stages"]))
-    x, w, w_scale = inputs.x.contiguous(), prepared.weights.w, prepared.weights.w_scale
+    x, w, w_scale = aligned_rows(inputs.x), prepared.weights.w, prepared.weights.w_scale
     assert w_scale is not None and inputs.x_scale is not None
     x_scale, copy_scales = scales_for_copy_engine(inputs.x_scale)
     grid = Grid(

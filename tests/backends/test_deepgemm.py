@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gemmpipe.backends import NO_SPACE, cuda_driver, deepgemm_build, deepgemm_package
-from gemmpipe.backends.cuda_driver import scales_for_copy_engine
+from gemmpipe.backends.cuda_driver import aligned_rows, scales_for_copy_engine
 from gemmpipe.backends.deepgemm import DeepGemm, _matrices
 from gemmpipe.backends.deepgemm_build import toolkit_problem
 from gemmpipe.backends.deepgemm_package import cuda_home, find_package, load_module
@@ -287,6 +287,17 @@ def test_scales_are_copied_only_in_other_layouts() -> None:
     copy()
     assert kept.stride() == (1, 8)
     assert torch.equal(kept, values)
+
+
+def test_rows_for_the_copy_engine_are_aligned() -> None:
+    memory = torch.arange(4 * 32 + 1, dtype=torch.uint8)
+    whole, shifted = memory[: 4 * 32].view(4, 32), memory[1:].view(4, 32)
+    assert aligned_rows(whole) is whole
+    for given in (shifted, whole.t()):
+        found = aligned_rows(given)
+        assert torch.equal(found, given)
+        assert found.is_contiguous()
+        assert found.data_ptr() % 16 == 0
 
 
 def test_descriptors_of_a_tile() -> None:
