@@ -20,7 +20,7 @@ _MAX_LENGTH = 60
 _MAX_QUOTED = 200
 """Characters of a cell or a value in a message; cells are unbounded."""
 _ELLIPSIS = " ... "
-_MAX_LISTED = 200  # characters of a longer list that is shown whole
+_MAX_LISTED = 240  # characters of a longer list that is shown whole
 _SHORT_WORD = 3  # words of this length are similar by chance, like 'gpu' and 'cpu'
 
 

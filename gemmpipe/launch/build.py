@@ -53,6 +53,12 @@ def read_code(cubin: bytes) -> bytes:
     return b"".join(data for name, data in _sections(cubin) if name.startswith(b".text."))
 
 
+def kernel_names(cubin: bytes) -> tuple[str, ...]:
+    """The names of a cubin's kernels. Raises ValueError or struct.error for anything but a cubin."""
+    names = (name for name, _ in _sections(cubin))
+    return tuple(name.removeprefix(b".text.").decode() for name in names if name.startswith(b".text."))
+
+
 def _sections(cubin: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Name and content of each section. Raises ValueError or struct.error for an invalid ELF file."""
     header = _HEADER.unpack_from(cubin)
@@ -79,7 +85,13 @@ def _records(info: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def compile_build(build: Build, target: Device) -> BuildFacts:
-    """Compile for an architecture, present or not, into Triton's disk cache. Raises all errors of the compiler."""
+    """Compile for an architecture, present or not, into Triton's disk cache. Raises all errors of the compiler.
+
+    A build may name an object with a `compile_build` of its own instead of a JIT function.
+    """
+    if (compile_own := getattr(find_kernel(build.kernel), "compile_build", None)) is not None:
+        facts: BuildFacts = compile_own(build, target)
+        return facts
     begin = time.perf_counter()
     with record_cache_hits() as hits:
         kernel = compile_kernel(build, target)

@@ -122,7 +122,7 @@ def test_flags_of_another_command_or_without_an_equivalent(typed: str, text: str
         ("backend=[flydsl]", "backend: no option 'flydsl'; no backend runs flydsl"),
         (
             "backend=nope",
-            "backend: no option 'nope'; known: aiter, autotune, cublaslt, deepgemm, fused, gluon, hipblaslt, ",
+            "backend: no option 'nope'; known: aiter, autotune, cublaslt, deepgemm, engine_pairs, flashinfer, fused, ",
         ),
         ("inputs=a.csv:b.csv", "inputs: several files are a list: 'inputs=[a.csv,b.csv]'"),
         ("libtype=opus", "libtype=opus: an aiter key; no backend runs opus"),

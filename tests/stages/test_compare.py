@@ -158,6 +158,8 @@ def _compared(rows: list[tuple[str, int, float | None, float | None]]) -> pd.Dat
             "over_tuned": over,
             "over_own": own,
             "library": name in ("a", "b"),
+            "peer": over is not None and name not in ("tuned", "own kernels"),
+            "libtype": name.split(" ")[0],
         }
         for name, m, over, own in rows
     ]
@@ -187,6 +189,22 @@ def test_the_summary_is_by_regime() -> None:
     assert " ".join(race.split()) == "M 8 to 64 1.00 (0.50) of 2 1 1.00 (0.50) of 2 1.50 (1.50) of 2"
     unknown = lines(compared, summed.reset_index(), "bb")
     assert any("no timed entry named 'bb'; did you mean" in line for line in unknown)
+
+
+def test_many_candidates_of_a_backend_are_one_entry() -> None:
+    tiles = [(f"deepgemm {columns}", m, 1 + columns / m, columns / m) for columns in range(1, 8) for m in (8, 64)]
+    compared = _compared([("own kernels", 8, 1.0, 1.0), ("a", 8, 1.5, 2.0), ("few x", 8, 1.2, 3.0), *tiles])
+    summed = summarize(compared, [16]).set_index(["regime", "name"])
+    assert set(summed.index.get_level_values(1)) == {
+        *("own kernels", "a", "few x", "deepgemm, its fastest", "fastest library", "fastest peer")
+    }
+    fastest = summed.loc[("M 8", "deepgemm, its fastest")]
+    assert [fastest["us_of"], fastest["over_own"], fastest["us"]] == pytest.approx([1, 1 / 8, 10 * (1 + 1 / 8)])
+    assert summed.loc[("M 8", "fastest peer")]["over_tuned"] == pytest.approx(1 + 1 / 8)
+    assert summed.loc[("M 8", "fastest library")]["over_tuned"] == pytest.approx(1.5)
+    text = "\n".join(lines(compared, summed.reset_index(), "fastest peer"))
+    assert "own kernels behind fastest peer on 2 of 2 problems" in text
+    assert "M=8 N=64 K=32: 0.125 (deepgemm 1 11.25 us)" in text
 
 
 def test_a_backends_label_is_enough_for_its_only_path() -> None:

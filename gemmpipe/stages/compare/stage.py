@@ -32,6 +32,7 @@ COMPARED = (
     "unlike",
     "libtype",
     "library",
+    "peer",
     "config",
     "status",
     "us",
@@ -68,7 +69,7 @@ class Compare(Stage):
 
     def check(self, context: Context) -> None:
         """Raises UserError for a baseline that no entry can have as its name."""
-        known = {*NAMES, regimes.LIBRARY, *(i.label for i in context.implementations)}
+        known = {*NAMES, regimes.LIBRARY, regimes.PEER, *(i.label for i in context.implementations)}
         if self.baseline is not None and not {self.baseline, self.baseline.partition(" ")[0]} & known:
             raise UserError(
                 f"stages.compare.baseline: no entry named '{self.baseline}'{suggest_or_list(self.baseline, known)}"
@@ -110,13 +111,12 @@ class Compare(Stage):
             name, trial = str(entry["name"]), named[str(entry["name"])]
             us = row_time_us(trial)
             library = trial is not None and _is_library(name, trial, context)
+            kinds = {"unlike": entry["unlike"], "library": library, "peer": _is_peer(entry, trial)}
             result = {c: trial[c] for c in _FROM_TRIAL} if trial is not None else _missing_cells(entry)
             cost = {"tuning_s": entry["seconds"], **{c: entry[c] for c in ("tried", "of", "compiled")}}
             over = {"over_tuned": _ratio(trial, named.get(TUNED)), "over_own": _ratio(trial, named.get(OWN))}
             over["over_floor"] = us / floor if us is not None and floor else None
-            rows.append(
-                {**cells, "name": name, "unlike": entry["unlike"], "library": library, "us": us} | result | over | cost
-            )
+            rows.append({**cells, "name": name, **kinds, "us": us} | result | over | cost)
         return rows
 
 
@@ -148,6 +148,11 @@ def _is_library(name: str, trial: TrialRow, context: Context) -> bool:
     """True for a library path that computes this product without extra weight memory."""
     path = name == _BLOCKWISE or trial["libtype"] in context.family.baseline
     return path and not trial["extra_weight_bytes"]
+
+
+def _is_peer(entry: TrialRow, trial: TrialRow | None) -> bool:
+    """True for a path by others that computes this product without extra weight memory."""
+    return trial is not None and entry["name"] not in NAMES and not entry["unlike"] and not trial["extra_weight_bytes"]
 
 
 def _missing_cells(entry: TrialRow) -> dict[str, object]:

@@ -12,7 +12,8 @@ from gemmpipe.stages.compare.entries import AUTOTUNE, TUNED
 if TYPE_CHECKING:
     import pandas as pd
 
-LIBRARY = "fastest library"
+LIBRARY, PEER = "fastest library", "fastest peer"
+"""The fastest of a library's paths, and of everything by others; neither needs more weight memory."""
 _MEANS = ("over_tuned", "over_own", "over_floor", "us")
 REGIMES = (
     "regime",
@@ -22,16 +23,20 @@ REGIMES = (
 )
 """The columns of `regimes`: geometric means of columns of `compared`, with least, most and count."""
 _MOST_LINES = 20
+_MOST_NAMES = 6
+"""A backend with more names is one entry of the summary, its fastest candidate on each problem."""
 
 
 def summarize(compared: "pd.DataFrame", bounds: Sequence[int]) -> "pd.DataFrame":
     """A row per regime and name; `bounds`: the largest M of each regime but the last."""
     import pandas as pd
 
+    names = compared[compared["us"].notna()].drop_duplicates("name").groupby("libtype")["name"].count()
+    many = [str(label) for label, count in names.items() if count > _MOST_NAMES]
     rows = [
         {"regime": label, "name": name, **_means(part)}
         for label, within in _by_regime(compared, bounds)
-        for name, part in _by_name(within)
+        for name, part in _by_name(within, many)
         if part["us"].notna().any()
     ]
     return pd.DataFrame(rows, columns=list(REGIMES))
@@ -48,17 +53,29 @@ def _by_regime(compared: "pd.DataFrame", bounds: Sequence[int]) -> "Iterator[tup
             yield f"M {first} to {last}" if first != last else f"M {first}", part
 
 
-def _by_name(within: "pd.DataFrame") -> "Iterator[tuple[str, pd.DataFrame]]":
-    """Yields the rows of each name, then those of the fastest library on each problem."""
-    for name, part in within.groupby("name", sort=False):
+def _by_name(within: "pd.DataFrame", many: Collection[str]) -> "Iterator[tuple[str, pd.DataFrame]]":
+    """Yields the rows of each name, then those of the fastest library and of the fastest peer on each problem.
+
+    Names of backends in `many` are one: that of the backend with its fastest candidate on each problem.
+    """
+    grouped = within["libtype"].isin(many) & within["peer"]
+    for name, part in within[~grouped].groupby("name", sort=False):
         yield str(name), part
-    yield LIBRARY, fastest_library(within)
+    for label, part in within[grouped].groupby("libtype", sort=False):
+        yield f"{label}, its fastest", _fastest(part)
+    yield LIBRARY, fastest_of(within, LIBRARY)
+    yield PEER, fastest_of(within, PEER)
 
 
-def fastest_library(compared: "pd.DataFrame") -> "pd.DataFrame":
-    """The row of the fastest library path of each problem, by its paired ratio where there is one."""
-    libraries = compared[compared["library"] & compared["us"].notna() & (compared["name"] != TUNED)]
-    return libraries.sort_values(["over_tuned", "us"]).drop_duplicates("problem")
+def fastest_of(compared: "pd.DataFrame", kind: str) -> "pd.DataFrame":
+    """The row of the fastest path of each problem, among libraries (LIBRARY) or peers (PEER)."""
+    chosen = compared["library"] & (compared["name"] != TUNED) if kind == LIBRARY else compared["peer"]
+    return _fastest(compared[chosen])
+
+
+def _fastest(rows: "pd.DataFrame") -> "pd.DataFrame":
+    """The fastest row of each problem, by its paired ratio where there is one."""
+    return rows[rows["us"].notna()].sort_values(["over_tuned", "us"]).drop_duplicates("problem")
 
 
 def _means(part: "pd.DataFrame") -> dict[str, float]:
@@ -135,7 +152,7 @@ def _pair(row: "Mapping[Hashable, Any]", ratio: str, which: str) -> str:
 
 def _slower_problems(compared: "pd.DataFrame", rival: str) -> list[str]:
     """The problems with own kernels slower than the rival, the worst first."""
-    rows = fastest_library(compared) if rival == LIBRARY else compared[compared["name"] == rival]
+    rows = fastest_of(compared, rival) if rival in (LIBRARY, PEER) else compared[compared["name"] == rival]
     timed = rows.dropna(subset=["over_own"])
     if not len(timed):
         return []

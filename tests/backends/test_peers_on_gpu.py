@@ -1,0 +1,43 @@
+"""DeepGEMM's tiles and FlashInfer's and vLLM's products against the reference, on a GPU with the packages."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gemmpipe.backends import NO_SPACE, library_backends
+from gemmpipe.core.device import gpu_device, gpu_kind
+from gemmpipe.core.spec import COLUMN, ROW
+from gemmpipe.family import KernelDefaults, load_family
+from gemmpipe.family.problem import make_problem
+from gemmpipe.family.reference import error_ratio
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("label", ["deepgemm", "flashinfer", "vllm_cutlass", "vllm", "sglang"])
+@pytest.mark.parametrize("m", [1, 6, 64, 200])
+@pytest.mark.parametrize(
+    ("name", "order"),
+    [("a8w8_blockscale", ROW), ("a8w8_blockscale", COLUMN), ("linear_fp8_blockscale", ROW), ("linear_fp8_row", ROW)],
+)
+def test_peers_compute_the_product(label: str, m: int, name: str, order: str) -> None:
+    if gpu_kind() != "cuda":
+        pytest.skip("no NVIDIA GPU")
+    device, family, backend = gpu_device(0), load_family(name), library_backends()[label]
+    if reason := backend.unavailable(device):
+        pytest.skip(reason)
+    words = KernelDefaults(dtype=None, out_dtype=None, bias=None)
+    spec = family.spec(make_problem(family, {"M": m, "N": 1536, "K": 1152}, words, device.gfx, "test"))
+    if spec.x_scale is not None:
+        spec = replace(spec, x_scale=replace(spec.x_scale, order=order))
+    generator = torch.Generator(device=device.torch_name).manual_seed(1)
+    weights, inputs = family.make_weights(spec, generator), family.make_inputs(spec, generator)
+    reference, tolerance = family.reference(spec, inputs, weights), family.tolerance(spec)
+    for knobs in backend.configs(spec, device, NO_SPACE):
+        if backend.unsupported_reason(spec, knobs, device):
+            continue
+        out = torch.full(spec.out_shape, torch.nan, dtype=torch.bfloat16, device=device.torch_name)
+        prepared = backend.prepare(spec, weights, knobs)
+        result = backend.bind(spec, knobs, device, inputs, prepared, out)()
+        assert error_ratio(result, reference, *tolerance) == 0, knobs
