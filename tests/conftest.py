@@ -14,6 +14,7 @@ from unittest import mock
 import pytest
 import torch
 from hydra._internal.hydra import Hydra
+from hydra_files import read_once
 from hypothesis import HealthCheck, settings
 from interpreter_process import Interpreter
 from kinds import kind_of, nothing_started
@@ -130,7 +131,7 @@ def _unit_tests_start_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _hydra_composes_once() -> Iterator[None]:
     """Hydra composes a configuration twice: first for `hydra.mode`, which no test sets; that is half of a command."""
-    with mock.patch.object(Hydra, "get_mode", return_value=None):
+    with mock.patch.object(Hydra, "get_mode", return_value=None), read_once():
         yield
 
 
