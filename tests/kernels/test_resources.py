@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import triton
 import yaml
+from pairwise import pairwise
 
 from gemmpipe.core.data import Device, Knobs
 from gemmpipe.core.device import arch_device
@@ -26,7 +27,10 @@ ARCHES = ("sm_90", "sm_100", "gfx942", "gfx950")
 FAMILIES = sorted(path.parent.name for path in (ROOT / "kernels").glob("*/__init__.py"))
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 ACCEPTED = 3
-"""Points compiled of each family's Triton kernel and architecture, of other kernels one; all but the first are slow."""
+"""Points compiled of each family's Triton kernel and architecture, of other kernels one.
+
+Slow: all but the first, and the first on other architectures than one per family.
+"""
 UNSUPPORTED = 200
 
 
@@ -90,9 +94,15 @@ def points(name: str, gfx: str, m: int) -> list[Point]:
     return list(found.values())
 
 
-@pytest.mark.parametrize("drawn", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in range(1, ACCEPTED))])
-@pytest.mark.parametrize("gfx", ARCHES)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    ("name", "gfx", "drawn"),
+    [
+        pytest.param(name, gfx, drawn, marks=() if drawn == 0 and gfx == ARCHES[i % len(ARCHES)] else pytest.mark.slow)
+        for i, name in enumerate(FAMILIES)
+        for gfx in ARCHES
+        for drawn in range(ACCEPTED)
+    ],
+)
 def test_supported_configs_fit_the_resources(name: str, gfx: str, drawn: int) -> None:
     draw = random.Random(f"{name} {gfx}")
     fit = [p for m in (16, 512) for p in points(name, gfx, m) if p.reason is None]
@@ -108,8 +118,7 @@ def test_supported_configs_fit_the_resources(name: str, gfx: str, drawn: int) ->
             assert shared <= point.device.shared_bytes, (label, dict(point.knobs))
 
 
-@pytest.mark.parametrize("name", ["a16w16", "a8w8_blockscale", "a4w4_blockscale"])
-@pytest.mark.parametrize("m", [1, 300])
+@pytest.mark.parametrize(("m", "name"), pairwise([1, 300], ["a16w16", "a8w8_blockscale", "a4w4_blockscale"], once=True))
 def test_a_row_without_knobs_names_a_kernel_that_compiles_for_a_workstation_gpu(name: str, m: int) -> None:
     family, device = load_family(name), arch_device("gfx1201")
     options = KernelDefaults(dtype=None, out_dtype=None, bias=None)
