@@ -7,20 +7,24 @@ from typing import Any
 from unittest import mock
 
 from hydra._internal import defaults_list
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import ConfigRepository
 from hydra.core.object_type import ObjectType
+from omegaconf.base import Container
 
 from gemmpipe.core.paths import shipped
 
 _load = ConfigRepository.load_config
 _choices = defaults_list._create_interpolation_map
+_merge = ConfigLoaderImpl._compose_config_from_defaults_list
 
 
 @contextmanager
 def read_once() -> Iterator[None]:
     """Within the block each file of Hydra's and of our shipped folders is parsed once; those of tests every time.
 
-    The choices made so far, which Hydra copies for each file, are made for defaults lists that refer to them alone.
+    The choices made so far, which Hydra copies for each file, are made for defaults lists that refer to them alone; and
+    the parents of all nodes are corrected when the files are merged, not after each of the fifty.
     """
     folders = {str(shipped("conf")), str(shipped("pipelines")), "hydra.conf"}
     kept: dict[tuple[str, str], bytes] = {}
@@ -39,8 +43,18 @@ def read_once() -> Iterator[None]:
         refers = any("${" in f"{getattr(each, 'path', '')}{getattr(each, 'value', '')}" for each in defaults)
         return _choices(overrides, defaults, self_added) if refers else None
 
+    def merge(self: ConfigLoaderImpl, defaults: Any, repo: Any) -> Any:
+        def later(node: Container) -> None:
+            pass
+
+        with mock.patch.object(Container, "_re_parent", later):
+            merged = _merge(self, defaults, repo)
+        merged._re_parent()
+        return merged
+
     with (
         mock.patch.object(ConfigRepository, "load_config", load_config),
         mock.patch.object(defaults_list, "_create_interpolation_map", choices),
+        mock.patch.object(ConfigLoaderImpl, "_compose_config_from_defaults_list", merge),
     ):
         yield
