@@ -253,7 +253,9 @@ def _forkservers(started: Started) -> list[int]:
     return [pid for pid in own if b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
-@pytest.mark.parametrize("victims", [_forkservers, Started.workers], ids=["forkserver", "workers"])
+@pytest.mark.parametrize(
+    "victims", [_forkservers, pytest.param(Started.workers, marks=pytest.mark.slow)], ids=["forkserver", "workers"]
+)
 def test_what_is_killed_as_it_starts_is_started_again(
     victims: Callable[[Started], list[int]], start: Start, site: Site
 ) -> None:
