@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from interpreter_process import INTERPRETED, Interpreter
 from moe_problems import FMOE, QWEN, shipped_space, spec_of
+from pairwise import pairwise
 
 from gemmpipe.core.data import Scalar
 from gemmpipe.core.device import arch_device
@@ -60,8 +61,7 @@ def test_matches_the_reference_under_the_interpreter(interpreter: Interpreter, c
     assert result["same"]
 
 
-@pytest.mark.parametrize("arch", ["sm_90", "gfx942"])
-@pytest.mark.parametrize("dtype", [None, "fp8"])
+@pytest.mark.parametrize(("arch", "dtype"), pairwise(["sm_90", "gfx942"], [None, "fp8"], once=True))
 def test_every_launch_compiles(arch: str, dtype: str | None) -> None:
     device = arch_device(arch)
     own = dtype and ("float8_e4m3fnuz" if arch == "gfx942" else FP8)

@@ -154,14 +154,15 @@ def test_more_work_tiles_than_have_exact_coordinates_are_unsupported() -> None:
 
 SPLIT = {("a16w16", (128, 192)): 1, ("a16w16", (64, 160)): 3}
 """Tiles that are compiled always, with this cluster."""
-SCALED = ("a8w8_blockscale", 80)
+WHOLE = {"a16w16": (128, 192), "a8w8": (128, 96), "a8w8_blockscale": (128, 80)}
+"""The tile of each family that is compiled always without splits."""
 TILES = [(128, 80, 16), (128, 96, 32), (64, 160, 16), (64, 192, 32), (128, 160, 32), (128, 192, 64)]
 
 
 @pytest.mark.parametrize(
     ("name", "block_m", "columns", "part"),
     [
-        pytest.param(name, *tile, marks=() if (name, tile[1]) in {("a16w16", 192), ("a8w8", 96), SCALED} else SLOW)
+        pytest.param(name, *tile, marks=() if WHOLE[name] == tile[:2] else SLOW)
         for name in ("a16w16", "a8w8", "a8w8_blockscale")
         for tile in TILES
     ],
