@@ -9,11 +9,13 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 from hydra._internal.hydra import Hydra
+from hydra_files import read_once
 from hypothesis import HealthCheck, settings
 from interpreter_process import Interpreter
 from kinds import kind_of, nothing_started
@@ -115,6 +117,14 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Neighbours go to one worker, so that what they share starts once; with `--dist` the scheduler asked for."""
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log) if config.getoption("dist") == "load" else None
+
+
 @pytest.fixture(autouse=True)
 def _unit_tests_start_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
     """With `-m unit` a test that starts a process or compiles fails; among others it may find these done by another."""
@@ -130,7 +140,7 @@ def _unit_tests_start_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _hydra_composes_once() -> Iterator[None]:
     """Hydra composes a configuration twice: first for `hydra.mode`, which no test sets; that is half of a command."""
-    with mock.patch.object(Hydra, "get_mode", return_value=None):
+    with mock.patch.object(Hydra, "get_mode", return_value=None), read_once():
         yield
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 SERVER = """
-import json, os, runpy, sys
+import gc, json, os, runpy, sys, torch
+gc.freeze()  # or each fork scans all of torch's objects as it ends; Triton's are missed if they stay
 import gemmpipe.runtime.capture.__main__, torch._dynamo  # which torch imports when it is needed
 
 def begin(case):

@@ -1,7 +1,8 @@
 """The kinds of tests, given at collection; a unit test that does more fails.
 
 `unit` starts no process and compiles nothing; `compile` compiles kernels offline, interprets them or traces them;
-`e2e` starts processes; `slow` runs in the nightly job alone. Tests of a GPU are marked `gpu` and have no other kind.
+`e2e` starts processes; `slow` is left out of the README's command. Tests of a GPU are marked `gpu` and have no other
+kind.
 """
 
 import multiprocessing.process

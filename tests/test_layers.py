@@ -209,10 +209,9 @@ def test_public_class_names_are_unique() -> None:
 def test_the_machinery_names_no_family(path: Path) -> None:
     if _room(_dotted(path)) in {"runtime", "sources", "plugins"}:
         pytest.skip("entry points, readers of others' tables and plug-ins name the families of products")
-    text = path.read_text()
-    code = "\n".join(ast.unparse(node) for node in ast.parse(text).body if not isinstance(node, ast.Expr))
-    strings = [n.value for n in ast.walk(ast.parse(code)) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
-    docstrings = {ast.get_docstring(n, clean=False) for n in ast.walk(ast.parse(code)) if isinstance(n, _DOCUMENTED)}
+    nodes = [node for top in _tree(path).body if not isinstance(top, ast.Expr) for node in ast.walk(top)]
+    strings = [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    docstrings = {ast.get_docstring(n, clean=False) for n in nodes if isinstance(n, _DOCUMENTED)}
     for family in FAMILIES:
         for value in strings:
             assert value in docstrings or not re.search(rf"\b{family}\b", value), f"{path}: '{value}'"
@@ -255,7 +254,7 @@ def test_a_worker_needs_neither_pandas_nor_hydra() -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_importing_a_module_touches_no_device(path: Path) -> None:
     """At import, nothing is called that asks torch about devices."""
-    for node in ast.parse(path.read_text()).body:
+    for node in _tree(path).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
             continue
         assert "torch.cuda." not in ast.unparse(node), f"{path}: {ast.unparse(node)}"

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from pairwise import pairwise
 
 from gemmpipe.cli.main import main
 from gemmpipe.cli.progress import Terminal
@@ -99,18 +100,21 @@ def test_a_caller_that_closed_all_streams_gets_its_run(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "args", "message"),
-    [
-        ("exec >/dev/full", "--help", "standard output: No space left on device"),
-        ("exec >/dev/full", "--version", "standard output: No space left on device"),
-        ("exec >/dev/full", "doctor", "standard output: No space left on device"),
-        ("exec >/dev/full", "--cfg job", "standard output: No space left on device"),
-        ("ulimit -f 0", "capture kernel=a16w16", "outputs/runs/capture: File too large"),
-        ("ulimit -f 0", "-m capture kernel=a16w16,a8w8", "outputs/runs/capture: File too large"),
-        ("ulimit -f 0", "capture hydra.run.dir=here", "here: File too large"),
-    ],
+    ("limits", "args", "message", "buffered"),
+    pairwise(
+        [
+            ("exec >/dev/full", "--help", "standard output: No space left on device"),
+            ("exec >/dev/full", "--version", "standard output: No space left on device"),
+            ("exec >/dev/full", "doctor", "standard output: No space left on device"),
+            ("exec >/dev/full", "--cfg job", "standard output: No space left on device"),
+            ("ulimit -f 0", "capture kernel=a16w16", "outputs/runs/capture: File too large"),
+            ("ulimit -f 0", "-m capture kernel=a16w16,a8w8", "outputs/runs/capture: File too large"),
+            ("ulimit -f 0", "capture hydra.run.dir=here", "here: File too large"),
+        ],
+        ["", "1"],
+        once=True,
+    ),
 )
-@pytest.mark.parametrize("buffered", ["", "1"])
 def test_a_full_output_is_named(folder: Path, limits: str, args: str, message: str, buffered: str) -> None:
     """Write errors do not name a file; those of Hydra are in the run's folder."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUNBUFFERED": buffered}

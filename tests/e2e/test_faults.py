@@ -126,7 +126,7 @@ def test_ctrl_c_finishes_the_work_in_hand_and_resume_goes_on(start: Start, site:
     assert sorted(selections["M"]) == list(range(1, PROBLEMS + 1)), "the run's own table holds all of it"
 
 
-@pytest.mark.parametrize("stage", ["screen", "bench"])
+@pytest.mark.parametrize("stage", [pytest.param("screen", marks=pytest.mark.slow), "bench"])
 def test_a_stopped_batch_keeps_its_finished_finals(start: Start, site: Site, stage: str) -> None:
     started = start(MANY, "space.PACE_MS=[0,10,11,12,13,14,15]", "search=exhaustive")
     site.wait_for(started, "done" if stage == "bench" else "trial")
@@ -150,7 +150,7 @@ def hung_up() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("hung_up")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_a_signal_to_all_processes_of_a_run_blames_nobody(start: Start, site: Site, number: signal.Signals) -> None:
     """As SLURM and terminals send it: the driver decides, its workers finish the work in hand."""
     slow = ("space.KIND=[right,compile_hang]", "space.PACE_MS=[0,10,11]", "search=exhaustive", "batch=1")
@@ -237,7 +237,7 @@ def _killed_at_random(start: Start, site: Site, rounds: int, words: tuple[str, .
 
 
 def test_killed_at_random_and_resumed(start: Start, site: Site) -> None:
-    _killed_at_random(start, site, 2, (MANY, "space.PACE_MS=[0,5,6,7,8,9,10]", "search=exhaustive", "batch=1"))
+    _killed_at_random(start, site, 1, (MANY, "space.PACE_MS=[0,5,6,7,8,9,10]", "search=exhaustive", "batch=1"))
 
 
 @pytest.mark.slow
@@ -253,7 +253,9 @@ def _forkservers(started: Started) -> list[int]:
     return [pid for pid in own if b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
-@pytest.mark.parametrize("victims", [_forkservers, Started.workers], ids=["forkserver", "workers"])
+@pytest.mark.parametrize(
+    "victims", [_forkservers, pytest.param(Started.workers, marks=pytest.mark.slow)], ids=["forkserver", "workers"]
+)
 def test_what_is_killed_as_it_starts_is_started_again(
     victims: Callable[[Started], list[int]], start: Start, site: Site
 ) -> None:
@@ -307,14 +309,14 @@ def test_a_full_disk_ends_in_one_line_and_loses_nothing(start: Start, site: Site
 
 @pytest.mark.usefixtures("own_locks")
 def test_runs_that_merge_at_once_lose_no_row(start: Start, site: Site, faulty_words: tuple[str, ...]) -> None:
-    for m in (1, 2, 3):
+    for m in (1, 2):
         assert main([*faulty_words, f"shapes.items=[[{m},32,64]]", "space.PACE_MS=[0]", f"output=own{m}"]) == 0
     folders = sorted(Path("outputs/runs/tune").iterdir())
     runs = [start(f"reuse={folder}", "chain=[select,merge]", "output=outputs/tuned") for folder in folders]
     for each in runs:
         code, _, error = each.end()
         assert code == 0, error
-    table_is_right(site, range(1, 4))
+    table_is_right(site, range(1, 3))
 
 
 def test_a_run_that_is_still_at_work_is_not_resumed(start: Start, site: Site) -> None:

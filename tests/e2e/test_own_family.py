@@ -222,7 +222,7 @@ def test_who_cannot_name_its_candidates_is_left_out(
     ("name", "was", "status"),
     [
         ("reference", "lambda spec, inputs, weights: product(spec, inputs, weights).relu_().square_(),", "died"),
-        ("make_weights", "make_weights,", "died"),
+        pytest.param("make_weights", "make_weights,", "died", marks=pytest.mark.slow),
         ("tolerance", "squared_tolerance,", "launch_error"),
     ],
 )

@@ -20,6 +20,7 @@ print(*[name for name in ("torch", "triton", "pandas") if name in sys.modules], 
 sys.exit(code)
 """
 ONE = ("kernel=a16w16", "shapes=list", "shapes.items=[[1,64,128]]")
+DENSE, EXPERTS = ("kernel=a16w16", "shapes=llama8b"), ("kernel=fmoe", "shapes=fmoe_mixtral_8x7b")
 HEADER = "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,us\n"
 
 
@@ -46,7 +47,9 @@ def test_composing_loads_nothing_heavy(home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "argv", [ONE, ("kernel=a16w16", "shapes=llama8b"), ("kernel=fmoe", "shapes=fmoe_mixtral_8x7b")], ids=" ".join
+    "argv",
+    [ONE, *(pytest.param(words, marks=pytest.mark.slow) for words in (DENSE, EXPERTS))],
+    ids=" ".join,
 )
 def test_capture_loads_no_torch(home: Path, argv: tuple[str, ...]) -> None:
     assert loaded(home, "capture", *argv) <= {"pandas"}

@@ -158,7 +158,8 @@ POINTS = [[16, 32, 128, 4, 3, False], [64, 64, 64, 1, 2, True], [16, 256, 32, 1,
 
 
 @pytest.mark.parametrize(
-    ("name", "key", "options", "gfx", "point"), pairwise(COMPILED, ["sm_90", "sm_100", "gfx942", "gfx950"], POINTS)
+    ("name", "key", "options", "gfx", "point"),
+    pairwise(COMPILED, ["sm_90", "sm_100", "gfx942", "gfx950"], POINTS, once=True),
 )
 def test_compiles_without_a_gpu_within_the_estimate(
     name: str, key: Mapping[str, object], options: Mapping[str, object], gfx: str, point: list[int]

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from interpreter_process import INTERPRETED, Interpreter
 from moe_problems import FMOE, NAMES, QWEN, shipped_space, spec_of
+from pairwise import pairwise
 
 from gemmpipe.backends.aten import Torch
 from gemmpipe.core.data import Candidate, Scalar
@@ -204,8 +205,7 @@ def test_no_library_takes_experts_for_a_plain_product(gfx: str) -> None:
         assert label == "torch" or not alike, label
 
 
-@pytest.mark.parametrize("gfx", ARCHES)
-@pytest.mark.parametrize("token", [1, 256, 4096])
+@pytest.mark.parametrize(("gfx", "token"), pairwise(ARCHES, [1, 256, 4096], once=True))
 def test_the_space_has_both_stages_together_and_apart(gfx: str, token: int) -> None:
     spec, device = spec_of((token, *QWEN[1:]), gfx), arch_device(gfx)
     found = {
@@ -226,9 +226,9 @@ def test_vllms_space_has_its_count() -> None:
     assert len(list(kernel().configs(spec_of(QWEN), arch_device("sm_90"), shipped_space("fmoe_vllm")))) == 1920
 
 
-@pytest.mark.parametrize("gfx", ARCHES)
 @pytest.mark.parametrize(
-    ("dtype", "key"), [(None, {"act_type": "gelu"}), ("fp8", {}), ("fp8", {"q_type": "per_token"})]
+    ("gfx", "dtype", "key"),
+    pairwise(ARCHES, [(None, {"act_type": "gelu"}), ("fp8", {}), ("fp8", {"q_type": "per_token"})], once=True),
 )
 def test_compiles_without_a_gpu(gfx: str, dtype: str | None, key: dict[str, object]) -> None:
     spec, device = spec_of((64, 2048, 760, 128, 8), gfx, dtype, key), arch_device(gfx)

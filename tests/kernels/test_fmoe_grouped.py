@@ -3,6 +3,7 @@
 import pytest
 from interpreter_process import INTERPRETED, Interpreter
 from moe_problems import FMOE, NAMES, QWEN, shipped_space, spec_of
+from pairwise import SLOW
 
 from gemmpipe.core.data import Candidate, Scalar
 from gemmpipe.core.device import arch_device, cpu_device
@@ -146,11 +147,13 @@ def test_the_space_has_points_on_hopper_alone(dtype: str | None, token: int) -> 
 @pytest.mark.parametrize(
     ("token", "dtype", "key", "tile"),
     [
-        (64, None, {}, (64, 128, 6)),
-        (4096, None, {}, (128, 256, 4)),
-        (4096, "float16", {"act_type": "gelu", "doweight_stage1": 1, "use_g1u1": 0}, (128, 128, 5)),
         (64, "fp8", {"q_type": "per_token"}, (64, 256, 4)),
-        (4096, "fp8", {}, (64, 256, 4)),
+        pytest.param(64, None, {}, (64, 128, 6), marks=SLOW),
+        pytest.param(4096, None, {}, (128, 256, 4), marks=SLOW),
+        pytest.param(
+            *(4096, "float16", {"act_type": "gelu", "doweight_stage1": 1, "use_g1u1": 0}, (128, 128, 5)), marks=SLOW
+        ),
+        pytest.param(4096, "fp8", {}, (64, 256, 4), marks=SLOW),
     ],
 )
 def test_compiles_without_a_gpu_within_the_estimate(

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import triton
 import yaml
+from pairwise import SLOW
 
 from gemmpipe.core.data import Device, Knobs
 from gemmpipe.core.device import arch_device
@@ -26,7 +27,15 @@ ARCHES = ("sm_90", "sm_100", "gfx942", "gfx950")
 FAMILIES = sorted(path.parent.name for path in (ROOT / "kernels").glob("*/__init__.py"))
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 ACCEPTED = 3
-"""Points compiled of each family's Triton kernel and architecture, of other kernels one; all but the first are slow."""
+"""Points compiled of each family's Triton kernel and architecture, of other kernels one."""
+ALWAYS = {
+    "a16w16": "gfx950",
+    "a4w4_blockscale": "sm_100",
+    "a8w8": "sm_90",
+    "fmoe": "gfx942",
+    "linear_fp8_row": "gfx950",
+}
+"""Families whose first point is compiled always, for this architecture; the others, and all other points, are slow."""
 UNSUPPORTED = 200
 
 
@@ -90,9 +99,15 @@ def points(name: str, gfx: str, m: int) -> list[Point]:
     return list(found.values())
 
 
-@pytest.mark.parametrize("drawn", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in range(1, ACCEPTED))])
-@pytest.mark.parametrize("gfx", ARCHES)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    ("name", "gfx", "drawn"),
+    [
+        pytest.param(name, gfx, drawn, marks=() if drawn == 0 and ALWAYS.get(name) == gfx else SLOW)
+        for name in FAMILIES
+        for gfx in ARCHES
+        for drawn in range(ACCEPTED)
+    ],
+)
 def test_supported_configs_fit_the_resources(name: str, gfx: str, drawn: int) -> None:
     draw = random.Random(f"{name} {gfx}")
     fit = [p for m in (16, 512) for p in points(name, gfx, m) if p.reason is None]
@@ -108,8 +123,15 @@ def test_supported_configs_fit_the_resources(name: str, gfx: str, drawn: int) ->
             assert shared <= point.device.shared_bytes, (label, dict(point.knobs))
 
 
-@pytest.mark.parametrize("name", ["a16w16", "a8w8_blockscale", "a4w4_blockscale"])
-@pytest.mark.parametrize("m", [1, 300])
+@pytest.mark.parametrize(
+    ("m", "name"),
+    [
+        (300, "a16w16"),
+        (1, "a8w8_blockscale"),
+        *(pytest.param(m, name, marks=SLOW) for m, name in ((1, "a16w16"), (300, "a8w8_blockscale"))),
+        *(pytest.param(m, "a4w4_blockscale", marks=SLOW) for m in (1, 300)),
+    ],
+)
 def test_a_row_without_knobs_names_a_kernel_that_compiles_for_a_workstation_gpu(name: str, m: int) -> None:
     family, device = load_family(name), arch_device("gfx1201")
     options = KernelDefaults(dtype=None, out_dtype=None, bias=None)
@@ -151,7 +173,11 @@ def test_unsupported_configs_do_not_fit_the_resources() -> None:
 
 @pytest.mark.parametrize(
     ("name", "tile"),
-    [("a16w16", (256, 128)), ("a8w8", (128, 256)), pytest.param("batched_bf16", (256, 128), marks=pytest.mark.slow)],
+    [
+        ("a16w16", (256, 128)),
+        pytest.param("a8w8", (128, 256), marks=SLOW),
+        pytest.param("batched_bf16", (256, 128), marks=SLOW),
+    ],
 )
 def test_a_sum_in_tensor_memory_may_be_as_large_as_the_registers(name: str, tile: tuple[int, int]) -> None:
     """On sm_100 alone 256 values per thread compile without a second sum or splits, almost without spills."""

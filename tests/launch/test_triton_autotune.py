@@ -51,7 +51,7 @@ def test_the_choice_of_a_worker_goes_to_the_finals() -> None:
     ("gfx", "products"),
     [
         ("sm_90", [("a8w8_blockscale", 1), ("a16w16", 1), ("a8w8_bpreshuffle", 16)]),
-        ("gfx942", [("a8w8_blockscale", 16)]),
+        pytest.param("gfx942", [("a8w8_blockscale", 16)], marks=pytest.mark.slow),
     ],
 )
 def test_tritons_jit_compiles_our_kernels_with_its_specialisation(gfx: str, products: list[tuple[str, int]]) -> None:

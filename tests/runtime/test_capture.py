@@ -68,10 +68,10 @@ def capture(forked_programs: Forking, tmp_path: Path) -> Capture:
     return lambda *words: forked_programs.run(tmp_path, _environment(), "gemmpipe.capture", words)
 
 
-def test_a_program_as_it_is(tmp_path: Path) -> None:
+def test_a_program_as_it_is(tmp_path: Path, capture: Capture) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
-    for _ in range(2):
-        done = run(tmp_path, "script.py", "four", "--words")
+    for start in (lambda *words: run(tmp_path, *words), capture):
+        done = start("script.py", "four", "--words")
         assert done.returncode == 0, done.stderr
     rows = read(tmp_path / "seen.csv")
     linear = {row["layer"]: row for row in rows if row["layer"]}
@@ -219,12 +219,13 @@ ODD = (
 
 
 @pytest.mark.parametrize("row", ODD, ids=lambda row: row[:20])
-def test_a_bad_row_of_a_capture_is_reported_once_and_neither_counted_nor_lost(row: str, tmp_path: Path) -> None:
+def test_a_bad_row_of_a_capture_is_reported_once_and_neither_counted_nor_lost(
+    row: str, tmp_path: Path, forked_programs: Forking
+) -> None:
     """In a program that requests the capture only by the variable."""
     path = tmp_path / "seen.csv"
     path.write_bytes(f"family,M,count\n{row}\na16w16,7,2\n".encode(errors="surrogateescape"))
-    script = """
-import torch
+    script = """import torch
 from gemmpipe.runtime import gemm_a16w16
 from gemmpipe.runtime.capture.recorder import capture_file, recorder_for
 for _ in range(3):
@@ -234,8 +235,8 @@ print("the end")
 """
     environment = {**os.environ, "GEMMPIPE_CAPTURE": "seen.csv", "PYTHONPATH": str(Path(__file__).parents[2])}
     environment |= {"XDG_DATA_HOME": str(tmp_path)}
-    words = [sys.executable, "-c", script]
-    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    (tmp_path / "program.py").write_text(script)
+    done = forked_programs.run(tmp_path, environment, "program", ())
     assert (done.returncode, done.stdout) == (0, "the end\n"), done.stderr
     assert done.stderr.count("the row is kept and not counted") == 1, done.stderr
     assert "seen.csv:2: " in done.stderr

@@ -14,6 +14,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "hf_generate.py"
 
 
 @pytest.mark.e2e
+@pytest.mark.slow  # four processes that import transformers
 def test_generate_before_and_after(tmp_path: Path) -> None:
     words = ["--device", "cpu", "--folder", "out", "--new", "3", "--tokens", "8", "--batch", "2"]
     done = subprocess.run(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pairwise import SLOW, pairwise
+from pairwise import SLOW
 
 from gemmpipe.core.data import Build, Knobs
 from gemmpipe.core.device import arch_device
@@ -152,11 +152,20 @@ def test_more_work_tiles_than_have_exact_coordinates_are_unsupported() -> None:
     assert kernel.unsupported_reason(spec, _knobs(spec, 128), SM_90) is None
 
 
+SPLIT = {("a16w16", (128, 192)): 1, ("a16w16", (64, 160)): 3}
+"""Tiles that are compiled always, with this cluster."""
+WHOLE = {"a16w16": (128, 192), "a8w8": (128, 96), "a8w8_blockscale": (128, 80)}
+"""The tile of each family that is compiled always without splits."""
 TILES = [(128, 80, 16), (128, 96, 32), (64, 160, 16), (64, 192, 32), (128, 160, 32), (128, 192, 64)]
 
 
 @pytest.mark.parametrize(
-    ("name", "block_m", "columns", "part"), pairwise(["a16w16", "a8w8", "a8w8_blockscale"], TILES, once=True)
+    ("name", "block_m", "columns", "part"),
+    [
+        pytest.param(name, *tile, marks=() if WHOLE[name] == tile[:2] else SLOW)
+        for name in ("a16w16", "a8w8", "a8w8_blockscale")
+        for tile in TILES
+    ],
 )
 def test_a_tile_of_any_columns_is_copied_whole_and_stored_by_parts(
     name: str, block_m: int, columns: int, part: int
@@ -180,9 +189,12 @@ def test_a_tile_of_any_columns_is_copied_whole_and_stored_by_parts(
 
 @pytest.mark.parametrize(
     ("name", "block_m", "columns", "splits", "cluster"),
-    pairwise(
-        ["a16w16", "a8w8_blockscale"], [(128, 96), (128, 160), (128, 192), (64, 160)], [(2, 1), (3, 3)], once=True
-    ),
+    [
+        pytest.param(name, *tile, *splits, marks=() if splits[1] == SPLIT.get((name, tile)) else SLOW)
+        for name in ("a16w16", "a8w8_blockscale")
+        for tile in ((128, 96), (128, 160), (128, 192), (64, 160))
+        for splits in ((2, 1), (3, 3))
+    ],
 )
 def test_splits_of_such_a_tile_compile_within_the_registers(
     name: str, block_m: int, columns: int, splits: int, cluster: int
@@ -226,7 +238,7 @@ def test_narrow_tiles_add_up_as_many_blocks_as_the_registers_allow(
 
 @pytest.mark.parametrize(
     ("block_m", "columns", "k", "splits"),
-    [case[:4] if i in (0, 1, 3) else pytest.param(*case[:4], marks=SLOW) for i, case in enumerate(NARROW)],
+    [case[:4] if i == 1 else pytest.param(*case[:4], marks=SLOW) for i, case in enumerate(NARROW)],
 )
 def test_narrow_tiles_do_not_spill(block_m: int, columns: int, k: int, splits: int) -> None:
     other, build = _narrow_builds(block_m, columns, k, splits)
@@ -250,7 +262,7 @@ def test_columns_that_no_instruction_or_register_has(name: str, columns: int, wh
     assert kernel.builds(spec, _knobs(spec, 128), SM_90)[0].boxes == ()
 
 
-@pytest.mark.parametrize("columns", [96, 112, pytest.param(144, marks=SLOW), pytest.param(160, marks=SLOW), 192])
+@pytest.mark.parametrize("columns", [*(pytest.param(each, marks=SLOW) for each in (96, 112, 144, 160)), 192])
 def test_turns_have_barriers_of_their_own(columns: int) -> None:
     """Triton, which does not know of them, uses other barriers; each warpgroup waits for the other's arrival."""
     kernel, spec = _kernel("a8w8_blockscale", 256)

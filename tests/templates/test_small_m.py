@@ -39,7 +39,8 @@ PRODUCTS = [("a16w16", 8192, {"bias": True}), ("a8w8", 1040, {"dtype": "int8"}),
 
 
 @pytest.mark.parametrize(
-    ("name", "k", "options", "gfx", "tile"), pairwise(PRODUCTS, ["sm_90", "sm_100"], [list(tile) for tile in TILES])
+    ("name", "k", "options", "gfx", "tile"),
+    pairwise(PRODUCTS, ["sm_90", "sm_100"], [list(tile) for tile in TILES], once=True),
 )
 def test_compiles_within_the_estimate_and_spills_nothing(
     name: str, k: int, options: dict[str, object], gfx: str, tile: list[int]
