@@ -24,8 +24,14 @@ _GROUP_OF_KEY = {"search.algorithm": "search", "stages.screen.timer": "timer", "
 _PATH_KEYS = ("path", "file", "output", "profile", "table", "reuse", "resume", "inputs")
 
 
+_PLAIN = re.compile(r"(?:\.{0,2}/)?[A-Za-z_][\w./-]*", re.ASCII)
+_NOT_TEXT = ("null", "true", "false", "nan", "inf")
+
+
 def quote(text: str) -> str:
-    """A text as one quoted value of Hydra's grammar."""
+    """A text as one value of Hydra's grammar, quoted unless it is a name or a path of letters."""
+    if _PLAIN.fullmatch(text) and text.lower() not in _NOT_TEXT:
+        return text
     escaped = re.sub(r'(?<!\\)(\\*)"', lambda match: match[1] * 2 + '\\"', text)
     tail = "\\" * (len(escaped) - len(escaped.rstrip("\\")))
     return f'"{escaped}{tail}"'

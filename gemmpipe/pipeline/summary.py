@@ -10,6 +10,7 @@ from gemmpipe.core.shell import shell_join, shell_quote
 from gemmpipe.core.signals import Interrupted
 from gemmpipe.core.units import duration_text, time_text
 from gemmpipe.executors import Usage
+from gemmpipe.pipeline.manifest import Reused, reused_rows
 from gemmpipe.report.lines import Line
 from gemmpipe.report.results import product_results, run_figures
 from gemmpipe.report.screen import RunFacts, choice_lines, command_lines, screen_lines
@@ -18,8 +19,6 @@ from gemmpipe.stages.history import native_tables
 from gemmpipe.stages.memory_options import option_lines
 from gemmpipe.stages.rows import undecided_line
 from gemmpipe.stages.workload import saving
-from gemmpipe.tables import store
-from gemmpipe.tables.merge import row_key
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,7 +48,8 @@ def report_run(
     `stopped_early`: the run ended before its last problem.
     """
     emit = context.events.emit
-    chosen, reused = _chosen(plan, tables, context)
+    reused = reused_rows(plan, context)
+    chosen = _chosen(plan, tables, reused)
     has_choices = chosen is not None and len(chosen) > 0
     ended = f"{'stopped after' if stopped_early else 'done in'} {duration_text(wall_s)}"
     if chosen is not None and has_choices:
@@ -98,37 +98,14 @@ def use_line(family: "Family", table: Path) -> str:
     return f"export {variable}={shell_quote(str(table))}"
 
 
-def _chosen(
-    plan: "Plan", tables: "Mapping[str, pd.DataFrame]", context: "Context"
-) -> "tuple[pd.DataFrame | None, str]":
-    """The choices to show: those of this run; where all problems are tuned already, those of the output's table.
-
-    Also the table that they are from, if they are not this run's.
-    """
+def _chosen(plan: "Plan", tables: "Mapping[str, pd.DataFrame]", reused: Reused | None) -> "pd.DataFrame | None":
+    """The choices to show: those of this run; where all problems are tuned already, those of the output's table."""
     if "select" not in plan.chain:
-        return None, ""  # selections were read from tables
-    if "selections" in tables and (len(tables["selections"]) or not context.already_tuned):
-        return tables["selections"], ""
-    if not context.already_tuned or context.problems:
-        return None, ""
-    return _recorded(plan, context)
+        return None  # selections were read from tables
+    return reused.rows if reused is not None else tables.get("selections")
 
 
-def _recorded(plan: "Plan", context: "Context") -> "tuple[pd.DataFrame | None, str]":
-    """The rows of the output's tables for the problems that are tuned already."""
-    import pandas as pd
-
-    device = (context.device.gfx, context.device.cu_num)
-    wanted = {(*device, *(value for _, value in problem.key)) for problem in context.already_tuned}
-    for path in native_tables(plan.family, context.output, plan.formats.values()):
-        rows = store.read(path, plan.family) if path.is_file() else []
-        found = [row for row in rows if row_key(row, plan.family) in wanted]
-        if found:
-            return pd.DataFrame(found), str(path)
-    return None, ""
-
-
-def _emit_screen(plan: "Plan", chosen: "pd.DataFrame", context: "Context", ended: str, reused: str) -> None:
+def _emit_screen(plan: "Plan", chosen: "pd.DataFrame", context: "Context", ended: str, reused: Reused | None) -> None:
     """Emit the table of choices and the last screen."""
     products = product_results(chosen, plan.family, plan.rooflines)
     for text in choice_lines(products, plan.family, terminal_width(), full=plan.verbose):
@@ -140,14 +117,14 @@ def _emit_screen(plan: "Plan", chosen: "pd.DataFrame", context: "Context", ended
         device=context.device.name,
         problems=len(context.already_tuned) if reused else len(context.problems),
         duration=ended,
-        reused=reused,
+        reused=str(reused.table) if reused is not None else "",
         unsolved=context.unsolved,
     )
     context.events.emit("line", "")
     for each in screen_lines(facts, run_figures(products), products, plan.family):
         _send(context, each)
     if reused:
-        context.events.emit("line", f"reused {reused}; nothing was timed: retune=true tunes these problems again")
+        context.events.emit("line", f"reused {reused.table}; nothing was timed: retune=true tunes these problems again")
 
 
 def _send(context: "Context", line: Line) -> None:
