@@ -64,7 +64,7 @@ class Terminal:
     def _print(self, line: Line, *, error: bool = False) -> None:
         stream = sys.stderr if error else sys.stdout
         text = printable(line.text)  # may include names from untrusted tables and files
-        shown = replace(line, text=text)  # of the same length
+        shown = replace(line, text=text.rstrip())  # the places of its styles are the same
         # Without a terminal lines stay whole: programs search them one by one. Commands are to be copied.
         fits = not stream.isatty() or _COMMAND.search(text)
         for part in [shown] if fits else folded(shown, terminal_width()):

@@ -12,6 +12,7 @@ from typing import Any
 from gemmpipe.cli import tolerating_closed_pipes
 from gemmpipe.core.errors import UserError, printable
 from gemmpipe.core.files import read_object
+from gemmpipe.core.shell import shell_join
 from gemmpipe.core.units import MISSING, duration_text, speedup_text
 from gemmpipe.report.text_table import Column, aligned, terminal_width
 
@@ -28,8 +29,8 @@ class SweepJob:
 
     @property
     def header(self) -> str:
-        """`job 1: kernel=a16w16 search=halving`."""
-        return f"job {self.number}: {' '.join(self.overrides)}"
+        """`job 1: kernel=a16w16 search=halving`, quoted for a shell."""
+        return f"job {self.number}: {shell_join(self.overrides)}"
 
 
 def begin_job() -> SweepJob:
