@@ -103,11 +103,12 @@ def _backend_failures(plan: "Plan", device: Device) -> dict[str, list[str | None
 def _backend_lines(failures: Mapping[str, list[str | None]], family: Family, device: Device) -> Iterator[str]:
     """One line per implementation of each backend."""
     yield f"backends for {family.name} on {device.gfx}"
+    width = max(map(len, failures), default=0)
     for name, reasons in failures.items():
         if not reasons:
-            yield f"  {name:<12} none: the family has no implementation of this kind"
+            yield f"  {name:<{width}} none: the family has no implementation of this kind"
         for reason in reasons:
-            yield f"  {name:<12} {'available' if reason is None else f'unavailable: {reason}'}"
+            yield f"  {name:<{width}} {'available' if reason is None else f'unavailable: {reason}'}"
 
 
 def _common_failure(candidates: CandidateFilter, space: Space) -> str | None:

@@ -97,7 +97,7 @@ def read_choices(name: str, command: str) -> ChoiceTable:
         if not path.exists():
             raise UserError(f"{command}: {name}: no such file; expected a run, a table, 'last' or 'shipped'")
         return ChoiceTable(name=name, path=path, kernel="", choices=tuple(_read_rows(path)))
-    folder = find_finished(name, command, needs=SELECTIONS_FILE)
+    folder = find_finished(name, command, needs=SELECTIONS_FILE, solved=True)
     if not (folder / SELECTIONS_FILE).is_file():
         reason = nothing_timed(folder) or f"no {SELECTIONS_FILE}: the run chose nothing; expected a run of tune"
         raise UserError(f"{command}: {name}: {reason}")

@@ -86,10 +86,10 @@ def _job_number(folder: Path) -> tuple[int, str]:
     return int(number) if number.isdecimal() and len(number) < 9 else -1, folder.name
 
 
-def find_finished(name: str, command: str, needs: str = MANIFEST) -> Path:
+def find_finished(name: str, command: str, needs: str = MANIFEST, *, solved: bool = False) -> Path:
     """The folder of the run that a user names: a folder, or `last` for the newest with the file `needs` and problems.
 
-    Raises UserError if there is none.
+    `solved`: the last one needs a choice for one of its problems. Raises UserError if there is none.
     """
     if name != LAST:
         folder = _named_folder(name, command)
@@ -106,10 +106,11 @@ def find_finished(name: str, command: str, needs: str = MANIFEST) -> Path:
     found = [path for path in run_folders() if (path / needs).is_file() and (path / MANIFEST).is_file()]
     newest = sorted(found, key=lambda path: (path / MANIFEST).stat().st_mtime_ns, reverse=True)
     # A run whose problems were all tuned already has nothing to show or to compare.
-    chosen = next((path for path in newest if describe_run(path).problems), None)
+    facts = ((path, describe_run(path)) for path in newest)
+    chosen = next((path for path, run in facts if (run.solved if solved else run.problems)), None)
     if chosen is None:
-        what = "finished run with products" if needs == MANIFEST else f"run with {needs}"
-        raise UserError(f"{command}: last: no {what} under {RUNS}; expected the folder of a run")
+        what = "choices" if needs == SELECTIONS else "products"
+        raise UserError(f"{command}: last: no finished run with {what} under {RUNS}; expected the folder of a run")
     return chosen
 
 

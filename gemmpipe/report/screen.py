@@ -79,6 +79,8 @@ def screen_lines(facts: RunFacts, figures: RunFigures, products: "pd.DataFrame",
 
 def _solved_line(facts: RunFacts, figures: RunFigures) -> Line:
     solved, total = figures.products, facts.problems
+    if not solved and not facts.unsolved:
+        return styled(f"{counted(total, 'problem')}: choices for ranges of M alone, in the engine's files")
     if facts.reused:
         first = f"{solved} of {counted(total, 'problem')} tuned already"
     else:

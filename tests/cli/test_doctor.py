@@ -29,10 +29,10 @@ def test_on_a_cpu(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch:
         "torch 2.",
         "cpu:",
         "cores",
-        "triton       unavailable: no GPU",
-        "torch        available",
+        "triton unavailable: no GPU",
+        "torch available",
     ):
-        assert text in out
+        assert text in re.sub(" +", " ", out)
     assert "gone.csv: not found" in out
     assert "broken.csv: cannot be used" in out
     assert str(folder / "data" / "gemmpipe" / "tuned" / "bf16_tuned_gemm.csv") in out
@@ -94,7 +94,7 @@ def test_it_ends_with_a_verdict_and_the_next_command(
     assert main(["doctor", "kernel=a16w16", "device=cpu"]) == 0
     out = _joined(capsys.readouterr().out)
     for own in ("triton", "gluon", "skinny", "sliced"):
-        assert f"  {own:<12} unavailable: no GPU: Triton compiles for GPUs\n" in out
+        assert re.search(rf"^  {own} +unavailable: no GPU: Triton compiles for GPUs$", out, re.MULTILINE)
     assert f"  Triton's cache: {folder / 'cache'}, " in out
     assert "cores may be used, " in out
     *_, ready, following = out.splitlines()
