@@ -106,9 +106,8 @@ def check_group_overrides(overrides: Iterable[str], options: Mapping[str, Sequen
         key, _, value = override.partition("=")
         group = key.lstrip("+~").split("@")[0]
         if group in options and not set("[{") & set(value) and max(map(len, value.split(","))) > _MAX_NAME:
-            raise UserError(
-                f"{group}: no option '{shortened(value)}'{suggest_or_list('', options[group], f'gemmpipe --help {group}')}"
-            )
+            hint = suggest_or_list("", options[group], f"gemmpipe --help {group}")
+            raise UserError(f"{group}: no option '{shortened(value)}'{hint}")
         if not value.startswith(("[", "choice")) and "[" not in value:  # parsing takes milliseconds
             continue
         if group not in options and not group.startswith(_HYDRA):
