@@ -25,7 +25,7 @@ from gemmpipe.cli.help import help_text, help_topics, topic_help
 from gemmpipe.core.errors import EnvironmentProblem, GemmpipeError, UserError, printable, shortened
 from gemmpipe.core.paths import RUNS, is_in_runs_folder
 from gemmpipe.core.shell import shell_join
-from gemmpipe.report.lines import Line, fitted
+from gemmpipe.report.lines import Line, folded
 from gemmpipe.report.text_table import fold_width, terminal_width
 
 if TYPE_CHECKING:
@@ -103,10 +103,10 @@ def _announce(line: CommandLine, request: "RunRequest") -> None:
         return
     shown = [override for override in request.overrides if not override.startswith("hydra.")]  # a resumed run's folder
     text = printable(shell_join([request.pipeline, *shown]))
+    announced = Line(text=shortened(f"gemmpipe {__version__}: {text}", _MAX_ANNOUNCED))
+    width = fold_width(sys.stdout)
     with tolerating_closed_pipes():
-        for part in fitted(
-            Line(text=shortened(f"gemmpipe {__version__}: {text}", _MAX_ANNOUNCED)), fold_width(sys.stdout)
-        ):
+        for part in [announced] if width is None else folded(announced, width):
             print(part.text, flush=True)
 
 
