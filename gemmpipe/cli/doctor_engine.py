@@ -1,5 +1,6 @@
 """`gemmpipe doctor engine=vllm`: the kernel of each kind of layer, whether it reads tuned files, and what would win."""
 
+import difflib
 import os
 import re
 import shlex
@@ -62,6 +63,8 @@ reads tuned files; and, with run=, what the alternatives take and how to choose 
 _COMMON = ("sm_80", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120")
 ARCHITECTURES = ("sm_70", "sm_75", *_COMMON, "sm_86", "sm_87", "sm_101", "sm_110", "sm_121")
 """NVIDIA's architectures with tensor cores (compute capability 7.0 to 12.1)."""
+_MISSPELT = 0.88
+"""Likeness of two arguments of which one may be the other: less than --tensor-parallel-size and --expert-... have."""
 _AMD = re.compile(r"gfx\d{1,2}[0-9a-f]{2}")
 _VERSION = re.compile(r"v?\d+(\.\d+)*([.+-]?[a-z]\w*([.+]\w+)*)?")
 _OPTIONS = {"engine": "", "args": "", "log": "", "run": "", "target": "", "version": "", "package": ""}
@@ -148,8 +151,8 @@ def _unread_line(request: _Request) -> str:
     texts = []
     for name in request.unread:
         flag = f"--{name.replace('_', '-')}"
-        near = suggest(flag, known).removeprefix("; ")
-        texts.append(f"{flag} ({near})" if near else flag)
+        near = difflib.get_close_matches(flag, known, n=1, cutoff=_MISSPELT)
+        texts.append(f"{flag} (did you mean '{near[0]}'?)" if near else flag)
     return f"  no choice here depends on {', '.join(texts)}"
 
 
