@@ -282,7 +282,7 @@ def memory_option_lines(options: "pd.DataFrame | None", solved: int, width: int)
     """
     if options is None or not len(options):
         return []
-    rows: list[Mapping[Any, Any]] = options.to_dict("records")
+    rows: Sequence[Mapping[Any, Any]] = options.to_dict("records")
     limits = sorted({int(row["extra_weight_pct"]) for row in rows})
     cells = list(zip(*(_limit_cells(limit, rows) for limit in limits[:_MAX_LIMITS]), strict=True))
     titles = ("LIMIT", "faster", "speed-up", "a call", "memory per weight")
