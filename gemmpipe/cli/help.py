@@ -11,6 +11,7 @@ from gemmpipe.cli.folders import ConfigFolders, read_text, summary_line
 from gemmpipe.core.errors import UserError, suggest_or_list
 from gemmpipe.core.renamed import OPTIONS
 from gemmpipe.report.lines import wrapped
+from gemmpipe.report.text_table import MAX_WIDTH
 
 _HEAD = """gemmpipe: from a model and a kernel to tuned artifacts that inference engines load
 
@@ -39,7 +40,7 @@ _ENTRY = re.compile(r"  \S.*?   +(?=\S)")
 """A command or a flag, up to its text."""
 
 
-def help_text(folders: ConfigFolders, width: int) -> str:
+def help_text(folders: ConfigFolders, width: int = MAX_WIDTH) -> str:
     """The help text, with all pipelines and options, in lines of at most `width` characters."""
     pipelines = {name: summary_line(path) for name, path in folders.pipelines.items() if name not in COMMANDS}
     options = {group: ", ".join(names) for group, names in folders.options.items()}

@@ -4,6 +4,7 @@ import datetime
 import json
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,12 +12,13 @@ from typing import TYPE_CHECKING
 from gemmpipe import __version__
 from gemmpipe.core import device as devices_of
 from gemmpipe.core.data import Device, Scalar
+from gemmpipe.core.errors import UserError
 from gemmpipe.core.files import is_formula
 from gemmpipe.core.nvml import conditions
 from gemmpipe.core.paths import write_atomic
 from gemmpipe.executors import Usage
 from gemmpipe.report.results import product_results, run_figures
-from gemmpipe.report.run_folder import REUSED
+from gemmpipe.report.run_folder import REUSED, read_manifest
 from gemmpipe.stages.history import native_tables
 from gemmpipe.stages.workload import saving
 from gemmpipe.tables import store
@@ -58,6 +60,13 @@ def provenance(plan: "Plan", device: Device) -> dict[str, "Scalar | Mapping[str,
         "conditions": dict(conditions(device)),
         "recipe": shlex.join(["gemmpipe", plan.pipeline, *plan.overrides]),
     }
+
+
+def has_finished(run_dir: Path) -> bool:
+    """True if a session of this run ended with all problems solved."""
+    with suppress(UserError):
+        return read_manifest(run_dir).get("exit_code") == 0
+    return False
 
 
 def write_tables(plan: "Plan", tables: "Mapping[str, pd.DataFrame]") -> None:

@@ -85,11 +85,11 @@ def _solved_line(facts: RunFacts, figures: RunFigures) -> Line:
         first = f"{solved} of {counted(total, 'problem')} tuned already"
     else:
         first = f"{solved} of {counted(total, 'problem')} tuned, every result checked"
-    parts = [f"{figures.own} by own kernels"]
+    winners = ", ".join(f"{name} {number}" for name, number in figures.winners)
+    parts = [f"{figures.own} by own kernels" + (f" ({winners})" if winners else "")]
     if figures.noise_pct is not None:
         parts.append(f"noise {three_digits(figures.noise_pct)} %")
-    winners = ", ".join(f"{name} {number}" for name, number in figures.winners)
-    return styled((first, GOOD if solved == total else BAD), f"; {'; '.join(parts)} ({winners})")
+    return styled((first, GOOD if solved == total else BAD), f"; {'; '.join(parts)}")
 
 
 def _regime_lines(regimes: Sequence[RegimeResult]) -> list[Line]:

@@ -46,8 +46,8 @@ def find_product(data: RunData, wanted: Mapping[str, str]) -> ShownProduct:
     if not found:
         raise UserError(f"show: {_no_product([*rows, *parts], wanted, given)}; in {data.origin}")
     if len(found) > 1:
-        names, shown = _differing(found), map(_cells, found[:_MAX_LISTED])
-        listed = "; ".join(" ".join(f"{name}={cells[name]}" for name in names) for cells in shown)
+        differing, shown = _differing(found), map(_cells, found[:_MAX_LISTED])
+        listed = "; ".join(" ".join(f"{name}={cells[name]}" for name in differing) for cells in shown)
         more = " ..." if len(found) > _MAX_LISTED else ""
         raise UserError(f"show: {counted(len(found), 'product')} with {given}; expected one of them: {listed}{more}")
     return ShownProduct(data=data, problem=found[0], row=rows.get(found[0]), trials=parts.get(found[0]))
