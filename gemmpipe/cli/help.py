@@ -11,7 +11,7 @@ from gemmpipe.cli.folders import ConfigFolders, read_text, summary_line
 from gemmpipe.core.errors import UserError, suggest_or_list
 from gemmpipe.core.renamed import OPTIONS
 from gemmpipe.report.lines import wrapped
-from gemmpipe.report.text_table import MAX_WIDTH
+from gemmpipe.report.text_table import MAX_WIDTH, terminal_width
 
 _HEAD = """gemmpipe: from a model and a kernel to tuned artifacts that inference engines load
 
@@ -67,6 +67,23 @@ def _indent(text: str) -> str:
     return " " * (column.end() if column else len(text) - len(text.lstrip()) + 2)
 
 
+def reflowed(text: str, width: int) -> str:
+    """A help text of 120 columns in lines of at most `width`: paragraphs are joined, entries keep their columns."""
+    if width >= MAX_WIDTH:
+        return text
+    lines: list[str] = []
+    paragraph: list[str] = []
+    for line in [*text.splitlines(), ""]:
+        if line[:1].strip() and not line.startswith("gemmpipe "):
+            paragraph.append(line)
+            continue
+        if paragraph:
+            lines += wrapped(" ".join(paragraph), width, "")
+            paragraph = []
+        lines += wrapped(line, width, _indent(line))
+    return "\n".join(lines)
+
+
 def help_topics(line: CommandLine, folders: ConfigFolders) -> list[str]:
     """The arguments of a line with --help that name a group, an option or a pipeline."""
     first = [line.command] if line.command and not is_recipe(line.command) else []
@@ -85,7 +102,7 @@ def topic_help(topic: str, folders: ConfigFolders) -> str:
     """
     group, name = _group_name(topic), topic.partition("=")[2]
     if topic in COMMANDS:
-        return load_command(topic).HELP
+        return reflowed(load_command(topic).HELP, terminal_width())
     if topic in folders.pipelines:
         more = f"gemmpipe {topic} --cfg job prints every key; gemmpipe --help lists pipelines, options and flags"
         return f"# {folders.pipelines[topic]}\n{read_text(folders.pipelines[topic])}\n{more}"

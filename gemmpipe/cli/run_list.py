@@ -11,7 +11,7 @@ from gemmpipe.cli.commands import options
 from gemmpipe.core.errors import UserError, printable, suggest_or_list
 from gemmpipe.core.paths import RUNS
 from gemmpipe.core.units import duration_text
-from gemmpipe.report.run_folder import RunFolder, describe_run, groups, run_folders
+from gemmpipe.report.run_folder import FINISHED, SELECTIONS, RunFolder, describe_run, groups, run_folders
 from gemmpipe.report.text_table import Column, aligned, terminal_width
 
 HELP = """gemmpipe runs [n=20] [pipeline=NAME] [json=true]
@@ -115,4 +115,6 @@ def _columns(names: Sequence[str], runs: Sequence[RunFolder | None]) -> list[Col
 def _problems(run: RunFolder) -> str:
     if run.reused:
         return f"{run.reused:,} reused"
+    if run.state == FINISHED and not (run.folder / SELECTIONS).is_file():
+        return f"{run.problems:,}" if run.problems else ""  # it chooses nothing: capture, compare, verify
     return f"{run.solved:,}/{run.problems:,}" if run.problems else ""

@@ -112,6 +112,19 @@ def test_the_next_command_without_a_backend(folder: Path, capsys: pytest.Capture
     assert following.startswith("next: gemmpipe --help backend")
 
 
+def test_a_family_without_a_problem_still_has_a_report(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The default model has no experts."""
+    assert main(["doctor", "kernel=fmoe", "device=cpu"]) == 0
+    lines = _joined(capsys.readouterr().out).splitlines()
+    assert any(
+        line.startswith("backends for fmoe: not checked without a problem: shapes.config: no exp") for line in lines
+    )
+    assert any(line.startswith("tuned tables of fmoe") for line in lines)
+    assert lines[-1] == "next: gemmpipe doctor kernel=fmoe device=cpu shapes=fmoe_deepseek_v3_tp8"
+    assert main(shlex.split(lines[-1].removeprefix("next: gemmpipe "))) == 0
+    assert capsys.readouterr().out.splitlines()[-1].startswith("next: gemmpipe kernel=fmoe")
+
+
 def test_a_full_disk_and_few_cores_are_noted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "LEAST_FREE_BYTES", 2**62)
     monkeypatch.setattr(machine, "CORES_PER_GPU", 10_000)
