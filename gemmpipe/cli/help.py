@@ -105,7 +105,8 @@ def topic_help(topic: str, folders: ConfigFolders) -> str:
         return reflowed(load_command(topic).HELP, terminal_width())
     if topic in folders.pipelines:
         more = f"gemmpipe {topic} --cfg job prints every key; gemmpipe --help lists pipelines, options and flags"
-        return f"# {folders.pipelines[topic]}\n{read_text(folders.pipelines[topic])}\n{more}"
+        engine = f"\n{reflowed(load_command('doctor_engine').HELP, terminal_width())}" if topic == "doctor" else ""
+        return f"# {folders.pipelines[topic]}\n{read_text(folders.pipelines[topic])}{engine}\n{more}"
     if group not in folders.options:
         known = suggest_or_list(group, [*folders.options, *folders.pipelines, *COMMANDS])
         raise UserError(f"--help {topic}: no such group of options, no pipeline and no command{known}")

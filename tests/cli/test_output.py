@@ -79,6 +79,13 @@ def test_help_on_a_command_fits_80_columns(
     assert shown.split() == whole.split()
 
 
+def test_help_on_doctor_has_the_options_for_an_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--help"]) == 0
+    shown = capsys.readouterr().out
+    for option in ("args=", "log=", "run=", "target=", "version=", "package="):
+        assert f"\n  {option}" in shown
+
+
 def test_help_on_a_pipeline(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["merge", "--help"]) == main(["--help", "merge"]) == 0
     once, again = capsys.readouterr().out.split("# Merge of tuned tables")[1:]
