@@ -172,7 +172,7 @@ class VerifyReport(Stage):
     def _behind(self, ratio: PairedRatio | None, library: Mapping[str, object] | None) -> str:
         if ratio is None or library is None or ratio.low <= 1 or ratio.median <= 1 + self.max_behind_pct / 100:
             return ""
-        percent = 100 * (ratio.median - 1)
+        percent = 100 * (1 - 1 / ratio.median)
         return f"behind: {library['kernelName']} {library['config']} takes {library['us']:.2f} us, {percent:.1f} % less"
 
 

@@ -219,5 +219,7 @@ def test_a_run_that_had_nothing_to_time_says_where_the_choices_are(
         error = capfd.readouterr().err
         assert f"{reason} ({timed}) or their table (tuned/bf16_tuned_gemm.csv)" in error
         assert error.count("\n") == 1
+    assert main([f"reuse={folder}"]) == 2
+    assert reason in capfd.readouterr().err
     assert str(timed) in _out(capfd, "show", "last"), "the last run with choices"
     assert _out(capfd, *shown[-1].removeprefix("see   gemmpipe ").split(" | ")[0].split()).startswith("a16w16")
